@@ -1,0 +1,62 @@
+package simrack
+
+// Guests is what a [Rack] drives when its instances have machines inside them: it keeps the bytes of the disks and shows
+// the disks of a running instance to that instance's guest. The package core/simrack/guest implements it with loop
+// devices; a Rack without Guests keeps no bytes at all.
+//
+// The rack calls it in the order in which things happen to one disk and to one instance, never twice at a time for the
+// same instance or the same disk. An error means that the simulator itself is at fault: the rack answers 500 and records
+// it under guest errors, it is never turned into behaviour that a real rack would show.
+type Guests interface {
+	// CreateDisk makes the backing store of a disk: sizeBytes of zeros.
+	CreateDisk(diskID string, sizeBytes int64) error
+	// DeleteDisk removes the backing store. The disk is on no guest.
+	DeleteDisk(diskID string) error
+
+	// CreateInstance makes the guest's folder and its metadata.env, powered off.
+	CreateInstance(instanceID, name string) error
+	// DeleteInstance removes the guest's folder. The guest is powered off.
+	DeleteInstance(instanceID string) error
+
+	// PowerOn starts the guest with these disks in its slots: what nvme-in-the-guest.md (docs/rack.md) describes for a
+	// boot. It returns when device nodes and sysfs stand.
+	PowerOn(instanceID string, disks []GuestDisk) error
+	// PowerOff stops the guest. Orderly means that the guest halted by itself: its filesystems are synced and unmounted
+	// first. Otherwise it is a power cut: nothing is flushed, mounted filesystems are shut down and answer EIO.
+	PowerOff(instanceID string, orderly bool) error
+	// Plug shows one more disk to a running guest.
+	Plug(instanceID string, disk GuestDisk) error
+	// Unplug takes a disk from a running guest by surprise: a filesystem on it answers EIO afterwards, and nothing
+	// unflushed reaches the backing store.
+	Unplug(instanceID, diskID string) error
+
+	// Dir is the guest's folder, which holds dev, sys and metadata.env.
+	Dir(instanceID string) string
+	// Device is the block device's name in the guest ("nvme1n1"), empty when the guest shows none for this disk.
+	Device(instanceID, diskID string) string
+	// Leftovers counts what this simulator still holds outside its own memory.
+	Leftovers() (GuestLeftovers, error)
+}
+
+// GuestDisk is a disk as the virtual machine is told of it.
+type GuestDisk struct {
+	ID   string
+	Name string
+	// Slot is 0 to 11; it decides the PCI address.
+	Slot      int
+	SizeBytes int64
+	BlockSize int
+	ReadOnly  bool
+	// Boot says that the instance boots from it.
+	Boot bool
+}
+
+// GuestLeftovers is what a simulated rack has outside its own memory, boot disks excepted.
+type GuestLeftovers struct {
+	// Loops are loop devices whose backing file is a disk's store, deleted ones included.
+	Loops int
+	// Mounts are mounts in this mount namespace of such loop devices, or below a guest's folder.
+	Mounts int
+	// Files are backing stores of disks.
+	Files int
+}
