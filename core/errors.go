@@ -1,0 +1,95 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// rpcError carries a code that only the RPC itself can know, because it depends on what the rack or the node showed.
+type rpcError struct {
+	code codes.Code
+	err  error
+}
+
+func (e *rpcError) Error() string { return e.err.Error() }
+func (e *rpcError) Unwrap() error { return e.err }
+
+func withCode(code codes.Code, format string, args ...any) error {
+	return &rpcError{code: code, err: fmt.Errorf(format, args...)}
+}
+
+func invalidArgument(format string, args ...any) error {
+	return withCode(codes.InvalidArgument, format, args...)
+}
+func notFound(format string, args ...any) error { return withCode(codes.NotFound, format, args...) }
+func alreadyExists(format string, args ...any) error {
+	return withCode(codes.AlreadyExists, format, args...)
+}
+func failedPrecondition(format string, args ...any) error {
+	return withCode(codes.FailedPrecondition, format, args...)
+}
+func resourceExhausted(format string, args ...any) error {
+	return withCode(codes.ResourceExhausted, format, args...)
+}
+func outOfRange(format string, args ...any) error { return withCode(codes.OutOfRange, format, args...) }
+func aborted(format string, args ...any) error    { return withCode(codes.Aborted, format, args...) }
+func unavailable(format string, args ...any) error {
+	return withCode(codes.Unavailable, format, args...)
+}
+func internal(format string, args ...any) error { return withCode(codes.Internal, format, args...) }
+
+// codeTable is the one mapping from the errors of the layers below to gRPC codes. The reason says what an orchestrator
+// does with the code, where that decided it.
+var codeTable = []struct {
+	err    error
+	code   codes.Code
+	reason string
+}{
+	{rack.ErrUnauthenticated, codes.Unauthenticated, "the token is missing, wrong or expired; retrying helps once it was replaced"},
+	{rack.ErrForbidden, codes.PermissionDenied, "the token's role does not allow it"},
+	{rack.ErrProject, codes.FailedPrecondition, "the configured project is wrong or not ours to see: an operator must act"},
+	{rack.ErrNotFound, codes.NotFound, "only after the project was seen to be there: without a role everything answers 404"},
+	{rack.ErrSize, codes.OutOfRange, "the rack's own limits on sizes; final for a provisioner, nothing was created"},
+	{rack.ErrCapacity, codes.ResourceExhausted, "quota or space; a provisioner looks for another topology segment"},
+	{rack.ErrUnavailable, codes.Unavailable, "outcome unknown or not now: the provisioner goes on asking instead of forgetting the volume"},
+	{rack.ErrConflict, codes.Unavailable, "a race on the rack that a repetition settles"},
+	{rack.ErrInternal, codes.Internal, "the rack failed; CreateVolume turns it into UNAVAILABLE, since a disk may exist"},
+	{rack.ErrRefused, codes.Internal, "a refusal that no look at disk and instance explains"},
+
+	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
+	{metadata.ErrInvalid, codes.FailedPrecondition, "the identity is wrong: an operator must act"},
+}
+
+// statusOf is the gRPC status of whatever an RPC returned. The caller's own deadline or cancellation comes first where
+// the error did not state a code: the SDK hides it behind text.
+func statusOf(ctx context.Context, err error) *status.Status {
+	if err == nil {
+		return nil
+	}
+	var own *rpcError
+	if errors.As(err, &own) {
+		return status.New(own.code, err.Error())
+	}
+	if s, ok := status.FromError(err); ok {
+		return s
+	}
+	switch ctxErr := ctx.Err(); {
+	case errors.Is(ctxErr, context.DeadlineExceeded):
+		return status.New(codes.DeadlineExceeded, err.Error())
+	case ctxErr != nil:
+		return status.New(codes.Canceled, err.Error())
+	}
+	for _, row := range codeTable {
+		if errors.Is(err, row.err) {
+			return status.New(row.code, err.Error())
+		}
+	}
+	return status.New(codes.Internal, err.Error())
+}

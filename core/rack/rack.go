@@ -1,0 +1,321 @@
+package rack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// Config says which rack a [Client] talks to, and as whom.
+type Config struct {
+	// Name is the rack's name in the topology.
+	Name string
+	// Host is the API's address, with scheme.
+	Host string
+	// Project is the name or ID of the project in which disks are made.
+	Project string
+	// Token gives the credentials.
+	Token Token
+	// UserAgent names this program to the rack.
+	UserAgent string
+	// HTTPClient sends the requests, see [NewHTTPClient]. Nil means a new one.
+	HTTPClient *http.Client
+}
+
+// Client makes the calls of one rack. It is safe for concurrent use.
+type Client struct {
+	sdk     *oxide.Client
+	name    string
+	project string
+
+	mu        sync.Mutex
+	projectID string
+}
+
+// New returns a client without talking to the rack.
+func New(cfg Config) (*Client, error) {
+	client := cfg.HTTPClient
+	if client == nil {
+		client = NewHTTPClient()
+	}
+	// Host and token are always given, so that the SDK takes neither of them, nor a profile, from the environment. The
+	// token is a mere stand-in: the transport sets the real one on each request.
+	sdk, err := oxide.NewClient(
+		oxide.WithHost(cfg.Host),
+		oxide.WithToken("replaced-by-transport"),
+		oxide.WithHTTPClient(withCredentials(client, cfg.Token)),
+		oxide.WithUserAgent(cfg.UserAgent),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
+	}
+	return &Client{sdk: sdk, name: cfg.Name, project: cfg.Project}, nil
+}
+
+// Name is the rack's name in the topology.
+func (c *Client) Name() string { return c.name }
+
+// ProjectName is the configured project: a name or an ID.
+func (c *Client) ProjectName() string { return c.project }
+
+// ParseID reads the ID of a disk or an instance. Only the hyphenated form counts: a rack takes the other notations of a
+// UUID for the same ID, and everything else for a name (docs/rack.md §1). The result is in lower case, as racks write it.
+func ParseID(text string) (string, bool) {
+	id, err := uuid.Parse(text)
+	if err != nil || len(text) != len("00000000-0000-0000-0000-000000000000") {
+		return "", false
+	}
+	return id.String(), true
+}
+
+// State is the state of a disk, docs/rack.md §2.
+type State string
+
+// The states that this plugin distinguishes.
+const (
+	Creating    = State(oxide.DiskStateStateCreating)
+	Detached    = State(oxide.DiskStateStateDetached)
+	Attaching   = State(oxide.DiskStateStateAttaching)
+	Attached    = State(oxide.DiskStateStateAttached)
+	Detaching   = State(oxide.DiskStateStateDetaching)
+	Maintenance = State(oxide.DiskStateStateMaintenance)
+	Faulted     = State(oxide.DiskStateStateFaulted)
+)
+
+// Passing reports whether the rack itself will end this state.
+func (s State) Passing() bool {
+	return s == Creating || s == Attaching || s == Detaching || s == Maintenance
+}
+
+// Disk is a disk as the rack shows it.
+type Disk struct {
+	ID          string
+	Name        string
+	Description string
+	ProjectID   string
+	SizeBytes   int64
+	BlockSize   int64
+	// Local is a disk on the sled of its instance, not distributed over the rack.
+	Local    bool
+	ReadOnly bool
+	State    State
+	// InstanceID is the instance that holds the disk: in the states attaching, attached and detaching.
+	InstanceID string
+	// SnapshotID and ImageID are what the disk was made from, else empty.
+	SnapshotID string
+	ImageID    string
+}
+
+func diskFrom(d *oxide.Disk) Disk {
+	disk := Disk{
+		ID:          d.Id,
+		Name:        string(d.Name),
+		Description: d.Description,
+		ProjectID:   d.ProjectId,
+		SizeBytes:   int64(d.Size), // a rack's sizes are at most 2^63-1 (docs/rack.md §2)
+		BlockSize:   int64(d.BlockSize),
+		Local:       d.DiskType == oxide.DiskTypeLocal,
+		ReadOnly:    d.ReadOnly != nil && *d.ReadOnly,
+		State:       State(d.State.State()),
+		SnapshotID:  d.SnapshotId,
+		ImageID:     d.ImageId,
+	}
+	if s, ok := d.State.AsAttached(); ok {
+		disk.InstanceID = s.Instance
+	} else if s, ok := d.State.AsAttaching(); ok {
+		disk.InstanceID = s.Instance
+	} else if s, ok := d.State.AsDetaching(); ok {
+		disk.InstanceID = s.Instance
+	}
+	return disk
+}
+
+// BlankDisk is a disk to be made without content.
+type BlankDisk struct {
+	Name        string
+	Description string
+	// SizeBytes must be a multiple of 1 GiB, which the rack checks.
+	SizeBytes int64
+	// BlockSize is 512, 2048 or 4096. A local disk has 4096.
+	BlockSize int64
+	Local     bool
+}
+
+// CreateDisk makes a disk. The state in the answer says creating even where the disk is ready (docs/rack.md §2).
+func (c *Client) CreateDisk(ctx context.Context, blank BlankDisk) (Disk, error) {
+	backend := oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+	if !blank.Local {
+		source := oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(blank.BlockSize)}}
+		backend.Value = &oxide.DiskBackendDistributed{DiskSource: source}
+	}
+	created, err := c.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: oxide.NameOrId(c.project),
+		Body: &oxide.DiskCreate{
+			Name:        oxide.Name(blank.Name),
+			Description: blank.Description,
+			Size:        oxide.ByteCount(blank.SizeBytes),
+			DiskBackend: backend,
+		},
+	})
+	if err != nil {
+		return Disk{}, c.translate(ctx, err, "create disk %q of %d bytes in project %q", blank.Name, blank.SizeBytes, c.project)
+	}
+	return diskFrom(created), nil
+}
+
+// Disk returns a disk by its ID.
+func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
+	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
+	if err != nil {
+		return Disk{}, c.translate(ctx, err, "look up disk %s", id)
+	}
+	return diskFrom(disk), nil
+}
+
+// DiskByName returns a disk of the project by its name. [ErrNotFound] is to be believed: where the project itself were
+// hidden, the error would be [ErrProject].
+func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
+	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: oxide.NameOrId(c.project)})
+	if err != nil {
+		return Disk{}, c.translate(ctx, err, "look up disk %q in project %q", name, c.project)
+	}
+	return diskFrom(disk), nil
+}
+
+// DeleteDisk deletes a disk by its ID. A second delete answers [ErrNotFound].
+func (c *Client) DeleteDisk(ctx context.Context, id string) error {
+	err := c.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
+	return c.translate(ctx, err, "delete disk %s", id)
+}
+
+// Instance is an instance as the rack shows it.
+type Instance struct {
+	ID        string
+	Name      string
+	ProjectID string
+	// BootDiskID is empty when no boot disk is set.
+	BootDiskID string
+	// RunState is one of docs/rack.md §5: "running", "stopped", …
+	RunState string
+}
+
+// Run states that this plugin distinguishes, docs/rack.md §5.
+const (
+	Running = string(oxide.InstanceStateRunning)
+	Failed  = string(oxide.InstanceStateFailed)
+	Stopped = string(oxide.InstanceStateStopped)
+)
+
+// Instance returns an instance by its ID.
+func (c *Client) Instance(ctx context.Context, id string) (Instance, error) {
+	i, err := c.sdk.InstanceView(ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
+	if err != nil {
+		return Instance{}, c.translate(ctx, err, "look up instance %s", id)
+	}
+	return Instance{
+		ID:         i.Id,
+		Name:       string(i.Name),
+		ProjectID:  i.ProjectId,
+		BootDiskID: i.BootDiskId,
+		RunState:   string(i.RunState),
+	}, nil
+}
+
+// diskPage is more than an instance takes, so that one request lists all its disks.
+const diskPage = 100
+
+// InstanceDisks lists the disks of an instance, its boot disk included.
+func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
+	page, err := c.sdk.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
+		Instance: oxide.NameOrId(id),
+		Limit:    oxide.NewPointer(diskPage),
+	})
+	if err != nil {
+		return nil, c.translate(ctx, err, "list the disks of instance %s", id)
+	}
+	disks := make([]Disk, 0, len(page.Items))
+	for i := range page.Items {
+		disks = append(disks, diskFrom(&page.Items[i]))
+	}
+	return disks, nil
+}
+
+// Attach attaches a disk to an instance; a disk that is attached there already stays so. The answer may say attaching
+// on a rack that changes running instances.
+func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, error) {
+	disk, err := c.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instanceID),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
+	})
+	if err != nil {
+		return Disk{}, c.translate(ctx, err, "attach disk %s to instance %s", diskID, instanceID)
+	}
+	return diskFrom(disk), nil
+}
+
+// Detach detaches a disk from an instance; a detached disk stays so.
+func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, error) {
+	disk, err := c.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instanceID),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
+	})
+	if err != nil {
+		return Disk{}, c.translate(ctx, err, "detach disk %s from instance %s", diskID, instanceID)
+	}
+	return diskFrom(disk), nil
+}
+
+// translate is the package's [translate], naming the rack.
+func (c *Client) translate(ctx context.Context, err error, doing string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return translate(ctx, err, "rack %q: "+doing, append([]any{c.name}, args...)...)
+}
+
+// ProjectID is the ID of the configured project: asked of the rack once, then remembered.
+func (c *Client) ProjectID(ctx context.Context) (string, error) {
+	c.mu.Lock()
+	known := c.projectID
+	c.mu.Unlock()
+	if known != "" {
+		return known, nil
+	}
+	return c.lookUpProject(ctx)
+}
+
+// lookUpProject asks the rack for the project and remembers the first ID that it gave.
+func (c *Client) lookUpProject(ctx context.Context) (string, error) {
+	project, err := c.sdk.ProjectView(ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(c.project)})
+	if err != nil {
+		err = c.translate(ctx, err, "look up project %q", c.project)
+		if errors.Is(err, ErrNotFound) || errors.Is(err, ErrForbidden) {
+			err = fmt.Errorf("%w: %w", ErrProject, err)
+		}
+		return "", err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.projectID == "" {
+		c.projectID = project.Id
+	}
+	if c.projectID != project.Id {
+		return "", fmt.Errorf("rack %q: project %q had the ID %s and now has %s: %w", c.name, c.project, c.projectID, project.Id, ErrProject)
+	}
+	return project.Id, nil
+}
+
+// ConfirmProject asks the rack whether the token still sees the project that it saw before. A 404 for a disk or an
+// instance means that the thing is gone only if it does: a token that lost its role gets 404 for everything
+// (docs/rack.md §1).
+func (c *Client) ConfirmProject(ctx context.Context) error {
+	if _, err := c.lookUpProject(ctx); err != nil {
+		return fmt.Errorf("the answer \"not found\" cannot be believed, check the token and its role on project %q: %w", c.project, err)
+	}
+	return nil
+}

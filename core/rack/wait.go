@@ -1,0 +1,33 @@
+package rack
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	firstPoll = 50 * time.Millisecond
+	maxPoll   = time.Second
+)
+
+// Settled waits until a disk has left the states that pass by themselves (creating, attaching, detaching, maintenance)
+// and returns it as it then is. It asks the rack only if disk has not come to rest yet. When patience ends first, the
+// error is [ErrBusy] and names the state.
+func (c *Client) Settled(ctx context.Context, disk Disk, patience time.Duration) (Disk, error) {
+	deadline := time.Now().Add(patience)
+	for poll := firstPoll; disk.State.Passing(); poll = min(2*poll, maxPoll) {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return Disk{}, fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, ErrBusy)
+		}
+		if err := sleep(ctx, min(poll, left)); err != nil {
+			return Disk{}, fmt.Errorf("disk %q (%s) is %s: %w: %w", disk.Name, disk.ID, disk.State, ErrBusy, err)
+		}
+		var err error
+		if disk, err = c.Disk(ctx, disk.ID); err != nil {
+			return Disk{}, err
+		}
+	}
+	return disk, nil
+}
