@@ -1,0 +1,139 @@
+// Package config is the plugin's configuration: one struct, where its values
+// come from, and what is wrong with them.
+//
+// A value is taken from the last of these that has one: the default, the YAML
+// file, the environment, the command line. [Load] reads all four, and returns
+// either a [Config] that holds in every respect or all [Problems] at once.
+// Nothing else in the plugin reads an environment variable or a flag.
+//
+// The tags of [Config] are the one place where a setting is described: flags,
+// environment variables, keys of the file, the text of --help and
+// docs/configuration.md are all made from them. To add a setting, add a field,
+// its rule in [Config.Validate], and its rows in the tests, which ask for them.
+package config
+
+import (
+	"log/slog"
+	"time"
+)
+
+// Config is the configuration of one process. Only [Load] makes one that is
+// ready for use. Printing it shows no token.
+//
+// Tags: koanf is the key in the file and in the merged layers; flag and env are
+// the other two names; default is text, read as if a user had written it;
+// required is "always", or "controller" for modes controller and all; file "no"
+// keeps a key out of the file; help is one or two sentences.
+type Config struct {
+	// Endpoint is the absolute path of the unix socket, at most 107 bytes.
+	Endpoint string `koanf:"endpoint" flag:"endpoint" env:"CSI_ENDPOINT" required:"always" help:"unix socket to serve CSI on: unix:///csi/csi.sock or an absolute path, at most 107 bytes"`
+	// Mode says which CSI services are served.
+	Mode Mode `koanf:"mode" flag:"mode" env:"OXIDE_CSI_MODE" default:"all" help:"services to serve: controller, node or all"`
+	// ConfigFile is the YAML file that was read, empty if there is none.
+	ConfigFile string `koanf:"config" flag:"config" env:"OXIDE_CSI_CONFIG" file:"no" help:"YAML file with any of these settings, and the only place for racks"`
+
+	// OxideHost is the base URL of the rack's API, without a path. See [Config.RackList].
+	OxideHost string `koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" help:"the rack's API: https://silo.sys.example.com; without a scheme it is https. Ignored in mode node"`
+	// OxideProject is the name or ID of the project that holds the disks.
+	OxideProject string `koanf:"oxideProject" flag:"oxide-project" env:"OXIDE_PROJECT" required:"controller" help:"name or ID of the project that the disks live in. Ignored in mode node"`
+	// OxideTokenFile is the path of the file with the API token.
+	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" help:"file with the API token, read again when it changes; OXIDE_TOKEN serves where no file is named. Ignored in mode node"`
+	// OxideToken is the API token from the environment; empty where a file is named.
+	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for where no file can be had: it does not follow a rotation. There is no flag for it. Ignored in mode node"`
+	// Racks are the entries of the file; see [Config.RackList] for what is served.
+	Racks []Rack `koanf:"racks" help:"racks to serve, a list of {name, host, tokenFile, project}, instead of the three settings above; this build serves one"`
+
+	// ClusterID tells apart clusters that share a project. It is part of every
+	// disk's name.
+	ClusterID string `koanf:"clusterID" flag:"cluster-id" env:"OXIDE_CSI_CLUSTER_ID" required:"controller" help:"tells apart clusters that share a project, for ever: 1 to 63 of a-z, 0-9 and '-'"`
+	// Rack is the rack's name in the topology. RackGiven is true if somebody
+	// wrote it, so that a name found by a metadata provider may not replace it.
+	Rack      string `koanf:"rack" flag:"rack" env:"OXIDE_RACK" default:"default" help:"this rack's name in the topology, for ever"`
+	RackGiven bool
+
+	// AttachMode is AttachHot.
+	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses"`
+	// MaxDisks is how many disks an instance takes, the boot disk included.
+	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" help:"disks an instance takes, boot disk included, 2 to 64: 8 holds everywhere, racks from release 18 on take 12"`
+
+	// Metadata names the provider that says which instance this is.
+	Metadata string `koanf:"metadata" flag:"metadata" env:"OXIDE_CSI_METADATA" default:"auto" help:"where a node learns its instance ID and rack: static, or auto for what this build can find"`
+	// InstanceID is lower case with hyphens, or empty.
+	InstanceID string `koanf:"instanceID" flag:"instance-id" env:"OXIDE_INSTANCE_ID" help:"UUID of the instance this process runs in; wins over every other source"`
+	// MetadataFile is the env file of the static provider. It need not exist yet.
+	MetadataFile string `koanf:"metadataFile" flag:"metadata-file" env:"OXIDE_CSI_METADATA_FILE" help:"file with lines OXIDE_INSTANCE_ID= and OXIDE_RACK=, read again when it changes"`
+	// NodeName is the name of the Kubernetes Node.
+	NodeName string `koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" help:"name of the Kubernetes Node this process runs on, from the downward API"`
+
+	// HTTPEndpoint is host:port, empty for off.
+	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"host:port to serve /livez, /readyz and /metrics on; off where empty"`
+	// Pprof adds /debug/pprof to the HTTP endpoint.
+	Pprof bool `koanf:"pprof" flag:"pprof" env:"OXIDE_CSI_PPROF" default:"false" help:"serve /debug/pprof on the HTTP endpoint too"`
+
+	// StateDir is an absolute path.
+	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" help:"where a node records formatting under way, and nothing else"`
+	// BlankScanLimit bounds how much of a device is read to prove it blank.
+	BlankScanLimit Size `koanf:"blankScanLimit" flag:"blank-scan-limit" env:"OXIDE_CSI_BLANK_SCAN_LIMIT" default:"32GiB" help:"largest disk made from a snapshot or image that is read whole to prove it blank before formatting"`
+	// DeviceTimeout is how long a node waits for an attached disk's device.
+	DeviceTimeout time.Duration `koanf:"deviceTimeout" flag:"device-timeout" env:"OXIDE_CSI_DEVICE_TIMEOUT" default:"60s" help:"how long a node waits for the device of an attached disk"`
+	// DetachGrace is how long a detach from a running instance is put off.
+	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" default:"0s" help:"how long a detach from a running instance is refused after it was first asked for, so that a slow unmount can end; 60s under Nomad"`
+
+	LogLevel slog.Level `koanf:"logLevel" flag:"log-level" env:"OXIDE_CSI_LOG_LEVEL" default:"info" help:"debug, info, warn or error; logs go to stderr"`
+	// LogFormat is LogText or LogJSON.
+	LogFormat string `koanf:"logFormat" flag:"log-format" env:"OXIDE_CSI_LOG_FORMAT" default:"text" help:"text or json"`
+
+	// DevRoot and SysRoot are absolute paths.
+	DevRoot string `koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"where the host's /dev is seen"`
+	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" help:"where the host's /sys is seen"`
+}
+
+// Mode says which CSI services a process serves. Identity is always served.
+type Mode string
+
+const (
+	ModeController Mode = "controller"
+	ModeNode       Mode = "node"
+	ModeAll        Mode = "all"
+)
+
+// Controller reports whether the controller service is served.
+func (m Mode) Controller() bool { return m == ModeController || m == ModeAll }
+
+// Node reports whether the node service is served.
+func (m Mode) Node() bool { return m == ModeNode || m == ModeAll }
+
+// Values of AttachMode, Metadata and LogFormat that this build has.
+const (
+	AttachHot      = "hot"
+	MetadataAuto   = "auto"
+	MetadataStatic = "static"
+	LogText        = "text"
+	LogJSON        = "json"
+)
+
+// Rack is one rack that the controller serves.
+type Rack struct {
+	// Name is the value of the topology segment.
+	Name string `koanf:"name"`
+	// Host is the base URL of the API, without a path.
+	Host string `koanf:"host"`
+	// TokenFile is the path of the file with the API token; see [ReadToken].
+	TokenFile string `koanf:"tokenFile"`
+	// Project is the name or ID of the project.
+	Project string `koanf:"project"`
+	// Token is used where TokenFile is empty.
+	Token Token
+}
+
+// RackList returns the racks that the controller serves, in the order in which
+// they were written: at least one in modes controller and all, none in mode node.
+func (c Config) RackList() []Rack {
+	switch {
+	case !c.Mode.Controller():
+		return nil
+	case len(c.Racks) > 0:
+		return c.Racks
+	}
+	return []Rack{{Name: c.Rack, Host: c.OxideHost, TokenFile: c.OxideTokenFile, Project: c.OxideProject, Token: c.OxideToken}}
+}

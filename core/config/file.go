@@ -1,0 +1,188 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFileBytes bounds the configuration file.
+const maxFileBytes = 1 << 20
+
+// file is the YAML file as a layer of koanf. It reads scalars as the text that
+// stands in the file and leaves their meaning to decode, as with any other
+// layer: YAML's own reading would turn the cluster ID 0123 into 83.
+type file struct {
+	path     string
+	lines    map[string]int // key -> line it stands on
+	racks    []Rack
+	problems Problems
+}
+
+// ReadBytes completes koanf's Provider; koanf calls Read, as there is no parser.
+func (*file) ReadBytes() ([]byte, error) { return nil, errors.New("config: the file is read by Read") }
+
+// Read returns the values by key. What is wrong with the file is in f.problems,
+// and everything else is returned none the less, so that all of it is judged.
+func (f *file) Read() (map[string]any, error) {
+	f.lines = map[string]int{}
+	values := map[string]any{}
+	text, err := readFile(f.path, maxFileBytes)
+	if err != nil {
+		f.problems.add("--config", "%v; name a YAML file that the plugin may read", err)
+		return values, nil
+	}
+	root, err := parseYAML(text)
+	if err != nil {
+		f.problems.add("--config", "%s is not a YAML file of settings: %v", f.path, err)
+		return values, nil
+	}
+	f.each(root, "", func(key string, node *yaml.Node) bool {
+		s, known := find(func(s setting) bool { return s.key == key && s.inFile })
+		switch {
+		case !known:
+			return false
+		case s.typ == reflect.TypeFor[[]Rack]():
+			f.readRacks(node)
+		default:
+			if value, ok := f.scalar(key, node); ok {
+				values[key] = value
+				f.lines[key] = node.Line
+			}
+		}
+		return true
+	})
+	return values, nil
+}
+
+// parseYAML returns the one mapping that a file holds; nil for an empty file.
+func parseYAML(text []byte) (*yaml.Node, error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	var document, second yaml.Node
+	switch err := decoder.Decode(&document); {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	if err := decoder.Decode(&second); !errors.Is(err, io.EOF) {
+		if err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("it holds a second document at line %d", second.Line)
+	}
+	root := resolve(document.Content[0])
+	switch {
+	case root.Tag == "!!null":
+		return nil, nil
+	case root.Kind != yaml.MappingNode:
+		return nil, fmt.Errorf("line %d is no \"key: value\"", root.Line)
+	}
+	return root, nil
+}
+
+// each calls use for every entry of a mapping; use reports whether it knows the
+// key. A key that is unknown or stands there twice is a problem. In is what the
+// mapping belongs to, with a dot, or "".
+func (f *file) each(mapping *yaml.Node, in string, use func(key string, value *yaml.Node) bool) {
+	if mapping == nil {
+		return
+	}
+	seen := map[string]int{}
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		node := mapping.Content[i]
+		key := node.Value
+		if first, twice := seen[key]; twice {
+			f.problems.add("--config", "%s line %d: key %q stands on line %d already", f.path, node.Line, in+key, first)
+			continue
+		}
+		seen[key] = node.Line
+		if !use(key, resolve(mapping.Content[i+1])) {
+			f.problems.add("--config", "%s line %d: unknown key %q%s", f.path, node.Line, in+key, suggestion(in, key))
+		}
+	}
+}
+
+// readRacks reads the list under "racks".
+func (f *file) readRacks(node *yaml.Node) {
+	if node.Kind == yaml.ScalarNode && node.Tag == "!!null" {
+		return
+	}
+	if node.Kind != yaml.SequenceNode {
+		f.problems.add("racks", "%s line %d: must be a list of {name, host, tokenFile, project}", f.path, node.Line)
+		return
+	}
+	for i, entry := range node.Content {
+		entry = resolve(entry)
+		in := fmt.Sprintf("racks[%d]", i)
+		var rack Rack
+		if entry.Kind != yaml.MappingNode {
+			f.problems.add(in, "%s line %d: must be {name, host, tokenFile, project}", f.path, entry.Line)
+			continue
+		}
+		f.each(entry, in+".", func(key string, node *yaml.Node) bool {
+			field, known := rackField(&rack, key)
+			if known {
+				*field, _ = f.scalar(in+"."+key, node) // Nothing is "", and Validate asks for more.
+			}
+			return known
+		})
+		f.racks = append(f.racks, rack)
+	}
+}
+
+// rackField returns the field of rack that has this key.
+func rackField(rack *Rack, key string) (*string, bool) {
+	v := reflect.ValueOf(rack).Elem()
+	for i := range v.NumField() {
+		if v.Type().Field(i).Tag.Get("koanf") == key && key != "" {
+			return v.Field(i).Addr().Interface().(*string), true
+		}
+	}
+	return nil, false
+}
+
+// scalar returns the text of a single value, and false for none: a key with
+// nothing after it is not set.
+func (f *file) scalar(key string, node *yaml.Node) (string, bool) {
+	if node.Kind != yaml.ScalarNode {
+		f.problems.add("--config", "%s line %d: %s must be a single value", f.path, node.Line, key)
+		return "", false
+	}
+	value := strings.TrimSpace(node.Value)
+	return value, value != "" && node.Tag != "!!null"
+}
+
+// resolve follows YAML's aliases.
+func resolve(node *yaml.Node) *yaml.Node {
+	for node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	return node
+}
+
+// suggestion names the key that differs from an unknown one only in how words
+// are joined, such as cluster-id for clusterID.
+func suggestion(in, key string) string {
+	plain := func(s string) string {
+		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(s))
+	}
+	if in == "" {
+		if s, ok := find(func(s setting) bool { return s.inFile && plain(s.key) == plain(key) }); ok {
+			return fmt.Sprintf("; it is written %q", s.key)
+		}
+		return ""
+	}
+	rack := reflect.TypeFor[Rack]()
+	for i := range rack.NumField() {
+		if name := rack.Field(i).Tag.Get("koanf"); name != "" && plain(name) == plain(key) {
+			return fmt.Sprintf("; it is written %q", in+name)
+		}
+	}
+	return ""
+}

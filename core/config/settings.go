@@ -1,0 +1,51 @@
+package config
+
+import (
+	"reflect"
+	"sync"
+)
+
+// setting is one field of Config as its tags describe it.
+type setting struct {
+	key, flag, env, def, required, help string
+	inFile                              bool
+	field                               int
+	typ                                 reflect.Type
+}
+
+// label is how a problem names the setting.
+func (s setting) label() string {
+	if s.flag == "" {
+		return s.key
+	}
+	return "--" + s.flag
+}
+
+// settings returns all settings in the order of the struct.
+var settings = sync.OnceValue(func() []setting {
+	t := reflect.TypeFor[Config]()
+	var all []setting
+	for i := range t.NumField() {
+		tag := t.Field(i).Tag
+		key, ok := tag.Lookup("koanf")
+		if !ok {
+			continue // Derived, not set by anybody.
+		}
+		all = append(all, setting{
+			key: key, flag: tag.Get("flag"), env: tag.Get("env"), def: tag.Get("default"),
+			required: tag.Get("required"), help: tag.Get("help"), inFile: tag.Get("file") != "no",
+			field: i, typ: t.Field(i).Type,
+		})
+	}
+	return all
+})
+
+// find returns the first setting for which is holds.
+func find(is func(setting) bool) (setting, bool) {
+	for _, s := range settings() {
+		if is(s) {
+			return s, true
+		}
+	}
+	return setting{}, false
+}

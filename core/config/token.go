@@ -1,0 +1,132 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+)
+
+// TokenPrefix begins every API token; the rack takes a bearer without it for no
+// credentials at all (docs/rack.md §1).
+const TokenPrefix = "oxide-token-"
+
+const redacted = "(redacted)"
+
+// Token holds an API token and shows it only to whoever asks by name: every way
+// of printing, logging or encoding it gives "(redacted)". The zero value holds
+// none.
+type Token struct {
+	// A pointer, because fmt calls no methods below an unexported field of
+	// somebody else's struct: it would print a string there, but of a pointer
+	// it prints the address.
+	value *string
+}
+
+// NewToken holds a token.
+func NewToken(value string) Token {
+	if value == "" {
+		return Token{}
+	}
+	return Token{value: &value}
+}
+
+// Reveal returns the token itself, or "".
+func (t Token) Reveal() string {
+	if t.value == nil {
+		return ""
+	}
+	return *t.value
+}
+
+// Empty reports whether there is no token.
+func (t Token) Empty() bool { return t.value == nil }
+
+// Equal reports whether both hold the same token.
+func (t Token) Equal(other Token) bool { return t.Reveal() == other.Reveal() }
+
+func (t Token) String() string { return redacted }
+
+// GoString is for %#v.
+func (t Token) GoString() string { return redacted }
+
+// Format covers the verbs that String does not, such as %x and %d.
+func (t Token) Format(f fmt.State, _ rune) {
+	// A write error is the caller's, and f keeps it.
+	_, _ = io.WriteString(f, redacted)
+}
+
+// LogValue is for slog.
+func (t Token) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// MarshalJSON is for encoding/json.
+func (t Token) MarshalJSON() ([]byte, error) { return json.Marshal(redacted) }
+
+// MarshalText is for every other encoder.
+func (t Token) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+// maxTokenBytes is far above any token and keeps a wrong path, such as that of
+// a disk, from being read whole.
+const maxTokenBytes = 16 << 10
+
+// ReadToken reads the token in a file, without the space around it. Its errors
+// tell an operator what to do and never show what the file holds. It is called
+// again whenever the file changes, so that a token can be rotated.
+func ReadToken(file string) (Token, error) {
+	text, err := readFile(file, maxTokenBytes)
+	if err != nil {
+		return Token{}, fmt.Errorf("%w; name a file that holds the API token and that the plugin may read", err)
+	}
+	token := strings.TrimSpace(string(text))
+	if err := checkToken(token); err != nil {
+		return Token{}, fmt.Errorf("%s %w", file, err)
+	}
+	return NewToken(token), nil
+}
+
+// checkToken says what keeps token from being an API token. The text follows
+// the name of where it stands.
+func checkToken(token string) error {
+	switch {
+	case token == "":
+		return errors.New("is empty; it must hold an API token")
+	case !strings.HasPrefix(token, TokenPrefix) || token == TokenPrefix:
+		return fmt.Errorf("holds no API token: one begins with %s", TokenPrefix)
+	}
+	for _, c := range []byte(token) {
+		if c <= ' ' || c > '~' {
+			return errors.New("holds more than an API token: it must be one word of printable ASCII")
+		}
+	}
+	return nil
+}
+
+// readFile reads a regular file of at most limit bytes. A pipe or device is
+// refused, since reading one could block the start for ever.
+func readFile(name string, limit int64) ([]byte, error) {
+	// Opening a pipe would block too.
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", name)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(text)) > limit {
+		return nil, fmt.Errorf("%s is larger than %d bytes", name, limit)
+	}
+	return text, nil
+}

@@ -1,0 +1,246 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Bounds of --max-disks. An instance has a boot disk, so below 2 it could take
+// no volume; 64 is far above any rack and catches a slip.
+const (
+	minMaxDisks = 2
+	maxMaxDisks = 64
+)
+
+var (
+	// clusterIDs is a rule of our own: what any orchestrator's identifiers,
+	// UUIDs included, can be written in.
+	clusterIDs = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+	// oxideNames is the rack's rule for names (docs/rack.md §2); UUIDs, which it
+	// takes as well, stand for IDs.
+	oxideNames = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
+)
+
+// Validate returns everything that is wrong with c, in the order of its fields,
+// or nil. It reads the token file of each rack that c's mode serves, and nothing
+// else of the world. A mode that does not exist is judged like all.
+func (c Config) Validate() Problems {
+	var p Problems
+	if !c.Mode.Controller() && !c.Mode.Node() {
+		p.add("--mode", "%s is not one of controller, node, all", quote(string(c.Mode)))
+		c.Mode = ModeAll
+	}
+	c.checkRequired(&p)
+	if _, err := socketPath(c.Endpoint); err != nil && c.Endpoint != "" {
+		p.add("--endpoint", "%v", err)
+	}
+	c.checkRack(&p)
+	c.checkRacks(&p)
+	if c.ClusterID != "" && !clusterIDs.MatchString(c.ClusterID) {
+		p.add("--cluster-id", "%s is not 1 to 63 of a-z, 0-9 and '-'", quote(c.ClusterID))
+	}
+	if err := metadata.CheckRack(c.Rack); err != nil {
+		p.add("--rack", "%v", err)
+	}
+	c.checkNode(&p)
+	c.checkServing(&p)
+	return p
+}
+
+// normalise rewrites what may be written in several ways. It is for a Config in
+// which Validate finds nothing.
+func (c *Config) normalise() {
+	keep := func(value *string, as func(string) (string, error)) {
+		if text, err := as(*value); err == nil {
+			*value = text
+		}
+	}
+	keep(&c.Endpoint, socketPath)
+	keep(&c.InstanceID, metadata.ParseInstanceID)
+	keep(&c.OxideHost, hostURL)
+	for i := range c.Racks {
+		keep(&c.Racks[i].Host, hostURL)
+	}
+}
+
+// checkRequired notes every setting that this mode cannot do without and that
+// nobody gave.
+func (c Config) checkRequired(p *Problems) {
+	for _, s := range settings() {
+		modes := ""
+		switch {
+		case s.required == "always":
+		case s.required == "controller" && c.Mode.Controller():
+			modes = " in modes controller and all"
+		default:
+			continue
+		}
+		oneRack := strings.HasPrefix(s.flag, "oxide-")
+		tokenInEnv := s.flag == "oxide-token-file" && !c.OxideToken.Empty()
+		if oneRack && len(c.Racks) > 0 || tokenInEnv || reflect.ValueOf(c).Field(s.field).String() != "" {
+			continue
+		}
+		other := ""
+		if s.flag == "oxide-token-file" {
+			other = ", or put the token into OXIDE_TOKEN"
+		}
+		p.add(s.label(), "is required%s; set --%s or %s%s", modes, s.flag, s.env, other)
+	}
+}
+
+// checkRack checks the rack that the flags and variables name.
+func (c Config) checkRack(p *Problems) {
+	if !c.Mode.Controller() || len(c.Racks) > 0 {
+		return
+	}
+	if _, err := hostURL(c.OxideHost); err != nil && c.OxideHost != "" {
+		p.add("--oxide-host", "%v", err)
+	}
+	if err := checkProject(c.OxideProject); err != nil && c.OxideProject != "" {
+		p.add("--oxide-project", "%v", err)
+	}
+	if c.OxideTokenFile != "" {
+		if _, err := ReadToken(c.OxideTokenFile); err != nil {
+			p.add("--oxide-token-file", "%v", err)
+		}
+	} else if !c.OxideToken.Empty() {
+		if err := checkToken(c.OxideToken.Reveal()); err != nil {
+			p.add("--oxide-token-file", "OXIDE_TOKEN %v", err)
+		}
+	}
+}
+
+// checkRacks checks the entries of the file.
+func (c Config) checkRacks(p *Problems) {
+	names := map[string]int{}
+	for i, rack := range c.Racks {
+		key := fmt.Sprintf("racks[%d].", i)
+		if err := metadata.CheckRack(rack.Name); err != nil {
+			p.add(key+"name", "%v", err)
+		} else if first, twice := names[rack.Name]; twice {
+			p.add(key+"name", "%q is the name of racks[%d] too; names tell racks apart in the topology", rack.Name, first)
+		} else {
+			names[rack.Name] = i
+		}
+		if !c.Mode.Controller() {
+			continue
+		}
+		if _, err := hostURL(rack.Host); rack.Host == "" {
+			p.add(key+"host", "is required; write https://name")
+		} else if err != nil {
+			p.add(key+"host", "%v", err)
+		}
+		if _, err := ReadToken(rack.TokenFile); rack.TokenFile == "" {
+			p.add(key+"tokenFile", "is required; name the file with this rack's API token")
+		} else if err != nil {
+			p.add(key+"tokenFile", "%v", err)
+		}
+		if err := checkProject(rack.Project); err != nil {
+			p.add(key+"project", "%v", err)
+		}
+	}
+	if len(c.Racks) == 0 {
+		return
+	}
+	if len(c.Racks) > 1 {
+		p.add("racks", "has %d entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other", len(c.Racks))
+	}
+	if _, known := names[c.Rack]; c.RackGiven && !known {
+		p.add("--rack", "%s is not the name of any entry of racks", quote(c.Rack))
+	}
+	for _, flat := range []struct{ flag, value string }{
+		{"--oxide-host", c.OxideHost}, {"--oxide-project", c.OxideProject}, {"--oxide-token-file", c.OxideTokenFile},
+	} {
+		if flat.value != "" {
+			p.add(flat.flag, "cannot go together with racks in the file; keep one of the two")
+		}
+	}
+}
+
+// checkNode checks what a node works with.
+func (c Config) checkNode(p *Problems) {
+	switch c.AttachMode {
+	case AttachHot:
+	case "restart":
+		p.add("--attach-mode", "this build does not have restart; use hot")
+	default:
+		p.add("--attach-mode", "%s is not hot", quote(c.AttachMode))
+	}
+	if c.MaxDisks < minMaxDisks || c.MaxDisks > maxMaxDisks {
+		p.add("--max-disks", "%d is not between %d and %d", c.MaxDisks, minMaxDisks, maxMaxDisks)
+	}
+	switch c.Metadata {
+	case MetadataAuto, MetadataStatic:
+		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {
+			p.add("--metadata", "%s finds no identity by itself in this build; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE)", c.Metadata)
+		}
+	case "kubernetes", "nomad", "guest":
+		p.add("--metadata", "%s is not built yet; use static with --instance-id or --metadata-file", c.Metadata)
+	default:
+		p.add("--metadata", "%s is not one of static, auto", quote(c.Metadata))
+	}
+	if _, err := metadata.ParseInstanceID(c.InstanceID); err != nil && c.InstanceID != "" {
+		p.add("--instance-id", "%v", err)
+	}
+	checkAbsolute(p, "--state-dir", c.StateDir)
+	if c.BlankScanLimit < 0 {
+		p.add("--blank-scan-limit", "%d is negative", c.BlankScanLimit)
+	}
+	if c.DeviceTimeout <= 0 {
+		p.add("--device-timeout", "%s is not positive", c.DeviceTimeout)
+	}
+	if c.DetachGrace < 0 {
+		p.add("--detach-grace", "%s is negative", c.DetachGrace)
+	}
+	checkAbsolute(p, "--dev-root", c.DevRoot)
+	checkAbsolute(p, "--sys-root", c.SysRoot)
+}
+
+// checkServing checks what people watch the process with.
+func (c Config) checkServing(p *Problems) {
+	if c.HTTPEndpoint != "" {
+		_, port, err := net.SplitHostPort(c.HTTPEndpoint)
+		if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
+			p.add("--http-endpoint", "%s is not host:port; write 127.0.0.1:9808, or :9808 for every address", quote(c.HTTPEndpoint))
+		}
+	} else if c.Pprof {
+		p.add("--pprof", "needs --http-endpoint to be served on")
+	}
+	if c.LogFormat != LogText && c.LogFormat != LogJSON {
+		p.add("--log-format", "%s is not one of text, json", quote(c.LogFormat))
+	}
+}
+
+// checkProject takes what the rack's API takes for a project.
+func checkProject(project string) error {
+	if project == "" {
+		return errors.New("is required; give the name or ID of the project that the disks live in")
+	}
+	if _, err := metadata.ParseInstanceID(project); err != nil && !oxideNames.MatchString(project) {
+		return fmt.Errorf("%s is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID", quote(project))
+	}
+	return nil
+}
+
+func checkAbsolute(p *Problems, flag, path string) {
+	if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+		p.add(flag, "%s is not an absolute path", quote(path))
+	}
+}
+
+// quote shows a value that a user wrote, cut where it goes on for ever.
+func quote(value string) string {
+	const most = 100
+	if len(value) > most {
+		return fmt.Sprintf("%q and %d more bytes", value[:most], len(value)-most)
+	}
+	return fmt.Sprintf("%q", value)
+}
