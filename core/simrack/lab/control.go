@@ -1,0 +1,214 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// Settings are switches of a simulated rack; nil fields of a patch stay as they are. Zero bytes mean no limit.
+type Settings struct {
+	Hotplug       *bool   `json:"hotplug,omitempty"`
+	HotplugAsync  *bool   `json:"hotplug_async,omitempty"`
+	MaxDisks      *int    `json:"max_disks,omitempty"`
+	LatencyMillis *int    `json:"latency_ms,omitempty"`
+	StateMillis   *int    `json:"state_ms,omitempty"`
+	QuotaBytes    *int64  `json:"quota_bytes,omitempty"`
+	CPUQuota      *int    `json:"cpu_quota,omitempty"`
+	SpaceBytes    *int64  `json:"space_bytes,omitempty"`
+	APIVersionMax *string `json:"api_version_max,omitempty"`
+}
+
+// SimInstance is an instance as the control endpoint shows it.
+type SimInstance struct {
+	ID       string    `json:"id"`
+	Name     string    `json:"name"`
+	Project  string    `json:"project"`
+	RunState string    `json:"run_state"`
+	Guest    string    `json:"guest"`
+	Disks    []SimDisk `json:"disks"`
+}
+
+// SimDisk is a disk of an instance as the control endpoint shows it.
+type SimDisk struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Slot   int    `json:"slot"`
+	Device string `json:"device"`
+}
+
+// Fault is something that goes wrong on the rack. Operation is an operationId of the rack's API, or "*".
+type Fault struct {
+	ID          string  `json:"id,omitempty"`
+	Operation   string  `json:"operation"`
+	Kind        string  `json:"kind"`
+	Status      int     `json:"status,omitempty"`
+	ErrorCode   string  `json:"error_code,omitempty"`
+	Message     string  `json:"message,omitempty"`
+	DelayMillis int     `json:"delay_ms,omitempty"`
+	Skip        int     `json:"skip,omitempty"`
+	Count       *int    `json:"count,omitempty"`
+	Probability float64 `json:"probability,omitempty"`
+	Hits        int     `json:"hits,omitempty"`
+}
+
+// Kinds of faults.
+const (
+	FaultStatus = "status"
+	FaultLost   = "lost"
+	FaultReset  = "reset"
+	FaultDelay  = "delay"
+)
+
+// Calls are the API calls that the rack has seen.
+type Calls struct {
+	Counts map[string]int `json:"counts"`
+	Log    []Call         `json:"log"`
+}
+
+// Call is one API call. Status 0 means that no answer was sent.
+type Call struct {
+	Seq       int    `json:"seq"`
+	Operation string `json:"operation"`
+	Method    string `json:"method"`
+	Path      string `json:"path"`
+	Status    int    `json:"status"`
+	Fault     string `json:"fault"`
+}
+
+// Leftovers is what a simulated rack still holds, boot disks excepted.
+type Leftovers struct {
+	Disks     int `json:"disks"`
+	Snapshots int `json:"snapshots"`
+	Loops     int `json:"loops"`
+	Mounts    int `json:"mounts"`
+	Files     int `json:"files"`
+}
+
+// Set changes settings; they hold for the next call.
+func (s *Sim) Set(ctx context.Context, patch Settings) error {
+	return s.control(ctx, http.MethodPatch, "/v0/settings", patch, nil)
+}
+
+// ListInstances returns all instances.
+func (s *Sim) ListInstances(ctx context.Context) ([]SimInstance, error) {
+	var list []SimInstance
+	return list, s.control(ctx, http.MethodGet, "/v0/instances", nil, &list)
+}
+
+// AddInstance makes one more instance, "running" or "stopped".
+func (s *Sim) AddInstance(ctx context.Context, name, project, runState string) (SimInstance, error) {
+	var instance SimInstance
+	body := map[string]string{"name": name, "run_state": runState}
+	if project != "" {
+		body["project"] = project
+	}
+	return instance, s.control(ctx, http.MethodPost, "/v0/instances", body, &instance)
+}
+
+// SetRunState puts an instance into a run state at once, without any check.
+func (s *Sim) SetRunState(ctx context.Context, instance, runState string) error {
+	return s.control(ctx, http.MethodPatch, "/v0/instances/"+instance, map[string]string{"run_state": runState}, nil)
+}
+
+// Halt lets a guest power itself off in order.
+func (s *Sim) Halt(ctx context.Context, instance string) error {
+	return s.control(ctx, http.MethodPost, "/v0/halt", map[string]string{"instance": instance}, nil)
+}
+
+// PowerCut stops a guest at once.
+func (s *Sim) PowerCut(ctx context.Context, instance string) error {
+	return s.control(ctx, http.MethodPost, "/v0/power-cut", map[string]string{"instance": instance}, nil)
+}
+
+// SetDiskState puts a disk into a state.
+func (s *Sim) SetDiskState(ctx context.Context, diskID, state string) error {
+	return s.control(ctx, http.MethodPatch, "/v0/disks/"+diskID, map[string]string{"state": state}, nil)
+}
+
+// NewToken makes a token with a role.
+func (s *Sim) NewToken(ctx context.Context, role string) (string, error) {
+	var answer struct {
+		Token string `json:"token"`
+	}
+	return answer.Token, s.control(ctx, http.MethodPost, "/v0/tokens", map[string]string{"role": role}, &answer)
+}
+
+// RevokeToken makes a token worthless.
+func (s *Sim) RevokeToken(ctx context.Context, token string) error {
+	return s.control(ctx, http.MethodDelete, "/v0/tokens/"+token, nil, nil)
+}
+
+// Inject adds a fault and returns it with its ID.
+func (s *Sim) Inject(ctx context.Context, fault Fault) (Fault, error) {
+	var added Fault
+	return added, s.control(ctx, http.MethodPost, "/v0/faults", fault, &added)
+}
+
+// Faults returns all faults with their hits.
+func (s *Sim) Faults(ctx context.Context) ([]Fault, error) {
+	var list []Fault
+	return list, s.control(ctx, http.MethodGet, "/v0/faults", nil, &list)
+}
+
+// ClearFaults removes all faults.
+func (s *Sim) ClearFaults(ctx context.Context) error {
+	return s.control(ctx, http.MethodDelete, "/v0/faults", nil, nil)
+}
+
+// Calls returns the API calls seen since the last [Sim.ClearCalls].
+func (s *Sim) Calls(ctx context.Context) (Calls, error) {
+	var calls Calls
+	return calls, s.control(ctx, http.MethodGet, "/v0/calls", nil, &calls)
+}
+
+// ClearCalls forgets the API calls.
+func (s *Sim) ClearCalls(ctx context.Context) error {
+	return s.control(ctx, http.MethodDelete, "/v0/calls", nil, nil)
+}
+
+// Leftovers returns what the rack still holds.
+func (s *Sim) Leftovers(ctx context.Context) (Leftovers, error) {
+	var left Leftovers
+	return left, s.control(ctx, http.MethodGet, "/v0/leftovers", nil, &left)
+}
+
+// control makes one call to the control endpoint.
+func (s *Sim) control(ctx context.Context, method, path string, body, answer any) error {
+	doing := method + " " + path
+	var content io.Reader
+	if body != nil {
+		encoded, err := json.Marshal(body)
+		if err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
+		}
+		content = bytes.NewReader(encoded)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, s.Control+path, content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if closeErr := resp.Body.Close(); err == nil {
+		err = closeErr
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", doing, err)
+	case resp.StatusCode > 299:
+		return fmt.Errorf("%s: %s: %s", doing, resp.Status, bytes.TrimSpace(text))
+	case answer == nil:
+		return nil
+	}
+	if err := json.Unmarshal(text, answer); err != nil {
+		return fmt.Errorf("%s: %w: %s", doing, err, text)
+	}
+	return nil
+}

@@ -1,0 +1,10 @@
+// Package lab puts the built programs together on one machine: a simulated rack (oxide-sim serve) and plugins
+// (oxide-csi), as processes of their own, spoken to as anybody would: the rack's API, its control endpoint, CSI over unix
+// sockets. The demo, the black-box tests, csi-sanity and the benchmarks are built on it.
+//
+//   - programs.go: building the programs
+//   - process.go: starting a process and ending it
+//   - sim.go: a simulated rack
+//   - control.go: its control endpoint
+//   - plugin.go: a plugin
+package lab

@@ -1,0 +1,127 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Plugin is a running oxide-csi with a client for each of its services.
+type Plugin struct {
+	*Process
+	csi.IdentityClient
+	csi.ControllerClient
+	csi.NodeClient
+
+	// Socket is the path of its unix socket.
+	Socket string
+	conn   *grpc.ClientConn
+}
+
+// PluginOptions say how to start a plugin.
+type PluginOptions struct {
+	// Mode is controller, node or all.
+	Mode string
+	// Dir is an existing folder, not shared with another plugin, for socket, token and state. Its path must be short: the
+	// socket's is at most 107 bytes.
+	Dir string
+	// Sim is the rack. Instance is where the plugin runs, in modes node and all.
+	Sim      *Sim
+	Instance Instance
+	// Args are further flags; they come last and so win.
+	Args []string
+	// Env is the whole environment. Nil means PATH alone.
+	Env []string
+	// Stderr gets what the plugin prints, too.
+	Stderr io.Writer
+}
+
+// ClusterID is the cluster that the plugins of a lab serve.
+const ClusterID = "lab"
+
+// Flags are the flags with which the plugin is started. They make the token file.
+func (o PluginOptions) Flags() ([]string, error) {
+	flags := []string{"--endpoint=unix://" + o.socket(), "--mode=" + o.Mode}
+	if o.Mode != "node" {
+		file := filepath.Join(o.Dir, "token")
+		if err := os.WriteFile(file, []byte(o.Sim.Token+"\n"), 0o600); err != nil {
+			return nil, err
+		}
+		flags = append(flags, "--oxide-host="+o.Sim.Host, "--oxide-project="+o.Sim.Project, "--oxide-token-file="+file, "--cluster-id="+ClusterID)
+	}
+	if o.Mode != "controller" {
+		flags = append(flags, "--state-dir="+filepath.Join(o.Dir, "state"), "--metadata=static")
+		if o.Instance.Guest == "" {
+			flags = append(flags, "--instance-id="+o.Instance.ID)
+		} else {
+			flags = append(flags,
+				"--metadata-file="+filepath.Join(o.Instance.Guest, "metadata.env"),
+				"--dev-root="+filepath.Join(o.Instance.Guest, "dev"),
+				"--sys-root="+filepath.Join(o.Instance.Guest, "sys"))
+		}
+	}
+	return append(flags, o.Args...), nil
+}
+
+func (o PluginOptions) socket() string { return filepath.Join(o.Dir, "csi.sock") }
+
+// StartPlugin starts a plugin and returns when it says that it is ready.
+func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
+	flags, err := opts.Flags()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(program, flags...)
+	cmd.Env = opts.Env
+	process, err := start(cmd, opts.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plugin{Process: process, Socket: opts.socket()}
+	if err := p.connect(); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %s", err, process.Stderr()), process.Kill())
+	}
+	return p, nil
+}
+
+func (p *Plugin) connect() error {
+	conn, err := grpc.NewClient("unix://"+p.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		// The first attempts come before the socket is there.
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}))
+	if err != nil {
+		return err
+	}
+	p.conn = conn
+	p.IdentityClient, p.ControllerClient, p.NodeClient = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	for {
+		resp, err := p.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		if err == nil && resp.GetReady().GetValue() {
+			return nil
+		}
+		select {
+		case <-p.Done():
+			return errors.New("oxide-csi ended before it was ready")
+		case <-ctx.Done():
+			return fmt.Errorf("oxide-csi is not ready after %s: %w", readyTimeout, err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// Stop ends the plugin with SIGTERM; see [Process.Stop].
+func (p *Plugin) Stop() error { return errors.Join(p.conn.Close(), p.Process.Stop()) }
+
+// Kill ends the plugin with SIGKILL.
+func (p *Plugin) Kill() error { return errors.Join(p.conn.Close(), p.Process.Kill()) }

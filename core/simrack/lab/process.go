@@ -1,0 +1,123 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Process is a running program.
+type Process struct {
+	cmd    *exec.Cmd
+	output *Output
+	done   chan struct{}
+	err    error
+}
+
+// Output collects what a program prints. It may be read while the program runs.
+type Output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	also io.Writer
+}
+
+// Write implements io.Writer.
+func (o *Output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.text.Write(p) // a bytes.Buffer takes everything
+	if o.also != nil {
+		return o.also.Write(p)
+	}
+	return len(p), nil
+}
+
+// String is all that was printed so far.
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// start runs a program with exactly this environment and collects its stderr, and writes it to also where that is set.
+func start(cmd *exec.Cmd, also io.Writer) (*Process, error) {
+	p := &Process{cmd: cmd, output: &Output{also: also}, done: make(chan struct{})}
+	cmd.Stderr = p.output
+	if cmd.Env == nil {
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	go func() {
+		defer close(p.done)
+		p.err = cmd.Wait()
+	}()
+	return p, nil
+}
+
+// PID is the process ID.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Stderr is what the process printed on stderr.
+func (p *Process) Stderr() *Output { return p.output }
+
+// Signal sends a signal.
+func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// ExitCode waits for the end of the process, as long as the context allows. A process ended by a signal has -1.
+func (p *Process) ExitCode(ctx context.Context) (int, error) {
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode(), nil
+	case <-ctx.Done():
+		return 0, fmt.Errorf("process %d (%s) has not ended: %w", p.PID(), p.cmd.Path, ctx.Err())
+	}
+}
+
+// stopTimeout is how long a process may take to end after SIGTERM.
+const stopTimeout = 30 * time.Second
+
+// Stop sends SIGTERM and waits. It is an error if the process does not end by itself with exit code 0.
+func (p *Process) Stop() error {
+	select {
+	case <-p.done:
+		return p.exited()
+	default:
+	}
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.done:
+		return p.exited()
+	case <-time.After(stopTimeout):
+		return errors.Join(fmt.Errorf("process %d (%s) did not end within %s after SIGTERM: %s", p.PID(), p.cmd.Path, stopTimeout, p.output), p.Kill())
+	}
+}
+
+func (p *Process) exited() error {
+	if p.err != nil {
+		return fmt.Errorf("%s: %w: %s", p.cmd.Path, p.err, p.output)
+	}
+	return nil
+}
+
+// Kill ends the process with SIGKILL and waits for its end.
+func (p *Process) Kill() error {
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-p.done
+	return nil
+}

@@ -1,0 +1,42 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+)
+
+// Programs are the paths of the built programs.
+type Programs struct {
+	// Plugin is oxide-csi.
+	Plugin string
+	// Sim is oxide-sim.
+	Sim string
+}
+
+// Build builds both programs into a directory, with the race detector where that is asked for. It needs the source tree
+// that this package was built from.
+func Build(dir string, race bool) (Programs, error) {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok {
+		return Programs{}, fmt.Errorf("build the programs: the source tree is not known")
+	}
+	programs := Programs{Plugin: filepath.Join(dir, "oxide-csi"), Sim: filepath.Join(dir, "oxide-sim")}
+	args := []string{"build", "-o", dir + string(filepath.Separator), "-ldflags=-s -w"}
+	if race {
+		args = append(args, "-race")
+	} else {
+		args = append(args, "-trimpath")
+	}
+	cmd := exec.Command("go", append(args, "./cmd/oxide-csi", "./cmd/oxide-sim")...)
+	cmd.Dir = filepath.Join(filepath.Dir(file), "..", "..", "..")
+	if !race {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return Programs{}, fmt.Errorf("build the programs: %w: %s", err, output)
+	}
+	return programs, nil
+}
