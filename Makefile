@@ -1,0 +1,41 @@
+# Every target works as the plain command that it echoes. Go fetches the toolchain that go.mod names by itself.
+SHELL       := /bin/bash
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS     := -s -w -X main.version=$(VERSION)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Debian packages: the tools that the node plugin calls, and the C compiler that the race detector needs.
+PACKAGES    := e2fsprogs xfsprogs util-linux mount gcc libc6-dev ca-certificates
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: deps
+deps: ## install the Debian packages that demo and test need, and say so
+	@test/deps.sh $(PACKAGES)
+
+.PHONY: build
+build: ## build the plugin and the simulated rack into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-sim
+
+.PHONY: demo
+demo: deps build ## one volume's whole life on a simulated rack, narrated
+	bin/oxide-sim demo
+
+.PHONY: test
+test: deps ## everything, with the race detector; as root with real disks and mounts
+	go run ./test/all
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...
+
+.PHONY: bench
+bench: ## what it costs, beside the bare SDK; writes bench/results.json
+	go run ./bench
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,168 @@
+// Command all runs every test of the module with the race detector and judges the skips: as root, a skipped test is a
+// failed one, since a test that nobody runs proves nothing. As an ordinary user it lists what was skipped, and why.
+//
+// The one skip that is allowed everywhere but in continuous integration is that of the API schema, which is not part of
+// the repository: see OXIDE_OPENAPI in CONTRIBUTING.md.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"sort"
+	"strings"
+	"time"
+)
+
+// event is a line of go test -json.
+type event struct {
+	Action, Package, Test, Output, FailedBuild, ImportPath string
+	Elapsed                                                float64
+}
+
+type result struct {
+	passed, failed int
+	// skipped has the reason by test.
+	skipped map[string]string
+	// output of tests and packages that have not passed.
+	output map[string]*strings.Builder
+}
+
+func main() {
+	code, err := run(append([]string{"test", "-race", "-json", "-timeout=20m"}, targets(os.Args[1:])...))
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "test: %v\n", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func targets(args []string) []string {
+	if len(args) == 0 {
+		return []string{"./..."}
+	}
+	return args
+}
+
+func run(args []string) (int, error) {
+	fmt.Printf("go %s\n", strings.Join(args, " "))
+	cmd := exec.Command("go", args...)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	r := result{skipped: map[string]string{}, output: map[string]*strings.Builder{}}
+	lines := bufio.NewScanner(stdout)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			fmt.Println(lines.Text())
+			continue
+		}
+		r.take(e)
+	}
+	if err := lines.Err(); err != nil {
+		return 0, err
+	}
+	failedRun := cmd.Wait() != nil
+	return r.report(failedRun, time.Since(start)), nil
+}
+
+func (r *result) take(e event) {
+	key := e.Package + " " + e.Test
+	if e.Package == "" {
+		key = e.ImportPath + " "
+	}
+	switch e.Action {
+	case "output", "build-output":
+		if r.output[key] == nil {
+			r.output[key] = &strings.Builder{}
+		}
+		r.output[key].WriteString(e.Output)
+	case "pass":
+		if e.Test == "" {
+			fmt.Printf("ok      %-70s %6.1fs\n", e.Package, e.Elapsed)
+		} else {
+			r.passed++
+		}
+		delete(r.output, key)
+	case "fail", "build-fail":
+		if e.Test != "" {
+			r.failed++
+			fmt.Printf("FAILED  %s %s\n", e.Package, e.Test)
+		} else if e.Action == "fail" {
+			fmt.Printf("FAILED  %-70s %6.1fs\n", e.Package, e.Elapsed)
+		}
+		if e.FailedBuild != "" {
+			r.print(e.FailedBuild + " ")
+		}
+		r.print(key)
+	case "skip":
+		if e.Test != "" { // else a package without tests
+			r.skipped[key] = reason(r.output[key])
+		}
+		delete(r.output, key)
+	}
+}
+
+func (r *result) print(key string) {
+	if output := r.output[key]; output != nil {
+		fmt.Print(output)
+		delete(r.output, key)
+	}
+}
+
+// reason is what a test said when it skipped.
+func reason(output *strings.Builder) string {
+	if output == nil {
+		return "no reason given"
+	}
+	for _, line := range strings.Split(output.String(), "\n") {
+		if _, text, found := strings.Cut(strings.TrimSpace(line), ".go:"); found {
+			_, text, _ = strings.Cut(text, ": ")
+			return text
+		}
+	}
+	return "no reason given"
+}
+
+// report prints what came of it and returns the exit code.
+func (r *result) report(failedRun bool, took time.Duration) int {
+	keys := make([]string, 0, len(r.skipped))
+	for key := range r.skipped {
+		keys = append(keys, key)
+	}
+	sort.Strings(keys)
+	notAllowed := 0
+	for _, key := range keys {
+		verdict := "skipped"
+		if !allowed(r.skipped[key]) {
+			verdict = "SKIPPED, which counts as failed as root"
+			notAllowed++
+		}
+		fmt.Printf("%s: %s: %s\n", verdict, key, r.skipped[key])
+	}
+	if failedRun && r.failed == 0 {
+		r.failed++ // a package that did not build, or a run that timed out
+	}
+	fmt.Printf("%s\n%d passed, %d failed, %d skipped\n", took.Round(time.Second), r.passed, r.failed+notAllowed, len(r.skipped)-notAllowed)
+	if r.failed > 0 || notAllowed > 0 {
+		return 1
+	}
+	return 0
+}
+
+func allowed(reason string) bool {
+	if os.Geteuid() != 0 {
+		return true
+	}
+	return strings.Contains(reason, "OXIDE_OPENAPI") && os.Getenv("CI") == ""
+}

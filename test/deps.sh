@@ -1,0 +1,20 @@
+#!/bin/sh
+# Installs the Debian packages named as arguments that are missing, and says so. As an ordinary user it only says what is
+# missing: everything that needs a missing tool says so itself.
+set -eu
+
+command -v dpkg-query >/dev/null || { echo "deps: this is no Debian; needed are the tools of: $*"; exit 0; }
+missing=
+for package; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)" = installed ] || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ]; then
+    echo "deps: missing Debian packages (not root, so not installed):$missing"
+    exit 0
+fi
+echo "deps: installing the Debian packages:$missing"
+export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC2086 # a list of words
+{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null
+echo "deps: installed"
