@@ -1,0 +1,89 @@
+// Package tool runs the few programs that the node needs beside the kernel: blkid, mkfs and mount.
+//
+// A program is looked for in fixed folders, not along a PATH that whoever starts the plugin may have set; it gets no
+// environment of ours, no shell, no input, and speaks English whatever the machine's locale.
+package tool
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// ErrMissing says that a program is not installed; the error around it names the Debian package that has it.
+var ErrMissing = errors.New("program is not installed")
+
+// folders are where Debian and its kin keep system programs.
+var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+
+// packages names the Debian package of each program this module calls.
+var packages = map[string]string{
+	"blkid":     "util-linux",
+	"mount":     "mount",
+	"mkfs.ext3": "e2fsprogs",
+	"mkfs.ext4": "e2fsprogs",
+	"mkfs.xfs":  "xfsprogs",
+}
+
+// Result is what a program that ran to its end left behind.
+type Result struct {
+	// ExitCode is the program's own; it is -1 when a signal ended it.
+	ExitCode int
+	// Stdout and Stderr are the whole of what it wrote.
+	Stdout, Stderr string
+}
+
+// Said is all that the program wrote as one line, for error messages.
+func (r Result) Said() string {
+	if said := strings.Join(strings.Fields(r.Stderr+" "+r.Stdout), " "); said != "" {
+		return said
+	}
+	return "no message"
+}
+
+// Run runs a program to its end and returns what it left behind, whatever its exit code. It is killed when ctx ends,
+// which is an error then, as is a program that cannot be started ([ErrMissing] when it is not installed). The error holds
+// the program's name and none of its arguments.
+func Run(ctx context.Context, name string, args ...string) (Result, error) {
+	path, err := find(name)
+	if err != nil {
+		return Result{}, err
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Args[0] = name
+	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C"}
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.WaitDelay = time.Second // a child of the program may keep the pipes open after it was killed
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		return Result{}, fmt.Errorf("%s was stopped: %w", name, ctx.Err())
+	}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return Result{}, fmt.Errorf("run %s: %w", name, err)
+	}
+	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}, nil
+}
+
+func find(name string) (string, error) {
+	for _, folder := range folders {
+		path := filepath.Join(folder, name)
+		info, err := os.Stat(path)
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("look for %s: %w", name, err)
+		}
+	}
+	return "", fmt.Errorf("%w: %s, looked for in %s: install the Debian package %s where the plugin runs",
+		ErrMissing, name, strings.Join(folders, ", "), packages[name])
+}
