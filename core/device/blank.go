@@ -1,0 +1,253 @@
+package device
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// OriginBlank is the origin of a disk that the rack made without content. Of any other the whole is read.
+const OriginBlank = "blank"
+
+// BlankOptions say how much proof is asked for.
+type BlankOptions struct {
+	// Origin is what the rack made the disk from: [OriginBlank], or anything else.
+	Origin string
+	// ScanLimit is the size in bytes up to which a disk of another origin is read as a whole; a larger one is refused.
+	ScanLimit int64
+	// Interrupted describes a format of this very disk that was begun and not finished, nil when there was none.
+	Interrupted *Interrupted
+}
+
+// Interrupted is what is known of a format that did not end. It makes [ProveBlank] accept what that format may have
+// left, and nothing else.
+type Interrupted struct {
+	// UUID is the filesystem UUID that the format was making.
+	UUID string
+	// SameAttachment says that the disk has not left this guest since, so that nobody else can have written to it.
+	SameAttachment bool
+}
+
+// Blank is a disk that was proved to hold nothing, kept under lock. Only [ProveBlank] makes one, and it serves once: see
+// [Blank.Format]. The caller closes it in any case.
+type Blank struct {
+	dev      Device
+	again    bool
+	sequence uint64
+	guard    *os.File // a plain descriptor with flock, held until Close: udev leaves a locked disk alone
+	claim    *os.File // an exclusive one, held until mkfs takes its own
+}
+
+// flockTime is how long udev may look at a new disk before its lock counts as somebody else's.
+const flockTime = 5 * time.Second
+
+// ProveBlank reads the disk, with every other user locked out, and returns the proof that nothing is on it:
+//
+//   - nobody holds the device, and blkid knows nothing on it;
+//   - the first and last MiB and every place where something known keeps a superblock or the copy of one are zero;
+//   - of a disk whose origin is not [OriginBlank], every byte is.
+//
+// Anything else is [ErrNotBlank] with what was found, a read error or a short read included; a device that is held is
+// [ErrInUse]. A read of the whole disk takes as long as the disk takes and ends early when ctx ends.
+//
+// With an interrupted format, a filesystem with that format's UUID that was never mounted is no obstacle either, and
+// neither is anything without a signature if the disk has not left the guest since.
+func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, error) {
+	if options.Origin != OriginBlank && dev.SizeBytes > options.ScanLimit {
+		return nil, fmt.Errorf("%w %s: it was made from a snapshot or image, no filesystem is found on it, and its %d bytes are more than the %d that are read as a whole to prove it blank: "+
+			"raise --blank-scan-limit, or make the filesystem by hand if the disk is meant to be empty", ErrNotBlank, dev, dev.SizeBytes, options.ScanLimit)
+	}
+	blank := &Blank{dev: dev}
+	if err := blank.prove(ctx, options); err != nil {
+		return nil, errors.Join(err, blank.Close())
+	}
+	return blank, nil
+}
+
+func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
+	if b.guard, err = b.dev.Open(unix.O_RDONLY); err != nil {
+		return err
+	}
+	if err := lock(ctx, b.guard); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrInUse, b.dev, err)
+	}
+	if b.claim, err = b.dev.Open(unix.O_RDONLY | unix.O_EXCL); err != nil {
+		return err
+	}
+	if b.sequence, err = Sequence(b.claim); err != nil {
+		return fmt.Errorf("%w %s: sequence number: %w", ErrNotBlank, b.dev, err)
+	}
+	if err := b.scan(ctx, options); err != nil {
+		return err
+	}
+	return b.same()
+}
+
+func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
+	places := append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...)
+	found, err := findByte(ctx, b.claim, places)
+	if err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+	}
+	content, err := probe(ctx, b.dev)
+	if err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+	}
+	if options.Interrupted != nil {
+		b.again, err = options.Interrupted.explains(b.dev, content)
+		if err != nil {
+			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+		}
+		if b.again {
+			return nil
+		}
+	}
+	if !content.Empty() {
+		return fmt.Errorf("%w %s: it holds %s", ErrNotBlank, b.dev, content)
+	}
+	if found == "" && options.Origin != OriginBlank {
+		if found, err = findByte(ctx, b.claim, []region{{"", 0, b.dev.SizeBytes}}); err != nil {
+			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+		}
+	}
+	if found != "" {
+		return fmt.Errorf("%w %s: there is data, %s: if it is of no use, make a new volume or zero the disk by hand (blkdiscard --zeroout)", ErrNotBlank, b.dev, found)
+	}
+	return nil
+}
+
+// explains reports whether all that was found on the disk can be what the interrupted format left.
+func (i *Interrupted) explains(dev Device, content Content) (bool, error) {
+	if content.Empty() {
+		return i.SameAttachment, nil
+	}
+	if i.UUID == "" || content.UUID != i.UUID || content.PartitionTable != "" {
+		return false, nil
+	}
+	return NeverMounted(dev, content)
+}
+
+// Device is the disk that is blank.
+func (b *Blank) Device() Device { return b.dev }
+
+// Again reports whether remains of an interrupted format are on the disk, so that mkfs has to be told to overwrite them.
+func (b *Blank) Again() bool { return b.again }
+
+// Sequence is the kernel's sequence number of the disk, see [Sequence].
+func (b *Blank) Sequence() uint64 { return b.sequence }
+
+// Format drops the exclusive claim, because mkfs takes its own and would refuse next to ours, and calls mkfs at once with
+// the path of the device. That the path still leads to the disk that was read is verified before and after. What
+// remains is the moment between dropping the claim and mkfs taking its own: see docs/data-safety.md.
+//
+// A Blank serves once: a second call is [ErrNotBlank], like one of a Blank that no proof stands behind.
+func (b *Blank) Format(mkfs func(path string) error) error {
+	if b == nil || b.claim == nil {
+		return fmt.Errorf("%w: the disk was not proved blank", ErrNotBlank)
+	}
+	if err := b.same(); err != nil {
+		return err
+	}
+	claim := b.claim
+	b.claim = nil
+	if err := claim.Close(); err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+	}
+	if err := mkfs(b.dev.Path); err != nil {
+		return err
+	}
+	return b.same()
+}
+
+// Close lets go of the disk. It is safe to repeat.
+func (b *Blank) Close() error {
+	var errs []error
+	for _, file := range []**os.File{&b.claim, &b.guard} {
+		if *file != nil {
+			errs = append(errs, (*file).Close())
+			*file = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// same verifies that the path leads to the disk that is held, which still has its number, size and sequence number.
+func (b *Blank) same() error {
+	if err := b.dev.verify(b.guard); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotBlank, err)
+	}
+	err := b.dev.with(func(file *os.File) error {
+		sequence, err := Sequence(file)
+		if err == nil && sequence != b.sequence {
+			err = fmt.Errorf("%w: another disk took its place: sequence number %d, now %d", ErrMismatch, b.sequence, sequence)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+	}
+	return nil
+}
+
+// lock takes the lock that keeps udev, and everybody else who asks, away from the disk. udev itself holds it for the
+// moment in which it looks at a new disk.
+func lock(ctx context.Context, file *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, flockTime)
+	defer cancel()
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("another program keeps it locked: %w", ctx.Err())
+		case <-ticker.C:
+		}
+	}
+}
+
+const chunkBytes = 1 << 20
+
+var zeros [chunkBytes]byte
+
+// findByte reads the regions and says where the first byte lies that is not zero; empty when there is none. What is read is
+// dropped from the page cache again: a scan must not push out what the guest's programs work with.
+func findByte(ctx context.Context, file *os.File, regions []region) (found string, err error) {
+	buffer := make([]byte, chunkBytes)
+	for _, r := range regions {
+		for offset := r.offset; offset < r.offset+r.length; {
+			if err := ctx.Err(); err != nil {
+				return "", err
+			}
+			chunk := buffer[:min(chunkBytes, r.offset+r.length-offset)]
+			n, err := file.ReadAt(chunk, offset)
+			if n < len(chunk) {
+				if err == nil || errors.Is(err, io.EOF) {
+					err = io.ErrUnexpectedEOF
+				}
+				return "", fmt.Errorf("read of %d bytes at %d ended after %d: %w", len(chunk), offset, n, err)
+			}
+			if found == "" && !bytes.Equal(chunk, zeros[:len(chunk)]) {
+				i := slices.IndexFunc(chunk, func(b byte) bool { return b != 0 })
+				found = fmt.Sprintf("first at byte %d", offset+int64(i))
+				if r.what != "" {
+					found += " (" + r.what + ")"
+				}
+			}
+			// Advice only: where it is not taken, more stays cached.
+			_ = unix.Fadvise(int(file.Fd()), offset, int64(len(chunk)), unix.FADV_DONTNEED)
+			offset += int64(len(chunk))
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,132 @@
+package device
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+)
+
+// Content is what blkid found on a device: at most one filesystem, or one of the many other things it knows. The zero
+// value means that it found nothing, which does not mean that there is nothing: see [ProveBlank].
+type Content struct {
+	// Type is blkid's name of what is there: "ext4", "xfs", "LVM2_member", "crypto_LUKS". Empty for a mere partition table.
+	Type string
+	// UUID is the filesystem's own, as blkid prints it; empty where there is none.
+	UUID string
+	// PartitionTable is the kind of partition table: "gpt", "dos".
+	PartitionTable string
+}
+
+// Empty reports whether blkid found nothing.
+func (c Content) Empty() bool { return c == Content{} }
+
+func (c Content) String() string {
+	var parts []string
+	if c.Type != "" {
+		parts = append(parts, c.Type)
+	}
+	if c.PartitionTable != "" {
+		parts = append(parts, "a partition table ("+c.PartitionTable+")")
+	}
+	if c.UUID != "" {
+		parts = append(parts, "UUID "+c.UUID)
+	}
+	if len(parts) == 0 {
+		return "nothing known"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Exit codes of blkid -p.
+const (
+	blkidFound     = 0
+	blkidNothing   = 2 // a device it cannot read too
+	blkidAmbiguous = 8
+)
+
+// Probe asks blkid, bypassing its cache, what the device holds. Because blkid answers "nothing" for a device that it cannot
+// read as well, the places where most things announce themselves are read first, which is [ErrUnreadable] where it
+// fails, as is every answer of blkid's that is neither one finding nor none.
+func Probe(ctx context.Context, dev Device) (Content, error) {
+	file, err := dev.Open(unix.O_RDONLY)
+	if err != nil {
+		return Content{}, err
+	}
+	_, err = findByte(ctx, file, headAndTail(dev.SizeBytes))
+	if err := errors.Join(err, file.Close()); err != nil {
+		return Content{}, fmt.Errorf("%w %s: %w", ErrUnreadable, dev, err)
+	}
+	return probe(ctx, dev)
+}
+
+func probe(ctx context.Context, dev Device) (Content, error) {
+	result, err := tool.Run(ctx, "blkid", "-p", "-o", "export", dev.Path)
+	if err != nil {
+		return Content{}, err
+	}
+	switch {
+	case result.ExitCode == blkidFound:
+		content := parseExport(result.Stdout)
+		if content.Empty() {
+			return Content{}, fmt.Errorf("%w %s: blkid found something it has no name for: %s", ErrUnreadable, dev, result.Said())
+		}
+		return content, nil
+	case result.ExitCode == blkidNothing && result.Stdout == "" && result.Stderr == "":
+		return Content{}, nil
+	case result.ExitCode == blkidAmbiguous:
+		return Content{}, fmt.Errorf("%w %s: blkid found several things at once: %s", ErrUnreadable, dev, result.Said())
+	}
+	return Content{}, fmt.Errorf("%w %s: blkid: exit code %d: %s", ErrUnreadable, dev, result.ExitCode, result.Said())
+}
+
+func parseExport(text string) Content {
+	var content Content
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		switch key {
+		case "TYPE":
+			content.Type = value
+		case "UUID":
+			content.UUID = value
+		case "PTTYPE":
+			content.PartitionTable = value
+		}
+	}
+	return content
+}
+
+// NeverMounted reports whether the filesystem that content describes is as mkfs leaves it before its first mount, or half
+// made. ext3 and ext4 count their mounts and note the time of the last one; mkfs.xfs marks the superblock as in progress
+// until it is done, and a finished xfs counts as mounted since nothing in it tells.
+func NeverMounted(dev Device, content Content) (never bool, err error) {
+	err = dev.with(func(file *os.File) error {
+		switch content.Type {
+		case "ext2", "ext3", "ext4":
+			// struct ext4_super_block at 1024: s_mtime at 0x2c (and its upper bits at 0x275), s_mnt_count at 0x34.
+			super := make([]byte, 1024)
+			if _, err := file.ReadAt(super, 1024); err != nil {
+				return err
+			}
+			never = binary.LittleEndian.Uint32(super[0x2c:]) == 0 && super[0x275] == 0 && binary.LittleEndian.Uint16(super[0x34:]) == 0
+		case "xfs":
+			// struct xfs_dsb at 0: sb_inprogress at 126.
+			super := make([]byte, 512)
+			if _, err := file.ReadAt(super, 0); err != nil {
+				return err
+			}
+			never = super[126] != 0
+		}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
+	}
+	return never, nil
+}

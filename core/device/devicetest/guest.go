@@ -1,0 +1,171 @@
+// Package devicetest makes disks for tests: loop devices shown as NVMe disks by a small sysfs below a temporary folder.
+// What stands there is what docs/rack.md §9 describes of a guest, so far as package device looks at it.
+package devicetest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+)
+
+// Guest is a folder with dev and sys in it.
+type Guest struct {
+	t    testing.TB
+	Dir  string
+	next int
+}
+
+// New returns a guest without disks. It skips the test where loop devices cannot be had.
+func New(t testing.TB) *Guest {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loop devices and device nodes")
+	}
+	g := NewBare(t)
+	return g
+}
+
+// NewBare returns a guest that can be given sysfs entries only, by [Guest.Sysfs], for which no root is needed.
+func NewBare(t testing.TB) *Guest {
+	t.Helper()
+	g := &Guest{t: t, Dir: t.TempDir()}
+	for _, folder := range []string{"dev", "sys/block", "sys/bus/pci/devices", "sys/bus/pci/drivers/nvme"} {
+		g.must(os.MkdirAll(filepath.Join(g.Dir, folder), 0o755))
+	}
+	return g
+}
+
+// Roots are the guest's.
+func (g *Guest) Roots() device.Roots {
+	return device.Roots{Dev: filepath.Join(g.Dir, "dev"), Sys: filepath.Join(g.Dir, "sys")}
+}
+
+// Disk is a disk of a guest.
+type Disk struct {
+	// Kernel is its name there, such as nvme1n1; Backing the file with its bytes; Loop the machine's own device.
+	Kernel, Backing, Loop string
+	Number                device.Number
+}
+
+// Add plugs in a new blank disk whose serial is that of the disk name.
+func (g *Guest) Add(diskName string, sizeBytes int64) *Disk {
+	g.t.Helper()
+	backing := filepath.Join(g.t.TempDir(), "disk")
+	file, err := os.Create(backing)
+	g.must(err)
+	g.must(errors.Join(file.Truncate(sizeBytes), file.Close()))
+	return g.Plug(diskName, backing)
+}
+
+// Plug plugs in a disk with these bytes.
+func (g *Guest) Plug(diskName, backing string) *Disk {
+	g.t.Helper()
+	info, err := os.Stat(backing)
+	g.must(err)
+	number := g.attach(backing)
+	d := &Disk{Kernel: fmt.Sprintf("nvme%dn1", g.next), Backing: backing, Loop: fmt.Sprintf("/dev/loop%d", number.Minor), Number: number}
+	g.Node(d.Kernel, number)
+	g.Sysfs(d.Kernel, device.Serial(diskName)+"\n", number, info.Size())
+	g.next++
+	return d
+}
+
+// Node makes a block device node in the guest's dev, in place of what was there.
+func (g *Guest) Node(name string, number device.Number) {
+	g.t.Helper()
+	path := filepath.Join(g.Dir, "dev", name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		g.t.Fatal(err)
+	}
+	g.must(unix.Mknod(path, unix.S_IFBLK|0o660, int(unix.Mkdev(number.Major, number.Minor))))
+}
+
+// Unplug removes the disk from the guest's dev and sys; a mount of it stays, as on a real guest.
+func (g *Guest) Unplug(d *Disk) {
+	g.t.Helper()
+	for _, path := range []string{"dev/" + d.Kernel, "sys/block/" + d.Kernel} {
+		g.must(os.Remove(filepath.Join(g.Dir, path)))
+	}
+	g.must(os.RemoveAll(filepath.Join(g.Dir, "sys/bus/pci/devices", address(d.Kernel))))
+}
+
+// Sysfs shows a disk in sysfs with this content of its serial file, as a PCI function with its driver.
+func (g *Guest) Sysfs(kernel, serial string, number device.Number, sizeBytes int64) {
+	g.t.Helper()
+	controller := kernel[:len(kernel)-len("n1")]
+	function := g.Function(address(kernel), "nvme")
+	block := filepath.Join(function, "nvme", controller, kernel)
+	g.must(os.MkdirAll(block, 0o755))
+	g.Write(filepath.Join(filepath.Dir(block), "serial"), serial)
+	g.Write(filepath.Join(block, "dev"), number.String()+"\n")
+	g.Write(filepath.Join(block, "size"), fmt.Sprintf("%d\n", sizeBytes/512))
+	g.Write(filepath.Join(block, "hidden"), "0\n")
+	g.must(os.Symlink("../../"+controller, filepath.Join(block, "device")))
+	g.must(os.Symlink(block, filepath.Join(g.Dir, "sys/block", kernel)))
+}
+
+// Function shows a PCI function of the class of NVMe controllers, bound to a driver unless its name is empty.
+func (g *Guest) Function(address, driver string) (folder string) {
+	g.t.Helper()
+	folder = filepath.Join(g.Dir, "sys/bus/pci/devices", address)
+	g.must(os.MkdirAll(folder, 0o755))
+	g.Write(filepath.Join(folder, "class"), "0x010802\n")
+	if driver != "" {
+		g.must(os.Symlink("../../../../bus/pci/drivers/"+driver, filepath.Join(folder, "driver")))
+	}
+	return folder
+}
+
+func address(kernel string) string { return "0000:00:" + kernel }
+
+// Write writes a file as a whole.
+func (g *Guest) Write(path, content string) {
+	g.t.Helper()
+	g.must(os.WriteFile(path, []byte(content), 0o644))
+}
+
+// attach puts a loop device over the backing file until the test ends.
+func (g *Guest) attach(backing string) device.Number {
+	g.t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	g.must(err)
+	defer func() { g.must(control.Close()) }()
+	file, err := os.OpenFile(backing, os.O_RDWR, 0)
+	g.must(err)
+	defer func() { g.must(file.Close()) }()
+	for range 100 {
+		minor, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		g.must(err)
+		loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", minor), os.O_RDWR, 0)
+		g.must(err)
+		err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(file.Fd())})
+		if errors.Is(err, unix.EBUSY) {
+			g.must(loop.Close()) // somebody else was faster
+			continue
+		}
+		g.must(err)
+		g.t.Cleanup(func() { g.detach(loop) })
+		return device.Number{Major: 7, Minor: uint32(minor)}
+	}
+	g.t.Fatal("no free loop device after 100 tries")
+	return device.Number{}
+}
+
+func (g *Guest) detach(loop *os.File) {
+	if err := errors.Join(unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0), loop.Close()); err != nil {
+		g.t.Errorf("detach %s: %v", loop.Name(), err)
+	}
+}
+
+func (g *Guest) must(err error) {
+	g.t.Helper()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+}

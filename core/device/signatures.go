@@ -1,0 +1,62 @@
+package device
+
+// region is a part of a disk, and what lives there.
+type region struct {
+	what           string
+	offset, length int64
+}
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// headAndTail are the first and last MiB. Nearly everything announces itself there: boot sectors and both copies of a GPT,
+// ext, xfs, f2fs, swap, LVM, LUKS up to its copy at 512 KiB, bcache, bluestore; btrfs, reiserfs, gfs2 at 64 KiB, jfs at
+// 32 KiB, ocfs2 below 8 KiB; at the end md 0.90 and 1.0, DRBD and most firmware RAIDs, ZFS' labels on both ends.
+func headAndTail(sizeBytes int64) []region {
+	length := min(mib, sizeBytes)
+	return []region{{"first MiB", 0, length}, {"last MiB", sizeBytes - length, length}}
+}
+
+// signatures are the places between head and tail where something known keeps its superblock or a copy of it, so far as
+// they lie on a disk of this size. A copy is as good a sign as the first: it means that somebody's data was there and
+// only its beginning was wiped.
+func signatures(sizeBytes int64) []region {
+	const (
+		page     = 4 * kib
+		quarter  = 64 * kib // around an allocation group's start, which mkfs.xfs rounds to blocks and stripes
+		xfsParts = 4        // allocation groups of a small disk; each begins with a copy of the superblock
+	)
+	all := []region{
+		{"copy of a LUKS2 header, or VMFS", 1 * mib, page},
+		{"copy of a LUKS2 header, or VMFS", 2 * mib, page},
+		{"copy of a LUKS2 header", 4 * mib, page},
+		{"copy of an ext superblock, 1 KiB blocks", 8*mib + kib, kib},
+		{"VMFS", 16 * mib, page},
+		{"copy of an ext superblock, 2 KiB blocks", 32*mib + 2*kib, 2 * kib},
+		{"copy of a btrfs superblock", 64 * mib, 2 * page},
+		{"VMFS", 1*gib + 2*mib, page},
+		{"copy of a btrfs superblock", 256 * gib, 2 * page},
+		{"Promise RAID", sizeBytes - 3087*512, 512},
+	}
+	for part := int64(1); part < xfsParts; part++ {
+		start := sizeBytes / xfsParts * part / page * page
+		all = append(all, region{"copy of an xfs superblock", start - quarter/2, quarter})
+	}
+	// Without bigger clusters, ext with blocks of 4 KiB has groups of 128 MiB and keeps copies in the groups 1 and the
+	// powers of 3, 5 and 7.
+	for _, base := range []int64{3, 5, 7} {
+		for group := int64(1); group*128*mib < sizeBytes; group *= base {
+			all = append(all, region{"copy of an ext superblock, 4 KiB blocks", group * 128 * mib, page})
+		}
+	}
+	within := all[:0]
+	for _, r := range all {
+		if r.offset >= 0 && r.offset+r.length <= sizeBytes {
+			within = append(within, r)
+		}
+	}
+	return within
+}
