@@ -1,0 +1,261 @@
+package mount
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+)
+
+// formatTime is how long mkfs may take. It runs on when its caller has gone: a filesystem half made helps nobody, and the
+// next call finds it finished.
+const formatTime = 15 * time.Minute
+
+// FilesystemUUID is the UUID that the filesystem of a disk gets when this plugin makes it: the version 5 UUID of the name
+// "filesystem" in the namespace of the disk's own UUID. It is permanent: later stages know the disk's own filesystem by it.
+func FilesystemUUID(diskID uuid.UUID) uuid.UUID {
+	return uuid.NewSHA1(diskID, []byte("filesystem"))
+}
+
+// Formatter makes filesystems. It keeps a record of each while mkfs is at work, so that one that was interrupted, by a
+// crash or a power cut, can be made again: what it left on the disk would otherwise count as somebody's data for ever.
+type Formatter struct {
+	// StateDir is the folder of the records. It outlives the plugin's process and the guest's power.
+	StateDir string
+}
+
+// NewFilesystem is what [Formatter.Format] makes.
+type NewFilesystem struct {
+	// DiskID is the disk's UUID on the rack.
+	DiskID uuid.UUID
+	// Type is one of [Filesystems]; MkfsOptions come from [ParseMkfsOptions] for this type.
+	Type        string
+	MkfsOptions []string
+}
+
+// record is the content of the file <StateDir>/format/<disk UUID>: a format of this disk was begun on this node.
+type record struct {
+	// Serial is for people who look at the file.
+	Serial string `json:"serial"`
+	FSType string `json:"fsType"`
+	FSUUID string `json:"fsUUID"`
+	// BootID and Sequence tell whether the disk has left this guest since: the kernel's boot ID, and its sequence number
+	// of the disk.
+	BootID   string `json:"bootID"`
+	Sequence uint64 `json:"diskSequence"`
+}
+
+// Format makes the filesystem on a disk that was proved blank and verifies that it is there. mkfs is called by no other
+// code. The errors are [ErrFormat], [ErrState], [tool.ErrMissing] and those of [device.Blank.Format]; after each of them
+// the call may be repeated with a new proof. When ctx ends meanwhile, mkfs still runs to its end, at most for 15 min.
+func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFilesystem) error {
+	fsUUID := FilesystemUUID(want.DiskID).String()
+	name, args, err := mkfs(want, fsUUID, blank.Again())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), formatTime)
+	defer cancel()
+	dev := blank.Device()
+	if err := f.write(want, dev, fsUUID, blank.Sequence()); err != nil {
+		return err
+	}
+	begun := false
+	err = blank.Format(func(path string) error {
+		begun = true
+		result, err := tool.Run(ctx, name, append(args, path)...)
+		if err != nil {
+			return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
+		}
+		if result.ExitCode != 0 {
+			return fmt.Errorf("%w on %s: %s: exit code %d: %s", ErrFormat, dev, name, result.ExitCode, result.Said())
+		}
+		return nil
+	})
+	if err != nil && !begun {
+		return errors.Join(err, f.Forget(want.DiskID))
+	}
+	if err != nil {
+		return err
+	}
+	if err := verifyFormat(ctx, dev, want.Type, fsUUID); err != nil {
+		return err
+	}
+	return f.Forget(want.DiskID)
+}
+
+// mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name
+// the same thing; among those that the allow-list of [ParseMkfsOptions] lets through, none touches the UUID.
+func mkfs(want NewFilesystem, fsUUID string, again bool) (name string, args []string, err error) {
+	switch want.Type {
+	case "ext3", "ext4":
+		// -m 0: blocks kept for root are of use where the system lives, on a volume they are space paid for in vain.
+		// nodiscard: the disk is blank, there is nothing to discard, and on a large disk it takes long. Tables are
+		// initialised by the kernel after the mount (mkfs' default), or else a large disk would take minutes.
+		// Never -F: it would silence the checks that mkfs makes itself.
+		return "mkfs." + want.Type, append([]string{"-q", "-m", "0", "-U", fsUUID}, mergeExtended(want.MkfsOptions, "nodiscard")...), nil
+	case "xfs":
+		args = append([]string{"-q", "-K", "-m", "uuid=" + fsUUID}, want.MkfsOptions...)
+		if again {
+			// mkfs.xfs refuses to overwrite any filesystem, its own unfinished one included.
+			args = append(args, "-f")
+		}
+		return "mkfs.xfs", args, nil
+	}
+	return "", nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, want.Type, strings.Join(Filesystems(), ", "))
+}
+
+// mergeExtended adds ours to the extended options of ext: of several -E only the last counts.
+func mergeExtended(options []string, ours string) []string {
+	merged := []string{}
+	for i := 0; i < len(options); i++ {
+		if options[i] == "-E" && i+1 < len(options) {
+			ours += "," + options[i+1] // what comes last wins
+			i++
+			continue
+		}
+		merged = append(merged, options[i])
+	}
+	return append(merged, "-E", ours)
+}
+
+// verifyFormat makes sure that the new filesystem is on the disk, and is the one that was asked for.
+func verifyFormat(ctx context.Context, dev device.Device, fsType, fsUUID string) error {
+	file, err := dev.Open(unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(file.Sync(), file.Close()); err != nil {
+		return fmt.Errorf("%w on %s: flush: %w", ErrFormat, dev, err)
+	}
+	content, err := device.Probe(ctx, dev)
+	if err != nil {
+		return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
+	}
+	if content.Type != fsType || content.UUID != fsUUID {
+		return fmt.Errorf("%w on %s: mkfs reported success, but the disk holds %s instead of %s, UUID %s", ErrFormat, dev, content, fsType, fsUUID)
+	}
+	return nil
+}
+
+// Interrupted returns what is known of a format of this disk that was begun on this node and did not end; nil when
+// there was none.
+func (f Formatter) Interrupted(diskID uuid.UUID, dev device.Device) (*device.Interrupted, error) {
+	content, err := os.ReadFile(f.path(diskID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrState, err)
+	}
+	var r record
+	if err := json.Unmarshal(content, &r); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w: remove the file if the disk is known to hold nothing", ErrState, f.path(diskID), err)
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	sequence, err := sequenceOf(dev)
+	if err != nil {
+		return nil, err
+	}
+	return &device.Interrupted{
+		UUID:           FilesystemUUID(diskID).String(),
+		SameAttachment: r.BootID == boot && r.Sequence == sequence && sequence != 0,
+	}, nil
+}
+
+// Forget removes the record of a format: it is finished, or the disk is used in another way from now on. No record is no
+// error.
+func (f Formatter) Forget(diskID uuid.UUID) error {
+	err := os.Remove(f.path(diskID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = syncFolder(filepath.Dir(f.path(diskID)))
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrState, err)
+	}
+	return nil
+}
+
+func (f Formatter) path(diskID uuid.UUID) string {
+	return filepath.Join(f.StateDir, "format", diskID.String())
+}
+
+// write puts the record on stable storage before it returns.
+func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	content, err := json.Marshal(record{Serial: dev.Serial, FSType: want.Type, FSUUID: fsUUID, BootID: boot, Sequence: sequence})
+	if err != nil {
+		return err
+	}
+	folder := filepath.Dir(f.path(want.DiskID))
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return fmt.Errorf("%w: %w", ErrState, err)
+	}
+	if err := replaceFile(f.path(want.DiskID), append(content, '\n')); err != nil {
+		return fmt.Errorf("%w: %w", ErrState, err)
+	}
+	// The folders may be new as well.
+	for _, path := range []string{folder, f.StateDir, filepath.Dir(f.StateDir)} {
+		if err := syncFolder(path); err != nil {
+			return fmt.Errorf("%w: %w", ErrState, err)
+		}
+	}
+	return nil
+}
+
+func replaceFile(path string, content []byte) error {
+	file, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func syncFolder(path string) error {
+	folder, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(folder.Sync(), folder.Close())
+}
+
+func bootID() (string, error) {
+	content, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the kernel's boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(content)), nil
+}
+
+func sequenceOf(dev device.Device) (uint64, error) {
+	file, err := dev.Open(unix.O_RDONLY)
+	if err != nil {
+		return 0, err
+	}
+	sequence, err := device.Sequence(file)
+	return sequence, errors.Join(err, file.Close())
+}

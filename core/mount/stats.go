@@ -1,0 +1,37 @@
+package mount
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Usage is how full a filesystem is.
+type Usage struct {
+	// TotalBytes, UsedBytes and AvailableBytes are bytes; available is what programs other than root's can still write.
+	TotalBytes, UsedBytes, AvailableBytes int64
+	// TotalInodes, UsedInodes and AvailableInodes count files and folders.
+	TotalInodes, UsedInodes, AvailableInodes int64
+}
+
+// Stats returns how full the filesystem mounted at path is. The kernel answers from memory: success says nothing about
+// whether the disk is still there.
+func Stats(path string) (Usage, error) {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(path, &stat); err != nil {
+		return Usage{}, fmt.Errorf("statfs %s: %w", path, err)
+	}
+	// Counted in fragments where the filesystem has them, else in blocks: as df does.
+	unit := stat.Frsize
+	if unit == 0 {
+		unit = stat.Bsize
+	}
+	return Usage{
+		TotalBytes:      int64(stat.Blocks) * unit,
+		UsedBytes:       max(int64(stat.Blocks-stat.Bfree), 0) * unit,
+		AvailableBytes:  int64(stat.Bavail) * unit,
+		TotalInodes:     int64(stat.Files),
+		UsedInodes:      max(int64(stat.Files-stat.Ffree), 0),
+		AvailableInodes: int64(stat.Ffree),
+	}, nil
+}

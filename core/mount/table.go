@@ -1,0 +1,122 @@
+package mount
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+)
+
+// Entry is one mount of this mount namespace.
+type Entry struct {
+	// Path is where it is mounted.
+	Path string
+	// Root is the part of the filesystem that shows there: "/", a folder, or a single file.
+	Root string
+	// FSType is the kernel's name of the filesystem, Source what it was mounted from.
+	FSType, Source string
+	// Number is the device number of the filesystem. A bound device node has the number of the filesystem that the node
+	// lies on; see [Entry.Device].
+	Number device.Number
+	// ReadOnly says that the mount or the whole filesystem is read-only.
+	ReadOnly bool
+	// SELinuxContext is the filesystem's option context=, empty when it has none.
+	SELinuxContext string
+
+	id, parent int
+}
+
+// Table is the mount table at one moment, in the kernel's order.
+type Table []Entry
+
+// ReadTable reads the mount table.
+func ReadTable() (Table, error) {
+	mounts, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	table := make(Table, 0, len(mounts))
+	for _, m := range mounts {
+		options, superOptions := strings.Split(m.Options, ","), strings.Split(m.VFSOptions, ",")
+		table = append(table, Entry{
+			Path: m.Mountpoint, Root: m.Root, FSType: m.FSType, Source: m.Source,
+			Number:         device.Number{Major: uint32(m.Major), Minor: uint32(m.Minor)},
+			ReadOnly:       slices.Contains(options, "ro") || slices.Contains(superOptions, "ro"),
+			SELinuxContext: contextOf(superOptions),
+			id:             m.ID, parent: m.Parent,
+		})
+	}
+	return table, nil
+}
+
+// At returns the mount at path, the uppermost where several are stacked. The path is a resolved one, see [Resolve].
+func (t Table) At(path string) (Entry, bool) {
+	var stack []Entry
+	for _, entry := range t {
+		if entry.Path == path {
+			stack = append(stack, entry)
+		}
+	}
+	for _, entry := range stack {
+		if !slices.ContainsFunc(stack, func(above Entry) bool { return above.parent == entry.id }) {
+			return entry, true
+		}
+	}
+	return Entry{}, false
+}
+
+// Of returns every mount that keeps the device in use: mounts of the filesystem on it, or of a part of it, and bound
+// nodes of the device itself.
+func (t Table) Of(n device.Number) []Entry {
+	var uses []Entry
+	for _, entry := range t {
+		if number, ok := entry.Device(); ok && number == n {
+			uses = append(uses, entry)
+		}
+	}
+	return uses
+}
+
+// deleted ends the root of a mount whose file or folder was removed from its filesystem.
+const deleted = "//deleted"
+
+// Block reports whether the mount is a bound device node of an NVMe disk.
+func (e Entry) Block() bool {
+	return device.IsDiskName(path.Base(strings.TrimSuffix(e.Root, deleted)))
+}
+
+// Device returns the number of the device that the mount gives access to: the one that its filesystem is on or, of a
+// bound device node, the node's own. False when a bound node cannot be looked at, or is none after all.
+func (e Entry) Device() (device.Number, bool) {
+	if !e.Block() {
+		return e.Number, true
+	}
+	return device.NodeNumber(e.Path)
+}
+
+// NodeRemoved reports whether a bound device node is no longer in /dev: its disk has left the guest since.
+func (e Entry) NodeRemoved() bool { return strings.HasSuffix(e.Root, deleted) }
+
+func (e Entry) String() string {
+	return fmt.Sprintf("%s of %s (device %s)", e.FSType, e.Source, e.Number)
+}
+
+// contextOf finds context= among mount options. The kernel puts its value in quotes where it holds a comma.
+func contextOf(options []string) string {
+	for i, option := range options {
+		value, ok := strings.CutPrefix(option, "context=")
+		if !ok {
+			continue
+		}
+		for strings.HasPrefix(value, `"`) && !strings.HasSuffix(value, `"`) && i+1 < len(options) {
+			i++
+			value += "," + options[i]
+		}
+		return strings.Trim(value, `"`)
+	}
+	return ""
+}
