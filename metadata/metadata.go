@@ -58,8 +58,7 @@ type Instance struct {
 //
 // Instance blocks on its source for as long as ctx allows. Once ctx has ended,
 // before or during the call, it MUST return soon with an [ErrNotReady] for
-// which errors.Is also finds ctx.Err(). It MUST be safe for concurrent use. It
-// MUST leave nothing running when it returns.
+// which errors.Is also finds ctx.Err(). It MUST be safe for concurrent use.
 //
 // A constructor of a provider MUST NOT do I/O: it has to work on a machine where
 // the source is down.

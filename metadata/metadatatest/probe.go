@@ -1,0 +1,144 @@
+package metadatatest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// probe asks one provider and collects what is wrong. It returns problems
+// instead of failing a test, so that the suite itself can be tested.
+type probe struct {
+	Harness
+	provider metadata.Provider
+	soon     time.Duration
+
+	mu       sync.Mutex
+	problems []string
+}
+
+func (p *probe) failf(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.problems = append(p.problems, fmt.Sprintf(format, args...))
+}
+
+// set puts a rack too wherever the source knows racks.
+func (p *probe) set(id, rack string) {
+	p.Set(World{ID: Text(id), Rack: Text(rack)})
+}
+
+// ask asks once with a context that does not end by itself.
+func (p *probe) ask() (metadata.Instance, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return p.askUntil(ctx)
+}
+
+// errStuck stands for a provider that did not return.
+var errStuck = errors.New("the provider did not return")
+
+// askUntil asks once and judges the answer or error by the contract. It waits
+// no longer than soon after ctx has ended.
+func (p *probe) askUntil(ctx context.Context) (metadata.Instance, error) {
+	type result struct {
+		instance metadata.Instance
+		err      error
+	}
+	done := make(chan result, 1)
+	go func() {
+		instance, err := p.provider.Instance(ctx)
+		done <- result{instance, err}
+	}()
+	var r result
+	select {
+	case r = <-done:
+	case <-ctx.Done():
+		late := time.NewTimer(p.soon)
+		defer late.Stop()
+		select {
+		case r = <-done:
+		case <-late.C:
+			p.failf("still blocked %v after its context ended", p.soon)
+			return metadata.Instance{}, errStuck
+		}
+	}
+	if r.err != nil {
+		p.judgeError(r.instance, r.err)
+	} else {
+		p.judgeAnswer(r.instance)
+	}
+	return r.instance, r.err
+}
+
+// judgeAnswer holds an answer against the contract.
+func (p *probe) judgeAnswer(got metadata.Instance) {
+	if id, err := metadata.ParseInstanceID(got.ID); err != nil || id != got.ID {
+		p.failf("answered ID %q, which is no hyphenated lower-case UUID", got.ID)
+	}
+	if got.Rack != "" {
+		if err := metadata.CheckRack(got.Rack); err != nil {
+			p.failf("answered a rack that is none: %v", err)
+		}
+	}
+}
+
+// judgeError holds an error against the contract.
+func (p *probe) judgeError(got metadata.Instance, err error) {
+	text := err.Error()
+	for _, secret := range p.Secrets {
+		if strings.Contains(text, secret) {
+			p.failf("the error shows a secret: %s", strings.ReplaceAll(text, secret, "<SECRET>"))
+		}
+	}
+	if got != (metadata.Instance{}) {
+		p.failf("answered %+v together with the error %q", got, text)
+	}
+	if strings.ContainsFunc(text, unicode.IsControl) {
+		p.failf("the error is not one line of text: %q", text)
+	}
+	var e *metadata.Error
+	if !errors.As(err, &e) {
+		p.failf("the error is no *metadata.Error: %q", text)
+		return
+	}
+	if strings.TrimSpace(e.What) == "" || strings.TrimSpace(e.Next) == "" {
+		p.failf("the error lacks what happened or the operator's next step: %q", text)
+	} else if !strings.Contains(text, e.What) || !strings.Contains(text, e.Next) {
+		p.failf("the error's text leaves out what happened or the next step: %q", text)
+	}
+	if errors.Is(err, metadata.ErrNotReady) == errors.Is(err, metadata.ErrInvalid) {
+		p.failf("the error is not of exactly one kind: %q", text)
+	}
+}
+
+// want asks and demands this answer. Where the source knows no racks, an answer
+// has none.
+func (p *probe) want(when, id, rack string) {
+	if _, cannot := p.Cannot[CanKnowRack]; cannot {
+		rack = ""
+	}
+	want := metadata.Instance{ID: id, Rack: rack}
+	if got, err := p.ask(); err != nil {
+		p.failf("%s: error %q, want %+v", when, err, want)
+	} else if got != want {
+		p.failf("%s: answered %+v, want %+v", when, got, want)
+	}
+}
+
+// wantError asks and demands an error of one of these kinds.
+func (p *probe) wantError(when string, kinds ...error) {
+	got, err := p.ask()
+	if err == nil {
+		p.failf("%s: answered %+v, want an error", when, got)
+	} else if !slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }) {
+		p.failf("%s: error %q, want one of kind %q", when, err, kinds)
+	}
+}
