@@ -1,0 +1,201 @@
+// Package static is the metadata provider for whoever knows the answer already:
+// an operator who writes it down, a job file that fills it in, an init container
+// that found it out and left it in a file.
+//
+// # The file
+//
+// Lines of KEY=VALUE as a shell or systemd reads them:
+//
+//	# written by oxide-csi metadata
+//	OXIDE_INSTANCE_ID=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23
+//	export OXIDE_RACK="default"
+//
+// Empty lines and comments are skipped, "export " before a key, quotes around a
+// value and Windows line ends are taken off. A key that stands there twice with
+// different values is an error: either could be the true one. Keys other than
+// those two are logged once and ignored.
+//
+// Whoever writes the file should replace it by a rename, so that it is never
+// seen half written. A file that is written in place is believed once it has
+// been left alone for a tenth of a second.
+package static
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"sync"
+	"syscall"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Keys of the file.
+const (
+	keyInstanceID = "OXIDE_INSTANCE_ID"
+	keyRack       = "OXIDE_RACK"
+)
+
+// Options says where the identity comes from. InstanceID or File must be set.
+type Options struct {
+	// InstanceID is the instance's UUID in any notation, or empty. It wins over
+	// the file's.
+	InstanceID string
+	// Rack is the rack's name, or empty for unknown. It wins over the file's.
+	Rack string
+	// File is the path of an env file, or empty. It is read at every call that
+	// needs something from it, and may appear, change and vanish at any time.
+	File string
+	// Log gets a line for what the file holds and nobody uses. Nil is no log.
+	Log *slog.Logger
+}
+
+// Provider is a [metadata.Provider].
+type Provider struct {
+	options Options
+
+	mu     sync.Mutex
+	warned map[string]bool // what was logged already
+}
+
+// New makes a provider. It reads nothing.
+func New(options Options) *Provider {
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Provider{options: options, warned: map[string]bool{}}
+}
+
+// Instance implements [metadata.Provider].
+func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
+	o := p.options
+	if err := ctx.Err(); err != nil {
+		return metadata.Instance{}, &metadata.Error{
+			Kind: metadata.ErrNotReady, What: "instance identity not looked up", Cause: err, Next: "ask again",
+		}
+	}
+	if o.InstanceID == "" && o.File == "" {
+		return metadata.Instance{}, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: "neither an instance ID nor a metadata file is configured",
+			Next: "set --instance-id or --metadata-file",
+		}
+	}
+	id, rack := value{text: o.InstanceID, from: "--instance-id"}, value{text: o.Rack, from: "--rack"}
+	if o.File != "" && (id.text == "" || rack.text == "") {
+		found, err := p.read(ctx)
+		if err != nil {
+			return metadata.Instance{}, err
+		}
+		id = p.choose("instance ID", id, found[keyInstanceID])
+		rack = p.choose("rack", rack, found[keyRack])
+	}
+	return p.answer(id, rack)
+}
+
+// value is a text and where it stands.
+type value struct{ text, from string }
+
+// choose returns the explicit value, or the file's where there is none. It logs
+// once that an explicit value hides another one.
+func (p *Provider) choose(what string, explicit, file value) value {
+	if explicit.text == "" {
+		return file
+	}
+	if file.text != "" && !sameValue(explicit.text, file.text) {
+		p.warnOnce("hidden "+what, "metadata: the file's "+what+" is not used, because one is given explicitly",
+			"file", p.options.File, "used", explicit.from)
+	}
+	return explicit
+}
+
+// sameValue compares racks as text and instance IDs over their notations.
+func sameValue(a, b string) bool {
+	idA, errA := metadata.ParseInstanceID(a)
+	idB, errB := metadata.ParseInstanceID(b)
+	return a == b || errA == nil && errB == nil && idA == idB
+}
+
+// answer checks what was found.
+func (p *Provider) answer(id, rack value) (metadata.Instance, error) {
+	if id.from == "" {
+		return metadata.Instance{}, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s has no line %s", p.options.File, keyInstanceID),
+			Next: "add " + keyInstanceID + "=<UUID of this instance>",
+		}
+	}
+	parsed, err := metadata.ParseInstanceID(id.text)
+	if err != nil {
+		return metadata.Instance{}, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: id.from, Cause: err, Next: "set it to the UUID of this instance",
+		}
+	}
+	if rack.text != "" {
+		if err := metadata.CheckRack(rack.text); err != nil {
+			return metadata.Instance{}, &metadata.Error{
+				Kind: metadata.ErrInvalid, What: rack.from, Cause: err, Next: "set it to the name that the controller uses for this rack, or take it out",
+			}
+		}
+	}
+	return metadata.Instance{ID: parsed, Rack: rack.text}, nil
+}
+
+// read returns what the file holds.
+func (p *Provider) read(ctx context.Context) (map[string]value, error) {
+	file := p.options.File
+	text, err := readSettled(ctx, file)
+	if err != nil {
+		return nil, explain(file, err)
+	}
+	if len(text) == 0 {
+		return nil, &metadata.Error{
+			Kind: metadata.ErrNotReady, What: "wait for " + file + ": it is empty",
+			Next: "check that whoever writes it (an init container, cloud-init) has finished",
+		}
+	}
+	found, unknown, err := parse(file, text)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range unknown {
+		p.warnOnce("key "+key, "metadata: unknown key is ignored", "file", file, "key", key)
+	}
+	return found, nil
+}
+
+// warnOnce logs a warning the first time that what is seen.
+func (p *Provider) warnOnce(what, message string, args ...any) {
+	p.mu.Lock()
+	seen := p.warned[what]
+	p.warned[what] = true
+	p.mu.Unlock()
+	if !seen {
+		p.options.Log.Warn(message, args...)
+	}
+}
+
+// explain turns an error of reading the file into the contract's.
+func explain(file string, err error) error {
+	e := &metadata.Error{Kind: metadata.ErrNotReady, What: "read " + file, Cause: err}
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		e.Cause = path.Err // The path is in What.
+	}
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		e.What = "wait until " + file + " is no longer being written"
+		e.Next = "ask again"
+	case errors.Is(err, errChanging):
+		e.Next = "replace the file by a rename, or stop what keeps writing to it"
+	case errors.Is(err, fs.ErrNotExist):
+		e.What = "wait for " + file
+		e.Next = "check that whoever writes it (an init container, cloud-init, you) has done so, and that the path is right"
+	case errors.Is(err, fs.ErrPermission):
+		e.Kind, e.Next = metadata.ErrInvalid, "make it readable for the user that the plugin runs as"
+	case errors.Is(err, errNotAFile), errors.Is(err, errTooLarge), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENAMETOOLONG):
+		e.Kind, e.Next = metadata.ErrInvalid, "name the file that holds "+keyInstanceID+"="
+	default:
+		e.Next = "check the filesystem that the file is on"
+	}
+	return e
+}
