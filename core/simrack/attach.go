@@ -1,0 +1,252 @@
+package simrack
+
+import (
+	"errors"
+	"slices"
+)
+
+// pair is an instance and a disk, as a request to attach or detach addresses them.
+type pair struct {
+	instance target
+	disk     selector
+}
+
+func parsePair(q *request) (pair, error) {
+	t, err := q.target()
+	if err != nil {
+		return pair{}, err
+	}
+	body, err := readBody(q.http)
+	if err != nil {
+		return pair{}, err
+	}
+	d, err := body.selector("disk")
+	return pair{instance: t, disk: d}, err
+}
+
+// holdPair looks up instance and disk, in this order, and claims both. A disk's name is looked up in the project of the
+// instance.
+func (r *Rack) holdPair(who caller, p pair) (i *instance, d *disk, release func(), err error) {
+	release, err = r.hold(func() (ids []string, err error) {
+		if i, err = r.lookupInstance(who, p.instance, accessModify); err != nil {
+			return nil, err
+		}
+		t := target{sel: p.disk}
+		if p.disk.name != "" {
+			t.project = &selector{id: i.ProjectID}
+		}
+		if d, err = r.lookupDisk(who, t, accessModify); err != nil {
+			return nil, err
+		}
+		return []string{i.ID, d.ID}, nil
+	})
+	return i, d, release, err
+}
+
+func parseAttach(r *Rack, q *request) (action, error) {
+	p, err := parsePair(q)
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) { return r.attach(who, p) }, nil
+}
+
+func parseDetach(r *Rack, q *request) (action, error) {
+	p, err := parsePair(q)
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) { return r.detach(who, p) }, nil
+}
+
+// errNothingToDo says that a request is fulfilled as things stand.
+var errNothingToDo = errors.New("nothing to do")
+
+func (r *Rack) attach(who caller, p pair) (answer, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i, d, release, err := r.holdPair(who, p)
+	if err != nil {
+		return answer{}, err
+	}
+	defer release()
+	if err = r.checkAttach(i, d); err == nil {
+		err = r.doAttach(i, d)
+	}
+	if err != nil && !errors.Is(err, errNothingToDo) {
+		return answer{}, err
+	}
+	return answer{202, d.view()}, nil
+}
+
+// checkAttach is the attach table of docs/rack.md §4, in its order. The row for a local disk on an instance that is being
+// placed has no place here: while this rack places an instance the instance shows starting, which an earlier row refuses.
+func (r *Rack) checkAttach(i *instance, d *disk) error {
+	if d.ProjectID != i.ProjectID {
+		return invalidRequest("disk must be in the same project as the instance")
+	}
+	switch d.State {
+	case diskAttached:
+		if d.InstanceID == i.ID {
+			return errNothingToDo
+		}
+		return invalidRequest(`cannot attach disk "%s": disk is attached to another instance`, d.Name)
+	case diskCreating, diskDetached:
+	default:
+		return invalidRequest(`cannot attach disk "%s": invalid state %s`, d.Name, d.State)
+	}
+	set := r.settings.Load()
+	switch {
+	case i.hasVMM() && !i.takesDisks(set):
+		return invalidRequest("cannot attach disk: instance is not fully stopped")
+	case i.RunState == runFailed:
+		return invalidRequest("cannot attach disk to instance in failed state")
+	case len(i.disks) >= set.MaxDisks:
+		return invalidRequest("cannot attach more than %d disks to instance", set.MaxDisks)
+	}
+	return nil
+}
+
+// takesDisks says that hot-plug is on and the instance is in the one state that it is for.
+func (i *instance) takesDisks(s *settings) bool { return s.Hotplug && i.RunState == runRunning }
+
+// doAttach puts the disk into the lowest free slot.
+func (r *Rack) doAttach(i *instance, d *disk) error {
+	set := r.settings.Load()
+	slot := i.freeSlot()
+	place := func(d *disk) { d.State, d.InstanceID, d.Slot = diskAttached, i.ID, slot }
+	if i.takesDisks(set) && set.HotplugAsync {
+		err := r.changeDisk(d, func(d *disk) { place(d); d.State = diskAttaching })
+		if err == nil {
+			r.later(set.latency(), func() { r.finishAttach(i.ID, d.ID) })
+		}
+		return err
+	}
+	next := *d
+	place(&next)
+	if err := r.plug(i, &next); err != nil {
+		return err
+	}
+	return r.changeDisk(d, place)
+}
+
+func (r *Rack) plug(i *instance, d *disk) error {
+	if !i.powered {
+		return nil
+	}
+	shown := d.forGuest(i.BootDiskID)
+	return r.onGuests("plug disk "+d.ID, func(g Guests) error { return g.Plug(i.ID, shown) })
+}
+
+func (r *Rack) unplug(i *instance, d *disk) error {
+	if !i.powered {
+		return nil
+	}
+	return r.onGuests("unplug disk "+d.ID, func(g Guests) error { return g.Unplug(i.ID, d.ID) })
+}
+
+// finishAttach ends an attach that went on in the background. If the guest cannot be shown the disk, the disk is detached
+// again; that is a fault of the simulator, and recorded as one.
+func (r *Rack) finishAttach(instanceID, diskID string) {
+	r.finishMove(instanceID, diskID, diskAttaching, func(i *instance, d *disk) error {
+		if err := r.plug(i, d); err != nil {
+			return errors.Join(err, r.changeDisk(d, (*disk).detach))
+		}
+		return r.changeDisk(d, func(d *disk) { d.State = diskAttached })
+	})
+}
+
+// finishMove does the second half of a move, unless something else has happened to the disk since.
+func (r *Rack) finishMove(instanceID, diskID, state string, do func(*instance, *disk) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	release, err := r.hold(func() ([]string, error) {
+		d := r.disks[diskID]
+		if d == nil || d.State != state || d.InstanceID != instanceID {
+			return nil, errNothingToDo
+		}
+		return []string{instanceID, diskID}, nil
+	})
+	if err != nil {
+		return
+	}
+	defer release()
+	if err := do(r.instances[instanceID], r.disks[diskID]); err != nil {
+		r.log.Error("moving a disk failed", "disk", diskID, "instance", instanceID, "error", err)
+	}
+}
+
+func (r *Rack) detach(who caller, p pair) (answer, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i, d, release, err := r.holdPair(who, p)
+	if err != nil {
+		return answer{}, err
+	}
+	defer release()
+	if err = r.checkDetach(i, d); err == nil {
+		err = r.doDetach(i, d)
+	}
+	if err != nil && !errors.Is(err, errNothingToDo) {
+		return answer{}, err
+	}
+	return answer{202, d.view()}, nil
+}
+
+// checkDetach is the detach table of docs/rack.md §4, in its order.
+func (r *Rack) checkDetach(i *instance, d *disk) error {
+	elsewhere := d.InstanceID != i.ID
+	switch {
+	case d.State == diskDetached, d.State == diskDetaching && !elsewhere:
+		return errNothingToDo
+	case d.State == diskAttached && elsewhere:
+		return invalidRequest(`cannot detach disk "%s": disk is attached to another instance`, d.Name)
+	case d.State != diskAttached:
+		return invalidRequest(`cannot detach disk "%s": invalid state %s`, d.Name, d.State)
+	}
+	boot := d.ID == i.BootDiskID
+	switch {
+	case i.hasVMM() && (boot || !i.takesDisks(r.settings.Load())):
+		return invalidRequest("cannot detach disk: instance is not fully stopped")
+	case boot && i.RunState == runFailed:
+		return invalidRequest("cannot detach disk from instance in failed state")
+	case boot:
+		return fail(409, codeConflict, "boot disk cannot be detached")
+	}
+	return nil
+}
+
+func (r *Rack) doDetach(i *instance, d *disk) error {
+	set := r.settings.Load()
+	if i.takesDisks(set) && set.HotplugAsync {
+		err := r.changeDisk(d, func(d *disk) { d.State = diskDetaching })
+		if err == nil {
+			r.later(set.latency(), func() { r.finishDetach(i.ID, d.ID) })
+		}
+		return err
+	}
+	if err := r.unplug(i, d); err != nil {
+		return err
+	}
+	return r.changeDisk(d, (*disk).detach)
+}
+
+func (r *Rack) finishDetach(instanceID, diskID string) {
+	r.finishMove(instanceID, diskID, diskDetaching, func(i *instance, d *disk) error {
+		return errors.Join(r.unplug(i, d), r.changeDisk(d, (*disk).detach))
+	})
+}
+
+// freeSlot is the lowest slot without a disk.
+func (i *instance) freeSlot() int {
+	slot := 0
+	for slices.ContainsFunc(i.disks, func(d *disk) bool { return d.Slot == slot }) {
+		slot++
+	}
+	return slot
+}
+
+// drop takes a disk off the list of the instance's disks.
+func (i *instance) drop(d *disk) {
+	i.disks = slices.DeleteFunc(i.disks, func(other *disk) bool { return other == d })
+}

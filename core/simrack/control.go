@@ -1,0 +1,511 @@
+package simrack
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+)
+
+// Control is what a test or a demo may do to the rack and no client can: its requests are those of docs/rack.md, "The
+// control endpoint". It asks nobody who they are, so it belongs on a loopback address only.
+func (r *Rack) Control() http.Handler {
+	mux := http.NewServeMux()
+	for pattern, do := range map[string]controlFunc{
+		"GET /v0/settings":          r.getSettings,
+		"PATCH /v0/settings":        r.patchSettings,
+		"GET /v0/instances":         r.getInstances,
+		"POST /v0/instances":        r.postInstance,
+		"PATCH /v0/instances/{key}": r.patchInstance,
+		"POST /v0/halt":             r.postHalt,
+		"POST /v0/power-cut":        r.postPowerCut,
+		"PATCH /v0/disks/{key}":     r.patchDisk,
+		"POST /v0/tokens":           r.postToken,
+		"DELETE /v0/tokens/{key}":   r.deleteToken,
+		"POST /v0/faults":           r.postFault,
+		"GET /v0/faults":            r.getFaults,
+		"DELETE /v0/faults":         r.deleteFaults,
+		"DELETE /v0/faults/{key}":   r.deleteFault,
+		"GET /v0/calls":             r.getCalls,
+		"DELETE /v0/calls":          r.deleteCalls,
+		"GET /v0/leftovers":         r.getLeftovers,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) { r.serveControl(w, req, do) })
+	}
+	return controlMux{mux}
+}
+
+// controlFunc does one thing and returns the status and body of the answer.
+type controlFunc func(req *http.Request) (int, any, error)
+
+// controlMux answers what no pattern matches in the same form as everything else.
+type controlMux struct{ mux *http.ServeMux }
+
+func (c controlMux) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if _, pattern := c.mux.Handler(req); pattern == "" {
+		writeControl(w, 404, controlErrorBody{fmt.Sprintf("no such request: %s %s", req.Method, req.URL.Path)})
+		return
+	}
+	c.mux.ServeHTTP(w, req)
+}
+
+type controlErrorBody struct {
+	Error string `json:"error"`
+}
+
+// The errors of the control endpoint that are not about a request's form, which is 400.
+var (
+	errNotThere = errors.New("not found")
+	errNotNow   = errors.New("not in this state")
+)
+
+func (r *Rack) serveControl(w http.ResponseWriter, req *http.Request, do controlFunc) {
+	status, body, err := do(req)
+	var refusal *apiError
+	switch {
+	case err == nil:
+	case errors.As(err, &refusal):
+		status = refusal.status
+	case errors.Is(err, errNotThere):
+		status = 404
+	case errors.Is(err, errNotNow):
+		status = 409
+	case status == 0:
+		status = 400
+	}
+	if err != nil {
+		body = controlErrorBody{err.Error()}
+	}
+	writeControl(w, status, body)
+}
+
+func writeControl(w http.ResponseWriter, status int, body any) {
+	if body == nil {
+		w.WriteHeader(status)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// The client may have gone; there is nobody else to tell.
+	_, _ = w.Write(append(encode(body, ""), '\n'))
+}
+
+// readControl reads a body into a struct, and refuses fields that the struct does not have.
+func readControl(req *http.Request, into any) error {
+	d := json.NewDecoder(io.LimitReader(req.Body, maxBodyBytes))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("read the request's body: %w", err)
+	}
+	return nil
+}
+
+type settingsView struct {
+	Hotplug       bool    `json:"hotplug"`
+	HotplugAsync  bool    `json:"hotplug_async"`
+	MaxDisks      int     `json:"max_disks"`
+	LatencyMS     float64 `json:"latency_ms"`
+	StateMS       float64 `json:"state_ms"`
+	QuotaBytes    int64   `json:"quota_bytes"`
+	CPUQuota      int64   `json:"cpu_quota"`
+	SpaceBytes    int64   `json:"space_bytes"`
+	APIVersionMax string  `json:"api_version_max"`
+	Guests        bool    `json:"guests"`
+	GuestsOff     string  `json:"guests_off"`
+}
+
+func (r *Rack) getSettings(*http.Request) (int, any, error) {
+	s := r.settings.Load()
+	return 200, settingsView{
+		Hotplug: s.Hotplug, HotplugAsync: s.HotplugAsync, MaxDisks: s.MaxDisks, LatencyMS: s.LatencyMS, StateMS: s.StateMS,
+		QuotaBytes: s.QuotaBytes, CPUQuota: s.CPUQuota, SpaceBytes: s.SpaceBytes,
+		APIVersionMax: s.apiVersionMax.String(), Guests: r.guests != nil, GuestsOff: r.guestsOff,
+	}, nil
+}
+
+// settingsPatch holds what is to change; what is left out stays. Guests cannot be changed, so they are no fields of it.
+type settingsPatch struct {
+	Hotplug       *bool    `json:"hotplug"`
+	HotplugAsync  *bool    `json:"hotplug_async"`
+	MaxDisks      *int     `json:"max_disks"`
+	LatencyMS     *float64 `json:"latency_ms"`
+	StateMS       *float64 `json:"state_ms"`
+	QuotaBytes    *int64   `json:"quota_bytes"`
+	CPUQuota      *int64   `json:"cpu_quota"`
+	SpaceBytes    *int64   `json:"space_bytes"`
+	APIVersionMax *string  `json:"api_version_max"`
+}
+
+func (r *Rack) patchSettings(req *http.Request) (int, any, error) {
+	var p settingsPatch
+	if err := readControl(req, &p); err != nil {
+		return 0, nil, err
+	}
+	r.mu.Lock() // two patches at once must not undo each other
+	defer r.mu.Unlock()
+	old := r.settings.Load()
+	s := &settings{
+		Hotplug: valueOr(p.Hotplug, old.Hotplug), HotplugAsync: valueOr(p.HotplugAsync, old.HotplugAsync),
+		MaxDisks: valueOr(p.MaxDisks, old.MaxDisks), LatencyMS: valueOr(p.LatencyMS, old.LatencyMS),
+		StateMS: valueOr(p.StateMS, old.StateMS), QuotaBytes: valueOr(p.QuotaBytes, old.QuotaBytes),
+		CPUQuota: valueOr(p.CPUQuota, old.CPUQuota), SpaceBytes: valueOr(p.SpaceBytes, old.SpaceBytes),
+		apiVersionMax: old.apiVersionMax,
+	}
+	if p.APIVersionMax != nil {
+		var err error
+		if s.apiVersionMax, err = parseVersion(*p.APIVersionMax); err != nil {
+			return 0, nil, fmt.Errorf("api_version_max %q: %w", *p.APIVersionMax, err)
+		}
+	}
+	if err := s.check(); err != nil {
+		return 0, nil, err
+	}
+	r.settings.Store(s)
+	return r.getSettings(req)
+}
+
+type machineView struct {
+	ID       string            `json:"id"`
+	Name     string            `json:"name"`
+	Project  string            `json:"project"`
+	RunState string            `json:"run_state"`
+	Guest    string            `json:"guest"`
+	Disks    []machineDiskView `json:"disks"`
+}
+
+type machineDiskView struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	Slot int    `json:"slot"`
+	// Device is the block device's name in the guest, empty when the guest shows none.
+	Device string `json:"device"`
+}
+
+func (r *Rack) machine(i *instance) machineView {
+	v := machineView{
+		ID: i.ID, Name: i.Name, Project: i.project.Name, RunState: i.RunState, Guest: r.guestDir(i.ID),
+		Disks: []machineDiskView{},
+	}
+	for _, d := range i.disks {
+		shown := machineDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot}
+		if r.guests != nil {
+			shown.Device = r.guests.Device(i.ID, d.ID)
+		}
+		v.Disks = append(v.Disks, shown)
+	}
+	slices.SortFunc(v.Disks, func(a, b machineDiskView) int { return a.Slot - b.Slot })
+	return v
+}
+
+func (r *Rack) getInstances(*http.Request) (int, any, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := []machineView{}
+	for _, p := range r.projects.byName {
+		for _, i := range p.instances.byName {
+			list = append(list, r.machine(i))
+		}
+	}
+	return 200, list, nil
+}
+
+// postInstance makes an instance with a boot disk; a project that does not exist is made as well.
+func (r *Rack) postInstance(req *http.Request) (int, any, error) {
+	var body struct {
+		Name     string `json:"name"`
+		Project  string `json:"project"`
+		RunState string `json:"run_state"`
+	}
+	if err := readControl(req, &body); err != nil {
+		return 0, nil, err
+	}
+	if body.RunState == "" {
+		body.RunState = runRunning
+	}
+	if body.RunState != runRunning && body.RunState != runStopped {
+		return 0, nil, fmt.Errorf("run_state %q: running or stopped", body.RunState)
+	}
+	if err := checkName(body.Name); err != nil {
+		return 0, nil, fmt.Errorf("name %q: %w", body.Name, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, err := r.findProject(selector{id: r.project})
+	if body.Project != "" {
+		if err := checkName(body.Project); err != nil {
+			return 0, nil, fmt.Errorf("project %q: %w", body.Project, err)
+		}
+		p, err = r.ensureProject(body.Project)
+	}
+	if err != nil {
+		return 500, nil, err
+	}
+	i, err := r.addMachine(p, body.Name, body.RunState)
+	if err != nil {
+		return 500, nil, err
+	}
+	return 201, r.machine(i), nil
+}
+
+// holdMachine finds an instance by ID, or by name in the project of [Options], and claims it.
+func (r *Rack) holdMachine(key string) (i *instance, release func(), err error) {
+	release, err = r.hold(func() ([]string, error) {
+		sel, err := parseSelector(key)
+		if err != nil {
+			return nil, fmt.Errorf("instance %q: neither a name nor an ID", key)
+		}
+		t := target{sel: sel}
+		if sel.name != "" {
+			t.project = &selector{id: r.project}
+		}
+		if i, err = r.lookupInstance(operator, t, accessModify); err != nil {
+			return nil, fmt.Errorf("instance %q: %w", key, errNotThere)
+		}
+		return []string{i.ID}, nil
+	})
+	return i, release, err
+}
+
+// operator is who the control endpoint acts as.
+var operator = caller{role: "operator", most: accessModify}
+
+// onMachine claims an instance, changes it, and answers with what it is then.
+func (r *Rack) onMachine(key string, do func(*instance) error) (int, any, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i, release, err := r.holdMachine(key)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer release()
+	if err := do(i); err != nil {
+		return 500, nil, err
+	}
+	return 200, r.machine(i), nil
+}
+
+// patchInstance puts an instance into a state without asking whether it could get there. The guest follows.
+func (r *Rack) patchInstance(req *http.Request) (int, any, error) {
+	var body struct {
+		RunState string `json:"run_state"`
+	}
+	if err := readControl(req, &body); err != nil {
+		return 0, nil, err
+	}
+	return r.onMachine(req.PathValue("key"), func(i *instance) error {
+		var err error
+		switch body.RunState {
+		case runRunning:
+			err = r.powerOn(i)
+		case runFailed, runStopped:
+			err = r.powerOff(i, false)
+		case runMigrating:
+		default:
+			return fail(400, codeNone, "run_state %q: failed, stopped, running or migrating", body.RunState)
+		}
+		if err != nil {
+			return err
+		}
+		return r.setState(i, body.RunState)
+	})
+}
+
+func readMachineKey(req *http.Request) (string, error) {
+	var body struct {
+		Instance string `json:"instance"`
+	}
+	err := readControl(req, &body)
+	return body.Instance, err
+}
+
+// postHalt lets the guest power itself off: it comes down in order, then the rack notices (docs/rack.md §5).
+func (r *Rack) postHalt(req *http.Request) (int, any, error) {
+	key, err := readMachineKey(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	return r.onMachine(key, func(i *instance) error {
+		if i.RunState != runRunning && i.RunState != runMigrating {
+			return fmt.Errorf("instance %q is %s, so its guest cannot halt: %w", key, i.RunState, errNotNow)
+		}
+		if err := r.powerOff(i, true); err != nil {
+			return err
+		}
+		return r.setOut(i, runStopping, runStopped)
+	})
+}
+
+// postPowerCut stops an instance at once; nothing in its guest is flushed.
+func (r *Rack) postPowerCut(req *http.Request) (int, any, error) {
+	key, err := readMachineKey(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	return r.onMachine(key, func(i *instance) error {
+		return errors.Join(r.powerOff(i, false), r.setState(i, runStopped))
+	})
+}
+
+// patchDisk puts a disk into a state that no request leads to. A disk that was on a running guest is taken from it.
+func (r *Rack) patchDisk(req *http.Request) (int, any, error) {
+	var body struct {
+		State string `json:"state"`
+	}
+	if err := readControl(req, &body); err != nil {
+		return 0, nil, err
+	}
+	if !slices.Contains([]string{diskFaulted, diskMaintenance, diskDetached}, body.State) {
+		return 0, nil, fmt.Errorf("state %q: faulted, maintenance or detached", body.State)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var d *disk
+	release, err := r.hold(func() (ids []string, err error) {
+		if d, err = r.findDisk(req.PathValue("key")); err != nil {
+			return nil, err
+		}
+		ids = []string{d.ID}
+		if d.InstanceID != "" {
+			ids = append(ids, d.InstanceID)
+		}
+		return ids, nil
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	defer release()
+	if i := r.instances[d.InstanceID]; i != nil && d.State != diskAttaching {
+		if err := r.unplug(i, d); err != nil {
+			return 500, nil, err
+		}
+	}
+	if err := r.changeDisk(d, func(d *disk) { d.detach(); d.State = body.State }); err != nil {
+		return 500, nil, err
+	}
+	return 200, d.view(), nil
+}
+
+// findDisk finds a disk by ID, or by name in the project of [Options].
+func (r *Rack) findDisk(key string) (*disk, error) {
+	sel, err := parseSelector(key)
+	if err != nil {
+		return nil, fmt.Errorf("disk %q: neither a name nor an ID", key)
+	}
+	t := target{sel: sel}
+	if sel.name != "" {
+		t.project = &selector{id: r.project}
+	}
+	d, err := r.lookupDisk(operator, t, accessModify)
+	if err != nil {
+		return nil, fmt.Errorf("disk %q: %w", key, errNotThere)
+	}
+	return d, nil
+}
+
+func (r *Rack) postToken(req *http.Request) (int, any, error) {
+	var body struct {
+		Role string `json:"role"`
+	}
+	if err := readControl(req, &body); err != nil {
+		return 0, nil, err
+	}
+	roles := []string{roleViewer, roleLimitedCollaborator, roleFleetViewer, roleNone}
+	if !slices.Contains(roles, body.Role) {
+		return 0, nil, fmt.Errorf("role %q: one of %v", body.Role, roles)
+	}
+	text := tokenPrefix + rand.Text()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.addToken(text, body.Role); err != nil {
+		return 500, nil, err
+	}
+	return 201, map[string]string{"token": text}, nil
+}
+
+func (r *Rack) deleteToken(req *http.Request) (int, any, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := req.PathValue("key")
+	if _, has := r.tokens[key]; !has {
+		return 0, nil, fmt.Errorf("token: %w", errNotThere)
+	}
+	if err := r.store.write(drop(inTokens, key)); err != nil {
+		return 500, nil, err
+	}
+	delete(r.tokens, key)
+	return 204, nil, nil
+}
+
+func (r *Rack) postFault(req *http.Request) (int, any, error) {
+	var body faultRequest
+	if err := readControl(req, &body); err != nil {
+		return 0, nil, err
+	}
+	f, err := body.fault()
+	if err != nil {
+		return 0, nil, err
+	}
+	return 201, struct {
+		ID   string `json:"id"`
+		Hits int    `json:"hits"`
+	}{ID: r.faults.add(f)}, nil
+}
+
+func (r *Rack) getFaults(*http.Request) (int, any, error) { return 200, r.faults.view(), nil }
+
+func (r *Rack) deleteFaults(*http.Request) (int, any, error) {
+	r.faults.clear()
+	return 204, nil, nil
+}
+
+func (r *Rack) deleteFault(req *http.Request) (int, any, error) {
+	if key := req.PathValue("key"); !r.faults.remove(key) {
+		return 0, nil, fmt.Errorf("fault %q: %w", key, errNotThere)
+	}
+	return 204, nil, nil
+}
+
+func (r *Rack) getCalls(*http.Request) (int, any, error) { return 200, r.calls.view(), nil }
+
+func (r *Rack) deleteCalls(*http.Request) (int, any, error) {
+	r.calls.reset()
+	return 204, nil, nil
+}
+
+// leftoversView counts what is there beside instances and their boot disks. Guest errors are faults of the simulator;
+// there are none in a simulator that works.
+type leftoversView struct {
+	Disks       int      `json:"disks"`
+	Snapshots   int      `json:"snapshots"`
+	Loops       int      `json:"loops"`
+	Mounts      int      `json:"mounts"`
+	Files       int      `json:"files"`
+	GuestErrors []string `json:"guest_errors,omitempty"`
+}
+
+func (r *Rack) getLeftovers(*http.Request) (int, any, error) {
+	var v leftoversView
+	if r.guests != nil {
+		g, err := r.guests.Leftovers()
+		if err != nil {
+			return 500, nil, fmt.Errorf("count what the guests hold: %w", err)
+		}
+		v.Loops, v.Mounts, v.Files = g.Loops, g.Mounts, g.Files
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	boots := map[string]bool{}
+	for _, i := range r.instances {
+		boots[i.BootDiskID] = true
+	}
+	for id := range r.disks {
+		if !boots[id] {
+			v.Disks++
+		}
+	}
+	v.GuestErrors = slices.Clone(r.guestErrors)
+	return 200, v, nil
+}

@@ -1,0 +1,456 @@
+package simrack
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// The states of a disk that this rack produces (docs/rack.md §2).
+const (
+	diskCreating    = "creating"
+	diskDetached    = "detached"
+	diskAttaching   = "attaching"
+	diskAttached    = "attached"
+	diskDetaching   = "detaching"
+	diskMaintenance = "maintenance"
+	diskFaulted     = "faulted"
+	diskImportReady = "import_ready"
+)
+
+const (
+	typeDistributed = "distributed"
+	typeLocal       = "local"
+
+	localBlockSize = 4096
+	// maxDistributedBytes is the largest distributed disk.
+	maxDistributedBytes = 1023 * gib
+)
+
+// disk is the rack's record of a disk. Only [Rack.changeDisks] alters one that has been inserted.
+type disk struct {
+	ID          string    `json:"id"`
+	Name        string    `json:"name"`
+	Description string    `json:"description"`
+	ProjectID   string    `json:"project_id"`
+	SizeBytes   int64     `json:"size"`
+	BlockSize   int       `json:"block_size"`
+	Type        string    `json:"type"`
+	State       string    `json:"state"`
+	ReadOnly    bool      `json:"read_only"`
+	Created     time.Time `json:"created"`
+	// InstanceID and Slot say where the disk is, in every state that has to do with an instance.
+	InstanceID string `json:"instance_id,omitempty"`
+	Slot       int    `json:"slot"`
+	// Placed says that the disk takes physical space: a local disk does only once its instance has been started.
+	Placed bool `json:"placed"`
+
+	project *project
+}
+
+func (d *disk) key() (name, id string) { return d.Name, d.ID }
+
+func (d *disk) detach() { d.State, d.InstanceID, d.Slot = diskDetached, "", 0 }
+
+func (d *disk) forGuest(bootDiskID string) GuestDisk {
+	return GuestDisk{
+		ID: d.ID, Name: d.Name, Slot: d.Slot, SizeBytes: d.SizeBytes, BlockSize: d.BlockSize, ReadOnly: d.ReadOnly,
+		Boot: d.ID == bootDiskID,
+	}
+}
+
+// diskSpec is a disk that somebody asks for.
+type diskSpec struct {
+	name, description string
+	sizeBytes         int64
+	diskType          string
+	source            string
+	blockSize         int
+	// parent is the ID of the snapshot or image that is to be the source.
+	parent string
+}
+
+// The sources of a distributed disk.
+const (
+	sourceBlank     = "blank"
+	sourceSnapshot  = "snapshot"
+	sourceImage     = "image"
+	sourceImporting = "importing_blocks"
+)
+
+var blockSizes = []string{"512", "2048", "4096"}
+
+func parseDiskSpec(f fields) (spec diskSpec, err error) {
+	if spec.name, err = f.name("name"); err != nil {
+		return spec, err
+	}
+	if spec.description, err = f.text("description"); err != nil {
+		return spec, err
+	}
+	backend, err := f.object("disk_backend")
+	if err != nil {
+		return spec, err
+	}
+	if err := spec.parseBackend(backend); err != nil {
+		return spec, err
+	}
+	spec.sizeBytes, err = f.byteCount("size")
+	return spec, err
+}
+
+func (spec *diskSpec) parseBackend(f fields) (err error) {
+	if spec.diskType, err = f.oneOf("type", typeLocal, typeDistributed); err != nil {
+		return err
+	}
+	if spec.diskType == typeLocal {
+		spec.blockSize, spec.source = localBlockSize, sourceBlank
+		return nil
+	}
+	source, err := f.object("disk_source")
+	if err != nil {
+		return err
+	}
+	spec.source, err = source.oneOf("type", sourceBlank, sourceSnapshot, sourceImage, sourceImporting)
+	if err != nil {
+		return err
+	}
+	switch spec.source {
+	case sourceSnapshot:
+		spec.parent, err = source.uuid("snapshot_id")
+	case sourceImage:
+		spec.parent, err = source.uuid("image_id")
+	default:
+		return spec.parseBlockSize(source)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = source.flag("read_only", false)
+	return err
+}
+
+func (spec *diskSpec) parseBlockSize(f fields) error {
+	raw, err := f.need("block_size")
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(blockSizes, string(raw)) {
+		return bodyError(f.at("block_size"), errors.New("invalid block size: expected one of 512, 2048, 4096"))
+	}
+	spec.blockSize, err = strconv.Atoi(string(raw))
+	return err
+}
+
+// pending is what disks that are made together with this one will take before it.
+type pending struct {
+	bytes, space int64
+	names        map[string]bool
+}
+
+// checkDisk refuses a disk that cannot be made, with the checks of docs/rack.md §2 in their order. The first one, the
+// project, is behind us.
+func (r *Rack) checkDisk(p *project, spec diskSpec, before pending) error {
+	switch spec.source {
+	case sourceSnapshot, sourceImage:
+		// The rack holds neither yet, so whichever is named is missing.
+		return selector{id: spec.parent}.missing(spec.source)
+	}
+	if err := spec.checkSize(); err != nil {
+		return err
+	}
+	set := r.settings.Load()
+	if spec.sizeBytes > cmp.Or(set.QuotaBytes, unlimited)-r.usedBytes-before.bytes {
+		return fail(507, codeCapacity, messageStorageQuota)
+	}
+	if err := checkDescription(spec.description); err != nil {
+		return err
+	}
+	if _, taken := p.disks.named(spec.name); taken || before.names[spec.name] {
+		return alreadyExists("disk", spec.name)
+	}
+	if spec.diskType == typeDistributed && set.SpaceBytes > 0 &&
+		spec.sizeBytes > set.SpaceBytes-r.usedSpace-before.space {
+		return fail(507, codeCapacity, messageNoSpace)
+	}
+	return nil
+}
+
+func (spec diskSpec) checkSize() error {
+	switch {
+	case spec.sizeBytes%int64(spec.blockSize) != 0:
+		return invalidValue("size and block_size",
+			"total size must be a multiple of block size "+strconv.Itoa(spec.blockSize))
+	case spec.sizeBytes < gib:
+		return invalidValue("size", "total size must be at least 1 GiB")
+	case spec.sizeBytes%gib != 0:
+		return invalidValue("size", "total size must be a multiple of 1 GiB")
+	case spec.diskType == typeDistributed && spec.sizeBytes > maxDistributedBytes:
+		return invalidValue("size", "total size must be less than 1023 GiB")
+	}
+	return nil
+}
+
+func (spec diskSpec) disk(p *project) *disk {
+	d := &disk{
+		ID: uuid.NewString(), Name: spec.name, Description: spec.description, ProjectID: p.ID,
+		SizeBytes: spec.sizeBytes, BlockSize: spec.blockSize, Type: spec.diskType, State: diskDetached,
+		Placed: spec.diskType == typeDistributed, Created: now(), project: p,
+	}
+	if spec.source == sourceImporting {
+		d.State = diskImportReady
+	}
+	return d
+}
+
+// insertDisk puts a record where it is found.
+func (r *Rack) insertDisk(p *project, d *disk) {
+	d.project = p
+	r.disks[d.ID] = d
+	p.disks.put(d)
+	r.usedBytes += d.SizeBytes
+	if d.Placed {
+		r.usedSpace += d.SizeBytes
+	}
+	if i := r.instances[d.InstanceID]; i != nil {
+		i.disks = append(i.disks, d)
+	}
+}
+
+// removeDisk forgets a disk.
+func (r *Rack) removeDisk(d *disk) error {
+	if err := r.store.write(drop(inDisks, d.ID)); err != nil {
+		return err
+	}
+	delete(r.disks, d.ID)
+	d.project.disks.remove(d)
+	r.usedBytes -= d.SizeBytes
+	if d.Placed {
+		r.usedSpace -= d.SizeBytes
+	}
+	if i := r.instances[d.InstanceID]; i != nil {
+		i.drop(d)
+	}
+	return nil
+}
+
+func (r *Rack) changeDisk(d *disk, alter func(*disk)) error { return r.changeDisks([]*disk{d}, alter) }
+
+// changeDisks alters records, all of them or none, and writes further changes with them. It touches neither name nor size.
+func (r *Rack) changeDisks(disks []*disk, alter func(*disk), with ...change) error {
+	next := make([]disk, len(disks))
+	for n, d := range disks {
+		next[n] = *d
+		alter(&next[n])
+		with = append(with, put(inDisks, d.ID, &next[n]))
+	}
+	if err := r.store.write(with...); err != nil {
+		return err
+	}
+	for n, d := range disks {
+		if d.InstanceID != next[n].InstanceID {
+			if i := r.instances[d.InstanceID]; i != nil {
+				i.drop(d)
+			}
+			if i := r.instances[next[n].InstanceID]; i != nil {
+				i.disks = append(i.disks, d)
+			}
+		}
+		if !d.Placed && next[n].Placed {
+			r.usedSpace += d.SizeBytes
+		}
+		*d = next[n]
+	}
+	return nil
+}
+
+// makeDisk inserts a disk that was checked. With guests its store is made meanwhile, and others see it in creating. The
+// caller holds it.
+func (r *Rack) makeDisk(d *disk) error {
+	rest := d.State
+	if r.guests != nil {
+		d.State = diskCreating
+	}
+	if err := r.store.write(put(inDisks, d.ID, d)); err != nil {
+		return err
+	}
+	r.insertDisk(d.project, d)
+	if r.guests == nil {
+		return nil
+	}
+	err := r.onGuests("create disk "+d.ID, func(g Guests) error { return g.CreateDisk(d.ID, d.SizeBytes) })
+	if err != nil {
+		return errors.Join(err, r.removeDisk(d))
+	}
+	return r.changeDisk(d, func(d *disk) { d.State = rest })
+}
+
+// lookup finds a disk or an instance as a request addresses it, for somebody who wants to do something with it. The order
+// of the refusals is the rack's: how it is addressed, the project, the thing, the right to it.
+func lookup[T record](r *Rack, kind string, t target, byID map[string]T, in func(*project) *shelf[T], who caller, want access) (T, error) {
+	var none, thing T
+	if t.sel.id != "" {
+		if t.project != nil {
+			return none, invalidRequest("when providing %s as an ID project should not be specified", kind)
+		}
+		thing = byID[t.sel.id]
+	} else {
+		if t.project == nil {
+			return none, invalidRequest("%s should either be UUID or project should be specified", kind)
+		}
+		p, err := r.findProject(*t.project)
+		if err != nil {
+			return none, err
+		}
+		thing, _ = in(p).named(t.sel.name)
+	}
+	if thing == none {
+		return none, t.sel.missing(kind)
+	}
+	return thing, who.may(want, t.sel.missing(kind))
+}
+
+func projectDisks(p *project) *shelf[*disk] { return &p.disks }
+
+func (r *Rack) lookupDisk(who caller, t target, want access) (*disk, error) {
+	return lookup(r, "disk", t, r.disks, projectDisks, who, want)
+}
+
+func parseDiskList(r *Rack, q *request) (action, error) {
+	return parseList(r, q, projectDisks, (*disk).view)
+}
+
+// parseList reads a request for the things of one kind in a project.
+func parseList[T record, V any](r *Rack, q *request, in func(*project) *shelf[T], view func(T) V) (action, error) {
+	sc, err := q.parseScan(sortsByNameOrID, true)
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		p, err := r.lookupProject(who, *sc.project, accessRead)
+		if err != nil {
+			return answer{}, err
+		}
+		return answer{200, makePage(in(p).next(sc), sc, view)}, nil
+	}, nil
+}
+
+func parseDiskCreate(r *Rack, q *request) (action, error) {
+	project, err := q.needProject()
+	if err != nil {
+		return nil, err
+	}
+	body, err := readBody(q.http)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := parseDiskSpec(body)
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) { return r.createDisk(who, project, spec) }, nil
+}
+
+// createDisk makes a disk. Its answer says creating although the record is already in its rest state, as the rack's does.
+func (r *Rack) createDisk(who caller, project selector, spec diskSpec) (answer, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, err := r.lookupProject(who, project, accessModify)
+	if err != nil {
+		return answer{}, err
+	}
+	if err := r.checkDisk(p, spec, pending{}); err != nil {
+		return answer{}, err
+	}
+	d := spec.disk(p)
+	release, err := r.hold(func() ([]string, error) { return []string{d.ID}, nil })
+	if err != nil {
+		return answer{}, err
+	}
+	defer release()
+	if err := r.makeDisk(d); err != nil {
+		return answer{}, err
+	}
+	view := d.view()
+	view.State = diskStateView{State: diskCreating}
+	return answer{201, view}, nil
+}
+
+func parseDiskView(r *Rack, q *request) (action, error) {
+	t, err := q.target()
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		d, err := r.lookupDisk(who, t, accessRead)
+		if err != nil {
+			return answer{}, err
+		}
+		return answer{200, d.view()}, nil
+	}, nil
+}
+
+func parseDiskDelete(r *Rack, q *request) (action, error) {
+	t, err := q.target()
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) { return answer{status: 204}, r.deleteDisk(who, t) }, nil
+}
+
+// deleteDisk removes a disk (docs/rack.md §3). The bytes go before the record, so that a rack that dies in between deletes
+// them once more when it is asked again.
+func (r *Rack) deleteDisk(who caller, t target) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var d *disk
+	release, err := r.hold(func() (ids []string, err error) {
+		if d, err = r.lookupDisk(who, t, accessModify); err != nil {
+			return nil, err
+		}
+		return []string{d.ID}, nil
+	})
+	if err != nil {
+		return err
+	}
+	defer release()
+	if d.State != diskDetached && d.State != diskFaulted {
+		return invalidRequest(`disk cannot be deleted in state "%s"`, d.State)
+	}
+	if err := r.onGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }); err != nil {
+		return err
+	}
+	return r.removeDisk(d)
+}
+
+// diskEntry is one disk in the request for an instance: one to be made, or the name of one to be attached.
+type diskEntry struct {
+	create *diskSpec
+	attach string
+}
+
+func parseDiskEntry(raw json.RawMessage, path string) (entry diskEntry, err error) {
+	f, err := parseObject(raw, path)
+	if err != nil {
+		return entry, err
+	}
+	kind, err := f.oneOf("type", "create", "attach")
+	if err != nil {
+		return entry, err
+	}
+	if kind == "attach" {
+		entry.attach, err = f.name("name")
+		return entry, err
+	}
+	spec, err := parseDiskSpec(f)
+	entry.create = &spec
+	return entry, err
+}
