@@ -1,0 +1,217 @@
+//go:build linux
+
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+)
+
+// nodeA and nodeB are the instances of most tests.
+const (
+	nodeA = "11111111-1111-4111-8111-111111111111"
+	nodeB = "22222222-2222-4222-8222-222222222222"
+)
+
+// mib is small enough to be cheap, and a disk of 64 of them takes an ext4.
+const mib = 1 << 20
+
+// world is guests in folders of the test's own.
+type world struct {
+	*Guests
+	t           *testing.T
+	root, state string
+}
+
+// newWorld makes guests that must leave nothing behind when the test ends.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	needRoot(t)
+	return openWorld(t, filepath.Join(t.TempDir(), "guests"), t.TempDir())
+}
+
+func openWorld(t *testing.T, root, state string) *world {
+	t.Helper()
+	w := &world{t: t, root: root, state: state}
+	var err error
+	if w.Guests, err = New(Options{Root: root, StateDir: state, Log: slog.New(slog.DiscardHandler)}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		w.close()
+		if left := loopsBelow(t, state); len(left) > 0 {
+			t.Errorf("loop devices left behind: %v", left)
+		}
+		if _, err := os.Stat(root); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("guest root %s left behind: %v", root, err)
+		}
+	})
+	return w
+}
+
+// close closes the guests once, before the test's end if the test wants so.
+func (w *world) close() {
+	w.t.Helper()
+	if w.Guests == nil {
+		return
+	}
+	if err := w.Close(); err != nil {
+		w.t.Errorf("close: %v", err)
+	}
+	w.Guests = nil
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loop devices, device nodes and mounts")
+	}
+}
+
+// loopsBelow lists the loop devices whose backing file is, or was, below the folder. It asks sysfs, not the package.
+func loopsBelow(t *testing.T, dir string) (found []string) {
+	t.Helper()
+	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err == nil && strings.HasPrefix(string(text), dir+"/") {
+			found = append(found, strings.Split(path, "/")[3]+" "+strings.TrimSpace(string(text)))
+		}
+	}
+	return found
+}
+
+// data is a disk for a slot, with its store.
+func (w *world) data(slot int, name string, sizeMiB int64) simrack.GuestDisk {
+	w.t.Helper()
+	disk := simrack.GuestDisk{
+		ID: fmt.Sprintf("%08d-0000-4000-8000-%012x", slot, name), Name: name, Slot: slot,
+		SizeBytes: sizeMiB * mib, BlockSize: 512,
+	}
+	w.must(w.CreateDisk(disk.ID, disk.SizeBytes))
+	return disk
+}
+
+// on makes a guest and powers it on.
+func (w *world) on(instanceID, name string, disks ...simrack.GuestDisk) {
+	w.t.Helper()
+	w.must(w.CreateInstance(instanceID, name))
+	w.must(w.PowerOn(instanceID, disks))
+}
+
+// node is the path of the disk's device node in a guest, which must show it.
+func (w *world) node(instanceID string, disk simrack.GuestDisk) string {
+	w.t.Helper()
+	name := w.Device(instanceID, disk.ID)
+	if name == "" {
+		w.t.Fatalf("instance %s shows no device for disk %s", instanceID, disk.Name)
+	}
+	return filepath.Join(w.Dir(instanceID), "dev", name)
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	must(w.t, err)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+// mounted mounts the device at a new folder until the test ends.
+func mounted(t *testing.T, node, fsType string) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, unix.Mount(node, dir, fsType, 0, mountOptions(fsType)))
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
+func mountOptions(fsType string) string {
+	if fsType == "xfs" {
+		return "nouuid" // The dead filesystem of the former holder has the same UUID.
+	}
+	return ""
+}
+
+// isMounted looks into mountinfo.
+func isMounted(t *testing.T, dir string) bool {
+	t.Helper()
+	mounts, err := ownMounts()
+	must(t, err)
+	for _, m := range mounts {
+		if m.Mountpoint == dir {
+			return true
+		}
+	}
+	return false
+}
+
+// eventually waits for something that the kernel does in its own time.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// writeFile writes a file, to the disk if synced.
+func writeFile(t *testing.T, path, text string, synced bool) {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	_, err = f.WriteString(text)
+	must(t, err)
+	if synced {
+		must(t, f.Sync())
+	}
+	must(t, f.Close())
+}
+
+// contents is what the files in a folder hold; folders, such as lost+found, are left out.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	found := map[string]string{}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, entry.Name()))
+		must(t, err)
+		found[entry.Name()] = string(text)
+	}
+	return found
+}

@@ -1,0 +1,400 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+)
+
+// recordSuffix ends the name of a file in the state directory that remembers a guest's folder, after the instance's ID.
+// rootRecord remembers the guest root, if the simulator made it. [New] reads them after a crash.
+const (
+	recordSuffix = ".guest"
+	rootRecord   = "root"
+)
+
+// Options says where guests live.
+type Options struct {
+	// Root is the folder of the guests' folders. It is made when it is not there.
+	Root string
+	// StateDir is the folder of the disks' backing stores, which stay when the simulator ends. It is made when it is not
+	// there, and belongs to one simulator at a time.
+	StateDir string
+	// Log takes what cannot be told in an error; nil is [slog.Default].
+	Log *slog.Logger
+}
+
+// Guests implements [simrack.Guests] with loop devices. All its methods may be called at the same time, save for two on
+// the same instance or on the same disk.
+type Guests struct {
+	root, stateDir string
+	madeRoot       bool
+	log            *slog.Logger
+	control        *os.File // /dev/loop-control.
+	claim          *os.File // The state directory, locked.
+
+	nodes atomic.Int64 // Makes the names of short-lived nodes unique.
+	// loops is held by whoever opens a loop device for a look at it or to detach it. Without it one could be what keeps
+	// the other's loop device from going.
+	loops sync.Mutex
+
+	mu       sync.Mutex
+	machines map[string]*machine // By instance ID.
+	boot     map[string]bool     // IDs of disks that an instance has booted from.
+}
+
+var _ simrack.Guests = (*Guests)(nil)
+
+// New makes the place for guests and clears what a simulator with the same state directory left behind when it was
+// killed: its guests lose their power, their folders go, the disks stay.
+//
+// It fails without root, when loop devices cannot be had, when device nodes below Root cannot be opened, and when another
+// simulator uses the state directory.
+func New(options Options) (_ *Guests, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("guests need root, for loop devices and device nodes: run as root, or without guests")
+	}
+	g := &Guests{log: options.Log, machines: map[string]*machine{}, boot: map[string]bool{}}
+	if g.log == nil {
+		g.log = slog.Default()
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.release())
+		}
+	}()
+	if g.stateDir, _, err = makeDir(options.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	if err := g.claimStateDir(); err != nil {
+		return nil, err
+	}
+	if err := g.makeRoot(options.Root); err != nil {
+		return nil, fmt.Errorf("make the guest root: %w", err)
+	}
+	if g.control, err = os.OpenFile("/dev/loop-control", os.O_RDWR, 0); err != nil {
+		return nil, fmt.Errorf("guests need loop devices (modprobe loop; in a container, /dev of the host): %w", err)
+	}
+	if err := g.checkNodes(); err != nil {
+		return nil, err
+	}
+	if err := g.clearStale(); err != nil {
+		return nil, fmt.Errorf("clear what a former simulator left in %s: %w", g.stateDir, err)
+	}
+	return g, nil
+}
+
+// makeDir makes a folder unless it is there, and returns its path without links, as the kernel reports it.
+func makeDir(path string, mode fs.FileMode) (clean string, made bool, err error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		made = true
+	}
+	if err := os.MkdirAll(path, mode); err != nil {
+		return "", false, err
+	}
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return "", false, err
+	}
+	clean, err = filepath.EvalSymlinks(absolute)
+	return clean, made, err
+}
+
+// makeRoot makes the guest root, and notes that it is ours if it was not there before.
+func (g *Guests) makeRoot(path string) (err error) {
+	if g.root, g.madeRoot, err = makeDir(path, 0o755); err != nil {
+		return err
+	}
+	record := filepath.Join(g.stateDir, rootRecord)
+	if g.madeRoot {
+		return os.WriteFile(record, []byte(g.root), 0o600)
+	}
+	made, err := os.ReadFile(record)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	g.madeRoot = string(made) == g.root
+	return err
+}
+
+func (g *Guests) claimStateDir() (err error) {
+	if g.claim, err = os.Open(g.stateDir); err != nil {
+		return err
+	}
+	err = unix.Flock(int(g.claim.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("another simulator uses the state directory %s: end it or choose another directory", g.stateDir)
+	}
+	return err
+}
+
+// checkNodes finds out whether device nodes in the guest root work.
+func (g *Guests) checkNodes() error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(g.root, &stat); err != nil {
+		return &fs.PathError{Op: "statfs", Path: g.root, Err: err}
+	}
+	if stat.Flags&unix.ST_NODEV != 0 {
+		return fmt.Errorf("guest root %s is on a mount with the option nodev, where device nodes cannot be opened: "+
+			"choose a folder on another mount", g.root)
+	}
+	number, err := unix.IoctlRetInt(int(g.control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return fmt.Errorf("find a free loop device: %w", err)
+	}
+	device, err := g.openLoop(loop(number), os.O_RDONLY)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
+		return nil // Somebody else took or removed it meanwhile; the node did its work.
+	}
+	if err != nil {
+		return fmt.Errorf("guest root %s cannot have loop device nodes (in a container, it must be privileged): %w", g.root, err)
+	}
+	return device.Close()
+}
+
+// clearStale ends the guests of a simulator that was killed.
+func (g *Guests) clearStale() error {
+	bound, err := g.boundLoops()
+	if err != nil {
+		return err
+	}
+	mounts, err := allMounts()
+	if err != nil {
+		return err
+	}
+	for _, b := range bound {
+		if err := g.shutDown(mounts, b.loop); err != nil {
+			return err
+		}
+		if err := g.sever(b); err != nil {
+			return err
+		}
+	}
+	entries, err := os.ReadDir(g.stateDir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path := filepath.Join(g.stateDir, entry.Name())
+		switch filepath.Ext(entry.Name()) {
+		case freshSuffix:
+			err = os.Remove(path)
+		case storeSuffix:
+			err = store{path}.setImmutable(false)
+		case recordSuffix:
+			err = g.clearGuest(path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearGuest removes the folder that a record names, and the record.
+func (g *Guests) clearGuest(record string) error {
+	dir, err := os.ReadFile(record)
+	if err != nil {
+		return err
+	}
+	if !filepath.IsAbs(string(dir)) {
+		return os.Remove(record) // The crash came while it was written, before there was a folder.
+	}
+	if err := clearDir(string(dir)); err != nil {
+		return err
+	}
+	// Folders that are in use, by what is not ours, stay.
+	if err := remove(string(dir)); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	return os.Remove(record)
+}
+
+// clearDir removes what a guest's folder holds of ours.
+func clearDir(dir string) error {
+	nodes, err := filepath.Glob(filepath.Join(dir, "dev", "nvme*"))
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if err := remove(node); err != nil {
+			return err
+		}
+	}
+	for _, tree := range []string{"sys", ".appearing"} {
+		if err := removeTree(filepath.Join(dir, tree)); err != nil {
+			return err
+		}
+	}
+	err = remove(filepath.Join(dir, "dev"))
+	return errors.Join(err, remove(filepath.Join(dir, "metadata.env")))
+}
+
+// Close halts all running guests in order and removes their folders. It fails when something still holds a loop device
+// afterwards, naming it: a mount that was busy, or one that was left after a power cut.
+func (g *Guests) Close() error {
+	g.mu.Lock()
+	machines := make([]*machine, 0, len(g.machines))
+	for _, m := range g.machines {
+		machines = append(machines, m)
+	}
+	g.mu.Unlock()
+
+	var errs []error
+	for _, m := range machines {
+		errs = append(errs, g.PowerOff(m.id, true), g.DeleteInstance(m.id))
+	}
+	errs = append(errs, g.stillHeld(), g.release())
+	return errors.Join(errs...)
+}
+
+// release gives back what New took.
+func (g *Guests) release() error {
+	var errs []error
+	if g.madeRoot {
+		err := remove(g.root)
+		if err == nil {
+			err = remove(filepath.Join(g.stateDir, rootRecord))
+		}
+		if !errors.Is(err, unix.ENOTEMPTY) {
+			errs = append(errs, err)
+		}
+	}
+	for _, f := range []*os.File{g.control, g.claim} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stillHeld says who holds loop devices that should be gone. Programs that look at every block device, such as udev, may
+// hold one for a moment.
+func (g *Guests) stillHeld() error {
+	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		bound, err := g.boundLoops()
+		if err != nil || len(bound) == 0 {
+			return err
+		}
+		if time.Now().Before(deadline) {
+			continue
+		}
+		mounts, err := allMounts()
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, b := range bound {
+			errs = append(errs, g.heldError(mounts, b))
+		}
+		return errors.Join(errs...)
+	}
+}
+
+func (g *Guests) heldError(mounts []mount, b boundLoop) error {
+	number, err := b.loop.device()
+	if err != nil {
+		return err
+	}
+	var places []string
+	for _, m := range mounts {
+		if m.device() == number {
+			places = append(places, m.path())
+		}
+	}
+	who := "a process has it open or mounted where it cannot be seen: end the process"
+	if len(places) > 0 {
+		who = "it is mounted at " + strings.Join(places, ", ") + ": unmount it"
+	}
+	return fmt.Errorf("%s is still held although disk %s has no guest: %s", b.loop, b.diskID, who)
+}
+
+// cut takes the power from disks; package guest's comment says how. A disk that somebody holds is no error: it is as dead
+// as the others.
+func (g *Guests) cut(devices ...*device) error {
+	mounts, err := allMounts()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, d := range devices {
+		if !d.refused {
+			errs = append(errs, g.shutDown(mounts, d.loop))
+		}
+	}
+	for _, d := range devices {
+		if !d.refused {
+			errs = append(errs, g.sever(boundLoop{loop: d.loop, diskID: d.disk.ID, file: d.file}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// shutDown shuts the filesystem on the loop device down, if there is one. A filesystem that cannot be shut down, because
+// another mount hides it or because it has no such operation, dies with its device.
+func (g *Guests) shutDown(mounts []mount, l loop) error {
+	number, err := l.device()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m.device() != number {
+			continue
+		}
+		if err = m.shutDown(); err == nil {
+			return nil // The other mounts show the same filesystem.
+		}
+		g.log.Debug("filesystem not shut down before its disk", slog.Any("error", err))
+	}
+	return nil
+}
+
+// attach puts the store of the device's disk behind a loop device.
+func (g *Guests) attach(d *device) error {
+	s := g.store(d.disk.ID)
+	file, sizeBytes, err := s.stat()
+	if err != nil {
+		return err
+	}
+	if sizeBytes != d.disk.SizeBytes {
+		return fmt.Errorf("disk %s has %d bytes but its backing store has %d", d.disk.ID, d.disk.SizeBytes, sizeBytes)
+	}
+	bound, err := g.boundLoops()
+	if err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(bound, func(b boundLoop) bool { return b.file == file }); i >= 0 {
+		if !bound[i].severed {
+			return fmt.Errorf("the backing store of disk %s is behind %s already", d.disk.ID, bound[i].loop)
+		}
+		if err := s.renew(); err != nil {
+			return err
+		}
+		if file, _, err = s.stat(); err != nil {
+			return err
+		}
+	}
+	if d.disk.Boot && !d.disk.ReadOnly {
+		if err := s.makeBootable(sizeBytes); err != nil {
+			return err
+		}
+	}
+	d.file = file
+	if d.loop, err = g.bind(s, d.disk.BlockSize, d.disk.ReadOnly); err != nil {
+		return err
+	}
+	d.number, err = d.loop.device()
+	return err
+}

@@ -1,0 +1,223 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+)
+
+// machine is one guest.
+type machine struct {
+	id, dir string
+	// madeDir says that the folder was not there before.
+	madeDir bool
+
+	mu      sync.Mutex
+	running bool
+	devices map[string]*device // By disk ID.
+	// vanished are block devices that somebody may still hold although their disk is gone. The kernel keeps their
+	// numbers taken for as long.
+	vanished []*device
+}
+
+// powerOn makes a machine without power boot with the disks in its slots. After an error it is off again.
+func (g *Guests) powerOn(m *machine, disks []simrack.GuestDisk) error {
+	if m.running {
+		return errors.New("it is running")
+	}
+	if err := m.forgetMounts(); err != nil {
+		return err
+	}
+	m.running = true
+	err := m.boot(g, disks)
+	if err != nil {
+		err = errors.Join(err, g.powerOff(m, false))
+	}
+	return err
+}
+
+func (m *machine) boot(g *Guests, disks []simrack.GuestDisk) error {
+	sys := filepath.Join(m.dir, "sys")
+	for _, dir := range []string{"block", "bus/pci/devices", "bus/pci/drivers/nvme", "class/nvme", "dev/block"} {
+		if err := os.MkdirAll(filepath.Join(sys, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := write(sys, firmware(m.id)); err != nil {
+		return err
+	}
+	// The kernel probes the slots in their order.
+	inSlots := slices.SortedFunc(slices.Values(disks), func(a, b simrack.GuestDisk) int { return a.Slot - b.Slot })
+	for _, disk := range inSlots {
+		if err := g.plug(m, disk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forgetMounts takes away what is still mounted from this machine's former life, as dead as it is: a machine that boots
+// has no mounts. Other mount namespaces keep theirs; nothing but their processes can undo these.
+func (m *machine) forgetMounts() error {
+	mounts, err := ownMounts()
+	if err != nil {
+		return err
+	}
+	dev := filepath.Join(m.dir, "dev")
+	isNode, err := nodeMounts(mounts, dev)
+	if err != nil {
+		return err
+	}
+	former := withChildren(mounts, func(mount mount) bool {
+		return isNode(mount) || below(mount.Source, dev)
+	})
+	for _, mount := range former {
+		if err := mount.unmount(unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("clear the mounts of the machine's former life: %w", err)
+		}
+	}
+	return nil
+}
+
+// plug shows one more disk to a running machine.
+func (g *Guests) plug(m *machine, disk simrack.GuestDisk) error {
+	if _, ok := m.devices[disk.ID]; ok {
+		return fmt.Errorf("disk %s is on it already", disk.ID)
+	}
+	d := &device{disk: disk}
+	if err := m.number(g, d); err != nil {
+		return err
+	}
+	if !d.refused {
+		if err := g.attach(d); err != nil {
+			return err
+		}
+	}
+	m.devices[disk.ID] = d
+	if err := d.show(m.dir); err != nil {
+		return errors.Join(err, g.unplug(m, d))
+	}
+	return nil
+}
+
+// number gives the device the numbers that Linux would. A controller takes the lowest free one, and its subsystem the
+// same. While somebody holds a block device whose disk has vanished, its subsystem stays: another disk takes the next
+// number, and the same disk comes back as the subsystem's next namespace, on a controller with another number.
+func (m *machine) number(g *Guests, d *device) error {
+	bound, err := g.boundLoops()
+	if err != nil {
+		return err
+	}
+	m.vanished = slices.DeleteFunc(m.vanished, func(gone *device) bool {
+		return !slices.ContainsFunc(bound, func(b boundLoop) bool { return b.file == gone.file })
+	})
+
+	taken := map[int]bool{}
+	d.namespace = 1
+	rejoined := false
+	for _, other := range m.devices {
+		if serial(other.disk) == serial(d.disk) && !other.refused {
+			d.refused = true
+			return nil
+		}
+		if !other.refused {
+			taken[other.controller], taken[other.subsystem] = true, true
+		}
+	}
+	for _, gone := range m.vanished {
+		taken[gone.subsystem] = true
+		if serial(gone.disk) == serial(d.disk) && (!rejoined || gone.namespace >= d.namespace) {
+			rejoined = true
+			d.subsystem, d.namespace = gone.subsystem, gone.namespace+1
+		}
+	}
+	for taken[d.controller] {
+		d.controller++
+	}
+	if !rejoined {
+		d.subsystem = d.controller
+	}
+	return nil
+}
+
+// unplug takes one disk from a running machine by surprise.
+func (g *Guests) unplug(m *machine, d *device) error {
+	delete(m.devices, d.disk.ID)
+	if d.refused {
+		return d.hide(m.dir)
+	}
+	m.vanished = append(m.vanished, d)
+	return errors.Join(g.cut(d), d.hide(m.dir))
+}
+
+// powerOff stops a machine; one that is off stays so.
+func (g *Guests) powerOff(m *machine, orderly bool) error {
+	if !m.running {
+		return nil
+	}
+	var errs []error
+	devices := slices.Collect(maps.Values(m.devices))
+	if orderly {
+		errs = append(errs, g.halt(m, devices))
+	}
+	errs = append(errs, g.cut(devices...))
+	for _, d := range devices {
+		errs = append(errs, d.hide(m.dir))
+	}
+	clear(m.devices)
+	m.vanished, m.running = nil, false
+	entries, err := os.ReadDir(filepath.Join(m.dir, "sys"))
+	errs = append(errs, err)
+	for _, entry := range entries {
+		errs = append(errs, removeTree(filepath.Join(m.dir, "sys", entry.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+// halt does what an operating system does before it lets go of the power: everything is written and unmounted. What is
+// busy is written all the same; the cut that follows shuts it down.
+func (g *Guests) halt(m *machine, devices []*device) error {
+	mounts, err := ownMounts()
+	if err != nil {
+		return err
+	}
+	isNode, err := nodeMounts(mounts, filepath.Join(m.dir, "dev"))
+	if err != nil {
+		return err
+	}
+	onDevice := func(mount mount) bool {
+		return slices.ContainsFunc(devices, func(d *device) bool { return !d.refused && d.number == mount.device() })
+	}
+	var errs []error
+	for _, mount := range withChildren(mounts, func(mount mount) bool { return isNode(mount) || onDevice(mount) }) {
+		if onDevice(mount) {
+			errs = append(errs, mount.sync())
+		}
+		if err := mount.unmount(0); err != nil {
+			g.log.Warn("a mount does not end with its guest, which halts", slog.String("guest", m.dir), slog.Any("error", err))
+		}
+	}
+	// Mounts in other namespaces, and whoever has the block device open.
+	all, err := allMounts()
+	errs = append(errs, err)
+	for _, mount := range all {
+		if onDevice(mount) && !mount.own() {
+			errs = append(errs, mount.sync())
+		}
+	}
+	for _, d := range devices {
+		if !d.refused {
+			errs = append(errs, g.flush(d.loop))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,224 @@
+package guest
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// shutdownRequest is FS_IOC_SHUTDOWN, _IOR('X', 125, __u32).
+	shutdownRequest = 0x8004587d
+	// shutdownNoLogFlush leaves the journal as it is on the disk, as when the disk vanishes.
+	shutdownNoLogFlush = 2
+)
+
+// mount is a mount, and the folder below which its mount point is reached: "/" for our own mount namespace.
+type mount struct {
+	*mountinfo.Info
+	via string
+}
+
+func (m mount) path() string { return filepath.Join(m.via, m.Mountpoint) }
+
+func (m mount) own() bool { return m.via == "/" }
+
+func (m mount) device() uint64 { return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) }
+
+// ownMounts lists the mounts of our mount namespace, parents before children unless they were moved.
+func ownMounts() ([]mount, error) { return mountsIn("/proc/self", "/") }
+
+func mountsIn(process, via string) ([]mount, error) {
+	f, err := os.Open(filepath.Join(process, "mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // Opened for reading.
+	infos, err := mountinfo.GetMountsFromReader(f, nil)
+	if err != nil {
+		return nil, err
+	}
+	mounts := make([]mount, len(infos))
+	for i, info := range infos {
+		mounts[i] = mount{info, via}
+	}
+	return mounts, nil
+}
+
+// allMounts lists the mounts of every mount namespace that a visible process lives in: a container keeps its own copy of
+// a mount that its host has long undone.
+func allMounts() ([]mount, error) {
+	mounts, err := ownMounts()
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{self: true}
+	for _, entry := range entries {
+		if _, err := strconv.Atoi(entry.Name()); err != nil {
+			continue
+		}
+		process := filepath.Join("/proc", entry.Name())
+		namespace, err := os.Readlink(filepath.Join(process, "ns/mnt"))
+		if err != nil || seen[namespace] {
+			continue // Gone, or not ours to see.
+		}
+		others, err := mountsIn(process, filepath.Join(process, "root"))
+		if err != nil {
+			continue // Gone meanwhile; another process of its namespace may still come.
+		}
+		seen[namespace] = true
+		mounts = append(mounts, others...)
+	}
+	return mounts, nil
+}
+
+// openRoot opens what is seen at the mount point, for ioctls on the filesystem. Another mount may lie over it: then what
+// is seen belongs to another filesystem, which must not be touched.
+func (m mount) openRoot() (*os.File, error) {
+	fd, err := unix.Open(m.path(), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: m.path(), Err: err}
+	}
+	defer unix.Close(fd) // Only a name.
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: m.path(), Err: err}
+	}
+	if kind := st.Mode & unix.S_IFMT; st.Dev != m.device() || kind != unix.S_IFDIR && kind != unix.S_IFREG {
+		return nil, fmt.Errorf("%s shows something else than the filesystem on %d:%d", m.path(), m.Major, m.Minor)
+	}
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
+
+// shutDown ends all input and output of the filesystem, whose journal is not flushed.
+func (m mount) shutDown() error {
+	root, err := m.openRoot()
+	if err != nil {
+		return err
+	}
+	defer root.Close() // Opened for reading.
+	if err := unix.IoctlSetPointerInt(int(root.Fd()), shutdownRequest, shutdownNoLogFlush); err != nil {
+		return &fs.PathError{Op: "shut down the filesystem at", Path: m.path(), Err: err}
+	}
+	return nil
+}
+
+// sync writes everything that is cached of the filesystem to its disk.
+func (m mount) sync() error {
+	root, err := m.openRoot()
+	if err != nil {
+		return err
+	}
+	defer root.Close() // Opened for reading.
+	if err := unix.Syncfs(int(root.Fd())); err != nil {
+		return &fs.PathError{Op: "sync the filesystem at", Path: m.path(), Err: err}
+	}
+	return nil
+}
+
+// unmount takes the mount away with the flags of umount2. The mount must be the topmost at its mount point: unmounting
+// goes by name, and would take another one away otherwise.
+func (m mount) unmount(flags int) error {
+	top, err := mountID(m.Mountpoint)
+	if err == nil && top != m.ID {
+		return fmt.Errorf("unmount %s: another mount lies over it", m.Mountpoint)
+	}
+	if err == nil {
+		err = unix.Unmount(m.Mountpoint, flags|unix.UMOUNT_NOFOLLOW)
+	}
+	if err != nil {
+		return &fs.PathError{Op: "unmount", Path: m.Mountpoint, Err: err}
+	}
+	return nil
+}
+
+// mountID returns the ID of the mount that is seen at the path. It asks the kernel's own tables: a filesystem that was
+// shut down does not even answer stat.
+func mountID(path string) (int, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd) // Only a name.
+	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return 0, err
+	}
+	_, after, _ := strings.Cut(string(text), "mnt_id:")
+	number, _, _ := strings.Cut(after, "\n")
+	return strconv.Atoi(strings.TrimSpace(number))
+}
+
+// withChildren picks from the mounts those that match and all that are mounted below them, children first: the order in
+// which they can be unmounted.
+func withChildren(mounts []mount, match func(mount) bool) []mount {
+	picked := map[int]bool{}
+	var order []mount
+	for _, m := range mounts {
+		if match(m) || picked[m.Parent] {
+			picked[m.ID] = true
+			order = append(order, m)
+		}
+	}
+	slices.Reverse(order)
+	return order
+}
+
+// nodeMounts returns a matcher of bind mounts of files below the folder dev: device nodes that somebody shows elsewhere.
+// Files that are unlinked meanwhile are found too. Mountinfo names the file from the root of its filesystem, so dev is
+// translated with the mount that holds it.
+func nodeMounts(mounts []mount, dev string) (func(mount) bool, error) {
+	id, err := mountID(dev)
+	if err != nil {
+		return nil, fmt.Errorf("find the mount that holds %s: %w", dev, err)
+	}
+	for _, holder := range mounts {
+		if holder.ID != id || !holder.own() {
+			continue
+		}
+		inside, err := filepath.Rel(holder.Mountpoint, dev)
+		if err != nil {
+			return nil, err
+		}
+		prefix := filepath.Join(holder.Root, inside) + "/"
+		return func(m mount) bool {
+			return m.device() == holder.device() && strings.HasPrefix(m.Root, prefix)
+		}, nil
+	}
+	return nil, fmt.Errorf("no mount with ID %d, which holds %s, is in mountinfo", id, dev)
+}
+
+// refuseMounts fails when something is mounted at or below dir, whose content is about to be removed: it would be the
+// mounted filesystem's content that goes.
+func refuseMounts(dir string) error {
+	mounts, err := ownMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if below(m.Mountpoint, dir) {
+			return fmt.Errorf("remove %s: %s is mounted at %s: unmount it", dir, m.Source, m.Mountpoint)
+		}
+	}
+	return nil
+}
+
+// below reports whether the path is dir or lies in it; both are clean.
+func below(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}

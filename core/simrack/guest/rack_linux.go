@@ -1,0 +1,248 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+)
+
+// CreateDisk implements [simrack.Guests]. It fails when the disk has a backing store already.
+func (g *Guests) CreateDisk(diskID string, sizeBytes int64) error {
+	if err := checkName(diskID); err != nil {
+		return err
+	}
+	return g.store(diskID).create(sizeBytes)
+}
+
+// DeleteDisk implements [simrack.Guests]. A disk without a backing store is deleted already.
+func (g *Guests) DeleteDisk(diskID string) error {
+	g.mu.Lock()
+	delete(g.boot, diskID)
+	g.mu.Unlock()
+	return remove(g.store(diskID).path)
+}
+
+// CreateInstance implements [simrack.Guests]. The name names the guest's folder.
+func (g *Guests) CreateInstance(instanceID, name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if err := checkName(instanceID); err != nil {
+		return err
+	}
+	m := &machine{id: instanceID, dir: filepath.Join(g.root, name), devices: map[string]*device{}}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, other := range g.machines {
+		if other.id == instanceID || other.dir == m.dir {
+			return fmt.Errorf("guest %s of instance %s is there already", other.dir, other.id)
+		}
+	}
+	if err := m.create(g.record(instanceID)); err != nil {
+		return errors.Join(err, g.clearGuest(g.record(instanceID)))
+	}
+	g.machines[instanceID] = m
+	return nil
+}
+
+// create makes the machine's folder. The record comes first, so that no crash leaves a folder that nobody remembers.
+func (m *machine) create(record string) (err error) {
+	if err := os.WriteFile(record, []byte(m.dir), 0o600); err != nil {
+		return err
+	}
+	if _, m.madeDir, err = makeDir(m.dir, 0o755); err != nil {
+		return err
+	}
+	for _, sub := range []string{"dev", "sys"} {
+		if _, _, err := makeDir(filepath.Join(m.dir, sub), 0o755); err != nil {
+			return err
+		}
+	}
+	env := fmt.Sprintf("OXIDE_INSTANCE_ID=%s\nOXIDE_RACK=default\n", m.id)
+	return os.WriteFile(filepath.Join(m.dir, "metadata.env"), []byte(env), 0o644)
+}
+
+func (g *Guests) record(instanceID string) string {
+	return filepath.Join(g.stateDir, instanceID+recordSuffix)
+}
+
+// DeleteInstance implements [simrack.Guests]. The folder itself goes when this simulator made it.
+func (g *Guests) DeleteInstance(instanceID string) error {
+	m, err := g.machine(instanceID)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.running {
+		return fmt.Errorf("guest %s is running", m.dir)
+	}
+	if err := clearDir(m.dir); err != nil {
+		return err
+	}
+	if m.madeDir {
+		if err := remove(m.dir); err != nil {
+			return fmt.Errorf("the folder holds what the simulator did not make: %w", err)
+		}
+	}
+	if err := os.Remove(g.record(instanceID)); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.machines, instanceID)
+	return nil
+}
+
+// PowerOn implements [simrack.Guests].
+func (g *Guests) PowerOn(instanceID string, disks []simrack.GuestDisk) error {
+	return g.with(instanceID, "power on", func(m *machine) error {
+		g.remember(disks...)
+		return g.powerOn(m, disks)
+	})
+}
+
+// PowerOff implements [simrack.Guests]. A mount that somebody keeps busy does not hinder it: its filesystem is shut down,
+// after everything was written if the guest halts in order.
+func (g *Guests) PowerOff(instanceID string, orderly bool) error {
+	return g.with(instanceID, "power off", func(m *machine) error { return g.powerOff(m, orderly) })
+}
+
+// Plug implements [simrack.Guests].
+func (g *Guests) Plug(instanceID string, disk simrack.GuestDisk) error {
+	return g.with(instanceID, "plug a disk into", func(m *machine) error {
+		if !m.running {
+			return errors.New("it is not running")
+		}
+		g.remember(disk)
+		return g.plug(m, disk)
+	})
+}
+
+// Unplug implements [simrack.Guests].
+func (g *Guests) Unplug(instanceID, diskID string) error {
+	return g.with(instanceID, "unplug a disk from", func(m *machine) error {
+		d, ok := m.devices[diskID]
+		if !ok {
+			return fmt.Errorf("disk %s is not on it", diskID)
+		}
+		return g.unplug(m, d)
+	})
+}
+
+// Dir implements [simrack.Guests]. It is empty for an unknown instance.
+func (g *Guests) Dir(instanceID string) string {
+	m, err := g.machine(instanceID)
+	if err != nil {
+		return ""
+	}
+	return m.dir
+}
+
+// Device implements [simrack.Guests].
+func (g *Guests) Device(instanceID, diskID string) string {
+	m, err := g.machine(instanceID)
+	if err != nil {
+		return ""
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d, ok := m.devices[diskID]
+	if !ok || d.refused {
+		return ""
+	}
+	return d.name()
+}
+
+// Leftovers implements [simrack.Guests]. Disks on running guests count like any others.
+func (g *Guests) Leftovers() (simrack.GuestLeftovers, error) {
+	var left simrack.GuestLeftovers
+	diskIDs, err := g.stores()
+	if err != nil {
+		return left, err
+	}
+	bound, err := g.boundLoops()
+	if err != nil {
+		return left, err
+	}
+	mounts, err := ownMounts()
+	if err != nil {
+		return left, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	left.Files = len(slices.DeleteFunc(diskIDs, func(id string) bool { return g.boot[id] }))
+	ours := map[uint64]bool{}
+	for _, b := range bound {
+		number, err := b.loop.device()
+		if err != nil {
+			return left, err
+		}
+		// A boot disk's loop device counts once it is cut off: then something holds it that should not.
+		if !g.boot[b.diskID] || b.severed {
+			left.Loops++
+			ours[number] = true
+		}
+	}
+	for _, m := range mounts {
+		counts := ours[m.device()]
+		for _, machine := range g.machines {
+			isNode, err := nodeMounts(mounts, filepath.Join(machine.dir, "dev"))
+			if err != nil {
+				return left, err
+			}
+			counts = counts || isNode(m) || below(m.Mountpoint, machine.dir)
+		}
+		if counts {
+			left.Mounts++
+		}
+	}
+	return left, nil
+}
+
+// remember notes which disks are boot disks.
+func (g *Guests) remember(disks ...simrack.GuestDisk) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, disk := range disks {
+		if disk.Boot {
+			g.boot[disk.ID] = true
+		}
+	}
+}
+
+func (g *Guests) machine(instanceID string) (*machine, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m, ok := g.machines[instanceID]
+	if !ok {
+		return nil, fmt.Errorf("instance %s has no guest", instanceID)
+	}
+	return m, nil
+}
+
+// with does something to one machine, and says so in an error.
+func (g *Guests) with(instanceID, what string, do func(*machine) error) error {
+	m, err := g.machine(instanceID)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := do(m); err != nil {
+		return fmt.Errorf("%s guest %s: %w", what, m.dir, err)
+	}
+	return nil
+}
+
+// checkName refuses what would leave the folder that it is to name a file in.
+func checkName(name string) error {
+	if name != filepath.Base(name) || !filepath.IsLocal(name) || name == "." {
+		return fmt.Errorf("%q cannot name a file", name)
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package guest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// storeSuffix ends the name of a disk's backing store, after the disk's ID. freshSuffix ends the name of a copy that has
+// not replaced its store yet.
+const (
+	storeSuffix = ".disk"
+	freshSuffix = ".fresh"
+)
+
+// immutableFlag is FS_IMMUTABLE_FL of linux/fs.h.
+const immutableFlag = 0x10
+
+// fileID tells files apart whatever their names, as the kernel does for loop devices.
+type fileID struct{ dev, inode uint64 }
+
+// store is the sparse file that holds the bytes of a disk.
+type store struct{ path string }
+
+func (g *Guests) store(diskID string) store {
+	return store{filepath.Join(g.stateDir, diskID+storeSuffix)}
+}
+
+// stat returns the store's identity and size in bytes.
+func (s store) stat() (fileID, int64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(s.path, &st); err != nil {
+		return fileID{}, 0, &fs.PathError{Op: "stat", Path: s.path, Err: err}
+	}
+	return fileID{st.Dev, st.Ino}, st.Size, nil
+}
+
+func (s store) exists() bool {
+	_, _, err := s.stat()
+	return err == nil
+}
+
+func (s store) create(sizeBytes int64) (err error) {
+	f, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Truncate(sizeBytes), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(s.path))
+	}
+	return nil
+}
+
+// renew moves the disk to a file of its own, with the same bytes. The old file lives on without a name behind whatever
+// still has it open.
+func (s store) renew() error {
+	old, err := os.Open(s.path)
+	if err != nil {
+		return err
+	}
+	defer old.Close() // Nothing was written through it.
+
+	freshPath := s.path + freshSuffix
+	fresh, err := os.OpenFile(freshPath, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(copySparse(fresh, old), fresh.Close()); err != nil {
+		return errors.Join(fmt.Errorf("copy %s: %w", s.path, err), os.Remove(freshPath))
+	}
+	return os.Rename(freshPath, s.path)
+}
+
+// copySparse makes dst, an empty file, hold the bytes of src; what is a hole in src is one in dst. Where the filesystem
+// can share blocks between files, nothing is copied.
+func copySparse(dst, src *os.File) error {
+	info, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	if err := dst.Truncate(info.Size()); err != nil {
+		return err
+	}
+	for end := int64(0); ; {
+		start, err := unix.Seek(int(src.Fd()), end, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil // No data after this point.
+		}
+		if err != nil {
+			return err
+		}
+		if end, err = unix.Seek(int(src.Fd()), start, unix.SEEK_HOLE); err != nil {
+			return err
+		}
+		if _, err := src.Seek(start, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := dst.Seek(start, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := io.CopyN(dst, src, end-start); err != nil {
+			return err
+		}
+	}
+}
+
+// setImmutable sets or clears the attribute of chattr +i, on ext4 only: other filesystems go on taking writes through
+// descriptors that are open already. Root in a container may not set it; then nothing happens.
+func (s store) setImmutable(on bool) error {
+	f, err := os.Open(s.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close() // Nothing was written through it.
+
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &stat); err != nil {
+		return &fs.PathError{Op: "statfs", Path: s.path, Err: err}
+	}
+	if stat.Type != unix.EXT4_SUPER_MAGIC {
+		return nil
+	}
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return &fs.PathError{Op: "read attributes of", Path: s.path, Err: err}
+	}
+	wanted := flags &^ immutableFlag
+	if on {
+		wanted |= immutableFlag
+	}
+	if wanted == flags {
+		return nil
+	}
+	err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(wanted))
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return &fs.PathError{Op: "set attributes of", Path: s.path, Err: err}
+	}
+	return nil
+}
+
+// makeBootable puts a partition table on a blank boot disk: one Linux partition from sector 2048 on, as on the disk of an
+// installed system. So blkid sees that the disk is not blank, and a plugin that took it for a volume would be caught.
+func (s store) makeBootable(sizeBytes int64) error {
+	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	var sector [512]byte
+	if _, err := f.ReadAt(sector[:], 0); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if sector == [512]byte{} {
+		sector = bootSector(sizeBytes)
+		if _, err := f.WriteAt(sector[:], 0); err != nil {
+			return errors.Join(err, f.Close())
+		}
+	}
+	return f.Close()
+}
+
+// bootSector is a master boot record with one active Linux partition.
+func bootSector(sizeBytes int64) (sector [512]byte) {
+	const first, table = 2048, 446
+	copy(sector[440:], "\xde\x01\xde\x01") // The disk signature.
+	entry := sector[table : table+16]
+	entry[0] = 0x80                 // Active.
+	copy(entry[1:], "\xfe\xff\xff") // Cylinder, head, sector: beyond their range, look at the numbers below.
+	entry[4] = 0x83                 // Linux.
+	copy(entry[5:], "\xfe\xff\xff")
+	binary.LittleEndian.PutUint32(entry[8:], first)
+	binary.LittleEndian.PutUint32(entry[12:], uint32(min(sizeBytes/512-first, 1<<32-1)))
+	copy(sector[510:], "\x55\xaa")
+	return sector
+}
+
+// stores lists the backing stores by disk ID.
+func (g *Guests) stores() ([]string, error) {
+	entries, err := os.ReadDir(g.stateDir)
+	if err != nil {
+		return nil, err
+	}
+	var diskIDs []string
+	for _, entry := range entries {
+		if id, ok := strings.CutSuffix(entry.Name(), storeSuffix); ok {
+			diskIDs = append(diskIDs, id)
+		}
+	}
+	return diskIDs, nil
+}
