@@ -123,12 +123,21 @@ func (r Roots) verify(dev Device) error {
 	if err != nil {
 		return fmt.Errorf("read the mount table: %w", err)
 	}
-	// The first process' mounts are the host's, unless we are in a process namespace of our own, where they are ours
-	// again. Where they cannot be read, our own have to do.
-	if host, err := mountinfo.PidMountInfo(1); err == nil {
-		mounts = append(mounts, host...)
+	return checkNotSystem(dev, append(mounts, hostMounts()...))
+}
+
+// hostMounts are the mounts of the first process: the host's, unless we are in a process namespace of our own, where
+// they are our own once more. Where they cannot be read, our own have to do.
+func hostMounts() []*mountinfo.Info {
+	file, err := os.Open("/proc/1/mountinfo")
+	if err != nil {
+		return nil
 	}
-	return checkNotSystem(dev, mounts)
+	mounts, err := mountinfo.GetMountsFromReader(file, nil)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return nil
+	}
+	return mounts
 }
 
 // systemPaths are mount points that no volume has. Partitions count wherever they are mounted: a volume has none.
