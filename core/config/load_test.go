@@ -1,0 +1,381 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/knadh/koanf/v2"
+	"github.com/spf13/pflag"
+)
+
+const (
+	instanceA = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+	token     = "oxide-token-canary"
+)
+
+// load is Load with a command line, an environment and the text of a file.
+func load(t *testing.T, args, environ []string, yaml string) (Config, []string, error) {
+	t.Helper()
+	fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
+	fs.Bool("version", false, "a flag of cmd's own")
+	Flags(fs)
+	if yaml != "" {
+		args = append([]string{"--config=" + write(t, yaml)}, args...)
+	}
+	if err := fs.Parse(args); err != nil {
+		t.Fatalf("parse %q: %v", args, err)
+	}
+	return Load(fs, environ)
+}
+
+// write makes a file in a folder of its own, so that its name is short.
+func write(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// complete are arguments with which everything holds.
+var complete = []string{
+	"--endpoint=unix:///csi/csi.sock", "--oxide-host=rack.example.com", "--oxide-project=demo",
+	"--cluster-id=c1", "--instance-id=" + instanceA,
+}
+
+var tokenEnv = []string{"OXIDE_TOKEN=" + token}
+
+// without drops the arguments of one flag.
+func without(args []string, flag string) []string {
+	var rest []string
+	for _, arg := range args {
+		if !strings.HasPrefix(arg, "--"+flag+"=") {
+			rest = append(rest, arg)
+		}
+	}
+	return rest
+}
+
+func TestDefaults(t *testing.T) {
+	got, warnings, err := load(t, complete, tokenEnv, "")
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	want := Config{
+		Endpoint: "/csi/csi.sock", Mode: ModeAll, OxideHost: "https://rack.example.com", OxideProject: "demo", OxideToken: NewToken(token),
+		ClusterID: "c1", Rack: "default", AttachMode: "hot", MaxDisks: 8, Metadata: "auto", InstanceID: instanceA,
+		StateDir: "/var/lib/oxide-csi", BlankScanLimit: 32 << 30, DeviceTimeout: time.Minute, LogFormat: "text", DevRoot: "/dev", SysRoot: "/sys",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	racks := []Rack{{Name: "default", Host: "https://rack.example.com", Project: "demo", Token: NewToken(token)}}
+	if diff := cmp.Diff(racks, got.RackList()); diff != "" {
+		t.Errorf("RackList: -want +got:\n%s", diff)
+	}
+}
+
+// samples are a value for every setting, other than its default where it can
+// be, and what it becomes.
+func samples(t *testing.T) map[string]struct {
+	text string
+	want any
+} {
+	tokenFile := write(t, token+"\n")
+	return map[string]struct {
+		text string
+		want any
+	}{
+		"endpoint":       {"unix://run/x.sock", "/run/x.sock"},
+		"mode":           {"controller", ModeController},
+		"config":         {write(t, "maxDisks: 12\n"), nil},
+		"oxideHost":      {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
+		"oxideProject":   {"p2", "p2"},
+		"oxideTokenFile": {tokenFile, tokenFile},
+		"oxideToken":     {"oxide-token-other", NewToken("oxide-token-other")},
+		"clusterID":      {"0123", "0123"}, // YAML would make a number of it.
+		"rack":           {"east", "east"},
+		"attachMode":     {"hot", "hot"},
+		"maxDisks":       {"12", 12},
+		"metadata":       {"static", "static"},
+		"instanceID":     {"{B81D0F42-77C3-4C0A-8E6F-93A5D2B4C716}", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"},
+		"metadataFile":   {"/run/id.env", "/run/id.env"},
+		"nodeName":       {"worker-3", "worker-3"},
+		"httpEndpoint":   {":9808", ":9808"},
+		"pprof":          {"true", true},
+		"stateDir":       {"/state", "/state"},
+		"blankScanLimit": {"512MiB", Size(512 << 20)},
+		"deviceTimeout":  {"1m30s", 90 * time.Second},
+		"detachGrace":    {"60s", time.Minute},
+		"logLevel":       {"debug", slog.LevelDebug},
+		"logFormat":      {"json", "json"},
+		"devRoot":        {"/host/dev", "/host/dev"},
+		"sysRoot":        {"/host/sys", "/host/sys"},
+	}
+}
+
+func TestEverySettingFromEverySource(t *testing.T) {
+	samples := samples(t)
+	for _, s := range settings() {
+		sample, ok := samples[s.key]
+		if s.key == "racks" {
+			continue // See TestRacks.
+		}
+		if !ok {
+			t.Errorf("no sample for %s: add one above", s.key)
+			continue
+		}
+		check := func(source string, args, environ []string, yaml string) {
+			t.Run(s.key+" from "+source, func(t *testing.T) {
+				base := without(complete, s.flag)
+				if s.key == "pprof" {
+					base = append(base, "--http-endpoint=:9808")
+				}
+				got, _, err := load(t, append(base, args...), append(tokenEnv, environ...), yaml)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s.key == "config" {
+					if got.ConfigFile != sample.text || got.MaxDisks != 12 {
+						t.Errorf("file %q, MaxDisks %d", got.ConfigFile, got.MaxDisks)
+					}
+					return
+				}
+				if diff := cmp.Diff(sample.want, reflect.ValueOf(got).Field(s.field).Interface()); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+			})
+		}
+		if s.flag != "" {
+			check("flag", []string{"--" + s.flag + "=" + sample.text}, nil, "")
+		}
+		if s.env != "" {
+			check("environment", nil, []string{s.env + "=" + sample.text}, "")
+		}
+		if s.inFile {
+			check("file", nil, nil, s.key+": "+quoteYAML(sample.text)+"\n")
+		}
+	}
+}
+
+// quoteYAML quotes only what YAML would take for structure.
+func quoteYAML(text string) string {
+	if strings.HasPrefix(text, "{") {
+		return "'" + text + "'"
+	}
+	return text
+}
+
+// TestPrecedence tries every combination of sources for every setting.
+func TestPrecedence(t *testing.T) {
+	for _, s := range settings() {
+		if s.key == "racks" || s.key == "config" {
+			continue // In the file only; and what names the file.
+		}
+		for set := range 1 << 3 {
+			var args, environ []string
+			var yaml string
+			want, from := s.def, ""
+			if set&1 != 0 && s.inFile {
+				yaml, want, from = s.key+": file\n", "file", "file"
+			}
+			if set&2 != 0 && s.env != "" {
+				environ, want, from = []string{s.env + "=environment"}, "environment", s.env
+			}
+			if set&4 != 0 && s.flag != "" {
+				args, want, from = []string{"--" + s.flag + "=flag"}, "flag", "--"+s.flag
+			}
+			t.Run(fmt.Sprintf("%s/%03b", s.key, set), func(t *testing.T) {
+				fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
+				Flags(fs)
+				if yaml != "" {
+					file := write(t, yaml)
+					args = append(args, "--config="+file)
+					if from == "file" {
+						from = file + " line 1"
+					}
+				}
+				if err := fs.Parse(args); err != nil {
+					t.Fatal(err)
+				}
+				l := loader{merged: koanf.New(delim), from: map[string]string{}}
+				l.merge(fs, environ)
+				if got := l.merged.String(s.key); got != want || l.from[s.key] != from || len(l.problems) > 0 {
+					t.Errorf("got %q from %q (%v), want %q from %q", got, l.from[s.key], l.problems, want, from)
+				}
+			})
+		}
+	}
+}
+
+func TestNamingTheFile(t *testing.T) {
+	one, two := write(t, "maxDisks: 10\n"), write(t, "maxDisks: 12\n")
+	for name, tt := range map[string]struct {
+		args, environ []string
+		want          int
+	}{
+		"environment":           {nil, []string{"OXIDE_CSI_CONFIG=" + one}, 10},
+		"flag over environment": {[]string{"--config=" + two}, []string{"OXIDE_CSI_CONFIG=" + one}, 12},
+		"flag takes it away":    {[]string{"--config="}, []string{"OXIDE_CSI_CONFIG=" + one}, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, _, err := load(t, append(tt.args, complete...), append(tt.environ, tokenEnv...), "")
+			if err != nil || got.MaxDisks != tt.want {
+				t.Errorf("got %d, %v; want %d", got.MaxDisks, err, tt.want)
+			}
+		})
+	}
+}
+
+// TestNothingIsNotAValue: templates leave empty variables and keys behind.
+func TestNothingIsNotAValue(t *testing.T) {
+	environ := append([]string{"OXIDE_CSI_MAX_DISKS=", "OXIDE_RACK= ", "OXIDE_CSI_UNKNOWN"}, tokenEnv...)
+	got, warnings, err := load(t, complete, environ, "mode:\nlogFormat: ''\nlogLevel: ~\nracks:\n")
+	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.Mode != ModeAll || got.LogFormat != "text" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if len(warnings) > 0 {
+		t.Errorf("warnings: %v", warnings)
+	}
+	got, _, err = load(t, append(complete, "--node-name="), append([]string{"OXIDE_CSI_NODE_NAME=n"}, tokenEnv...), "")
+	if err != nil || got.NodeName != "" {
+		t.Errorf("an empty flag leaves %q, %v", got.NodeName, err)
+	}
+}
+
+func TestOnlyTheGivenEnvironmentIsRead(t *testing.T) {
+	want, _, err := load(t, complete, tokenEnv, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range settings() {
+		if s.env != "" {
+			t.Setenv(s.env, "from-the-process")
+		}
+	}
+	got, warnings, err := load(t, complete, tokenEnv, "")
+	if err != nil || len(warnings) > 0 || !cmp.Equal(want, got) {
+		t.Errorf("got %+v, %v, %v", got, warnings, err)
+	}
+}
+
+func TestNodeHasNoRackAccess(t *testing.T) {
+	args := []string{"--endpoint=/csi/csi.sock", "--mode=node", "--instance-id=" + instanceA}
+	for name, tt := range map[string]struct {
+		args, environ []string
+		yaml, rack    string
+	}{
+		"environment": {nil, []string{"OXIDE_HOST=https://user:pw@x/y", "OXIDE_TOKEN=junk", "OXIDE_TOKEN_FILE=/none", "OXIDE_PROJECT=/"}, "", "default"},
+		"flags":       {[]string{"--oxide-host=:", "--oxide-token-file=/none", "--oxide-project=/"}, nil, "", "default"},
+		"file":        {nil, nil, "oxideHost: ':'\noxideTokenFile: /none\n", "default"},
+		"racks":       {nil, tokenEnv, "racks: [{name: east, host: ':', tokenFile: /none}]\n", "east"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, warnings, err := load(t, append(tt.args, args...), tt.environ, tt.yaml)
+			if err != nil || len(warnings) > 0 {
+				t.Fatal(warnings, err)
+			}
+			if got.OxideHost+got.OxideProject+got.OxideTokenFile+got.OxideToken.Reveal() != "" || got.RackList() != nil || got.Rack != tt.rack {
+				t.Errorf("a node got %+v", got)
+			}
+			for _, rack := range got.Racks {
+				if rack.Host+rack.TokenFile != "" {
+					t.Errorf("a node got %+v", rack)
+				}
+			}
+		})
+	}
+}
+
+func TestRacks(t *testing.T) {
+	tokenFile := write(t, token)
+	yaml := "racks:\n- name: east\n  host: east.example.com\n  tokenFile: " + tokenFile + "\n  project: demo\n"
+	args := []string{"--endpoint=/csi/csi.sock", "--cluster-id=c1", "--instance-id=" + instanceA}
+	for name, tt := range map[string]struct {
+		args, environ []string
+		warns         int
+	}{
+		"alone":                       {},
+		"with its name given":         {args: []string{"--rack=east"}},
+		"with a token beside it":      {environ: tokenEnv, warns: 1},
+		"in mode controller":          {args: []string{"--mode=controller"}},
+		"CSI_ variables are not ours": {environ: []string{"CSI_OXIDE_HOST=x", "CSI_MODE=x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, warnings, err := load(t, append(tt.args, args...), tt.environ, yaml)
+			if err != nil || len(warnings) != tt.warns {
+				t.Fatal(warnings, err)
+			}
+			want := []Rack{{Name: "east", Host: "https://east.example.com", TokenFile: tokenFile, Project: "demo"}}
+			if diff := cmp.Diff(want, got.RackList()); diff != "" || got.Rack != "east" {
+				t.Errorf("rack %q, -want +got:\n%s", got.Rack, diff)
+			}
+		})
+	}
+}
+
+func TestRackGiven(t *testing.T) {
+	for _, tt := range []struct {
+		args, environ []string
+		yaml          string
+		want          bool
+	}{
+		{}, {args: []string{"--rack=default"}, want: true}, {environ: []string{"OXIDE_RACK=default"}, want: true}, {yaml: "rack: default\n", want: true},
+	} {
+		got, _, err := load(t, append(tt.args, complete...), append(tt.environ, tokenEnv...), tt.yaml)
+		if err != nil || got.RackGiven != tt.want {
+			t.Errorf("%+v: %v, %v", tt, got.RackGiven, err)
+		}
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	tokenFile := write(t, token)
+	for name, tt := range map[string]struct {
+		args, environ []string
+		want          []string
+	}{
+		"none": {complete, append([]string{"PATH=/bin", "OXIDE_PROFILE=x", "KUBERNETES_SERVICE_HOST=10.0.0.1", "CSI_NODE_ID=x"}, tokenEnv...), nil},
+		"unknown variables": {
+			complete,
+			append([]string{"OXIDE_CSI_SERVICE_HOST=10.0.0.1", "OXIDE_CSI_MODES=oxide-token-x", "OXIDE_CSI_PORT=1"}, tokenEnv...),
+			[]string{`config: unknown environment variables are ignored: "OXIDE_CSI_MODES", "OXIDE_CSI_PORT", "OXIDE_CSI_SERVICE_HOST"`},
+		},
+		"token not used": {append(complete, "--oxide-token-file="+tokenFile), tokenEnv, []string{"config: OXIDE_TOKEN is not used, because a token file is named"}},
+		"plain http":     {append(complete, "--oxide-host=http://rack.example.com"), tokenEnv, []string{"config: http://rack.example.com is not https: the token crosses the network in clear"}},
+		"plain http here": {
+			append(complete, "--oxide-host=http://[::1]:12220"), tokenEnv, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, got, err := load(t, tt.args, tt.environ, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	for b.Loop() {
+		fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
+		Flags(fs)
+		if err := fs.Parse(complete); err != nil {
+			b.Fatal(err)
+		}
+		if _, _, err := Load(fs, tokenEnv); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

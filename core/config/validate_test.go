@@ -1,0 +1,333 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+// problemsOf returns the lines of an error of Load. Long names of files, which
+// differ in every run, are FILE.
+func problemsOf(t *testing.T, err error, files ...string) []string {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	var problems Problems
+	if !errors.As(err, &problems) || len(problems) == 0 {
+		t.Fatalf("the error is no Problems: %v", err)
+	}
+	var lines []string
+	for _, p := range problems {
+		line := p.String()
+		if strings.ContainsAny(line, "\n\r") {
+			t.Errorf("not one line: %q", line)
+		}
+		for _, file := range files {
+			line = strings.ReplaceAll(line, file, "FILE")
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func TestProblemsOfOneSetting(t *testing.T) {
+	long := "/" + strings.Repeat("s", 107)
+	for _, tt := range []struct {
+		args string // in place of the complete ones of the same flag
+		want string
+	}{
+		{"--endpoint=", "config: --endpoint: is required; set --endpoint or CSI_ENDPOINT"},
+		{"--endpoint=tcp://127.0.0.1:10000", `config: --endpoint: "tcp://127.0.0.1:10000" is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock`},
+		{"--endpoint=tcp:127.0.0.1:10000", `config: --endpoint: "tcp:127.0.0.1:10000" is not an absolute path; write one such as unix:///csi/csi.sock`},
+		{"--endpoint=csi.sock", `config: --endpoint: "csi.sock" is not an absolute path; write one such as unix:///csi/csi.sock`},
+		{"--endpoint=unix://./csi.sock", `config: --endpoint: "unix://./csi.sock" is relative; write the whole path, such as unix:///csi/csi.sock`},
+		{"--endpoint=unix:///csi/", `config: --endpoint: "unix:///csi/" names a directory; name the socket in it, such as unix:///csi/csi.sock`},
+		{"--endpoint=unix://", `config: --endpoint: "unix://" names a directory; name the socket in it, such as unix:///csi/csi.sock`},
+		{"--endpoint=" + long, "config: --endpoint: the path has 108 bytes, and a unix socket's has at most 107; use a shorter one"},
+		{"--endpoint=/a\x00b", `config: --endpoint: "/a\x00b" holds a NUL byte`},
+		{"--mode=nod", `config: --mode: "nod" is not one of controller, node, all`},
+		{"--oxide-host=", "config: --oxide-host: is required in modes controller and all; set --oxide-host or OXIDE_HOST"},
+		{"--oxide-host=https://rack.example.com/v1", `config: --oxide-host: "https://rack.example.com/v1" has more than a host and a port; write https://name or https://name:port`},
+		{"--oxide-host=rack?x=1", `config: --oxide-host: "rack?x=1" has more than a host and a port; write https://name or https://name:port`},
+		{"--oxide-host=https://me:hunter2@rack", "config: --oxide-host: must not hold a user or password; access comes from the token"},
+		{"--oxide-host=me:hun/ter2@rack", "config: --oxide-host: must not hold a user or password; access comes from the token"},
+		{"--oxide-host=ftp://rack", `config: --oxide-host: "ftp://rack" is not an https URL`},
+		{"--oxide-host=https://", `config: --oxide-host: "https://" names no host; write https://name or https://name:port`},
+		{"--oxide-host=rack:99999", `config: --oxide-host: "rack:99999" names no host; write https://name or https://name:port`},
+		{"--oxide-host=rack:", `config: --oxide-host: "rack:" names no host; write https://name or https://name:port`},
+		{"--oxide-project=", "config: --oxide-project: is required in modes controller and all; set --oxide-project or OXIDE_PROJECT"},
+		{"--oxide-project=My/Project", `config: --oxide-project: "My/Project" is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID`},
+		{"--oxide-token-file=/none/token", "config: --oxide-token-file: open /none/token: no such file or directory; name a file that holds the API token and that the plugin may read"},
+		{"--oxide-token-file=/dev/null", "config: --oxide-token-file: /dev/null is not a regular file; name a file that holds the API token and that the plugin may read"},
+		{"--cluster-id=", "config: --cluster-id: is required in modes controller and all; set --cluster-id or OXIDE_CSI_CLUSTER_ID"},
+		{"--cluster-id=Prod", `config: --cluster-id: "Prod" is not 1 to 63 of a-z, 0-9 and '-'`},
+		{"--cluster-id=" + strings.Repeat("c", 64), `config: --cluster-id: "` + strings.Repeat("c", 64) + `" is not 1 to 63 of a-z, 0-9 and '-'`},
+		{"--rack=", "config: --rack: the rack name is empty"},
+		{"--rack=${meta.oxide.rack}", `config: --rack: the rack name is "${meta.oxide.rack}", a template that the orchestrator did not fill in`},
+		{"--rack=a/b", `config: --rack: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`},
+		{"--attach-mode=restart", "config: --attach-mode: this build does not have restart; use hot"},
+		{"--attach-mode=cold", `config: --attach-mode: "cold" is not hot`},
+		{"--max-disks=1", "config: --max-disks: 1 is not between 2 and 64"},
+		{"--max-disks=65", "config: --max-disks: 65 is not between 2 and 64"},
+		{"--max-disks=eight", `config: --max-disks: "eight" is not a whole number`},
+		{"--max-disks=", `config: --max-disks: "" is not a whole number`},
+		{"--max-disks=8.0", `config: --max-disks: "8.0" is not a whole number`},
+		{"--metadata=kubernetes", "config: --metadata: kubernetes is not built yet; use static with --instance-id or --metadata-file"},
+		{"--metadata=nomad", "config: --metadata: nomad is not built yet; use static with --instance-id or --metadata-file"},
+		{"--metadata=guest", "config: --metadata: guest is not built yet; use static with --instance-id or --metadata-file"},
+		{"--metadata=aws", `config: --metadata: "aws" is not one of static, auto`},
+		{"--instance-id=", "config: --metadata: auto finds no identity by itself in this build; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE)"},
+		{"--instance-id=${meta.oxide.instance_id}", `config: --instance-id: the instance ID is "${meta.oxide.instance_id}", a template that the orchestrator did not fill in`},
+		{"--instance-id=node-a", `config: --instance-id: the instance ID "node-a" is not a UUID`},
+		{"--http-endpoint=9808", `config: --http-endpoint: "9808" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
+		{"--http-endpoint=:http", `config: --http-endpoint: ":http" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
+		{"--http-endpoint=:65536", `config: --http-endpoint: ":65536" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
+		{"--pprof", "config: --pprof: needs --http-endpoint to be served on"},
+		{"--pprof=yes", `config: --pprof: "yes" is neither true nor false`},
+		{"--state-dir=state", `config: --state-dir: "state" is not an absolute path`},
+		{"--state-dir=", `config: --state-dir: "" is not an absolute path`},
+		{"--blank-scan-limit=32GB", `config: --blank-scan-limit: "32GB" is not a size; write bytes, or a whole number of KiB, MiB, GiB or TiB such as 32GiB`},
+		{"--blank-scan-limit=-1", `config: --blank-scan-limit: "-1" is not a size; write bytes, or a whole number of KiB, MiB, GiB or TiB such as 32GiB`},
+		{"--device-timeout=60", `config: --device-timeout: "60" is not a duration; write a number and a unit such as 60s or 5m`},
+		{"--device-timeout=0s", "config: --device-timeout: 0s is not positive"},
+		{"--detach-grace=-1s", "config: --detach-grace: -1s is negative"},
+		{"--log-level=verbose", `config: --log-level: "verbose" is not one of debug, info, warn, error`},
+		{"--log-format=xml", `config: --log-format: "xml" is not one of text, json`},
+		{"--dev-root=dev", `config: --dev-root: "dev" is not an absolute path`},
+		{"--sys-root=", `config: --sys-root: "" is not an absolute path`},
+	} {
+		t.Run(tt.args, func(t *testing.T) {
+			flag, _, _ := strings.Cut(strings.TrimPrefix(tt.args, "--"), "=")
+			_, _, err := load(t, append(without(complete, flag), tt.args), tokenEnv, "")
+			if diff := cmp.Diff([]string{tt.want}, problemsOf(t, err)); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestProblemsOfTheEnvironmentAndFileSayWhere(t *testing.T) {
+	yaml := "# first\nlogLevel: loud\ncluster-id: x\nclusterid: y\nracks: {}\nmaxDisks: [8]\nnodeName: a\nnodeName: b\noxideToken: " + token + "\nconfig: /x\n"
+	file := write(t, yaml)
+	environ := append([]string{"OXIDE_CSI_CONFIG=" + file, "OXIDE_CSI_DEVICE_TIMEOUT=soon", "OXIDE_CSI_LOG_FORMAT=xml"}, tokenEnv...)
+	_, _, err := load(t, complete, environ, "")
+	want := []string{
+		`config: --config: FILE line 3: unknown key "cluster-id"; it is written "clusterID"`,
+		`config: --config: FILE line 4: unknown key "clusterid"; it is written "clusterID"`,
+		`config: racks: FILE line 5: must be a list of {name, host, tokenFile, project}`,
+		`config: --config: FILE line 6: maxDisks must be a single value`,
+		`config: --config: FILE line 8: key "nodeName" stands on line 7 already`,
+		`config: --config: FILE line 9: unknown key "oxideToken"`,
+		`config: --config: FILE line 10: unknown key "config"`,
+		`config: --device-timeout: "soon" is not a duration; write a number and a unit such as 60s or 5m (set by OXIDE_CSI_DEVICE_TIMEOUT)`,
+		`config: --log-level: "loud" is not one of debug, info, warn, error (set by FILE line 2)`,
+		`config: --log-format: "xml" is not one of text, json (set by OXIDE_CSI_LOG_FORMAT)`,
+	}
+	if diff := cmp.Diff(want, problemsOf(t, err, file)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestFilesThatAreNone(t *testing.T) {
+	dir := t.TempDir()
+	for name, tt := range map[string]struct{ yaml, want string }{
+		"a list":       {"- a\n", `FILE is not a YAML file of settings: line 1 is no "key: value"`},
+		"a word":       {"hello\n", `FILE is not a YAML file of settings: line 1 is no "key: value"`},
+		"no YAML":      {"a: b: c\n", "FILE is not a YAML file of settings: yaml: mapping values are not allowed in this context"},
+		"two of them":  {"mode: all\n---\nmode: node\n", "FILE is not a YAML file of settings: it holds a second document at line 2"},
+		"bad at end":   {"mode: all\n---\n\t", "FILE is not a YAML file of settings: yaml: line 3: found character that cannot start any token"},
+		"huge":         {strings.Repeat("# nothing\n", 200000), "FILE is larger than 1048576 bytes; name a YAML file that the plugin may read"},
+		"merge key":    {"a: &a {mode: all}\n<<: *a\n", `FILE line 1: unknown key "a"` + "\n" + `config: --config: FILE line 2: unknown key "<<"`},
+		"rack entries": {"racks: [7]\n", "must be {name, host, tokenFile, project}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := write(t, tt.yaml)
+			_, _, err := load(t, append(complete, "--config="+file), tokenEnv, "")
+			if got := strings.Join(problemsOf(t, err, file), "\n"); !strings.Contains(got, tt.want) {
+				t.Errorf("got %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+	_, _, err := load(t, append(complete, "--config="+dir), tokenEnv, "")
+	if got := problemsOf(t, err, dir); len(got) != 1 || got[0] != "config: --config: FILE is not a regular file; name a YAML file that the plugin may read" {
+		t.Errorf("a directory: %q", got)
+	}
+	for _, nothing := range []string{"# nothing\n", "---\n", "~\n", "{}\n"} {
+		if _, _, err := load(t, complete, tokenEnv, nothing); err != nil {
+			t.Errorf("%q: %v", nothing, err)
+		}
+	}
+	anchors := "logFormat: &f json\nnodeName: *f\n"
+	if c, _, err := load(t, complete, tokenEnv, anchors); err != nil || c.NodeName != "json" {
+		t.Errorf("%q: %q, %v", anchors, c.NodeName, err)
+	}
+}
+
+func TestProblemsOfRacks(t *testing.T) {
+	good, bad := write(t, token), write(t, "hunter2")
+	entry := func(name string) string {
+		return fmt.Sprintf("- {name: %s, host: h, tokenFile: %s, project: p}\n", name, good)
+	}
+	base := []string{"--endpoint=/csi/csi.sock", "--cluster-id=c1", "--instance-id=" + instanceA}
+	for name, tt := range map[string]struct {
+		args, environ []string
+		racks         string
+		want          []string
+	}{
+		"two": {racks: entry("a") + entry("b"), want: []string{
+			"config: racks: has 2 entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other",
+		}},
+		"same name": {racks: entry("a") + entry("a"), want: []string{
+			`config: racks[1].name: "a" is the name of racks[0] too; names tell racks apart in the topology`,
+			"config: racks: has 2 entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other",
+		}},
+		"nothing in it": {racks: "- {}\n", want: []string{
+			"config: racks[0].name: the rack name is empty",
+			"config: racks[0].host: is required; write https://name",
+			"config: racks[0].tokenFile: is required; name the file with this rack's API token",
+			"config: racks[0].project: is required; give the name or ID of the project that the disks live in",
+		}},
+		"all wrong": {racks: "- {name: a/b, host: 'ftp://h', tokenFile: " + bad + ", project: P}\n", want: []string{
+			`config: racks[0].name: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`,
+			`config: racks[0].host: "ftp://h" is not an https URL`,
+			"config: racks[0].tokenFile: FILE holds no API token: one begins with oxide-token-",
+			`config: racks[0].project: "P" is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID`,
+		}},
+		"unknown keys": {racks: "- {name: a, host: h, token-file: x, tokenFile: " + good + ", project: p, colour: red}\n", want: []string{
+			`config: --config: CONFIG line 2: unknown key "racks[0].token-file"; it is written "racks[0].tokenFile"`,
+			`config: --config: CONFIG line 2: unknown key "racks[0].colour"`,
+		}},
+		"with the settings of one rack": {
+			args: []string{"--oxide-project=p"}, environ: []string{"OXIDE_HOST=h", "OXIDE_TOKEN_FILE=" + good}, racks: entry("a"), want: []string{
+				"config: --oxide-host: cannot go together with racks in the file; keep one of the two (set by OXIDE_HOST)",
+				"config: --oxide-project: cannot go together with racks in the file; keep one of the two",
+				"config: --oxide-token-file: cannot go together with racks in the file; keep one of the two (set by OXIDE_TOKEN_FILE)",
+			},
+		},
+		"another rack's name": {args: []string{"--rack=b"}, racks: entry("a"), want: []string{
+			`config: --rack: "b" is not the name of any entry of racks`,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := write(t, "racks:\n"+tt.racks)
+			_, _, err := load(t, append(append(tt.args, base...), "--config="+file), tt.environ, "")
+			got := problemsOf(t, err, bad)
+			for i := range got {
+				got[i] = strings.ReplaceAll(got[i], file, "CONFIG")
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestNothingConfigured(t *testing.T) {
+	for mode, want := range map[string][]string{
+		"controller": {"--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
+		"all":        {"--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id", "--metadata"},
+		"node":       {"--endpoint", "--metadata"},
+		"everything": {"--mode", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id", "--metadata"},
+	} {
+		config, _, err := load(t, []string{"--mode=" + mode}, nil, "")
+		var got []string
+		var problems Problems
+		if errors.As(err, &problems) {
+			for _, p := range problems {
+				got = append(got, p.Flag)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" || !cmp.Equal(config, Config{}) {
+			t.Errorf("mode %s: -want +got:\n%s", mode, diff)
+		}
+	}
+}
+
+// TestAllProblemsAtOnce breaks every setting that can be wrong, from all sources.
+func TestAllProblemsAtOnce(t *testing.T) {
+	environ := []string{
+		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
+		"OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
+	}
+	args := []string{"--mode=x", "--metadata=nomad", "--instance-id=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
+	_, _, err := load(t, args, environ, yaml)
+	got := strings.Join(problemsOf(t, err), "\n")
+	for _, s := range settings() {
+		if s.flag == "metadata-file" || s.flag == "node-name" || s.flag == "" {
+			continue
+		}
+		if n := strings.Count("\n"+got, "\nconfig: --"+s.flag+": "); n != 1 {
+			t.Errorf("--%s is named in %d lines, want one", s.flag, n)
+		}
+	}
+	if t.Failed() {
+		t.Log(got)
+	}
+}
+
+func TestTokenFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, tt := range map[string]struct{ text, want string }{
+		"plain":          {token, ""},
+		"with a newline": {"  " + token + "\r\n", ""},
+		"empty":          {"", "is empty; it must hold an API token"},
+		"only space":     {" \n", "is empty; it must hold an API token"},
+		"other":          {"hunter2", "holds no API token: one begins with oxide-token-"},
+		"prefix only":    {"oxide-token-\n", "holds no API token: one begins with oxide-token-"},
+		"two lines":      {token + "\n" + token + "\n", "holds more than an API token: it must be one word of printable ASCII"},
+		"not ASCII":      {token + "é", "holds more than an API token: it must be one word of printable ASCII"},
+		"a disk":         {token + strings.Repeat("x", maxTokenBytes), "is larger than 16384 bytes"},
+	} {
+		file := filepath.Join(dir, "token")
+		if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ReadToken(file)
+		if tt.want == "" {
+			if err != nil || got.Reveal() != token {
+				t.Errorf("%s: %q, %v", name, got.Reveal(), err)
+			}
+		} else if err == nil || !strings.HasPrefix(err.Error(), file+" "+tt.want) || !got.Empty() {
+			t.Errorf("%s: error %v, want %s", name, err, tt.want)
+		}
+	}
+}
+
+func TestCommandLineProblems(t *testing.T) {
+	for name, tt := range map[string]struct {
+		args []string
+		want string
+	}{
+		"unknown flag":     {[]string{"--max-disk=8"}, "config: --max-disk: unknown flag; see --help"},
+		"token by flag":    {[]string{"--oxide-token=" + token}, "config: --oxide-token: unknown flag; see --help"},
+		"token as flag":    {[]string{"--" + token}, "config: --(redacted): unknown flag; see --help"},
+		"token, one dash":  {[]string{"-" + token}, "config: -o: unknown flag; see --help, flags begin with two dashes"},
+		"one dash":         {[]string{"-mode=all"}, "config: -m: unknown flag; see --help, flags begin with two dashes"},
+		"value left out":   {[]string{"--mode"}, "config: --mode: needs a value; see --help"},
+		"nonsense":         {[]string{"--=" + token}, "config: command line: bad flag syntax: --=(redacted)"},
+		"boolean, no text": {[]string{"--pprof"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
+			Flags(fs)
+			err := fs.Parse(tt.args)
+			if err == nil {
+				if tt.want != "" {
+					t.Errorf("accepted, want %s", tt.want)
+				}
+				return
+			}
+			if got := FlagProblem(err).String(); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
