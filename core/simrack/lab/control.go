@@ -86,6 +86,8 @@ type Leftovers struct {
 	Loops     int `json:"loops"`
 	Mounts    int `json:"mounts"`
 	Files     int `json:"files"`
+	// GuestErrors are failures of the simulator itself.
+	GuestErrors []string `json:"guest_errors"`
 }
 
 // Set changes settings; they hold for the next call.

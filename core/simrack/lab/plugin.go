@@ -44,6 +44,8 @@ type PluginOptions struct {
 	Env []string
 	// Stderr gets what the plugin prints, too.
 	Stderr io.Writer
+	// Dial are further options of the connection that the clients use.
+	Dial []grpc.DialOption
 }
 
 // ClusterID is the cluster that the plugins of a lab serve.
@@ -51,7 +53,7 @@ const ClusterID = "lab"
 
 // Flags are the flags with which the plugin is started. They make the token file.
 func (o PluginOptions) Flags() ([]string, error) {
-	flags := []string{"--endpoint=unix://" + o.socket(), "--mode=" + o.Mode}
+	flags := []string{"--endpoint=unix://" + o.Socket(), "--mode=" + o.Mode}
 	if o.Mode != "node" {
 		file := filepath.Join(o.Dir, "token")
 		if err := os.WriteFile(file, []byte(o.Sim.Token+"\n"), 0o600); err != nil {
@@ -73,7 +75,8 @@ func (o PluginOptions) Flags() ([]string, error) {
 	return append(flags, o.Args...), nil
 }
 
-func (o PluginOptions) socket() string { return filepath.Join(o.Dir, "csi.sock") }
+// Socket is the path of the unix socket that the plugin will serve.
+func (o PluginOptions) Socket() string { return filepath.Join(o.Dir, "csi.sock") }
 
 // StartPlugin starts a plugin and returns when it says that it is ready.
 func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
@@ -87,17 +90,20 @@ func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plugin{Process: process, Socket: opts.socket()}
-	if err := p.connect(); err != nil {
+	p := &Plugin{Process: process, Socket: opts.Socket()}
+	if err := p.connect(opts.Dial); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %s", err, process.Stderr()), process.Kill())
 	}
 	return p, nil
 }
 
-func (p *Plugin) connect() error {
-	conn, err := grpc.NewClient("unix://"+p.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+func (p *Plugin) connect(further []grpc.DialOption) error {
+	options := append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// The first attempts come before the socket is there.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}),
+	}, further...)
+	conn, err := grpc.NewClient("unix://"+p.Socket, options...)
 	if err != nil {
 		return err
 	}

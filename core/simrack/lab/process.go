@@ -16,6 +16,7 @@ import (
 // Process is a running program.
 type Process struct {
 	cmd    *exec.Cmd
+	stdout *Output
 	output *Output
 	done   chan struct{}
 	err    error
@@ -46,10 +47,14 @@ func (o *Output) String() string {
 	return o.text.String()
 }
 
-// start runs a program with exactly this environment and collects its stderr, and writes it to also where that is set.
+// start runs a program with exactly this environment and collects its stderr, and writes it to also where that is set. It
+// collects stdout, too, unless somebody reads that from a pipe.
 func start(cmd *exec.Cmd, also io.Writer) (*Process, error) {
-	p := &Process{cmd: cmd, output: &Output{also: also}, done: make(chan struct{})}
+	p := &Process{cmd: cmd, stdout: &Output{}, output: &Output{also: also}, done: make(chan struct{})}
 	cmd.Stderr = p.output
+	if cmd.Stdout == nil {
+		cmd.Stdout = p.stdout
+	}
 	if cmd.Env == nil {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	}
@@ -65,6 +70,9 @@ func start(cmd *exec.Cmd, also io.Writer) (*Process, error) {
 
 // PID is the process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Stdout is what a plugin printed on stdout, which should be nothing. A rack's stdout has been read by [StartSim].
+func (p *Process) Stdout() *Output { return p.stdout }
 
 // Stderr is what the process printed on stderr.
 func (p *Process) Stderr() *Output { return p.output }

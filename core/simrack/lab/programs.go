@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"slices"
 )
 
 // Programs are the paths of the built programs.
@@ -14,6 +16,13 @@ type Programs struct {
 	Plugin string
 	// Sim is oxide-sim.
 	Sim string
+}
+
+// RaceDetector reports whether this program was built with the race detector; the programs that a test starts then
+// should be, too.
+func RaceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 // Build builds both programs into a directory, with the race detector where that is asked for. It needs the source tree
