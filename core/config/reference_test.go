@@ -1,0 +1,125 @@
+package config
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+var update = flag.Bool("update", false, "rewrite the table of docs/configuration.md")
+
+const (
+	reference  = "../../docs/configuration.md"
+	tableBegin = "<!-- Made from the struct in core/config by: go test ./core/config -update -->\n"
+	tableEnd   = "<!-- End of what is made. -->\n"
+)
+
+// table is the reference of all settings, in the order of the struct.
+func table() string {
+	var b strings.Builder
+	b.WriteString("| flag | environment | in the file | default | meaning |\n|---|---|---|---|---|\n")
+	code := func(text string) string {
+		if text == "" {
+			return ""
+		}
+		return "`" + text + "`"
+	}
+	for _, s := range settings() {
+		flag, key, def := "", "", code(s.def)
+		if s.flag != "" {
+			flag = code("--" + s.flag)
+		}
+		if s.inFile {
+			key = code(s.key)
+		}
+		switch s.required {
+		case "always":
+			def = "required"
+		case "controller":
+			def = "required in modes `controller` and `all`"
+		}
+		meaning := strings.ToUpper(s.help[:1]) + s.help[1:]
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", flag, code(s.env), key, def, strings.ReplaceAll(meaning, "|", `\|`))
+	}
+	return b.String()
+}
+
+func TestReferenceIsMadeFromTheStruct(t *testing.T) {
+	text, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, begun := strings.Cut(string(text), tableBegin)
+	old, after, ended := strings.Cut(rest, tableEnd)
+	if !begun || !ended {
+		t.Fatalf("%s lacks the two comments around its table", reference)
+	}
+	if *update && old != table() {
+		if err := os.WriteFile(reference, []byte(before+tableBegin+table()+tableEnd+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(table(), old); diff != "" {
+		t.Errorf("the table is not what the struct says; run go test ./core/config -update\n-struct +page:\n%s", diff)
+	}
+}
+
+// TestExamplesOfTheReferenceLoad: each YAML block of the page is a whole
+// configuration but for the token, which is on no machine that runs tests.
+func TestExamplesOfTheReferenceLoad(t *testing.T) {
+	text, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(text, -1)
+	if len(blocks) == 0 {
+		t.Fatal("the page has no example")
+	}
+	tokenFile := regexp.MustCompile(`(?i)(tokenFile: )\S+`)
+	here := []byte("${1}" + write(t, token))
+	for _, block := range blocks {
+		yaml := tokenFile.ReplaceAll(block[1], here)
+		if bytes.Equal(yaml, block[1]) {
+			t.Errorf("no token file in:\n%s", yaml)
+		}
+		if _, _, err := load(t, nil, nil, string(yaml)); err != nil {
+			t.Errorf("%v in:\n%s", err, yaml)
+		}
+	}
+}
+
+// TestEverySettingIsExplained: the tags are all that --help and the page have.
+func TestEverySettingIsExplained(t *testing.T) {
+	fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
+	Flags(fs)
+	seen := map[string]bool{}
+	for _, s := range settings() {
+		for _, name := range []string{"key " + s.key, "flag " + s.flag, "env " + s.env} {
+			if seen[name] && !strings.HasSuffix(name, " ") {
+				t.Errorf("%s belongs to two settings", name)
+			}
+			seen[name] = true
+		}
+		if s.help == "" || strings.HasSuffix(s.help, ".") || strings.Contains(s.help, "\n") {
+			t.Errorf("%s: help %q is no line without a full stop", s.key, s.help)
+		}
+		if s.flag == "" {
+			continue
+		}
+		f := fs.Lookup(s.flag)
+		if f == nil || f.DefValue != s.def || !strings.Contains(f.Usage, s.env) || f.Value.Type() == "" {
+			t.Errorf("--%s is missing or differs: %+v", s.flag, f)
+		}
+	}
+	if fs.Lookup("oxide-token") != nil {
+		t.Error("there is a flag for the token")
+	}
+}
