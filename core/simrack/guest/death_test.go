@@ -77,7 +77,7 @@ func TestDeathOfAMountedDisk(t *testing.T) {
 					}
 					_, readErr := open.ReadAt(make([]byte, 4), 0)
 					_, writeErr := open.WriteAt([]byte("x"), 0)
-					_, createErr := os.Create(filepath.Join(dead, "new"))
+					createErr := os.WriteFile(filepath.Join(dead, "new"), nil, 0o600)
 					for what, err := range map[string]error{"read": readErr, "write": writeErr, "fsync": open.Sync(), "create": createErr} {
 						if !errors.Is(err, unix.EIO) {
 							t.Errorf("%s on the dead filesystem: got %v, want EIO", what, err)

@@ -215,8 +215,7 @@ func (g *Guests) clearGuest(record string) error {
 	if err := clearDir(string(dir)); err != nil {
 		return err
 	}
-	// Folders that are in use, by what is not ours, stay.
-	if err := remove(string(dir)); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+	if err := removeEmpty(string(dir)); err != nil {
 		return err
 	}
 	return os.Remove(record)
@@ -238,8 +237,7 @@ func clearDir(dir string) error {
 			return err
 		}
 	}
-	err = remove(filepath.Join(dir, "dev"))
-	return errors.Join(err, remove(filepath.Join(dir, "metadata.env")))
+	return errors.Join(removeEmpty(filepath.Join(dir, "dev")), remove(filepath.Join(dir, "metadata.env")))
 }
 
 // Close halts all running guests in order and removes their folders. It fails when something still holds a loop device
@@ -264,12 +262,9 @@ func (g *Guests) Close() error {
 func (g *Guests) release() error {
 	var errs []error
 	if g.madeRoot {
-		err := remove(g.root)
-		if err == nil {
-			err = remove(filepath.Join(g.stateDir, rootRecord))
-		}
-		if !errors.Is(err, unix.ENOTEMPTY) {
-			errs = append(errs, err)
+		errs = append(errs, removeEmpty(g.root))
+		if _, err := os.Stat(g.root); errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, remove(filepath.Join(g.stateDir, rootRecord)))
 		}
 	}
 	for _, f := range []*os.File{g.control, g.claim} {
@@ -365,6 +360,10 @@ func (g *Guests) shutDown(mounts []mount, l loop) error {
 func (g *Guests) attach(d *device) error {
 	s := g.store(d.disk.ID)
 	file, sizeBytes, err := s.stat()
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("disk %s has no backing store in %s: it was made while guests were off, so begin with an empty "+
+			"state directory", d.disk.ID, g.stateDir)
+	}
 	if err != nil {
 		return err
 	}

@@ -80,10 +80,18 @@ func TestFolders(t *testing.T) {
 	if err := g.CreateInstance("33333333-3333-4333-8333-333333333333", "../node-c"); err == nil {
 		t.Error("a guest got a folder outside the root")
 	}
+	if err := g.DeleteInstance("33333333-3333-4333-8333-333333333333"); err != nil {
+		t.Errorf("delete a guest that is not there: %v", err)
+	}
+	must(t, g.CreateInstance("33333333-3333-4333-8333-333333333333", "node-c"))
+	must(t, os.WriteFile(filepath.Join(root, "node-c/csi.sock"), nil, 0o600))
 	must(t, g.Close())
-	entries, err := filepath.Glob(filepath.Join(root, "*"))
+	entries, err := filepath.Glob(filepath.Join(root, "*", "*"))
 	must(t, err)
-	if diff := cmp.Diff([]string{filepath.Join(root, "node-b")}, entries); diff != "" {
+	guests, err := filepath.Glob(filepath.Join(root, "*"))
+	must(t, err)
+	want := []string{filepath.Join(root, "node-c/csi.sock"), filepath.Join(root, "node-b"), filepath.Join(root, "node-c")}
+	if diff := cmp.Diff(want, append(entries, guests...)); diff != "" {
 		t.Errorf("what stays of the root (-want +got):\n%s", diff)
 	}
 }

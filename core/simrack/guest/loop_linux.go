@@ -177,7 +177,9 @@ func (g *Guests) boundLoops() ([]boundLoop, error) {
 		}
 		name := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), " (deleted)")
 		diskID, isStore := strings.CutSuffix(filepath.Base(name), storeSuffix)
-		if !isStore || filepath.Dir(name) != g.stateDir && !g.store(diskID).exists() {
+		current, _, statErr := g.store(diskID).stat()
+		here := filepath.Dir(name) == g.stateDir
+		if !isStore || !here && statErr != nil {
 			continue
 		}
 		number, err := strconv.Atoi(strings.TrimPrefix(strings.Split(path, "/")[3], "loop"))
@@ -189,7 +191,8 @@ func (g *Guests) boundLoops() ([]boundLoop, error) {
 		if err != nil {
 			return nil, err
 		}
-		if ok {
+		// A container may know our folder by another name; then it is the file that tells.
+		if ok && (here || b.file == current) {
 			found = append(found, b)
 		}
 	}

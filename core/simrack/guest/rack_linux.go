@@ -70,23 +70,24 @@ func (g *Guests) record(instanceID string) string {
 	return filepath.Join(g.stateDir, instanceID+recordSuffix)
 }
 
-// DeleteInstance implements [simrack.Guests]. The folder itself goes when this simulator made it.
+// DeleteInstance implements [simrack.Guests]. The folder itself goes when this simulator made it and nobody else put
+// anything into it. An instance without a guest is deleted already.
 func (g *Guests) DeleteInstance(instanceID string) error {
-	m, err := g.machine(instanceID)
-	if err != nil {
-		return err
+	m := g.find(instanceID)
+	if m == nil {
+		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.running {
-		return fmt.Errorf("guest %s is running", m.dir)
+		return fmt.Errorf("delete guest %s: it is running", m.dir)
 	}
 	if err := clearDir(m.dir); err != nil {
-		return err
+		return fmt.Errorf("delete guest %s: %w", m.dir, err)
 	}
 	if m.madeDir {
-		if err := remove(m.dir); err != nil {
-			return fmt.Errorf("the folder holds what the simulator did not make: %w", err)
+		if err := removeEmpty(m.dir); err != nil {
+			return err
 		}
 	}
 	if err := os.Remove(g.record(instanceID)); err != nil {
@@ -136,8 +137,8 @@ func (g *Guests) Unplug(instanceID, diskID string) error {
 
 // Dir implements [simrack.Guests]. It is empty for an unknown instance.
 func (g *Guests) Dir(instanceID string) string {
-	m, err := g.machine(instanceID)
-	if err != nil {
+	m := g.find(instanceID)
+	if m == nil {
 		return ""
 	}
 	return m.dir
@@ -145,8 +146,8 @@ func (g *Guests) Dir(instanceID string) string {
 
 // Device implements [simrack.Guests].
 func (g *Guests) Device(instanceID, diskID string) string {
-	m, err := g.machine(instanceID)
-	if err != nil {
+	m := g.find(instanceID)
+	if m == nil {
 		return ""
 	}
 	m.mu.Lock()
@@ -215,21 +216,18 @@ func (g *Guests) remember(disks ...simrack.GuestDisk) {
 	}
 }
 
-func (g *Guests) machine(instanceID string) (*machine, error) {
+// find returns nil for an instance without a guest.
+func (g *Guests) find(instanceID string) *machine {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	m, ok := g.machines[instanceID]
-	if !ok {
-		return nil, fmt.Errorf("instance %s has no guest", instanceID)
-	}
-	return m, nil
+	return g.machines[instanceID]
 }
 
 // with does something to one machine, and says so in an error.
 func (g *Guests) with(instanceID, what string, do func(*machine) error) error {
-	m, err := g.machine(instanceID)
-	if err != nil {
-		return err
+	m := g.find(instanceID)
+	if m == nil {
+		return fmt.Errorf("%s instance %s: it has no guest", what, instanceID)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -42,11 +42,6 @@ func (s store) stat() (fileID, int64, error) {
 	return fileID{st.Dev, st.Ino}, st.Size, nil
 }
 
-func (s store) exists() bool {
-	_, _, err := s.stat()
-	return err == nil
-}
-
 func (s store) create(sizeBytes int64) (err error) {
 	f, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

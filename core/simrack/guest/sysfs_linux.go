@@ -227,6 +227,14 @@ func remove(path string) error {
 	return nil
 }
 
+// removeEmpty removes a folder, which stays when there is something in it that is not ours.
+func removeEmpty(dir string) error {
+	if err := remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	return nil
+}
+
 // removeTree removes a folder of ours with all that is in it, unless something is mounted there.
 func removeTree(dir string) error {
 	if err := refuseMounts(dir); err != nil {
