@@ -8,7 +8,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -61,7 +64,23 @@ var codeTable = []struct {
 	{rack.ErrUnavailable, codes.Unavailable, "outcome unknown or not now: the provisioner goes on asking instead of forgetting the volume"},
 	{rack.ErrConflict, codes.Unavailable, "a race on the rack that a repetition settles"},
 	{rack.ErrInternal, codes.Internal, "the rack failed; CreateVolume turns it into UNAVAILABLE, since a disk may exist"},
+	{rack.ErrBusy, codes.Aborted, "the wait inside the RPC was too short; every orchestrator asks again"},
 	{rack.ErrRefused, codes.Internal, "a refusal that no look at disk and instance explains"},
+
+	{device.ErrNotFound, codes.Unavailable, "attached and not in the guest yet: the orchestrator asks again, and the disk is not gone"},
+	{device.ErrAmbiguous, codes.FailedPrecondition, "which device it is cannot be known; nothing is touched"},
+	{device.ErrMismatch, codes.FailedPrecondition, "the device is not the disk that was asked for; nothing is touched"},
+	{device.ErrInUse, codes.FailedPrecondition, "somebody else uses the device"},
+	{device.ErrNotBlank, codes.FailedPrecondition, "nothing is formatted that may hold data; an operator must look at it"},
+	{device.ErrUnreadable, codes.FailedPrecondition, "what cannot be read may hold data"},
+	{mount.ErrOption, codes.InvalidArgument, "an option of mkfs or mount that is not allowed"},
+	{mount.ErrUnsupported, codes.InvalidArgument, "a filesystem that this plugin does not make"},
+	{mount.ErrFormat, codes.Internal, "mkfs failed on a blank device; the next try formats again"},
+	{mount.ErrMount, codes.Internal, "the kernel refused to mount"},
+	{mount.ErrBusy, codes.FailedPrecondition, "a process holds it; the message names the process"},
+	{mount.ErrForeign, codes.FailedPrecondition, "the path holds something that this plugin did not put there"},
+	{mount.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
+	{tool.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},
 
 	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the identity is wrong: an operator must act"},

@@ -1,0 +1,90 @@
+// Command oxide-csi is the Oxide CSI plugin: it serves the CSI services of the package core on a unix socket.
+//
+// Without a subcommand it serves. Its configuration is described in docs/configuration.md; problems with it end the
+// process with exit code 2 and a line each, anything else that goes wrong with exit code 1.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitConfig = 2
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+func run(args, environ []string, stdout, stderr io.Writer) int {
+	root := command(environ, stdout, stderr)
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return 0
+	}
+	var problems config.Problems
+	if errors.As(err, &problems) {
+		for _, problem := range problems {
+			fmt.Fprintln(stderr, problem)
+		}
+		return exitConfig
+	}
+	fmt.Fprintf(stderr, "oxide-csi: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	return exitFailed
+}
+
+func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "oxide-csi",
+		Short:         "CSI plugin for Oxide disks",
+		Long:          "oxide-csi serves the Container Storage Interface for the disks of an Oxide rack.\n\nEvery flag can also be given by an environment variable or in a YAML file; docs/configuration.md lists them.",
+		Version:       version,
+		Args:          noArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, warnings, err := config.Load(cmd.Flags(), environ)
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), cfg, warnings, stderr)
+		},
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetVersionTemplate("oxide-csi {{.Version}}\n")
+	root.CompletionOptions.DisableDefaultCmd = true
+	config.Flags(root.Flags())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return config.Problems{{Flag: "command line", What: err.Error()}}
+	})
+	root.AddCommand(&cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		Run:   func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi %s\n", version) },
+	})
+	return root
+}
+
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return config.Problems{{Flag: "command line", What: fmt.Sprintf("%q is no command: see oxide-csi --help", args[0])}}
+	}
+	return nil
+}

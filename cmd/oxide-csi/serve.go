@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// serve builds the parts and serves until a signal.
+func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
+	log := newLogger(cfg, stderr)
+	klog.SetSlogLogger(log)
+	for _, warning := range warnings {
+		log.Warn(warning)
+	}
+	// From here on a signal ends the process in order: before there is a socket that would be left behind.
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	defer signal.Stop(signals)
+	ctx, stop := context.WithCancel(ctx)
+	background := tasks{log: log}
+	defer background.Wait()
+	defer stop()
+
+	registry := prometheus.NewRegistry()
+	readiness := &core.Readiness{}
+	opts := core.ServerOptions{
+		Mode:     string(cfg.Mode),
+		Identity: core.NewIdentity(version, readiness),
+		Registry: registry,
+		Log:      log,
+	}
+	if cfg.Mode.Controller() {
+		client, err := newRack(cfg.RackList()[0])
+		if err != nil {
+			return err
+		}
+		opts.Controller = core.NewController(core.ControllerOptions{
+			Rack:        client,
+			Cluster:     cfg.ClusterID,
+			MaxDisks:    cfg.MaxDisks,
+			DetachGrace: cfg.DetachGrace,
+			Log:         log,
+		})
+		background.run("check the rack", func() { checkRack(ctx, client, log) })
+	}
+	if cfg.Mode.Node() {
+		identity := provider(cfg, log)
+		readiness.Await("identity of this node")
+		opts.Node = core.NewNode(core.NodeOptions{
+			Provider:       identity,
+			Rack:           cfg.Rack,
+			MaxDisks:       cfg.MaxDisks,
+			Devices:        device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot},
+			StateDir:       cfg.StateDir,
+			BlankScanLimit: int64(cfg.BlankScanLimit),
+			DeviceTimeout:  cfg.DeviceTimeout,
+			Log:            log,
+		})
+		background.run("find out which node this is", func() { readiness.AwaitIdentity(ctx, identity, log) })
+	}
+
+	listener, err := core.Listen(cfg.Endpoint)
+	if err != nil {
+		return err
+	}
+	if cfg.HTTPEndpoint != "" {
+		closeHTTP, err := serveHTTP(cfg, readiness, registry, log)
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		defer closeHTTP()
+	}
+	server := core.NewServer(opts)
+	var forced error
+	background.run("wait for signals", func() { forced = stopOnSignal(ctx, signals, server, log) })
+	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
+	if err := server.Serve(listener); err != nil {
+		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
+	}
+	stop()
+	background.Wait()
+	log.Info("stopped")
+	return forced
+}
+
+// tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.
+type tasks struct {
+	sync.WaitGroup
+	log *slog.Logger
+}
+
+func (t *tasks) run(what string, task func()) {
+	t.Go(func() {
+		defer func() {
+			if reason := recover(); reason != nil {
+				t.log.Error("panic", "task", what, "type", fmt.Sprintf("%T", reason), "stack", string(debug.Stack()))
+			}
+		}()
+		task()
+	})
+}
+
+func newLogger(cfg config.Config, stderr io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
+	if cfg.LogFormat == config.LogJSON {
+		return slog.New(slog.NewJSONHandler(stderr, opts))
+	}
+	return slog.New(slog.NewTextHandler(stderr, opts))
+}
+
+func newRack(cfg config.Rack) (*rack.Client, error) {
+	token := rack.FixedToken(cfg.Token.Reveal())
+	if cfg.TokenFile != "" {
+		token = rack.TokenFile(cfg.TokenFile)
+	}
+	return rack.New(rack.Config{
+		Name:      cfg.Name,
+		Host:      cfg.Host,
+		Project:   cfg.Project,
+		Token:     token,
+		UserAgent: "oxide-csi/" + version,
+	})
+}
+
+// rackCheckTimeout bounds the one call made at start.
+const rackCheckTimeout = 30 * time.Second
+
+// checkRack asks the rack for the project once, so that a wrong host, token or project is known from the log before the
+// first volume is asked for, and so that a later 404 can be believed. Serving does not depend on it.
+func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, rackCheckTimeout)
+	defer cancel()
+	id, err := client.ProjectID(ctx)
+	switch {
+	case err == nil:
+		log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
+	case !errors.Is(err, context.Canceled):
+		log.Error("the rack cannot be used as configured; RPCs that need it will fail", "rack", client.Name(), "error", err)
+	}
+}
+
+// stopOnSignal lets what is being answered end in peace after the first signal, and ends it at once after the second,
+// which is an error.
+func stopOnSignal(ctx context.Context, signals <-chan os.Signal, server *core.Server, log *slog.Logger) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case s := <-signals:
+		log.Info("stopping: calls in flight are answered first; a second signal ends them", "signal", s.String())
+	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		server.Stop()
+	}()
+	select {
+	case <-stopped:
+		return nil
+	case s := <-signals:
+		server.StopNow()
+		return fmt.Errorf("a second signal (%s) ended calls in flight", s)
+	}
+}

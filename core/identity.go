@@ -1,0 +1,39 @@
+package core
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Identity is the CSI Identity service. It answers without asking anybody: orchestrators give it as little as a second.
+type Identity struct {
+	csi.UnimplementedIdentityServer
+
+	version   string
+	readiness *Readiness
+}
+
+// NewIdentity returns the Identity service. The version is the build's.
+func NewIdentity(version string, readiness *Readiness) *Identity {
+	return &Identity{version: version, readiness: readiness}
+}
+
+// GetPluginInfo tells name and version: CSI spec, GetPluginInfo.
+func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: PluginName, VendorVersion: i.version}, nil
+}
+
+// GetPluginCapabilities is the same in every mode, as the specification demands of one plugin's parts: CSI spec,
+// GetPluginCapabilities.
+func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: pluginCapabilities()}, nil
+}
+
+// Probe answers "not ready" while a node does not know who it is. It does not depend on the rack: a controller that
+// cannot reach its rack is not mended by being restarted. CSI spec, Probe.
+func (i *Identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	ready, _ := i.readiness.Ready()
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil
+}

@@ -1,0 +1,192 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// interceptors are what every RPC passes through, outermost first.
+func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
+	return []grpc.UnaryServerInterceptor{s.report, s.recoverPanic, s.serveMode, s.serialize}
+}
+
+// report gives each RPC an ID, turns its error into a gRPC status, and logs and counts what became of it.
+func (s *Server) report(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	method := methodName(info.FullMethod)
+	log := s.log.With("method", method, "request_id", strconv.FormatUint(s.requests.Add(1), 10))
+	if log.Enabled(ctx, slog.LevelDebug) {
+		log.Debug("request", "request", printable(req))
+	}
+	start := time.Now()
+	resp, err := handler(ctx, req)
+	took := time.Since(start)
+
+	result := statusOf(ctx, err)
+	s.metrics.observe(method, result.Code(), took)
+	attrs := append(identifiers(req), slog.String("code", result.Code().String()), slog.Duration("duration", took))
+	level := slog.LevelInfo
+	switch {
+	case err != nil:
+		level = slog.LevelError
+		attrs = append(attrs, slog.String("error", result.Message()))
+	case quiet(method):
+		level = slog.LevelDebug
+	}
+	log.LogAttrs(ctx, level, "answered", attrs...)
+	if err != nil {
+		return nil, result.Err()
+	}
+	return resp, nil
+}
+
+// quiet says which RPCs are asked again and again and tell an operator nothing when they succeed.
+func quiet(method string) bool {
+	switch method {
+	case "Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetVolumeStats":
+		return true
+	}
+	return false
+}
+
+// recoverPanic turns a panic into INTERNAL: one broken request must not take the mounts of every other volume with it.
+func (s *Server) recoverPanic(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			s.metrics.panics.Inc()
+			// The panic's own text may hold anything, the request's secrets included; the stack has addresses only.
+			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", stack())
+			resp, err = nil, internal("the plugin failed in %s, which is a defect: its log has the stack", methodName(info.FullMethod))
+		}
+	}()
+	return handler(ctx, req)
+}
+
+// stack is the stack without the arguments of its calls.
+func stack() string {
+	lines := strings.Split(string(debug.Stack()), "\n")
+	kept := lines[:0]
+	for _, line := range lines {
+		if name, _, found := strings.Cut(line, "("); found && strings.HasPrefix(line, "panic(") {
+			line = name
+		}
+		kept = append(kept, line)
+	}
+	return strings.Join(kept, "\n")
+}
+
+// serveMode refuses the RPCs of a service that this process does not serve.
+func (s *Server) serveMode(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	service := strings.TrimPrefix(info.FullMethod, "/csi.v1.")
+	service, _, _ = strings.Cut(service, "/")
+	if (service == "Controller" && s.controller == nil) || (service == "Node" && s.node == nil) {
+		return nil, status.Errorf(codes.Unimplemented, "the %s service is not served in mode %q", strings.ToLower(service), s.mode)
+	}
+	return handler(ctx, req)
+}
+
+// serialize lets one operation at a time work on a volume. Reading needs no turn.
+func (s *Server) serialize(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	key := operationKey(req)
+	if key == "" {
+		return handler(ctx, req)
+	}
+	release, ok := s.locks.acquire(ctx, key)
+	if !ok {
+		if err := ctx.Err(); err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
+		return nil, aborted("another operation on %s is still under way: ask again", key)
+	}
+	defer release()
+	return handler(ctx, req)
+}
+
+// operationKey names what an RPC changes; empty when it changes nothing.
+func operationKey(req any) string {
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		return "volume name " + strconv.Quote(r.GetName())
+	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest, *csi.ControllerUnpublishVolumeRequest,
+		*csi.NodeStageVolumeRequest, *csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest:
+		return "volume " + strconv.Quote(strings.ToLower(r.(interface{ GetVolumeId() string }).GetVolumeId()))
+	}
+	return ""
+}
+
+// identifiers are the fields of a request that say what it is about. Nothing else of a request is logged: parameters and
+// contexts are long, and secrets print in clear.
+func identifiers(req any) []slog.Attr {
+	var attrs []slog.Attr
+	add := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, value))
+		}
+	}
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		add("volume_id", r.GetVolumeId())
+	}
+	if r, ok := req.(*csi.CreateVolumeRequest); ok {
+		add("name", r.GetName())
+	}
+	if r, ok := req.(interface{ GetNodeId() string }); ok {
+		add("node_id", r.GetNodeId())
+	}
+	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
+		add("staging_target_path", r.GetStagingTargetPath())
+	}
+	if r, ok := req.(interface{ GetTargetPath() string }); ok {
+		add("target_path", r.GetTargetPath())
+	}
+	return attrs
+}
+
+// printable is a request for the log at debug level: without the fields that the specification marks csi_secret, and
+// without mount flags, which it says may be sensitive.
+func printable(req any) string {
+	message, ok := req.(proto.Message)
+	if !ok {
+		return fmt.Sprintf("%T", req)
+	}
+	message = proto.Clone(message)
+	stripMountFlags(message.ProtoReflect())
+	return protosanitizer.StripSecrets(message).String()
+}
+
+func stripMountFlags(message protoreflect.Message) {
+	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.Name() == "mount_flags":
+			message.Clear(field)
+		case field.IsMap():
+		case field.IsList() && field.Message() != nil:
+			for i := range value.List().Len() {
+				stripMountFlags(value.List().Get(i).Message())
+			}
+		case field.Message() != nil:
+			stripMountFlags(value.Message())
+		}
+		return true
+	})
+}
+
+// methodName is the RPC's name in the specification.
+func methodName(fullMethod string) string {
+	return fullMethod[strings.LastIndexByte(fullMethod, '/')+1:]
+}
+
+// requestCounter numbers the RPCs of one process.
+type requestCounter = atomic.Uint64

@@ -1,0 +1,114 @@
+package core
+
+import (
+	"sync"
+	"time"
+)
+
+// refusalMemory is how long the rack is not asked again for what it has just refused. Nomad repeats some calls every
+// second and per volume.
+const refusalMemory = 5 * time.Second
+
+type operation string
+
+const (
+	opAttach operation = "attach"
+	opDetach operation = "detach"
+)
+
+type attachment struct {
+	operation          operation
+	diskID, instanceID string
+}
+
+// refusals remembers for a moment that the rack refused to attach or detach because the instance is not stopped.
+type refusals struct {
+	mu    sync.Mutex
+	known map[attachment]refused
+}
+
+type refused struct {
+	until time.Time
+	err   error
+}
+
+func newRefusals() *refusals {
+	return &refusals{known: map[attachment]refused{}}
+}
+
+// remember keeps an error for [refusalMemory] and returns it.
+func (r *refusals) remember(op operation, diskID, instanceID string, err error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	for key, entry := range r.known {
+		if now.After(entry.until) {
+			delete(r.known, key)
+		}
+	}
+	r.known[attachment{op, diskID, instanceID}] = refused{until: now.Add(refusalMemory), err: err}
+	return err
+}
+
+// remembered is the error kept for this, if it is not too old.
+func (r *refusals) remembered(op operation, diskID, instanceID string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	entry, ok := r.known[attachment{op, diskID, instanceID}]
+	if !ok || time.Now().After(entry.until) {
+		return nil
+	}
+	return entry.err
+}
+
+const (
+	// wishLifetime ends a wish to detach that nobody has repeated.
+	wishLifetime  = 10 * time.Minute
+	graceRounding = time.Second
+)
+
+// detachGrace remembers since when a detach has been wished for.
+type detachGrace struct {
+	grace time.Duration
+
+	mu     sync.Mutex
+	wishes map[string]wish
+}
+
+type wish struct {
+	instanceID      string
+	first, repeated time.Time
+}
+
+func newDetachGrace(grace time.Duration) *detachGrace {
+	return &detachGrace{grace: grace, wishes: map[string]wish{}}
+}
+
+// left notes the wish to detach a disk from an instance and says how much longer it must wait.
+func (g *detachGrace) left(diskID, instanceID string) time.Duration {
+	if g.grace == 0 {
+		return 0
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	for id, w := range g.wishes {
+		if now.Sub(w.repeated) > wishLifetime {
+			delete(g.wishes, id)
+		}
+	}
+	w, ok := g.wishes[diskID]
+	if !ok || w.instanceID != instanceID {
+		w = wish{instanceID: instanceID, first: now}
+	}
+	w.repeated = now
+	g.wishes[diskID] = w
+	return g.grace - now.Sub(w.first)
+}
+
+// forget ends the wish: the volume was published again, or is detached.
+func (g *detachGrace) forget(diskID string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.wishes, diskID)
+}

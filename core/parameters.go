@@ -1,0 +1,101 @@
+package core
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+)
+
+// parameters are the parameters of a CreateVolume request, understood.
+type parameters struct {
+	// blockSize is 0 when none was asked for.
+	blockSize int64
+	// diskType is empty when none was asked for.
+	diskType string
+	// claim is namespace/name of the Kubernetes claim, if the provisioner told.
+	claim string
+	// forNode goes into the volume context as it is.
+	forNode map[string]string
+}
+
+// Values of [ParameterDiskType], and the block size of disks for which none was asked.
+const (
+	diskTypeDistributed       = "distributed"
+	diskTypeLocal             = "local"
+	defaultBlockSize    int64 = 4096
+)
+
+// parseParameters understands the parameters of a volume that will have one of these capabilities. An unknown one is an
+// error, not a typing mistake with consequences found out later.
+func parseParameters(given map[string]string, capabilities []*csi.VolumeCapability) (parameters, error) {
+	p := parameters{forNode: map[string]string{}}
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		if err := p.set(key, given[key], capabilities); err != nil {
+			return parameters{}, err
+		}
+	}
+	if p.diskType == diskTypeLocal && p.blockSize != 0 && p.blockSize != defaultBlockSize {
+		return parameters{}, invalidArgument("parameter %s: a local disk has blocks of %d bytes, not %d", KeyBlockSize, defaultBlockSize, p.blockSize)
+	}
+	if namespace, name := given[ParameterPVCNamespace], given[ParameterPVCName]; name != "" {
+		p.claim = namespace + "/" + name
+	}
+	return p, nil
+}
+
+func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability) error {
+	switch key {
+	case KeyBlockSize:
+		switch value {
+		case "512", "2048", "4096":
+			p.blockSize, _ = strconv.ParseInt(value, 10, 64) // one of three numbers
+			return nil
+		}
+		return invalidArgument("parameter %s: %q is not one of 512, 2048, 4096", key, value)
+	case ParameterDiskType:
+		if value != diskTypeDistributed && value != diskTypeLocal {
+			return invalidArgument("parameter %s: %q is not one of %s, %s", key, value, diskTypeDistributed, diskTypeLocal)
+		}
+		p.diskType = value
+		return nil
+	case KeyReadOnly:
+		switch value {
+		case "false":
+			return nil
+		case "true":
+			return invalidArgument("parameter %s: only a volume made from a snapshot can be read-only", key)
+		}
+		return invalidArgument("parameter %s: %q is not one of true, false", key, value)
+	case KeyMkfsOptions:
+		for _, capability := range capabilities {
+			if m := capability.GetMount(); m != nil {
+				if _, err := mount.ParseMkfsOptions(m.GetFsType(), value); err != nil {
+					return invalidArgument("parameter %s: %w", key, err)
+				}
+			}
+		}
+	case KeyRootUID, KeyRootGID:
+		// The kernel's "no such ID", 2^32-1, would leave the owner as it is.
+		if id, err := strconv.ParseUint(value, 10, 32); err != nil || id == 1<<32-1 {
+			return invalidArgument("parameter %s: %q is not a number from 0 to 4294967294", key, value)
+		}
+	case KeyRootMode:
+		if mode, err := strconv.ParseUint(value, 8, 32); err != nil || mode > 0o7777 {
+			return invalidArgument("parameter %s: %q is not an octal mode such as 0770", key, value)
+		}
+	default:
+		if strings.HasPrefix(key, ParameterPrefixCO) {
+			return nil
+		}
+		return invalidArgument("parameter %q is not known: known are %s", key, strings.Join(knownParameters, ", "))
+	}
+	p.forNode[key] = value
+	return nil
+}
+
+var knownParameters = []string{KeyBlockSize, ParameterDiskType, KeyReadOnly, KeyMkfsOptions, KeyRootUID, KeyRootGID, KeyRootMode}

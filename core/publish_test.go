@@ -1,0 +1,352 @@
+package core_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+func noHotplug(o *rigOptions) { o.rack.Hotplug = false }
+
+func TestPublishAndUnpublish(t *testing.T) {
+	r := newRig(t)
+	id, node := r.create(t, "v"), r.node(t, "node-a")
+	req := &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: mountWriter()}
+	r.clearCalls(t)
+	first, err := r.ControllerPublishVolume(t.Context(), req)
+	r.must(t, err)
+	wantCalls(t, r, map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1})
+	wantSame(t, first, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
+		"diskName": rack.DiskName(testCluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
+		"origin": "blank", "readOnly": "false", "fsLineage": "",
+	}})
+	if got := r.holder(t, id); got != node {
+		t.Fatalf("the disk is on %q, want %q", got, node)
+	}
+
+	r.clearCalls(t)
+	second, err := r.ControllerPublishVolume(t.Context(), req)
+	r.must(t, err)
+	wantSame(t, second, first)
+	wantCalls(t, r, map[string]int{"disk_view": 1, "instance_view": 1})
+
+	r.clearCalls(t)
+	r.must(t, r.unpublish(t, id, node))
+	wantCalls(t, r, map[string]int{"disk_view": 1, "instance_disk_detach": 1})
+	if got := r.holder(t, id); got != "" {
+		t.Fatalf("the disk is still on %q", got)
+	}
+	r.clearCalls(t)
+	r.must(t, r.unpublish(t, id, node))
+	wantCalls(t, r, map[string]int{"disk_view": 1})
+}
+
+// Slow racks that change running instances show attaching and detaching for a while.
+func TestPublishWaitsForTheRack(t *testing.T) {
+	r := newRig(t, func(o *rigOptions) { o.rack.HotplugAsync, o.rack.Latency = true, 100*time.Millisecond })
+	id, node := r.create(t, "v"), r.node(t, "node-a")
+	r.must(t, r.publish(t, id, node))
+	if got := r.holder(t, id); got != node {
+		t.Fatalf("published, and the disk is on %q", got)
+	}
+	r.must(t, r.unpublish(t, id, node))
+	if state := r.disk(t, id).State.State(); state != oxide.DiskStateStateDetached {
+		t.Fatalf("unpublished, and the disk is %s", state)
+	}
+}
+
+func TestPublishToARunningInstanceIsRefused(t *testing.T) {
+	r := newRig(t, noHotplug)
+	id, node := r.create(t, "v"), r.node(t, "node-a")
+	wantCode(t, r.publish(t, id, node), codes.FailedPrecondition, "running", "stop the instance", "hot-plug", node)
+
+	// The same is answered from memory for a while: an orchestrator that asks again and again does not cost the rack.
+	r.clearCalls(t)
+	wantCode(t, r.publish(t, id, node), codes.FailedPrecondition, "running")
+	if calls := r.calls(t); calls["instance_disk_attach"] != 0 {
+		t.Errorf("the rack was asked again: %v", calls)
+	}
+
+	other := r.node(t, "node-b")
+	r.must(t, r.sim.SetRunState(t.Context(), other, "stopped"))
+	r.must(t, r.publish(t, id, other))
+	r.must(t, r.sim.SetRunState(t.Context(), other, "running"))
+	wantCode(t, r.unpublish(t, id, other), codes.FailedPrecondition, "running", "stop the instance")
+	if got := r.holder(t, id); got != other {
+		t.Errorf("the disk is on %q", got)
+	}
+}
+
+func TestPublishNamesTheHolder(t *testing.T) {
+	r := newRig(t)
+	id, a, b := r.create(t, "v"), r.node(t, "node-a"), r.node(t, "node-b")
+	r.must(t, r.publish(t, id, a))
+	wantCode(t, r.publish(t, id, b), codes.FailedPrecondition, a)
+	if got := r.holder(t, id); got != a {
+		t.Errorf("the disk is on %q", got)
+	}
+}
+
+func TestPublishNotFound(t *testing.T) {
+	r := newRig(t)
+	id, node := r.create(t, "v"), r.node(t, "node-a")
+	wantCode(t, r.publish(t, uuid.NewString(), node), codes.NotFound)
+	wantCode(t, r.publish(t, "v", node), codes.NotFound, `"v"`)
+	wantCode(t, r.publish(t, id, uuid.NewString()), codes.NotFound, "no such instance")
+	wantCode(t, r.publish(t, id, "node-a"), codes.NotFound, `"node-a"`)
+}
+
+func TestPublishRefusesBeforeAnythingChanges(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		prepare  func(*testing.T, *rig) (volumeID string)
+		mentions string
+	}{
+		{"the boot disk", func(t *testing.T, r *rig) string {
+			disk, err := r.sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: "node-a-boot", Project: testProject})
+			r.must(t, err)
+			return disk.Id
+		}, "boot disk"},
+		{"the boot disk of another instance", func(t *testing.T, r *rig) string {
+			disk, err := r.sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: "node-b-boot", Project: testProject})
+			r.must(t, err)
+			return disk.Id
+		}, "attached to instance"},
+		{"a disk of another project", func(t *testing.T, r *rig) string {
+			_, err := r.sim.AddInstance(t.Context(), "stranger", "other", "running")
+			r.must(t, err)
+			return r.userDisk(t, "other", "theirs", "").Id
+		}, "another project"},
+		{"a serial that the guest has already", func(t *testing.T, r *rig) string {
+			there := r.userDisk(t, testProject, "abcdefghij-abcdefghi-1", "")
+			r.attachByHand(t, there.Id, r.node(t, "node-a"))
+			return r.userDisk(t, testProject, "abcdefghij-abcdefghi-2", "").Id
+		}, "first 20 bytes"},
+		{"a faulted disk", func(t *testing.T, r *rig) string {
+			id := r.create(t, "v")
+			r.must(t, r.sim.SetDiskState(t.Context(), id, "faulted"))
+			return id
+		}, "faulted"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t)
+			id, node := test.prepare(t, r), r.node(t, "node-a")
+			before := r.holder(t, id)
+			r.clearCalls(t)
+			want := codes.FailedPrecondition
+			if test.mentions == "faulted" {
+				want = codes.Internal
+			}
+			wantCode(t, r.publish(t, id, node), want, test.mentions)
+			if calls := r.calls(t); calls["instance_disk_attach"] != 0 || calls["instance_disk_detach"] != 0 {
+				t.Errorf("the rack was asked to change something: %v", calls)
+			}
+			r.must(t, r.unpublish(t, id, node)) // what was never published is unpublished
+			if got := r.holder(t, id); got != before {
+				t.Errorf("the disk moved from %q to %q", before, got)
+			}
+		})
+	}
+}
+
+func TestPublishToAFullInstance(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		ours, racksLimit int
+		mentions         string
+	}{
+		{"by our own count", 3, 12, "has 3 disks"},
+		{"by the rack's", 8, 3, "has 3 disks"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t, func(o *rigOptions) { o.maxDisks, o.rack.MaxDisks = test.ours, test.racksLimit })
+			node := r.node(t, "node-a")
+			r.must(t, r.publish(t, r.create(t, "1"), node))
+			r.must(t, r.publish(t, r.create(t, "2"), node))
+			third := r.create(t, "3")
+			wantCode(t, r.publish(t, third, node), codes.ResourceExhausted, test.mentions, node)
+			if got := r.holder(t, third); got != "" {
+				t.Errorf("the disk is on %q", got)
+			}
+		})
+	}
+}
+
+func TestPublishToAFailedInstance(t *testing.T) {
+	r := newRig(t)
+	id, node := r.create(t, "v"), r.node(t, "node-a")
+	r.must(t, r.sim.SetRunState(t.Context(), node, "failed"))
+	wantCode(t, r.publish(t, id, node), codes.FailedPrecondition, "has failed")
+}
+
+func TestPublishAnInstanceOfAnotherProject(t *testing.T) {
+	r := newRig(t)
+	stranger, err := r.sim.AddInstance(t.Context(), "stranger", "other", "running")
+	r.must(t, err)
+	wantCode(t, r.publish(t, r.create(t, "v"), stranger.ID), codes.FailedPrecondition, "different projects")
+}
+
+func TestPublishThroughFaults(t *testing.T) {
+	for _, operation := range []string{"disk_view", "instance_disk_list", "instance_disk_attach"} {
+		for _, fault := range []struct {
+			kind string
+			code int
+		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 409}} {
+			t.Run(fmt.Sprint(operation, fault.kind, fault.code), func(t *testing.T) {
+				r := newRig(t)
+				id, node := r.create(t, "v"), r.node(t, "node-a")
+				r.inject(t, operation, fault.kind, fault.code)
+				if err := r.publish(t, id, node); err == nil && r.holder(t, id) != node {
+					t.Fatal("success was reported, and the disk is not attached")
+				}
+				r.must(t, r.publish(t, id, node))
+				if got := r.holder(t, id); got != node {
+					t.Errorf("the disk is on %q", got)
+				}
+			})
+		}
+	}
+}
+
+func TestUnpublishThroughFaults(t *testing.T) {
+	for _, operation := range []string{"disk_view", "instance_disk_detach"} {
+		for _, fault := range []struct {
+			kind string
+			code int
+		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 409}} {
+			t.Run(fmt.Sprint(operation, fault.kind, fault.code), func(t *testing.T) {
+				r := newRig(t)
+				id, node := r.create(t, "v"), r.node(t, "node-a")
+				r.must(t, r.publish(t, id, node))
+				r.inject(t, operation, fault.kind, fault.code)
+				if err := r.unpublish(t, id, node); err == nil && r.holder(t, id) != "" {
+					t.Fatal("success was reported, and the disk is still attached")
+				}
+				r.must(t, r.unpublish(t, id, node))
+				if got := r.holder(t, id); got != "" {
+					t.Errorf("the disk is on %q", got)
+				}
+			})
+		}
+	}
+}
+
+// Orchestrators ask late, twice and for nodes that are no more; a disk that has moved on must stay where it is.
+func TestUnpublishForTheWrongNodeDetachesNothing(t *testing.T) {
+	r := newRig(t)
+	id, a, b := r.create(t, "v"), r.node(t, "node-a"), r.node(t, "node-b")
+	r.must(t, r.publish(t, id, b))
+	for name, node := range map[string]string{"the old node": a, "a node that never was": uuid.NewString(), "no UUID": "node-b"} {
+		r.clearCalls(t)
+		r.must(t, r.unpublish(t, id, node))
+		if got := r.holder(t, id); got != b {
+			t.Fatalf("%s: the disk is on %q, want %q", name, got, b)
+		}
+		if calls := r.calls(t); calls["instance_disk_detach"] != 0 {
+			t.Errorf("%s: calls %v", name, calls)
+		}
+	}
+}
+
+func TestUnpublishConverges(t *testing.T) {
+	t.Run("without a node ID the disk is detached from whichever node holds it", func(t *testing.T) {
+		r := newRig(t)
+		id, node := r.create(t, "v"), r.node(t, "node-a")
+		r.must(t, r.publish(t, id, node))
+		r.must(t, r.unpublish(t, id, ""))
+		if got := r.holder(t, id); got != "" {
+			t.Errorf("the disk is on %q", got)
+		}
+	})
+	t.Run("deleted instance", func(t *testing.T) {
+		r := newRig(t)
+		id, node := r.create(t, "v"), r.node(t, "node-a")
+		r.must(t, r.publish(t, id, node))
+		r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+		r.must(t, r.sdk.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(node)}))
+		r.must(t, r.unpublish(t, id, node))
+	})
+	for _, state := range []string{"failed", "stopped"} {
+		t.Run(state+" instance", func(t *testing.T) {
+			r := newRig(t, func(o *rigOptions) { o.detachGrace = time.Hour })
+			id, node := r.create(t, "v"), r.node(t, "node-a")
+			r.must(t, r.publish(t, id, node))
+			r.must(t, r.sim.SetRunState(t.Context(), node, state))
+			r.must(t, r.unpublish(t, id, node))
+			if got := r.holder(t, id); got != "" {
+				t.Errorf("the disk is on %q", got)
+			}
+		})
+	}
+	t.Run("deleted disk", func(t *testing.T) {
+		r := newRig(t)
+		id := r.create(t, "v")
+		r.must(t, r.delete(t, id))
+		r.must(t, r.unpublish(t, id, r.node(t, "node-a")))
+	})
+	t.Run("no UUID", func(t *testing.T) {
+		r := newRig(t)
+		r.clearCalls(t)
+		r.must(t, r.unpublish(t, "v", "n"))
+		wantCalls(t, r, map[string]int{})
+	})
+}
+
+func TestDetachGrace(t *testing.T) {
+	r := newRig(t, func(o *rigOptions) { o.detachGrace = 500 * time.Millisecond })
+	id, node := r.create(t, "v"), r.node(t, "node-a")
+	r.must(t, r.publish(t, id, node))
+	start := time.Now()
+	wantCode(t, r.unpublish(t, id, node), codes.FailedPrecondition, "--detach-grace")
+	eventually(t, "the disk is detached", func() bool { return r.unpublish(t, id, node) == nil })
+	if waited := time.Since(start); waited < 500*time.Millisecond {
+		t.Errorf("detached after %s", waited)
+	}
+	if got := r.holder(t, id); got != "" {
+		t.Errorf("the disk is on %q", got)
+	}
+	// A new publication starts anew.
+	r.must(t, r.publish(t, id, node))
+	wantCode(t, r.unpublish(t, id, node), codes.FailedPrecondition, "--detach-grace")
+}
+
+// A hundred identical calls at once do the work once.
+func TestConcurrentCallsAreOneOperation(t *testing.T) {
+	r := newRig(t)
+	node := r.node(t, "node-a")
+	answers := make(chan *csi.CreateVolumeResponse)
+	const callers = 20
+	for range callers {
+		go func() {
+			resp, err := r.CreateVolume(t.Context(), createRequest("v"))
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- resp
+		}()
+	}
+	first := <-answers
+	for range callers - 1 {
+		wantSame(t, <-answers, first)
+	}
+	id := first.GetVolume().GetVolumeId()
+	done := make(chan error)
+	r.clearCalls(t)
+	for range callers {
+		go func() { done <- r.publish(t, id, node) }()
+	}
+	for range callers {
+		r.must(t, <-done)
+	}
+	if calls := r.calls(t); calls["instance_disk_attach"] != 1 {
+		t.Errorf("calls %v", calls)
+	}
+}

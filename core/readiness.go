@@ -1,0 +1,62 @@
+package core
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Readiness says whether the plugin can do its work, and what it waits for if not. The zero value is ready.
+type Readiness struct {
+	mu      sync.Mutex
+	waiting string
+}
+
+// Await makes the plugin not ready until what it waits for is there.
+func (r *Readiness) Await(waiting string) { r.set(waiting) }
+
+// Ready reports whether the plugin is ready, and otherwise what it waits for.
+func (r *Readiness) Ready() (bool, string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waiting == "", r.waiting
+}
+
+func (r *Readiness) set(waiting string) (changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed = r.waiting != waiting
+	r.waiting = waiting
+	return changed
+}
+
+const (
+	firstIdentityRetry = 250 * time.Millisecond
+	maxIdentityRetry   = 10 * time.Second
+)
+
+// AwaitIdentity asks the provider until it knows who this node is, however long that takes, and then becomes ready. It
+// returns when it is ready or the context ends. Whatever keeps it waiting is logged when it changes, and shown on /readyz.
+func (r *Readiness) AwaitIdentity(ctx context.Context, provider metadata.Provider, log *slog.Logger) {
+	for retry := firstIdentityRetry; ; retry = min(2*retry, maxIdentityRetry) {
+		instance, err := provider.Instance(ctx)
+		if err == nil {
+			r.set("")
+			log.Info("this node is known", "node_id", instance.ID, "rack", instance.Rack)
+			return
+		}
+		if r.set("identity of this node: "+err.Error()) && ctx.Err() == nil {
+			log.Warn("this node is not known yet", "error", err)
+		}
+		timer := time.NewTimer(retry)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+	}
+}

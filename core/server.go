@@ -1,0 +1,125 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+)
+
+// Server serves the CSI services over one unix socket.
+type Server struct {
+	log        *slog.Logger
+	mode       string
+	controller *Controller
+	node       *Node
+	grpc       *grpc.Server
+	locks      *locks
+	metrics    *metrics
+	requests   requestCounter
+}
+
+// ServerOptions are what a [Server] serves. Controller and Node may be nil: their RPCs then answer UNIMPLEMENTED, naming
+// the mode.
+type ServerOptions struct {
+	Mode       string
+	Identity   *Identity
+	Controller *Controller
+	Node       *Node
+	// Registry takes the metrics.
+	Registry prometheus.Registerer
+	Log      *slog.Logger
+}
+
+// NewServer returns a server that does not listen yet.
+func NewServer(opts ServerOptions) *Server {
+	s := &Server{
+		log:        opts.Log,
+		mode:       opts.Mode,
+		controller: opts.Controller,
+		node:       opts.Node,
+		locks:      newLocks(),
+		metrics:    newMetrics(opts.Registry),
+	}
+	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...))
+	csi.RegisterIdentityServer(s.grpc, opts.Identity)
+	// Both are registered in every mode, so that what is not served answers why.
+	if s.controller != nil {
+		csi.RegisterControllerServer(s.grpc, s.controller)
+	} else {
+		csi.RegisterControllerServer(s.grpc, csi.UnimplementedControllerServer{})
+	}
+	if s.node != nil {
+		csi.RegisterNodeServer(s.grpc, s.node)
+	} else {
+		csi.RegisterNodeServer(s.grpc, csi.UnimplementedNodeServer{})
+	}
+	return s
+}
+
+// Serve answers RPCs until [Server.Stop] or [Server.StopNow], then removes the socket and returns nil.
+func (s *Server) Serve(listener net.Listener) error {
+	return s.grpc.Serve(listener)
+}
+
+// Stop refuses new RPCs and returns when those in flight are answered.
+func (s *Server) Stop() { s.grpc.GracefulStop() }
+
+// StopNow cancels the RPCs in flight.
+func (s *Server) StopNow() { s.grpc.Stop() }
+
+// socketMode lets a group of the operator's choice use the plugin, and nobody else.
+const socketMode = 0o660
+
+// dialTimeout is how long a process that listens may take to accept a connection to its own unix socket.
+const dialTimeout = 2 * time.Second
+
+// Listen opens the unix socket at path. A socket on which nobody listens any more is replaced; one that is in use is an
+// error, and so is anything that is no socket. No other file is put beside it: kubelet watches the folder.
+func Listen(path string) (net.Listener, error) {
+	if err := clearDeadSocket(path); err != nil {
+		return nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w: check that its folder exists and may be written", path, err)
+	}
+	if err := os.Chmod(path, socketMode); err != nil {
+		return nil, errors.Join(fmt.Errorf("set the mode of %s: %w", path, err), listener.Close())
+	}
+	return listener, nil
+}
+
+func clearDeadSocket(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("look at %s: %w", path, err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s exists and is no socket: remove it, or choose another endpoint", path)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err == nil {
+		return errors.Join(fmt.Errorf("%s is in use: another plugin listens on it; stop it, or choose another endpoint", path), conn.Close())
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%s: cannot tell whether another plugin listens on it: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("remove the dead socket %s: %w", path, err)
+	}
+	return nil
+}

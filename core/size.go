@@ -1,0 +1,45 @@
+package core
+
+import (
+	"math"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+const (
+	// gib is the unit of disk sizes: a rack takes whole GiB only (docs/rack.md §2).
+	gib int64 = 1 << 30
+	// defaultSizeBytes is the size of a volume for which nothing was requested.
+	defaultSizeBytes = 10 * gib
+)
+
+// sizeOf decides how large a new disk is, in bytes: what is required, rounded up to whole GiB, and at most what the limit
+// allows. What a rack takes at most is the rack's to judge, since that differs between releases and kinds of disks.
+func sizeOf(capacity *csi.CapacityRange) (int64, error) {
+	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
+	if requiredBytes == 0 {
+		if limitBytes == 0 {
+			return defaultSizeBytes, nil
+		}
+		size := min(defaultSizeBytes, limitBytes/gib*gib)
+		if size == 0 {
+			return 0, outOfRange("capacity_range: limit_bytes %d is less than 1 GiB, the smallest disk", limitBytes)
+		}
+		return size, nil
+	}
+	if requiredBytes > math.MaxInt64-gib {
+		return 0, outOfRange("capacity_range: required_bytes %d is more than any disk has", requiredBytes)
+	}
+	size := (requiredBytes + gib - 1) / gib * gib
+	if limitBytes != 0 && size > limitBytes {
+		return 0, outOfRange("capacity_range: disks are made in whole GiB, and %d bytes, the smallest such size for required_bytes %d, is more than limit_bytes %d",
+			size, requiredBytes, limitBytes)
+	}
+	return size, nil
+}
+
+// suits reports whether a disk of this size is what the range asked for.
+func suits(sizeBytes int64, capacity *csi.CapacityRange) bool {
+	limitBytes := capacity.GetLimitBytes()
+	return sizeBytes >= capacity.GetRequiredBytes() && (limitBytes == 0 || sizeBytes <= limitBytes)
+}

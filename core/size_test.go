@@ -1,0 +1,41 @@
+package core
+
+import (
+	"math"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+func TestSizeOf(t *testing.T) {
+	for _, test := range []struct {
+		name            string
+		required, limit int64
+		want            int64
+		code            codes.Code
+	}{
+		{name: "nothing requested", want: 10 * gib},
+		{name: "one byte", required: 1, want: gib},
+		{name: "exact", required: gib, limit: gib, want: gib},
+		{name: "a byte more than a GiB", required: gib + 1, want: 2 * gib},
+		{name: "rounded past the limit", required: gib + 1, limit: 2*gib - 1, code: codes.OutOfRange},
+		{name: "rounded to the limit", required: gib + 1, limit: 2 * gib, want: 2 * gib},
+		{name: "limit only, large", limit: 50 * gib, want: 10 * gib},
+		{name: "limit only, small", limit: 3*gib + 5, want: 3 * gib},
+		{name: "limit below the smallest disk", limit: gib - 1, code: codes.OutOfRange},
+		{name: "largest that can be rounded", required: math.MaxInt64 - gib, want: math.MaxInt64 - gib + 1},
+		{name: "too large to round", required: math.MaxInt64 - gib + 1, code: codes.OutOfRange},
+		{name: "largest number", required: math.MaxInt64, code: codes.OutOfRange},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := sizeOf(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit})
+			if code := statusOf(t.Context(), err).Code(); code != test.code {
+				t.Fatalf("code %s, want %s (%v)", code, test.code, err)
+			}
+			if got != test.want {
+				t.Errorf("%d bytes, want %d", got, test.want)
+			}
+		})
+	}
+}

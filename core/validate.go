@@ -1,0 +1,282 @@
+package core
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+)
+
+// Every check on a request stands in this file, one function per RPC: no I/O, no state. What a request means is the
+// RPC's business; here it is only refused when no state of the world could make it right.
+
+// Size limits of the CSI specification, "Size Limits", in bytes.
+const (
+	maxStringBytes = 128
+	maxMapBytes    = 4 << 10
+	maxNodeIDBytes = 256
+	// maxPathBytes is what Linux takes (PATH_MAX, its final zero byte left out); paths are exempt from the general limit.
+	maxPathBytes = 4095
+)
+
+func validateCreateVolume(req *csi.CreateVolumeRequest) error {
+	return firstError(
+		required("name", req.GetName()),
+		limited("name", req.GetName(), maxStringBytes),
+		limitedMap("parameters", req.GetParameters()),
+		limitedMap("secrets", req.GetSecrets()),
+		checkCapabilities("volume_capabilities", req.GetVolumeCapabilities()),
+		supportedCapabilities(req.GetVolumeCapabilities()),
+		checkCapacityRange(req.GetCapacityRange()),
+		checkContentSource(req.GetVolumeContentSource()),
+		checkMutableParameters(req.GetMutableParameters()),
+		checkTopologyRequirement(req.GetAccessibilityRequirements()),
+	)
+}
+
+func validateDeleteVolume(req *csi.DeleteVolumeRequest) error {
+	return firstError(checkVolumeID(req.GetVolumeId()), limitedMap("secrets", req.GetSecrets()))
+}
+
+func validateControllerPublishVolume(req *csi.ControllerPublishVolumeRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		required("node_id", req.GetNodeId()),
+		limited("node_id", req.GetNodeId(), maxNodeIDBytes),
+		limitedMap("secrets", req.GetSecrets()),
+		limitedMap("volume_context", req.GetVolumeContext()),
+		checkCapability("volume_capability", req.GetVolumeCapability()),
+		supportedCapability(req.GetVolumeCapability()),
+	)
+}
+
+func validateControllerUnpublishVolume(req *csi.ControllerUnpublishVolumeRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		limited("node_id", req.GetNodeId(), maxNodeIDBytes),
+		limitedMap("secrets", req.GetSecrets()),
+	)
+}
+
+// validateValidateVolumeCapabilities refuses only what is malformed: capabilities that are not supported are an answer.
+func validateValidateVolumeCapabilities(req *csi.ValidateVolumeCapabilitiesRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		limitedMap("secrets", req.GetSecrets()),
+		limitedMap("volume_context", req.GetVolumeContext()),
+		limitedMap("parameters", req.GetParameters()),
+		checkCapabilities("volume_capabilities", req.GetVolumeCapabilities()),
+	)
+}
+
+func validateNodeStageVolume(req *csi.NodeStageVolumeRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		checkPath("staging_target_path", req.GetStagingTargetPath()),
+		limitedMap("secrets", req.GetSecrets()),
+		limitedMap("publish_context", req.GetPublishContext()),
+		limitedMap("volume_context", req.GetVolumeContext()),
+		checkCapability("volume_capability", req.GetVolumeCapability()),
+		supportedCapability(req.GetVolumeCapability()),
+	)
+}
+
+func validateNodeUnstageVolume(req *csi.NodeUnstageVolumeRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		checkPath("staging_target_path", req.GetStagingTargetPath()),
+	)
+}
+
+// validateNodePublishVolume demands the staging path although the specification makes it optional: it is optional for
+// plugins without STAGE_UNSTAGE_VOLUME only.
+func validateNodePublishVolume(req *csi.NodePublishVolumeRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		checkPath("target_path", req.GetTargetPath()),
+		checkPath("staging_target_path", req.GetStagingTargetPath()),
+		limitedMap("secrets", req.GetSecrets()),
+		limitedMap("publish_context", req.GetPublishContext()),
+		limitedMap("volume_context", req.GetVolumeContext()),
+		checkCapability("volume_capability", req.GetVolumeCapability()),
+		supportedCapability(req.GetVolumeCapability()),
+	)
+}
+
+func validateNodeUnpublishVolume(req *csi.NodeUnpublishVolumeRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		checkPath("target_path", req.GetTargetPath()),
+	)
+}
+
+// validateNodeGetVolumeStats lets a relative path pass: no volume can be there, so the RPC answers NOT_FOUND, as it does
+// for every path without a volume.
+func validateNodeGetVolumeStats(req *csi.NodeGetVolumeStatsRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		required("volume_path", req.GetVolumePath()),
+		limited("volume_path", req.GetVolumePath(), maxPathBytes),
+		limited("staging_target_path", req.GetStagingTargetPath(), maxPathBytes),
+	)
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func required(field, value string) error {
+	if value == "" {
+		return invalidArgument("%s is missing", field)
+	}
+	return nil
+}
+
+func limited(field, value string, maxBytes int) error {
+	if len(value) > maxBytes {
+		return invalidArgument("%s has %d bytes, at most %d are allowed", field, len(value), maxBytes)
+	}
+	return nil
+}
+
+func limitedMap(field string, values map[string]string) error {
+	total := 0
+	for key, value := range values {
+		if len(key) > maxStringBytes {
+			return invalidArgument("%s has a key of %d bytes, at most %d are allowed", field, len(key), maxStringBytes)
+		}
+		total += len(key) + len(value)
+	}
+	if total > maxMapBytes {
+		return invalidArgument("%s has %d bytes, at most %d are allowed", field, total, maxMapBytes)
+	}
+	return nil
+}
+
+func checkVolumeID(id string) error {
+	return firstError(required("volume_id", id), limited("volume_id", id, maxStringBytes))
+}
+
+func checkPath(field, path string) error {
+	if err := firstError(required(field, path), limited(field, path, maxPathBytes)); err != nil {
+		return err
+	}
+	if !filepath.IsAbs(path) {
+		return invalidArgument("%s %q is not an absolute path", field, path)
+	}
+	if strings.ContainsRune(path, 0) {
+		return invalidArgument("%s holds a zero byte", field)
+	}
+	return nil
+}
+
+func checkCapabilities(field string, capabilities []*csi.VolumeCapability) error {
+	if len(capabilities) == 0 {
+		return invalidArgument("%s is missing", field)
+	}
+	for _, capability := range capabilities {
+		if err := checkCapability(field, capability); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkCapability refuses a capability that says nothing; whether this plugin can do what it says is another question.
+func checkCapability(field string, capability *csi.VolumeCapability) error {
+	if capability == nil {
+		return invalidArgument("%s is missing", field)
+	}
+	if capability.GetAccessMode() == nil || capability.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN {
+		return invalidArgument("%s: access_mode is missing", field)
+	}
+	if capability.GetAccessType() == nil {
+		return invalidArgument("%s: access_type is missing: block or mount must be set", field)
+	}
+	flags := 0
+	for _, flag := range capability.GetMount().GetMountFlags() {
+		flags += len(flag)
+	}
+	if flags > maxMapBytes {
+		return invalidArgument("%s: mount_flags has %d bytes, at most %d are allowed", field, flags, maxMapBytes)
+	}
+	return limited(field+": fs_type", capability.GetMount().GetFsType(), maxStringBytes)
+}
+
+func supportedCapabilities(capabilities []*csi.VolumeCapability) error {
+	for _, capability := range capabilities {
+		if err := supportedCapability(capability); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// supportedCapability says why this plugin cannot do what the capability asks, if it cannot.
+func supportedCapability(capability *csi.VolumeCapability) error {
+	switch mode := capability.GetAccessMode().GetMode(); mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
+	default:
+		return invalidArgument("access_mode %s is not supported: a rack attaches a disk to one instance at a time, use a single-node mode", mode)
+	}
+	if capability.GetMount() == nil {
+		return nil
+	}
+	if group := capability.GetMount().GetVolumeMountGroup(); group != "" {
+		return invalidArgument("volume_mount_group is not supported: the orchestrator sets the group itself, or use the parameters %s and %s", KeyRootGID, KeyRootMode)
+	}
+	if fsType := capability.GetMount().GetFsType(); !mount.Supported(fsType) {
+		return invalidArgument("fs_type %q is not supported: use one of %s", fsType, strings.Join(mount.Filesystems(), ", "))
+	}
+	return nil
+}
+
+// checkCapacityRange refuses ranges that no size is in. Whether a size suits the rack is decided in size.go and by the
+// rack itself.
+func checkCapacityRange(capacity *csi.CapacityRange) error {
+	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
+	switch {
+	case requiredBytes < 0:
+		return invalidArgument("capacity_range: required_bytes %d is negative", requiredBytes)
+	case limitBytes < 0:
+		return invalidArgument("capacity_range: limit_bytes %d is negative", limitBytes)
+	case limitBytes != 0 && limitBytes < requiredBytes:
+		return outOfRange("capacity_range: limit_bytes %d is less than required_bytes %d", limitBytes, requiredBytes)
+	}
+	return nil
+}
+
+func checkContentSource(source *csi.VolumeContentSource) error {
+	if source != nil {
+		return invalidArgument("volume_content_source is not supported: this plugin makes blank volumes only")
+	}
+	return nil
+}
+
+func checkMutableParameters(parameters map[string]string) error {
+	for key := range parameters {
+		return invalidArgument("mutable_parameters: %q is not supported: nothing of a disk can be changed later", key)
+	}
+	return nil
+}
+
+func checkTopologyRequirement(requirement *csi.TopologyRequirement) error {
+	for _, topologies := range [][]*csi.Topology{requirement.GetRequisite(), requirement.GetPreferred()} {
+		for _, topology := range topologies {
+			if err := limitedMap("accessibility_requirements", topology.GetSegments()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
