@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// countedLives is how many volumes live while their API calls are counted.
+const countedLives = 5
+
+// countCalls counts the API calls of each RPC of a volume's life, and of those that find the volume gone: a 404 is
+// believed only after one more call.
+func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
+	r, err := b.newRig()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.stop()) }()
+	var id string
+	steps := []struct {
+		name string
+		bar  bar
+		do   func(name string) error
+	}{
+		{"CreateVolume", atMost(1), func(name string) (err error) { id, err = r.createVolume(ctx, name); return err }},
+		{"ControllerPublishVolume", atMost(4), func(string) error { _, err := r.publish(ctx, id); return err }},
+		{"ControllerUnpublishVolume", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
+		{"DeleteVolume", atMost(2), func(string) error { return r.deleteVolume(ctx, id) }},
+		{"ControllerUnpublishVolume/gone", atMost(3), func(string) error { return r.unpublish(ctx, id) }},
+		{"DeleteVolume/gone", atMost(3), func(string) error { return r.deleteVolume(ctx, id) }},
+	}
+	counts := make([][]float64, len(steps))
+	// The first life is not counted: beside it the plugin makes the one call that checks its rack at start.
+	for life := range countedLives + 1 {
+		for i, step := range steps {
+			count, err := r.callsOf(ctx, func() error { return step.do(fmt.Sprintf("counted-%d", life)) })
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", step.name, err)
+			}
+			if life > 0 {
+				counts[i] = append(counts[i], float64(count))
+			}
+		}
+	}
+	var rows []row
+	for i, step := range steps {
+		rows = append(rows, worst("calls/"+step.name, "calls", strictly(step.bar), counts[i]))
+	}
+	return rows, nil
+}
+
+// callsOf is how many API calls the rack has seen while something was done.
+func (r *rig) callsOf(ctx context.Context, do func() error) (count int, err error) {
+	if err := r.sim.ClearCalls(ctx); err != nil {
+		return 0, err
+	}
+	if err := do(); err != nil {
+		return 0, err
+	}
+	calls, err := r.sim.Calls(ctx)
+	for _, n := range calls.Counts {
+		count += n
+	}
+	return count, err
+}

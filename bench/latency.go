@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+const (
+	latencyRounds = 11
+	// perRound is how many times each thing is done in a round, in turns, so that noise hits all alike.
+	perRound = 50
+)
+
+// latency measures one RPC at a time beside the bare SDK: the rack adds nothing of its own, so the ratio is the highest
+// that anybody can see. With a rack that takes its time the calls are what counts, see calls.go.
+func latency(ctx context.Context, b *bench) (_ []row, err error) {
+	r, err := b.newRig()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.stop()) }()
+	creates, err := r.createLatency(ctx)
+	if err != nil {
+		return nil, err
+	}
+	publishes, err := r.publishLatency(ctx)
+	return append(creates, publishes...), err
+}
+
+func (r *rig) createLatency(ctx context.Context) ([]row, error) {
+	plugin, sdk := contestant{create: r.createVolume}, contestant{create: r.createDisk}
+	for round := range latencyRounds {
+		for i := range perRound {
+			for _, c := range []*contestant{&plugin, &sdk} {
+				var id string
+				err := c.time(func() (err error) { id, err = c.create(ctx, fmt.Sprintf("latency-%d-%d", round, i)); return err })
+				if err != nil {
+					return nil, err
+				}
+				if err := r.deleteDisk(ctx, id); err != nil {
+					return nil, err
+				}
+			}
+		}
+		plugin.endRound()
+		sdk.endRound()
+	}
+	return []row{
+		median("latency/CreateVolume/plugin", "ms", bar{}, plugin.rounds),
+		median("latency/CreateVolume/sdk", "ms", bar{}, sdk.rounds),
+		median("latency/CreateVolume/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
+	}, nil
+}
+
+// publishLatency compares with the one call that attaches, and with the three calls that the plugin makes: it looks at
+// the disk and at the instance's other disks before it changes anything.
+func (r *rig) publishLatency(ctx context.Context) ([]row, error) {
+	id, err := r.createVolume(ctx, "published")
+	if err != nil {
+		return nil, err
+	}
+	plugin := contestant{publish: func() error { _, err := r.publish(ctx, id); return err }}
+	sdk := contestant{publish: func() error { return r.attach(ctx, id) }}
+	same := contestant{publish: func() error { return r.lookAndAttach(ctx, id) }}
+	all := []*contestant{&plugin, &sdk, &same}
+	for range latencyRounds {
+		for range perRound {
+			for _, c := range all {
+				if err := c.time(c.publish); err != nil {
+					return nil, err
+				}
+				if err := r.detach(ctx, id); err != nil {
+					return nil, err
+				}
+			}
+		}
+		for _, c := range all {
+			c.endRound()
+		}
+	}
+	return []row{
+		median("latency/ControllerPublishVolume/plugin", "ms", bar{}, plugin.rounds),
+		median("latency/ControllerPublishVolume/sdk", "ms", bar{}, sdk.rounds),
+		median("latency/ControllerPublishVolume/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
+		median("latency/ControllerPublishVolume/ratio-same-calls", "×", bar{}, ratios(plugin.rounds, same.rounds)),
+	}, r.deleteVolume(ctx, id)
+}
+
+// lookAndAttach makes the calls of a ControllerPublishVolume by the bare SDK.
+func (r *rig) lookAndAttach(ctx context.Context, diskID string) error {
+	if _, err := r.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(diskID)}); err != nil {
+		return err
+	}
+	if _, err := r.sdk.InstanceDiskList(ctx, oxide.InstanceDiskListParams{Instance: oxide.NameOrId(r.node.ID)}); err != nil {
+		return err
+	}
+	return r.attach(ctx, diskID)
+}
+
+// contestant is one of several ways to do the same thing, timed in turns.
+type contestant struct {
+	create  func(ctx context.Context, name string) (id string, err error)
+	publish func() error
+
+	took []time.Duration
+	// rounds has the median of each round in ms.
+	rounds []float64
+}
+
+func (c *contestant) time(do func() error) error {
+	start := time.Now()
+	err := do()
+	c.took = append(c.took, time.Since(start))
+	return err
+}
+
+func (c *contestant) endRound() {
+	c.rounds = append(c.rounds, milliseconds(middle(c.took)))
+	c.took = c.took[:0]
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// ratios divides round by round: what happened to the machine in a round happened to both.
+func ratios(a, b []float64) []float64 {
+	quotients := make([]float64, len(a))
+	for i := range a {
+		quotients[i] = a[i] / b[i]
+	}
+	return quotients
+}

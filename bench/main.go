@@ -1,0 +1,116 @@
+// Command bench measures what the plugin costs. The built programs run as processes of their own, a simulated rack and
+// plugins; the bare SDK does the same work from this process. It prints a table and writes bench/results.json.
+//
+//   - row.go: what a row is, and the bars
+//   - rig.go: what the measurements are made on
+//   - calls.go: API calls per RPC, counted by the rack
+//   - latency.go: one RPC beside the bare SDK call
+//   - throughput.go: many CreateVolume at once, beside the bare SDK doing the same
+//   - startup.go: from exec to the first answer
+//   - size.go: the memory of an idle process, the size of the program
+//
+// To add a row, write a function that returns it and put it into the list of measurements below.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// measurements run in this order, one at a time: two at once would measure each other.
+var measurements = []struct {
+	name string
+	run  func(context.Context, *bench) ([]row, error)
+}{
+	{"calls", countCalls},
+	{"latency", latency},
+	{"throughput", throughput},
+	{"startup", startup},
+	{"memory", memory},
+	{"binary", binarySize},
+}
+
+// bench is what every measurement needs.
+type bench struct {
+	programs lab.Programs
+	// dir is a new folder with a short path, as unix sockets want it.
+	dir string
+	// args are further flags for the plugin.
+	args []string
+}
+
+const resultsFile = "bench/results.json"
+
+func main() {
+	only := flag.String("run", "", "run only the measurements whose names match this regular `expression`; results are not written then")
+	args := flag.String("args", "", "further `flags` for the plugin, separated by spaces, to profile it or to try something; results are not written then")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *only, strings.Fields(*args)); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, only string, args []string) (err error) {
+	start := time.Now()
+	chosen, err := regexp.Compile(only)
+	if err != nil {
+		return fmt.Errorf("-run: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	programs, err := lab.Build(dir, false)
+	if err != nil {
+		return err
+	}
+	rows, err := measure(ctx, &bench{programs: programs, dir: dir, args: args}, chosen)
+	if err != nil {
+		return err
+	}
+	if err := table(os.Stdout, rows); err != nil {
+		return err
+	}
+	fmt.Printf("\n%d CPUs, %s/%s, %s; took %s\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(), time.Since(start).Round(time.Second))
+	if only == "" && len(args) == 0 {
+		if err := write(resultsFile, rows); err != nil {
+			return err
+		}
+	}
+	return verdict(rows)
+}
+
+func measure(ctx context.Context, b *bench, chosen *regexp.Regexp) ([]row, error) {
+	var rows []row
+	for _, m := range measurements {
+		if !chosen.MatchString(m.name) {
+			continue
+		}
+		start := time.Now()
+		more, err := m.run(ctx, b)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", m.name, err)
+		}
+		fmt.Fprintf(os.Stderr, "%s: measured in %s\n", m.name, time.Since(start).Round(time.Millisecond))
+		rows = append(rows, more...)
+	}
+	if len(rows) == 0 {
+		return nil, fmt.Errorf("-run %q: no such measurement", chosen)
+	}
+	return rows, nil
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+)
+
+// row is one line of the table and one entry of the results.
+type row struct {
+	// Name is stable: it is how results of different commits are compared.
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Unit  string  `json:"unit"`
+	// Bar is what the value must be, "≤ 20"; empty where nothing was promised.
+	Bar string `json:"bar"`
+	OK  bool   `json:"ok"`
+
+	bar     bar
+	samples []float64
+}
+
+// bar is a limit that a row must keep.
+type bar struct {
+	limit float64
+	sign  string // "≤", "≥", or empty for no limit
+	// strict bars fail the run. Counts and sizes are strict; times depend on the machine and on what else it does.
+	strict bool
+}
+
+func atMost(limit float64) bar  { return bar{limit: limit, sign: "≤"} }
+func atLeast(limit float64) bar { return bar{limit: limit, sign: "≥"} }
+
+// strictly is a bar that fails the run when it is missed.
+func strictly(b bar) bar {
+	b.strict = true
+	return b
+}
+
+func (b bar) String() string {
+	if b.sign == "" {
+		return ""
+	}
+	return b.sign + " " + number(b.limit)
+}
+
+func (b bar) holds(value float64) bool {
+	switch b.sign {
+	case "≤":
+		return value <= b.limit
+	case "≥":
+		return value >= b.limit
+	}
+	return true
+}
+
+// median makes a row of what was measured several times.
+func median(name, unit string, b bar, samples []float64) row {
+	return newRow(name, unit, b, samples, middle(samples))
+}
+
+// worst makes a row whose value is the highest that was seen: for what must hold each time.
+func worst(name, unit string, b bar, samples []float64) row {
+	return newRow(name, unit, b, samples, slices.Max(samples))
+}
+
+func newRow(name, unit string, b bar, samples []float64, value float64) row {
+	return row{Name: name, Value: rounded(value), Unit: unit, Bar: b.String(), OK: b.holds(value), bar: b, samples: samples}
+}
+
+func middle[T cmp.Ordered](samples []T) T {
+	sorted := slices.Sorted(slices.Values(samples))
+	return sorted[len(sorted)/2]
+}
+
+// rounded keeps four digits: no measurement here is better than that.
+func rounded(value float64) float64 {
+	short, err := strconv.ParseFloat(strconv.FormatFloat(value, 'g', 4, 64), 64)
+	if err != nil {
+		panic(fmt.Sprintf("a formatted number does not parse: %v", err))
+	}
+	return short
+}
+
+func number(value float64) string { return strconv.FormatFloat(rounded(value), 'f', -1, 64) }
+
+// table prints rows for people.
+func table(out io.Writer, rows []row) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "measurement\tvalue\tunit\tbar\tok\tn\tmin – max")
+	for _, r := range rows {
+		verdict := "ok"
+		switch {
+		case r.Bar == "":
+			verdict = ""
+		case !r.OK && r.bar.strict:
+			verdict = "FAILED"
+		case !r.OK:
+			verdict = "missed"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s – %s\n", r.Name, number(r.Value), r.Unit, r.Bar, verdict,
+			len(r.samples), number(slices.Min(r.samples)), number(slices.Max(r.samples)))
+	}
+	return w.Flush()
+}
+
+// write writes rows for programs.
+func write(file string, rows []row) error {
+	text, err := json.MarshalIndent(rows, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
+}
+
+// verdict is an error when a strict bar was missed.
+func verdict(rows []row) error {
+	var errs []error
+	for _, r := range rows {
+		if !r.OK && r.bar.strict {
+			errs = append(errs, fmt.Errorf("%s is %s %s, and must be %s", r.Name, number(r.Value), r.Unit, r.Bar))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const (
+	// memoryProcesses are measured of each kind.
+	memoryProcesses = 5
+	// idleTime is how long they do nothing before their memory is read.
+	idleTime = 2 * time.Second
+	// megabyte is 10^6 bytes, as everywhere in this table.
+	megabyte = 1e6
+)
+
+// memory measures the resident memory of idle plugins, each after one volume's whole life: a controller's from
+// CreateVolume to DeleteVolume, a node's from NodeStageVolume to NodeUnstageVolume.
+func memory(ctx context.Context, b *bench) (_ []row, err error) {
+	r, err := b.newRig(b.guests()...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.stop()) }()
+	var rows []row
+	for _, kind := range []struct {
+		mode string
+		live func(context.Context, *rig, *lab.Plugin) error
+	}{{"controller", controllerLife}, {"node", nodeLife}} {
+		samples, err := b.idleMemory(ctx, r, kind.mode, kind.live)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", kind.mode, err)
+		}
+		rows = append(rows, median("memory/"+kind.mode, "MB", strictly(atMost(16)), samples))
+	}
+	return rows, nil
+}
+
+// guests are the flags that turn guests on. They need root; without it a node has no disk to stage.
+func (b *bench) guests() []string {
+	if os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "memory: without root there are no guests, so the node is measured without having staged a volume")
+		return nil
+	}
+	return []string{"--guest-root=" + filepath.Join(b.dir, "guests")}
+}
+
+// idleMemory starts plugins, lets each live through something, and reads their memory when all have been idle for a while.
+func (b *bench) idleMemory(ctx context.Context, r *rig, mode string, live func(context.Context, *rig, *lab.Plugin) error) (samples []float64, err error) {
+	var plugins []*lab.Plugin
+	defer func() {
+		for _, p := range plugins {
+			err = errors.Join(err, p.Stop())
+		}
+	}()
+	for range memoryProcesses {
+		opts, err := b.pluginOptions(mode, r.sim)
+		if err != nil {
+			return nil, err
+		}
+		p, err := lab.StartPlugin(b.programs.Plugin, opts)
+		if err != nil {
+			return nil, err
+		}
+		plugins = append(plugins, p)
+		if err := live(ctx, r, p); err != nil {
+			return nil, err
+		}
+	}
+	select {
+	case <-time.After(idleTime):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	for _, p := range plugins {
+		resident, err := residentBytes(p.PID())
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, resident/megabyte)
+	}
+	return samples, nil
+}
+
+func controllerLife(ctx context.Context, r *rig, p *lab.Plugin) error {
+	r = &rig{sim: r.sim, plugin: p, sdk: r.sdk, node: r.node}
+	id, err := r.createVolume(ctx, "memory")
+	if err != nil {
+		return err
+	}
+	if _, err := r.publish(ctx, id); err != nil {
+		return err
+	}
+	if err := r.unpublish(ctx, id); err != nil {
+		return err
+	}
+	return r.deleteVolume(ctx, id)
+}
+
+// nodeLife takes a volume that the rig's own controller makes through a node plugin.
+func nodeLife(ctx context.Context, r *rig, node *lab.Plugin) error {
+	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err != nil {
+		return err
+	}
+	if r.node.Guest == "" {
+		return nil
+	}
+	id, err := r.createVolume(ctx, "memory")
+	if err != nil {
+		return err
+	}
+	publishContext, err := r.publish(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := stageAndBack(ctx, node, id, publishContext); err != nil {
+		return err
+	}
+	if err := r.unpublish(ctx, id); err != nil {
+		return err
+	}
+	return r.deleteVolume(ctx, id)
+}
+
+// stageAndBack takes down whatever it has put up, also after a failure.
+func stageAndBack(ctx context.Context, node *lab.Plugin, id string, publishContext map[string]string) (err error) {
+	dir := filepath.Dir(node.Socket)
+	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
+	if err := os.Mkdir(staging, 0o755); err != nil {
+		return err
+	}
+	defer func() {
+		_, unstageErr := node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+		err = errors.Join(err, unstageErr)
+	}()
+	if _, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: id, PublishContext: publishContext, StagingTargetPath: staging, VolumeCapability: mountCapability(),
+	}); err != nil {
+		return err
+	}
+	defer func() {
+		_, unpublishErr := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+		err = errors.Join(err, unpublishErr)
+	}()
+	if _, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: id, PublishContext: publishContext, StagingTargetPath: staging, TargetPath: target, VolumeCapability: mountCapability(),
+	}); err != nil {
+		return err
+	}
+	_, err = node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+	return err
+}
+
+// residentBytes is the resident memory of a process, the pages of its program included.
+func residentBytes(pid int) (float64, error) {
+	file := fmt.Sprintf("/proc/%d/status", pid)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) == 3 && fields[0] == "VmRSS:" && fields[2] == "kB" {
+			kib, err := strconv.ParseInt(fields[1], 10, 64)
+			return float64(kib) * 1024, err
+		}
+	}
+	return 0, fmt.Errorf("%s has no VmRSS", file)
+}
+
+// binarySize is the size of the plugin as make build makes it: static and stripped. Controller and node are one program.
+func binarySize(_ context.Context, b *bench) ([]row, error) {
+	info, err := os.Stat(b.programs.Plugin)
+	if err != nil {
+		return nil, err
+	}
+	return []row{median("binary", "MB", strictly(atMost(20)), []float64{float64(info.Size()) / megabyte})}, nil
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const (
+	throughputRounds  = 5
+	throughputVolumes = 3000
+	// throughputWorkers is as many as Kubernetes' external-provisioner has by default.
+	throughputWorkers = 100
+)
+
+// throughput makes many volumes at once by the plugin and by the bare SDK, in turns: on a rack that answers at once, where
+// the processors are the limit, and on one that takes 50 ms for each call, where the rack is.
+func throughput(ctx context.Context, b *bench) (_ []row, err error) {
+	r, err := b.newRig()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.stop()) }()
+	// Connections are made and buffers grow in a round that does not count.
+	if _, err := r.createMany(ctx, r.createVolume, 0); err != nil {
+		return nil, err
+	}
+	var rows []row
+	for _, at := range []struct {
+		name          string
+		latencyMillis int
+		plugin, ratio bar
+	}{
+		{name: "throughput/0ms", plugin: atLeast(1000)},
+		{name: "throughput/50ms", latencyMillis: 50, ratio: atLeast(0.9)},
+	} {
+		var plugin, sdk []float64
+		for range throughputRounds {
+			perSecond, err := r.createMany(ctx, r.createVolume, at.latencyMillis)
+			if err != nil {
+				return nil, fmt.Errorf("plugin: %w", err)
+			}
+			plugin = append(plugin, perSecond)
+			if perSecond, err = r.createMany(ctx, r.createDisk, at.latencyMillis); err != nil {
+				return nil, fmt.Errorf("bare SDK: %w", err)
+			}
+			sdk = append(sdk, perSecond)
+		}
+		rows = append(rows,
+			median(at.name+"/plugin", "volumes/s", at.plugin, plugin),
+			median(at.name+"/sdk", "volumes/s", bar{}, sdk),
+			median(at.name+"/ratio", "×", at.ratio, ratios(plugin, sdk)))
+	}
+	return rows, nil
+}
+
+// createMany makes many volumes at once and returns how many that was per second. The rack is asked whether they are all
+// there; then they are deleted.
+func (r *rig) createMany(ctx context.Context, create func(context.Context, string) (string, error), latencyMillis int) (perSecond float64, err error) {
+	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: &latencyMillis}); err != nil {
+		return 0, err
+	}
+	ids := make([]string, throughputVolumes)
+	start := time.Now()
+	err = inParallel(ctx, func(ctx context.Context, i int) (err error) {
+		ids[i], err = create(ctx, fmt.Sprintf("pvc-%032d", i))
+		return err
+	})
+	took := time.Since(start)
+	if err != nil {
+		return 0, err
+	}
+	left, err := r.sim.Leftovers(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if left.Disks != throughputVolumes {
+		return 0, fmt.Errorf("%d volumes were made, and the rack has %d disks", throughputVolumes, left.Disks)
+	}
+	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: new(int)}); err != nil {
+		return 0, err
+	}
+	err = inParallel(ctx, func(ctx context.Context, i int) error { return r.deleteDisk(ctx, ids[i]) })
+	return throughputVolumes / took.Seconds(), err
+}
+
+// inParallel does something for each volume, as many at once as there are workers.
+func inParallel(ctx context.Context, do func(ctx context.Context, i int) error) error {
+	workers, ctx := errgroup.WithContext(ctx)
+	workers.SetLimit(throughputWorkers)
+	for i := range throughputVolumes {
+		workers.Go(func() error { return do(ctx, i) })
+	}
+	return workers.Wait()
+}
