@@ -63,7 +63,7 @@ type Config struct {
 	// MetadataFile is the env file of the static provider. It need not exist yet.
 	MetadataFile string `koanf:"metadataFile" flag:"metadata-file" env:"OXIDE_CSI_METADATA_FILE" help:"file with lines OXIDE_INSTANCE_ID= and OXIDE_RACK=, read again when it changes"`
 	// NodeName is the name of the Kubernetes Node.
-	NodeName string `koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" help:"name of the Kubernetes Node this process runs on, from the downward API"`
+	NodeName string `koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" help:"name of the Kubernetes Node this process runs on, from the downward API; for the kubernetes provider, which is not built yet"`
 
 	// HTTPEndpoint is host:port, empty for off.
 	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"host:port to serve /livez, /readyz and /metrics on; off where empty"`
