@@ -114,8 +114,15 @@ func (t terse) Unwrap() error { return t.error }
 
 func (p *provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	p.mu.Lock()
-	p.calls++
 	p.inFlight++
+	p.mu.Unlock()
+	if p.bugs.failsUnderLoad {
+		// Long enough for the other callers to come in, or the bug would not show
+		// where a call is over before the next goroutine runs.
+		<-time.After(20 * time.Millisecond)
+	}
+	p.mu.Lock()
+	p.calls++
 	calls, inFlight, err, answer := p.calls, p.inFlight, p.err, p.answer
 	p.mu.Unlock()
 	defer func() { p.mu.Lock(); p.inFlight--; p.mu.Unlock() }()
