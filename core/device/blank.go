@@ -166,8 +166,11 @@ func (b *Blank) Format(mkfs func(path string) error) error {
 	return b.same()
 }
 
-// Close lets go of the disk. It is safe to repeat.
+// Close lets go of the disk. It is safe to repeat, and on nil.
 func (b *Blank) Close() error {
+	if b == nil {
+		return nil
+	}
 	var errs []error
 	for _, file := range []**os.File{&b.claim, &b.guard} {
 		if *file != nil {

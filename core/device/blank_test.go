@@ -1,0 +1,437 @@
+package device_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+)
+
+const (
+	kib = int64(1) << 10
+	mib = int64(1) << 20
+)
+
+// prove finds the only disk of the guest and asks for the proof.
+func prove(t *testing.T, g *devicetest.Guest, d *devicetest.Disk, options device.BlankOptions) (*device.Blank, error) {
+	t.Helper()
+	dev, err := g.Roots().ByNumber(d.Number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blank, err := device.ProveBlank(context.Background(), dev, options)
+	t.Cleanup(func() {
+		if err := blank.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil && blank != nil {
+		t.Error("there is a proof beside the error")
+	}
+	return blank, err
+}
+
+var blankOrigin = device.BlankOptions{Origin: device.OriginBlank}
+
+// poke writes bytes to the disk.
+func poke(t *testing.T, d *devicetest.Disk, offset int64, bytes string) {
+	t.Helper()
+	file, err := os.OpenFile(d.Loop, os.O_WRONLY|unix.O_SYNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = file.WriteAt([]byte(bytes), offset)
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+}
+
+func TestProveBlank(t *testing.T) {
+	for _, size := range []int64{1 * mib, 320 * mib, 3*1024*mib + 512*kib, 1023 * 1024 * mib} {
+		g := devicetest.New(t)
+		if _, err := prove(t, g, g.Add(diskName, size), blankOrigin); err != nil {
+			t.Errorf("a blank disk of %d bytes: %v", size, err)
+		}
+	}
+	t.Run("made from a snapshot", func(t *testing.T) {
+		g := devicetest.New(t)
+		d := g.Add(diskName, 96*mib)
+		whole := device.BlankOptions{Origin: "snapshot", ScanLimit: 96 * mib}
+		if _, err := prove(t, g, d, whole); err != nil {
+			t.Errorf("all zero: %v", err)
+		}
+	})
+}
+
+// One byte, wherever something known keeps its superblock, is enough.
+func TestProveBlankFindsBytes(t *testing.T) {
+	const size = 3 << 30
+	for _, tc := range []struct {
+		what   string
+		offset int64
+	}{
+		{"first byte", 0},
+		{"swap, page of 4 KiB", 4086},
+		{"LVM label", 512},
+		{"jfs", 32 * kib},
+		{"btrfs, reiserfs, gfs2", 64 * kib},
+		{"zfs, second label", 256*kib + 16*kib},
+		{"last byte of the first MiB", mib - 1},
+		{"LUKS2, second header at 1 MiB", 1 * mib},
+		{"VMFS", 2 * mib},
+		{"LUKS2, second header at 4 MiB", 4 * mib},
+		{"ext, copy with 1 KiB blocks", 8*mib + kib + 0x38},
+		{"ext, copy with 2 KiB blocks", 32*mib + 2*kib + 0x38},
+		{"btrfs, first copy", 64*mib + 0x40},
+		{"ext, copy in group 1", 128*mib + 0x38},
+		{"ext, copy in group 9", 9*128*mib + 0x38},
+		{"xfs, second allocation group", size / 4},
+		{"xfs, last allocation group", size / 4 * 3},
+		{"Promise RAID", size - 3087*512},
+		{"first byte of the last MiB", size - mib},
+		{"zfs, third label", size - 512*kib + 16*kib},
+		{"md 0.90", size - 64*kib},
+		{"md 1.0", size - 8*kib},
+		{"GPT, second header", size - 512},
+		{"last byte", size - 1},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			g := devicetest.New(t)
+			d := g.Add(diskName, size)
+			poke(t, d, tc.offset, "x")
+			_, err := prove(t, g, d, blankOrigin)
+			if !errors.Is(err, device.ErrNotBlank) {
+				t.Fatalf("%v, want ErrNotBlank", err)
+			}
+			poke(t, d, tc.offset, "\x00")
+			if _, err := prove(t, g, d, blankOrigin); err != nil {
+				t.Errorf("zeroed again: %v", err)
+			}
+		})
+	}
+}
+
+func TestProveBlankRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		prepare func(t *testing.T, g *devicetest.Guest, d *devicetest.Disk)
+		options device.BlankOptions
+		want    error
+		says    string
+	}{
+		{"ext4", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			run(t, "mkfs.ext4", "-q", d.Loop)
+		}, blankOrigin, device.ErrNotBlank, "it holds ext4, UUID "},
+		{"ext4 whose first MiB was wiped", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			run(t, "mkfs.ext4", "-q", "-b", "4096", d.Loop)
+			poke(t, d, 0, strings.Repeat("\x00", int(mib)))
+		}, blankOrigin, device.ErrNotBlank, "copy of an ext superblock"},
+		{"xfs whose first MiB was wiped", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			run(t, "mkfs.xfs", "-q", d.Loop)
+			poke(t, d, 0, strings.Repeat("\x00", int(mib)))
+		}, blankOrigin, device.ErrNotBlank, "copy of an xfs superblock"},
+		{"swap", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			run(t, "mkswap", d.Loop)
+		}, blankOrigin, device.ErrNotBlank, "it holds swap"},
+		{"partition table", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			// One Linux partition from sector 2048, 4096 sectors long, and the signature of a boot sector.
+			poke(t, d, 446, "\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00")
+			poke(t, d, 510, "\x55\xaa")
+		}, blankOrigin, device.ErrNotBlank, "partition table (dos)"},
+		{"LUKS header", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			poke(t, d, 0, "LUKS\xba\xbe\x00\x01")
+		}, blankOrigin, device.ErrNotBlank, "refusing to format"},
+		{"random data without a signature", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			poke(t, d, 512*kib, "not a signature")
+		}, blankOrigin, device.ErrNotBlank, "first at byte 524288 (first MiB)"},
+		{"made from a snapshot, a byte in the middle", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			poke(t, d, 100*mib+1, "x")
+		}, device.BlankOptions{Origin: "snapshot", ScanLimit: 320 * mib}, device.ErrNotBlank, "first at byte 104857601"},
+		{"of unknown origin, a byte in the middle", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			poke(t, d, 100*mib+1, "x")
+		}, device.BlankOptions{ScanLimit: 320 * mib}, device.ErrNotBlank, "first at byte 104857601"},
+		{"made from an image, above the limit", func(*testing.T, *devicetest.Guest, *devicetest.Disk) {
+		}, device.BlankOptions{Origin: "image", ScanLimit: 320*mib - 1}, device.ErrNotBlank, "--blank-scan-limit"},
+		{"head unreadable", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			truncate(t, d, 4*kib)
+		}, blankOrigin, device.ErrNotBlank, "read of"},
+		{"tail unreadable", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			truncate(t, d, 320*mib-4*kib)
+		}, blankOrigin, device.ErrNotBlank, "read of"},
+		{"made from a snapshot, middle unreadable", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			// Errors at the end only: the tail is what shows it, long before the middle would.
+			truncate(t, d, 200*mib)
+		}, device.BlankOptions{Origin: "snapshot", ScanLimit: 320 * mib}, device.ErrNotBlank, "read of"},
+		{"held by another program", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			holder, err := os.OpenFile(d.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := holder.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}, blankOrigin, device.ErrInUse, "held by another program"},
+		{"mounted", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			run(t, "mkfs.ext4", "-q", d.Loop)
+			target := t.TempDir()
+			run(t, "mount", d.Loop, target)
+			t.Cleanup(func() { run(t, "umount", target) })
+		}, blankOrigin, device.ErrInUse, "mounted"},
+		{"another size", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
+			resize(t, d, 160*mib)
+		}, blankOrigin, device.ErrMismatch, "when opened"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			g := devicetest.New(t)
+			d := g.Add(diskName, 320*mib)
+			tc.prepare(t, g, d)
+			_, err := prove(t, g, d, tc.options)
+			if !errors.Is(err, tc.want) {
+				t.Fatalf("%v, want %v", err, tc.want)
+			}
+			if !strings.Contains(err.Error(), tc.says) || strings.ContainsRune(err.Error(), '\n') {
+				t.Errorf("the error does not say %q in one line: %v", tc.says, err)
+			}
+		})
+	}
+}
+
+// truncate cuts the file below the loop device, whose reads fail from there on.
+func truncate(t *testing.T, d *devicetest.Disk, size int64) {
+	t.Helper()
+	if err := os.Truncate(d.Backing, size); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "blockdev", "--flushbufs", d.Loop)
+}
+
+// resize makes the device itself smaller.
+func resize(t *testing.T, d *devicetest.Disk, size int64) {
+	t.Helper()
+	truncate(t, d, size)
+	run(t, "losetup", "--set-capacity", d.Loop)
+}
+
+func TestProveBlankWaitsForTheLock(t *testing.T) {
+	g := devicetest.New(t)
+	d := g.Add(diskName, sizeBytes)
+	dev, err := g.Roots().ByNumber(d.Number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Locks belong to the node, not to the device behind it.
+	holder, err := os.Open(dev.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(holder.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := device.ProveBlank(ctx, dev, blankOrigin); !errors.Is(err, device.ErrInUse) {
+		t.Errorf("while another program has the lock: %v, want ErrInUse", err)
+	}
+	proved := make(chan error, 1)
+	go func() {
+		blank, err := device.ProveBlank(context.Background(), dev, blankOrigin)
+		proved <- errors.Join(err, blank.Close())
+	}()
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-proved; err != nil {
+		t.Errorf("after the lock was free: %v", err)
+	}
+}
+
+func TestProveBlankEndsWithItsContext(t *testing.T) {
+	g := devicetest.New(t)
+	dev, err := g.Roots().ByNumber(g.Add(diskName, sizeBytes).Number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := device.ProveBlank(ctx, dev, blankOrigin); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want the context's error", err)
+	}
+}
+
+func TestFormatChecksAgain(t *testing.T) {
+	mkfs := func(called *int) func(string) error {
+		return func(string) error { *called++; return nil }
+	}
+	t.Run("nothing changed", func(t *testing.T) {
+		g := devicetest.New(t)
+		d := g.Add(diskName, sizeBytes)
+		blank, err := prove(t, g, d, blankOrigin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file, err := os.OpenFile(d.Loop, os.O_RDONLY|unix.O_EXCL, 0); err == nil {
+			t.Errorf("the proof does not keep others out: %v", file.Close())
+		}
+		err = blank.Format(func(path string) error {
+			if want := filepath.Join(g.Dir, "dev", d.Kernel); path != want {
+				t.Errorf("mkfs is called with %s, want %s", path, want)
+			}
+			file, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
+			if err != nil {
+				return err // mkfs could not have it either
+			}
+			return file.Close()
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		called := 0
+		if err := blank.Format(mkfs(&called)); !errors.Is(err, device.ErrNotBlank) || called != 0 {
+			t.Errorf("a second time: %v after %d calls of mkfs, want ErrNotBlank and none", err, called)
+		}
+	})
+	t.Run("no proof", func(t *testing.T) {
+		called := 0
+		for _, blank := range []*device.Blank{nil, {}} {
+			if err := blank.Format(mkfs(&called)); !errors.Is(err, device.ErrNotBlank) || called != 0 {
+				t.Errorf("%v after %d calls of mkfs, want ErrNotBlank and none", err, called)
+			}
+		}
+	})
+	for name, change := range map[string]func(g *devicetest.Guest, d *devicetest.Disk){
+		"another device took the path": func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Node(d.Kernel, g.Add("other", sizeBytes).Number)
+		},
+		"the disk shrank": func(_ *devicetest.Guest, d *devicetest.Disk) { resize(t, d, sizeBytes/2) },
+		"the disk went":   func(g *devicetest.Guest, d *devicetest.Disk) { g.Unplug(d) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := devicetest.New(t)
+			d := g.Add(diskName, sizeBytes)
+			blank, err := prove(t, g, d, blankOrigin)
+			if err != nil {
+				t.Fatal(err)
+			}
+			change(g, d)
+			called := 0
+			if err := blank.Format(mkfs(&called)); !errors.Is(err, device.ErrNotBlank) || called != 0 {
+				t.Errorf("%v after %d calls of mkfs, want ErrNotBlank and none", err, called)
+			}
+		})
+	}
+}
+
+// What an interrupted mkfs left may be overwritten; what anybody else left never.
+func TestProveBlankAfterInterruption(t *testing.T) {
+	const own, foreign = "12345678-1234-5234-8234-123456789abc", "87654321-4321-5321-8321-cba987654321"
+	ext4 := func(uuid string) func(t *testing.T, d *devicetest.Disk) {
+		return func(t *testing.T, d *devicetest.Disk) { run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop) }
+	}
+	for _, tc := range []struct {
+		name           string
+		prepare        func(t *testing.T, d *devicetest.Disk)
+		sameAttachment bool
+		proved, again  bool
+	}{
+		{"nothing was written yet", func(*testing.T, *devicetest.Disk) {}, false, true, false},
+		{"no signature, same attachment", func(t *testing.T, d *devicetest.Disk) { poke(t, d, 300*kib, "half") }, true, true, true},
+		{"no signature, the disk was away", func(t *testing.T, d *devicetest.Disk) { poke(t, d, 300*kib, "half") }, false, false, false},
+		{"own ext4, never mounted", ext4(own), false, true, true},
+		{"own ext4, mounted since", func(t *testing.T, d *devicetest.Disk) {
+			ext4(own)(t, d)
+			target := t.TempDir()
+			run(t, "mount", d.Loop, target)
+			run(t, "umount", target)
+		}, true, false, false},
+		{"another volume's ext4", ext4(foreign), true, false, false},
+		{"own xfs, in progress", func(t *testing.T, d *devicetest.Disk) {
+			run(t, "mkfs.xfs", "-q", "-m", "crc=0,finobt=0,reflink=0,uuid="+own, d.Loop)
+			poke(t, d, 126, "\x01")
+		}, true, true, true},
+		{"own xfs, finished", func(t *testing.T, d *devicetest.Disk) {
+			run(t, "mkfs.xfs", "-q", "-m", "uuid="+own, d.Loop)
+		}, true, false, false},
+		{"swap", func(t *testing.T, d *devicetest.Disk) { run(t, "mkswap", "-U", own, d.Loop) }, true, false, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			g := devicetest.New(t)
+			d := g.Add(diskName, 320*mib)
+			tc.prepare(t, d)
+			options := blankOrigin
+			options.Interrupted = &device.Interrupted{UUID: own, SameAttachment: tc.sameAttachment}
+			blank, err := prove(t, g, d, options)
+			if !tc.proved {
+				if !errors.Is(err, device.ErrNotBlank) {
+					t.Errorf("%v, want ErrNotBlank", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if blank.Again() != tc.again {
+				t.Errorf("again is %t, want %t", blank.Again(), tc.again)
+			}
+		})
+	}
+}
+
+func TestProbe(t *testing.T) {
+	g := devicetest.New(t)
+	d := g.Add(diskName, 320*mib)
+	dev, err := g.Roots().ByNumber(d.Number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := device.Probe(context.Background(), dev)
+	if err != nil || !content.Empty() {
+		t.Errorf("a blank disk holds %v, %v", content, err)
+	}
+	const uuid = "12345678-1234-5234-8234-123456789abc"
+	run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop)
+	content, err = device.Probe(context.Background(), dev)
+	if want := (device.Content{Type: "ext4", UUID: uuid}); err != nil || content != want {
+		t.Errorf("the disk holds %v, %v; want %v", content, err, want)
+	}
+	t.Run("two filesystems at once", func(t *testing.T) {
+		run(t, "mkfs.xfs", "-q", "-f", d.Loop)
+		super := make([]byte, 512)
+		file, err := os.Open(d.Loop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = file.ReadAt(super, 0)
+		if err := errors.Join(err, file.Close()); err != nil {
+			t.Fatal(err)
+		}
+		run(t, "mkswap", d.Loop)
+		poke(t, d, 0, string(super))
+		if content, err := device.Probe(context.Background(), dev); !errors.Is(err, device.ErrUnreadable) {
+			t.Errorf("the disk holds %v, %v; want ErrUnreadable", content, err)
+		}
+	})
+	t.Run("unreadable", func(t *testing.T) {
+		truncate(t, d, 4*kib)
+		if content, err := device.Probe(context.Background(), dev); !errors.Is(err, device.ErrUnreadable) {
+			t.Errorf("the disk holds %v, %v; want ErrUnreadable", content, err)
+		}
+	})
+}

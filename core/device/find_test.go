@@ -1,0 +1,214 @@
+package device_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+)
+
+const (
+	diskName  = "csi-abcdefghijklmnop"
+	sizeBytes = 8 << 20
+)
+
+func find(g *devicetest.Guest, timeout time.Duration) (device.Device, error) {
+	return g.Roots().Find(context.Background(), device.Want{DiskName: diskName, SizeBytes: sizeBytes}, timeout)
+}
+
+func TestFindBySerial(t *testing.T) {
+	for _, tc := range []struct{ name, diskName, serial string }{
+		{"as a rack shows it", "vol-b", "vol-b\n"},
+		{"20 bytes", diskName, diskName + "\n"},
+		{"25 bytes are cut to 20", diskName + "-tail", diskName + "\n"},
+		{"padded with blanks", "vol-b", "vol-b               \n"},
+		{"padded with zero bytes", "vol-b", "vol-b\x00\x00\x00\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			g := devicetest.New(t)
+			g.Add("boot-disk", sizeBytes)
+			want := g.Add(tc.diskName, sizeBytes)
+			g.Write(filepath.Join(g.Dir, "sys/block", want.Kernel, "device/serial"), tc.serial)
+			dev, err := g.Roots().Find(context.Background(), device.Want{DiskName: tc.diskName}, time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if dev.Name != want.Kernel || dev.Number != want.Number || dev.SizeBytes != sizeBytes {
+				t.Errorf("found %v, want %s, %v, %d bytes", dev, want.Kernel, want.Number, sizeBytes)
+			}
+		})
+	}
+}
+
+func TestFindRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		// guest changes what a guest with this disk shows.
+		guest func(g *devicetest.Guest, d *devicetest.Disk)
+		want  error
+		says  string
+	}{
+		{"another serial that begins alike", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "device/serial"), diskName[:19]+"\n")
+		}, device.ErrNotFound, diskName},
+		{"a hidden path of a multipath disk", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "hidden"), "1\n")
+		}, device.ErrNotFound, "none of the 0 NVMe disks"},
+		{"no size yet", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "size"), "0\n")
+		}, device.ErrNotFound, "no size yet"},
+		{"no device node", func(g *devicetest.Guest, d *devicetest.Disk) {
+			_ = os.Remove(filepath.Join(g.Dir, "dev", d.Kernel)) // its absence is what the case needs
+		}, device.ErrNotFound, "the host's /dev"},
+		{"two disks", func(g *devicetest.Guest, _ *devicetest.Disk) {
+			g.Add(diskName+"x", sizeBytes)
+		}, device.ErrAmbiguous, "nvme0n1 and nvme1n1"},
+		{"a twin that the kernel refused", func(g *devicetest.Guest, _ *devicetest.Disk) {
+			g.Function("0000:00:17.0", "")
+		}, device.ErrAmbiguous, "0000:00:17.0"},
+		{"another size on the rack", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "size"), "32768\n")
+		}, device.ErrMismatch, "16777216"},
+		{"another size when opened", func(g *devicetest.Guest, d *devicetest.Disk) {
+			smaller := g.Add("other", sizeBytes/2)
+			g.Node(d.Kernel, smaller.Number)
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "dev"), smaller.Number.String()+"\n")
+		}, device.ErrMismatch, "when opened"},
+		{"a size that is no number", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "size"), "many\n")
+		}, device.ErrMismatch, "many"},
+		{"a node of another device", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Node(d.Kernel, g.Add("other", sizeBytes).Number)
+		}, device.ErrMismatch, "device number"},
+		{"a node that is a file", func(g *devicetest.Guest, d *devicetest.Disk) {
+			_ = os.Remove(filepath.Join(g.Dir, "dev", d.Kernel)) // the write below fails if this did
+			g.Write(filepath.Join(g.Dir, "dev", d.Kernel), "")
+		}, device.ErrMismatch, "not a block device"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			g := devicetest.New(t)
+			tc.guest(g, g.Add(diskName, sizeBytes))
+			timeout := 10 * time.Millisecond
+			if errors.Is(tc.want, device.ErrAmbiguous) {
+				timeout = time.Minute // it must not need it
+			}
+			dev, err := find(g, timeout)
+			if !errors.Is(err, tc.want) {
+				t.Fatalf("found %v, %v; want %v", dev, err, tc.want)
+			}
+			if !strings.Contains(err.Error(), tc.says) || strings.ContainsRune(err.Error(), '\n') {
+				t.Errorf("the error does not say %q in one line: %v", tc.says, err)
+			}
+		})
+	}
+}
+
+func TestFindWaits(t *testing.T) {
+	g := devicetest.New(t)
+	found := make(chan error, 1)
+	go func() {
+		_, err := find(g, time.Minute)
+		found <- err
+	}()
+	d := g.Add(diskName, sizeBytes)
+	if err := <-found; err != nil {
+		t.Fatal(err)
+	}
+
+	// A controller that has not said its serial yet may still turn out to be a twin.
+	other := g.Function("0000:00:17.0", "nvme")
+	serial := filepath.Join(other, "nvme/nvme7/serial")
+	if err := os.MkdirAll(filepath.Dir(serial), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	g.Write(serial, "(efault)\n")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	short, stop := context.WithTimeout(ctx, 700*time.Millisecond)
+	defer stop()
+	if _, err := g.Roots().Find(short, device.Want{DiskName: diskName}, time.Minute); !errors.Is(err, device.ErrNotFound) || !strings.Contains(err.Error(), "still coming up") {
+		t.Errorf("with a controller without serial: %v, want it to wait", err)
+	}
+	g.Write(serial, "something else\n")
+	if _, err := g.Roots().Find(ctx, device.Want{DiskName: diskName}, time.Minute); err != nil {
+		t.Errorf("with a controller of another serial: %v", err)
+	}
+	g.Unplug(d)
+	cancel()
+	if _, err := g.Roots().Find(ctx, device.Want{DiskName: diskName}, time.Minute); !errors.Is(err, context.Canceled) || !errors.Is(err, device.ErrNotFound) {
+		t.Errorf("with a cancelled context: %v", err)
+	}
+}
+
+// A function that was given to another driver, as for passing it on to a machine inside the guest, shows no disk here.
+func TestFindIgnoresOtherDrivers(t *testing.T) {
+	g := devicetest.New(t)
+	g.Add(diskName, sizeBytes)
+	g.Function("0000:00:17.0", "vfio-pci")
+	if _, err := find(g, time.Second); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDisks(t *testing.T) {
+	g := devicetest.NewBare(t)
+	g.Sysfs("nvme0n1", "boot\n", device.Number{Major: 259, Minor: 0}, 1<<30)
+	g.Sysfs("nvme1n1", diskName+"\n", device.Number{Major: 259, Minor: 3}, 2<<30)
+	for path, content := range map[string]string{
+		"nvme0n1/nvme0n1p1/dev": "259:1\n",
+		"nvme0c0n1/dev":         "259:9\n",
+		"sda/dev":               "8:0\n",
+		"nvme2n1/size":          "0\n", // an entry that is not whole
+	} {
+		path = filepath.Join(g.Dir, "sys/block", path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		g.Write(path, content)
+	}
+	disks, err := g.Roots().Disks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []device.Disk{
+		{Name: "nvme0n1", Serial: "boot", Number: device.Number{Major: 259, Minor: 0}, SizeBytes: 1 << 30,
+			Partitions: map[string]device.Number{"nvme0n1p1": {Major: 259, Minor: 1}}},
+		{Name: "nvme1n1", Serial: diskName, Number: device.Number{Major: 259, Minor: 3}, SizeBytes: 2 << 30, Partitions: map[string]device.Number{}},
+	}
+	if diff := cmp.Diff(want, disks); diff != "" {
+		t.Errorf("disks (-want +got):\n%s", diff)
+	}
+	dev, err := g.Roots().ByNumber(device.Number{Major: 259, Minor: 3})
+	if err != nil || dev.Name != "nvme1n1" {
+		t.Errorf("number 259:3 is %v, %v", dev, err)
+	}
+	if dev, err := g.Roots().ByNumber(device.Number{Major: 259, Minor: 1}); !errors.Is(err, device.ErrNotFound) {
+		t.Errorf("the number of a partition is %v, %v; want ErrNotFound", dev, err)
+	}
+}
+
+func TestReadOnly(t *testing.T) {
+	g := devicetest.New(t)
+	g.Add(diskName, sizeBytes)
+	dev, err := find(g, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, readOnly := range []bool{true, true, false} {
+		if err := dev.SetReadOnly(readOnly); err != nil {
+			t.Fatal(err)
+		}
+		if now, err := dev.ReadOnly(); err != nil || now != readOnly {
+			t.Errorf("read-only is %t, %v after it was set to %t", now, err, readOnly)
+		}
+	}
+}

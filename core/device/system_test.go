@@ -1,0 +1,47 @@
+package device
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+func TestCheckNotSystem(t *testing.T) {
+	dev := Device{Path: "/dev/nvme0n1", Disk: Disk{
+		Name: "nvme0n1", Number: Number{259, 0}, Partitions: map[string]Number{"nvme0n1p1": {259, 1}},
+	}}
+	for _, tc := range []struct {
+		name  string
+		mount mountinfo.Info
+		want  error
+	}{
+		{"the whole disk carries /", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/"}, ErrInUse},
+		{"the whole disk carries /boot", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/boot"}, ErrInUse},
+		{"a partition is mounted", mountinfo.Info{Major: 259, Minor: 1, Mountpoint: "/boot/efi"}, ErrInUse},
+		{"a folder of a partition is mounted in this container", mountinfo.Info{Major: 259, Minor: 1, Root: "/var/lib/kubelet", Mountpoint: "/var/lib/kubelet"}, ErrInUse},
+		{"the whole disk is a staged volume", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/var/lib/kubelet/staging"}, nil},
+		{"another disk carries /", mountinfo.Info{Major: 254, Minor: 0, Mountpoint: "/"}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := checkNotSystem(dev, []*mountinfo.Info{&tc.mount}); !errors.Is(err, tc.want) {
+				t.Errorf("%v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+// Every place has to lie on the disk, whatever its size; the whole of head and tail has to be among them.
+func TestSignaturesLieOnTheDisk(t *testing.T) {
+	for _, sizeBytes := range []int64{512, 4096, mib - 512, mib, 3*mib + 512, 320 * mib, gib, 10 * gib, 300 * gib, 1023 * gib} {
+		places := append(headAndTail(sizeBytes), signatures(sizeBytes)...)
+		for _, r := range places {
+			if r.offset < 0 || r.length <= 0 || r.offset+r.length > sizeBytes {
+				t.Errorf("disk of %d bytes: %q is at %d, %d bytes long", sizeBytes, r.what, r.offset, r.length)
+			}
+		}
+		if places[0].offset != 0 || places[1].offset+places[1].length != sizeBytes {
+			t.Errorf("disk of %d bytes: head at %d, tail ends at %d", sizeBytes, places[0].offset, places[1].offset+places[1].length)
+		}
+	}
+}
