@@ -60,6 +60,9 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, warnings, err := config.Load(cmd.Flags(), environ)
 			if err != nil {
+				for _, warning := range warnings {
+					fmt.Fprintf(stderr, "oxide-csi: warning: %s\n", warning)
+				}
 				return err
 			}
 			return serve(cmd.Context(), cfg, warnings, stderr)
@@ -71,7 +74,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true
 	config.Flags(root.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return config.Problems{{Flag: "command line", What: err.Error()}}
+		return config.Problems{config.FlagProblem(err)}
 	})
 	root.AddCommand(&cobra.Command{
 		Use:   "version",
@@ -84,7 +87,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return config.Problems{{Flag: "command line", What: fmt.Sprintf("%q is no command: see oxide-csi --help", args[0])}}
+		return config.Problems{config.FlagProblem(fmt.Errorf("%q is no command: see oxide-csi --help", args[0]))}
 	}
 	return nil
 }
