@@ -1,0 +1,205 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/spf13/pflag"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+)
+
+// serveFlags are the flags of serve as they were written. They are texts, so that all that is wrong with them can be
+// told at once.
+type serveFlags struct {
+	listen, control, token, project, instances, guestRoot, state, hotplug string
+	maxDisks, quota, space, latency, stateTime, apiVersionMax             string
+}
+
+func (f *serveFlags) define(flags *pflag.FlagSet) {
+	flags.SortFlags = false
+	flags.StringVar(&f.listen, "listen", "127.0.0.1:12220", "serve the rack's API on `ADDR`; port 0 is a free one")
+	flags.StringVar(&f.control, "control", "", "serve the control endpoint on `ADDR`, a loopback address (default off)")
+	flags.StringVar(&f.token, "token", "oxide-token-demo", "`TOKEN` of a project collaborator; begins oxide-token-")
+	flags.StringVar(&f.project, "project", "demo", "`NAME` of the project")
+	flags.StringVar(&f.instances, "instances", "node-a,node-b", "`NAMES` of running instances, with commas between them")
+	flags.StringVar(&f.guestRoot, "guest-root", "", "show disks to guests, whose dev and sys are below `DIR`; root only (default no guests)")
+	flags.StringVar(&f.state, "state", "", "keep everything in `DIR`, and go on with what is there (default keep nothing)")
+	flags.StringVar(&f.hotplug, "hotplug", "", "let disks come and go while an instance runs; `async`: by way of attaching and detaching")
+	flags.Lookup("hotplug").NoOptDefVal = hotplugOn
+	flags.StringVar(&f.maxDisks, "max-disks", "12", "let an instance take `N` disks, boot disk included")
+	flags.StringVar(&f.quota, "quota", "0", "storage quota of `SIZE`; 0 is unlimited")
+	flags.StringVar(&f.space, "space", "0", "physical storage of `SIZE`; 0 is unlimited")
+	flags.StringVar(&f.latency, "latency", "0s", "add `TIME` to every call")
+	flags.StringVar(&f.stateTime, "state-time", "0s", "`TIME` that an instance takes to start, stop or reboot")
+	flags.StringVar(&f.apiVersionMax, "api-version-max", "2026060800.0.0", "serve API versions up to `V`")
+}
+
+// The values of --hotplug.
+const (
+	hotplugOn    = "on"
+	hotplugAsync = "async"
+)
+
+// serveConfig is what serve is to do.
+type serveConfig struct {
+	listen, control  string // Control is empty when there is none.
+	guestRoot, state string // Empty when there is none.
+	rack             simrack.Options
+}
+
+// parse reads the flags. Its error is [config.Problems].
+func (f *serveFlags) parse() (serveConfig, error) {
+	var problems config.Problems
+	check := func(flag string, err error) {
+		if err != nil {
+			problems = append(problems, config.Problem{Flag: flag, What: err.Error()})
+		}
+	}
+	c := serveConfig{listen: f.listen, control: f.control, guestRoot: f.guestRoot, state: f.state}
+	check("--listen", checkAddress(f.listen))
+	if f.control != "" {
+		check("--control", checkLoopback(f.control))
+	}
+	r := &c.rack
+	r.Token, r.Project, r.APIVersionMax = f.token, f.project, f.apiVersionMax
+	check("--token", checkToken(f.token))
+	check("--project", checkRack(f.project, simrack.Options{Project: f.project}))
+	var err error
+	r.Instances, err = parseInstances(f.instances)
+	check("--instances", err)
+	r.Hotplug, r.HotplugAsync, err = parseHotplug(f.hotplug)
+	check("--hotplug", err)
+	r.MaxDisks, err = parseMaxDisks(f.maxDisks)
+	check("--max-disks", err)
+	r.QuotaBytes, err = parseSize(f.quota)
+	check("--quota", err)
+	r.SpaceBytes, err = parseSize(f.space)
+	check("--space", err)
+	r.Latency, err = parseTime(f.latency)
+	check("--latency", err)
+	r.StateTime, err = parseTime(f.stateTime)
+	check("--state-time", err)
+	check("--api-version-max", checkRack(f.apiVersionMax, simrack.Options{APIVersionMax: f.apiVersionMax}))
+	if len(problems) > 0 {
+		return serveConfig{}, problems
+	}
+	return c, nil
+}
+
+// checkRack asks the rack itself whether it takes an option: it makes one in memory, with nothing else set.
+func checkRack(text string, only simrack.Options) error {
+	if text == "" {
+		return errors.New("must not be empty")
+	}
+	r, err := simrack.New(only)
+	if err != nil {
+		return err
+	}
+	return r.Close()
+}
+
+func checkToken(token string) error {
+	if strings.ContainsFunc(token, unicode.IsSpace) {
+		return errors.New("must not hold white space")
+	}
+	return checkRack(token, simrack.Options{Token: token})
+}
+
+func checkAddress(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return fmt.Errorf("%q is not an address with a port: write one such as 127.0.0.1:12220", address)
+	}
+	return nil
+}
+
+// checkLoopback keeps the control endpoint, which asks nobody who they are, on this machine.
+func checkLoopback(address string) error {
+	if err := checkAddress(address); err != nil {
+		return err
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return fmt.Errorf("%q is not a loopback address: write one such as 127.0.0.1:12221", address)
+	}
+	return nil
+}
+
+func parseInstances(text string) ([]string, error) {
+	if text == "" {
+		return nil, nil
+	}
+	names := strings.Split(text, ",")
+	seen := map[string]bool{}
+	for _, name := range names {
+		if seen[name] {
+			return nil, fmt.Errorf("%q is there twice", name)
+		}
+		seen[name] = true
+	}
+	return names, checkRack(text, simrack.Options{Instances: names})
+}
+
+func parseHotplug(text string) (on, async bool, err error) {
+	switch text {
+	case "":
+		return false, false, nil
+	case hotplugOn:
+		return true, false, nil
+	case hotplugAsync:
+		return true, true, nil
+	}
+	return false, false, fmt.Errorf("%q is not a way to plug: write --hotplug or --hotplug=async", text)
+}
+
+func parseMaxDisks(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("%q is not a number of disks: write 1 to 12", text)
+	}
+	return n, checkRack(text, simrack.Options{MaxDisks: n})
+}
+
+func parseTime(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%q is not a time: write one such as 50ms or 2s", text)
+	}
+	return d, nil
+}
+
+var sizeUnits = []struct {
+	name  string
+	bytes int64
+}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"", 1}}
+
+func parseSize(text string) (int64, error) {
+	for _, unit := range sizeUnits {
+		number, ok := strings.CutSuffix(text, unit.name)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(number, 10, 63)
+		if err != nil || n > uint64(math.MaxInt64/unit.bytes) {
+			break
+		}
+		return int64(n) * unit.bytes, nil
+	}
+	return 0, fmt.Errorf("%q is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB", text)
+}

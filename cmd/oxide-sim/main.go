@@ -1,0 +1,76 @@
+//go:build linux
+
+// Command oxide-sim stands in for an Oxide rack on one machine. It is for trying and testing the CSI plugin and is never
+// part of what is shipped.
+//
+// Its subcommand serve simulates a rack on a loopback address until it is told to end. Bad flags end it with exit code 2
+// and a line for each, anything else that goes wrong with exit code 1.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitConfig = 2
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+func run(args []string, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:               "oxide-sim",
+		Short:             "A simulated Oxide rack",
+		Version:           version,
+		Args:              noArgs,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		// Without a subcommand: the help.
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetVersionTemplate("oxide-sim {{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return config.Problems{{Flag: "command line", What: err.Error()}}
+	})
+	root.AddCommand(serveCommand(stdout, stderr))
+
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return 0
+	}
+	var problems config.Problems
+	if errors.As(err, &problems) {
+		fmt.Fprintln(stderr, problems)
+		return exitConfig
+	}
+	fmt.Fprintf(stderr, "oxide-sim: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	return exitFailed
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		what := fmt.Sprintf("%q is not understood: see %s --help", args[0], cmd.CommandPath())
+		return config.Problems{{Flag: "command line", What: what}}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/guest"
+)
+
+const (
+	// drainTime is how long requests that are under way may take once the simulator is told to end.
+	drainTime = 3 * time.Second
+	// endTime is how long ending may take in all.
+	endTime = 9 * time.Second
+)
+
+func serveCommand(stdout, stderr io.Writer) *cobra.Command {
+	var flags serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Simulate a rack until told to end",
+		Long: "serve simulates a rack on a loopback address. Once it serves, it prints what a client needs; logs go to stderr.\n\n" +
+			"SIZE is a number of bytes, or one with a unit such as 10GiB.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := flags.parse()
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), c, stdout, slog.New(slog.NewTextHandler(stderr, nil)))
+		},
+	}
+	flags.define(cmd.Flags())
+	return cmd
+}
+
+// serve runs until SIGTERM or SIGINT; a second one ends the process at once. It returns nil when nothing is left behind.
+func serve(ctx context.Context, c serveConfig, stdout io.Writer, log *slog.Logger) (err error) {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var s server
+	defer func() {
+		stop()
+		err = errors.Join(err, s.end())
+	}()
+	if err := s.begin(c, log); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(stdout, s.announcement(c)); err != nil {
+		return fmt.Errorf("write to stdout: %w", err)
+	}
+	select {
+	case <-ctx.Done():
+		log.Info("told to end")
+		return nil
+	case err := <-s.failed:
+		return err
+	}
+}
+
+// server is a simulated rack that is being served.
+type server struct {
+	rack         *simrack.Rack
+	api, control net.Listener // Control may be nil.
+	// failed gets what ended a server before its time.
+	failed chan error
+	// undo takes back what was begun, last things first.
+	undo []func() error
+}
+
+// begin opens the sockets first, so that a taken address is known before any guest is started.
+func (s *server) begin(c serveConfig, log *slog.Logger) (err error) {
+	s.failed = make(chan error, 2)
+	if s.api, err = s.listen(c.listen); err != nil {
+		return err
+	}
+	if c.control != "" {
+		if s.control, err = s.listen(c.control); err != nil {
+			return err
+		}
+	}
+	c.rack.Log = log
+	c.rack.StateDir = c.state
+	if c.guestRoot == "" {
+		c.rack.GuestsOff = "the simulator was started without --guest-root"
+	} else {
+		guests, err := s.guests(c, log)
+		if err != nil {
+			return err
+		}
+		c.rack.Guests = guests
+	}
+	if s.rack, err = simrack.New(c.rack); err != nil {
+		return err
+	}
+	s.undo = append(s.undo, s.rack.Close)
+	s.serve(s.api, s.rack.API(), log)
+	if s.control != nil {
+		s.serve(s.control, s.rack.Control(), log)
+	}
+	return nil
+}
+
+func (s *server) listen(address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	s.undo = append(s.undo, func() error {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+	return l, nil
+}
+
+// guests makes the place for guests. Without a state directory their disks live as long as the process.
+func (s *server) guests(c serveConfig, log *slog.Logger) (*guest.Guests, error) {
+	stateDir := filepath.Join(c.state, "disks")
+	if c.state == "" {
+		var err error
+		if stateDir, err = os.MkdirTemp("", "oxide-sim-"); err != nil {
+			return nil, err
+		}
+		s.undo = append(s.undo, func() error { return os.RemoveAll(stateDir) })
+	}
+	guests, err := guest.New(guest.Options{Root: c.guestRoot, StateDir: stateDir, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	s.undo = append(s.undo, guests.Close)
+	return guests, nil
+}
+
+func (s *server) serve(l net.Listener, handler http.Handler, log *slog.Logger) {
+	web := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	go func() {
+		if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.failed <- err
+		}
+	}()
+	s.undo = append(s.undo, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+		defer cancel()
+		err := web.Shutdown(ctx)
+		if errors.Is(err, context.DeadlineExceeded) {
+			return web.Close() // The rack ends what its handlers wait for.
+		}
+		return err
+	})
+}
+
+// end undoes everything that was begun. What hangs, such as writing to a disk that does not answer, is not waited for.
+func (s *server) end() error {
+	done := make(chan error, 1)
+	go func() {
+		var errs []error
+		for i := len(s.undo) - 1; i >= 0; i-- {
+			errs = append(errs, s.undo[i]())
+		}
+		done <- errors.Join(errs...)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(endTime):
+		return fmt.Errorf("not everything has ended within %s: look for what is left with losetup and in mountinfo", endTime)
+	}
+}
+
+// announcement is what stdout shows once all is served.
+func (s *server) announcement(c serveConfig) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "OXIDE_HOST=http://%s\n", s.api.Addr())
+	fmt.Fprintf(&b, "OXIDE_TOKEN=%s\n", c.rack.Token)
+	fmt.Fprintf(&b, "OXIDE_PROJECT=%s\n", c.rack.Project)
+	if s.control != nil {
+		fmt.Fprintf(&b, "OXIDE_SIM_CONTROL=http://%s\n", s.control.Addr())
+	}
+	for _, instance := range s.rack.Instances() {
+		dir := instance.Dir
+		if dir == "" {
+			dir = "-"
+		}
+		fmt.Fprintf(&b, "# %s %s %s\n", instance.Name, instance.ID, dir)
+	}
+	b.WriteString("# ready\n")
+	return b.String()
+}
