@@ -118,7 +118,7 @@ func (r *Rack) doAttach(i *instance, d *disk) error {
 	if i.takesDisks(set) && set.HotplugAsync {
 		err := r.changeDisk(d, func(d *disk) { place(d); d.State = diskAttaching })
 		if err == nil {
-			r.later(set.latency(), func() { r.finishAttach(i.ID, d.ID) })
+			r.moveLater(set, r.finishAttach, i.ID, d.ID)
 		}
 		return err
 	}
@@ -154,6 +154,11 @@ func (r *Rack) finishAttach(instanceID, diskID string) {
 		}
 		return r.changeDisk(d, func(d *disk) { d.State = diskAttached })
 	})
+}
+
+// moveLater does the second half of a move once the latency is over.
+func (r *Rack) moveLater(set *settings, finish func(instanceID, diskID string), instanceID, diskID string) {
+	r.later(set.latency(), func() { finish(instanceID, diskID) })
 }
 
 // finishMove does the second half of a move, unless something else has happened to the disk since.
@@ -221,7 +226,7 @@ func (r *Rack) doDetach(i *instance, d *disk) error {
 	if i.takesDisks(set) && set.HotplugAsync {
 		err := r.changeDisk(d, func(d *disk) { d.State = diskDetaching })
 		if err == nil {
-			r.later(set.latency(), func() { r.finishDetach(i.ID, d.ID) })
+			r.moveLater(set, r.finishDetach, i.ID, d.ID)
 		}
 		return err
 	}

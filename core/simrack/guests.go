@@ -13,7 +13,8 @@ type Guests interface {
 	// DeleteDisk removes the backing store. The disk is on no guest.
 	DeleteDisk(diskID string) error
 
-	// CreateInstance makes the guest's folder and its metadata.env, powered off.
+	// CreateInstance makes the guest's folder and its metadata.env, powered off. Unlike a disk's store a guest does not
+	// outlive the process: a rack that goes on with its records makes the guests of all its instances anew.
 	CreateInstance(instanceID, name string) error
 	// DeleteInstance removes the guest's folder. The guest is powered off.
 	DeleteInstance(instanceID string) error

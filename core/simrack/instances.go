@@ -47,8 +47,8 @@ type instance struct {
 	project *project
 	// disks are those that have a slot here, in no order.
 	disks []*disk
-	// powered says that the guest is on.
-	powered bool
+	// hasGuest says that the guest was made, powered that it is on.
+	hasGuest, powered bool
 	// turn counts the changes of RunState: what was begun in an earlier turn is not finished in a later one.
 	turn int
 }
@@ -109,6 +109,23 @@ func (r *Rack) running() (cpus, memory int64) {
 	return cpus, memory
 }
 
+// makeGuest makes the guest's folder. The caller holds the instance.
+func (r *Rack) makeGuest(i *instance) error {
+	err := r.onGuests("create instance "+i.ID, func(g Guests) error { return g.CreateInstance(i.ID, i.Name) })
+	i.hasGuest = err == nil && r.guests != nil
+	return err
+}
+
+// dropGuest removes the guest's folder. The caller holds the instance.
+func (r *Rack) dropGuest(i *instance) error {
+	if !i.hasGuest {
+		return nil
+	}
+	err := r.onGuests("delete instance "+i.ID, func(g Guests) error { return g.DeleteInstance(i.ID) })
+	i.hasGuest = err != nil
+	return err
+}
+
 // powerOn starts the guest, unless it is on. The caller holds the instance.
 func (r *Rack) powerOn(i *instance) error {
 	if i.powered {
@@ -137,8 +154,8 @@ func (r *Rack) powerOff(i *instance, orderly bool) error {
 
 // finishLater brings an instance that is on its way to the state it is going to.
 func (r *Rack) finishLater(i *instance, state string) {
-	turn := i.turn
-	r.later(r.settings.Load().stateTime(), func() { r.finish(i.ID, turn, state) })
+	id, turn := i.ID, i.turn // the record belongs to whoever has mu
+	r.later(r.settings.Load().stateTime(), func() { r.finish(id, turn, state) })
 }
 
 // finish ends a start, stop or reboot: the guest is on before the instance shows running, and off before it shows stopped.
@@ -359,7 +376,7 @@ func (r *Rack) deleteInstance(who caller, t target) error {
 	case i.hasVMM():
 		return invalidRequest("cannot delete instance: instance is running or has not yet fully stopped")
 	}
-	if err := r.onGuests("delete instance "+i.ID, func(g Guests) error { return g.DeleteInstance(i.ID) }); err != nil {
+	if err := r.dropGuest(i); err != nil {
 		return err
 	}
 	if err := r.changeDisks(slices.Clone(i.disks), (*disk).detach, drop(inInstances, i.ID)); err != nil {
@@ -692,8 +709,7 @@ func (r *Rack) build(i *instance, plan []*disk) (err error) {
 		}
 		made = append(made, d)
 	}
-	err = r.onGuests("create instance "+i.ID, func(g Guests) error { return g.CreateInstance(i.ID, i.Name) })
-	if err != nil {
+	if err := r.makeGuest(i); err != nil {
 		return err
 	}
 	slot := 0
@@ -712,7 +728,7 @@ func (r *Rack) build(i *instance, plan []*disk) (err error) {
 
 // unbuild takes back what build has done.
 func (r *Rack) unbuild(i *instance, made []*disk) error {
-	var errs []error
+	errs := []error{r.dropGuest(i)}
 	for _, d := range made {
 		errs = append(errs,
 			r.onGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }), r.removeDisk(d))

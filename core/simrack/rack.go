@@ -246,8 +246,9 @@ func (r *Rack) ensureProject(name string) (*project, error) {
 	return p, nil
 }
 
-// Close stops the rack once what runs in the background has come to rest. Guests are powered off in order, and a rack
-// without a state folder removes its disks and instances from them. Its handlers must not be in use any more.
+// Close stops the rack once what runs in the background has come to rest. Guests are powered off in order and removed; the
+// bytes of the disks are too, unless there is a state folder. The rack's handlers must not be in use any more. It reports
+// what the guests could not let go of.
 func (r *Rack) Close() error {
 	r.closing.Do(func() { close(r.closed) })
 	r.background.Wait()
@@ -255,12 +256,9 @@ func (r *Rack) Close() error {
 	defer r.mu.Unlock()
 	var errs []error
 	for _, i := range r.instances {
-		errs = append(errs, r.powerOff(i, true))
+		errs = append(errs, r.powerOff(i, true), r.dropGuest(i))
 	}
-	if r.store == nil && r.guests != nil {
-		for id := range r.instances {
-			errs = append(errs, r.guests.DeleteInstance(id))
-		}
+	if r.guests != nil && r.store == nil {
 		for id := range r.disks {
 			errs = append(errs, r.guests.DeleteDisk(id))
 		}

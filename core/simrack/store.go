@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 )
 
 // The kinds of records that are kept; each is a bucket of JSON by ID.
@@ -40,7 +41,7 @@ func openStore(dir string) (*store, error) {
 		Timeout: 100 * time.Millisecond, NoSync: true, NoGrowSync: true, NoFreelistSync: true,
 		FreelistType: bbolt.FreelistMapType,
 	})
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, berrors.ErrTimeout) {
 		return nil, fmt.Errorf("%s is in use by another process: give each rack its own state folder", path)
 	}
 	if err != nil {
@@ -148,7 +149,8 @@ func (r *Rack) load() error {
 }
 
 // resume brings what was under way when the process died to its end, as a rack does: what was being made is undone, and
-// instances go on to where they were going. The guests of running instances are powered on.
+// instances go on to where they were going. Guests do not outlive a process, so every instance gets a new one, and those of
+// running instances are powered on.
 func (r *Rack) resume() error {
 	for _, d := range r.disks {
 		if err := r.resumeDisk(d); err != nil {
@@ -179,12 +181,13 @@ func (r *Rack) resumeDisk(d *disk) error {
 }
 
 func (r *Rack) resumeInstance(i *instance) error {
-	switch i.RunState {
-	case runCreating:
-		if err := r.onGuests("delete instance "+i.ID, func(g Guests) error { return g.DeleteInstance(i.ID) }); err != nil {
-			return err
-		}
+	if i.RunState == runCreating {
 		return r.removeInstance(i)
+	}
+	if err := r.makeGuest(i); err != nil {
+		return err
+	}
+	switch i.RunState {
 	case runRunning, runMigrating:
 		return r.powerOn(i)
 	case runStarting, runRebooting:

@@ -172,11 +172,14 @@ func (i *instance) view() instanceView {
 		AutoRestartEnabled: i.AutoRestart != restartNever,
 		TimeCreated:        i.Created, TimeModified: i.Modified, TimeRunStateUpdated: i.StateUpdated,
 	}
-	if i.BootDiskID != "" {
-		v.BootDiskID = &i.BootDiskID
-	}
-	if i.AutoRestart != "" {
-		v.AutoRestartPolicy = &i.AutoRestart
-	}
+	v.BootDiskID, v.AutoRestartPolicy = orNull(i.BootDiskID), orNull(i.AutoRestart)
 	return v
+}
+
+// orNull is a text that a view shows as null when it is empty. It is a copy: views are written when mu is free again.
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
 }

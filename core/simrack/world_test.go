@@ -1,0 +1,390 @@
+package simrack_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/openapi"
+)
+
+const (
+	gib       = int64(1) << 30
+	mainToken = "oxide-token-demo"
+)
+
+// world is a rack served over HTTP, its answers held to the published schema.
+type world struct {
+	t            testing.TB
+	rack         *simrack.Rack
+	api, control *httptest.Server
+	// token is what requests carry; empty means none.
+	token string
+}
+
+// newWorld serves a rack with the project "proj".
+func newWorld(t testing.TB, o simrack.Options) *world {
+	t.Helper()
+	return serve(t, o, openapi.Validator(t))
+}
+
+// newRawWorld is a world for requests that the published schema does not know and the rack takes all the same.
+func newRawWorld(t testing.TB, o simrack.Options) *world {
+	t.Helper()
+	return serve(t, o, func(h http.Handler) http.Handler { return h })
+}
+
+func serve(t testing.TB, o simrack.Options, wrap func(http.Handler) http.Handler) *world {
+	t.Helper()
+	if o.Project == "" {
+		o.Project = "proj"
+	}
+	rack, err := simrack.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{
+		t: t, rack: rack, token: mainToken,
+		api: httptest.NewServer(wrap(rack.API())), control: httptest.NewServer(rack.Control()),
+	}
+	t.Cleanup(func() {
+		w.api.Close()
+		w.control.Close()
+		if err := rack.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// reply is an answer of the rack: its status, and of its body what tests look at.
+type reply struct {
+	status int
+	header http.Header
+	raw    string
+
+	Code    *string `json:"error_code"`
+	Message string  `json:"message"`
+
+	ID         string     `json:"id"`
+	Name       string     `json:"name"`
+	ProjectID  string     `json:"project_id"`
+	RunState   string     `json:"run_state"`
+	BootDiskID *string    `json:"boot_disk_id"`
+	Updated    time.Time  `json:"time_run_state_updated"`
+	State      *diskState `json:"state"`
+	SnapshotID any        `json:"snapshot_id"`
+	ImageID    any        `json:"image_id"`
+	Items      []reply    `json:"items"`
+	NextPage   *string    `json:"next_page"`
+
+	Provisioned struct{ Storage, CPUs, Memory int64 } `json:"provisioned"`
+	Capacity    struct{ Storage, CPUs, Memory int64 } `json:"capacity"`
+}
+
+type diskState struct {
+	State    string `json:"state"`
+	Instance string `json:"instance"`
+}
+
+func (r reply) state() string {
+	if r.State == nil {
+		return ""
+	}
+	return r.State.State
+}
+
+func (r reply) code() string {
+	if r.Code == nil {
+		return ""
+	}
+	return *r.Code
+}
+
+func (r reply) names() []string {
+	var names []string
+	for _, i := range r.Items {
+		names = append(names, i.Name)
+	}
+	return names
+}
+
+// request makes a request of the API; headers are pairs of name and value.
+func (w *world) request(method, path, body string, headers ...string) (*http.Response, string, error) {
+	req, err := http.NewRequest(method, w.api.URL+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if w.token != "" {
+		req.Header.Set("Authorization", "Bearer "+w.token)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for n := 0; n < len(headers); n += 2 {
+		req.Header.Set(headers[n], headers[n+1])
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, "", err
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	return res, string(raw), err
+}
+
+// do makes a request of the API that must be answered. The path begins after "/v1".
+func (w *world) do(method, path, body string, headers ...string) reply {
+	w.t.Helper()
+	res, raw, err := w.request(method, "/v1"+path, body, headers...)
+	if err != nil {
+		w.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	r := reply{status: res.StatusCode, header: res.Header, raw: raw}
+	if raw != "" {
+		if err := json.Unmarshal([]byte(raw), &r); err != nil {
+			w.t.Fatalf("%s %s answered %q: %v", method, path, raw, err)
+		}
+	}
+	return r
+}
+
+// must is do for a request that must succeed.
+func (w *world) must(method, path, body string) reply {
+	w.t.Helper()
+	r := w.do(method, path, body)
+	if r.status > 299 {
+		w.t.Fatalf("%s %s %s answered %d: %s", method, path, body, r.status, r.raw)
+	}
+	return r
+}
+
+// as is the same world for the holder of another token.
+func (w *world) as(token string) *world {
+	other := *w
+	other.token = token
+	return &other
+}
+
+// newToken makes a token with a role.
+func (w *world) newToken(role string) string {
+	w.t.Helper()
+	var made struct{ Token string }
+	w.operate("POST", "/tokens", fmt.Sprintf(`{"role":%q}`, role), 201, &made)
+	return made.Token
+}
+
+// operate makes a request of the control endpoint, which must answer with that status, and reads the answer.
+func (w *world) operate(method, path, body string, status int, into any) {
+	w.t.Helper()
+	req, err := http.NewRequest(method, w.control.URL+"/v0"+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if res.StatusCode != status {
+		w.t.Fatalf("control: %s %s %s answered %d, not %d: %s", method, path, body, res.StatusCode, status, raw)
+	}
+	if into != nil {
+		if err := json.Unmarshal(raw, into); err != nil {
+			w.t.Fatalf("control: %s %s answered %q: %v", method, path, raw, err)
+		}
+	}
+}
+
+func (w *world) set(settings string) {
+	w.t.Helper()
+	w.operate("PATCH", "/settings", settings, 200, nil)
+}
+
+func (w *world) setRun(instance, state string) {
+	w.t.Helper()
+	w.operate("PATCH", "/instances/"+instance, fmt.Sprintf(`{"run_state":%q}`, state), 200, nil)
+}
+
+func (w *world) setDisk(id, state string) {
+	w.t.Helper()
+	w.operate("PATCH", "/disks/"+id, fmt.Sprintf(`{"state":%q}`, state), 200, nil)
+}
+
+func (w *world) fault(body string) (id string) {
+	w.t.Helper()
+	var made struct{ ID string }
+	w.operate("POST", "/faults", body, 201, &made)
+	return made.ID
+}
+
+func (w *world) hits(id string) int {
+	w.t.Helper()
+	var list []struct {
+		ID   string
+		Hits int
+	}
+	w.operate("GET", "/faults", "", 200, &list)
+	for _, f := range list {
+		if f.ID == id {
+			return f.Hits
+		}
+	}
+	w.t.Fatalf("no fault %q", id)
+	return 0
+}
+
+type machine struct {
+	ID, Name, Project, Guest string
+	RunState                 string `json:"run_state"`
+	Disks                    []struct {
+		ID, Name, Device string
+		Slot             int
+	}
+}
+
+func (w *world) machines() map[string]machine {
+	w.t.Helper()
+	var list []machine
+	w.operate("GET", "/instances", "", 200, &list)
+	byName := map[string]machine{}
+	for _, m := range list {
+		byName[m.Name] = m
+	}
+	return byName
+}
+
+// slots tells which disk is in which slot.
+func (w *world) slots(instance string) map[string]int {
+	slots := map[string]int{}
+	for _, d := range w.machines()[instance].Disks {
+		slots[d.Name] = d.Slot
+	}
+	return slots
+}
+
+// body is the request for a blank distributed disk of 1 GiB with 512-byte blocks, changed by pairs of field and JSON value.
+func body(name string, changes ...string) string {
+	return diskBody(name, "distributed", `{"type":"blank","block_size":512}`, changes...)
+}
+
+func diskBody(name, kind, source string, changes ...string) string {
+	f := map[string]json.RawMessage{
+		"name": quote(name), "description": quote(""), "size": json.RawMessage(fmt.Sprint(gib)),
+		"disk_backend": json.RawMessage(fmt.Sprintf(`{"type":%q,"disk_source":%s}`, kind, source)),
+	}
+	if kind == "local" {
+		f["disk_backend"] = json.RawMessage(`{"type":"local"}`)
+	}
+	for n := 0; n < len(changes); n += 2 {
+		if changes[n+1] == "" {
+			delete(f, changes[n])
+			continue
+		}
+		f[changes[n]] = json.RawMessage(changes[n+1])
+	}
+	raw, err := json.Marshal(f)
+	if err != nil {
+		panic(err)
+	}
+	return string(raw)
+}
+
+func quote(s string) json.RawMessage {
+	raw, err := json.Marshal(s)
+	if err != nil {
+		panic(err)
+	}
+	return raw
+}
+
+// disk makes a disk of 1 GiB and returns its ID.
+func (w *world) disk(name string) string {
+	w.t.Helper()
+	return w.must("POST", "/disks?project=proj", body(name)).ID
+}
+
+// instance makes an instance without disks, stopped, and returns its ID.
+func (w *world) instance(name string) string {
+	w.t.Helper()
+	return w.must("POST", "/instances?project=proj", instanceBody(name, `"start":false`)).ID
+}
+
+func instanceBody(name, more string) string {
+	if more != "" {
+		more = "," + more
+	}
+	return fmt.Sprintf(`{"name":%q,"description":"","hostname":%q,"memory":1073741824,"ncpus":1%s}`, name, name, more)
+}
+
+func (w *world) attach(instance, disk string) reply {
+	w.t.Helper()
+	return w.do("POST", "/instances/"+instance+"/disks/attach", fmt.Sprintf(`{"disk":%q}`, disk))
+}
+
+func (w *world) detach(instance, disk string) reply {
+	w.t.Helper()
+	return w.do("POST", "/instances/"+instance+"/disks/detach", fmt.Sprintf(`{"disk":%q}`, disk))
+}
+
+// waitFor waits until a condition holds, for at most ten seconds.
+func (w *world) waitFor(what string, holds func() bool) {
+	w.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !holds(); {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("after 10 s: still not %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (w *world) waitRun(instance, state string) {
+	w.t.Helper()
+	w.waitFor(instance+" "+state, func() bool { return w.must("GET", "/instances/"+instance, "").RunState == state })
+}
+
+// sdk is the real client.
+func (w *world) sdk() *oxide.Client {
+	w.t.Helper()
+	c, err := oxide.NewClient(oxide.WithHost(w.api.URL), oxide.WithToken(w.token))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+// wants is an expected answer. A message that ends in "…" is compared as a prefix, one that begins with it as a part.
+type wants struct {
+	status  int
+	code    string
+	message string
+}
+
+func (r reply) check(t testing.TB, want wants) {
+	t.Helper()
+	ok := r.Message == want.message
+	if prefix, is := strings.CutSuffix(want.message, "…"); is {
+		ok = strings.HasPrefix(r.Message, prefix)
+	}
+	if part, is := strings.CutPrefix(want.message, "…"); is {
+		ok = strings.Contains(r.Message, part)
+	}
+	if r.status != want.status || r.code() != want.code || !ok {
+		t.Errorf("got %d %q %q, want %d %q %q", r.status, r.code(), r.Message, want.status, want.code, want.message)
+	}
+	if want.code == "" && r.Code != nil {
+		t.Errorf("error_code is there: %s", r.raw)
+	}
+}
