@@ -1,13 +1,21 @@
 package mount_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"errors"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
@@ -21,63 +29,581 @@ const (
 
 var diskID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
 
-func find(t *testing.T, g *devicetest.Guest) device.Device {
+// rig is a guest with one disk.
+type rig struct {
+	*devicetest.Guest
+	disk  *devicetest.Disk
+	dev   device.Device
+	f     mount.Formatter
+	state string
+}
+
+func newRig(t *testing.T) *rig {
 	t.Helper()
-	dev, err := g.Roots().Find(context.Background(), device.Want{DiskName: diskName, SizeBytes: sizeBytes}, time.Second)
+	g := devicetest.New(t)
+	r := &rig{Guest: g, disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
+	r.f = mount.Formatter{StateDir: r.state}
+	dev, err := g.Roots().Find(t.Context(), device.Want{DiskName: diskName, SizeBytes: sizeBytes}, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dev
+	r.dev = dev
+	return r
 }
 
-func format(t *testing.T, f mount.Formatter, dev device.Device, fsType string) error {
+func (r *rig) format(t *testing.T, fsType string, options ...string) (err error) {
 	t.Helper()
-	interrupted, err := f.Interrupted(diskID, dev)
+	interrupted, err := r.f.Interrupted(diskID, r.dev)
 	if err != nil {
 		return err
 	}
-	blank, err := device.ProveBlank(context.Background(), dev, device.BlankOptions{Origin: device.OriginBlank, Interrupted: interrupted})
+	blank, err := device.ProveBlank(t.Context(), r.dev, device.BlankOptions{Origin: device.OriginBlank, Interrupted: interrupted})
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err := blank.Close(); err != nil {
-			t.Error(err)
+	defer func() { err = errors.Join(err, blank.Close()) }()
+	return r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: fsType, MkfsOptions: options})
+}
+
+// mounted formats the disk and mounts it.
+func (r *rig) mounted(t *testing.T, fsType string, options mount.Options) (target string) {
+	t.Helper()
+	if err := r.format(t, fsType); err != nil {
+		t.Fatal(err)
+	}
+	target = t.TempDir()
+	if err := mount.Filesystem(t.Context(), r.dev, target, fsType, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.unmount(t, target) })
+	return target
+}
+
+func (r *rig) unmount(t *testing.T, target string) {
+	t.Helper()
+	if err := mount.Unmount(context.Background(), target, r.dev.Number); err != nil {
+		t.Error(err)
+	}
+}
+
+// at returns the mount at path.
+func at(t *testing.T, path string) (mount.Entry, bool) {
+	t.Helper()
+	table, err := mount.ReadTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table.At(path)
+}
+
+// digest is a fingerprint of the disk's bytes.
+func (r *rig) digest(t *testing.T) [sha256.Size]byte {
+	t.Helper()
+	run(t, "blockdev", "--flushbufs", r.disk.Loop)
+	content, err := os.ReadFile(r.disk.Backing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sha256.Sum256(content)
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+}
+
+// The UUIDs that filesystems of these disks have, for ever.
+func TestFilesystemUUID(t *testing.T) {
+	for disk, want := range map[string]string{
+		"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d": "3a665843-27d8-5bbd-8831-948d3d093faa",
+		"00000000-0000-0000-0000-000000000000": "6cd5cd26-5be4-56ed-a5d1-80e9ff8b1b09",
+	} {
+		if got := mount.FilesystemUUID(uuid.MustParse(disk)).String(); got != want {
+			t.Errorf("disk %s: %s, want %s", disk, got, want)
 		}
-	}()
-	return f.Format(context.Background(), blank, mount.NewFilesystem{DiskID: diskID, Type: fsType})
+	}
 }
 
 func TestFormatMountUnmount(t *testing.T) {
 	for _, fsType := range mount.Filesystems() {
 		t.Run(fsType, func(t *testing.T) {
-			g := devicetest.New(t)
-			g.Add(diskName, sizeBytes)
-			dev := find(t, g)
-			f := mount.Formatter{StateDir: filepath.Join(t.TempDir(), "state")}
-			if err := format(t, f, dev, fsType); err != nil {
-				t.Fatal(err)
+			r := newRig(t)
+			target := r.mounted(t, fsType, mount.Options{Flags: []string{"noatime"}})
+			content, err := device.Probe(t.Context(), r.dev)
+			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(diskID).String()}); err != nil || content != want {
+				t.Errorf("the disk holds %v, %v; want %v", content, err, want)
 			}
-			content, err := device.Probe(context.Background(), dev)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(diskID).String()}); content != want {
-				t.Errorf("the disk holds %v, want %v", content, want)
-			}
-			target := t.TempDir()
-			if err := mount.Filesystem(context.Background(), dev, target, fsType, mount.Options{}); err != nil {
-				t.Fatal(err)
+			if entry, ok := at(t, target); !ok || entry.Number != r.disk.Number || entry.FSType != fsType || entry.ReadOnly {
+				t.Errorf("mounted is %v, %t", entry, ok)
 			}
 			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
 				t.Error(err)
 			}
-			if err := mount.Unmount(context.Background(), target, dev.Number); err != nil {
-				t.Fatal(err)
+			usage, err := mount.Stats(target)
+			if err != nil || usage.TotalBytes <= 0 || usage.TotalBytes > sizeBytes || usage.UsedBytes+usage.AvailableBytes > usage.TotalBytes ||
+				usage.TotalInodes <= 0 || usage.UsedInodes <= 0 || usage.UsedInodes+usage.AvailableInodes != usage.TotalInodes {
+				t.Errorf("usage %+v, %v", usage, err)
 			}
-			if err := mount.Release(context.Background(), dev, true); err != nil {
-				t.Fatal(err)
+			if records, err := filepath.Glob(filepath.Join(r.state, "format", "*")); err != nil || len(records) > 0 {
+				t.Errorf("left in the state folder: %v, %v", records, err)
+			}
+			r.unmount(t, target)
+			r.unmount(t, target) // nothing to do is success
+			if err := mount.Release(t.Context(), r.dev, true); err != nil {
+				t.Error(err)
+			}
+			before := r.digest(t)
+			if err := r.format(t, fsType); !errors.Is(err, device.ErrNotBlank) {
+				t.Errorf("formatting it again: %v, want ErrNotBlank", err)
+			}
+			if r.digest(t) != before {
+				t.Error("the refused format has changed the disk")
 			}
 		})
+	}
+}
+
+func TestFormatFails(t *testing.T) {
+	t.Run("options that mkfs refuses", func(t *testing.T) {
+		r := newRig(t)
+		if err := r.format(t, "ext4", "-b", "4096", "-g", "12345"); !errors.Is(err, mount.ErrFormat) {
+			t.Fatalf("%v, want ErrFormat", err)
+		}
+		if err := r.format(t, "ext4"); err != nil {
+			t.Errorf("with others afterwards: %v", err)
+		}
+	})
+	t.Run("no state folder", func(t *testing.T) {
+		r := newRig(t)
+		r.Write(r.state, "a file")
+		before := r.digest(t)
+		blank, err := device.ProveBlank(t.Context(), r.dev, device.BlankOptions{Origin: device.OriginBlank})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, mount.ErrState) {
+			t.Errorf("%v, want ErrState", err)
+		}
+		if err := blank.Close(); err != nil {
+			t.Error(err)
+		}
+		if r.digest(t) != before {
+			t.Error("the disk was written to without a record")
+		}
+	})
+	t.Run("another device took the path", func(t *testing.T) {
+		r := newRig(t)
+		blank, err := device.ProveBlank(t.Context(), r.dev, device.BlankOptions{Origin: device.OriginBlank})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Node(r.disk.Kernel, r.Add("other", sizeBytes).Number)
+		if err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, device.ErrNotBlank) {
+			t.Errorf("%v, want ErrNotBlank", err)
+		}
+		if err := blank.Close(); err != nil {
+			t.Error(err)
+		}
+		r.Node(r.disk.Kernel, r.disk.Number)
+		if interrupted, err := r.f.Interrupted(diskID, r.dev); err != nil || interrupted != nil {
+			t.Errorf("a format that never began left the record %v, %v", interrupted, err)
+		}
+	})
+}
+
+// A record that mkfs was begun is what lets it run again, and only where nobody can have used its result.
+func TestFormatAgain(t *testing.T) {
+	for _, fsType := range mount.Filesystems() {
+		t.Run(fsType, func(t *testing.T) {
+			r := newRig(t)
+			record := filepath.Join(r.state, "format", diskID.String())
+			begin := func() {
+				t.Helper()
+				if err := os.MkdirAll(filepath.Dir(record), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				r.Write(record, `{"serial":"`+diskName+`","fsType":"`+fsType+`","bootID":"another","diskSequence":1}`)
+			}
+			poke := func(offset int64, content string) {
+				t.Helper()
+				file, err := os.OpenFile(r.disk.Loop, os.O_WRONLY|unix.O_SYNC, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = file.WriteAt([]byte(content), offset)
+				if err := errors.Join(err, file.Close()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := r.format(t, fsType); err != nil {
+				t.Fatal(err)
+			}
+			if fsType == "xfs" {
+				poke(126, "\x01") // in progress
+			}
+			begin()
+			if err := r.format(t, fsType); err != nil {
+				t.Fatalf("before the first mount: %v", err)
+			}
+			if _, err := os.Stat(record); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the record is still there: %v", err)
+			}
+
+			target := t.TempDir()
+			if err := mount.Filesystem(t.Context(), r.dev, target, fsType, mount.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			r.unmount(t, target)
+			begin()
+			before := r.digest(t)
+			if err := r.format(t, fsType); !errors.Is(err, device.ErrNotBlank) {
+				t.Errorf("after it was mounted: %v, want ErrNotBlank", err)
+			}
+			if r.digest(t) != before {
+				t.Error("the refused format has changed the disk")
+			}
+		})
+	}
+	t.Run("broken record", func(t *testing.T) {
+		r := newRig(t)
+		if err := os.MkdirAll(filepath.Join(r.state, "format"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		r.Write(filepath.Join(r.state, "format", diskID.String()), "{")
+		if err := r.format(t, "ext4"); !errors.Is(err, mount.ErrState) {
+			t.Errorf("%v, want ErrState", err)
+		}
+	})
+}
+
+// A mkfs that is killed in its middle, as with the plugin's whole container, can be made again in the same guest.
+func TestFormatAgainAfterKill(t *testing.T) {
+	r := newRig(t)
+	blank, err := device.ProveBlank(t.Context(), r.dev, device.BlankOptions{Origin: device.OriginBlank})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sequence := blank.Sequence()
+	if err := blank.Close(); err != nil {
+		t.Fatal(err)
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What a killed mkfs leaves: some of its bytes, no superblock, and our record.
+	file, err := os.OpenFile(r.disk.Loop, os.O_WRONLY|unix.O_SYNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = file.WriteAt([]byte("half a filesystem"), 128<<20)
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.format(t, "ext4"); !errors.Is(err, device.ErrNotBlank) {
+		t.Fatalf("without a record: %v, want ErrNotBlank", err)
+	}
+	if sequence == 0 {
+		t.Fatal("this kernel does not count disks: the rest of the test needs Linux 5.15")
+	}
+	folder := filepath.Join(r.state, "format")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	record, err := os.Create(filepath.Join(folder, diskID.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = record.WriteString(`{"bootID":"` + strings.TrimSpace(string(bootID)) + `","diskSequence":` + strconv.FormatUint(sequence, 10) + `}`)
+	if err := errors.Join(err, record.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.format(t, "ext4"); err != nil {
+		t.Errorf("with a record of this very attachment: %v", err)
+	}
+}
+
+func TestMountRefuses(t *testing.T) {
+	const secret = "s3cr3t"
+	t.Run("a flag the filesystem does not know stays secret", func(t *testing.T) {
+		r := newRig(t)
+		if err := r.format(t, "ext4"); err != nil {
+			t.Fatal(err)
+		}
+		target := t.TempDir()
+		err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{Flags: []string{"password=" + secret}})
+		if !errors.Is(err, mount.ErrMount) {
+			t.Fatalf("%v, want ErrMount", err)
+		}
+		if strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "password") {
+			t.Errorf("the error shows mount flags: %v", err)
+		}
+		if entry, ok := at(t, target); ok {
+			t.Errorf("mounted is %v", entry)
+		}
+	})
+	t.Run("a forbidden flag", func(t *testing.T) {
+		r := newRig(t)
+		err := mount.Filesystem(t.Context(), r.dev, t.TempDir(), "ext4", mount.Options{Flags: []string{"loop=" + secret}})
+		if !errors.Is(err, mount.ErrOption) || strings.Contains(err.Error(), secret) {
+			t.Errorf("%v, want ErrOption without the value", err)
+		}
+	})
+	t.Run("nothing on the disk", func(t *testing.T) {
+		r := newRig(t)
+		if err := mount.Filesystem(t.Context(), r.dev, t.TempDir(), "ext4", mount.Options{}); !errors.Is(err, mount.ErrMount) {
+			t.Errorf("%v, want ErrMount", err)
+		}
+	})
+	t.Run("a write-protected disk is not mounted read-only instead", func(t *testing.T) {
+		r := newRig(t)
+		if err := r.format(t, "ext4"); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.dev.SetReadOnly(true); err != nil {
+			t.Fatal(err)
+		}
+		target := t.TempDir()
+		if err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{}); !errors.Is(err, mount.ErrMount) {
+			t.Errorf("%v, want ErrMount", err)
+		}
+		if entry, ok := at(t, target); ok {
+			t.Errorf("mounted is %v", entry)
+		}
+	})
+}
+
+// A snapshot of a filesystem in use has a journal that wants replaying, which a read-only disk does not allow.
+func TestMountReadOnlyDisk(t *testing.T) {
+	for _, fsType := range mount.Filesystems() {
+		t.Run(fsType, func(t *testing.T) {
+			r := newRig(t)
+			target := r.mounted(t, fsType, mount.Options{})
+			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			unix.Sync()
+			snapshot := filepath.Join(t.TempDir(), "snapshot")
+			run(t, "cp", "--sparse=always", r.disk.Backing, snapshot)
+			r.Plug("csi-snapshotofthedisk", snapshot)
+			dev, err := r.Roots().Find(t.Context(), device.Want{DiskName: "csi-snapshotofthedisk"}, time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := dev.SetReadOnly(true); err != nil {
+				t.Fatal(err)
+			}
+			second := t.TempDir()
+			if err := mount.Filesystem(t.Context(), dev, second, fsType, mount.Options{ReadOnlyDisk: true}); err != nil {
+				t.Fatal(err)
+			}
+			if entry, ok := at(t, second); !ok || !entry.ReadOnly || entry.Number != dev.Number {
+				t.Errorf("mounted is %v, %t", entry, ok)
+			}
+			if err := mount.Unmount(t.Context(), second, dev.Number); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestUnmountBusy(t *testing.T) {
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{})
+	holder := exec.Command("sleep", "600")
+	holder.Dir = target
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer cancel()
+	err := mount.Unmount(ctx, target, r.dev.Number)
+	if !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), "(sleep)") || !strings.Contains(err.Error(), target) {
+		t.Errorf("%v, want ErrBusy naming the path and sleep", err)
+	}
+	if err := ctx.Err(); err != nil {
+		t.Errorf("the answer came after the caller's time: %v", err)
+	}
+	if _, ok := at(t, target); !ok {
+		t.Error("the mount has gone although it is in use")
+	}
+	if err := mount.Release(ctx, r.dev, false); !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), "mount "+target) {
+		t.Errorf("release: %v, want ErrBusy naming the mount", err)
+	}
+
+	done := make(chan error, 1)
+	go func() { done <- mount.Unmount(context.Background(), target, r.dev.Number) }()
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = holder.Wait() // it was killed
+	if err := <-done; err != nil {
+		t.Errorf("after the holder ended: %v", err)
+	}
+}
+
+func TestUnmountOfSomethingElse(t *testing.T) {
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{})
+	if err := mount.Unmount(t.Context(), target, device.Number{Major: 4095, Minor: 1}); !errors.Is(err, mount.ErrForeign) {
+		t.Errorf("%v, want ErrForeign", err)
+	}
+	if _, ok := at(t, target); !ok {
+		t.Error("the mount of another device has gone")
+	}
+}
+
+func TestUnmountTakesTheWholeStack(t *testing.T) {
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{})
+	if err := mount.Bind(target, target, false); err != nil {
+		t.Fatal(err)
+	}
+	r.unmount(t, target)
+	if entry, ok := at(t, target); ok {
+		t.Errorf("still mounted: %v", entry)
+	}
+}
+
+func TestReleaseWaitsForPrograms(t *testing.T) {
+	r := newRig(t)
+	holder := exec.Command("sleep", "600")
+	open, err := os.Open(r.dev.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder.ExtraFiles = []*os.File{open}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := open.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := mount.Release(t.Context(), r.dev, false); err != nil {
+		t.Errorf("of a filesystem: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond)
+	defer cancel()
+	if err := mount.Release(ctx, r.dev, true); !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), "(sleep)") {
+		t.Errorf("of a raw block volume: %v, want ErrBusy naming sleep", err)
+	}
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = holder.Wait() // it was killed
+	if err := mount.Release(t.Context(), r.dev, true); err != nil {
+		t.Error(err)
+	}
+	r.Unplug(r.disk)
+	if err := mount.Release(t.Context(), r.dev, true); err != nil {
+		t.Errorf("of a disk that has left: %v", err)
+	}
+}
+
+func TestBindDeviceNode(t *testing.T) {
+	r := newRig(t)
+	target := filepath.Join(t.TempDir(), "device")
+	if err := mount.MakeFile(target); err != nil {
+		t.Fatal(err)
+	}
+	if err := mount.Bind(r.dev.Path, target, false); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.unmount(t, target) })
+	entry, ok := at(t, target)
+	if !ok || !entry.Block() || entry.NodeRemoved() {
+		t.Fatalf("mounted is %v, %t; want a bound device node", entry, ok)
+	}
+	if number, ok := entry.Device(); !ok || number != r.disk.Number {
+		t.Errorf("its device is %v, %t; want %v", number, ok, r.disk.Number)
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uses := table.Of(r.disk.Number); len(uses) != 1 || uses[0].Path != target {
+		t.Errorf("uses of the device: %v", uses)
+	}
+	r.Unplug(r.disk)
+	if entry, ok := at(t, target); !ok || !entry.NodeRemoved() {
+		t.Errorf("after the disk has left: %v, %t; want it to show", entry, ok)
+	}
+}
+
+func TestResolve(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range []string{"real/inner"} {
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("real", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"real/inner": "real/inner", "link/inner": "real/inner", "link/inner/": "real/inner", "link/missing": "real/missing", "real/../link/inner": "real/inner",
+	} {
+		if got, err := mount.Resolve(filepath.Join(dir) + "/" + path); err != nil || got != filepath.Join(dir, want) {
+			t.Errorf("%s: %s, %v; want %s", path, got, err, want)
+		}
+	}
+	if got, err := mount.Resolve(filepath.Join(dir, "link")); !errors.Is(err, mount.ErrForeign) {
+		t.Errorf("a link as target: %s, %v; want ErrForeign", got, err)
+	}
+	if got, err := mount.Resolve(filepath.Join(dir, "missing/inner")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing parent: %s, %v; want fs.ErrNotExist", got, err)
+	}
+}
+
+func TestMakeAndRemove(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"full", "empty"} {
+		if err := os.Mkdir(path(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, content := range map[string]string{"full/file": "data", "file": "data", "nothing": ""} {
+		if err := os.WriteFile(path(name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("empty", path("link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		what string
+		do   func(string) error
+		name string
+		want error
+	}{
+		{"make folder", mount.MakeFolder, "new", nil},
+		{"make folder again", mount.MakeFolder, "new", nil},
+		{"make folder", mount.MakeFolder, "full", mount.ErrForeign},
+		{"make folder", mount.MakeFolder, "file", mount.ErrForeign},
+		{"make folder", mount.MakeFolder, "no/parent", fs.ErrNotExist},
+		{"make file", mount.MakeFile, "newfile", nil},
+		{"make file again", mount.MakeFile, "newfile", nil},
+		{"make file", mount.MakeFile, "file", mount.ErrForeign},
+		{"make file", mount.MakeFile, "empty", mount.ErrForeign},
+		{"make file", mount.MakeFile, "link", mount.ErrForeign},
+		{"remove", mount.Remove, "full", mount.ErrForeign},
+		{"remove", mount.Remove, "file", mount.ErrForeign},
+		{"remove", mount.Remove, "link", mount.ErrForeign},
+		{"remove", mount.Remove, "empty", nil},
+		{"remove", mount.Remove, "nothing", nil},
+		{"remove what is not there", mount.Remove, "nothing", nil},
+	} {
+		if err := tc.do(path(tc.name)); !errors.Is(err, tc.want) {
+			t.Errorf("%s %s: %v, want %v", tc.what, tc.name, err, tc.want)
+		}
+	}
+	if content, err := os.ReadFile(path("full/file")); err != nil || !bytes.Equal(content, []byte("data")) {
+		t.Errorf("the file in the full folder: %q, %v", content, err)
 	}
 }

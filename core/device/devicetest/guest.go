@@ -151,14 +151,17 @@ func (g *Guest) attach(backing string) device.Number {
 		}
 		g.must(err)
 		g.t.Cleanup(func() { g.detach(loop) })
+		g.must(unix.IoctlSetPointerInt(int(loop.Fd()), unix.BLKROSET, 0))
 		return device.Number{Major: 7, Minor: uint32(minor)}
 	}
 	g.t.Fatal("no free loop device after 100 tries")
 	return device.Number{}
 }
 
+// detach frees the loop device, writable: unlike an NVMe disk it keeps the flag for whoever uses it next.
 func (g *Guest) detach(loop *os.File) {
-	if err := errors.Join(unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0), loop.Close()); err != nil {
+	fd := int(loop.Fd())
+	if err := errors.Join(unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0), unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0), loop.Close()); err != nil {
 		g.t.Errorf("detach %s: %v", loop.Name(), err)
 	}
 }
