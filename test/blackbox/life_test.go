@@ -1,0 +1,66 @@
+package blackbox
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// TestLife moves a volume with data in it from one node to another, as when its workload is rescheduled: one controller,
+// a plugin on each of two guests, real filesystems on real block devices.
+func TestLife(t *testing.T) {
+	needRoot(t)
+	t.Parallel()
+	dir := shortDir(t)
+	sim := startSimWithGuests(t, dir, "--hotplug", "--instances=node-a,node-b")
+	controller := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+	nodes := map[string]*lab.Plugin{}
+	for _, instance := range sim.Instances {
+		nodes[instance.Name] = startPlugin(t, lab.PluginOptions{Mode: "node", Sim: sim, Instance: instance})
+		info, err := nodes[instance.Name].NodeGetInfo(within(t, time.Minute), &csi.NodeGetInfoRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.GetNodeId() != instance.ID {
+			t.Fatalf("the plugin on %s says it is on %s, not %s", instance.Name, info.GetNodeId(), instance.ID)
+		}
+	}
+	for name, capability := range map[string]*csi.VolumeCapability{
+		"default": mountVolume(""), "ext4": mountVolume("ext4"), "xfs": mountVolume("xfs"), "block": blockVolume(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newClient()
+			volume := twice(t, c, controller.CreateVolume, createRequest("life-"+name, capability)).GetVolume()
+
+			// on runs a workload on a node, and takes the volume away from that node again.
+			on := func(node string, workload func(*mounted)) {
+				t.Helper()
+				published := twice(t, c, controller.ControllerPublishVolume, publishRequest(volume, sim.Instance(node), capability))
+				m := stageAndPublish(t, c, nodes[node], filepath.Join(dir, name, node), volume, capability, published.GetPublishContext())
+				m.checkKind(t)
+				workload(m)
+				m.unpublishAndUnstage(t)
+				twice(t, c, controller.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: sim.Instance(node).ID})
+			}
+			var written string
+			on("node-a", func(m *mounted) { written = m.write(t) })
+			for _, node := range []string{"node-b", "node-a"} {
+				on(node, func(m *mounted) {
+					if read := m.checksum(t); read != written {
+						t.Errorf("on %s the data has the checksum %s, written was %s", node, read, written)
+					}
+				})
+			}
+
+			twice(t, c, controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			checkLeftovers(t, sim, 0)
+			if len(c.failed) > 0 {
+				t.Errorf("requests failed although nothing was wrong: %v", c.failed)
+			}
+		})
+	}
+}

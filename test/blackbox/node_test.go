@@ -1,0 +1,138 @@
+package blackbox
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// mounted is a volume on its way into and out of a workload on one node.
+type mounted struct {
+	client     *client
+	plugin     *lab.Plugin
+	volume     *csi.Volume
+	capability *csi.VolumeCapability
+	// staging and target are the paths that the orchestrator gives.
+	staging, target string
+}
+
+// stageAndPublish makes a published volume usable at target, below dir.
+func stageAndPublish(t *testing.T, c *client, plugin *lab.Plugin, dir string, volume *csi.Volume, capability *csi.VolumeCapability, publishContext map[string]string) *mounted {
+	t.Helper()
+	m := &mounted{
+		client: c, plugin: plugin, volume: volume, capability: capability,
+		staging: filepath.Join(dir, "staging"),
+		target:  filepath.Join(dir, "target"),
+	}
+	if err := os.MkdirAll(m.staging, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	twice(t, c, plugin.NodeStageVolume, &csi.NodeStageVolumeRequest{
+		VolumeId:          volume.GetVolumeId(),
+		PublishContext:    publishContext,
+		StagingTargetPath: m.staging,
+		VolumeCapability:  capability,
+		VolumeContext:     volume.GetVolumeContext(),
+	})
+	twice(t, c, plugin.NodePublishVolume, &csi.NodePublishVolumeRequest{
+		VolumeId:          volume.GetVolumeId(),
+		PublishContext:    publishContext,
+		StagingTargetPath: m.staging,
+		TargetPath:        m.target,
+		VolumeCapability:  capability,
+		VolumeContext:     volume.GetVolumeContext(),
+	})
+	return m
+}
+
+// unpublishAndUnstage takes it all down again.
+func (m *mounted) unpublishAndUnstage(t *testing.T) {
+	t.Helper()
+	twice(t, m.client, m.plugin.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: m.volume.GetVolumeId(), TargetPath: m.target})
+	if _, err := os.Lstat(m.target); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is there after NodeUnpublishVolume: %v", m.target, err)
+	}
+	twice(t, m.client, m.plugin.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: m.volume.GetVolumeId(), StagingTargetPath: m.staging})
+	if mounts := mountsBelow(t, filepath.Dir(m.target)); len(mounts) > 0 {
+		t.Errorf("mounted after NodeUnstageVolume: %v", mounts)
+	}
+}
+
+// dataBytes is how much a test writes: more than any disk keeps in its head.
+const dataBytes = 32 << 20
+
+// data is where the workload keeps its data: a file, or the device itself.
+func (m *mounted) data() string {
+	if m.capability.GetBlock() != nil {
+		return m.target
+	}
+	return filepath.Join(m.target, "data")
+}
+
+// write writes random data as a careful workload does, with fsync, and returns the checksum.
+func (m *mounted) write(t *testing.T) string {
+	t.Helper()
+	flags := os.O_WRONLY
+	if m.capability.GetBlock() == nil {
+		flags |= os.O_CREATE | os.O_EXCL
+	}
+	file, err := os.OpenFile(m.data(), flags, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.New()
+	_, err = io.CopyN(io.MultiWriter(file, sum), rand.Reader, dataBytes)
+	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil))
+}
+
+// checksum reads back what write wrote.
+func (m *mounted) checksum(t *testing.T) string {
+	t.Helper()
+	file, err := os.Open(m.data())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.New()
+	_, err = io.CopyN(sum, file, dataBytes)
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil))
+}
+
+// checkKind checks that the kernel shows the volume as it was asked for.
+func (m *mounted) checkKind(t *testing.T) {
+	t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Stat(m.target, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if m.capability.GetBlock() != nil {
+		if stat.Mode&unix.S_IFMT != unix.S_IFBLK {
+			t.Errorf("%s has the mode %o, want a block device", m.target, stat.Mode)
+		}
+		return
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(m.target, &fs); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int64{"": unix.EXT4_SUPER_MAGIC, "ext4": unix.EXT4_SUPER_MAGIC, "xfs": unix.XFS_SUPER_MAGIC}[m.capability.GetMount().GetFsType()]
+	if int64(fs.Type) != want {
+		t.Errorf("%s has a filesystem of type %#x, want %#x", m.target, fs.Type, want)
+	}
+}

@@ -1,0 +1,132 @@
+package blackbox
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// TestRunningInstance is what happens on today's racks, which attach and detach disks only while the instance is stopped:
+// the plugin refuses, says what an operator can do, changes nothing, and does it as soon as the instance is stopped.
+func TestRunningInstance(t *testing.T) {
+	t.Parallel()
+	sim := startSim(t, "--instances=node-a")
+	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+	ctx := within(t, 2*time.Minute)
+	capability, node := mountVolume(""), sim.Instance("node-a")
+	c := newClient()
+	volume := twice(t, c, plugin.CreateVolume, createRequest("refused", capability)).GetVolume()
+	publish := publishRequest(volume, node, capability)
+	unpublish := &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID}
+
+	_, err := plugin.ControllerPublishVolume(ctx, publish)
+	checkRefusal(t, err)
+	if disks := attachedDisks(t, sim, node); len(disks) != 0 {
+		t.Errorf("the instance has the disks %v after a refused publish", disks)
+	}
+	// What is not attached need not be detached, whatever the instance does.
+	send(t, c, plugin.ControllerUnpublishVolume, unpublish)
+
+	halt(t, sim, node)
+	untilOK(t, func() error { _, err := plugin.ControllerPublishVolume(ctx, publish); return err })
+	twice(t, c, plugin.ControllerPublishVolume, publish)
+	if disks := attachedDisks(t, sim, node); len(disks) != 1 || disks[0] != volume.GetVolumeId() {
+		t.Fatalf("the stopped instance has the disks %v after a publish, want the one of volume %s", disks, volume.GetVolumeId())
+	}
+
+	if err := sim.SetRunState(ctx, node.ID, "running"); err != nil {
+		t.Fatal(err)
+	}
+	// An attached disk stays published, also while the instance runs.
+	twice(t, c, plugin.ControllerPublishVolume, publish)
+	_, err = plugin.ControllerUnpublishVolume(ctx, unpublish)
+	checkRefusal(t, err)
+	if disks := attachedDisks(t, sim, node); len(disks) != 1 {
+		t.Errorf("the instance has the disks %v after a refused unpublish", disks)
+	}
+	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+	if code := status.Code(err); code != codes.FailedPrecondition {
+		t.Errorf("DeleteVolume of an attached disk: %v", err)
+	}
+
+	halt(t, sim, node)
+	untilOK(t, func() error { _, err := plugin.ControllerUnpublishVolume(ctx, unpublish); return err })
+	twice(t, c, plugin.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+	checkLeftovers(t, sim, 0)
+	if len(c.failed) > 0 {
+		t.Errorf("requests failed that the rack had no reason to refuse: %v", c.failed)
+	}
+}
+
+// checkRefusal checks code and text: both ways out, and who is meant.
+func checkRefusal(t *testing.T, err error) {
+	t.Helper()
+	if code := status.Code(err); code != codes.FailedPrecondition {
+		t.Fatalf("got %v, want FAILED_PRECONDITION", err)
+	}
+	message := status.Convert(err).Message()
+	for _, want := range []string{"stop the instance", "hot-plug", `"node-a"`, "running"} {
+		if !strings.Contains(message, want) {
+			t.Errorf("the refusal does not say %q: %s", want, message)
+		}
+	}
+	if strings.Contains(message, "\n") {
+		t.Errorf("the refusal has several lines: %q", message)
+	}
+}
+
+// attachedDisks are the IDs of an instance's disks, without its boot disk.
+func attachedDisks(t *testing.T, sim *lab.Sim, instance lab.Instance) (ids []string) {
+	t.Helper()
+	list, err := sim.ListInstances(within(t, time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range list {
+		for _, disk := range i.Disks {
+			if i.ID == instance.ID && disk.Name != instance.Name+"-boot" {
+				ids = append(ids, disk.ID)
+			}
+		}
+	}
+	return ids
+}
+
+// halt lets an instance power itself off, as an operator does, and waits until the rack says so.
+func halt(t *testing.T, sim *lab.Sim, instance lab.Instance) {
+	t.Helper()
+	ctx := within(t, time.Minute)
+	if err := sim.Halt(ctx, instance.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the instance is stopped", func() bool {
+		list, err := sim.ListInstances(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range list {
+			if i.ID == instance.ID {
+				return i.RunState == "stopped"
+			}
+		}
+		return false
+	})
+}
+
+// untilOK repeats what is refused from memory for some seconds after the rack has refused it. No other refusal will do.
+func untilOK(t *testing.T, try func() error) {
+	t.Helper()
+	eventually(t, "the plugin asks the rack again", func() bool {
+		err := try()
+		if err != nil && status.Code(err) != codes.FailedPrecondition {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+}
