@@ -3,6 +3,7 @@ package core
 import (
 	"path/filepath"
 	"strings"
+	"unicode"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -25,6 +26,7 @@ func validateCreateVolume(req *csi.CreateVolumeRequest) error {
 	return firstError(
 		required("name", req.GetName()),
 		limited("name", req.GetName(), maxStringBytes),
+		checkCharacters("name", req.GetName()),
 		limitedMap("parameters", req.GetParameters()),
 		limitedMap("secrets", req.GetSecrets()),
 		checkCapabilities("volume_capabilities", req.GetVolumeCapabilities()),
@@ -67,6 +69,7 @@ func validateValidateVolumeCapabilities(req *csi.ValidateVolumeCapabilitiesReque
 		limitedMap("secrets", req.GetSecrets()),
 		limitedMap("volume_context", req.GetVolumeContext()),
 		limitedMap("parameters", req.GetParameters()),
+		limitedMap("mutable_parameters", req.GetMutableParameters()),
 		checkCapabilities("volume_capabilities", req.GetVolumeCapabilities()),
 	)
 }
@@ -146,6 +149,17 @@ func limited(field, value string, maxBytes int) error {
 	return nil
 }
 
+// checkCharacters refuses the control characters that the specification bans from names: all but tab, line feed and
+// carriage return.
+func checkCharacters(field, value string) error {
+	for _, c := range value {
+		if unicode.IsControl(c) && c != '\t' && c != '\n' && c != '\r' {
+			return invalidArgument("%s has the control character %U, which is not allowed", field, c)
+		}
+	}
+	return nil
+}
+
 func limitedMap(field string, values map[string]string) error {
 	total := 0
 	for key, value := range values {
@@ -207,7 +221,10 @@ func checkCapability(field string, capability *csi.VolumeCapability) error {
 	if flags > maxMapBytes {
 		return invalidArgument("%s: mount_flags has %d bytes, at most %d are allowed", field, flags, maxMapBytes)
 	}
-	return limited(field+": fs_type", capability.GetMount().GetFsType(), maxStringBytes)
+	return firstError(
+		limited(field+": fs_type", capability.GetMount().GetFsType(), maxStringBytes),
+		limited(field+": volume_mount_group", capability.GetMount().GetVolumeMountGroup(), maxStringBytes),
+	)
 }
 
 func supportedCapabilities(capabilities []*csi.VolumeCapability) error {

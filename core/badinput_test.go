@@ -1,0 +1,856 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+)
+
+// The rows of this test are made from the specification: the fields from its descriptors, what is demanded of each from
+// the comments of its csi.proto. A field that a later version demands therefore gets its rows by itself, and fails here
+// until validate.go knows it.
+
+// Limits of the specification, "Size Limits" and the comments of NodeGetInfoResponse.node_id and mount_flags, in bytes.
+const (
+	stringLimit = 128
+	mapLimit    = 4 << 10
+	nodeIDLimit = 256
+	pathLimit   = 4095 // Linux: PATH_MAX without its final zero byte
+)
+
+// services are those that this plugin has.
+var services = []string{"Identity", "Controller", "Node"}
+
+// badInputRPC is an RPC that this plugin serves.
+type badInputRPC struct {
+	// valid is a request with every field set that this plugin takes, and want what it is answered.
+	valid func(*everything) proto.Message
+	want  codes.Code
+	// unknownID is the answer for a volume ID that is none.
+	unknownID codes.Code
+}
+
+var badInputRPCs = map[string]badInputRPC{
+	"GetPluginInfo":             {valid: func(*everything) proto.Message { return &csi.GetPluginInfoRequest{} }},
+	"GetPluginCapabilities":     {valid: func(*everything) proto.Message { return &csi.GetPluginCapabilitiesRequest{} }},
+	"Probe":                     {valid: func(*everything) proto.Message { return &csi.ProbeRequest{} }},
+	"ControllerGetCapabilities": {valid: func(*everything) proto.Message { return &csi.ControllerGetCapabilitiesRequest{} }},
+	"NodeGetCapabilities":       {valid: func(*everything) proto.Message { return &csi.NodeGetCapabilitiesRequest{} }},
+	"NodeGetInfo":               {valid: func(*everything) proto.Message { return &csi.NodeGetInfoRequest{} }},
+	"CreateVolume": {valid: func(*everything) proto.Message {
+		return &csi.CreateVolumeRequest{
+			Name:                      "new",
+			CapacityRange:             &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
+			VolumeCapabilities:        []*csi.VolumeCapability{fullCapability(), fullCapability()},
+			Parameters:                map[string]string{core.KeyBlockSize: "4096"},
+			Secrets:                   map[string]string{"key": "secret"},
+			AccessibilityRequirements: onRack("default"),
+		}
+	}},
+	"DeleteVolume": {valid: func(e *everything) proto.Message {
+		return &csi.DeleteVolumeRequest{VolumeId: e.volumeID, Secrets: map[string]string{"key": "secret"}}
+	}},
+	"ControllerPublishVolume": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.ControllerPublishVolumeRequest{
+			VolumeId: e.volumeID, NodeId: e.nodeID, VolumeCapability: fullCapability(),
+			Secrets: map[string]string{"key": "secret"}, VolumeContext: map[string]string{"users": "own"},
+		}
+	}},
+	"ControllerUnpublishVolume": {valid: func(e *everything) proto.Message {
+		return &csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID, NodeId: e.nodeID, Secrets: map[string]string{"key": "secret"}}
+	}},
+	"ValidateVolumeCapabilities": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: e.volumeID, VolumeContext: map[string]string{"users": "own"},
+			VolumeCapabilities: []*csi.VolumeCapability{fullCapability(), fullCapability()},
+			Parameters:         map[string]string{core.KeyBlockSize: "4096"}, Secrets: map[string]string{"key": "secret"},
+		}
+	}},
+	// The disk is in no guest, so these two go as far as they can without it.
+	"NodeStageVolume": {want: codes.FailedPrecondition, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.NodeStageVolumeRequest{
+			VolumeId: e.volumeID, PublishContext: map[string]string{core.KeyDiskName: "d"}, StagingTargetPath: e.path("no-such-folder/staging"),
+			VolumeCapability: fullCapability(), Secrets: map[string]string{"key": "secret"}, VolumeContext: map[string]string{"users": "own"},
+		}
+	}},
+	"NodePublishVolume": {want: codes.FailedPrecondition, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.NodePublishVolumeRequest{
+			VolumeId: e.volumeID, PublishContext: map[string]string{core.KeyDiskName: "d"},
+			StagingTargetPath: e.path("staging"), TargetPath: e.path("no-such-folder/target"),
+			VolumeCapability: fullCapability(), Secrets: map[string]string{"key": "secret"}, VolumeContext: map[string]string{"users": "own"},
+		}
+	}},
+	"NodeUnstageVolume": {valid: func(e *everything) proto.Message {
+		return &csi.NodeUnstageVolumeRequest{VolumeId: e.volumeID, StagingTargetPath: e.path("staged")}
+	}},
+	"NodeUnpublishVolume": {valid: func(e *everything) proto.Message {
+		return &csi.NodeUnpublishVolumeRequest{VolumeId: e.volumeID, TargetPath: e.path("target")}
+	}},
+	"NodeGetVolumeStats": {want: codes.NotFound, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.NodeGetVolumeStatsRequest{VolumeId: e.volumeID, VolumePath: e.path("target"), StagingTargetPath: e.path("staging")}
+	}},
+}
+
+func fullCapability() *csi.VolumeCapability {
+	capability := mountWriter()
+	capability.GetMount().FsType = "ext4"
+	capability.GetMount().MountFlags = []string{"noatime"}
+	return capability
+}
+
+// refused are the fields that this plugin takes no value of; what stands for them in the message.
+var refused = map[protoreflect.Name]string{
+	"volume_content_source": "volume_content_source",
+	"mutable_parameters":    "mutable_parameters",
+	"volume_mount_group":    "volume_mount_group",
+}
+
+// badInputAnswers are the rows that are not answered with INVALID_ARGUMENT naming the field, by RPC, field and what is
+// wrong with it.
+var badInputAnswers = map[string]struct {
+	code     codes.Code
+	mentions string
+}{
+	// A newer orchestrator may know more modes: that this plugin does not have one is an answer, as for every other mode.
+	"ValidateVolumeCapabilities mode undefined": {codes.OK, "access_mode"},
+	// No volume can be there, as at every other path without one.
+	"NodeGetVolumeStats volume_path relative":          {codes.NotFound, "relative/path"},
+	"NodeGetVolumeStats volume_path zero byte":         {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats staging_target_path relative":  {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats staging_target_path zero byte": {codes.NotFound, "is not at"},
+}
+
+// badInputMentions are the names by which messages call fields that stand deep inside a request.
+var badInputMentions = map[protoreflect.Name]string{
+	"mode":     "access_mode",
+	"segments": "accessibility_requirements",
+}
+
+// badRow is a valid request that one thing makes bad.
+type badRow struct {
+	name   string
+	change func(protoreflect.Message)
+	code   codes.Code
+	// mentions is what the message names. For ValidateVolumeCapabilities and code OK, the response's message.
+	mentions string
+}
+
+func TestBadInput(t *testing.T) {
+	spec := readSpecification(t)
+	eachRPC(t, func(t *testing.T, rpc protoreflect.MethodDescriptor, served badInputRPC) {
+		e := newEverything(t)
+		valid := served.valid(e)
+		rows := slices.Concat(rowsOf(t, spec, rpc, valid.ProtoReflect()), capacityRows(rpc), modeRows(rpc), parameterRows(rpc))
+		seen := map[string]bool{}
+		before, disks := e.files(t), e.volumes(t)
+		for _, row := range rows {
+			if seen[row.name] {
+				t.Fatalf("two rows are called %q", row.name)
+			}
+			seen[row.name] = true
+			t.Run(row.name, func(t *testing.T) {
+				request := proto.Clone(valid)
+				row.change(request.ProtoReflect())
+				if proto.Equal(request, valid) {
+					t.Fatal("the row changes nothing")
+				}
+				e.clearCalls(t)
+				response, err := e.invoke(t.Context(), rpc, request)
+				if row.code == codes.OK {
+					e.must(t, err)
+					validated := response.(*csi.ValidateVolumeCapabilitiesResponse)
+					if validated.GetConfirmed() != nil || !strings.Contains(validated.GetMessage(), row.mentions) {
+						t.Errorf("answered %v: must not be confirmed, with a message about %q", validated, row.mentions)
+					}
+				} else {
+					wantCode(t, err, row.code, row.mentions)
+				}
+				for operation, n := range e.calls(t) {
+					// A size is judged by the rack, an answer about a volume needs the volume.
+					if operation != "disk_view" && (operation != "disk_create" || row.code != codes.OutOfRange) {
+						t.Errorf("the rack was asked for %s %d times", operation, n)
+					}
+				}
+			})
+		}
+		if diff := cmp.Diff(before, e.files(t)); diff != "" {
+			t.Errorf("files (-before +after):\n%s", diff)
+		}
+		if diff := cmp.Diff(disks, e.volumes(t)); diff != "" {
+			t.Errorf("disks (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// rowsOf are the rows that the specification's fields make for an RPC.
+func rowsOf(t *testing.T, spec specification, rpc protoreflect.MethodDescriptor, valid protoreflect.Message) []badRow {
+	t.Helper()
+	var rows []badRow
+	var walk func(message protoreflect.Message, path []protoreflect.FieldDescriptor)
+	walk = func(message protoreflect.Message, path []protoreflect.FieldDescriptor) {
+		add := func(field protoreflect.FieldDescriptor, what string, change func(protoreflect.Message)) {
+			code, mentions := codes.InvalidArgument, string(field.Name())
+			if other, has := badInputMentions[field.Name()]; has {
+				mentions = other
+			}
+			if other, has := badInputAnswers[fmt.Sprintf("%s %s %s", rpc.Name(), field.Name(), what)]; has {
+				code, mentions = other.code, other.mentions
+			}
+			rows = append(rows, badRow{name: fmt.Sprintf("%s/%s", pathText(path, field), what), code: code, mentions: mentions,
+				change: func(root protoreflect.Message) { change(descend(root, path)) }})
+		}
+		oneofs := message.Descriptor().Oneofs()
+		for i := range oneofs.Len() {
+			oneof := oneofs.Get(i)
+			if !strings.Contains(spec.comment(t, oneof.FullName()), "MUST be specified") {
+				t.Errorf("%s: is it required?", oneof.FullName())
+			}
+			rows = append(rows, badRow{
+				name: fmt.Sprintf("%s/none of %s", pathText(path, nil), oneof.Name()), code: codes.InvalidArgument, mentions: string(oneof.Name()),
+				change: func(root protoreflect.Message) { parent := descend(root, path); parent.Clear(parent.WhichOneof(oneof)) },
+			})
+		}
+		fields := message.Descriptor().Fields()
+		for i := range fields.Len() {
+			field := fields.Get(i)
+			for what, change := range changes(t, spec, field) {
+				add(field, what, change)
+			}
+			if _, is := refused[field.Name()]; is {
+				rows = append(rows, refusedRows(rpc, path, field)...)
+				continue
+			}
+			switch {
+			case field.Message() == nil || field.IsMap():
+			case !message.Has(field) && field.Message().Fields().Len() == 0: // the other member of a oneof
+			case !message.Has(field):
+				t.Errorf("%s is not set in the valid request: its fields have no rows", field.FullName())
+			case field.IsList():
+				walk(message.Get(field).List().Get(0).Message(), append(slices.Clone(path), field))
+			default:
+				walk(message.Get(field).Message(), append(slices.Clone(path), field))
+			}
+		}
+	}
+	walk(valid, nil)
+	return rows
+}
+
+// changes are the ways in which a field can be bad, whatever it means.
+func changes(t *testing.T, spec specification, field protoreflect.FieldDescriptor) map[string]func(protoreflect.Message) {
+	t.Helper()
+	comment := spec.comment(t, field.FullName())
+	set := func(value any) func(protoreflect.Message) {
+		return func(m protoreflect.Message) { m.Set(field, protoreflect.ValueOf(value)) }
+	}
+	bad := map[string]func(protoreflect.Message){}
+	if spec.required(t, field) && field.Kind() != protoreflect.BoolKind { // a bool that is missing says false
+		bad["missing"] = func(m protoreflect.Message) { m.Clear(field) }
+	}
+	switch {
+	case field.IsMap():
+		bad["4 KiB and one byte"] = fillMap(field, mapLimit+1)
+	case field.IsList() && field.Kind() == protoreflect.StringKind:
+		bad["4 KiB and one byte"] = func(m protoreflect.Message) {
+			m.Mutable(field).List().Append(protoreflect.ValueOfString("x-" + strings.Repeat("y", mapLimit)))
+		}
+	case field.Kind() == protoreflect.StringKind:
+		limit := limitOf(t, spec, field)
+		bad[fmt.Sprintf("%d bytes", limit+1)] = set(text(field, limit+1))
+		if isPath(field) {
+			bad["relative"] = set("relative/path")
+			bad["zero byte"] = set("/path\x00/more")
+		}
+		if strings.Contains(comment, "banned characters") {
+			for _, banned := range []rune{0, 8, 0x0b, 0x0c, 0x0e, 0x1f, 0x7f, 0x9f} {
+				bad[fmt.Sprintf("character U+%04X", banned)] = set("a" + string(banned) + "b")
+			}
+		}
+	case field.Kind() == protoreflect.EnumKind:
+		bad["undefined"] = set(protoreflect.EnumNumber(9999))
+	case field.Kind() == protoreflect.Int64Kind:
+		if !strings.Contains(comment, "MUST NOT be negative") {
+			t.Errorf("%s: may it be negative?", field.FullName())
+		}
+		bad["negative"] = set(int64(-1))
+	}
+	return bad
+}
+
+// refusedRows set a field that this plugin takes no value of, in every form that it has.
+func refusedRows(rpc protoreflect.MethodDescriptor, path []protoreflect.FieldDescriptor, field protoreflect.FieldDescriptor) []badRow {
+	code := codes.InvalidArgument
+	if rpc.Name() == "ValidateVolumeCapabilities" {
+		code = codes.OK
+	}
+	row := func(what string, set func(protoreflect.Message)) badRow {
+		return badRow{name: fmt.Sprintf("%s/%s", pathText(path, field), what), code: code, mentions: refused[field.Name()],
+			change: func(root protoreflect.Message) { set(descend(root, path)) }}
+	}
+	switch {
+	case field.IsMap():
+		return []badRow{row("set", fillMap(field, 10))}
+	case field.Kind() == protoreflect.StringKind:
+		return []badRow{row("set", func(m protoreflect.Message) { m.Set(field, protoreflect.ValueOfString("100")) })}
+	}
+	rows := []badRow{row("empty", func(m protoreflect.Message) { m.Mutable(field) })}
+	for i := range field.Message().Fields().Len() {
+		member := field.Message().Fields().Get(i)
+		rows = append(rows,
+			row("empty "+string(member.Name()), func(m protoreflect.Message) { m.Mutable(field).Message().Mutable(member) }),
+			row("with "+string(member.Name()), func(m protoreflect.Message) {
+				id := member.Message().Fields().Get(0)
+				m.Mutable(field).Message().Mutable(member).Message().Set(id, protoreflect.ValueOfString("c0ffee00-0000-4000-8000-000000000000"))
+			}))
+	}
+	return rows
+}
+
+// capacityRows are the sizes that make no sense, or that no rack has.
+func capacityRows(rpc protoreflect.MethodDescriptor) []badRow {
+	if rpc.Name() != "CreateVolume" {
+		return nil
+	}
+	row := func(name string, required, limit int64, mentions string) badRow {
+		return badRow{name: "capacity_range/" + name, code: codes.OutOfRange, mentions: mentions, change: func(m protoreflect.Message) {
+			m.Interface().(*csi.CreateVolumeRequest).CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
+		}}
+	}
+	return []badRow{
+		row("limit below required", 2*gib, gib, "limit_bytes"),
+		row("no whole GiB between required and limit", gib+1, gib+2, "limit_bytes"),
+		row("limit below the smallest disk", 0, 1, "limit_bytes"),
+		row("more than 2^62", 1<<62+1, 0, "size"),
+		row("more than 2^62, exactly", 1<<62+gib, 1<<62+gib, "size"),
+		row("the largest number", math.MaxInt64, 0, "required_bytes"),
+		row("the largest number, exactly", math.MaxInt64, math.MaxInt64, "required_bytes"),
+	}
+}
+
+// modes are the access modes that a rack can serve: it attaches a disk to one instance at a time.
+var modes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+}
+
+// modeRows ask for each access mode that a rack cannot serve, alone and behind one that it can.
+func modeRows(rpc protoreflect.MethodDescriptor) []badRow {
+	capability := capabilityField(rpc)
+	if capability == nil {
+		return nil
+	}
+	code := codes.InvalidArgument
+	if rpc.Name() == "ValidateVolumeCapabilities" {
+		code = codes.OK
+	}
+	var rows []badRow
+	values := csi.VolumeCapability_AccessMode_UNKNOWN.Descriptor().Values()
+	for i := range values.Len() {
+		mode := csi.VolumeCapability_AccessMode_Mode(values.Get(i).Number())
+		if mode == csi.VolumeCapability_AccessMode_UNKNOWN || slices.Contains(modes, mode) {
+			continue
+		}
+		change := func(which int) func(protoreflect.Message) {
+			return func(m protoreflect.Message) { capabilityOf(m, capability, which).AccessMode.Mode = mode }
+		}
+		rows = append(rows, badRow{name: "mode " + mode.String(), code: code, mentions: mode.String(), change: change(0)})
+		if capability.IsList() {
+			rows = append(rows, badRow{name: "second mode " + mode.String(), code: code, mentions: mode.String(), change: change(1)})
+		}
+	}
+	if capability.IsList() {
+		rows = append(rows, badRow{name: "second capability empty", code: codes.InvalidArgument, mentions: "access_mode", change: func(m protoreflect.Message) {
+			*capabilityOf(m, capability, 1) = csi.VolumeCapability{}
+		}})
+	}
+	return rows
+}
+
+// parameterRows are parameters that CreateVolume does not have, or not with this value.
+func parameterRows(rpc protoreflect.MethodDescriptor) []badRow {
+	code := codes.InvalidArgument
+	switch rpc.Name() {
+	default:
+		return nil
+	case "CreateVolume":
+	case "ValidateVolumeCapabilities":
+		code = codes.OK
+	}
+	var rows []badRow
+	for _, parameter := range [][2]string{
+		{"speed", "11"}, {"blocksize", "512"}, {"", "x"}, {"csi.storage.k8s.io", "x"},
+		{core.KeyBlockSize, "1024"}, {core.KeyBlockSize, ""}, {core.ParameterDiskType, "ssd"}, {core.KeyReadOnly, "yes"}, {core.KeyReadOnly, "true"},
+		{core.KeyMkfsOptions, "-J device=/dev/sda"}, {core.KeyRootUID, "-1"}, {core.KeyRootUID, "root"}, {core.KeyRootGID, "4294967295"}, {core.KeyRootMode, "0888"},
+	} {
+		rows = append(rows, badRow{name: "parameter " + parameter[0] + "=" + parameter[1], code: code, mentions: parameter[0], change: func(m protoreflect.Message) {
+			m.Set(m.Descriptor().Fields().ByName("parameters"), m.NewField(m.Descriptor().Fields().ByName("parameters")))
+			m.Mutable(m.Descriptor().Fields().ByName("parameters")).Map().Set(protoreflect.ValueOf(parameter[0]).MapKey(), protoreflect.ValueOf(parameter[1]))
+		}})
+	}
+	return rows
+}
+
+// What is legal is not refused, however unusual: it is answered as the ordinary request is.
+func TestLegalExtremes(t *testing.T) {
+	spec := readSpecification(t)
+	eachRPC(t, func(t *testing.T, rpc protoreflect.MethodDescriptor, served badInputRPC) {
+		type legalRow struct {
+			name   string
+			change func(protoreflect.Message)
+			want   codes.Code
+		}
+		rows := []legalRow{{"as it is", func(protoreflect.Message) {}, served.want}}
+		var bare []func(protoreflect.Message)
+		fields := rpc.Input().Fields()
+		for i := range fields.Len() {
+			field := fields.Get(i)
+			name := string(field.Name())
+			if _, is := refused[field.Name()]; is {
+				continue
+			}
+			if !spec.required(t, field) {
+				clear := func(m protoreflect.Message) { m.Clear(field) }
+				bare = append(bare, clear)
+				want := served.want
+				if name == "publish_context" { // neither it nor the volume context has the disk's name
+					want = codes.FailedPrecondition
+				}
+				rows = append(rows, legalRow{name + " left out", clear, want})
+			}
+			switch {
+			case name == "parameters":
+				rows = append(rows, legalRow{name + " of 4 KiB", func(m protoreflect.Message) {
+					key := core.ParameterPrefixCO + "anything"
+					m.Mutable(field).Map().Clear(protoreflect.ValueOf(core.KeyBlockSize).MapKey())
+					m.Mutable(field).Map().Set(protoreflect.ValueOf(key).MapKey(), protoreflect.ValueOf(strings.Repeat("v", mapLimit-len(key))))
+				}, served.want})
+			case field.IsMap():
+				rows = append(rows, legalRow{name + " of 4 KiB", fillMap(field, mapLimit), served.want})
+			case field.Kind() == protoreflect.StringKind:
+				limit := limitOf(t, spec, field)
+				want := served.want
+				if name == "volume_id" || name == "node_id" {
+					want = served.unknownID
+				}
+				rows = append(rows, legalRow{fmt.Sprintf("%s of %d bytes", name, limit), func(m protoreflect.Message) {
+					m.Set(field, protoreflect.ValueOf(text(field, limit)))
+				}, want})
+			}
+		}
+		rows = append(rows, legalRow{"only what is required", func(m protoreflect.Message) {
+			for _, clear := range bare {
+				clear(m)
+			}
+		}, served.want})
+		if capability := capabilityField(rpc); capability != nil {
+			for _, mode := range modes {
+				rows = append(rows, legalRow{"mode " + mode.String(), func(m protoreflect.Message) { capabilityOf(m, capability, 0).AccessMode.Mode = mode }, served.want})
+			}
+			rows = append(rows,
+				legalRow{"raw block", func(m protoreflect.Message) {
+					capabilityOf(m, capability, 0).AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+				}, served.want},
+				legalRow{"mount without its optional fields", func(m protoreflect.Message) {
+					capabilityOf(m, capability, 0).AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}
+				}, served.want},
+				legalRow{"mount flags of 4 KiB", func(m protoreflect.Message) {
+					capabilityOf(m, capability, 0).GetMount().MountFlags = []string{"noatime", "x-" + strings.Repeat("y", mapLimit-len("noatimex-"))}
+				}, served.want})
+		}
+		if rpc.Name() == "CreateVolume" {
+			for name, capacity := range map[string]*csi.CapacityRange{"empty": {}, "one byte": {RequiredBytes: 1}, "largest limit": {LimitBytes: math.MaxInt64}} {
+				rows = append(rows, legalRow{"capacity_range " + name, func(m protoreflect.Message) {
+					m.Interface().(*csi.CreateVolumeRequest).CapacityRange = capacity
+				}, codes.OK})
+			}
+			for name, text := range map[string]string{"white space": "a b\tc\nd\re", "letters": "Größe/ボリューム 💾 ..", "slashes": "../../etc"} {
+				rows = append(rows, legalRow{"name with " + name, func(m protoreflect.Message) { m.Interface().(*csi.CreateVolumeRequest).Name = text }, codes.OK})
+			}
+		}
+		e := newEverything(t)
+		for i, row := range rows {
+			t.Run(row.name, func(t *testing.T) {
+				if e.volumeID == "" || rpc.Name() == "DeleteVolume" || rpc.Name() == "ControllerPublishVolume" {
+					e.volumeID = e.create(t, fmt.Sprint("legal ", i)) // the one before has been deleted, or published
+				}
+				request := served.valid(e)
+				if create, is := request.(*csi.CreateVolumeRequest); is {
+					create.Name = fmt.Sprint("new ", i)
+				}
+				row.change(request.ProtoReflect())
+				_, err := e.invoke(t.Context(), rpc, request)
+				wantCode(t, err, row.want)
+				if rpc.Name() == "ControllerPublishVolume" && err == nil {
+					e.must(t, e.unpublish(t, e.volumeID, e.nodeID))
+				}
+			})
+		}
+	})
+}
+
+// A range without a size is none: the default size, as for no range at all.
+func TestCreateVolumeWithoutSize(t *testing.T) {
+	r := newRig(t)
+	for name, capacity := range map[string]*csi.CapacityRange{"no range": nil, "empty range": {}, "no limit to speak of": {LimitBytes: math.MaxInt64}} {
+		t.Run(name, func(t *testing.T) {
+			req := createRequest(name)
+			req.CapacityRange = capacity
+			resp, err := r.CreateVolume(t.Context(), req)
+			r.must(t, err)
+			if got := resp.GetVolume().GetCapacityBytes(); got != 10*gib {
+				t.Errorf("%d bytes, want 10 GiB", got)
+			}
+		})
+	}
+}
+
+// everything is a rig with a node, in one server.
+type everything struct {
+	*rig
+	conn *grpc.ClientConn
+	// dir is where the orchestrator's folders are, and the guest's.
+	dir              string
+	volumeID, nodeID string
+}
+
+func newEverything(t *testing.T, logs ...*slog.Logger) *everything {
+	t.Helper()
+	log := discard()
+	if len(logs) > 0 {
+		log = logs[0]
+	}
+	r := newRig(t)
+	e := &everything{rig: r, dir: t.TempDir(), nodeID: r.node(t, "node-a")}
+	for _, folder := range []string{"staging", "staged", "state"} {
+		r.must(t, os.Mkdir(e.path(folder), 0o755))
+	}
+	r.must(t, os.WriteFile(e.path("staged/precious"), []byte("data"), 0o600))
+	client := rackClient(t, r, nil)
+	e.conn, _ = serve(t, core.NewServer(core.ServerOptions{
+		Mode:     "all",
+		Identity: core.NewIdentity("test", &core.Readiness{}),
+		Controller: core.NewController(core.ControllerOptions{
+			Rack: client, Cluster: testCluster, MaxDisks: 8, Log: log,
+		}),
+		Node: core.NewNode(core.NodeOptions{
+			Provider: static.New(static.Options{InstanceID: e.nodeID}), Rack: "default", MaxDisks: 8, Devices: devicetest.NewBare(t).Roots(),
+			StateDir: e.path("state"), BlankScanLimit: gib, DeviceTimeout: time.Millisecond, Log: log,
+		}),
+		Registry: prometheus.NewRegistry(),
+		Log:      log,
+	}))
+	e.volumeID = e.create(t, "existing")
+	return e
+}
+
+func (e *everything) path(name string) string { return filepath.Join(e.dir, name) }
+
+// files is all that is below dir.
+func (e *everything) files(t *testing.T) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	e.must(t, filepath.WalkDir(e.dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			files[path] = fmt.Sprint(info.Mode(), info.Size(), info.ModTime())
+		}
+		return err
+	}))
+	return files
+}
+
+// invoke makes a call of any RPC.
+func (e *everything) invoke(ctx context.Context, rpc protoreflect.MethodDescriptor, request proto.Message) (proto.Message, error) {
+	return invoke(ctx, e.conn, rpc, request)
+}
+
+func invoke(ctx context.Context, conn *grpc.ClientConn, rpc protoreflect.MethodDescriptor, request proto.Message) (proto.Message, error) {
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(rpc.Output().FullName())
+	if err != nil {
+		return nil, err
+	}
+	response := kind.New().Interface()
+	return response, conn.Invoke(ctx, fmt.Sprintf("/%s/%s", rpc.Parent().FullName(), rpc.Name()), request, response)
+}
+
+// eachRPC runs a test for each RPC that this plugin serves, and makes sure that there is no other.
+func eachRPC(t *testing.T, test func(*testing.T, protoreflect.MethodDescriptor, badInputRPC)) {
+	t.Helper()
+	e := newEverything(t)
+	for _, rpc := range rpcsOf(t, services...) {
+		served, has := badInputRPCs[string(rpc.Name())]
+		if !has {
+			if _, err := e.invoke(t.Context(), rpc, newRequest(t, rpc)); status.Code(err) != codes.Unimplemented {
+				t.Errorf("%s is served (%v) and has no rows here", rpc.Name(), err)
+			}
+			continue
+		}
+		t.Run(string(rpc.Name()), func(t *testing.T) { test(t, rpc, served) })
+	}
+}
+
+// rpcsOf are the RPCs of some services of CSI.
+func rpcsOf(t *testing.T, names ...string) []protoreflect.MethodDescriptor {
+	t.Helper()
+	var rpcs []protoreflect.MethodDescriptor
+	for _, name := range names {
+		service := csi.File_csi_proto.Services().ByName(protoreflect.Name(name))
+		if service == nil {
+			t.Fatalf("CSI has no service %s", name)
+		}
+		for i := range service.Methods().Len() {
+			rpcs = append(rpcs, service.Methods().Get(i))
+		}
+	}
+	return rpcs
+}
+
+func newRequest(t *testing.T, rpc protoreflect.MethodDescriptor) proto.Message {
+	t.Helper()
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(rpc.Input().FullName())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kind.New().Interface()
+}
+
+// descend follows fields from a request down, in lists the first entry.
+func descend(m protoreflect.Message, path []protoreflect.FieldDescriptor) protoreflect.Message {
+	for _, field := range path {
+		if field.IsList() {
+			m = m.Mutable(field).List().Get(0).Message()
+		} else {
+			m = m.Mutable(field).Message()
+		}
+	}
+	return m
+}
+
+func pathText(path []protoreflect.FieldDescriptor, field protoreflect.FieldDescriptor) string {
+	var names []string
+	for _, f := range path {
+		names = append(names, string(f.Name()))
+	}
+	if field != nil {
+		names = append(names, string(field.Name()))
+	}
+	return strings.Join(names, ".")
+}
+
+// capabilityField is the field of an RPC with the volume capability, or with several.
+func capabilityField(rpc protoreflect.MethodDescriptor) protoreflect.FieldDescriptor {
+	for i := range rpc.Input().Fields().Len() {
+		if field := rpc.Input().Fields().Get(i); !field.IsMap() && field.Message() != nil && field.Message().Name() == "VolumeCapability" {
+			return field
+		}
+	}
+	return nil
+}
+
+func capabilityOf(m protoreflect.Message, field protoreflect.FieldDescriptor, which int) *csi.VolumeCapability {
+	value := m.Mutable(field)
+	if field.IsList() {
+		return value.List().Get(which).Message().Interface().(*csi.VolumeCapability)
+	}
+	return value.Message().Interface().(*csi.VolumeCapability)
+}
+
+// fillMap makes a map as large as this, in addition to what must be in it.
+func fillMap(field protoreflect.FieldDescriptor, size int) func(protoreflect.Message) {
+	return func(m protoreflect.Message) {
+		values, left := m.Mutable(field).Map(), size-len("filler")
+		values.Range(func(key protoreflect.MapKey, value protoreflect.Value) bool {
+			left -= len(key.String()) + len(value.String())
+			return true
+		})
+		values.Set(protoreflect.ValueOf("filler").MapKey(), protoreflect.ValueOf(strings.Repeat("v", left)))
+	}
+}
+
+func isPath(field protoreflect.FieldDescriptor) bool {
+	return strings.HasSuffix(string(field.Name()), "_path")
+}
+
+// limitOf is how many bytes a string may have.
+func limitOf(t *testing.T, spec specification, field protoreflect.FieldDescriptor) int {
+	t.Helper()
+	switch overrides := strings.Contains(spec.comment(t, field.FullName()), "overrides the general CSI size limit"); {
+	case overrides != isPath(field):
+		t.Errorf("%s: what is its limit?", field.FullName())
+	case overrides:
+		return pathLimit
+	case field.Name() == "node_id":
+		// It comes from NodeGetInfo, which may give that much.
+		return nodeIDLimit
+	}
+	return stringLimit
+}
+
+// text is a value for a field: a path of short names where it wants one.
+func text(field protoreflect.FieldDescriptor, length int) string {
+	if isPath(field) {
+		return strings.Repeat("/abcdefghi", length/10+1)[:length]
+	}
+	return strings.Repeat("n", length)
+}
+
+// specification is what csi.proto says: the comment of each field and oneof, by full name, on one line.
+type specification map[protoreflect.FullName]string
+
+// readSpecification reads csi.proto of the version of the specification that is linked.
+func readSpecification(t *testing.T) specification {
+	t.Helper()
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/container-storage-interface/spec").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	proto, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "csi.proto"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := specification{}
+	var scope, comment []string // what is open, and what the lines before this one say
+	note := func(name, comment string) {
+		open := slices.DeleteFunc(slices.Concat([]string{"csi.v1"}, scope, []string{name}), func(s string) bool { return s == "" })
+		spec[protoreflect.FullName(strings.Join(open, "."))] = comment
+	}
+	for line := range strings.Lines(string(proto)) {
+		line = strings.TrimSpace(line)
+		if text, is := strings.CutPrefix(line, "//"); is {
+			comment = append(comment, strings.Fields(text)...)
+			continue
+		}
+		if line == "" {
+			continue
+		}
+		text := strings.Join(comment, " ")
+		comment = nil
+		opened := opens.FindStringSubmatch(line)
+		switch {
+		case opened != nil && opened[1] == "oneof":
+			note(opened[2], text)
+			scope = append(scope, "") // its fields are the message's
+		case opened != nil:
+			scope = append(scope, opened[2])
+		case strings.HasSuffix(line, "{"):
+			scope = append(scope, "")
+		default:
+			if field := declares.FindStringSubmatch(line); field != nil {
+				note(field[1], text)
+			}
+		}
+		if strings.HasPrefix(line, "}") || opened != nil && strings.HasSuffix(line, "}") {
+			scope = scope[:len(scope)-1]
+		}
+	}
+	return spec
+}
+
+var (
+	opens    = regexp.MustCompile(`^(message|enum|oneof|service) +(\w+) *\{`)
+	declares = regexp.MustCompile(`^(?:repeated +)?(?:map<[^>]*>|[.\w]+) +(\w+) += +\d+`)
+
+	saysRequired = regexp.MustCompile(`[Tt]his field is REQUIRED|[Tt]his is a REQUIRED field`)
+	saysOptional = regexp.MustCompile(`[Tt]his field is OPTIONAL|[Tt]his is an OPTIONAL field`)
+)
+
+func (s specification) comment(t *testing.T, name protoreflect.FullName) string {
+	t.Helper()
+	comment, has := s[name]
+	if !has {
+		t.Fatalf("csi.proto has no %s, as far as this test can read it", name)
+	}
+	return comment
+}
+
+// required reports whether a field must be set.
+func (s specification) required(t *testing.T, field protoreflect.FieldDescriptor) bool {
+	t.Helper()
+	comment := s.comment(t, field.FullName())
+	required, optional := saysRequired.MatchString(comment), saysOptional.MatchString(comment)
+	if strings.Contains(comment, "It MUST be set if the Node Plugin implements the `STAGE_UNSTAGE_VOLUME`") {
+		return true // which this one does
+	}
+	if required == optional && field.ContainingOneof() == nil && field.Name() != "segments" {
+		t.Errorf("%s: is it required? The specification says: %s", field.FullName(), comment)
+	}
+	return required
+}
+
+// That the file is read right is seen from the descriptors: both have the same fields.
+func TestSpecificationIsReadWhole(t *testing.T) {
+	spec := readSpecification(t)
+	want := map[protoreflect.FullName]bool{}
+	var collect func(protoreflect.MessageDescriptors)
+	collect = func(messages protoreflect.MessageDescriptors) {
+		for i := range messages.Len() {
+			message := messages.Get(i)
+			if message.IsMapEntry() {
+				continue
+			}
+			for j := range message.Fields().Len() {
+				want[message.Fields().Get(j).FullName()] = true
+			}
+			for j := range message.Oneofs().Len() {
+				want[message.Oneofs().Get(j).FullName()] = true
+			}
+			collect(message.Messages())
+		}
+	}
+	collect(csi.File_csi_proto.Messages())
+	got := map[protoreflect.FullName]bool{}
+	for name := range spec {
+		if csi.File_csi_proto.Extensions().ByName(name.Name()) == nil {
+			got[name] = true
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("fields (-descriptors +csi.proto):\n%s", diff)
+	}
+}
+
+func rackClient(t *testing.T, r *rig, change func(*rack.Config)) *rack.Client {
+	t.Helper()
+	cfg := rack.Config{Name: "default", Host: r.sim.Host, Project: testProject, Token: rack.FixedToken(testToken)}
+	if change != nil {
+		change(&cfg)
+	}
+	client, err := rack.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.ProjectID(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return client
+}

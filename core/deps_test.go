@@ -1,0 +1,170 @@
+package core_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/oxidecomputer/oxide-csi-plugin"
+
+// pkg is a package as go list tells of it.
+type pkg struct {
+	ImportPath string
+	Standard   bool
+	// Imports are those of the package itself, without its tests.
+	Imports []string
+}
+
+// goList lists packages, with everything they link where deps says so. The test build tags of nobody count: what is
+// listed is what ships.
+func goList(t *testing.T, deps bool, patterns ...string) []pkg {
+	t.Helper()
+	args := []string{"list", "-json=ImportPath,Standard,Imports"}
+	if deps {
+		args = append(args, "-deps")
+	}
+	cmd := exec.Command("go", append(args, patterns...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	output, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.Bytes())
+	}
+	var packages []pkg
+	for decoder := json.NewDecoder(bytes.NewReader(output)); ; {
+		var p pkg
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+	if len(packages) == 0 {
+		t.Fatalf("go list %v found nothing", patterns)
+	}
+	return packages
+}
+
+// within reports whether a package is this one or below it.
+func within(path, parent string) bool {
+	return path == parent || strings.HasPrefix(path, parent+"/")
+}
+
+// What is linked: package core knows no orchestrator, and nothing that ships has the simulator or a test library in it.
+func TestLinks(t *testing.T) {
+	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
+	tests := []string{
+		module + "/core/simrack", module + "/core/device/devicetest", module + "/metadata/metadatatest", "testing",
+		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp",
+	}
+	for _, test := range []struct {
+		name, pattern string
+		has           string
+		hasNot        []string
+	}{
+		{"core", module + "/core", "google.golang.org/grpc", slices.Concat(orchestrators, tests)},
+		{"everything below core that ships", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide", orchestrators},
+		{"the plugin", module + "/cmd/oxide-csi", module + "/core", tests},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			found := false
+			for _, p := range goList(t, true, test.pattern) {
+				found = found || p.ImportPath == test.has
+				for _, forbidden := range test.hasNot {
+					if within(p.ImportPath, forbidden) || strings.HasPrefix(forbidden, "github.com/") && strings.HasPrefix(p.ImportPath, forbidden+"/v") {
+						t.Errorf("links %s", p.ImportPath)
+					}
+				}
+			}
+			if !found {
+				t.Errorf("does not link %s: this test looks at the wrong thing", test.has)
+			}
+		})
+	}
+}
+
+// Who may import what, tests excepted. Each row has an importer that must be there, lest the row looks at nothing.
+func TestImports(t *testing.T) {
+	simulated := func(path string) bool { return within(path, module+"/core/simrack") }
+	packages := goList(t, false, module+"/...")
+	for _, test := range []struct {
+		what string
+		// of are the packages that the rule is about.
+		of       func(path string) bool
+		imported func(path string) bool
+		only     []string
+	}{
+		{"the rack's SDK", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") || path == module+"/cmd/oxide-csi" },
+			func(path string) bool { return within(path, "github.com/oxidecomputer/oxide.go") }, []string{module + "/core/rack"}},
+		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && !simulated(path) },
+			func(path string) bool {
+				return path == "google.golang.org/grpc/codes" || path == "google.golang.org/grpc/status"
+			}, []string{module + "/core"}},
+		{"the environment's reader", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") },
+			func(path string) bool { return within(path, "github.com/knadh/koanf") }, []string{module + "/core/config"}},
+		{"CSI", func(path string) bool { return within(path, module+"/core") && !simulated(path) },
+			func(path string) bool { return within(path, "github.com/container-storage-interface/spec") }, []string{module + "/core"}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			var importers []string
+			for _, p := range packages {
+				if test.of(p.ImportPath) && slices.ContainsFunc(p.Imports, test.imported) {
+					importers = append(importers, p.ImportPath)
+				}
+			}
+			wantSame(t, importers, test.only)
+		})
+	}
+}
+
+// The simulator imports nothing of the plugin that it is to judge, and the plugin nothing of the simulator.
+func TestSimulatorStandsAlone(t *testing.T) {
+	for _, p := range goList(t, false, module+"/...") {
+		own := within(p.ImportPath, module+"/core/simrack") || within(p.ImportPath, module+"/cmd/oxide-sim") ||
+			within(p.ImportPath, module+"/test") || within(p.ImportPath, module+"/bench")
+		for _, imported := range p.Imports {
+			if !own && within(imported, module+"/core/simrack") {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+	}
+	for _, p := range goList(t, true, module+"/core/simrack") {
+		if within(p.ImportPath, module) && !within(p.ImportPath, module+"/core/simrack") {
+			t.Errorf("package simrack links %s", p.ImportPath)
+		}
+	}
+}
+
+// A provider knows the contract, and neither CSI nor another provider.
+func TestProvidersKnowTheContractOnly(t *testing.T) {
+	providers := 0
+	for _, p := range goList(t, false, module+"/metadata/...") {
+		if p.ImportPath == module+"/metadata" {
+			for _, imported := range p.Imports {
+				if within(imported, module) {
+					t.Errorf("the contract imports %s", imported)
+				}
+			}
+			continue
+		}
+		providers++
+		for _, imported := range p.Imports {
+			if within(imported, module) && imported != module+"/metadata" {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+			if within(imported, "google.golang.org/grpc") || within(imported, "github.com/container-storage-interface/spec") {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+	}
+	if providers == 0 {
+		t.Error("no provider was found")
+	}
+}

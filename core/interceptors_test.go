@@ -1,0 +1,481 @@
+package core_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// canary stands for whatever nobody may see.
+const canary = "canary-9c1f"
+
+// A panic is one failed call, and nothing more: counted, without its value in message and log, and the volume is free.
+func TestPanic(t *testing.T) {
+	for name, value := range map[string]any{
+		"string": canary,
+		"error":  fmt.Errorf("token %s", canary),
+		"struct": struct{ secret string }{canary},
+		"map":    map[string]string{"key": canary},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gate, log, registry := newGate(), &lab.Output{}, prometheus.NewRegistry()
+			r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) {
+				o.Log, o.Registry = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), registry
+			})
+			client := csi.NewControllerClient(conn)
+			gate.panic("POST", "/v1/disks", value)
+			_, err := client.CreateVolume(t.Context(), createRequest("v"))
+			wantCode(t, err, codes.Internal, "CreateVolume", "log")
+			if strings.Contains(err.Error(), canary) || strings.Contains(log.String(), canary) {
+				t.Errorf("the panic's value is shown: %v\n%s", err, log)
+			}
+			panics := records(t, log, "panic")
+			if len(panics) != 1 || panics[0]["method"] != "CreateVolume" || panics[0]["type"] != fmt.Sprintf("%T", value) {
+				t.Errorf("logged %v", panics)
+			} else if stack := fmt.Sprint(panics[0]["stack"]); !strings.Contains(stack, "CreateVolume") || !strings.Contains(stack, "controller.go:") {
+				t.Errorf("the stack does not show where: %s", stack)
+			}
+			if got := counted(t, registry, "oxide_csi_panics_total"); got != 1 {
+				t.Errorf("%v panics counted, want 1", got)
+			}
+			// So short a deadline leaves no time to wait for the volume.
+			if _, err := client.CreateVolume(withTimeout(t, time.Second), createRequest("v")); err != nil {
+				t.Errorf("the next call: %v", err)
+			}
+			if got := counted(t, registry, "oxide_csi_rpc_duration_seconds"); got != 2 {
+				t.Errorf("%v calls counted, want 2", got)
+			}
+			if ids := r.volumes(t); len(ids) != 1 {
+				t.Errorf("%d disks, want 1", len(ids))
+			}
+		})
+	}
+}
+
+// However a call ends, the volume is free afterwards.
+func TestVolumeIsFreeAfter(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		end  func(context.Context) (context.Context, context.CancelFunc)
+		code codes.Code
+	}{
+		{"its deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 200*time.Millisecond)
+		}, codes.DeadlineExceeded},
+		{"cancellation", func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithCancel(ctx)
+		}, codes.Canceled},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			gate := newGate()
+			r, conn, _ := gatedController(t, gate)
+			client := csi.NewControllerClient(conn)
+			hold := gate.hold("POST", "/v1/disks")
+			ctx, cancel := test.end(t.Context())
+			defer cancel()
+			answered := make(chan error, 1)
+			go func() {
+				_, err := client.CreateVolume(ctx, createRequest("v"))
+				answered <- err
+			}()
+			hold.entered(t)
+			if test.code == codes.Canceled {
+				cancel()
+			}
+			wantCode(t, <-answered, test.code)
+			if _, err := client.CreateVolume(withTimeout(t, 10*time.Second), createRequest("v")); err != nil {
+				t.Errorf("the next call: %v", err)
+			}
+			if ids := r.volumes(t); len(ids) != 1 {
+				t.Errorf("%d disks, want 1", len(ids))
+			}
+		})
+	}
+}
+
+// A second call waits for the first and finds the work done; other volumes are not concerned.
+func TestSecondCallWaits(t *testing.T) {
+	gate, log := newGate(), &lab.Output{}
+	r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) {
+		o.Log = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	})
+	client := csi.NewControllerClient(conn)
+	hold := gate.hold("POST", "/v1/disks")
+	type answer struct {
+		resp *csi.CreateVolumeResponse
+		err  error
+	}
+	answers := make(chan answer, 2)
+	create := func() {
+		resp, err := client.CreateVolume(t.Context(), createRequest("v"))
+		answers <- answer{resp, err}
+	}
+	go create()
+	hold.entered(t)
+	go create()
+	eventually(t, "the second call has come", func() bool { return len(records(t, log, "request")) == 2 })
+
+	if _, err := client.CreateVolume(withTimeout(t, 5*time.Second), createRequest("w")); err != nil {
+		t.Errorf("another volume: %v", err)
+	}
+	select {
+	case a := <-answers:
+		t.Fatalf("answered while the first call was held up: %v", a)
+	default:
+	}
+	hold.release()
+	first, second := <-answers, <-answers
+	must(t, errors.Join(first.err, second.err))
+	wantSame(t, first.resp, second.resp)
+	if ids := r.volumes(t); len(ids) != 2 {
+		t.Errorf("%d disks, want 2", len(ids))
+	}
+}
+
+// ABORTED is for whoever has no time left: two seconds before the deadline, so that the answer still arrives.
+func TestWaitEndsBeforeTheDeadline(t *testing.T) {
+	gate := newGate()
+	r, conn, _ := gatedController(t, gate)
+	client := csi.NewControllerClient(conn)
+	id := r.create(t, "v")
+	hold := gate.hold("DELETE", "/v1/disks/")
+	answered := make(chan error, 1)
+	go func() {
+		_, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		answered <- err
+	}()
+	hold.entered(t)
+	for _, test := range []struct{ deadline, wait time.Duration }{{time.Second, 0}, {2500 * time.Millisecond, 500 * time.Millisecond}} {
+		start := time.Now()
+		// The same volume in capital letters is the same volume.
+		_, err := client.DeleteVolume(withTimeout(t, test.deadline), &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(id)})
+		wantCode(t, err, codes.Aborted, id, "ask again")
+		if took := time.Since(start); took < test.wait-50*time.Millisecond || took > test.deadline {
+			t.Errorf("with %s to go it took %s, want %s", test.deadline, took, test.wait)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	_, err := client.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id})
+	wantCode(t, err, codes.Canceled)
+	hold.release()
+	must(t, <-answered)
+}
+
+// What changes nothing waits for nobody.
+func TestReadsTakeNoLock(t *testing.T) {
+	e := newEverything(t)
+	_, err := e.sim.Inject(t.Context(), lab.Fault{Operation: "disk_delete", Kind: lab.FaultDelay, DelayMillis: 3000})
+	e.must(t, err)
+	controller, node, identity := csi.NewControllerClient(e.conn), csi.NewNodeClient(e.conn), csi.NewIdentityClient(e.conn)
+	answered := make(chan error, 1)
+	go func() {
+		_, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: e.volumeID})
+		answered <- err
+	}()
+	eventually(t, "the rack is at it", func() bool {
+		faults, err := e.sim.Faults(t.Context())
+		e.must(t, err)
+		return faults[0].Hits == 1
+	})
+	// A call that wanted the volume would be told ABORTED at once, with a second to go.
+	_, err = controller.ControllerUnpublishVolume(withTimeout(t, time.Second), &csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID})
+	wantCode(t, err, codes.Aborted)
+	for name, call := range map[string]func(context.Context) error{
+		"ValidateVolumeCapabilities": func(ctx context.Context) error {
+			resp, err := controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: e.volumeID, VolumeCapabilities: []*csi.VolumeCapability{mountWriter()}})
+			if err == nil && resp.GetConfirmed() == nil {
+				return fmt.Errorf("not confirmed: %s", resp.GetMessage())
+			}
+			return err
+		},
+		"NodeGetVolumeStats": func(ctx context.Context) error {
+			_, err := node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: e.volumeID, VolumePath: e.path("target")})
+			wantCode(t, err, codes.NotFound)
+			return nil
+		},
+		"NodeGetInfo": func(ctx context.Context) error {
+			_, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+			return err
+		},
+		"NodeGetCapabilities": func(ctx context.Context) error {
+			_, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+			return err
+		},
+		"ControllerGetCapabilities": func(ctx context.Context) error {
+			_, err := controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+			return err
+		},
+		"GetPluginInfo": func(ctx context.Context) error {
+			_, err := identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+			return err
+		},
+		"GetPluginCapabilities": func(ctx context.Context) error {
+			_, err := identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+			return err
+		},
+		"Probe": func(ctx context.Context) error {
+			_, err := identity.Probe(ctx, &csi.ProbeRequest{})
+			return err
+		},
+	} {
+		if err := call(withTimeout(t, time.Second)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	select {
+	case err := <-answered:
+		t.Fatalf("the deletion ended too early for this test (%v)", err)
+	default:
+	}
+	must(t, <-answered)
+}
+
+// The log at its most talkative has everything that identifies a request, and nothing that must not be known.
+func TestLogHoldsNoSecrets(t *testing.T) {
+	log := &lab.Output{}
+	e := newEverything(t, slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	secrets := 0
+	for _, rpc := range rpcsOf(t, services...) {
+		for name, value := range map[string]string{"ordinary": canary, "too large": strings.Repeat(canary, 1000)} {
+			request := newRequest(t, rpc)
+			if served, is := badInputRPCs[string(rpc.Name())]; is {
+				request = served.valid(e)
+			}
+			secrets += hide(request.ProtoReflect(), value)
+			if create, is := request.(*csi.CreateVolumeRequest); is {
+				create.Name += name
+			}
+			if _, err := e.invoke(t.Context(), rpc, request); err != nil && strings.Contains(err.Error(), canary) {
+				t.Errorf("%s, %s: %v", rpc.Name(), name, err)
+			}
+		}
+	}
+	if capability := fullCapability(); true { // a flag that is refused
+		capability.GetMount().MountFlags = []string{"loop=" + canary, canary + `"`}
+		_, err := csi.NewNodeClient(e.conn).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+			VolumeId: e.volumeID, StagingTargetPath: e.path("staging"), VolumeCapability: capability, PublishContext: map[string]string{core.KeyDiskName: "d"},
+		})
+		wantCode(t, err, codes.InvalidArgument, "mount flags")
+		if strings.Contains(err.Error(), canary) {
+			t.Error(err)
+		}
+	}
+	if secrets < 30 { // at this version of the specification there are 46
+		t.Fatalf("only %d fields with secrets were found", secrets)
+	}
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, canary) {
+			t.Errorf("logged: %.500s", line)
+		}
+	}
+	if len(records(t, log, "request")) == 0 {
+		t.Error("at debug level no requests are logged")
+	}
+	for _, want := range []map[string]any{
+		{"method": "CreateVolume", "name": "newordinary", "code": "OK", "level": "INFO"},
+		{"method": "DeleteVolume", "volume_id": e.volumeID, "code": "OK", "level": "INFO"},
+		{"method": "ControllerPublishVolume", "volume_id": e.volumeID, "node_id": e.nodeID},
+		{"method": "NodeStageVolume", "volume_id": e.volumeID, "staging_target_path": e.path("no-such-folder/staging"), "code": "FailedPrecondition", "level": "ERROR"},
+		{"method": "NodePublishVolume", "volume_id": e.volumeID, "target_path": e.path("no-such-folder/target")},
+		{"method": "NodeGetVolumeStats", "volume_id": e.volumeID, "code": "NotFound"},
+		{"method": "Probe", "code": "OK", "level": "DEBUG"},
+	} {
+		found := false
+		for _, record := range records(t, log, "answered") {
+			matches := record["request_id"] != nil && record["duration"] != nil
+			for key, value := range want {
+				matches = matches && record[key] == value
+			}
+			found = found || matches
+		}
+		if !found {
+			t.Errorf("no line has %v", want)
+		}
+	}
+}
+
+func TestRequestsAreLoggedAtDebugOnly(t *testing.T) {
+	log := &lab.Output{}
+	e := newEverything(t, slog.New(slog.NewJSONHandler(log, nil)))
+	_, err := csi.NewControllerClient(e.conn).CreateVolume(t.Context(), createRequest("v"))
+	e.must(t, err)
+	_, err = csi.NewIdentityClient(e.conn).Probe(t.Context(), &csi.ProbeRequest{})
+	e.must(t, err)
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || len(records(t, log, "answered")) != 1 {
+		t.Errorf("want one line, of CreateVolume, got\n%s", log)
+	}
+}
+
+// hide puts a value into every field of a request that may hold a secret, however deep, and returns how many there are.
+func hide(message protoreflect.Message, value string) int {
+	hidden := 0
+	fields := message.Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		switch {
+		case field.Name() == "mount_flags":
+			message.Mutable(field).List().Append(protoreflect.ValueOfString(value))
+			hidden++
+		case !proto.GetExtension(field.Options(), csi.E_CsiSecret).(bool):
+			if field.Message() == nil || field.IsMap() || !message.Has(field) {
+				continue
+			}
+			if !field.IsList() {
+				hidden += hide(message.Mutable(field).Message(), value)
+				continue
+			}
+			for j := range message.Get(field).List().Len() {
+				hidden += hide(message.Mutable(field).List().Get(j).Message(), value)
+			}
+		case field.IsMap():
+			message.Mutable(field).Map().Set(protoreflect.ValueOf("key").MapKey(), protoreflect.ValueOf(value))
+			hidden++
+		default:
+			message.Set(field, protoreflect.ValueOfString(value))
+			hidden++
+		}
+	}
+	return hidden
+}
+
+// records are the lines of a log in JSON that have this message.
+func records(t *testing.T, log *lab.Output, message string) []map[string]any {
+	t.Helper()
+	var list []map[string]any
+	for line := range strings.Lines(log.String()) {
+		var record map[string]any
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		if record["msg"] == message {
+			list = append(list, record)
+		}
+	}
+	return list
+}
+
+// counted is the sum of a counter, or of the counts of a histogram.
+func counted(t *testing.T, registry *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	must(t, err)
+	total := 0.0
+	for _, family := range families {
+		if family.GetName() == name {
+			for _, metric := range family.GetMetric() {
+				total += metric.GetCounter().GetValue() + float64(metric.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return total
+}
+
+// gatedController is a controller whose HTTP requests pass a gate; the rig's own controller works on the same rack
+// without one.
+func gatedController(t *testing.T, gate *gate, change ...func(*core.ServerOptions)) (*rig, *grpc.ClientConn, *core.Server) {
+	t.Helper()
+	r := newRig(t)
+	opts := serverOptions("controller")
+	for _, c := range change {
+		c(&opts)
+	}
+	client := rackClient(t, r, func(cfg *rack.Config) { cfg.HTTPClient = &http.Client{Transport: gate} })
+	opts.Controller = core.NewController(core.ControllerOptions{Rack: client, Cluster: testCluster, MaxDisks: 8, Log: discard()})
+	server := core.NewServer(opts)
+	conn, _ := serve(t, server)
+	return r, conn, server
+}
+
+// gate holds up HTTP requests, or panics in their place, as a defect in the code below would.
+type gate struct {
+	mu    sync.Mutex
+	rules []*rule
+}
+
+// rule concerns the next request that matches.
+type rule struct {
+	method, prefix string
+	value          any
+	came, free     chan struct{}
+}
+
+func newGate() *gate { return &gate{} }
+
+func (g *gate) add(r *rule) *rule {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.rules = append(g.rules, r)
+	return r
+}
+
+// hold makes the next request wait until it is released or given up.
+func (g *gate) hold(method, prefix string) *rule {
+	return g.add(&rule{method: method, prefix: prefix, came: make(chan struct{}), free: make(chan struct{})})
+}
+
+// panic makes the next request panic with a value.
+func (g *gate) panic(method, prefix string, value any) {
+	g.add(&rule{method: method, prefix: prefix, value: value})
+}
+
+// entered waits until the request has come.
+func (r *rule) entered(t *testing.T) {
+	t.Helper()
+	select {
+	case <-r.came:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("no request %s %s came", r.method, r.prefix)
+	}
+}
+
+func (r *rule) release() { close(r.free) }
+
+func (g *gate) take(req *http.Request) *rule {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i, r := range g.rules {
+		if r.method == req.Method && strings.HasPrefix(req.URL.Path, r.prefix) {
+			g.rules = append(g.rules[:i:i], g.rules[i+1:]...)
+			return r
+		}
+	}
+	return nil
+}
+
+// RoundTrip implements http.RoundTripper.
+func (g *gate) RoundTrip(req *http.Request) (*http.Response, error) {
+	switch r := g.take(req); {
+	case r == nil:
+	case r.value != nil:
+		panic(r.value)
+	default:
+		close(r.came)
+		select {
+		case <-r.free:
+		case <-req.Context().Done():
+			_, err := io.Copy(io.Discard, req.Body)
+			return nil, errors.Join(req.Context().Err(), err, req.Body.Close())
+		}
+	}
+	return http.DefaultTransport.RoundTrip(req)
+}

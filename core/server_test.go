@@ -1,0 +1,396 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+)
+
+// What this plugin offers, exactly.
+func TestCapabilities(t *testing.T) {
+	e := newEverything(t)
+	plugin, err := e.IdentityClient.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+	e.must(t, err)
+	var services []string
+	for _, capability := range plugin.GetCapabilities() {
+		services = append(services, capability.GetService().GetType().String())
+	}
+	wantSame(t, services, []string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"})
+
+	controller, err := csi.NewControllerClient(e.conn).ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
+	e.must(t, err)
+	var rpcs []string
+	for _, capability := range controller.GetCapabilities() {
+		rpcs = append(rpcs, capability.GetRpc().GetType().String())
+	}
+	wantSame(t, rpcs, []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "SINGLE_NODE_MULTI_WRITER"})
+
+	node, err := csi.NewNodeClient(e.conn).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	e.must(t, err)
+	rpcs = nil
+	for _, capability := range node.GetCapabilities() {
+		rpcs = append(rpcs, capability.GetRpc().GetType().String())
+	}
+	wantSame(t, rpcs, []string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER"})
+}
+
+// A service that is off answers that it is, and the plugin's description of itself is the same in every mode.
+func TestModes(t *testing.T) {
+	var descriptions []*csi.GetPluginCapabilitiesResponse
+	for _, test := range []struct {
+		mode             string
+		controller, node bool
+	}{{"controller", true, false}, {"node", false, true}, {"all", true, true}} {
+		t.Run(test.mode, func(t *testing.T) {
+			r := newRig(t)
+			opts := serverOptions(test.mode)
+			if test.controller {
+				opts.Controller = core.NewController(core.ControllerOptions{Rack: rackClient(t, r, nil), Cluster: testCluster, MaxDisks: 8, Log: discard()})
+			}
+			if test.node {
+				opts.Node = core.NewNode(core.NodeOptions{
+					Provider: static.New(static.Options{InstanceID: r.node(t, "node-a")}), Rack: "default", MaxDisks: 8,
+					Devices: devicetest.NewBare(t).Roots(), StateDir: t.TempDir(), Log: discard(),
+				})
+			}
+			conn, _ := serve(t, core.NewServer(opts))
+			for service, on := range map[string]bool{"Identity": true, "Controller": test.controller, "Node": test.node} {
+				for _, rpc := range rpcsOf(t, service) {
+					_, err := invoke(t.Context(), conn, rpc, newRequest(t, rpc))
+					_, served := badInputRPCs[string(rpc.Name())]
+					switch {
+					case !on:
+						wantCode(t, err, codes.Unimplemented, `mode "`+test.mode+`"`, strings.ToLower(service)+" service")
+					case !served:
+						wantCode(t, err, codes.Unimplemented, string(rpc.Name()))
+					case err != nil: // an empty request, most of which are bad
+						wantCode(t, err, codes.InvalidArgument)
+					}
+				}
+			}
+			description, err := csi.NewIdentityClient(conn).GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+			r.must(t, err)
+			descriptions = append(descriptions, description)
+		})
+	}
+	for _, description := range descriptions[1:] {
+		if diff := cmp.Diff(descriptions[0], description, protocmp.Transform()); diff != "" {
+			t.Errorf("the capabilities differ between modes:\n%s", diff)
+		}
+	}
+}
+
+func TestUnknownServices(t *testing.T) {
+	e := newEverything(t)
+	for _, rpc := range rpcsOf(t, "GroupController", "SnapshotMetadata") {
+		stream, err := e.conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, fmt.Sprintf("/%s/%s", rpc.Parent().FullName(), rpc.Name()))
+		e.must(t, err)
+		e.must(t, stream.SendMsg(newRequest(t, rpc)))
+		wantCode(t, stream.RecvMsg(&csi.ProbeResponse{}), codes.Unimplemented, string(rpc.Parent().Name()))
+	}
+}
+
+func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
+	readiness := &core.Readiness{}
+	opts := serverOptions("node")
+	opts.Identity = core.NewIdentity("1.2.3", readiness)
+	conn, _ := serve(t, core.NewServer(opts))
+	client := csi.NewIdentityClient(conn)
+	readiness.Await("something")
+	resp, err := client.Probe(t.Context(), &csi.ProbeRequest{})
+	if err != nil || resp.GetReady() == nil || resp.GetReady().GetValue() {
+		t.Errorf("while waiting Probe answers %v, %v", resp, err)
+	}
+	info, err := client.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, info, &csi.GetPluginInfoResponse{Name: "csi.oxide.computer", VendorVersion: "1.2.3"})
+}
+
+func TestListen(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		// put puts something at the path.
+		put     func(t *testing.T, path string)
+		refused string
+	}{
+		{name: "nothing there", put: func(*testing.T, string) {}},
+		{name: "a socket on which nobody listens", put: deadSocket},
+		{name: "a socket in use", refused: "is in use", put: func(t *testing.T, path string) {
+			other, err := net.Listen("unix", path)
+			must(t, err)
+			t.Cleanup(func() { must(t, other.Close()) })
+		}},
+		{name: "a file", refused: "is no socket", put: func(t *testing.T, path string) {
+			must(t, os.WriteFile(path, []byte("precious"), 0o600))
+		}},
+		{name: "an empty file", refused: "is no socket", put: func(t *testing.T, path string) {
+			must(t, os.WriteFile(path, nil, 0o600))
+		}},
+		{name: "a folder", refused: "is no socket", put: func(t *testing.T, path string) {
+			must(t, os.Mkdir(path, 0o700))
+		}},
+		{name: "a link to a dead socket", refused: "is no socket", put: func(t *testing.T, path string) {
+			deadSocket(t, path+"-elsewhere")
+			must(t, os.Symlink(path+"-elsewhere", path))
+		}},
+		{name: "a link to nothing", refused: "is no socket", put: func(t *testing.T, path string) {
+			must(t, os.Symlink(path+"-elsewhere", path))
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := shortDir(t)
+			path := filepath.Join(dir, "csi.sock")
+			test.put(t, path)
+			before := listing(t, dir)
+			listener, err := core.Listen(path)
+			if test.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), test.refused) || !strings.Contains(err.Error(), path) {
+					t.Errorf("error %v must name the path and that it %s", err, test.refused)
+				}
+				if diff := cmp.Diff(before, listing(t, dir)); diff != "" {
+					t.Errorf("the folder changed (-before +after):\n%s", diff)
+				}
+				return
+			}
+			must(t, err)
+			if info, err := os.Lstat(path); err != nil || info.Mode() != fs.ModeSocket|0o660 {
+				t.Errorf("the socket: %v, %v; want mode 0660", info.Mode(), err)
+			}
+			if entries := listing(t, dir); len(entries) != 1 {
+				t.Errorf("beside the socket there is something: %v", entries)
+			}
+			accepted := make(chan error, 1)
+			go func() {
+				conn, err := listener.Accept()
+				if err == nil {
+					err = conn.Close()
+				}
+				accepted <- err
+			}()
+			conn, err := net.Dial("unix", path)
+			must(t, err)
+			must(t, errors.Join(conn.Close(), <-accepted, listener.Close()))
+			if entries := listing(t, dir); len(entries) != 0 {
+				t.Errorf("after the end there is %v", entries)
+			}
+		})
+	}
+	t.Run("the other one goes on", func(t *testing.T) {
+		conn, path := serve(t, core.NewServer(serverOptions("all")))
+		if _, err := core.Listen(path); err == nil {
+			t.Fatal("a socket in use was taken")
+		}
+		if _, err := csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+			t.Error(err)
+		}
+		fresh, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		must(t, err)
+		defer func() { must(t, fresh.Close()) }()
+		if _, err := csi.NewIdentityClient(fresh).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("no folder", func(t *testing.T) {
+		path := filepath.Join(shortDir(t), "missing", "csi.sock")
+		if _, err := core.Listen(path); err == nil || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "folder exists") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// deadSocket leaves a socket as a killed process does.
+func deadSocket(t *testing.T, path string) {
+	t.Helper()
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	must(t, err)
+	listener.SetUnlinkOnClose(false)
+	must(t, listener.Close())
+}
+
+// listing is what is in a folder: kind, content and identity of each entry.
+func listing(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	found := map[string]string{}
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		info, err := entry.Info()
+		must(t, err)
+		text := fmt.Sprintf("%v, inode %d", info.Mode(), info.Sys().(*syscall.Stat_t).Ino)
+		if info.Mode().IsRegular() {
+			content, err := os.ReadFile(path)
+			must(t, err)
+			text = fmt.Sprintf("%v %q", info.Mode(), content)
+		}
+		found[entry.Name()] = text
+	}
+	return found
+}
+
+// goAllowed are the places of the packages that serve RPCs which may start a goroutine, and why a panic in it cannot end
+// the process.
+var goAllowed = map[string]string{}
+
+// An interceptor recovers panics of the goroutine that serves an RPC, and of no other: one more, and a defect in one
+// request ends the process with all that it serves.
+func TestNoGoroutines(t *testing.T) {
+	found := map[string]bool{}
+	for _, dir := range []string{".", "rack", "device", "mount", "tool"} {
+		files := token.NewFileSet()
+		entries, err := os.ReadDir(dir)
+		must(t, err)
+		parsed := 0
+		for _, entry := range entries {
+			name := filepath.Join(dir, entry.Name())
+			if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(files, name, nil, 0)
+			must(t, err)
+			parsed++
+			for _, declaration := range file.Decls {
+				function := "a variable"
+				if f, is := declaration.(*ast.FuncDecl); is {
+					function = f.Name.Name
+				}
+				ast.Inspect(declaration, func(node ast.Node) bool {
+					if !startsGoroutine(node) {
+						return true
+					}
+					place := name + ": " + function
+					found[place] = true
+					if goAllowed[place] == "" {
+						t.Errorf("%s starts a goroutine: nobody recovers its panic", files.Position(node.Pos()))
+					}
+					return true
+				})
+			}
+		}
+		if parsed == 0 {
+			t.Errorf("no files in %s", dir)
+		}
+	}
+	for place := range goAllowed {
+		if !found[place] {
+			t.Errorf("%s is allowed to start a goroutine and does not", place)
+		}
+	}
+}
+
+// startsGoroutine recognizes go statements, methods Go of WaitGroup and the like, and time.AfterFunc.
+func startsGoroutine(node ast.Node) bool {
+	if _, is := node.(*ast.GoStmt); is {
+		return true
+	}
+	call, is := node.(*ast.CallExpr)
+	if !is {
+		return false
+	}
+	selector, is := call.Fun.(*ast.SelectorExpr)
+	return is && (selector.Sel.Name == "Go" || selector.Sel.Name == "AfterFunc")
+}
+
+func serverOptions(mode string) core.ServerOptions {
+	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", &core.Readiness{}), Registry: prometheus.NewRegistry(), Log: discard()}
+}
+
+// serve serves on a socket of its own until the test ends, and checks then that nothing is left of it.
+func serve(t *testing.T, server *core.Server) (*grpc.ClientConn, string) {
+	t.Helper()
+	dir := shortDir(t)
+	path := filepath.Join(dir, "csi.sock")
+	listener, err := core.Listen(path)
+	must(t, err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, conn.Close())
+		server.StopNow()
+		must(t, <-served)
+		if left := listing(t, dir); len(left) != 0 {
+			t.Errorf("the server left %v behind", left)
+		}
+	})
+	return conn, path
+}
+
+// shortDir is a folder whose path leaves room for a socket's name.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "csi")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// A server that stops answers what it has begun and takes nothing new.
+func TestStopFinishesCallsInFlight(t *testing.T) {
+	gate := newGate()
+	r, conn, server := gatedController(t, gate)
+	answered := make(chan error, 1)
+	hold := gate.hold("POST", "/v1/disks")
+	go func() {
+		_, err := csi.NewControllerClient(conn).CreateVolume(t.Context(), createRequest("v"))
+		answered <- err
+	}()
+	hold.entered(t)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		server.Stop()
+	}()
+	eventually(t, "nothing new is taken", func() bool {
+		_, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{})
+		return err != nil
+	})
+	select {
+	case <-stopped:
+		t.Fatal("stopped with a call in flight")
+	case err := <-answered:
+		t.Fatalf("the call in flight ended: %v", err)
+	default:
+	}
+	hold.release()
+	must(t, <-answered)
+	<-stopped
+	if ids := r.volumes(t); len(ids) != 1 {
+		t.Errorf("%d disks, want 1", len(ids))
+	}
+}
