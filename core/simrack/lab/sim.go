@@ -66,7 +66,7 @@ func (s *Sim) read(stdout io.Reader) error {
 		if line == "# ready" {
 			return nil
 		}
-		if fields := strings.Fields(line); len(fields) == 4 && fields[0] == "#" {
+		if fields := strings.SplitN(line, " ", 4); len(fields) == 4 && fields[0] == "#" {
 			instance := Instance{Name: fields[1], ID: fields[2], Guest: fields[3]}
 			if instance.Guest == "-" {
 				instance.Guest = ""
