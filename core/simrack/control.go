@@ -487,19 +487,20 @@ type leftoversView struct {
 }
 
 func (r *Rack) getLeftovers(*http.Request) (int, any, error) {
-	var v leftoversView
-	if r.guests != nil {
-		g, err := r.guests.Leftovers()
-		if err != nil {
-			return 500, nil, fmt.Errorf("count what the guests hold: %w", err)
-		}
-		v.Loops, v.Mounts, v.Files = g.Loops, g.Mounts, g.Files
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	boots := map[string]bool{}
 	for _, i := range r.instances {
 		boots[i.BootDiskID] = true
+	}
+	var v leftoversView
+	err := r.onGuests("count leftovers", func(g Guests) error {
+		left, err := g.Leftovers(boots)
+		v.Loops, v.Mounts, v.Files = left.Loops, left.Mounts, left.Files
+		return err
+	})
+	if err != nil {
+		return 500, nil, err
 	}
 	for id := range r.disks {
 		if !boots[id] {

@@ -35,8 +35,8 @@ type Guests interface {
 	Dir(instanceID string) string
 	// Device is the block device's name in the guest ("nvme1n1"), empty when the guest shows none for this disk.
 	Device(instanceID, diskID string) string
-	// Leftovers counts what this simulator still holds outside its own memory.
-	Leftovers() (GuestLeftovers, error)
+	// Leftovers counts what this simulator still holds outside its own memory, without what belongs to these boot disks.
+	Leftovers(bootDisks map[string]bool) (GuestLeftovers, error)
 }
 
 // GuestDisk is a disk as the virtual machine is told of it.
@@ -52,7 +52,7 @@ type GuestDisk struct {
 	Boot bool
 }
 
-// GuestLeftovers is what a simulated rack has outside its own memory, boot disks excepted.
+// GuestLeftovers is what a simulated rack has outside its own memory.
 type GuestLeftovers struct {
 	// Loops are loop devices whose backing file is a disk's store, deleted ones included.
 	Loops int

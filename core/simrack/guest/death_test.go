@@ -130,9 +130,7 @@ func TestOrderlyHalt(t *testing.T) {
 			t.Errorf("%s is still mounted", mountPoint)
 		}
 	}
-	if left := loopsBelow(t, w.state); len(left) > 0 {
-		t.Errorf("loop devices of a guest without power: %v", left)
-	}
+	noLoops(t, w.state)
 	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}))
 	alive := mounted(t, w.node(nodeA, disk), "ext4")
 	if diff := cmp.Diff("kept", contents(t, alive)["unflushed"]); diff != "" {

@@ -51,9 +51,7 @@ func openWorld(t *testing.T, root, state string) *world {
 	}
 	t.Cleanup(func() {
 		w.close()
-		if left := loopsBelow(t, state); len(left) > 0 {
-			t.Errorf("loop devices left behind: %v", left)
-		}
+		noLoops(t, state)
 		if _, err := os.Stat(root); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("guest root %s left behind: %v", root, err)
 		}
@@ -94,6 +92,13 @@ func loopsBelow(t *testing.T, dir string) (found []string) {
 		}
 	}
 	return found
+}
+
+// noLoops waits until no loop device has a file below the folder. Programs that look at every block device, such as udev,
+// may hold one for a moment.
+func noLoops(t *testing.T, dir string) {
+	t.Helper()
+	eventually(t, "no loop devices are left below "+dir, func() bool { return len(loopsBelow(t, dir)) == 0 })
 }
 
 // data is a disk for a slot, with its store.

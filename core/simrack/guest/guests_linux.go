@@ -52,7 +52,6 @@ type Guests struct {
 
 	mu       sync.Mutex
 	machines map[string]*machine // By instance ID.
-	boot     map[string]bool     // IDs of disks that an instance has booted from.
 }
 
 var _ simrack.Guests = (*Guests)(nil)
@@ -60,13 +59,13 @@ var _ simrack.Guests = (*Guests)(nil)
 // New makes the place for guests and clears what a simulator with the same state directory left behind when it was
 // killed: its guests lose their power, their folders go, the disks stay.
 //
-// It fails without root, when loop devices cannot be had, when device nodes below Root cannot be opened, and when another
+// It fails without root, before Linux 5.18, when loop devices cannot be had, when device nodes below Root cannot be opened, and when another
 // simulator uses the state directory.
 func New(options Options) (_ *Guests, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("guests need root, for loop devices and device nodes: run as root, or without guests")
 	}
-	g := &Guests{log: options.Log, machines: map[string]*machine{}, boot: map[string]bool{}}
+	g := &Guests{log: options.Log, machines: map[string]*machine{}}
 	if g.log == nil {
 		g.log = slog.Default()
 	}
@@ -75,6 +74,9 @@ func New(options Options) (_ *Guests, err error) {
 			err = errors.Join(err, g.release())
 		}
 	}()
+	if err := checkKernel(); err != nil {
+		return nil, err
+	}
 	if g.stateDir, _, err = makeDir(options.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state directory: %w", err)
 	}
@@ -138,6 +140,23 @@ func (g *Guests) claimStateDir() (err error) {
 		return fmt.Errorf("another simulator uses the state directory %s: end it or choose another directory", g.stateDir)
 	}
 	return err
+}
+
+// checkKernel refuses Linux before 5.18, which does not let the capacity be taken from a loop device that is mounted.
+func checkKernel() error {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return fmt.Errorf("ask for the version of Linux: %w", err)
+	}
+	release := unix.ByteSliceToString(name.Release[:])
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return fmt.Errorf("read the version of Linux from %q: %w", release, err)
+	}
+	if major < 5 || major == 5 && minor < 18 {
+		return fmt.Errorf("guests need Linux 5.18 or newer, and this is %s: run on a newer one, or without guests", release)
+	}
+	return nil
 }
 
 // checkNodes finds out whether device nodes in the guest root work.

@@ -184,7 +184,8 @@ func (g *Guests) powerOff(m *machine, orderly bool) error {
 }
 
 // halt does what an operating system does before it lets go of the power: everything is written and unmounted. What is
-// busy is written all the same; the cut that follows shuts it down.
+// busy is written all the same; the cut that follows shuts it down. A filesystem that cannot be written, having died
+// before, does not keep a machine from halting.
 func (g *Guests) halt(m *machine, devices []*device) error {
 	mounts, err := ownMounts()
 	if err != nil {
@@ -197,23 +198,28 @@ func (g *Guests) halt(m *machine, devices []*device) error {
 	onDevice := func(mount mount) bool {
 		return slices.ContainsFunc(devices, func(d *device) bool { return !d.refused && d.number == mount.device() })
 	}
-	var errs []error
+	warn := func(err error) {
+		if err != nil {
+			g.log.Warn("a guest halts with something unfinished", slog.String("guest", m.dir), slog.Any("error", err))
+		}
+	}
 	for _, mount := range withChildren(mounts, func(mount mount) bool { return isNode(mount) || onDevice(mount) }) {
 		if onDevice(mount) {
-			errs = append(errs, mount.sync())
+			warn(mount.sync())
 		}
-		if err := mount.unmount(0); err != nil {
-			g.log.Warn("a mount does not end with its guest, which halts", slog.String("guest", m.dir), slog.Any("error", err))
-		}
+		warn(mount.unmount(0))
 	}
 	// Mounts in other namespaces, and whoever has the block device open.
 	all, err := allMounts()
-	errs = append(errs, err)
+	if err != nil {
+		return err
+	}
 	for _, mount := range all {
 		if onDevice(mount) && !mount.own() {
-			errs = append(errs, mount.sync())
+			warn(mount.sync())
 		}
 	}
+	var errs []error
 	for _, d := range devices {
 		if !d.refused {
 			errs = append(errs, g.flush(d.loop))

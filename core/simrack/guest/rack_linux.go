@@ -20,9 +20,6 @@ func (g *Guests) CreateDisk(diskID string, sizeBytes int64) error {
 
 // DeleteDisk implements [simrack.Guests]. A disk without a backing store is deleted already.
 func (g *Guests) DeleteDisk(diskID string) error {
-	g.mu.Lock()
-	delete(g.boot, diskID)
-	g.mu.Unlock()
 	return remove(g.store(diskID).path)
 }
 
@@ -102,7 +99,6 @@ func (g *Guests) DeleteInstance(instanceID string) error {
 // PowerOn implements [simrack.Guests].
 func (g *Guests) PowerOn(instanceID string, disks []simrack.GuestDisk) error {
 	return g.with(instanceID, "power on", func(m *machine) error {
-		g.remember(disks...)
 		return g.powerOn(m, disks)
 	})
 }
@@ -119,7 +115,6 @@ func (g *Guests) Plug(instanceID string, disk simrack.GuestDisk) error {
 		if !m.running {
 			return errors.New("it is not running")
 		}
-		g.remember(disk)
 		return g.plug(m, disk)
 	})
 }
@@ -159,61 +154,58 @@ func (g *Guests) Device(instanceID, diskID string) string {
 	return d.name()
 }
 
-// Leftovers implements [simrack.Guests]. Disks on running guests count like any others.
-func (g *Guests) Leftovers() (simrack.GuestLeftovers, error) {
+// Leftovers implements [simrack.Guests]. Disks on running guests count like any others; a boot disk's loop device counts
+// once the disk was cut off, since then something holds it that should not.
+func (g *Guests) Leftovers(bootDisks map[string]bool) (simrack.GuestLeftovers, error) {
 	var left simrack.GuestLeftovers
 	diskIDs, err := g.stores()
 	if err != nil {
 		return left, err
 	}
+	left.Files = len(slices.DeleteFunc(diskIDs, func(id string) bool { return bootDisks[id] }))
 	bound, err := g.boundLoops()
 	if err != nil {
 		return left, err
 	}
-	mounts, err := ownMounts()
-	if err != nil {
-		return left, err
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	left.Files = len(slices.DeleteFunc(diskIDs, func(id string) bool { return g.boot[id] }))
-	ours := map[uint64]bool{}
+	numbers := map[uint64]bool{}
 	for _, b := range bound {
+		if bootDisks[b.diskID] && !b.severed {
+			continue
+		}
 		number, err := b.loop.device()
 		if err != nil {
 			return left, err
 		}
-		// A boot disk's loop device counts once it is cut off: then something holds it that should not.
-		if !g.boot[b.diskID] || b.severed {
-			left.Loops++
-			ours[number] = true
-		}
+		left.Loops++
+		numbers[number] = true
 	}
-	for _, m := range mounts {
-		counts := ours[m.device()]
-		for _, machine := range g.machines {
-			isNode, err := nodeMounts(mounts, filepath.Join(machine.dir, "dev"))
-			if err != nil {
-				return left, err
-			}
-			counts = counts || isNode(m) || below(m.Mountpoint, machine.dir)
-		}
-		if counts {
-			left.Mounts++
-		}
-	}
-	return left, nil
+	left.Mounts, err = g.countMounts(numbers)
+	return left, err
 }
 
-// remember notes which disks are boot disks.
-func (g *Guests) remember(disks ...simrack.GuestDisk) {
+// countMounts counts the mounts of these block devices, of guests' device nodes, and below guests' folders.
+func (g *Guests) countMounts(numbers map[uint64]bool) (int, error) {
+	mounts, err := ownMounts()
+	if err != nil {
+		return 0, err
+	}
+	counts := []func(mount) bool{func(m mount) bool { return numbers[m.device()] }}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, disk := range disks {
-		if disk.Boot {
-			g.boot[disk.ID] = true
+	for _, machine := range g.machines {
+		isNode, err := nodeMounts(mounts, filepath.Join(machine.dir, "dev"))
+		if err != nil {
+			return 0, err
+		}
+		counts = append(counts, isNode, func(m mount) bool { return below(m.Mountpoint, machine.dir) })
+	}
+	n := 0
+	for _, m := range mounts {
+		if slices.ContainsFunc(counts, func(count func(mount) bool) bool { return count(m) }) {
+			n++
 		}
 	}
+	return n, nil
 }
 
 // find returns nil for an instance without a guest.
