@@ -1,0 +1,230 @@
+package core_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+	"github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// sanitySkips are the specs of csi-sanity that do not run: by the text with which they skip, how many there are for each
+// kind of volume, and the capability that they need. This plugin must not advertise it, for the reasons that stand in
+// capabilities.go. A spec that skips for any other reason has been run by nobody, which fails the test.
+var sanitySkips = []struct {
+	message string
+	specs   int
+	needs   fmt.Stringer
+}{
+	{"GetCapacity not supported", 1, csi.ControllerServiceCapability_RPC_GET_CAPACITY},
+	{"ListVolumes not supported", 3, csi.ControllerServiceCapability_RPC_LIST_VOLUMES},
+	{"pending: pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted", 1,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES}, // csi-test itself has switched it off
+	{"Snapshot not supported", 2, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT},
+	{"CreateSnapshot not supported", 6, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT},
+	{"DeleteSnapshot not supported", 3, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT},
+	{"ListSnapshots not supported", 7, csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS},
+	{"GetSnapshot not supported", 3, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT},
+	{"Volume Cloning not supported", 2, csi.ControllerServiceCapability_RPC_CLONE_VOLUME},
+	{"ControllerPublishVolume.readonly field not supported", 1, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY},
+	{"ControllerExpandVolume not supported", 3, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME},
+	{"Modify volume not supported", 1, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
+	{"Modify Volume not supported", 1, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
+	{"ControllerModifyVolume not supported", 6, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
+	{"ControllerGetVolumeHealth not supported", 2, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH},
+	{"ControllerListVolumeHealth not supported", 1, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH},
+	{"GroupControllerService not supported", 6, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE},
+	{"NodeExpandVolume not supported", 4, csi.NodeServiceCapability_RPC_EXPAND_VOLUME},
+	{"NodeGetVolumeHealth not supported", 2, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH},
+	{"NodeGetStorageHealth not supported", 1, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH},
+}
+
+// TestSanity runs csi-sanity against the built plugin: over its socket, with the real SDK before a simulated rack, and
+// with real block devices in one of the rack's guests. Volumes with a filesystem and raw block volumes are two rounds of
+// the one suite that ginkgo runs in a process.
+func TestSanity(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the guest of the simulated rack is made of loop devices, device nodes and mounts")
+	}
+	programs, err := lab.Build(t.TempDir(), lab.RaceDetector())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A socket's path has at most 107 bytes; t.TempDir's holds the name of the test.
+	dir, err := os.MkdirTemp("", "sanity")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(dir, "state")
+	sim, err := lab.StartSim(programs.Sim, nil, "--hotplug", "--instances=node-a", "--guest-root="+filepath.Join(dir, "guests"), "--state="+state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		endSanity(t, "oxide-sim", sim.Stop, sim.Process)
+		checkNothingBelow(t, dir)
+	})
+	plugin, err := lab.StartPlugin(programs.Plugin, lab.PluginOptions{Mode: "all", Dir: dir, Sim: sim, Instance: sim.Instance("node-a")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { endSanity(t, "oxide-csi", plugin.Stop, plugin.Process) })
+
+	report := runSanity(t, plugin.Socket, dir)
+	checkSkips(t, plugin, report, len(sanityRounds))
+	left, err := sim.Leftovers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(lab.Leftovers{}, left); diff != "" {
+		t.Errorf("something is left on the rack (-want +got):\n%s", diff)
+	}
+}
+
+// endSanity ends a program, which must do so by itself, and shows what it printed if the test has failed.
+func endSanity(t *testing.T, name string, stop func() error, process *lab.Process) {
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(process.Stderr().String(), "DATA RACE") {
+		t.Errorf("%s: the race detector found something", name)
+	}
+	if t.Failed() {
+		t.Logf("%s printed:\n%s", name, process.Stderr())
+	}
+}
+
+// ranSpecs is how many specs of csi-sanity there are for this plugin, for each kind of volume.
+const ranSpecs = 47
+
+// sanityRounds are the kinds of volumes that csi-sanity asks for, as it calls them.
+var sanityRounds = []string{"mount", "block"}
+
+// runSanity runs csi-sanity and returns what ginkgo reports of each spec.
+func runSanity(t *testing.T, socket, dir string) (report types.Report) {
+	t.Helper()
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	for _, round := range sanityRounds {
+		config := sanity.NewTestConfig()
+		config.Address = "unix://" + socket
+		config.TargetPath = filepath.Join(dir, round+"-target")
+		config.StagingPath = filepath.Join(dir, round+"-staging")
+		config.TestVolumeAccessType = round
+		config.TestVolumeSize = gib
+		config.TestNodeVolumeAttachLimit = true
+		config.IdempotentCount = 5
+		config.IDGen = idGenerator{}
+		ginkgo.Describe(round, func() { t.Cleanup(sanity.GinkgoTest(&config).Finalize) })
+	}
+	ginkgo.ReportAfterSuite("keep the report", func(r ginkgo.Report) { report = r })
+	suite, reporter := ginkgo.GinkgoConfiguration()
+	reporter.Succinct, reporter.NoColor = true, true
+	ginkgo.RunSpecs(t, "csi-sanity", suite, reporter)
+	return report
+}
+
+// idGenerator makes IDs of the form that this plugin's have, so that "not found" is looked for on the rack.
+type idGenerator struct{}
+
+func (idGenerator) GenerateUniqueValidVolumeID() string { return uuid.NewString() }
+func (idGenerator) GenerateInvalidVolumeID() string     { return "no-disk-has-this-id" }
+func (idGenerator) GenerateUniqueValidNodeID() string   { return uuid.NewString() }
+func (idGenerator) GenerateInvalidNodeID() string       { return "no-instance-has-this-id" }
+
+// checkSkips compares the specs that did not run with sanitySkips, for as many rounds.
+func checkSkips(t *testing.T, plugin *lab.Plugin, report types.Report, rounds int) {
+	t.Helper()
+	advertised := advertisedCapabilities(t, plugin)
+	want := map[string]int{}
+	for _, skip := range sanitySkips {
+		want[skip.message] = skip.specs * rounds
+		if advertised[skip.needs] {
+			t.Errorf("%s is advertised, so its specs must not skip", skip.needs)
+		}
+	}
+	ran, got := 0, map[string]int{}
+	for _, spec := range report.SpecReports {
+		switch {
+		case spec.LeafNodeType != types.NodeTypeIt:
+		case spec.State == types.SpecStatePassed:
+			ran++
+		case spec.State == types.SpecStateSkipped:
+			got[spec.Failure.Message]++
+		case spec.State == types.SpecStatePending:
+			got["pending: "+spec.LeafNodeText]++
+		default:
+			t.Errorf("%s: %s", spec.FullText(), spec.State)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("csi-sanity skips other specs than it should (-want +got):\n%s", diff)
+	}
+	// Fewer would mean that a round has not been run.
+	if ran != ranSpecs*rounds {
+		t.Errorf("csi-sanity ran %d specs, want %d", ran, ranSpecs*rounds)
+	}
+}
+
+// advertisedCapabilities are everything that the plugin says it can do.
+func advertisedCapabilities(t *testing.T, plugin *lab.Plugin) map[fmt.Stringer]bool {
+	t.Helper()
+	services, err1 := plugin.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+	controller, err2 := plugin.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
+	node, err3 := plugin.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	all := map[fmt.Stringer]bool{}
+	for _, capability := range services.GetCapabilities() {
+		all[capability.GetService().GetType()] = true
+	}
+	for _, capability := range controller.GetCapabilities() {
+		all[capability.GetRpc().GetType()] = true
+	}
+	for _, capability := range node.GetCapabilities() {
+		all[capability.GetRpc().GetType()] = true
+	}
+	return all
+}
+
+// checkNothingBelow checks that no mount and no loop device of this test is left, and removes its folder.
+func checkNothingBelow(t *testing.T, dir string) {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	clean := true
+	for line := range strings.Lines(string(table)) {
+		if strings.Contains(line, " "+dir+"/") {
+			clean = false
+			t.Errorf("mount left behind: %s", line)
+		}
+	}
+	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, loop := range loops {
+		if text, err := os.ReadFile(loop); err == nil && strings.HasPrefix(string(text), dir+"/") {
+			t.Errorf("loop device left behind: %s: %s", loop, text)
+		}
+	}
+	if !clean {
+		return // what is mounted there must not be emptied
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Error(err)
+	}
+}
