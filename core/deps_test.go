@@ -101,7 +101,9 @@ func TestImports(t *testing.T) {
 		imported func(path string) bool
 		only     []string
 	}{
-		{"the rack's SDK", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") || path == module+"/cmd/oxide-csi" },
+		{"the rack's SDK", func(path string) bool {
+			return within(path, module+"/core") || within(path, module+"/metadata") || path == module+"/cmd/oxide-csi"
+		},
 			func(path string) bool { return within(path, "github.com/oxidecomputer/oxide.go") }, []string{module + "/core/rack"}},
 		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && !simulated(path) },
 			func(path string) bool {

@@ -1,0 +1,316 @@
+package core_test
+
+import (
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+func refusal(status int, code, message string) lab.Fault {
+	return lab.Fault{Kind: lab.FaultStatus, Status: status, ErrorCode: code, Message: message}
+}
+
+// Answers of a rack, docs/rack.md §1 to §7, and of whatever may stand before it.
+var (
+	refused400      = refusal(400, "InvalidRequest", "a reason that this plugin has never heard")
+	badSize         = refusal(400, "InvalidValue", `unsupported value for "size": total size must be less than 1023 GiB`)
+	badBlockSize    = refusal(400, "InvalidValue", `unsupported value for "size and block_size": total size must be a multiple of block size 4096`)
+	badValue        = refusal(400, "InvalidValue", `unsupported value for "description": too much of it`)
+	badJSON         = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: "unable to parse JSON body: EOF"}
+	badVersion      = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: "server does not support this API version: 2026060800.0.0"}
+	notStopped      = refusal(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
+	notStoppedOff   = refusal(400, "InvalidRequest", "cannot detach disk: instance is not fully stopped")
+	tooMany         = refusal(400, "InvalidRequest", "cannot attach more than 12 disks to instance")
+	noToken         = refusal(401, "Unauthorized", "credentials missing or invalid")
+	forbidden       = refusal(403, "Forbidden", "Forbidden")
+	noProject       = refusal(404, "ObjectNotFound", `not found: project with name "demo"`)
+	noDisk          = refusal(404, "ObjectNotFound", `not found: disk with id "c0ffee00-0000-4000-8000-000000000000"`)
+	noInstance      = refusal(404, "ObjectNotFound", `not found: instance with id "c0ffee00-0000-4000-8000-000000000000"`)
+	noRoute         = lab.Fault{Kind: lab.FaultStatus, Status: 404, Message: "Not Found"}
+	conflict        = refusal(409, "Conflict", "somebody was faster")
+	gone            = refusal(410, "Gone", "Gone")
+	tooManyRequests = lab.Fault{Kind: lab.FaultStatus, Status: 429, Message: "slow down"}
+	rackFailed      = refusal(500, "Internal", "Internal Server Error")
+	badGateway      = refusal(502, "Internal", "Internal Server Error")
+	unavailable503  = refusal(503, "ServiceNotAvailable", "Service Unavailable")
+	gatewayTimeout  = refusal(504, "Internal", "Internal Server Error")
+	noSpace         = refusal(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
+	lost            = lab.Fault{Kind: lab.FaultLost}
+	reset           = lab.Fault{Kind: lab.FaultReset}
+	// Go sends a GET again whose connection is reset, so only one that always is shows.
+	resetAlways = lab.Fault{Kind: lab.FaultReset, Count: new(int)}
+)
+
+// errorRow is one answer of the rack, and the code of the RPC that got it.
+type errorRow struct {
+	operation string
+	fault     lab.Fault
+	code      codes.Code
+	mentions  string
+}
+
+// The whole way: what the rack answers to one call of the API, and what the orchestrator is told.
+func TestRackErrorsToCodes(t *testing.T) {
+	for _, test := range []struct {
+		rpc  string
+		call func(t *testing.T, r *rig, volumeID, nodeID string) error
+		rows []errorRow
+	}{
+		{"CreateVolume", func(t *testing.T, r *rig, _, _ string) error {
+			_, err := r.CreateVolume(t.Context(), createRequest("new"))
+			return err
+		}, []errorRow{
+			{"disk_create", refused400, codes.Internal, "never heard"},
+			{"disk_create", badSize, codes.OutOfRange, "1023 GiB"},
+			{"disk_create", badBlockSize, codes.OutOfRange, "multiple of block size"},
+			{"disk_create", badValue, codes.Internal, "description"},
+			{"disk_create", badJSON, codes.Internal, "unable to parse"},
+			{"disk_create", badVersion, codes.Internal, "API version"},
+			{"disk_create", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_create", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_create", noProject, codes.FailedPrecondition, `project "demo"`},
+			{"disk_create", noRoute, codes.Unavailable, "Not Found"},
+			{"disk_create", conflict, codes.Unavailable, "faster"},
+			{"disk_create", gone, codes.Unavailable, "Gone"},
+			{"disk_create", tooManyRequests, codes.Unavailable, "slow down"},
+			// Anything final would make a provisioner forget a disk that is there, or comes later.
+			{"disk_create", rackFailed, codes.Unavailable, "ask again"},
+			{"disk_create", badGateway, codes.Unavailable, "ask again"},
+			{"disk_create", unavailable503, codes.Unavailable, "ask again"},
+			{"disk_create", gatewayTimeout, codes.Unavailable, "ask again"},
+			{"disk_create", reset, codes.Unavailable, "ask again"},
+			{"disk_create", lost, codes.OK, ""},
+			{"disk_create", noSpace, codes.ResourceExhausted, "Not enough storage"},
+		}},
+		{"CreateVolume again", func(t *testing.T, r *rig, _, _ string) error {
+			_, err := r.CreateVolume(t.Context(), createRequest("v"))
+			return err
+		}, []errorRow{
+			{"disk_create", noSpace, codes.OK, ""},
+			{"disk_create", rackFailed, codes.OK, ""},
+			{"disk_create", unavailable503, codes.OK, ""},
+			{"disk_create", reset, codes.OK, ""},
+			{"disk_view", noToken, codes.Unavailable, "credentials"},
+			{"disk_view", forbidden, codes.Unavailable, "Forbidden"},
+			{"disk_view", noProject, codes.Unavailable, `project "demo"`},
+			{"disk_view", noDisk, codes.Unavailable, "ask again"},
+			{"disk_view", rackFailed, codes.Unavailable, "Internal Server Error"},
+			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", resetAlways, codes.Unavailable, ""},
+		}},
+		{"DeleteVolume", func(t *testing.T, r *rig, volumeID, _ string) error { return r.delete(t, volumeID) }, []errorRow{
+			{"disk_view", refused400, codes.Internal, "never heard"},
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.OK, ""}, // the project is seen, so it is gone
+			{"disk_view", noRoute, codes.Unavailable, "Not Found"},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", badGateway, codes.Unavailable, "Internal Server Error"},
+			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", resetAlways, codes.Unavailable, ""},
+			{"disk_delete", refused400, codes.Internal, "never heard"},
+			{"disk_delete", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_delete", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_delete", noDisk, codes.OK, ""},
+			{"disk_delete", conflict, codes.Unavailable, "faster"},
+			{"disk_delete", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_delete", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_delete", reset, codes.Unavailable, ""},
+			{"disk_delete", lost, codes.Unavailable, ""},
+		}},
+		{"DeleteVolume of none", func(t *testing.T, r *rig, _, _ string) error { return r.delete(t, uuid.NewString()) }, []errorRow{
+			// Whatever keeps the plugin from seeing its project keeps it from saying that a volume is gone.
+			{"project_view", noToken, codes.Unavailable, "token"},
+			{"project_view", forbidden, codes.Unavailable, "token"},
+			{"project_view", noProject, codes.Unavailable, "token"},
+			{"project_view", rackFailed, codes.Unavailable, "token"},
+			{"project_view", resetAlways, codes.Unavailable, "token"},
+		}},
+		{"ControllerPublishVolume", func(t *testing.T, r *rig, volumeID, nodeID string) error { return r.publish(t, volumeID, nodeID) }, []errorRow{
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.NotFound, "not found"},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_list", noToken, codes.Unauthenticated, "credentials"},
+			{"instance_disk_list", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"instance_disk_list", noInstance, codes.NotFound, "no such instance"},
+			{"instance_disk_list", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_attach", refused400, codes.Internal, "never heard"},
+			{"instance_disk_attach", notStopped, codes.FailedPrecondition, "stop the instance"},
+			{"instance_disk_attach", tooMany, codes.ResourceExhausted, "takes no more"},
+			{"instance_disk_attach", noToken, codes.Unauthenticated, "credentials"},
+			{"instance_disk_attach", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"instance_disk_attach", conflict, codes.Unavailable, "faster"},
+			{"instance_disk_attach", rackFailed, codes.Internal, "Internal Server Error"},
+			{"instance_disk_attach", badGateway, codes.Unavailable, "Internal Server Error"},
+			{"instance_disk_attach", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_attach", reset, codes.Unavailable, ""},
+			{"instance_disk_attach", lost, codes.OK, ""},
+		}},
+		{"ControllerUnpublishVolume", func(t *testing.T, r *rig, volumeID, nodeID string) error {
+			r.attachByHand(t, volumeID, nodeID)
+			return r.unpublish(t, volumeID, nodeID)
+		}, []errorRow{
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.OK, ""},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_detach", refused400, codes.Internal, "never heard"},
+			{"instance_disk_detach", notStoppedOff, codes.FailedPrecondition, "stop the instance"},
+			{"instance_disk_detach", noToken, codes.Unauthenticated, "credentials"},
+			{"instance_disk_detach", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"instance_disk_detach", conflict, codes.Unavailable, "faster"},
+			{"instance_disk_detach", rackFailed, codes.Internal, "Internal Server Error"},
+			{"instance_disk_detach", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_detach", reset, codes.Unavailable, ""},
+			{"instance_disk_detach", lost, codes.OK, ""},
+		}},
+		{"ValidateVolumeCapabilities", func(t *testing.T, r *rig, volumeID, _ string) error {
+			_, err := r.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: volumeID, VolumeCapabilities: []*csi.VolumeCapability{mountWriter()}})
+			return err
+		}, []errorRow{
+			{"disk_view", refused400, codes.Internal, "never heard"},
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.NotFound, "not found"},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+		}},
+	} {
+		for _, row := range test.rows {
+			name := test.rpc + "/" + row.operation + "/" + row.fault.Kind
+			if row.fault.Status != 0 {
+				name += " " + strconv.Itoa(row.fault.Status) + " " + row.fault.Message
+			}
+			t.Run(name, func(t *testing.T) {
+				r := newRig(t)
+				volumeID, nodeID := r.create(t, "v"), r.node(t, "node-a")
+				fault := row.fault
+				fault.Operation = row.operation
+				_, err := r.sim.Inject(t.Context(), fault)
+				r.must(t, err)
+				err = test.call(t, r, volumeID, nodeID)
+				wantCode(t, err, row.code, row.mentions)
+				if message := status.Convert(err).Message(); strings.ContainsAny(message, "\r\n\t") || strings.Contains(message, testToken) || strings.Contains(message, "oxide-token-") {
+					t.Errorf("message %q is not one line for an operator", message)
+				}
+				faults, err := r.sim.Faults(t.Context())
+				r.must(t, err)
+				if faults[0].Hits == 0 || fault.Count == nil && faults[0].Hits > 1 {
+					t.Errorf("the fault was hit %d times", faults[0].Hits)
+				}
+			})
+		}
+	}
+}
+
+// rowless are the sentinels without a row in codeTable, and why.
+var rowless = map[string]string{
+	"rack.ErrAlreadyExists": "CreateVolume looks at the disk and decides",
+	"rack.ErrNotStopped":    "is an ErrRefused",
+	"rack.ErrFull":          "is an ErrRefused",
+}
+
+// Every error that a layer below declares has a row, and a reason for its code.
+func TestCodeTableIsComplete(t *testing.T) {
+	rows := map[string]string{}
+	ast.Inspect(parse(t, "errors.go"), func(node ast.Node) bool {
+		spec, is := node.(*ast.ValueSpec)
+		if !is || spec.Names[0].Name != "codeTable" {
+			return true
+		}
+		for _, element := range spec.Values[0].(*ast.CompositeLit).Elts {
+			row := element.(*ast.CompositeLit).Elts
+			sentinel := row[0].(*ast.SelectorExpr)
+			rows[sentinel.X.(*ast.Ident).Name+"."+sentinel.Sel.Name] = row[2].(*ast.BasicLit).Value
+		}
+		return false
+	})
+	sentinels := map[string]bool{}
+	for _, dir := range []string{"rack", "device", "mount", "tool", "../metadata"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		must(t, err)
+		before := len(sentinels)
+		for _, file := range files {
+			if !strings.HasSuffix(file, "_test.go") {
+				for _, name := range sentinelsOf(parse(t, file)) {
+					sentinels[filepath.Base(dir)+"."+name] = true
+				}
+			}
+		}
+		if len(sentinels) == before {
+			t.Errorf("package %s declares no errors, as far as this test sees", dir)
+		}
+	}
+	for name := range sentinels {
+		reason, has := rows[name]
+		if why := rowless[name]; has == (why != "") {
+			t.Errorf("%s: has a row: %t; why it has none: %q", name, has, why)
+		}
+		if has && len(reason) < 10 {
+			t.Errorf("%s: reason %s", name, reason)
+		}
+	}
+	for name := range rows {
+		if !sentinels[name] {
+			t.Errorf("%s has a row and is declared nowhere", name)
+		}
+	}
+	for name := range rowless {
+		if !sentinels[name] {
+			t.Errorf("%s is declared nowhere", name)
+		}
+	}
+	for _, err := range []error{rack.ErrNotStopped, rack.ErrFull} {
+		if !errors.Is(err, rack.ErrRefused) {
+			t.Errorf("%v is no %v, so it has no code", err, rack.ErrRefused)
+		}
+	}
+}
+
+var sentinelName = regexp.MustCompile(`^Err[A-Z]`)
+
+// sentinelsOf are the exported errors that a file declares.
+func sentinelsOf(file *ast.File) []string {
+	var names []string
+	for _, declaration := range file.Decls {
+		general, is := declaration.(*ast.GenDecl)
+		if !is || general.Tok != token.VAR {
+			continue
+		}
+		for _, spec := range general.Specs {
+			for _, name := range spec.(*ast.ValueSpec).Names {
+				if sentinelName.MatchString(name.Name) {
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+func parse(t *testing.T, path string) *ast.File {
+	t.Helper()
+	source, err := os.ReadFile(path)
+	must(t, err)
+	file, err := parser.ParseFile(token.NewFileSet(), path, source, 0)
+	must(t, err)
+	return file
+}
