@@ -204,8 +204,8 @@ func (r *Rack) getInstances(*http.Request) (int, any, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := []machineView{}
-	for _, p := range r.projects.byName {
-		for _, i := range p.instances.byName {
+	for p := range r.projects.inOrderOfNames() {
+		for i := range p.instances.inOrderOfNames() {
 			list = append(list, r.machine(i))
 		}
 	}

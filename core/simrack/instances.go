@@ -722,7 +722,8 @@ func (r *Rack) build(i *instance, plan []*disk) (err error) {
 	if err != nil {
 		return err
 	}
-	i.setState(runStopped)
+	next.disks = i.disks // changeDisks has put them there
+	*i = next
 	return nil
 }
 

@@ -3,6 +3,7 @@ package simrack
 import (
 	"encoding/base64"
 	"encoding/json"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,43 +30,145 @@ type record interface {
 	key() (name, id string)
 }
 
-// shelf keeps the things of one kind in one place in the two orders in which they are listed. Finding one and finding
-// where a page begins take a binary search.
+// shelf keeps the things of one kind in one place in the two orders in which they are listed.
 type shelf[T record] struct {
-	byName []T
-	byID   []T
+	byName order[T]
+	byID   order[T]
 }
 
 func nameOf[T record](t T) string { name, _ := t.key(); return name }
 func idOf[T record](t T) string   { _, id := t.key(); return id }
 
-func find[T record](sorted []T, key string, keyOf func(T) string) (int, bool) {
-	return slices.BinarySearchFunc(sorted, key, func(t T, key string) int { return strings.Compare(keyOf(t), key) })
-}
-
 func (s *shelf[T]) put(t T) {
-	at, _ := find(s.byName, nameOf(t), nameOf[T])
-	s.byName = slices.Insert(s.byName, at, t)
-	at, _ = find(s.byID, idOf(t), idOf[T])
-	s.byID = slices.Insert(s.byID, at, t)
+	s.byName.put(t, nameOf[T])
+	s.byID.put(t, idOf[T])
 }
 
 func (s *shelf[T]) remove(t T) {
-	if at, has := find(s.byName, nameOf(t), nameOf[T]); has {
-		s.byName = slices.Delete(s.byName, at, at+1)
-	}
-	if at, has := find(s.byID, idOf(t), idOf[T]); has {
-		s.byID = slices.Delete(s.byID, at, at+1)
-	}
+	s.byName.remove(nameOf(t), nameOf[T])
+	s.byID.remove(idOf(t), idOf[T])
 }
 
-func (s *shelf[T]) named(name string) (T, bool) {
-	at, has := find(s.byName, name, nameOf[T])
+func (s *shelf[T]) named(name string) (T, bool) { return s.byName.get(name, nameOf[T]) }
+func (s *shelf[T]) withID(id string) (T, bool)  { return s.byID.get(id, idOf[T]) }
+func (s *shelf[T]) inOrderOfNames() iter.Seq[T] { return s.byName.from(place{}) }
+
+// next returns the things of the page. Things that were put or removed since the last page shift nothing.
+func (s *shelf[T]) next(sc scan) []T {
+	o, keyOf := &s.byName, nameOf[T]
+	if sc.sort == sortID {
+		o, keyOf = &s.byID, idOf[T]
+	}
+	at, has := o.find(sc.last, keyOf)
+	rest := o.from(at)
+	switch {
+	case sc.sort == sortNameDown && sc.last == "":
+		rest = o.before(place{chunk: len(o.chunks)})
+	case sc.sort == sortNameDown:
+		rest = o.before(at)
+	case has:
+		rest = o.from(place{at.chunk, at.item + 1})
+	}
+	var items []T
+	for t := range rest {
+		if len(items) == sc.limit {
+			break
+		}
+		items = append(items, t)
+	}
+	return items
+}
+
+// maxChunk is how many things a chunk of an order holds; a full one becomes two.
+const maxChunk = 512
+
+// order keeps things sorted by a key. They lie in chunks, so that a rack with very many disks does not move all of them to
+// make room for one.
+type order[T record] struct{ chunks [][]T }
+
+// place is where a thing is, or would be, in an order.
+type place struct{ chunk, item int }
+
+func search[E any](sorted []E, key string, keyOf func(E) string) (int, bool) {
+	return slices.BinarySearchFunc(sorted, key, func(e E, key string) int { return strings.Compare(keyOf(e), key) })
+}
+
+func (o *order[T]) find(key string, keyOf func(T) string) (place, bool) {
+	chunk, first := search(o.chunks, key, func(chunk []T) string { return keyOf(chunk[0]) })
+	if !first {
+		chunk = max(0, chunk-1) // the last chunk that begins before the key
+	}
+	if len(o.chunks) == 0 {
+		return place{}, false
+	}
+	item, has := search(o.chunks[chunk], key, keyOf)
+	return place{chunk, item}, has
+}
+
+func (o *order[T]) get(key string, keyOf func(T) string) (T, bool) {
+	at, has := o.find(key, keyOf)
 	if !has {
 		var none T
 		return none, false
 	}
-	return s.byName[at], true
+	return o.chunks[at.chunk][at.item], true
+}
+
+func (o *order[T]) put(t T, keyOf func(T) string) {
+	if len(o.chunks) == 0 {
+		o.chunks = [][]T{{t}}
+		return
+	}
+	at, _ := o.find(keyOf(t), keyOf)
+	chunk := slices.Insert(o.chunks[at.chunk], at.item, t)
+	o.chunks[at.chunk] = chunk
+	if len(chunk) > maxChunk {
+		o.chunks[at.chunk] = slices.Clone(chunk[:maxChunk/2])
+		o.chunks = slices.Insert(o.chunks, at.chunk+1, slices.Clone(chunk[maxChunk/2:]))
+	}
+}
+
+func (o *order[T]) remove(key string, keyOf func(T) string) {
+	at, has := o.find(key, keyOf)
+	if !has {
+		return
+	}
+	o.chunks[at.chunk] = slices.Delete(o.chunks[at.chunk], at.item, at.item+1)
+	if len(o.chunks[at.chunk]) == 0 {
+		o.chunks = slices.Delete(o.chunks, at.chunk, at.chunk+1)
+	}
+}
+
+// from yields what is at a place and behind it.
+func (o *order[T]) from(at place) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		skip := at.item
+		for chunk := at.chunk; chunk < len(o.chunks); chunk++ {
+			for _, t := range o.chunks[chunk][skip:] {
+				if !yield(t) {
+					return
+				}
+			}
+			skip = 0
+		}
+	}
+}
+
+// before yields what is before a place, backwards.
+func (o *order[T]) before(at place) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for chunk := min(at.chunk, len(o.chunks)-1); chunk >= 0; chunk-- {
+			items := o.chunks[chunk]
+			if chunk == at.chunk {
+				items = items[:at.item]
+			}
+			for _, t := range slices.Backward(items) {
+				if !yield(t) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // scan is where a list goes on: after the last key seen in this order, or from the beginning when that is empty (no key is
@@ -75,27 +178,6 @@ type scan struct {
 	sort    string
 	last    string
 	limit   int
-}
-
-// next returns the things of the page. Things that were put or removed since the last page shift nothing.
-func (s *shelf[T]) next(sc scan) []T {
-	sorted, keyOf := s.byName, nameOf[T]
-	if sc.sort == sortID {
-		sorted, keyOf = s.byID, idOf[T]
-	}
-	at, has := find(sorted, sc.last, keyOf)
-	if sc.sort == sortNameDown {
-		if sc.last == "" {
-			at = len(sorted)
-		}
-		items := slices.Clone(sorted[max(0, at-sc.limit):at])
-		slices.Reverse(items)
-		return items
-	}
-	if has {
-		at++
-	}
-	return slices.Clone(sorted[at:min(len(sorted), at+sc.limit)])
 }
 
 // page is the answer to a list request. NextPage is null only on an empty page.

@@ -278,12 +278,12 @@ type InstanceInfo struct {
 func (r *Rack) Instances() []InstanceInfo {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at, has := find(r.projects.byID, r.project, idOf[*project])
+	p, has := r.projects.withID(r.project)
 	if !has {
 		return nil
 	}
 	var list []InstanceInfo
-	for _, i := range r.projects.byID[at].instances.byName {
+	for i := range p.instances.inOrderOfNames() {
 		list = append(list, InstanceInfo{ID: i.ID, Name: i.Name, Dir: r.guestDir(i.ID)})
 	}
 	return list
@@ -355,8 +355,8 @@ func (r *Rack) later(after time.Duration, do func()) {
 // findProject looks a project up without asking who wants to know.
 func (r *Rack) findProject(sel selector) (*project, error) {
 	if sel.id != "" {
-		if at, has := find(r.projects.byID, sel.id, idOf[*project]); has {
-			return r.projects.byID[at], nil
+		if p, has := r.projects.withID(sel.id); has {
+			return p, nil
 		}
 	} else if p, has := r.projects.named(sel.name); has {
 		return p, nil
