@@ -167,6 +167,24 @@ func TestOrderlyHaltWithABusyMount(t *testing.T) {
 	must(t, busy.Close())
 }
 
+// TestOrderlyHaltOfADeadFilesystem halts a guest whose filesystem has died before, which is not the simulator's fault.
+func TestOrderlyHaltOfADeadFilesystem(t *testing.T) {
+	w := newWorld(t)
+	disk := w.data(1, "volume", 64)
+	w.on(nodeA, "node-a", disk)
+	run(t, "mkfs.ext4", "-q", w.node(nodeA, disk))
+	dir := mounted(t, w.node(nodeA, disk), "ext4")
+	mounts, err := ownMounts()
+	must(t, err)
+	for _, m := range mounts {
+		if m.Mountpoint == dir {
+			must(t, m.shutDown())
+		}
+	}
+	w.must(w.PowerOff(nodeA, true))
+	noLoops(t, w.state)
+}
+
 // TestDeathOfARawDisk takes a disk from somebody who has its block device open: what was flushed is kept, what was only
 // cached is lost where Linux lets it be, and nothing can be written any more.
 func TestDeathOfARawDisk(t *testing.T) {

@@ -125,6 +125,9 @@ func TestLeftovers(t *testing.T) {
 	check("unplugged, still mounted", simrack.GuestLeftovers{Files: 1, Loops: 1, Mounts: 1})
 	w.must(w.DeleteDisk(disk.ID))
 	check("deleted, still mounted", simrack.GuestLeftovers{Loops: 1, Mounts: 1})
+	w.must(w.PowerOff(nodeA, true))
+	w.must(w.DeleteInstance(nodeA))
+	check("without a guest", simrack.GuestLeftovers{Loops: 1, Mounts: 1})
 	must(t, unix.Unmount(dir, 0))
 	check("at the end", simrack.GuestLeftovers{})
 }
