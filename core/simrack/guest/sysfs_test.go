@@ -69,20 +69,8 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-// TestBoot compares a guest's whole folder, byte for byte, with the layout in docs/rack.md.
-func TestBoot(t *testing.T) {
-	w := newWorld(t)
-	boot, volume := w.data(0, "node-a-boot", 64), w.data(1, "abcdefghij-klmnopqrstuvw", 64)
-	boot.Boot, volume.BlockSize = true, 4096
-	w.on(nodeA, "node-a", volume, boot) // Slots decide, not the order.
-
-	// Loop devices have no fixed numbers, so they are the only thing to be filled in.
-	number := map[string]string{}
-	for name := range map[string]bool{"nvme0n1": true, "nvme1n1": true} {
-		var st unix.Stat_t
-		must(t, unix.Stat(filepath.Join(w.root, "node-a/dev", name), &st))
-		number[name] = fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
-	}
+// bootedGuest is the folder of TestBoot's guest, given the numbers of its block devices.
+func bootedGuest(number map[string]string) map[string]string {
 	want := map[string]string{
 		"metadata.env": `0644 "OXIDE_INSTANCE_ID=11111111-1111-4111-8111-111111111111\nOXIDE_RACK=default\n"`,
 		"dev/nvme0n1":  "block " + number["nvme0n1"] + " 0660",
@@ -142,6 +130,24 @@ func TestBoot(t *testing.T) {
 		want[pci+"driver"] = "-> ../../../bus/pci/drivers/nvme"
 		want[block+"device"] = "-> ../../" + f.controller
 	}
+	return want
+}
+
+// TestBoot compares a guest's whole folder, byte for byte, with the layout in docs/rack.md.
+func TestBoot(t *testing.T) {
+	w := newWorld(t)
+	boot, volume := w.data(0, "node-a-boot", 64), w.data(1, "abcdefghij-klmnopqrstuvw", 64)
+	boot.Boot, volume.BlockSize = true, 4096
+	w.on(nodeA, "node-a", volume, boot) // Slots decide, not the order.
+
+	// Loop devices have no fixed numbers, so they are the only thing to be filled in.
+	number := map[string]string{}
+	for name := range map[string]bool{"nvme0n1": true, "nvme1n1": true} {
+		var st unix.Stat_t
+		must(t, unix.Stat(filepath.Join(w.root, "node-a/dev", name), &st))
+		number[name] = fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	}
+	want := bootedGuest(number)
 	if diff := cmp.Diff(want, snapshot(t, filepath.Join(w.root, "node-a"))); diff != "" {
 		t.Errorf("guest folder (-want +got):\n%s", diff)
 	}
