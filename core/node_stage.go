@@ -310,14 +310,15 @@ func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 	if err != nil {
 		return &csi.NodeUnstageVolumeResponse{}, nil // no volume of ours was ever staged under this ID
 	}
+	// The staging path itself first: of a dead filesystem, nothing below it can be looked at.
+	if err := n.unstage(ctx, staging); err != nil {
+		return nil, err
+	}
 	pin := blockStagingPath(staging, id)
 	if err := n.unstage(ctx, pin); err != nil {
 		return nil, err
 	}
 	if err := mount.Remove(pin); err != nil {
-		return nil, err
-	}
-	if err := n.unstage(ctx, staging); err != nil {
 		return nil, err
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil

@@ -3,7 +3,6 @@ package mount_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io/fs"
 	"os"
@@ -97,14 +96,9 @@ func at(t *testing.T, path string) (mount.Entry, bool) {
 }
 
 // digest is a fingerprint of the disk's bytes.
-func (r *rig) digest(t *testing.T) [sha256.Size]byte {
+func (r *rig) digest(t *testing.T) string {
 	t.Helper()
-	run(t, "blockdev", "--flushbufs", r.disk.Loop)
-	content, err := os.ReadFile(r.disk.Backing)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return sha256.Sum256(content)
+	return devicetest.Digest(t, r.disk.Loop, r.disk.Backing)
 }
 
 func run(t *testing.T, name string, args ...string) {

@@ -269,7 +269,7 @@ func MakeFile(path string) error {
 // too, else it is [ErrForeign]. That nothing is there is no error.
 func Remove(path string) error {
 	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil
 	}
 	if err != nil {

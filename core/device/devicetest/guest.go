@@ -3,8 +3,11 @@
 package devicetest
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -128,6 +131,53 @@ func address(kernel string) string { return "0000:00:" + kernel }
 func (g *Guest) Write(path, content string) {
 	g.t.Helper()
 	g.must(os.WriteFile(path, []byte(content), 0o644))
+}
+
+// Digest is a fingerprint of the bytes behind a device node, whose backing file is this one. Holes are not read and count
+// as zeros, so that it is quick on large sparse disks.
+func Digest(t testing.TB, node, backing string) string {
+	t.Helper()
+	digest, err := digestOf(node, backing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest
+}
+
+func digestOf(node, backing string) (digest string, err error) {
+	// The device's cache first: what was written through it has to be in the file.
+	device, err := os.Open(node)
+	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(device.Sync(), device.Close()); err != nil {
+		return "", err
+	}
+	file, err := os.Open(backing)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	sum, block := sha256.New(), make([]byte, 4096)
+	for offset := int64(0); ; {
+		data, err := unix.Seek(int(file.Fd()), offset, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return fmt.Sprintf("%x", sum.Sum(nil)), nil
+		}
+		if err != nil {
+			return "", err
+		}
+		offset = data / int64(len(block)) * int64(len(block))
+		n, err := file.ReadAt(block, offset)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return "", err
+		}
+		if !bytes.Equal(block[:n], make([]byte, n)) {
+			fmt.Fprintf(sum, "%d ", offset)
+			sum.Write(block[:n])
+		}
+		offset += int64(len(block))
+	}
 }
 
 // attach puts a loop device over the backing file until the test ends.
