@@ -2,6 +2,8 @@ package simrack_test
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -29,194 +31,224 @@ func newScene(t *testing.T, o simrack.Options) scene {
 const storageQuota = "Insufficient capacity: Storage Limit Exceeded: Not enough storage to complete request. Either remove " +
 	"unneeded disks and snapshots to free up resources or contact the rack operator to request a capacity increase."
 
-// TestCases are the cases of docs/rack.md §11 that are one request after some preparation. Those whose name does not parse
-// are checked in their own tests, as are those that go on; X4 and N1 to N9 need snapshots.
-func TestCases(t *testing.T) {
-	tests := []struct {
-		id           string
-		options      simrack.Options
-		prepare      func(s scene)
-		token        string // "none at all" for no header, else a role; empty for limited-collaborator
-		method, path string // {d} and {i} stand for IDs
-		body         string
-		want         wants
-		then         func(t *testing.T, s scene, r reply)
-	}{
-		{id: "T1", token: "none at all", method: "GET", path: "/disks?project=proj",
-			want: wants{401, "Unauthorized", "credentials missing or invalid"}},
-		{id: "T2", method: "GET", path: "/nonexistent", want: wants{404, "", "Not Found"}},
-		{id: "T3", method: "PUT", path: "/projects", want: wants{405, "", "Method Not Allowed"},
-			then: func(t *testing.T, _ scene, r reply) {
-				if got := r.header.Get("Allow"); got != "GET, POST" {
-					t.Errorf("allow is %q", got)
-				}
-			}},
-		{id: "T4", token: "none at all", method: "GET", path: "/ping", want: wants{status: 200},
-			then: func(t *testing.T, _ scene, r reply) {
-				if r.raw != `{"status":"ok"}` {
-					t.Errorf("got %s", r.raw)
-				}
-			}},
-		{id: "T5", token: "viewer", method: "POST", path: "/disks?project=proj", body: body("e"),
-			want: wants{403, "Forbidden", "Forbidden"}},
-		{id: "T6", method: "POST", path: "/instances?project=proj", body: "{",
-			want: wants{400, "", "unable to parse JSON body: EOF while parsing an object…"}},
-		{id: "T7", token: "none at all", method: "POST", path: "/disks?project=proj", body: "{",
-			want: wants{400, "", "unable to parse JSON body:…"}},
+// oneRequest is a case that is one request in a scene, after some preparation.
+type oneRequest struct {
+	id           string
+	options      simrack.Options
+	prepare      func(s scene)
+	token        string // "none at all" for no header, else a role; empty for limited-collaborator
+	method, path string // {d} and {i} stand for IDs
+	body         string
+	want         wants
+	then         func(t *testing.T, s scene, r reply)
+}
 
-		{id: "S1", method: "GET", path: "/disks/{d}?project=proj",
-			want: wants{400, "InvalidRequest", "when providing disk as an ID project should not be specified"}},
-		{id: "S2", method: "GET", path: "/disks",
-			want: wants{400, "", "unable to parse query string: missing field `project`"}},
-		{id: "S3", method: "GET", path: "/instances/my_instance?project=proj",
-			want: wants{400, "", "bad parameter in URL path: data did not match any variant of untagged enum NameOrId"}},
-		{id: "S4", method: "GET", path: "/instances?project=nonexistent",
-			want: wants{404, "ObjectNotFound", `not found: project with name "nonexistent"`}},
-		{id: "S6", prepare: func(s scene) { s.disk("a"); s.disk("b"); s.disk("c") },
-			method: "GET", path: "/disks?project=proj&sort_by=name_descending", want: wants{status: 200},
-			then: func(t *testing.T, _ scene, r reply) {
-				if diff := cmp.Diff([]string{"d", "c", "b", "a"}, r.names()); diff != "" {
-					t.Error(diff)
-				}
-			}},
-		{id: "S7", method: "GET", path: "/instances/i",
-			want: wants{400, "InvalidRequest", "instance should either be UUID or project should be specified"}},
+// cases are those of docs/rack.md §11 that are one request after some preparation.
+var cases = []oneRequest{
+	{id: "T1", token: "none at all", method: "GET", path: "/disks?project=proj",
+		want: wants{401, "Unauthorized", "credentials missing or invalid"}},
+	{id: "T2", method: "GET", path: "/nonexistent", want: wants{404, "", "Not Found"}},
+	{id: "T3", method: "PUT", path: "/projects", want: wants{405, "", "Method Not Allowed"},
+		then: func(t *testing.T, _ scene, r reply) {
+			if got := r.header.Get("Allow"); got != "GET, POST" {
+				t.Errorf("allow is %q", got)
+			}
+		}},
+	{id: "T4", token: "none at all", method: "GET", path: "/ping", want: wants{status: 200},
+		then: func(t *testing.T, _ scene, r reply) {
+			if r.raw != `{"status":"ok"}` {
+				t.Errorf("got %s", r.raw)
+			}
+		}},
+	{id: "T5", token: "viewer", method: "POST", path: "/disks?project=proj", body: body("e"),
+		want: wants{403, "Forbidden", "Forbidden"}},
+	{id: "T6", method: "POST", path: "/instances?project=proj", body: "{",
+		want: wants{400, "", "unable to parse JSON body: EOF while parsing an object…"}},
+	{id: "T7", token: "none at all", method: "POST", path: "/disks?project=proj", body: "{",
+		want: wants{400, "", "unable to parse JSON body:…"}},
 
-		{id: "D1", method: "POST", path: "/disks?project=proj", body: body("e"), want: wants{status: 201},
-			then: func(t *testing.T, s scene, r reply) {
-				if r.state() != "creating" || r.SnapshotID != nil || r.ImageID != nil {
-					t.Errorf("got %s", r.raw)
-				}
-				if !strings.Contains(r.raw, `"snapshot_id":null`) || !strings.Contains(r.raw, `"image_id":null`) {
-					t.Errorf("sources are not null in %s", r.raw)
-				}
-				if got := s.must("GET", "/disks/"+r.ID, ""); got.state() != "detached" {
-					t.Errorf("then %s", got.raw)
-				}
-			}},
-		{id: "D2", method: "POST", path: "/disks?project=proj", body: body("d"),
-			want: wants{400, "ObjectAlreadyExists", `already exists: disk "d"`},
-			then: func(t *testing.T, s scene, _ reply) {
-				if got := s.must("GET", "/disks?project=proj", ""); len(got.Items) != 1 {
-					t.Errorf("%d disks", len(got.Items))
-				}
-			}},
-		{id: "D3", method: "POST", path: "/disks?project=proj", body: body("e", "size", "536870912"),
-			want: wants{400, "InvalidValue", `unsupported value for "size": total size must be at least 1 GiB`}},
-		{id: "D4", method: "POST", path: "/disks?project=proj", body: body("e", "size", "1073742336"),
-			want: wants{400, "InvalidValue", `unsupported value for "size": total size must be a multiple of 1 GiB`}},
-		{id: "D5", method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(1024*gib)),
-			want: wants{400, "InvalidValue", `unsupported value for "size": total size must be less than 1023 GiB`}},
-		{id: "D6", method: "POST", path: "/disks?project=proj",
-			body: diskBody("e", "distributed", `{"type":"blank","block_size":1024}`),
-			want: wants{400, "", "unable to parse JSON body:…"}},
-		{id: "D7", method: "POST", path: "/disks?project=proj", body: body(strings.Repeat("a", 64)),
-			want: wants{400, "", "…name may contain at most 63 characters"}},
-		{id: "D8", method: "POST", path: "/disks?project=proj", body: body("a123456789abcdef0123456789abcdef"),
-			want: wants{400, "", "…name cannot be a UUID to avoid ambiguity with IDs"}},
-		{id: "D9", prepare: func(s scene) { s.must("DELETE", "/disks/d?project=proj", "") },
-			method: "POST", path: "/disks?project=proj", body: body("d"), want: wants{status: 201},
-			then: func(t *testing.T, s scene, r reply) {
-				if r.ID == s.d {
-					t.Error("the new disk has the old ID")
-				}
-			}},
-		{id: "D10", options: simrack.Options{SpaceBytes: 17 * gib, QuotaBytes: 1000 * gib},
-			method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(300*gib)),
-			want: wants{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}},
+	{id: "S1", method: "GET", path: "/disks/{d}?project=proj",
+		want: wants{400, "InvalidRequest", "when providing disk as an ID project should not be specified"}},
+	{id: "S2", method: "GET", path: "/disks",
+		want: wants{400, "", "unable to parse query string: missing field `project`"}},
+	{id: "S3", method: "GET", path: "/instances/my_instance?project=proj",
+		want: wants{400, "", "bad parameter in URL path: data did not match any variant of untagged enum NameOrId"}},
+	{id: "S4", method: "GET", path: "/instances?project=nonexistent",
+		want: wants{404, "ObjectNotFound", `not found: project with name "nonexistent"`}},
+	{id: "S6", prepare: func(s scene) { s.disk("a"); s.disk("b"); s.disk("c") },
+		method: "GET", path: "/disks?project=proj&sort_by=name_descending", want: wants{status: 200},
+		then: func(t *testing.T, _ scene, r reply) {
+			if diff := cmp.Diff([]string{"d", "c", "b", "a"}, r.names()); diff != "" {
+				t.Error(diff)
+			}
+		}},
+	{id: "S7", method: "GET", path: "/instances/i",
+		want: wants{400, "InvalidRequest", "instance should either be UUID or project should be specified"}},
 
-		{id: "X1", method: "DELETE", path: "/disks/{d}", want: wants{status: 204},
-			then: func(t *testing.T, s scene, _ reply) {
-				s.do("GET", "/disks/d?project=proj", "").check(t,
-					wants{404, "ObjectNotFound", `not found: disk with name "d"`})
-			}},
-		{id: "X2", prepare: func(s scene) { s.must("DELETE", "/disks/d?project=proj", "") },
-			method: "DELETE", path: "/disks/d?project=proj",
-			want: wants{404, "ObjectNotFound", `not found: disk with name "d"`}},
-		{id: "X3", prepare: func(s scene) { s.attach(s.i, s.d) }, method: "DELETE", path: "/disks/{d}",
-			want: wants{400, "InvalidRequest", `disk cannot be deleted in state "attached"`}},
+	{id: "D1", method: "POST", path: "/disks?project=proj", body: body("e"), want: wants{status: 201},
+		then: func(t *testing.T, s scene, r reply) {
+			if r.state() != "creating" || r.SnapshotID != nil || r.ImageID != nil {
+				t.Errorf("got %s", r.raw)
+			}
+			if !strings.Contains(r.raw, `"snapshot_id":null`) || !strings.Contains(r.raw, `"image_id":null`) {
+				t.Errorf("sources are not null in %s", r.raw)
+			}
+			if got := s.must("GET", "/disks/"+r.ID, ""); got.state() != "detached" {
+				t.Errorf("then %s", got.raw)
+			}
+		}},
+	{id: "D2", method: "POST", path: "/disks?project=proj", body: body("d"),
+		want: wants{400, "ObjectAlreadyExists", `already exists: disk "d"`},
+		then: func(t *testing.T, s scene, _ reply) {
+			if got := s.must("GET", "/disks?project=proj", ""); len(got.Items) != 1 {
+				t.Errorf("%d disks", len(got.Items))
+			}
+		}},
+	{id: "D3", method: "POST", path: "/disks?project=proj", body: body("e", "size", "536870912"),
+		want: wants{400, "InvalidValue", `unsupported value for "size": total size must be at least 1 GiB`}},
+	{id: "D4", method: "POST", path: "/disks?project=proj", body: body("e", "size", "1073742336"),
+		want: wants{400, "InvalidValue", `unsupported value for "size": total size must be a multiple of 1 GiB`}},
+	{id: "D5", method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(1024*gib)),
+		want: wants{400, "InvalidValue", `unsupported value for "size": total size must be less than 1023 GiB`}},
+	{id: "D6", method: "POST", path: "/disks?project=proj",
+		body: diskBody("e", "distributed", `{"type":"blank","block_size":1024}`),
+		want: wants{400, "", "unable to parse JSON body:…"}},
+	{id: "D7", method: "POST", path: "/disks?project=proj", body: body(strings.Repeat("a", 64)),
+		want: wants{400, "", "…name may contain at most 63 characters"}},
+	{id: "D8", method: "POST", path: "/disks?project=proj", body: body("a123456789abcdef0123456789abcdef"),
+		want: wants{400, "", "…name cannot be a UUID to avoid ambiguity with IDs"}},
+	{id: "D9", prepare: func(s scene) { s.must("DELETE", "/disks/d?project=proj", "") },
+		method: "POST", path: "/disks?project=proj", body: body("d"), want: wants{status: 201},
+		then: func(t *testing.T, s scene, r reply) {
+			if r.ID == s.d {
+				t.Error("the new disk has the old ID")
+			}
+		}},
+	{id: "D10", options: simrack.Options{SpaceBytes: 17 * gib, QuotaBytes: 1000 * gib},
+		method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(300*gib)),
+		want: wants{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}},
 
-		{id: "A1", method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`, want: wants{status: 202},
-			then: isOn},
-		{id: "A2", prepare: func(s scene) { s.attach(s.i, s.d) },
-			method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`, want: wants{status: 202}, then: isOn},
-		{id: "A3", prepare: func(s scene) { s.attach(s.instance("i2"), s.d) },
-			method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
-			want: wants{400, "InvalidRequest", `cannot attach disk "d": disk is attached to another instance`}},
-		{id: "A4", prepare: func(s scene) { s.setRun(s.i, "running") },
-			method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
-			want: wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"}},
-		{id: "A5", prepare: func(s scene) { s.fill(s.i, 12) },
-			method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
-			want: wants{400, "InvalidRequest", "cannot attach more than 12 disks to instance"}},
-		{id: "A6", prepare: func(s scene) { s.operate("POST", "/instances", `{"name":"o","project":"other"}`, 201, nil) },
-			method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"{o-boot}"}`,
-			want: wants{400, "InvalidRequest", "disk must be in the same project as the instance"}},
-		{id: "A7", method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"nope"}`,
-			want: wants{404, "ObjectNotFound", `not found: disk with name "nope"`}},
-		{id: "A8", prepare: func(s scene) { s.setRun(s.i, "failed") },
-			method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
-			want: wants{400, "InvalidRequest", "cannot attach disk to instance in failed state"}},
-		{id: "A9", options: simrack.Options{StateTime: time.Hour},
-			prepare: func(s scene) { s.setRun(s.i, "running"); s.must("POST", "/instances/"+s.i+"/stop", "") },
-			method:  "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
-			want: wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"}},
+	{id: "X1", method: "DELETE", path: "/disks/{d}", want: wants{status: 204},
+		then: func(t *testing.T, s scene, _ reply) {
+			s.do("GET", "/disks/d?project=proj", "").check(t,
+				wants{404, "ObjectNotFound", `not found: disk with name "d"`})
+		}},
+	{id: "X2", prepare: func(s scene) { s.must("DELETE", "/disks/d?project=proj", "") },
+		method: "DELETE", path: "/disks/d?project=proj",
+		want: wants{404, "ObjectNotFound", `not found: disk with name "d"`}},
+	{id: "X3", prepare: func(s scene) { s.attach(s.i, s.d) }, method: "DELETE", path: "/disks/{d}",
+		want: wants{400, "InvalidRequest", `disk cannot be deleted in state "attached"`}},
 
-		{id: "B1", prepare: func(s scene) { s.attach(s.i, s.d) },
-			method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`, want: wants{status: 202}, then: isOff},
-		{id: "B2", method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`,
-			want: wants{status: 202}, then: isOff},
-		{id: "B3", prepare: func(s scene) { s.attach(s.i, s.d); s.setRun(s.i, "running") },
-			method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`,
-			want: wants{400, "InvalidRequest", "cannot detach disk: instance is not fully stopped"}},
-		{id: "B4", options: simrack.Options{Instances: []string{"booted"}}, prepare: func(s scene) { s.setRun("booted", "stopped") },
-			method: "POST", path: "/instances/booted/disks/detach?project=proj", body: `{"disk":"booted-boot"}`,
-			want: wants{409, "Conflict", "boot disk cannot be detached"}},
-		{id: "B5", prepare: func(s scene) { s.attach(s.i, s.d); s.setRun(s.i, "failed") },
-			method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`, want: wants{status: 202}, then: isOff},
+	{id: "A1", method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`, want: wants{status: 202},
+		then: isOn},
+	{id: "A2", prepare: func(s scene) { s.attach(s.i, s.d) },
+		method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`, want: wants{status: 202}, then: isOn},
+	{id: "A3", prepare: func(s scene) { s.attach(s.instance("i2"), s.d) },
+		method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
+		want: wants{400, "InvalidRequest", `cannot attach disk "d": disk is attached to another instance`}},
+	{id: "A4", prepare: func(s scene) { s.setRun(s.i, "running") },
+		method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
+		want: wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"}},
+	{id: "A5", prepare: func(s scene) { s.fill(s.i, 12) },
+		method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
+		want: wants{400, "InvalidRequest", "cannot attach more than 12 disks to instance"}},
+	{id: "A6", prepare: func(s scene) { s.operate("POST", "/instances", `{"name":"o","project":"other"}`, 201, nil) },
+		method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"{o-boot}"}`,
+		want: wants{400, "InvalidRequest", "disk must be in the same project as the instance"}},
+	{id: "A7", method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"nope"}`,
+		want: wants{404, "ObjectNotFound", `not found: disk with name "nope"`}},
+	{id: "A8", prepare: func(s scene) { s.setRun(s.i, "failed") },
+		method: "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
+		want: wants{400, "InvalidRequest", "cannot attach disk to instance in failed state"}},
+	{id: "A9", options: simrack.Options{StateTime: time.Hour},
+		prepare: func(s scene) { s.setRun(s.i, "running"); s.must("POST", "/instances/"+s.i+"/stop", "") },
+		method:  "POST", path: "/instances/{i}/disks/attach", body: `{"disk":"d"}`,
+		want: wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"}},
 
-		{id: "I2", method: "POST", path: "/instances/{i}/stop", want: wants{status: 202},
-			then: func(t *testing.T, s scene, r reply) {
-				again := s.must("POST", "/instances/"+s.i+"/stop", "")
-				if r.RunState != "stopped" || !again.Updated.Equal(r.Updated) {
-					t.Errorf("got %s, then %s", r.raw, again.raw)
-				}
-			}},
-		{id: "I3", options: simrack.Options{StateTime: time.Hour},
-			prepare: func(s scene) { s.setRun(s.i, "running"); s.must("POST", "/instances/"+s.i+"/stop", "") },
-			method:  "POST", path: "/instances/{i}/start",
-			want: wants{409, "Conflict", "instance must finish stopping before it can be started"}},
-		{id: "I4", method: "POST", path: "/instances/{i}/reboot",
-			want: wants{400, "InvalidRequest", "cannot reboot an instance in state stopped with no VMM"}},
-		{id: "I5", prepare: func(s scene) { s.setRun(s.i, "running") }, method: "DELETE", path: "/instances/{i}",
-			want: wants{400, "InvalidRequest", "cannot delete instance: instance is running or has not yet fully stopped"}},
-		{id: "I7", prepare: func(s scene) { s.must("DELETE", "/instances/"+s.i, "") },
-			method: "POST", path: "/instances/{i}/start", want: wants{404, "ObjectNotFound", `not found: instance with id…`}},
+	{id: "B1", prepare: func(s scene) { s.attach(s.i, s.d) },
+		method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`, want: wants{status: 202}, then: isOff},
+	{id: "B2", method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`,
+		want: wants{status: 202}, then: isOff},
+	{id: "B3", prepare: func(s scene) { s.attach(s.i, s.d); s.setRun(s.i, "running") },
+		method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`,
+		want: wants{400, "InvalidRequest", "cannot detach disk: instance is not fully stopped"}},
+	{id: "B4", options: simrack.Options{Instances: []string{"booted"}}, prepare: func(s scene) { s.setRun("booted", "stopped") },
+		method: "POST", path: "/instances/booted/disks/detach?project=proj", body: `{"disk":"booted-boot"}`,
+		want: wants{409, "Conflict", "boot disk cannot be detached"}},
+	{id: "B5", prepare: func(s scene) { s.attach(s.i, s.d); s.setRun(s.i, "failed") },
+		method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`, want: wants{status: 202}, then: isOff},
 
-		{id: "Q1", options: simrack.Options{QuotaBytes: 2 * gib}, prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
-			method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(3*gib)),
-			want: wants{507, "InsufficientCapacity", storageQuota}},
-		{id: "Q2", options: simrack.Options{QuotaBytes: 2 * gib}, prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
-			method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(2*gib)), want: wants{status: 201}},
-		// A quota of 0 means none here, so the one processor that there is runs another instance.
-		{id: "Q4", options: simrack.Options{CPUQuota: 1, Instances: []string{"other"}},
-			method: "POST", path: "/instances/{i}/start",
-			want: wants{507, "InsufficientCapacity", "Insufficient capacity: vCPU Limit Exceeded…"},
-			then: func(t *testing.T, s scene, _ reply) {
-				if got := s.must("GET", "/instances/"+s.i, ""); got.RunState != "stopped" {
-					t.Errorf("i is %s", got.RunState)
-				}
-			}},
+	{id: "I2", method: "POST", path: "/instances/{i}/stop", want: wants{status: 202},
+		then: func(t *testing.T, s scene, r reply) {
+			again := s.must("POST", "/instances/"+s.i+"/stop", "")
+			if r.RunState != "stopped" || !again.Updated.Equal(r.Updated) {
+				t.Errorf("got %s, then %s", r.raw, again.raw)
+			}
+		}},
+	{id: "I3", options: simrack.Options{StateTime: time.Hour},
+		prepare: func(s scene) { s.setRun(s.i, "running"); s.must("POST", "/instances/"+s.i+"/stop", "") },
+		method:  "POST", path: "/instances/{i}/start",
+		want: wants{409, "Conflict", "instance must finish stopping before it can be started"}},
+	{id: "I4", method: "POST", path: "/instances/{i}/reboot",
+		want: wants{400, "InvalidRequest", "cannot reboot an instance in state stopped with no VMM"}},
+	{id: "I5", prepare: func(s scene) { s.setRun(s.i, "running") }, method: "DELETE", path: "/instances/{i}",
+		want: wants{400, "InvalidRequest", "cannot delete instance: instance is running or has not yet fully stopped"}},
+	{id: "I7", prepare: func(s scene) { s.must("DELETE", "/instances/"+s.i, "") },
+		method: "POST", path: "/instances/{i}/start", want: wants{404, "ObjectNotFound", `not found: instance with id…`}},
 
-		{id: "R1", method: "GET", path: "/system/hardware/racks", want: wants{403, "Forbidden", "Forbidden"}},
-		{id: "R2", token: "fleet-viewer", method: "GET", path: "/system/hardware/racks", want: wants{status: 200},
-			then: func(t *testing.T, _ scene, r reply) {
-				if len(r.Items) != 1 || r.Items[0].ID == "" {
-					t.Errorf("got %s", r.raw)
-				}
-			}},
+	{id: "Q1", options: simrack.Options{QuotaBytes: 2 * gib}, prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
+		method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(3*gib)),
+		want: wants{507, "InsufficientCapacity", storageQuota}},
+	{id: "Q2", options: simrack.Options{QuotaBytes: 2 * gib}, prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
+		method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(2*gib)), want: wants{status: 201}},
+	// A quota of 0 means none here, so the one processor that there is runs another instance.
+	{id: "Q4", options: simrack.Options{CPUQuota: 1, Instances: []string{"other"}},
+		method: "POST", path: "/instances/{i}/start",
+		want: wants{507, "InsufficientCapacity", "Insufficient capacity: vCPU Limit Exceeded…"},
+		then: func(t *testing.T, s scene, _ reply) {
+			if got := s.must("GET", "/instances/"+s.i, ""); got.RunState != "stopped" {
+				t.Errorf("i is %s", got.RunState)
+			}
+		}},
+
+	{id: "R1", method: "GET", path: "/system/hardware/racks", want: wants{403, "Forbidden", "Forbidden"}},
+	{id: "R2", token: "fleet-viewer", method: "GET", path: "/system/hardware/racks", want: wants{status: 200},
+		then: func(t *testing.T, _ scene, r reply) {
+			if len(r.Items) != 1 || r.Items[0].ID == "" {
+				t.Errorf("got %s", r.raw)
+			}
+		}},
+}
+
+// otherCases have a test of their own, by that name.
+var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3"}
+
+// waitingCases need snapshots, which this rack does not have yet.
+var waitingCases = []string{"X4", "N1", "N2", "N3", "N4", "N5", "N6", "N7", "N8", "N9"}
+
+// TestEveryCaseOfThePageIsATest compares the table of docs/rack.md §11 with the tests here.
+func TestEveryCaseOfThePageIsATest(t *testing.T) {
+	page, err := os.ReadFile("../../docs/rack.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, test := range tests {
+	var want []string
+	for _, row := range regexp.MustCompile(`(?m)^\| ([A-Z][0-9]+) \|`).FindAllStringSubmatch(string(page), -1) {
+		want = append(want, row[1])
+	}
+	got := slices.Concat(otherCases, waitingCases)
+	for _, c := range cases {
+		got = append(got, c.id)
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("cases of the page (-) and of the tests (+): %s", diff)
+	}
+}
+
+func TestCases(t *testing.T) {
+	for _, test := range cases {
 		t.Run(test.id, func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t, test.options)

@@ -184,32 +184,45 @@ type machineDiskView struct {
 	Device string `json:"device"`
 }
 
-func (r *Rack) machine(i *instance) machineView {
-	v := machineView{
-		ID: i.ID, Name: i.Name, Project: i.project.Name, RunState: i.RunState, Guest: r.guestDir(i.ID),
-		Disks: []machineDiskView{},
-	}
+// machine shows what the rack knows of an instance; [Rack.addGuest] adds the rest.
+func (i *instance) machine() machineView {
+	v := machineView{ID: i.ID, Name: i.Name, Project: i.project.Name, RunState: i.RunState, Disks: []machineDiskView{}}
 	for _, d := range i.disks {
-		shown := machineDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot}
-		if r.guests != nil {
-			shown.Device = r.guests.Device(i.ID, d.ID)
-		}
-		v.Disks = append(v.Disks, shown)
+		v.Disks = append(v.Disks, machineDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot})
 	}
 	slices.SortFunc(v.Disks, func(a, b machineDiskView) int { return a.Slot - b.Slot })
 	return v
 }
 
+// addGuest fills in what the guests know. It is called without mu, for a guest that is being started lets it wait.
+func (r *Rack) addGuest(v machineView) machineView {
+	v.Guest = r.guestDir(v.ID)
+	if r.guests != nil {
+		for n := range v.Disks {
+			v.Disks[n].Device = r.guests.Device(v.ID, v.Disks[n].ID)
+		}
+	}
+	return v
+}
+
 func (r *Rack) getInstances(*http.Request) (int, any, error) {
+	list := r.listMachines()
+	for n := range list {
+		list[n] = r.addGuest(list[n])
+	}
+	return 200, list, nil
+}
+
+func (r *Rack) listMachines() []machineView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := []machineView{}
 	for p := range r.projects.inOrderOfNames() {
 		for i := range p.instances.inOrderOfNames() {
-			list = append(list, r.machine(i))
+			list = append(list, i.machine())
 		}
 	}
-	return 200, list, nil
+	return list
 }
 
 // postInstance makes an instance with a boot disk; a project that does not exist is made as well.
@@ -231,23 +244,34 @@ func (r *Rack) postInstance(req *http.Request) (int, any, error) {
 	if err := checkName(body.Name); err != nil {
 		return 0, nil, fmt.Errorf("name %q: %w", body.Name, err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p, err := r.findProject(selector{id: r.project})
 	if body.Project != "" {
 		if err := checkName(body.Project); err != nil {
 			return 0, nil, fmt.Errorf("project %q: %w", body.Project, err)
 		}
-		p, err = r.ensureProject(body.Project)
 	}
+	v, err := r.newMachine(body.Project, body.Name, body.RunState)
 	if err != nil {
 		return 500, nil, err
 	}
-	i, err := r.addMachine(p, body.Name, body.RunState)
-	if err != nil {
-		return 500, nil, err
+	return 201, r.addGuest(v), nil
+}
+
+// newMachine makes an instance in a project by name, or in the one of [Options].
+func (r *Rack) newMachine(projectName, name, state string) (machineView, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, err := r.findProject(selector{id: r.project})
+	if projectName != "" {
+		p, err = r.ensureProject(projectName)
 	}
-	return 201, r.machine(i), nil
+	if err != nil {
+		return machineView{}, err
+	}
+	i, err := r.addMachine(p, name, state)
+	if err != nil {
+		return machineView{}, err
+	}
+	return i.machine(), nil
 }
 
 // holdMachine finds an instance by ID, or by name in the project of [Options], and claims it.
@@ -274,17 +298,25 @@ var operator = caller{role: "operator", most: accessModify}
 
 // onMachine claims an instance, changes it, and answers with what it is then.
 func (r *Rack) onMachine(key string, do func(*instance) error) (int, any, error) {
+	v, status, err := r.changeMachine(key, do)
+	if err != nil {
+		return status, nil, err
+	}
+	return 200, r.addGuest(v), nil
+}
+
+func (r *Rack) changeMachine(key string, do func(*instance) error) (v machineView, status int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i, release, err := r.holdMachine(key)
 	if err != nil {
-		return 0, nil, err
+		return v, 0, err
 	}
 	defer release()
 	if err := do(i); err != nil {
-		return 500, nil, err
+		return v, 500, err
 	}
-	return 200, r.machine(i), nil
+	return i.machine(), 200, nil
 }
 
 // patchInstance puts an instance into a state without asking whether it could get there. The guest follows.

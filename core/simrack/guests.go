@@ -19,8 +19,8 @@ type Guests interface {
 	// DeleteInstance removes the guest's folder. The guest is powered off.
 	DeleteInstance(instanceID string) error
 
-	// PowerOn starts the guest with these disks in its slots: what nvme-in-the-guest.md (docs/rack.md) describes for a
-	// boot. It returns when device nodes and sysfs stand.
+	// PowerOn starts the guest with these disks in its slots: what docs/rack.md §9 describes for a boot. It returns when
+	// device nodes and sysfs stand.
 	PowerOn(instanceID string, disks []GuestDisk) error
 	// PowerOff stops the guest. Orderly means that the guest halted by itself: its filesystems are synced and unmounted
 	// first. Otherwise it is a power cut: nothing is flushed, mounted filesystems are shut down and answer EIO.

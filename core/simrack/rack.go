@@ -276,15 +276,20 @@ type InstanceInfo struct {
 
 // Instances lists the instances of the project of [Options], by name.
 func (r *Rack) Instances() []InstanceInfo {
+	list := r.listInstances()
+	for n := range list {
+		list[n].Dir = r.guestDir(list[n].ID)
+	}
+	return list
+}
+
+func (r *Rack) listInstances() (list []InstanceInfo) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p, has := r.projects.withID(r.project)
-	if !has {
-		return nil
-	}
-	var list []InstanceInfo
-	for i := range p.instances.inOrderOfNames() {
-		list = append(list, InstanceInfo{ID: i.ID, Name: i.Name, Dir: r.guestDir(i.ID)})
+	if p, has := r.projects.withID(r.project); has {
+		for i := range p.instances.inOrderOfNames() {
+			list = append(list, InstanceInfo{ID: i.ID, Name: i.Name})
+		}
 	}
 	return list
 }

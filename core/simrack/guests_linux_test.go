@@ -1,0 +1,355 @@
+package simrack_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/guest"
+)
+
+// witness is real guests, and notes before each call what the rack shows of its object at that moment. That it can ask
+// proves that the rack answers while guests work.
+type witness struct {
+	*guest.Guests
+	world *world
+
+	mu   sync.Mutex
+	seen []string
+	fail string // the call that fails
+}
+
+var errBroken = errors.New("broken for a test")
+
+// note writes down a call, with what the rack shows of the object at that path.
+func (g *witness) note(call, path string) error {
+	shown := "nothing"
+	if g.world != nil {
+		r := g.world.do("GET", path, "")
+		shown = r.RunState + r.state()
+		if r.status == 404 {
+			shown = "nothing"
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.seen = append(g.seen, call+": "+shown)
+	if call == g.fail {
+		return errBroken
+	}
+	return nil
+}
+
+// saw returns what was noted since it was asked last.
+func (g *witness) saw() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	seen := g.seen
+	g.seen = nil
+	return seen
+}
+
+func (g *witness) CreateDisk(id string, size int64) error {
+	return errors.Join(g.note("create disk", "/disks/"+id), g.Guests.CreateDisk(id, size))
+}
+
+func (g *witness) DeleteDisk(id string) error {
+	return errors.Join(g.note("delete disk", "/disks/"+id), g.Guests.DeleteDisk(id))
+}
+
+func (g *witness) CreateInstance(id, name string) error {
+	return errors.Join(g.note("create instance", "/instances/"+id), g.Guests.CreateInstance(id, name))
+}
+
+func (g *witness) PowerOn(id string, disks []simrack.GuestDisk) error {
+	if err := g.note("power on", "/instances/"+id); err != nil {
+		return err
+	}
+	return g.Guests.PowerOn(id, disks)
+}
+
+func (g *witness) PowerOff(id string, orderly bool) error {
+	call := "cut power"
+	if orderly {
+		call = "halt"
+	}
+	return errors.Join(g.note(call, "/instances/"+id), g.Guests.PowerOff(id, orderly))
+}
+
+func (g *witness) Plug(id string, disk simrack.GuestDisk) error {
+	if err := g.note("plug", "/disks/"+disk.ID); err != nil {
+		return err
+	}
+	return g.Guests.Plug(id, disk)
+}
+
+func (g *witness) Unplug(id, diskID string) error {
+	return errors.Join(g.note("unplug", "/disks/"+diskID), g.Guests.Unplug(id, diskID))
+}
+
+// newGuestWorld is a world with guests, without instances.
+func newGuestWorld(t *testing.T, o simrack.Options) (*world, *witness) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: guests have loop devices and device nodes")
+	}
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	guests, err := guest.New(guest.Options{Root: filepath.Join(t.TempDir(), "guests"), StateDir: t.TempDir(), Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the rack is closed
+		if err := guests.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	g := &witness{Guests: guests}
+	o.Guests = g
+	w := newWorld(t, o)
+	g.world = w
+	t.Cleanup(func() { g.world = nil }) // its server is about to be closed
+	return w, g
+}
+
+func TestGuestsAreToldAtTheRightMoment(t *testing.T) {
+	w, g := newGuestWorld(t, simrack.Options{Hotplug: true})
+	steps := []struct {
+		what string
+		do   func()
+		want []string
+	}{
+		{"make a disk", func() { w.disk("d") }, []string{"create disk: creating"}},
+		{"make an instance", func() {
+			create := `{"type":"create",` + body("boot")[1:]
+			r := w.must("POST", "/instances?project=proj", instanceBody("i", `"boot_disk":`+create))
+			w.waitRun(r.ID, "running")
+		}, []string{"create disk: creating", "create instance: creating", "power on: starting"}},
+		{"attach", func() { w.move("attach", "d") }, []string{"plug: detached"}},
+		{"attach again", func() { w.move("attach", "d") }, nil},
+		{"reboot", func() { w.must("POST", "/instances/i/reboot?project=proj", ""); w.waitName("i", "running") },
+			[]string{"cut power: rebooting", "power on: rebooting"}},
+		{"detach", func() { w.move("detach", "d") }, []string{"unplug: attached"}},
+		{"detach again", func() { w.move("detach", "d") }, nil},
+		{"stop", func() { w.must("POST", "/instances/i/stop?project=proj", ""); w.waitName("i", "stopped") },
+			[]string{"cut power: stopping"}},
+		{"attach to a stopped one", func() { w.move("attach", "d") }, nil},
+		{"start", func() { w.must("POST", "/instances/i/start?project=proj", ""); w.waitName("i", "running") },
+			[]string{"power on: starting"}},
+		{"halt", func() { w.operate("POST", "/halt", `{"instance":"i"}`, 200, nil); w.waitName("i", "stopped") },
+			[]string{"halt: running"}},
+		{"run at once", func() { w.setRun("i", "running") }, []string{"power on: stopped"}},
+		{"fault a disk", func() { w.setDisk("d", "faulted") }, []string{"unplug: attached"}},
+		{"delete a disk", func() { w.must("DELETE", "/disks/d?project=proj", "") }, []string{"delete disk: faulted"}},
+		{"cut the power", func() { w.operate("POST", "/power-cut", `{"instance":"i"}`, 200, nil) }, []string{"cut power: running"}},
+		{"fail", func() { w.setRun("i", "running"); w.setRun("i", "failed") }, []string{"power on: stopped", "cut power: running"}},
+	}
+	for _, step := range steps {
+		step.do()
+		if diff := cmp.Diff(step.want, g.saw()); diff != "" {
+			t.Errorf("%s: %s", step.what, diff)
+		}
+	}
+	if got := w.leftovers(); got != `{"disks":0,"snapshots":0,"loops":0,"mounts":0,"files":0}` {
+		t.Errorf("leftovers: %s", got)
+	}
+}
+
+// move attaches or detaches a disk and instance i, by name.
+func (w *world) move(what, disk string) {
+	w.t.Helper()
+	w.must("POST", "/instances/i/disks/"+what+"?project=proj", `{"disk":"`+disk+`"}`)
+}
+
+func (w *world) waitName(instance, state string) {
+	w.t.Helper()
+	w.waitRun(w.machines()[instance].ID, state)
+}
+
+func (w *world) leftovers() string {
+	w.t.Helper()
+	var raw json.RawMessage
+	w.operate("GET", "/leftovers", "", 200, &raw)
+	return string(raw)
+}
+
+func TestAsyncHotplugPlugsAtItsEnd(t *testing.T) {
+	w, g := newGuestWorld(t, simrack.Options{Hotplug: true, HotplugAsync: true})
+	w.operate("POST", "/instances", `{"name":"i","run_state":"running"}`, 201, nil)
+	d := w.disk("d")
+	g.saw()
+	w.move("attach", "d")
+	w.waitDisk(d, "attached")
+	w.move("detach", "d")
+	w.waitDisk(d, "detached")
+	if diff := cmp.Diff([]string{"plug: attaching", "unplug: detaching"}, g.saw()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestGuestsShowInTheControlEndpoint(t *testing.T) {
+	w, _ := newGuestWorld(t, simrack.Options{Instances: []string{"n"}, Hotplug: true})
+	d := w.disk("d")
+	w.attach(w.machines()["n"].ID, d).check(t, wants{status: 202})
+	m := w.machines()["n"]
+	if m.Guest == "" || m.Guest != w.rack.Instances()[0].Dir || len(m.Disks) != 2 || m.Disks[1].Device != "nvme1n1" {
+		t.Errorf("got %+v", m)
+	}
+	var s struct {
+		Guests    bool
+		GuestsOff *string `json:"guests_off"`
+	}
+	w.operate("GET", "/settings", "", 200, &s)
+	if !s.Guests || s.GuestsOff == nil || *s.GuestsOff != "" {
+		t.Errorf("settings: %+v", s)
+	}
+	if got := w.leftovers(); got != `{"disks":1,"snapshots":0,"loops":1,"mounts":0,"files":1}` {
+		t.Errorf("leftovers: %s", got)
+	}
+}
+
+// TestGuestsThatFail breaks one call each: the rack says 500 where it can, shows no success that is none, and keeps the
+// error for whoever looks after the simulator.
+func TestGuestsThatFail(t *testing.T) {
+	internal := wants{500, "Internal", "Internal Server Error"}
+	tests := []struct {
+		call string
+		do   func(t *testing.T, w *world)
+	}{
+		{"create disk", func(t *testing.T, w *world) {
+			w.do("POST", "/disks?project=proj", body("e")).check(t, internal)
+			w.do("GET", "/disks/e?project=proj", "").check(t, wants{404, "ObjectNotFound", `not found: disk with name "e"`})
+		}},
+		{"delete disk", func(t *testing.T, w *world) {
+			w.do("DELETE", "/disks/d?project=proj", "").check(t, internal)
+			w.do("GET", "/disks/d?project=proj", "").check(t, wants{status: 200})
+		}},
+		{"plug", func(t *testing.T, w *world) {
+			id := w.machines()["i"].ID
+			w.attach(id, "d").check(t, internal)
+			if got := w.must("GET", "/disks/d?project=proj", ""); got.state() != "detached" {
+				t.Errorf("the disk is %s", got.raw)
+			}
+		}},
+		{"create instance", func(t *testing.T, w *world) {
+			create := `{"type":"create",` + body("e")[1:]
+			w.do("POST", "/instances?project=proj", instanceBody("j", `"disks":[`+create+`]`)).check(t, internal)
+			w.do("GET", "/disks/e?project=proj", "").check(t, wants{404, "ObjectNotFound", `not found: disk with name "e"`})
+			if _, has := w.machines()["j"]; has {
+				t.Error("the instance is there")
+			}
+		}},
+		{"power on", func(t *testing.T, w *world) {
+			w.setRun("i", "stopped")
+			w.must("POST", "/instances/i/start?project=proj", "")
+			w.waitName("i", "failed")
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.call, func(t *testing.T) {
+			w, g := newGuestWorld(t, simrack.Options{Hotplug: true})
+			w.operate("POST", "/instances", `{"name":"i","run_state":"running"}`, 201, nil)
+			w.disk("d")
+			g.fail = test.call
+			test.do(t, w)
+			g.fail = ""
+			var left struct {
+				GuestErrors []string `json:"guest_errors"`
+			}
+			if err := json.Unmarshal([]byte(w.leftovers()), &left); err != nil {
+				t.Fatal(err)
+			}
+			broken := func(s string) bool { return strings.Contains(s, errBroken.Error()) }
+			if !slices.ContainsFunc(left.GuestErrors, broken) {
+				t.Errorf("guest errors: %q", left.GuestErrors)
+			}
+		})
+	}
+}
+
+// TestGuestsComeBackWithTheRecords closes a rack and goes on with its records: the guests of running instances run, with
+// the disks and the bytes that they had.
+func TestGuestsComeBackWithTheRecords(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: guests have loop devices and device nodes")
+	}
+	root, store, state := filepath.Join(t.TempDir(), "guests"), t.TempDir(), t.TempDir()
+	run := func(do func(w *world)) {
+		guests, err := guest.New(guest.Options{Root: root, StateDir: store, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run("run", func(t *testing.T) {
+			do(newWorld(t, simrack.Options{Instances: []string{"n"}, StateDir: state, Guests: guests, StateTime: time.Millisecond}))
+		})
+		if err := guests.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	var before machine
+	run(func(w *world) {
+		w.setRun("n", "stopped")
+		w.attach(w.machines()["n"].ID, w.disk("d")).check(w.t, wants{status: 202})
+		w.must("POST", "/instances/n/start?project=proj", "")
+		w.waitName("n", "running")
+		before = w.machines()["n"]
+		writeDevice(w.t, before, 1, "written before")
+		w.operate("POST", "/instances", `{"name":"off","run_state":"stopped"}`, 201, nil)
+	})
+	run(func(w *world) {
+		after := w.machines()["n"]
+		if diff := cmp.Diff(before, after); diff != "" {
+			w.t.Error(diff)
+		}
+		if got := readDevice(w.t, after, 1, len("written before")); got != "written before" {
+			w.t.Errorf("the disk holds %q", got)
+		}
+		if off := w.machines()["off"]; off.RunState != "stopped" || off.Disks[0].Device != "" {
+			w.t.Errorf("the other instance: %+v", off)
+		}
+		// A guest that is off can be started.
+		w.must("POST", "/instances/off/start?project=proj", "")
+		w.waitName("off", "running")
+		w.setRun("n", "stopped")
+		w.detach(after.ID, "d").check(w.t, wants{status: 202})
+		w.must("DELETE", "/disks/d?project=proj", "")
+	})
+}
+
+func device(m machine, slot int) string { return filepath.Join(m.Guest, "dev", m.Disks[slot].Device) }
+
+func writeDevice(t testing.TB, m machine, slot int, text string) {
+	t.Helper()
+	f, err := os.OpenFile(device(m, slot), os.O_WRONLY|os.O_SYNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteString(text)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readDevice(t testing.TB, m machine, slot, n int) string {
+	t.Helper()
+	f, err := os.Open(device(m, slot))
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, n)
+	_, err = io.ReadFull(f, buf)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return string(buf)
+}
