@@ -50,7 +50,7 @@ func NewServer(opts ServerOptions) *Server {
 		locks:      newLocks(),
 		metrics:    newMetrics(opts.Registry),
 	}
-	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...))
+	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...), grpc.ConnectionTimeout(handshakeTimeout))
 	csi.RegisterIdentityServer(s.grpc, opts.Identity)
 	// Both are registered in every mode, so that what is not served answers why.
 	if s.controller != nil {
@@ -65,6 +65,10 @@ func NewServer(opts ServerOptions) *Server {
 	}
 	return s
 }
+
+// handshakeTimeout is how long a client may take from connecting to its first words. Stopping waits for those who have not
+// said any, so it also bounds that.
+const handshakeTimeout = 5 * time.Second
 
 // Serve answers RPCs until [Server.Stop] or [Server.StopNow], then removes the socket and returns nil.
 func (s *Server) Serve(listener net.Listener) error {

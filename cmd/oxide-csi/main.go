@@ -79,7 +79,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root.AddCommand(&cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		Run:   func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi %s\n", version) },
 	})
 	return root

@@ -88,16 +88,15 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		defer closeHTTP()
 	}
 	server := core.NewServer(opts)
-	var forced error
-	background.run("wait for signals", func() { forced = stopOnSignal(ctx, signals, server, log) })
+	served := make(chan error, 1)
+	// Not one of the tasks in the background: after a second signal nobody waits for it.
+	go func() { served <- server.Serve(listener) }()
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
-	if err := server.Serve(listener); err != nil {
+	if err := serveUntilSignal(served, signals, server, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
 	}
-	stop()
-	background.Wait()
 	log.Info("stopped")
-	return forced
+	return nil
 }
 
 // tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.
@@ -156,25 +155,20 @@ func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
 	}
 }
 
-// stopOnSignal lets what is being answered end in peace after the first signal, and ends it at once after the second,
+// serveUntilSignal lets what is being answered end in peace after the first signal, and returns at once after the second,
 // which is an error.
-func stopOnSignal(ctx context.Context, signals <-chan os.Signal, server *core.Server, log *slog.Logger) error {
+func serveUntilSignal(served <-chan error, signals <-chan os.Signal, server *core.Server, log *slog.Logger) error {
 	select {
-	case <-ctx.Done():
-		return nil
+	case err := <-served:
+		return err
 	case s := <-signals:
 		log.Info("stopping: calls in flight are answered first; a second signal ends them", "signal", s.String())
 	}
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		server.Stop()
-	}()
+	go server.Stop() // served tells when it is done
 	select {
-	case <-stopped:
-		return nil
+	case err := <-served:
+		return err
 	case s := <-signals:
-		server.StopNow()
 		return fmt.Errorf("a second signal (%s) ended calls in flight", s)
 	}
 }

@@ -1,0 +1,175 @@
+package main_test
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const instanceID = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+
+// freePort is an address that was free a moment ago.
+func freePort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	must(t, listener.Close())
+	return listener.Addr().String()
+}
+
+// get returns the status and body of a page; 0 where nobody answers.
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	must(t, err)
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	body, err := io.ReadAll(resp.Body)
+	must(t, err)
+	must(t, resp.Body.Close())
+	return resp.StatusCode, string(body)
+}
+
+// A node that does not know yet who it is is alive, says what it waits for, and becomes ready by itself.
+func TestNodeWaitsForItsIdentity(t *testing.T) {
+	t.Parallel()
+	dir, addr := shortDir(t), freePort(t)
+	file := filepath.Join(dir, "identity.env")
+	opts := lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: "unused"}, Args: []string{
+		"--instance-id=", "--metadata-file=" + file, "--http-endpoint=" + addr, "--sys-root=" + dir,
+	}}
+	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755)) // a guest without disks
+	type started struct {
+		plugin *lab.Plugin
+		err    error
+	}
+	ready := make(chan started, 1)
+	go func() { // which waits until the plugin says that it is ready
+		plugin, err := lab.StartPlugin(programs.Plugin, opts)
+		ready <- started{plugin, err}
+	}()
+	conn, err := grpc.NewClient("unix://"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer func() { must(t, conn.Close()) }()
+	ctx := within(t, 30*time.Second)
+	probe, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+	if err != nil || probe.GetReady() == nil || probe.GetReady().GetValue() {
+		t.Errorf("Probe: %v, %v; want ready: false", probe, err)
+	}
+	_, err = csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), file) {
+		t.Errorf("NodeGetInfo: %v, want UNAVAILABLE naming the file", err)
+	}
+	if code, body := get(t, "http://"+addr+"/livez"); code != 200 || body != "ok\n" {
+		t.Errorf("/livez: %d %q", code, body)
+	}
+	eventually(t, "/readyz says what it waits for", func() bool {
+		code, body := get(t, "http://"+addr+"/readyz")
+		return code == 503 && strings.HasPrefix(body, "not ready: identity of this node: wait for "+file)
+	})
+	select {
+	case s := <-ready:
+		t.Fatalf("ready without an identity: %v", s.err)
+	default:
+	}
+
+	must(t, os.WriteFile(file+".new", []byte("OXIDE_INSTANCE_ID="+instanceID+"\nOXIDE_RACK=west\n"), 0o644))
+	must(t, os.Rename(file+".new", file))
+	s := <-ready
+	must(t, s.err)
+	defer func() { must(t, s.plugin.Stop()) }()
+	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetNodeId() != instanceID || info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "west" {
+		t.Errorf("NodeGetInfo: %v, %v", info, err)
+	}
+	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 || body != "ok\n" {
+		t.Errorf("/readyz: %d %q", code, body)
+	}
+	if n := strings.Count(s.plugin.Stderr().String(), "this node is not known yet"); n != 1 {
+		t.Errorf("the reason stands %d times in the log, want once: %s", n, s.plugin.Stderr())
+	}
+}
+
+// A node that waits ends on SIGTERM as any other.
+func TestWaitingNodeEnds(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	opts := lab.PluginOptions{Mode: "all", Dir: dir, Sim: startSim(t), Instance: lab.Instance{ID: instanceID}, Args: []string{"--instance-id=", "--metadata-file=" + dir + "/none"}}
+	flags, err := opts.Flags()
+	must(t, err)
+	p := begin(t, flags...)
+	eventually(t, "it serves", func() bool { return strings.Contains(p.stderr.String(), "msg=serving") })
+	must(t, p.cmd.Process.Signal(os.Interrupt))
+	if err := p.wait(t); err != nil {
+		t.Errorf("%v: %s", err, p.stderr)
+	}
+	if isThere(t, opts.Socket()) {
+		t.Error("the socket is still there")
+	}
+}
+
+func TestHTTPEndpoint(t *testing.T) {
+	t.Parallel()
+	sim := startSim(t)
+	for _, test := range []struct {
+		name  string
+		flags []string
+		pages map[string]int
+	}{
+		{"without profiles", nil, map[string]int{"/livez": 200, "/readyz": 200, "/metrics": 200, "/debug/pprof/": 404, "/": 404}},
+		{"with profiles", []string{"--pprof"}, map[string]int{"/livez": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 200}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			addr := freePort(t)
+			plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: append(test.flags, "--http-endpoint="+addr)})
+			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
+			must(t, err)
+			for page, want := range test.pages {
+				code, body := get(t, "http://"+addr+page)
+				if code != want {
+					t.Errorf("%s: %d, want %d: %.200s", page, code, want, body)
+				}
+				if strings.Contains(body, sim.Token) {
+					t.Errorf("%s shows the token", page)
+				}
+			}
+			if _, body := get(t, "http://"+addr+"/metrics"); !strings.Contains(body, `oxide_csi_rpc_duration_seconds_count{code="OK",method="CreateVolume"} 1`) || !strings.Contains(body, "oxide_csi_panics_total 0") {
+				t.Errorf("/metrics: %s", body)
+			}
+			must(t, plugin.Stop())
+			if code, _ := get(t, "http://"+addr+"/livez"); code != 0 {
+				t.Errorf("after its end /livez answers %d", code)
+			}
+		})
+	}
+	t.Run("an address in use", func(t *testing.T) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		defer func() { must(t, listener.Close()) }()
+		opts := lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + listener.Addr().String()}}
+		flags, err := opts.Flags()
+		must(t, err)
+		if got := runPlugin(t, nil, flags...); got.code != 1 || !strings.Contains(got.stderr, "address already in use") {
+			t.Errorf("%+v", got)
+		}
+		if isThere(t, opts.Socket()) {
+			t.Error("the socket is still there")
+		}
+	})
+}

@@ -1,0 +1,260 @@
+package main_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// programs are built once, with the race detector where the test has it.
+var programs lab.Programs
+
+func TestMain(m *testing.M) { os.Exit(build(m)) }
+
+func build(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "oxide-csi")
+	if err == nil {
+		programs, err = lab.Build(dir, lab.RaceDetector())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// canary stands for a token that nobody may see.
+const canary = "oxide-token-canary9c1f"
+
+// result is what a program that ended left behind.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// baseEnv is the environment of every plugin here. Without the second variable, each program that is built with the race
+// detector takes a second to end.
+func baseEnv() []string { return []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=10"} }
+
+// runPlugin runs the plugin to its end with exactly this environment.
+func runPlugin(t *testing.T, environ []string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, programs.Plugin, args...)
+	cmd.Env = append(baseEnv(), environ...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("it did not end: %s", &stderr)
+	}
+	if strings.Contains(stdout.String()+stderr.String(), canary) {
+		t.Errorf("the token is shown: %s%s", &stdout, &stderr)
+	}
+	return result{code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
+}
+
+// What can be asked without a configuration is answered whatever the configuration is.
+func TestHelpAndVersion(t *testing.T) {
+	broken := []string{"OXIDE_CSI_MAX_DISKS=many", "CSI_ENDPOINT=tcp://x", "OXIDE_TOKEN=" + canary}
+	for name, environ := range map[string][]string{"nothing configured": nil, "a broken configuration": broken} {
+		t.Run(name, func(t *testing.T) {
+			for _, args := range [][]string{{"version"}, {"--version"}} {
+				got := runPlugin(t, environ, args...)
+				if want := (result{stdout: "oxide-csi devel\n"}); got != want {
+					t.Errorf("%v: %+v, want %+v", args, got, want)
+				}
+			}
+			for _, args := range [][]string{{"--help"}, {"-h"}, {"help"}} {
+				got := runPlugin(t, environ, args...)
+				if got.code != 0 || got.stderr != "" {
+					t.Errorf("%v: %+v", args, got)
+				}
+				for _, mention := range []string{"--endpoint", "CSI_ENDPOINT", "--oxide-token-file", "--cluster-id", "--instance-id", "--http-endpoint", "--version", "version "} {
+					if !strings.Contains(got.stdout, mention) {
+						t.Errorf("%v does not mention %s:\n%s", args, mention, got.stdout)
+					}
+				}
+			}
+		})
+	}
+}
+
+var problemLine = regexp.MustCompile(`^config: ([^ ]+|command line): [^ ].*$`)
+
+// problems are the lines of a process that ended over its configuration, by flag.
+func problems(t *testing.T, got result) map[string]string {
+	t.Helper()
+	if got.code != 2 || got.stdout != "" {
+		t.Errorf("exit code %d, stdout %q; want 2 and nothing", got.code, got.stdout)
+	}
+	found := map[string]string{}
+	for line := range strings.Lines(got.stderr) {
+		parts := problemLine.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
+		if parts == nil {
+			t.Errorf("line %q is not of the form config: <flag>: <what>", line)
+			continue
+		}
+		if _, twice := found[parts[1]]; twice {
+			t.Errorf("two lines of %s", parts[1])
+		}
+		found[parts[1]] = line
+	}
+	return found
+}
+
+func TestConfigurationProblems(t *testing.T) {
+	dir := t.TempDir()
+	tokenFile, empty := filepath.Join(dir, "token"), filepath.Join(dir, "empty")
+	must(t, os.WriteFile(tokenFile, []byte(canary+"\n"), 0o600))
+	must(t, os.WriteFile(empty, nil, 0o600))
+	controller := []string{"--endpoint=" + filepath.Join(dir, "csi.sock"), "--mode=controller", "--oxide-host=http://127.0.0.1:1", "--oxide-project=demo", "--oxide-token-file=" + tokenFile, "--cluster-id=c"}
+	for _, test := range []struct {
+		name    string
+		environ []string
+		args    []string
+		flags   []string
+	}{
+		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--metadata", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
+		{"nothing, controller", nil, []string{"--mode=controller"}, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
+		{"nothing, node", nil, []string{"--mode=node"}, []string{"--endpoint", "--metadata"}},
+		{"all at once", []string{"OXIDE_CSI_MAX_DISKS=1", "OXIDE_CSI_LOG_LEVEL=loud"},
+			append(slices.Clone(controller), "--endpoint=tcp://127.0.0.1:1", "--cluster-id=A", "--device-timeout=soon", "--http-endpoint=9808", "--log-format=xml"),
+			[]string{"--cluster-id", "--device-timeout", "--endpoint", "--http-endpoint", "--log-format", "--log-level", "--max-disks"}},
+		{"a path that is too long for a socket", nil, append(slices.Clone(controller), "--endpoint=/"+strings.Repeat("a", 107)), []string{"--endpoint"}},
+		{"an empty token file", nil, append(slices.Clone(controller), "--oxide-token-file="+empty), []string{"--oxide-token-file"}},
+		{"a token file that is not there", nil, append(slices.Clone(controller), "--oxide-token-file="+dir+"/none"), []string{"--oxide-token-file"}},
+		{"a token in the wrong place", nil, append(slices.Clone(controller), "--max-disks="+canary), []string{"--max-disks"}},
+		{"a template that nobody filled in", nil, []string{"--endpoint=/x", "--mode=node", "--instance-id=${meta.oxide.instance_id}"}, []string{"--instance-id"}},
+		{"a provider that is not built", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--metadata"}},
+		{"a mode that is none", nil, append(slices.Clone(controller), "--mode=both", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"), []string{"--mode"}},
+		{"an attach mode that is not built", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--attach-mode"}},
+		{"a file that is not there", nil, append(slices.Clone(controller), "--config="+dir+"/none.yaml"), []string{"--config"}},
+		{"unknown flag", nil, append(slices.Clone(controller), "--bogus"), []string{"--bogus"}},
+		{"unknown short flag", nil, append(slices.Clone(controller), "-z"), []string{"-z"}},
+		{"a token as a flag", nil, append(slices.Clone(controller), "--oxide-token="+canary), []string{"--oxide-token"}},
+		{"a flag without its value", nil, []string{"--endpoint"}, []string{"--endpoint"}},
+		{"unknown command", nil, []string{"serve"}, []string{"command line"}},
+		{"a token as a command", nil, []string{canary}, []string{"command line"}},
+		{"too much for a command", nil, []string{"version", "now"}, []string{"command line"}},
+		{"unknown flag of a command", nil, []string{"version", "--bogus"}, []string{"--bogus"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := runPlugin(t, test.environ, test.args...)
+			found := problems(t, got)
+			flags := make([]string, 0, len(found))
+			for flag := range found {
+				flags = append(flags, flag)
+			}
+			slices.Sort(flags)
+			if diff := cmp.Diff(test.flags, flags); diff != "" {
+				t.Errorf("problems (-want +got):\n%s\n%s", diff, got.stderr)
+			}
+		})
+	}
+	if _, err := os.Stat(filepath.Join(dir, "csi.sock")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a socket was made: %v", err)
+	}
+}
+
+// The node holds no token, whatever its environment has.
+func TestNodeNeedsNoRack(t *testing.T) {
+	dir := shortDir(t)
+	got := runPlugin(t, []string{"OXIDE_HOST=not a host", "OXIDE_TOKEN=" + canary, "OXIDE_PROJECT=-", "OXIDE_CSI_PLUGIN_SERVICE_HOST=10.0.0.1"},
+		"--endpoint="+filepath.Join(dir, "missing", "csi.sock"), "--mode=node", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23")
+	// It gets as far as its socket, whose folder is missing: no problem of the configuration.
+	if got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
+		t.Errorf("%+v", got)
+	}
+	if strings.Count(got.stderr, "OXIDE_CSI_PLUGIN_SERVICE_HOST") != 1 {
+		t.Errorf("unknown variables want one warning: %s", got.stderr)
+	}
+	lines := strings.Split(strings.TrimSpace(got.stderr), "\n")
+	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "oxide-csi: ") {
+		t.Errorf("the last line is %q", last)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shortDir is a folder whose path leaves room for a socket's name.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "oxc")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+func within(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("in vain: %s", what)
+		}
+	}
+}
+
+// process is a plugin that may never become ready.
+type process struct {
+	cmd    *exec.Cmd
+	stderr *lab.Output
+	ended  chan error
+}
+
+func begin(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(programs.Plugin, args...), stderr: &lab.Output{}, ended: make(chan error, 1)}
+	p.cmd.Env = baseEnv()
+	p.cmd.Stderr = p.stderr
+	must(t, p.cmd.Start())
+	go func() { p.ended <- p.cmd.Wait() }()
+	return p
+}
+
+// wait returns how the process ended; one that does not end is killed.
+func (p *process) wait(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-p.ended:
+		return err
+	case <-time.After(30 * time.Second):
+		must(t, p.cmd.Process.Kill())
+		return fmt.Errorf("did not end: %w", <-p.ended)
+	}
+}
