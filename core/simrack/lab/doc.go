@@ -4,7 +4,6 @@
 //
 //   - programs.go: building the programs
 //   - process.go: starting a process and ending it
-//   - group_linux.go, group_other.go: what ends it when nobody does
 //   - sim.go: a simulated rack
 //   - control.go: its control endpoint
 //   - plugin.go: a plugin

@@ -58,7 +58,6 @@ func start(cmd *exec.Cmd, also io.Writer) (*Process, error) {
 	if cmd.Env == nil {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	}
-	cmd.SysProcAttr = apart()
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
