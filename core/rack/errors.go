@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -50,7 +51,8 @@ func OutcomeUnknown(err error) bool {
 }
 
 // translate gives the error of an SDK call in the words of this package, prefixed with what was being done. The text of
-// an SDK error spans lines and holds response headers; only the rack's message and its request ID are passed on.
+// an SDK error spans lines and holds response headers; only the rack's message and its request ID are passed on, and no
+// token that they repeat.
 func translate(ctx context.Context, err error, doing string, args ...any) error {
 	if err == nil {
 		return nil
@@ -62,7 +64,7 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 		if ctxErr := ctx.Err(); ctxErr != nil {
 			return fmt.Errorf("%s: %w: %w", doing, ErrUnavailable, ctxErr)
 		}
-		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, oneLine(err.Error()))
+		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, passOn(err.Error()))
 	}
 	kind, status, message := classify(httpErr), httpErr.HTTPResponse.StatusCode, ""
 	requestID := httpErr.HTTPResponse.Header.Get("x-request-id")
@@ -75,7 +77,7 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 	if message == "" {
 		message = "no reason given"
 	}
-	return fmt.Errorf("%s: %w: %s (HTTP %d, request ID %s)", doing, kind, oneLine(message), status, requestID)
+	return fmt.Errorf("%s: %w: %s (HTTP %d, request ID %s)", doing, kind, passOn(message), status, passOn(requestID))
 }
 
 // classify decides by status and error code, see docs/rack.md §1.
@@ -137,6 +139,11 @@ func invalidValue(message string) error {
 	return ErrRefused
 }
 
-func oneLine(text string) string {
-	return strings.Join(strings.Fields(text), " ")
+// tokens matches API tokens, also those that are no longer in use.
+var tokens = regexp.MustCompile("(?i)oxide-token-[^\\s\"'`]+")
+
+// passOn makes foreign text one line without an API token in it. A rack repeats none; a proxy before it, or a program that
+// is no rack, may show what it was sent.
+func passOn(text string) string {
+	return tokens.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), "(redacted)")
 }

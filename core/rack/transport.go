@@ -97,7 +97,8 @@ func (c *credentials) RoundTrip(req *http.Request) (*http.Response, error) {
 
 var _ http.RoundTripper = (*credentials)(nil)
 
-// withCredentials is client, sending whatever token gives.
+// withCredentials is client, sending whatever token gives, and to nobody but the host that was configured: a rack answers
+// no call with a redirect, and following another program's would hand the token to whomever it names.
 func withCredentials(client *http.Client, token Token) *http.Client {
 	next := client.Transport
 	if next == nil {
@@ -105,6 +106,7 @@ func withCredentials(client *http.Client, token Token) *http.Client {
 	}
 	copied := *client
 	copied.Transport = &credentials{token: token, next: next}
+	copied.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &copied
 }
 
