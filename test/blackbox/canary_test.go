@@ -1,0 +1,740 @@
+package blackbox
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// The canaries: secrets that nothing may show. Each has signs that change in a URL, and a core that does not.
+const (
+	canaryToken  = "oxide-token-canary+/Tq8vYw3ZkR6pXn="
+	canarySecret = "secret-canary+/Hd5mJs7LbQ9wCf="
+	// canaryKey is the key of a secret: whoever names a secret well has said half of it.
+	canaryKey  = "key-canary+/Gu4nBx2VtE8yKr="
+	canaryFlag = "x-canary.Wz6kPm3DsN7qFj"
+)
+
+var canaries = []string{canaryToken, canarySecret, canaryKey, canaryFlag}
+
+// forms are the ways in which a text may be written: as it is, in a URL, in JSON, quoted, in hex, and in base64, there
+// without its ends, which depend on what stands before and after it.
+func forms(text string) map[string]string {
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		panic(err) // a string always encodes
+	}
+	all := map[string]string{
+		"plain":        text,
+		"core":         regexp.MustCompile(`[A-Za-z0-9]{14}`).FindString(text),
+		"URL query":    url.QueryEscape(text),
+		"URL path":     url.PathEscape(text),
+		"JSON":         strings.Trim(string(quoted), `"`),
+		"Go":           strings.Trim(fmt.Sprintf("%q", text), `"`),
+		"hex":          hex.EncodeToString([]byte(text)),
+		"decimal list": strings.Trim(fmt.Sprint([]byte(text)), "[]"),
+	}
+	for shift := range 3 {
+		padded := append(make([]byte, shift), text...)
+		padded = padded[:len(padded)/3*3]
+		whole := base64.StdEncoding.EncodeToString(padded)
+		all[fmt.Sprintf("base64+%d", shift)] = whole[4:]
+		all[fmt.Sprintf("base64url+%d", shift)] = base64.URLEncoding.EncodeToString(padded)[4:]
+	}
+	return all
+}
+
+// find returns the canaries that a text holds, and in which form.
+func find(text string) (found []string) {
+	lower := strings.ToLower(text)
+	for _, canary := range canaries {
+		for name, form := range forms(canary) {
+			if strings.Contains(lower, strings.ToLower(form)) {
+				at := strings.Index(lower, strings.ToLower(form))
+				found = append(found, fmt.Sprintf("%.16s… (%s) in %q", canary, name, text[max(0, at-300):min(len(text), at+120)]))
+				break
+			}
+		}
+	}
+	return found
+}
+
+// TestSearch proves that the search of the other tests finds what it should.
+func TestSearch(t *testing.T) {
+	for _, canary := range canaries {
+		for name, text := range map[string]string{
+			"plain":       canary,
+			"URL":         "https://rack/?token=" + url.QueryEscape(canary),
+			"upper case":  strings.ToUpper(canary),
+			"hex":         fmt.Sprintf("%x", canary),
+			"HEX":         fmt.Sprintf("%X", canary),
+			"bytes":       fmt.Sprint([]byte(canary)),
+			"base64":      base64.StdEncoding.EncodeToString([]byte(canary)),
+			"raw base64":  base64.RawURLEncoding.EncodeToString([]byte("a:" + canary + "!")),
+			"basic auth":  base64.StdEncoding.EncodeToString([]byte("u:" + canary)),
+			"bearer":      base64.StdEncoding.EncodeToString([]byte("Bearer " + canary + "\r\n")),
+			"JSON":        fmt.Sprintf(`{"a":%q}`, canary),
+			"in a string": fmt.Sprintf("%q", fmt.Sprintf("%q", canary)),
+		} {
+			if len(find("before "+text+" after")) == 0 {
+				t.Errorf("%s: %q is not found in %q", name, canary, text)
+			}
+		}
+	}
+	if found := find("volume csi-abcdefghijklmnop, oxide-token-demo, ***stripped***"); len(found) > 0 {
+		t.Errorf("found what is not there: %v", found)
+	}
+}
+
+// evidence is all that anybody could have read, by where.
+type evidence struct {
+	mu   sync.Mutex
+	text map[string]*strings.Builder
+}
+
+func (e *evidence) add(where, text string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.text == nil {
+		e.text = map[string]*strings.Builder{}
+	}
+	if e.text[where] == nil {
+		e.text[where] = &strings.Builder{}
+	}
+	e.text[where].WriteString(text + "\n")
+}
+
+// all returns what was said somewhere.
+func (e *evidence) all(where string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.text[where] == nil {
+		return ""
+	}
+	return e.text[where].String()
+}
+
+// check searches everything line by line.
+func (e *evidence) check(t *testing.T) {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for where, text := range e.text {
+		seen := map[string]bool{}
+		for line := range strings.Lines(text.String()) {
+			for _, found := range find(line) {
+				if kind := found[:16]; !seen[kind] {
+					seen[kind] = true
+					t.Errorf("%s shows %s", where, found)
+				}
+			}
+		}
+	}
+}
+
+// intercept keeps everything that a plugin answers: message or status, with its details, and the metadata around it.
+func (e *evidence) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	var header, trailer metadata.MD
+	err := invoke(ctx, method, req, reply, conn, append(opts, grpc.Header(&header), grpc.Trailer(&trailer))...)
+	text := prototext.Format(status.Convert(err).Proto())
+	if message, ok := reply.(proto.Message); ok && err == nil {
+		text = prototext.Format(message)
+	}
+	e.add("gRPC", fmt.Sprint(method, " ", text, header, trailer))
+	return err
+}
+
+// suspect is a plugin of which everything is kept.
+type suspect struct {
+	csi.IdentityClient
+	csi.ControllerClient
+	csi.NodeClient
+
+	plugin *lab.Plugin
+	conn   *grpc.ClientConn
+	http   string
+}
+
+// startSuspect starts a plugin at debug level, with everything switched on that shows something.
+func startSuspect(t *testing.T, e *evidence, opts lab.PluginOptions) *suspect {
+	t.Helper()
+	s := &suspect{http: freeAddress(t)}
+	opts.Args = append(opts.Args, "--log-level=debug", "--http-endpoint="+s.http, "--pprof")
+	opts.Dir = shortDir(t)
+	plugin, err := lab.StartPlugin(programs.Plugin, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.plugin = plugin
+	t.Cleanup(func() {
+		if err := plugin.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.conn, err = grpc.NewClient("unix://"+plugin.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(e.intercept))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.IdentityClient, s.ControllerClient, s.NodeClient = csi.NewIdentityClient(s.conn), csi.NewControllerClient(s.conn), csi.NewNodeClient(s.conn)
+	return s
+}
+
+// freeAddress is an address of this machine that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return listener.Addr().String()
+}
+
+// browse keeps what the HTTP endpoint shows.
+func (s *suspect) browse(t *testing.T, e *evidence) {
+	t.Helper()
+	for _, path := range []string{"/livez", "/readyz", "/metrics", "/debug/pprof/cmdline", "/debug/pprof/goroutine?debug=2", "/debug/pprof/heap?debug=1"} {
+		resp, err := http.Get("http://" + s.http + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := resp.Body.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if len(text) == 0 {
+			t.Errorf("%s shows nothing, so the search proves nothing", path)
+		}
+		e.add("HTTP", path+" "+string(text))
+	}
+}
+
+// end ends the plugin as a crash does that shows all it can: SIGQUIT makes the runtime print the stack of every goroutine.
+// No request is known that makes the plugin panic; what a recovered panic shows is tested in the package core.
+func (s *suspect) end(t *testing.T, e *evidence) {
+	t.Helper()
+	if err := s.plugin.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.plugin.ExitCode(within(t, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	printed := s.plugin.Stderr().String()
+	if !strings.Contains(printed, "SIGQUIT") || !strings.Contains(printed, "goroutine ") {
+		t.Error("the plugin ended without the stacks of its goroutines")
+	}
+	e.add("stderr", printed)
+	e.add("stdout", s.plugin.Stdout().String())
+}
+
+// secrets are what goes into every field for secrets.
+func secrets() map[string]string { return map[string]string{canaryKey: canarySecret} }
+
+// TestCanary sends canaries through everything that an operator can reach, at debug level, and searches everything that
+// the plugin shows.
+func TestCanary(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			var e evidence
+			sim, mode := (*lab.Sim)(nil), "all"
+			if isRoot() {
+				sim = startSimWithGuests(t, shortDir(t), "--hotplug", "--instances=node-a", "--token="+canaryToken)
+			} else {
+				sim, mode = startSim(t, "--hotplug", "--instances=node-a", "--token="+canaryToken), "controller"
+			}
+			opts := lab.PluginOptions{Mode: mode, Sim: sim, Instance: sim.Instance("node-a"), Args: []string{"--log-format=" + format}}
+			if format == "json" { // the two ways to give the token
+				opts.Args = append(opts.Args, "--oxide-token-file=")
+				opts.Env = []string{"PATH=" + os.Getenv("PATH"), "OXIDE_TOKEN=" + canaryToken}
+			}
+			s := startSuspect(t, &e, opts)
+			s.askEverything(t)
+			volume := s.live(t, sim, format)
+			s.suffer(t, sim)
+			s.browse(t, &e)
+			s.end(t, &e)
+			e.check(t)
+
+			// The search is worth something only if it looks where things are: what is no secret must be there.
+			for where, want := range map[string][]string{
+				"stderr": {volume.GetVolumeId(), "canary-" + format, "stripped", "credentials missing or invalid"},
+				"gRPC":   {volume.GetVolumeId(), "credentials missing or invalid", "/csi.v1.Controller/CreateSnapshot"},
+				"HTTP":   {"oxide_csi_rpc_duration_seconds", "--oxide-project=demo", "goroutine "},
+			} {
+				for _, text := range want {
+					if !strings.Contains(e.all(where), text) {
+						t.Errorf("%s does not show %q", where, text)
+					}
+				}
+			}
+			checkArrived(t, e.all("stderr"), mode)
+		})
+	}
+}
+
+// services are all services of the specification.
+func services() protoreflect.ServiceDescriptors { return csi.File_csi_proto.Services() }
+
+// askEverything makes each RPC of the specification with nothing in its request but canaries: in each field that the
+// specification marks as secret, and in mount flags, which it says may be.
+func (s *suspect) askEverything(t *testing.T) {
+	t.Helper()
+	asked := 0
+	for i := range services().Len() {
+		for j := range services().Get(i).Methods().Len() {
+			method := services().Get(i).Methods().Get(j)
+			if method.IsStreamingServer() {
+				continue // SnapshotMetadata, which is not served
+			}
+			req, reply := dynamicpb.NewMessage(method.Input()), dynamicpb.NewMessage(method.Output())
+			plant(req)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			// What it answers is looked at by the interceptor.
+			err := s.conn.Invoke(ctx, fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name()), req, reply)
+			cancel()
+			if len(find(prototext.Format(req))) > 0 {
+				asked++
+				if err == nil {
+					t.Logf("%s takes a request without anything but secrets", method.Name())
+				}
+			}
+		}
+	}
+	if asked < 15 {
+		t.Errorf("%d RPCs have secrets, fewer than the specification has", asked)
+	}
+}
+
+// plant puts canaries into every secret field of a message.
+func plant(message protoreflect.Message) {
+	fields := message.Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		switch secret, _ := proto.GetExtension(field.Options(), csi.E_CsiSecret).(bool); {
+		case secret && field.IsMap():
+			message.Mutable(field).Map().Set(protoreflect.ValueOfString(canaryKey).MapKey(), protoreflect.ValueOfString(canarySecret))
+		case field.Name() == "mount_flags":
+			message.Mutable(field).List().Append(protoreflect.ValueOfString(canaryFlag))
+		case field.Name() == "volume_capabilities":
+			list := message.Mutable(field).List()
+			plant(list.AppendMutable().Message())
+		case field.Name() == "volume_capability", field.Name() == "mount":
+			plant(message.Mutable(field).Message())
+		}
+	}
+}
+
+// live is a volume's life with secrets in each request that has room for them, and with mount flags: once such that the
+// kernel takes, once such that it refuses.
+func (s *suspect) live(t *testing.T, sim *lab.Sim, format string) *csi.Volume {
+	t.Helper()
+	c, node, capability := newClient(), sim.Instance("node-a"), mountVolume("ext4", canaryFlag)
+	create := createRequest("canary-"+format, capability)
+	create.Secrets = secrets()
+	volume := twice(t, c, s.CreateVolume, create).GetVolume()
+	publish := publishRequest(volume, node, capability)
+	publish.Secrets = secrets()
+	published := twice(t, c, s.ControllerPublishVolume, publish)
+	// The specification has the capabilities repeated in the answer, so they go without the canary.
+	twice(t, c, s.ValidateVolumeCapabilities, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: volume.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{mountVolume("ext4")}, Secrets: secrets(),
+	})
+	s.liveOnNode(t, c, volume, published.GetPublishContext(), capability)
+	twice(t, c, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID, Secrets: secrets()})
+	twice(t, c, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId(), Secrets: secrets()})
+	checkLeftovers(t, sim, 0)
+	return volume
+}
+
+func (s *suspect) liveOnNode(t *testing.T, c *client, volume *csi.Volume, publishContext map[string]string, capability *csi.VolumeCapability) {
+	t.Helper()
+	dir := shortDir(t)
+	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
+	if err := os.Mkdir(staging, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	stage := &csi.NodeStageVolumeRequest{
+		VolumeId: volume.GetVolumeId(), PublishContext: publishContext, StagingTargetPath: staging, VolumeCapability: capability,
+		VolumeContext: volume.GetVolumeContext(), Secrets: secrets(),
+	}
+	publish := &csi.NodePublishVolumeRequest{
+		VolumeId: volume.GetVolumeId(), PublishContext: publishContext, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability,
+		VolumeContext: volume.GetVolumeContext(), Secrets: secrets(),
+	}
+	ctx := within(t, time.Minute)
+	if !isRoot() { // then the controller alone is served
+		if _, err := s.NodeStageVolume(ctx, stage); err == nil {
+			t.Error("NodeStageVolume succeeded in mode controller")
+		}
+		if _, err := s.NodePublishVolume(ctx, publish); err == nil {
+			t.Error("NodePublishVolume succeeded in mode controller")
+		}
+		return
+	}
+	for _, refused := range []string{"bogus=" + canaryFlag, canaryFlag[2:], "offset=" + canaryFlag, "logdev=" + canaryFlag, `"` + canaryFlag, canaryFlag + ",loop"} {
+		bad := proto.CloneOf(stage)
+		bad.VolumeCapability = mountVolume("ext4", refused)
+		if _, err := s.NodeStageVolume(ctx, bad); err == nil {
+			t.Errorf("NodeStageVolume takes the mount flag %q", refused)
+		}
+	}
+	twice(t, c, s.NodeStageVolume, stage)
+	twice(t, c, s.NodePublishVolume, publish)
+	other := proto.CloneOf(publish)
+	other.TargetPath += "-2"
+	if _, err := s.NodePublishVolume(ctx, other); err == nil {
+		t.Error("NodePublishVolume takes a second target")
+	}
+	twice(t, c, s.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: volume.GetVolumeId(), VolumePath: target})
+	twice(t, c, s.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), TargetPath: target})
+	twice(t, c, s.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: volume.GetVolumeId(), StagingTargetPath: staging})
+}
+
+// echo is what a careless rack, or a proxy before it, could answer: the credentials that it does not like.
+const echo = "credentials missing or invalid: Authorization: Bearer " + canaryToken
+
+// suffer asks for everything while each kind of fault holds for all calls.
+func (s *suspect) suffer(t *testing.T, sim *lab.Sim) {
+	t.Helper()
+	ctx := within(t, 2*time.Minute)
+	c := newClient()
+	volume := send(t, c, s.CreateVolume, createRequest("sufferer", mountVolume(""))).GetVolume()
+	for _, fault := range append(slices.Collect(maps.Values(faultKinds)),
+		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "InvalidRequest"},
+		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "InvalidValue"},
+		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "ObjectAlreadyExists"},
+		lab.Fault{Kind: lab.FaultStatus, Status: 404, ErrorCode: "ObjectNotFound"},
+		lab.Fault{Kind: lab.FaultStatus, Status: 418},
+	) {
+		fault.Operation, fault.Count = "*", new(int)
+		if fault.Kind == lab.FaultStatus {
+			fault.Message = echo
+		}
+		if _, err := sim.Inject(ctx, fault); err != nil {
+			t.Fatal(err)
+		}
+		if s.askController(t, sim, volume) == 0 {
+			t.Errorf("no request failed although the rack was broken: %+v", fault)
+		}
+		if err := sim.ClearFaults(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the rack is at rest", func() bool {
+		_, err := s.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+		return err == nil
+	})
+}
+
+// askController makes each RPC of the controller once, with a short deadline, and counts those that failed.
+func (s *suspect) askController(t *testing.T, sim *lab.Sim, volume *csi.Volume) (failed int) {
+	t.Helper()
+	node, capability := lab.Instance{ID: volume.GetVolumeId()}, mountVolume("", canaryFlag)
+	if sim != nil {
+		node = sim.Instance("node-a")
+	}
+	create, publish := createRequest("asked", capability), publishRequest(volume, node, capability)
+	create.Secrets, publish.Secrets = secrets(), secrets()
+	for _, ask := range []func(context.Context) error{
+		func(ctx context.Context) error { _, err := s.CreateVolume(ctx, create); return err },
+		func(ctx context.Context) error { _, err := s.ControllerPublishVolume(ctx, publish); return err },
+		func(ctx context.Context) error {
+			_, err := s.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+				VolumeId: volume.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{mountVolume("")}, Secrets: secrets()})
+			return err
+		},
+		func(ctx context.Context) error {
+			_, err := s.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID, Secrets: secrets()})
+			return err
+		},
+		func(ctx context.Context) error {
+			_, err := s.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId(), Secrets: secrets()})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), shortDeadline)
+		if ask(ctx) != nil {
+			failed++
+		}
+		cancel()
+	}
+	return failed
+}
+
+// checkArrived checks that secrets have reached the plugin in each RPC that has them: the log at debug level shows the
+// field, without what is in it.
+func checkArrived(t *testing.T, log, mode string) {
+	t.Helper()
+	if !strings.Contains(log, canarySecret[:6]) {
+		t.Errorf("the log does not show the name of the field %q", "secrets")
+	}
+	methods := []string{
+		"CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "ValidateVolumeCapabilities", "NodeStageVolume", "NodePublishVolume",
+	}
+	for _, method := range methods {
+		shown := false
+		for line := range strings.Lines(log) {
+			named := strings.Contains(line, "method="+method+" ") || strings.Contains(line, `"method":"`+method+`"`)
+			shown = shown || named && strings.Contains(line, `secrets\":\"***stripped***\"`)
+		}
+		if !shown {
+			t.Errorf("in mode %s the log does not show that %s had secrets", mode, method)
+		}
+	}
+}
+
+// TestCanaryBrokenRack has the plugin talk to something that is no rack, and that shows what it was sent in every way
+// that a program could pass on.
+func TestCanaryBrokenRack(t *testing.T) {
+	t.Parallel()
+	var e evidence
+	var received, stolen sync.Map
+	thief := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		stolen.Store(req.Header.Get("Authorization"), true)
+	}))
+	// Another machine, as its address says.
+	listener, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := thief.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	thief.Listener = listener
+	thief.Start()
+	t.Cleanup(thief.Close)
+
+	var mu sync.Mutex
+	var answer func(w http.ResponseWriter, credentials string)
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		received.Store(req.Header.Get("Authorization"), true)
+		mu.Lock()
+		do := answer
+		mu.Unlock()
+		do(w, req.Header.Get("Authorization"))
+	}))
+	t.Cleanup(broken.Close)
+	text := func(status int, format string) func(http.ResponseWriter, string) {
+		return func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("X-Echo", credentials)
+			w.WriteHeader(status)
+			fmt.Fprintf(w, format, credentials)
+		}
+	}
+	disk := `{"id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","name":"csi-x","description":"","project_id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","size":1073741824,"block_size":4096,`
+	answers := map[string]func(http.ResponseWriter, string){
+		"page":                text(200, "<html>you sent %s</html>"),
+		"page 401":            text(401, "<html>you sent %s</html>"),
+		"page 500":            text(500, "<html>you sent %s</html>"),
+		"text 502":            text(502, "upstream refused %s"),
+		"cut":                 text(200, `{"id":"%s`),
+		"cut error":           text(503, `{"message":"%s`),
+		"list for an object":  text(200, `["%s"]`),
+		"string for a number": text(200, `{"id":"x","size":"%s"}`),
+		"string for a time":   text(201, disk+`"time_created":"%s"}`),
+		"unknown state":       text(201, disk+`"state":{"state":"%s"}}`),
+		"unknown state, view": text(200, disk+`"state":{"state":"%s"}}`),
+		"unknown run state":   text(200, `{"id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","run_state":"%s"}`),
+		"error code":          text(400, `{"error_code":"%[1]s","message":"%[1]s","request_id":"%[1]s"}`),
+		"two errors":          text(400, `{"message":"no"}{"message":"%s"}`),
+		"odd request ID": func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("X-Request-Id", credentials)
+			text(500, `{"message":"%s"}`)(w, credentials)
+		},
+		"redirect": func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("Location", thief.URL+"/?"+url.QueryEscape(credentials))
+			w.WriteHeader(302)
+		},
+		"redirect 307": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Location", thief.URL)
+			w.WriteHeader(307)
+		},
+		"redirect nowhere": func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("Location", "http://127.0.0.1:1/"+url.PathEscape(credentials))
+			w.WriteHeader(308)
+		},
+		"no HTTP": func(w http.ResponseWriter, credentials string) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			fmt.Fprintf(conn, "EHLO %s\r\n\r\n", credentials)
+			conn.Close() // the plugin notices
+		},
+		"bad header": func(w http.ResponseWriter, credentials string) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n", credentials)
+			conn.Close() // the plugin notices
+		},
+	}
+	answer = answers["page"]
+	sim := &lab.Sim{Host: broken.URL, Token: canaryToken, Project: "demo"}
+	s := startSuspect(t, &e, lab.PluginOptions{Mode: "controller", Sim: sim})
+	volume := &csi.Volume{VolumeId: "6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"}
+	for name, do := range answers {
+		mu.Lock()
+		answer = do
+		mu.Unlock()
+		if s.askController(t, nil, volume) == 0 {
+			t.Errorf("%s: no request failed although there is no rack", name)
+		}
+	}
+	s.browse(t, &e)
+	s.end(t, &e)
+	e.check(t)
+	if _, ok := received.Load("Bearer " + canaryToken); !ok {
+		t.Error("the rack has not been sent the token, so the test has shown nothing")
+	}
+	stolen.Range(func(credentials, _ any) bool {
+		if credentials != "" {
+			t.Errorf("a redirect to another machine got the credentials %q", credentials)
+		}
+		return true
+	})
+}
+
+// TestCanaryConfiguration gives the token in every wrong place, each time with another problem, so that nothing starts.
+func TestCanaryConfiguration(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	file := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good := file("good", canaryToken+"\n")
+	type row struct{ args, env []string }
+	rows := map[string]row{
+		"argument":             {args: []string{canaryToken}},
+		"argument of version":  {args: []string{"version", canaryToken}},
+		"argument of help":     {args: []string{"help", canaryToken}},
+		"unknown flag":         {args: []string{"--oxide-token=" + canaryToken}},
+		"unknown flag, two":    {args: []string{"--oxide-token", canaryToken}},
+		"as a flag":            {args: []string{"--" + canaryToken}},
+		"as a flag with value": {args: []string{"--" + canaryToken + "=1"}},
+		"as a short flag":      {args: []string{"-" + canaryToken}},
+		"short flag":           {args: []string{"-t", canaryToken}},
+		"help flag":            {args: []string{"-h" + canaryToken}},
+		"host with user":       {args: []string{"--oxide-host=https://" + url.UserPassword("user", canaryToken).String() + "@rack.example"}},
+		"host with query":      {args: []string{"--oxide-host=https://rack.example/?token=" + url.QueryEscape(canaryToken)}},
+		"good, other problems": {args: []string{"--oxide-token-file=" + good}},
+		"token of two lines":   {args: []string{"--oxide-token-file=" + file("lines", canaryToken+"\n"+canaryToken+"\n")}},
+		"token with text":      {args: []string{"--oxide-token-file=" + file("text", "token: "+canaryToken)}},
+		"token without prefix": {args: []string{"--oxide-token-file=" + file("bare", canarySecret)}},
+		"token with a zero":    {args: []string{"--oxide-token-file=" + file("zero", canaryToken+"\x00")}},
+		"token too long":       {args: []string{"--oxide-token-file=" + file("long", strings.Repeat(canaryToken, 10_000))}},
+		"token as config":      {args: []string{"--config=" + good}},
+		"variable":             {env: []string{"OXIDE_TOKEN=" + canaryToken}},
+		"variable, quoted":     {env: []string{`OXIDE_TOKEN="` + canaryToken + `"`}},
+		"variable, bearer":     {env: []string{"OXIDE_TOKEN=Bearer " + canaryToken}},
+		"variable, bare":       {env: []string{"OXIDE_TOKEN=" + canarySecret}},
+		"variable, lines":      {env: []string{"OXIDE_TOKEN=" + canaryToken + "\n" + canarySecret}},
+		"unknown variable":     {env: []string{"OXIDE_CSI_TOKEN=" + canaryToken}},
+		"variable and file":    {args: []string{"--oxide-token-file=" + filepath.Join(dir, "missing")}, env: []string{"OXIDE_TOKEN=" + canaryToken}},
+		"file: key":            {args: []string{"--config=" + file("key.yaml", "oxideToken: "+canaryToken+"\n")}},
+		"file: unknown key":    {args: []string{"--config=" + file("unknown.yaml", "token: "+canaryToken+"\n")}},
+		"file: as key":         {args: []string{"--config=" + file("askey.yaml", canaryToken+": 1\n")}},
+		"file: racks":          {args: []string{"--config=" + file("racks.yaml", "racks:\n- {name: a, host: b, token: "+canaryToken+"}\n")}},
+		"file: rack's file":    {args: []string{"--config=" + file("tokenfile.yaml", "racks:\n- {name: a, host: b, tokenFile: "+canaryToken+"}\n")}},
+		"file: broken":         {args: []string{"--config=" + file("broken.yaml", "oxideHost: [\""+canaryToken+"\n")}},
+		"file: wrong type":     {args: []string{"--config=" + file("type.yaml", "maxDisks: "+canaryToken+"\nracks: "+canaryToken+"\n")}},
+	}
+	for _, flag := range flagNames(t) {
+		for _, prefix := range []string{"", "https://", "/run/"} {
+			rows["in the flag "+flag+", "+prefix] = row{args: []string{"--" + flag + "=" + prefix + canaryToken}}
+		}
+	}
+	for name, r := range rows {
+		t.Run(name, func(t *testing.T) {
+			ctx := within(t, time.Minute)
+			// Something else is always wrong, in a setting that is not the one of the row.
+			args := append([]string{"--max-disks=1"}, r.args...)
+			if strings.HasPrefix(name, "argument of") {
+				args = r.args
+			}
+			cmd := exec.CommandContext(ctx, programs.Plugin, args...)
+			cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, r.env...)
+			var stdout, stderr strings.Builder
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			err := cmd.Run()
+			if ctx.Err() != nil {
+				t.Fatal(ctx.Err())
+			}
+			if code := cmd.ProcessState.ExitCode(); name != "argument of help" && name != "help flag" && (err == nil || code != 1 && code != 2) {
+				t.Errorf("exit code %d: %v", code, err)
+			}
+			if stdout.Len()+stderr.Len() == 0 {
+				t.Error("nothing was printed, so the search proves nothing")
+			}
+			for where, text := range map[string]string{"stdout": stdout.String(), "stderr": stderr.String()} {
+				for _, found := range find(text) {
+					t.Errorf("%s shows %s", where, found)
+				}
+			}
+		})
+	}
+}
+
+// flagNames are the plugin's flags as it lists them itself.
+func flagNames(t *testing.T) (names []string) {
+	t.Helper()
+	help, err := exec.CommandContext(within(t, time.Minute), programs.Plugin, "--help").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, match := range regexp.MustCompile(`(?m)^ +(?:-., )?--([a-z-]+)`).FindAllStringSubmatch(string(help), -1) {
+		if !slices.Contains([]string{"help", "version"}, match[1]) {
+			names = append(names, match[1])
+		}
+	}
+	if len(names) < 20 {
+		t.Fatalf("%d flags found in the help: %v", len(names), names)
+	}
+	return names
+}
