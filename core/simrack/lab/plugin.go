@@ -44,6 +44,8 @@ type PluginOptions struct {
 	Env []string
 	// Stderr gets what the plugin prints, too.
 	Stderr io.Writer
+	// Apart keeps a Ctrl-C at the terminal from the plugin; whoever starts it must end it, whatever happens.
+	Apart bool
 	// Dial are further options of the connection that the clients use.
 	Dial []grpc.DialOption
 }
@@ -86,7 +88,7 @@ func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 	}
 	cmd := exec.Command(program, flags...)
 	cmd.Env = opts.Env
-	process, err := start(cmd, opts.Stderr)
+	process, err := start(cmd, opts.Stderr, opts.Apart)
 	if err != nil {
 		return nil, err
 	}

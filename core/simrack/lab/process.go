@@ -48,8 +48,8 @@ func (o *Output) String() string {
 }
 
 // start runs a program with exactly this environment and collects its stderr, and writes it to also where that is set. It
-// collects stdout, too, unless somebody reads that from a pipe.
-func start(cmd *exec.Cmd, also io.Writer) (*Process, error) {
+// collects stdout, too, unless somebody reads that from a pipe. A program apart is in a process group of its own.
+func start(cmd *exec.Cmd, also io.Writer, apart bool) (*Process, error) {
 	p := &Process{cmd: cmd, stdout: &Output{}, output: &Output{also: also}, done: make(chan struct{})}
 	cmd.Stderr = p.output
 	if cmd.Stdout == nil {
@@ -58,6 +58,7 @@ func start(cmd *exec.Cmd, also io.Writer) (*Process, error) {
 	if cmd.Env == nil {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: apart}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}

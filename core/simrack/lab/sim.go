@@ -32,15 +32,31 @@ type Instance struct {
 // readyTimeout is how long a program may take until it serves; the race detector and a busy machine make it slow.
 const readyTimeout = 60 * time.Second
 
-// StartSim starts a simulated rack on free ports of the loopback address with a control endpoint, and returns when it
-// serves. The arguments are further flags of oxide-sim serve; stderr goes to also, too, where that is set.
+// SimOptions say how to start a simulated rack. The zero value is what oxide-sim serve does without flags.
+type SimOptions struct {
+	// Args are further flags.
+	Args []string
+	// Stderr gets what the rack prints, too.
+	Stderr io.Writer
+	// Apart keeps a Ctrl-C at the terminal from the rack; whoever starts it must end it, whatever happens.
+	Apart bool
+}
+
+// StartSim starts a simulated rack with further flags of oxide-sim serve; see [StartSimWith]. Its stderr goes to also,
+// too, where that is set.
 func StartSim(program string, also io.Writer, args ...string) (*Sim, error) {
-	cmd := exec.Command(program, append([]string{"serve", "--listen=127.0.0.1:0", "--control=127.0.0.1:0"}, args...)...)
+	return StartSimWith(program, SimOptions{Args: args, Stderr: also})
+}
+
+// StartSimWith starts a simulated rack on free ports of the loopback address with a control endpoint, and returns when it
+// serves.
+func StartSimWith(program string, opts SimOptions) (*Sim, error) {
+	cmd := exec.Command(program, append([]string{"serve", "--listen=127.0.0.1:0", "--control=127.0.0.1:0"}, opts.Args...)...)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	process, err := start(cmd, also)
+	process, err := start(cmd, opts.Stderr, opts.Apart)
 	if err != nil {
 		return nil, err
 	}
