@@ -46,8 +46,6 @@ type PluginOptions struct {
 	Stderr io.Writer
 	// Apart keeps a Ctrl-C at the terminal from the plugin; whoever starts it must end it, whatever happens.
 	Apart bool
-	// Dial are further options of the connection that the clients use.
-	Dial []grpc.DialOption
 }
 
 // ClusterID is the cluster that the plugins of a lab serve.
@@ -93,19 +91,16 @@ func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 		return nil, err
 	}
 	p := &Plugin{Process: process, Socket: opts.Socket()}
-	if err := p.connect(opts.Dial); err != nil {
+	if err := p.connect(); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %s", err, process.Stderr()), process.Kill())
 	}
 	return p, nil
 }
 
-func (p *Plugin) connect(further []grpc.DialOption) error {
-	options := append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+func (p *Plugin) connect() error {
+	conn, err := grpc.NewClient("unix://"+p.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// The first attempts come before the socket is there.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}),
-	}, further...)
-	conn, err := grpc.NewClient("unix://"+p.Socket, options...)
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}))
 	if err != nil {
 		return err
 	}
