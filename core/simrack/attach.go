@@ -91,8 +91,8 @@ func (r *Rack) checkAttach(i *instance, d *disk) error {
 			return errNothingToDo
 		}
 		return invalidRequest(`cannot attach disk "%s": disk is attached to another instance`, d.Name)
-	case diskCreating, diskDetached:
-	default:
+	case diskDetached:
+	default: // never creating: who claims a disk has waited for its create
 		return invalidRequest(`cannot attach disk "%s": invalid state %s`, d.Name, d.State)
 	}
 	set := r.settings.Load()

@@ -305,6 +305,12 @@ func (w *world) diskOf(instance string) string {
 	return ""
 }
 
+func TestTheLargestDisk(t *testing.T) {
+	w := newWorld(t, simrack.Options{})
+	w.do("POST", "/disks?project=proj", body("d", "size", fmt.Sprint(1023*gib))).check(t, wants{status: 201})
+	w.do("POST", "/disks?project=proj", diskBody("l", "local", "", "size", fmt.Sprint(1024*gib))).check(t, wants{status: 201})
+}
+
 func TestS5PagesFollowTheirTokens(t *testing.T) {
 	s := newScene(t, simrack.Options{})
 	s.disk("e")

@@ -3,8 +3,10 @@ package simrack_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +30,30 @@ type witness struct {
 	mu   sync.Mutex
 	seen []string
 	fail string // the call that fails
+	// working holds the instances and disks that a call concerns, overlaps those that two did at once.
+	working  map[string]bool
+	overlaps []string
+	// creating is told of each disk whose store is about to be made, and answers when it may be.
+	creating chan chan struct{}
+}
+
+// work notes that a call concerns these IDs until its result is called.
+func (g *witness) work(ids ...string) (done func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, id := range ids {
+		if g.working[id] {
+			g.overlaps = append(g.overlaps, id)
+		}
+		g.working[id] = true
+	}
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		for _, id := range ids {
+			delete(g.working, id)
+		}
+	}
 }
 
 var errBroken = errors.New("broken for a test")
@@ -61,18 +87,31 @@ func (g *witness) saw() []string {
 }
 
 func (g *witness) CreateDisk(id string, size int64) error {
+	defer g.work(id)()
+	if g.creating != nil {
+		goOn := make(chan struct{})
+		g.creating <- goOn
+		<-goOn
+	}
 	return errors.Join(g.note("create disk", "/disks/"+id), g.Guests.CreateDisk(id, size))
 }
 
 func (g *witness) DeleteDisk(id string) error {
+	defer g.work(id)()
 	return errors.Join(g.note("delete disk", "/disks/"+id), g.Guests.DeleteDisk(id))
 }
 
 func (g *witness) CreateInstance(id, name string) error {
+	defer g.work(id)()
 	return errors.Join(g.note("create instance", "/instances/"+id), g.Guests.CreateInstance(id, name))
 }
 
 func (g *witness) PowerOn(id string, disks []simrack.GuestDisk) error {
+	ids := []string{id}
+	for _, d := range disks {
+		ids = append(ids, d.ID)
+	}
+	defer g.work(ids...)()
 	if err := g.note("power on", "/instances/"+id); err != nil {
 		return err
 	}
@@ -80,6 +119,7 @@ func (g *witness) PowerOn(id string, disks []simrack.GuestDisk) error {
 }
 
 func (g *witness) PowerOff(id string, orderly bool) error {
+	defer g.work(id)()
 	call := "cut power"
 	if orderly {
 		call = "halt"
@@ -88,6 +128,7 @@ func (g *witness) PowerOff(id string, orderly bool) error {
 }
 
 func (g *witness) Plug(id string, disk simrack.GuestDisk) error {
+	defer g.work(id, disk.ID)()
 	if err := g.note("plug", "/disks/"+disk.ID); err != nil {
 		return err
 	}
@@ -95,6 +136,7 @@ func (g *witness) Plug(id string, disk simrack.GuestDisk) error {
 }
 
 func (g *witness) Unplug(id, diskID string) error {
+	defer g.work(id, diskID)()
 	return errors.Join(g.note("unplug", "/disks/"+diskID), g.Guests.Unplug(id, diskID))
 }
 
@@ -114,7 +156,7 @@ func newGuestWorld(t *testing.T, o simrack.Options) (*world, *witness) {
 			t.Error(err)
 		}
 	})
-	g := &witness{Guests: guests}
+	g := &witness{Guests: guests, working: map[string]bool{}}
 	o.Guests = g
 	w := newWorld(t, o)
 	g.world = w
@@ -272,6 +314,112 @@ func TestGuestsThatFail(t *testing.T) {
 			broken := func(s string) bool { return strings.Contains(s, errBroken.Error()) }
 			if !slices.ContainsFunc(left.GuestErrors, broken) {
 				t.Errorf("guest errors: %q", left.GuestErrors)
+			}
+		})
+	}
+}
+
+// TestGuestsAreToldOneThingAtATime lets clients do everything at once: no instance and no disk is in two calls at a time,
+// and no call fails.
+func TestGuestsAreToldOneThingAtATime(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		t.Run(fmt.Sprintf("async=%v", async), func(t *testing.T) {
+			w, g := newGuestWorld(t, simrack.Options{Hotplug: true, HotplugAsync: async, MaxDisks: 3})
+			ids := []string{w.instance("i-0"), w.instance("i-1")}
+			var workers sync.WaitGroup
+			for c := range 6 {
+				workers.Go(func() {
+					rng := rand.New(rand.NewPCG(2, uint64(c)))
+					for range 40 {
+						w.anything(rng, ids)
+					}
+				})
+			}
+			workers.Wait()
+			w.settle(ids)
+			w.checkInvariants(1000*gib, 3)
+			if len(g.overlaps) > 0 || len(g.working) > 0 {
+				t.Errorf("in two calls at once: %v; still in one: %v", g.overlaps, g.working)
+			}
+			if left := w.leftovers(); strings.Contains(left, "guest_errors") {
+				t.Error(left)
+			}
+		})
+	}
+}
+
+// TestWhatWasBeingMadeIsUndone copies the records while the store of a disk is being made, once for a disk alone and once
+// for an instance's, and goes on with the copy as after a crash: neither disk nor instance is there.
+func TestWhatWasBeingMadeIsUndone(t *testing.T) {
+	dir := t.TempDir()
+	w, g := newGuestWorld(t, simrack.Options{StateDir: dir})
+	w.disk("kept")
+	g.creating = make(chan chan struct{})
+	create := `{"type":"create",` + body("new")[1:]
+	for path, request := range map[string]string{
+		"/disks?project=proj":     body("new"),
+		"/instances?project=proj": instanceBody("i", `"start":false,"disks":[`+create+`]`),
+	} {
+		t.Run(path, func(t *testing.T) {
+			answered := make(chan reply)
+			go func() { answered <- w.do("POST", path, request) }()
+			goOn := <-g.creating
+			if got := w.must("GET", "/disks/new?project=proj", ""); got.state() != "creating" {
+				t.Errorf("meanwhile it is %s", got.raw)
+			}
+			crashed := t.TempDir()
+			if err := os.CopyFS(crashed, os.DirFS(dir)); err != nil {
+				t.Fatal(err)
+			}
+			close(goOn)
+			if r := <-answered; r.status != 201 {
+				t.Errorf("answered %s", r.raw)
+			}
+			after := newWorld(t, simrack.Options{StateDir: crashed})
+			disks, instances := after.must("GET", "/disks?project=proj", ""), after.must("GET", "/instances?project=proj", "")
+			if diff := cmp.Diff([]string{"kept"}, disks.names()); diff != "" || len(instances.Items) > 0 {
+				t.Errorf("disks: %s; instances: %v", diff, instances.names())
+			}
+			if got := after.must("GET", "/utilization", "").Provisioned.Storage; got != gib {
+				t.Errorf("%d bytes are counted", got)
+			}
+			// Make room for the next one.
+			w.do("DELETE", "/instances/i?project=proj", "")
+			w.must("DELETE", "/disks/new?project=proj", "")
+		})
+	}
+}
+
+// TestWhoWantsADiskWaitsForItsCreate asks for a disk whose store is still being made.
+func TestWhoWantsADiskWaitsForItsCreate(t *testing.T) {
+	for operation, ask := range map[string]func(w *world) reply{
+		"instance_disk_attach": func(w *world) reply {
+			return w.do("POST", "/instances/i/disks/attach?project=proj", `{"disk":"d"}`)
+		},
+		"instance_create": func(w *world) reply {
+			return w.do("POST", "/instances?project=proj",
+				instanceBody("j", `"start":false,"disks":[{"type":"attach","name":"d"}]`))
+		},
+	} {
+		t.Run(operation, func(t *testing.T) {
+			w, g := newGuestWorld(t, simrack.Options{})
+			w.instance("i")
+			g.creating = make(chan chan struct{})
+			made, got := make(chan reply), make(chan reply)
+			go func() { made <- w.do("POST", "/disks?project=proj", body("d")) }()
+			goOn := <-g.creating
+			arrives := w.fault(`{"operation":"` + operation + `","kind":"delay"}`) // to be counted; it delays by nothing
+			go func() { got <- ask(w) }()
+			w.waitFor("asked for", func() bool { return w.hits(arrives) == 1 })
+			close(goOn)
+			if r := <-made; r.status != 201 {
+				t.Errorf("the create answered %s", r.raw)
+			}
+			if r := <-got; r.status > 299 {
+				t.Errorf("answered %s", r.raw)
+			}
+			if r := w.must("GET", "/disks/d?project=proj", ""); r.state() != "attached" {
+				t.Errorf("the disk is %s", r.raw)
 			}
 		})
 	}

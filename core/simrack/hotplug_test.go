@@ -113,3 +113,25 @@ func TestAsyncHotplugOfADiskThatIsTakenMeanwhile(t *testing.T) {
 		t.Errorf("got %s", got.raw)
 	}
 }
+
+// TestAnAsyncDetachThatWasOvertakenDoesNotHappen forces a disk off while it is being detached and attaches it anew: the
+// detach must not take it off afterwards.
+func TestAnAsyncDetachThatWasOvertakenDoesNotHappen(t *testing.T) {
+	s := newScene(t, simrack.Options{Hotplug: true})
+	e := s.disk("e")
+	s.setRun(s.i, "running")
+	s.attach(s.i, s.d).check(t, wants{status: 202})
+	s.attach(s.i, e).check(t, wants{status: 202})
+	s.set(`{"latency_ms":200,"hotplug_async":true}`)
+	s.detach(s.i, s.d).check(t, wants{status: 202})
+	s.set(`{"latency_ms":0,"hotplug_async":false}`) // or the next calls would take until the detach is over
+	s.setDisk(s.d, "detached")
+	s.attach(s.i, s.d).check(t, wants{status: 202})
+	s.set(`{"latency_ms":200,"hotplug_async":true}`)
+	s.detach(s.i, e).check(t, wants{status: 202}) // set out later, so it arrives later
+	s.set(`{"latency_ms":0}`)
+	s.waitDisk(e, "detached")
+	if got := s.must("GET", "/disks/"+s.d, ""); got.state() != "attached" {
+		t.Errorf("got %s", got.raw)
+	}
+}
