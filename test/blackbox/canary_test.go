@@ -530,87 +530,17 @@ func TestCanaryBrokenRack(t *testing.T) {
 	t.Parallel()
 	var e evidence
 	var received, stolen sync.Map
-	thief := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		stolen.Store(req.Header.Get("Authorization"), true)
-	}))
-	// Another machine, as its address says.
-	listener, err := net.Listen("tcp", "127.0.0.2:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := thief.Listener.Close(); err != nil {
-		t.Fatal(err)
-	}
-	thief.Listener = listener
-	thief.Start()
-	t.Cleanup(thief.Close)
-
+	thief := serveOn(t, "127.0.0.2:0", func(_ http.ResponseWriter, req *http.Request) { stolen.Store(req.Header.Get("Authorization"), true) })
 	var mu sync.Mutex
 	var answer func(w http.ResponseWriter, credentials string)
-	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	broken := serveOn(t, "127.0.0.1:0", func(w http.ResponseWriter, req *http.Request) {
 		received.Store(req.Header.Get("Authorization"), true)
 		mu.Lock()
 		do := answer
 		mu.Unlock()
 		do(w, req.Header.Get("Authorization"))
-	}))
-	t.Cleanup(broken.Close)
-	text := func(status int, format string) func(http.ResponseWriter, string) {
-		return func(w http.ResponseWriter, credentials string) {
-			w.Header().Set("X-Echo", credentials)
-			w.WriteHeader(status)
-			fmt.Fprintf(w, format, credentials)
-		}
-	}
-	disk := `{"id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","name":"csi-x","description":"","project_id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","size":1073741824,"block_size":4096,`
-	answers := map[string]func(http.ResponseWriter, string){
-		"page":                text(200, "<html>you sent %s</html>"),
-		"page 401":            text(401, "<html>you sent %s</html>"),
-		"page 500":            text(500, "<html>you sent %s</html>"),
-		"text 502":            text(502, "upstream refused %s"),
-		"cut":                 text(200, `{"id":"%s`),
-		"cut error":           text(503, `{"message":"%s`),
-		"list for an object":  text(200, `["%s"]`),
-		"string for a number": text(200, `{"id":"x","size":"%s"}`),
-		"string for a time":   text(201, disk+`"time_created":"%s"}`),
-		"unknown state":       text(201, disk+`"state":{"state":"%s"}}`),
-		"unknown state, view": text(200, disk+`"state":{"state":"%s"}}`),
-		"unknown run state":   text(200, `{"id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","run_state":"%s"}`),
-		"error code":          text(400, `{"error_code":"%[1]s","message":"%[1]s","request_id":"%[1]s"}`),
-		"two errors":          text(400, `{"message":"no"}{"message":"%s"}`),
-		"odd request ID": func(w http.ResponseWriter, credentials string) {
-			w.Header().Set("X-Request-Id", credentials)
-			text(500, `{"message":"%s"}`)(w, credentials)
-		},
-		"redirect": func(w http.ResponseWriter, credentials string) {
-			w.Header().Set("Location", thief.URL+"/?"+url.QueryEscape(credentials))
-			w.WriteHeader(302)
-		},
-		"redirect 307": func(w http.ResponseWriter, _ string) {
-			w.Header().Set("Location", thief.URL)
-			w.WriteHeader(307)
-		},
-		"redirect nowhere": func(w http.ResponseWriter, credentials string) {
-			w.Header().Set("Location", "http://127.0.0.1:1/"+url.PathEscape(credentials))
-			w.WriteHeader(308)
-		},
-		"no HTTP": func(w http.ResponseWriter, credentials string) {
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err != nil {
-				panic(http.ErrAbortHandler)
-			}
-			fmt.Fprintf(conn, "EHLO %s\r\n\r\n", credentials)
-			conn.Close() // the plugin notices
-		},
-		"bad header": func(w http.ResponseWriter, credentials string) {
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err != nil {
-				panic(http.ErrAbortHandler)
-			}
-			fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n", credentials)
-			conn.Close() // the plugin notices
-		},
-	}
+	})
+	answers := brokenAnswers(thief.URL)
 	answer = answers["page"]
 	sim := &lab.Sim{Host: broken.URL, Token: canaryToken, Project: "demo"}
 	s := startSuspect(t, &e, lab.PluginOptions{Mode: "controller", Sim: sim})
@@ -637,9 +567,125 @@ func TestCanaryBrokenRack(t *testing.T) {
 	})
 }
 
+// serveOn serves on an address of its own, which counts as another machine where it is another address.
+func serveOn(t *testing.T, address string, handler http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
+	server.Start()
+	t.Cleanup(server.Close)
+	return server
+}
+
+// brokenAnswers are answers of what is no rack, each of which shows the credentials that it was sent. Redirects lead
+// elsewhere.
+func brokenAnswers(elsewhere string) map[string]func(http.ResponseWriter, string) {
+	text := func(status int, format string) func(http.ResponseWriter, string) {
+		return func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("X-Echo", credentials)
+			w.WriteHeader(status)
+			fmt.Fprintf(w, format, credentials)
+		}
+	}
+	disk := `{"id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","name":"csi-x","description":"","project_id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","size":1073741824,"block_size":4096,`
+	return map[string]func(http.ResponseWriter, string){
+		"page":                text(200, "<html>you sent %s</html>"),
+		"page 401":            text(401, "<html>you sent %s</html>"),
+		"page 500":            text(500, "<html>you sent %s</html>"),
+		"text 502":            text(502, "upstream refused %s"),
+		"cut":                 text(200, `{"id":"%s`),
+		"cut error":           text(503, `{"message":"%s`),
+		"list for an object":  text(200, `["%s"]`),
+		"string for a number": text(200, `{"id":"x","size":"%s"}`),
+		"string for a time":   text(201, disk+`"time_created":"%s"}`),
+		"unknown state":       text(201, disk+`"state":{"state":"%s"}}`),
+		"unknown state, view": text(200, disk+`"state":{"state":"%s"}}`),
+		"unknown run state":   text(200, `{"id":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","run_state":"%s"}`),
+		"error code":          text(400, `{"error_code":"%[1]s","message":"%[1]s","request_id":"%[1]s"}`),
+		"two errors":          text(400, `{"message":"no"}{"message":"%s"}`),
+		"odd request ID": func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("X-Request-Id", credentials)
+			text(500, `{"message":"%s"}`)(w, credentials)
+		},
+		"redirect": func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("Location", elsewhere+"/?"+url.QueryEscape(credentials))
+			w.WriteHeader(302)
+		},
+		"redirect 307": func(w http.ResponseWriter, _ string) {
+			w.Header().Set("Location", elsewhere)
+			w.WriteHeader(307)
+		},
+		"redirect nowhere": func(w http.ResponseWriter, credentials string) {
+			w.Header().Set("Location", "http://127.0.0.1:1/"+url.PathEscape(credentials))
+			w.WriteHeader(308)
+		},
+		"no HTTP": func(w http.ResponseWriter, credentials string) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			fmt.Fprintf(conn, "EHLO %s\r\n\r\n", credentials)
+			conn.Close() // the plugin notices
+		},
+		"bad header": func(w http.ResponseWriter, credentials string) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n", credentials)
+			conn.Close() // the plugin notices
+		},
+	}
+}
+
 // TestCanaryConfiguration gives the token in every wrong place, each time with another problem, so that nothing starts.
 func TestCanaryConfiguration(t *testing.T) {
 	t.Parallel()
+	rows := misconfigurations(t)
+	for _, flag := range flagNames(t) {
+		for _, prefix := range []string{"", "https://", "/run/"} {
+			rows["in the flag "+flag+", "+prefix] = misconfiguration{args: []string{"--" + flag + "=" + prefix + canaryToken}}
+		}
+	}
+	for name, r := range rows {
+		t.Run(name, func(t *testing.T) {
+			ctx := within(t, time.Minute)
+			// Something else is always wrong, in a setting that is not the one of the row.
+			args := append([]string{"--max-disks=1"}, r.args...)
+			if strings.HasPrefix(name, "argument of") {
+				args = r.args
+			}
+			cmd := exec.CommandContext(ctx, programs.Plugin, args...)
+			cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, r.env...)
+			var stdout, stderr strings.Builder
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			err := cmd.Run()
+			if ctx.Err() != nil {
+				t.Fatal(ctx.Err())
+			}
+			if code := cmd.ProcessState.ExitCode(); name != "argument of help" && name != "help flag" && (err == nil || code != 1 && code != 2) {
+				t.Errorf("exit code %d: %v", code, err)
+			}
+			if stdout.Len()+stderr.Len() == 0 {
+				t.Error("nothing was printed, so the search proves nothing")
+			}
+			for where, text := range map[string]string{"stdout": stdout.String(), "stderr": stderr.String()} {
+				for _, found := range find(text) {
+					t.Errorf("%s shows %s", where, found)
+				}
+			}
+		})
+	}
+}
+
+// misconfiguration is how the plugin is started with the token in a wrong place.
+type misconfiguration struct{ args, env []string }
+
+func misconfigurations(t *testing.T) map[string]misconfiguration {
+	t.Helper()
 	dir := shortDir(t)
 	file := func(name, content string) string {
 		path := filepath.Join(dir, name)
@@ -649,8 +695,7 @@ func TestCanaryConfiguration(t *testing.T) {
 		return path
 	}
 	good := file("good", canaryToken+"\n")
-	type row struct{ args, env []string }
-	rows := map[string]row{
+	return map[string]misconfiguration{
 		"argument":             {args: []string{canaryToken}},
 		"argument of version":  {args: []string{"version", canaryToken}},
 		"argument of help":     {args: []string{"help", canaryToken}},
@@ -684,40 +729,6 @@ func TestCanaryConfiguration(t *testing.T) {
 		"file: rack's file":    {args: []string{"--config=" + file("tokenfile.yaml", "racks:\n- {name: a, host: b, tokenFile: "+canaryToken+"}\n")}},
 		"file: broken":         {args: []string{"--config=" + file("broken.yaml", "oxideHost: [\""+canaryToken+"\n")}},
 		"file: wrong type":     {args: []string{"--config=" + file("type.yaml", "maxDisks: "+canaryToken+"\nracks: "+canaryToken+"\n")}},
-	}
-	for _, flag := range flagNames(t) {
-		for _, prefix := range []string{"", "https://", "/run/"} {
-			rows["in the flag "+flag+", "+prefix] = row{args: []string{"--" + flag + "=" + prefix + canaryToken}}
-		}
-	}
-	for name, r := range rows {
-		t.Run(name, func(t *testing.T) {
-			ctx := within(t, time.Minute)
-			// Something else is always wrong, in a setting that is not the one of the row.
-			args := append([]string{"--max-disks=1"}, r.args...)
-			if strings.HasPrefix(name, "argument of") {
-				args = r.args
-			}
-			cmd := exec.CommandContext(ctx, programs.Plugin, args...)
-			cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, r.env...)
-			var stdout, stderr strings.Builder
-			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			err := cmd.Run()
-			if ctx.Err() != nil {
-				t.Fatal(ctx.Err())
-			}
-			if code := cmd.ProcessState.ExitCode(); name != "argument of help" && name != "help flag" && (err == nil || code != 1 && code != 2) {
-				t.Errorf("exit code %d: %v", code, err)
-			}
-			if stdout.Len()+stderr.Len() == 0 {
-				t.Error("nothing was printed, so the search proves nothing")
-			}
-			for where, text := range map[string]string{"stdout": stdout.String(), "stderr": stderr.String()} {
-				for _, found := range find(text) {
-					t.Errorf("%s shows %s", where, found)
-				}
-			}
-		})
 	}
 }
 

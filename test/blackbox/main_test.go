@@ -6,6 +6,7 @@ package blackbox
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,7 +33,15 @@ var programs lab.Programs
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
+// parallel is how many tests run at once: more than there are processors, since they wait most of the time.
+const parallel = "6"
+
 func run(m *testing.M) int {
+	flag.Parse()
+	if err := flag.Set("test.parallel", parallel); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	dir, err := os.MkdirTemp("", "blackbox")
 	if err == nil {
 		programs, err = lab.Build(dir, lab.RaceDetector())

@@ -105,45 +105,15 @@ func TestKilledController(t *testing.T) {
 		// first waits until the rack has done what the killed process had asked for.
 		first bool
 	}{
-		"the next process asks before the disk is there": {lab.Fault{Kind: lab.FaultDelay, DelayMillis: 1500}, false},
-		"the next process asks after the disk is there":  {lab.Fault{Kind: lab.FaultDelay, DelayMillis: 500}, true},
+		"the next process asks before the disk is there": {lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 1500}, false},
+		"the next process asks after the disk is there":  {lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 500}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sim := startSim(t, "--hotplug", "--instances=node-a")
 			ctx := within(t, time.Minute)
 			options := lab.PluginOptions{Mode: "controller", Sim: sim, Dir: shortDir(t)}
-			victim, err := lab.StartPlugin(programs.Plugin, options)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := victim.Process.Kill(); err != nil {
-					t.Error(err)
-				}
-			})
-			row.fault.Operation = "disk_create"
-			if _, err := sim.Inject(ctx, row.fault); err != nil {
-				t.Fatal(err)
-			}
-			answered := make(chan error, 1)
-			go func() {
-				_, err := victim.CreateVolume(ctx, createRequest("killed", mountVolume("")))
-				answered <- err
-			}()
-			eventually(t, "the rack has the request", func() bool {
-				faults, err := sim.Faults(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return faults[0].Hits == 1
-			})
-			if err := victim.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-answered; err == nil {
-				t.Fatal("the plugin answered before it was killed; the test has shown nothing")
-			}
+			killDuringCreate(t, sim, options, row.fault, createRequest("killed", mountVolume("")))
 			made := func() bool { // by the request of the process that was killed
 				calls, err := sim.Calls(ctx)
 				if err != nil {
@@ -174,5 +144,41 @@ func TestKilledController(t *testing.T) {
 			twice(t, c, next.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 			checkLeftovers(t, sim, 0)
 		})
+	}
+}
+
+// killDuringCreate starts a plugin, asks it for a volume, and kills it when the rack has the request and delays it.
+func killDuringCreate(t *testing.T, sim *lab.Sim, options lab.PluginOptions, delay lab.Fault, create *csi.CreateVolumeRequest) {
+	t.Helper()
+	ctx := within(t, time.Minute)
+	victim, err := lab.StartPlugin(programs.Plugin, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := victim.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := sim.Inject(ctx, delay); err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := victim.CreateVolume(ctx, create)
+		answered <- err
+	}()
+	eventually(t, "the rack has the request", func() bool {
+		faults, err := sim.Faults(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return faults[0].Hits == 1
+	})
+	if err := victim.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answered; err == nil {
+		t.Fatal("the plugin answered before it was killed; the test has shown nothing")
 	}
 }

@@ -58,6 +58,10 @@ func start(cmd *exec.Cmd, also io.Writer, apart bool) (*Process, error) {
 	if cmd.Env == nil {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	}
+	if RaceDetector() {
+		// A program with the race detector, as they then are, sleeps for a second before it ends.
+		cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0")
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: apart}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
