@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,6 +57,9 @@ var sanitySkips = []struct {
 func TestSanity(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the guest of the simulated rack is made of loop devices, device nodes and mounts")
+	}
+	if count := flag.Lookup("test.count"); count != nil && count.Value.String() != "1" {
+		t.Skip("ginkgo ends a process that is to run its suite more than once, and all its tests with it: use -count=1")
 	}
 	programs, err := lab.Build(t.TempDir(), lab.RaceDetector())
 	if err != nil {

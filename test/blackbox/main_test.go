@@ -43,15 +43,15 @@ func run(m *testing.M) int {
 		return 1
 	}
 	dir, err := os.MkdirTemp("", "blackbox")
-	if err == nil {
-		programs, err = lab.Build(dir, lab.RaceDetector())
-	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	code := m.Run()
-	if err := os.RemoveAll(dir); err != nil {
+	code := 1
+	if programs, err = lab.Build(dir, lab.RaceDetector()); err == nil {
+		code = m.Run()
+	}
+	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
