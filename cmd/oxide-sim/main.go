@@ -3,8 +3,9 @@
 // Command oxide-sim stands in for an Oxide rack on one machine. It is for trying and testing the CSI plugin and is never
 // part of what is shipped.
 //
-// Its subcommand serve simulates a rack on a loopback address until it is told to end. Bad flags end it with exit code 2
-// and a line for each, anything else that goes wrong with exit code 1.
+// Its subcommand serve simulates a rack on a loopback address until it is told to end; demo starts such a rack and the
+// plugin and tells one volume's whole life. Bad flags end it with exit code 2 and a line for each, anything else that goes
+// wrong with exit code 1.
 package main
 
 import (
@@ -13,7 +14,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -52,7 +55,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{{Flag: "command line", What: err.Error()}}
 	})
-	root.AddCommand(serveCommand(stdout, stderr))
+	root.AddCommand(serveCommand(stdout, stderr), demoCommand())
 
 	err := root.ExecuteContext(context.Background())
 	if err == nil {
@@ -73,4 +76,13 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return config.Problems{{Flag: "command line", What: what}}
 	}
 	return nil
+}
+
+// surviveBrokenPipes keeps the process alive when nobody reads its output any more: writing fails then instead of ending
+// the process, which would leave loop devices and mounts behind. To ignore the signal would do, too, but pass on to the
+// programs that this one starts.
+func surviveBrokenPipes() (stop func()) {
+	unread := make(chan os.Signal, 1)
+	signal.Notify(unread, syscall.SIGPIPE)
+	return func() { signal.Stop(unread) }
 }

@@ -54,6 +54,7 @@ func serveCommand(stdout, stderr io.Writer) *cobra.Command {
 func serve(ctx context.Context, c serveConfig, stdout io.Writer, log *slog.Logger) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	defer surviveBrokenPipes()()
 	var s server
 	defer func() {
 		stop()

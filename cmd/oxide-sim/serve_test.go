@@ -22,9 +22,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
 
-// binary builds oxide-sim once, where every user may run it.
+// binary builds oxide-sim once, with oxide-csi beside it, where every user may run them.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "oxide-sim-test-")
 	if err != nil {
@@ -33,12 +35,8 @@ var binary = sync.OnceValues(func() (string, error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "oxide-sim")
-	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
-	}
-	return path, nil
+	programs, err := lab.Build(dir, lab.RaceDetector())
+	return programs.Sim, err
 })
 
 func TestMain(m *testing.M) {
@@ -429,6 +427,24 @@ func TestEnd(t *testing.T) {
 				t.Errorf("temporary files left: %v, %v", entries, err)
 			}
 		})
+	}
+}
+
+// TestEndWithoutAReader ends a simulator whose log nobody reads any more, as after the death of whoever started it.
+func TestEndWithoutAReader(t *testing.T) {
+	state := filepath.Join(t.TempDir(), "state")
+	cmd := command(t, "serve", "--listen=127.0.0.1:0", "--state", state)
+	stdout, err := cmd.StdoutPipe()
+	must(t, err)
+	stderr, err := cmd.StderrPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	for lines := bufio.NewScanner(stdout); lines.Scan() && lines.Text() != "# ready"; {
+	}
+	must(t, stderr.Close())
+	must(t, cmd.Process.Signal(syscall.SIGTERM))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("it should end in order: %v", err)
 	}
 }
 

@@ -1,0 +1,123 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// cast is who takes part in the demo, each as a process of its own.
+type cast struct {
+	sim        *lab.Sim
+	controller *lab.Plugin
+	nodes      []*machine
+}
+
+// machine is an instance of the rack, and the plugin on it.
+type machine struct {
+	instance lab.Instance
+	// plugin is nil when the nodes are left out.
+	plugin *lab.Plugin
+	// id is how the orchestrator knows the node: what the plugin on it says, else the instance's ID.
+	id string
+	// staging and target are where the orchestrator wants the volume: once for the node, and for the one who uses it.
+	staging, target string
+}
+
+const (
+	stagingFolder = "staging"
+	targetFolder  = "data"
+)
+
+// Folders below the demo's own.
+const (
+	rackFolder       = "rack"
+	guestsFolder     = "guests"
+	controllerFolder = "controller"
+)
+
+// start starts the rack and the plugins. They are kept from a Ctrl-C, which they would follow at once: the demo ends them
+// in their order, and a second signal would make them leave everything as it is.
+func (d *demo) start() (err error) {
+	args := []string{"--instances=node-a,node-b", "--hotplug", "--state=" + filepath.Join(d.dir, rackFolder)}
+	if d.nodesOff == "" {
+		args = append(args, "--guest-root="+filepath.Join(d.dir, guestsFolder))
+	}
+	if d.cast.sim, err = lab.StartSimWith(d.programs.Sim, lab.SimOptions{Args: args, Stderr: d.logTo, Apart: true}); err != nil {
+		if d.nodesOff == "" {
+			err = fmt.Errorf("%w (with --controller-only nothing needs loop devices)", err)
+		}
+		return fmt.Errorf("start the simulated rack: %w", explain(err))
+	}
+	if d.cast.controller, err = d.startPlugin("controller", controllerFolder, lab.Instance{}); err != nil {
+		return err
+	}
+	for _, instance := range d.cast.sim.Instances {
+		m := &machine{instance: instance, id: instance.ID}
+		d.cast.nodes = append(d.cast.nodes, m)
+		if d.nodesOff != "" {
+			continue
+		}
+		if m.plugin, err = d.startPlugin("node", instance.Name, instance); err != nil {
+			return err
+		}
+		m.staging = filepath.Join(d.dir, instance.Name, stagingFolder)
+		m.target = filepath.Join(d.dir, instance.Name, targetFolder)
+	}
+	return nil
+}
+
+func (d *demo) startPlugin(mode, folder string, instance lab.Instance) (*lab.Plugin, error) {
+	dir := filepath.Join(d.dir, folder)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	plugin, err := lab.StartPlugin(d.programs.Plugin, lab.PluginOptions{Mode: mode, Dir: dir, Sim: d.cast.sim, Instance: instance, Stderr: d.logTo, Apart: true})
+	if err != nil {
+		return nil, fmt.Errorf("start the plugin with --mode=%s in the folder %s: %w", mode, folder, explain(err))
+	}
+	return plugin, nil
+}
+
+// plugins names the processes of the plugin.
+func (c cast) plugins() string {
+	text := "oxide-csi --mode=controller"
+	for _, m := range c.nodes {
+		if m.plugin != nil {
+			text += ", --mode=node on " + m.instance.Name
+		}
+	}
+	return text
+}
+
+// running lists the plugins that were started.
+func (c cast) running() []*lab.Plugin {
+	var plugins []*lab.Plugin
+	if c.controller != nil {
+		plugins = append(plugins, c.controller)
+	}
+	for _, m := range c.nodes {
+		if m.plugin != nil {
+			plugins = append(plugins, m.plugin)
+		}
+	}
+	return plugins
+}
+
+// register asks a node who it is, as an orchestrator does before it places anything there. It returns how many volumes
+// the node takes.
+func (m *machine) register(ctx context.Context) (room int64, err error) {
+	info, err := m.plugin.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if err != nil {
+		return 0, fmt.Errorf("ask %s who it is: %w", m.instance.Name, explain(err))
+	}
+	m.id = info.GetNodeId()
+	return info.GetMaxVolumesPerNode(), nil
+}

@@ -1,0 +1,378 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+var update = flag.Bool("update", false, "write what the demo prints to testdata instead of comparing it")
+
+// masks hide what differs from run to run, and keep the width of what stands in columns.
+var masks = []struct {
+	pattern *regexp.Regexp
+	with    string
+}{
+	{regexp.MustCompile(anyUUID), "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"},
+	{regexp.MustCompile(`127\.0\.0\.1:(\d+|PORT)`), "127.0.0.1:PORT"},
+	{regexp.MustCompile(`\S*/oxide-demo-\d+`), "/tmp/oxide-demo-NUMBER"},
+	{regexp.MustCompile(`Done in [\d.]+ s\.`), "Done in TIME s."},
+}
+
+func mask(text string) string {
+	for _, m := range masks {
+		text = m.pattern.ReplaceAllString(text, m.with)
+	}
+	return text
+}
+
+// compareGolden compares what the demo printed, save for times and IDs, with a file in testdata.
+func compareGolden(t *testing.T, name, printed string) {
+	t.Helper()
+	for i, line := range strings.Split(printed, "\n") {
+		if len(line) > 100 {
+			t.Errorf("line %d has %d columns, more than 100: %s", i+1, len(line), line)
+		}
+	}
+	path := filepath.Join("testdata", name)
+	if *update {
+		must(t, os.WriteFile(path, []byte(mask(printed)), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	must(t, err)
+	if diff := cmp.Diff(string(want), mask(printed)); diff != "" {
+		t.Errorf("the demo prints something else than %s (go test ./cmd/oxide-sim -run Demo -update writes it): -want +got\n%s", path, diff)
+	}
+}
+
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	var stderr bytes.Buffer
+	cmd := demoProgram(t)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil || stderr.Len() > 0 {
+		t.Fatalf("%v, stderr %q, stdout:\n%s", err, &stderr, out)
+	}
+	checkNothingLeft(t, printedFolder(t, string(out)))
+	compareGolden(t, "demo.txt", string(out))
+}
+
+// The README shows the demo between two markers, as it is printed or masked.
+func TestDemoInReadme(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if errors.Is(err, fs.ErrNotExist) {
+		readme = nil
+	} else {
+		must(t, err)
+	}
+	_, block, begun := strings.Cut(string(readme), "<!-- demo:begin -->\n")
+	block, _, ended := strings.Cut(block, "<!-- demo:end -->")
+	if begun != ended {
+		t.Fatal("README.md has only one of the markers demo:begin and demo:end")
+	}
+	if !begun {
+		return // It does not show the demo.
+	}
+	var shown strings.Builder
+	for line := range strings.Lines(block) {
+		if !strings.HasPrefix(line, "```") {
+			shown.WriteString(line)
+		}
+	}
+	want, err := os.ReadFile("testdata/demo.txt")
+	must(t, err)
+	if diff := cmp.Diff(string(want), mask(shown.String())); diff != "" {
+		t.Errorf("README.md shows another demo than testdata/demo.txt: -want +got\n%s", diff)
+	}
+}
+
+func TestDemoWithoutRoot(t *testing.T) {
+	t.Parallel()
+	var stderr bytes.Buffer
+	cmd := demoProgram(t)
+	if os.Geteuid() == 0 {
+		const nobody = 65534
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	}
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil || stderr.Len() > 0 {
+		t.Fatalf("%v, stderr %q, stdout:\n%s", err, &stderr, out)
+	}
+	checkNothingLeft(t, printedFolder(t, string(out)))
+	compareGolden(t, "demo-without-root.txt", string(out))
+}
+
+func TestDemoWithoutThePlugin(t *testing.T) {
+	sim, err := binary()
+	must(t, err)
+	dir := t.TempDir()
+	alone := filepath.Join(dir, "oxide-sim")
+	content, err := os.ReadFile(sim)
+	must(t, err)
+	must(t, os.WriteFile(alone, content, 0o755))
+	out, err := exec.Command(alone, "demo").CombinedOutput()
+	want := fmt.Sprintf("oxide-sim: demo: the plugin is missing: %s/oxide-csi should be beside this program: \"make demo\" builds both\n", dir)
+	if err == nil || string(out) != want {
+		t.Errorf("%v, printed %q, want %q", err, out, want)
+	}
+}
+
+func TestDemoInAFolderInUse(t *testing.T) {
+	dir := t.TempDir()
+	kept := filepath.Join(dir, "kept")
+	must(t, os.WriteFile(kept, nil, 0o600))
+	out, err := demoProgram(t, "--state="+dir).CombinedOutput()
+	want := fmt.Sprintf("oxide-sim: demo: --state: %s is not empty: name a new or an empty folder\n", dir)
+	if err == nil || string(out) != want {
+		t.Errorf("%v, printed %q, want %q", err, out, want)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+}
+
+// The data are really compared: the demo finds out when the disk has changed between the two nodes.
+func TestDemoWithACorruptedDisk(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	dir := t.TempDir() // It is there before, and so must be afterwards.
+	d := startDemo(t, "--step", "--state="+dir)
+	d.until(" 8. ")
+	id := regexp.MustCompile("volume: (" + anyUUID + ")").FindStringSubmatch(d.seen.String())
+	if id == nil {
+		t.Fatalf("no volume ID was printed:\n%s", &d.seen)
+	}
+	corrupt(t, filepath.Join(dir, "rack", "disks", id[1]+".disk"))
+	d.finish()
+	const want = "oxide-sim: demo: step 12 (The database reads its file.): the checksum differs: ledger.db does not hold on node-b what was written to it\n"
+	if d.code != 1 || d.stderr.String() != want {
+		t.Errorf("exit code %d, stderr %q, want 1 and %q", d.code, &d.stderr, want)
+	}
+	if !strings.HasSuffix(d.seen.String(), "has been taken away.\n") {
+		t.Errorf("the end of the story:\n%s", &d.seen)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("%v, the folder holds %v", err, entries)
+	}
+	checkNoTraces(t, dir)
+}
+
+// corrupt changes a byte of the file that the database wrote, in the disk's backing file.
+func corrupt(t *testing.T, disk string) {
+	t.Helper()
+	block := make([]byte, 4096)
+	_, err := io.ReadFull(fileContent(), block)
+	must(t, err)
+	f, err := os.OpenFile(disk, os.O_RDWR, 0)
+	must(t, err)
+	defer func() { must(t, f.Close()) }()
+	for end := int64(0); ; {
+		start, err := unix.Seek(int(f.Fd()), end, unix.SEEK_DATA)
+		if err != nil {
+			t.Fatalf("what the database wrote is not on the disk: %v", err)
+		}
+		end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
+		must(t, err)
+		data := make([]byte, end-start)
+		_, err = f.ReadAt(data, start)
+		must(t, err)
+		if i := bytes.Index(data, block); i >= 0 {
+			_, err := f.WriteAt([]byte{^block[100]}, start+int64(i)+100)
+			must(t, err)
+			return
+		}
+	}
+}
+
+// However the story is broken off, everything is taken away.
+func TestDemoBrokenOff(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	tests := []struct {
+		name string
+		// hinder is called while the volume is mounted twice.
+		hinder func(t *testing.T, d *runningDemo)
+		stderr string
+	}{
+		{"interrupted alone", func(t *testing.T, d *runningDemo) { must(t, d.cmd.Process.Signal(os.Interrupt)) },
+			`^oxide-sim: demo: interrupted: .*interrupt.*\n$`},
+		{"Ctrl-C at the terminal, for all processes", func(t *testing.T, d *runningDemo) { must(t, syscall.Kill(-d.cmd.Process.Pid, syscall.SIGINT)) },
+			`^oxide-sim: demo: interrupted: .*interrupt.*\n$`},
+		{"terminated", func(t *testing.T, d *runningDemo) { must(t, d.cmd.Process.Signal(syscall.SIGTERM)) },
+			`^oxide-sim: demo: interrupted: .*terminated.*\n$`},
+		{"a plugin is killed", func(t *testing.T, d *runningDemo) { d.killPart("--mode=node") },
+			`^oxide-sim: demo: step 6 \(.*\): Unavailable: .*; demo: left behind: .*signal: killed.*\n$`},
+		{"the rack is killed", func(t *testing.T, d *runningDemo) { d.killPart("serve") },
+			`^oxide-sim: demo: step 5 \(.*\): .*connection refused.*; demo: left behind: .*signal: killed.*\n$`},
+		{"nobody reads on", func(t *testing.T, d *runningDemo) { must(t, d.stdout.Close()) },
+			`^oxide-sim: demo: step 5 .*: write /dev/stdout: broken pipe\n$`},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "demo")
+			d := startDemo(t, "--step", "--state="+dir)
+			d.until(" 4. ")
+			found, err := findTraces(dir)
+			must(t, err)
+			for _, kind := range []string{"the mount at ", "the loop device ", "the process "} {
+				if !slices.ContainsFunc(found, func(trace string) bool { return strings.HasPrefix(trace, kind) }) {
+					t.Errorf("in the middle of the story there is no %s: %s", kind, found)
+				}
+			}
+			test.hinder(t, d)
+			d.finish()
+			if d.code != 1 || !regexp.MustCompile(test.stderr).MatchString(d.stderr.String()) {
+				t.Errorf("exit code %d, stderr %q, want 1 and %q", d.code, &d.stderr, test.stderr)
+			}
+			checkNothingLeft(t, dir)
+		})
+	}
+}
+
+// demoProgram is the demo with only PATH in its environment, so that its folder is among the usual temporary ones.
+func demoProgram(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	sim, err := binary()
+	must(t, err)
+	cmd := exec.Command(sim, append([]string{"demo"}, args...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	return cmd
+}
+
+// runningDemo is a demo with --step that the test leads through the story.
+type runningDemo struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout io.ReadCloser
+	lines  *bufio.Scanner
+	// seen is what it has printed on stdout, as far as it was read.
+	seen, stderr bytes.Buffer
+	code         int
+}
+
+func startDemo(t *testing.T, args ...string) *runningDemo {
+	t.Helper()
+	d := &runningDemo{t: t, cmd: demoProgram(t, args...)}
+	d.cmd.Stderr = &d.stderr
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell does
+	var err error
+	d.stdin, err = d.cmd.StdinPipe()
+	must(t, err)
+	d.stdout, err = d.cmd.StdoutPipe()
+	must(t, err)
+	d.lines = bufio.NewScanner(d.stdout)
+	must(t, d.cmd.Start())
+	return d
+}
+
+// until presses Enter until the step that begins like this has been taken, and leaves the demo waiting after it.
+func (d *runningDemo) until(step string) {
+	d.t.Helper()
+	there := false
+	for d.lines.Scan() {
+		line := d.lines.Text()
+		fmt.Fprintln(&d.seen, line)
+		there = there || strings.HasPrefix(line, step)
+		switch {
+		case !strings.Contains(line, "press Enter"):
+		case there:
+			return
+		default:
+			_, err := io.WriteString(d.stdin, "\n")
+			must(d.t, err)
+		}
+	}
+	d.finish()
+	d.t.Fatalf("the demo ended before step %q: exit code %d, stderr %q, stdout:\n%s", step, d.code, &d.stderr, &d.seen)
+}
+
+// finish lets the demo go on to its end.
+func (d *runningDemo) finish() {
+	d.t.Helper()
+	must(d.t, d.stdin.Close())
+	for d.lines.Scan() {
+		fmt.Fprintln(&d.seen, d.lines.Text())
+	}
+	err := d.cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		d.t.Fatal(err)
+	}
+	d.code = d.cmd.ProcessState.ExitCode()
+}
+
+// killPart kills one process that the demo has started: the one with the argument that was started first.
+func (d *runningDemo) killPart(argument string) {
+	d.t.Helper()
+	stats, err := readEach("/proc/[0-9]*/stat")
+	must(d.t, err)
+	var found []int
+	for path, stat := range stats {
+		// The program's name in parentheses comes before the state and the parent.
+		_, after, _ := strings.Cut(stat, ") ")
+		fields := strings.Fields(after)
+		if len(fields) < 2 || fields[1] != strconv.Itoa(d.cmd.Process.Pid) {
+			continue
+		}
+		pid, err := strconv.Atoi(strings.Split(path, "/")[2])
+		must(d.t, err)
+		command, err := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		must(d.t, err)
+		if slices.Contains(strings.Split(string(command), "\x00"), argument) {
+			found = append(found, pid)
+		}
+	}
+	if len(found) == 0 {
+		d.t.Fatalf("the demo has started nothing with %s", argument)
+	}
+	must(d.t, syscall.Kill(slices.Min(found), syscall.SIGKILL))
+}
+
+func printedFolder(t *testing.T, out string) string {
+	t.Helper()
+	found := regexp.MustCompile(`(?m)^ +folder +(\S+)$`).FindStringSubmatch(out)
+	if found == nil {
+		t.Fatalf("no folder was printed:\n%s", out)
+	}
+	return found[1]
+}
+
+func checkNothingLeft(t *testing.T, dir string) {
+	t.Helper()
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder %s should be gone: %v", dir, err)
+	}
+	checkNoTraces(t, dir)
+}
+
+func checkNoTraces(t *testing.T, dir string) {
+	t.Helper()
+	found, err := findTraces(dir)
+	must(t, err)
+	if len(found) > 0 {
+		t.Errorf("left behind: %s", strings.Join(found, "\n"))
+	}
+}
