@@ -17,7 +17,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -563,8 +562,7 @@ func newEverything(t *testing.T, logs ...*slog.Logger) *everything {
 			Provider: static.New(static.Options{InstanceID: e.nodeID}), Rack: "default", MaxDisks: 8, Devices: devicetest.NewBare(t).Roots(),
 			StateDir: e.path("state"), BlankScanLimit: gib, DeviceTimeout: time.Millisecond, Log: log,
 		}),
-		Registry: prometheus.NewRegistry(),
-		Log:      log,
+		Log: log,
 	}))
 	e.volumeID = e.create(t, "existing")
 	return e

@@ -25,7 +25,7 @@
 //   - validate.go: every check on a request; parameters.go, size.go, topology.go: what its fields mean
 //   - keys.go: the keys of contexts and parameters, which are permanent
 //   - errors.go: from the errors of the layers below to gRPC codes
-//   - interceptors.go, locks.go, metrics.go: what every RPC passes through
+//   - interceptors.go, locks.go: what every RPC passes through
 //   - memory.go: what the controller remembers for a moment; readiness.go: waiting for the node's identity
 //   - server.go: the socket
 //

@@ -18,7 +18,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -91,7 +91,7 @@ func (r *nodeRig) start() {
 	}
 	r.change(&opts)
 	conn, _ := serve(r.t, core.NewServer(core.ServerOptions{
-		Mode: "node", Identity: core.NewIdentity("test", &core.Readiness{}), Node: core.NewNode(opts), Registry: prometheus.NewRegistry(), Log: log,
+		Mode: "node", Identity: core.NewIdentity("test", &core.Readiness{}), Node: core.NewNode(opts), Log: log,
 	}))
 	r.NodeClient = csi.NewNodeClient(conn)
 }
@@ -150,13 +150,6 @@ func (r *nodeRig) node(v *volume) string {
 		r.t.Fatalf("the guest shows no device for %s", v.disk)
 	}
 	return filepath.Join(r.guests.Dir(guestID), "dev", name)
-}
-
-func (r *nodeRig) device(v *volume) device.Device {
-	r.t.Helper()
-	dev, err := r.roots().Find(r.t.Context(), device.Want{DiskName: v.disk}, time.Second)
-	must(r.t, err)
-	return dev
 }
 
 // poke writes to the disk.
@@ -490,6 +483,70 @@ func TestNodeFormatsRestoredBlankDisk(t *testing.T) {
 	v = r.newVolume(volumeA, diskA)
 	v.publish[core.KeyOrigin] = core.OriginImage
 	wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.FailedPrecondition, "--blank-scan-limit")
+}
+
+// A crash in the middle of mkfs leaves a record, and mkfs runs again; but never over a filesystem that has been mounted, for
+// it may have been in use on another node since.
+func TestNodeStageAfterInterruptedFormat(t *testing.T) {
+	own := mount.FilesystemUUID(uuid.MustParse(volumeA)).String()
+	record := func(r *nodeRig) {
+		must(r.t, os.MkdirAll(r.path("state/format"), 0o700))
+		must(r.t, os.WriteFile(r.path("state/format/"+volumeA), []byte(`{"serial":"`+diskA+`","bootID":"before the crash","diskSequence":1}`), 0o600))
+	}
+	for _, tc := range []struct {
+		name    string
+		prepare func(r *nodeRig, v *volume)
+		code    codes.Code
+		// keeps says that what was on the disk before is there afterwards.
+		keeps bool
+	}{
+		{"before mkfs wrote anything", func(*nodeRig, *volume) {}, codes.OK, false},
+		{"after mkfs, before the first mount", func(r *nodeRig, v *volume) { r.run("mkfs.ext4", "-q", "-U", own, r.node(v)) }, codes.OK, false},
+		{"mounted since", func(r *nodeRig, v *volume) {
+			r.run("mkfs.ext4", "-q", "-U", own, r.node(v))
+			must(r.t, os.Mkdir(r.path("elsewhere"), 0o755))
+			r.run("mount", r.node(v), r.path("elsewhere"))
+			must(r.t, os.WriteFile(r.path("elsewhere/file"), []byte("data"), 0o600))
+			r.run("umount", r.path("elsewhere"))
+		}, codes.OK, true},
+		{"another disk's filesystem, never mounted", func(r *nodeRig, v *volume) {
+			r.run("mkfs.ext4", "-q", "-L", "foreign", r.node(v))
+		}, codes.OK, true},
+		{"data without a signature", func(r *nodeRig, v *volume) { r.poke(v, 4096, "data") }, codes.FailedPrecondition, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newNodeRig(t)
+			v := r.newVolume(volumeA, diskA)
+			tc.prepare(r, v)
+			record(r)
+			formatted := strings.Count(r.log.String(), "making a filesystem")
+			wantCode(t, r.stage(v, filesystem("ext4", writer)), tc.code)
+			formatted = strings.Count(r.log.String(), "making a filesystem") - formatted
+			if (formatted == 0) != tc.keeps {
+				t.Errorf("mkfs ran %d times, want what was there to stay: %t", formatted, tc.keeps)
+			}
+			if tc.code != codes.OK {
+				return
+			}
+			if _, err := os.Stat(r.path("state/format/" + volumeA)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the record is still there: %v", err)
+			}
+			if tc.name == "mounted since" {
+				wantContent(t, filepath.Join(v.staging, "file"), "data")
+			}
+			must(t, r.unstage(v))
+		})
+	}
+	t.Run("used as raw block since", func(t *testing.T) {
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		record(r)
+		must(t, r.stage(v, rawBlock(writer)))
+		if _, err := os.Stat(r.path("state/format/" + volumeA)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the record is still there: %v", err)
+		}
+		must(t, r.unstage(v))
+	})
 }
 
 // Nomad can lose the publish context; what is on the disk is mounted all the same.

@@ -14,7 +14,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -118,8 +117,7 @@ func newRig(t *testing.T, change ...func(*rigOptions)) *rig {
 		Controller: core.NewController(core.ControllerOptions{
 			Rack: client, Cluster: opts.cluster, MaxDisks: opts.maxDisks, DetachGrace: opts.detachGrace, Log: log,
 		}),
-		Registry: prometheus.NewRegistry(),
-		Log:      log,
+		Log: log,
 	})
 	r.serve(t)
 	r.clearCalls(t)

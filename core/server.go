@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 )
 
@@ -24,7 +23,6 @@ type Server struct {
 	node       *Node
 	grpc       *grpc.Server
 	locks      *locks
-	metrics    *metrics
 	requests   requestCounter
 }
 
@@ -35,9 +33,7 @@ type ServerOptions struct {
 	Identity   *Identity
 	Controller *Controller
 	Node       *Node
-	// Registry takes the metrics.
-	Registry prometheus.Registerer
-	Log      *slog.Logger
+	Log        *slog.Logger
 }
 
 // NewServer returns a server that does not listen yet.
@@ -48,7 +44,6 @@ func NewServer(opts ServerOptions) *Server {
 		controller: opts.Controller,
 		node:       opts.Node,
 		locks:      newLocks(),
-		metrics:    newMetrics(opts.Registry),
 	}
 	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...), grpc.ConnectionTimeout(handshakeTimeout))
 	csi.RegisterIdentityServer(s.grpc, opts.Identity)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -317,7 +316,7 @@ func startsGoroutine(node ast.Node) bool {
 }
 
 func serverOptions(mode string) core.ServerOptions {
-	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", &core.Readiness{}), Registry: prometheus.NewRegistry(), Log: discard()}
+	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", &core.Readiness{}), Log: discard()}
 }
 
 // serve serves on a socket of its own until the test ends, and checks then that nothing is left of it.

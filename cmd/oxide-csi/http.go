@@ -9,16 +9,13 @@ import (
 	"net/http/pprof"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 )
 
-// serveHTTP serves health and metrics. Liveness is that the process answers: a plugin that waits for its identity or its
+// serveHTTP serves health, and profiles where they are asked for. Liveness is that the process answers: a plugin that waits for its identity or its
 // rack is alive, and restarting it mends nothing.
-func serveHTTP(cfg config.Config, readiness *core.Readiness, registry *prometheus.Registry, log *slog.Logger) (stop func(), err error) {
+func serveHTTP(cfg config.Config, readiness *core.Readiness, log *slog.Logger) (stop func(), err error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "ok")
@@ -32,7 +29,6 @@ func serveHTTP(cfg config.Config, readiness *core.Readiness, registry *prometheu
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	if cfg.Pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

@@ -70,7 +70,6 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	root.SetVersionTemplate("oxide-csi {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
 	config.Flags(root.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
@@ -80,7 +79,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArgs,
-		Run:   func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi %s\n", version) },
+		Run:   func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi version %s\n", version) },
 	})
 	return root
 }

@@ -84,7 +84,7 @@ func TestHelpAndVersion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, args := range [][]string{{"version"}, {"--version"}} {
 				got := runPlugin(t, environ, args...)
-				if want := (result{stdout: "oxide-csi devel\n"}); got != want {
+				if want := (result{stdout: "oxide-csi version devel\n"}); got != want {
 					t.Errorf("%v: %+v, want %+v", args, got, want)
 				}
 			}

@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
@@ -38,12 +37,10 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	defer background.Wait()
 	defer stop()
 
-	registry := prometheus.NewRegistry()
 	readiness := &core.Readiness{}
 	opts := core.ServerOptions{
 		Mode:     string(cfg.Mode),
 		Identity: core.NewIdentity(version, readiness),
-		Registry: registry,
 		Log:      log,
 	}
 	if cfg.Mode.Controller() {
@@ -81,7 +78,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		return err
 	}
 	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, readiness, registry, log)
+		closeHTTP, err := serveHTTP(cfg, readiness, log)
 		if err != nil {
 			return errors.Join(err, listener.Close())
 		}

@@ -145,7 +145,8 @@ func (b *Blank) Sequence() uint64 { return b.sequence }
 
 // Format drops the exclusive claim, because mkfs takes its own and would refuse next to ours, and calls mkfs at once with
 // the path of the device. That the path still leads to the disk that was read is verified before and after. What
-// remains is the moment between dropping the claim and mkfs taking its own: see docs/data-safety.md.
+// remains is the moment between dropping the claim and mkfs taking its own: who takes the device in it makes mkfs fail,
+// but bytes that root writes to a blank volume's device in it, past every lock, would be lost.
 //
 // A Blank serves once: a second call is [ErrNotBlank], like one of a Blank that no proof stands behind.
 func (b *Blank) Format(mkfs func(path string) error) error {

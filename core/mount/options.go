@@ -6,22 +6,30 @@ import (
 	"strings"
 )
 
+// pattern is a regular expression for a whole value; empty where there is none. It is compiled when a value is checked,
+// which is seldom: compiled at start, all of them would stay in the memory of every process.
+type pattern string
+
+func (p pattern) matches(value string) bool {
+	return regexp.MustCompile(`^(?:` + string(p) + `)$`).MatchString(value)
+}
+
 // rule says what may follow an option of mkfs: a value as a whole, or a list of suboptions, or nothing.
 type rule struct {
 	// value matches the whole value, of an option without suboptions.
-	value *regexp.Regexp
+	value pattern
 	// suboptions are those that may stand in the value, separated by commas, with what may follow "=". nil: none after it.
-	suboptions map[string]*regexp.Regexp
+	suboptions map[string]pattern
 }
 
 var (
-	number   = regexp.MustCompile(`^[0-9]+$`)
-	size     = regexp.MustCompile(`^[0-9]+[bskmgtKMGT]?$`)
-	percent  = regexp.MustCompile(`^[0-9]{1,2}$`)
-	flag     = regexp.MustCompile(`^[01]$`)
-	label    = regexp.MustCompile(`^[A-Za-z0-9._-]{1,12}$`)
-	xfsBool  = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag, "inobtcount": flag, "bigtime": flag}
-	flag2    = regexp.MustCompile(`^[012]$`)
+	number   = pattern(`[0-9]+`)
+	size     = pattern(`[0-9]+[bskmgtKMGT]?`)
+	percent  = pattern(`[0-9]{1,2}`)
+	flag     = pattern(`[01]`)
+	label    = pattern(`[A-Za-z0-9._-]{1,12}`)
+	xfsBool  = map[string]pattern{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag, "inobtcount": flag, "bigtime": flag}
+	flag2    = pattern(`[012]`)
 	features = listOf(`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extent|extents|extra_isize|fast_commit|filetype|flex_bg|` +
 		`has_journal|huge_file|inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|` +
 		`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`)
@@ -38,38 +46,38 @@ var (
 		"-G": {value: number},
 		"-i": {value: number},
 		"-I": {value: number},
-		"-J": {suboptions: map[string]*regexp.Regexp{"size": number, "fast_commit_size": number}},
+		"-J": {suboptions: map[string]pattern{"size": number, "fast_commit_size": number}},
 		"-L": {value: label},
 		"-m": {value: percent},
 		"-N": {value: number},
 		"-O": {value: features},
-		"-T": {value: regexp.MustCompile(`^(default|small|news|largefile|largefile4|big|huge)$`)},
-		"-E": {suboptions: map[string]*regexp.Regexp{
-			"lazy_itable_init": flag, "lazy_journal_init": flag, "packed_meta_blocks": flag, "num_backup_sb": regexp.MustCompile(`^[0-2]$`),
-			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "discard": nil, "nodiscard": nil,
+		"-T": {value: pattern(`(default|small|news|largefile|largefile4|big|huge)`)},
+		"-E": {suboptions: map[string]pattern{
+			"lazy_itable_init": flag, "lazy_journal_init": flag, "packed_meta_blocks": flag, "num_backup_sb": pattern(`[0-2]`),
+			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "discard": "", "nodiscard": "",
 		}},
 	}
 	xfsRules = map[string]rule{
-		"-b": {suboptions: map[string]*regexp.Regexp{"size": size}},
-		"-d": {suboptions: map[string]*regexp.Regexp{
-			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
+		"-b": {suboptions: map[string]pattern{"size": size}},
+		"-d": {suboptions: map[string]pattern{
+			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": "",
 		}},
-		"-i": {suboptions: map[string]*regexp.Regexp{
+		"-i": {suboptions: map[string]pattern{
 			"attr": flag2, "maxpct": percent, "perblock": number, "size": size, "sparse": flag, "nrext64": flag, "align": flag, "projid32bit": flag,
 		}},
 		"-K": {},
-		"-l": {suboptions: map[string]*regexp.Regexp{"size": size, "su": size, "sunit": number, "lazy-count": flag, "version": flag2}},
+		"-l": {suboptions: map[string]pattern{"size": size, "su": size, "sunit": number, "lazy-count": flag, "version": flag2}},
 		"-L": {value: label},
 		"-m": {suboptions: xfsBool},
-		"-n": {suboptions: map[string]*regexp.Regexp{"size": size, "ftype": flag, "version": regexp.MustCompile(`^(2|ci)$`)}},
-		"-s": {suboptions: map[string]*regexp.Regexp{"size": size}},
+		"-n": {suboptions: map[string]pattern{"size": size, "ftype": flag, "version": pattern(`(2|ci)`)}},
+		"-s": {suboptions: map[string]pattern{"size": size}},
 	}
 )
 
 // listOf matches a list, separated by commas, of these words, each of which may have a ^ before it.
-func listOf(words string) *regexp.Regexp {
+func listOf(words string) pattern {
 	one := `\^?(` + words + `)`
-	return regexp.MustCompile(`^` + one + `(,` + one + `)*$`)
+	return pattern(`` + one + `(,` + one + `)*`)
 }
 
 // ParseMkfsOptions takes mkfs options apart as a user writes them on a command line ("-i 65536 -E stride=4") and returns
@@ -96,7 +104,7 @@ func ParseMkfsOptions(fsType, options string) ([]string, error) {
 		if !ok {
 			return nil, fmt.Errorf("mkfs options for %s: %w: %q", nameOf(fsType), ErrOption, option)
 		}
-		if rule.value == nil && rule.suboptions == nil {
+		if rule.value == "" && rule.suboptions == nil {
 			if value != "" {
 				return nil, fmt.Errorf("mkfs options for %s: %w: %s takes no value", nameOf(fsType), ErrOption, option)
 			}
@@ -123,7 +131,7 @@ func nameOf(fsType string) string {
 
 func (r rule) check(value string) error {
 	if r.suboptions == nil {
-		if !r.value.MatchString(value) {
+		if !r.value.matches(value) {
 			return ErrOption
 		}
 		return nil
@@ -131,7 +139,7 @@ func (r rule) check(value string) error {
 	for _, part := range strings.Split(value, ",") {
 		key, given, hasValue := strings.Cut(part, "=")
 		allowed, ok := r.suboptions[key]
-		if !ok || hasValue != (allowed != nil) || hasValue && !allowed.MatchString(given) {
+		if !ok || hasValue != (allowed != "") || hasValue && !allowed.matches(given) {
 			return fmt.Errorf("%w: suboption %q", ErrOption, key)
 		}
 	}
