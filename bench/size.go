@@ -25,10 +25,9 @@ const (
 	mebibyte = 1 << 20
 )
 
-// memory measures the resident memory of idle plugins: of some that serve their socket and were asked nothing yet, which
-// is what the bar is for, and of some that have seen one volume's whole life, a controller's from CreateVolume to
-// DeleteVolume, a node's from NodeStageVolume to NodeUnstageVolume. The pages of the program that are in use count, and
-// they are most of it.
+// memory measures the resident memory of idle plugins, each after one volume's whole life: a controller's from
+// CreateVolume to DeleteVolume, a node's from NodeStageVolume to NodeUnstageVolume. The pages of the program that were
+// used count, and they are most of it.
 func memory(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig(b.guests()...)
 	if err != nil {
@@ -40,17 +39,11 @@ func memory(ctx context.Context, b *bench) (_ []row, err error) {
 		mode string
 		live func(context.Context, *rig, *lab.Plugin) error
 	}{{"controller", controllerLife}, {"node", nodeLife}} {
-		started, err := b.idleMemory(ctx, r, kind.mode, func(context.Context, *rig, *lab.Plugin) error { return nil })
+		samples, err := b.idleMemory(ctx, r, kind.mode, kind.live)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", kind.mode, err)
 		}
-		used, err := b.idleMemory(ctx, r, kind.mode, kind.live)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", kind.mode, err)
-		}
-		rows = append(rows,
-			median("memory/"+kind.mode, "MiB", strictly(atMost(16)), started),
-			median("memory/"+kind.mode+"/used", "MiB", bar{}, used))
+		rows = append(rows, median("memory/"+kind.mode, "MiB", strictly(atMost(16)), samples))
 	}
 	return rows, nil
 }

@@ -344,8 +344,8 @@ func capacityRows(rpc protoreflect.MethodDescriptor) []badRow {
 		row("limit below required", 2*gib, gib, "limit_bytes"),
 		row("no whole GiB between required and limit", gib+1, gib+2, "limit_bytes"),
 		row("limit below the smallest disk", 0, 1, "limit_bytes"),
-		row("more than 2^62", 1<<62+1, 0, "size"),
-		row("more than 2^62, exactly", 1<<62+gib, 1<<62+gib, "size"),
+		row("more than 2^62", 1<<62+1, 0, "capacity_range"),
+		row("more than 2^62, exactly", 1<<62+gib, 1<<62+gib, "capacity_range"),
 		row("the largest number", math.MaxInt64, 0, "required_bytes"),
 		row("the largest number, exactly", math.MaxInt64, math.MaxInt64, "required_bytes"),
 	}

@@ -94,6 +94,9 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 func (c *Controller) existing(ctx context.Context, req *csi.CreateVolumeRequest, params parameters, wanted rack.Description, createErr error) (rack.Disk, error) {
 	mayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) || rack.OutcomeUnknown(createErr)
 	if !mayExist {
+		if errors.Is(createErr, rack.ErrSize) {
+			return rack.Disk{}, outOfRange("capacity_range: %w", createErr)
+		}
 		return rack.Disk{}, createErr
 	}
 	disk, err := c.rack.DiskByName(ctx, rack.DiskName(c.cluster, req.GetName()))

@@ -163,9 +163,6 @@ func checkCharacters(field, value string) error {
 func limitedMap(field string, values map[string]string) error {
 	total := 0
 	for key, value := range values {
-		if len(key) > maxStringBytes {
-			return invalidArgument("%s has a key of %d bytes, at most %d are allowed", field, len(key), maxStringBytes)
-		}
 		total += len(key) + len(value)
 	}
 	if total > maxMapBytes {

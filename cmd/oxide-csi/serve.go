@@ -24,6 +24,7 @@ import (
 // serve builds the parts and serves until a signal.
 func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
 	log := newLogger(cfg, stderr)
+	tuneGC()
 	klog.SetSlogLogger(log)
 	for _, warning := range warnings {
 		log.Warn(warning)
@@ -32,6 +33,11 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	defer signal.Stop(signals)
+	// Asked for and never read: when nobody reads the log any more, writing it fails instead of ending the process in the
+	// middle of an RPC. To ignore the signal would do, too, but pass on to mkfs and mount.
+	unread := make(chan os.Signal, 1)
+	signal.Notify(unread, syscall.SIGPIPE)
+	defer signal.Stop(unread)
 	ctx, stop := context.WithCancel(ctx)
 	background := tasks{log: log}
 	defer background.Wait()
@@ -94,6 +100,19 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	}
 	log.Info("stopped")
 	return nil
+}
+
+const (
+	// gcPercent lets garbage grow to a few times the live heap, which is below 1 MB: at Go's default, a burst of calls
+	// spends a tenth of its time on collecting 4 MB again and again (bench, throughput).
+	gcPercent = 400
+	// memoryLimit makes the collector work harder before a burst gets near what a container is usually given, in bytes.
+	memoryLimit = 64 << 20
+)
+
+func tuneGC() {
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(memoryLimit)
 }
 
 // tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.

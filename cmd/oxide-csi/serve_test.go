@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
@@ -354,5 +357,41 @@ func TestOneRequestForAVolume(t *testing.T) {
 	must(t, err)
 	if _, err := sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(created.GetVolume().GetVolumeId())}); err != nil {
 		t.Error(err)
+	}
+}
+
+// When nobody reads the log any more, the plugin goes on: it must not die in the middle of an RPC because of a line.
+func TestNobodyReadsTheLog(t *testing.T) {
+	t.Parallel()
+	sim := startSim(t)
+	opts := lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim}
+	flags, err := opts.Flags()
+	must(t, err)
+	reader, writer, err := os.Pipe()
+	must(t, err)
+	cmd := exec.Command(programs.Plugin, flags...)
+	cmd.Env, cmd.Stderr = baseEnv(), writer
+	must(t, cmd.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	must(t, errors.Join(writer.Close(), reader.Close()))
+
+	socket := filepath.Join(opts.Dir, "csi.sock")
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer func() { must(t, conn.Close()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err = csi.NewControllerClient(conn).CreateVolume(ctx, createRequest("v"), grpc.WaitForReady(true))
+	must(t, err)
+	must(t, cmd.Process.Signal(syscall.SIGTERM))
+	select {
+	case err := <-ended:
+		must(t, err)
+	case <-ctx.Done():
+		t.Error("the plugin has not ended", cmd.Process.Kill())
+	}
+	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
 	}
 }

@@ -29,6 +29,14 @@ var (
 	oxideNames = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
 )
 
+// errToken refuses an API token where a name belongs: cluster ID, project and
+// rack name are written into logs, descriptions of disks and the topology.
+var errToken = errors.New("looks like an API token, which is a secret: a name belongs here")
+
+func looksLikeToken(value string) bool {
+	return strings.HasPrefix(strings.ToLower(value), TokenPrefix)
+}
+
 // Validate returns everything that is wrong with c, in the order of its fields,
 // or nil. It reads the token file of each rack that c's mode serves, and nothing
 // else of the world. A mode that does not exist is judged like all.
@@ -44,10 +52,14 @@ func (c Config) Validate() Problems {
 	}
 	c.checkRack(&p)
 	c.checkRacks(&p)
-	if c.ClusterID != "" && !clusterIDs.MatchString(c.ClusterID) {
+	if looksLikeToken(c.ClusterID) {
+		p.add("--cluster-id", "%v", errToken)
+	} else if c.ClusterID != "" && !clusterIDs.MatchString(c.ClusterID) {
 		p.add("--cluster-id", "%s is not 1 to 63 of a-z, 0-9 and '-'", quote(c.ClusterID))
 	}
-	if err := metadata.CheckRack(c.Rack); err != nil {
+	if looksLikeToken(c.Rack) {
+		p.add("--rack", "%v", errToken)
+	} else if err := metadata.CheckRack(c.Rack); err != nil {
 		p.add("--rack", "%v", err)
 	}
 	c.checkNode(&p)
@@ -221,6 +233,9 @@ func (c Config) checkServing(p *Problems) {
 
 // checkProject takes what the rack's API takes for a project.
 func checkProject(project string) error {
+	if looksLikeToken(project) {
+		return errToken
+	}
 	if project == "" {
 		return errors.New("is required; give the name or ID of the project that the disks live in")
 	}

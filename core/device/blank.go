@@ -220,7 +220,7 @@ func lock(ctx context.Context, file *os.File) error {
 	}
 }
 
-const chunkBytes = 1 << 20
+const chunkBytes = 128 << 10
 
 var zeros [chunkBytes]byte
 

@@ -29,7 +29,7 @@ type Config struct {
 
 // Client makes the calls of one rack. It is safe for concurrent use.
 type Client struct {
-	sdk     *oxide.Client
+	sdk     operations
 	name    string
 	project string
 
@@ -54,7 +54,34 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
 	}
-	return &Client{sdk: sdk, name: cfg.Name, project: cfg.Project}, nil
+	return &Client{sdk: operationsOf(sdk), name: cfg.Name, project: cfg.Project}, nil
+}
+
+// operations are the SDK's calls that this package makes. They are held one by one instead of the SDK's client, because the
+// SDK expands its URLs with text/template, and the linker then keeps every method of every type that an interface value
+// leads to: all operations of the SDK, which are 1.9 MB of program and 1 MB of memory.
+type operations struct {
+	DiskCreate         func(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
+	DiskView           func(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
+	DiskDelete         func(context.Context, oxide.DiskDeleteParams) error
+	InstanceView       func(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
+	InstanceDiskList   func(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
+	InstanceDiskAttach func(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
+	InstanceDiskDetach func(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
+	ProjectView        func(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
+}
+
+func operationsOf(sdk *oxide.Client) operations {
+	return operations{
+		DiskCreate:         sdk.DiskCreate,
+		DiskView:           sdk.DiskView,
+		DiskDelete:         sdk.DiskDelete,
+		InstanceView:       sdk.InstanceView,
+		InstanceDiskList:   sdk.InstanceDiskList,
+		InstanceDiskAttach: sdk.InstanceDiskAttach,
+		InstanceDiskDetach: sdk.InstanceDiskDetach,
+		ProjectView:        sdk.ProjectView,
+	}
 }
 
 // Name is the rack's name in the topology.
