@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -175,9 +175,6 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: nodeCapabilities()}, nil
 }
 
-// serialPattern is the serial of a disk that this plugin's controller made: its whole name. See docs/rack.md §9.
-var serialPattern = regexp.MustCompile(`^csi-[a-z2-7]{16}$`)
-
 // NodeGetInfo tells who this node is, on which rack, and how many volumes it takes: as many disks as an instance takes, less
 // those that are there and no volumes of this plugin, such as the boot disk. A disk counts as a volume by its name, or
 // because this process has staged it; a user's own disk that was staged before the plugin restarted counts as foreign,
@@ -193,7 +190,7 @@ func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi
 	}
 	foreign := slices.DeleteFunc(disks, func(d device.Disk) bool {
 		_, staged := n.staged.Load(d.Serial)
-		return staged || serialPattern.MatchString(d.Serial)
+		return staged || rack.MadeHere(d.Serial)
 	})
 	rackName := instance.Rack
 	if rackName == "" {

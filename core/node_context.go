@@ -10,6 +10,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
 // nodeVolume is what a request to the Node service says of its volume.
@@ -36,17 +37,16 @@ type rootFolder struct {
 
 // want is what to look for among the guest's disks.
 func (v nodeVolume) want() device.Want {
-	return device.Want{DiskName: v.diskName, SizeBytes: v.sizeBytes}
+	return device.Want{Serial: rack.Serial(v.diskName), SizeBytes: v.sizeBytes}
 }
 
 // parseVolumeID understands a volume ID. One that is no UUID is none that this plugin ever gave out.
 func parseVolumeID(volumeID string) (uuid.UUID, error) {
-	const length = len("00000000-0000-0000-0000-000000000000")
-	id, err := uuid.Parse(volumeID)
-	if err != nil || len(volumeID) != length {
+	id, ok := rack.ParseID(volumeID)
+	if !ok {
 		return uuid.UUID{}, notFound("volume %q does not exist: volume IDs are UUIDs of disks", volumeID)
 	}
-	return id, nil
+	return uuid.MustParse(id), nil
 }
 
 // parseNodeVolume understands volume ID and contexts. The publish context comes from the rack and is believed first;

@@ -47,14 +47,6 @@ var (
 	ErrUnreadable = errors.New("cannot read the device")
 )
 
-// serialBytes is the length of the serial field of NVMe's Identify Controller data.
-const serialBytes = 20
-
-// Serial is the NVMe serial under which a guest sees the disk of this name: its first 20 bytes (docs/rack.md §9).
-func Serial(diskName string) string {
-	return diskName[:min(len(diskName), serialBytes)]
-}
-
 // Number is a device number as the kernel counts: major and minor.
 type Number struct {
 	Major, Minor uint32

@@ -28,8 +28,8 @@ const (
 
 // Want says which disk is looked for.
 type Want struct {
-	// DiskName is the disk's whole name on the rack.
-	DiskName string
+	// Serial is the NVMe serial under which a guest sees the disk: its name, as far as it fits (docs/rack.md §9).
+	Serial string
 	// SizeBytes is the disk's size on the rack, 0 when it is not known.
 	SizeBytes int64
 }
@@ -65,18 +65,18 @@ func (r Roots) Find(ctx context.Context, want Want, timeout time.Duration) (Devi
 			if time.Since(matched) > settleTime {
 				return Device{}, fmt.Errorf("%w: serial %q is %s, but the NVMe function %s did not come up and may be a disk with the same serial: "+
 					"look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first %d bytes of their names",
-					ErrAmbiguous, dev.Serial, dev.Name, unsettled, serialBytes)
+					ErrAmbiguous, dev.Serial, dev.Name, unsettled, len(dev.Serial))
 			}
 			missing = "NVMe function " + unsettled + " is still coming up"
 		} else {
 			matched = time.Time{}
 		}
 		if !time.Now().Before(end) {
-			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s", ErrNotFound, Serial(want.DiskName), time.Since(start).Round(time.Millisecond), missing)
+			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s", ErrNotFound, want.Serial, time.Since(start).Round(time.Millisecond), missing)
 		}
 		select {
 		case <-ctx.Done():
-			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s: %w", ErrNotFound, Serial(want.DiskName), time.Since(start).Round(time.Millisecond), missing, ctx.Err())
+			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s: %w", ErrNotFound, want.Serial, time.Since(start).Round(time.Millisecond), missing, ctx.Err())
 		case <-ticker.C:
 		}
 	}
@@ -88,21 +88,20 @@ func (r Roots) look(want Want) (dev Device, missing string, err error) {
 	if err != nil {
 		return Device{}, "", err
 	}
-	serial := Serial(want.DiskName)
-	matches := slices.DeleteFunc(slices.Clone(disks), func(d Disk) bool { return d.Serial != serial })
+	matches := slices.DeleteFunc(slices.Clone(disks), func(d Disk) bool { return d.Serial != want.Serial })
 	switch len(matches) {
 	case 0:
 		return Device{}, fmt.Sprintf("none of the %d NVMe disks has it: check that the rack shows the disk attached to this instance", len(disks)), nil
 	case 1:
 		dev = Device{Disk: matches[0], Path: r.dev(matches[0].Name)}
 	default:
-		return Device{}, "", fmt.Errorf("%w: %s and %s both have serial %q", ErrAmbiguous, matches[0].Name, matches[1].Name, serial)
+		return Device{}, "", fmt.Errorf("%w: %s and %s both have serial %q", ErrAmbiguous, matches[0].Name, matches[1].Name, want.Serial)
 	}
 	if dev.SizeBytes == 0 {
 		return Device{}, dev.Name + " has it and no size yet", nil
 	}
 	if want.SizeBytes != 0 && dev.SizeBytes != want.SizeBytes {
-		return Device{}, "", fmt.Errorf("%w: %s has %d bytes, the rack's disk %q has %d", ErrMismatch, dev, dev.SizeBytes, want.DiskName, want.SizeBytes)
+		return Device{}, "", fmt.Errorf("%w: %s has %d bytes, the rack's disk has %d", ErrMismatch, dev, dev.SizeBytes, want.SizeBytes)
 	}
 	if _, err := os.Stat(dev.Path); errors.Is(err, fs.ErrNotExist) {
 		return Device{}, fmt.Sprintf("%s has it, but there is no %s: check that the host's /dev is mounted where the plugin runs", dev.Name, dev.Path), nil

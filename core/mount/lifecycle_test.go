@@ -42,7 +42,7 @@ func newRig(t *testing.T) *rig {
 	g := devicetest.New(t)
 	r := &rig{Guest: g, disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
 	r.f = mount.Formatter{StateDir: r.state}
-	dev, err := g.Roots().Find(t.Context(), device.Want{DiskName: diskName, SizeBytes: sizeBytes}, time.Second)
+	dev, err := g.Roots().Find(t.Context(), device.Want{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,7 +382,7 @@ func TestMountReadOnlyDisk(t *testing.T) {
 			snapshot := filepath.Join(t.TempDir(), "snapshot")
 			run(t, "cp", "--sparse=always", r.disk.Backing, snapshot)
 			r.Plug("csi-snapshotofthedisk", snapshot)
-			dev, err := r.Roots().Find(t.Context(), device.Want{DiskName: "csi-snapshotofthedisk"}, time.Second)
+			dev, err := r.Roots().Find(t.Context(), device.Want{Serial: devicetest.Serial("csi-snapshotofthedisk")}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}

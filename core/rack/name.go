@@ -22,7 +22,9 @@ const (
 	hashLetters = SerialBytes - len(diskPrefix)
 )
 
-var lowerBase32 = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+const base32Letters = "abcdefghijklmnopqrstuvwxyz234567"
+
+var lowerBase32 = base32.NewEncoding(base32Letters).WithPadding(base32.NoPadding)
 
 // Serial is what the guest shows as the NVMe serial of a disk of this name.
 func Serial(diskName string) string {
@@ -34,6 +36,12 @@ func Serial(diskName string) string {
 func DiskName(cluster, volume string) string {
 	sum := volumeHash(cluster, volume)
 	return diskPrefix + lowerBase32.EncodeToString(sum[:])[:hashLetters]
+}
+
+// MadeHere reports whether a disk of this serial has the name of one that this plugin made, for whichever cluster.
+func MadeHere(serial string) bool {
+	letters, ok := strings.CutPrefix(serial, diskPrefix)
+	return ok && len(letters) == hashLetters && strings.Trim(letters, base32Letters) == ""
 }
 
 func volumeHash(cluster, volume string) [sha256.Size]byte {

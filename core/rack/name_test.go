@@ -98,3 +98,20 @@ func TestParseID(t *testing.T) {
 		}
 	}
 }
+
+func TestMadeHere(t *testing.T) {
+	for serial, want := range map[string]bool{
+		DiskName("prod", "postgres"): true,
+		"csi-abcdefghijklmnop":       true,
+		"csi-abcdefghijklmno":        false,
+		"csi-abcdefghijklmnopq":      false,
+		"csi-abcdefghijklmno1":       false,
+		"csi-ABCDEFGHIJKLMNOP":       false,
+		"boot-abcdefghijklmno":       false,
+		"":                           false,
+	} {
+		if got := MadeHere(serial); got != want {
+			t.Errorf("MadeHere(%q) = %t", serial, got)
+		}
+	}
+}

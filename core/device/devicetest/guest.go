@@ -74,10 +74,13 @@ func (g *Guest) Plug(diskName, backing string) *Disk {
 	number := g.attach(backing)
 	d := &Disk{Kernel: fmt.Sprintf("nvme%dn1", g.next), Backing: backing, Loop: fmt.Sprintf("/dev/loop%d", number.Minor), Number: number}
 	g.Node(d.Kernel, number)
-	g.Sysfs(d.Kernel, device.Serial(diskName)+"\n", number, info.Size())
+	g.Sysfs(d.Kernel, Serial(diskName)+"\n", number, info.Size())
 	g.next++
 	return d
 }
+
+// Serial cuts a disk's name as a rack does.
+func Serial(diskName string) string { return diskName[:min(len(diskName), 20)] }
 
 // Node makes a block device node in the guest's dev, in place of what was there.
 func (g *Guest) Node(name string, number device.Number) {
