@@ -25,6 +25,8 @@ func newTransport() *http.Transport {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = maxIdleConns
 	transport.MaxIdleConnsPerHost = maxIdleConns
+	// Answers are a few hundred bytes, of which compression saves the network little and costs both ends time.
+	transport.DisableCompression = true
 	// A rack that accepts a connection and then says nothing must not hold a call that has no deadline for ever; a
 	// create may take minutes on a loaded rack (docs/rack.md §2).
 	transport.ResponseHeaderTimeout = 5 * time.Minute
