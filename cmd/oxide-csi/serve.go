@@ -43,7 +43,36 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	defer background.Wait()
 	defer stop()
 
+	listener, err := core.Listen(cfg.Endpoint)
+	if err != nil {
+		return err
+	}
 	readiness := &core.Readiness{}
+	services, err := build(ctx, cfg, readiness, &background, log)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	if cfg.HTTPEndpoint != "" {
+		closeHTTP, err := serveHTTP(cfg, readiness, log)
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		defer closeHTTP()
+	}
+	server := core.NewServer(services)
+	served := make(chan error, 1)
+	// Not one of the tasks in the background: after a second signal nobody waits for it.
+	go func() { served <- server.Serve(listener) }()
+	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
+	if err := serveUntilSignal(served, signals, server, log); err != nil {
+		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
+	}
+	log.Info("stopped")
+	return nil
+}
+
+// build makes the services that the configuration asks for, and starts what they need to know beside them.
+func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, background *tasks, log *slog.Logger) (core.ServerOptions, error) {
 	opts := core.ServerOptions{
 		Mode:     string(cfg.Mode),
 		Identity: core.NewIdentity(version, readiness),
@@ -52,7 +81,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	if cfg.Mode.Controller() {
 		client, err := newRack(cfg.RackList()[0])
 		if err != nil {
-			return err
+			return core.ServerOptions{}, err
 		}
 		opts.Controller = core.NewController(core.ControllerOptions{
 			Rack:        client,
@@ -78,28 +107,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		})
 		background.run("find out which node this is", func() { readiness.AwaitIdentity(ctx, identity, log) })
 	}
-
-	listener, err := core.Listen(cfg.Endpoint)
-	if err != nil {
-		return err
-	}
-	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, readiness, log)
-		if err != nil {
-			return errors.Join(err, listener.Close())
-		}
-		defer closeHTTP()
-	}
-	server := core.NewServer(opts)
-	served := make(chan error, 1)
-	// Not one of the tasks in the background: after a second signal nobody waits for it.
-	go func() { served <- server.Serve(listener) }()
-	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
-	if err := serveUntilSignal(served, signals, server, log); err != nil {
-		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
-	}
-	log.Info("stopped")
-	return nil
+	return opts, nil
 }
 
 const (
