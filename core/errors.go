@@ -67,6 +67,8 @@ var codeTable = []struct {
 	{rack.ErrBusy, codes.Aborted, "the wait inside the RPC was too short; every orchestrator asks again"},
 	{rack.ErrRefused, codes.Internal, "a refusal that no look at disk and instance explains"},
 
+	// First of these, since errors further down wrap it.
+	{tool.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},
 	{device.ErrNotFound, codes.Unavailable, "attached and not in the guest yet: the orchestrator asks again, and the disk is not gone"},
 	{device.ErrAmbiguous, codes.FailedPrecondition, "which device it is cannot be known; nothing is touched"},
 	{device.ErrMismatch, codes.FailedPrecondition, "the device is not the disk that was asked for; nothing is touched"},
@@ -80,7 +82,6 @@ var codeTable = []struct {
 	{mount.ErrBusy, codes.FailedPrecondition, "a process holds it; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "the path holds something that this plugin did not put there"},
 	{mount.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
-	{tool.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},
 
 	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the identity is wrong: an operator must act"},
