@@ -101,6 +101,11 @@ func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
 	if err := unix.IoctlLoopConfigure(int(device.Fd()), config); err != nil {
 		return 0, fmt.Errorf("configure %s: %w", l, err)
 	}
+	// What a former user of the device has set with BLKROSET is kept by the kernel, beside the loop's own read-only flag.
+	if err := unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 0); err != nil {
+		err = fmt.Errorf("make %s writable: %w", l, err)
+		return 0, errors.Join(err, unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0))
+	}
 	return l, nil
 }
 

@@ -340,3 +340,24 @@ func TestBlockSizes(t *testing.T) {
 	}
 	must(t, unix.Unmount(dir, 0))
 }
+
+// A disk that takes writes does so whatever a former user of its loop device left behind: the kernel keeps the flag that
+// a node sets for read-only publications over the life of a loop.
+func TestWriteProtectionDoesNotOutliveTheDisk(t *testing.T) {
+	w := newWorld(t)
+	disk := w.data(1, "volume", 64)
+	w.on(nodeA, "node-a", disk)
+	protect, err := os.Open(w.node(nodeA, disk))
+	must(t, err)
+	must(t, unix.IoctlSetPointerInt(int(protect.Fd()), unix.BLKROSET, 1))
+	must(t, protect.Close())
+	w.must(w.Unplug(nodeA, disk.ID))
+	w.must(w.Plug(nodeA, disk))
+	writable, err := os.OpenFile(w.node(nodeA, disk), os.O_WRONLY, 0)
+	must(t, err)
+	readOnly, err := unix.IoctlGetInt(int(writable.Fd()), unix.BLKROGET)
+	must(t, errors.Join(err, writable.Close()))
+	if readOnly != 0 {
+		t.Error("a new disk is write-protected")
+	}
+}
