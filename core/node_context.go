@@ -88,6 +88,8 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 	return v, nil
 }
 
+// parseRootFolder understands these keys, in the parameters of a new volume and in the context that they go into. An owner of
+// 2^32-1 is the kernel's "no such ID", which would leave the owner as it is.
 func parseRootFolder(volumeContext map[string]string) (root rootFolder, err error) {
 	if root.uid, err = parseOwner(volumeContext, KeyRootUID); err != nil {
 		return rootFolder{}, err
@@ -98,7 +100,7 @@ func parseRootFolder(volumeContext map[string]string) (root rootFolder, err erro
 	if text, ok := volumeContext[KeyRootMode]; ok {
 		parsed, err := strconv.ParseUint(text, 8, 32)
 		if err != nil || parsed > 0o7777 {
-			return rootFolder{}, invalidArgument("volume_context: %s: %q is not an octal mode such as 0770", KeyRootMode, text)
+			return rootFolder{}, invalidArgument("%s: %q is not an octal mode such as 0770", KeyRootMode, text)
 		}
 		mode := uint32(parsed)
 		root.mode = &mode
@@ -113,7 +115,7 @@ func parseOwner(volumeContext map[string]string, key string) (*int, error) {
 	}
 	parsed, err := strconv.ParseUint(text, 10, 32)
 	if err != nil || parsed == 1<<32-1 {
-		return nil, invalidArgument("volume_context: %s: %q is not a number from 0 to 4294967294", key, text)
+		return nil, invalidArgument("%s: %q is not a number from 0 to 4294967294", key, text)
 	}
 	owner := int(parsed)
 	return &owner, nil

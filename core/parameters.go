@@ -79,14 +79,9 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 				}
 			}
 		}
-	case KeyRootUID, KeyRootGID:
-		// The kernel's "no such ID", 2^32-1, would leave the owner as it is.
-		if id, err := strconv.ParseUint(value, 10, 32); err != nil || id == 1<<32-1 {
-			return invalidArgument("parameter %s: %q is not a number from 0 to 4294967294", key, value)
-		}
-	case KeyRootMode:
-		if mode, err := strconv.ParseUint(value, 8, 32); err != nil || mode > 0o7777 {
-			return invalidArgument("parameter %s: %q is not an octal mode such as 0770", key, value)
+	case KeyRootUID, KeyRootGID, KeyRootMode:
+		if _, err := parseRootFolder(map[string]string{key: value}); err != nil {
+			return err
 		}
 	default:
 		if strings.HasPrefix(key, ParameterPrefixCO) {
