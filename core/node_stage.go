@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -34,10 +34,12 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err := mount.CheckFlags(capability.GetMountFlags()); err != nil {
 		return nil, err
 	}
+	start := time.Now()
 	dev, err := n.devices.Find(ctx, volume.want(), n.deviceTimeout)
 	if err != nil {
 		return nil, err
 	}
+	n.log.Debug("found the disk", "volume_id", volume.id.String(), "device", dev.String(), "find", time.Since(start))
 	n.staged.Store(dev.Serial, true)
 	if !volume.attached {
 		// Nobody told whether the rack takes writes to this disk; the guest's kernel knows.
@@ -83,9 +85,11 @@ func (n *Node) stageFilesystem(ctx context.Context, volume nodeVolume, dev devic
 		if err != nil {
 			return err
 		}
+		start := time.Now()
 		if err := mount.Filesystem(ctx, dev, staging, fsType, options); err != nil {
 			return err
 		}
+		n.log.Debug("mounted", "volume_id", volume.id.String(), "fs_type", fsType, "mount", time.Since(start))
 	}
 	return n.setRoot(ctx, volume, dev, staging, options)
 }
@@ -172,69 +176,6 @@ func setReadOnly(dev device.Device, readOnly bool) error {
 		return err
 	}
 	return dev.SetReadOnly(readOnly)
-}
-
-// filesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
-// mkfs, and every doubt ends in an error.
-func (n *Node) filesystem(ctx context.Context, volume nodeVolume, dev device.Device, wanted string) (fsType string, err error) {
-	content, err := device.Probe(ctx, dev)
-	if err != nil {
-		return "", err
-	}
-	interrupted, err := n.formatter.Interrupted(volume.id, dev)
-	if err != nil {
-		return "", err
-	}
-	unfinished := false
-	if interrupted != nil && content.UUID == interrupted.UUID {
-		if unfinished, err = device.NeverMounted(dev, content); err != nil {
-			return "", err
-		}
-	}
-	if content.Empty() || unfinished {
-		return n.format(ctx, volume, dev, firstOf(wanted, mount.Filesystems()[0]), interrupted)
-	}
-	if content.Type == "" || !mount.Supported(content.Type) || content.PartitionTable != "" {
-		return "", failedPrecondition("volume %s: the disk %s holds %s, not a filesystem that this plugin mounts (%s): use the volume as raw block, or another volume",
-			volume.id, dev, content, strings.Join(mount.Filesystems(), ", "))
-	}
-	if wanted != "" && wanted != content.Type {
-		return "", failedPrecondition("volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced", volume.id, dev, content, wanted)
-	}
-	// A record of a format that did end, here before a crash or on another node since, has served.
-	return content.Type, n.formatter.Forget(volume.id)
-}
-
-func (n *Node) format(ctx context.Context, volume nodeVolume, dev device.Device, fsType string, interrupted *device.Interrupted) (_ string, err error) {
-	switch {
-	case !volume.attached || volume.sizeBytes == 0:
-		return "", failedPrecondition("volume %s: no filesystem is found on the disk %s, and a disk is formatted only with a publish context of the controller, which is missing: publish the volume through the controller", volume.id, dev)
-	case volume.readOnly:
-		return "", failedPrecondition("volume %s: no filesystem is found on the disk %s, and the disk is read-only", volume.id, dev)
-	}
-	options, err := mount.ParseMkfsOptions(fsType, volume.mkfsOptions)
-	if err != nil {
-		return "", err
-	}
-	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted})
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, blank.Close()) }()
-	n.log.Info("making a filesystem on a blank disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType, "again", blank.Again())
-	return fsType, n.formatter.Format(ctx, blank, mount.NewFilesystem{DiskID: volume.id, Type: fsType, MkfsOptions: options})
-}
-
-// setRoot sets owner and mode of the root folder as the volume's parameters ask, on a filesystem that we made.
-func (n *Node) setRoot(ctx context.Context, volume nodeVolume, dev device.Device, staging string, options mount.Options) error {
-	if volume.root.empty() || options.ReadOnly() {
-		return nil
-	}
-	content, err := device.Probe(ctx, dev)
-	if err != nil || content.UUID != mount.FilesystemUUID(volume.id).String() {
-		return err
-	}
-	return volume.root.apply(staging)
 }
 
 func (n *Node) stageBlock(ctx context.Context, volume nodeVolume, dev device.Device, staging string) error {

@@ -1,0 +1,80 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+)
+
+// filesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
+// mkfs, and every doubt ends in an error.
+func (n *Node) filesystem(ctx context.Context, volume nodeVolume, dev device.Device, wanted string) (fsType string, err error) {
+	content, err := device.Probe(ctx, dev)
+	if err != nil {
+		return "", err
+	}
+	interrupted, err := n.formatter.Interrupted(volume.id, dev)
+	if err != nil {
+		return "", err
+	}
+	unfinished := false
+	if interrupted != nil && content.UUID == interrupted.UUID {
+		if unfinished, err = device.NeverMounted(dev, content); err != nil {
+			return "", err
+		}
+	}
+	if content.Empty() || unfinished {
+		return n.format(ctx, volume, dev, firstOf(wanted, mount.Filesystems()[0]), interrupted)
+	}
+	if content.Type == "" || !mount.Supported(content.Type) || content.PartitionTable != "" {
+		return "", failedPrecondition("volume %s: the disk %s holds %s, not a filesystem that this plugin mounts (%s): use the volume as raw block, or another volume",
+			volume.id, dev, content, strings.Join(mount.Filesystems(), ", "))
+	}
+	if wanted != "" && wanted != content.Type {
+		return "", failedPrecondition("volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced", volume.id, dev, content, wanted)
+	}
+	// A record of a format that did end, here before a crash or on another node since, has served.
+	return content.Type, n.formatter.Forget(volume.id)
+}
+
+func (n *Node) format(ctx context.Context, volume nodeVolume, dev device.Device, fsType string, interrupted *device.Interrupted) (_ string, err error) {
+	switch {
+	case !volume.attached || volume.sizeBytes == 0:
+		return "", failedPrecondition("volume %s: no filesystem is found on the disk %s, and a disk is formatted only with a publish context of the controller, which is missing: publish the volume through the controller", volume.id, dev)
+	case volume.readOnly:
+		return "", failedPrecondition("volume %s: no filesystem is found on the disk %s, and the disk is read-only", volume.id, dev)
+	}
+	options, err := mount.ParseMkfsOptions(fsType, volume.mkfsOptions)
+	if err != nil {
+		return "", err
+	}
+	start := time.Now()
+	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, blank.Close()) }()
+	n.log.Info("making a filesystem on a blank disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType, "again", blank.Again(), "scan", time.Since(start))
+	start = time.Now()
+	if err := n.formatter.Format(ctx, blank, mount.NewFilesystem{DiskID: volume.id, Type: fsType, MkfsOptions: options}); err != nil {
+		return "", err
+	}
+	n.log.Info("made a filesystem", "volume_id", volume.id.String(), "fs_type", fsType, "mkfs", time.Since(start))
+	return fsType, nil
+}
+
+// setRoot sets owner and mode of the root folder as the volume's parameters ask, on a filesystem that we made.
+func (n *Node) setRoot(ctx context.Context, volume nodeVolume, dev device.Device, staging string, options mount.Options) error {
+	if volume.root.empty() || options.ReadOnly() {
+		return nil
+	}
+	content, err := device.Probe(ctx, dev)
+	if err != nil || content.UUID != mount.FilesystemUUID(volume.id).String() {
+		return err
+	}
+	return volume.root.apply(staging)
+}
