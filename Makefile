@@ -8,7 +8,7 @@ GCFLAGS     := all=-l
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Debian packages: the tools that the node plugin calls, and the C compiler that the race detector needs.
-PACKAGES    := e2fsprogs xfsprogs util-linux mount gcc libc6-dev ca-certificates
+PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount gcc libc6-dev ca-certificates
 
 .PHONY: help
 help: ## show this list

@@ -17,17 +17,11 @@ func (n *Node) filesystem(ctx context.Context, volume nodeVolume, dev device.Dev
 	if err != nil {
 		return "", err
 	}
-	interrupted, err := n.formatter.Interrupted(volume.id, dev)
+	interrupted, err := n.formatter.Interrupted(volume.id, dev, content)
 	if err != nil {
 		return "", err
 	}
-	unfinished := false
-	if interrupted != nil && content.UUID == interrupted.UUID {
-		if unfinished, err = device.NeverMounted(dev, content); err != nil {
-			return "", err
-		}
-	}
-	if content.Empty() || unfinished {
+	if content.Empty() || interrupted != nil {
 		return n.format(ctx, volume, dev, firstOf(wanted, mount.Filesystems()[0]), interrupted)
 	}
 	if content.Type == "" || !mount.Supported(content.Type) || content.PartitionTable != "" {
@@ -53,7 +47,7 @@ func (n *Node) format(ctx context.Context, volume nodeVolume, dev device.Device,
 		return "", err
 	}
 	start := time.Now()
-	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted})
+	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{DiskID: volume.id, Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted})
 	if err != nil {
 		return "", err
 	}

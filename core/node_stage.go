@@ -205,8 +205,10 @@ func (n *Node) stageBlock(ctx context.Context, volume nodeVolume, dev device.Dev
 		return err
 	}
 	// From now on the disk's bytes are the workload's: what an interrupted format left no longer tells us anything.
-	if err := n.formatter.Forget(volume.id); err != nil {
-		return err
+	if !volume.readOnly {
+		if err := n.formatter.Clear(volume.id, dev); err != nil {
+			return err
+		}
 	}
 	if err := os.Mkdir(staging, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err

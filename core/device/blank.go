@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,6 +19,8 @@ const OriginBlank = "blank"
 
 // BlankOptions say how much proof is asked for.
 type BlankOptions struct {
+	// DiskID is the disk's UUID on the rack, which its format marker bears.
+	DiskID uuid.UUID
 	// Origin is what the rack made the disk from: [OriginBlank], or anything else.
 	Origin string
 	// ScanLimit is the size in bytes up to which a disk of another origin is read as a whole; a larger one is refused.
@@ -31,14 +34,15 @@ type BlankOptions struct {
 type Interrupted struct {
 	// UUID is the filesystem UUID that the format was making.
 	UUID string
-	// SameAttachment says that the disk has not left this guest since, so that nobody else can have written to it.
-	SameAttachment bool
+	// Untouched says that nobody else has written to the disk since: it has not left this guest, or it bears its marker.
+	Untouched bool
 }
 
 // Blank is a disk that was proved to hold nothing, kept under lock. Only [ProveBlank] makes one, and it serves once: see
 // [Blank.Format]. The caller closes it in any case.
 type Blank struct {
 	dev      Device
+	diskID   uuid.UUID
 	again    bool
 	sequence uint64
 	guard    *os.File // a plain descriptor with flock, held until Close: udev leaves a locked disk alone
@@ -58,13 +62,13 @@ const flockTime = 5 * time.Second
 // [ErrInUse]. A read of the whole disk takes as long as the disk takes and ends early when ctx ends.
 //
 // With an interrupted format, a filesystem with that format's UUID that was never mounted is no obstacle either, and
-// neither is anything without a signature if the disk has not left the guest since.
+// neither is anything without a signature on a disk that nobody else has written to since.
 func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, error) {
 	if options.Origin != OriginBlank && dev.SizeBytes > options.ScanLimit {
 		return nil, fmt.Errorf("%w %s: it was made from a snapshot or image, no filesystem is found on it, and its %d bytes are more than the %d that are read as a whole to prove it blank: "+
 			"raise --blank-scan-limit, or make the filesystem by hand if the disk is meant to be empty", ErrNotBlank, dev, dev.SizeBytes, options.ScanLimit)
 	}
-	blank := &Blank{dev: dev}
+	blank := &Blank{dev: dev, diskID: options.DiskID}
 	if err := blank.prove(ctx, options); err != nil {
 		return nil, errors.Join(err, blank.Close())
 	}
@@ -126,7 +130,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 // explains reports whether all that was found on the disk can be what the interrupted format left.
 func (i *Interrupted) explains(dev Device, content Content) (bool, error) {
 	if content.Empty() {
-		return i.SameAttachment, nil
+		return i.Untouched, nil
 	}
 	if i.UUID == "" || content.UUID != i.UUID || content.PartitionTable != "" {
 		return false, nil
@@ -143,8 +147,8 @@ func (b *Blank) Again() bool { return b.again }
 // Sequence is the kernel's sequence number of the disk, see [Sequence].
 func (b *Blank) Sequence() uint64 { return b.sequence }
 
-// Format drops the exclusive claim, because mkfs takes its own and would refuse next to ours, and calls mkfs at once with
-// the path of the device. That the path still leads to the disk that was read is verified before and after. What
+// Format puts the format marker on the disk, see [Marked], drops the exclusive claim, because mkfs takes its own and would
+// refuse next to ours, and calls mkfs at once with the path of the device. That the path still leads to the disk that was read is verified before and after. What
 // remains is the moment between dropping the claim and mkfs taking its own: who takes the device in it makes mkfs fail,
 // but bytes that root writes to a blank volume's device in it, past every lock, would be lost.
 //
@@ -155,6 +159,9 @@ func (b *Blank) Format(mkfs func(path string) error) error {
 	}
 	if err := b.same(); err != nil {
 		return err
+	}
+	if err := mark(b.dev, b.diskID); err != nil {
+		return fmt.Errorf("%w %s: write the format marker: %w", ErrNotBlank, b.dev, err)
 	}
 	claim := b.claim
 	b.claim = nil

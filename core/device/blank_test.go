@@ -339,6 +339,14 @@ func TestFormatChecksAgain(t *testing.T) {
 	}
 }
 
+// mountOnce mounts the filesystem on the disk for a moment.
+func mountOnce(t *testing.T, d *devicetest.Disk) {
+	t.Helper()
+	target := t.TempDir()
+	run(t, "mount", d.Loop, target)
+	run(t, "umount", target)
+}
+
 // What an interrupted mkfs left may be overwritten; what anybody else left never.
 func TestProveBlankAfterInterruption(t *testing.T) {
 	const own, foreign = "12345678-1234-5234-8234-123456789abc", "87654321-4321-5321-8321-cba987654321"
@@ -346,28 +354,37 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 		return func(t *testing.T, d *devicetest.Disk) { run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop) }
 	}
 	for _, tc := range []struct {
-		name           string
-		prepare        func(t *testing.T, d *devicetest.Disk)
-		sameAttachment bool
-		proved, again  bool
+		name          string
+		prepare       func(t *testing.T, d *devicetest.Disk)
+		untouched     bool
+		proved, again bool
 	}{
 		{"nothing was written yet", func(*testing.T, *devicetest.Disk) {}, false, true, false},
-		{"no signature, same attachment", func(t *testing.T, d *devicetest.Disk) { poke(t, d, 300*kib, "half") }, true, true, true},
-		{"no signature, the disk was away", func(t *testing.T, d *devicetest.Disk) { poke(t, d, 300*kib, "half") }, false, false, false},
+		{"no signature, untouched since", func(t *testing.T, d *devicetest.Disk) { poke(t, d, 300*kib, "half") }, true, true, true},
+		{"no signature, perhaps touched since", func(t *testing.T, d *devicetest.Disk) { poke(t, d, 300*kib, "half") }, false, false, false},
 		{"own ext4, never mounted", ext4(own), false, true, true},
 		{"own ext4, mounted since", func(t *testing.T, d *devicetest.Disk) {
 			ext4(own)(t, d)
-			target := t.TempDir()
-			run(t, "mount", d.Loop, target)
-			run(t, "umount", target)
+			mountOnce(t, d)
 		}, true, false, false},
 		{"another volume's ext4", ext4(foreign), true, false, false},
 		{"own xfs, in progress", func(t *testing.T, d *devicetest.Disk) {
 			run(t, "mkfs.xfs", "-q", "-m", "crc=0,finobt=0,reflink=0,uuid="+own, d.Loop)
 			poke(t, d, 126, "\x01")
 		}, true, true, true},
-		{"own xfs, finished", func(t *testing.T, d *devicetest.Disk) {
+		{"own xfs, finished, never mounted", func(t *testing.T, d *devicetest.Disk) {
 			run(t, "mkfs.xfs", "-q", "-m", "uuid="+own, d.Loop)
+		}, true, true, true},
+		{"own xfs, mounted since", func(t *testing.T, d *devicetest.Disk) {
+			run(t, "mkfs.xfs", "-q", "-m", "uuid="+own, d.Loop)
+			mountOnce(t, d)
+		}, true, false, false},
+		{"own btrfs, never mounted", func(t *testing.T, d *devicetest.Disk) {
+			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+		}, true, true, true},
+		{"own btrfs, mounted since", func(t *testing.T, d *devicetest.Disk) {
+			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			mountOnce(t, d)
 		}, true, false, false},
 		{"swap", func(t *testing.T, d *devicetest.Disk) { run(t, "mkswap", "-U", own, d.Loop) }, true, false, false},
 	} {
@@ -376,7 +393,7 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 			d := g.Add(diskName, 320*mib)
 			tc.prepare(t, d)
 			options := blankOrigin
-			options.Interrupted = &device.Interrupted{UUID: own, SameAttachment: tc.sameAttachment}
+			options.Interrupted = &device.Interrupted{UUID: own, Untouched: tc.untouched}
 			blank, err := prove(t, g, d, options)
 			if !tc.proved {
 				if !errors.Is(err, device.ErrNotBlank) {

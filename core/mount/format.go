@@ -28,8 +28,10 @@ func FilesystemUUID(diskID uuid.UUID) uuid.UUID {
 	return uuid.NewSHA1(diskID, []byte("filesystem"))
 }
 
-// Formatter makes filesystems. It keeps a record of each while mkfs is at work, so that one that was interrupted, by a
-// crash or a power cut, can be made again: what it left on the disk would otherwise count as somebody's data for ever.
+// Formatter makes filesystems. It keeps a record of each while mkfs is at work, so that one that was interrupted can be made
+// again: what it left on the disk would otherwise count as somebody's data for ever. The record tells as long as the
+// disk does not leave the guest. After a power cut, and on other nodes, the marker on the disk does, see
+// [device.Marked], unless mkfs has written over all of its copies.
 type Formatter struct {
 	// StateDir is the folder of the records. It outlives the plugin's process and the guest's power.
 	StateDir string
@@ -92,7 +94,7 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 	if err := verifyFormat(ctx, dev, want.Type, fsUUID); err != nil {
 		return err
 	}
-	return f.Forget(want.DiskID)
+	return f.Clear(want.DiskID, dev)
 }
 
 // mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name
@@ -149,9 +151,53 @@ func verifyFormat(ctx context.Context, dev device.Device, fsType, fsUUID string)
 	return nil
 }
 
-// Interrupted returns what is known of a format of this disk that was begun on this node and did not end; nil when
-// there was none.
-func (f Formatter) Interrupted(diskID uuid.UUID, dev device.Device) (*device.Interrupted, error) {
+// Interrupted returns what is known of a format of this disk that was begun, here or on another node, and did not end; nil
+// when there was none, or when it is over because the disk holds, by content, anything but what that format was making
+// and nobody has mounted.
+func (f Formatter) Interrupted(diskID uuid.UUID, dev device.Device, content device.Content) (*device.Interrupted, error) {
+	interrupted := device.Interrupted{UUID: FilesystemUUID(diskID).String()}
+	if !content.Empty() {
+		if content.UUID != interrupted.UUID {
+			return nil, nil
+		}
+		if never, err := device.NeverMounted(dev, content); err != nil || !never {
+			return nil, err
+		}
+	}
+	marked, err := device.Marked(dev, diskID)
+	if err != nil {
+		return nil, err
+	}
+	r, err := f.read(diskID)
+	if err != nil || r == nil && !marked {
+		return nil, err
+	}
+	if interrupted.Untouched = marked; marked {
+		return &interrupted, nil
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	sequence, err := sequenceOf(dev)
+	if err != nil {
+		return nil, err
+	}
+	interrupted.Untouched = r.BootID == boot && r.Sequence == sequence && sequence != 0
+	return &interrupted, nil
+}
+
+// Clear removes the marker and the record of a format: it is finished, or the disk's bytes are a workload's from now on. That
+// there are none is no error.
+func (f Formatter) Clear(diskID uuid.UUID, dev device.Device) error {
+	if err := device.Unmark(dev, diskID); err != nil {
+		return err
+	}
+	return f.Forget(diskID)
+}
+
+// read returns the record of a format of the disk, nil when there is none.
+func (f Formatter) read(diskID uuid.UUID) (*record, error) {
 	content, err := os.ReadFile(f.path(diskID))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -163,22 +209,10 @@ func (f Formatter) Interrupted(diskID uuid.UUID, dev device.Device) (*device.Int
 	if err := json.Unmarshal(content, &r); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w: remove the file if the disk is known to hold nothing", ErrState, f.path(diskID), err)
 	}
-	boot, err := bootID()
-	if err != nil {
-		return nil, err
-	}
-	sequence, err := sequenceOf(dev)
-	if err != nil {
-		return nil, err
-	}
-	return &device.Interrupted{
-		UUID:           FilesystemUUID(diskID).String(),
-		SameAttachment: r.BootID == boot && r.Sequence == sequence && sequence != 0,
-	}, nil
+	return &r, nil
 }
 
-// Forget removes the record of a format: it is finished, or the disk is used in another way from now on. No record is no
-// error.
+// Forget removes the record of a format and leaves the disk alone. No record is no error.
 func (f Formatter) Forget(diskID uuid.UUID) error {
 	err := os.Remove(f.path(diskID))
 	if errors.Is(err, fs.ErrNotExist) {

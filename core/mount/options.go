@@ -54,7 +54,7 @@ var (
 		"-T": {value: pattern(`(default|small|news|largefile|largefile4|big|huge)`)},
 		"-E": {suboptions: map[string]pattern{
 			"lazy_itable_init": flag, "lazy_journal_init": flag, "packed_meta_blocks": flag, "num_backup_sb": pattern(`[0-2]`),
-			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "discard": "", "nodiscard": "",
+			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "nodiscard": "",
 		}},
 	}
 	xfsRules = map[string]rule{

@@ -1,0 +1,327 @@
+package mount
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+)
+
+var interruptedID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
+
+// markerLine begins every copy of a format marker. It is permanent.
+const markerLine = "csi.oxide.computer format marker 1\ndisk 6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d\n"
+
+// newDisk returns a disk of a guest that has no other.
+func newDisk(t *testing.T, sizeBytes int64) (device.Device, *devicetest.Disk) {
+	t.Helper()
+	g := devicetest.New(t)
+	disk := g.Add("csi-abcdefghijklmnop", sizeBytes)
+	dev, err := g.Roots().ByNumber(disk.Number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dev, disk
+}
+
+// runMkfs does what Format does up to the end of mkfs, and no further: the marker stays.
+func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
+	t.Helper()
+	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{DiskID: want.DiskID, Origin: device.OriginBlank})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = blank.Format(func(path string) error {
+		name, args, err := mkfs(want, FilesystemUUID(want.DiskID).String(), false)
+		if err != nil {
+			return err
+		}
+		result, err := tool.Run(t.Context(), name, append(args, path)...)
+		if err == nil && result.ExitCode != 0 {
+			err = errors.New(result.Said())
+		}
+		return err
+	})
+	if err := errors.Join(err, blank.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stage does what NodeStageVolume does with a disk that it has never seen, on a node without records.
+func stage(t *testing.T, dev device.Device, fsType string) (err error) {
+	t.Helper()
+	f := Formatter{StateDir: filepath.Join(t.TempDir(), "state")}
+	content, err := device.Probe(t.Context(), dev)
+	if err != nil {
+		return err
+	}
+	interrupted, err := f.Interrupted(interruptedID, dev, content)
+	if err != nil || !content.Empty() && interrupted == nil {
+		return err
+	}
+	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{
+		DiskID: interruptedID, Origin: "snapshot", ScanLimit: dev.SizeBytes, Interrupted: interrupted,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, blank.Close()) }()
+	return f.Format(t.Context(), blank, NewFilesystem{DiskID: interruptedID, Type: fsType})
+}
+
+// blocks are the disk's blocks of 4 KiB that are not zero, by offset.
+func blocks(t *testing.T, disk *devicetest.Disk) map[int64][]byte {
+	t.Helper()
+	run(t, "blockdev", "--flushbufs", disk.Loop)
+	file, err := os.Open(disk.Backing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }() // read only
+	const blockBytes = 4096
+	found := map[int64][]byte{}
+	for offset := int64(0); ; {
+		data, err := unix.Seek(int(file.Fd()), offset, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return found
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		offset = data / blockBytes * blockBytes
+		block := make([]byte, blockBytes)
+		if _, err := file.ReadAt(block, offset); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(block, make([]byte, blockBytes)) {
+			found[offset] = block
+		}
+		offset += blockBytes
+	}
+}
+
+func markers(found map[int64][]byte) (count int) {
+	for _, block := range found {
+		if bytes.HasPrefix(block, []byte(markerLine)) {
+			count++
+		}
+	}
+	return count
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+}
+
+func poke(t *testing.T, disk *devicetest.Disk, offset int64, content []byte) {
+	t.Helper()
+	file, err := os.OpenFile(disk.Loop, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = file.WriteAt(content, offset)
+	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mkfs does not know of the marker; wherever it puts its own, enough copies are left, and taking them away afterwards does
+// the filesystem no harm.
+func TestMarkerOutlivesMkfs(t *testing.T) {
+	const mib, gib = 1 << 20, 1 << 30
+	checks := map[string][]string{"ext3": {"e2fsck", "-fn"}, "ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check"}}
+	for _, tc := range []struct {
+		fsType  string
+		options []string
+	}{
+		{"ext4", []string{"", "-i 16384", "-b 1024", "-O ^has_journal", "-g 8192", "-E lazy_itable_init=0 -N 100000"}},
+		{"ext3", []string{""}},
+		{"xfs", []string{"", "-d agcount=2", "-l size=64m", "-i size=1024"}},
+		{"btrfs", []string{""}},
+	} {
+		if !Supported(tc.fsType) {
+			continue
+		}
+		for _, options := range tc.options {
+			for _, size := range []int64{320 * mib, 1 * gib, 1023 * gib} {
+				if size > gib && (tc.fsType == "ext3" || strings.Contains(options, "-b 1024") || strings.Contains(options, "-g 8192")) {
+					continue // takes too long, or too much of the machine's own disk
+				}
+				t.Run(fmt.Sprintf("%s %s %d MiB", tc.fsType, options, size/mib), func(t *testing.T) {
+					parsed, err := ParseMkfsOptions(tc.fsType, options)
+					if err != nil {
+						t.Fatal(err)
+					}
+					dev, disk := newDisk(t, size)
+					runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: tc.fsType, MkfsOptions: parsed})
+					if left := markers(blocks(t, disk)); left < 2 {
+						t.Errorf("%d copies of the marker have outlived mkfs, want 2 at least", left)
+					}
+					if err := (Formatter{StateDir: t.TempDir()}).Clear(interruptedID, dev); err != nil {
+						t.Fatal(err)
+					}
+					if left := markers(blocks(t, disk)); left != 0 {
+						t.Errorf("%d copies of the marker are still there", left)
+					}
+					if size <= gib {
+						check := checks[tc.fsType]
+						run(t, check[0], append(check[1:], disk.Loop)...)
+					}
+				})
+			}
+		}
+	}
+}
+
+// After a power cut in the middle of mkfs any of its writes may be on the disk, and any may be missing.
+func TestFormatAfterPowerCut(t *testing.T) {
+	const size = 320 << 20
+	for _, fsType := range Filesystems() {
+		reference, disk := newDisk(t, size)
+		runMkfs(t, reference, NewFilesystem{DiskID: interruptedID, Type: fsType})
+		written := blocks(t, disk)
+		// cut makes a disk with each of mkfs' blocks at this chance, and the marker, which was there before.
+		cut := func(t *testing.T, seed uint64, chance float64) (device.Device, *devicetest.Disk) {
+			t.Helper()
+			dev, disk := newDisk(t, size)
+			random := rand.New(rand.NewPCG(seed, 0))
+			for offset, block := range written {
+				if bytes.HasPrefix(block, []byte(markerLine)) || random.Float64() < chance {
+					poke(t, disk, offset, block)
+				}
+			}
+			return dev, disk
+		}
+		for seed, chance := range []float64{0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1} {
+			t.Run(fmt.Sprintf("%s, %.0f %% written", fsType, chance*100), func(t *testing.T) {
+				dev, disk := cut(t, uint64(seed), chance)
+				if err := stage(t, dev, fsType); err != nil {
+					t.Fatal(err)
+				}
+				if left := markers(blocks(t, disk)); left != 0 {
+					t.Errorf("%d copies of the marker are still there", left)
+				}
+				target := t.TempDir()
+				if err := Filesystem(t.Context(), dev, target, fsType, Options{}); err != nil {
+					t.Fatal(err)
+				}
+				file := filepath.Join(target, "file")
+				if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
+					t.Error(err)
+				}
+				if err := Unmount(context.Background(), target, dev.Number); err != nil {
+					t.Fatal(err)
+				}
+				before := devicetest.Digest(t, disk.Loop, disk.Backing)
+				// Even with a marker again nobody makes another one over it now.
+				if err := stage(t, dev, fsType); err != nil {
+					t.Error(err)
+				}
+				if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
+					t.Error("a filesystem that was mounted has been written to")
+				}
+			})
+		}
+		for name, use := range map[string]func(t *testing.T, disk *devicetest.Disk){
+			"LUKS": func(t *testing.T, disk *devicetest.Disk) { poke(t, disk, 0, []byte("LUKS\xba\xbe\x00\x01")) },
+			"swap": func(t *testing.T, disk *devicetest.Disk) { run(t, "mkswap", "-f", disk.Loop) },
+			"partition table": func(t *testing.T, disk *devicetest.Disk) {
+				poke(t, disk, 446, []byte("\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00"))
+				poke(t, disk, 510, []byte("\x55\xaa"))
+			},
+		} {
+			t.Run(fsType+", then "+name, func(t *testing.T) {
+				dev, disk := cut(t, 1, 0.3)
+				use(t, disk)
+				found, err := device.Probe(t.Context(), dev)
+				if err == nil && found.Empty() {
+					t.Fatal("blkid does not know this header")
+				}
+				before := devicetest.Digest(t, disk.Loop, disk.Backing)
+				stageErr := stage(t, dev, fsType) // that it does not stage is another test's
+				if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
+					t.Errorf("a disk that holds %s (%v) has been written to, and staging answered %v", found, err, stageErr)
+				}
+			})
+		}
+		t.Run(fsType+", another disk's marker", func(t *testing.T) {
+			dev, disk := cut(t, 2, 0)
+			poke(t, disk, 200<<20, []byte("half a filesystem"))
+			for offset, block := range written {
+				if bytes.HasPrefix(block, []byte(markerLine)) {
+					poke(t, disk, offset, bytes.Replace(block, []byte("6f1b2c3d"), []byte("00000000"), 1))
+				}
+			}
+			if err := stage(t, dev, fsType); !errors.Is(err, device.ErrNotBlank) {
+				t.Errorf("%v, want ErrNotBlank", err)
+			}
+		})
+	}
+}
+
+// A marker counts for nothing once somebody has mounted the filesystem.
+func TestMarkerBesideMountedFilesystem(t *testing.T) {
+	for _, fsType := range Filesystems() {
+		t.Run(fsType, func(t *testing.T) {
+			dev, disk := newDisk(t, 320<<20)
+			runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: fsType})
+			target := t.TempDir()
+			run(t, "mount", disk.Loop, target)
+			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
+				t.Error(err)
+			}
+			run(t, "umount", target)
+			if marked, err := device.Marked(dev, interruptedID); err != nil || !marked {
+				t.Fatalf("the marker is gone: %t, %v", marked, err)
+			}
+			before := devicetest.Digest(t, disk.Loop, disk.Backing)
+			if err := stage(t, dev, fsType); err != nil {
+				t.Error(err)
+			}
+			if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
+				t.Error("the filesystem was written to")
+			}
+		})
+	}
+}
+
+// While anything holds the disk, nothing is taken away.
+func TestClearOfHeldDisk(t *testing.T) {
+	dev, disk := newDisk(t, 320<<20)
+	runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: "ext4"})
+	holder, err := os.OpenFile(disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := Formatter{StateDir: t.TempDir()}
+	if err := f.Clear(interruptedID, dev); !errors.Is(err, device.ErrInUse) {
+		t.Errorf("%v, want ErrInUse", err)
+	}
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if markers(blocks(t, disk)) == 0 {
+		t.Error("the marker is gone")
+	}
+	start := time.Now()
+	if err := f.Clear(interruptedID, dev); err != nil || time.Since(start) > time.Minute {
+		t.Error(err)
+	}
+}
