@@ -50,7 +50,7 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 		{"xfs", "-l logdev=/dev/nvme0n1"}, {"xfs", "-r rtdev=/dev/nvme0n1"}, {"xfs", "-d name=/dev/nvme0n1"}, {"xfs", "-d file=1"},
 		{"xfs", "-p /etc/proto"}, {"xfs", "-c options=/etc/x"}, {"xfs", "-l size=64m,logdev=/dev/x"}, {"xfs", "--config=/x"},
 		// What is ours to decide.
-		{"ext4", "-F"}, {"ext4", "-FF"}, {"ext4", "-U random"}, {"ext4", "-n"}, {"ext4", "-S"}, {"ext4", "-c"}, {"ext4", "-E root_owner=0:0"},
+		{"ext4", "-F"}, {"ext4", "-FF"}, {"ext4", "-U random"}, {"ext4", "-n"}, {"ext4", "-S"}, {"ext4", "-c"}, {"ext4", "-E root_owner=0:0"}, {"ext4", "-E discard"},
 		{"xfs", "-f"}, {"xfs", "-N"}, {"xfs", "-m uuid=12345678-1234-5234-8234-123456789abc"},
 		// What is no option.
 		{"ext4", "-b"}, {"ext4", "-b x"}, {"ext4", "-E"}, {"ext4", "-E stride"}, {"ext4", "-E nodiscard=1"}, {"ext4", "-E ,"}, {"ext4", "-O ,"},
@@ -95,7 +95,7 @@ func TestAllowedOptionsWork(t *testing.T) {
 		{"ext4", "-b 4096 -i 65536 -I 512 -m 2 -L data -T largefile"},
 		{"ext4", "-b 4096 -g 16384 -G 8 -N 4096 -J size=8"},
 		{"ext4", "-O bigalloc,^metadata_csum -C 65536"},
-		{"ext4", "-E stride=4,stripe-width=16,lazy_itable_init=0,lazy_journal_init=0,packed_meta_blocks=1,resize=1g,discard"},
+		{"ext4", "-E stride=4,stripe-width=16,lazy_itable_init=0,lazy_journal_init=0,packed_meta_blocks=1,resize=1g,nodiscard"},
 		{"ext3", "-b 1024 -i 8192"},
 		{"xfs", "-b size=4096 -d agcount=2,su=64k,sw=4 -K"},
 		{"xfs", "-i size=1024,maxpct=10,sparse=0 -n size=8192 -s size=4096 -L data"},
