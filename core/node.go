@@ -128,10 +128,11 @@ func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStats
 	if err != nil {
 		return nil, err
 	}
-	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
-		{Unit: csi.VolumeUsage_BYTES, Total: usage.TotalBytes, Used: usage.UsedBytes, Available: usage.AvailableBytes},
-		{Unit: csi.VolumeUsage_INODES, Total: usage.TotalInodes, Used: usage.UsedInodes, Available: usage.AvailableInodes},
-	}}, nil
+	all := []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: usage.TotalBytes, Used: usage.UsedBytes, Available: usage.AvailableBytes}}
+	if usage.TotalInodes > 0 {
+		all = append(all, &csi.VolumeUsage{Unit: csi.VolumeUsage_INODES, Total: usage.TotalInodes, Used: usage.UsedInodes, Available: usage.AvailableInodes})
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: all}, nil
 }
 
 // volumeAt finds what is staged or published of a volume at a path; NOT_FOUND when nothing of a volume is there.

@@ -141,13 +141,14 @@ func (i *Interrupted) explains(dev Device, content Content) (bool, error) {
 // Device is the disk that is blank.
 func (b *Blank) Device() Device { return b.dev }
 
-// Again reports whether remains of an interrupted format are on the disk, so that mkfs has to be told to overwrite them.
+// Again reports whether remains of an interrupted format are on the disk.
 func (b *Blank) Again() bool { return b.again }
 
 // Sequence is the kernel's sequence number of the disk, see [Sequence].
 func (b *Blank) Sequence() uint64 { return b.sequence }
 
-// Format puts the format marker on the disk, see [Marked], drops the exclusive claim, because mkfs takes its own and would
+// Format puts the format marker on the disk, see [Marked], wipes what an interrupted format left, so that no mkfs has to be
+// told to overwrite anything, drops the exclusive claim, because mkfs takes its own and would
 // refuse next to ours, and calls mkfs at once with the path of the device. That the path still leads to the disk that was read is verified before and after. What
 // remains is the moment between dropping the claim and mkfs taking its own: who takes the device in it makes mkfs fail,
 // but bytes that root writes to a blank volume's device in it, past every lock, would be lost.
@@ -160,7 +161,7 @@ func (b *Blank) Format(mkfs func(path string) error) error {
 	if err := b.same(); err != nil {
 		return err
 	}
-	if err := mark(b.dev, b.diskID); err != nil {
+	if err := b.prepare(); err != nil {
 		return fmt.Errorf("%w %s: write the format marker: %w", ErrNotBlank, b.dev, err)
 	}
 	claim := b.claim
@@ -172,6 +173,26 @@ func (b *Blank) Format(mkfs func(path string) error) error {
 		return err
 	}
 	return b.same()
+}
+
+// prepare brings marker and wiping to stable storage, in this order.
+func (b *Blank) prepare() (err error) {
+	file, err := b.dev.Open(unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := mark(file, b.dev.SizeBytes, b.diskID); err != nil || !b.again {
+		return err
+	}
+	for _, r := range append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...) {
+		for offset := r.offset; offset < r.offset+r.length; offset += chunkBytes {
+			if _, err := file.WriteAt(zeros[:min(chunkBytes, r.offset+r.length-offset)], offset); err != nil {
+				return err
+			}
+		}
+	}
+	return file.Sync()
 }
 
 // Close lets go of the disk. It is safe to repeat, and on nil.

@@ -91,17 +91,13 @@ func unmark(file *os.File, sizeBytes int64, diskID uuid.UUID) error {
 }
 
 // mark puts the markers on stable storage.
-func mark(dev Device, diskID uuid.UUID) error {
-	file, err := dev.Open(unix.O_RDWR)
-	if err != nil {
-		return err
-	}
-	for _, offset := range markerPlaces(dev.SizeBytes) {
+func mark(file *os.File, sizeBytes int64, diskID uuid.UUID) error {
+	for _, offset := range markerPlaces(sizeBytes) {
 		if _, err := file.WriteAt(markerOf(diskID), offset); err != nil {
-			return errors.Join(err, file.Close())
+			return err
 		}
 	}
-	return errors.Join(file.Sync(), file.Close())
+	return file.Sync()
 }
 
 func intactMarkers(file *os.File, sizeBytes int64, diskID uuid.UUID) (intact []int64, err error) {

@@ -63,7 +63,7 @@ type record struct {
 // the call may be repeated with a new proof. When ctx ends meanwhile, mkfs still runs to its end, at most for 15 min.
 func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFilesystem) error {
 	fsUUID := FilesystemUUID(want.DiskID).String()
-	name, args, err := mkfs(want, fsUUID, blank.Again())
+	name, args, err := mkfs(want, fsUUID)
 	if err != nil {
 		return err
 	}
@@ -98,22 +98,19 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 }
 
 // mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name
-// the same thing; among those that the allow-list of [ParseMkfsOptions] lets through, none touches the UUID.
-func mkfs(want NewFilesystem, fsUUID string, again bool) (name string, args []string, err error) {
+// the same thing; among those that the allow-list of [ParseMkfsOptions] lets through, none touches the UUID. No option
+// forces anything (-f, -F): that would silence the checks that mkfs makes itself.
+func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err error) {
 	switch want.Type {
 	case "ext3", "ext4":
 		// -m 0: blocks kept for root are of use where the system lives, on a volume they are space paid for in vain.
 		// nodiscard: the disk is blank, there is nothing to discard, and on a large disk it takes long. Tables are
 		// initialised by the kernel after the mount (mkfs' default), or else a large disk would take minutes.
-		// Never -F: it would silence the checks that mkfs makes itself.
 		return "mkfs." + want.Type, append([]string{"-q", "-m", "0", "-U", fsUUID}, mergeExtended(want.MkfsOptions, "nodiscard")...), nil
 	case "xfs":
-		args = append([]string{"-q", "-K", "-m", "uuid=" + fsUUID}, want.MkfsOptions...)
-		if again {
-			// mkfs.xfs refuses to overwrite any filesystem, its own unfinished one included.
-			args = append(args, "-f")
-		}
-		return "mkfs.xfs", args, nil
+		return "mkfs.xfs", append([]string{"-q", "-K", "-m", "uuid=" + fsUUID}, want.MkfsOptions...), nil
+	case "btrfs":
+		return "mkfs.btrfs", append([]string{"-q", "-K", "-U", fsUUID}, want.MkfsOptions...), nil
 	}
 	return "", nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, want.Type, strings.Join(Filesystems(), ", "))
 }

@@ -60,20 +60,18 @@ func TestContextOf(t *testing.T) {
 func TestMkfsArguments(t *testing.T) {
 	const uuid = "12345678-1234-5234-8234-123456789abc"
 	for _, tc := range []struct {
-		name  string
-		want  NewFilesystem
-		again bool
-		args  []string
+		name string
+		want NewFilesystem
+		args []string
 	}{
-		{"ext4", NewFilesystem{Type: "ext4"}, false, []string{"-q", "-m", "0", "-U", uuid, "-E", "nodiscard"}},
-		{"ext4 again", NewFilesystem{Type: "ext4"}, true, []string{"-q", "-m", "0", "-U", uuid, "-E", "nodiscard"}},
-		{"ext4 with options", NewFilesystem{Type: "ext4", MkfsOptions: []string{"-E", "stride=4", "-i", "65536", "-E", "discard"}}, false,
-			[]string{"-q", "-m", "0", "-U", uuid, "-i", "65536", "-E", "nodiscard,stride=4,discard"}},
-		{"xfs", NewFilesystem{Type: "xfs"}, false, []string{"-q", "-K", "-m", "uuid=" + uuid}},
-		{"xfs again", NewFilesystem{Type: "xfs"}, true, []string{"-q", "-K", "-m", "uuid=" + uuid, "-f"}},
+		{"ext4", NewFilesystem{Type: "ext4"}, []string{"-q", "-m", "0", "-U", uuid, "-E", "nodiscard"}},
+		{"ext4 with options", NewFilesystem{Type: "ext4", MkfsOptions: []string{"-E", "stride=4", "-i", "65536", "-E", "resize=1g"}},
+			[]string{"-q", "-m", "0", "-U", uuid, "-i", "65536", "-E", "nodiscard,stride=4,resize=1g"}},
+		{"xfs", NewFilesystem{Type: "xfs"}, []string{"-q", "-K", "-m", "uuid=" + uuid}},
+		{"btrfs", NewFilesystem{Type: "btrfs"}, []string{"-q", "-K", "-U", uuid}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			name, args, err := mkfs(tc.want, uuid, tc.again)
+			name, args, err := mkfs(tc.want, uuid)
 			if err != nil || name != "mkfs."+tc.want.Type {
 				t.Fatalf("%s, %v", name, err)
 			}
@@ -82,8 +80,8 @@ func TestMkfsArguments(t *testing.T) {
 			}
 		})
 	}
-	if name, _, err := mkfs(NewFilesystem{Type: "btrfs"}, uuid, false); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("btrfs: %s, %v; want ErrUnsupported", name, err)
+	if name, _, err := mkfs(NewFilesystem{Type: "ntfs"}, uuid); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("ntfs: %s, %v; want ErrUnsupported", name, err)
 	}
 }
 

@@ -46,7 +46,7 @@ func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 		t.Fatal(err)
 	}
 	err = blank.Format(func(path string) error {
-		name, args, err := mkfs(want, FilesystemUUID(want.DiskID).String(), false)
+		name, args, err := mkfs(want, FilesystemUUID(want.DiskID).String())
 		if err != nil {
 			return err
 		}
@@ -194,84 +194,87 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 func TestFormatAfterPowerCut(t *testing.T) {
 	const size = 320 << 20
 	for _, fsType := range Filesystems() {
-		reference, disk := newDisk(t, size)
-		runMkfs(t, reference, NewFilesystem{DiskID: interruptedID, Type: fsType})
-		written := blocks(t, disk)
-		// cut makes a disk with each of mkfs' blocks at this chance, and the marker, which was there before.
-		cut := func(t *testing.T, seed uint64, chance float64) (device.Device, *devicetest.Disk) {
-			t.Helper()
-			dev, disk := newDisk(t, size)
-			random := rand.New(rand.NewPCG(seed, 0))
-			for offset, block := range written {
-				if bytes.HasPrefix(block, []byte(markerLine)) || random.Float64() < chance {
-					poke(t, disk, offset, block)
+		t.Run(fsType, func(t *testing.T) {
+			reference, disk := newDisk(t, size)
+			runMkfs(t, reference, NewFilesystem{DiskID: interruptedID, Type: fsType})
+			written := blocks(t, disk)
+			run(t, "wipefs", "-qa", disk.Loop) // mkfs.btrfs wants its UUID to be the only one
+			// cut makes a disk with each of mkfs' blocks at this chance, and the marker, which was there before.
+			cut := func(t *testing.T, seed uint64, chance float64) (device.Device, *devicetest.Disk) {
+				t.Helper()
+				dev, disk := newDisk(t, size)
+				random := rand.New(rand.NewPCG(seed, 0))
+				for offset, block := range written {
+					if bytes.HasPrefix(block, []byte(markerLine)) || random.Float64() < chance {
+						poke(t, disk, offset, block)
+					}
 				}
+				return dev, disk
 			}
-			return dev, disk
-		}
-		for seed, chance := range []float64{0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1} {
-			t.Run(fmt.Sprintf("%s, %.0f %% written", fsType, chance*100), func(t *testing.T) {
-				dev, disk := cut(t, uint64(seed), chance)
-				if err := stage(t, dev, fsType); err != nil {
-					t.Fatal(err)
+			for seed, chance := range []float64{0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1} {
+				t.Run(fmt.Sprintf("%.0f %% written", chance*100), func(t *testing.T) {
+					dev, disk := cut(t, uint64(seed), chance)
+					if err := stage(t, dev, fsType); err != nil {
+						t.Fatal(err)
+					}
+					if left := markers(blocks(t, disk)); left != 0 {
+						t.Errorf("%d copies of the marker are still there", left)
+					}
+					target := t.TempDir()
+					if err := Filesystem(t.Context(), dev, target, fsType, Options{}); err != nil {
+						t.Fatal(err)
+					}
+					file := filepath.Join(target, "file")
+					if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
+						t.Error(err)
+					}
+					if err := Unmount(context.Background(), target, dev.Number); err != nil {
+						t.Fatal(err)
+					}
+					before := devicetest.Digest(t, disk.Loop, disk.Backing)
+					// Even with a marker again nobody makes another one over it now.
+					if err := stage(t, dev, fsType); err != nil {
+						t.Error(err)
+					}
+					if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
+						t.Error("a filesystem that was mounted has been written to")
+					}
+				})
+			}
+			for name, use := range map[string]func(t *testing.T, disk *devicetest.Disk){
+				"LUKS": func(t *testing.T, disk *devicetest.Disk) { poke(t, disk, 0, []byte("LUKS\xba\xbe\x00\x01")) },
+				"swap": func(t *testing.T, disk *devicetest.Disk) { run(t, "mkswap", "-f", disk.Loop) },
+				"partition table": func(t *testing.T, disk *devicetest.Disk) {
+					poke(t, disk, 446, []byte("\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00"))
+					poke(t, disk, 510, []byte("\x55\xaa"))
+				},
+			} {
+				t.Run("then "+name, func(t *testing.T) {
+					dev, disk := cut(t, 1, 0.3)
+					use(t, disk)
+					found, err := device.Probe(t.Context(), dev)
+					if err == nil && found.Empty() {
+						t.Fatal("blkid does not know this header")
+					}
+					before := devicetest.Digest(t, disk.Loop, disk.Backing)
+					stageErr := stage(t, dev, fsType) // that it does not stage is another test's
+					if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
+						t.Errorf("a disk that holds %s (%v) has been written to, and staging answered %v", found, err, stageErr)
+					}
+				})
+			}
+			t.Run("another disk's marker", func(t *testing.T) {
+				dev, disk := cut(t, 2, 0)
+				poke(t, disk, 200<<20, []byte("half a filesystem"))
+				for offset, block := range written {
+					if bytes.HasPrefix(block, []byte(markerLine)) {
+						poke(t, disk, offset, bytes.Replace(block, []byte("6f1b2c3d"), []byte("00000000"), 1))
+					}
 				}
-				if left := markers(blocks(t, disk)); left != 0 {
-					t.Errorf("%d copies of the marker are still there", left)
-				}
-				target := t.TempDir()
-				if err := Filesystem(t.Context(), dev, target, fsType, Options{}); err != nil {
-					t.Fatal(err)
-				}
-				file := filepath.Join(target, "file")
-				if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
-					t.Error(err)
-				}
-				if err := Unmount(context.Background(), target, dev.Number); err != nil {
-					t.Fatal(err)
-				}
-				before := devicetest.Digest(t, disk.Loop, disk.Backing)
-				// Even with a marker again nobody makes another one over it now.
-				if err := stage(t, dev, fsType); err != nil {
-					t.Error(err)
-				}
-				if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
-					t.Error("a filesystem that was mounted has been written to")
+				if err := stage(t, dev, fsType); !errors.Is(err, device.ErrNotBlank) {
+					t.Errorf("%v, want ErrNotBlank", err)
 				}
 			})
-		}
-		for name, use := range map[string]func(t *testing.T, disk *devicetest.Disk){
-			"LUKS": func(t *testing.T, disk *devicetest.Disk) { poke(t, disk, 0, []byte("LUKS\xba\xbe\x00\x01")) },
-			"swap": func(t *testing.T, disk *devicetest.Disk) { run(t, "mkswap", "-f", disk.Loop) },
-			"partition table": func(t *testing.T, disk *devicetest.Disk) {
-				poke(t, disk, 446, []byte("\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00"))
-				poke(t, disk, 510, []byte("\x55\xaa"))
-			},
-		} {
-			t.Run(fsType+", then "+name, func(t *testing.T) {
-				dev, disk := cut(t, 1, 0.3)
-				use(t, disk)
-				found, err := device.Probe(t.Context(), dev)
-				if err == nil && found.Empty() {
-					t.Fatal("blkid does not know this header")
-				}
-				before := devicetest.Digest(t, disk.Loop, disk.Backing)
-				stageErr := stage(t, dev, fsType) // that it does not stage is another test's
-				if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
-					t.Errorf("a disk that holds %s (%v) has been written to, and staging answered %v", found, err, stageErr)
-				}
-			})
-		}
-		t.Run(fsType+", another disk's marker", func(t *testing.T) {
-			dev, disk := cut(t, 2, 0)
-			poke(t, disk, 200<<20, []byte("half a filesystem"))
-			for offset, block := range written {
-				if bytes.HasPrefix(block, []byte(markerLine)) {
-					poke(t, disk, offset, bytes.Replace(block, []byte("6f1b2c3d"), []byte("00000000"), 1))
-				}
-			}
-			if err := stage(t, dev, fsType); !errors.Is(err, device.ErrNotBlank) {
-				t.Errorf("%v, want ErrNotBlank", err)
-			}
 		})
 	}
 }

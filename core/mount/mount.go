@@ -88,6 +88,8 @@ func (o Options) list(fsType string) []string {
 			options = append(options, "noload")
 		case "xfs":
 			options = append(options, "norecovery")
+		case "btrfs":
+			options = append(options, "rescue=nologreplay")
 		}
 	}
 	return options
@@ -98,7 +100,7 @@ func (o Options) list(fsType string) []string {
 var forbiddenFlags = []string{
 	"bind", "rbind", "move", "remount", "make-", "shared", "rshared", "private", "rprivate", "slave", "rslave", "unbindable", "runbindable",
 	"loop", "offset", "sizelimit", "encryption", "X-mount.", "x-mount.", "helper", "uhelper", "verity.", "subvol", "subvolid", "device",
-	"logdev", "rtdev", "journal_dev", "journal_path", "sb", "nofail", "noload", "norecovery", "user", "users", "owner", "group",
+	"logdev", "rtdev", "journal_dev", "journal_path", "sb", "nofail", "noload", "norecovery", "nologreplay", "usebackuproot", "rescue", "degraded", "user", "users", "owner", "group",
 }
 
 // CheckFlags returns [ErrOption] when the orchestrator's mount flags hold an option that this plugin does not pass on.
@@ -293,6 +295,5 @@ func Supported(fsType string) bool {
 	return fsType == "" || slices.Contains(Filesystems(), fsType)
 }
 
-// Filesystems lists the supported filesystems, the default first. btrfs is not among them: the kernel mixes up two
-// disks that carry the same btrfs, as a volume and one made from its snapshot do.
-func Filesystems() []string { return []string{"ext4", "ext3", "xfs"} }
+// Filesystems lists the supported filesystems, the default first.
+func Filesystems() []string { return []string{"ext4", "ext3", "xfs", "btrfs"} }

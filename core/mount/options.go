@@ -35,7 +35,7 @@ var (
 		`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`)
 )
 
-// extRules and xfsRules are the allow-list: every option that shapes the filesystem on this disk, and none that names
+// extRules, xfsRules and btrfsRules are the allow-list: every option that shapes the filesystem on this disk, and none that names
 // another device or a file (an external journal or log, a real-time section, prototype and configuration files), sets the
 // UUID, or switches off mkfs' own checks.
 var (
@@ -72,6 +72,17 @@ var (
 		"-n": {suboptions: map[string]pattern{"size": size, "ftype": flag, "version": pattern(`(2|ci)`)}},
 		"-s": {suboptions: map[string]pattern{"size": size}},
 	}
+	btrfsRules = map[string]rule{
+		"-d":     {value: pattern(`(single|dup)`)},
+		"-K":     {},
+		"-L":     {value: label},
+		"-m":     {value: pattern(`(single|dup)`)},
+		"-M":     {},
+		"-n":     {value: size},
+		"-O":     {value: listOf(`block-group-tree|bgt|extref|free-space-tree|mixed-bg|no-holes|quota|skinny-metadata`)},
+		"-s":     {value: size},
+		"--csum": {value: pattern(`(crc32c|xxhash|sha256|blake2)`)},
+	}
 )
 
 // listOf matches a list, separated by commas, of these words, each of which may have a ^ before it.
@@ -89,6 +100,8 @@ func ParseMkfsOptions(fsType, options string) ([]string, error) {
 	case "", "ext4", "ext3":
 	case "xfs":
 		rules = xfsRules
+	case "btrfs":
+		rules = btrfsRules
 	default:
 		return nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, fsType, strings.Join(Filesystems(), ", "))
 	}
@@ -97,7 +110,9 @@ func ParseMkfsOptions(fsType, options string) ([]string, error) {
 	for len(words) > 0 {
 		option, value := words[0], ""
 		words = words[1:]
-		if len(option) > 2 {
+		if strings.HasPrefix(option, "--") {
+			option, value, _ = strings.Cut(option, "=")
+		} else if len(option) > 2 {
 			option, value = option[:2], option[2:]
 		}
 		rule, ok := rules[option]

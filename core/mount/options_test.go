@@ -48,9 +48,11 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 		{"ext4", "-d /root"}, {"ext4", "-z /tmp/undo"}, {"ext4", "/dev/nvme0n1"}, {"ext4", "-b 4096 /dev/nvme0n1"}, {"ext4", "-b 4096 8192"},
 		{"ext4", "-E offset=4096"}, {"ext4", "-E test_fs,orphan_file_size=1"}, {"ext4", "-T /etc"}, {"ext4", "-M /mnt"}, {"ext4", "-L /dev/x"},
 		{"xfs", "-l logdev=/dev/nvme0n1"}, {"xfs", "-r rtdev=/dev/nvme0n1"}, {"xfs", "-d name=/dev/nvme0n1"}, {"xfs", "-d file=1"},
+		{"btrfs", "-r /root"}, {"btrfs", "--rootdir=/root"}, {"btrfs", "--rootdir /root"}, {"btrfs", "/dev/nvme0n1"}, {"btrfs", "-d single /dev/x"},
 		{"xfs", "-p /etc/proto"}, {"xfs", "-c options=/etc/x"}, {"xfs", "-l size=64m,logdev=/dev/x"}, {"xfs", "--config=/x"},
 		// What is ours to decide.
 		{"ext4", "-F"}, {"ext4", "-FF"}, {"ext4", "-U random"}, {"ext4", "-n"}, {"ext4", "-S"}, {"ext4", "-c"}, {"ext4", "-E root_owner=0:0"}, {"ext4", "-E discard"},
+		{"btrfs", "-f"}, {"btrfs", "-U random"}, {"btrfs", "-b 1g"}, {"btrfs", "--shrink"}, {"btrfs", "-d raid0"}, {"btrfs", "--csum=md5"}, {"btrfs", "--force"},
 		{"xfs", "-f"}, {"xfs", "-N"}, {"xfs", "-m uuid=12345678-1234-5234-8234-123456789abc"},
 		// What is no option.
 		{"ext4", "-b"}, {"ext4", "-b x"}, {"ext4", "-E"}, {"ext4", "-E stride"}, {"ext4", "-E nodiscard=1"}, {"ext4", "-E ,"}, {"ext4", "-O ,"},
@@ -65,8 +67,8 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 			}
 		})
 	}
-	if got, err := mount.ParseMkfsOptions("btrfs", ""); !errors.Is(err, mount.ErrUnsupported) {
-		t.Errorf("btrfs: %q, %v; want ErrUnsupported", got, err)
+	if got, err := mount.ParseMkfsOptions("ntfs", ""); !errors.Is(err, mount.ErrUnsupported) {
+		t.Errorf("ntfs: %q, %v; want ErrUnsupported", got, err)
 	}
 }
 

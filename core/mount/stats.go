@@ -10,7 +10,7 @@ import (
 type Usage struct {
 	// TotalBytes, UsedBytes and AvailableBytes are bytes; available is what programs other than root's can still write.
 	TotalBytes, UsedBytes, AvailableBytes int64
-	// TotalInodes, UsedInodes and AvailableInodes count files and folders.
+	// TotalInodes, UsedInodes and AvailableInodes count files and folders; all are 0 where there is no limit, as on btrfs.
 	TotalInodes, UsedInodes, AvailableInodes int64
 }
 

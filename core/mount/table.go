@@ -41,16 +41,30 @@ func ReadTable() (Table, error) {
 	}
 	table := make(Table, 0, len(mounts))
 	for _, m := range mounts {
+		number := device.Number{Major: uint32(m.Major), Minor: uint32(m.Minor)}
+		if m.FSType == "btrfs" {
+			number = btrfsNumber(m.Source, number)
+		}
 		options, superOptions := strings.Split(m.Options, ","), strings.Split(m.VFSOptions, ",")
 		table = append(table, Entry{
 			Path: m.Mountpoint, Root: m.Root, FSType: m.FSType, Source: m.Source,
-			Number:         device.Number{Major: uint32(m.Major), Minor: uint32(m.Minor)},
+			Number:         number,
 			ReadOnly:       slices.Contains(options, "ro") || slices.Contains(superOptions, "ro"),
 			SELinuxContext: contextOf(superOptions),
 			id:             m.ID, parent: m.Parent,
 		})
 	}
 	return table, nil
+}
+
+// btrfsNumber is the number of the disk that a btrfs is on. The kernel shows a number of the filesystem's own, which belongs
+// to no device, since it may be on several. Its disk keeps its name as long as it is mounted, even after it has left the
+// guest; then no node has that name, and the filesystem's own number says as much.
+func btrfsNumber(source string, own device.Number) device.Number {
+	if number, ok := device.NodeNumber(source); ok {
+		return number
+	}
+	return own
 }
 
 // At returns the mount at path, the uppermost where several are stacked. The path is a resolved one, see [Resolve].

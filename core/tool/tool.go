@@ -1,4 +1,5 @@
-// Package tool runs the few programs that the node needs beside the kernel: blkid, mkfs and mount.
+// Package tool runs the few programs that the node needs beside the kernel: blkid, mkfs, mount, and those that check and
+// grow filesystems.
 //
 // A program is looked for in fixed folders, not along a PATH that whoever starts the plugin may have set; it gets no
 // environment of ours, no shell, no input, and speaks English whatever the machine's locale.
@@ -25,11 +26,16 @@ var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // packages names the Debian package of each program this module calls.
 var packages = map[string]string{
-	"blkid":     "util-linux",
-	"mount":     "mount",
-	"mkfs.ext3": "e2fsprogs",
-	"mkfs.ext4": "e2fsprogs",
-	"mkfs.xfs":  "xfsprogs",
+	"blkid":      "util-linux",
+	"btrfs":      "btrfs-progs",
+	"e2fsck":     "e2fsprogs",
+	"mkfs.btrfs": "btrfs-progs",
+	"mkfs.ext3":  "e2fsprogs",
+	"mkfs.ext4":  "e2fsprogs",
+	"mkfs.xfs":   "xfsprogs",
+	"mount":      "mount",
+	"resize2fs":  "e2fsprogs",
+	"xfs_growfs": "xfsprogs",
 }
 
 // Result is what a program that ran to its end left behind.
@@ -59,7 +65,8 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Args[0] = name
-	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C"}
+	// Without the cache of libblkid: what it says of a disk may be minutes old, and another disk's.
+	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null"}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = time.Second // a child of the program may keep the pipes open after it was killed
 	err = cmd.Run()

@@ -68,7 +68,7 @@ func TestRunKilledBySignal(t *testing.T) {
 // Whoever adds a program says which package has it.
 func TestPackagesAreNamed(t *testing.T) {
 	for name, deb := range packages {
-		if deb == "" || !slices.Contains([]string{"util-linux", "mount", "e2fsprogs", "xfsprogs"}, deb) {
+		if deb == "" || !slices.Contains([]string{"util-linux", "mount", "e2fsprogs", "xfsprogs", "btrfs-progs"}, deb) {
 			t.Errorf("%s is in package %q, which CONTRIBUTING and the image do not install", name, deb)
 		}
 	}
