@@ -9,6 +9,8 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Debian packages: the tools that the node plugin calls, and the C compiler that the race detector needs.
 PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount gcc libc6-dev ca-certificates
+# And for the guest that test-vm boots: the machine, and what the guest is made of.
+VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
 
 .PHONY: help
 help: ## show this list
@@ -31,11 +33,16 @@ demo: deps build ## one volume's whole life on a simulated rack, narrated
 test: deps ## everything, with the race detector; as root with real disks and mounts
 	go run ./test/all
 
+.PHONY: test-vm
+test-vm: ## the node half on a real kernel with real NVMe disks, in a QEMU guest
+	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
+	go run ./test/all -tags=vm -count=1 ./test/vm
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet ./...
-	go run $(STATICCHECK) ./...
+	go vet -tags vm ./...
+	go run $(STATICCHECK) -tags vm ./...
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Builds the guest that the tests of this folder boot: Debian's cloud kernel, and an initramfs that is the whole system,
+# with the tools that the node plugin calls. Prints the folder that has both:
+#
+#     vmlinuz          the kernel; NVMe and ext4 are built into it
+#     root.cpio        the initramfs, without the programs that the tests add: the agent and the plugin
+#
+# The folder lies in the user's cache and is named for what went into it, so that a second run only prints its name. The
+# kernel is downloaded as a package and unpacked; the tools are those of this machine. Needs no root; what it needs is
+# installed by `make test-vm`.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/vm
+
+# From e2fsprogs, xfsprogs, btrfs-progs, util-linux and mount; stat from coreutils, since busybox's knows no birth times
+# (busybox's shell takes its own, where no path is given).
+tools=(
+    mke2fs mkfs.ext3 mkfs.ext4 e2fsck fsck.ext3 fsck.ext4 resize2fs dumpe2fs tune2fs
+    mkfs.xfs xfs_repair xfs_growfs xfs_io
+    mkfs.btrfs btrfs
+    blkid mount umount fsck
+    stat
+)
+# What the cloud kernel does not have built in.
+modules=(virtio_pci virtio_net xfs btrfs)
+
+die() {
+    echo "guest.sh: $*" >&2
+    exit 1
+}
+
+# kernel_package prints which package the current cloud kernel is in.
+kernel_package() { apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '$1 == "Depends:" && /linux-image/ { print $2; exit }'; }
+
+export PATH=$PATH:/usr/sbin:/sbin
+for program in qemu-system-x86_64 apt-cache dpkg-deb cpio depmod modprobe busybox "${tools[@]}"; do
+    [ -n "$(type -P "$program")" ] || die "there is no $program: run make test-vm as root on a Debian machine, which installs it"
+done
+package=$(kernel_package)
+if [ -z "$package" ]; then
+    apt-get update -qq >&2 || die "apt-get update failed: the package lists are needed to find the kernel's package"
+    package=$(kernel_package)
+fi
+[ -n "$package" ] || die "no package linux-image-cloud-amd64 is known: check /etc/apt/sources.list"
+release=${package#linux-image-}
+
+key=$({
+    apt-cache show --no-all-versions "$package" | grep '^Version:'
+    dpkg-query -W busybox-static e2fsprogs xfsprogs btrfs-progs util-linux mount coreutils libc6
+    cat "${BASH_SOURCE[0]}" "$here/init"
+} | sha256sum | cut -c 1-16)
+guest=$cache/$release-$key
+if [ -e "$guest/root.cpio" ]; then
+    touch "$guest"
+    echo "$guest"
+    exit
+fi
+
+mkdir -p "$cache"
+work=$(mktemp -d "$cache/build.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+kernel=$work/kernel
+
+echo "guest.sh: downloading the kernel, $package" >&2
+(cd "$work" && apt-get download -qq "$package" >apt.log 2>&1) || die "apt-get download $package: $(cat "$work/apt.log")"
+dpkg-deb -x "$work/$package"_*.deb "$kernel"
+depmod -b "$kernel" "$release"
+
+echo "guest.sh: building the initramfs" >&2
+mkdir -p "$root"/{dev,etc,mnt,proc,run,sys,tmp,var/lib} "$root"/usr/{bin,sbin,lib,lib64}
+for folder in bin sbin lib lib64; do
+    ln -s "usr/$folder" "$root/$folder"
+done
+for tool in "${tools[@]}"; do
+    program=$(type -P "$tool")
+    cp -L "$program" "$root/usr/sbin/$tool"
+    # Each library at its own path.
+    ldd "$program" | grep -o "/lib[^ ]*" | while read -r library; do
+        [ -e "$root$library" ] || install -D "$library" "$root$library"
+    done
+done
+cp /etc/mke2fs.conf "$root/etc/"
+cp "$(type -P busybox)" "$root/usr/bin/busybox"
+for applet in $(busybox --list); do
+    [ -e "$root/usr/sbin/$applet" ] || [ "$applet" = busybox ] || ln -s busybox "$root/usr/bin/$applet"
+done
+ln -s ../bin/modprobe "$root/usr/sbin/modprobe" # where the kernel looks for it
+for module in "${modules[@]}"; do
+    modprobe -d "$kernel" -S "$release" --show-depends "$module" | awk '$1 == "insmod" { print $2 }'
+done | sort -u | while read -r path; do
+    install -D -m 644 "$path" "$root/lib/modules/$release/${path##*"/$release/"}"
+done
+cp "$kernel/lib/modules/$release"/modules.{builtin,builtin.modinfo,order} "$root/lib/modules/$release/"
+depmod -b "$root" "$release"
+install -m 755 "$here/init" "$root/init"
+
+mkdir "$work/guest"
+cp "$kernel/boot/vmlinuz-$release" "$work/guest/vmlinuz"
+(cd "$root" && find . | LC_ALL=C sort | cpio -o -H newc --quiet --owner 0:0) >"$work/guest/root.cpio"
+# Whoever was faster has built the same.
+mv -T "$work/guest" "$guest" 2>/dev/null || [ -e "$guest/root.cpio" ] || die "cannot put the guest into $guest"
+# Guests that nobody has asked for in a month.
+find "$cache" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} +
+echo "$guest"

@@ -1,0 +1,410 @@
+//go:build vm
+
+package vm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// coldDisks is how many volumes are attached from the start. Slots from firstFree on are free.
+const (
+	coldDisks = 8
+	firstFree = coldDisks + 1
+)
+
+// TestGuest has one guest, in which the cases follow each other: to boot costs more than they do.
+func TestGuest(t *testing.T) {
+	t.Parallel()
+	attached := slots{0: newSystemDisk(t)}
+	for slot := 1; slot <= coldDisks; slot++ {
+		d := newVolumeDisk(t, fmt.Sprint("cold ", slot))
+		d.overwrite(t, 0, []byte(d.name))
+		attached[slot] = d
+	}
+	m := boot(t, attached)
+	m.mountSystemDisk(t)
+	p := startPlugin(t, m)
+
+	t.Run("firmware", func(t *testing.T) { testFirmware(t, m) })
+	t.Run("sysfs", func(t *testing.T) { testSysfs(t, m) })
+	t.Run("node info", func(t *testing.T) { testNodeInfo(t, p) })
+	t.Run("discovery", func(t *testing.T) { testDiscovery(t, p) })
+	t.Run("system disk is no volume", func(t *testing.T) { testSystemDisk(t, p) })
+	for _, kind := range kinds() {
+		t.Run("hot add/"+string(kind), func(t *testing.T) { testHotAdd(t, p, kind) })
+		t.Run("surprise removal/"+string(kind), func(t *testing.T) { testSurpriseRemoval(t, p, kind) })
+		t.Run("return to a dead mount/"+string(kind), func(t *testing.T) { testReturn(t, p, kind) })
+	}
+	t.Run("raw block of a reused device number", func(t *testing.T) { testReusedNumber(t, p) })
+	t.Run("same serial hot", func(t *testing.T) { testHotTwin(t, p) })
+	t.Run("same serial both shown", func(t *testing.T) { testShownTwin(t, p) })
+}
+
+// kind is a kind of volume: raw block, or one with a certain filesystem.
+type kind string
+
+const rawBlock kind = "block"
+
+// kinds are all that this plugin offers, but for ext3, which is the ext4 driver's work too.
+func kinds() []kind {
+	kinds := []kind{rawBlock}
+	for _, fsType := range mount.Filesystems() {
+		if fsType != "ext3" {
+			kinds = append(kinds, kind(fsType))
+		}
+	}
+	return kinds
+}
+
+// volume is the disk as a volume of this kind.
+func (k kind) volume(d *disk) *volume {
+	if k == rawBlock {
+		return block(d)
+	}
+	return filesystem(d, string(k))
+}
+
+// newVolumeDisk makes a disk as the controller does for a volume of this name.
+func newVolumeDisk(t *testing.T, volumeName string) *disk {
+	t.Helper()
+	return newDisk(t, rack.DiskName("vm", t.Name()+volumeName), gib)
+}
+
+// overwrite writes to the disk behind the guest's back.
+func (d *disk) overwrite(t *testing.T, offset int64, data []byte) {
+	t.Helper()
+	file, err := os.OpenFile(d.file, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = file.WriteAt(data, offset)
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newSystemDisk makes a disk that is no volume and keeps what has to outlive the guest's power: it has one partition, with
+// an ext4, which is mounted at /var/lib.
+func newSystemDisk(t *testing.T) *disk {
+	t.Helper()
+	const sector, start, size = 512, 1 * mib, 63 * mib
+	d := newDisk(t, "system", start+size)
+	table := make([]byte, sector)
+	entry := table[446:] // of four, the first
+	entry[4] = 0x83      // Linux
+	binary.LittleEndian.PutUint32(entry[8:], start/sector)
+	binary.LittleEndian.PutUint32(entry[12:], size/sector)
+	copy(table[510:], "\x55\xaa")
+	if _, err := command("mkfs.ext4", "-q", "-E", fmt.Sprintf("offset=%d", start), d.file, fmt.Sprintf("%dk", size>>10)); err != nil {
+		t.Fatal(err)
+	}
+	d.overwrite(t, 0, table)
+	return d
+}
+
+func (m *machine) mountSystemDisk(t *testing.T) {
+	t.Helper()
+	m.sh(t, "mount -t ext4 /dev/%sp1 /var/lib", m.awaitName(t, 0))
+}
+
+// testFirmware: the guest's firmware says which instance it is, in the form that the rack's API has.
+func testFirmware(t *testing.T, m *machine) {
+	for _, c := range []struct{ file, mode, content string }{
+		{"sys_vendor", "444", "Oxide\n"},
+		{"product_name", "444", "OxVM\n"},
+		{"product_serial", "400", m.instance + "\n"},
+		{"product_uuid", "400", m.instance + "\n"},
+	} {
+		file := path.Join("/sys/class/dmi/id", c.file)
+		m.checkFile(t, file, c.content)
+		if mode := strings.TrimSpace(m.sh(t, "stat -c %%a %s", file)); mode != c.mode {
+			t.Errorf("%s has mode %s, not %s", file, mode, c.mode)
+		}
+	}
+}
+
+func (m *machine) checkFile(t *testing.T, file, want string) {
+	t.Helper()
+	if got := m.sh(t, "cat %s", file); got != want {
+		t.Errorf("%s holds %q, not %q", file, got, want)
+	}
+}
+
+func (m *machine) checkLink(t *testing.T, link, want string) {
+	t.Helper()
+	if got := strings.TrimSpace(m.sh(t, "readlink %s", link)); got != want {
+		t.Errorf("%s leads to %q, not %q", link, got, want)
+	}
+}
+
+// testSysfs checks what package device relies on, and the simulated guests imitate.
+func testSysfs(t *testing.T, m *machine) {
+	for slot, d := range m.slots {
+		t.Run(d.name, func(t *testing.T) {
+			name := m.awaitName(t, slot)
+			if !regexp.MustCompile(`^nvme[0-9]+n1$`).MatchString(name) {
+				t.Fatalf("the disk in slot %d is called %q", slot, name)
+			}
+			address := "0000:00:" + address(slot) + ".0"
+			function := "/sys/bus/pci/devices/" + address
+			controller := strings.TrimSpace(m.sh(t, "ls %s/nvme", function))
+			entry := "/sys/block/" + name
+
+			m.checkLink(t, entry, "../devices/pci0000:00/"+address+"/nvme/"+controller+"/"+name)
+			m.checkLink(t, entry+"/device", "../../"+controller)
+			m.checkLink(t, "/sys/class/nvme/"+controller, "../../devices/pci0000:00/"+address+"/nvme/"+controller)
+			serial := fmt.Sprintf("%-20s\n", d.serial()) // QEMU pads with spaces
+			m.checkFile(t, entry+"/device/serial", serial)
+			m.checkFile(t, entry+"/size", fmt.Sprintf("%d\n", d.sizeBytes/512))
+			m.checkFile(t, entry+"/hidden", "0\n")
+			m.checkFile(t, entry+"/ro", "0\n")
+
+			number := strings.TrimSpace(m.sh(t, "cat %s/dev", entry))
+			m.checkLink(t, "/sys/dev/block/"+number, "../../devices/pci0000:00/"+address+"/nvme/"+controller+"/"+name)
+			if node := strings.TrimSpace(m.sh(t, "stat -c '%%F %%t:%%T' /dev/%s", name)); node != "block special file "+hex(t, number) {
+				t.Errorf("/dev/%s is a %s, not block device %s", name, node, number)
+			}
+
+			m.checkLink(t, function, "../../../devices/pci0000:00/"+address)
+			m.checkFile(t, function+"/class", "0x010802\n")
+			m.checkLink(t, function+"/driver", "../../../bus/pci/drivers/nvme")
+			m.checkFile(t, function+"/nvme/"+controller+"/serial", serial)
+			if d.name == "system" {
+				m.checkFile(t, entry+"/"+name+"p1/size", fmt.Sprintf("%d\n", (d.sizeBytes-mib)/512))
+				m.sh(t, "test -e %s/%sp1/dev", entry, name)
+			}
+		})
+	}
+}
+
+// hex is a device number as stat writes it.
+func hex(t *testing.T, number string) string {
+	t.Helper()
+	var major, minor int
+	if _, err := fmt.Sscanf(number, "%d:%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x:%x", major, minor)
+}
+
+func testNodeInfo(t *testing.T, p *plugin) {
+	info, err := p.NodeGetInfo(within(t, callTime), &csi.NodeGetInfoRequest{})
+	succeed(t, err)
+	if info.GetNodeId() != p.machine.instance {
+		t.Errorf("node ID %s, not the instance's %s", info.GetNodeId(), p.machine.instance)
+	}
+	// Of the 8 disks that an instance takes by default, the system's is one.
+	if info.GetMaxVolumesPerNode() != 7 {
+		t.Errorf("max_volumes_per_node is %d, not 7", info.GetMaxVolumesPerNode())
+	}
+}
+
+// testDiscovery stages each disk as raw block and reads back what tells them apart.
+func testDiscovery(t *testing.T, p *plugin) {
+	for slot := 1; slot <= coldDisks; slot++ {
+		v := block(p.machine.slots[slot])
+		p.stageAndPublish(t, v)
+		p.check(t, v, v.name)
+		p.unpublishAndUnstage(t, v)
+	}
+}
+
+// testSystemDisk: the disk on which the guest's own system lives is refused, whoever asks.
+func testSystemDisk(t *testing.T, p *plugin) {
+	for _, kind := range kinds() {
+		t.Run(string(kind), func(t *testing.T) {
+			fail(t, p.stage(t, kind.volume(p.machine.slots[0])), codes.FailedPrecondition)
+		})
+	}
+}
+
+// testHotAdd attaches a disk while NodeStageVolume waits for it, and takes it away in good order.
+func testHotAdd(t *testing.T, p *plugin, kind kind) {
+	m := p.machine
+	v := kind.volume(newVolumeDisk(t, "disk"))
+	staged := p.beginStage(t, v)
+	m.await(t, time.Minute, "the plugin to be asked", func() bool { return strings.Contains(m.text(t, m.pluginLog), v.id) })
+	m.plug(t, firstFree, v.disk)
+	succeed(t, <-staged)
+
+	shown := m.born(t, "/dev/"+m.name(t, firstFree))
+	var calls []entry
+	m.await(t, time.Minute, "the plugin's log", func() bool {
+		calls = p.entries(t, "answered", v.id)
+		return len(calls) == 1
+	})
+	if asked := calls[0].Time.Add(-calls[0].Duration); asked.After(shown) {
+		t.Errorf("the disk was there at %s, before the plugin was asked for it at %s", shown, asked)
+	}
+	found := p.entries(t, "found the disk", v.id)
+	if len(found) != 1 {
+		t.Fatalf("the disk was found %d times", len(found))
+	}
+	t.Logf("after the device node was there: found after %s, staged after %s", found[0].Time.Sub(shown).Round(time.Millisecond), calls[0].Time.Sub(shown).Round(time.Millisecond))
+
+	succeed(t, p.publish(t, v))
+	data := p.write(t, v)
+	p.check(t, v, data)
+	p.unpublishAndUnstage(t, v)
+	m.unplug(t, firstFree)
+	if name := m.name(t, firstFree); name != "" {
+		t.Errorf("the guest still shows the disk, as %s", name)
+	}
+	if content, err := os.ReadFile(v.file); err != nil || !bytes.Contains(content, []byte(data)) {
+		t.Errorf("what was written is not on the disk (%v)", err)
+	}
+}
+
+// born is when a file of the guest was made, by the guest's clock.
+func (m *machine) born(t *testing.T, file string) time.Time {
+	t.Helper()
+	text := strings.TrimSpace(m.sh(t, "/usr/sbin/stat -c %%w %s", file))
+	at, err := time.Parse("2006-01-02 15:04:05.999999999 -0700", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// testSurpriseRemoval takes a disk away that is in use. The plugin must say so, clean up, and find the disk when it
+// comes back under another name.
+func testSurpriseRemoval(t *testing.T, p *plugin, kind kind) {
+	m := p.machine
+	v := kind.volume(newVolumeDisk(t, "disk"))
+	m.plug(t, firstFree, v.disk)
+	p.stageAndPublish(t, v)
+	data, name := p.write(t, v), m.name(t, firstFree)
+
+	m.unplug(t, firstFree)
+	fail(t, p.stats(t, v), codes.NotFound)
+	fail(t, p.unstage(t, v), codes.FailedPrecondition) // it is still published
+	p.unpublishAndUnstage(t, v)
+
+	// Another disk takes its place.
+	m.plug(t, firstFree, newVolumeDisk(t, "other"))
+	m.awaitName(t, firstFree)
+	m.plug(t, firstFree+1, v.disk)
+	p.stageAndPublish(t, v)
+	if now := m.name(t, firstFree+1); now == name {
+		t.Errorf("the disk is %s again, so that nothing is proved", now)
+	}
+	p.check(t, v, data)
+	p.unpublishAndUnstage(t, v)
+}
+
+// testReturn takes a disk away that is in use and brings it back while the old mounts are still there.
+func testReturn(t *testing.T, p *plugin, kind kind) {
+	m := p.machine
+	v := kind.volume(newVolumeDisk(t, "disk"))
+	m.plug(t, firstFree, v.disk)
+	p.stageAndPublish(t, v)
+	data := p.write(t, v)
+	m.unplug(t, firstFree)
+	m.plug(t, firstFree+1, v.disk)
+	t.Logf("the disk is back as %s", m.awaitName(t, firstFree+1))
+
+	// The workload still has the dead mount.
+	fail(t, p.stats(t, v), codes.NotFound)
+	fail(t, p.stage(t, v), codes.FailedPrecondition)
+	succeed(t, p.unpublish(t, v))
+	p.stageAndPublish(t, v)
+	p.check(t, v, data)
+	p.unpublishAndUnstage(t, v)
+}
+
+// testReusedNumber: a bound device node does not keep its device number, and the next disk gets it. Whoever still has the
+// node then has the other disk in his hands, so that the plugin must not hand that one out before the node is gone.
+func testReusedNumber(t *testing.T, p *plugin) {
+	m := p.machine
+	v, other := block(newVolumeDisk(t, "disk")), block(newVolumeDisk(t, "other"))
+	other.overwrite(t, 0, []byte("other"))
+	m.plug(t, firstFree, v.disk)
+	p.stageAndPublish(t, v)
+	m.unplug(t, firstFree)
+	m.plug(t, firstFree, other.disk)
+	m.awaitName(t, firstFree)
+	p.check(t, v, "other") // the kernel's doing; were it otherwise, nothing would be proved
+
+	fail(t, p.stats(t, v), codes.NotFound)
+	fail(t, p.stage(t, other), codes.FailedPrecondition)
+	p.unpublishAndUnstage(t, v)
+	p.stageAndPublish(t, other)
+	p.check(t, other, "other")
+	p.unpublishAndUnstage(t, other)
+}
+
+// testHotTwin attaches a disk whose name begins with the 20 bytes of another one's. The kernel refuses it, and nothing
+// tells which of the two it has.
+func testHotTwin(t *testing.T, p *plugin) {
+	m := p.machine
+	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	twin.name += "-twin"
+	m.plug(t, firstFree, v.disk)
+	p.stageAndPublish(t, v)
+	data := p.write(t, v)
+	p.unpublishAndUnstage(t, v)
+
+	m.plug(t, firstFree+1, twin.disk)
+	m.await(t, plugTime, "the kernel to refuse the twin", func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") })
+	fail(t, p.stage(t, v), codes.FailedPrecondition)
+	fail(t, p.stage(t, twin), codes.FailedPrecondition)
+	p.checkGone(t, v)
+	p.checkGone(t, twin)
+
+	m.unplug(t, firstFree+1)
+	p.stageAndPublish(t, v)
+	p.check(t, v, data)
+	p.unpublishAndUnstage(t, v)
+	twin.checkBlank(t)
+}
+
+// testShownTwin: should a kernel ever show both, the plugin takes neither.
+func testShownTwin(t *testing.T, p *plugin) {
+	m := p.machine
+	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	twin.ownSubsystem = true
+	m.plug(t, firstFree, v.disk)
+	m.plug(t, firstFree+1, twin.disk)
+	m.awaitName(t, firstFree)
+	m.awaitName(t, firstFree+1)
+	fail(t, p.stage(t, v), codes.FailedPrecondition)
+	fail(t, p.stage(t, twin), codes.FailedPrecondition)
+	v.checkBlank(t)
+	twin.checkBlank(t)
+	m.unplug(t, firstFree+1)
+	p.stageAndPublish(t, v)
+	p.unpublishAndUnstage(t, v)
+}
+
+// checkBlank checks that nobody has written to the disk.
+func (d *disk) checkBlank(t *testing.T) {
+	t.Helper()
+	info, err := os.Stat(d.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if blocks := info.Sys().(*syscall.Stat_t).Blocks; blocks != 0 {
+		t.Errorf("%d blocks of the disk %s were written to", blocks, d.name)
+	}
+}

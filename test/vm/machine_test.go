@@ -1,0 +1,395 @@
+//go:build vm
+
+package vm
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	// bootTime is how long a guest may take to boot on a busy machine; on an idle one it takes 4 s.
+	bootTime = 90 * time.Second
+	// plugTime is how long the guest may take to notice a disk that came or went.
+	plugTime = 60 * time.Second
+)
+
+// disk is a disk of a rack, and what is on it.
+type disk struct {
+	// id is its UUID on the rack. The guest sees the first 20 bytes of its name as the serial.
+	id, name string
+	// file holds its content on the host.
+	file      string
+	sizeBytes int64
+	// ownSubsystem makes the guest's kernel accept the disk next to another one of the same serial. QEMU can do that, a rack
+	// never does.
+	ownSubsystem bool
+	// stallAfter makes the disk stop taking writes for good once it took so many bytes, so that the power can be cut between
+	// two writes; 0 does not.
+	stallAfter int64
+	// log is a file that gets each write in its order, where that is wanted; see readLog.
+	log string
+}
+
+// newDisk makes a blank disk that lives as long as the test.
+func newDisk(t *testing.T, name string, sizeBytes int64) *disk {
+	t.Helper()
+	d := &disk{id: uuid.NewString(), name: name, file: filepath.Join(t.TempDir(), "disk"), sizeBytes: sizeBytes}
+	if err := errors.Join(os.WriteFile(d.file, nil, 0o600), os.Truncate(d.file, sizeBytes)); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// serial is what the guest sees of the name.
+func (d *disk) serial() string { return d.name[:min(20, len(d.name))] }
+
+// slots are the disks of a machine by their slot, 0 to 11 as on a rack.
+type slots map[int]*disk
+
+// address is where in the guest's PCI bus a slot is (docs/rack.md §9).
+func address(slot int) string {
+	if slot < 8 {
+		return fmt.Sprintf("%02x", 0x10+slot)
+	}
+	return fmt.Sprintf("%02x", 0x1a+slot-8)
+}
+
+// IDs within QEMU of what is in a slot.
+func deviceID(slot int) string   { return fmt.Sprintf("disk%d", slot) }
+func contentID(slot int) string  { return fmt.Sprintf("content%d", slot) }
+func throttleID(slot int) string { return fmt.Sprintf("throttle%d", slot) }
+
+// throttle is a limit of one byte per second, after a burst of as many as the disk takes at once.
+func (d *disk) throttle(slot int) map[string]any {
+	limits := map[string]any{"bps-write": 1, "bps-write-max": d.stallAfter}
+	return map[string]any{"qom-type": "throttle-group", "id": throttleID(slot), "limits": limits}
+}
+
+// content describes the disk's file to QEMU, and what stands before it. Flushes stop at the host's page cache, which
+// outlives the machine.
+func (d *disk) content(slot int) map[string]any {
+	file := func(path string) map[string]any {
+		return map[string]any{"driver": "file", "filename": path, "cache": map[string]any{"no-flush": true}}
+	}
+	content := map[string]any{"driver": "raw", "file": file(d.file)}
+	if d.log != "" {
+		content = map[string]any{"driver": "blklogwrites", "file": content, "log": file(d.log)}
+	}
+	if d.stallAfter > 0 {
+		content = map[string]any{"driver": "throttle", "throttle-group": throttleID(slot), "file": content}
+	}
+	content["node-name"] = contentID(slot)
+	return content
+}
+
+// device describes the NVMe controller to QEMU, which pads the serial with spaces. Of a longer one it shows 20 bytes, but
+// takes all of it for the name of the NVMe subsystem, by which the kernel tells controllers apart.
+func (d *disk) device(slot int) map[string]any {
+	serial := d.serial()
+	if d.ownSubsystem {
+		serial += "-" + d.id
+	}
+	return map[string]any{"driver": "nvme", "id": deviceID(slot), "serial": serial, "drive": contentID(slot), "bus": "pci.0", "addr": "0x" + address(slot)}
+}
+
+// machine is a virtual machine whose guest runs.
+type machine struct {
+	instance string
+	process  *exec.Cmd
+	ended    chan struct{}
+	qmp      *qmp
+	agent    string // address on the host
+	slots    slots
+	// What the guest's kernel printed, and what the plugin in it did.
+	console, pluginLog string
+}
+
+// boot starts a machine with disks attached, and returns when its guest answers. The machine ends with the test, and a
+// failed test shows what the guest said.
+func boot(t *testing.T, attached slots) *machine {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "vm") // t.TempDir's path is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	m := &machine{
+		instance: uuid.NewString(),
+		slots:    slots{},
+		ended:    make(chan struct{}),
+		console:  filepath.Join(dir, "console"), pluginLog: filepath.Join(dir, "plugin"),
+	}
+	socket := filepath.Join(dir, "qmp")
+	args := []string{
+		"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "512",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", guest.kernel, "-initrd", guest.initramfs, "-append", "console=ttyS0 net.ifnames=0 panic=-1 nvme_core.io_timeout=600",
+		"-smbios", fmt.Sprintf("type=1,manufacturer=Oxide,product=OxVM,serial=%s,uuid=%s", m.instance, m.instance),
+		"-serial", "file:" + m.console, "-serial", "file:" + m.pluginLog,
+		"-qmp", "unix:" + socket + ",server=on,wait=off",
+		"-netdev", "user,id=net,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:0-:9000", "-device", "virtio-net-pci,netdev=net,romfile=,addr=0x8",
+	}
+	for slot, d := range attached {
+		if d.stallAfter > 0 {
+			args = append(args, "-object", encode(t, d.throttle(slot)))
+		}
+		args = append(args, "-blockdev", encode(t, d.content(slot)), "-device", encode(t, d.device(slot)))
+		m.slots[slot] = d
+	}
+	var said bytes.Buffer
+	m.process = exec.Command("qemu-system-x86_64", args...)
+	m.process.Stdout, m.process.Stderr = &said, &said
+	m.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	start := time.Now()
+	if err := m.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(m.ended)
+		_ = m.process.Wait() // killed, as a rule
+	}()
+	t.Cleanup(func() {
+		m.cutPower(t)
+		if t.Failed() {
+			t.Logf("QEMU said: %s\nthe guest's console:\n%s\nthe plugin's log:\n%s", &said, m.text(t, m.console), m.text(t, m.pluginLog))
+		}
+	})
+	m.connect(t, socket)
+	t.Logf("the guest answers %s after power on", time.Since(start).Round(100*time.Millisecond))
+	return m
+}
+
+// forwarded matches the line of QEMU's table of connections that says on which port of the host the agent is reached.
+var forwarded = regexp.MustCompile(`HOST_FORWARD\]\s+\S+\s+127\.0\.0\.1\s+(\d+)`)
+
+// connect connects to QEMU and waits for the agent in the guest.
+func (m *machine) connect(t *testing.T, socket string) {
+	t.Helper()
+	m.await(t, bootTime, "QEMU's control socket", func() bool {
+		q, err := dialQMP(socket)
+		m.qmp = q
+		return err == nil
+	})
+	var table string
+	if err := m.qmp.call("human-monitor-command", map[string]any{"command-line": "info usernet"}, &table); err != nil {
+		t.Fatal(err)
+	}
+	port := forwarded.FindStringSubmatch(table)
+	if port == nil {
+		t.Fatalf("QEMU forwards no port:\n%s", table)
+	}
+	m.agent = "127.0.0.1:" + port[1]
+	m.await(t, bootTime, "the guest", func() bool {
+		// QEMU takes connections long before the guest does; such a one is never answered.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := m.run(ctx, "true")
+		return err == nil
+	})
+}
+
+// await asks until it is so, and fails when that takes too long or the machine ends.
+func (m *machine) await(t *testing.T, limit time.Duration, what string, so func() bool) {
+	t.Helper()
+	deadline := time.After(limit)
+	for !so() {
+		select {
+		case <-m.ended:
+			t.Fatalf("the machine ended while the test waited for %s", what)
+		case <-deadline:
+			t.Fatalf("waited %s in vain for %s", limit, what)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// cutPower ends the machine at once, without a word to the guest.
+func (m *machine) cutPower(t *testing.T) {
+	t.Helper()
+	if err := m.process.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Error(err)
+	}
+	<-m.ended
+}
+
+// plug attaches a disk while the guest runs, which the guest notices later. It stays until the test ends, unless it is
+// unplugged.
+func (m *machine) plug(t *testing.T, slot int, d *disk) {
+	t.Helper()
+	if err := m.qmp.call("blockdev-add", d.content(slot), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.qmp.call("device_add", d.device(slot), nil); err != nil {
+		t.Fatal(err)
+	}
+	m.slots[slot] = d
+	t.Cleanup(func() {
+		if m.slots[slot] == d {
+			m.unplug(t, slot)
+		}
+	})
+}
+
+// unplug detaches what is in a slot, whatever the guest does with it, and returns when the guest's kernel has let go.
+func (m *machine) unplug(t *testing.T, slot int) {
+	t.Helper()
+	if err := m.qmp.call("device_del", map[string]any{"id": deviceID(slot)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.qmp.waitDeleted(deviceID(slot), plugTime); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.qmp.call("blockdev-del", map[string]any{"node-name": contentID(slot)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	delete(m.slots, slot)
+}
+
+// written is how many bytes each disk took since it was attached, by slot.
+func (m *machine) written(t *testing.T) map[int]int64 {
+	t.Helper()
+	var devices []struct {
+		Qdev  string
+		Stats struct {
+			Bytes int64 `json:"wr_bytes"`
+		}
+	}
+	if err := m.qmp.call("query-blockstats", nil, &devices); err != nil {
+		t.Fatal(err)
+	}
+	written := map[int]int64{}
+	for slot := range m.slots {
+		for _, device := range devices {
+			if device.Qdev == deviceID(slot) {
+				written[slot] = device.Stats.Bytes
+			}
+		}
+	}
+	return written
+}
+
+// result is what a script in the guest left behind; see the agent.
+type result struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// run runs a script in the guest; the error says that it could not be run.
+func (m *machine) run(ctx context.Context, script string) (result, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.agent+"/exec", strings.NewReader(script))
+	if err != nil {
+		return result{}, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return result{}, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, err := io.ReadAll(resp.Body)
+		return result{}, errors.Join(fmt.Errorf("the guest's agent: %s: %s", resp.Status, text), err)
+	}
+	var r result
+	err = json.NewDecoder(resp.Body).Decode(&r)
+	return r, err
+}
+
+// sh runs a script in the guest, which must succeed, and returns what it printed.
+func (m *machine) sh(t *testing.T, format string, args ...any) string {
+	t.Helper()
+	script := fmt.Sprintf(format, args...)
+	r, err := m.run(within(t, time.Minute), script)
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	if r.Code != 0 {
+		t.Fatalf("%s: exit code %d: %s%s", script, r.Code, r.Stdout, r.Stderr)
+	}
+	return r.Stdout
+}
+
+// dial connects to a unix socket in the guest.
+func (m *machine) dial(ctx context.Context, socket string) (net.Conn, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", m.agent)
+	if err != nil {
+		return nil, err
+	}
+	reader := bufio.NewReader(conn)
+	_, err = fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: guest\r\n\r\n", socket)
+	if err == nil {
+		err = connected(reader)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("connect to %s in the guest: %w", socket, err), conn.Close())
+	}
+	return tunnel{conn, reader}, nil
+}
+
+func connected(reader *bufio.Reader) error {
+	resp, err := http.ReadResponse(reader, &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// tunnel is a connection whose first bytes may have been read together with the answer to CONNECT.
+type tunnel struct {
+	net.Conn
+	reader *bufio.Reader
+}
+
+func (c tunnel) Read(p []byte) (int, error) { return c.reader.Read(p) }
+
+// text is what is in a file that QEMU writes.
+func (m *machine) text(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Error(err)
+	}
+	return strings.ReplaceAll(string(text), "\r\n", "\n")
+}
+
+// within bounds what a test waits for.
+func within(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func encode(t *testing.T, value any) string {
+	t.Helper()
+	text, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

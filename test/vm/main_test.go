@@ -1,0 +1,75 @@
+//go:build vm
+
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// guest is what every machine boots.
+var guest struct{ kernel, initramfs string }
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "guest")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := 1
+	if err = build(dir); err == nil {
+		code = m.Run()
+	}
+	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// build makes the guest: what guest.sh keeps, and the programs of this source tree. The kernel unpacks one archive after
+// the other.
+func build(dir string) error {
+	base, err := command("./guest.sh")
+	if err != nil {
+		return err
+	}
+	programs := filepath.Join(dir, "root", "usr", "sbin")
+	if err := os.MkdirAll(programs, 0o755); err != nil {
+		return err
+	}
+	built, err := lab.Build(dir, false)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(built.Plugin, filepath.Join(programs, "oxide-csi")); err != nil {
+		return err
+	}
+	if _, err := command("env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(programs, "agent"), "./agent"); err != nil {
+		return err
+	}
+	base = strings.TrimSpace(base)
+	guest.kernel, guest.initramfs = filepath.Join(base, "vmlinuz"), filepath.Join(dir, "initramfs")
+	_, err = command("sh", "-euc", `cp "$1/root.cpio" "$2/initramfs"; cd "$2/root"; find . | cpio -o -H newc --quiet --owner 0:0 >>"$2/initramfs"`, "sh", base, dir)
+	return err
+}
+
+// command runs a program of the host and returns what it printed on stdout; on stderr it may say how it gets on.
+func command(name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Stderr = os.Stderr
+	output, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	return string(output), nil
+}

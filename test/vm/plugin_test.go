@@ -1,0 +1,254 @@
+//go:build vm
+
+package vm
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"net"
+	"path"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+)
+
+const (
+	socket = "/run/csi.sock"
+	// volumes is the folder of staging and target paths. It lies on the system disk and so outlives the guest's power.
+	volumes = "/var/lib/volumes"
+	// stateDir is the plugin's, on the system disk too.
+	stateDir = "/var/lib/oxide-csi"
+)
+
+// plugin is the plugin that runs in a guest.
+type plugin struct {
+	csi.NodeClient
+	csi.IdentityClient
+	machine *machine
+}
+
+// startPlugin starts the plugin in the guest and waits until it is ready. It ends with the machine.
+func startPlugin(t *testing.T, m *machine, flags ...string) *plugin {
+	t.Helper()
+	m.sh(t, "mkdir -p %s && oxide-csi --endpoint=unix://%s --mode=node --metadata=static --instance-id=%s --state-dir=%s --log-level=debug --log-format=json %s </dev/null >/dev/ttyS1 2>&1 &",
+		volumes, socket, m.instance, stateDir, strings.Join(flags, " "))
+	conn, err := grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return m.dial(ctx, socket) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p := &plugin{NodeClient: csi.NewNodeClient(conn), IdentityClient: csi.NewIdentityClient(conn), machine: m}
+	ctx := within(t, time.Minute)
+	m.await(t, time.Minute, "the plugin", func() bool {
+		resp, err := p.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		return err == nil && resp.GetReady().GetValue()
+	})
+	return p
+}
+
+// volume is a disk as an orchestrator uses it on a node.
+type volume struct {
+	*disk
+	capability *csi.VolumeCapability
+	// staging and target have a folder of their own; the orchestrator makes it.
+	folder, staging, target string
+}
+
+// filesystem is a volume with a filesystem; block is one without.
+func filesystem(d *disk, fsType string) *volume {
+	return newVolume(d, &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}})
+}
+
+func block(d *disk) *volume {
+	return newVolume(d, &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}})
+}
+
+func newVolume(d *disk, capability *csi.VolumeCapability) *volume {
+	capability.AccessMode = &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}
+	folder := path.Join(volumes, d.id)
+	return &volume{disk: d, capability: capability, folder: folder, staging: path.Join(folder, "staging"), target: path.Join(folder, "target")}
+}
+
+func (v *volume) isBlock() bool { return v.capability.GetBlock() != nil }
+
+// publishContext is what the controller hands over for a disk that the rack made blank.
+func (v *volume) publishContext() map[string]string {
+	return map[string]string{
+		core.KeyDiskName:  v.name,
+		core.KeyDiskID:    v.id,
+		core.KeySizeBytes: strconv.FormatInt(v.sizeBytes, 10),
+		core.KeyBlockSize: "512",
+		core.KeyOrigin:    core.OriginBlank,
+		core.KeyReadOnly:  "false",
+	}
+}
+
+// callTime bounds a call: the plugin waits up to a minute for a disk and for a busy mount.
+const callTime = 2 * time.Minute
+
+func (p *plugin) stage(t *testing.T, v *volume) error {
+	t.Helper()
+	return <-p.beginStage(t, v)
+}
+
+// beginStage calls NodeStageVolume and does not wait for its end.
+func (p *plugin) beginStage(t *testing.T, v *volume) <-chan error {
+	t.Helper()
+	p.machine.sh(t, "mkdir -p %s", v.folder)
+	ctx, done := within(t, callTime), make(chan error, 1)
+	go func() {
+		_, err := p.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId: v.id, PublishContext: v.publishContext(), StagingTargetPath: v.staging, VolumeCapability: v.capability})
+		done <- err
+	}()
+	return done
+}
+
+func (p *plugin) publish(t *testing.T, v *volume) error {
+	t.Helper()
+	_, err := p.NodePublishVolume(within(t, callTime), &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, PublishContext: v.publishContext(), StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability})
+	return err
+}
+
+func (p *plugin) stats(t *testing.T, v *volume) error {
+	t.Helper()
+	_, err := p.NodeGetVolumeStats(within(t, callTime), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging})
+	return err
+}
+
+func (p *plugin) unpublish(t *testing.T, v *volume) error {
+	t.Helper()
+	_, err := p.NodeUnpublishVolume(within(t, callTime), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	return err
+}
+
+func (p *plugin) unstage(t *testing.T, v *volume) error {
+	t.Helper()
+	_, err := p.NodeUnstageVolume(within(t, callTime), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
+}
+
+// stageAndPublish makes the volume usable, which must succeed.
+func (p *plugin) stageAndPublish(t *testing.T, v *volume) {
+	t.Helper()
+	succeed(t, p.stage(t, v))
+	succeed(t, p.publish(t, v))
+	succeed(t, p.stats(t, v))
+}
+
+// unpublishAndUnstage takes the volume away, after which nothing of it may be left in the guest.
+func (p *plugin) unpublishAndUnstage(t *testing.T, v *volume) {
+	t.Helper()
+	succeed(t, p.unpublish(t, v))
+	succeed(t, p.unstage(t, v))
+	p.checkGone(t, v)
+}
+
+// checkGone checks that nothing of the volume is mounted and that its target path is gone, as the CSI specification asks.
+func (p *plugin) checkGone(t *testing.T, v *volume) {
+	t.Helper()
+	for line := range strings.Lines(p.machine.sh(t, "cat /proc/self/mountinfo")) {
+		if strings.Contains(line, v.folder) {
+			t.Errorf("left in the mount table: %s", line)
+		}
+	}
+	if left := p.machine.sh(t, "find %s -mindepth 1 ! -path %s", v.folder, v.staging); left != "" {
+		t.Errorf("left below %s:\n%s", v.folder, left)
+	}
+}
+
+// write writes data to the published volume, has it flushed to the disk, and returns it.
+func (p *plugin) write(t *testing.T, v *volume) (data string) {
+	t.Helper()
+	data = rand.Text()
+	p.machine.sh(t, "printf %s | dd of=%s conv=notrunc,fsync", data, v.data())
+	return data
+}
+
+// check checks that the published volume has the data.
+func (p *plugin) check(t *testing.T, v *volume, data string) {
+	t.Helper()
+	if read := p.machine.sh(t, "head -c %d %s", len(data), v.data()); read != data {
+		t.Errorf("%s: written was %q, read %q", v.name, data, read)
+	}
+}
+
+// data is where write writes: a file, or the device.
+func (v *volume) data() string {
+	if v.isBlock() {
+		return v.target
+	}
+	return path.Join(v.target, "data")
+}
+
+func succeed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fail checks the code of an error, and shows the error as an operator gets it.
+func fail(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	if got := status.Code(err); got != want {
+		t.Fatalf("the answer is %s (%v), not %s", got, err, want)
+	}
+	t.Logf("%v", err)
+}
+
+// entry is a line of the plugin's log.
+type entry struct {
+	Time     time.Time
+	Msg      string
+	VolumeID string `json:"volume_id"`
+	Duration time.Duration
+}
+
+// entries are the log's lines with this message about a volume.
+func (p *plugin) entries(t *testing.T, msg, volumeID string) (found []entry) {
+	t.Helper()
+	for line := range strings.Lines(p.machine.text(t, p.machine.pluginLog)) {
+		var e entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			continue // the last line may not be whole yet
+		}
+		if e.Msg == msg && e.VolumeID == volumeID {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// name is what the guest's kernel calls the disk in a slot, such as nvme1n1; empty where it shows none.
+func (m *machine) name(t *testing.T, slot int) string {
+	t.Helper()
+	return strings.TrimSpace(m.sh(t, "cd /sys/block && for disk in nvme*; do case $(readlink $disk) in */0000:00:%s.0/*) echo $disk;; esac; done", address(slot)))
+}
+
+// awaitName waits until the guest's kernel shows the disk in a slot, and returns its name.
+func (m *machine) awaitName(t *testing.T, slot int) (name string) {
+	t.Helper()
+	m.await(t, plugTime, fmt.Sprintf("the disk in slot %d", slot), func() bool {
+		name = m.name(t, slot)
+		return name != ""
+	})
+	return name
+}

@@ -1,0 +1,90 @@
+//go:build vm
+
+package vm
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+)
+
+// TestPowerCut cuts the power of a guest whose volumes are in use. The guest starts again with more disks, and the volumes'
+// in other slots.
+func TestPowerCut(t *testing.T) {
+	t.Parallel()
+	system := newSystemDisk(t)
+	first, second := slots{0: system}, slots{0: system}
+	type used struct {
+		*volume
+		data, name   string
+		before, then int // slots
+	}
+	var all []*used
+	for i, kind := range kinds() {
+		u := &used{volume: kind.volume(newVolumeDisk(t, string(kind))), before: 2*i + 1, then: 2*i + 2}
+		first[u.before], second[u.then] = u.disk, u.disk
+		second[u.then-1] = newVolumeDisk(t, fmt.Sprint("new ", i))
+		all = append(all, u)
+	}
+
+	m := boot(t, first)
+	m.mountSystemDisk(t)
+	p := startPlugin(t, m)
+	for _, u := range all {
+		p.stageAndPublish(t, u.volume)
+		u.data, u.name = p.write(t, u.volume), m.name(t, u.before)
+		if !u.isBlock() {
+			m.sh(t, "sync; for i in $(seq 100); do echo $i >%s/unsynced-$i; done", u.target)
+		}
+	}
+	m.cutPower(t)
+
+	m = boot(t, second)
+	m.mountSystemDisk(t)
+	p = startPlugin(t, m)
+	for _, u := range all {
+		t.Run(u.capability.GetMount().GetFsType()+u.capability.GetBlock().String(), func(t *testing.T) {
+			if now := m.name(t, u.then); now == u.name {
+				t.Errorf("the disk is %s again, so that nothing is proved", now)
+			}
+			m.sh(t, "test -e %s && test -e %s", u.staging, u.target) // left from before
+			p.stageAndPublish(t, u.volume)
+			p.check(t, u.volume, u.data)
+			p.unpublishAndUnstage(t, u.volume)
+			fresh := filesystem(second[u.then-1], "")
+			p.stageAndPublish(t, fresh)
+			p.unpublishAndUnstage(t, fresh)
+		})
+	}
+	kernel := m.sh(t, "dmesg")
+	for _, said := range []string{"recovery complete", "Starting recovery"} { // ext4's and xfs' words for the journal's replay
+		if !strings.Contains(kernel, said) {
+			t.Errorf("the kernel did not say %q: was there nothing to replay?", said)
+		}
+	}
+}
+
+// TestSameSerialCold boots with two disks of one serial. Which of the two the kernel shows is chance.
+func TestSameSerialCold(t *testing.T) {
+	t.Parallel()
+	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	twin.name += "-twin"
+	m := boot(t, slots{1: v.disk, 2: twin.disk})
+	p := startPlugin(t, m)
+	m.await(t, plugTime, "the kernel to refuse one", func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") })
+	fail(t, p.stage(t, v), codes.FailedPrecondition)
+	fail(t, p.stage(t, twin), codes.FailedPrecondition)
+	v.checkBlank(t)
+	twin.checkBlank(t)
+
+	shown, refused, stays := 1, 2, v
+	if m.name(t, shown) == "" {
+		shown, refused, stays = refused, shown, twin
+	}
+	m.unplug(t, refused)
+	p.stageAndPublish(t, stays)
+	p.unpublishAndUnstage(t, stays)
+	t.Logf("the kernel showed the disk in slot %d", shown)
+}

@@ -1,0 +1,99 @@
+//go:build vm
+
+package vm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// qmp is a connection to QEMU's control socket, of which a machine has one. Calls wait for each other.
+type qmp struct {
+	mu      sync.Mutex
+	conn    net.Conn
+	decoder *json.Decoder
+	// deleted has the IDs of the devices that have left the machine.
+	deleted map[string]bool
+}
+
+// message is anything that QEMU says: a greeting, an answer, an error, an event.
+type message struct {
+	Return json.RawMessage
+	Error  *struct{ Class, Desc string }
+	Event  string
+	Data   struct{ Device string }
+}
+
+// qmpTimeout bounds one call. QEMU answers at once, but on a busy machine it may not get to it.
+const qmpTimeout = 30 * time.Second
+
+func dialQMP(path string) (*qmp, error) {
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	q := &qmp{conn: conn, decoder: json.NewDecoder(conn), deleted: map[string]bool{}}
+	if _, err = q.receive(qmpTimeout); err == nil { // the greeting
+		err = q.call("qmp_capabilities", nil, nil)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return q, nil
+}
+
+func (q *qmp) receive(limit time.Duration) (m message, err error) {
+	if err := q.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		return message{}, err
+	}
+	if err := q.decoder.Decode(&m); err != nil {
+		return message{}, fmt.Errorf("QEMU's control socket: %w", err)
+	}
+	if m.Event == "DEVICE_DELETED" {
+		q.deleted[m.Data.Device] = true
+	}
+	return m, nil
+}
+
+// call has QEMU execute a command, and understands its answer into answer unless that is nil.
+func (q *qmp) call(command string, arguments, answer any) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	request := map[string]any{"execute": command}
+	if arguments != nil {
+		request["arguments"] = arguments
+	}
+	if err := json.NewEncoder(q.conn).Encode(request); err != nil {
+		return fmt.Errorf("%s: %w", command, err)
+	}
+	for {
+		m, err := q.receive(qmpTimeout)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%s: %w", command, err)
+		case m.Error != nil:
+			return fmt.Errorf("%s %v: %s", command, arguments, m.Error.Desc)
+		case m.Return != nil && answer != nil:
+			return json.Unmarshal(m.Return, answer)
+		case m.Return != nil:
+			return nil
+		}
+	}
+}
+
+// waitDeleted waits until a device has left the machine.
+func (q *qmp) waitDeleted(id string, limit time.Duration) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for end := time.Now().Add(limit); !q.deleted[id]; {
+		if _, err := q.receive(time.Until(end)); err != nil {
+			return fmt.Errorf("wait until device %s has left the machine: %w", id, err)
+		}
+	}
+	delete(q.deleted, id)
+	return nil
+}

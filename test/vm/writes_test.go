@@ -1,0 +1,190 @@
+//go:build vm
+
+package vm
+
+import (
+	"bytes"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// write is one entry of a write log.
+type write struct {
+	offset int64
+	data   []byte
+	// flush says that all writes before this entry were to be on stable storage.
+	flush bool
+}
+
+// readLog reads the log of QEMU's driver blklogwrites, which has the format of Linux' dm-log-writes: little-endian, in
+// sectors of 512 bytes; one sector with a magic number, then a sector for each entry, and after it the entry's data.
+func readLog(t *testing.T, file string) (log []write) {
+	t.Helper()
+	const sector, magic = 512, 0x6a736677736872
+	const flagFlush, flagFUA, flagDiscard = 1, 2, 4
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(content) < sector || binary.LittleEndian.Uint64(content) != magic {
+		t.Fatalf("%s is no write log", file)
+	}
+	for rest := content[sector:]; len(rest) >= sector; {
+		header, flags := rest[:sector], binary.LittleEndian.Uint64(rest[16:])
+		offset, length := int64(binary.LittleEndian.Uint64(header))*sector, binary.LittleEndian.Uint64(header[8:])*sector
+		rest = rest[sector:]
+		if flags&flagDiscard != 0 {
+			continue // a promise to need the bytes no more; QEMU leaves them
+		}
+		if uint64(len(rest)) < length {
+			break // the power was cut here
+		}
+		log = append(log, write{offset, rest[:length], flags&(flagFlush|flagFUA) != 0})
+		rest = rest[length:]
+	}
+	return log
+}
+
+// moment is a power cut: what reached the disk of the writes before it.
+type moment struct {
+	name string
+	log  []write
+}
+
+// cutAt is the power cut after a share of the log, from 0 to 1, whereby writes of zeros to a blank disk count for nothing.
+func cutAt(log []write, share float64) moment {
+	var counted []int
+	for i, w := range log {
+		if !isZero(w.data) {
+			counted = append(counted, i)
+		}
+	}
+	n := int(share * float64(len(counted)))
+	return moment{fmt.Sprintf("cut before write %d of %d", n+1, len(counted)), log[:counted[n]]}
+}
+
+// losing is the same power cut of a disk with a cache: of what was not flushed yet, writes are lost at random.
+func (m moment) losing(random *rand.Rand) moment {
+	flushed := 0
+	for i, w := range m.log {
+		if w.flush {
+			flushed = i
+		}
+	}
+	kept := slices.Clone(m.log[:flushed])
+	for _, w := range m.log[flushed:] {
+		if random.IntN(2) == 0 {
+			kept = append(kept, w)
+		}
+	}
+	return moment{m.name + ", some of the last ones lost", kept}
+}
+
+// at is the disk as the power cut left it, starting from a blank one.
+func (d *disk) at(t *testing.T, cut moment) *disk {
+	t.Helper()
+	c := *d
+	c.file, c.log = filepath.Join(t.TempDir(), "disk"), ""
+	if err := errors.Join(os.WriteFile(c.file, nil, 0o600), os.Truncate(c.file, c.sizeBytes)); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range cut.log {
+		if len(w.data) > 0 {
+			c.overwrite(t, w.offset, w.data)
+		}
+	}
+	return &c
+}
+
+const page = 4 << 10
+
+func isZero(data []byte) bool {
+	for ; len(data) > page; data = data[page:] {
+		if !bytes.Equal(data[:page], zeros[:]) {
+			return false
+		}
+	}
+	return bytes.Equal(data, zeros[:len(data)])
+}
+
+var zeros [page]byte
+
+// pages calls visit with each page of the disk that is not zero. Holes of the file are not read.
+func (d *disk) pages(t *testing.T, visit func(offset int64, data []byte)) {
+	t.Helper()
+	file, err := os.Open(d.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	data := make([]byte, page)
+	for offset := int64(0); ; offset += page {
+		next, err := file.Seek(offset, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return // nothing but a hole follows
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		offset = next / page * page
+		if _, err := file.ReadAt(data, offset); err != nil {
+			t.Fatal(err)
+		}
+		if !isZero(data) {
+			visit(offset, data)
+		}
+	}
+}
+
+// describe says what is on a disk, as far as blkid knows.
+func (d *disk) describe(t *testing.T) string {
+	t.Helper()
+	used := 0
+	d.pages(t, func(int64, []byte) { used += page })
+	known, err := command("sh", "-c", `blkid -p -s TYPE -o value "$1" || [ $? = 2 ]`, "sh", d.file)
+	if err != nil {
+		known = err.Error() // several things at once
+	}
+	return fmt.Sprintf("%d KiB are not zero, blkid knows %q", used>>10, strings.TrimSpace(known))
+}
+
+// overwriteAll writes somebody's data that bears no signature over all of the disk, of each MiB the first page; and over
+// all that was there, and the first and last MiB, without a gap.
+func (d *disk) overwriteAll(t *testing.T) {
+	t.Helper()
+	places := map[int64]bool{}
+	d.pages(t, func(offset int64, _ []byte) { places[offset] = true })
+	for offset := int64(0); offset < d.sizeBytes; offset += mib {
+		places[offset] = true
+	}
+	for offset := int64(0); offset < mib; offset += page {
+		places[offset], places[d.sizeBytes-mib+offset] = true, true
+	}
+	data := make([]byte, page)
+	for offset := range places {
+		crand.Read(data)
+		d.overwrite(t, offset, data)
+	}
+}
+
+// sum is a checksum of all that is on the disk.
+func (d *disk) sum(t *testing.T) string {
+	t.Helper()
+	hash := sha256.New()
+	d.pages(t, func(offset int64, data []byte) {
+		fmt.Fprintln(hash, offset)
+		hash.Write(data)
+	})
+	return fmt.Sprintf("%x", hash.Sum(nil))
+}
