@@ -26,8 +26,17 @@ type Entry struct {
 	ReadOnly bool
 	// SELinuxContext is the filesystem's option context=, empty when it has none.
 	SELinuxContext string
+	// TurnedReadOnly says that the filesystem has become read-only by itself, as it does after an error: nobody asked for it
+	// when it was mounted.
+	TurnedReadOnly bool
+	// ShutDown says that the filesystem has ended all input and output. Only some filesystems tell (ext4 from Linux 6.15 on).
+	ShutDown bool
 
 	id, parent int
+	// peers is the kernel's number of the group of mounts among which new mounts propagate, empty where they do not.
+	peers string
+	// options are those of the mount and of its filesystem, as the kernel shows them.
+	options []string
 }
 
 // Table is the mount table at one moment, in the kernel's order.
@@ -46,12 +55,15 @@ func ReadTable() (Table, error) {
 			number = btrfsNumber(m.Source, number)
 		}
 		options, superOptions := strings.Split(m.Options, ","), strings.Split(m.VFSOptions, ",")
+		readOnly, emergency := slices.Contains(superOptions, "ro"), slices.Contains(superOptions, "emergency_ro")
 		table = append(table, Entry{
 			Path: m.Mountpoint, Root: m.Root, FSType: m.FSType, Source: m.Source,
 			Number:         number,
-			ReadOnly:       slices.Contains(options, "ro") || slices.Contains(superOptions, "ro"),
+			ReadOnly:       slices.Contains(options, "ro") || readOnly || emergency,
 			SELinuxContext: contextOf(superOptions),
-			id:             m.ID, parent: m.Parent,
+			TurnedReadOnly: !slices.Contains(options, "ro") && readOnly || emergency,
+			ShutDown:       slices.Contains(superOptions, "shutdown"),
+			id:             m.ID, parent: m.Parent, peers: peersOf(m.Optional), options: slices.Concat(options, superOptions),
 		})
 	}
 	return table, nil
@@ -69,18 +81,49 @@ func btrfsNumber(source string, own device.Number) device.Number {
 
 // At returns the mount at path, the uppermost where several are stacked. The path is a resolved one, see [Resolve].
 func (t Table) At(path string) (Entry, bool) {
+	stack := t.Stack(path)
+	if len(stack) == 0 {
+		return Entry{}, false
+	}
+	return stack[0], true
+}
+
+// Stack returns the mounts at path, the uppermost first. Each lies over the next.
+func (t Table) Stack(path string) []Entry {
+	below := slices.DeleteFunc(slices.Clone(t), func(entry Entry) bool { return entry.Path != path })
 	var stack []Entry
-	for _, entry := range t {
-		if entry.Path == path {
-			stack = append(stack, entry)
+	for len(below) > 0 {
+		top := slices.IndexFunc(below, func(entry Entry) bool {
+			return !slices.ContainsFunc(below, func(above Entry) bool { return above.parent == entry.id && above.id != entry.id })
+		})
+		if top < 0 {
+			return stack // the table was read while it changed
 		}
+		stack = append(stack, below[top])
+		below = slices.Delete(below, top, top+1)
 	}
-	for _, entry := range stack {
-		if !slices.ContainsFunc(stack, func(above Entry) bool { return above.parent == entry.id }) {
-			return entry, true
-		}
+	return stack
+}
+
+// Mirrors reports whether the two entries are one mount that shows twice. It does when a folder that leads to it shows
+// twice and passes on what is mounted in it, as where /var/lib/kubelet is a bind mount from a larger disk. Who unmounts
+// one unmounts the other.
+func (t Table) Mirrors(a, b Entry) bool {
+	if a.id == b.id {
+		return true
 	}
-	return Entry{}, false
+	inA, onA, okA := t.place(a)
+	inB, onB, okB := t.place(b)
+	return okA && okB && inA == inB && onA == onB && a.Number == b.Number && a.Root == b.Root
+}
+
+// place is where an entry is mounted: the group of mounts that its parent belongs to, and the folder in their filesystem.
+func (t Table) place(entry Entry) (group, folder string, ok bool) {
+	i := slices.IndexFunc(t, func(other Entry) bool { return other.id == entry.parent })
+	if i < 0 || t[i].peers == "" {
+		return "", "", false
+	}
+	return t[i].peers, path.Join(t[i].Root, strings.TrimPrefix(entry.Path, t[i].Path)), true
 }
 
 // Of returns every mount that keeps the device in use: mounts of the filesystem on it, or of a part of it, and bound
@@ -115,6 +158,18 @@ func (e Entry) Device() (device.Number, bool) {
 // NodeRemoved reports whether a bound device node is no longer in /dev: its disk has left the guest since.
 func (e Entry) NodeRemoved() bool { return strings.HasSuffix(e.Root, deleted) }
 
+// Lacks counts the mount flags that the mount does not show. It may have been mounted with other ones, or the kernel may
+// not show them.
+func (e Entry) Lacks(flags []string) int {
+	lacks := 0
+	for _, option := range splitFlags(flags) {
+		if option != "defaults" && !slices.Contains(e.options, option) {
+			lacks++
+		}
+	}
+	return lacks
+}
+
 func (e Entry) String() string {
 	return fmt.Sprintf("%s of %s (device %s)", e.FSType, e.Source, e.Number)
 }
@@ -131,6 +186,16 @@ func contextOf(options []string) string {
 			value += "," + options[i]
 		}
 		return strings.Trim(value, `"`)
+	}
+	return ""
+}
+
+// peersOf finds the group of peers among the optional fields of a mount.
+func peersOf(optional string) string {
+	for field := range strings.FieldsSeq(optional) {
+		if group, ok := strings.CutPrefix(field, "shared:"); ok {
+			return group
+		}
 	}
 	return ""
 }

@@ -26,24 +26,30 @@ const (
 )
 
 // Unmount takes away every mount at path that gives access to device n and returns when the mount table shows none there
-// any more, which is success too when there was none to begin with. A mount of anything else at path is [ErrForeign].
+// any more, which is success too when nothing was mounted to begin with. It is [ErrForeign] when something else lies over
+// them, or is all there is; what lies below them stays.
 // While it is in use it tries again for 30 s, or a little less than ctx allows, and then names the holder: [ErrBusy].
 func Unmount(ctx context.Context, path string, n device.Number) error {
+	taken := false
 	return retryBusy(ctx, func() (bool, error) {
 		table, err := ReadTable()
 		if err != nil {
 			return false, err
 		}
-		entry, ok := table.At(path)
-		if !ok {
+		stack := table.Stack(path)
+		if len(stack) == 0 {
 			return true, nil
 		}
-		if number, ok := entry.Device(); !ok || number != n {
-			return false, fmt.Errorf("%w: %s has a mount of %s, not of device %s", ErrForeign, path, entry, n)
+		if number, ok := stack[0].Device(); !ok || number != n {
+			if taken && !slices.ContainsFunc(stack[1:], func(covered Entry) bool { return covered.Number == n }) {
+				return true, nil
+			}
+			return false, fmt.Errorf("%w: %s has a mount of %s, not of device %s", ErrForeign, path, stack[0], n)
 		}
 		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 		switch {
 		case err == nil:
+			taken = true
 			return false, nil // look again: another mount may have been below
 		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 			return false, errBusy // the last two: somebody else was faster, or the kernel lets nobody have this one

@@ -1,0 +1,211 @@
+package mount_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+)
+
+// foreign mounts a small filesystem that is none of ours.
+func foreign(t *testing.T, path string, flags uintptr) {
+	t.Helper()
+	if err := unix.Mount("foreign", path, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Error(err)
+		}
+	})
+	if err := unix.Mount("", path, "", flags, ""); flags != 0 && err != nil {
+		t.Fatal(err)
+	}
+}
+
+func table(t *testing.T) mount.Table {
+	t.Helper()
+	table, err := mount.ReadTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func stack(t *testing.T, path string) (types []string) {
+	t.Helper()
+	for _, entry := range table(t).Stack(path) {
+		types = append(types, entry.FSType)
+	}
+	return types
+}
+
+func TestStack(t *testing.T) {
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{})
+	foreign(t, target, 0)
+	if err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"ext4", "tmpfs", "ext4"}, stack(t, target)); diff != "" {
+		t.Errorf("the uppermost first (-want +got):\n%s", diff)
+	}
+	if entry, ok := at(t, target); !ok || entry.FSType != "ext4" {
+		t.Errorf("uppermost is %v, %t", entry, ok)
+	}
+	// Neither the one above the foreign mount is taken, as long as one below it stays, nor that one.
+	if err := mount.Unmount(t.Context(), target, r.dev.Number); !errors.Is(err, mount.ErrForeign) {
+		t.Errorf("%v, want ErrForeign", err)
+	}
+	if diff := cmp.Diff([]string{"tmpfs", "ext4"}, stack(t, target)); diff != "" {
+		t.Errorf("after unmounting (-want +got):\n%s", diff)
+	}
+	if err := unix.Unmount(target, 0); err != nil {
+		t.Fatal(err)
+	}
+	r.unmount(t, target)
+	if got := stack(t, target); got != nil {
+		t.Errorf("still mounted: %v", got)
+	}
+}
+
+func TestUnmountLeavesWhatIsBelow(t *testing.T) {
+	r := newRig(t)
+	elsewhere := r.mounted(t, "ext4", mount.Options{})
+	target := t.TempDir()
+	foreign(t, target, 0)
+	for range 2 {
+		if err := mount.Bind(elsewhere, target, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.unmount(t, target)
+	if diff := cmp.Diff([]string{"tmpfs"}, stack(t, target)); diff != "" {
+		t.Errorf("mounted (-want +got):\n%s", diff)
+	}
+	r.unmount(t, elsewhere)
+}
+
+// A folder that shows at two places and passes on its mounts, as a kubelet's folder on a larger disk does.
+func TestMirrors(t *testing.T) {
+	r := newRig(t)
+	staged := r.mounted(t, "ext4", mount.Options{})
+	for name, tc := range map[string]struct {
+		flags uintptr
+		want  bool
+	}{
+		"shared":  {unix.MS_SHARED, true},
+		"private": {unix.MS_PRIVATE, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			one, two := t.TempDir(), t.TempDir()
+			foreign(t, one, tc.flags)
+			if err := unix.Mount(one, two, "", unix.MS_BIND, ""); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(two, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+			for _, folder := range []string{"a", "b"} {
+				if err := os.Mkdir(filepath.Join(one, folder), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := mount.Bind(staged, filepath.Join(one, folder), false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Where nothing is passed on, somebody has mounted there by hand.
+			if !tc.want {
+				if err := mount.Bind(staged, filepath.Join(two, "a"), false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			table := table(t)
+			a, okA := table.At(filepath.Join(one, "a"))
+			mirror, okMirror := table.At(filepath.Join(two, "a"))
+			b, okB := table.At(filepath.Join(one, "b"))
+			if !okA || !okB || !okMirror {
+				t.Fatalf("mounted: %t, %t, %t", okA, okB, okMirror)
+			}
+			if got := table.Mirrors(a, mirror); got != tc.want {
+				t.Errorf("the same folder, shown twice: %t, want %t", got, tc.want)
+			}
+			if !table.Mirrors(a, a) || table.Mirrors(a, b) {
+				t.Error("a mount is itself, and no other one beside it")
+			}
+		})
+	}
+}
+
+func TestTurnedReadOnly(t *testing.T) {
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{Flags: []string{"errors=remount-ro"}})
+	if entry, _ := at(t, target); entry.ReadOnly || entry.TurnedReadOnly || entry.ShutDown {
+		t.Errorf("a healthy mount: %+v", entry)
+	}
+	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(r.disk.Loop), "trigger_fs_error")
+	if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if entry, _ := at(t, target); !entry.ReadOnly || !entry.TurnedReadOnly {
+		t.Errorf("after an error: %+v", entry)
+	}
+	r.unmount(t, target)
+	if err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{Flags: []string{"ro"}}); err != nil {
+		t.Fatal(err)
+	}
+	if entry, _ := at(t, target); !entry.ReadOnly || entry.TurnedReadOnly {
+		t.Errorf("mounted read-only: %+v", entry)
+	}
+}
+
+func TestShutDown(t *testing.T) {
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{})
+	if out, err := exec.Command("xfs_io", "-x", "-c", "shutdown", target).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	// Only since Linux 6.15 does ext4 tell.
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tells := false
+	for line := range strings.Lines(string(mounts)) {
+		tells = tells || strings.Contains(line, " "+target+" ") && strings.Contains(line, ",shutdown")
+	}
+	if entry, _ := at(t, target); entry.ShutDown != tells {
+		t.Errorf("the kernel says %t: %+v", tells, entry)
+	}
+}
+
+func TestLacks(t *testing.T) {
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{Flags: []string{"noatime,data=writeback", "commit=7"}})
+	entry, _ := at(t, target)
+	for _, tc := range []struct {
+		name  string
+		flags []string
+		want  int
+	}{
+		{"the same", []string{"noatime,data=writeback", "commit=7"}, 0},
+		{"none", nil, 0},
+		{"defaults", []string{"defaults", "rw"}, 0},
+		{"others", []string{"nodiratime,noatime", "commit=8", "secret"}, 3},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := entry.Lacks(tc.flags); got != tc.want {
+				t.Errorf("%d, want %d; %+v", got, tc.want, entry)
+			}
+		})
+	}
+}
