@@ -78,6 +78,8 @@ var codeTable = []struct {
 	{mount.ErrOption, codes.InvalidArgument, "an option of mkfs or mount that is not allowed"},
 	{mount.ErrUnsupported, codes.InvalidArgument, "a filesystem that this plugin does not make"},
 	{mount.ErrFormat, codes.Internal, "mkfs failed on a blank device; the next try formats again"},
+	{mount.ErrDamaged, codes.FailedPrecondition, "the filesystem needs an operator's decision; nothing is mounted"},
+	{mount.ErrGrow, codes.Internal, "the disk is as it was; the next try grows again"},
 	{mount.ErrMount, codes.Internal, "the kernel refused to mount"},
 	{mount.ErrBusy, codes.FailedPrecondition, "a process holds it; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "the path holds something that this plugin did not put there"},

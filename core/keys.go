@@ -28,6 +28,9 @@ const (
 	// KeyFSLineage lists the disks whose filesystem this disk may carry because it descends from them, as UUIDs
 	// separated by commas; empty for a disk made blank. Publish context.
 	KeyFSLineage = "fsLineage"
+	// KeyVerifyFilesystem is "false" where a filesystem that another volume's identity stands in is to be mounted all the
+	// same. Volume context; users set it, for a disk that they have copied by hand.
+	KeyVerifyFilesystem = "verifyFilesystem"
 	// KeyMkfsOptions, KeyRootUID, KeyRootGID and KeyRootMode are CreateVolume parameters that the node needs when it
 	// formats the volume. Volume context, each only when given.
 	KeyMkfsOptions = "mkfsOptions"

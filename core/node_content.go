@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
@@ -31,8 +33,37 @@ func (n *Node) filesystem(ctx context.Context, volume nodeVolume, dev device.Dev
 	if wanted != "" && wanted != content.Type {
 		return "", failedPrecondition("volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced", volume.id, dev, content, wanted)
 	}
+	if err := n.checkIdentity(volume, dev, content); err != nil {
+		return "", err
+	}
 	// A record of a format that did end, here before a crash or on another node since, has served.
 	return content.Type, n.formatter.Forget(volume.id)
+}
+
+// checkIdentity refuses a filesystem that is known to be another volume's. Filesystems that this plugin makes bear UUIDs
+// that follow from their disks' (version 5); a disk that was made blank can carry no other disk's. What bears any other
+// UUID was made or changed by somebody else, who has to know.
+func (n *Node) checkIdentity(volume nodeVolume, dev device.Device, content device.Content) error {
+	if content.Type == "btrfs" {
+		twin, err := n.devices.BtrfsTwin(dev, content)
+		if err != nil {
+			return err
+		}
+		if twin != "" {
+			return failedPrecondition("volume %s: the btrfs on %s is on %s as well, and the kernel would mix the two: take one of them from this node, or give one another UUID (btrfstune -u)", volume.id, dev, twin)
+		}
+	}
+	if volume.mayCarry(content.UUID) {
+		return nil
+	}
+	found, err := uuid.Parse(content.UUID)
+	if err == nil && found.Version() == 5 && volume.origin == OriginBlank {
+		return failedPrecondition("volume %s: the %s on %s is another volume's: its UUID is %s, and this disk, made blank, can only have %s: "+
+			"see which disk was copied here; set %s: \"false\" in the volume's context to use it all the same",
+			volume.id, content.Type, dev, content.UUID, mount.FilesystemUUID(volume.id), KeyVerifyFilesystem)
+	}
+	n.log.Warn("mounting a filesystem that this plugin did not make for this disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", content.Type, "fs_uuid", content.UUID)
+	return nil
 }
 
 func (n *Node) format(ctx context.Context, volume nodeVolume, dev device.Device, fsType string, interrupted *device.Interrupted) (_ string, err error) {
@@ -62,8 +93,8 @@ func (n *Node) format(ctx context.Context, volume nodeVolume, dev device.Device,
 }
 
 // setRoot sets owner and mode of the root folder as the volume's parameters ask, on a filesystem that we made.
-func (n *Node) setRoot(ctx context.Context, volume nodeVolume, dev device.Device, staging string, options mount.Options) error {
-	if volume.root.empty() || options.ReadOnly() {
+func (n *Node) setRoot(ctx context.Context, volume nodeVolume, dev device.Device, staging string) error {
+	if volume.root.empty() {
 		return nil
 	}
 	content, err := device.Probe(ctx, dev)

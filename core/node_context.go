@@ -2,6 +2,7 @@ package core
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,6 +25,9 @@ type nodeVolume struct {
 	attached bool
 	origin   string
 	readOnly bool
+	// lineage are the disks whose filesystem this disk may carry, besides its own; any says that it may carry whichever.
+	lineage []uuid.UUID
+	any     bool
 	// mkfsOptions and root concern a filesystem that is made here.
 	mkfsOptions string
 	root        rootFolder
@@ -38,6 +42,16 @@ type rootFolder struct {
 // want is what to look for among the guest's disks.
 func (v nodeVolume) want() device.Want {
 	return device.Want{Serial: rack.Serial(v.diskName), SizeBytes: v.sizeBytes}
+}
+
+// mayCarry reports whether a filesystem with this UUID belongs on the volume's disk.
+func (v nodeVolume) mayCarry(fsUUID string) bool {
+	if v.any {
+		return true
+	}
+	return slices.ContainsFunc(append(v.lineage, v.id), func(disk uuid.UUID) bool {
+		return strings.EqualFold(mount.FilesystemUUID(disk).String(), fsUUID)
+	})
 }
 
 // parseVolumeID understands a volume ID. One that is no UUID is none that this plugin ever gave out.
@@ -82,10 +96,31 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 			return nodeVolume{}, invalidArgument("publish_context: %s: %q is not one of true, false", KeyReadOnly, readOnly)
 		}
 	}
+	if v.lineage, err = parseLineage(publishContext[KeyFSLineage]); err != nil {
+		return nodeVolume{}, err
+	}
+	if verify := volumeContext[KeyVerifyFilesystem]; verify != "" && verify != "true" && verify != "false" {
+		return nodeVolume{}, invalidArgument("volume_context: %s: %q is not one of true, false", KeyVerifyFilesystem, verify)
+	}
+	v.any = volumeContext[KeyVerifyFilesystem] == "false"
 	if v.root, err = parseRootFolder(volumeContext); err != nil {
 		return nodeVolume{}, err
 	}
 	return v, nil
+}
+
+func parseLineage(text string) (lineage []uuid.UUID, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for disk := range strings.SplitSeq(text, ",") {
+		id, err := uuid.Parse(disk)
+		if err != nil {
+			return nil, invalidArgument("publish_context: %s: %q is not a list of UUIDs", KeyFSLineage, text)
+		}
+		lineage = append(lineage, id)
+	}
+	return lineage, nil
 }
 
 // parseRootFolder understands these keys, in the parameters of a new volume and in the context that they go into. An owner of

@@ -70,60 +70,88 @@ func resolve(path string) (string, error) {
 
 func (n *Node) stageFilesystem(ctx context.Context, volume nodeVolume, dev device.Device, staging string, capability *csi.VolumeCapability_MountVolume) error {
 	options := volume.mountOptions(capability.GetMountFlags())
-	staged, err := n.checkStaged(ctx, volume, dev, staging, capability.GetFsType(), options)
+	fsType, err := n.stagedType(ctx, volume, dev, staging, capability.GetFsType(), options)
 	if err != nil {
 		return err
 	}
-	if !staged {
-		if err := mount.MakeFolder(staging); err != nil {
+	if fsType == "" {
+		if fsType, err = n.mountStaging(ctx, volume, dev, staging, capability.GetFsType(), options); err != nil {
 			return err
 		}
-		if err := setReadOnly(dev, volume.readOnly); err != nil {
-			return err
-		}
-		fsType, err := n.filesystem(ctx, volume, dev, capability.GetFsType())
-		if err != nil {
-			return err
-		}
-		start := time.Now()
-		if err := mount.Filesystem(ctx, dev, staging, fsType, options); err != nil {
-			return err
-		}
-		n.log.Debug("mounted", "volume_id", volume.id.String(), "fs_type", fsType, "mount", time.Since(start))
 	}
-	return n.setRoot(ctx, volume, dev, staging, options)
+	if options.ReadOnly() {
+		return nil
+	}
+	// Here and not where it is mounted: the plugin may have ended in between.
+	grown, err := mount.GrowMounted(ctx, dev, staging, fsType)
+	if grown {
+		n.log.Info("grew the filesystem to its disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType)
+	}
+	if err != nil {
+		return err
+	}
+	return n.setRoot(ctx, volume, dev, staging)
 }
 
-// checkStaged reports whether the volume is staged already as it is asked for. A mount left over at the staging path
-// from a disk that has left the guest is taken away; whatever else stands in the way is an error.
-func (n *Node) checkStaged(ctx context.Context, volume nodeVolume, dev device.Device, staging, fsType string, options mount.Options) (bool, error) {
+// mountStaging mounts what is on the disk, or what it makes there, and returns the filesystem's type.
+func (n *Node) mountStaging(ctx context.Context, volume nodeVolume, dev device.Device, staging, wanted string, options mount.Options) (fsType string, err error) {
+	if err := mount.MakeFolder(staging); err != nil {
+		return "", err
+	}
+	if err := setReadOnly(dev, volume.readOnly); err != nil {
+		return "", err
+	}
+	if fsType, err = n.filesystem(ctx, volume, dev, wanted); err != nil {
+		return "", err
+	}
+	if !options.ReadOnly() {
+		grown, err := mount.GrowUnmounted(ctx, dev, fsType)
+		if grown {
+			n.log.Info("grew the filesystem to its disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	start := time.Now()
+	if err := mount.Filesystem(ctx, dev, staging, fsType, options); err != nil {
+		return "", err
+	}
+	n.log.Debug("mounted", "volume_id", volume.id.String(), "fs_type", fsType, "mount", time.Since(start))
+	return fsType, nil
+}
+
+// stagedType returns the filesystem with which the volume is staged already as it is asked for, empty when it is not
+// staged. A mount left over at the staging path from a disk that has left the guest is taken away; whatever else stands in
+// the way is an error.
+func (n *Node) stagedType(ctx context.Context, volume nodeVolume, dev device.Device, staging, fsType string, options mount.Options) (string, error) {
 	table, err := mount.ReadTable()
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	if _, ok := table.At(blockStagingPath(staging, volume.id)); ok {
-		return false, alreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unstage it first", volume.id, staging)
+		return "", alreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unstage it first", volume.id, staging)
 	}
 	entry, ok := table.At(staging)
 	if ok && !entry.Block() && entry.Number == dev.Number {
 		switch {
 		case fsType != "" && fsType != entry.FSType:
-			return false, alreadyExists("volume %s is staged at %s with %s, not %s", volume.id, staging, entry.FSType, fsType)
+			return "", alreadyExists("volume %s is staged at %s with %s, not %s", volume.id, staging, entry.FSType, fsType)
 		case entry.ReadOnly && !options.ReadOnly():
-			return false, alreadyExists("volume %s is staged at %s read-only, or its filesystem became so after an error (see dmesg): unstage it first", volume.id, staging)
+			return "", alreadyExists("volume %s is staged at %s read-only, or its filesystem became so after an error (see dmesg): unstage it first", volume.id, staging)
 		case !entry.ReadOnly && options.ReadOnly():
-			return false, alreadyExists("volume %s is staged at %s writable, not read-only", volume.id, staging)
+			return "", alreadyExists("volume %s is staged at %s writable, not read-only", volume.id, staging)
 		case entry.SELinuxContext != options.SELinuxContext():
-			return false, alreadyExists("volume %s is staged at %s with another SELinux context", volume.id, staging)
+			return "", alreadyExists("volume %s is staged at %s with another SELinux context", volume.id, staging)
 		}
-		return true, nil
+		return entry.FSType, nil
 	}
 	if ok {
 		if err := n.clearDead(ctx, table, entry); err != nil {
-			return false, err
+			return "", err
 		}
 	}
-	return false, checkUnused(volume, dev, table)
+	return "", checkUnused(volume, dev, table)
 }
 
 // clearDead takes away a mount whose disk has left the guest, if nothing else still shows it; any other is not ours to

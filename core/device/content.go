@@ -2,10 +2,8 @@ package device
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -100,68 +98,4 @@ func parseExport(text string) Content {
 		}
 	}
 	return content
-}
-
-// NeverMounted reports whether the filesystem that content describes is as mkfs leaves it before its first writable mount,
-// or half made. Where that cannot be told it counts as mounted.
-func NeverMounted(dev Device, content Content) (never bool, err error) {
-	err = dev.with(func(file *os.File) error {
-		switch content.Type {
-		case "ext2", "ext3", "ext4":
-			never, err = extNeverMounted(file)
-		case "xfs":
-			never, err = xfsNeverMounted(file)
-		case "btrfs":
-			never, err = btrfsNeverMounted(file)
-		}
-		return err
-	})
-	if err != nil {
-		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
-	}
-	return never, nil
-}
-
-// extNeverMounted reads struct ext4_super_block at 1024: mounts are counted, and the last one's time is noted.
-func extNeverMounted(file *os.File) (bool, error) {
-	super := make([]byte, 1024)
-	if _, err := file.ReadAt(super, 1024); err != nil {
-		return false, err
-	}
-	// s_mtime and its upper bits, s_mnt_count
-	return binary.LittleEndian.Uint32(super[0x2c:]) == 0 && super[0x275] == 0 && binary.LittleEndian.Uint16(super[0x34:]) == 0, nil
-}
-
-// xfsNeverMounted reads struct xfs_dsb at 0. It is marked as in progress until mkfs is done. Of a finished one the log
-// tells: mkfs writes one record at its start and zeros behind it, and the first mount stamps the 2 MiB that follow.
-func xfsNeverMounted(file *os.File) (bool, error) {
-	const (
-		mkfsBytes    = 256 * kib // no record is longer
-		stampedBytes = 2 * mib
-	)
-	super := make([]byte, 512)
-	if _, err := file.ReadAt(super, 0); err != nil {
-		return false, err
-	}
-	if super[126] != 0 { // sb_inprogress
-		return true, nil
-	}
-	// The log's start is given as a block in a group: sb_blocksize, sb_logstart, sb_agblocks, sb_logblocks, sb_agblklog.
-	block, start := int64(binary.BigEndian.Uint32(super[4:])), binary.BigEndian.Uint64(super[48:])
-	groupBlocks, logBlocks, groupShift := int64(binary.BigEndian.Uint32(super[84:])), int64(binary.BigEndian.Uint32(super[96:])), super[124]
-	if start == 0 || groupShift > 31 || logBlocks*block < stampedBytes {
-		return false, nil // another layout than we make
-	}
-	offset := (int64(start>>groupShift)*groupBlocks + int64(start&(1<<groupShift-1))) * block
-	found, err := findByte(context.Background(), file, []region{{"", offset + mkfsBytes, stampedBytes - mkfsBytes}})
-	return found == "", err
-}
-
-// btrfsNeverMounted reads struct btrfs_super_block at 64 KiB: the first mount makes the tree of UUIDs.
-func btrfsNeverMounted(file *os.File) (bool, error) {
-	generation := make([]byte, 8)
-	if _, err := file.ReadAt(generation, 64*kib+0x233); err != nil { // uuid_tree_generation
-		return false, err
-	}
-	return binary.LittleEndian.Uint64(generation) == 0, nil
 }

@@ -39,6 +39,10 @@ var (
 	ErrFormat = errors.New("making the filesystem failed")
 	// ErrMount says that the kernel or mount(8) refused a mount.
 	ErrMount = errors.New("mounting failed")
+	// ErrDamaged says that a filesystem is not in order, and that nobody but an operator can decide what to do about it.
+	ErrDamaged = errors.New("filesystem is damaged")
+	// ErrGrow says that a filesystem could not be made to fill its disk.
+	ErrGrow = errors.New("growing the filesystem failed")
 	// ErrBusy says that a mount or a device was still held when the time for waiting had run out.
 	ErrBusy = errors.New("still in use")
 	// ErrForeign says that a path holds something that this plugin did not put there and therefore leaves alone.
@@ -133,12 +137,24 @@ func splitFlags(flags []string) []string {
 }
 
 // Filesystem mounts the filesystem on the device at the folder target, which exists and has no mount yet, and verifies
-// that it is there. The errors are [ErrMount], [ErrOption] and [tool.ErrMissing]. What mount(8) says goes into the error
-// only when no flags were given that it might repeat.
+// that it is there. The kernel replays a journal by itself; only where it refuses a filesystem as damaged is ext checked,
+// once, unless it is to be mounted read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and [tool.ErrMissing].
+// What mount(8) says goes into the error only when no flags were given that it might repeat.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := CheckFlags(options.Flags); err != nil {
 		return err
 	}
+	err := mountFilesystem(ctx, dev, target, fsType, options)
+	if !errors.Is(err, ErrDamaged) || options.ReadOnly() {
+		return err
+	}
+	if err := repair(ctx, dev, fsType, err); err != nil {
+		return err
+	}
+	return mountFilesystem(ctx, dev, target, fsType, options)
+}
+
+func mountFilesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	// As sensitive options they stand in no text that mount-utils makes.
 	write := []string{"-w"} // a write-protected device is an error, not a read-only mount instead
 	if options.ReadOnly() {
@@ -156,11 +172,14 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 	if entry, ok := table.At(target); ok && entry.Number == dev.Number {
 		return nil
 	}
-	said := result.Said()
+	refused, said := ErrMount, result.Said()
+	if damaged(result) {
+		refused = ErrDamaged
+	}
 	if len(options.Flags) > 0 {
 		said = "what mount said may repeat mount flags and is not shown: see the kernel's log (dmesg)"
 	}
-	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", ErrMount, dev, target, fsType, result.ExitCode, said)
+	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, said)
 }
 
 // Bind makes what is at source, a folder or a device node, appear at target too, which exists and is of the same kind. A

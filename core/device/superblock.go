@@ -1,0 +1,197 @@
+package device
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// NeverMounted reports whether the filesystem that content describes is as mkfs leaves it before its first writable mount,
+// or half made. Where that cannot be told it counts as mounted.
+func NeverMounted(dev Device, content Content) (never bool, err error) {
+	err = dev.with(func(file *os.File) error {
+		switch content.Type {
+		case "ext2", "ext3", "ext4":
+			never, err = extNeverMounted(file)
+		case "xfs":
+			never, err = xfsNeverMounted(file)
+		case "btrfs":
+			never, err = btrfsNeverMounted(file)
+		}
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
+	}
+	return never, nil
+}
+
+// FilesystemBytes is how much of the disk its filesystem of this type takes up, which is little less than the disk unless
+// the disk is larger than the one that the filesystem was made for. It is 0 for a type that this plugin does not make.
+func FilesystemBytes(dev Device, fsType string) (sizeBytes int64, err error) {
+	err = dev.with(func(file *os.File) error {
+		switch fsType {
+		case "ext3", "ext4":
+			sizeBytes, err = extBytes(file)
+		case "xfs":
+			sizeBytes, err = xfsBytes(file)
+		case "btrfs":
+			sizeBytes, err = btrfsBytes(file)
+		}
+		return err
+	})
+	if err == nil && sizeBytes < 0 {
+		err = fmt.Errorf("a size of %d bytes", sizeBytes)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
+	}
+	return sizeBytes, nil
+}
+
+// extSuper is struct ext4_super_block.
+func extSuper(file *os.File) ([]byte, error) {
+	super := make([]byte, 1024)
+	_, err := file.ReadAt(super, 1024)
+	return super, err
+}
+
+// extNeverMounted: mounts are counted, and the last one's time is noted.
+func extNeverMounted(file *os.File) (bool, error) {
+	super, err := extSuper(file)
+	if err != nil {
+		return false, err
+	}
+	// s_mtime and its upper bits, s_mnt_count
+	return binary.LittleEndian.Uint32(super[0x2c:]) == 0 && super[0x275] == 0 && binary.LittleEndian.Uint16(super[0x34:]) == 0, nil
+}
+
+func extBytes(file *os.File) (int64, error) {
+	super, err := extSuper(file)
+	if err != nil {
+		return 0, err
+	}
+	// s_blocks_count_lo, s_log_block_size; s_blocks_count_hi counts if s_feature_incompat has INCOMPAT_64BIT.
+	blocks, shift := uint64(binary.LittleEndian.Uint32(super[4:])), binary.LittleEndian.Uint32(super[0x18:])
+	if binary.LittleEndian.Uint32(super[0x60:])&0x80 != 0 {
+		blocks |= uint64(binary.LittleEndian.Uint32(super[0x150:])) << 32
+	}
+	if shift > 6 {
+		return 0, fmt.Errorf("a block size of 2^%d bytes", 10+uint64(shift))
+	}
+	return int64(blocks << (10 + shift)), nil
+}
+
+// xfsSuper is the head of struct xfs_dsb.
+func xfsSuper(file *os.File) ([]byte, error) {
+	super := make([]byte, 512)
+	_, err := file.ReadAt(super, 0)
+	return super, err
+}
+
+// xfsNeverMounted: the superblock is marked as in progress until mkfs is done. Of a finished one the log tells: mkfs writes
+// one record at its start and zeros behind it, and the first mount stamps the 2 MiB that follow.
+func xfsNeverMounted(file *os.File) (bool, error) {
+	const (
+		mkfsBytes    = 256 * kib // no record is longer
+		stampedBytes = 2 * mib
+	)
+	super, err := xfsSuper(file)
+	if err != nil {
+		return false, err
+	}
+	if super[126] != 0 { // sb_inprogress
+		return true, nil
+	}
+	// The log's start is given as a block in a group: sb_blocksize, sb_logstart, sb_agblocks, sb_logblocks, sb_agblklog.
+	block, start := int64(binary.BigEndian.Uint32(super[4:])), binary.BigEndian.Uint64(super[48:])
+	groupBlocks, logBlocks, groupShift := int64(binary.BigEndian.Uint32(super[84:])), int64(binary.BigEndian.Uint32(super[96:])), super[124]
+	if start == 0 || groupShift > 31 || logBlocks*block < stampedBytes {
+		return false, nil // another layout than we make
+	}
+	offset := (int64(start>>groupShift)*groupBlocks + int64(start&(1<<groupShift-1))) * block
+	found, err := findByte(context.Background(), file, []region{{"", offset + mkfsBytes, stampedBytes - mkfsBytes}})
+	return found == "", err
+}
+
+func xfsBytes(file *os.File) (int64, error) {
+	super, err := xfsSuper(file)
+	if err != nil {
+		return 0, err
+	}
+	// sb_blocksize, sb_dblocks
+	return int64(binary.BigEndian.Uint32(super[4:])) * int64(binary.BigEndian.Uint64(super[8:])), nil
+}
+
+// btrfsSuper is the part of struct btrfs_super_block that is looked at.
+func btrfsSuper(file *os.File) ([]byte, error) {
+	super := make([]byte, 1024)
+	_, err := file.ReadAt(super, 64*kib)
+	return super, err
+}
+
+// btrfsNeverMounted: the first mount makes the tree of UUIDs, uuid_tree_generation.
+func btrfsNeverMounted(file *os.File) (bool, error) {
+	super, err := btrfsSuper(file)
+	if err != nil {
+		return false, err
+	}
+	return binary.LittleEndian.Uint64(super[0x233:]) == 0, nil
+}
+
+func btrfsBytes(file *os.File) (int64, error) {
+	super, err := btrfsSuper(file)
+	if err != nil {
+		return 0, err
+	}
+	if disks := binary.LittleEndian.Uint64(super[0x88:]); disks != 1 { // num_devices
+		return 0, fmt.Errorf("a btrfs over %d disks", disks)
+	}
+	return int64(binary.LittleEndian.Uint64(super[0xc9+8:])), nil // dev_item.total_bytes
+}
+
+// BtrfsTwin returns the name of another disk or partition of this guest that carries the same btrfs as the disk, empty when
+// there is none. The kernel tells filesystems by their UUID alone and would mix the two.
+func (r Roots) BtrfsTwin(dev Device, content Content) (name string, err error) {
+	// A btrfs that is mounted shows here even if its disk has left the guest.
+	if _, err := os.Stat(r.sys("fs", "btrfs", content.UUID)); !errors.Is(err, fs.ErrNotExist) {
+		return "a btrfs that is in use, " + content.UUID, err
+	}
+	disks, err := r.Disks()
+	if err != nil {
+		return "", err
+	}
+	for _, other := range disks {
+		names := []string{other.Name}
+		for partition := range other.Partitions {
+			names = append(names, partition)
+		}
+		for _, name := range names {
+			if other.Number != dev.Number && btrfsUUID(r.dev(name)) == content.UUID {
+				return name, nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// btrfsUUID is the UUID of the btrfs at path, as blkid prints it; empty when there is none or it cannot be read, as the
+// kernel cannot then.
+func btrfsUUID(path string) string {
+	file, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return ""
+	}
+	super, err := btrfsSuper(file)
+	if err := errors.Join(err, file.Close()); err != nil || string(super[0x40:0x48]) != "_BHRfS_M" {
+		return ""
+	}
+	id := super[0x20:0x30] // fsid
+	return strings.ToLower(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
+}

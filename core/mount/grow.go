@@ -1,0 +1,127 @@
+package mount
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+)
+
+// growFrom is how much of a disk lies idle before its filesystem is grown. Disks come in whole GiB (docs/rack.md §2), and
+// what a filesystem leaves because it does not fill another of its groups is less than the 128 MiB of a group of ext.
+const growFrom = 128 << 20
+
+// repairTime bounds checking and growing, which run on when their caller has gone: to stop either in its middle helps nobody.
+const repairTime = 4 * time.Hour
+
+// checks lets one check run at a time: each takes memory by the size of its disk.
+var checks = make(chan struct{}, 1)
+
+// GrowUnmounted makes an ext filesystem fill its disk, and reports whether it had to. resize2fs wants it checked first.
+// Growing ext while it is mounted would need a capability that containers rarely have. Others grow in [GrowMounted]. A
+// filesystem of any kind that is larger than its disk is [ErrDamaged].
+func GrowUnmounted(ctx context.Context, dev device.Device, fsType string) (grown bool, err error) {
+	if needed, err := needsGrowth(dev, fsType); err != nil || !needed || !isExt(fsType) {
+		return false, err
+	}
+	if err := check(ctx, dev, "-f"); err != nil {
+		return false, err
+	}
+	return true, grow(ctx, dev, "resize2fs", dev.Path)
+}
+
+// GrowMounted makes an xfs or btrfs that is mounted at path fill its disk, and reports whether it had to.
+func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (grown bool, err error) {
+	if needed, err := needsGrowth(dev, fsType); err != nil || !needed {
+		return false, err
+	}
+	switch fsType {
+	case "xfs":
+		return true, grow(ctx, dev, "xfs_growfs", "-d", path)
+	case "btrfs":
+		return true, grow(ctx, dev, "btrfs", "filesystem", "resize", "max", path)
+	}
+	return false, nil
+}
+
+// needsGrowth reports whether a filesystem is so much smaller than its disk that it has to be grown, as after a volume was
+// made from a smaller one's snapshot. The superblock says so, which costs one read; mount-utils' way would start two
+// programs at each stage.
+func needsGrowth(dev device.Device, fsType string) (bool, error) {
+	sizeBytes, err := device.FilesystemBytes(dev, fsType)
+	if err != nil || sizeBytes == 0 {
+		return false, err
+	}
+	if sizeBytes > dev.SizeBytes {
+		return false, fmt.Errorf("%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one", ErrDamaged, dev, dev.SizeBytes, fsType, sizeBytes)
+	}
+	return dev.SizeBytes-sizeBytes >= growFrom, nil
+}
+
+func grow(ctx context.Context, dev device.Device, program string, args ...string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
+	defer cancel()
+	result, err := tool.Run(ctx, program, args...)
+	if err != nil {
+		return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
+	}
+	if result.ExitCode != 0 {
+		return fmt.Errorf("%w on %s: %s: exit code %d: %s", ErrGrow, dev, program, result.ExitCode, result.Said())
+	}
+	return nil
+}
+
+// Exit codes of e2fsck: up to mended all is well now; with left among its bits, something is not.
+const (
+	e2fsckMended = 3
+	e2fsckLeft   = 4
+)
+
+// check has e2fsck put an ext filesystem that is not mounted in order, so far as it can without asking. What it cannot is
+// [ErrDamaged]. It waits while another check runs.
+func check(ctx context.Context, dev device.Device, flags ...string) error {
+	select {
+	case checks <- struct{}{}:
+		defer func() { <-checks }()
+	case <-ctx.Done():
+		return fmt.Errorf("check of %s: another disk's check is still under way: %w", dev, ctx.Err())
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
+	defer cancel()
+	result, err := tool.Run(ctx, "e2fsck", append(flags, "-p", dev.Path)...)
+	if err != nil {
+		return fmt.Errorf("check of %s: %w", dev, err)
+	}
+	switch code := result.ExitCode; {
+	case 0 <= code && code <= e2fsckMended:
+		return nil
+	case code > 0 && code&e2fsckLeft != 0:
+		return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s: nothing is mounted; restore a snapshot, or run e2fsck by hand on the node",
+			ErrDamaged, dev, code, result.Said())
+	}
+	// It was killed, or found the disk in use: nothing is known of what is on it.
+	return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s", ErrMount, dev, result.ExitCode, result.Said())
+}
+
+func isExt(fsType string) bool { return strings.HasPrefix(fsType, "ext") }
+
+// damaged reports whether mount(8) says that the kernel found the filesystem itself in disorder: EUCLEAN or EBADMSG.
+func damaged(result tool.Result) bool {
+	return strings.Contains(result.Stderr, "Structure needs cleaning") || strings.Contains(result.Stderr, "Bad message")
+}
+
+// repair has a filesystem checked that the kernel has refused to mount. Only ext has a check that mends nothing but what is
+// certain; those of others may throw data away, and wait for an operator.
+func repair(ctx context.Context, dev device.Device, fsType string, cause error) error {
+	byHand := map[string]string{"xfs": "xfs_repair", "btrfs": "btrfs check"}
+	if !isExt(fsType) {
+		return fmt.Errorf("%w: restore a snapshot, or look at the disk with %s on the node", cause, byHand[fsType])
+	}
+	if err := check(ctx, dev); err != nil {
+		return fmt.Errorf("%w; %w", cause, err)
+	}
+	return nil
+}
