@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,18 +34,27 @@ func GrowUnmounted(ctx context.Context, dev device.Device, fsType string) (grown
 	return true, grow(ctx, dev, "resize2fs", dev.Path)
 }
 
-// GrowMounted makes an xfs or btrfs that is mounted at path fill its disk, and reports whether it had to.
+// GrowMounted makes an xfs or btrfs that is mounted at path fill its disk, and reports whether it became larger. Of a
+// mounted xfs the superblock on the disk lags behind, so that one just grown may be asked to grow again, to no effect.
 func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (grown bool, err error) {
 	if needed, err := needsGrowth(dev, fsType); err != nil || !needed {
 		return false, err
 	}
+	before, err := Stats(path)
+	if err != nil {
+		return false, err
+	}
 	switch fsType {
 	case "xfs":
-		return true, grow(ctx, dev, "xfs_growfs", "-d", path)
+		err = grow(ctx, dev, "xfs_growfs", "-d", path)
 	case "btrfs":
-		return true, grow(ctx, dev, "btrfs", "filesystem", "resize", "max", path)
+		err = grow(ctx, dev, "btrfs", "filesystem", "resize", "max", path)
 	}
-	return false, nil
+	if err != nil {
+		return false, err
+	}
+	after, err := Stats(path)
+	return after.TotalBytes > before.TotalBytes, err
 }
 
 // needsGrowth reports whether a filesystem is so much smaller than its disk that it has to be grown, as after a volume was
@@ -108,9 +118,12 @@ func check(ctx context.Context, dev device.Device, flags ...string) error {
 
 func isExt(fsType string) bool { return strings.HasPrefix(fsType, "ext") }
 
-// damaged reports whether mount(8) says that the kernel found the filesystem itself in disorder: EUCLEAN or EBADMSG.
+// damaged reports whether mount(8) says that the kernel found the filesystem itself in disorder: EUCLEAN or EBADMSG, of which
+// its versions make different sentences.
 func damaged(result tool.Result) bool {
-	return strings.Contains(result.Stderr, "Structure needs cleaning") || strings.Contains(result.Stderr, "Bad message")
+	return slices.ContainsFunc([]string{"Structure needs cleaning", "Bad message", "probably corrupted filesystem"}, func(said string) bool {
+		return strings.Contains(result.Stderr, said)
+	})
 }
 
 // repair has a filesystem checked that the kernel has refused to mount. Only ext has a check that mends nothing but what is

@@ -1,0 +1,311 @@
+package core_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+)
+
+// restore makes a disk of this size with the bytes that another one has at this moment, as a rack does through a snapshot,
+// and attaches it.
+func (r *nodeRig) restore(source *volume, id, disk string, sizeBytes int64) *volume {
+	r.t.Helper()
+	r.digest(source) // brings what the guest has written to the file, as far as the guest has written it
+	must(r.t, r.guests.CreateDisk(id, sizeBytes))
+	copied := r.path("disks/" + id + ".disk")
+	r.run("cp", "--sparse=always", r.path("disks/"+source.id+".disk"), copied)
+	must(r.t, os.Truncate(copied, sizeBytes))
+	v := &volume{
+		id: id, disk: disk, staging: r.path("staging-" + disk),
+		publish: map[string]string{
+			core.KeyDiskName: disk, core.KeyDiskID: id, core.KeySizeBytes: fmt.Sprint(sizeBytes), core.KeyBlockSize: "512",
+			core.KeyOrigin: core.OriginSnapshot, core.KeyReadOnly: "false", core.KeyFSLineage: source.id,
+		},
+		volume: map[string]string{core.KeyDiskName: disk},
+	}
+	must(r.t, os.Mkdir(v.staging, 0o755))
+	must(r.t, r.guests.Plug(guestID, simrack.GuestDisk{ID: id, Name: disk, Slot: 3, SizeBytes: sizeBytes, BlockSize: 512}))
+	return v
+}
+
+// A filesystem that is certainly another volume's is not mounted; one of which nothing is known is, with a word about it.
+func TestNodeFilesystemIdentity(t *testing.T) {
+	const stranger = "0b0c7b5e-8f0a-4d0e-9b7e-1f2d3c4b5a69"
+	other := mount.FilesystemUUID(uuid.MustParse(volumeB)).String()
+	for _, tc := range []struct {
+		name    string
+		fsUUID  string
+		prepare func(v *volume)
+		code    codes.Code
+		warns   bool
+	}{
+		{"its own", mount.FilesystemUUID(uuid.MustParse(volumeA)).String(), func(*volume) {}, codes.OK, false},
+		{"another volume's, on a disk made blank", other, func(*volume) {}, codes.FailedPrecondition, false},
+		{"another volume's, on a disk restored from it", other, func(v *volume) {
+			v.publish[core.KeyOrigin], v.publish[core.KeyFSLineage] = core.OriginSnapshot, volumeB
+		}, codes.OK, false},
+		{"a forebear's, among several", other, func(v *volume) {
+			v.publish[core.KeyOrigin], v.publish[core.KeyFSLineage] = core.OriginSnapshot, stranger+","+strings.ToUpper(volumeB)
+		}, codes.OK, false},
+		{"another volume's, on a disk restored from elsewhere", other, func(v *volume) {
+			v.publish[core.KeyOrigin], v.publish[core.KeyFSLineage] = core.OriginSnapshot, stranger
+		}, codes.OK, true},
+		{"another volume's, and the user says so", other, func(v *volume) { v.volume[core.KeyVerifyFilesystem] = "false" }, codes.OK, false},
+		{"another volume's, and the user wants it verified", other, func(v *volume) { v.volume[core.KeyVerifyFilesystem] = "true" }, codes.FailedPrecondition, false},
+		{"another volume's, without a publish context", other, func(v *volume) { v.publish = nil }, codes.OK, true},
+		{"the user's own", stranger, func(*volume) {}, codes.OK, true},
+		{"a switch that is none", other, func(v *volume) { v.volume[core.KeyVerifyFilesystem] = "no" }, codes.InvalidArgument, false},
+		{"a lineage that is none", other, func(v *volume) { v.publish[core.KeyFSLineage] = volumeB + ";" + stranger }, codes.InvalidArgument, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newNodeRig(t)
+			v := r.newVolume(volumeA, diskA)
+			r.run("mkfs.ext4", "-q", "-U", tc.fsUUID, r.node(v))
+			tc.prepare(v)
+			before := r.digest(v)
+			wantCode(t, r.stage(v, filesystem("", writer)), tc.code)
+			if tc.code != codes.OK {
+				r.wantMounts()
+				if r.digest(v) != before {
+					t.Error("the disk was written to")
+				}
+				return
+			}
+			if warned := strings.Contains(r.log.String(), "did not make for this disk"); warned != tc.warns {
+				t.Errorf("warned: %t, want %t", warned, tc.warns)
+			}
+			must(t, r.unstage(v))
+		})
+	}
+	t.Run("raw block", func(t *testing.T) {
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		r.run("mkfs.ext4", "-q", "-U", other, r.node(v))
+		must(t, r.stage(v, rawBlock(writer)))
+		must(t, r.unstage(v))
+	})
+}
+
+// A volume and its restored copy on one node carry the same filesystem.
+func TestNodeTwins(t *testing.T) {
+	for _, fsType := range mount.Filesystems() {
+		for _, copyFirst := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, copy first %t", fsType, copyFirst), func(t *testing.T) {
+				r := newNodeRig(t)
+				original := r.newVolume(volumeA, diskA)
+				capability := filesystem(fsType, writer)
+				must(t, r.stage(original, capability))
+				must(t, os.WriteFile(filepath.Join(original.staging, "file"), []byte("data"), 0o600))
+				must(t, r.unstage(original))
+				twin := r.restore(original, volumeB, diskB, volumeBytes)
+				first, second := original, twin
+				if copyFirst {
+					first, second = twin, original
+				}
+				if fsType == "btrfs" {
+					wantCode(t, r.stage(first, capability), codes.FailedPrecondition, "nvme")
+					r.wantMounts()
+					must(t, r.guests.Unplug(guestID, second.id))
+					must(t, r.stage(first, capability))
+					must(t, r.guests.Plug(guestID, simrack.GuestDisk{ID: second.id, Name: second.disk, Slot: 4, SizeBytes: volumeBytes, BlockSize: 512}))
+					wantCode(t, r.stage(second, capability), codes.FailedPrecondition, "mix")
+					must(t, r.unstage(first))
+					return
+				}
+				must(t, r.stage(first, capability))
+				must(t, r.stage(second, capability))
+				must(t, os.WriteFile(filepath.Join(first.staging, "file"), []byte("first"), 0o600))
+				must(t, os.WriteFile(filepath.Join(second.staging, "file"), []byte("second"), 0o600))
+				must(t, r.unstage(first))
+				must(t, r.unstage(second))
+				must(t, r.stage(second, capability))
+				must(t, r.stage(first, capability))
+				wantContent(t, filepath.Join(first.staging, "file"), "first")
+				wantContent(t, filepath.Join(second.staging, "file"), "second")
+				must(t, r.unstage(second))
+				must(t, r.unstage(first))
+			})
+		}
+	}
+}
+
+// A volume made from a smaller one's snapshot has all of its size to use, once.
+func TestNodeGrowsFilesystem(t *testing.T) {
+	for _, fsType := range mount.Filesystems() {
+		t.Run(fsType, func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			capability := filesystem(fsType, writer)
+			must(t, r.stage(source, capability))
+			must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
+			r.run("sync", "-f", source.staging)
+			// As a snapshot finds it: mounted, its journal not replayed.
+			v := r.restore(source, volumeB, diskB, 3*volumeBytes)
+			must(t, r.unstage(source))
+			must(t, r.guests.Unplug(guestID, source.id))
+
+			total := func() int64 {
+				t.Helper()
+				stats, err := r.stats(v.id, v.staging, "")
+				must(t, err)
+				return stats.GetUsage()[0].GetTotal()
+			}
+			readOnly := filesystem(fsType, writer, "ro")
+			must(t, r.stage(v, readOnly))
+			if size := total(); size > volumeBytes {
+				t.Errorf("mounted read-only it was grown to %d bytes", size)
+			}
+			must(t, r.unstage(v))
+
+			must(t, r.stage(v, capability))
+			if size := total(); size < 3*volumeBytes*8/10 {
+				t.Errorf("%d bytes in all, want most of %d", size, 3*volumeBytes)
+			}
+			wantContent(t, filepath.Join(v.staging, "file"), "data")
+			must(t, r.stage(v, capability))
+			must(t, r.unstage(v))
+			must(t, r.stage(v, capability))
+			wantContent(t, filepath.Join(v.staging, "file"), "data")
+			if times := strings.Count(r.log.String(), "grew the filesystem"); times != 1 {
+				t.Errorf("grown %d times, want once", times)
+			}
+			must(t, r.unstage(v))
+		})
+		t.Run(fsType+", mounted and not grown yet", func(t *testing.T) {
+			if strings.HasPrefix(fsType, "ext") {
+				return // grown before it is mounted
+			}
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			capability := filesystem(fsType, writer)
+			must(t, r.stage(source, capability))
+			must(t, r.unstage(source))
+			v := r.restore(source, volumeB, diskB, 2*volumeBytes)
+			must(t, r.guests.Unplug(guestID, source.id))
+			r.run("mount", "-t", fsType, r.node(v), v.staging)
+			must(t, r.stage(v, capability))
+			if times := strings.Count(r.log.String(), "grew the filesystem"); times != 1 {
+				t.Errorf("grown %d times, want once", times)
+			}
+			must(t, r.unstage(v))
+		})
+		t.Run(fsType+", larger than its disk", func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			capability := filesystem(fsType, writer)
+			must(t, r.stage(source, capability))
+			must(t, r.unstage(source))
+			v := r.restore(source, volumeB, diskB, volumeBytes-32<<20)
+			must(t, r.guests.Unplug(guestID, source.id))
+			before := r.digest(v)
+			wantCode(t, r.stage(v, capability), codes.FailedPrecondition)
+			r.wantMounts()
+			if r.digest(v) != before {
+				t.Error("the disk was written to")
+			}
+		})
+	}
+}
+
+// The kernel refuses some filesystems until they were checked.
+func TestNodeChecksOnlyOnDemand(t *testing.T) {
+	made := func(t *testing.T, fsType string) (*nodeRig, *volume) {
+		t.Helper()
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		must(t, r.stage(v, filesystem(fsType, writer)))
+		must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
+		must(t, r.unstage(v))
+		return r, v
+	}
+	capability := filesystem("", writer)
+	t.Run("ext4 that e2fsck mends by itself", func(t *testing.T) {
+		r, v := made(t, "ext4")
+		// The root folder's inode with a wrong checksum.
+		r.run("debugfs", "-w", "-n", "-R", "set_inode_field <2> checksum 0x1234", r.node(v))
+		must(t, r.stage(v, capability))
+		wantContent(t, filepath.Join(v.staging, "file"), "data")
+		must(t, r.unstage(v))
+	})
+	t.Run("ext4 that e2fsck does not mend unasked", func(t *testing.T) {
+		r, v := made(t, "ext4")
+		r.run("debugfs", "-w", "-n", "-R", "clri <2>", r.node(v))
+		wantCode(t, r.stage(v, capability), codes.FailedPrecondition, "e2fsck")
+		r.wantMounts()
+	})
+	t.Run("xfs", func(t *testing.T) {
+		r, v := made(t, "xfs")
+		r.run("xfs_db", "-x", "-c", "sb 0", "-c", "addr rootino", "-c", "fuzz -d core.magic zeroes", r.node(v))
+		wantCode(t, r.stage(v, capability), codes.FailedPrecondition, "xfs_repair")
+		r.wantMounts()
+	})
+	for _, fsType := range mount.Filesystems() {
+		t.Run("a journal to replay needs no check, "+fsType, func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			must(t, r.stage(source, filesystem(fsType, writer)))
+			must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
+			r.run("sync", "-f", source.staging)
+			v := r.restore(source, volumeB, diskB, volumeBytes)
+			must(t, r.unstage(source))
+			must(t, r.guests.Unplug(guestID, source.id))
+			must(t, r.stage(v, capability))
+			wantContent(t, filepath.Join(v.staging, "file"), "data")
+			must(t, r.unstage(v))
+		})
+	}
+}
+
+// A snapshot of a disk in use is what a power cut leaves. Made into a read-only disk, nothing of it is ever changed.
+func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
+	for _, fsType := range mount.Filesystems() {
+		t.Run(fsType, func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			must(t, r.stage(source, filesystem(fsType, writer)))
+			must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
+			r.run("sync", "-f", source.staging)
+			if fsType != "btrfs" {
+				// Beyond what is in its place: only the journal has this.
+				must(t, os.WriteFile(filepath.Join(source.staging, "later"), []byte("data"), 0o600))
+			}
+			v := r.restore(source, volumeB, diskB, volumeBytes)
+			v.publish[core.KeyReadOnly] = "true"
+			must(t, r.unstage(source))
+			must(t, r.guests.Unplug(guestID, source.id))
+			before := r.digest(v)
+			capability := filesystem("", readerOnly)
+			must(t, r.stage(v, capability))
+			must(t, r.publish(v, "target", capability, true))
+			if fsType == "btrfs" {
+				wantContent(t, r.path("target/file"), "data")
+			} else if _, err := os.ReadDir(r.path("target")); err != nil {
+				t.Error(err)
+			}
+			if err := os.WriteFile(r.path("target/new"), nil, 0o600); err == nil {
+				t.Error("a read-only disk takes files")
+			}
+			if file, err := os.OpenFile(r.node(v), os.O_WRONLY, 0); err == nil {
+				_, err = file.WriteAt([]byte("x"), 0)
+				if err := errors.Join(err, file.Close()); err == nil {
+					t.Error("a read-only disk takes writes")
+				}
+			}
+			must(t, r.unpublish(v, "target"))
+			must(t, r.unstage(v))
+			if r.digest(v) != before {
+				t.Error("the disk was written to")
+			}
+		})
+	}
+}
