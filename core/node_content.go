@@ -36,8 +36,9 @@ func (n *Node) filesystem(ctx context.Context, volume nodeVolume, dev device.Dev
 	if err := n.checkIdentity(volume, dev, content); err != nil {
 		return "", err
 	}
-	// A record of a format that did end, here before a crash or on another node since, has served.
-	return content.Type, n.formatter.Forget(volume.id)
+	// What is used from now on must never be taken for the remains of a format, not even when it is damaged one day: a
+	// record may be left from before a crash, and a marker where somebody made a filesystem by hand.
+	return content.Type, n.formatter.Clear(volume.id, dev)
 }
 
 // checkIdentity refuses a filesystem that is known to be another volume's. Filesystems that this plugin makes bear UUIDs

@@ -537,6 +537,21 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 			must(t, r.unstage(v))
 		})
 	}
+	t.Run("made by hand since, and damaged later", func(t *testing.T) {
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		r.run("mkfs.ext4", "-q", "-E", "nodiscard", r.node(v))
+		// What package device writes before mkfs, in one of its places.
+		marker := make([]byte, 4096)
+		copy(marker, "csi.oxide.computer format marker 1\ndisk "+volumeA+"\n"+
+			"This disk was blank, and a filesystem is being made on it. Where this still stands beside no filesystem, or beside one that\n"+
+			"was never mounted, making it was interrupted: NodeStageVolume makes it again and then removes this text.\n")
+		r.poke(v, volumeBytes/19*7/4096*4096, string(marker))
+		must(t, r.stage(v, filesystem("ext4", writer)))
+		must(t, r.unstage(v))
+		r.poke(v, 0, string(make([]byte, 64<<10)))
+		wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.FailedPrecondition, "refusing to format")
+	})
 	t.Run("used as raw block since", func(t *testing.T) {
 		r := newNodeRig(t)
 		v := r.newVolume(volumeA, diskA)
