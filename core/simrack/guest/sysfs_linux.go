@@ -152,6 +152,9 @@ func (d *device) links() []entry {
 	}
 	return []entry{
 		function,
+		// What the filesystem on the disk tells of itself: the machine's own, which knows the disk by its loop device. It
+		// leads nowhere while no filesystem of this kind is mounted.
+		link("fs/ext4/"+d.name(), "/sys/fs/ext4/"+d.loop.String()),
 		link("class/nvme-subsystem/"+d.subsystemName(), "../../devices/virtual/nvme-subsystem/"+d.subsystemName()),
 		link("class/nvme/"+d.controllerName(), "../../"+d.function()+"/nvme/"+d.controllerName()),
 		link("dev/block/"+d.majorMinor(), "../../"+d.folder()),

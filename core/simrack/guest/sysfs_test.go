@@ -50,8 +50,8 @@ func snapshot(t *testing.T, dir string) map[string]string {
 		case unix.S_IFLNK:
 			target, err := os.Readlink(path)
 			found[name] = "-> " + target
-			if _, statErr := os.Stat(path); statErr != nil {
-				return errors.Join(err, statErr) // A link to nowhere.
+			if _, statErr := os.Stat(path); statErr != nil && !strings.HasPrefix(target, "/sys/fs/") {
+				return errors.Join(err, statErr) // A link to nowhere, for another reason than that nothing is mounted.
 			}
 			return err
 		case unix.S_IFBLK:
@@ -69,8 +69,8 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-// bootedGuest is the folder of TestBoot's guest, given the numbers of its block devices.
-func bootedGuest(number map[string]string) map[string]string {
+// bootedGuest is the folder of TestBoot's guest, given the numbers of its block devices and the machine's names for them.
+func bootedGuest(number, loop map[string]string) map[string]string {
 	want := map[string]string{
 		"metadata.env": `0644 "OXIDE_INSTANCE_ID=11111111-1111-4111-8111-111111111111\nOXIDE_RACK=default\n"`,
 		"dev/nvme0n1":  "block " + number["nvme0n1"] + " 0660",
@@ -82,6 +82,8 @@ func bootedGuest(number map[string]string) map[string]string {
 		"sys/class/dmi/id/product_uuid":   `0400 "11111111-1111-4111-8111-111111111111\n"`,
 		"sys/class/dmi/id/bios_vendor":    `0444 "Oxide\n"`,
 
+		"sys/fs/ext4/nvme0n1":                   "-> /sys/fs/ext4/" + loop["nvme0n1"],
+		"sys/fs/ext4/nvme1n1":                   "-> /sys/fs/ext4/" + loop["nvme1n1"],
 		"sys/block/nvme0n1":                     "-> ../devices/pci0000:00/0000:00:10.0/nvme/nvme0/nvme0n1",
 		"sys/block/nvme1n1":                     "-> ../devices/pci0000:00/0000:00:11.0/nvme/nvme1/nvme1n1",
 		"sys/class/nvme/nvme0":                  "-> ../../devices/pci0000:00/0000:00:10.0/nvme/nvme0",
@@ -141,13 +143,16 @@ func TestBoot(t *testing.T) {
 	w.on(nodeA, "node-a", volume, boot) // Slots decide, not the order.
 
 	// Loop devices have no fixed numbers, so they are the only thing to be filled in.
-	number := map[string]string{}
+	number, loop := map[string]string{}, map[string]string{}
 	for name := range map[string]bool{"nvme0n1": true, "nvme1n1": true} {
 		var st unix.Stat_t
 		must(t, unix.Stat(filepath.Join(w.root, "node-a/dev", name), &st))
 		number[name] = fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		folder, err := filepath.EvalSymlinks("/sys/dev/block/" + number[name])
+		must(t, err)
+		loop[name] = filepath.Base(folder)
 	}
-	want := bootedGuest(number)
+	want := bootedGuest(number, loop)
 	if diff := cmp.Diff(want, snapshot(t, filepath.Join(w.root, "node-a"))); diff != "" {
 		t.Errorf("guest folder (-want +got):\n%s", diff)
 	}
@@ -155,6 +160,17 @@ func TestBoot(t *testing.T) {
 	// What the folder says holds for the device, too.
 	run(t, "sh", "-c", `test "$(blockdev --getsize64 --getss "$0" | xargs)" = "67108864 4096"`, w.node(nodeA, volume))
 	run(t, "sh", "-c", `blkid -p -o export "$0" | grep -qx PTTYPE=dos`, w.node(nodeA, boot))
+
+	// The guest sees what its filesystem tells of itself, once it is mounted.
+	mountpoint := t.TempDir()
+	run(t, "mkfs.ext4", "-q", w.node(nodeA, volume))
+	run(t, "mount", w.node(nodeA, volume), mountpoint)
+	errorCount, err := os.ReadFile(filepath.Join(w.root, "node-a/sys/fs/ext4/nvme1n1/errors_count"))
+	run(t, "umount", mountpoint)
+	must(t, err)
+	if string(errorCount) != "0\n" {
+		t.Errorf("errors_count of a new filesystem: %q", errorCount)
+	}
 
 	w.must(w.PowerOff(nodeA, false))
 	off := map[string]string{"metadata.env": want["metadata.env"]}
