@@ -164,15 +164,23 @@ const nvmeClass = "0x010802"
 
 // unsettled returns the address of a PCI NVMe function whose serial the kernel has not accepted: it is still coming up,
 // or it was refused because another one has the same serial. The kernel then takes the driver away from it, and which of
-// the two it keeps is chance, so that the one match in /sys/block proves nothing. A guest whose sysfs shows no PCI
-// bus has no such function.
+// the two it keeps is chance, so that the one match in /sys/block proves nothing.
 func (r Roots) unsettled() (address string, err error) {
+	addresses, err := r.unsettledFunctions()
+	if err != nil || len(addresses) == 0 {
+		return "", err
+	}
+	return addresses[0], nil
+}
+
+// unsettledFunctions are all such functions. A guest whose sysfs shows no PCI bus has none.
+func (r Roots) unsettledFunctions() (addresses []string, err error) {
 	functions, err := os.ReadDir(r.sys("bus", "pci", "devices"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+		return nil, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("list PCI devices: %w", err)
+		return nil, fmt.Errorf("list PCI devices: %w", err)
 	}
 	for _, function := range functions {
 		folder := r.sys("bus", "pci", "devices", function.Name())
@@ -181,10 +189,10 @@ func (r Roots) unsettled() (address string, err error) {
 			continue // gone meanwhile, or something else
 		}
 		if !accepted(folder) {
-			return function.Name(), nil
+			addresses = append(addresses, function.Name())
 		}
 	}
-	return "", nil
+	return addresses, nil
 }
 
 // accepted reports whether a PCI function has its driver and the driver a controller with a serial. Before the kernel

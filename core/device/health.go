@@ -1,0 +1,181 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+)
+
+// ControllerLive is the state of an NVMe controller that works, as sysfs words it; see [Roots.ControllerState].
+const ControllerLive = "live"
+
+// ControllerState is the state of a disk's NVMe controller as the kernel words it: "live", or "connecting", "resetting",
+// "deleting", "dead". It is empty where sysfs does not tell.
+func (r Roots) ControllerState(disk string) string {
+	state, err := r.attribute(disk, "device/state")
+	if err != nil {
+		return ""
+	}
+	return state
+}
+
+// Unsettled returns the addresses of the PCI NVMe functions that did not come up: the kernel has refused them, mostly
+// because another disk has the same serial, or their controllers do not start. One that is still coming up is waited for,
+// at most as long as [Roots.Find] does and ctx allows.
+func (r Roots) Unsettled(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		addresses, err := r.unsettledFunctions()
+		if err != nil || len(addresses) == 0 {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return addresses, nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// Ext4Errors is what an ext3 or ext4 filesystem has noted in its superblock of the errors that the kernel met in it since
+// e2fsck was run last.
+type Ext4Errors struct {
+	Count int64
+	// First and Last are when the first and the last of them were met.
+	First, Last time.Time
+	// Corruption says that one of these two was the filesystem's own structure, not a disk that did not read or write.
+	Corruption bool
+}
+
+// Ext4Errors reads from sysfs which errors the ext3 or ext4 filesystem mounted from a disk has noted. None where sysfs does
+// not show the filesystem.
+func (r Roots) Ext4Errors(disk string) (Ext4Errors, error) {
+	number := func(file string) (int64, error) {
+		content, err := os.ReadFile(r.sys("fs", "ext4", disk, file))
+		if errors.Is(err, fs.ErrNotExist) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
+	}
+	values := map[string]int64{}
+	for _, file := range []string{"errors_count", "first_error_time", "last_error_time", "first_error_errcode", "last_error_errcode"} {
+		value, err := number(file)
+		if err != nil {
+			return Ext4Errors{}, fmt.Errorf("errors of the filesystem on %s: %w", disk, err)
+		}
+		values[file] = value
+	}
+	return Ext4Errors{
+		Count: values["errors_count"],
+		First: time.Unix(values["first_error_time"], 0).UTC(), Last: time.Unix(values["last_error_time"], 0).UTC(),
+		Corruption: values["errors_count"] > 0 && (corruption(values["first_error_errcode"]) || corruption(values["last_error_errcode"])),
+	}, nil
+}
+
+// corruption reports whether a code in the superblock of ext4 (EXT4_ERR_* in Linux, fs/ext4/ext4.h) stands for damage: a
+// wrong checksum or a structure that makes no sense. Kernels before Linux 5.8 note none; damage is what they mostly mean.
+func corruption(code int64) bool {
+	const (
+		unknown, badChecksum, corrupted = 1, 4, 5
+	)
+	return code <= unknown || code == badChecksum || code == corrupted
+}
+
+// BtrfsCorruption counts the blocks that a btrfs, mounted here, has read with a wrong checksum or of a wrong generation. The
+// UUID is the filesystem's own. 0 where sysfs does not show the filesystem.
+func (r Roots) BtrfsCorruption(filesystem string) (int64, error) {
+	files, err := filepath.Glob(r.sys("fs", "btrfs", filesystem, "devinfo", "*", "error_stats"))
+	if err != nil {
+		return 0, err
+	}
+	var count int64
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return 0, err
+		}
+		for line := range strings.Lines(string(content)) {
+			key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if key != "corruption_errs" && key != "generation_errs" {
+				continue
+			}
+			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("%s: %w", file, err)
+			}
+			count += n
+		}
+	}
+	return count, nil
+}
+
+// FilesystemUUID reads the UUID in the superblock of the device, as [Content] has it, without a program. It is empty where
+// there is none of the filesystems that this plugin mounts.
+func (d Device) FilesystemUUID() (text string, err error) {
+	err = d.with(func(file *os.File) error {
+		for _, super := range []struct {
+			magic         string
+			magicAt, uuid int64
+		}{
+			{"\x53\xef", 1024 + 0x38, 1024 + 0x68},     // ext3, ext4: s_magic, s_uuid
+			{"XFSB", 0, 32},                            // xfs: sb_magicnum, sb_uuid
+			{"_BHRfS_M", 64<<10 + 0x40, 64<<10 + 0x20}, // btrfs: magic, fsid
+		} {
+			magic, id := make([]byte, len(super.magic)), uuid.UUID{}
+			if _, err := file.ReadAt(magic, super.magicAt); err != nil {
+				return err
+			}
+			if string(magic) != super.magic {
+				continue
+			}
+			if _, err := file.ReadAt(id[:], super.uuid); err != nil {
+				return err
+			}
+			text = id.String()
+			return nil
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, d, err)
+	}
+	return text, nil
+}
+
+// Answers reads the first block from the disk itself, past the kernel's cache. It does not return before the disk has
+// answered or the kernel has given it up, which may be never.
+func (d Device) Answers() (err error) {
+	const block = 4096 // the largest logical block of a rack's disks, and so a multiple of each
+	file, err := d.Open(unix.O_RDONLY | unix.O_DIRECT)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	// Direct reads want memory at a multiple of the block, which whole pages are.
+	memory, err := unix.Mmap(-1, 0, block, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return fmt.Errorf("memory for reading %s: %w", d, err)
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(memory)) }()
+	n, err := file.ReadAt(memory, 0)
+	if err == nil || errors.Is(err, io.EOF) && n > 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s: %w", ErrUnreadable, d, err)
+}
