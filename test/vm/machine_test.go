@@ -267,6 +267,16 @@ func (m *machine) unplug(t *testing.T, slot int) {
 	delete(m.slots, slot)
 }
 
+// slotOf is the slot of a disk that is attached.
+func (m *machine) slotOf(d *disk) int {
+	for slot, attached := range m.slots {
+		if attached == d {
+			return slot
+		}
+	}
+	return -1
+}
+
 // written is how many bytes each disk took since it was attached, by slot.
 func (m *machine) written(t *testing.T) map[int]int64 {
 	t.Helper()

@@ -71,15 +71,11 @@ func TestPowerCutInMkfs(t *testing.T) {
 		name   string
 		system *disk
 	}{{"records kept", system}, {"records lost", empty}} {
-		found, foreign, attached := map[int]*volume{}, map[int]*volume{}, slots{0: c.system}
+		attached, found := slots{0: c.system}, map[int]*volume{}
 		for slot, v := range all {
-			var cut moment
-			var d *disk
-			if slot > loggedSlots {
-				cut.name = "stalled"
-				d = v.copy(t)
-				d.stallAfter = 0
-			} else {
+			cut, d := moment{name: "stalled"}, v.copy(t)
+			d.stallAfter = 0
+			if slot <= loggedSlots {
 				rank := loggedSlots*round + slot - 1
 				cut = cutAt(logs[slot], float64(rank)/(2*loggedSlots))
 				if rank%2 == 1 {
@@ -88,47 +84,87 @@ func TestPowerCutInMkfs(t *testing.T) {
 				d = v.at(t, cut)
 			}
 			t.Logf("%s, slot %d: %s, %s: %s", c.name, slot, v.fsType(), cut.name, d.describe(t))
-			attached[slot] = d
-			if slot%4 == 1 { // some of both sorts
-				d.overwriteAll(t)
-				foreign[slot] = filesystem(d, v.fsType())
-			} else {
-				found[slot] = filesystem(d, v.fsType())
-			}
+			attached[slot], found[slot] = d, filesystem(d, v.fsType())
 		}
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			testAfterPowerCut(t, attached, found, foreign)
+			testAfterPowerCut(t, attached, found)
 		})
 	}
 }
 
-// testAfterPowerCut boots with these disks. Those that were found as the power cut left them must be usable, those with
-// foreign data must stay as they are.
-func testAfterPowerCut(t *testing.T, attached slots, found, foreign map[int]*volume) {
+// Slots of both sorts of volumes with whose disks somebody has meddled since.
+var (
+	// overwritten have somebody's data, which bears no signature.
+	overwritten = []int{3, 6, 11}
+	// handMade have a filesystem that somebody made by hand, and use.
+	handMade = []int{8, 9}
+)
+
+// testAfterPowerCut boots with disks as the power cut left them. They must be usable, unless somebody else has used them.
+func testAfterPowerCut(t *testing.T, attached slots, found map[int]*volume) {
+	for _, slot := range overwritten {
+		attached[slot].overwriteAll(t)
+	}
+	for _, slot := range handMade {
+		attached[slot].makeByHand(t)
+	}
 	m := boot(t, attached)
 	m.mountSystemDisk(t)
 	p := startPlugin(t, m)
 	for _, slot := range slices.Sorted(maps.Keys(found)) {
-		t.Run(fmt.Sprintf("slot %d", slot), func(t *testing.T) {
-			v := found[slot]
-			p.stageAndPublish(t, v)
-			p.check(t, v, p.write(t, v))
-			p.unpublishAndUnstage(t, v)
-			v.checkFilesystem(t)
-		})
+		v := found[slot]
+		switch {
+		case slices.Contains(overwritten, slot):
+			t.Run(fmt.Sprintf("slot %d overwritten", slot), func(t *testing.T) { p.checkRefused(t, v) })
+		case slices.Contains(handMade, slot):
+			t.Run(fmt.Sprintf("slot %d made by hand", slot), func(t *testing.T) { testMadeByHand(t, p, filesystem(v.disk, "ext4")) })
+		default:
+			t.Run(fmt.Sprintf("slot %d", slot), func(t *testing.T) {
+				p.stageAndPublish(t, v)
+				p.check(t, v, p.write(t, v))
+				p.unpublishAndUnstage(t, v)
+				v.checkFilesystem(t)
+			})
+		}
 	}
-	for _, slot := range slices.Sorted(maps.Keys(foreign)) {
-		t.Run(fmt.Sprintf("slot %d with foreign data", slot), func(t *testing.T) {
-			v := foreign[slot]
-			before := v.sum(t)
-			fail(t, p.stage(t, v), codes.FailedPrecondition)
-			if after := v.sum(t); after != before {
-				t.Error("the disk was written to")
-			}
-			p.checkGone(t, v)
-		})
+}
+
+// checkRefused checks that the plugin neither stages the volume nor touches its disk.
+func (p *plugin) checkRefused(t *testing.T, v *volume) {
+	t.Helper()
+	before := v.sum(t)
+	fail(t, p.stage(t, v), codes.FailedPrecondition)
+	if after := v.sum(t); after != before {
+		t.Error("the disk was written to")
 	}
+	p.checkGone(t, v)
+}
+
+// handMadeData is in the file data of a filesystem that was made by hand.
+const handMadeData = "made by hand"
+
+func (d *disk) makeByHand(t *testing.T) {
+	t.Helper()
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "data"), []byte(handMadeData), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := command("mkfs.ext4", "-q", "-F", "-E", "nodiscard", "-d", root, d.file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testMadeByHand: a filesystem that somebody made by hand on a disk whose own was interrupted is used as it is. From then
+// on nothing may remind of the interruption: were the filesystem damaged later, it must not be taken for its remains.
+func testMadeByHand(t *testing.T, p *plugin, v *volume) {
+	p.stageAndPublish(t, v)
+	p.check(t, v, handMadeData)
+	p.unpublishAndUnstage(t, v)
+
+	v.overwrite(t, 0, make([]byte, mib))
+	p.machine.sh(t, "blockdev --flushbufs /dev/%s", p.machine.name(t, p.machine.slotOf(v.disk)))
+	p.checkRefused(t, v)
 }
 
 func (v *volume) fsType() string { return v.capability.GetMount().GetFsType() }
