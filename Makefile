@@ -38,6 +38,13 @@ test-vm: ## the node half on a real kernel with real NVMe disks, in a QEMU guest
 	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
 	go run ./test/all -tags=vm -count=1 ./test/vm
 
+FUZZTIME ?= 60s
+
+.PHONY: fuzz
+fuzz: deps ## made-up contents of disks against the scanner that proves them blank, for FUZZTIME (60s); as root
+	@test "$$(id -u)" = 0 || { echo "fuzz: needs root: loop devices and device nodes"; exit 1; }
+	go test ./core/device -run '^$$' -fuzz '^FuzzProveBlank$$' -fuzztime $(FUZZTIME)
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }

@@ -214,6 +214,165 @@ func TestProveBlankRefuses(t *testing.T) {
 	}
 }
 
+// What announces itself on a disk, each as its first bytes at its place; offsets below zero count from the end.
+func TestProveBlankKnowsHeaders(t *testing.T) {
+	const size = 320 * mib
+	for name, writes := range map[string][]write{
+		"LUKS1":                 {{0, []byte("LUKS\xba\xbe\x00\x01")}},
+		"LUKS2":                 {{0, []byte("LUKS\xba\xbe\x00\x02")}, {16 * kib, []byte("SKUL\xba\xbe\x00\x02")}},
+		"LUKS2, second only":    {{4 * mib, []byte("SKUL\xba\xbe\x00\x02")}},
+		"LVM":                   {{512, []byte("LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001")}},
+		"LVM1":                  {{0, []byte("HM\x01\x00")}},
+		"MBR":                   {{510, []byte{0x55, 0xaa}}},
+		"GPT":                   {{512, []byte("EFI PART\x00\x00\x01\x00")}},
+		"GPT, second only":      {{-512, []byte("EFI PART\x00\x00\x01\x00")}},
+		"GPT of 4 KiB blocks":   {{4096, []byte("EFI PART\x00\x00\x01\x00")}},
+		"ZFS, first label":      {{128 * kib, []byte("\x0c\xb1\xba\x00\x00\x00\x00\x00")}},
+		"ZFS, second label":     {{256*kib + 128*kib, []byte("\x00\xba\xb1\x0c")}},
+		"ZFS, third label":      {{-512*kib + 128*kib, []byte("\x00\xba\xb1\x0c")}},
+		"ZFS, last label":       {{-256*kib + 128*kib, []byte("\x0c\xb1\xba\x00\x00\x00\x00\x00")}},
+		"Ceph bluestore":        {{0, []byte("bluestore block device\n12345678-1234-4234-8234-123456789abc\n")}},
+		"bcache":                {{4096 + 24, []byte("\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81")}},
+		"md 0.90":               {{-64 * kib, []byte("\xfc\x4e\x2b\xa9\x00\x00\x00\x00\x5a")}},
+		"md 1.0":                {{-8 * kib, []byte("\xfc\x4e\x2b\xa9\x01")}},
+		"md 1.1":                {{0, []byte("\xfc\x4e\x2b\xa9\x01")}},
+		"md 1.2":                {{4096, []byte("\xfc\x4e\x2b\xa9\x01")}},
+		"DRBD":                  {{-4096 + 60, []byte("\x83\x74\x02\x6b")}},
+		"swap":                  {{4086, []byte("SWAPSPACE2")}},
+		"hibernated swap":       {{4086, []byte("S1SUSPEND")}},
+		"iso9660":               {{32*kib + 1, []byte("CD001\x01")}},
+		"udf":                   {{32*kib + 1, []byte("BEA01\x01")}, {34*kib + 1, []byte("NSR03\x01")}},
+		"vfat":                  {{3, []byte("mkfs.fat")}, {82, []byte("FAT32   ")}},
+		"exfat":                 {{3, []byte("EXFAT   ")}},
+		"ntfs":                  {{3, []byte("NTFS    ")}},
+		"f2fs":                  {{1024, []byte("\x10\x20\xf5\xf2")}},
+		"btrfs":                 {{64*kib + 64, []byte("_BHRfS_M")}},
+		"btrfs, copy only":      {{64*mib + 64, []byte("_BHRfS_M")}},
+		"bcachefs":              {{4096 + 24, []byte("\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef")}},
+		"reiserfs":              {{64*kib + 52, []byte("ReIsEr2Fs")}},
+		"jfs":                   {{32 * kib, []byte("JFS1")}},
+		"gfs2":                  {{64 * kib, []byte("\x01\x16\x19\x70")}},
+		"ocfs2":                 {{2048, []byte("OCFSV2")}},
+		"squashfs":              {{0, []byte("hsqs")}},
+		"VMFS":                  {{2 * mib, []byte("\x5e\xf1\xab\x2f")}},
+		"Intel firmware RAID":   {{-1024, []byte("Intel Raid ISM Cfg Sig. ")}},
+		"Promise firmware RAID": {{-3087 * 512, []byte("Promise Technology, Inc.")}},
+		"stratis":               {{512 + 4, []byte("!Stra0tis\x86\xff\x02^\x41rh")}},
+		"vdo":                   {{0, []byte("dmvdo001")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := devicetest.New(t)
+			d := g.Add(diskName, size)
+			for _, w := range writes {
+				if w.offset < 0 {
+					w.offset += size
+				}
+				poke(t, d, w.offset, string(w.bytes))
+			}
+			before := devicetest.Digest(t, d.Loop, d.Backing)
+			for _, origin := range []string{device.OriginBlank, "snapshot"} {
+				if _, err := prove(t, g, d, device.BlankOptions{Origin: origin, ScanLimit: size}); !errors.Is(err, device.ErrNotBlank) {
+					t.Errorf("origin %s: %v, want ErrNotBlank", origin, err)
+				}
+			}
+			if devicetest.Digest(t, d.Loop, d.Backing) != before {
+				t.Error("the disk was written to")
+			}
+		})
+	}
+}
+
+// loopChangeFD is LOOP_CHANGE_FD of linux/loop.h.
+const loopChangeFD = 0x4c06
+
+// Whatever happens to the device meanwhile, no proof comes of it that lets mkfs run.
+func TestProveBlankOfMovingDevice(t *testing.T) {
+	const size = 2048 * mib
+	for name, change := range map[string]func(t *testing.T, g *devicetest.Guest, d *devicetest.Disk){
+		"shrinks": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { resize(t, d, size/2) },
+		"is exchanged": func(_ *testing.T, g *devicetest.Guest, d *devicetest.Disk) {
+			g.Node(d.Kernel, g.Add("other", size).Number)
+		},
+		"goes":  func(_ *testing.T, g *devicetest.Guest, d *devicetest.Disk) { g.Unplug(d) },
+		"fails": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { truncate(t, d, size/2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := devicetest.New(t)
+			d := g.Add(diskName, size)
+			dev, err := g.Roots().ByNumber(d.Number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			type answer struct {
+				blank *device.Blank
+				err   error
+			}
+			answers := make(chan answer, 1)
+			go func() {
+				blank, err := device.ProveBlank(context.Background(), dev, device.BlankOptions{Origin: "snapshot", ScanLimit: size})
+				answers <- answer{blank, err}
+			}()
+			change(t, g, d)
+			a := <-answers
+			called := 0
+			if a.err == nil && name != "fails" { // an error in what was read before does not show
+				a.err = a.blank.Format(func(string) error { called++; return nil })
+				if !errors.Is(a.err, device.ErrNotBlank) {
+					t.Errorf("%v, want ErrNotBlank", a.err)
+				}
+			}
+			if err := a.blank.Close(); err != nil {
+				t.Error(err)
+			}
+			if called > 0 {
+				t.Errorf("mkfs was called, %v", a.err)
+			}
+		})
+	}
+	t.Run("another disk under the same number", func(t *testing.T) {
+		g := devicetest.New(t)
+		var files []string
+		for _, name := range []string{"first", "second"} {
+			files = append(files, filepath.Join(t.TempDir(), name))
+			if err := errors.Join(os.WriteFile(files[len(files)-1], nil, 0o600), os.Truncate(files[len(files)-1], sizeBytes)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The kernel lets the file below a loop device be exchanged while nobody can write to it.
+		shown, err := exec.Command("losetup", "--read-only", "--find", "--show", files[0]).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &devicetest.Disk{Kernel: "nvme0n1", Loop: strings.TrimSpace(string(shown))}
+		t.Cleanup(func() { run(t, "losetup", "--detach", d.Loop) })
+		d.Number, _ = device.NodeNumber(d.Loop)
+		g.Node(d.Kernel, d.Number)
+		g.Sysfs(d.Kernel, devicetest.Serial(diskName)+"\n", d.Number, sizeBytes)
+		blank, err := prove(t, g, d, blankOrigin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Open(files[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		loop, err := os.Open(d.Loop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.IoctlSetInt(int(loop.Fd()), loopChangeFD, int(file.Fd())); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(loop.Close(), file.Close()); err != nil {
+			t.Fatal(err)
+		}
+		called := 0
+		if err := blank.Format(func(string) error { called++; return nil }); !errors.Is(err, device.ErrNotBlank) || called > 0 || !strings.Contains(err.Error(), "took its place") {
+			t.Errorf("%v after %d calls of mkfs, want ErrNotBlank and none", err, called)
+		}
+	})
+}
+
 // truncate cuts the file below the loop device, whose reads fail from there on.
 func truncate(t *testing.T, d *devicetest.Disk, size int64) {
 	t.Helper()

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// pollInterval is how often sysfs is looked at: a look costs microseconds, and the kernel takes 0.2 s and more to
-	// show a new disk.
-	pollInterval = 50 * time.Millisecond
+	// pollInterval is how often sysfs is looked at. A look at 12 disks takes less than 1 ms (BenchmarkFind), and a workload waits
+	// for the disk. Kernel events would need the host's network namespace.
+	pollInterval = 10 * time.Millisecond
 	// settleTime is how long a controller may take to say its serial before it counts as refused. Under load the kernel
 	// was seen to take 1.2 s.
 	settleTime = 2 * time.Second
@@ -99,6 +99,9 @@ func (r Roots) look(want Want) (dev Device, missing string, err error) {
 	}
 	if dev.SizeBytes == 0 {
 		return Device{}, dev.Name + " has it and no size yet", nil
+	}
+	if state := r.ControllerState(dev.Name); state != "" && state != ControllerLive {
+		return Device{}, fmt.Sprintf("%s has it, but its controller is %s", dev.Name, state), nil
 	}
 	if want.SizeBytes != 0 && dev.SizeBytes != want.SizeBytes {
 		return Device{}, "", fmt.Errorf("%w: %s has %d bytes, the rack's disk has %d", ErrMismatch, dev, dev.SizeBytes, want.SizeBytes)

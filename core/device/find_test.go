@@ -3,6 +3,7 @@ package device_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,6 +32,7 @@ func TestFindBySerial(t *testing.T) {
 		{"25 bytes are cut to 20", diskName + "-tail", diskName + "\n"},
 		{"padded with blanks", "vol-b", "vol-b               \n"},
 		{"padded with zero bytes", "vol-b", "vol-b\x00\x00\x00\n"},
+		{"with blanks before it", "vol-b", "   vol-b\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := devicetest.New(t)
@@ -65,6 +67,25 @@ func TestFindRefuses(t *testing.T) {
 		{"no size yet", func(g *devicetest.Guest, d *devicetest.Disk) {
 			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "size"), "0\n")
 		}, device.ErrNotFound, "no size yet"},
+		{"a controller that is being removed", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "device/state"), "deleting\n")
+		}, device.ErrNotFound, "its controller is deleting"},
+		{"no device number yet", func(g *devicetest.Guest, d *devicetest.Disk) {
+			_ = os.Remove(filepath.Join(g.Dir, "sys/block", d.Kernel, "dev")) // its absence is what the case needs
+		}, device.ErrNotFound, "none of the 0 NVMe disks"},
+		{"an empty serial", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "device/serial"), "\x00\x00                  \n")
+		}, device.ErrNotFound, "none of the 1 NVMe disks"},
+		{"a serial with a zero byte inside", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "device/serial"), diskName[:9]+"\x00"+diskName[9:19]+"\n")
+		}, device.ErrNotFound, "none of the 1 NVMe disks"},
+		{"the beginning of a serial", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "device/serial"), diskName+"y\n")
+		}, device.ErrNotFound, "none of the 1 NVMe disks"},
+		{"two disks, one of them without size yet", func(g *devicetest.Guest, _ *devicetest.Disk) {
+			other := g.Add(diskName+"x", sizeBytes)
+			g.Write(filepath.Join(g.Dir, "sys/block", other.Kernel, "size"), "0\n")
+		}, device.ErrAmbiguous, "nvme0n1 and nvme1n1"},
 		{"no device node", func(g *devicetest.Guest, d *devicetest.Disk) {
 			_ = os.Remove(filepath.Join(g.Dir, "dev", d.Kernel)) // its absence is what the case needs
 		}, device.ErrNotFound, "the host's /dev"},
@@ -209,6 +230,20 @@ func TestReadOnly(t *testing.T) {
 		}
 		if now, err := dev.ReadOnly(); err != nil || now != readOnly {
 			t.Errorf("read-only is %t, %v after it was set to %t", now, err, readOnly)
+		}
+	}
+}
+
+// BenchmarkFind is one look at the disks of an instance that has all it takes.
+func BenchmarkFind(b *testing.B) {
+	g := devicetest.New(b)
+	for i := range 11 {
+		g.Add(fmt.Sprintf("csi-%016d", i), sizeBytes)
+	}
+	g.Add(diskName, sizeBytes)
+	for b.Loop() {
+		if _, err := find(g, time.Second); err != nil {
+			b.Fatal(err)
 		}
 	}
 }
