@@ -277,29 +277,6 @@ func (m *machine) slotOf(d *disk) int {
 	return -1
 }
 
-// written is how many bytes each disk took since it was attached, by slot.
-func (m *machine) written(t *testing.T) map[int]int64 {
-	t.Helper()
-	var devices []struct {
-		Qdev  string
-		Stats struct {
-			Bytes int64 `json:"wr_bytes"`
-		}
-	}
-	if err := m.qmp.call("query-blockstats", nil, &devices); err != nil {
-		t.Fatal(err)
-	}
-	written := map[int]int64{}
-	for slot := range m.slots {
-		for _, device := range devices {
-			if device.Qdev == deviceID(slot) {
-				written[slot] = device.Stats.Bytes
-			}
-		}
-	}
-	return written
-}
-
 // result is what a script in the guest left behind; see the agent.
 type result struct {
 	Code           int
