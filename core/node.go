@@ -8,7 +8,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -34,7 +33,8 @@ import (
 // publish), and from what is mounted at its paths otherwise (unstage, unpublish and stats, which bring none). Both outlive
 // the plugin.
 //
-// One thing is remembered in the process: which disks with foreign names were staged, see [Node.NodeGetInfo].
+// What is remembered in the process is lost with it, and nothing depends on it: which volumes it has staged from which disks
+// (node_volumes.go).
 type Node struct {
 	csi.UnimplementedNodeServer
 
@@ -47,8 +47,8 @@ type Node struct {
 	deviceTimeout  time.Duration
 	log            *slog.Logger
 
-	// staged holds the serials of disks that this process has staged.
-	staged sync.Map
+	staged stagedDisks
+	probes probes
 }
 
 // NodeOptions are what the Node service is made of.
@@ -88,7 +88,7 @@ func NewNode(opts NodeOptions) *Node {
 // NodeGetVolumeStats tells how full the volume is: bytes and inodes of a filesystem, the size of a raw block volume. Every
 // path at which this volume is not is NOT_FOUND, one whose disk has left the guest included: the kernel would go on
 // answering for it from memory. CSI spec, NodeGetVolumeStats.
-func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	if err := validateNodeGetVolumeStats(req); err != nil {
 		return nil, err
 	}
@@ -103,6 +103,9 @@ func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStats
 	entry, err := volumeAt(table, id, req.GetVolumePath())
 	if err != nil {
 		return nil, err
+	}
+	if n.whose(ctx, table, entry, id) == anotherVolume {
+		return nil, notFound("volume %s is not at %s: another volume is", id, entry.Path)
 	}
 	number, _ := entry.Device()
 	if staging := req.GetStagingTargetPath(); staging != "" {
@@ -190,8 +193,7 @@ func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi
 		return nil, err
 	}
 	foreign := slices.DeleteFunc(disks, func(d device.Disk) bool {
-		_, staged := n.staged.Load(d.Serial)
-		return staged || rack.MadeHere(d.Serial)
+		return n.staged.has(d.Serial) || rack.MadeHere(d.Serial)
 	})
 	rackName := instance.Rack
 	if rackName == "" {

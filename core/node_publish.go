@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
@@ -37,17 +39,25 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if err != nil {
 		return nil, err
 	}
-	staging, err := resolve(req.GetStagingTargetPath())
+	err = n.publish(ctx, req, volume)
 	if err != nil {
 		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func (n *Node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, volume nodeVolume) error {
+	staging, err := resolve(req.GetStagingTargetPath())
+	if err != nil {
+		return err
 	}
 	target, err := resolve(req.GetTargetPath())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	dev, err := n.devices.Find(ctx, volume.want(), recheckTimeout)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	mode := req.GetVolumeCapability().GetAccessMode().GetMode()
 	p := publication{
@@ -59,14 +69,9 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 		several:  mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 	}
 	if req.GetVolumeCapability().GetBlock() != nil {
-		err = n.publishBlock(ctx, p)
-	} else {
-		err = n.publishFilesystem(ctx, p)
+		return n.publishBlock(ctx, p)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &csi.NodePublishVolumeResponse{}, nil
+	return n.publishFilesystem(ctx, p)
 }
 
 func (n *Node) publishFilesystem(ctx context.Context, p publication) error {
@@ -77,6 +82,9 @@ func (n *Node) publishFilesystem(ctx context.Context, p publication) error {
 	staged, ok := table.At(p.staging)
 	if !ok || staged.Block() || staged.Number != p.dev.Number {
 		return failedPrecondition("volume %s is not staged at %s with a filesystem: stage it first", p.volume.id, p.staging)
+	}
+	if err := checkWorks(p.volume, staged, p.readOnly); err != nil {
+		return err
 	}
 	// Of a filesystem that is mounted read-only, every publication is.
 	p.readOnly = p.readOnly || staged.ReadOnly
@@ -123,7 +131,7 @@ func (n *Node) publishBlock(ctx context.Context, p publication) error {
 // is. What a disk left at the target that has left the guest is taken away; whatever else stands in the way is an error.
 func (n *Node) checkPublished(ctx context.Context, table mount.Table, p publication, staged mount.Entry) (published bool, others []mount.Entry, err error) {
 	entry, ok := table.At(p.target)
-	if ok {
+	for ok && !published {
 		number, known := entry.Device()
 		switch same := known && number == p.dev.Number && !entry.NodeRemoved(); {
 		case same && entry.Block() != staged.Block():
@@ -132,15 +140,19 @@ func (n *Node) checkPublished(ctx context.Context, table mount.Table, p publicat
 			return false, nil, alreadyExists("volume %s is published at %s with read-only %t, not %t: unpublish it first", p.volume.id, p.target, entry.ReadOnly, p.readOnly)
 		case same:
 			published = true
-		default:
-			if err := n.clearDead(ctx, table, entry); err != nil {
-				return false, nil, err
-			}
+			continue
 		}
+		if err := n.clearDead(ctx, table, entry); err != nil {
+			return false, nil, err
+		}
+		if table, err = mount.ReadTable(); err != nil {
+			return false, nil, err
+		}
+		entry, ok = table.At(p.target)
 	}
 	for _, other := range publications(table, staged) {
 		// A part of the filesystem that shows elsewhere, as a subPath of Kubernetes does, belongs to a publication.
-		if other.Path != p.target && (other.Block() || other.Root == staged.Root) {
+		if other.Path != p.target && !(ok && table.Mirrors(other, entry)) && (other.Block() || other.Root == staged.Root) {
 			others = append(others, other)
 		}
 	}
@@ -152,7 +164,8 @@ func (n *Node) checkPublished(ctx context.Context, table mount.Table, p publicat
 
 // NodeUnpublishVolume takes the volume away from the target path and removes the folder or file that was made for it. It
 // works when the disk has left the guest, and when nothing is there. It never removes anything that holds something, nor
-// takes away a mount that is none of this plugin's. CSI spec, NodeUnpublishVolume.
+// takes away a mount that is none of this plugin's or, so far as can be known, another volume's. CSI spec,
+// NodeUnpublishVolume.
 func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if err := validateNodeUnpublishVolume(req); err != nil {
 		return nil, err
@@ -164,25 +177,82 @@ func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 	if err != nil {
 		return nil, err
 	}
-	if err := unpublish(ctx, target); err != nil {
+	// No volume of ours was ever published under an ID that is no UUID; then everything at the target is somebody else's.
+	if id, err := parseVolumeID(req.GetVolumeId()); err == nil {
+		if err := n.takeAway(ctx, target, id, n.unmount); err != nil {
+			return nil, err
+		}
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return nil, err
+	}
+	if entry, ok := table.At(target); ok {
+		return nil, failedPrecondition("%s has a mount that is not this volume's and stays: %s", target, entry)
+	}
+	if err := mount.Remove(target); err != nil {
 		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func unpublish(ctx context.Context, target string) error {
-	table, err := mount.ReadTable()
-	if err != nil {
-		return err
-	}
-	if entry, ok := table.At(target); ok {
-		number, known := entry.Device()
-		if !known || !isVolume(entry) {
-			return failedPrecondition("%s has a mount that is not ours: %s", target, entry)
+func (n *Node) unmount(ctx context.Context, _ mount.Table, entry mount.Entry, number device.Number) error {
+	return mount.Unmount(ctx, entry.Path, number)
+}
+
+// takeAway takes away everything that the volume has mounted at exactly this path, with the function given, and nothing
+// else. It changes nothing where it cannot tell what is the volume's.
+func (n *Node) takeAway(ctx context.Context, path string, id uuid.UUID, away func(context.Context, mount.Table, mount.Entry, device.Number) error) error {
+	for {
+		table, err := mount.ReadTable()
+		if err != nil {
+			return err
 		}
-		if err := mount.Unmount(ctx, target, number); err != nil {
+		stack := table.Stack(path)
+		own, err := n.ownMounts(ctx, table, stack, id)
+		if err != nil || !slices.Contains(own, true) {
+			return err
+		}
+		if !own[0] {
+			return failedPrecondition("%s has a mount of volume %s, and over it one that is not the volume's: %s: take that away first", path, id, stack[0])
+		}
+		number, ok := stack[0].Device()
+		if !ok {
+			return failedPrecondition("%s has a mount that cannot be looked at: %s", path, stack[0])
+		}
+		if err := away(ctx, table, stack[0], number); err != nil {
 			return err
 		}
 	}
-	return mount.Remove(target)
+}
+
+// ownMounts tells which of the mounts at one path, the uppermost first, are the volume's: those that surely are, those whose
+// disk has left the guest, and those of which nothing is known if they are of one disk.
+func (n *Node) ownMounts(ctx context.Context, table mount.Table, stack []mount.Entry, id uuid.UUID) ([]bool, error) {
+	own := make([]bool, len(stack))
+	disks := map[whose][]device.Number{}
+	verdicts := make([]whose, len(stack))
+	for i, entry := range stack {
+		if !isVolume(entry) {
+			continue
+		}
+		if covered := i > 0 && entry.Block(); covered || n.gone(entry) {
+			// A covered node cannot be looked at. What it is shows when it is the uppermost.
+			own[i] = covered || n.whose(ctx, table, entry, id) != anotherVolume
+			continue
+		}
+		verdicts[i] = n.whose(ctx, table, entry, id)
+		if verdicts[i] != anotherVolume {
+			own[i] = true
+			disks[verdicts[i]] = append(disks[verdicts[i]], entry.Number)
+		}
+	}
+	if len(disks[thisVolume]) > 0 {
+		for i := range stack {
+			own[i] = own[i] && (verdicts[i] == thisVolume || n.gone(stack[i]))
+		}
+	} else if len(slices.Compact(disks[unknown])) > 1 {
+		return nil, failedPrecondition("%s has mounts of several disks, and which is that of volume %s cannot be told: %s and others: unmount by hand what is not", stack[0].Path, id, stack[0])
+	}
+	return own, nil
 }

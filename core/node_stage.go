@@ -6,9 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
@@ -26,25 +29,32 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	staging, err := resolve(req.GetStagingTargetPath())
+	err = n.stage(ctx, req, volume)
 	if err != nil {
 		return nil, err
 	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (n *Node) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, volume nodeVolume) error {
+	staging, err := resolve(req.GetStagingTargetPath())
+	if err != nil {
+		return err
+	}
 	capability := req.GetVolumeCapability().GetMount()
 	if err := mount.CheckFlags(capability.GetMountFlags()); err != nil {
-		return nil, err
+		return err
 	}
 	start := time.Now()
 	dev, err := n.devices.Find(ctx, volume.want(), n.deviceTimeout)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	n.log.Debug("found the disk", "volume_id", volume.id.String(), "device", dev.String(), "find", time.Since(start))
-	n.staged.Store(dev.Serial, true)
 	if !volume.attached {
 		// Nobody told whether the rack takes writes to this disk; the guest's kernel knows.
 		if volume.readOnly, err = dev.ReadOnly(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if capability == nil {
@@ -53,9 +63,23 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 		err = n.stageFilesystem(ctx, volume, dev, staging, capability)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &csi.NodeStageVolumeResponse{}, nil
+	return n.remember(volume, dev)
+}
+
+// remember notes that the disk is staged.
+func (n *Node) remember(volume nodeVolume, dev device.Device) error {
+	disks, err := n.devices.Disks()
+	if err != nil {
+		return err
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return err
+	}
+	n.staged.add(volume.id, dev, disks, table)
+	return nil
 }
 
 // resolve resolves a path of a request whose parent the orchestrator has to provide.
@@ -65,7 +89,13 @@ func resolve(path string) (string, error) {
 		return "", failedPrecondition("the folder %s does not exist, which the orchestrator makes: check that it and the plugin see the same folders (hostPath mounts, stage_publish_base_dir)",
 			filepath.Dir(filepath.Clean(path)))
 	}
-	return resolved, err
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(filepath.Dir(resolved)); err == nil && !info.IsDir() {
+		return "", failedPrecondition("%s is no folder, so that nothing can be at %s", filepath.Dir(resolved), path)
+	}
+	return resolved, nil
 }
 
 func (n *Node) stageFilesystem(ctx context.Context, volume nodeVolume, dev device.Device, staging string, capability *csi.VolumeCapability_MountVolume) error {
@@ -122,36 +152,66 @@ func (n *Node) mountStaging(ctx context.Context, volume nodeVolume, dev device.D
 }
 
 // stagedType returns the filesystem with which the volume is staged already as it is asked for, empty when it is not
-// staged. A mount left over at the staging path from a disk that has left the guest is taken away; whatever else stands in
+// staged. Mounts left over at the staging path from a disk that has left the guest are taken away; whatever else stands in
 // the way is an error.
 func (n *Node) stagedType(ctx context.Context, volume nodeVolume, dev device.Device, staging, fsType string, options mount.Options) (string, error) {
-	table, err := mount.ReadTable()
-	if err != nil {
-		return "", err
-	}
-	if _, ok := table.At(blockStagingPath(staging, volume.id)); ok {
-		return "", alreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unstage it first", volume.id, staging)
-	}
-	entry, ok := table.At(staging)
-	if ok && !entry.Block() && entry.Number == dev.Number {
-		switch {
-		case fsType != "" && fsType != entry.FSType:
-			return "", alreadyExists("volume %s is staged at %s with %s, not %s", volume.id, staging, entry.FSType, fsType)
-		case entry.ReadOnly && !options.ReadOnly():
-			return "", alreadyExists("volume %s is staged at %s read-only, or its filesystem became so after an error (see dmesg): unstage it first", volume.id, staging)
-		case !entry.ReadOnly && options.ReadOnly():
-			return "", alreadyExists("volume %s is staged at %s writable, not read-only", volume.id, staging)
-		case entry.SELinuxContext != options.SELinuxContext():
-			return "", alreadyExists("volume %s is staged at %s with another SELinux context", volume.id, staging)
+	for {
+		table, err := mount.ReadTable()
+		if err != nil {
+			return "", err
 		}
-		return entry.FSType, nil
-	}
-	if ok {
+		if _, ok := table.At(blockStagingPath(staging, volume.id)); ok {
+			return "", alreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unstage it first", volume.id, staging)
+		}
+		entry, ok := table.At(staging)
+		if !ok {
+			return "", checkUnused(volume, dev, table)
+		}
+		if !entry.Block() && entry.Number == dev.Number {
+			return entry.FSType, n.checkAlike(volume, dev, entry, fsType, options)
+		}
 		if err := n.clearDead(ctx, table, entry); err != nil {
 			return "", err
 		}
 	}
-	return "", checkUnused(volume, dev, table)
+}
+
+// checkAlike refuses to take the filesystem that is staged for the one that is asked for when they differ in what matters.
+// Other mount flags do not: the kernel adds some and does not show others.
+func (n *Node) checkAlike(volume nodeVolume, dev device.Device, entry mount.Entry, fsType string, options mount.Options) error {
+	if owner, ok := n.staged.volumeOf(dev.Serial, dev.Number); ok && owner != volume.id {
+		return failedPrecondition("volume %s cannot be staged: its disk %s is staged at %s as volume %s: see which of the two has the wrong %s", volume.id, dev, entry.Path, owner, KeyDiskName)
+	}
+	if err := checkWorks(volume, entry, options.ReadOnly()); err != nil {
+		return err
+	}
+	switch {
+	case fsType != "" && fsType != entry.FSType:
+		return alreadyExists("volume %s is staged at %s with %s, not %s", volume.id, entry.Path, entry.FSType, fsType)
+	case entry.ReadOnly && !options.ReadOnly():
+		return alreadyExists("volume %s is staged at %s read-only, not writable: unstage it first", volume.id, entry.Path)
+	case !entry.ReadOnly && options.ReadOnly():
+		return alreadyExists("volume %s is staged at %s writable, not read-only: unstage it first", volume.id, entry.Path)
+	case entry.SELinuxContext != options.SELinuxContext():
+		return alreadyExists("volume %s is staged at %s with another SELinux context: unstage it first", volume.id, entry.Path)
+	}
+	if lacks := entry.Lacks(options.Flags); lacks > 0 {
+		// How many, and no more: mount flags may be secret.
+		n.log.Info("the volume is staged already, and its mount does not show some of the mount flags that are asked for now: they have no effect until it is staged anew, unless the kernel just does not show them",
+			"volume_id", volume.id.String(), "mount_flags", lacks)
+	}
+	return nil
+}
+
+// checkWorks refuses a filesystem that has given up after an error: a workload would take it for a healthy one.
+func checkWorks(volume nodeVolume, staged mount.Entry, readOnly bool) error {
+	switch {
+	case staged.ShutDown:
+		return failedPrecondition("volume %s is staged at %s, and its filesystem has shut itself down after an error: see the kernel's log, end what uses the volume, and unstage it", volume.id, staged.Path)
+	case staged.TurnedReadOnly && !readOnly:
+		return failedPrecondition("volume %s is staged at %s, and its filesystem has become read-only after an error: see the kernel's log, end what uses the volume, unstage it, and check the filesystem", volume.id, staged.Path)
+	}
+	return nil
 }
 
 // clearDead takes away a mount whose disk has left the guest, if nothing else still shows it; any other is not ours to
@@ -173,8 +233,9 @@ func (n *Node) clearDead(ctx context.Context, table mount.Table, entry mount.Ent
 	return mount.Unmount(ctx, entry.Path, number)
 }
 
-// publications are the other mounts that give access to what entry gives access to. The number of a disk whose node was
-// removed may be another disk's by now, so that only nodes removed with it count.
+// publications are the other mounts that give access to what entry gives access to, without those that are the same mount,
+// shown twice. The number of a disk whose node was removed may be another disk's by now, so that only nodes removed with
+// it count.
 func publications(table mount.Table, entry mount.Entry) []mount.Entry {
 	number, ok := entry.Device()
 	if !ok {
@@ -182,7 +243,7 @@ func publications(table mount.Table, entry mount.Entry) []mount.Entry {
 	}
 	var others []mount.Entry
 	for _, other := range table.Of(number) {
-		if other.Path != entry.Path && (!entry.NodeRemoved() || other.NodeRemoved()) {
+		if other.Path != entry.Path && !table.Mirrors(other, entry) && (!entry.NodeRemoved() || other.NodeRemoved()) {
 			others = append(others, other)
 		}
 	}
@@ -218,7 +279,7 @@ func (n *Node) stageBlock(ctx context.Context, volume nodeVolume, dev device.Dev
 		return failedPrecondition("the staging path %s has a mount that is not ours: %s", staging, entry)
 	}
 	pin := blockStagingPath(staging, volume.id)
-	if entry, ok := table.At(pin); ok {
+	for entry, ok := table.At(pin); ok; entry, ok = table.At(pin) {
 		if number, ok := entry.Device(); ok && number == dev.Number && !entry.NodeRemoved() {
 			return nil
 		}
@@ -238,13 +299,34 @@ func (n *Node) stageBlock(ctx context.Context, volume nodeVolume, dev device.Dev
 			return err
 		}
 	}
-	if err := os.Mkdir(staging, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := makePinFolder(staging, pin); err != nil {
 		return err
 	}
 	if err := mount.MakeFile(pin); err != nil {
 		return err
 	}
 	return bindVerified(dev, dev.Path, pin, false)
+}
+
+// makePinFolder makes sure that the staging path is a folder with nothing in it but perhaps the pin's file: another
+// volume may be staged there.
+func makePinFolder(staging, pin string) error {
+	if err := os.Mkdir(staging, 0o750); err == nil || !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	entries, err := os.ReadDir(staging)
+	if errors.Is(err, unix.ENOTDIR) {
+		return failedPrecondition("the staging path %s is no folder", staging)
+	}
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Name() != filepath.Base(pin) {
+			return failedPrecondition("the staging path %s holds %q, which is not this volume's: another volume may be staged there", staging, entry.Name())
+		}
+	}
+	return nil
 }
 
 // bindVerified binds source to target and makes sure that the device shows there.
@@ -265,59 +347,59 @@ func bindVerified(dev device.Device, source, target string, readOnly bool) error
 
 // NodeUnstageVolume unmounts the volume from the staging path, and succeeds only when nothing in this guest holds its disk
 // any more: the next thing to happen may be that the disk is taken away. It works when the disk is gone already. While
-// the volume is published anywhere it is FAILED_PRECONDITION and changes nothing. CSI spec, NodeUnstageVolume.
+// the volume is published anywhere, or known to be staged elsewhere, it is FAILED_PRECONDITION and changes nothing. What
+// is another volume's at the staging path, so far as can be known, is left alone. CSI spec, NodeUnstageVolume.
 func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	if err := validateNodeUnstageVolume(req); err != nil {
-		return nil, err
-	}
-	staging, err := mount.Resolve(req.GetStagingTargetPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return &csi.NodeUnstageVolumeResponse{}, nil
-	}
-	if err != nil {
 		return nil, err
 	}
 	id, err := parseVolumeID(req.GetVolumeId())
 	if err != nil {
 		return &csi.NodeUnstageVolumeResponse{}, nil // no volume of ours was ever staged under this ID
 	}
-	// The staging path itself first: of a dead filesystem, nothing below it can be looked at.
-	if err := n.unstage(ctx, staging); err != nil {
+	staging, err := mount.Resolve(req.GetStagingTargetPath())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	pin := blockStagingPath(staging, id)
-	if err := n.unstage(ctx, pin); err != nil {
+	if err == nil {
+		if err := n.unstage(ctx, staging, id); err != nil {
+			return nil, err
+		}
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
 		return nil, err
 	}
-	if err := mount.Remove(pin); err != nil {
-		return nil, err
+	// A mount whose disk has left the guest holds nothing that could be taken away.
+	if mounts := slices.DeleteFunc(n.knownMounts(table, id), n.gone); len(mounts) > 0 {
+		return nil, failedPrecondition("volume %s is still mounted at %s, and not from the staging path %s: unpublish or unstage it there", id, mounts[0].Path, req.GetStagingTargetPath())
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// unstage takes away what is staged at exactly this path. What is not ours there was not staged by us.
-func (n *Node) unstage(ctx context.Context, path string) error {
-	table, err := mount.ReadTable()
-	if err != nil {
-		return err
+// unstage takes away what is staged of the volume at this path. The path itself first: of a dead filesystem, nothing below it
+// can be looked at.
+func (n *Node) unstage(ctx context.Context, staging string, id uuid.UUID) error {
+	pin := blockStagingPath(staging, id)
+	for _, path := range []string{staging, pin} {
+		if err := n.takeAway(ctx, path, id, n.release); err != nil {
+			return err
+		}
 	}
-	entry, ok := table.At(path)
-	if !ok || !isVolume(entry) {
-		return nil
-	}
-	number, ok := entry.Device()
-	if !ok {
-		return internal("%s has a mount that cannot be looked at: %s", path, entry)
-	}
+	return mount.Remove(pin)
+}
+
+// release unmounts what is not published anywhere, and waits until nothing holds the disk.
+func (n *Node) release(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error {
 	if others := publications(table, entry); len(others) > 0 {
-		return failedPrecondition("the volume staged at %s is still published at %s: unpublish it first", path, others[0].Path)
+		return failedPrecondition("the volume staged at %s is still published at %s: unpublish it first", entry.Path, others[0].Path)
 	}
 	dev, err := n.devices.ByNumber(number)
 	gone := errors.Is(err, device.ErrNotFound) || entry.NodeRemoved()
 	if err != nil && !gone {
 		return err
 	}
-	if err := mount.Unmount(ctx, path, number); err != nil || gone {
+	if err := mount.Unmount(ctx, entry.Path, number); err != nil || gone {
 		return err
 	}
 	return mount.Release(ctx, dev, entry.Block())

@@ -803,7 +803,8 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 	r.wantMounts("foreign", "staging-"+diskA)
 
 	v.staging = r.path("foreign")
-	must(t, r.unstage(v)) // nothing of this volume is staged there
+	wantCode(t, r.unstage(v), codes.FailedPrecondition, "staging-"+diskA) // its disk must not be taken away yet
+	must(t, r.unstage(&volume{id: volumeB, staging: v.staging}))          // nothing of this volume is staged there
 	wantCode(t, r.stage(v, capability), codes.FailedPrecondition, "not ours")
 	r.wantMounts("foreign", "staging-"+diskA)
 }

@@ -98,8 +98,11 @@ func corruption(code int64) bool {
 }
 
 // BtrfsCorruption counts the blocks that a btrfs, mounted here, has read with a wrong checksum or of a wrong generation. The
-// UUID is the filesystem's own. 0 where sysfs does not show the filesystem.
+// UUID is the filesystem's own. 0 where it is not known, or sysfs does not show the filesystem.
 func (r Roots) BtrfsCorruption(filesystem string) (int64, error) {
+	if filesystem == "" {
+		return 0, nil
+	}
 	files, err := filepath.Glob(r.sys("fs", "btrfs", filesystem, "devinfo", "*", "error_stats"))
 	if err != nil {
 		return 0, err
