@@ -113,6 +113,12 @@ var badInputRPCs = map[string]badInputRPC{
 	"NodeGetVolumeStats": {want: codes.NotFound, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
 		return &csi.NodeGetVolumeStatsRequest{VolumeId: e.volumeID, VolumePath: e.path("target"), StagingTargetPath: e.path("staging")}
 	}},
+	"NodeGetVolumeHealth": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.NodeGetVolumeHealthRequest{VolumeId: e.volumeID, VolumePublishPath: e.path("target"), StagingTargetPath: e.path("staging")}
+	}},
+	"NodeGetStorageHealth": {valid: func(*everything) proto.Message {
+		return &csi.NodeGetStorageHealthRequest{Secrets: map[string]string{"key": "secret"}}
+	}},
 }
 
 func fullCapability() *csi.VolumeCapability {

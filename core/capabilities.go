@@ -4,8 +4,8 @@ import "github.com/container-storage-interface/spec/lib/go/csi"
 
 // What this plugin offers. Everything else that CSI v1.13 knows is left out, for these reasons:
 //
-//   - CREATE_DELETE_SNAPSHOT, CLONE_VOLUME, LIST_VOLUMES, LIST_SNAPSHOTS, GET_VOLUME, GET_CAPACITY, the volume health
-//     RPCs and node health: not implemented; a rack can serve them.
+//   - CREATE_DELETE_SNAPSHOT, CLONE_VOLUME, LIST_VOLUMES, LIST_SNAPSHOTS, GET_VOLUME, GET_CAPACITY, and the
+//     controller's volume health RPCs: not implemented; a rack can serve them.
 //   - EXPAND_VOLUME, MODIFY_VOLUME: a rack changes nothing of a disk, neither size nor name (docs/rack.md §2).
 //   - PUBLISH_READONLY: a rack stores no such flag of an attachment; read-only is NodePublishVolume's readonly.
 //   - VOLUME_MOUNT_GROUP: kubelet would then leave fsGroup to us instead of applying it itself.
@@ -24,6 +24,8 @@ var (
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 	}
 )
 

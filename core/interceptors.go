@@ -55,7 +55,8 @@ func (s *Server) report(ctx context.Context, req any, info *grpc.UnaryServerInfo
 // quiet says which RPCs are asked again and again and tell an operator nothing when they succeed.
 func quiet(method string) bool {
 	switch method {
-	case "Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetVolumeStats":
+	case "Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities",
+		"NodeGetVolumeStats", "NodeGetVolumeHealth", "NodeGetStorageHealth":
 		return true
 	}
 	return false

@@ -34,7 +34,7 @@ import (
 // the plugin.
 //
 // What is remembered in the process is lost with it, and nothing depends on it: which volumes it has staged from which disks
-// (node_volumes.go).
+// (node_volumes.go), and which could not be staged (node_health.go).
 type Node struct {
 	csi.UnimplementedNodeServer
 
@@ -47,8 +47,9 @@ type Node struct {
 	deviceTimeout  time.Duration
 	log            *slog.Logger
 
-	staged stagedDisks
-	probes probes
+	staged   stagedDisks
+	probes   probes
+	failures failures
 }
 
 // NodeOptions are what the Node service is made of.

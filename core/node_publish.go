@@ -40,6 +40,7 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 		return nil, err
 	}
 	err = n.publish(ctx, req, volume)
+	n.failures.note(volume.id, err)
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 		return nil, err
 	}
 	err = n.stage(ctx, req, volume)
+	n.failures.note(volume.id, err)
 	if err != nil {
 		return nil, err
 	}
@@ -374,6 +375,7 @@ func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 	if mounts := slices.DeleteFunc(n.knownMounts(table, id), n.gone); len(mounts) > 0 {
 		return nil, failedPrecondition("volume %s is still mounted at %s, and not from the staging path %s: unpublish or unstage it there", id, mounts[0].Path, req.GetStagingTargetPath())
 	}
+	n.failures.note(id, nil)
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 

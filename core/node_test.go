@@ -940,7 +940,7 @@ func TestNodeGetCapabilities(t *testing.T) {
 	for _, capability := range resp.GetCapabilities() {
 		got = append(got, capability.GetRpc().GetType().String())
 	}
-	if diff := cmp.Diff([]string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"}, got); diff != "" {
 		t.Errorf("capabilities (-want +got):\n%s", diff)
 	}
 }

@@ -47,8 +47,6 @@ var sanitySkips = []struct {
 	{"ControllerListVolumeHealth not supported", 1, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH},
 	{"GroupControllerService not supported", 6, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE},
 	{"NodeExpandVolume not supported", 4, csi.NodeServiceCapability_RPC_EXPAND_VOLUME},
-	{"NodeGetVolumeHealth not supported", 2, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH},
-	{"NodeGetStorageHealth not supported", 1, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH},
 }
 
 // TestSanity runs csi-sanity against the built plugin: over its socket, with the real SDK before a simulated rack, and
@@ -110,7 +108,7 @@ func endSanity(t *testing.T, name string, stop func() error, process *lab.Proces
 }
 
 // ranSpecs is how many specs of csi-sanity there are for this plugin, for each kind of volume.
-const ranSpecs = 47
+const ranSpecs = 50
 
 // sanityRounds are the kinds of volumes that csi-sanity asks for, as it calls them.
 var sanityRounds = []string{"mount", "block"}

@@ -53,7 +53,7 @@ func TestCapabilities(t *testing.T) {
 	for _, capability := range node.GetCapabilities() {
 		rpcs = append(rpcs, capability.GetRpc().GetType().String())
 	}
-	wantSame(t, rpcs, []string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER"})
+	wantSame(t, rpcs, []string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"})
 }
 
 // A service that is off answers that it is, and the plugin's description of itself is the same in every mode.

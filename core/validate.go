@@ -126,6 +126,18 @@ func validateNodeGetVolumeStats(req *csi.NodeGetVolumeStatsRequest) error {
 	)
 }
 
+func validateNodeGetVolumeHealth(req *csi.NodeGetVolumeHealthRequest) error {
+	return firstError(
+		checkVolumeID(req.GetVolumeId()),
+		checkOptionalPath("volume_publish_path", req.GetVolumePublishPath()),
+		checkOptionalPath("staging_target_path", req.GetStagingTargetPath()),
+	)
+}
+
+func validateNodeGetStorageHealth(req *csi.NodeGetStorageHealthRequest) error {
+	return limitedMap("secrets", req.GetSecrets())
+}
+
 func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -186,6 +198,13 @@ func checkPath(field, path string) error {
 		return invalidArgument("%s holds a zero byte", field)
 	}
 	return nil
+}
+
+func checkOptionalPath(field, path string) error {
+	if path == "" {
+		return nil
+	}
+	return checkPath(field, path)
 }
 
 func checkCapabilities(field string, capabilities []*csi.VolumeCapability) error {
