@@ -80,6 +80,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		{"xfs that shut itself down", filesystem("xfs", writer), func(r *nodeRig, v *volume) {
 			r.run("xfs_io", "-x", "-c", "shutdown", v.staging)
 		}, []string{"INACCESSIBLE FilesystemShutdown"}},
+		{"xfs with a damaged root folder", filesystem("xfs", writer), (*nodeRig).damageRoot, []string{"DATA_LOSS FilesystemCorrupted"}},
 		{"controller not live", filesystem("ext4", writer), func(r *nodeRig, v *volume) {
 			r.setState(v, "resetting")
 		}, []string{"INACCESSIBLE ControllerNotLive"}},
@@ -110,6 +111,26 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 			}
 		})
 	}
+}
+
+// damageRoot damages the root folder of an xfs that is published, where it lies on the disk.
+func (r *nodeRig) damageRoot(v *volume) {
+	r.t.Helper()
+	capability := filesystem("xfs", writer)
+	for i := range 200 { // more than have room in the folder's inode
+		must(r.t, os.WriteFile(filepath.Join(v.staging, fmt.Sprint("file-", i)), nil, 0o600))
+	}
+	must(r.t, r.unpublish(v, "target"))
+	must(r.t, r.unstage(v))
+	out, err := exec.Command("xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v)).CombinedOutput()
+	must(r.t, err)
+	var sector int64
+	if _, err := fmt.Sscanf(strings.TrimSpace(string(out)), "current daddr is %d", &sector); err != nil {
+		r.t.Fatalf("%v: %s", err, out)
+	}
+	r.poke(v, sector*512, "damage")
+	must(r.t, r.stage(v, capability))
+	must(r.t, r.publish(v, "target", capability, false))
 }
 
 // setState makes the disk's controller say this of itself.

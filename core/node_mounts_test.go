@@ -666,3 +666,26 @@ func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 	must(t, r.stage(v, filesystem("ext4", writer)))
 	must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 }
+
+// Kubernetes names the targets of raw block volumes by the UIDs of pods, which look like volume IDs.
+func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
+	const pod = "c0ffee00-0000-4000-8000-000000000000"
+	for _, what := range []string{"staged", "staging path unmounted by hand"} {
+		t.Run(what, func(t *testing.T) {
+			r := newNodeRig(t)
+			v, capability := r.newVolume(volumeA, diskA), rawBlock(writer)
+			must(t, r.stage(v, capability))
+			must(t, r.publish(v, pod, capability, false))
+			if what != "staged" {
+				r.umount(stagedAt(v, capability), 0)
+			}
+			r.start()
+			if _, err := r.stats(v.id, r.path(pod), ""); err != nil {
+				t.Error(err)
+			}
+			must(t, r.unpublish(v, pod))
+			must(t, r.unstage(v))
+			r.wantMounts()
+		})
+	}
+}
