@@ -136,7 +136,7 @@ func (n *Node) mountStaging(ctx context.Context, volume nodeVolume, dev device.D
 		return "", err
 	}
 	if !options.ReadOnly() {
-		grown, err := mount.GrowUnmounted(ctx, dev, fsType)
+		grown, err := mount.GrowUnmounted(ctx, dev, fsType, volume.id)
 		if grown {
 			n.log.Info("grew the filesystem to its disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType)
 		}

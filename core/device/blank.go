@@ -182,7 +182,7 @@ func (b *Blank) prepare() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := mark(file, b.dev.SizeBytes, b.diskID); err != nil || !b.again {
+	if err := formatMarker(b.dev, b.diskID).write(file); err != nil || !b.again {
 		return err
 	}
 	for _, r := range append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...) {

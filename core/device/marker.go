@@ -10,75 +10,118 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A marker says on the disk itself that mkfs was begun on it while it was blank. It is on stable storage before mkfs
-// starts and taken away before the filesystem is mounted for the first time. So whoever finds one, on whichever node and
-// after whatever power cut, knows that all else on the disk is what mkfs left; without it, remains that bear no signature
-// yet could not be told from somebody's data, and the volume would be locked for ever.
+// A marker says on the disk itself that a program was begun on it that must not be interrupted. It is on stable storage
+// before the program starts and taken away after it has ended, before the filesystem is mounted. So whoever finds one, on
+// whichever node and after whatever power cut, knows what the disk went through:
 //
-// mkfs knows nothing of markers and may write over one, so there are several. They lie where no filesystem that we make
-// puts anything at its default layout.
+//   - The format marker: the disk was blank, and all that is on it is what mkfs left. Without it, remains that bear no
+//     signature yet could not be told from somebody's data, and the volume would be locked for ever.
+//   - The growth marker, behind the end of an ext filesystem that is to fill a larger disk: the filesystem was in order,
+//     and whatever is not in order now is what resize2fs left, which e2fsck may mend without asking.
+//
+// The programs know nothing of markers and may write over one, so there are several, where no filesystem that we make puts
+// anything at its default layout. Who removes one writes zeros over copies that stand there byte for byte, and over
+// nothing else.
 
 // markerBytes is the length of a copy: the largest block size of a disk.
 const markerBytes = 4 * kib
 
-// markerText is permanent: a marker may have been written by an older version of this plugin.
-const markerText = `csi.oxide.computer format marker 1
+// The texts are permanent: a marker may have been written by an older version of this plugin.
+const (
+	formatText = `csi.oxide.computer format marker 1
 disk %s
 This disk was blank, and a filesystem is being made on it. Where this still stands beside no filesystem, or beside one that
 was never mounted, making it was interrupted: NodeStageVolume makes it again and then removes this text.
 `
+	growthText = `csi.oxide.computer growth marker 1
+disk %s
+The filesystem before this place is being grown to fill the disk. Where this still stands, growing it was interrupted:
+NodeStageVolume has e2fsck put the filesystem in order, grows it again and then removes this text.
+`
+)
 
-// markerOf is a copy of the marker of the disk with this UUID.
-func markerOf(diskID uuid.UUID) []byte {
-	marker := make([]byte, markerBytes)
-	copy(marker, fmt.Sprintf(markerText, diskID))
-	return marker
+// marker is where the copies of a marker are, and what each is.
+type marker struct {
+	places []int64
+	copy   []byte
 }
 
-// markerPlaces are the offsets of the copies on a disk of this size. Nineteenths meet neither the groups of ext, which
-// are powers of two, nor the few equal parts into which xfs divides a disk.
-func markerPlaces(sizeBytes int64) []int64 {
-	var places []int64
+// newMarker is the marker of the disk with this UUID that stands on the part of it from one offset to another. Nineteenths
+// of a disk meet neither the groups of ext, which are powers of two, nor the few equal parts into which xfs divides it.
+func newMarker(text string, diskID uuid.UUID, from, to int64) marker {
+	m := marker{copy: make([]byte, markerBytes)}
+	copy(m.copy, fmt.Sprintf(text, diskID))
 	for _, part := range []int64{3, 7, 15, 17} {
-		places = append(places, sizeBytes/19*part/markerBytes*markerBytes)
+		m.places = append(m.places, (from+(to-from)/19*part)/markerBytes*markerBytes)
 	}
-	return places
+	return m
 }
 
-// Marked reports whether the disk bears a marker of the disk with this UUID. Another disk's, on one made from its
+func formatMarker(dev Device, diskID uuid.UUID) marker {
+	return newMarker(formatText, diskID, 0, dev.SizeBytes)
+}
+
+// growthMarker stands between the end of the filesystem and the disk's; there have to be at least 128 KiB.
+func growthMarker(dev Device, diskID uuid.UUID, filesystemBytes int64) marker {
+	return newMarker(growthText, diskID, filesystemBytes, dev.SizeBytes)
+}
+
+// Marked reports whether the disk bears the format marker of the disk with this UUID. Another disk's, on one made from its
 // snapshot, is none.
-func Marked(dev Device, diskID uuid.UUID) (bool, error) {
+func Marked(dev Device, diskID uuid.UUID) (bool, error) { return formatMarker(dev, diskID).stands(dev) }
+
+// Unmark removes the format marker of the disk with this UUID: its filesystem is finished, or its bytes are a workload's
+// from now on. A disk that anything holds is [ErrInUse]. No marker is no error.
+func Unmark(dev Device, diskID uuid.UUID) error { return formatMarker(dev, diskID).remove(dev) }
+
+// MarkGrowth puts the growth marker on the disk with this UUID, behind the end of its filesystem.
+func MarkGrowth(dev Device, diskID uuid.UUID, filesystemBytes int64) error {
+	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
+	if err != nil {
+		return err
+	}
+	return errors.Join(growthMarker(dev, diskID, filesystemBytes).write(file), file.Close())
+}
+
+// GrowthMarked reports whether the growth of a filesystem of this size on the disk was begun and did not end.
+func GrowthMarked(dev Device, diskID uuid.UUID, filesystemBytes int64) (bool, error) {
+	return growthMarker(dev, diskID, filesystemBytes).stands(dev)
+}
+
+// UnmarkGrowth removes the growth marker, of a filesystem that had this size before it was grown.
+func UnmarkGrowth(dev Device, diskID uuid.UUID, filesystemBytes int64) error {
+	return growthMarker(dev, diskID, filesystemBytes).remove(dev)
+}
+
+func (m marker) stands(dev Device) (bool, error) {
 	var intact []int64
 	err := dev.with(func(file *os.File) (err error) {
-		intact, err = intactMarkers(file, dev.SizeBytes, diskID)
+		intact, err = m.intact(file)
 		return err
 	})
 	if err != nil {
-		return false, fmt.Errorf("%w: %s: look for a format marker: %w", ErrUnreadable, dev, err)
+		return false, fmt.Errorf("%w: %s: look for a marker: %w", ErrUnreadable, dev, err)
 	}
 	return len(intact) > 0, nil
 }
 
-// Unmark removes the markers of the disk with this UUID: its filesystem is finished, or its bytes are a workload's from now
-// on. It writes zeros over copies that stand there byte for byte, and over nothing else; a disk that anything holds is
-// [ErrInUse]. No marker is no error.
-func Unmark(dev Device, diskID uuid.UUID) error {
-	marked, err := Marked(dev, diskID)
-	if err != nil || !marked {
+func (m marker) remove(dev Device) error {
+	stands, err := m.stands(dev)
+	if err != nil || !stands {
 		return err
 	}
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(unmark(file, dev.SizeBytes, diskID), file.Close()); err != nil {
-		return fmt.Errorf("remove the format marker from %s: %w", dev, err)
+	if err := errors.Join(m.wipe(file), file.Close()); err != nil {
+		return fmt.Errorf("remove a marker from %s: %w", dev, err)
 	}
 	return nil
 }
 
-func unmark(file *os.File, sizeBytes int64, diskID uuid.UUID) error {
-	intact, err := intactMarkers(file, sizeBytes, diskID)
+func (m marker) wipe(file *os.File) error {
+	intact, err := m.intact(file)
 	if err != nil {
 		return err
 	}
@@ -90,25 +133,25 @@ func unmark(file *os.File, sizeBytes int64, diskID uuid.UUID) error {
 	return file.Sync()
 }
 
-// mark puts the markers on stable storage.
-func mark(file *os.File, sizeBytes int64, diskID uuid.UUID) error {
-	for _, offset := range markerPlaces(sizeBytes) {
-		if _, err := file.WriteAt(markerOf(diskID), offset); err != nil {
+// write puts the marker on stable storage.
+func (m marker) write(file *os.File) error {
+	for _, offset := range m.places {
+		if _, err := file.WriteAt(m.copy, offset); err != nil {
 			return err
 		}
 	}
 	return file.Sync()
 }
 
-func intactMarkers(file *os.File, sizeBytes int64, diskID uuid.UUID) (intact []int64, err error) {
-	found, want := make([]byte, markerBytes), markerOf(diskID)
-	for _, offset := range markerPlaces(sizeBytes) {
+func (m marker) intact(file *os.File) (places []int64, err error) {
+	found := make([]byte, markerBytes)
+	for _, offset := range m.places {
 		if _, err := file.ReadAt(found, offset); err != nil {
 			return nil, err
 		}
-		if bytes.Equal(found, want) {
-			intact = append(intact, offset)
+		if bytes.Equal(found, m.copy) {
+			places = append(places, offset)
 		}
 	}
-	return intact, nil
+	return places, nil
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 )
@@ -21,23 +23,40 @@ const repairTime = 4 * time.Hour
 // checks lets one check run at a time: each takes memory by the size of its disk.
 var checks = make(chan struct{}, 1)
 
-// GrowUnmounted makes an ext filesystem fill its disk, and reports whether it had to. resize2fs wants it checked first.
-// Growing ext while it is mounted would need a capability that containers rarely have. Others grow in [GrowMounted]. A
-// filesystem of any kind that is larger than its disk is [ErrDamaged].
-func GrowUnmounted(ctx context.Context, dev device.Device, fsType string) (grown bool, err error) {
-	if needed, err := needsGrowth(dev, fsType); err != nil || !needed || !isExt(fsType) {
+// GrowUnmounted makes an ext filesystem fill the disk with this UUID, and reports whether it had to. resize2fs wants it
+// checked first. Growing ext while it is mounted would need a capability that containers rarely have; unmounted it is not
+// safe from being interrupted, so that a marker stands on the disk meanwhile, see [device.MarkGrowth]. Others grow in
+// [GrowMounted]. A filesystem of any kind that is larger than its disk is [ErrDamaged].
+func GrowUnmounted(ctx context.Context, dev device.Device, fsType string, diskID uuid.UUID) (grown bool, err error) {
+	sizeBytes, needed, err := needsGrowth(dev, fsType)
+	if err != nil || !needed || !isExt(fsType) {
 		return false, err
 	}
-	if err := check(ctx, dev, "-f"); err != nil {
+	interrupted, err := device.GrowthMarked(dev, diskID, sizeBytes)
+	if err != nil {
 		return false, err
 	}
-	return true, grow(ctx, dev, "resize2fs", dev.Path)
+	if interrupted {
+		err = check(ctx, dev, "-f", "-y")
+	} else {
+		err = check(ctx, dev, "-f", "-p")
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := device.MarkGrowth(dev, diskID, sizeBytes); err != nil {
+		return false, fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
+	}
+	if err := grow(ctx, dev, "resize2fs", dev.Path); err != nil {
+		return false, err
+	}
+	return true, device.UnmarkGrowth(dev, diskID, sizeBytes)
 }
 
 // GrowMounted makes an xfs or btrfs that is mounted at path fill its disk, and reports whether it became larger. Of a
 // mounted xfs the superblock on the disk lags behind, so that one just grown may be asked to grow again, to no effect.
 func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (grown bool, err error) {
-	if needed, err := needsGrowth(dev, fsType); err != nil || !needed {
+	if _, needed, err := needsGrowth(dev, fsType); err != nil || !needed {
 		return false, err
 	}
 	before, err := Stats(path)
@@ -58,17 +77,17 @@ func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (g
 }
 
 // needsGrowth reports whether a filesystem is so much smaller than its disk that it has to be grown, as after a volume was
-// made from a smaller one's snapshot. The superblock says so, which costs one read; mount-utils' way would start two
-// programs at each stage.
-func needsGrowth(dev device.Device, fsType string) (bool, error) {
-	sizeBytes, err := device.FilesystemBytes(dev, fsType)
+// made from a smaller one's snapshot, and its size. The superblock says so, which costs one read; mount-utils' way would
+// start two programs at each stage.
+func needsGrowth(dev device.Device, fsType string) (sizeBytes int64, needed bool, err error) {
+	sizeBytes, err = device.FilesystemBytes(dev, fsType)
 	if err != nil || sizeBytes == 0 {
-		return false, err
+		return 0, false, err
 	}
 	if sizeBytes > dev.SizeBytes {
-		return false, fmt.Errorf("%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one", ErrDamaged, dev, dev.SizeBytes, fsType, sizeBytes)
+		return 0, false, fmt.Errorf("%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one", ErrDamaged, dev, dev.SizeBytes, fsType, sizeBytes)
 	}
-	return dev.SizeBytes-sizeBytes >= growFrom, nil
+	return sizeBytes, dev.SizeBytes-sizeBytes >= growFrom, nil
 }
 
 func grow(ctx context.Context, dev device.Device, program string, args ...string) error {
@@ -90,8 +109,8 @@ const (
 	e2fsckLeft   = 4
 )
 
-// check has e2fsck put an ext filesystem that is not mounted in order, so far as it can without asking. What it cannot is
-// [ErrDamaged]. It waits while another check runs.
+// check has e2fsck put an ext filesystem that is not mounted in order: with -p so far as that loses nothing, with -y in any
+// case. What is not in order afterwards is [ErrDamaged]. It waits while another check runs.
 func check(ctx context.Context, dev device.Device, flags ...string) error {
 	select {
 	case checks <- struct{}{}:
@@ -101,7 +120,7 @@ func check(ctx context.Context, dev device.Device, flags ...string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
 	defer cancel()
-	result, err := tool.Run(ctx, "e2fsck", append(flags, "-p", dev.Path)...)
+	result, err := tool.Run(ctx, "e2fsck", append(flags, dev.Path)...)
 	if err != nil {
 		return fmt.Errorf("check of %s: %w", dev, err)
 	}
@@ -133,7 +152,7 @@ func repair(ctx context.Context, dev device.Device, fsType string, cause error) 
 	if !isExt(fsType) {
 		return fmt.Errorf("%w: restore a snapshot, or look at the disk with %s on the node", cause, byHand[fsType])
 	}
-	if err := check(ctx, dev); err != nil {
+	if err := check(ctx, dev, "-p"); err != nil {
 		return fmt.Errorf("%w; %w", cause, err)
 	}
 	return nil
