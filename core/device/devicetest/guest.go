@@ -189,6 +189,8 @@ func (g *Guest) attach(backing string) device.Number {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	g.must(err)
 	defer func() { g.must(control.Close()) }()
+	// Other processes take loop devices too: see package guest.
+	g.must(unix.Flock(int(control.Fd()), unix.LOCK_EX))
 	file, err := os.OpenFile(backing, os.O_RDWR, 0)
 	g.must(err)
 	defer func() { g.must(file.Close()) }()

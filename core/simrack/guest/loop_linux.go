@@ -86,8 +86,14 @@ func (g *Guests) bind(s store, blockSize int, readOnly bool) (loop, error) {
 	}
 }
 
-// bindFree tries the loop device that the kernel calls free at this moment.
+// bindFree tries the loop device that the kernel calls free at this moment. Another process that was told the same one would
+// claim it for a moment while it fails to have it, and a mkfs that wants it exclusively in that moment would fail: so all
+// that take loop devices this way lock out each other.
 func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
+	if err := unix.Flock(int(g.control.Fd()), unix.LOCK_EX); err != nil {
+		return 0, fmt.Errorf("lock the loop devices: %w", err)
+	}
+	defer unix.Flock(int(g.control.Fd()), unix.LOCK_UN) // The descriptor's end would unlock it, too.
 	number, err := unix.IoctlRetInt(int(g.control.Fd()), unix.LOOP_CTL_GET_FREE)
 	if err != nil {
 		return 0, fmt.Errorf("find a free loop device: %w", err)
