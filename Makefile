@@ -45,6 +45,10 @@ fuzz: deps ## made-up contents of disks against the scanner that proves them bla
 	@test "$$(id -u)" = 0 || { echo "fuzz: needs root: loop devices and device nodes"; exit 1; }
 	go test ./core/device -run '^$$' -fuzz '^FuzzProveBlank$$' -fuzztime $(FUZZTIME)
 
+.PHONY: chaos
+chaos: deps ## the node plugin killed at hundreds of its steps; as root
+	go run ./test/kill
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }

@@ -194,7 +194,7 @@ func optionsOf(bits byte, size int64) device.BlankOptions {
 }
 
 // provedContents is how many contents of disks TestProveBlankProperty makes up.
-const provedContents = 4000
+const provedContents = 3000
 
 func TestProveBlankProperty(t *testing.T) {
 	const workers = 2

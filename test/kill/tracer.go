@@ -1,0 +1,214 @@
+//go:build linux && amd64
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// steps are the system calls before which a process may be killed: those that look at the world or change it. Left out is
+// what only the process itself would notice, such as memory and waiting, and what it writes to its log and its socket.
+var steps = map[uint64]bool{
+	unix.SYS_OPENAT: true, unix.SYS_PREAD64: true, unix.SYS_PWRITE64: true, unix.SYS_IOCTL: true, unix.SYS_FLOCK: true,
+	unix.SYS_FSYNC: true, unix.SYS_FDATASYNC: true, unix.SYS_FALLOCATE: true,
+	unix.SYS_MKDIR: true, unix.SYS_MKDIRAT: true, unix.SYS_RMDIR: true, unix.SYS_UNLINK: true, unix.SYS_UNLINKAT: true,
+	unix.SYS_RENAME: true, unix.SYS_RENAMEAT: true, unix.SYS_RENAMEAT2: true,
+	unix.SYS_MOUNT: true, unix.SYS_UMOUNT2: true, unix.SYS_OPEN_TREE: true, unix.SYS_MOVE_MOUNT: true, unix.SYS_MOUNT_SETATTR: true,
+	unix.SYS_CHMOD: true, unix.SYS_FCHMODAT: true, unix.SYS_FCHOWNAT: true, unix.SYS_LCHOWN: true,
+	unix.SYS_CLONE: true, unix.SYS_CLONE3: true, unix.SYS_VFORK: true, unix.SYS_EXECVE: true, unix.SYS_WAITID: true, unix.SYS_WAIT4: true,
+}
+
+// childSteps are those of the plugin's programs: without the loading of libraries.
+var childSteps = map[uint64]bool{
+	unix.SYS_PWRITE64: true, unix.SYS_WRITE: true, unix.SYS_IOCTL: true, unix.SYS_FSYNC: true, unix.SYS_FDATASYNC: true, unix.SYS_FALLOCATE: true,
+	unix.SYS_MOUNT: true, unix.SYS_MOVE_MOUNT: true, unix.SYS_FSCONFIG: true, unix.SYS_FSMOUNT: true, unix.SYS_EXECVE: true,
+}
+
+// tracer follows a process and everything that it starts, and counts their steps.
+type tracer struct {
+	pid int
+	// killAt is the step before which to kill; none where it is 0.
+	killAt int
+	// all says that the programs which the process has started die with it.
+	all bool
+
+	count int
+	// threads has for each thread that is followed whether it belongs to the process itself.
+	threads map[int]bool
+}
+
+// trace follows the process until it has ended, and returns how many steps there were. Once it follows, it closes ready.
+// Programs that live on are let go.
+func trace(pid, killAt int, all bool, ready chan<- struct{}) (count int, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Never unlocked: the thread ends with this function, and what it still followed goes on unwatched.
+		runtime.LockOSThread()
+		t := &tracer{pid: pid, killAt: killAt, all: all, threads: map[int]bool{}}
+		if err = t.attach(); err == nil {
+			close(ready)
+			err = t.follow()
+		} else {
+			close(ready)
+		}
+		count = t.count
+	}()
+	<-done
+	return count, err
+}
+
+const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
+
+// attach follows every thread that there is.
+func (t *tracer) attach() error {
+	for found := true; found; {
+		found = false
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", t.pid))
+		if err != nil {
+			return err
+		}
+		for _, task := range tasks {
+			tid, err := strconv.Atoi(task.Name())
+			if err != nil || t.threads[tid] {
+				continue
+			}
+			found = true
+			_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, options, 0, 0)
+			if errno == unix.EPERM {
+				t.threads[tid] = true // made by one that is followed, and so is followed already
+				continue
+			}
+			if errno == 0 {
+				errno = interrupt(tid)
+			}
+			if errno != 0 && errno != unix.ESRCH {
+				return fmt.Errorf("follow thread %d: %w", tid, errno)
+			}
+			t.threads[tid] = true
+		}
+	}
+	return nil
+}
+
+func interrupt(tid int) unix.Errno {
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_INTERRUPT, uintptr(tid), 0, 0, 0, 0)
+	return errno
+}
+
+// follow lets everything run from stop to stop until the process has ended.
+func (t *tracer) follow() error {
+	for {
+		var status unix.WaitStatus
+		tid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err == nil && tid == 0 {
+			// The end of a process whose programs live on is not always told to who follows them all.
+			if t.ended() {
+				return nil
+			}
+			time.Sleep(50 * time.Microsecond)
+			continue
+		}
+		if errors.Is(err, unix.ECHILD) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if status.Exited() || status.Signaled() {
+			delete(t.threads, tid)
+			if tid == t.pid {
+				return nil
+			}
+			continue
+		}
+		if !status.Stopped() {
+			continue
+		}
+		if err := t.stopped(tid, status); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("thread %d: %w", tid, err)
+		}
+	}
+}
+
+func (t *tracer) stopped(tid int, status unix.WaitStatus) error {
+	own, known := t.threads[tid]
+	if !known {
+		own = t.owns(tid)
+		t.threads[tid] = own
+	}
+	switch signal := status.StopSignal(); {
+	case signal == unix.SIGTRAP|0x80:
+		var regs unix.PtraceRegs
+		if err := unix.PtraceGetRegs(tid, &regs); err != nil {
+			return err
+		}
+		entering := int64(regs.Rax) == -int64(unix.ENOSYS)
+		if entering && (own && steps[regs.Orig_rax] || !own && childSteps[regs.Orig_rax]) {
+			t.count++
+			if t.count == t.killAt {
+				return t.kill()
+			}
+		}
+		return unix.PtraceSyscall(tid, 0)
+	case status>>16 != 0: // an event of ptrace's own
+		return unix.PtraceSyscall(tid, 0)
+	default:
+		return unix.PtraceSyscall(tid, int(signal))
+	}
+}
+
+// ended reports whether the process has ended, whoever has to hear of it yet.
+func (t *tracer) ended() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", t.pid))
+	if err != nil {
+		return true
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
+}
+
+// owns reports whether a thread is the process' own.
+func (t *tracer) owns(tid int) bool {
+	_, err := os.Stat(filepath.Join("/proc", strconv.Itoa(t.pid), "task", strconv.Itoa(tid)))
+	return err == nil
+}
+
+func (t *tracer) kill() error {
+	if t.all {
+		for tid, own := range t.threads {
+			if !own {
+				// Some have ended by themselves.
+				_ = unix.Kill(tid, unix.SIGKILL)
+			}
+		}
+	}
+	return unix.Kill(t.pid, unix.SIGKILL)
+}
+
+// stillRuns reports whether any program with one of these names works on a path below dir.
+func stillRuns(dir string) bool {
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return false
+	}
+	for _, path := range lines {
+		line, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(line), dir) && !strings.Contains(string(line), "oxide-csi") {
+			return true
+		}
+	}
+	return false
+}
