@@ -199,7 +199,10 @@ func (g *Guest) attach(backing string) device.Number {
 		g.must(err)
 		loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", minor), os.O_RDWR, 0)
 		g.must(err)
-		err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(file.Fd())})
+		config := unix.LoopConfig{Fd: uint32(file.Fd())}
+		// mkfs.btrfs takes loop devices with the same name for one.
+		copy(config.Info.File_name[:len(config.Info.File_name)-1], backing[max(0, len(backing)-len(config.Info.File_name)+1):])
+		err = unix.IoctlLoopConfigure(int(loop.Fd()), &config)
 		if errors.Is(err, unix.EBUSY) {
 			g.must(loop.Close()) // somebody else was faster
 			continue

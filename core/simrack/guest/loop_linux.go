@@ -73,6 +73,9 @@ func (g *Guests) bind(s store, blockSize int, readOnly bool) (loop, error) {
 	}
 	defer file.Close() // The loop device has its own reference.
 	config.Fd = uint32(file.Fd())
+	// mkfs.btrfs takes loop devices with the same name for one. Of a long path the end tells more.
+	name := s.path
+	copy(config.Info.File_name[:len(config.Info.File_name)-1], name[max(0, len(name)-len(config.Info.File_name)+1):])
 
 	for deadline := time.Now().Add(5 * time.Second); ; {
 		l, err := g.bindFree(&config)
