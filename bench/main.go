@@ -7,6 +7,7 @@
 //   - latency.go: one RPC beside the bare SDK call
 //   - throughput.go: many CreateVolume at once, beside the bare SDK doing the same
 //   - startup.go: from exec to the first answer
+//   - staging.go: from a disk that appears to its mount, and a node's four calls, on real devices
 //   - size.go: the memory of an idle process, the size of the program
 //
 // To add a row, write a function that returns it and put it into the list of measurements below.
@@ -37,6 +38,7 @@ var measurements = []struct {
 	{"latency", latency},
 	{"throughput", throughput},
 	{"startup", startup},
+	{"staging", staging},
 	{"memory", memory},
 	{"binary", binarySize},
 }

@@ -85,11 +85,11 @@ func (n *Node) format(ctx context.Context, volume nodeVolume, dev device.Device,
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
 	n.log.Info("making a filesystem on a blank disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType, "again", blank.Again(), "scan", time.Since(start))
-	start = time.Now()
-	if err := n.formatter.Format(ctx, blank, mount.NewFilesystem{DiskID: volume.id, Type: fsType, MkfsOptions: options}); err != nil {
+	took, err := n.formatter.Format(ctx, blank, mount.NewFilesystem{DiskID: volume.id, Type: fsType, MkfsOptions: options})
+	if err != nil {
 		return "", err
 	}
-	n.log.Info("made a filesystem", "volume_id", volume.id.String(), "fs_type", fsType, "mkfs", time.Since(start))
+	n.log.Info("made a filesystem", "volume_id", volume.id.String(), "fs_type", fsType, "mkfs", took)
 	return fsType, nil
 }
 

@@ -60,23 +60,26 @@ type record struct {
 
 // Format makes the filesystem on a disk that was proved blank and verifies that it is there. mkfs is called by no other
 // code. The errors are [ErrFormat], [ErrState], [tool.ErrMissing] and those of [device.Blank.Format]; after each of them
-// the call may be repeated with a new proof. When ctx ends meanwhile, mkfs still runs to its end, at most for 15 min.
-func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFilesystem) error {
+// the call may be repeated with a new proof. When ctx ends meanwhile, mkfs still runs to its end, at most for 15 min. It
+// returns how long mkfs itself ran.
+func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFilesystem) (took time.Duration, err error) {
 	fsUUID := FilesystemUUID(want.DiskID).String()
 	name, args, err := mkfs(want, fsUUID)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), formatTime)
 	defer cancel()
 	dev := blank.Device()
 	if err := f.write(want, dev, fsUUID, blank.Sequence()); err != nil {
-		return err
+		return 0, err
 	}
 	begun := false
 	err = blank.Format(func(path string) error {
 		begun = true
+		start := time.Now()
 		result, err := tool.Run(ctx, name, append(args, path)...)
+		took = time.Since(start)
 		if err != nil {
 			return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
 		}
@@ -86,15 +89,15 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 		return nil
 	})
 	if err != nil && !begun {
-		return errors.Join(err, f.Forget(want.DiskID))
+		return 0, errors.Join(err, f.Forget(want.DiskID))
 	}
 	if err != nil {
-		return err
+		return took, err
 	}
 	if err := verifyFormat(ctx, dev, want.Type, fsUUID); err != nil {
-		return err
+		return took, err
 	}
-	return f.Clear(want.DiskID, dev)
+	return took, f.Clear(want.DiskID, dev)
 }
 
 // mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name

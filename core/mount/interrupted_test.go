@@ -80,7 +80,8 @@ func stage(t *testing.T, dev device.Device, fsType string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
-	return f.Format(t.Context(), blank, NewFilesystem{DiskID: interruptedID, Type: fsType})
+	_, err = f.Format(t.Context(), blank, NewFilesystem{DiskID: interruptedID, Type: fsType})
+	return err
 }
 
 // blocks are the disk's blocks of 4 KiB that are not zero, by offset.

@@ -65,7 +65,8 @@ func (r *rig) format(t *testing.T, fsType string, options ...string) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
-	return r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: fsType, MkfsOptions: options})
+	_, err = r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: fsType, MkfsOptions: options})
+	return err
 }
 
 // mounted formats the disk and mounts it.
@@ -181,7 +182,7 @@ func TestFormatFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, mount.ErrState) {
+		if _, err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, mount.ErrState) {
 			t.Errorf("%v, want ErrState", err)
 		}
 		if err := blank.Close(); err != nil {
@@ -198,7 +199,7 @@ func TestFormatFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Node(r.disk.Kernel, r.Add("other", sizeBytes).Number)
-		if err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, device.ErrNotBlank) {
+		if _, err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, device.ErrNotBlank) {
 			t.Errorf("%v, want ErrNotBlank", err)
 		}
 		if err := blank.Close(); err != nil {

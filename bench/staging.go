@@ -1,0 +1,273 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const (
+	appearRounds = 40
+	lifeRounds   = 11
+)
+
+// staging measures what a node adds to the kernel's and mkfs' own time: with real loop devices, in a guest of the rack.
+// Only root can do that.
+func staging(ctx context.Context, b *bench) (_ []row, err error) {
+	if os.Geteuid() != 0 {
+		fmt.Println("staging: left out, needs root: loop devices, device nodes and mounts")
+		return nil, nil
+	}
+	dir, err := os.MkdirTemp(b.dir, "")
+	if err != nil {
+		return nil, err
+	}
+	sim, err := lab.StartSim(b.programs.Sim, nil, "--hotplug", "--instances=node-a", "--guest-root="+filepath.Join(dir, "guests"), "--state="+filepath.Join(dir, "state"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, sim.Stop()) }()
+	plugins := map[string]*lab.Plugin{}
+	for _, mode := range []string{"controller", "node"} {
+		opts, err := b.pluginOptions(mode, sim)
+		if err != nil {
+			return nil, err
+		}
+		opts.Args = append(opts.Args, "--log-level=debug", "--log-format=json")
+		plugin, err := lab.StartPlugin(b.programs.Plugin, opts)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, plugin.Stop()) }()
+		plugins[mode] = plugin
+	}
+	s := &stagingRig{rig: &rig{sim: sim, plugin: plugins["controller"], node: sim.Instances[0]}, guest: plugins["node"], dir: dir}
+	rows, err := s.appearance(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, fsType := range []string{"ext4", "xfs"} {
+		for _, size := range []int64{1, 1023} {
+			lives, err := s.lives(ctx, fsType, size)
+			if err != nil {
+				return nil, err
+			}
+			rows = append(rows, lives...)
+		}
+	}
+	return rows, nil
+}
+
+// stagingRig is a rig whose guest has devices.
+type stagingRig struct {
+	*rig
+	// guest is the plugin in the guest.
+	guest *lab.Plugin
+	dir   string
+}
+
+// stagedVolume is one volume on its way through the node.
+type stagedVolume struct {
+	id              string
+	capability      *csi.VolumeCapability
+	context         map[string]string
+	publishContext  map[string]string
+	staging, target string
+}
+
+func (s *stagingRig) newVolume(ctx context.Context, name, fsType string, size int64) (*stagedVolume, error) {
+	capability := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+	resp, err := s.plugin.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size << 30}, VolumeCapabilities: []*csi.VolumeCapability{capability},
+	})
+	if err != nil {
+		return nil, err
+	}
+	v := &stagedVolume{
+		id: resp.GetVolume().GetVolumeId(), capability: capability, context: resp.GetVolume().GetVolumeContext(),
+		staging: filepath.Join(s.dir, name+"-staging"), target: filepath.Join(s.dir, name+"-target"),
+	}
+	return v, os.Mkdir(v.staging, 0o755)
+}
+
+func (s *stagingRig) attachVolume(ctx context.Context, v *stagedVolume) (err error) {
+	v.publishContext, err = s.publish(ctx, v.id)
+	return err
+}
+
+func (s *stagingRig) stage(ctx context.Context, v *stagedVolume) error {
+	_, err := s.guest.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability, VolumeContext: v.context, PublishContext: v.publishContext,
+	})
+	return err
+}
+
+func (s *stagingRig) unstage(ctx context.Context, v *stagedVolume) error {
+	_, err := s.guest.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
+}
+
+// life is stage, publish, unpublish, unstage.
+func (s *stagingRig) life(ctx context.Context, v *stagedVolume) error {
+	if err := s.stage(ctx, v); err != nil {
+		return err
+	}
+	_, err := s.guest.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability, VolumeContext: v.context, PublishContext: v.publishContext,
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := s.guest.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target}); err != nil {
+		return err
+	}
+	return s.unstage(ctx, v)
+}
+
+func (s *stagingRig) remove(ctx context.Context, v *stagedVolume) error {
+	return errors.Join(s.unpublish(ctx, v.id), s.deleteVolume(ctx, v.id), os.Remove(v.staging))
+}
+
+// appearance measures the time from the moment in which a disk's device node is there until a NodeStageVolume that waits for
+// it has found the disk, and until it has mounted it. The disk has its filesystem already.
+func (s *stagingRig) appearance(ctx context.Context) (_ []row, err error) {
+	v, err := s.newVolume(ctx, "appear", "ext4", 1)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(s.attachVolume(ctx, v), s.stage(ctx, v), s.unstage(ctx, v), s.unpublish(ctx, v.id)); err != nil {
+		return nil, err
+	}
+	var found, staged []float64
+	for range appearRounds {
+		seen := len(s.guest.Stderr().String())
+		done := make(chan error, 1)
+		var answered time.Time
+		go func() {
+			err := s.stage(ctx, v)
+			answered = time.Now()
+			done <- err
+		}()
+		appeared := make(chan time.Time, 1)
+		go s.watch(ctx, appeared)
+		if err := s.attachVolume(ctx, v); err != nil {
+			return nil, err
+		}
+		start := <-appeared
+		if err := <-done; err != nil {
+			return nil, err
+		}
+		line, err := s.logged(seen, "found the disk", v.id)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, milliseconds(max(0, line.Time.Sub(start))))
+		staged = append(staged, milliseconds(answered.Sub(start)))
+		if err := errors.Join(s.unstage(ctx, v), s.unpublish(ctx, v.id)); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(s.deleteVolume(ctx, v.id), os.Remove(v.staging)); err != nil {
+		return nil, err
+	}
+	return []row{
+		median("staging/appeared-found/p50", "ms", atMost(20), found),
+		percentile99("staging/appeared-found/p99", "ms", atMost(20), found),
+		median("staging/appeared-staged/p50", "ms", bar{}, staged),
+		percentile99("staging/appeared-staged/p99", "ms", bar{}, staged),
+	}, nil
+}
+
+func percentile99(name, unit string, b bar, samples []float64) row {
+	sorted := slices.Sorted(slices.Values(samples))
+	return newRow(name, unit, b, samples, sorted[(len(sorted)-1)*99/100])
+}
+
+// watch says when the first device node is in the guest beside the boot disk's.
+func (s *stagingRig) watch(ctx context.Context, appeared chan<- time.Time) {
+	for ctx.Err() == nil {
+		nodes, err := filepath.Glob(filepath.Join(s.node.Guest, "dev", "nvme*n1"))
+		if err == nil && len(nodes) > 1 {
+			break
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	appeared <- time.Now()
+}
+
+// logLine is what the plugin logs, so far as it is looked at. Durations are nanoseconds.
+type logLine struct {
+	Time     time.Time     `json:"time"`
+	Msg      string        `json:"msg"`
+	VolumeID string        `json:"volume_id"`
+	Find     time.Duration `json:"find"`
+	Scan     time.Duration `json:"scan"`
+	Mkfs     time.Duration `json:"mkfs"`
+	Mount    time.Duration `json:"mount"`
+}
+
+// logged finds the last line with this message about a volume, after so many bytes of the log.
+func (s *stagingRig) logged(after int, message, volumeID string) (found logLine, err error) {
+	for text := range strings.Lines(s.guest.Stderr().String()[after:]) {
+		var line logLine
+		if json.Unmarshal([]byte(text), &line) == nil && line.Msg == message && line.VolumeID == volumeID {
+			found = line
+		}
+	}
+	if found.Msg == "" {
+		return logLine{}, fmt.Errorf("the plugin has not logged %q about volume %s", message, volumeID)
+	}
+	return found, nil
+}
+
+// lives measures a blank disk's four calls, and of them the scan, mkfs, the mount, and all else.
+func (s *stagingRig) lives(ctx context.Context, fsType string, size int64) (_ []row, err error) {
+	parts := map[string][]float64{}
+	for i := range lifeRounds {
+		v, err := s.newVolume(ctx, fmt.Sprintf("life-%s-%d-%d", fsType, size, i), fsType, size)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.attachVolume(ctx, v); err != nil {
+			return nil, err
+		}
+		seen := len(s.guest.Stderr().String())
+		start := time.Now()
+		if err := s.life(ctx, v); err != nil {
+			return nil, err
+		}
+		all := time.Since(start)
+		scanned, err1 := s.logged(seen, "making a filesystem on a blank disk", v.id)
+		made, err2 := s.logged(seen, "made a filesystem", v.id)
+		mounted, err3 := s.logged(seen, "mounted", v.id)
+		if err := errors.Join(err1, err2, err3, s.remove(ctx, v)); err != nil {
+			return nil, err
+		}
+		for part, took := range map[string]time.Duration{
+			"all": all, "scan": scanned.Scan, "mkfs": made.Mkfs, "mount": mounted.Mount, "rest": all - made.Mkfs - mounted.Mount,
+		} {
+			parts[part] = append(parts[part], milliseconds(took))
+		}
+	}
+	var rows []row
+	for _, part := range []struct {
+		name string
+		bar  bar
+	}{{"all", bar{}}, {"scan", atMost(5)}, {"mkfs", bar{}}, {"mount", bar{}}, {"rest", atMost(10)}} {
+		rows = append(rows, median(fmt.Sprintf("staging/%s-%dGiB/%s", fsType, size, part.name), "ms", part.bar, parts[part.name]))
+	}
+	return rows, nil
+}
