@@ -15,9 +15,15 @@ import (
 // filesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
 // mkfs, and every doubt ends in an error.
 func (n *Node) filesystem(ctx context.Context, volume nodeVolume, dev device.Device, wanted string) (fsType string, err error) {
-	content, err := device.Probe(ctx, dev)
+	zero, err := device.HeadIsZero(ctx, dev)
 	if err != nil {
 		return "", err
+	}
+	var content device.Content
+	if !zero {
+		if content, err = device.Probe(ctx, dev); err != nil {
+			return "", err
+		}
 	}
 	interrupted, err := n.formatter.Interrupted(volume.id, dev, content)
 	if err != nil {

@@ -95,12 +95,18 @@ func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
 }
 
 func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
-	places := append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...)
-	found, err := findByte(ctx, b.claim, places)
-	if err != nil {
-		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+	// Side by side: each takes a few milliseconds, and a workload waits.
+	var content Content
+	probed := make(chan error, 1)
+	go func() {
+		var err error
+		content, err = probe(ctx, b.dev)
+		probed <- err
+	}()
+	found, err := findByte(ctx, b.claim, append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...))
+	if probeErr := <-probed; err == nil {
+		err = probeErr
 	}
-	content, err := probe(ctx, b.dev)
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
@@ -252,10 +258,14 @@ const chunkBytes = 128 << 10
 
 var zeros [chunkBytes]byte
 
-// findByte reads the regions and says where the first byte lies that is not zero; empty when there is none. What is read is
-// dropped from the page cache again: a scan must not push out what the guest's programs work with.
+// findByte reads the regions and says where the first byte lies that is not zero; empty when there is none. Of a large region
+// what is read is dropped from the page cache again: a scan must not push out what the guest's programs work with.
 func findByte(ctx context.Context, file *os.File, regions []region) (found string, err error) {
-	buffer := make([]byte, chunkBytes)
+	var longest int64
+	for _, r := range regions {
+		longest = max(longest, r.length)
+	}
+	buffer := make([]byte, min(chunkBytes, longest))
 	for _, r := range regions {
 		for offset := r.offset; offset < r.offset+r.length; {
 			if err := ctx.Err(); err != nil {
@@ -276,8 +286,10 @@ func findByte(ctx context.Context, file *os.File, regions []region) (found strin
 					found += " (" + r.what + ")"
 				}
 			}
-			// Advice only: where it is not taken, more stays cached.
-			_ = unix.Fadvise(int(file.Fd()), offset, int64(len(chunk)), unix.FADV_DONTNEED)
+			if r.length > mib {
+				// Advice only: where it is not taken, more stays cached. It takes longer than reading, so what is little stays.
+				_ = unix.Fadvise(int(file.Fd()), offset, int64(len(chunk)), unix.FADV_DONTNEED)
+			}
 			offset += int64(len(chunk))
 		}
 	}

@@ -2,11 +2,9 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"os"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 )
@@ -50,18 +48,39 @@ const (
 )
 
 // Probe asks blkid, bypassing its cache, what the device holds. Because blkid answers "nothing" for a device that it cannot
-// read as well, the places where most things announce themselves are read first, which is [ErrUnreadable] where it
-// fails, as is every answer of blkid's that is neither one finding nor none.
+// read as well, the places where most things announce themselves are then read, which is [ErrUnreadable] where it fails,
+// as is every answer of blkid's that is neither one finding nor none.
 func Probe(ctx context.Context, dev Device) (Content, error) {
-	file, err := dev.Open(unix.O_RDONLY)
-	if err != nil {
-		return Content{}, err
+	content, err := probe(ctx, dev)
+	if err != nil || !content.Empty() {
+		return content, err
 	}
-	_, err = findByte(ctx, file, headAndTail(dev.SizeBytes))
-	if err := errors.Join(err, file.Close()); err != nil {
+	err = dev.with(func(file *os.File) error {
+		_, err := findByte(ctx, file, headAndTail(dev.SizeBytes))
+		return err
+	})
+	if err != nil {
 		return Content{}, fmt.Errorf("%w %s: %w", ErrUnreadable, dev, err)
 	}
-	return probe(ctx, dev)
+	return Content{}, nil
+}
+
+// filesystemBytes is where every filesystem that this plugin mounts has put something: ext and xfs in the first 4 KiB, btrfs
+// at 64 KiB.
+const filesystemBytes = 128 * kib
+
+// HeadIsZero reports whether the disk begins with zeros, so that it holds no filesystem that this plugin mounts. What else
+// it holds, only [ProveBlank] can tell.
+func HeadIsZero(ctx context.Context, dev Device) (zero bool, err error) {
+	err = dev.with(func(file *os.File) error {
+		found, err := findByte(ctx, file, []region{{"", 0, min(filesystemBytes, dev.SizeBytes)}})
+		zero = found == ""
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("%w %s: %w", ErrUnreadable, dev, err)
+	}
+	return zero, nil
 }
 
 func probe(ctx context.Context, dev Device) (Content, error) {

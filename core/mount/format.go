@@ -94,7 +94,7 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 	if err != nil {
 		return took, err
 	}
-	if err := verifyFormat(ctx, dev, want.Type, fsUUID); err != nil {
+	if err := verifyFormat(dev, want.Type, fsUUID); err != nil {
 		return took, err
 	}
 	return took, f.Clear(want.DiskID, dev)
@@ -133,7 +133,7 @@ func mergeExtended(options []string, ours string) []string {
 }
 
 // verifyFormat makes sure that the new filesystem is on the disk, and is the one that was asked for.
-func verifyFormat(ctx context.Context, dev device.Device, fsType, fsUUID string) error {
+func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 	file, err := dev.Open(unix.O_RDONLY)
 	if err != nil {
 		return err
@@ -141,12 +141,12 @@ func verifyFormat(ctx context.Context, dev device.Device, fsType, fsUUID string)
 	if err := errors.Join(file.Sync(), file.Close()); err != nil {
 		return fmt.Errorf("%w on %s: flush: %w", ErrFormat, dev, err)
 	}
-	content, err := device.Probe(ctx, dev)
+	found, err := dev.FilesystemUUID()
 	if err != nil {
 		return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
 	}
-	if content.Type != fsType || content.UUID != fsUUID {
-		return fmt.Errorf("%w on %s: mkfs reported success, but the disk holds %s instead of %s, UUID %s", ErrFormat, dev, content, fsType, fsUUID)
+	if found != fsUUID {
+		return fmt.Errorf("%w on %s: mkfs reported success, but the disk has a filesystem of UUID %q instead of %s of UUID %s", ErrFormat, dev, found, fsType, fsUUID)
 	}
 	return nil
 }
@@ -214,14 +214,7 @@ func (f Formatter) read(diskID uuid.UUID) (*record, error) {
 
 // Forget removes the record of a format and leaves the disk alone. No record is no error.
 func (f Formatter) Forget(diskID uuid.UUID) error {
-	err := os.Remove(f.path(diskID))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		err = syncFolder(filepath.Dir(f.path(diskID)))
-	}
-	if err != nil {
+	if err := os.Remove(f.path(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil
@@ -231,7 +224,8 @@ func (f Formatter) path(diskID uuid.UUID) string {
 	return filepath.Join(f.StateDir, "format", diskID.String())
 }
 
-// write puts the record on stable storage before it returns.
+// write needs no stable storage: a record counts only until the kernel's next start, and what outlives the kernel is the
+// marker's to tell.
 func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
 	boot, err := bootID()
 	if err != nil {
@@ -241,40 +235,15 @@ func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, s
 	if err != nil {
 		return err
 	}
-	folder := filepath.Dir(f.path(want.DiskID))
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return fmt.Errorf("%w: %w", ErrState, err)
+	path := f.path(want.DiskID)
+	err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path+".new", append(content, '\n'), 0o600))
+	if err == nil {
+		err = os.Rename(path+".new", path)
 	}
-	if err := replaceFile(f.path(want.DiskID), append(content, '\n')); err != nil {
+	if err != nil {
 		return fmt.Errorf("%w: %w", ErrState, err)
-	}
-	// The folders may be new as well.
-	for _, path := range []string{folder, f.StateDir, filepath.Dir(f.StateDir)} {
-		if err := syncFolder(path); err != nil {
-			return fmt.Errorf("%w: %w", ErrState, err)
-		}
 	}
 	return nil
-}
-
-func replaceFile(path string, content []byte) error {
-	file, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(content)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-func syncFolder(path string) error {
-	folder, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
 }
 
 func bootID() (string, error) {
