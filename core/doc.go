@@ -21,7 +21,8 @@
 // # Map
 //
 //   - identity.go, controller.go with publish.go, node.go: the services, RPCs in the order of the specification
-//   - node_stage.go, node_content.go, node_publish.go: what is mounted where; what is on the disk, and whether mkfs may run
+//   - node_stage.go, node_publish.go: what is mounted where; node_content.go: what is on the disk, and whether mkfs may run
+//   - node_volumes.go: which volume is at a path; node_health.go, node_probe.go: how it and its disk are
 //   - capabilities.go: what is advertised, and why the rest is not
 //   - validate.go: every check on a request; parameters.go, size.go, topology.go: what its fields mean
 //   - keys.go: the keys of contexts and parameters, which are permanent
