@@ -95,18 +95,11 @@ func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
 }
 
 func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
-	// Side by side: each takes a few milliseconds, and a workload waits.
-	var content Content
-	probed := make(chan error, 1)
-	go func() {
-		var err error
-		content, err = probe(ctx, b.dev)
-		probed <- err
-	}()
 	found, err := findByte(ctx, b.claim, append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...))
-	if probeErr := <-probed; err == nil {
-		err = probeErr
+	if err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
+	content, err := probe(ctx, b.dev)
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
