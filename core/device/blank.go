@@ -247,7 +247,7 @@ func lock(ctx context.Context, file *os.File) error {
 	}
 }
 
-const chunkBytes = 128 << 10
+const chunkBytes = 64 << 10
 
 var zeros [chunkBytes]byte
 
