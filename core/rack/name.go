@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -15,11 +16,23 @@ import (
 const SerialBytes = 20
 
 const (
-	diskPrefix = "csi-"
+	diskPrefix      = "csi-"
+	snapshotPrefix  = "csi-snap-"
+	temporaryPrefix = "csi-tmp-"
 	// descriptionBytes keeps a description below the rack's 512 with room for a later field.
 	descriptionBytes = 480
-	// hashLetters fill a disk's name up to SerialBytes, so that the whole name is the serial.
-	hashLetters = SerialBytes - len(diskPrefix)
+	// hashLetters fill a disk's name up to SerialBytes, so that the whole name is the serial. No guest sees a snapshot's
+	// name, which takes more of the hash.
+	hashLetters         = SerialBytes - len(diskPrefix)
+	snapshotHashLetters = 32
+)
+
+// The kinds of things that have a name of ours. They are part of the hash, so that a volume and a snapshot of one name
+// differ in it.
+const (
+	kindVolume   = "volume"
+	kindSnapshot = "snapshot"
+	kindClone    = "clone"
 )
 
 const base32Letters = "abcdefghijklmnopqrstuvwxyz234567"
@@ -34,32 +47,56 @@ func Serial(diskName string) string {
 // DiskName names the disk of a volume: "csi-" and 16 letters of the hash of cluster and volume name. It is permanent:
 // the name is how a repeated CreateVolume finds its disk again. The cluster ID keeps apart clusters that share a project.
 func DiskName(cluster, volume string) string {
-	sum := volumeHash(cluster, volume)
-	return diskPrefix + lowerBase32.EncodeToString(sum[:])[:hashLetters]
+	return diskPrefix + hashText(kindVolume, cluster, volume)[:hashLetters]
+}
+
+// SnapshotName names a snapshot that an orchestrator asked for. It is permanent, like [DiskName].
+func SnapshotName(cluster, snapshot string) string {
+	return snapshotPrefix + hashText(kindSnapshot, cluster, snapshot)[:snapshotHashLetters]
+}
+
+// TemporaryName names the snapshot through which a volume is made as a clone of another: it follows from the new
+// volume's name, so that a repetition finds what an earlier one left behind.
+func TemporaryName(cluster, volume string) string {
+	return temporaryPrefix + hashText(kindClone, cluster, volume)[:snapshotHashLetters]
 }
 
 // MadeHere reports whether a disk of this serial has the name of one that this plugin made, for whichever cluster.
 func MadeHere(serial string) bool {
-	letters, ok := strings.CutPrefix(serial, diskPrefix)
-	return ok && len(letters) == hashLetters && strings.Trim(letters, base32Letters) == ""
+	return hashed(serial, diskPrefix, hashLetters)
 }
 
-func volumeHash(cluster, volume string) [sha256.Size]byte {
-	return sha256.Sum256([]byte("volume\x00" + cluster + "\x00" + volume))
+// hashed reports whether a name is this prefix with so many letters of a hash.
+func hashed(name, prefix string, letters int) bool {
+	rest, ok := strings.CutPrefix(name, prefix)
+	return ok && len(rest) == letters && strings.Trim(rest, base32Letters) == ""
 }
 
-// Description is what we write into the description of a disk, as JSON: a rack has no labels, and a description never
-// changes. Its fields are permanent.
+func hash(kind, cluster, name string) [sha256.Size]byte {
+	return sha256.Sum256([]byte(kind + "\x00" + cluster + "\x00" + name))
+}
+
+func hashText(kind, cluster, name string) string {
+	sum := hash(kind, cluster, name)
+	return lowerBase32.EncodeToString(sum[:])
+}
+
+// Description is what we write into the description of a disk or a snapshot, as JSON: a rack has no labels, and a
+// description never changes. Its fields are permanent.
 type Description struct {
 	// Version of this format.
 	Version int `json:"v"`
-	// Cluster is the ID of the cluster that made the disk.
+	// Cluster is the ID of the cluster that made the thing.
 	Cluster string `json:"cluster"`
-	// Hash is the whole hash of cluster and volume name in base64: the disk's name has only its first 80 bits.
+	// Hash is the whole hash of kind, cluster and the name that the orchestrator gave, in base64: the thing's own name has
+	// only the beginning of it.
 	Hash string `json:"h"`
-	// Lineage names the disks whose filesystem this one may carry, since it was made from their data.
+	// Lineage names the disks whose filesystem this one may carry, since it was made from their data, see [Lineage].
 	Lineage []string `json:"fs,omitempty"`
-	// Name is the volume's name, perhaps cut; for people.
+	// Clone says that a disk was made as a copy of the first disk of its lineage, not from a snapshot that somebody asked
+	// for: the snapshot that the rack names as its source was temporary.
+	Clone bool `json:"clone,omitempty"`
+	// Name is the name of the volume or snapshot, perhaps cut; for people.
 	Name string `json:"name,omitempty"`
 	// PVC is namespace/name of the claim, perhaps cut or left out; for people.
 	PVC string `json:"pvc,omitempty"`
@@ -67,14 +104,55 @@ type Description struct {
 
 // NewDescription describes the disk of a volume. The claim may be empty.
 func NewDescription(cluster, volume, claim string) Description {
-	sum := volumeHash(cluster, volume)
-	return Description{
-		Version: 1,
-		Cluster: cluster,
-		Hash:    base64.StdEncoding.EncodeToString(sum[:]),
-		Name:    volume,
-		PVC:     claim,
+	d := describe(kindVolume, cluster, volume)
+	d.PVC = claim
+	return d
+}
+
+// NewSnapshotDescription describes a snapshot that an orchestrator asked for, of the data of these disks.
+func NewSnapshotDescription(cluster, snapshot string, lineage []string) Description {
+	d := describe(kindSnapshot, cluster, snapshot)
+	d.Lineage = lineage
+	return d
+}
+
+// NewTemporaryDescription describes the snapshot through which a volume is made as a clone. Only it proves that the
+// snapshot is ours to delete.
+func NewTemporaryDescription(cluster, volume string, lineage []string) Description {
+	d := describe(kindClone, cluster, volume)
+	d.Lineage = lineage
+	return d
+}
+
+func describe(kind, cluster, name string) Description {
+	sum := hash(kind, cluster, name)
+	return Description{Version: 1, Cluster: cluster, Hash: base64.StdEncoding.EncodeToString(sum[:]), Name: name}
+}
+
+// A lineage has at most lineageLength disks, which is what a description has room for beside the longest cluster ID. Of a
+// longer one these ends are kept.
+const (
+	lineageNearest = 4
+	lineageOldest  = 4
+	lineageLength  = lineageNearest + lineageOldest
+)
+
+// Lineage is the lineage of what is made from the data of a disk that has this lineage itself: that disk first, its
+// ancestors after it, the oldest last. Of more than eight the four nearest and the four oldest stay: the filesystem was
+// made on the oldest, or on one of the first copies where the oldest held none yet. A node mounts the filesystem of an
+// ancestor that was dropped as well, with a line in its log. What is no ID among the ancestors is dropped too, since
+// anybody may write a description.
+func Lineage(diskID string, ancestors []string) []string {
+	lineage := []string{diskID}
+	for _, text := range ancestors {
+		if id, ok := ParseID(text); ok {
+			lineage = append(lineage, id)
+		}
 	}
+	if over := len(lineage) - lineageLength; over > 0 {
+		lineage = slices.Delete(lineage, lineageNearest, lineageNearest+over)
+	}
+	return lineage
 }
 
 // Encode gives the text for the rack, at most 480 bytes: the fields meant for people are cut between characters, the
@@ -125,7 +203,7 @@ func ParseDescription(text string) (Description, bool) {
 	return d, true
 }
 
-// SameVolume reports whether both describe the disk of one volume of one cluster.
+// SameVolume reports whether both describe the disk of one volume of one cluster, or one snapshot of it.
 func (d Description) SameVolume(other Description) bool {
 	return d.Cluster == other.Cluster && d.Hash == other.Hash
 }
