@@ -83,7 +83,8 @@ var codeTable = []struct {
 	{mount.ErrMount, codes.Internal, "the kernel refused to mount"},
 	{mount.ErrBusy, codes.FailedPrecondition, "a process holds it; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "the path holds something that this plugin did not put there"},
-	{mount.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
+	{tool.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
+	{tool.ErrClaimed, codes.Aborted, "what it does to the disk is not known before it has ended; the orchestrator asks again"},
 
 	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the identity is wrong: an operator must act"},

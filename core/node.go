@@ -42,6 +42,7 @@ type Node struct {
 	rack           string
 	maxDisks       int
 	devices        device.Roots
+	stateDir       string
 	formatter      mount.Formatter
 	blankScanLimit int64
 	deviceTimeout  time.Duration
@@ -62,7 +63,7 @@ type NodeOptions struct {
 	MaxDisks int
 	// Devices is where the guest's /dev and /sys are.
 	Devices device.Roots
-	// StateDir holds records of formatting under way.
+	// StateDir holds records of formatting under way, and the claims of programs at work.
 	StateDir string
 	// BlankScanLimit is the size in bytes up to which a disk that was not made blank is read as a whole before it is
 	// formatted.
@@ -79,6 +80,7 @@ func NewNode(opts NodeOptions) *Node {
 		rack:           opts.Rack,
 		maxDisks:       opts.MaxDisks,
 		devices:        opts.Devices,
+		stateDir:       opts.StateDir,
 		formatter:      mount.Formatter{StateDir: opts.StateDir},
 		blankScanLimit: opts.BlankScanLimit,
 		deviceTimeout:  opts.DeviceTimeout,

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,15 +10,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 )
 
 // What users, crashes and other programs leave where volumes are staged and published.
@@ -688,4 +692,37 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 			r.wantMounts()
 		})
 	}
+}
+
+// A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is done and
+// nothing is said to be done.
+func TestProgramsOfAKilledPlugin(t *testing.T) {
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		_, end, err := tool.Claim(t.Context(), r.path("state"), uuid.MustParse(v.id), 0)
+		must(t, err)
+		brief := func(call func(context.Context) error) func() error {
+			return func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				return call(ctx)
+			}
+		}
+		stage := func(ctx context.Context) error {
+			_, err := r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+				VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability, PublishContext: v.publish, VolumeContext: v.volume,
+			})
+			return err
+		}
+		unstage := func(ctx context.Context) error {
+			_, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+			return err
+		}
+		r.refused(brief(stage), codes.Aborted, v.id, "still at work")
+		r.wantMounts()
+		r.refused(brief(unstage), codes.Aborted, v.id, "still at work")
+		end()
+		must(t, stage(t.Context()))
+		must(t, unstage(t.Context()))
+		r.wantMounts()
+	})
 }

@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 )
 
 // NodeStageVolume finds the volume's disk, makes a filesystem on it if it is provably blank, and mounts it at the staging
@@ -29,12 +31,27 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err != nil {
 		return nil, err
 	}
+	ctx, release, err := n.claim(ctx, volume.id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	err = n.stage(ctx, req, volume)
 	n.failures.note(volume.id, err)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// claim waits for what an earlier run of the plugin may have started for the volume and left at work: a mount, for one,
+// that is in nobody's list yet.
+func (n *Node) claim(ctx context.Context, volume uuid.UUID) (claimed context.Context, release func(), err error) {
+	claimed, release, err = tool.Claim(ctx, n.stateDir, volume, patience(ctx))
+	if err != nil {
+		return nil, nil, fmt.Errorf("volume %s: %w: ask again", volume, err)
+	}
+	return claimed, release, nil
 }
 
 func (n *Node) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, volume nodeVolume) error {
@@ -358,6 +375,11 @@ func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 	if err != nil {
 		return &csi.NodeUnstageVolumeResponse{}, nil // no volume of ours was ever staged under this ID
 	}
+	ctx, release, err := n.claim(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	staging, err := mount.Resolve(req.GetStagingTargetPath())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

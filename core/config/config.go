@@ -71,7 +71,7 @@ type Config struct {
 	Pprof bool `koanf:"pprof" flag:"pprof" env:"OXIDE_CSI_PPROF" default:"false" help:"serve /debug/pprof on the HTTP endpoint too"`
 
 	// StateDir is an absolute path.
-	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" help:"where a node records formatting under way, and nothing else"`
+	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" help:"where a node records formatting under way and which volumes its programs work on, and nothing else"`
 	// BlankScanLimit bounds how much of a device is read to prove it blank.
 	BlankScanLimit Size `koanf:"blankScanLimit" flag:"blank-scan-limit" env:"OXIDE_CSI_BLANK_SCAN_LIMIT" default:"32GiB" help:"largest disk made from a snapshot or image that is read whole to prove it blank before formatting"`
 	// DeviceTimeout is how long a node waits for an attached disk's device.

@@ -47,8 +47,6 @@ var (
 	ErrBusy = errors.New("still in use")
 	// ErrForeign says that a path holds something that this plugin did not put there and therefore leaves alone.
 	ErrForeign = errors.New("path holds something that is not ours")
-	// ErrState says that the record of a format under way cannot be kept.
-	ErrState = errors.New("state folder cannot be used")
 )
 
 // Options say how a filesystem is mounted.

@@ -56,7 +56,7 @@ func (r Result) Said() string {
 
 // Run runs a program to its end and returns what it left behind, whatever its exit code. It is killed when ctx ends,
 // which is an error then, as is a program that cannot be started ([ErrMissing] when it is not installed). The error holds
-// the program's name and none of its arguments.
+// the program's name and none of its arguments. The program takes part in the context's [Claim].
 func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	path, err := find(name)
 	if err != nil {
@@ -68,6 +68,7 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	// Without the cache of libblkid: what it says of a disk may be minutes old, and another disk's.
 	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null"}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.ExtraFiles = inherited(ctx)
 	cmd.WaitDelay = time.Second // a child of the program may keep the pipes open after it was killed
 	err = cmd.Run()
 	if ctx.Err() != nil {
