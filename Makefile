@@ -49,6 +49,12 @@ fuzz: deps ## made-up contents of disks against the scanner that proves them bla
 chaos: deps ## the node plugin killed at hundreds of its steps; as root
 	go run ./test/kill
 
+DURATION ?= 2m
+
+.PHONY: chaos-controller
+chaos-controller: deps ## the controller killed, and the rack too, under many clients, for DURATION (2m); as root with data
+	go run ./test/chaos -duration $(DURATION)
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }

@@ -1,0 +1,157 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// audit compares what the clients were told with what the rack has.
+func (w *world) audit(ctx context.Context, workers []*worker, b *books) error {
+	disks, err := w.disksOnRack(ctx)
+	if err != nil {
+		return err
+	}
+	known, volumes := map[string]*volume{}, 0
+	for _, worker := range workers {
+		for _, v := range append(worker.volumes, worker.volumesPast...) {
+			known[rack.DiskName(lab.ClusterID, v.name)] = v
+		}
+		for _, v := range worker.volumes {
+			volumes++
+			if disk, found := disks[v.id]; !found {
+				b.violation("a volume is lost: %s", v.story())
+			} else {
+				w.auditVolume(v, disk, b)
+			}
+		}
+	}
+	for id, disk := range disks {
+		v := known[string(disk.Name)]
+		switch {
+		case v == nil:
+			b.violation("disk %s (%s) is on the rack, and nobody asked for it", disk.Name, id)
+		case v.fate != lives || v.id != id:
+			b.violation("disk %s (%s) leaked: it is on the rack for the volume %s", disk.Name, id, v.story())
+		}
+	}
+	if err := w.auditGuests(workers, b); err != nil {
+		return err
+	}
+	b.done["disks audited"] += len(disks)
+	return w.auditSnapshots(ctx, workers, b)
+}
+
+func (w *world) auditVolume(v *volume, disk oxide.Disk, b *books) {
+	if int64(disk.Size) != v.sizeBytes {
+		b.violation("the disk has %d bytes instead of %d: %s", disk.Size, v.sizeBytes, v.story())
+	}
+	attached, _ := disk.State.AsAttached()
+	switch {
+	case v.node == nil && disk.State.State() != oxide.DiskStateStateDetached:
+		b.violation("the disk is %s, and the volume published nowhere: %s", disk.State.State(), v.story())
+	case v.node != nil && (attached == nil || attached.Instance != v.node.ID):
+		b.violation("the disk is %v, and the volume published on %s: %s", disk.State.Value, v.node.ID, v.story())
+	}
+}
+
+// auditGuests looks for the disks of volumes in the guests: each is where it was told to be, and nowhere else.
+func (w *world) auditGuests(workers []*worker, b *books) error {
+	if !w.guests {
+		return nil
+	}
+	for _, worker := range workers {
+		for _, v := range worker.volumes {
+			for _, node := range worker.nodes {
+				names, err := devices(node, rack.DiskName(lab.ClusterID, v.name))
+				if err != nil {
+					return err
+				}
+				want := 0
+				if v.node != nil && v.node.ID == node.ID {
+					want = 1
+				}
+				if len(names) != want {
+					b.violation("the guest of %s has the devices %v of a volume, want %d: %s", node.Name, names, want, v.story())
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// auditSnapshots is audit for snapshots.
+func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books) error {
+	if !w.advertised[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
+		return nil
+	}
+	list, err := w.rack.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: oxide.NameOrId(w.sim.Project)})
+	if err != nil {
+		return err
+	}
+	known := map[string]*snapshot{}
+	for _, worker := range workers {
+		for _, s := range append(worker.snapshots, worker.snapshotsPast...) {
+			known[rack.SnapshotName(lab.ClusterID, s.name)] = s
+		}
+	}
+	onRack := map[string]bool{}
+	for _, found := range list {
+		onRack[found.Id] = true
+		s := known[string(found.Name)]
+		switch {
+		case s == nil && strings.HasPrefix(string(found.Name), "csi-tmp-"):
+			b.violation("the temporary snapshot %s (%s) of disk %s was left behind", found.Name, found.Id, found.DiskId)
+		case s == nil:
+			b.violation("snapshot %s (%s) is on the rack, and nobody asked for it", found.Name, found.Id)
+		case s.fate != lives || s.id != found.Id:
+			b.violation("snapshot %s (%s) leaked: it is on the rack for the snapshot %s", found.Name, found.Id, s.story())
+		}
+	}
+	for _, worker := range workers {
+		for _, s := range worker.snapshots {
+			if !onRack[s.id] {
+				b.violation("a snapshot is lost: %s", s.story())
+			}
+		}
+	}
+	b.done["snapshots audited"] += len(list)
+	return nil
+}
+
+// auditEmpty checks that nothing is left of what the clients have deleted.
+func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *books) error {
+	if err := w.audit(ctx, workers, b); err != nil {
+		return err
+	}
+	left, err := w.sim.Leftovers(ctx)
+	if err != nil {
+		return err
+	}
+	if left.Disks+left.Snapshots+left.Mounts > 0 || left.Loops > len(nodes) || len(left.GuestErrors) > 0 {
+		b.violation("left on the rack: %+v", left)
+	}
+	return nil
+}
+
+// disksOnRack are all disks by ID but those that instances boot from.
+func (w *world) disksOnRack(ctx context.Context) (map[string]oxide.Disk, error) {
+	all, err := w.rack.DiskListAllPages(ctx, oxide.DiskListParams{Project: oxide.NameOrId(w.sim.Project)})
+	if err != nil {
+		return nil, err
+	}
+	disks := map[string]oxide.Disk{}
+	for _, disk := range all {
+		if !strings.HasSuffix(string(disk.Name), "-boot") {
+			disks[disk.Id] = disk
+		}
+	}
+	return disks, nil
+}

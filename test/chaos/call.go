@@ -1,0 +1,165 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// rpc is an RPC as the clients that protoc makes offer it.
+type rpc[Request, Response proto.Message] = func(context.Context, Request, ...grpc.CallOption) (Response, error)
+
+// unknown are the codes that tell nothing about what was done. external-provisioner v6.3.0 takes every other one of
+// CreateVolume as final: it forgets the volume.
+var unknown = []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted}
+
+func isUnknown(err error) bool { return err != nil && slices.Contains(unknown, status.Code(err)) }
+
+// thing is a volume or a snapshot: what a client asked for, and was told.
+type thing struct {
+	name string
+	// id is empty until a client was told of it.
+	id        string
+	sizeBytes int64
+	fate      fate
+	// content is what is on it.
+	content content
+	// quiet is when the last call has been done that its client gave up.
+	quiet time.Time
+	// history is what was asked and answered, for a violation.
+	history []string
+}
+
+// fate is what the client was told of a thing, as far as that goes.
+type fate string
+
+const (
+	// wanted: asked for and not known to exist.
+	wanted fate = "wanted"
+	// lives: told to exist.
+	lives fate = "lives"
+	// failed: told with a final code that it could not be made, after which nobody asks any more.
+	failed fate = "failed"
+	// gone: told to be deleted.
+	gone fate = "gone"
+)
+
+// keptHistory is how many answers back a history goes.
+const keptHistory = 60
+
+func (t *thing) remember(format string, args ...any) {
+	if len(t.history) == keptHistory {
+		t.history = slices.Delete(t.history, 0, 1)
+	}
+	t.history = append(t.history, stamp(time.Now())+" "+fmt.Sprintf(format, args...))
+}
+
+// story is the history as a violation shows it.
+func (t *thing) story() string {
+	return fmt.Sprintf("%q (%s), which %s:\n    %s", t.name, t.id, t.fate, strings.Join(t.history, "\n    "))
+}
+
+const (
+	firstBackoff = 20 * time.Millisecond
+	maxBackoff   = 500 * time.Millisecond
+)
+
+// ask sends a request until the answer is clear: OK or a code that says something. Its error is that code's, or the
+// context's when it ends first. giveUp, which may be nil, is asked after each unclear answer whether to go on.
+func ask[Request, Response proto.Message](ctx context.Context, w *worker, t *thing, call rpc[Request, Response], req Request, giveUp func() bool) (Response, error) {
+	for backoff := firstBackoff; ; backoff = min(2*backoff, maxBackoff) {
+		resp, err := try(ctx, w, t, call, req)
+		if !isUnknown(err) {
+			return resp, err
+		}
+		t.quiet = time.Now().Add(lateness)
+		if ctx.Err() != nil {
+			return resp, ctx.Err()
+		}
+		if giveUp != nil && giveUp() {
+			return resp, err
+		}
+		if err := pause(ctx, backoff/2+time.Duration(w.random.Int64N(int64(backoff)))); err != nil {
+			return resp, err
+		}
+	}
+}
+
+// answer is what one of two equal requests got.
+type answer[Response any] struct {
+	resp Response
+	err  error
+}
+
+// try sends a request once, or twice at the same time, as two replicas do of which one does not know yet that it leads no
+// more. Of two answers an OK counts more than an unclear one, and this more than a refusal: either client would have it
+// that way.
+func try[Request, Response proto.Message](ctx context.Context, w *worker, t *thing, call rpc[Request, Response], req Request) (Response, error) {
+	name := strings.TrimSuffix(string(req.ProtoReflect().Descriptor().Name()), "Request")
+	copies := 1
+	if w.random.IntN(20) == 0 {
+		copies = 2
+	}
+	answers := make(chan answer[Response], copies)
+	for range copies {
+		patience := w.patience() // the random numbers are this goroutine's
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			resp, err := call(ctx, req)
+			w.books.answered(name, status.Code(err))
+			answers <- answer[Response]{resp, err}
+		}()
+	}
+	best := <-answers
+	t.remember("%s %s", name, outcome(best.err))
+	for range copies - 1 {
+		other := <-answers
+		t.remember("%s, sent twice, %s", name, outcome(other.err))
+		if best.err == nil && other.err == nil && !proto.Equal(best.resp, other.resp) {
+			w.books.violation("%s: two answers to one request differ: %v and %v, for %s", name, best.resp, other.resp, t.story())
+		}
+		if rank(other.err) < rank(best.err) {
+			best = other
+		}
+		if isUnknown(other.err) {
+			t.quiet = time.Now().Add(lateness)
+		}
+	}
+	return best.resp, best.err
+}
+
+func rank(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case isUnknown(err):
+		return 1
+	}
+	return 2
+}
+
+func outcome(err error) string {
+	if err == nil {
+		return "OK"
+	}
+	text := status.Convert(err).Message()
+	return fmt.Sprintf("%s: %s", status.Code(err), text[:min(len(text), 300)])
+}
+
+// patience is the deadline of a request: sometimes too short.
+func (w *worker) patience() time.Duration {
+	if w.random.IntN(5) == 0 {
+		return 5*time.Millisecond + time.Duration(w.random.IntN(400))*time.Millisecond
+	}
+	return 10 * time.Second
+}

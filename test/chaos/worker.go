@@ -1,0 +1,451 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// worker is a client with volumes and snapshots of its own.
+type worker struct {
+	*world
+	number    int
+	random    *rand.Rand
+	nodes     []lab.Instance
+	volumes   []*volume
+	snapshots []*snapshot
+	// volumesPast and snapshotsPast are those that it was told to be gone, or not to have come into being.
+	volumesPast   []*volume
+	snapshotsPast []*snapshot
+	// made counts names.
+	made int
+}
+
+// volume is a volume of one worker.
+type volume struct {
+	thing
+	request *csi.CreateVolumeRequest
+	told    *csi.Volume
+	// node is where it was told to be published; nil is nowhere.
+	node *lab.Instance
+	// diskName is what its publish context said.
+	diskName string
+}
+
+// snapshot is a snapshot of one worker.
+type snapshot struct {
+	thing
+	request *csi.CreateSnapshotRequest
+	told    *csi.Snapshot
+}
+
+func (w *world) newWorkers() (workers []*worker) {
+	var instances []lab.Instance
+	for _, name := range nodes {
+		instances = append(instances, w.sim.Instance(name))
+	}
+	for number := range w.workers {
+		workers = append(workers, &worker{
+			world: w, number: number, random: rand.New(rand.NewPCG(w.seed, uint64(number)+1)), nodes: instances,
+		})
+	}
+	return workers
+}
+
+// most of each a worker has at a time.
+const (
+	mostVolumes   = 4
+	mostSnapshots = 3
+)
+
+// work lives through volumes' lives until the end. What it then is at, it brings to a clear end.
+func (w *worker) work(ctx context.Context, end time.Time) {
+	for time.Now().Before(end) && ctx.Err() == nil {
+		did, err := w.step(ctx)
+		if err != nil && ctx.Err() == nil {
+			w.books.violation("worker %d: %v", w.number, err)
+		}
+		if !did {
+			if pause(ctx, 10*time.Millisecond) != nil {
+				return
+			}
+		}
+	}
+}
+
+// errOdd says that a request got an answer that it should not get.
+var errOdd = errors.New("odd answer")
+
+// odd is a violation unless the code is one that the request may get.
+func (w *worker) odd(t *thing, doing string, err error, allowed ...codes.Code) {
+	if err == nil || isUnknown(err) || slices.Contains(allowed, status.Code(err)) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return
+	}
+	w.books.violation("%s: %v: %s", doing, err, t.story())
+}
+
+// step does one thing, or nothing when what was drawn cannot be done now.
+func (w *worker) step(ctx context.Context) (bool, error) {
+	if w.random.IntN(8) == 0 || len(w.volumes) == 0 {
+		if len(w.volumes) >= mostVolumes {
+			return false, nil
+		}
+		w.books.count("create")
+		return true, w.create(ctx, nil)
+	}
+	if len(w.snapshots) > 0 && w.random.IntN(5) == 0 {
+		return w.stepSnapshot(ctx, w.snapshots[w.random.IntN(len(w.snapshots))])
+	}
+	v := w.volumes[w.random.IntN(len(w.volumes))]
+	if time.Now().Before(v.quiet) {
+		return false, nil
+	}
+	steps := w.stepsDetached()
+	if v.node != nil {
+		steps = w.stepsPublished()
+	}
+	s := steps[w.random.IntN(len(steps))]
+	if !s.can(v) {
+		return false, nil
+	}
+	w.books.count(s.name)
+	return true, s.do(ctx, v)
+}
+
+// step is something to do with a volume.
+type step struct {
+	name string
+	can  func(*volume) bool
+	do   func(context.Context, *volume) error
+}
+
+func always(*volume) bool { return true }
+
+func (w *worker) stepsDetached() []step {
+	return append(w.stepsAny(),
+		step{"publish", always, w.publish},
+		step{"publish", always, w.publish},
+		step{"publish", always, w.publish},
+		step{"unpublish again", always, w.unpublishAgain},
+		step{"delete volume", always, w.deleteVolume},
+	)
+}
+
+func (w *worker) stepsPublished() []step {
+	withData := func(*volume) bool { return w.guests }
+	return append(w.stepsAny(),
+		step{"write", withData, w.fill},
+		step{"compare", withData, w.check},
+		step{"move", always, w.move},
+		step{"move", always, w.move},
+		step{"publish again", always, w.publishAgain},
+		step{"unpublish", always, w.unpublish},
+		step{"unpublish", always, w.unpublish},
+		step{"unpublish elsewhere", always, w.unpublishElsewhere},
+		step{"publish elsewhere", always, w.publishElsewhere},
+		step{"delete published volume", always, w.deletePublished},
+	)
+}
+
+func (w *worker) stepsAny() []step {
+	room := func(*volume) bool { return len(w.volumes) < mostVolumes }
+	can := func(rpc csi.ControllerServiceCapability_RPC_Type, also func(*volume) bool) func(*volume) bool {
+		return func(v *volume) bool { return w.advertised[rpc] && also(v) }
+	}
+	return []step{
+		{"create again", always, w.createAgain},
+		{"clone", can(csi.ControllerServiceCapability_RPC_CLONE_VOLUME, room), w.clone},
+		{"snapshot", can(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, func(*volume) bool { return len(w.snapshots) < mostSnapshots }), w.snapshot},
+		{"list volumes", can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES, always), w.listVolumes},
+		{"get volume", can(csi.ControllerServiceCapability_RPC_GET_VOLUME, always), w.getVolume},
+	}
+}
+
+func (w *worker) newName(kind string) string {
+	w.made++
+	return fmt.Sprintf("%s-%d-%d", kind, w.number, w.made)
+}
+
+func (w *worker) node() *lab.Instance { return &w.nodes[w.random.IntN(len(w.nodes))] }
+
+// nodeOtherThan is another node than this one.
+func (w *worker) nodeOtherThan(not *lab.Instance) *lab.Instance {
+	for {
+		if node := w.node(); node.ID != not.ID {
+			return node
+		}
+	}
+}
+
+var capability = &csi.VolumeCapability{
+	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+}
+
+// origin is what a volume is made from.
+type origin struct {
+	source    *csi.VolumeContentSource
+	sizeBytes int64
+	content   content
+}
+
+// create makes a volume, from nothing or from an origin.
+func (w *worker) create(ctx context.Context, from *origin) error {
+	v := &volume{thing: thing{name: w.newName("volume"), fate: wanted, sizeBytes: (1 + w.random.Int64N(2)) * gib}}
+	v.request = &csi.CreateVolumeRequest{
+		Name:               v.name,
+		VolumeCapabilities: []*csi.VolumeCapability{capability},
+		Parameters:         map[string]string{"csi.storage.k8s.io/pvc/name": v.name, "csi.storage.k8s.io/pvc/namespace": "chaos"},
+	}
+	if from != nil {
+		v.sizeBytes = from.sizeBytes + w.random.Int64N(2)*gib
+		v.content = from.content
+		v.request.VolumeContentSource = from.source
+	}
+	v.request.CapacityRange = &csi.CapacityRange{RequiredBytes: v.sizeBytes - w.random.Int64N(2)*(gib/2)}
+	w.volumes = append(w.volumes, v)
+	return w.finishCreate(ctx, v)
+}
+
+// finishCreate asks for a volume until the answer is clear. After a refusal it asks again, or forgets the volume for ever,
+// as external-provisioner does when its claim is deleted then.
+func (w *worker) finishCreate(ctx context.Context, v *volume) error {
+	for {
+		resp, err := ask(ctx, w, &v.thing, w.CreateVolume, v.request, nil)
+		switch {
+		case err == nil:
+			return w.toldVolume(v, resp.GetVolume())
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		w.odd(&v.thing, "create", err, codes.ResourceExhausted, codes.Internal)
+		if w.random.IntN(2) == 0 {
+			v.fate = failed
+			w.dropVolume(v)
+			return nil
+		}
+		if err := pause(ctx, maxBackoff); err != nil {
+			return err
+		}
+	}
+}
+
+// toldVolume takes note of an answer to a create, and compares it with an earlier one.
+func (w *worker) toldVolume(v *volume, told *csi.Volume) error {
+	if v.fate == wanted {
+		v.fate, v.id, v.told = lives, told.GetVolumeId(), told
+		if told.GetCapacityBytes() != v.sizeBytes || told.GetVolumeId() == "" {
+			return fmt.Errorf("create of %d bytes answered %v: %s", v.sizeBytes, told, v.story())
+		}
+		return nil
+	}
+	if told.GetVolumeId() != v.id || told.GetCapacityBytes() != v.sizeBytes {
+		return fmt.Errorf("create answered %v, and %v before: %s", told, v.told, v.story())
+	}
+	return nil
+}
+
+// createAgain repeats a create that has been answered.
+func (w *worker) createAgain(ctx context.Context, v *volume) error {
+	resp, err := ask(ctx, w, &v.thing, w.CreateVolume, v.request, nil)
+	if err != nil {
+		w.odd(&v.thing, "create again", err)
+		return nil
+	}
+	return w.toldVolume(v, resp.GetVolume())
+}
+
+func (w *worker) dropVolume(v *volume) {
+	w.volumes = slices.DeleteFunc(w.volumes, func(other *volume) bool { return other == v })
+	w.volumesPast = append(w.volumesPast, v)
+}
+
+// publish publishes a volume on some node and compares its data there.
+func (w *worker) publish(ctx context.Context, v *volume) error { return w.publishOn(ctx, v, w.node()) }
+
+// publishOn publishes until the answer is clear. The attacher detaches what it could not attach and is not to be attached
+// any more, whatever the error was; so does a worker that loses patience or is refused.
+func (w *worker) publishOn(ctx context.Context, v *volume, node *lab.Instance) error {
+	resp, err := ask(ctx, w, &v.thing, w.ControllerPublishVolume, publishRequest(v, node), func() bool { return w.random.IntN(8) == 0 })
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		w.odd(&v.thing, "publish", err, codes.ResourceExhausted, codes.Internal)
+		return w.unpublishFrom(ctx, v, node)
+	}
+	v.node, v.diskName = node, resp.GetPublishContext()["diskName"]
+	return w.check(ctx, v)
+}
+
+func publishRequest(v *volume, node *lab.Instance) *csi.ControllerPublishVolumeRequest {
+	return &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: node.ID, VolumeCapability: capability, VolumeContext: v.told.GetVolumeContext()}
+}
+
+// publishAgain repeats a publish that has been answered.
+func (w *worker) publishAgain(ctx context.Context, v *volume) error {
+	if _, err := ask(ctx, w, &v.thing, w.ControllerPublishVolume, publishRequest(v, v.node), nil); err != nil {
+		w.odd(&v.thing, "publish again", err, codes.Internal)
+		return nil
+	}
+	return w.check(ctx, v)
+}
+
+// unpublish unpublishes a volume, with the node's ID or, as the specification allows, without.
+func (w *worker) unpublish(ctx context.Context, v *volume) error {
+	return w.unpublishFrom(ctx, v, v.node)
+}
+
+// unpublishFrom asks until it is told OK: no attacher ever gives that up. Calls that may still be under way have been done
+// before, see lateness.
+func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *lab.Instance) error {
+	if err := pause(ctx, time.Until(v.quiet)); err != nil {
+		return err
+	}
+	request := &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node.ID}
+	if w.random.IntN(10) == 0 {
+		request.NodeId = ""
+	}
+	for {
+		_, err := ask(ctx, w, &v.thing, w.ControllerUnpublishVolume, request, nil)
+		if err == nil {
+			v.node = nil
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.odd(&v.thing, "unpublish", err, codes.Internal)
+		if err := pause(ctx, maxBackoff); err != nil {
+			return err
+		}
+	}
+}
+
+// unpublishAgain unpublishes what is not published.
+func (w *worker) unpublishAgain(ctx context.Context, v *volume) error {
+	return w.unpublishFrom(ctx, v, w.node())
+}
+
+// move publishes a volume on another node.
+func (w *worker) move(ctx context.Context, v *volume) error {
+	to := w.nodeOtherThan(v.node)
+	if err := w.unpublish(ctx, v); err != nil {
+		return err
+	}
+	if err := pause(ctx, time.Until(v.quiet)); err != nil {
+		return err
+	}
+	return w.publishOn(ctx, v, to)
+}
+
+// unpublishElsewhere unpublishes from a node that does not hold the volume: OK, and nothing happens.
+func (w *worker) unpublishElsewhere(ctx context.Context, v *volume) error {
+	request := &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: w.nodeOtherThan(v.node).ID}
+	if _, err := ask(ctx, w, &v.thing, w.ControllerUnpublishVolume, request, nil); err != nil {
+		w.odd(&v.thing, "unpublish elsewhere", err, codes.Internal)
+		return nil
+	}
+	return w.check(ctx, v)
+}
+
+// publishElsewhere tries to publish a volume that another node holds.
+func (w *worker) publishElsewhere(ctx context.Context, v *volume) error {
+	_, err := ask(ctx, w, &v.thing, w.ControllerPublishVolume, publishRequest(v, w.nodeOtherThan(v.node)), nil)
+	if err == nil {
+		return fmt.Errorf("published on two nodes: %s", v.story())
+	}
+	w.odd(&v.thing, "publish elsewhere", err, codes.FailedPrecondition, codes.Internal)
+	return w.check(ctx, v)
+}
+
+// deletePublished tries to delete a volume that is published.
+func (w *worker) deletePublished(ctx context.Context, v *volume) error {
+	_, err := ask(ctx, w, &v.thing, w.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.id}, nil)
+	if err == nil {
+		return fmt.Errorf("deleted while it is published: %s", v.story())
+	}
+	w.odd(&v.thing, "delete while published", err, codes.FailedPrecondition, codes.Internal)
+	return w.check(ctx, v)
+}
+
+// deleteVolume asks until it is told OK.
+func (w *worker) deleteVolume(ctx context.Context, v *volume) error {
+	for {
+		_, err := ask(ctx, w, &v.thing, w.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.id}, nil)
+		if err == nil {
+			v.fate = gone
+			w.dropVolume(v)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.odd(&v.thing, "delete", err, codes.Internal)
+		if err := pause(ctx, maxBackoff); err != nil {
+			return err
+		}
+	}
+}
+
+// fill writes new data to a published volume.
+func (w *worker) fill(_ context.Context, v *volume) error {
+	c := content(w.random.Uint64())
+	if err := w.write(*v.node, v.diskName, c); err != nil {
+		return fmt.Errorf("write: %w: %s", err, v.story())
+	}
+	v.remember("wrote %x on %s", uint64(c), v.node.Name)
+	v.content = c
+	return nil
+}
+
+// check compares the data of a published volume with what must be on it.
+func (w *worker) check(_ context.Context, v *volume) error {
+	if v.node == nil || !w.guests {
+		return nil
+	}
+	w.books.count("data compared")
+	if err := w.compare(*v.node, v.diskName, v.content); err != nil {
+		return fmt.Errorf("compare with %x on %s: %w: %s", uint64(v.content), v.node.Name, err, v.story())
+	}
+	return nil
+}
+
+// leave looks at the data of all volumes and snapshots once more and deletes everything.
+func (w *worker) leave(ctx context.Context) {
+	for _, s := range slices.Clone(w.snapshots) {
+		w.must(w.restore(ctx, s))
+		w.must(w.deleteSnapshot(ctx, s))
+	}
+	for _, v := range slices.Clone(w.volumes) {
+		if v.fate != lives {
+			continue
+		}
+		if v.node != nil {
+			w.must(w.move(ctx, v))
+		} else {
+			w.must(w.publish(ctx, v))
+		}
+		if v.node != nil {
+			w.must(w.unpublish(ctx, v))
+		}
+		w.must(w.deleteVolume(ctx, v))
+	}
+}
+
+func (w *worker) must(err error) {
+	if err != nil {
+		w.books.violation("worker %d, at the end: %v", w.number, err)
+	}
+}

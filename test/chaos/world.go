@@ -1,0 +1,356 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const gib = int64(1) << 30
+
+// nodes are the instances that volumes are published on.
+var nodes = []string{"node-a", "node-b", "node-c"}
+
+// world is a rack and a controller plugin, which die and come back.
+type world struct {
+	options
+	dir      string
+	programs lab.Programs
+	// guests says that the disks can be read and written: as root.
+	guests bool
+	logs   []*os.File
+	// api and control are the rack's addresses; it has the same ones in each of its lives.
+	api, control string
+
+	// disks is held for reading by whoever uses a block device in a guest: no rack is killed meanwhile.
+	disks sync.RWMutex
+	sim   *lab.Sim
+	// plugin serves on a socket to which conn comes back by itself.
+	plugin *lab.Plugin
+	conn   *grpc.ClientConn
+	csi.ControllerClient
+	rack *oxide.Client
+	// advertised are the controller's capabilities.
+	advertised map[csi.ControllerServiceCapability_RPC_Type]bool
+
+	random *rand.Rand
+	books  *books
+	// hits and killed are counted for the report.
+	hits, killed map[string]int
+}
+
+// newWorld builds the programs into a new folder.
+func newWorld(o options) (*world, error) {
+	w := &world{options: o, guests: os.Geteuid() == 0, hits: map[string]int{}, killed: map[string]int{}}
+	// A worker's numbers come from its own place in this seed's sequences, see newWorkers.
+	w.random = rand.New(rand.NewPCG(o.seed, 0))
+	var err error
+	if w.dir, err = os.MkdirTemp("", "chaos"); err != nil {
+		return nil, err
+	}
+	if w.programs, err = lab.Build(w.dir, o.race); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(w.dir))
+	}
+	return w, nil
+}
+
+func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
+
+// begin starts rack and plugin, with nothing going wrong yet but for slowness.
+func (w *world) begin(ctx context.Context, b *books) error {
+	w.books = b
+	var err error
+	if w.api, err = freeAddress(w.random); err != nil {
+		return err
+	}
+	if w.control, err = freeAddress(w.random); err != nil {
+		return err
+	}
+	if err := w.startRack(ctx); err != nil {
+		return err
+	}
+	if err := os.Mkdir(w.path("csi"), 0o755); err != nil {
+		return err
+	}
+	if err := w.startPlugin(); err != nil {
+		return err
+	}
+	w.conn, err = grpc.NewClient("unix://"+w.plugin.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}}))
+	if err != nil {
+		return err
+	}
+	w.ControllerClient = csi.NewControllerClient(w.conn)
+	if w.rack, err = oxide.NewClient(oxide.WithHost("http://"+w.api), oxide.WithToken(w.sim.Token)); err != nil {
+		return err
+	}
+	resp, err := w.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return err
+	}
+	w.advertised = map[csi.ControllerServiceCapability_RPC_Type]bool{}
+	for _, capability := range resp.GetCapabilities() {
+		w.advertised[capability.GetRpc().GetType()] = true
+	}
+	return w.injectFaults(ctx)
+}
+
+// freeAddress finds a port on which nobody listens. It is not one of those that the kernel gives to clients, since one of
+// these might take it while the rack is dead.
+func freeAddress(random *rand.Rand) (string, error) {
+	for {
+		address := fmt.Sprintf("127.0.0.1:%d", 15000+random.IntN(15000))
+		listener, err := net.Listen("tcp", address)
+		if err == nil {
+			return address, listener.Close()
+		}
+		if random.IntN(1000) == 0 {
+			return "", err
+		}
+	}
+}
+
+// log is the file that a program's log goes to, over all its lives.
+func (w *world) log(name string) (*os.File, error) {
+	file, err := os.OpenFile(w.path(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err == nil {
+		w.logs = append(w.logs, file)
+	}
+	return file, err
+}
+
+// latency is what each call of the rack takes at least.
+const latency = 3 * time.Millisecond
+
+// roomPerWorker is the quota that there is for each worker: not always enough.
+const roomPerWorker = 7 * gib
+
+func (w *world) startRack(ctx context.Context) error {
+	log, err := w.log("oxide-sim.log")
+	if err != nil {
+		return err
+	}
+	hotplug := "--hotplug"
+	if w.random.IntN(2) == 0 {
+		hotplug = "--hotplug=async"
+	}
+	quota := int64(w.workers)*roomPerWorker + int64(len(nodes))*gib
+	args := []string{"--listen=" + w.api, "--control=" + w.control, "--state=" + w.path("rack"), "--instances=" + strings.Join(nodes, ","),
+		hotplug, "--latency=" + latency.String(), fmt.Sprintf("--quota=%d", quota)}
+	if w.guests {
+		args = append(args, "--guest-root="+w.path("guests"))
+	}
+	w.sim, err = lab.StartSimWith(w.programs.Sim, lab.SimOptions{Args: args, Stderr: log, Apart: true})
+	return err
+}
+
+func (w *world) startPlugin() error {
+	log, err := w.log("oxide-csi.log")
+	if err != nil {
+		return err
+	}
+	w.plugin, err = lab.StartPlugin(w.programs.Plugin, lab.PluginOptions{Mode: "controller", Dir: w.path("csi"), Sim: w.sim, Stderr: log, Apart: true})
+	return err
+}
+
+// lateness is how late a call may still be done whose client has given it up: by the longest delay among the faults, and
+// what a busy machine adds to it.
+const (
+	longDelay = 700 * time.Millisecond
+	lateness  = longDelay + 800*time.Millisecond
+)
+
+// faultsToInject are what goes wrong with the calls of the rack: each kind with the given probability.
+func (w *world) faultsToInject() []lab.Fault {
+	kind := func(share float64, fault lab.Fault) lab.Fault {
+		fault.Probability = share * w.faults
+		if fault.Operation == "" {
+			fault.Operation = "*"
+		}
+		always := 0
+		fault.Count = &always
+		return fault
+	}
+	conflict := lab.Fault{Kind: lab.FaultStatus, Status: 409, ErrorCode: "Conflict", Message: "instance changed state before it could be started"}
+	full := lab.Fault{Kind: lab.FaultStatus, Status: 507, ErrorCode: "InsufficientCapacity", Message: "Insufficient capacity: Not enough storage"}
+	on := func(fault lab.Fault, operation string) lab.Fault {
+		fault.Operation = operation
+		return fault
+	}
+	list := []lab.Fault{
+		kind(0.6, lab.Fault{Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"}),
+		kind(0.3, lab.Fault{Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"}),
+		kind(0.1, lab.Fault{Kind: lab.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"}),
+		kind(1, lab.Fault{Kind: lab.FaultLost}),
+		kind(1, lab.Fault{Kind: lab.FaultReset}),
+		kind(0.5, lab.Fault{Kind: lab.FaultDelay, DelayMillis: 60}),
+		kind(0.5, lab.Fault{Kind: lab.FaultDelay, DelayMillis: int(longDelay / time.Millisecond)}),
+		kind(0.5, on(conflict, "instance_disk_attach")),
+		kind(0.5, on(conflict, "instance_disk_detach")),
+		kind(0.5, on(full, "disk_create")),
+	}
+	if w.advertised[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
+		conflict.Message = "volume repair lock"
+		list = append(list, kind(0.5, on(conflict, "snapshot_create")), kind(0.5, on(full, "snapshot_create")))
+	}
+	return list
+}
+
+func (w *world) injectFaults(ctx context.Context) error {
+	if w.faults == 0 {
+		return nil
+	}
+	for _, fault := range w.faultsToInject() {
+		if _, err := w.sim.Inject(ctx, fault); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// countHits adds the faults of the rack's present life to the report, and looks for faults of the simulator itself.
+func (w *world) countHits(ctx context.Context) error {
+	list, err := w.sim.Faults(ctx)
+	if err != nil {
+		return err
+	}
+	for _, fault := range list {
+		name := fault.Kind
+		switch fault.Kind {
+		case lab.FaultStatus:
+			name = fmt.Sprint(fault.Status)
+		case lab.FaultDelay:
+			name = fmt.Sprintf("delay of %d ms", fault.DelayMillis)
+		}
+		w.hits[name] += fault.Hits
+	}
+	left, err := w.sim.Leftovers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, text := range left.GuestErrors {
+		w.books.violation("the simulator itself failed: %s", text)
+	}
+	return nil
+}
+
+// trouble kills plugin and rack at random and starts them again, until the end; then nothing goes wrong any more.
+func (w *world) trouble(ctx context.Context, end time.Time) error {
+	for {
+		wait := time.Until(end)
+		if w.kills > 0 {
+			wait = min(wait, time.Duration(w.random.ExpFloat64()*float64(w.kills)))
+		}
+		if err := pause(ctx, wait); err != nil {
+			return nil // interrupted, which run reports
+		}
+		if !time.Now().Before(end) {
+			return w.calm(ctx)
+		}
+		kill := w.killPlugin
+		if w.random.IntN(3) == 0 {
+			kill = w.killRack
+		}
+		if err := kill(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *world) killPlugin(ctx context.Context) error {
+	w.killed["plugin"]++
+	if err := w.plugin.Kill(); err != nil {
+		return err
+	}
+	if err := w.away(ctx); err != nil {
+		return err
+	}
+	return w.startPlugin()
+}
+
+func (w *world) killRack(ctx context.Context) error {
+	w.killed["rack"]++
+	w.disks.Lock()
+	defer w.disks.Unlock()
+	if err := w.countHits(ctx); err != nil {
+		return err
+	}
+	if err := w.sim.Kill(); err != nil {
+		return err
+	}
+	if err := w.away(ctx); err != nil {
+		return err
+	}
+	if err := w.startRack(ctx); err != nil {
+		return err
+	}
+	return w.injectFaults(ctx)
+}
+
+// away is how long something is dead.
+func (w *world) away(ctx context.Context) error {
+	return pause(ctx, time.Duration(w.random.IntN(300))*time.Millisecond)
+}
+
+func (w *world) calm(ctx context.Context) error {
+	if err := w.countHits(ctx); err != nil {
+		return err
+	}
+	return w.sim.ClearFaults(ctx)
+}
+
+// setQuota changes the rack's storage quota; 0 is none.
+func (w *world) setQuota(ctx context.Context, bytes int64) error {
+	return w.sim.Set(ctx, lab.Settings{QuotaBytes: &bytes})
+}
+
+// end stops what still runs. The rack must leave nothing behind.
+func (w *world) end(keep bool) error {
+	var errs []error
+	if w.conn != nil {
+		errs = append(errs, w.conn.Close())
+	}
+	if w.plugin != nil {
+		errs = append(errs, w.plugin.Stop())
+	}
+	if w.sim != nil {
+		errs = append(errs, w.sim.Stop())
+	}
+	for _, file := range w.logs {
+		errs = append(errs, file.Close())
+	}
+	if err := errors.Join(errs...); err != nil || keep {
+		fmt.Printf("the logs are in %s\n", w.dir)
+		return err
+	}
+	return os.RemoveAll(w.dir)
+}
+
+// pause waits, or returns the context's error.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
