@@ -2,7 +2,9 @@ package device_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -498,12 +500,34 @@ func TestFormatChecksAgain(t *testing.T) {
 	}
 }
 
-// mountOnce mounts the filesystem on the disk for a moment.
+// mountOnce mounts the filesystem on the disk for a moment, and changes it: a btrfs that was only mounted may be as it was.
 func mountOnce(t *testing.T, d *devicetest.Disk) {
 	t.Helper()
 	target := t.TempDir()
 	run(t, "mount", d.Loop, target)
+	run(t, "mkdir", filepath.Join(target, "folder"))
 	run(t, "umount", target)
+}
+
+// pokeBtrfs sets a number in the superblock of a btrfs, whose checksum (CRC-32C of what follows it) stays right.
+func pokeBtrfs(t *testing.T, d *devicetest.Disk, offset int, number uint64) {
+	t.Helper()
+	file, err := os.OpenFile(d.Loop, os.O_RDWR|unix.O_SYNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	super := make([]byte, 4*kib)
+	if _, err := file.ReadAt(super, 64*kib); err != nil {
+		t.Fatal(err)
+	}
+	binary.LittleEndian.PutUint64(super[offset:], number)
+	binary.LittleEndian.PutUint32(super, crc32.Checksum(super[32:], crc32.MakeTable(crc32.Castagnoli)))
+	if _, err := file.WriteAt(super, 64*kib); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // What an interrupted mkfs left may be overwritten; what anybody else left never.
@@ -544,6 +568,15 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 		{"own btrfs, mounted since", func(t *testing.T, d *devicetest.Disk) {
 			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			mountOnce(t, d)
+		}, true, false, false},
+		{"own btrfs, mounted since, but not long enough to look at its UUIDs", func(t *testing.T, d *devicetest.Disk) {
+			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			mountOnce(t, d)
+			pokeBtrfs(t, d, 0x233, 0)
+		}, true, false, false},
+		{"own btrfs, with a log", func(t *testing.T, d *devicetest.Disk) {
+			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			pokeBtrfs(t, d, 0x60, 30<<20)
 		}, true, false, false},
 		{"swap", func(t *testing.T, d *devicetest.Disk) { run(t, "mkswap", "-U", own, d.Loop) }, true, false, false},
 	} {

@@ -136,13 +136,17 @@ func btrfsSuper(file *os.File) ([]byte, error) {
 	return super, err
 }
 
-// btrfsNeverMounted: the first mount makes the tree of UUIDs, uuid_tree_generation.
+// btrfsNeverMounted: the first mount notes that it has looked at the tree of UUIDs, uuid_tree_generation, unless it ends before
+// it could. But then whatever it changed shows as a newer generation than the one in which mkfs made the chunks, its last
+// work, or as a log.
 func btrfsNeverMounted(file *os.File) (bool, error) {
 	super, err := btrfsSuper(file)
 	if err != nil {
 		return false, err
 	}
-	return binary.LittleEndian.Uint64(super[0x233:]) == 0, nil
+	field := func(offset int) uint64 { return binary.LittleEndian.Uint64(super[offset:]) }
+	// uuid_tree_generation, log_root; generation, chunk_root_generation
+	return field(0x233) == 0 && field(0x60) == 0 && field(0x48) == field(0xa4), nil
 }
 
 func btrfsBytes(file *os.File) (int64, error) {
