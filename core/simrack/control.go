@@ -539,6 +539,7 @@ func (r *Rack) getLeftovers(*http.Request) (int, any, error) {
 			v.Disks++
 		}
 	}
+	v.Snapshots = len(r.snapshots)
 	v.GuestErrors = slices.Clone(r.guestErrors)
 	return 200, v, nil
 }

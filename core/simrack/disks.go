@@ -47,6 +47,8 @@ type disk struct {
 	// InstanceID and Slot say where the disk is, in every state that has to do with an instance.
 	InstanceID string `json:"instance_id,omitempty"`
 	Slot       int    `json:"slot"`
+	// SnapshotID is the snapshot that the disk was made from.
+	SnapshotID string `json:"snapshot_id,omitempty"`
 	// Placed says that the disk takes physical space: a local disk does only once its instance has been started.
 	Placed bool `json:"placed"`
 
@@ -71,8 +73,9 @@ type diskSpec struct {
 	diskType          string
 	source            string
 	blockSize         int
-	// parent is the ID of the snapshot or image that is to be the source.
-	parent string
+	// parent is the ID of the snapshot or image that is to be the source; readOnly is for a disk made from one.
+	parent   string
+	readOnly bool
 }
 
 // The sources of a distributed disk.
@@ -130,7 +133,7 @@ func (spec *diskSpec) parseBackend(f fields) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = source.flag("read_only", false)
+	spec.readOnly, err = source.flag("read_only", false)
 	return err
 }
 
@@ -152,32 +155,57 @@ type pending struct {
 	names        map[string]bool
 }
 
+// diskCheck refuses a disk that cannot be made beside those before it, and returns it with what its source decides.
+type diskCheck func(p *project, spec diskSpec, before pending) (diskSpec, error)
+
 // checkDisk refuses a disk that cannot be made, with the checks of docs/rack.md §2 in their order. The first one, the
 // project, is behind us.
-func (r *Rack) checkDisk(p *project, spec diskSpec, before pending) error {
-	switch spec.source {
-	case sourceSnapshot, sourceImage:
-		// The rack holds neither yet, so whichever is named is missing.
-		return selector{id: spec.parent}.missing(spec.source)
+func (r *Rack) checkDisk(p *project, spec diskSpec, before pending) (diskSpec, error) {
+	spec, err := r.checkSource(p, spec)
+	if err != nil {
+		return spec, err
 	}
 	if err := spec.checkSize(); err != nil {
-		return err
+		return spec, err
 	}
 	set := r.settings.Load()
 	if spec.sizeBytes > cmp.Or(set.QuotaBytes, unlimited)-r.usedBytes-before.bytes {
-		return fail(507, codeCapacity, messageStorageQuota)
+		return spec, fail(507, codeCapacity, messageStorageQuota)
 	}
 	if err := checkDescription(spec.description); err != nil {
-		return err
+		return spec, err
 	}
 	if _, taken := p.disks.named(spec.name); taken || before.names[spec.name] {
-		return alreadyExists("disk", spec.name)
+		return spec, alreadyExists("disk", spec.name)
 	}
 	if spec.diskType == typeDistributed && set.SpaceBytes > 0 &&
 		spec.sizeBytes > set.SpaceBytes-r.usedSpace-before.space {
-		return fail(507, codeCapacity, messageNoSpace)
+		return spec, fail(507, codeCapacity, messageNoSpace)
 	}
-	return nil
+	return spec, nil
+}
+
+// checkSource looks up what a disk is to be made from, and takes over its block size. The rack has no images, so whichever is
+// named is missing.
+func (r *Rack) checkSource(p *project, spec diskSpec) (diskSpec, error) {
+	if spec.source != sourceSnapshot && spec.source != sourceImage {
+		return spec, nil
+	}
+	s := r.snapshots[spec.parent]
+	switch {
+	case spec.source == sourceImage || s == nil:
+		return spec, selector{id: spec.parent}.missing(spec.source)
+	case s.ProjectID != p.ID:
+		return spec, invalidRequest("snapshot does not belong to this project")
+	case spec.readOnly && spec.sizeBytes != s.SizeBytes:
+		return spec, invalidRequest("read-only disk size %d must be equal to source snapshot size %d", spec.sizeBytes, s.SizeBytes)
+	case spec.sizeBytes < s.SizeBytes:
+		return spec, invalidRequest("disk size %d must be greater than or equal to snapshot size %d", spec.sizeBytes, s.SizeBytes)
+	case s.State != snapshotReady:
+		return spec, fail(503, codeUnavailable, messageUnavailable)
+	}
+	spec.blockSize = s.BlockSize
+	return spec, nil
 }
 
 func (spec diskSpec) checkSize() error {
@@ -199,7 +227,10 @@ func (spec diskSpec) disk(p *project) *disk {
 	d := &disk{
 		ID: uuid.NewString(), Name: spec.name, Description: spec.description, ProjectID: p.ID,
 		SizeBytes: spec.sizeBytes, BlockSize: spec.blockSize, Type: spec.diskType, State: diskDetached,
-		Placed: spec.diskType == typeDistributed, Created: now(), project: p,
+		Placed: spec.diskType == typeDistributed, Created: now(), ReadOnly: spec.readOnly, project: p,
+	}
+	if spec.source == sourceSnapshot {
+		d.SnapshotID = spec.parent
 	}
 	if spec.source == sourceImporting {
 		d.State = diskImportReady
@@ -282,7 +313,12 @@ func (r *Rack) makeDisk(d *disk) error {
 	if r.guests == nil {
 		return nil
 	}
-	err := r.onGuests("create disk "+d.ID, func(g Guests) error { return g.CreateDisk(d.ID, d.SizeBytes) })
+	err := r.onGuests("create disk "+d.ID, func(g Guests) error {
+		if d.SnapshotID != "" {
+			return g.RestoreDisk(d.ID, d.SizeBytes, d.SnapshotID)
+		}
+		return g.CreateDisk(d.ID, d.SizeBytes)
+	})
 	if err != nil {
 		return errors.Join(err, r.removeDisk(d))
 	}
@@ -295,12 +331,12 @@ func lookup[T record](r *Rack, kind string, t target, byID map[string]T, in func
 	var none, thing T
 	if t.sel.id != "" {
 		if t.project != nil {
-			return none, invalidRequest("when providing %s as an ID project should not be specified", kind)
+			return none, addressed(kind, "when providing %s as an ID project should not be specified", "when providing snapshot as an ID, project should not be specified")
 		}
 		thing = byID[t.sel.id]
 	} else {
 		if t.project == nil {
-			return none, invalidRequest("%s should either be UUID or project should be specified", kind)
+			return none, addressed(kind, "%s should either be UUID or project should be specified", "snapshot should either be an ID or project should be specified")
 		}
 		p, err := r.findProject(*t.project)
 		if err != nil {
@@ -312,6 +348,14 @@ func lookup[T record](r *Rack, kind string, t target, byID map[string]T, in func
 		return none, t.sel.missing(kind)
 	}
 	return thing, who.may(want, t.sel.missing(kind))
+}
+
+// addressed refuses how a thing is addressed; of snapshots the rack says it in other words.
+func addressed(kind, usual, ofSnapshots string) error {
+	if kind == "snapshot" {
+		return invalidRequest("%s", ofSnapshots)
+	}
+	return invalidRequest(usual, kind)
 }
 
 func projectDisks(p *project) *shelf[*disk] { return &p.disks }
@@ -365,11 +409,18 @@ func (r *Rack) createDisk(who caller, project selector, spec diskSpec) (answer, 
 	if err != nil {
 		return answer{}, err
 	}
-	if err := r.checkDisk(p, spec, pending{}); err != nil {
-		return answer{}, err
-	}
-	d := spec.disk(p)
-	release, err := r.hold(func() ([]string, error) { return []string{d.ID}, nil })
+	var d *disk
+	release, err := r.hold(func() ([]string, error) {
+		checked, err := r.checkDisk(p, spec, pending{})
+		if err != nil {
+			return nil, err
+		}
+		d = checked.disk(p)
+		if d.SnapshotID != "" {
+			return []string{d.ID, d.SnapshotID}, nil // nobody deletes it meanwhile
+		}
+		return []string{d.ID}, nil
+	})
 	if err != nil {
 		return answer{}, err
 	}
@@ -378,7 +429,9 @@ func (r *Rack) createDisk(who caller, project selector, spec diskSpec) (answer, 
 		return answer{}, err
 	}
 	view := d.view()
-	view.State = diskStateView{State: diskCreating}
+	if !d.ReadOnly {
+		view.State = diskStateView{State: diskCreating}
+	}
 	return answer{201, view}, nil
 }
 

@@ -1,5 +1,10 @@
 package simrack
 
+import "errors"
+
+// ErrDiskBusy says that a disk is written to without a pause, so that no state of it could be copied.
+var ErrDiskBusy = errors.New("the disk is written to without a pause")
+
 // Guests is what a [Rack] drives when its instances have machines inside them: it keeps the bytes of the disks and shows
 // the disks of a running instance to that instance's guest. The package core/simrack/guest implements it with loop
 // devices; a Rack without Guests keeps no bytes at all.
@@ -10,8 +15,15 @@ package simrack
 type Guests interface {
 	// CreateDisk makes the backing store of a disk: sizeBytes of zeros.
 	CreateDisk(diskID string, sizeBytes int64) error
+	// RestoreDisk makes the backing store of a disk: what the snapshot holds, and zeros up to sizeBytes.
+	RestoreDisk(diskID string, sizeBytes int64, snapshotID string) error
 	// DeleteDisk removes the backing store. The disk is on no guest.
 	DeleteDisk(diskID string) error
+	// CreateSnapshot copies what the disk holds at one moment; of a guest's caches nothing. [ErrDiskBusy] is no fault of
+	// the simulator.
+	CreateSnapshot(snapshotID, diskID string) error
+	// DeleteSnapshot removes the copy.
+	DeleteSnapshot(snapshotID string) error
 
 	// CreateInstance makes the guest's folder and its metadata.env, powered off. Unlike a disk's store a guest does not
 	// outlive the process: a rack that goes on with its records makes the guests of all its instances anew.
@@ -58,6 +70,6 @@ type GuestLeftovers struct {
 	Loops int
 	// Mounts are mounts in this mount namespace of such loop devices, or below a guest's folder.
 	Mounts int
-	// Files are backing stores of disks.
+	// Files are backing stores of disks, and copies that are snapshots.
 	Files int
 }

@@ -96,6 +96,29 @@ func (g *witness) CreateDisk(id string, size int64) error {
 	return errors.Join(g.note("create disk", "/disks/"+id), g.Guests.CreateDisk(id, size))
 }
 
+func (g *witness) RestoreDisk(id string, size int64, from string) error {
+	defer g.work(id, from)()
+	return errors.Join(g.note("restore disk", "/disks/"+id), g.Guests.RestoreDisk(id, size, from))
+}
+
+func (g *witness) CreateSnapshot(id, of string) error {
+	defer g.work(id, of)()
+	if g.creating != nil {
+		goOn := make(chan struct{})
+		g.creating <- goOn
+		<-goOn
+	}
+	if err := g.note("create snapshot", "/disks/"+of); err != nil {
+		return err
+	}
+	return g.Guests.CreateSnapshot(id, of)
+}
+
+func (g *witness) DeleteSnapshot(id string) error {
+	defer g.work(id)()
+	return errors.Join(g.note("delete snapshot", "/snapshots/"+id), g.Guests.DeleteSnapshot(id))
+}
+
 func (g *witness) DeleteDisk(id string) error {
 	defer g.work(id)()
 	return errors.Join(g.note("delete disk", "/disks/"+id), g.Guests.DeleteDisk(id))

@@ -588,11 +588,11 @@ func (r *Rack) addMachine(p *project, name, state string) (*instance, error) {
 		name: name, hostname: name, description: "simulated", autoRestart: restartNever, ncpus: 1, memory: gib,
 		disks: []diskEntry{{create: &boot}}, boots: true,
 	}
-	i, release, err := r.makeInstance(p, spec, func(p *project, spec diskSpec, _ pending) error {
+	i, release, err := r.makeInstance(p, spec, func(p *project, spec diskSpec, _ pending) (diskSpec, error) {
 		if _, taken := p.disks.named(spec.name); taken {
-			return alreadyExists("disk", spec.name)
+			return spec, alreadyExists("disk", spec.name)
 		}
-		return checkName(spec.name)
+		return spec, checkName(spec.name)
 	})
 	if err != nil {
 		return nil, err
@@ -608,7 +608,7 @@ func (r *Rack) addMachine(p *project, name, state string) (*instance, error) {
 
 // makeInstance makes a stopped instance with its disks, and leaves it claimed. While its guest is made the instance shows
 // creating; if that fails, nothing of it stays.
-func (r *Rack) makeInstance(p *project, spec instanceSpec, checkDisk func(*project, diskSpec, pending) error) (*instance, func(), error) {
+func (r *Rack) makeInstance(p *project, spec instanceSpec, checkDisk diskCheck) (*instance, func(), error) {
 	var plan []*disk
 	i := spec.instance(p)
 	release, err := r.hold(func() (ids []string, err error) {
@@ -618,6 +618,9 @@ func (r *Rack) makeInstance(p *project, spec instanceSpec, checkDisk func(*proje
 		ids = []string{i.ID}
 		for _, d := range plan {
 			ids = append(ids, d.ID)
+			if source := d.SnapshotID; source != "" && !slices.Contains(ids, source) {
+				ids = append(ids, source)
+			}
 		}
 		return ids, nil
 	})
@@ -645,7 +648,7 @@ func (spec instanceSpec) instance(p *project) *instance {
 
 // planDisks checks what an instance is to be made with, and returns its disks in the order of their slots: new records for
 // those to be made, the rack's own for those to be attached.
-func (r *Rack) planDisks(p *project, spec instanceSpec, checkDisk func(*project, diskSpec, pending) error) ([]*disk, error) {
+func (r *Rack) planDisks(p *project, spec instanceSpec, checkDisk diskCheck) ([]*disk, error) {
 	if most := r.settings.Load().MaxDisks; len(spec.disks) > most {
 		return nil, invalidRequest("cannot attach more than %d disks to instance", most)
 	}
@@ -659,10 +662,11 @@ func (r *Rack) planDisks(p *project, spec instanceSpec, checkDisk func(*project,
 	before := pending{names: map[string]bool{}}
 	for _, entry := range spec.disks {
 		if entry.create != nil {
-			if err := checkDisk(p, *entry.create, before); err != nil {
+			spec, err := checkDisk(p, *entry.create, before)
+			if err != nil {
 				return nil, err
 			}
-			d := entry.create.disk(p)
+			d := spec.disk(p)
 			before.names[d.Name] = true
 			before.bytes += d.SizeBytes
 			if d.Placed {

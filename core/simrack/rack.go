@@ -87,12 +87,15 @@ type Rack struct {
 	projects    shelf[*project]
 	disks       map[string]*disk
 	instances   map[string]*instance
+	snapshots   map[string]*snapshot
 	usedBytes   int64 // what counts against the quota
 	usedSpace   int64 // what is really taken
 	guestErrors []string
-	// busy holds the IDs of the instances and disks that somebody works on without holding mu; free tells of changes.
+	// busy holds the IDs of the instances, disks and snapshots that somebody works on without holding mu; free tells of changes.
 	busy map[string]bool
 	free *sync.Cond
+	// snapshotting holds the IDs of disks that a snapshot is being made of.
+	snapshotting map[string]bool
 }
 
 // identity is what a rack is made with and keeps for ever.
@@ -102,7 +105,7 @@ type identity struct {
 	Created time.Time `json:"created"`
 }
 
-// project holds disks and instances.
+// project holds disks, instances and snapshots.
 type project struct {
 	ID          string    `json:"id"`
 	Name        string    `json:"name"`
@@ -111,6 +114,7 @@ type project struct {
 
 	disks     shelf[*disk]
 	instances shelf[*instance]
+	snapshots shelf[*snapshot]
 }
 
 func (p *project) key() (name, id string) { return p.Name, p.ID }
@@ -144,7 +148,8 @@ func New(o Options) (*Rack, error) {
 		log: o.Log, guests: o.Guests,
 		closed: make(chan struct{}),
 		tokens: map[string]*token{}, disks: map[string]*disk{}, instances: map[string]*instance{},
-		busy: map[string]bool{},
+		snapshots: map[string]*snapshot{},
+		busy:      map[string]bool{}, snapshotting: map[string]bool{},
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
@@ -261,6 +266,9 @@ func (r *Rack) Close() error {
 	if r.guests != nil && r.store == nil {
 		for id := range r.disks {
 			errs = append(errs, r.guests.DeleteDisk(id))
+		}
+		for id := range r.snapshots {
+			errs = append(errs, r.guests.DeleteSnapshot(id))
 		}
 	}
 	return errors.Join(append(errs, r.store.close())...)

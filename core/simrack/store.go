@@ -20,9 +20,10 @@ const (
 	inProjects  = "projects"
 	inDisks     = "disks"
 	inInstances = "instances"
+	inSnapshots = "snapshots"
 )
 
-var buckets = []string{inIdentity, inTokens, inProjects, inDisks, inInstances}
+var buckets = []string{inIdentity, inTokens, inProjects, inDisks, inInstances, inSnapshots}
 
 // store keeps the records of a rack in a file, so that they outlive the process: a change is written before anybody is
 // told of it. Nothing is synced, since only the process is expected to die, not the machine. A nil store keeps nothing.
@@ -141,6 +142,9 @@ func (r *Rack) load() error {
 	if err := readAll(r.store, inDisks, func(d *disk) { r.insertDisk(byID[d.ProjectID], d) }); err != nil {
 		return err
 	}
+	if err := readAll(r.store, inSnapshots, func(s *snapshot) { r.insertSnapshot(byID[s.ProjectID], s) }); err != nil {
+		return err
+	}
 	if r.identity.RackID != "" {
 		return nil
 	}
@@ -154,6 +158,11 @@ func (r *Rack) load() error {
 func (r *Rack) resume() error {
 	for _, d := range r.disks {
 		if err := r.resumeDisk(d); err != nil {
+			return err
+		}
+	}
+	for _, s := range r.snapshots {
+		if err := r.resumeSnapshot(s); err != nil {
 			return err
 		}
 	}

@@ -283,7 +283,7 @@ func TestMethodsAndPaths(t *testing.T) {
 		{"GET", "/instances/i/start", wants{405, "", "Method Not Allowed"}, "POST"},
 		{"GET", "/disks//?project=proj", wants{status: 200}, ""},
 		{"GET", "/disks/d/blocks", wants{404, "", "Not Found"}, ""},
-		{"POST", "/snapshots?project=proj", wants{404, "", "Not Found"}, ""},
+		{"POST", "/images?project=proj", wants{404, "", "Not Found"}, ""},
 	}
 	for _, test := range tests {
 		t.Run(test.method+" "+test.path, func(t *testing.T) {

@@ -116,6 +116,18 @@ type diskView struct {
 	TimeModified time.Time     `json:"time_modified"`
 }
 
+type snapshotView struct {
+	ID           string    `json:"id"`
+	Name         string    `json:"name"`
+	Description  string    `json:"description"`
+	ProjectID    string    `json:"project_id"`
+	DiskID       string    `json:"disk_id"`
+	Size         int64     `json:"size"`
+	State        string    `json:"state"`
+	TimeCreated  time.Time `json:"time_created"`
+	TimeModified time.Time `json:"time_modified"`
+}
+
 type instanceView struct {
 	ID                  string    `json:"id"`
 	Name                string    `json:"name"`
@@ -158,11 +170,19 @@ func (d *disk) view() diskView {
 		State: diskStateView{State: d.State}, DevicePath: "/mnt/" + d.Name,
 		TimeCreated: d.Created, TimeModified: d.Created,
 	}
+	v.SnapshotID = orNull(d.SnapshotID)
 	switch d.State {
 	case diskAttached, diskAttaching, diskDetaching:
 		v.State.Instance = d.InstanceID
 	}
 	return v
+}
+
+func (s *snapshot) view() snapshotView {
+	return snapshotView{
+		ID: s.ID, Name: s.Name, Description: s.Description, ProjectID: s.ProjectID, DiskID: s.DiskID,
+		Size: s.SizeBytes, State: s.State, TimeCreated: s.Created, TimeModified: s.Created,
+	}
 }
 
 func (i *instance) view() instanceView {

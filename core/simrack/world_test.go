@@ -81,6 +81,10 @@ type reply struct {
 	BootDiskID *string    `json:"boot_disk_id"`
 	Updated    time.Time  `json:"time_run_state_updated"`
 	State      *diskState `json:"state"`
+	Size       int64      `json:"size"`
+	BlockSize  int        `json:"block_size"`
+	ReadOnly   bool       `json:"read_only"`
+	DiskID     string     `json:"disk_id"`
 	SnapshotID any        `json:"snapshot_id"`
 	ImageID    any        `json:"image_id"`
 	Items      []reply    `json:"items"`
@@ -93,6 +97,15 @@ type reply struct {
 type diskState struct {
 	State    string `json:"state"`
 	Instance string `json:"instance"`
+}
+
+// UnmarshalJSON also reads the state of a snapshot, which is a text.
+func (s *diskState) UnmarshalJSON(raw []byte) error {
+	if raw[0] == '"' {
+		return json.Unmarshal(raw, &s.State)
+	}
+	type plain diskState
+	return json.Unmarshal(raw, (*plain)(s))
 }
 
 func (r reply) state() string {
@@ -314,6 +327,21 @@ func quote(s string) json.RawMessage {
 func (w *world) disk(name string) string {
 	w.t.Helper()
 	return w.must("POST", "/disks?project=proj", body(name)).ID
+}
+
+// snapshot makes a snapshot of a disk of the project and returns its ID.
+func (w *world) snapshot(name, disk string) string {
+	w.t.Helper()
+	return w.must("POST", "/snapshots?project=proj", snapshotBody(name, disk)).ID
+}
+
+func snapshotBody(name, disk string) string {
+	return fmt.Sprintf(`{"name":%q,"description":"","disk":%q}`, name, disk)
+}
+
+// restoreBody is the request for a disk of 1 GiB from a snapshot, changed like body.
+func restoreBody(name, snapshot string, readOnly bool, changes ...string) string {
+	return diskBody(name, "distributed", fmt.Sprintf(`{"type":"snapshot","snapshot_id":%q,"read_only":%t}`, snapshot, readOnly), changes...)
 }
 
 // instance makes an instance without disks, stopped, and returns its ID.

@@ -164,6 +164,27 @@ func (g *Guests) sever(b boundLoop) (err error) {
 	return nil
 }
 
+// writeCount tells whether anything was written to a loop device between two looks.
+type writeCount struct{ writes, discards, inFlight uint64 }
+
+// writes reads the counters of the block layer: requests that have ended, and those under way, reads among them.
+func (l loop) writes() (count writeCount, err error) {
+	text, err := os.ReadFile(l.sysfs("stat"))
+	if err != nil {
+		return count, err
+	}
+	fields := strings.Fields(string(text))
+	for place, into := range map[int]*uint64{4: &count.writes, 8: &count.inFlight, 11: &count.discards} {
+		if place >= len(fields) {
+			return count, fmt.Errorf("read %s: %d fields", l.sysfs("stat"), len(fields))
+		}
+		if *into, err = strconv.ParseUint(fields[place], 10, 64); err != nil {
+			return count, fmt.Errorf("read %s: %w", l.sysfs("stat"), err)
+		}
+	}
+	return count, nil
+}
+
 // flush writes what is cached of a loop device to its store.
 func (g *Guests) flush(l loop) error {
 	device, err := g.openLoop(l, os.O_RDONLY)

@@ -3,9 +3,11 @@ package guest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
 )
@@ -21,6 +23,76 @@ func (g *Guests) CreateDisk(diskID string, sizeBytes int64) error {
 // DeleteDisk implements [simrack.Guests]. A disk without a backing store is deleted already.
 func (g *Guests) DeleteDisk(diskID string) error {
 	return remove(g.store(diskID).path)
+}
+
+// RestoreDisk implements [simrack.Guests].
+func (g *Guests) RestoreDisk(diskID string, sizeBytes int64, snapshotID string) error {
+	if err := errors.Join(checkName(diskID), checkName(snapshotID)); err != nil {
+		return err
+	}
+	path := g.store(diskID).path
+	if _, err := os.Lstat(path); err == nil {
+		return fmt.Errorf("disk %s has a backing store already", diskID)
+	}
+	return g.snapshot(snapshotID).copyTo(path, sizeBytes)
+}
+
+// snapshotTries is how often a disk that a guest writes to is copied before it counts as busy.
+const snapshotTries = 20
+
+// CreateSnapshot implements [simrack.Guests]. A disk on a running guest is copied until nothing was written while the copy was
+// made: only such a copy shows the disk as it was at one moment.
+func (g *Guests) CreateSnapshot(snapshotID, diskID string) error {
+	if err := errors.Join(checkName(diskID), checkName(snapshotID)); err != nil {
+		return err
+	}
+	m, d := g.holder(diskID)
+	if d == nil {
+		return g.store(diskID).copyTo(g.snapshot(snapshotID).path, 0)
+	}
+	defer m.mu.Unlock()
+	for range snapshotTries {
+		before, err := d.loop.writes()
+		if err != nil {
+			return err
+		}
+		if err := g.store(diskID).copyTo(g.snapshot(snapshotID).path, 0); err != nil {
+			return err
+		}
+		after, err := d.loop.writes()
+		if err != nil {
+			return err
+		}
+		if before.inFlight == 0 && before == after {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return errors.Join(simrack.ErrDiskBusy, g.DeleteSnapshot(snapshotID))
+}
+
+// holder finds the guest that has the disk behind a loop device, and locks it; nil when there is none.
+func (g *Guests) holder(diskID string) (*machine, *device) {
+	g.mu.Lock()
+	machines := slices.Collect(maps.Values(g.machines))
+	g.mu.Unlock()
+	for _, m := range machines {
+		m.mu.Lock()
+		if d, ok := m.devices[diskID]; ok && !d.refused {
+			return m, d
+		}
+		m.mu.Unlock()
+	}
+	return nil, nil
+}
+
+// DeleteSnapshot implements [simrack.Guests]. A snapshot that is not there is deleted already.
+func (g *Guests) DeleteSnapshot(snapshotID string) error {
+	return remove(g.snapshot(snapshotID).path)
+}
+
+func (g *Guests) snapshot(snapshotID string) store {
+	return store{filepath.Join(g.stateDir, snapshotID+snapshotSuffix)}
 }
 
 // CreateInstance implements [simrack.Guests]. The name names the guest's folder.

@@ -13,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// storeSuffix ends the name of a disk's backing store, after the disk's ID. freshSuffix ends the name of a copy that has
-// not replaced its store yet.
+// storeSuffix ends the name of a disk's backing store, after the disk's ID, snapshotSuffix that of a snapshot's. freshSuffix
+// ends the name of a copy that is not complete yet.
 const (
-	storeSuffix = ".disk"
-	freshSuffix = ".fresh"
+	storeSuffix    = ".disk"
+	snapshotSuffix = ".snapshot"
+	freshSuffix    = ".fresh"
 )
 
 // immutableFlag is FS_IMMUTABLE_FL of linux/fs.h.
@@ -55,22 +56,32 @@ func (s store) create(sizeBytes int64) (err error) {
 
 // renew moves the disk to a file of its own, with the same bytes. The old file lives on without a name behind whatever
 // still has it open.
-func (s store) renew() error {
-	old, err := os.Open(s.path)
+func (s store) renew() error { return s.copyTo(s.path, 0) }
+
+// copyTo copies the bytes to a file of at least that size, which is there under its name only once it is whole.
+func (s store) copyTo(path string, sizeBytes int64) (err error) {
+	src, err := os.Open(s.path)
 	if err != nil {
 		return err
 	}
-	defer old.Close() // Nothing was written through it.
+	defer src.Close() // Nothing was written through it.
 
-	freshPath := s.path + freshSuffix
+	freshPath := path + freshSuffix
 	fresh, err := os.OpenFile(freshPath, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(copySparse(fresh, old), fresh.Close()); err != nil {
-		return errors.Join(fmt.Errorf("copy %s: %w", s.path, err), os.Remove(freshPath))
+	err = copySparse(fresh, src)
+	if err == nil && sizeBytes > 0 {
+		err = fresh.Truncate(sizeBytes)
 	}
-	return os.Rename(freshPath, s.path)
+	if err = errors.Join(err, fresh.Close()); err == nil {
+		err = os.Rename(freshPath, path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("copy %s: %w", s.path, err), remove(freshPath))
+	}
+	return nil
 }
 
 // copySparse makes dst, an empty file, hold the bytes of src; what is a hole in src is one in dst. Where the filesystem
@@ -175,17 +186,19 @@ func bootSector(sizeBytes int64) (sector [512]byte) {
 	return sector
 }
 
-// stores lists the backing stores by disk ID.
+// stores lists the backing stores and the snapshots, by disk or snapshot ID.
 func (g *Guests) stores() ([]string, error) {
 	entries, err := os.ReadDir(g.stateDir)
 	if err != nil {
 		return nil, err
 	}
-	var diskIDs []string
+	var ids []string
 	for _, entry := range entries {
-		if id, ok := strings.CutSuffix(entry.Name(), storeSuffix); ok {
-			diskIDs = append(diskIDs, id)
+		for _, suffix := range []string{storeSuffix, snapshotSuffix} {
+			if id, ok := strings.CutSuffix(entry.Name(), suffix); ok {
+				ids = append(ids, id)
+			}
 		}
 	}
-	return diskIDs, nil
+	return ids, nil
 }
