@@ -66,6 +66,17 @@ type Provider interface {
 	Instance(ctx context.Context) (Instance, error)
 }
 
+// Partial is what a [Provider] can do besides whose source may say on which
+// rack this is without saying which instance: a label of a Node, a line of a
+// file. Whoever has the ID from elsewhere asks it for the rest.
+type Partial interface {
+	// Known is Instance for a source that mentions less than the whole: an ID or
+	// rack that it does not mention is empty, and is no error. Everything else of
+	// [Provider]'s contract holds. Where the source will say more later by itself,
+	// what it lacks now is an [ErrNotReady].
+	Known(ctx context.Context) (Instance, error)
+}
+
 var (
 	// ErrNotReady is the kind of an error that may pass by itself: waiting is
 	// the right answer to it.
@@ -73,6 +84,10 @@ var (
 	// ErrInvalid is the kind of an error that lasts until somebody changes
 	// something: what the source says is wrong, or we may not read it.
 	ErrInvalid = errors.New("instance identity cannot be used")
+	// ErrConflict is what errors.Is finds besides ErrInvalid when two sources
+	// name different instances. Then no source is to be believed, and none asked
+	// in its place.
+	ErrConflict = errors.New("sources contradict each other")
 )
 
 // Error is the only error that a [Provider] returns. It is read by the person

@@ -98,6 +98,8 @@ var cases = []testCase{
 	}},
 	{name: "malformed identity", needs: []Ability{CanHoldAnyText}, run: malformedIdentity},
 	{name: "malformed rack", needs: []Ability{CanHoldAnyText, CanKnowRack}, run: malformedRack},
+	{name: "parts of an answer", needs: []Ability{CanKnowParts, CanKnowRack}, run: knownParts},
+	{name: "malformed part", needs: []Ability{CanKnowParts, CanKnowRack, CanHoldAnyText}, run: malformedPart},
 	{name: "source changes", needs: []Ability{CanChange}, run: func(p *probe) {
 		p.set(idA, rackA)
 		p.want("before", idA, rackA)
@@ -213,6 +215,44 @@ func malformedRack(p *probe) {
 	}
 	p.set(idA, rackA)
 	p.want("rack repaired", idA, rackA)
+}
+
+// knownParts: what the source does not mention is left out, and nothing made up.
+func knownParts(p *probe) {
+	for _, part := range []struct {
+		when string
+		w    World
+		want metadata.Instance
+	}{
+		{"the whole", World{ID: Text(idA), Rack: Text(rackA)}, metadata.Instance{ID: idA, Rack: rackA}},
+		{"only a rack", World{Rack: Text(rackA)}, metadata.Instance{Rack: rackA}},
+		{"only an ID", World{ID: Text(idA)}, metadata.Instance{ID: idA}},
+	} {
+		// Its own provider, as one may remember its first answer.
+		p.provider = p.New()
+		p.Set(part.w)
+		if got, err := p.known(context.Background()); err != nil || got != part.want {
+			p.failf("%s is known: %+v, %v; want %+v", part.when, got, err, part.want)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if got, err := p.known(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, metadata.ErrNotReady) {
+		p.failf("with a context that has ended: %+v, %v", got, err)
+	}
+}
+
+func malformedPart(p *probe) {
+	for when, w := range map[string]World{
+		"rack without an ID": {Rack: Text("-east")},
+		"rack":               {ID: Text(idA), Rack: Text("east/1")},
+		"ID":                 {ID: Text("node-a"), Rack: Text(rackA)},
+	} {
+		p.Set(w)
+		if got, err := p.known(context.Background()); !errors.Is(err, metadata.ErrInvalid) {
+			p.failf("malformed %s is known: %+v, %v; want an ErrInvalid", when, got, err)
+		}
+	}
 }
 
 // askSlow asks a slow source until ctx ends, then repairs it.

@@ -79,11 +79,13 @@ const (
 	CanHoldAnyText Ability = "hold any text"
 	// CanChange: a new answer is seen by a provider that has given an old one.
 	CanChange Ability = "change"
+	// CanKnowParts: the provider is a [metadata.Partial].
+	CanKnowParts Ability = "know parts"
 	// CanHoldSecrets: there is a secret that could leak; Harness.Secrets has it.
 	CanHoldSecrets Ability = "hold secrets"
 )
 
-var abilities = []Ability{CanDown, CanSlow, CanDeny, CanKnowRack, CanHoldAnyText, CanChange, CanHoldSecrets}
+var abilities = []Ability{CanDown, CanSlow, CanDeny, CanKnowRack, CanHoldAnyText, CanChange, CanKnowParts, CanHoldSecrets}
 
 // patience is how long a provider may take to notice that its context has
 // ended, and how long one that is not slow may take to answer.

@@ -60,6 +60,7 @@ type bugs struct {
 	downIsInvalid, deniedIsNotReady, malformedIsNotReady, downAnswers                           bool
 	ignoresContext, hidesContext, ignoresEndedContext, asksInConstructor, gives500msOnly        bool
 	mixes, failsUnderLoad                                                                       bool
+	wantsWhole, dropsBadPart                                                                    bool
 }
 
 // provider is right but for its bugs.
@@ -135,6 +136,9 @@ func (p *provider) Instance(ctx context.Context) (metadata.Instance, error) {
 		return metadata.Instance{}, p.fail(metadata.ErrNotReady, "busy", nil)
 	}
 	got, err := p.look(ctx)
+	if err == nil && got.ID == "" && !p.bugs.emptyIDAllowed {
+		got, err = metadata.Instance{}, p.fail(metadata.ErrNotReady, "wait for an ID", nil)
+	}
 	if p.bugs.forgets && calls == 3 {
 		got.Rack = "east-3"
 	}
@@ -151,6 +155,18 @@ func (p *provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	}
 	p.answer = got
 	return got, nil
+}
+
+// Known implements metadata.Partial.
+func (p *provider) Known(ctx context.Context) (metadata.Instance, error) {
+	if p.bugs.wantsWhole {
+		return p.Instance(ctx)
+	}
+	got, err := p.look(ctx)
+	if err != nil && p.bugs.dropsBadPart && ctx.Err() == nil {
+		return metadata.Instance{}, nil
+	}
+	return got, err
 }
 
 // look waits for the source and reads it.
@@ -196,14 +212,15 @@ func (p *provider) look(ctx context.Context) (metadata.Instance, error) {
 // judge makes an answer of what the source holds.
 func (p *provider) judge(w World) (metadata.Instance, error) {
 	b := p.bugs
-	if w.ID == nil {
-		if b.inventsID {
-			return metadata.Instance{ID: idA}, nil
-		}
-		return metadata.Instance{}, p.fail(metadata.ErrNotReady, "wait for an ID", nil)
+	var id string
+	var err error
+	if w.ID != nil {
+		id, err = metadata.ParseInstanceID(*w.ID)
 	}
-	id, err := metadata.ParseInstanceID(*w.ID)
 	switch {
+	case w.ID == nil && b.inventsID:
+		id = idA
+	case w.ID == nil:
 	case b.rawID:
 		id, err = *w.ID, nil
 	case b.emptyIDAllowed && strings.TrimSpace(*w.ID) == "":
@@ -294,6 +311,8 @@ func TestEveryBugIsFound(t *testing.T) {
 		{"ended context ignored", bugs{ignoresEndedContext: true}, "context that has ended before the call"},
 		{"slow source given up", bugs{gives500msOnly: true}, "slow source that answers at last"},
 		{"I/O in the constructor", bugs{asksInConstructor: true}, "built while the source is down"},
+		{"nothing but the whole", bugs{wantsWhole: true}, "parts of an answer"},
+		{"bad part left out", bugs{dropsBadPart: true}, "malformed part"},
 		{"one caller at a time", bugs{failsUnderLoad: true}, "concurrent callers"},
 		{"rack of another state", bugs{mixes: true}, "concurrent callers of a changing source"},
 	} {

@@ -42,19 +42,34 @@ func (p *probe) ask() (metadata.Instance, error) {
 	return p.askUntil(ctx)
 }
 
+// known asks once for whatever is known.
+func (p *probe) known(ctx context.Context) (metadata.Instance, error) {
+	partial, ok := p.provider.(metadata.Partial)
+	if !ok {
+		p.failf("%T is no metadata.Partial, and the harness does not say why", p.provider)
+		return metadata.Instance{}, errStuck
+	}
+	return p.call(ctx, partial.Known, true)
+}
+
 // errStuck stands for a provider that did not return.
 var errStuck = errors.New("the provider did not return")
 
-// askUntil asks once and judges the answer or error by the contract. It waits
-// no longer than soon after ctx has ended.
+// askUntil asks once with a context that may end.
 func (p *probe) askUntil(ctx context.Context) (metadata.Instance, error) {
+	return p.call(ctx, p.provider.Instance, false)
+}
+
+// call calls once and judges the answer or error by the contract. It waits no
+// longer than soon after ctx has ended.
+func (p *probe) call(ctx context.Context, method func(context.Context) (metadata.Instance, error), partial bool) (metadata.Instance, error) {
 	type result struct {
 		instance metadata.Instance
 		err      error
 	}
 	done := make(chan result, 1)
 	go func() {
-		instance, err := p.provider.Instance(ctx)
+		instance, err := method(ctx)
 		done <- result{instance, err}
 	}()
 	var r result
@@ -73,14 +88,15 @@ func (p *probe) askUntil(ctx context.Context) (metadata.Instance, error) {
 	if r.err != nil {
 		p.judgeError(r.instance, r.err)
 	} else {
-		p.judgeAnswer(r.instance)
+		p.judgeAnswer(r.instance, partial)
 	}
 	return r.instance, r.err
 }
 
-// judgeAnswer holds an answer against the contract.
-func (p *probe) judgeAnswer(got metadata.Instance) {
-	if id, err := metadata.ParseInstanceID(got.ID); err != nil || id != got.ID {
+// judgeAnswer holds an answer against the contract. Only a partial one may lack
+// the ID.
+func (p *probe) judgeAnswer(got metadata.Instance, partial bool) {
+	if id, err := metadata.ParseInstanceID(got.ID); (err != nil || id != got.ID) && !(partial && got.ID == "") {
 		p.failf("answered ID %q, which is no hyphenated lower-case UUID", got.ID)
 	}
 	if got.Rack != "" {

@@ -101,7 +101,6 @@ var keyPattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 // hold passwords.
 func parse(file string, text []byte) (found map[string]value, unknown []string, err error) {
 	found = map[string]value{}
-	lines := map[string]int{}
 	for i, line := range strings.Split(strings.TrimPrefix(string(text), "\ufeff"), "\n") {
 		line = strings.TrimSpace(line)
 		if line == "" || line[0] == '#' {
@@ -124,10 +123,9 @@ func parse(file string, text []byte) (found map[string]value, unknown []string, 
 			return nil, nil, lineError(file, i, "has a quote without its pair, or text after it", "write "+key+"=value")
 		}
 		if first, twice := found[key]; twice && !sameValue(first.text, text) {
-			return nil, nil, lineError(file, i, fmt.Sprintf("sets %s to another value than line %d", key, lines[key]), "keep the true one")
+			return nil, nil, lineError(file, i, fmt.Sprintf("sets %s to another value than line %d", key, first.line), "keep the true one")
 		}
-		found[key] = value{text: text, from: fmt.Sprintf("%s in %s line %d", key, file, i+1)}
-		lines[key] = i + 1
+		found[key] = value{text: text, from: fmt.Sprintf("%s in %s line %d", key, file, i+1), line: i + 1}
 	}
 	return found, unknown, nil
 }

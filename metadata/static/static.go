@@ -38,7 +38,8 @@ const (
 	keyRack       = "OXIDE_RACK"
 )
 
-// Options says where the identity comes from. InstanceID or File must be set.
+// Options says where the identity comes from. Without InstanceID and File there
+// is none to be had.
 type Options struct {
 	// InstanceID is the instance's UUID in any notation, or empty. It wins over
 	// the file's.
@@ -70,16 +71,28 @@ func New(options Options) *Provider {
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
+	instance, err := p.Known(ctx)
+	switch {
+	case err != nil || instance.ID != "":
+		return instance, err
+	case p.options.File == "":
+		return metadata.Instance{}, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: "neither an instance ID nor a metadata file is configured",
+			Next: "set --instance-id or --metadata-file",
+		}
+	}
+	return metadata.Instance{}, &metadata.Error{
+		Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s has no line %s", p.options.File, keyInstanceID),
+		Next: "add " + keyInstanceID + "=<UUID of this instance>",
+	}
+}
+
+// Known implements [metadata.Partial].
+func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 	o := p.options
 	if err := ctx.Err(); err != nil {
 		return metadata.Instance{}, &metadata.Error{
 			Kind: metadata.ErrNotReady, What: "instance identity not looked up", Cause: err, Next: "ask again",
-		}
-	}
-	if o.InstanceID == "" && o.File == "" {
-		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "neither an instance ID nor a metadata file is configured",
-			Next: "set --instance-id or --metadata-file",
 		}
 	}
 	id, rack := value{text: o.InstanceID, from: "--instance-id"}, value{text: o.Rack, from: "--rack"}
@@ -91,11 +104,14 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 		id = p.choose("instance ID", id, found[keyInstanceID])
 		rack = p.choose("rack", rack, found[keyRack])
 	}
-	return p.answer(id, rack)
+	return check(id, rack)
 }
 
-// value is a text and where it stands.
-type value struct{ text, from string }
+// value is a text and where it stands. Line is 0 outside of the file.
+type value struct {
+	text, from string
+	line       int
+}
 
 // choose returns the explicit value, or the file's where there is none. It logs
 // once that an explicit value hides another one.
@@ -117,18 +133,14 @@ func sameValue(a, b string) bool {
 	return a == b || errA == nil && errB == nil && idA == idB
 }
 
-// answer checks what was found.
-func (p *Provider) answer(id, rack value) (metadata.Instance, error) {
-	if id.from == "" {
-		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s has no line %s", p.options.File, keyInstanceID),
-			Next: "add " + keyInstanceID + "=<UUID of this instance>",
-		}
-	}
-	parsed, err := metadata.ParseInstanceID(id.text)
-	if err != nil {
-		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: id.from, Cause: err, Next: "set it to the UUID of this instance",
+// check makes an answer of what was found. A value that stands nowhere has no
+// text; an ID that stands somewhere and is empty is refused with the others.
+func check(id, rack value) (instance metadata.Instance, err error) {
+	if id.text != "" || id.line > 0 {
+		if instance.ID, err = metadata.ParseInstanceID(id.text); err != nil {
+			return metadata.Instance{}, &metadata.Error{
+				Kind: metadata.ErrInvalid, What: id.from, Cause: err, Next: "set it to the UUID of this instance",
+			}
 		}
 	}
 	if rack.text != "" {
@@ -138,7 +150,7 @@ func (p *Provider) answer(id, rack value) (metadata.Instance, error) {
 			}
 		}
 	}
-	return metadata.Instance{ID: parsed, Rack: rack.text}, nil
+	return metadata.Instance{ID: instance.ID, Rack: rack.text}, nil
 }
 
 // read returns what the file holds.

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,7 +41,7 @@ func TestConformance(t *testing.T) {
 		w.set(metadatatest.World{})
 		return metadatatest.Harness{
 			New: func() metadata.Provider {
-				return asUser{static.New(static.Options{File: w.file}), &w.denied}
+				return metadatatest.AsNobody(static.New(static.Options{File: w.file}), &w.denied)
 			},
 			Set: w.set, Break: w.breakIt, Repair: w.repair,
 			Secrets: []string{secret},
@@ -122,31 +121,6 @@ func keepWriting(t *testing.T, file string) (stop func()) {
 		}
 	}()
 	return func() { close(stopped); <-done }
-}
-
-// asUser calls a provider as an ordinary user for as long as denied is set: file
-// modes mean nothing to root.
-type asUser struct {
-	metadata.Provider
-	denied *atomic.Bool
-}
-
-func (a asUser) Instance(ctx context.Context) (metadata.Instance, error) {
-	if !a.denied.Load() || os.Geteuid() != 0 {
-		return a.Provider.Instance(ctx)
-	}
-	// The file system user belongs to the thread alone, and so does the change.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	const nobody = 65534
-	setUser := func(uid uintptr) {
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETFSUID, uid, 0, 0); errno != 0 {
-			panic(errno)
-		}
-	}
-	setUser(nobody)
-	defer setUser(0)
-	return a.Provider.Instance(ctx)
 }
 
 func TestFile(t *testing.T) {
@@ -265,6 +239,19 @@ func TestExplicitValues(t *testing.T) {
 				t.Errorf("logged %d lines in three calls, want %d:\n%s", log.count(), tt.warns, log.buffer.String())
 			}
 		})
+	}
+}
+
+// What is given explicitly is known without an ID too: another source may have it.
+func TestExplicitRackIsKnownWithoutAnID(t *testing.T) {
+	for _, want := range []metadata.Instance{{}, {Rack: "west"}, {ID: idA}, {ID: idA, Rack: "west"}} {
+		p := static.New(static.Options{InstanceID: want.ID, Rack: want.Rack})
+		if got, err := p.Known(context.Background()); err != nil || got != want {
+			t.Errorf("known: %+v, %v; want %+v", got, err, want)
+		}
+		if got, err := p.Instance(context.Background()); want.ID == "" && !errors.Is(err, metadata.ErrInvalid) {
+			t.Errorf("without an ID: %+v, %v; want an ErrInvalid", got, err)
+		}
 	}
 }
 
