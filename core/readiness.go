@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -33,30 +32,18 @@ func (r *Readiness) set(waiting string) (changed bool) {
 	return changed
 }
 
-const (
-	firstIdentityRetry = 250 * time.Millisecond
-	maxIdentityRetry   = 10 * time.Second
-)
-
 // AwaitIdentity asks the provider until it knows who this node is, however long that takes, and then becomes ready. It
 // returns when it is ready or the context ends. Whatever keeps it waiting is logged when it changes, and shown on /readyz.
 func (r *Readiness) AwaitIdentity(ctx context.Context, provider metadata.Provider, log *slog.Logger) {
-	for retry := firstIdentityRetry; ; retry = min(2*retry, maxIdentityRetry) {
-		instance, err := provider.Instance(ctx)
-		if err == nil {
-			r.set("")
-			log.Info("this node is known", "node_id", instance.ID, "rack", instance.Rack)
-			return
-		}
+	instance, err := metadata.Await(ctx, provider, func(err error) (again bool) {
 		if r.set("identity of this node: "+err.Error()) && ctx.Err() == nil {
 			log.Warn("this node is not known yet", "error", err)
 		}
-		timer := time.NewTimer(retry)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C:
-		}
+		return true
+	})
+	if err != nil {
+		return
 	}
+	r.set("")
+	log.Info("this node is known", "node_id", instance.ID, "rack", instance.Rack)
 }
