@@ -1,0 +1,207 @@
+// Package guest is the metadata provider that asks the virtual machine itself:
+// an Oxide rack writes the instance's ID into the firmware tables (SMBIOS) of
+// every instance (docs/rack.md §9), where Linux shows it below /sys. It needs no
+// configuration, no network and no credentials.
+//
+// It refuses a machine that is not Oxide's, whose firmware holds an ID as well,
+// and one whose sources name different instances. The firmware knows no rack.
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+const (
+	// vendor is what sys_vendor holds on every rack. The product's name and the
+	// serial number may come to differ from instance to instance; the UUID always
+	// is the instance's (docs/rack.md §9).
+	vendor = "Oxide"
+	// CloudInit is where cloud-init leaves what it learned at this boot. Its copies
+	// below /var/lib outlive the cloning of an image, and prove nothing.
+	CloudInit = "/run/cloud-init/instance-data.json"
+	// maxBytes is far above any of the files.
+	maxBytes = 1 << 20
+)
+
+// Options says where to look.
+type Options struct {
+	// Sys is where the guest's /sys is seen.
+	Sys string
+	// CloudInit is the path of cloud-init's instance-data.json, which need not be
+	// there: a second witness, never the only one.
+	CloudInit string
+	// Log gets a line for a witness that cannot be heard. Nil is no log.
+	Log *slog.Logger
+}
+
+// Provider is a [metadata.Provider].
+type Provider struct{ options Options }
+
+// New makes a provider. It reads nothing.
+func New(options Options) *Provider {
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Provider{options: options}
+}
+
+// Instance implements [metadata.Provider].
+func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return metadata.Instance{}, &metadata.Error{
+			Kind: metadata.ErrNotReady, What: "firmware not looked at", Cause: err, Next: "ask again",
+		}
+	}
+	if err := p.checkVendor(); err != nil {
+		return metadata.Instance{}, err
+	}
+	firmware, err := p.firmwareID()
+	if err != nil {
+		return metadata.Instance{}, err
+	}
+	if other := p.cloudInitID(); other.id != "" && other.id != firmware.id {
+		return metadata.Instance{}, conflict(firmware, other)
+	}
+	return metadata.Instance{ID: firmware.id}, nil
+}
+
+// witness is an instance ID and where it stands.
+type witness struct{ id, path string }
+
+func conflict(a, b witness) error {
+	return &metadata.Error{
+		Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
+		What: fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", a.path, a.id, b.path, b.id),
+		Next: "find out which is true (the rack lists its instances), remove the wrong one, or set --instance-id",
+	}
+}
+
+// dmi is the path of one of the firmware's strings.
+func (p *Provider) dmi(name string) string {
+	return filepath.Join(p.options.Sys, "class", "dmi", "id", name)
+}
+
+// checkVendor refuses a machine that is not an Oxide instance.
+func (p *Provider) checkVendor() error {
+	path := p.dmi("sys_vendor")
+	found, err := readLine(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return &metadata.Error{
+			Kind: metadata.ErrInvalid, What: "the firmware tells nothing: there is no " + path,
+			Next: "check that --sys-root shows the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
+		}
+	case err != nil:
+		return unreadable(path, err)
+	case found != vendor:
+		return &metadata.Error{
+			Kind: metadata.ErrInvalid, What: fmt.Sprintf("this is no Oxide instance: %s is %.40q, not %q", path, found, vendor),
+			Next: "choose another source by --metadata, or set --instance-id",
+		}
+	}
+	return nil
+}
+
+// firmwareID is the ID in the firmware's tables, which hold it twice: as the
+// UUID, and as text in the serial number, which may be something else one day.
+func (p *Provider) firmwareID() (witness, error) {
+	uuid, serial := witness{path: p.dmi("product_uuid")}, witness{path: p.dmi("product_serial")}
+	text, err := readLine(uuid.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return witness{}, unreadable(uuid.path, err)
+	}
+	if text != "" {
+		if uuid.id, err = metadata.ParseInstanceID(text); err != nil {
+			return witness{}, &metadata.Error{
+				Kind: metadata.ErrInvalid, What: uuid.path, Cause: err, Next: "set --instance-id, and tell who runs the rack",
+			}
+		}
+	}
+	if text, err = readLine(serial.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return witness{}, unreadable(serial.path, err)
+	}
+	if id, err := metadata.ParseInstanceID(text); err == nil {
+		serial.id = id
+	}
+	switch {
+	case uuid.id == "" && serial.id == "":
+		return witness{}, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
+			Next: "set --instance-id, or choose another source by --metadata",
+		}
+	case uuid.id == "":
+		return serial, nil
+	case serial.id != "" && serial.id != uuid.id:
+		return witness{}, conflict(uuid, serial)
+	}
+	return uuid, nil
+}
+
+// cloudInitID is the instance ID that cloud-init was given at this boot, none
+// where it did not run, was given another kind of ID, or cannot be read: it
+// is heard beside the firmware, and nothing depends on it.
+func (p *Provider) cloudInitID() witness {
+	path := p.options.CloudInit
+	if path == "" {
+		return witness{}
+	}
+	text, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return witness{}
+	}
+	var data struct {
+		V1 struct {
+			InstanceID string `json:"instance_id"`
+		} `json:"v1"`
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &data)
+	}
+	if err != nil {
+		p.options.Log.Debug("metadata: cloud-init is not heard", "file", path, "type", fmt.Sprintf("%T", err))
+		return witness{}
+	}
+	id, err := metadata.ParseInstanceID(data.V1.InstanceID)
+	if err != nil {
+		return witness{}
+	}
+	return witness{id: id, path: path}
+}
+
+// unreadable turns an error of reading a file into the contract's.
+func unreadable(path string, err error) error {
+	e := &metadata.Error{Kind: metadata.ErrInvalid, What: "read " + path, Cause: err, Next: "check what is mounted at --sys-root"}
+	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
+		e.Cause = wrapped.Err // The path is in What.
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		e.Next = "run the plugin as the host's root, who alone may read it"
+	}
+	return e
+}
+
+// readLine reads one of the firmware's strings.
+func readLine(path string) (string, error) {
+	text, err := readFile(path)
+	return strings.TrimSpace(string(text)), err
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxBytes))
+	return text, errors.Join(err, f.Close())
+}

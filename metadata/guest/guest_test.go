@@ -1,0 +1,162 @@
+package guest_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+)
+
+const (
+	idA    = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+	idB    = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+	secret = "oxide-token-canary"
+)
+
+// files are a guest's: the firmware's strings by name, and cloud-init's data.
+type files map[string]string
+
+const cloudInit = "instance-data.json"
+
+// write writes them, and nothing else, into a folder of its own.
+func (f files) write(t *testing.T) guest.Options {
+	t.Helper()
+	o := guest.Options{Sys: t.TempDir()}
+	o.CloudInit = filepath.Join(o.Sys, cloudInit)
+	f.over(t, o)
+	return o
+}
+
+func (f files) over(t *testing.T, o guest.Options) {
+	t.Helper()
+	dmi := filepath.Join(o.Sys, "class/dmi/id")
+	if err := errors.Join(os.RemoveAll(dmi), os.RemoveAll(o.CloudInit), os.MkdirAll(dmi, 0o755)); err != nil {
+		t.Error(err)
+	}
+	for name, text := range f {
+		path := filepath.Join(dmi, name)
+		if name == cloudInit {
+			path = o.CloudInit
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// oxide are the files of an instance on a rack, changed.
+func oxide(changes files) files {
+	f := files{
+		"sys_vendor": "Oxide\n", "product_name": "OxVM\n", "bios_vendor": "Oxide\n", "product_version": "\n",
+		"product_uuid": idA + "\n", "product_serial": idA + "\n",
+	}
+	for name, text := range changes {
+		if text == "" {
+			delete(f, name)
+		} else {
+			f[name] = text
+		}
+	}
+	return f
+}
+
+// TestConformance has cloud-init's data beside the firmware, where users keep
+// secrets.
+func TestConformance(t *testing.T) {
+	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
+		beside := `{"ds": {"user_data": "` + secret + `"}}`
+		options := oxide(files{"product_uuid": "", "product_serial": "", cloudInit: beside}).write(t)
+		var denied atomic.Bool
+		uuid := filepath.Join(options.Sys, "class/dmi/id/product_uuid")
+		mode := func(mode os.FileMode, deny bool) {
+			denied.Store(deny)
+			if err := os.Chmod(uuid, mode); err != nil {
+				t.Error(err)
+			}
+		}
+		return metadatatest.Harness{
+			New: func() metadata.Provider { return metadatatest.AsNobody(guest.New(options), &denied) },
+			Set: func(w metadatatest.World) {
+				changes := files{"product_uuid": "", "product_serial": "", cloudInit: beside}
+				if w.ID != nil {
+					changes["product_uuid"] = *w.ID + "\n"
+				}
+				oxide(changes).over(t, options)
+			},
+			Break:   func(metadatatest.Fault) { mode(0, true) },
+			Repair:  func() { mode(0o400, false) },
+			Secrets: []string{secret},
+			Cannot: map[metadatatest.Ability]string{
+				metadatatest.CanDown:      "the firmware's tables are there before any program runs",
+				metadatatest.CanSlow:      "the kernel answers from memory",
+				metadatatest.CanKnowRack:  "the rack's name is not in the firmware",
+				metadatatest.CanKnowParts: "the ID is all there is",
+				metadatatest.CanChange:    "the tables are those of the machine's start, and several files together",
+			},
+		}
+	})
+}
+
+func TestFirmware(t *testing.T) {
+	swapped := "9e1c3a6f-7d2b-584e-9a41-0d5c8e7f1a23" // idA, its first three groups in the other byte order
+	for name, tt := range map[string]struct {
+		files files
+		want  string // the ID, or what the error says
+	}{
+		"as a rack writes it":        {oxide(nil), idA},
+		"upper case":                 {oxide(files{"product_uuid": strings.ToUpper(idA)}), idA},
+		"no serial number":           {oxide(files{"product_serial": ""}), idA},
+		"another kind of serial":     {oxide(files{"product_serial": "BRM42220014\n"}), idA},
+		"no UUID":                    {oxide(files{"product_uuid": ""}), idA},
+		"an empty UUID":              {oxide(files{"product_uuid": "\n"}), idA},
+		"another product":            {oxide(files{"product_name": "OxVM2\n"}), idA},
+		"cloud-init agrees":          {oxide(files{cloudInit: `{"v1": {"instance_id": "` + strings.ToUpper(idA) + `"}}`}), idA},
+		"cloud-init's own kind":      {oxide(files{cloudInit: `{"v1": {"instance_id": "nocloud"}}`}), idA},
+		"cloud-init half written":    {oxide(files{cloudInit: `{"v1": {"instance_id": "` + idB}), idA},
+		"cloud-init of another form": {oxide(files{cloudInit: `[1]`}), idA},
+
+		"another vendor":         {oxide(files{"sys_vendor": "QEMU\n"}), `no Oxide instance: SYS/class/dmi/id/sys_vendor is "QEMU", not "Oxide"`},
+		"nearly the vendor":      {oxide(files{"sys_vendor": "Oxidized\n"}), "no Oxide instance"},
+		"an empty vendor":        {oxide(files{"sys_vendor": "\n"}), "no Oxide instance"},
+		"no firmware tables":     {nil, "there is no SYS/class/dmi/id/sys_vendor; check that --sys-root"},
+		"no ID at all":           {oxide(files{"product_uuid": "", "product_serial": ""}), "the firmware names no instance"},
+		"a UUID that is none":    {oxide(files{"product_uuid": "Not Settable\n"}), "is not a UUID"},
+		"a UUID never set":       {oxide(files{"product_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff\n"}), "stands for no instance"},
+		"UUID and serial differ": {oxide(files{"product_serial": idB}), "product_uuid says that this is instance " + idA + ", and SYS/class/dmi/id/product_serial that it is " + idB},
+		"the other byte order":   {oxide(files{"product_uuid": swapped}), "product_uuid says that this is instance " + swapped},
+		"cloud-init differs":     {oxide(files{cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`}), "instance-data.json that it is " + idB},
+		"vendor is a folder":     {oxide(nil), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			options := tt.files.write(t)
+			if tt.want == "" {
+				vendor := filepath.Join(options.Sys, "class/dmi/id/sys_vendor")
+				if err := errors.Join(os.Remove(vendor), os.Mkdir(vendor, 0o755)); err != nil {
+					t.Fatal(err)
+				}
+				tt.want = "read SYS/class/dmi/id/sys_vendor: is a directory; check what is mounted at --sys-root"
+			}
+			got, err := guest.New(options).Instance(context.Background())
+			if err == nil {
+				if got != (metadata.Instance{ID: tt.want}) {
+					t.Errorf("answered %+v, want %s", got, tt.want)
+				}
+				return
+			}
+			said := strings.ReplaceAll(err.Error(), options.Sys, "SYS")
+			if !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(said, tt.want) || tt.want == idA {
+				t.Errorf("error %q, want an ErrInvalid that says %q", said, tt.want)
+			}
+			if conflict := strings.Contains(said, "says that this is instance"); errors.Is(err, metadata.ErrConflict) != conflict {
+				t.Errorf("of two names for this instance errors.Is tells otherwise: %v", err)
+			}
+		})
+	}
+}
