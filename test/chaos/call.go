@@ -37,6 +37,10 @@ type thing struct {
 	quiet time.Time
 	// history is what was asked and answered, for a violation.
 	history []string
+	// same counts how often the last of them came in a row.
+	same int
+	// accused says that an odd answer has been reported: one is enough.
+	accused bool
 }
 
 // fate is what the client was told of a thing, as far as that goes.
@@ -54,13 +58,21 @@ const (
 )
 
 // keptHistory is how many answers back a history goes.
-const keptHistory = 60
+const keptHistory = 30
 
+// remember adds to the history, where what comes several times in a row stands once.
 func (t *thing) remember(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if n := len(t.history); n > 0 && strings.HasSuffix(t.history[n-1], " "+text) {
+		t.same++
+		t.history[n-1] = fmt.Sprintf("%s (%d times until now) %s", stamp(time.Now()), t.same, text)
+		return
+	}
+	t.same = 1
 	if len(t.history) == keptHistory {
 		t.history = slices.Delete(t.history, 0, 1)
 	}
-	t.history = append(t.history, stamp(time.Now())+" "+fmt.Sprintf(format, args...))
+	t.history = append(t.history, stamp(time.Now())+" "+text)
 }
 
 // story is the history as a violation shows it.
@@ -153,7 +165,7 @@ func outcome(err error) string {
 		return "OK"
 	}
 	text := status.Convert(err).Message()
-	return fmt.Sprintf("%s: %s", status.Code(err), text[:min(len(text), 300)])
+	return fmt.Sprintf("%s: %s", status.Code(err), text[:min(len(text), 240)])
 }
 
 // patience is the deadline of a request: sometimes too short.

@@ -111,11 +111,10 @@ func run(ctx context.Context, o options) (err error) {
 		wg.Go(func() { worker.leave(ctx) })
 	}
 	wg.Wait()
-	if err := w.auditEmpty(ctx, workers, books); err != nil {
-		return err
-	}
 	if err := ctx.Err(); err != nil {
 		books.violation("not everything could be deleted within %s after the last fault: %v", settleTime, err)
+	} else if err := w.auditEmpty(ctx, workers, books); err != nil {
+		return err
 	}
 	return books.report(w, time.Since(begun))
 }

@@ -84,15 +84,15 @@ func (w *worker) work(ctx context.Context, end time.Time) {
 	}
 }
 
-// errOdd says that a request got an answer that it should not get.
-var errOdd = errors.New("odd answer")
-
 // odd is a violation unless the code is one that the request may get.
 func (w *worker) odd(t *thing, doing string, err error, allowed ...codes.Code) {
 	if err == nil || isUnknown(err) || slices.Contains(allowed, status.Code(err)) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return
 	}
-	w.books.violation("%s: %v: %s", doing, err, t.story())
+	if !t.accused {
+		t.accused = true
+		w.books.violation("%s: odd answer: %s", doing, t.story())
+	}
 }
 
 // step does one thing, or nothing when what was drawn cannot be done now.
@@ -445,7 +445,7 @@ func (w *worker) leave(ctx context.Context) {
 }
 
 func (w *worker) must(err error) {
-	if err != nil {
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		w.books.violation("worker %d, at the end: %v", w.number, err)
 	}
 }
