@@ -40,7 +40,7 @@ func (b *bench) newRig(simFlags ...string) (_ *rig, err error) {
 	if r.plugin, err = lab.StartPlugin(b.programs.Plugin, opts); err != nil {
 		return nil, err
 	}
-	r.sdk, err = oxide.NewClient(oxide.WithHost(r.sim.Host), oxide.WithToken(r.sim.Token), oxide.WithHTTPClient(rack.NewHTTPClient()))
+	r.sdk, err = oxide.NewClient(oxide.WithHost(r.sim.Host), oxide.WithToken(r.sim.Token), oxide.WithHTTPClient(rack.NewHTTPClient(nil)))
 	return r, err
 }
 

@@ -52,8 +52,10 @@ var (
 	noSpace         = refusal(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
 	lost            = lab.Fault{Kind: lab.FaultLost}
 	reset           = lab.Fault{Kind: lab.FaultReset}
-	// Go sends a GET again whose connection is reset, so only one that always is shows.
-	resetAlways = lab.Fault{Kind: lab.FaultReset, Count: new(int)}
+	// Package rack sends again what is safe to be sent twice, so only what happens each time shows.
+	always503        = lab.Fault{Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable", Count: new(int)}
+	alwaysBadVersion = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: badVersion.Message, Count: new(int)}
+	resetAlways      = lab.Fault{Kind: lab.FaultReset, Count: new(int)}
 )
 
 // errorRow is one answer of the rack, and the code of the RPC that got it.
@@ -80,7 +82,8 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_create", badBlockSize, codes.OutOfRange, "multiple of block size"},
 			{"disk_create", badValue, codes.Internal, "description"},
 			{"disk_create", badJSON, codes.Internal, "unable to parse"},
-			{"disk_create", badVersion, codes.Internal, "API version"},
+			{"disk_create", badVersion, codes.OK, ""}, // and the rack was asked again which version it serves
+			{"disk_create", alwaysBadVersion, codes.Unavailable, "API versions"},
 			{"disk_create", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_create", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_create", noProject, codes.FailedPrecondition, `project "demo"`},
@@ -110,7 +113,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", noProject, codes.Unavailable, `project "demo"`},
 			{"disk_view", noDisk, codes.Unavailable, "ask again"},
 			{"disk_view", rackFailed, codes.Unavailable, "Internal Server Error"},
-			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"disk_view", resetAlways, codes.Unavailable, ""},
 		}},
 		{"DeleteVolume", func(t *testing.T, r *rig, volumeID, _ string) error { return r.delete(t, volumeID) }, []errorRow{
@@ -121,7 +124,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", noRoute, codes.Unavailable, "Not Found"},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", badGateway, codes.Unavailable, "Internal Server Error"},
-			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"disk_view", resetAlways, codes.Unavailable, ""},
 			{"disk_delete", refused400, codes.Internal, "never heard"},
 			{"disk_delete", noToken, codes.Unauthenticated, "credentials"},
@@ -146,11 +149,11 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_view", noDisk, codes.NotFound, "not found"},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
-			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"instance_disk_list", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_list", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"instance_disk_list", noInstance, codes.NotFound, "no such instance"},
-			{"instance_disk_list", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_list", always503, codes.Unavailable, "Service Unavailable"},
 			{"instance_disk_attach", refused400, codes.Internal, "never heard"},
 			{"instance_disk_attach", notStopped, codes.FailedPrecondition, "stop the instance"},
 			{"instance_disk_attach", tooMany, codes.ResourceExhausted, "takes no more"},
@@ -159,8 +162,8 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"instance_disk_attach", conflict, codes.Unavailable, "faster"},
 			{"instance_disk_attach", rackFailed, codes.Internal, "Internal Server Error"},
 			{"instance_disk_attach", badGateway, codes.Unavailable, "Internal Server Error"},
-			{"instance_disk_attach", unavailable503, codes.Unavailable, "Service Unavailable"},
-			{"instance_disk_attach", reset, codes.Unavailable, ""},
+			{"instance_disk_attach", always503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_attach", resetAlways, codes.Unavailable, ""},
 			{"instance_disk_attach", lost, codes.OK, ""},
 		}},
 		{"ControllerUnpublishVolume", func(t *testing.T, r *rig, volumeID, nodeID string) error {
@@ -171,15 +174,15 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_view", noDisk, codes.OK, ""},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
-			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"instance_disk_detach", refused400, codes.Internal, "never heard"},
 			{"instance_disk_detach", notStoppedOff, codes.FailedPrecondition, "stop the instance"},
 			{"instance_disk_detach", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_detach", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"instance_disk_detach", conflict, codes.Unavailable, "faster"},
 			{"instance_disk_detach", rackFailed, codes.Internal, "Internal Server Error"},
-			{"instance_disk_detach", unavailable503, codes.Unavailable, "Service Unavailable"},
-			{"instance_disk_detach", reset, codes.Unavailable, ""},
+			{"instance_disk_detach", always503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_detach", resetAlways, codes.Unavailable, ""},
 			{"instance_disk_detach", lost, codes.OK, ""},
 		}},
 		{"ValidateVolumeCapabilities", func(t *testing.T, r *rig, volumeID, _ string) error {
@@ -191,7 +194,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_view", noDisk, codes.NotFound, "not found"},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
-			{"disk_view", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 		}},
 	} {
 		for _, row := range test.rows {

@@ -79,7 +79,7 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, ba
 		Log:      log,
 	}
 	if cfg.Mode.Controller() {
-		client, err := newRack(cfg.RackList()[0])
+		client, err := newRack(cfg.RackList()[0], log)
 		if err != nil {
 			return core.ServerOptions{}, err
 		}
@@ -148,10 +148,10 @@ func newLogger(cfg config.Config, stderr io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(stderr, opts))
 }
 
-func newRack(cfg config.Rack) (*rack.Client, error) {
+func newRack(cfg config.Rack, log *slog.Logger) (*rack.Client, error) {
 	token := rack.FixedToken(cfg.Token.Reveal())
 	if cfg.TokenFile != "" {
-		token = rack.TokenFile(cfg.TokenFile)
+		token = rack.TokenFile(cfg.TokenFile, log)
 	}
 	return rack.New(rack.Config{
 		Name:      cfg.Name,
@@ -159,18 +159,19 @@ func newRack(cfg config.Rack) (*rack.Client, error) {
 		Project:   cfg.Project,
 		Token:     token,
 		UserAgent: "oxide-csi/" + version,
+		Log:       log,
 	})
 }
 
-// rackCheckTimeout bounds the one call made at start.
+// rackCheckTimeout bounds the calls made at start.
 const rackCheckTimeout = 30 * time.Second
 
-// checkRack asks the rack for the project once, so that a wrong host, token or project is known from the log before the
-// first volume is asked for, and so that a later 404 can be believed. Serving does not depend on it.
+// checkRack asks the rack for its API version and the project, so that a wrong host, token or project is known from the log
+// before the first volume is asked for, and so that a later 404 can be believed. Serving does not depend on it.
 func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, rackCheckTimeout)
 	defer cancel()
-	id, err := client.ProjectID(ctx)
+	id, err := client.Check(ctx)
 	switch {
 	case err == nil:
 		log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)

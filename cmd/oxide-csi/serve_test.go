@@ -5,7 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -279,22 +284,36 @@ func TestTokenRotation(t *testing.T) {
 func TestRackTroubleAtStart(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
-	old := startSim(t, "--api-version-max=2026032500.0.0")
+	tooOld := startSim(t, "--api-version-max=2026013100.0.0")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	nobody := "http://" + listener.Addr().String()
 	must(t, listener.Close())
+	rack, err := url.Parse(sim.Host)
+	must(t, err)
+	// Release 17 knows no versions.
+	release17 := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) {
+		req.SetURL(rack)
+		req.Out.Header.Del("Api-Version")
+	}})
+	t.Cleanup(release17.Close)
+	secure := httptest.NewUnstartedServer(http.NotFoundHandler())
+	secure.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
 	for _, test := range []struct {
 		name, flag string
 		sim        *lab.Sim
 		token      string
 		mentions   []string
 	}{
-		{name: "wrong token", token: "oxide-token-wrong", mentions: []string{"credentials missing or invalid", "HTTP 401"}},
-		{name: "wrong project", flag: "--oxide-project=elsewhere", mentions: []string{"elsewhere", "HTTP 404"}},
-		{name: "wrong host", flag: "--oxide-host=" + nobody, mentions: []string{"connection refused"}},
-		{name: "not a rack", flag: "--oxide-host=" + sim.Control, mentions: []string{"HTTP 404"}},
-		{name: "an older rack", sim: old, mentions: []string{"does not support this API version"}},
+		{name: "wrong token", token: "oxide-token-wrong", mentions: []string{"credentials missing or invalid", "HTTP 401", "give a token of this silo"}},
+		{name: "wrong project", flag: "--oxide-project=elsewhere", mentions: []string{"elsewhere", "HTTP 404", "correct the project"}},
+		{name: "wrong host", flag: "--oxide-host=" + nobody, mentions: []string{"connection refused", strings.TrimPrefix(nobody, "http://"), "see that the host"}},
+		{name: "not a rack", flag: "--oxide-host=" + sim.Control, mentions: []string{"HTTP 404", "see that the host"}},
+		{name: "private CA", flag: "--oxide-host=" + secure.URL, mentions: []string{"certificate", "--oxide-ca-file"}},
+		{name: "release 17", flag: "--oxide-host=" + release17.URL, mentions: []string{"release 17 or older", "update the rack to release 18"}},
+		{name: "no version that we know", sim: tooOld, mentions: []string{"2026021301.0.0", "update the rack to release 18"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			used := *sim
@@ -334,6 +353,23 @@ func TestRackTroubleAtStart(t *testing.T) {
 			}
 			if _, err := plugin.CreateVolume(t.Context(), createRequest("v")); err == nil {
 				t.Error("a volume was made all the same")
+			}
+		})
+	}
+}
+
+// A rack of an older release is served, and the log says once in which version of the API.
+func TestOlderRacks(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"2026032500.0.0", "2026021301.0.0"} {
+		t.Run(version, func(t *testing.T) {
+			sim := startSim(t, "--api-version-max="+version)
+			plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
+			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
+			must(t, err)
+			eventually(t, "the rack was looked at", func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") })
+			if log := plugin.Stderr().String(); strings.Count(log, "api_version="+version) != 1 || strings.Contains(log, "level=ERROR") {
+				t.Errorf("the log says: %s", log)
 			}
 		})
 	}

@@ -5,7 +5,9 @@
 //   - wait.go: waiting for a disk to come to rest
 //   - name.go: names and descriptions of the disks that we make: the only metadata a rack keeps for us
 //   - errors.go: the SDK's errors in the words of this package
-//   - transport.go: the HTTP client: credentials that may change, a pool that suits a hundred calls at once
+//   - check.go: whether the rack can be used as configured
+//   - transport.go: the HTTP client, a pool that suits a hundred calls at once, and the layers that requests pass:
+//     version.go (an API version that the rack serves), token.go (credentials that may change)
 //
-// Nothing here repeats a request: who knows what a repetition may do is the RPC that wanted it.
+// What may do harm when it is done twice is sent once: who knows what a repetition may do is the RPC that wanted it.
 package rack

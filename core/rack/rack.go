@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/url"
 	"sync"
 
 	"github.com/google/uuid"
@@ -23,15 +25,19 @@ type Config struct {
 	Token Token
 	// UserAgent names this program to the rack.
 	UserAgent string
-	// HTTPClient sends the requests, see [NewHTTPClient]. Nil means a new one.
+	// HTTPClient sends the requests, see [NewHTTPClient]. Nil means one that trusts the roots of the system.
 	HTTPClient *http.Client
+	// Log gets what is found out about the rack. Nil means nobody.
+	Log *slog.Logger
 }
 
 // Client makes the calls of one rack. It is safe for concurrent use.
 type Client struct {
-	sdk     operations
-	name    string
-	project string
+	sdk      operations
+	versions *versions
+	host     *url.URL
+	name     string
+	project  string
 
 	mu        sync.Mutex
 	projectID string
@@ -39,22 +45,27 @@ type Client struct {
 
 // New returns a client without talking to the rack.
 func New(cfg Config) (*Client, error) {
-	client := cfg.HTTPClient
-	if client == nil {
-		client = NewHTTPClient()
+	log := cfg.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
 	}
+	host, err := url.Parse(cfg.Host)
+	if err != nil {
+		return nil, fmt.Errorf("rack %q: host: %w", cfg.Name, err)
+	}
+	client, versions := layers(cfg, log.With("rack", cfg.Name))
 	// Host and token are always given, so that the SDK takes neither of them, nor a profile, from the environment. The
 	// token is a mere stand-in: the transport sets the real one on each request.
 	sdk, err := oxide.NewClient(
 		oxide.WithHost(cfg.Host),
 		oxide.WithToken("replaced-by-transport"),
-		oxide.WithHTTPClient(withCredentials(client, cfg.Token)),
+		oxide.WithHTTPClient(client),
 		oxide.WithUserAgent(cfg.UserAgent),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
 	}
-	return &Client{sdk: operationsOf(sdk), name: cfg.Name, project: cfg.Project}, nil
+	return &Client{sdk: operationsOf(sdk), versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
 }
 
 // operations are the SDK's calls that this package makes. They are held one by one instead of the SDK's client, because the

@@ -2,13 +2,11 @@ package rack
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"log/slog"
 	"net/http"
-	"os"
-	"strings"
-	"sync"
 	"time"
 )
 
@@ -16,12 +14,9 @@ import (
 // call would open and close its own.
 const maxIdleConns = 128
 
-// NewHTTPClient returns the HTTP client for a rack. It has no timeout of its own: every call ends with its context.
-func NewHTTPClient() *http.Client {
-	return &http.Client{Transport: newTransport()}
-}
-
-func newTransport() *http.Transport {
+// NewHTTPClient returns the HTTP client for a rack. It has no timeout of its own: every call ends with its context. It
+// trusts what roots have signed and nothing else; nil means the roots of the system.
+func NewHTTPClient(roots *x509.CertPool) *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = maxIdleConns
 	transport.MaxIdleConnsPerHost = maxIdleConns
@@ -30,86 +25,55 @@ func newTransport() *http.Transport {
 	// A rack that accepts a connection and then says nothing must not hold a call that has no deadline for ever; a
 	// create may take minutes on a loaded rack (docs/rack.md §2).
 	transport.ResponseHeaderTimeout = 5 * time.Minute
-	return transport
+	if roots != nil {
+		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
+	}
+	return &http.Client{Transport: transport}
 }
 
-// Token gives the credentials for the next request. It must be safe for concurrent use and cheap.
-type Token func() (string, error)
-
-// FixedToken is a token that never changes.
-func FixedToken(token string) Token {
-	return func() (string, error) { return token, nil }
+// layers is what a request passes on its way to the rack, outermost first: it is put in an API version that the rack serves,
+// and carries the token as it then is. The second result is the layer of the API version, which [Client.Check] asks too.
+func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
+	client := NewHTTPClient(nil)
+	if cfg.HTTPClient != nil {
+		*client = *cfg.HTTPClient
+	}
+	wire := client.Transport
+	if wire == nil {
+		wire = http.DefaultTransport
+	}
+	versions := newVersions(&credentials{token: cfg.Token, next: wire}, wire, log)
+	client.Transport = versions
+	// A rack answers no call with a redirect, and following another program's would hand the token to whomever it names.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return client, versions
 }
 
-// TokenFile reads the token from a file, and again whenever the file changes, so that a token can be replaced while the
-// plugin runs. A file that has become unreadable or empty is an error of the calls made meanwhile.
-func TokenFile(path string) Token {
-	f := &tokenFile{path: path}
-	return f.token
-}
-
-type tokenFile struct {
-	path string
-
-	mu     sync.Mutex
-	info   fs.FileInfo
-	cached string
-}
-
-func (f *tokenFile) token() (string, error) {
-	info, err := os.Stat(f.path)
+// again is req for another attempt, whose body is whole again. It reports false where there is no second body; the SDK's
+// requests all have one.
+func again(req *http.Request) (*http.Request, bool) {
+	copied := req.Clone(req.Context())
+	if req.Body == nil || req.Body == http.NoBody {
+		return copied, true
+	}
+	if req.GetBody == nil {
+		return nil, false
+	}
+	body, err := req.GetBody()
 	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return nil, false
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.info != nil && os.SameFile(f.info, info) && f.info.ModTime().Equal(info.ModTime()) && f.info.Size() == info.Size() {
-		return f.cached, nil
-	}
-	content, err := os.ReadFile(f.path)
-	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
-	}
-	token := strings.TrimSpace(string(content))
-	if token == "" {
-		return "", fmt.Errorf("token file %s is empty", f.path)
-	}
-	f.info, f.cached = info, token
-	return token, nil
+	copied.Body = body
+	return copied, true
 }
 
-// credentials puts the current token on every request; the SDK itself keeps the token it was made with.
-type credentials struct {
-	token Token
-	next  http.RoundTripper
-}
+// maxDiscard is how much of an answer that nobody wants is read, in bytes, so that its connection can be used again.
+const maxDiscard = 64 << 10
 
-func (c *credentials) RoundTrip(req *http.Request) (*http.Response, error) {
-	token, err := c.token()
-	if err != nil {
-		if req.Body != nil {
-			err = errors.Join(err, req.Body.Close())
-		}
-		return nil, err
-	}
-	req = req.Clone(req.Context())
-	req.Header.Set("Authorization", "Bearer "+token)
-	return c.next.RoundTrip(req)
-}
-
-var _ http.RoundTripper = (*credentials)(nil)
-
-// withCredentials is client, sending whatever token gives, and to nobody but the host that was configured: a rack answers
-// no call with a redirect, and following another program's would hand the token to whomever it names.
-func withCredentials(client *http.Client, token Token) *http.Client {
-	next := client.Transport
-	if next == nil {
-		next = http.DefaultTransport
-	}
-	copied := *client
-	copied.Transport = &credentials{token: token, next: next}
-	copied.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &copied
+// discard gives up an answer. What goes wrong with it concerns nobody any more.
+func discard(resp *http.Response) {
+	_, _ = io.CopyN(io.Discard, resp.Body, maxDiscard)
+	_ = resp.Body.Close()
 }
 
 // sleep waits, or returns the context's error.

@@ -1,0 +1,33 @@
+package rack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Check asks the rack whether it can be used as configured, and returns the ID of the project. Its error is one sentence
+// that says what to change.
+func (c *Client) Check(ctx context.Context) (projectID string, err error) {
+	_, err = c.versions.settle(ctx, c.host)
+	switch {
+	case errors.Is(err, errOldRelease), errors.Is(err, errNoVersion):
+		return "", fmt.Errorf("rack %q at %s: %w", c.name, c.host.Host, err)
+	case err != nil:
+		err = c.translate(ctx, err, "reach %s", c.host.Host)
+		return "", fmt.Errorf("%w: see that the host is the rack's API and can be reached from here", err)
+	}
+	projectID, err = c.ProjectID(ctx)
+	return projectID, advise(err)
+}
+
+// advise adds what to do to an error of a rack that answers.
+func advise(err error) error {
+	switch {
+	case errors.Is(err, ErrUnauthenticated):
+		return fmt.Errorf("%w: give a token of this silo that has not expired", err)
+	case errors.Is(err, ErrProject):
+		return fmt.Errorf("%w: correct the project, or give the user of the token a role on it", err)
+	}
+	return err
+}

@@ -1,0 +1,123 @@
+package rack
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Token gives the credentials for the next request. It must be safe for concurrent use and cheap.
+type Token func() (string, error)
+
+// FixedToken is a token that never changes.
+func FixedToken(token string) Token {
+	return func() (string, error) { return token, nil }
+}
+
+// TokenFile reads the token from a file, and again whenever the file changes, so that a token can be replaced while the
+// plugin runs. A file that has become unreadable or empty is logged once, and the token that was read last stays in use:
+// whoever replaces a file in place leaves it empty for a moment, in which no call need fail.
+func TokenFile(path string, log *slog.Logger) Token {
+	f := &tokenFile{path: path, log: log}
+	return f.token
+}
+
+type tokenFile struct {
+	path string
+	log  *slog.Logger
+
+	mu sync.Mutex
+	// info describes the file that cached was read from; nil when the file must be read in any case.
+	info   fs.FileInfo
+	cached string
+	// failed is whether the last look at the file failed.
+	failed bool
+}
+
+func (f *tokenFile) token() (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.refresh()
+	if err != nil && f.cached == "" {
+		return "", err
+	}
+	if err != nil && !f.failed {
+		f.log.Warn("the token read last stays in use", "error", err)
+	}
+	f.failed = err != nil
+	return f.cached, nil
+}
+
+// timestampGrain is more than the coarsest timestamp of a file system in use. A file that was changed less than this
+// before it was read may change again without showing it.
+const timestampGrain = 2 * time.Second
+
+// refresh reads the file if it may have changed.
+func (f *tokenFile) refresh() error {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return fmt.Errorf("token file: %w", err)
+	}
+	if f.info != nil && os.SameFile(f.info, info) && f.info.ModTime().Equal(info.ModTime()) && f.info.Size() == info.Size() {
+		return nil
+	}
+	content, err := os.ReadFile(f.path)
+	if err != nil {
+		return fmt.Errorf("token file: %w", err)
+	}
+	token := strings.TrimSpace(string(content))
+	if token == "" {
+		return fmt.Errorf("token file %s is empty", f.path)
+	}
+	f.info, f.cached = nil, token
+	if time.Since(info.ModTime()) > timestampGrain {
+		f.info = info
+	}
+	return nil
+}
+
+// credentials puts the current token on every request; the SDK itself keeps the token it was made with.
+type credentials struct {
+	token Token
+	next  http.RoundTripper
+}
+
+var _ http.RoundTripper = (*credentials)(nil)
+
+func (c *credentials) RoundTrip(req *http.Request) (*http.Response, error) {
+	token, err := c.token()
+	if err != nil {
+		if req.Body != nil {
+			err = errors.Join(err, req.Body.Close())
+		}
+		return nil, err
+	}
+	resp, err := c.send(req.Clone(req.Context()), token)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized {
+		return resp, err
+	}
+	// The token was replaced and the old one revoked while the request was under way. Refused like this it has done
+	// nothing, whatever it asks for.
+	newer, err := c.token()
+	if err != nil || newer == token {
+		return resp, nil
+	}
+	second, ok := again(req)
+	if !ok {
+		return resp, nil
+	}
+	discard(resp)
+	return c.send(second, newer)
+}
+
+// send sends req, which it changes.
+func (c *credentials) send(req *http.Request, token string) (*http.Response, error) {
+	req.Header.Set("Authorization", "Bearer "+token)
+	return c.next.RoundTrip(req)
+}
