@@ -298,10 +298,16 @@ func wantCalls(t *testing.T, r *rig, want map[string]int) {
 	}
 }
 
-// inject adds a fault that happens once.
+// attempts is how often package rack sends a request that got no answer or 503, where doing it twice does no harm.
+const attempts = 3
+
+// inject adds a fault that happens to one call, whichever of its attempts.
 func (r *rig) inject(t *testing.T, operation, kind string, code int) {
 	t.Helper()
 	fault := lab.Fault{Operation: operation, Kind: kind, Status: code}
+	if once := strings.HasSuffix(operation, "_create") || strings.HasSuffix(operation, "_delete"); !once && (kind != lab.FaultStatus || code == 503) {
+		fault.Count = new(attempts)
+	}
 	switch code {
 	case 400:
 		fault.ErrorCode, fault.Message = "InvalidRequest", "no"

@@ -31,8 +31,8 @@ func NewHTTPClient(roots *x509.CertPool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// layers is what a request passes on its way to the rack, outermost first: it is put in an API version that the rack serves,
-// and carries the token as it then is. The second result is the layer of the API version, which [Client.Check] asks too.
+// layers is what a request passes on its way to the rack, outermost first: it is put in an API version that the rack serves, it is repeated where that does no harm, and each time it carries the
+// token as it then is. The second result is the layer of the API version, which [Client.Check] asks too.
 func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	client := NewHTTPClient(nil)
 	if cfg.HTTPClient != nil {
@@ -42,7 +42,7 @@ func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	if wire == nil {
 		wire = http.DefaultTransport
 	}
-	versions := newVersions(&credentials{token: cfg.Token, next: wire}, wire, log)
+	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: wire}}, &retries{next: wire}, log)
 	client.Transport = versions
 	// A rack answers no call with a redirect, and following another program's would hand the token to whomever it names.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

@@ -1,0 +1,232 @@
+package rack
+
+import (
+	"context"
+	"crypto/x509"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// What may be done twice is sent again after a moment's trouble, a few times; all else is sent once.
+func TestRetries(t *testing.T) {
+	disk := func(r *rig, name string) string {
+		d, err := r.DiskByName(t.Context(), name)
+		must(t, err)
+		return d.ID
+	}
+	calls := map[string]func(r *rig) error{
+		"disk_view":            func(r *rig) error { _, err := r.DiskByName(t.Context(), "free"); return err },
+		"instance_disk_list":   func(r *rig) error { _, err := r.InstanceDisks(t.Context(), r.node(t)); return err },
+		"instance_disk_attach": func(r *rig) error { _, err := r.Attach(t.Context(), disk(r, "free"), r.node(t)); return err },
+		"instance_disk_detach": func(r *rig) error { _, err := r.Detach(t.Context(), disk(r, "used"), r.node(t)); return err },
+		"disk_create": func(r *rig) error {
+			_, err := r.CreateDisk(t.Context(), BlankDisk{Name: "new", SizeBytes: gib, BlockSize: 4096})
+			return err
+		},
+		"disk_delete": func(r *rig) error { return r.DeleteDisk(t.Context(), disk(r, "free")) },
+	}
+	trouble := map[string]lab.Fault{
+		"503":   {Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+		"500":   {Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+		"lost":  {Kind: lab.FaultLost},
+		"reset": {Kind: lab.FaultReset},
+	}
+	for _, test := range []struct {
+		operation, trouble string
+		times, sent        int
+		want               error
+	}{
+		{"disk_view", "503", 2, 3, nil},
+		{"disk_view", "503", 3, 3, ErrUnavailable},
+		{"disk_view", "lost", 2, 3, nil},
+		{"disk_view", "reset", 2, 3, nil},
+		{"disk_view", "500", 1, 1, ErrInternal},
+		{"instance_disk_list", "503", 2, 3, nil},
+		{"instance_disk_attach", "503", 2, 3, nil},
+		{"instance_disk_attach", "lost", 2, 3, nil}, // it was attached by the first
+		{"instance_disk_attach", "reset", 3, 3, ErrUnavailable},
+		{"instance_disk_attach", "500", 1, 1, ErrInternal},
+		{"instance_disk_detach", "503", 2, 3, nil},
+		{"instance_disk_detach", "lost", 2, 3, nil},
+		{"instance_disk_detach", "500", 1, 1, ErrInternal},
+		{"disk_create", "503", 1, 1, ErrUnavailable},
+		{"disk_create", "lost", 1, 1, ErrUnavailable},
+		{"disk_create", "reset", 1, 1, ErrUnavailable},
+		{"disk_delete", "503", 1, 1, ErrUnavailable},
+		{"disk_delete", "lost", 1, 1, ErrUnavailable},
+	} {
+		t.Run(test.operation+" "+test.trouble, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, simrack.Options{})
+			r.create(t, "free")
+			used := r.create(t, "used")
+			_, err := r.Attach(t.Context(), used.ID, r.node(t))
+			must(t, err)
+			must(t, r.sim.ClearCalls(t.Context()))
+			fault := trouble[test.trouble]
+			fault.Operation, fault.Count = test.operation, &test.times
+			r.inject(t, fault)
+			err = calls[test.operation](r)
+			switch {
+			case test.want == nil:
+				must(t, err)
+			default:
+				wantSentence(t, err, test.want)
+			}
+			seen, err := r.sim.Calls(t.Context())
+			must(t, err)
+			sent := seen.Counts[test.operation]
+			if test.operation == "disk_view" && test.trouble == "reset" || test.operation == "disk_view" && test.trouble == "lost" {
+				// Go itself sends a GET again whose connection ends before there is an answer, where it was used before.
+				if sent < test.sent {
+					t.Errorf("sent %d times, want %d or more", sent, test.sent)
+				}
+				return
+			}
+			if sent != test.sent {
+				t.Errorf("sent %d times, want %d", sent, test.sent)
+			}
+		})
+	}
+}
+
+// A deadline that leaves no time for another attempt does not hide what went wrong with this one.
+func TestRetriesKeepTheDeadline(t *testing.T) {
+	r := newRig(t, simrack.Options{})
+	disk := r.create(t, "v")
+	always := 0
+	r.inject(t, lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: 503, Message: "Service Unavailable", Count: &always})
+	ctx, cancel := context.WithTimeout(t.Context(), firstBackoff/2)
+	defer cancel()
+	_, err := r.Disk(ctx, disk.ID)
+	wantSentence(t, err, ErrUnavailable, "HTTP 503")
+	if ctx.Err() != nil {
+		t.Error("the call took all the time there was")
+	}
+	if n := r.requests()["GET /v1/disks/"+disk.ID]; n != 1 {
+		t.Errorf("%d requests, want 1", n)
+	}
+}
+
+// A caller who goes away while a request waits for its next attempt is let go.
+func TestRetriesEndWithTheCaller(t *testing.T) {
+	r := newRig(t, simrack.Options{})
+	disk := r.create(t, "v")
+	ctx, cancel := context.WithCancel(t.Context())
+	r.intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+		refuse(w, 503, "ServiceNotAvailable", "Service Unavailable")
+		cancel()
+		return true
+	})
+	_, err := r.Disk(ctx, disk.ID)
+	wantSentence(t, err, ErrUnavailable)
+	if n := r.requests()["GET /v1/disks/"+disk.ID]; n != 1 {
+		t.Errorf("%d requests, want 1", n)
+	}
+}
+
+func TestBackoffGrowsAndDiffers(t *testing.T) {
+	waits := map[time.Duration]bool{}
+	for range 20 {
+		for attempt, longest := range []time.Duration{firstBackoff, 2 * firstBackoff} {
+			wait := backoff(attempt + 1)
+			if wait < longest/2 || wait >= longest {
+				t.Errorf("attempt %d waits %s, want %s to %s", attempt+1, wait, longest/2, longest)
+			}
+			waits[wait] = true
+		}
+	}
+	if len(waits) < 10 {
+		t.Errorf("only %d different waits", len(waits))
+	}
+}
+
+// A rack whose certificate a private CA signed is trusted with that CA's file, and not without.
+func TestCertificateOfAPrivateCA(t *testing.T) {
+	sim, err := simrack.New(simrack.Options{Token: testToken, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	t.Cleanup(func() { must(t, sim.Close()) })
+	api := httptest.NewUnstartedServer(sim.API())
+	api.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	api.StartTLS()
+	t.Cleanup(api.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(api.Certificate())
+	for _, test := range []struct {
+		name     string
+		roots    *x509.CertPool
+		mentions string
+	}{
+		{"with it", roots, ""},
+		{"without it", nil, "--oxide-ca-file"},
+		{"with another", x509.NewCertPool(), "--oxide-ca-file"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			client, err := New(Config{Name: "east", Host: api.URL, Project: testProject, Token: FixedToken(testToken), HTTPClient: NewHTTPClient(test.roots)})
+			must(t, err)
+			_, err = client.Check(t.Context())
+			if test.mentions == "" {
+				must(t, err)
+				return
+			}
+			wantSentence(t, err, ErrUnavailable, test.mentions, "certificate")
+		})
+	}
+}
+
+// A hundred calls at once leave their connections for the next hundred.
+func TestConnectionsAreKept(t *testing.T) {
+	const calls = 100
+	var opened int
+	waiting := make(chan chan struct{}, calls)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		goOn := make(chan struct{})
+		waiting <- goOn
+		<-goOn
+		_, _ = w.Write([]byte("{}")) // the client notices
+	}))
+	connections := make(chan struct{}, 10*calls)
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			connections <- struct{}{}
+		}
+	}
+	server.Start()
+	t.Cleanup(server.Close)
+	client := NewHTTPClient(nil)
+	for range 2 {
+		answers := make(chan error, calls)
+		for range calls {
+			go func() {
+				resp, err := client.Get(server.URL)
+				if err == nil {
+					discard(resp)
+				}
+				answers <- err
+			}()
+		}
+		var all []chan struct{}
+		for range calls {
+			all = append(all, <-waiting) // all of them are under way at once
+		}
+		for _, goOn := range all {
+			close(goOn)
+		}
+		for range calls {
+			must(t, <-answers)
+		}
+		opened = len(connections)
+	}
+	if diff := cmp.Diff(calls, opened); diff != "" {
+		t.Errorf("connections opened (-want +got):\n%s", diff)
+	}
+}
