@@ -7,7 +7,7 @@
 //   - errors.go: the SDK's errors in the words of this package
 //   - check.go: whether the rack can be used as configured
 //   - transport.go: the HTTP client, a pool that suits a hundred calls at once, and the layers that requests pass:
-//     version.go (an API version that the rack serves), retry.go (again, where
+//     reads.go (one answer for all who ask the same), version.go (an API version that the rack serves), retry.go (again, where
 //     that does no harm), token.go (credentials that may change)
 //
 // What may do harm when it is done twice is sent once: who knows what a repetition may do is the RPC that wanted it.

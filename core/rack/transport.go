@@ -31,7 +31,8 @@ func NewHTTPClient(roots *x509.CertPool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// layers is what a request passes on its way to the rack, outermost first: it is put in an API version that the rack serves, it is repeated where that does no harm, and each time it carries the
+// layers is what a request passes on its way to the rack, outermost first: it may share the answer to the same question,
+// it is put in an API version that the rack serves, it is repeated where that does no harm, and each time it carries the
 // token as it then is. The second result is the layer of the API version, which [Client.Check] asks too.
 func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	client := NewHTTPClient(nil)
@@ -43,7 +44,7 @@ func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 		wire = http.DefaultTransport
 	}
 	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: wire}}, &retries{next: wire}, log)
-	client.Transport = versions
+	client.Transport = newReads(versions)
 	// A rack answers no call with a redirect, and following another program's would hand the token to whomever it names.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return client, versions
