@@ -535,6 +535,13 @@ func TestCanaryBrokenRack(t *testing.T) {
 	var answer func(w http.ResponseWriter, credentials string)
 	broken := serveOn(t, "127.0.0.1:0", func(w http.ResponseWriter, req *http.Request) {
 		received.Store(req.Header.Get("Authorization"), true)
+		if req.URL.Path == "/v1/ping" { // what does not pass for a rack is not sent the token
+			if version := req.Header.Get("Api-Version"); version > "3" {
+				w.WriteHeader(400)
+				fmt.Fprintf(w, `{"request_id":"r","message":"server does not support this API version: %s"}`, version)
+			}
+			return
+		}
 		mu.Lock()
 		do := answer
 		mu.Unlock()
