@@ -1,0 +1,438 @@
+package kubernetes_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+)
+
+const (
+	idA      = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+	idB      = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+	nodeName = "worker-3.example"
+	token    = "header.canary-payload.signature"
+)
+
+// server plays the API server, for what a real one cannot be made to do; test/identity has a real one.
+type server struct {
+	*httptest.Server
+	t *testing.T
+	// dir is the pod's folder of credentials.
+	dir string
+
+	mu      sync.Mutex
+	object  any
+	fault   metadatatest.Fault
+	status  int
+	tokens  []string // that are valid
+	calls   []string
+	repairs chan struct{}
+}
+
+type object = map[string]any
+
+func newServer(t *testing.T) *server {
+	s := &server{t: t, dir: t.TempDir(), tokens: []string{token}, repairs: make(chan struct{})}
+	s.Server = httptest.NewTLSServer(s)
+	t.Cleanup(s.Close)
+	s.write("ca.crt", string(s.ca()))
+	s.write("token", token)
+	return s
+}
+
+func (s *server) ca() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+}
+
+func (s *server) write(name, text string) string {
+	path := filepath.Join(s.dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		s.t.Error(err)
+	}
+	return path
+}
+
+func (s *server) options() kubernetes.Options {
+	address, err := url.Parse(s.URL)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return kubernetes.Options{
+		NodeName: nodeName, Host: address.Hostname(), Port: address.Port(), ServiceAccount: s.dir,
+		InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
+	}
+}
+
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	object, fault, status, repaired, valid := s.object, s.fault, s.status, s.repairs, false
+	for _, t := range s.tokens {
+		valid = valid || r.Header.Get("Authorization") == "Bearer "+t
+	}
+	s.calls = append(s.calls, r.Method+" "+r.URL.String())
+	s.mu.Unlock()
+	switch fault {
+	case metadatatest.Down:
+		panic(http.ErrAbortHandler) // closes the connection
+	case metadatatest.Slow:
+		select {
+		case <-repaired:
+			s.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+		return
+	case metadatatest.Denied:
+		status = http.StatusForbidden
+	}
+	switch {
+	case !valid:
+		status = http.StatusUnauthorized
+	case r.URL.Path != "/api/v1/nodes/"+nodeName || object == nil:
+		status = http.StatusNotFound
+	}
+	if status != 0 {
+		// A real one repeats who asked for what; this one is worse.
+		http.Error(w, `{"kind":"Status","message":"`+r.Header.Get("Authorization")+`"}`, status)
+		return
+	}
+	if text, ok := object.(string); ok {
+		fmt.Fprint(w, text)
+		return
+	}
+	if err := json.NewEncoder(w).Encode(object); err != nil {
+		s.t.Error(err)
+	}
+}
+
+func (s *server) set(do func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do()
+}
+
+// node is a Node with these fields changed.
+func node(changes ...func(o object)) object {
+	o := object{
+		"kind": "Node", "apiVersion": "v1",
+		"metadata": object{"name": nodeName, "labels": object{"kubernetes.io/os": "linux"}, "annotations": object{}},
+		"spec":     object{"podCIDR": "10.0.0.0/24"},
+		"status":   object{"nodeInfo": object{"kubeletVersion": "v1.36.3"}, "images": []any{}},
+	}
+	for _, change := range changes {
+		change(o)
+	}
+	return o
+}
+
+func in(path, key string, value any) func(object) {
+	return func(o object) {
+		for _, step := range strings.Split(path, ".") {
+			o = o[step].(object)
+		}
+		o[key] = value
+	}
+}
+
+func providerID(id string) func(object) { return in("spec", "providerID", id) }
+func systemUUID(id string) func(object) { return in("status.nodeInfo", "systemUUID", id) }
+func label(name, value string) func(object) {
+	return in("metadata.labels", name, value)
+}
+func annotation(name, value string) func(object) {
+	return in("metadata.annotations", name, value)
+}
+
+var tainted = in("spec", "taints", []any{
+	object{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"},
+	object{"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"},
+})
+
+func TestConformance(t *testing.T) {
+	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
+		s := newServer(t)
+		s.object = node()
+		return metadatatest.Harness{
+			New: func() metadata.Provider { return kubernetes.New(s.options()) },
+			Set: func(w metadatatest.World) {
+				var changes []func(object)
+				if w.ID != nil {
+					changes = append(changes, providerID("oxide://"+*w.ID))
+				}
+				if w.Rack != nil {
+					changes = append(changes, label(kubernetes.DefaultRackLabel, *w.Rack))
+				}
+				s.set(func() { s.object = node(changes...) })
+			},
+			Break: func(f metadatatest.Fault) { s.set(func() { s.fault = f }) },
+			Repair: func() {
+				s.set(func() {
+					s.fault = ""
+					close(s.repairs)
+					s.repairs = make(chan struct{})
+				})
+			},
+			Secrets: []string{token, "canary"},
+		}
+	})
+}
+
+func TestNodes(t *testing.T) {
+	instance, rack, zone := kubernetes.DefaultInstanceLabel, kubernetes.DefaultRackLabel, "topology.kubernetes.io/zone"
+	for name, tt := range map[string]struct {
+		node      any
+		rackLabel string
+		want      metadata.Instance
+		known     metadata.Instance // where it differs from want
+		kind      error
+		says      string
+	}{
+		"by the cloud controller manager": {node: node(providerID("oxide://"+idA), systemUUID(idB)), want: metadata.Instance{ID: idA}},
+		"by a label":                      {node: node(label(instance, idA), label(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
+		"by an annotation":                {node: node(annotation(instance, idA), annotation(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
+		"by both":                         {node: node(label(instance, idA), annotation(instance, idA)), want: metadata.Instance{ID: idA}},
+		"by the firmware":                 {node: node(systemUUID(strings.ToUpper(idA))), want: metadata.Instance{ID: idA}},
+		"provider ID before the label":    {node: node(providerID("oxide://"+idA), label(instance, idB)), want: metadata.Instance{ID: idA}},
+		"label before the firmware":       {node: node(label(instance, idA), systemUUID(idB)), want: metadata.Instance{ID: idA}},
+		"another label for the rack":      {node: node(providerID("oxide://"+idA), label(rack, "east"), label(zone, "west")), rackLabel: zone, want: metadata.Instance{ID: idA, Rack: "west"}},
+		"tainted, and complete":           {node: node(tainted, providerID("oxide://"+idA), label(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
+
+		"tainted":                 {node: node(tainted, systemUUID(idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager to initialise Node"},
+		"tainted, ID labelled":    {node: node(tainted, label(instance, idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
+		"tainted, rack labelled":  {node: node(tainted, label(rack, "east")), known: metadata.Instance{Rack: "east"}, kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
+		"nothing yet":             {node: node(), kind: metadata.ErrNotReady, says: `Node "worker-3.example" has no provider ID, no label oxide.computer/instance-id and no system UUID; check that the Oxide cloud controller manager runs`},
+		"another cloud":           {node: node(providerID("kind://docker/kind/worker"), systemUUID(idA)), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": "kind://docker/kind/worker" does not begin with oxide://`},
+		"no UUID of the provider": {node: node(providerID("oxide://node-a")), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": the instance ID "node-a" is not a UUID`},
+		"empty label":             {node: node(label(instance, ""), systemUUID(idA)), kind: metadata.ErrInvalid, says: "oxide.computer/instance-id of Node"},
+		"no UUID of the firmware": {node: node(systemUUID("Not Settable")), kind: metadata.ErrInvalid, says: "status.nodeInfo.systemUUID of Node"},
+		"label and annotation":    {node: node(label(instance, idA), annotation(instance, idB)), kind: metadata.ErrInvalid, says: "the label and the annotation of that name differ"},
+		"two racks":               {node: node(providerID("oxide://"+idA), label(rack, "a"), annotation(rack, "b")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
+		"no name for a rack":      {node: node(providerID("oxide://"+idA), annotation(rack, "east/1")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
+		"no Node of that name":    {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
+		"another Node":            {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "answered something that is not Node"},
+		"no Node":                 {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "answered something that is not Node"},
+		"no JSON":                 {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "answered something that is not Node"},
+		"other types":             {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "answered something that is not Node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.object = tt.node
+			options := s.options()
+			if tt.rackLabel != "" {
+				options.RackLabel = tt.rackLabel
+			}
+			p := kubernetes.New(options)
+			got, err := p.Instance(context.Background())
+			if got != tt.want || !errors.Is(err, tt.kind) || err != nil && !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("got %+v, %v; want %+v, %v that says %q", got, err, tt.want, tt.kind, tt.says)
+			}
+			known, err := p.Known(context.Background())
+			switch {
+			case tt.known.Rack != "":
+				if known != tt.known || err != nil {
+					t.Errorf("known: %+v, %v; want %+v", known, err, tt.known)
+				}
+			case tt.kind == nil && known != tt.want:
+				t.Errorf("known: %+v, %v; want %+v", known, err, tt.want)
+			}
+			for _, call := range s.calls {
+				if call != "GET /api/v1/nodes/"+nodeName {
+					t.Errorf("asked %s: there is no right to more than its own Node", call)
+				}
+			}
+			if len(s.calls) != 2 {
+				t.Errorf("%d requests for two questions", len(s.calls))
+			}
+		})
+	}
+}
+
+func TestStatuses(t *testing.T) {
+	for status, want := range map[int]error{
+		http.StatusUnauthorized: metadata.ErrInvalid, http.StatusForbidden: metadata.ErrInvalid, http.StatusBadRequest: metadata.ErrInvalid,
+		http.StatusFound: metadata.ErrInvalid, http.StatusNotFound: metadata.ErrNotReady, http.StatusTooManyRequests: metadata.ErrNotReady,
+		http.StatusInternalServerError: metadata.ErrNotReady, http.StatusServiceUnavailable: metadata.ErrNotReady, http.StatusGatewayTimeout: metadata.ErrNotReady,
+	} {
+		s := newServer(t)
+		s.object, s.status = node(), status
+		_, err := kubernetes.New(s.options()).Instance(context.Background())
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), fmt.Sprintf("HTTP %d; ", status)) || strings.Contains(err.Error(), "canary") {
+			t.Errorf("HTTP %d: %v, want %v", status, err, want)
+		}
+	}
+}
+
+// Tokens live for an hour; the kubelet replaces them.
+func TestTokenRotation(t *testing.T) {
+	s := newServer(t)
+	s.object = node(providerID("oxide://" + idA))
+	p := kubernetes.New(s.options())
+	for i := range 3 {
+		fresh := fmt.Sprintf("%s%d", token, i)
+		s.set(func() { s.tokens = []string{fresh} })
+		if got, err := p.Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), "401") {
+			t.Errorf("with the old token: %+v, %v", got, err)
+		}
+		s.write("token", fresh+"\n")
+		if got, err := p.Instance(context.Background()); err != nil || got.ID != idA {
+			t.Errorf("with the new token: %+v, %v", got, err)
+		}
+	}
+}
+
+func TestCredentialsAreNotCarriedElsewhere(t *testing.T) {
+	asked := false
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
+	defer elsewhere.Close()
+	redirects := httptest.NewTLSServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
+	defer redirects.Close()
+	s := newServer(t)
+	s.Server = redirects
+	s.write("ca.crt", string(s.ca()))
+	if got, err := kubernetes.New(s.options()).Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || asked {
+		t.Errorf("got %+v, %v; followed: %v", got, err, asked)
+	}
+}
+
+func TestInCluster(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(s *server, o *kubernetes.Options)
+		kind   error
+		says   string
+	}{
+		"not in a pod":    {func(_ *server, o *kubernetes.Options) { o.Host = "" }, metadata.ErrInvalid, "KUBERNETES_SERVICE_HOST is not set; name a kubeconfig"},
+		"no token":        {func(s *server, _ *kubernetes.Options) { remove(s, "token") }, metadata.ErrNotReady, "DIR/token: no such file or directory; check the pod's service account"},
+		"an empty token":  {func(s *server, _ *kubernetes.Options) { s.write("token", "\n") }, metadata.ErrNotReady, "wait for the token in DIR/token"},
+		"no CA":           {func(s *server, _ *kubernetes.Options) { remove(s, "ca.crt") }, metadata.ErrInvalid, "use the credentials of DIR"},
+		"a broken CA":     {func(s *server, _ *kubernetes.Options) { s.write("ca.crt", "canary") }, metadata.ErrInvalid, "use the credentials of DIR"},
+		"nobody listens":  {func(s *server, _ *kubernetes.Options) { s.Close() }, metadata.ErrNotReady, "connection refused; check that it runs"},
+		"no such host":    {func(_ *server, o *kubernetes.Options) { o.Host = "kubernetes.invalid" }, metadata.ErrNotReady, "ask the Kubernetes API server https://kubernetes.invalid:"},
+		"another address": {func(_ *server, o *kubernetes.Options) { o.Host = "localhost" }, metadata.ErrInvalid, "the address is in the API server's certificate"},
+		"another's CA": {func(s *server, _ *kubernetes.Options) {
+			s.write("ca.crt", otherCA(t))
+		}, metadata.ErrInvalid, "check that the CA in DIR is this cluster's"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.object = node(providerID("oxide://" + idA))
+			options := s.options()
+			tt.change(s, &options)
+			got, err := kubernetes.New(options).Instance(context.Background())
+			if err == nil || !errors.Is(err, tt.kind) || !strings.Contains(strings.ReplaceAll(err.Error(), s.dir, "DIR"), tt.says) {
+				t.Errorf("got %+v, %v; want %v that says %q", got, err, tt.kind, tt.says)
+			}
+		})
+	}
+}
+
+func remove(s *server, name string) {
+	if err := os.Remove(filepath.Join(s.dir, name)); err != nil {
+		s.t.Error(err)
+	}
+}
+
+func TestKubeconfig(t *testing.T) {
+	for name, tt := range map[string]struct {
+		text string // with CA, FILE and URL in it
+		kind error
+		says string
+	}{
+		"token":           {config("certificate-authority-data: CA", "token: "+token), nil, ""},
+		"token file":      {config("certificate-authority: ca.crt", "tokenFile: token"), nil, ""},
+		"absolute path":   {config("certificate-authority: DIR/ca.crt", "tokenFile: DIR/token"), nil, ""},
+		"not verified":    {config("insecure-skip-tls-verify: true", "token: "+token), nil, ""},
+		"other name":      {config("tls-server-name: example.com, certificate-authority: ca.crt", "token: "+token), nil, ""},
+		"expired":         {config("certificate-authority: ca.crt", "token: canary"), metadata.ErrInvalid, "HTTP 401; the API server does not know the credentials of FILE"},
+		"nobody":          {config("certificate-authority: ca.crt", ""), metadata.ErrInvalid, "HTTP 401"},
+		"a program":       {config("certificate-authority: ca.crt", "exec: {command: aws, args: [canary]}"), metadata.ErrInvalid, `its user has "exec", which this plugin does not do`},
+		"an old plugin":   {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, `"auth-provider"`},
+		"a password":      {config("certificate-authority: ca.crt", "username: me, password: canary"), metadata.ErrInvalid, `"username"`},
+		"somebody else":   {config("certificate-authority: ca.crt", "as: canary"), metadata.ErrInvalid, `"as"`},
+		"half a key pair": {config("certificate-authority: ca.crt", "client-certificate-data: Q0E=, client-key-data: Q0E="), metadata.ErrInvalid, "use the credentials of FILE"},
+		"no base64":       {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "its certificate-authority-data is not base64"},
+		"no token file":   {config("certificate-authority: ca.crt", "tokenFile: none"), metadata.ErrNotReady, "wait for the token in DIR/none: no such file"},
+		"no such context": {strings.Replace(config("certificate-authority: ca.crt", ""), "current-context: c", "current-context: d", 1), metadata.ErrInvalid, "it lacks its current-context"},
+		"no such user":    {strings.Replace(config("certificate-authority: ca.crt", ""), "user: u}", "user: canary}", 1), metadata.ErrInvalid, "it lacks the cluster or the user"},
+		"no server":       {strings.Replace(config("certificate-authority: ca.crt", ""), "URL", "canary", 1), metadata.ErrInvalid, "its server is not https://host:port"},
+		"a proxy":         {config("certificate-authority: ca.crt, proxy-url: 'http://127.0.0.1:1'", "token: "+token), metadata.ErrNotReady, "connection refused"},
+		"empty":           {"", metadata.ErrInvalid, "it lacks its current-context"},
+		"no YAML":         {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not the YAML of a kubeconfig"},
+		"other types":     {"contexts: canary", metadata.ErrInvalid, "it is not the YAML of a kubeconfig"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.object = node(providerID("oxide://" + idA))
+			ca := base64.StdEncoding.EncodeToString(s.ca())
+			file := s.write("kubeconfig", strings.NewReplacer("CA", ca, "URL", s.URL, "DIR", s.dir).Replace(tt.text))
+			options := s.options()
+			options.Kubeconfig, options.Host, options.ServiceAccount = file, "", ""
+			got, err := kubernetes.New(options).Instance(context.Background())
+			if tt.kind == nil {
+				if err != nil || got.ID != idA {
+					t.Errorf("got %+v, %v", got, err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatalf("got %+v", got)
+			}
+			said := strings.NewReplacer(file, "FILE", s.dir, "DIR").Replace(err.Error())
+			if !errors.Is(err, tt.kind) || !strings.Contains(said, tt.says) || strings.Contains(said, "canary") {
+				t.Errorf("got %v; want %v that says %q", said, tt.kind, tt.says)
+			}
+		})
+	}
+	missing := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: filepath.Join(t.TempDir(), "none")})
+	if _, err := missing.Instance(context.Background()); !errors.Is(err, metadata.ErrNotReady) {
+		t.Errorf("no kubeconfig yet: %v", err)
+	}
+	folder := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: t.TempDir()})
+	if _, err := folder.Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) {
+		t.Errorf("a folder for a kubeconfig: %v", err)
+	}
+}
+
+func config(cluster, user string) string {
+	return `apiVersion: v1
+kind: Config
+current-context: c
+contexts:
+- {name: other, context: {cluster: none, user: none}}
+- {name: c, context: {cluster: k, user: u}}
+clusters: [{name: k, cluster: {server: "URL", ` + cluster + `}}]
+users: [{name: u, user: {` + user + `}}]
+`
+}
+
+// otherCA makes a certificate that signed nothing here.
+func otherCA(t *testing.T) string {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))
+}
