@@ -1,0 +1,256 @@
+// Package nomad is the metadata provider that asks the Nomad client agent of this
+// machine. It reads two keys of the client's metadata, which an operator writes
+// into the agent's configuration, or sets with "nomad node meta apply":
+//
+//	client {
+//	  meta {
+//	    "oxide.instance_id" = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+//	    "oxide.rack"        = "default"
+//	  }
+//	}
+//
+// The agent is reached through the socket of the task API, with the workload
+// identity of the plugin's task, or at an address. With ACLs on, the token needs
+// the policy node { policy = "read" }.
+//
+// What a job file can say of itself, OXIDE_INSTANCE_ID =
+// "${meta.oxide.instance_id}", needs none of this: see package static.
+package nomad
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/hashicorp/nomad/api"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Keys of the client's metadata, written by operators.
+const (
+	keyInstanceID = "oxide.instance_id"
+	keyRack       = "oxide.rack"
+)
+
+// DefaultAddress is where an agent listens unless told otherwise.
+const DefaultAddress = "http://127.0.0.1:4646"
+
+// Options says how to reach the agent. The zero value asks [DefaultAddress]
+// without a token.
+type Options struct {
+	// Socket is the task API's, "unix:///secrets/api.sock", as Nomad tells a task
+	// that has a workload identity. It is asked first.
+	Socket string
+	// Address is the agent's HTTP address: a URL, whose scheme may be unix.
+	Address string
+	// TokenFile is the path of a file with the token, read at each call: an identity
+	// with a ttl is renewed there. Token is used where there is no such file.
+	TokenFile, Token string
+	// CACert, ClientCert and ClientKey are paths, and TLSServerName a name, for an
+	// agent with TLS.
+	CACert, ClientCert, ClientKey, TLSServerName string
+}
+
+// Provider is a [metadata.Provider]. It keeps nothing from one call to the next.
+type Provider struct{ options Options }
+
+// New makes a provider. It reads nothing.
+func New(options Options) *Provider { return &Provider{options: options} }
+
+// Instance implements [metadata.Provider].
+func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
+	instance, err := p.Known(ctx)
+	if err == nil && instance.ID == "" {
+		return metadata.Instance{}, &metadata.Error{
+			Kind: metadata.ErrNotReady, What: "the metadata of this Nomad client has no key " + keyInstanceID,
+			Next: fmt.Sprintf("add meta { %q = \"<UUID of this instance>\" } to the client's configuration, or set it with: nomad node meta apply %s=<UUID>", keyInstanceID, keyInstanceID),
+		}
+	}
+	return instance, err
+}
+
+// Known implements [metadata.Partial].
+func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return metadata.Instance{}, &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad not asked", Cause: err, Next: "ask again"}
+	}
+	token, err := p.token()
+	if err != nil {
+		return metadata.Instance{}, err
+	}
+	meta, err := p.ask(ctx, token)
+	if err != nil {
+		return metadata.Instance{}, err
+	}
+	return known(meta)
+}
+
+// known makes an answer of the client's metadata.
+func known(meta map[string]string) (instance metadata.Instance, err error) {
+	if text, ok := meta[keyInstanceID]; ok {
+		if instance.ID, err = metadata.ParseInstanceID(text); err != nil {
+			return metadata.Instance{}, &metadata.Error{
+				Kind: metadata.ErrInvalid, What: keyInstanceID + " in the metadata of this Nomad client", Cause: err, Next: "set it to the UUID of this instance",
+			}
+		}
+	}
+	if instance.Rack = meta[keyRack]; instance.Rack != "" {
+		if err := metadata.CheckRack(instance.Rack); err != nil {
+			return metadata.Instance{}, &metadata.Error{
+				Kind: metadata.ErrInvalid, What: keyRack + " in the metadata of this Nomad client", Cause: err, Next: "set it to the name that the controller uses for this rack",
+			}
+		}
+	}
+	return instance, nil
+}
+
+// token is what the agent gets to know us by, or empty.
+func (p *Provider) token() (string, error) {
+	if p.options.TokenFile == "" {
+		return p.options.Token, nil
+	}
+	text, err := os.ReadFile(p.options.TokenFile)
+	if token := strings.TrimSpace(string(text)); err == nil && token != "" {
+		return token, nil
+	}
+	e := &metadata.Error{
+		Kind: metadata.ErrNotReady, What: "wait for the token in " + p.options.TokenFile,
+		Next: "check that the task has an identity block with file = true, and that the path is right",
+	}
+	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
+		e.Cause = wrapped.Err // The path is in What.
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		e.Kind, e.What, e.Next = metadata.ErrInvalid, "read the token in "+p.options.TokenFile, "name a file that the plugin may read"
+	}
+	return "", e
+}
+
+// ask asks the agent's addresses in their order for the client's metadata. When
+// none answers, the error has each one's reason.
+func (p *Provider) ask(ctx context.Context, token string) (map[string]string, error) {
+	var failed []*metadata.Error
+	for _, address := range p.addresses() {
+		meta, err := p.askAt(ctx, address, token)
+		if err == nil {
+			return meta, nil
+		}
+		failed = append(failed, err)
+	}
+	last := failed[len(failed)-1]
+	for _, err := range failed[:len(failed)-1] {
+		last.What = err.Error() + "; and " + last.What
+		if errors.Is(err, metadata.ErrNotReady) {
+			last.Kind = metadata.ErrNotReady
+		}
+	}
+	return nil, last
+}
+
+func (p *Provider) addresses() (all []string) {
+	for _, address := range []string{p.options.Socket, p.options.Address} {
+		if address != "" {
+			all = append(all, address)
+		}
+	}
+	if len(all) == 0 {
+		return []string{DefaultAddress}
+	}
+	return all
+}
+
+// askAt asks the agent at one address.
+func (p *Provider) askAt(ctx context.Context, address, token string) (map[string]string, *metadata.Error) {
+	httpClient, err := p.client(address)
+	if err != nil {
+		return nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "repair --nomad-address (NOMAD_ADDR), or the files that TLS needs"}
+	}
+	defer httpClient.CloseIdleConnections()
+	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
+	if err != nil {
+		return nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "write http://host:port or unix:///path"}
+	}
+	// Without a node ID it is the client of the agent that is asked, which answers by itself.
+	answer, err := client.Nodes().Meta().Read("", (&api.QueryOptions{}).WithContext(ctx))
+	if err != nil {
+		return nil, explain(ctx, address, err)
+	}
+	return answer.Meta, nil
+}
+
+// client makes an HTTP client for one request to an address.
+func (p *Provider) client(address string) (*http.Client, error) {
+	parsed, err := url.Parse(address)
+	switch {
+	case err != nil || parsed.User != nil || parsed.Scheme != "http" && parsed.Scheme != "https" && parsed.Scheme != "unix":
+		return nil, errors.New("it is not http://host:port, https://host:port or unix:///path")
+	case parsed.Scheme == "unix" && parsed.Path == "", parsed.Scheme != "unix" && parsed.Host == "":
+		return nil, errors.New("it names neither a host nor a socket")
+	}
+	base := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
+	client := &http.Client{
+		Transport: base,
+		// The token goes to the agent that was configured, and nowhere else.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	if parsed.Scheme == "unix" {
+		base.Proxy = nil
+		base.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", parsed.Path)
+		}
+		return client, nil
+	}
+	return client, api.ConfigureTLS(client, &api.TLSConfig{
+		CACert: p.options.CACert, ClientCert: p.options.ClientCert, ClientKey: p.options.ClientKey, TLSServerName: p.options.TLSServerName,
+	})
+}
+
+// explain turns an error of asking into the contract's. What the agent says stays
+// out: it can repeat the token.
+func explain(ctx context.Context, address string, err error) *metadata.Error {
+	e := &metadata.Error{
+		Kind: metadata.ErrNotReady, What: "ask the Nomad agent at " + address,
+		Next: "check that it runs on this machine and that the task may reach it",
+	}
+	var transport *url.Error
+	var untrusted *tls.CertificateVerificationError
+	var refused api.UnexpectedResponseError
+	switch {
+	case ctx.Err() != nil:
+		e.Cause = ctx.Err()
+	case errors.As(err, &untrusted):
+		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, untrusted, "check NOMAD_CACERT and NOMAD_TLS_SERVER_NAME"
+	case errors.As(err, &transport):
+		e.Cause = transport.Err
+	case errors.As(err, &refused):
+		e.Cause = fmt.Errorf("HTTP %d", refused.StatusCode())
+		explainStatus(e, refused.StatusCode())
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		e.Cause = err
+	default:
+		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, errors.New("the answer is no client metadata"), "check that this is a Nomad client agent, of version 1.5 or later"
+	}
+	return e
+}
+
+func explainStatus(e *metadata.Error, status int) {
+	switch {
+	case status == http.StatusUnauthorized:
+		e.Kind, e.Next = metadata.ErrInvalid, "give the task a workload identity (identity { env = true }), or set NOMAD_TOKEN"
+	case status == http.StatusForbidden:
+		e.Kind, e.Next = metadata.ErrInvalid, `give the token or the job a policy with node { policy = "read" }, and check that the token is valid`
+	case status == http.StatusTooManyRequests || status >= 500:
+		e.Next = "check the agent's log"
+	default:
+		e.Kind, e.Next = metadata.ErrInvalid, "check that this is a Nomad client agent, of version 1.5 or later"
+	}
+}
