@@ -1,0 +1,219 @@
+// Package auto makes one answer of several metadata providers.
+//
+// What the operator says wins over what is discovered, with a warning where the
+// two differ. Of what is discovered, the first source that knows the instance is
+// believed, in the order in which they are given. The others are witnesses: one
+// that names another instance makes an error, not a choice.
+//
+// The rack is the first that any source names. Where a source that could name it
+// does not answer, there is no answer: a node that came up on a guessed rack would
+// keep it.
+package auto
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Source is a provider and its name.
+type Source struct {
+	Name     string
+	Provider metadata.Provider
+}
+
+// known asks the source for whatever it knows.
+func (s Source) known(ctx context.Context) (metadata.Instance, error) {
+	if partial, ok := s.Provider.(metadata.Partial); ok {
+		return partial.Known(ctx)
+	}
+	return s.Provider.Instance(ctx)
+}
+
+// Options says whom to ask.
+type Options struct {
+	// Explicit is what the operator says. An error of it is the answer.
+	Explicit Source
+	// Discovered are the sources to ask after it, the most trusted first.
+	Discovered []Source
+	// Log gets a line when the answer comes from other sources than the last time,
+	// and when they differ. Nil is no log.
+	Log *slog.Logger
+}
+
+// witnessTime is how long a source may take that is asked only to be compared.
+const witnessTime = time.Second
+
+// Provider is a [metadata.Provider].
+type Provider struct {
+	options Options
+
+	mu     sync.Mutex
+	logged map[string]string // what was logged last, by subject
+}
+
+// New makes a provider. It reads nothing.
+func New(options Options) *Provider {
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Provider{options: options, logged: map[string]string{}}
+}
+
+// finding is an answer in the making: what is known, and from whom.
+type finding struct {
+	metadata.Instance
+	idFrom, rackFrom string
+	explicit         bool // the ID is the operator's
+	failed           []failure
+}
+
+// failure is why a source did not answer.
+type failure struct {
+	Source
+	err error
+}
+
+// Instance implements [metadata.Provider].
+func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
+	explicit := p.options.Explicit
+	said, err := explicit.known(ctx)
+	if err != nil {
+		return metadata.Instance{}, err
+	}
+	f := finding{explicit: said.ID != ""}
+	f.take(said, explicit.Name)
+	for _, source := range p.options.Discovered {
+		if err := p.ask(ctx, source, &f); err != nil {
+			return metadata.Instance{}, err
+		}
+	}
+	switch {
+	case f.ID == "" && len(f.failed) == 0:
+		return explicit.Provider.Instance(ctx)
+	case f.ID == "":
+		return metadata.Instance{}, f.unknown(ctx)
+	case f.Rack == "":
+		err = f.unknownRack()
+	}
+	if err != nil {
+		return metadata.Instance{}, err
+	}
+	p.report(f)
+	return f.Instance, nil
+}
+
+// take adds what a source says that nobody has said before.
+func (f *finding) take(said metadata.Instance, source string) {
+	if f.ID == "" && said.ID != "" {
+		f.ID, f.idFrom = said.ID, source
+	}
+	if f.Rack == "" && said.Rack != "" {
+		f.Rack, f.rackFrom = said.Rack, source
+	}
+}
+
+// ask asks one source and compares what it says with what is known. A source that
+// does not answer is noted; only one that says that nobody is to be believed ends
+// the search.
+func (p *Provider) ask(ctx context.Context, source Source, f *finding) error {
+	question := source.known
+	switch {
+	case f.ID == "":
+		question = source.Provider.Instance // whose error says why there is no ID
+	case f.Rack != "":
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, witnessTime)
+		defer cancel()
+	}
+	said, err := question(ctx)
+	switch {
+	case errors.Is(err, metadata.ErrConflict) && !f.explicit:
+		return err
+	case err != nil:
+		f.failed = append(f.failed, failure{source, err})
+		return nil
+	case said.ID != "" && f.ID != "" && said.ID != f.ID && !f.explicit:
+		return &metadata.Error{
+			Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
+			What: fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", f.idFrom, f.ID, source.Name, said.ID),
+			Next: "find out which is true (the rack lists its instances) and correct the other, or set --instance-id",
+		}
+	}
+	p.compare("instance ID", f.ID, f.idFrom, said.ID, source.Name)
+	p.compare("rack", f.Rack, f.rackFrom, said.Rack, source.Name)
+	f.take(said, source.Name)
+	return nil
+}
+
+// compare warns that something is not used because something else wins.
+func (p *Provider) compare(what, used, from, said, by string) {
+	if used != "" && said != "" && used != said && p.changed(what+" of "+by, used+" "+said) {
+		p.options.Log.Warn("metadata: two sources differ about the "+what, "used", used, "from", from, "not_used", said, "by", by)
+	}
+}
+
+// unknown is the error where no source knows the instance. A single one speaks for
+// itself; of several, each one's reason is given.
+func (f *finding) unknown(ctx context.Context) error {
+	if len(f.failed) == 1 {
+		return f.failed[0].err
+	}
+	e := &metadata.Error{Kind: metadata.ErrInvalid, Cause: ctx.Err(), Next: "make one of them answer, or set --instance-id (OXIDE_INSTANCE_ID)"}
+	reasons := make([]string, len(f.failed))
+	for i, failed := range f.failed {
+		reasons[i] = failed.Name + ": " + failed.err.Error()
+		if errors.Is(failed.err, metadata.ErrNotReady) {
+			e.Kind = metadata.ErrNotReady
+		}
+	}
+	e.What = "no source knows which instance this is: " + strings.Join(reasons, "; ")
+	return e
+}
+
+// unknownRack is the error of the first source that did not answer and might have
+// named the rack, or nil.
+func (f *finding) unknownRack() error {
+	for _, failed := range f.failed {
+		var reason *metadata.Error
+		if _, partial := failed.Provider.(metadata.Partial); partial && errors.As(failed.err, &reason) {
+			return &metadata.Error{
+				Kind: reason.Kind, Cause: reason.Cause, Next: reason.Next + ", or set --rack (OXIDE_RACK)",
+				What: fmt.Sprintf("%s knows the instance, and the rack is asked of %s: %s", f.idFrom, failed.Name, reason.What),
+			}
+		}
+	}
+	return nil
+}
+
+// report logs who answered, and why the others did not.
+func (p *Provider) report(f finding) {
+	rackFrom := f.rackFrom
+	if rackFrom == "" {
+		rackFrom = "nobody, so the configured name holds"
+	}
+	if p.changed("answer", f.ID+" "+f.idFrom+" "+f.Rack+" "+rackFrom) {
+		p.options.Log.Info("metadata: sources", "instance_id_from", f.idFrom, "rack_from", rackFrom)
+	}
+	for _, failed := range f.failed {
+		if p.changed(failed.Name, failed.err.Error()) {
+			p.options.Log.Info("metadata: a source did not answer, and is not needed", "source", failed.Name, "reason", failed.err)
+		}
+	}
+}
+
+// changed reports whether this is the first line about its subject, or another than
+// the last one.
+func (p *Provider) changed(subject, line string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last, seen := p.logged[subject]
+	p.logged[subject] = line
+	return !seen || last != line
+}

@@ -1,0 +1,281 @@
+package auto_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/auto"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+)
+
+const (
+	idA    = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+	idB    = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+	secret = "oxide-token-canary"
+)
+
+// world has an operator, a machine and an agent, with the providers that ask them.
+type world struct {
+	// explicit is what the operator says.
+	explicit static.Options
+	// vendor, firmware and cloudInit are the machine's.
+	vendor, firmware, cloudInit string
+	// agent is what the agent answers: nothing at all where it is empty.
+	agent string
+	// noAgent: nothing suggests that there is one.
+	noAgent bool
+}
+
+func meta(pairs ...string) string {
+	var text strings.Builder
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if i > 0 {
+			text.WriteString(", ")
+		}
+		text.WriteString(`"` + pairs[i] + `": "` + pairs[i+1] + `"`)
+	}
+	return `{"Meta": {` + text.String() + `}}`
+}
+
+// build makes the provider of a world. Its log goes to the buffer.
+func (w world) build(t *testing.T, log *bytes.Buffer) metadata.Provider {
+	t.Helper()
+	options := guest.Options{Sys: t.TempDir()}
+	options.CloudInit = filepath.Join(options.Sys, "instance-data.json")
+	write := func(path, text string) {
+		if text == "" {
+			return
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(filepath.Join(options.Sys, "class/dmi/id/sys_vendor"), w.vendor)
+	write(filepath.Join(options.Sys, "class/dmi/id/product_uuid"), w.firmware)
+	write(options.CloudInit, w.cloudInit)
+	discovered := []auto.Source{{Name: "guest", Provider: guest.New(options)}}
+	if !w.noAgent {
+		discovered = append(discovered, auto.Source{Name: "nomad", Provider: nomad.New(nomad.Options{Address: w.listen(t)})})
+	}
+	return auto.New(auto.Options{
+		Explicit: auto.Source{Name: "static", Provider: static.New(w.explicit)}, Discovered: discovered,
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
+}
+
+func (w world) listen(t *testing.T) string {
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		switch w.agent {
+		case "":
+			panic(http.ErrAbortHandler) // closes the connection
+		case "hangs":
+			<-r.Context().Done()
+		case "refuses":
+			http.Error(rw, "Permission denied", http.StatusForbidden)
+		default:
+			_, _ = rw.Write([]byte(w.agent)) // a client that has gone away is none of ours
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestPrecedence(t *testing.T) {
+	const id, rack = "oxide.instance_id", "oxide.rack"
+	file := filepath.Join(t.TempDir(), "metadata.env")
+	if err := os.WriteFile(file, []byte("OXIDE_RACK=file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		world world
+		want  metadata.Instance
+		logs  []string // one line each
+		kind  error
+		says  string
+	}{
+		"the machine alone": {world{vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{ID: idA},
+			[]string{"instance_id_from=guest rack_from=\"nobody, so the configured name holds\""}, nil, ""},
+		"ID of the machine, rack of the agent": {world{vendor: "Oxide", firmware: idA, agent: meta(rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
+			[]string{"instance_id_from=guest rack_from=nomad"}, nil, ""},
+		"both agree": {world{vendor: "Oxide", firmware: idA, agent: meta(id, strings.ToUpper(idA), rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
+			[]string{"instance_id_from=guest rack_from=nomad"}, nil, ""},
+		"both silent about the rack": {world{vendor: "Oxide", firmware: idA, agent: meta(id, idA)}, metadata.Instance{ID: idA},
+			[]string{"instance_id_from=guest"}, nil, ""},
+		"another vendor's machine": {world{vendor: "QEMU", firmware: idB, agent: meta(id, idA, rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
+			[]string{"instance_id_from=nomad rack_from=nomad", "source=guest reason=\"this is no Oxide instance"}, nil, ""},
+		"the operator's ID wins": {world{explicit: static.Options{InstanceID: idA}, vendor: "Oxide", firmware: idB, agent: meta(id, idB)}, metadata.Instance{ID: idA},
+			[]string{"level=WARN msg=\"metadata: two sources differ about the instance ID\" used=" + idA + " from=static not_used=" + idB + " by=guest", "by=nomad", "instance_id_from=static"}, nil, ""},
+		"the operator's rack wins": {world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: meta(id, idA, rack, "east")}, metadata.Instance{ID: idA, Rack: "west"},
+			[]string{"two sources differ about the rack\" used=west from=static not_used=east by=nomad", "instance_id_from=guest rack_from=static"}, nil, ""},
+		"the rack of a file": {world{explicit: static.Options{File: file}, vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{ID: idA, Rack: "file"},
+			[]string{"instance_id_from=guest rack_from=static"}, nil, ""},
+		"the operator settles a conflict of the machine": {
+			world{explicit: static.Options{InstanceID: idA}, vendor: "Oxide", firmware: idA, cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`, noAgent: true}, metadata.Instance{ID: idA},
+			[]string{"instance_id_from=static", "source=guest"}, nil, ""},
+		"a witness that is down": {world{explicit: static.Options{InstanceID: idA, Rack: "west"}, vendor: "QEMU"}, metadata.Instance{ID: idA, Rack: "west"},
+			[]string{"instance_id_from=static", "source=guest", "source=nomad"}, nil, ""},
+		"a witness that hangs": {world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: "hangs"}, metadata.Instance{ID: idA, Rack: "west"},
+			[]string{"instance_id_from=guest", "source=nomad"}, nil, ""},
+
+		"two that differ": {world{vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
+			metadata.ErrInvalid, "guest says that this is instance " + idA + ", and nomad that it is " + idB + ": sources contradict each other; find out which is true"},
+		"two that differ, rack given": {world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
+			metadata.ErrConflict, ""},
+		"a machine that contradicts itself": {world{vendor: "Oxide", firmware: idA, cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`, agent: meta(id, idA, rack, "east")}, metadata.Instance{}, nil,
+			metadata.ErrConflict, "instance-data.json that it is " + idB},
+		"the rack's source is down": {world{vendor: "Oxide", firmware: idA}, metadata.Instance{}, nil,
+			metadata.ErrNotReady, "guest knows the instance, and the rack is asked of nomad: ask the Nomad agent at "},
+		"the rack's source refuses": {world{explicit: static.Options{InstanceID: idA}, vendor: "Oxide", firmware: idA, agent: "refuses"}, metadata.Instance{}, nil,
+			metadata.ErrInvalid, "static knows the instance, and the rack is asked of nomad: ask the Nomad agent at "},
+		"nobody knows": {world{vendor: "QEMU", agent: meta(rack, "east")}, metadata.Instance{}, nil,
+			metadata.ErrNotReady, "no source knows which instance this is: guest: this is no Oxide instance: "},
+		"nobody will ever know": {world{agent: "refuses"}, metadata.Instance{}, nil,
+			metadata.ErrInvalid, "; nomad: ask the Nomad agent at "},
+		"only a machine, and it does not know": {world{vendor: "QEMU", noAgent: true}, metadata.Instance{}, nil,
+			metadata.ErrInvalid, "this is no Oxide instance"},
+		"the operator's file is missing": {world{explicit: static.Options{File: file + ".none"}, vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{}, nil,
+			metadata.ErrNotReady, "wait for " + file + ".none"},
+		"the operator is wrong": {world{explicit: static.Options{InstanceID: "${meta.x}"}, vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{}, nil,
+			metadata.ErrInvalid, "--instance-id: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var log bytes.Buffer
+			p := tt.world.build(t, &log)
+			for range 2 { // The second one logs nothing.
+				got, err := p.Instance(context.Background())
+				if got != tt.want || !errors.Is(err, tt.kind) || err != nil && !strings.Contains(err.Error(), tt.says) {
+					t.Fatalf("got %+v, %v; want %+v, %v that says %q", got, err, tt.want, tt.kind, tt.says)
+				}
+			}
+			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+			if log.Len() == 0 {
+				lines = nil
+			}
+			if len(lines) != len(tt.logs) {
+				t.Fatalf("logged %d lines, want %d:\n%s", len(lines), len(tt.logs), &log)
+			}
+			for i, want := range tt.logs {
+				if !strings.Contains(lines[i], want) {
+					t.Errorf("line %d is %q, want %q in it", i, lines[i], want)
+				}
+			}
+		})
+	}
+}
+
+// A witness that hangs may not hold up a node that knows all it needs.
+func TestWitnessTime(t *testing.T) {
+	w := world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: "hangs"}
+	start := time.Now()
+	if got, err := w.build(t, &bytes.Buffer{}).Instance(context.Background()); err != nil || got.ID != idA {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if took := time.Since(start); took < time.Second || took > 5*time.Second {
+		t.Errorf("it took %s, want about a second", took)
+	}
+}
+
+func TestNothingToAsk(t *testing.T) {
+	p := auto.New(auto.Options{Explicit: auto.Source{Name: "static", Provider: static.New(static.Options{})}})
+	if got, err := p.Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), "set --instance-id or --metadata-file") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+// TestConformance has a machine that knows nothing, and an agent behind a socket.
+func TestConformance(t *testing.T) {
+	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
+		a := &agent{t: t, repairs: make(chan struct{})}
+		server := httptest.NewServer(a)
+		t.Cleanup(server.Close)
+		return metadatatest.Harness{
+			New: func() metadata.Provider {
+				return auto.New(auto.Options{
+					Explicit: auto.Source{Name: "static", Provider: static.New(static.Options{})},
+					Discovered: []auto.Source{
+						{Name: "guest", Provider: guest.New(guest.Options{Sys: t.TempDir()})},
+						{Name: "nomad", Provider: nomad.New(nomad.Options{Address: server.URL, Token: secret})},
+					},
+				})
+			},
+			Set: a.set, Break: a.breakIt, Repair: a.repair, Secrets: []string{secret},
+			Cannot: map[metadatatest.Ability]string{metadatatest.CanKnowParts: "it is who asks for parts"},
+		}
+	})
+}
+
+// agent answers what the suite sets.
+type agent struct {
+	t *testing.T
+
+	mu      sync.Mutex
+	world   metadatatest.World
+	fault   metadatatest.Fault
+	repairs chan struct{}
+}
+
+func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	world, fault, repaired := a.world, a.fault, a.repairs
+	a.mu.Unlock()
+	switch fault {
+	case metadatatest.Down:
+		panic(http.ErrAbortHandler) // closes the connection
+	case metadatatest.Denied:
+		http.Error(w, secret, http.StatusForbidden)
+		return
+	case metadatatest.Slow:
+		select {
+		case <-repaired:
+			a.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+		return
+	}
+	meta := map[string]string{}
+	if world.ID != nil {
+		meta["oxide.instance_id"] = *world.ID
+	}
+	if world.Rack != nil {
+		meta["oxide.rack"] = *world.Rack
+	}
+	if err := json.NewEncoder(w).Encode(map[string]any{"Meta": meta}); err != nil {
+		a.t.Error(err)
+	}
+}
+
+func (a *agent) set(w metadatatest.World) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.world = w
+}
+
+func (a *agent) breakIt(f metadatatest.Fault) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fault = f
+}
+
+func (a *agent) repair() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fault = ""
+	close(a.repairs)
+	a.repairs = make(chan struct{})
+}
