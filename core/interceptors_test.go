@@ -67,7 +67,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// However a call ends, the volume is free afterwards.
+// However a call ends, the volume is free once the rack is done with it.
 func TestVolumeIsFreeAfter(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -98,6 +98,7 @@ func TestVolumeIsFreeAfter(t *testing.T) {
 				cancel()
 			}
 			wantCode(t, <-answered, test.code)
+			hold.release()
 			if _, err := client.CreateVolume(withTimeout(t, 10*time.Second), createRequest("v")); err != nil {
 				t.Errorf("the next call: %v", err)
 			}

@@ -32,8 +32,8 @@ func NewHTTPClient(roots *x509.CertPool) *http.Client {
 }
 
 // layers is what a request passes on its way to the rack, outermost first: it may share the answer to the same question,
-// it is put in an API version that the rack serves, it is repeated where that does no harm, and each time it carries the
-// token as it then is. The second result is the layer of the API version, which [Client.Check] asks too.
+// it is put in an API version that the rack serves, it is repeated where that does no harm, each time it carries the token
+// as it then is, and what changes something is not given up any more once it was sent. The second result is the layer of the API version, which [Client.Check] asks too.
 func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	client := NewHTTPClient(nil)
 	if cfg.HTTPClient != nil {
@@ -43,7 +43,7 @@ func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	if wire == nil {
 		wire = http.DefaultTransport
 	}
-	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: wire}}, &retries{next: wire}, log)
+	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: &finishing{next: wire}}}, &retries{next: wire}, log)
 	client.Transport = newReads(versions)
 	// A rack answers no call with a redirect, and following another program's would hand the token to whomever it names.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

@@ -1,0 +1,47 @@
+package rack
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// silent is a rack that takes requests and never answers.
+type silent struct{}
+
+func (silent) RoundTrip(req *http.Request) (*http.Response, error) {
+	<-req.Context().Done()
+	return nil, req.Context().Err()
+}
+
+// A change is waited for longer than the caller waits, but not for ever; a question is not.
+func TestFinishing(t *testing.T) {
+	for _, test := range []struct {
+		method string
+		want   time.Duration
+	}{
+		{http.MethodGet, time.Second},
+		{http.MethodPost, time.Second + finishTime},
+		{http.MethodDelete, time.Second + finishTime},
+	} {
+		t.Run(test.method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				req, err := http.NewRequestWithContext(ctx, test.method, "http://rack/v1/disks", strings.NewReader("{}"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				start := time.Now()
+				_, err = (&finishing{next: silent{}}).RoundTrip(req)
+				if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != test.want {
+					t.Errorf("%v after %s, want the end of the wait after %s", err, took, test.want)
+				}
+			})
+		})
+	}
+}
