@@ -43,7 +43,7 @@ func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	if wire == nil {
 		wire = http.DefaultTransport
 	}
-	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: &finishing{next: wire}}}, &retries{next: wire}, log)
+	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: &finishing{next: wire}}}, &retries{next: wire}, cfg.UserAgent, log)
 	client.Transport = newReads(versions)
 	// A rack answers no call with a redirect, and following another program's would hand the token to whomever it names.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

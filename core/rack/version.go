@@ -50,6 +50,8 @@ type versions struct {
 	next http.RoundTripper
 	// plain sends what needs no credentials: what turns out not to be a rack is not shown any.
 	plain http.RoundTripper
+	// agent names this program where the SDK does not.
+	agent string
 	log   *slog.Logger
 
 	mu sync.Mutex
@@ -71,8 +73,8 @@ var errLeaderless = errors.New("nobody asks any more")
 
 var _ http.RoundTripper = (*versions)(nil)
 
-func newVersions(next, plain http.RoundTripper, log *slog.Logger) *versions {
-	return &versions{next: next, plain: plain, log: log}
+func newVersions(next, plain http.RoundTripper, agent string, log *slog.Logger) *versions {
+	return &versions{next: next, plain: plain, agent: agent, log: log}
 }
 
 func (v *versions) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -194,6 +196,7 @@ func (v *versions) serves(ctx context.Context, host *url.URL, version string) (b
 		return false, fmt.Errorf("find the API version of the rack: %w", err)
 	}
 	req.Header.Set("Api-Version", version)
+	req.Header.Set("User-Agent", v.agent)
 	resp, err := v.plain.RoundTrip(req)
 	if err != nil {
 		return false, err
