@@ -23,6 +23,9 @@ import (
 
 // serve builds the parts and serves until a signal.
 func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
+	if n := len(cfg.RackList()); n > 1 {
+		return config.Problems{{Flag: "racks", What: fmt.Sprintf("has %d entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other", n)}}
+	}
 	log := newLogger(cfg, stderr)
 	tuneGC()
 	klog.SetSlogLogger(log)
@@ -153,13 +156,18 @@ func newRack(cfg config.Rack, log *slog.Logger) (*rack.Client, error) {
 	if cfg.TokenFile != "" {
 		token = rack.TokenFile(cfg.TokenFile, log)
 	}
+	roots, err := config.ReadCAs(cfg.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("rack %q: %w", cfg.Name, err)
+	}
 	return rack.New(rack.Config{
-		Name:      cfg.Name,
-		Host:      cfg.Host,
-		Project:   cfg.Project,
-		Token:     token,
-		UserAgent: "oxide-csi/" + version,
-		Log:       log,
+		Name:       cfg.Name,
+		Host:       cfg.Host,
+		Project:    cfg.Project,
+		Token:      token,
+		UserAgent:  "oxide-csi/" + version,
+		HTTPClient: rack.NewHTTPClient(roots),
+		Log:        log,
 	})
 }
 

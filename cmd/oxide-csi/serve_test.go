@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -355,6 +356,50 @@ func TestRackTroubleAtStart(t *testing.T) {
 				t.Error("a volume was made all the same")
 			}
 		})
+	}
+}
+
+// A rack whose certificate a private CA signed is served with that CA's file; RPCs go there, and the plugin says who it is.
+func TestPrivateCA(t *testing.T) {
+	t.Parallel()
+	sim := startSim(t)
+	rack, err := url.Parse(sim.Host)
+	must(t, err)
+	agents := make(chan string, 100)
+	secure := httptest.NewTLSServer(&httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) {
+		req.SetURL(rack)
+		agents <- req.In.UserAgent()
+	}})
+	t.Cleanup(secure.Close)
+	dir := shortDir(t)
+	ca := filepath.Join(dir, "ca.pem")
+	must(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}), 0o600))
+	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{"--oxide-host=" + secure.URL, "--oxide-ca-file=" + ca}})
+	_, err = plugin.CreateVolume(t.Context(), createRequest("v"))
+	must(t, err)
+	eventually(t, "the rack was looked at", func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") })
+	close(agents)
+	if len(agents) == 0 {
+		t.Error("no request went there")
+	}
+	for agent := range agents {
+		if !strings.HasPrefix(agent, "oxide-csi/") {
+			t.Errorf("a request says that it comes from %q", agent)
+		}
+	}
+}
+
+// Until several racks are served, more than one is a problem of the configuration, and nothing is begun.
+func TestSeveralRacksAreNotServedYet(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	token, file, socket := filepath.Join(dir, "token"), filepath.Join(dir, "config.yaml"), filepath.Join(dir, "csi.sock")
+	must(t, os.WriteFile(token, []byte("oxide-token-x"), 0o600))
+	text := fmt.Sprintf("racks: [{name: a, host: a, project: p, tokenFile: %s}, {name: b, host: b, project: p, tokenFile: %s}]\n", token, token)
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+	got := runPlugin(t, nil, "--endpoint="+socket, "--mode=controller", "--cluster-id=c", "--config="+file)
+	if got.code != 2 || !strings.Contains(got.stderr, "config: racks: has 2 entries, and this build serves one rack") || isThere(t, socket) {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -40,8 +40,10 @@ type Config struct {
 	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" help:"file with the API token, read again when it changes; OXIDE_TOKEN serves where no file is named. Ignored in mode node"`
 	// OxideToken is the API token from the environment; empty where a file is named.
 	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for where no file can be had: it does not follow a rotation. There is no flag for it. Ignored in mode node"`
+	// OxideCAFile is the path of a file with PEM certificates, empty for those that the system trusts; see [ReadCAs].
+	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" help:"PEM file with the certificates of the CA that signed the rack's; it is read at start, and nothing else is trusted then. Ignored in mode node"`
 	// Racks are the entries of the file; see [Config.RackList] for what is served.
-	Racks []Rack `koanf:"racks" help:"racks to serve, a list of {name, host, tokenFile, project}, instead of the three settings above; this build serves one"`
+	Racks []Rack `koanf:"racks" help:"racks to serve, a list of {name, host, tokenFile, project, caFile}, instead of the settings of one rack above; caFile may be left out"`
 
 	// ClusterID tells apart clusters that share a project. It is part of every
 	// disk's name.
@@ -122,6 +124,8 @@ type Rack struct {
 	TokenFile string `koanf:"tokenFile"`
 	// Project is the name or ID of the project.
 	Project string `koanf:"project"`
+	// CAFile is the path of a file with PEM certificates, empty for those that the system trusts; see [ReadCAs].
+	CAFile string `koanf:"caFile"`
 	// Token is used where TokenFile is empty.
 	Token Token
 }
@@ -135,5 +139,5 @@ func (c Config) RackList() []Rack {
 	case len(c.Racks) > 0:
 		return c.Racks
 	}
-	return []Rack{{Name: c.Rack, Host: c.OxideHost, TokenFile: c.OxideTokenFile, Project: c.OxideProject, Token: c.OxideToken}}
+	return []Rack{{Name: c.Rack, Host: c.OxideHost, TokenFile: c.OxideTokenFile, Project: c.OxideProject, CAFile: c.OxideCAFile, Token: c.OxideToken}}
 }

@@ -114,7 +114,7 @@ func (f *file) readRacks(node *yaml.Node) {
 		return
 	}
 	if node.Kind != yaml.SequenceNode {
-		f.problems.add("racks", "%s line %d: must be a list of {name, host, tokenFile, project}", f.path, node.Line)
+		f.problems.add("racks", "%s line %d: must be a list of {name, host, tokenFile, project, caFile}", f.path, node.Line)
 		return
 	}
 	for i, entry := range node.Content {
@@ -122,7 +122,7 @@ func (f *file) readRacks(node *yaml.Node) {
 		in := fmt.Sprintf("racks[%d]", i)
 		var rack Rack
 		if entry.Kind != yaml.MappingNode {
-			f.problems.add(in, "%s line %d: must be {name, host, tokenFile, project}", f.path, entry.Line)
+			f.problems.add(in, "%s line %d: must be {name, host, tokenFile, project, caFile}", f.path, entry.Line)
 			continue
 		}
 		f.each(entry, in+".", func(key string, node *yaml.Node) bool {

@@ -24,7 +24,8 @@ const delim = "."
 
 // Load makes the configuration from the flags that [Flags] added to fs, which
 // has been parsed, and from environ, as os.Environ returns it. It reads the
-// configuration file and, unless the mode is node, the token file; nothing else.
+// configuration file and, unless the mode is node, the files of tokens and CAs;
+// nothing else.
 //
 // The error is nil or [Problems] with everything that is wrong. The warnings
 // are lines for the log, and are worth printing in either case.
@@ -175,7 +176,7 @@ func (l *loader) resolve() (warnings []string) {
 	if c.Mode == ModeNode {
 		// A node holds no token and calls no rack. Its environment often has
 		// both, shared with the controller or with the oxide CLI.
-		c.OxideHost, c.OxideProject, c.OxideTokenFile, c.OxideToken = "", "", "", Token{}
+		c.OxideHost, c.OxideProject, c.OxideTokenFile, c.OxideCAFile, c.OxideToken = "", "", "", "", Token{}
 		for i := range c.Racks {
 			c.Racks[i] = Rack{Name: c.Racks[i].Name}
 		}

@@ -1,8 +1,14 @@
 package config
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"math/big"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -43,6 +49,20 @@ func write(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return name
+}
+
+// testCA makes a certificate, as it is and in PEM.
+func testCA(t *testing.T) (der, text []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true}
+	if der, err = x509.CreateCertificate(rand.Reader, template, template, key.Public(), key); err != nil {
+		t.Fatal(err)
+	}
+	return der, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 // complete are arguments with which everything holds.
@@ -90,6 +110,8 @@ func samples(t *testing.T) map[string]struct {
 	want any
 } {
 	tokenFile := write(t, token+"\n")
+	_, certificate := testCA(t)
+	caFile := write(t, string(certificate))
 	return map[string]struct {
 		text string
 		want any
@@ -100,6 +122,7 @@ func samples(t *testing.T) map[string]struct {
 		"oxideHost":      {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
 		"oxideProject":   {"p2", "p2"},
 		"oxideTokenFile": {tokenFile, tokenFile},
+		"oxideCAFile":    {caFile, caFile},
 		"oxideToken":     {"oxide-token-other", NewToken("oxide-token-other")},
 		"clusterID":      {"0123", "0123"}, // YAML would make a number of it.
 		"rack":           {"east", "east"},
@@ -273,21 +296,23 @@ func TestNodeHasNoRackAccess(t *testing.T) {
 		args, environ []string
 		yaml, rack    string
 	}{
-		"environment": {nil, []string{"OXIDE_HOST=https://user:pw@x/y", "OXIDE_TOKEN=junk", "OXIDE_TOKEN_FILE=/none", "OXIDE_PROJECT=/"}, "", "default"},
+		"environment": {nil, []string{"OXIDE_HOST=https://user:pw@x/y", "OXIDE_TOKEN=junk", "OXIDE_TOKEN_FILE=/none", "OXIDE_PROJECT=/", "OXIDE_CSI_CA_FILE=/none"}, "", "default"},
 		"flags":       {[]string{"--oxide-host=:", "--oxide-token-file=/none", "--oxide-project=/"}, nil, "", "default"},
 		"file":        {nil, nil, "oxideHost: ':'\noxideTokenFile: /none\n", "default"},
-		"racks":       {nil, tokenEnv, "racks: [{name: east, host: ':', tokenFile: /none}]\n", "east"},
+		"racks":       {nil, tokenEnv, "racks: [{name: east, host: ':', tokenFile: /none, caFile: /none}]\n", "east"},
+		"several":     {nil, tokenEnv, "racks: [{name: east}, {name: west, host: ':'}]\n", "default"},
+		"one of them": {[]string{"--rack=west"}, tokenEnv, "racks: [{name: east}, {name: west, host: ':'}]\n", "west"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, warnings, err := load(t, append(tt.args, args...), tt.environ, tt.yaml)
 			if err != nil || len(warnings) > 0 {
 				t.Fatal(warnings, err)
 			}
-			if got.OxideHost+got.OxideProject+got.OxideTokenFile+got.OxideToken.Reveal() != "" || got.RackList() != nil || got.Rack != tt.rack {
+			if got.OxideHost+got.OxideProject+got.OxideTokenFile+got.OxideCAFile+got.OxideToken.Reveal() != "" || got.RackList() != nil || got.Rack != tt.rack {
 				t.Errorf("a node got %+v", got)
 			}
 			for _, rack := range got.Racks {
-				if rack.Host+rack.TokenFile != "" {
+				if rack.Host+rack.TokenFile+rack.CAFile != "" {
 					t.Errorf("a node got %+v", rack)
 				}
 			}
@@ -316,6 +341,39 @@ func TestRacks(t *testing.T) {
 			}
 			want := []Rack{{Name: "east", Host: "https://east.example.com", TokenFile: tokenFile, Project: "demo"}}
 			if diff := cmp.Diff(want, got.RackList()); diff != "" || got.Rack != "east" {
+				t.Errorf("rack %q, -want +got:\n%s", got.Rack, diff)
+			}
+		})
+	}
+}
+
+// Several racks are served in the order in which they stand, each with what is its own.
+func TestSeveralRacks(t *testing.T) {
+	east, west := write(t, token), write(t, "oxide-token-west")
+	_, certificate := testCA(t)
+	ca := write(t, string(certificate))
+	yaml := "racks:\n- name: west\n  host: west.example.com:8443\n  tokenFile: " + west + "\n  project: demo\n  caFile: " + ca + "\n" +
+		"- {name: east, host: 'https://east.example.com/', tokenFile: " + east + ", project: demo}\n" +
+		"- {name: east-2, host: east.example.com, tokenFile: " + east + ", project: other}\n"
+	want := []Rack{
+		{Name: "west", Host: "https://west.example.com:8443", TokenFile: west, Project: "demo", CAFile: ca},
+		{Name: "east", Host: "https://east.example.com", TokenFile: east, Project: "demo"},
+		{Name: "east-2", Host: "https://east.example.com", TokenFile: east, Project: "other"},
+	}
+	for name, tt := range map[string]struct {
+		args []string
+		rack string
+	}{
+		"all":                    {[]string{"--instance-id=" + instanceA, "--rack=east"}, "east"},
+		"controller":             {[]string{"--mode=controller"}, "default"},
+		"rack found by metadata": {[]string{"--metadata-file=/run/id.env"}, "default"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, warnings, err := load(t, append([]string{"--endpoint=/csi/csi.sock", "--cluster-id=c1"}, tt.args...), nil, yaml)
+			if err != nil || len(warnings) > 0 {
+				t.Fatal(warnings, err)
+			}
+			if diff := cmp.Diff(want, got.RackList()); diff != "" || got.Rack != tt.rack {
 				t.Errorf("rack %q, -want +got:\n%s", got.Rack, diff)
 			}
 		})

@@ -73,7 +73,7 @@ func TestReferenceIsMadeFromTheStruct(t *testing.T) {
 }
 
 // TestExamplesOfTheReferenceLoad: each YAML block of the page is a whole
-// configuration but for the token, which is on no machine that runs tests.
+// configuration but for tokens and CAs, which are on no machine that runs tests.
 func TestExamplesOfTheReferenceLoad(t *testing.T) {
 	text, err := os.ReadFile(reference)
 	if err != nil {
@@ -85,11 +85,15 @@ func TestExamplesOfTheReferenceLoad(t *testing.T) {
 	}
 	tokenFile := regexp.MustCompile(`(?i)(tokenFile: )\S+`)
 	here := []byte("${1}" + write(t, token))
+	caFile := regexp.MustCompile(`(?i)(caFile: )\S+`)
+	_, certificate := testCA(t)
+	ca := []byte("${1}" + write(t, string(certificate)))
 	for _, block := range blocks {
 		yaml := tokenFile.ReplaceAll(block[1], here)
 		if bytes.Equal(yaml, block[1]) {
 			t.Errorf("no token file in:\n%s", yaml)
 		}
+		yaml = caFile.ReplaceAll(yaml, ca)
 		if _, _, err := load(t, nil, nil, string(yaml)); err != nil {
 			t.Errorf("%v in:\n%s", err, yaml)
 		}

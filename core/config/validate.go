@@ -38,8 +38,8 @@ func looksLikeToken(value string) bool {
 }
 
 // Validate returns everything that is wrong with c, in the order of its fields,
-// or nil. It reads the token file of each rack that c's mode serves, and nothing
-// else of the world. A mode that does not exist is judged like all.
+// or nil. It reads the token file and the CA file of each rack that c's mode
+// serves, and nothing else of the world. A mode that does not exist is judged like all.
 func (c Config) Validate() Problems {
 	var p Problems
 	if !c.Mode.Controller() && !c.Mode.Node() {
@@ -128,11 +128,14 @@ func (c Config) checkRack(p *Problems) {
 			p.add("--oxide-token-file", "OXIDE_TOKEN %v", err)
 		}
 	}
+	if _, err := ReadCAs(c.OxideCAFile); err != nil {
+		p.add("--oxide-ca-file", "%v", err)
+	}
 }
 
 // checkRacks checks the entries of the file.
 func (c Config) checkRacks(p *Problems) {
-	names := map[string]int{}
+	names, projects := map[string]int{}, map[string]int{}
 	for i, rack := range c.Racks {
 		key := fmt.Sprintf("racks[%d].", i)
 		if err := metadata.CheckRack(rack.Name); err != nil {
@@ -157,19 +160,27 @@ func (c Config) checkRacks(p *Problems) {
 		}
 		if err := checkProject(rack.Project); err != nil {
 			p.add(key+"project", "%v", err)
+		} else if host, err := hostURL(rack.Host); err == nil {
+			// Each of its volumes would be there twice, and a new one on either.
+			if first, twice := projects[host+" "+rack.Project]; twice {
+				p.add(key+"project", "is %q on %s, which racks[%d] has already; leave one of the two", rack.Project, host, first)
+			} else {
+				projects[host+" "+rack.Project] = i
+			}
+		}
+		if _, err := ReadCAs(rack.CAFile); err != nil {
+			p.add(key+"caFile", "%v", err)
 		}
 	}
 	if len(c.Racks) == 0 {
 		return
-	}
-	if len(c.Racks) > 1 {
-		p.add("racks", "has %d entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other", len(c.Racks))
 	}
 	if _, known := names[c.Rack]; c.RackGiven && !known {
 		p.add("--rack", "%s is not the name of any entry of racks", quote(c.Rack))
 	}
 	for _, flat := range []struct{ flag, value string }{
 		{"--oxide-host", c.OxideHost}, {"--oxide-project", c.OxideProject}, {"--oxide-token-file", c.OxideTokenFile},
+		{"--oxide-ca-file", c.OxideCAFile},
 	} {
 		if flat.value != "" {
 			p.add(flat.flag, "cannot go together with racks in the file; keep one of the two")

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -124,7 +125,7 @@ func TestProblemsOfTheEnvironmentAndFileSayWhere(t *testing.T) {
 	want := []string{
 		`config: --config: FILE line 3: unknown key "cluster-id"; it is written "clusterID"`,
 		`config: --config: FILE line 4: unknown key "clusterid"; it is written "clusterID"`,
-		`config: racks: FILE line 5: must be a list of {name, host, tokenFile, project}`,
+		`config: racks: FILE line 5: must be a list of {name, host, tokenFile, project, caFile}`,
 		`config: --config: FILE line 6: maxDisks must be a single value`,
 		`config: --config: FILE line 8: key "nodeName" stands on line 7 already`,
 		`config: --config: FILE line 9: unknown key "oxideToken"`,
@@ -148,7 +149,7 @@ func TestFilesThatAreNone(t *testing.T) {
 		"bad at end":   {"mode: all\n---\n\t", "FILE is not a YAML file of settings: yaml: line 3: found character that cannot start any token"},
 		"huge":         {strings.Repeat("# nothing\n", 200000), "FILE is larger than 1048576 bytes; name a YAML file that the plugin may read"},
 		"merge key":    {"a: &a {mode: all}\n<<: *a\n", `FILE line 1: unknown key "a"` + "\n" + `config: --config: FILE line 2: unknown key "<<"`},
-		"rack entries": {"racks: [7]\n", "must be {name, host, tokenFile, project}"},
+		"rack entries": {"racks: [7]\n", "must be {name, host, tokenFile, project, caFile}"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := write(t, tt.yaml)
@@ -178,18 +179,27 @@ func TestProblemsOfRacks(t *testing.T) {
 	entry := func(name string) string {
 		return fmt.Sprintf("- {name: %s, host: h, tokenFile: %s, project: p}\n", name, good)
 	}
+	other := func(name, host string) string {
+		return fmt.Sprintf("- {name: %s, host: '%s', tokenFile: %s, project: p}\n", name, host, good)
+	}
 	base := []string{"--endpoint=/csi/csi.sock", "--cluster-id=c1", "--instance-id=" + instanceA}
 	for name, tt := range map[string]struct {
 		args, environ []string
 		racks         string
 		want          []string
 	}{
-		"two": {racks: entry("a") + entry("b"), want: []string{
-			"config: racks: has 2 entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other",
+		"same name": {racks: entry("a") + other("b", "i") + other("a", "j"), want: []string{
+			`config: racks[2].name: "a" is the name of racks[0] too; names tell racks apart in the topology`,
 		}},
-		"same name": {racks: entry("a") + entry("a"), want: []string{
-			`config: racks[1].name: "a" is the name of racks[0] too; names tell racks apart in the topology`,
-			"config: racks: has 2 entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other",
+		"same rack": {racks: entry("a") + other("b", "i") + other("c", "https://h/"), want: []string{
+			`config: racks[2].project: is "p" on https://h, which racks[0] has already; leave one of the two`,
+		}},
+		"of several": {racks: entry("a") + "- {name: b, host: h h, tokenFile: " + bad + "}\n" + "- {host: j, tokenFile: " + good + ", project: p, caFile: " + good + "}\n", want: []string{
+			`config: racks[1].host: "h h" names no host; write https://name or https://name:port`,
+			"config: racks[1].tokenFile: FILE holds no API token: one begins with oxide-token-",
+			"config: racks[1].project: is required; give the name or ID of the project that the disks live in",
+			"config: racks[2].name: the rack name is empty",
+			"config: racks[2].caFile: GOOD holds no certificate; it must hold those of the CA in PEM, which begin -----BEGIN CERTIFICATE-----",
 		}},
 		"nothing in it": {racks: "- {}\n", want: []string{
 			"config: racks[0].name: the rack name is empty",
@@ -208,10 +218,11 @@ func TestProblemsOfRacks(t *testing.T) {
 			`config: --config: CONFIG line 2: unknown key "racks[0].colour"`,
 		}},
 		"with the settings of one rack": {
-			args: []string{"--oxide-project=p"}, environ: []string{"OXIDE_HOST=h", "OXIDE_TOKEN_FILE=" + good}, racks: entry("a"), want: []string{
+			args: []string{"--oxide-project=p", "--oxide-ca-file=/none"}, environ: []string{"OXIDE_HOST=h", "OXIDE_TOKEN_FILE=" + good}, racks: entry("a"), want: []string{
 				"config: --oxide-host: cannot go together with racks in the file; keep one of the two (set by OXIDE_HOST)",
 				"config: --oxide-project: cannot go together with racks in the file; keep one of the two",
 				"config: --oxide-token-file: cannot go together with racks in the file; keep one of the two (set by OXIDE_TOKEN_FILE)",
+				"config: --oxide-ca-file: cannot go together with racks in the file; keep one of the two",
 			},
 		},
 		"another rack's name": {args: []string{"--rack=b"}, racks: entry("a"), want: []string{
@@ -223,7 +234,7 @@ func TestProblemsOfRacks(t *testing.T) {
 			_, _, err := load(t, append(append(tt.args, base...), "--config="+file), tt.environ, "")
 			got := problemsOf(t, err, bad)
 			for i := range got {
-				got[i] = strings.ReplaceAll(got[i], file, "CONFIG")
+				got[i] = strings.ReplaceAll(strings.ReplaceAll(got[i], file, "CONFIG"), good, "GOOD")
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
@@ -257,7 +268,7 @@ func TestNothingConfigured(t *testing.T) {
 func TestAllProblemsAtOnce(t *testing.T) {
 	environ := []string{
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
-		"OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
+		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
 	}
 	args := []string{"--mode=x", "--metadata=nomad", "--instance-id=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
@@ -273,6 +284,44 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Log(got)
+	}
+}
+
+func TestCAFiles(t *testing.T) {
+	der, certificate := testCA(t)
+	key := "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+	for name, tt := range map[string]struct {
+		text string
+		// want begins the error, after the file's name; nothing means that the CA is in the pool.
+		want string
+	}{
+		"one":             {string(certificate), ""},
+		"among others":    {"# ours\n" + key + string(certificate) + "trailing\n", ""},
+		"nothing":         {"", " holds no certificate"},
+		"a key":           {key, " holds no certificate"},
+		"not in PEM":      {string(der), " holds no certificate"},
+		"one that is not": {string(certificate) + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ": certificate 2: x509: "},
+		"a disk":          {strings.Repeat("x", maxCABytes+1), " is larger than 1048576 bytes"},
+	} {
+		file := write(t, tt.text)
+		pool, err := ReadCAs(file)
+		if tt.want != "" {
+			if err == nil || !strings.HasPrefix(err.Error(), file+tt.want) || pool != nil {
+				t.Errorf("%s: error %v, want %s", name, err, tt.want)
+			}
+			continue
+		}
+		want := x509.NewCertPool()
+		want.AppendCertsFromPEM(certificate)
+		if err != nil || !pool.Equal(want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if pool, err := ReadCAs(""); pool != nil || err != nil {
+		t.Errorf("without a file: %v, %v", pool, err)
+	}
+	if _, err := ReadCAs(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "name a file with the CA's certificate") {
+		t.Errorf("a file that is not there: %v", err)
 	}
 }
 

@@ -1,0 +1,41 @@
+package config
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+)
+
+// maxCABytes is above the bundles that systems come with, in bytes.
+const maxCABytes = 1 << 20
+
+// ReadCAs reads a file of PEM certificates, which are then all that is trusted to sign a rack's certificate. An empty name
+// is nil: whatever the system trusts.
+func ReadCAs(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	text, err := readFile(file, maxCABytes)
+	if err != nil {
+		return nil, fmt.Errorf("%w; name a file with the CA's certificate that the plugin may read", err)
+	}
+	pool, found := x509.NewCertPool(), 0
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: certificate %d: %w", file, found+1, err)
+		}
+		pool.AddCert(certificate)
+		found++
+	}
+	if found == 0 {
+		return nil, fmt.Errorf("%s %w", file, errNoCA)
+	}
+	return pool, nil
+}
+
+var errNoCA = errors.New("holds no certificate; it must hold those of the CA in PEM, which begin -----BEGIN CERTIFICATE-----")
