@@ -33,7 +33,9 @@ type thing struct {
 	fate      fate
 	// content is what is on it.
 	content content
-	// quiet is when the last call has been done that its client gave up.
+	// begun is when the first request was sent of which it is not known whether the plugin is still at it; zero is none.
+	begun time.Time
+	// quiet is when the rack has done whatever a plugin that was killed had begun.
 	quiet time.Time
 	// history is what was asked and answered, for a violation.
 	history []string
@@ -93,7 +95,6 @@ func ask[Request, Response proto.Message](ctx context.Context, w *worker, t *thi
 		if !isUnknown(err) {
 			return resp, err
 		}
-		t.quiet = time.Now().Add(lateness)
 		if ctx.Err() != nil {
 			return resp, ctx.Err()
 		}
@@ -104,6 +105,23 @@ func ask[Request, Response proto.Message](ctx context.Context, w *worker, t *thi
 			return resp, err
 		}
 	}
+}
+
+// clear takes note of a clear answer to a request. Whatever a plugin was at for this thing before has come to its end, unless
+// the plugin was killed: then the rack may do it still.
+func (w *worker) clear(t *thing, begun time.Time) {
+	w.orphaned(t)
+	if w.lastKill().Before(begun) {
+		t.begun = time.Time{}
+	}
+}
+
+// orphaned returns when the rack has done whatever was begun for this thing by a plugin that was killed since.
+func (w *worker) orphaned(t *thing) time.Time {
+	if kill := w.lastKill(); !t.begun.IsZero() && !kill.Before(t.begun) {
+		t.quiet = later(t.quiet, kill.Add(lateness))
+	}
+	return t.quiet
 }
 
 // answer is what one of two equal requests got.
@@ -121,6 +139,10 @@ func try[Request, Response proto.Message](ctx context.Context, w *worker, t *thi
 	if w.random.IntN(20) == 0 {
 		copies = 2
 	}
+	begun := time.Now()
+	if t.begun.IsZero() {
+		t.begun = begun
+	}
 	answers := make(chan answer[Response], copies)
 	for range copies {
 		patience := w.patience() // the random numbers are this goroutine's
@@ -133,6 +155,7 @@ func try[Request, Response proto.Message](ctx context.Context, w *worker, t *thi
 		}()
 	}
 	best := <-answers
+	clear := !isUnknown(best.err)
 	t.remember("%s %s", name, outcome(best.err))
 	for range copies - 1 {
 		other := <-answers
@@ -143,9 +166,10 @@ func try[Request, Response proto.Message](ctx context.Context, w *worker, t *thi
 		if rank(other.err) < rank(best.err) {
 			best = other
 		}
-		if isUnknown(other.err) {
-			t.quiet = time.Now().Add(lateness)
-		}
+		clear = clear && !isUnknown(other.err)
+	}
+	if clear {
+		w.clear(t, begun)
 	}
 	return best.resp, best.err
 }

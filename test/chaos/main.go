@@ -18,9 +18,9 @@
 // The seed that is printed gives each worker its own random numbers, so that a run can be repeated as far as concurrency
 // allows: which call a fault hits is decided by the rack, and which answer comes first by the machine.
 //
-// One thing is kept from happening, since no client of a rack can prevent it: a call that its client has given up is still
-// done by the rack, perhaps late. A worker that got no clear answer leaves the volume alone until such a call has been done,
-// as the pause before an orchestrator's next try does (lateness).
+// One thing is kept from happening, since no client of a rack can prevent it: what a plugin had asked of the rack when it was
+// killed is done all the same, perhaps late. A worker whose request was under way then turns to something else, and comes
+// back to this volume when the rack must have done it (lateness).
 package main
 
 import (

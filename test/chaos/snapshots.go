@@ -14,7 +14,7 @@ import (
 
 // stepSnapshot does something with a snapshot.
 func (w *worker) stepSnapshot(ctx context.Context, s *snapshot) (bool, error) {
-	if time.Now().Before(s.quiet) {
+	if time.Now().Before(w.orphaned(&s.thing)) {
 		return false, nil
 	}
 	switch n := w.random.IntN(6); {
@@ -40,8 +40,9 @@ func (w *worker) snapshot(ctx context.Context, v *volume) error {
 	s.request = &csi.CreateSnapshotRequest{Name: s.name, SourceVolumeId: v.id}
 	s.remember("source %s, content %x", v.name, uint64(v.content))
 	w.snapshots = append(w.snapshots, s)
-	defer func() { v.quiet = later(v.quiet, s.quiet) }() // what is written next must not get into it
-	return w.finishSnapshot(ctx, s)
+	err := w.finishSnapshot(ctx, s)
+	v.quiet = later(v.quiet, w.orphaned(&s.thing)) // what is written next must not get into it
+	return err
 }
 
 func later(a, b time.Time) time.Time {
@@ -64,7 +65,7 @@ func (w *worker) finishSnapshot(ctx context.Context, s *snapshot) error {
 			return ctx.Err()
 		default:
 			w.odd(&s.thing, "snapshot", err, codes.ResourceExhausted, codes.Internal)
-			if s.fate == wanted && w.random.IntN(2) == 0 {
+			if s.fate == wanted && w.givesUp(&s.thing) {
 				s.fate = failed
 				w.dropSnapshot(s)
 				return nil
@@ -115,12 +116,9 @@ func (w *worker) restore(ctx context.Context, s *snapshot) error {
 
 // clone makes a volume of another one.
 func (w *worker) clone(ctx context.Context, v *volume) error {
-	err := w.create(ctx, &origin{sizeBytes: v.sizeBytes, content: v.content, source: &csi.VolumeContentSource{
+	return w.create(ctx, &origin{sizeBytes: v.sizeBytes, content: v.content, source: &csi.VolumeContentSource{
 		Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.id}},
 	}})
-	// A snapshot of the source may still be under way, after which the rack lets it be deleted and written again.
-	v.quiet = later(v.quiet, time.Now().Add(lateness))
-	return err
 }
 
 // deleteSnapshot asks until it is told OK.

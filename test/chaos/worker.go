@@ -108,7 +108,7 @@ func (w *worker) step(ctx context.Context) (bool, error) {
 		return w.stepSnapshot(ctx, w.snapshots[w.random.IntN(len(w.snapshots))])
 	}
 	v := w.volumes[w.random.IntN(len(w.volumes))]
-	if time.Now().Before(v.quiet) {
+	if time.Now().Before(w.orphaned(&v.thing)) {
 		return false, nil
 	}
 	steps := w.stepsDetached()
@@ -230,7 +230,7 @@ func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 			return ctx.Err()
 		}
 		w.odd(&v.thing, "create", err, codes.ResourceExhausted, codes.Internal)
-		if w.random.IntN(2) == 0 {
+		if w.givesUp(&v.thing) {
 			v.fate = failed
 			w.dropVolume(v)
 			return nil
@@ -239,6 +239,12 @@ func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 			return err
 		}
 	}
+}
+
+// givesUp decides whether a client believes a refusal for good. It does not while a call may still be done for which the
+// plugin that began it was killed: no plugin can know of that.
+func (w *worker) givesUp(t *thing) bool {
+	return w.random.IntN(2) == 0 && !time.Now().Before(w.orphaned(t))
 }
 
 // toldVolume takes note of an answer to a create, and compares it with an earlier one.
@@ -307,10 +313,9 @@ func (w *worker) unpublish(ctx context.Context, v *volume) error {
 	return w.unpublishFrom(ctx, v, v.node)
 }
 
-// unpublishFrom asks until it is told OK: no attacher ever gives that up. Calls that may still be under way have been done
-// before, see lateness.
+// unpublishFrom asks until it is told OK: no attacher ever gives that up.
 func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *lab.Instance) error {
-	if err := pause(ctx, time.Until(v.quiet)); err != nil {
+	if err := pause(ctx, time.Until(w.orphaned(&v.thing))); err != nil {
 		return err
 	}
 	request := &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node.ID}
@@ -344,7 +349,7 @@ func (w *worker) move(ctx context.Context, v *volume) error {
 	if err := w.unpublish(ctx, v); err != nil {
 		return err
 	}
-	if err := pause(ctx, time.Until(v.quiet)); err != nil {
+	if err := pause(ctx, time.Until(w.orphaned(&v.thing))); err != nil {
 		return err
 	}
 	return w.publishOn(ctx, v, to)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -26,7 +27,7 @@ import (
 const gib = int64(1) << 30
 
 // nodes are the instances that volumes are published on.
-var nodes = []string{"node-a", "node-b", "node-c"}
+var nodes = []string{"node-a", "node-b", "node-c", "node-d"}
 
 // world is a rack and a controller plugin, which die and come back.
 type world struct {
@@ -49,6 +50,9 @@ type world struct {
 	rack *oxide.Client
 	// advertised are the controller's capabilities.
 	advertised map[csi.ControllerServiceCapability_RPC_Type]bool
+
+	// killedAt is when a plugin was killed last, in Unix nanoseconds.
+	killedAt atomic.Int64
 
 	random *rand.Rand
 	books  *books
@@ -166,12 +170,12 @@ func (w *world) startPlugin() error {
 	if err != nil {
 		return err
 	}
-	w.plugin, err = lab.StartPlugin(w.programs.Plugin, lab.PluginOptions{Mode: "controller", Dir: w.path("csi"), Sim: w.sim, Stderr: log, Apart: true})
+	w.plugin, err = lab.StartPlugin(w.programs.Plugin, lab.PluginOptions{Mode: "controller", Dir: w.path("csi"), Sim: w.sim, Stderr: log, Apart: true, Args: []string{"--max-disks=12"}})
 	return err
 }
 
-// lateness is how late a call may still be done whose client has given it up: by the longest delay among the faults, and
-// what a busy machine adds to it.
+// lateness is how long after the kill of a plugin the rack may still do what that plugin had asked: the longest delay among
+// the faults, and what a busy machine adds to it.
 const (
 	longDelay = 700 * time.Millisecond
 	lateness  = longDelay + 800*time.Millisecond
@@ -276,7 +280,9 @@ func (w *world) trouble(ctx context.Context, end time.Time) error {
 
 func (w *world) killPlugin(ctx context.Context) error {
 	w.killed["plugin"]++
-	if err := w.plugin.Kill(); err != nil {
+	err := w.plugin.Kill()
+	w.killedAt.Store(time.Now().UnixNano())
+	if err != nil {
 		return err
 	}
 	if err := w.away(ctx); err != nil {
@@ -284,6 +290,8 @@ func (w *world) killPlugin(ctx context.Context) error {
 	}
 	return w.startPlugin()
 }
+
+func (w *world) lastKill() time.Time { return time.Unix(0, w.killedAt.Load()) }
 
 func (w *world) killRack(ctx context.Context) error {
 	w.killed["rack"]++
