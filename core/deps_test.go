@@ -61,8 +61,8 @@ func within(path, parent string) bool {
 func TestLinks(t *testing.T) {
 	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
 	tests := []string{
-		module + "/core/simrack", module + "/core/device/devicetest", module + "/metadata/metadatatest", "testing",
-		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp",
+		module + "/core/simrack", module + "/core/device/devicetest", module + "/core/metrics/metricstest", module + "/metadata/metadatatest", "testing",
+		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp", "github.com/prometheus",
 	}
 	for _, test := range []struct {
 		name, pattern string
