@@ -24,18 +24,20 @@ func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{s.report, s.recoverPanic, s.serveMode, s.serialize}
 }
 
-// report gives each RPC an ID, turns its error into a gRPC status, and logs what became of it.
+// report gives each RPC an ID, turns its error into a gRPC status, and logs and counts what became of it.
 func (s *Server) report(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	method := methodName(info.FullMethod)
 	log := s.log.With("method", method, "request_id", strconv.FormatUint(s.requests.Add(1), 10))
 	if log.Enabled(ctx, slog.LevelDebug) {
 		log.Debug("request", "request", printable(req))
 	}
+	s.metrics.RPCStarted(info.FullMethod)
 	start := time.Now()
 	resp, err := handler(ctx, req)
 	took := time.Since(start)
 
 	result := statusOf(ctx, err)
+	s.metrics.RPCAnswered(info.FullMethod, result.Code().String(), took)
 	attrs := append(identifiers(req), slog.String("code", result.Code().String()), slog.Duration("duration", took))
 	level := slog.LevelInfo
 	switch {
@@ -66,6 +68,7 @@ func quiet(method string) bool {
 func (s *Server) recoverPanic(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
+			s.metrics.Panicked()
 			// The panic's own text may hold anything, the request's secrets included; the stack has addresses only.
 			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", stack())
 			resp, err = nil, internal("the plugin failed in %s, which is a defect: its log has the stack", methodName(info.FullMethod))

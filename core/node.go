@@ -15,7 +15,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -183,9 +182,8 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 }
 
 // NodeGetInfo tells who this node is, on which rack, and how many volumes it takes: as many disks as an instance takes, less
-// those that are there and no volumes of this plugin, such as the boot disk. A disk counts as a volume by its name, or
-// because this process has staged it; a user's own disk that was staged before the plugin restarted counts as foreign,
-// which errs on the safe side. At least 1 is reported, as 0 would mean that there is no limit. CSI spec, NodeGetInfo.
+// those that are there and no volumes of this plugin, such as the boot disk. At least 1 is reported, as 0 would mean that
+// there is no limit. CSI spec, NodeGetInfo.
 func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	instance, err := n.provider.Instance(ctx)
 	if err != nil {
@@ -195,9 +193,7 @@ func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi
 	if err != nil {
 		return nil, err
 	}
-	foreign := slices.DeleteFunc(disks, func(d device.Disk) bool {
-		return n.staged.has(d.Serial) || rack.MadeHere(d.Serial)
-	})
+	foreign := slices.DeleteFunc(disks, n.isVolumeDisk)
 	rackName := instance.Rack
 	if rackName == "" {
 		rackName = n.rack

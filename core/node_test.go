@@ -46,8 +46,10 @@ type nodeRig struct {
 	t      *testing.T
 	guests *guest.Guests
 	csi.NodeClient
-	log bytes.Buffer
-	dir string
+	// service is what NodeClient talks to.
+	service *core.Node
+	log     bytes.Buffer
+	dir     string
 	// change adapts the options of every Node service that is started.
 	change func(*core.NodeOptions)
 }
@@ -90,8 +92,9 @@ func (r *nodeRig) start() {
 		Log:            log,
 	}
 	r.change(&opts)
+	r.service = core.NewNode(opts)
 	conn, _ := serve(r.t, core.NewServer(core.ServerOptions{
-		Mode: "node", Identity: core.NewIdentity("test", &core.Readiness{}), Node: core.NewNode(opts), Log: log,
+		Mode: "node", Identity: core.NewIdentity("test", &core.Readiness{}), Node: r.service, Log: log,
 	}))
 	r.NodeClient = csi.NewNodeClient(conn)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
 // Unstage, unpublish, stats and health are asked with a volume ID and paths, and the kernel's mount table knows no volume
@@ -81,6 +82,36 @@ func (s *stagedDisks) diskOf(id uuid.UUID) (serial string, number device.Number,
 		}
 	}
 	return "", device.Number{}, false
+}
+
+// isVolumeDisk tells disks that are volumes of this plugin from others: by their name, or because this process has staged
+// them. A user's own disk that was staged before the plugin restarted counts as another, so that rather too few volumes are
+// sent to this node than too many.
+func (n *Node) isVolumeDisk(disk device.Disk) bool {
+	return n.staged.has(disk.Serial) || rack.MadeHere(disk.Serial)
+}
+
+// Volumes counts the disks of this guest that are volumes, and those of them that are mounted. It reads /sys and the table
+// of mounts, and touches no disk.
+func (n *Node) Volumes() (attached, mounted int, err error) {
+	disks, err := n.devices.Disks()
+	if err != nil {
+		return 0, 0, err
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, disk := range disks {
+		if !n.isVolumeDisk(disk) {
+			continue
+		}
+		attached++
+		if len(table.Of(disk.Number)) > 0 {
+			mounted++
+		}
+	}
+	return attached, mounted, nil
 }
 
 // whose is what is known about whether a mount shows a volume.

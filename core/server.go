@@ -13,11 +13,14 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 )
 
 // Server serves the CSI services over one unix socket.
 type Server struct {
 	log        *slog.Logger
+	metrics    *metrics.Metrics
 	mode       string
 	controller *Controller
 	node       *Node
@@ -33,13 +36,16 @@ type ServerOptions struct {
 	Identity   *Identity
 	Controller *Controller
 	Node       *Node
-	Log        *slog.Logger
+	// Metrics counts the RPCs. Nil means nobody does.
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
 // NewServer returns a server that does not listen yet.
 func NewServer(opts ServerOptions) *Server {
 	s := &Server{
 		log:        opts.Log,
+		metrics:    opts.Metrics,
 		mode:       opts.Mode,
 		controller: opts.Controller,
 		node:       opts.Node,
