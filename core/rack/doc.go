@@ -8,7 +8,8 @@
 //   - check.go: whether the rack can be used as configured
 //   - transport.go: the HTTP client, a pool that suits a hundred calls at once, and the layers that requests pass:
 //     reads.go (one answer for all who ask the same), version.go (an API version that the rack serves), retry.go (again, where
-//     that does no harm), token.go (credentials that may change), finish.go (changes are seen through to their end)
+//     that does no harm), token.go (credentials that may change), finish.go (changes are seen through to their end),
+//     observe.go (what metrics are made of)
 //
 // What may do harm when it is done twice is sent once: who knows what a repetition may do is the RPC that wanted it.
 package rack

@@ -29,6 +29,8 @@ type Config struct {
 	HTTPClient *http.Client
 	// Log gets what is found out about the rack. Nil means nobody.
 	Log *slog.Logger
+	// Observe hears of every request. Nil means nobody does.
+	Observe Observe
 }
 
 // Client makes the calls of one rack. It is safe for concurrent use.

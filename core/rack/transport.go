@@ -33,7 +33,8 @@ func NewHTTPClient(roots *x509.CertPool) *http.Client {
 
 // layers is what a request passes on its way to the rack, outermost first: it may share the answer to the same question,
 // it is put in an API version that the rack serves, it is repeated where that does no harm, each time it carries the token
-// as it then is, and what changes something is not given up any more once it was sent. The second result is the layer of the API version, which [Client.Check] asks too.
+// as it then is, what changes something is not given up any more once it was sent, and what came of it is observed. The
+// second result is the layer of the API version, which [Client.Check] asks too.
 func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	client := NewHTTPClient(nil)
 	if cfg.HTTPClient != nil {
@@ -42,6 +43,9 @@ func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	wire := client.Transport
 	if wire == nil {
 		wire = http.DefaultTransport
+	}
+	if cfg.Observe != nil {
+		wire = &observed{observe: cfg.Observe, next: wire}
 	}
 	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: &finishing{next: wire}}}, &retries{next: wire}, cfg.UserAgent, log)
 	client.Transport = newReads(versions)

@@ -1,0 +1,193 @@
+package rack
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// heard collects what is observed: how often each operation ended with each code, and the longest of each operation.
+type heard struct {
+	mu      sync.Mutex
+	counts  map[string]int
+	longest map[string]time.Duration
+}
+
+func newHeard() *heard {
+	return &heard{counts: map[string]int{}, longest: map[string]time.Duration{}}
+}
+
+func (h *heard) observe(operation, code string, took time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.counts[operation+" "+code]++
+	h.longest[operation] = max(h.longest[operation], took)
+}
+
+// The rack's own log is the witness: whatever it has seen is heard of, by the rack's own name for it, and nothing else is.
+func TestObserveHearsEveryRequest(t *testing.T) {
+	h := newHeard()
+	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Observe = h.observe })
+	ctx, node := t.Context(), r.node(t)
+	failing := func(what string, err error) {
+		t.Helper()
+		if err == nil {
+			t.Errorf("%s succeeded", what)
+		}
+	}
+	_, err := r.Check(ctx)
+	must(t, err)
+	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 60})
+	disk := r.create(t, "observed")
+	blank := BlankDisk{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
+	_, err = r.CreateDisk(ctx, blank)
+	failing("a second disk of the name", err)
+	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultLost})
+	blank.Name = "lost"
+	_, err = r.CreateDisk(ctx, blank)
+	failing("a create whose answer is lost", err)
+	_, err = r.DiskByName(ctx, "lost")
+	must(t, err)
+	r.inject(t, lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: http.StatusServiceUnavailable})
+	_, err = r.Disk(ctx, disk.ID)
+	must(t, err)
+	_, err = r.Disk(ctx, "00000000-0000-0000-0000-000000000000")
+	failing("a look at no disk", err)
+	_, err = r.Instance(ctx, node)
+	must(t, err)
+	_, err = r.InstanceDisks(ctx, node)
+	must(t, err)
+	r.inject(t, lab.Fault{Operation: "instance_disk_attach", Kind: lab.FaultReset})
+	_, err = r.Attach(ctx, disk.ID, node)
+	must(t, err)
+	failing("deleting an attached disk", r.DeleteDisk(ctx, disk.ID))
+	_, err = r.Detach(ctx, disk.ID, node)
+	must(t, err)
+	must(t, r.DeleteDisk(ctx, disk.ID))
+
+	calls, err := r.sim.Calls(ctx)
+	must(t, err)
+	want := map[string]int{}
+	for _, call := range calls.Log {
+		operation, code := call.Operation, strconv.Itoa(call.Status)
+		if operation == "" && call.Path == "/v1/ping" {
+			operation = "ping" // a rack refuses a version before it looks for the route
+		}
+		if call.Status == 0 {
+			code = "error"
+		}
+		want[operation+" "+code]++
+	}
+	for _, expected := range []string{"disk_create 400", "disk_create error", "disk_view 503", "disk_view 404", "instance_disk_attach error", "disk_delete 400"} {
+		if want[expected] == 0 {
+			t.Errorf("the rack has not seen %s: this test shows less than it should", expected)
+		}
+	}
+	if diff := cmp.Diff(want, h.counts); diff != "" {
+		t.Errorf("heard (-rack +observer):\n%s", diff)
+	}
+	if took := h.longest["disk_create"]; took < 60*time.Millisecond || took > 20*time.Second {
+		t.Errorf("a create that takes 60 ms took %s", took)
+	}
+}
+
+// Requests that never reach a rack are errors of the operation that they were for.
+func TestObserveWhereNobodyAnswers(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	ended := make(chan struct{})
+	silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-ended }))
+	defer silent.Close()
+	defer close(ended)
+	for name, host := range map[string]string{"refused": gone.URL, "a deadline that passes": silent.URL} {
+		t.Run(name, func(t *testing.T) {
+			h := newHeard()
+			client, err := New(Config{Name: "west", Host: host, Project: testProject, Token: FixedToken(testToken), Observe: h.observe})
+			must(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			if _, err := client.Disk(ctx, "00000000-0000-0000-0000-000000000000"); err == nil {
+				t.Error("it succeeded")
+			}
+			// The version is asked for first. That may outlive the call, since others need its answer, too.
+			eventually(t, "an error is heard of", func() bool {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				return h.counts["ping error"] > 0 && len(h.counts) == 1
+			})
+		})
+	}
+}
+
+// However many disks there are, and whatever they are called, the operations do not become more.
+func TestObserveKnowsNoNames(t *testing.T) {
+	h := newHeard()
+	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Observe = h.observe })
+	for i := range 20 {
+		name := fmt.Sprintf("disk-%d", i)
+		disk := r.create(t, name)
+		_, err := r.DiskByName(t.Context(), name)
+		must(t, err)
+		must(t, r.DeleteDisk(t.Context(), disk.ID))
+	}
+	delete(h.counts, "ping 400") // how the version is found out
+	delete(h.counts, "ping 200")
+	want := map[string]int{"disk_create 201": 20, "disk_view 200": 20, "disk_delete 204": 20}
+	if diff := cmp.Diff(want, h.counts); diff != "" {
+		t.Errorf("heard (-want +got):\n%s", diff)
+	}
+}
+
+var capital = regexp.MustCompile(`([a-z])([A-Z])`)
+
+// Each call of the SDK that this package makes has a name for the metrics. The SDK's methods are called as the API's
+// operations are, in another spelling.
+func TestEveryOperationHasAName(t *testing.T) {
+	calls := reflect.TypeFor[operations]()
+	for i := range calls.NumField() {
+		method := calls.Field(i).Name
+		operation := strings.ToLower(capital.ReplaceAllString(method, "${1}_${2}"))
+		if !slices.ContainsFunc(requestNames, func(name struct{ pattern, operation string }) bool { return name.operation == operation }) {
+			t.Errorf("requestNames lacks %s, which %s asks for: its requests are counted as other", operation, method)
+		}
+	}
+}
+
+func TestRequestName(t *testing.T) {
+	for request, want := range map[string]string{
+		"POST /v1/disks":                         "disk_create",
+		"GET /v1/disks?project=demo&limit=100":   "disk_list",
+		"GET /v1/disks/list":                     "disk_view",
+		"DELETE /v1/disks/a-b":                   "disk_delete",
+		"GET /v1/disks/a?project=demo":           "disk_view",
+		"POST /v1/instances/i/disks/attach":      "instance_disk_attach",
+		"POST /v1/instances/attach/disks/detach": "instance_disk_detach",
+		"GET /v1/instances/i/disks?limit=100":    "instance_disk_list",
+		"GET /v1/instances/i":                    "instance_view",
+		"PATCH /v1/disks/a":                      "other",
+		"GET /v1/disks/a/b":                      "other",
+		"GET /v1/disks/a%2Fb":                    "other",
+		"GET /v2/disks/a":                        "other",
+		"GET /":                                  "other",
+		"POST /v1/instances/i/disks/move":        "other",
+	} {
+		method, target, _ := strings.Cut(request, " ")
+		if got := requestName(httptest.NewRequest(method, target, nil)); got != want {
+			t.Errorf("%s: %s, want %s", request, got, want)
+		}
+	}
+}
