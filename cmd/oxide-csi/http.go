@@ -11,11 +11,12 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 )
 
-// serveHTTP serves health, and profiles where they are asked for. Liveness is that the process answers: a plugin that waits for its identity or its
-// rack is alive, and restarting it mends nothing.
-func serveHTTP(cfg config.Config, readiness *core.Readiness, log *slog.Logger) (stop func(), err error) {
+// serveHTTP serves health and metrics, and profiles where they are asked for. Liveness is that the process answers: a
+// plugin that waits for its identity or its rack is alive, and restarting it mends nothing.
+func serveHTTP(cfg config.Config, readiness *core.Readiness, measured *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "ok")
@@ -29,6 +30,7 @@ func serveHTTP(cfg config.Config, readiness *core.Readiness, log *slog.Logger) (
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	mux.Handle("GET /metrics", measured)
 	if cfg.Pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

@@ -132,7 +132,7 @@ func TestHTTPEndpoint(t *testing.T) {
 		flags []string
 		pages map[string]int
 	}{
-		{"without profiles", nil, map[string]int{"/livez": 200, "/readyz": 200, "/debug/pprof/": 404, "/": 404}},
+		{"without profiles", nil, map[string]int{"/livez": 200, "/readyz": 200, "/metrics": 200, "/debug/pprof/": 404, "/": 404}},
 		{"with profiles", []string{"--pprof"}, map[string]int{"/livez": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 200}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -51,12 +52,16 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		return err
 	}
 	readiness := &core.Readiness{}
-	services, err := build(ctx, cfg, readiness, &background, log)
+	var measured *metrics.Metrics // nothing is, where nobody can ask for it
+	if cfg.HTTPEndpoint != "" {
+		measured = metrics.New(metrics.Process{Driver: core.PluginName, Version: version, Mode: string(cfg.Mode)})
+	}
+	services, err := build(ctx, cfg, readiness, measured, &background, log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, readiness, log)
+		closeHTTP, err := serveHTTP(cfg, readiness, measured, log)
 		if err != nil {
 			return errors.Join(err, listener.Close())
 		}
@@ -75,14 +80,15 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 }
 
 // build makes the services that the configuration asks for, and starts what they need to know beside them.
-func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, background *tasks, log *slog.Logger) (core.ServerOptions, error) {
+func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, measured *metrics.Metrics, background *tasks, log *slog.Logger) (core.ServerOptions, error) {
 	opts := core.ServerOptions{
 		Mode:     string(cfg.Mode),
 		Identity: core.NewIdentity(version, readiness),
+		Metrics:  measured,
 		Log:      log,
 	}
 	if cfg.Mode.Controller() {
-		client, err := newRack(cfg.RackList()[0], log)
+		client, err := newRack(cfg.RackList()[0], measured, log)
 		if err != nil {
 			return core.ServerOptions{}, err
 		}
@@ -108,6 +114,7 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, ba
 			DeviceTimeout:  cfg.DeviceTimeout,
 			Log:            log,
 		})
+		measured.CountNode(opts.Node.Volumes)
 		background.run("find out which node this is", func() { readiness.AwaitIdentity(ctx, identity, log) })
 	}
 	return opts, nil
@@ -151,7 +158,7 @@ func newLogger(cfg config.Config, stderr io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(stderr, opts))
 }
 
-func newRack(cfg config.Rack, log *slog.Logger) (*rack.Client, error) {
+func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rack.Client, error) {
 	token := rack.FixedToken(cfg.Token.Reveal())
 	if cfg.TokenFile != "" {
 		token = rack.TokenFile(cfg.TokenFile, log)
@@ -168,6 +175,7 @@ func newRack(cfg config.Rack, log *slog.Logger) (*rack.Client, error) {
 		UserAgent:  "oxide-csi/" + version,
 		HTTPClient: rack.NewHTTPClient(roots),
 		Log:        log,
+		Observe:    measured.RackObserver(cfg.Name),
 	})
 }
 

@@ -68,7 +68,7 @@ type Config struct {
 	NodeName string `koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" help:"name of the Kubernetes Node this process runs on, from the downward API; for the kubernetes provider, which is not built yet"`
 
 	// HTTPEndpoint is host:port, empty for off.
-	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"host:port to serve /livez and /readyz on; off where empty"`
+	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"Host:port to serve /livez, /readyz and /metrics on; off where empty"`
 	// Pprof adds /debug/pprof to the HTTP endpoint.
 	Pprof bool `koanf:"pprof" flag:"pprof" env:"OXIDE_CSI_PPROF" default:"false" help:"serve /debug/pprof on the HTTP endpoint too"`
 

@@ -1,0 +1,150 @@
+package main_test
+
+import (
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+var countSeries = regexp.MustCompile(`^(?:csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi\.v1\.(\w+/\w+)"}|` +
+	`oxide_csi_rack_request_duration_seconds_count{code="(\w+)",operation="(\w+)",rack="west"})$`)
+
+// countsOf are the counts of a page's histograms, as "Controller/CreateVolume OK" and "disk_create 201".
+func countsOf(t *testing.T, samples metricstest.Samples) map[string]int {
+	t.Helper()
+	counts := map[string]int{}
+	for series, value := range samples {
+		if !strings.Contains(series, "_seconds_count{") {
+			continue
+		}
+		parts := countSeries.FindStringSubmatch(series)
+		if parts == nil {
+			t.Errorf("an unexpected series %s", series)
+			continue
+		}
+		counts[parts[2]+parts[4]+" "+parts[1]+parts[3]] = int(value)
+	}
+	return counts
+}
+
+// What the page says is what the caller and the rack have seen, to the last call.
+func TestMetricsEndpoint(t *testing.T) {
+	t.Parallel()
+	sim, addr, dir := startSim(t, "--hotplug"), freePort(t), shortDir(t)
+	node := sim.Instance("node-a")
+	must(t, os.Mkdir(dir+"/block", 0o755)) // a guest without disks
+	plugin := startPlugin(t, lab.PluginOptions{
+		Mode: "all", Dir: dir, Sim: sim, Instance: node,
+		Args: []string{"--http-endpoint=" + addr, "--rack=west", "--sys-root=" + dir},
+	})
+	page := func() string {
+		t.Helper()
+		code, body := get(t, "http://"+addr+"/metrics")
+		if code != 200 {
+			t.Fatalf("/metrics: %d %s", code, body)
+		}
+		return body
+	}
+	eventually(t, "the rack was checked", func() bool { return countsOf(t, metricstest.Read(t, page()))["project_view 200"] == 1 })
+
+	ctx := t.Context()
+	inject := func(fault lab.Fault) {
+		t.Helper()
+		_, err := sim.Inject(ctx, fault)
+		must(t, err)
+	}
+	failing := func(what string, err error) {
+		t.Helper()
+		if err == nil {
+			t.Errorf("%s succeeded", what)
+		}
+	}
+	volume, err := plugin.CreateVolume(ctx, createRequest("volume-of-somebody"))
+	must(t, err)
+	id := volume.GetVolume().GetVolumeId()
+	_, err = plugin.CreateVolume(ctx, createRequest("volume-of-somebody"))
+	must(t, err)
+	_, err = plugin.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "x"})
+	failing("a volume without capabilities", err)
+	publish := &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node.ID, VolumeCapability: createRequest("").GetVolumeCapabilities()[0]}
+	_, err = plugin.ControllerPublishVolume(ctx, publish)
+	must(t, err)
+	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	failing("deleting an attached volume", err)
+	_, err = plugin.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node.ID})
+	must(t, err)
+	inject(lab.Fault{Operation: "disk_delete", Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"})
+	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	failing("deleting on a rack that fails", err)
+	inject(lab.Fault{Operation: "disk_delete", Kind: lab.FaultReset})
+	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	failing("deleting on a rack that hangs up", err)
+	inject(lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"})
+	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	must(t, err)
+	_, err = plugin.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	must(t, err)
+	_, err = plugin.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{})
+	failing("staging nothing", err)
+
+	text := page()
+	samples := metricstest.Read(t, text)
+	counts := countsOf(t, samples)
+	delete(counts, "Identity/Probe OK") // who starts a plugin asks until it is ready
+	want := map[string]int{
+		"Controller/CreateVolume OK":              2,
+		"Controller/CreateVolume InvalidArgument": 1,
+		"Controller/ControllerPublishVolume OK":   1,
+		"Controller/ControllerUnpublishVolume OK": 1,
+		"Controller/DeleteVolume OK":              1,
+		"Controller/DeleteVolume Internal":        1, "Controller/DeleteVolume Unavailable": 1, "Controller/DeleteVolume FailedPrecondition": 1,
+		"Node/NodeGetInfo OK":                  1,
+		"Node/NodeStageVolume InvalidArgument": 1,
+	}
+	calls, err := sim.Calls(ctx)
+	must(t, err)
+	for _, call := range calls.Log {
+		operation, code := call.Operation, strconv.Itoa(call.Status)
+		if operation == "" && call.Path == "/v1/ping" {
+			operation = "ping" // a rack refuses a version before it looks for the route
+		}
+		if call.Status == 0 {
+			code = "error"
+		}
+		want[operation+" "+code]++
+	}
+	if want["disk_delete 500"] != 1 || want["disk_delete error"] != 1 || want["disk_view 503"] != 1 || want["disk_create 400"] != 1 {
+		t.Errorf("the rack has seen %v: this test shows less than it should", want)
+	}
+	if diff := cmp.Diff(want, counts); diff != "" {
+		t.Errorf("counts (-seen +page):\n%s", diff)
+	}
+	for series, value := range samples.Matching("csi_plugin_operations_in_flight") {
+		if value != 0 {
+			t.Errorf("%s is %v", series, value)
+		}
+	}
+	for series, value := range map[string]float64{
+		`csi_plugin_panics_total{driver_name="csi.oxide.computer"}`: 0,
+		`oxide_csi_build_info{mode="all",version="devel"}`:          1,
+		`oxide_csi_node_volumes_attached`:                           0,
+		`oxide_csi_node_volumes_mounted`:                            0,
+	} {
+		if got, is := samples[series]; !is || got != value {
+			t.Errorf("%s is %v (%t), want %v", series, got, is, value)
+		}
+	}
+	for _, hidden := range []string{sim.Token, id, node.ID, "somebody", sim.Project} {
+		if strings.Contains(text, hidden) {
+			t.Errorf("the page has %q in it", hidden)
+		}
+	}
+}
