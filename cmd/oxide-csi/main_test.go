@@ -138,9 +138,9 @@ func TestConfigurationProblems(t *testing.T) {
 		args    []string
 		flags   []string
 	}{
-		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--metadata", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
+		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
 		{"nothing, controller", nil, []string{"--mode=controller"}, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
-		{"nothing, node", nil, []string{"--mode=node"}, []string{"--endpoint", "--metadata"}},
+		{"nothing, node", nil, []string{"--mode=node"}, []string{"--endpoint"}},
 		{"all at once", []string{"OXIDE_CSI_MAX_DISKS=1", "OXIDE_CSI_LOG_LEVEL=loud"},
 			append(slices.Clone(controller), "--endpoint=tcp://127.0.0.1:1", "--cluster-id=A", "--device-timeout=soon", "--http-endpoint=9808", "--log-format=xml"),
 			[]string{"--cluster-id", "--device-timeout", "--endpoint", "--http-endpoint", "--log-format", "--log-level", "--max-disks"}},
@@ -149,7 +149,8 @@ func TestConfigurationProblems(t *testing.T) {
 		{"a token file that is not there", nil, append(slices.Clone(controller), "--oxide-token-file="+dir+"/none"), []string{"--oxide-token-file"}},
 		{"a token in the wrong place", nil, append(slices.Clone(controller), "--max-disks="+canary), []string{"--max-disks"}},
 		{"a template that nobody filled in", nil, []string{"--endpoint=/x", "--mode=node", "--instance-id=${meta.oxide.instance_id}"}, []string{"--instance-id"}},
-		{"a provider that is not built", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--metadata"}},
+		{"a provider that there is not", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=aws"}, []string{"--metadata"}},
+		{"a provider that lacks what it needs", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--node-name"}},
 		{"a mode that is none", nil, append(slices.Clone(controller), "--mode=both", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"), []string{"--mode"}},
 		{"an attach mode that is not built", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--attach-mode"}},
 		{"a file that is not there", nil, append(slices.Clone(controller), "--config="+dir+"/none.yaml"), []string{"--config"}},

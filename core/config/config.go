@@ -23,14 +23,15 @@ import (
 // Tags: koanf is the key in the file and in the merged layers; flag and env are
 // the other two names; default is text, read as if a user had written it;
 // required is "always", or "controller" for modes controller and all; file "no"
-// keeps a key out of the file; help is one or two sentences.
+// keeps a key out of the file; use "identity" makes a setting one of [LoadIdentity]
+// too; help is one or two sentences.
 type Config struct {
 	// Endpoint is the absolute path of the unix socket, at most 107 bytes.
 	Endpoint string `koanf:"endpoint" flag:"endpoint" env:"CSI_ENDPOINT" required:"always" help:"unix socket to serve CSI on: unix:///csi/csi.sock or an absolute path, at most 107 bytes"`
 	// Mode says which CSI services are served.
 	Mode Mode `koanf:"mode" flag:"mode" env:"OXIDE_CSI_MODE" default:"all" help:"services to serve: controller, node or all"`
 	// ConfigFile is the YAML file that was read, empty if there is none.
-	ConfigFile string `koanf:"config" flag:"config" env:"OXIDE_CSI_CONFIG" file:"no" help:"YAML file with any of these settings, and the only place for racks"`
+	ConfigFile string `koanf:"config" flag:"config" env:"OXIDE_CSI_CONFIG" file:"no" use:"identity" help:"YAML file with any of these settings, and the only place for racks"`
 
 	// OxideHost is the base URL of the rack's API, without a path. See [Config.RackList].
 	OxideHost string `koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" help:"the rack's API: https://silo.sys.example.com; without a scheme it is https. Ignored in mode node"`
@@ -50,22 +51,44 @@ type Config struct {
 	ClusterID string `koanf:"clusterID" flag:"cluster-id" env:"OXIDE_CSI_CLUSTER_ID" required:"controller" help:"tells apart clusters that share a project, for ever: 1 to 63 of a-z, 0-9 and '-'"`
 	// Rack is the rack's name in the topology. RackGiven is true if somebody
 	// wrote it, so that a name found by a metadata provider may not replace it.
-	Rack      string `koanf:"rack" flag:"rack" env:"OXIDE_RACK" default:"default" help:"this rack's name in the topology, for ever"`
+	Rack      string `koanf:"rack" flag:"rack" env:"OXIDE_RACK" default:"default" use:"identity" help:"this rack's name in the topology, for ever"`
 	RackGiven bool
 
 	// AttachMode is AttachHot.
 	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses"`
 	// MaxDisks is how many disks an instance takes, the boot disk included.
 	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" help:"disks an instance takes, boot disk included, 2 to 64: 8 holds everywhere, racks from release 18 on take 12"`
+	// ReserveDisks are not offered for volumes.
+	ReserveDisks int `koanf:"reserveDisks" flag:"reserve-disks" env:"OXIDE_CSI_RESERVE_DISKS" default:"0" help:"disks of an instance that a node keeps free for disks attached by hand, besides those that are attached already"`
 
 	// Metadata names the provider that says which instance this is.
-	Metadata string `koanf:"metadata" flag:"metadata" env:"OXIDE_CSI_METADATA" default:"auto" help:"where a node learns its instance ID and rack: static, or auto for what this build can find"`
+	Metadata string `koanf:"metadata" flag:"metadata" env:"OXIDE_CSI_METADATA" default:"auto" use:"identity" help:"where a node learns its instance ID and rack: static, guest, kubernetes, nomad, or auto, which asks whatever can know"`
 	// InstanceID is lower case with hyphens, or empty.
-	InstanceID string `koanf:"instanceID" flag:"instance-id" env:"OXIDE_INSTANCE_ID" help:"UUID of the instance this process runs in; wins over every other source"`
+	InstanceID string `koanf:"instanceID" flag:"instance-id" env:"OXIDE_INSTANCE_ID" use:"identity" help:"UUID of the instance this process runs in; wins over every other source"`
 	// MetadataFile is the env file of the static provider. It need not exist yet.
-	MetadataFile string `koanf:"metadataFile" flag:"metadata-file" env:"OXIDE_CSI_METADATA_FILE" help:"file with lines OXIDE_INSTANCE_ID= and OXIDE_RACK=, read again when it changes"`
+	MetadataFile string `koanf:"metadataFile" flag:"metadata-file" env:"OXIDE_CSI_METADATA_FILE" use:"identity" help:"file with lines OXIDE_INSTANCE_ID= and OXIDE_RACK=, read again when it changes"`
 	// NodeName is the name of the Kubernetes Node.
-	NodeName string `koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" help:"name of the Kubernetes Node this process runs on, from the downward API; for the kubernetes provider, which is not built yet"`
+	NodeName string `koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" use:"identity" help:"name of the Kubernetes Node this process runs on, from the downward API; where it is given, auto asks Kubernetes"`
+	// Kubeconfig is the path of a kubeconfig file, or empty.
+	Kubeconfig string `koanf:"kubeconfig" flag:"kubeconfig" env:"OXIDE_CSI_KUBECONFIG" use:"identity" help:"kubeconfig file to ask Kubernetes with; the pod's own service account where empty"`
+	// InstanceLabel and RackLabel are names of labels or annotations of the Node.
+	InstanceLabel string `koanf:"instanceLabel" flag:"instance-label" env:"OXIDE_CSI_INSTANCE_LABEL" default:"oxide.computer/instance-id" use:"identity" help:"label or annotation of the Node that holds the instance ID, where the Node has no provider ID"`
+	RackLabel     string `koanf:"rackLabel" flag:"rack-label" env:"OXIDE_CSI_RACK_LABEL" default:"oxide.computer/rack" use:"identity" help:"label or annotation of the Node that holds the rack's name, such as topology.kubernetes.io/zone"`
+	// KubernetesHost and KubernetesPort are what Kubernetes tells each pod.
+	KubernetesHost string `koanf:"kubernetesHost" env:"KUBERNETES_SERVICE_HOST" file:"no" help:"where the API server is; Kubernetes sets it in every pod"`
+	KubernetesPort string `koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" default:"443" help:"the API server's port; Kubernetes sets it in every pod"`
+	// NomadAddress is a URL, or empty.
+	NomadAddress string `koanf:"nomadAddress" flag:"nomad-address" env:"NOMAD_ADDR" use:"identity" help:"address of this machine's Nomad client agent, http://127.0.0.1:4646 where empty; where it is given, auto asks Nomad"`
+	// NomadSocket is the unix:// URL of the task API.
+	NomadSocket string `koanf:"nomadSocket" env:"NOMAD_UNIX_ADDR" file:"no" help:"socket of Nomad's task API, asked before the address; Nomad sets it for a task with an identity block, and where it is set, auto asks Nomad"`
+	// NomadToken is used where there is no NomadTokenFile.
+	NomadToken     Token  `koanf:"nomadToken" env:"NOMAD_TOKEN" file:"no" help:"token for the Nomad agent, which Nomad sets for a task with an identity block; there is no flag for it"`
+	NomadTokenFile string `koanf:"nomadTokenFile" flag:"nomad-token-file" env:"OXIDE_CSI_NOMAD_TOKEN_FILE" use:"identity" help:"file with the token for the Nomad agent, read again for each question"`
+	// For a Nomad agent with TLS: paths, and a name.
+	NomadCACert        string `koanf:"nomadCACert" env:"NOMAD_CACERT" help:"file with the CA of a Nomad agent that serves TLS"`
+	NomadClientCert    string `koanf:"nomadClientCert" env:"NOMAD_CLIENT_CERT" help:"file with the certificate to show to a Nomad agent"`
+	NomadClientKey     string `koanf:"nomadClientKey" env:"NOMAD_CLIENT_KEY" help:"file with the key of that certificate"`
+	NomadTLSServerName string `koanf:"nomadTLSServerName" env:"NOMAD_TLS_SERVER_NAME" help:"name in the Nomad agent's certificate, where it is not that of the address"`
 
 	// HTTPEndpoint is host:port, empty for off.
 	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"Host:port to serve /livez, /readyz and /metrics on; off where empty"`
@@ -81,13 +104,13 @@ type Config struct {
 	// DetachGrace is how long a detach from a running instance is put off.
 	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" default:"0s" help:"how long a detach from a running instance is refused after it was first asked for, so that a slow unmount can end; 60s under Nomad"`
 
-	LogLevel slog.Level `koanf:"logLevel" flag:"log-level" env:"OXIDE_CSI_LOG_LEVEL" default:"info" help:"debug, info, warn or error; logs go to stderr"`
+	LogLevel slog.Level `koanf:"logLevel" flag:"log-level" env:"OXIDE_CSI_LOG_LEVEL" default:"info" use:"identity" help:"debug, info, warn or error; logs go to stderr"`
 	// LogFormat is LogText or LogJSON.
-	LogFormat string `koanf:"logFormat" flag:"log-format" env:"OXIDE_CSI_LOG_FORMAT" default:"text" help:"text or json"`
+	LogFormat string `koanf:"logFormat" flag:"log-format" env:"OXIDE_CSI_LOG_FORMAT" default:"text" use:"identity" help:"text or json"`
 
 	// DevRoot and SysRoot are absolute paths.
 	DevRoot string `koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"where the host's /dev is seen"`
-	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" help:"where the host's /sys is seen"`
+	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"where the host's /sys is seen"`
 }
 
 // Mode says which CSI services a process serves. Identity is always served.
@@ -107,11 +130,15 @@ func (m Mode) Node() bool { return m == ModeNode || m == ModeAll }
 
 // Values of AttachMode, Metadata and LogFormat that this build has.
 const (
-	AttachHot      = "hot"
-	MetadataAuto   = "auto"
-	MetadataStatic = "static"
-	LogText        = "text"
-	LogJSON        = "json"
+	AttachHot = "hot"
+	LogText   = "text"
+	LogJSON   = "json"
+
+	MetadataAuto       = "auto"
+	MetadataStatic     = "static"
+	MetadataGuest      = "guest"
+	MetadataKubernetes = "kubernetes"
+	MetadataNomad      = "nomad"
 )
 
 // Rack is one rack that the controller serves.

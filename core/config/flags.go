@@ -11,9 +11,14 @@ import (
 // parsing the command line never stops at a bad value: [Load] reports it
 // together with all other problems. There is no flag for the token, since a
 // command line is readable by every process on the machine.
-func Flags(fs *pflag.FlagSet) {
+func Flags(fs *pflag.FlagSet) { addFlags(fs, func(setting) bool { return true }) }
+
+// IdentityFlags adds the flags of [LoadIdentity].
+func IdentityFlags(fs *pflag.FlagSet) { addFlags(fs, func(s setting) bool { return s.identity }) }
+
+func addFlags(fs *pflag.FlagSet, wanted func(setting) bool) {
 	for _, s := range settings() {
-		if s.flag == "" {
+		if s.flag == "" || !wanted(s) {
 			continue
 		}
 		flag := fs.VarPF(&flagText{text: s.def, kind: kindName(s.typ)}, s.flag, "", s.help+" ["+s.env+"]")

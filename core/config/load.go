@@ -34,9 +34,21 @@ const delim = "."
 // it, count as not set: templates make those. A flag that is set to nothing
 // takes the value away that another source gives.
 func Load(fs *pflag.FlagSet, environ []string) (Config, []string, error) {
+	return loadAs(fs, environ, func(*Config) {}, Config.Validate)
+}
+
+// LoadIdentity is Load for a process that serves nothing and wants to know only
+// which node it is on: of the settings, those of [IdentityFlags] are asked for. It
+// has neither the rack's token nor an endpoint.
+func LoadIdentity(fs *pflag.FlagSet, environ []string) (Config, []string, error) {
+	return loadAs(fs, environ, func(c *Config) { c.Mode = ModeNode }, Config.validateIdentity)
+}
+
+func loadAs(fs *pflag.FlagSet, environ []string, adjust func(*Config), validate func(Config) Problems) (Config, []string, error) {
 	l := loader{merged: koanf.New(delim), from: map[string]string{}}
 	unknown := l.merge(fs, environ)
 	l.decode()
+	adjust(&l.config)
 	l.config.Racks = l.file.racks
 	l.config.RackGiven = l.from["rack"] != ""
 	warnings := l.resolve()
@@ -44,7 +56,7 @@ func Load(fs *pflag.FlagSet, environ []string) (Config, []string, error) {
 		warnings = append(warnings, fmt.Sprintf("config: unknown environment variables are ignored: %s", strings.Join(unknown, ", ")))
 	}
 
-	for _, p := range l.config.Validate() {
+	for _, p := range validate(l.config) {
 		// What cannot even be read was reported, and its zero value means nothing.
 		if !l.problems.has(p.Flag) {
 			l.report(p)

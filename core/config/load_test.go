@@ -93,6 +93,7 @@ func TestDefaults(t *testing.T) {
 		Endpoint: "/csi/csi.sock", Mode: ModeAll, OxideHost: "https://rack.example.com", OxideProject: "demo", OxideToken: NewToken(token),
 		ClusterID: "c1", Rack: "default", AttachMode: "hot", MaxDisks: 8, Metadata: "auto", InstanceID: instanceA,
 		StateDir: "/var/lib/oxide-csi", BlankScanLimit: 32 << 30, DeviceTimeout: time.Minute, LogFormat: "text", DevRoot: "/dev", SysRoot: "/sys",
+		InstanceLabel: "oxide.computer/instance-id", RackLabel: "oxide.computer/rack", KubernetesPort: "443",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -116,32 +117,46 @@ func samples(t *testing.T) map[string]struct {
 		text string
 		want any
 	}{
-		"endpoint":       {"unix://run/x.sock", "/run/x.sock"},
-		"mode":           {"controller", ModeController},
-		"config":         {write(t, "maxDisks: 12\n"), nil},
-		"oxideHost":      {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
-		"oxideProject":   {"p2", "p2"},
-		"oxideTokenFile": {tokenFile, tokenFile},
-		"oxideCAFile":    {caFile, caFile},
-		"oxideToken":     {"oxide-token-other", NewToken("oxide-token-other")},
-		"clusterID":      {"0123", "0123"}, // YAML would make a number of it.
-		"rack":           {"east", "east"},
-		"attachMode":     {"hot", "hot"},
-		"maxDisks":       {"12", 12},
-		"metadata":       {"static", "static"},
-		"instanceID":     {"{B81D0F42-77C3-4C0A-8E6F-93A5D2B4C716}", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"},
-		"metadataFile":   {"/run/id.env", "/run/id.env"},
-		"nodeName":       {"worker-3", "worker-3"},
-		"httpEndpoint":   {":9808", ":9808"},
-		"pprof":          {"true", true},
-		"stateDir":       {"/state", "/state"},
-		"blankScanLimit": {"512MiB", Size(512 << 20)},
-		"deviceTimeout":  {"1m30s", 90 * time.Second},
-		"detachGrace":    {"60s", time.Minute},
-		"logLevel":       {"debug", slog.LevelDebug},
-		"logFormat":      {"json", "json"},
-		"devRoot":        {"/host/dev", "/host/dev"},
-		"sysRoot":        {"/host/sys", "/host/sys"},
+		"endpoint":           {"unix://run/x.sock", "/run/x.sock"},
+		"mode":               {"controller", ModeController},
+		"config":             {write(t, "maxDisks: 12\n"), nil},
+		"oxideHost":          {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
+		"oxideProject":       {"p2", "p2"},
+		"oxideTokenFile":     {tokenFile, tokenFile},
+		"oxideCAFile":        {caFile, caFile},
+		"oxideToken":         {"oxide-token-other", NewToken("oxide-token-other")},
+		"clusterID":          {"0123", "0123"}, // YAML would make a number of it.
+		"rack":               {"east", "east"},
+		"attachMode":         {"hot", "hot"},
+		"maxDisks":           {"12", 12},
+		"metadata":           {"static", "static"},
+		"instanceID":         {"{B81D0F42-77C3-4C0A-8E6F-93A5D2B4C716}", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"},
+		"metadataFile":       {"/run/id.env", "/run/id.env"},
+		"nodeName":           {"worker-3", "worker-3"},
+		"reserveDisks":       {"2", 2},
+		"kubeconfig":         {"/etc/kubernetes/kubelet.conf", "/etc/kubernetes/kubelet.conf"},
+		"instanceLabel":      {"example.com/Instance_1", "example.com/Instance_1"},
+		"rackLabel":          {"topology.kubernetes.io/zone", "topology.kubernetes.io/zone"},
+		"kubernetesHost":     {"10.96.0.1", "10.96.0.1"},
+		"kubernetesPort":     {"6443", "6443"},
+		"nomadAddress":       {"https://127.0.0.1:4646", "https://127.0.0.1:4646"},
+		"nomadSocket":        {"unix:///secrets/api.sock", "unix:///secrets/api.sock"},
+		"nomadToken":         {"a-token", NewToken("a-token")},
+		"nomadTokenFile":     {"/secrets/nomad_token", "/secrets/nomad_token"},
+		"nomadCACert":        {"/etc/nomad.d/ca.pem", "/etc/nomad.d/ca.pem"},
+		"nomadClientCert":    {"/etc/nomad.d/cli.pem", "/etc/nomad.d/cli.pem"},
+		"nomadClientKey":     {"/etc/nomad.d/cli-key.pem", "/etc/nomad.d/cli-key.pem"},
+		"nomadTLSServerName": {"client.global.nomad", "client.global.nomad"},
+		"httpEndpoint":       {":9808", ":9808"},
+		"pprof":              {"true", true},
+		"stateDir":           {"/state", "/state"},
+		"blankScanLimit":     {"512MiB", Size(512 << 20)},
+		"deviceTimeout":      {"1m30s", 90 * time.Second},
+		"detachGrace":        {"60s", time.Minute},
+		"logLevel":           {"debug", slog.LevelDebug},
+		"logFormat":          {"json", "json"},
+		"devRoot":            {"/host/dev", "/host/dev"},
+		"sysRoot":            {"/host/sys", "/host/sys"},
 	}
 }
 
@@ -435,5 +450,35 @@ func BenchmarkLoad(b *testing.B) {
 		if _, _, err := Load(fs, tokenEnv); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// A process that only wants to know which node it is on needs nothing of a rack, and holds no token of one.
+func TestLoadIdentity(t *testing.T) {
+	file := write(t, "racks: [{name: east, host: h, tokenFile: /none, project: p}]\nmaxDisks: 12\n")
+	fs := pflag.NewFlagSet("metadata", pflag.ContinueOnError)
+	IdentityFlags(fs)
+	if err := fs.Parse([]string{"--config=" + file, "--metadata=guest", "--sys-root=/host/sys"}); err != nil {
+		t.Fatal(err)
+	}
+	environ := []string{"OXIDE_TOKEN=" + token, "OXIDE_HOST=not a host", "OXIDE_CSI_MODE=controller", "OXIDE_CSI_NODE_NAME=worker-3", "NOMAD_TOKEN=t"}
+	got, warnings, err := LoadIdentity(fs, environ)
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	if got.Metadata != "guest" || got.SysRoot != "/host/sys" || got.NodeName != "worker-3" || got.Rack != "east" || got.NomadToken.Reveal() != "t" {
+		t.Errorf("%+v", got)
+	}
+	if !got.OxideToken.Empty() || got.OxideHost != "" || got.Racks[0].TokenFile != "" {
+		t.Errorf("it holds what is the rack's: %+v", got)
+	}
+	if fs.Lookup("endpoint") != nil || fs.Lookup("oxide-token-file") != nil {
+		t.Error("it has flags that it does not use")
+	}
+
+	environ = []string{"OXIDE_CSI_METADATA=aws", "OXIDE_RACK=-", "OXIDE_CSI_LOG_FORMAT=xml", "OXIDE_INSTANCE_ID=${x}", "CSI_ENDPOINT=tcp://x"}
+	_, _, err = LoadIdentity(nil, environ)
+	if got := problemsOf(t, err); len(got) != 4 {
+		t.Errorf("%d problems, want one of each setting that is asked for: %s", len(got), got)
 	}
 }

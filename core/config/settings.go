@@ -8,7 +8,7 @@ import (
 // setting is one field of Config as its tags describe it.
 type setting struct {
 	key, flag, env, def, required, help string
-	inFile                              bool
+	inFile, identity                    bool
 	field                               int
 	typ                                 reflect.Type
 }
@@ -33,7 +33,7 @@ var settings = sync.OnceValue(func() []setting {
 		}
 		all = append(all, setting{
 			key: key, flag: tag.Get("flag"), env: tag.Get("env"), def: tag.Get("default"),
-			required: tag.Get("required"), help: tag.Get("help"), inFile: tag.Get("file") != "no",
+			required: tag.Get("required"), help: tag.Get("help"), inFile: tag.Get("file") != "no", identity: tag.Get("use") == "identity",
 			field: i, typ: t.Field(i).Type,
 		})
 	}

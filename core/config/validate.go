@@ -27,6 +27,11 @@ var (
 	// oxideNames is the rack's rule for names (docs/rack.md §2); UUIDs, which it
 	// takes as well, stand for IDs.
 	oxideNames = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	// nodeNames and labelNames are Kubernetes' rules for the names of Nodes (DNS
+	// subdomains) and of labels and annotations, but for their length: counting in
+	// a pattern makes it large.
+	nodeNames  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
+	labelNames = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
 
 // errToken refuses an API token where a name belongs: cluster ID, project and
@@ -57,11 +62,7 @@ func (c Config) Validate() Problems {
 	} else if c.ClusterID != "" && !clusterIDs.MatchString(c.ClusterID) {
 		p.add("--cluster-id", "%s is not 1 to 63 of a-z, 0-9 and '-'", quote(c.ClusterID))
 	}
-	if looksLikeToken(c.Rack) {
-		p.add("--rack", "%v", errToken)
-	} else if err := metadata.CheckRack(c.Rack); err != nil {
-		p.add("--rack", "%v", err)
-	}
+	c.checkRackName(&p)
 	c.checkNode(&p)
 	c.checkServing(&p)
 	return p
@@ -200,19 +201,10 @@ func (c Config) checkNode(p *Problems) {
 	if c.MaxDisks < minMaxDisks || c.MaxDisks > maxMaxDisks {
 		p.add("--max-disks", "%d is not between %d and %d", c.MaxDisks, minMaxDisks, maxMaxDisks)
 	}
-	switch c.Metadata {
-	case MetadataAuto, MetadataStatic:
-		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {
-			p.add("--metadata", "%s finds no identity by itself in this build; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE)", c.Metadata)
-		}
-	case "kubernetes", "nomad", "guest":
-		p.add("--metadata", "%s is not built yet; use static with --instance-id or --metadata-file", c.Metadata)
-	default:
-		p.add("--metadata", "%s is not one of static, auto", quote(c.Metadata))
+	if most := c.MaxDisks - minMaxDisks; c.ReserveDisks < 0 || c.ReserveDisks > max(0, most) {
+		p.add("--reserve-disks", "%d is not between 0 and %d: of --max-disks %d, one is the boot disk and one must be left for a volume", c.ReserveDisks, max(0, most), c.MaxDisks)
 	}
-	if _, err := metadata.ParseInstanceID(c.InstanceID); err != nil && c.InstanceID != "" {
-		p.add("--instance-id", "%v", err)
-	}
+	c.checkIdentity(p)
 	checkAbsolute(p, "--state-dir", c.StateDir)
 	if c.BlankScanLimit < 0 {
 		p.add("--blank-scan-limit", "%d is negative", c.BlankScanLimit)
@@ -224,7 +216,53 @@ func (c Config) checkNode(p *Problems) {
 		p.add("--detach-grace", "%s is negative", c.DetachGrace)
 	}
 	checkAbsolute(p, "--dev-root", c.DevRoot)
+}
+
+// validateIdentity is [Config.Validate] for what [LoadIdentity] asks for.
+func (c Config) validateIdentity() Problems {
+	var p Problems
+	c.checkRackName(&p)
+	c.checkIdentity(&p)
+	c.checkLog(&p)
+	return p
+}
+
+// checkIdentity checks what tells a node who it is.
+func (c Config) checkIdentity(p *Problems) {
+	switch c.Metadata {
+	case MetadataAuto, MetadataGuest, MetadataNomad:
+	case MetadataStatic:
+		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {
+			p.add("--metadata", "static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto")
+		}
+	case MetadataKubernetes:
+		if c.Mode.Node() && c.NodeName == "" {
+			p.add("--node-name", "is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
+		}
+	default:
+		p.add("--metadata", "%s is not one of auto, static, guest, kubernetes, nomad", quote(c.Metadata))
+	}
+	if _, err := metadata.ParseInstanceID(c.InstanceID); err != nil && c.InstanceID != "" {
+		p.add("--instance-id", "%v", err)
+	}
+	if c.NodeName != "" && !nodeNames.MatchString(c.NodeName) {
+		p.add("--node-name", "%s is no name of a Kubernetes Node (a-z, 0-9, '-' and '.')", quote(c.NodeName))
+	}
+	for _, label := range []struct{ flag, name string }{{"--instance-label", c.InstanceLabel}, {"--rack-label", c.RackLabel}} {
+		if !labelNames.MatchString(label.name) {
+			p.add(label.flag, "%s is no name of a Kubernetes label, such as example.com/rack", quote(label.name))
+		}
+	}
 	checkAbsolute(p, "--sys-root", c.SysRoot)
+}
+
+// checkRackName checks the name of this rack in the topology.
+func (c Config) checkRackName(p *Problems) {
+	if looksLikeToken(c.Rack) {
+		p.add("--rack", "%v", errToken)
+	} else if err := metadata.CheckRack(c.Rack); err != nil {
+		p.add("--rack", "%v", err)
+	}
 }
 
 // checkServing checks what people watch the process with.
@@ -237,6 +275,10 @@ func (c Config) checkServing(p *Problems) {
 	} else if c.Pprof {
 		p.add("--pprof", "needs --http-endpoint to be served on")
 	}
+	c.checkLog(p)
+}
+
+func (c Config) checkLog(p *Problems) {
 	if c.LogFormat != LogText && c.LogFormat != LogJSON {
 		p.add("--log-format", "%s is not one of text, json", quote(c.LogFormat))
 	}

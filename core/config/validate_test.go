@@ -83,11 +83,13 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--max-disks=eight", `config: --max-disks: "eight" is not a whole number`},
 		{"--max-disks=", `config: --max-disks: "" is not a whole number`},
 		{"--max-disks=8.0", `config: --max-disks: "8.0" is not a whole number`},
-		{"--metadata=kubernetes", "config: --metadata: kubernetes is not built yet; use static with --instance-id or --metadata-file"},
-		{"--metadata=nomad", "config: --metadata: nomad is not built yet; use static with --instance-id or --metadata-file"},
-		{"--metadata=guest", "config: --metadata: guest is not built yet; use static with --instance-id or --metadata-file"},
-		{"--metadata=aws", `config: --metadata: "aws" is not one of static, auto`},
-		{"--instance-id=", "config: --metadata: auto finds no identity by itself in this build; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE)"},
+		{"--reserve-disks=-1", "config: --reserve-disks: -1 is not between 0 and 6: of --max-disks 8, one is the boot disk and one must be left for a volume"},
+		{"--reserve-disks=7", "config: --reserve-disks: 7 is not between 0 and 6: of --max-disks 8, one is the boot disk and one must be left for a volume"},
+		{"--metadata=kubernetes", "config: --node-name: is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"},
+		{"--metadata=aws", `config: --metadata: "aws" is not one of auto, static, guest, kubernetes, nomad`},
+		{"--node-name=$(NODE_NAME)", `config: --node-name: "$(NODE_NAME)" is no name of a Kubernetes Node (a-z, 0-9, '-' and '.')`},
+		{"--instance-label=", `config: --instance-label: "" is no name of a Kubernetes label, such as example.com/rack`},
+		{"--rack-label=a/b/c", `config: --rack-label: "a/b/c" is no name of a Kubernetes label, such as example.com/rack`},
 		{"--instance-id=${meta.oxide.instance_id}", `config: --instance-id: the instance ID is "${meta.oxide.instance_id}", a template that the orchestrator did not fill in`},
 		{"--instance-id=node-a", `config: --instance-id: the instance ID "node-a" is not a UUID`},
 		{"--http-endpoint=9808", `config: --http-endpoint: "9808" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
@@ -114,6 +116,18 @@ func TestProblemsOfOneSetting(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestStaticNeedsAnIdentity(t *testing.T) {
+	args := append(without(complete, "instance-id"), "--metadata=static")
+	_, _, err := load(t, args, tokenEnv, "")
+	want := []string{"config: --metadata: static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto"}
+	if diff := cmp.Diff(want, problemsOf(t, err)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if _, _, err := load(t, append(args, "--mode=controller"), tokenEnv, ""); err != nil {
+		t.Errorf("a controller needs none: %v", err)
 	}
 }
 
@@ -246,9 +260,9 @@ func TestProblemsOfRacks(t *testing.T) {
 func TestNothingConfigured(t *testing.T) {
 	for mode, want := range map[string][]string{
 		"controller": {"--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
-		"all":        {"--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id", "--metadata"},
-		"node":       {"--endpoint", "--metadata"},
-		"everything": {"--mode", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id", "--metadata"},
+		"all":        {"--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
+		"node":       {"--endpoint"},
+		"everything": {"--mode", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
 	} {
 		config, _, err := load(t, []string{"--mode=" + mode}, nil, "")
 		var got []string
@@ -270,13 +284,14 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
 		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
 	}
-	args := []string{"--mode=x", "--metadata=nomad", "--instance-id=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
 	_, _, err := load(t, args, environ, yaml)
 	got := strings.Join(problemsOf(t, err), "\n")
 	for _, s := range settings() {
-		if s.flag == "metadata-file" || s.flag == "node-name" || s.flag == "" {
-			continue
+		switch s.flag {
+		case "", "metadata-file", "kubeconfig", "nomad-address", "nomad-token-file":
+			continue // Not judged before they are used: what they name may come later.
 		}
 		if n := strings.Count("\n"+got, "\nconfig: --"+s.flag+": "); n != 1 {
 			t.Errorf("--%s is named in %d lines, want one", s.flag, n)
