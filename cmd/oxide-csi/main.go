@@ -45,6 +45,10 @@ func run(args, environ []string, stdout, stderr io.Writer) int {
 		return exitConfig
 	}
 	fmt.Fprintf(stderr, "oxide-csi: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	var exit exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
 	return exitFailed
 }
 
@@ -75,7 +79,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{config.FlagProblem(err)}
 	})
-	root.AddCommand(&cobra.Command{
+	root.AddCommand(metadataCommand(environ, stdout, stderr), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArgs,

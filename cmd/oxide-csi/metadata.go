@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// exitNotReady: the time was up before a source answered.
+const exitNotReady = 3
+
+const metadataHelp = `oxide-csi metadata finds out which Oxide instance this is, and on which rack, and prints it or writes it to a file that
+the plugin reads (--metadata-file). As an init container it keeps an orchestrator's credentials out of the plugin's own.
+
+It takes the settings with which the plugin finds out the same, as flags, from the environment or from a file; see
+docs/configuration.md and docs/identity.md.
+
+Exit codes: 0, the identity was printed or written; 1, it cannot be used, or not written; 2, the configuration is
+wrong; 3, no source answered in time. Nothing is written unless it is 0.`
+
+// metadataOptions are the flags that are the command's own.
+type metadataOptions struct {
+	provider, output, format, fileMode string
+	timeout                            time.Duration
+}
+
+func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
+	var opts metadataOptions
+	cmd := &cobra.Command{
+		Use:   "metadata",
+		Short: "Print or write which instance this is",
+		Long:  metadataHelp,
+		Args:  noArgs,
+	}
+	flags := cmd.Flags()
+	config.IdentityFlags(flags)
+	flags.StringVar(&opts.provider, "provider", "", "the same as --metadata")
+	flags.StringVar(&opts.output, "output", "", "file to write; printed where empty")
+	flags.StringVar(&opts.format, "format", "env", "env (OXIDE_INSTANCE_ID=, OXIDE_RACK=) or json")
+	flags.StringVar(&opts.fileMode, "file-mode", "0644", "permissions of the file, octal")
+	flags.DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long to wait for a source that does not answer yet; 0 asks once")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if opts.provider != "" {
+			if err := flags.Set("metadata", opts.provider); err != nil {
+				return err
+			}
+		}
+		cfg, warnings, err := config.LoadIdentity(flags, environ)
+		for _, warning := range warnings {
+			fmt.Fprintf(stderr, "oxide-csi: warning: %s\n", warning)
+		}
+		mode, problems := opts.check()
+		var more config.Problems
+		if errors.As(err, &more) {
+			problems = append(problems, more...)
+		}
+		if len(problems) > 0 {
+			return problems
+		}
+		instance, err := findOut(cmd.Context(), cfg, opts.timeout, stderr)
+		if err != nil {
+			return err
+		}
+		text := opts.encode(instance)
+		if opts.output == "" {
+			_, err := io.WriteString(stdout, text)
+			return err
+		}
+		return writeFile(opts.output, text, mode)
+	}
+	return cmd
+}
+
+// check judges the command's own flags.
+func (o metadataOptions) check() (mode fs.FileMode, problems config.Problems) {
+	if o.format != "env" && o.format != "json" {
+		problems = append(problems, config.Problem{Flag: "--format", What: fmt.Sprintf("%q is not one of env, json", o.format)})
+	}
+	if o.timeout < 0 {
+		problems = append(problems, config.Problem{Flag: "--timeout", What: fmt.Sprintf("%s is negative", o.timeout)})
+	}
+	bits, err := strconv.ParseUint(o.fileMode, 8, 32)
+	if err != nil || bits > 0o777 {
+		problems = append(problems, config.Problem{Flag: "--file-mode", What: fmt.Sprintf("%q is no file mode such as 0644", o.fileMode)})
+	}
+	return fs.FileMode(bits), problems
+}
+
+// findOut asks until there is an answer, an error that waiting does not mend, or no time left.
+func findOut(ctx context.Context, cfg config.Config, timeout time.Duration, stderr io.Writer) (metadata.Instance, error) {
+	log := newLogger(cfg, stderr)
+	limit := timeout
+	if limit == 0 {
+		limit = askOnceTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var reason error // of the last attempt that was not cut off
+	instance, err := metadata.Await(ctx, provider(cfg, log), func(err error) (again bool) {
+		again = timeout > 0 && errors.Is(err, metadata.ErrNotReady)
+		if again && (reason == nil || reason.Error() != err.Error()) && ctx.Err() == nil {
+			log.Info("this node is not known yet", "error", err)
+		}
+		if reason == nil || ctx.Err() == nil {
+			reason = err
+		}
+		return again
+	})
+	if errors.Is(err, metadata.ErrNotReady) {
+		return metadata.Instance{}, exitError{exitNotReady, fmt.Errorf("no source answered: %w", reason)}
+	}
+	return instance, err
+}
+
+// askOnceTimeout bounds the one attempt that --timeout=0 makes.
+const askOnceTimeout = 10 * time.Second
+
+// exitError is an error with an exit code of its own.
+type exitError struct {
+	code int
+	error
+}
+
+func (e exitError) Unwrap() error { return e.error }
+
+// encode is the text to print or write. A rack that nobody knows is left out: the reader's default holds.
+func (o metadataOptions) encode(instance metadata.Instance) string {
+	if o.format == "json" {
+		text, err := json.Marshal(struct {
+			InstanceID string `json:"instanceID"`
+			Rack       string `json:"rack,omitempty"`
+		}{instance.ID, instance.Rack})
+		if err != nil {
+			panic(err) // Two strings.
+		}
+		return string(text) + "\n"
+	}
+	text := "OXIDE_INSTANCE_ID=" + instance.ID + "\n"
+	if instance.Rack != "" {
+		text += "OXIDE_RACK=" + instance.Rack + "\n"
+	}
+	return text
+}
+
+// writeFile replaces a file in one step, so that nobody reads half of it, not even after a power cut.
+func writeFile(name, text string, mode fs.FileMode) (err error) {
+	dir := filepath.Dir(name)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w: check that its folder exists and may be written", name, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("write %s: %w", name, err), os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.WriteString(text)
+	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err = os.Rename(f.Name(), name); err != nil {
+		return err
+	}
+	folder, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(folder.Sync(), folder.Close())
+}

@@ -1,0 +1,112 @@
+package main_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestMetadataCommand(t *testing.T) {
+	const other = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+	sys := machine(t, instanceID)
+	nomad := agent(t, `"oxide.instance_id": "`+instanceID+`", "oxide.rack": "east"`)
+	liar := agent(t, `"oxide.instance_id": "`+other+`"`)
+	file := filepath.Join(t.TempDir(), "id.env")
+	must(t, os.WriteFile(file, []byte("OXIDE_INSTANCE_ID="+instanceID+"\nOXIDE_RACK=west\n"), 0o600))
+	token := "NOMAD_TOKEN=" + canary
+	const idLine = "OXIDE_INSTANCE_ID=" + instanceID + "\n"
+	for _, test := range []struct {
+		name    string
+		environ []string
+		args    []string
+		want    result // of stderr, a part
+	}{
+		{"the machine, by itself", nil, []string{"--sys-root=" + sys}, result{stdout: idLine}},
+		{"the machine, asked for", nil, []string{"--provider=guest", "--sys-root=" + sys}, result{stdout: idLine}},
+		{"with a rack", []string{"OXIDE_RACK=west"}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
+		{"as JSON", nil, []string{"--sys-root=" + sys, "--format=json"}, result{stdout: `{"instanceID":"` + instanceID + `"}` + "\n"}},
+		{"as JSON, with a rack", nil, []string{"--sys-root=" + sys, "--format=json", "--rack=west"}, result{stdout: `{"instanceID":"` + instanceID + `","rack":"west"}` + "\n"}},
+		{"an agent", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
+		{"an agent and the machine", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
+		{"an agent that says otherwise", []string{token, "NOMAD_ADDR=" + liar.URL}, []string{"--sys-root=" + sys}, result{code: 1, stderr: "sources contradict each other"}},
+		{"the operator before both", []string{token, "NOMAD_ADDR=" + nomad.URL, "OXIDE_INSTANCE_ID=" + other}, []string{"--sys-root=" + sys}, result{stdout: "OXIDE_INSTANCE_ID=" + other + "\nOXIDE_RACK=east\n", stderr: "two sources differ about the instance ID"}},
+		{"a file", []string{"OXIDE_CSI_METADATA_FILE=" + file}, []string{"--provider=static"}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
+		{"what the rack's environment says is nobody's business", []string{"OXIDE_HOST=not a host", "OXIDE_TOKEN=" + canary, "OXIDE_CSI_MODE=controller", "CSI_ENDPOINT=tcp://x"}, []string{"--sys-root=" + sys}, result{stdout: idLine}},
+
+		{"no right", []string{"NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{code: 1, stderr: "HTTP 403"}},
+		{"no Oxide instance", nil, []string{"--sys-root=" + t.TempDir()}, result{code: 1, stderr: "the firmware tells nothing"}},
+		{"nobody yet, asked once", []string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0"}, result{code: 3, stderr: "oxide-csi: no source answered: ask the Nomad agent at http://127.0.0.1:1: "}},
+		{"nobody in time", nil, []string{"--provider=static", "--metadata-file=" + file + ".none", "--timeout=300ms"}, result{code: 3, stderr: "oxide-csi: no source answered: wait for " + file + ".none: no such file"}},
+		{"wrong settings", nil, []string{"--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw"}, result{code: 2, stderr: "config: --metadata: "}},
+		{"no duration", nil, []string{"--timeout=soon"}, result{code: 2, stderr: "--timeout"}},
+		{"too many words", nil, []string{"now"}, result{code: 2, stderr: "config: command line: "}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			got := runPlugin(t, test.environ, append([]string{"metadata"}, test.args...)...)
+			if got.code != test.want.code || got.stdout != test.want.stdout || !strings.Contains(got.stderr, test.want.stderr) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestMetadataCommandReportsAllProblems(t *testing.T) {
+	found := problems(t, runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"))
+	var flags []string
+	for flag := range found {
+		flags = append(flags, flag)
+	}
+	slices.Sort(flags)
+	if diff := cmp.Diff([]string{"--file-mode", "--format", "--metadata", "--sys-root", "--timeout"}, flags); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// The file is there whole or not at all, whatever there was before.
+func TestMetadataCommandWrites(t *testing.T) {
+	sys, dir := machine(t, instanceID), t.TempDir()
+	output := filepath.Join(dir, "metadata.env")
+	for _, test := range []struct {
+		args []string
+		mode os.FileMode
+	}{{nil, 0o644}, {[]string{"--file-mode=0600"}, 0o600}, {[]string{"--file-mode=640", "--rack=west"}, 0o640}} {
+		got := runPlugin(t, nil, append([]string{"metadata", "--sys-root=" + sys, "--output=" + output}, test.args...)...)
+		info, err := os.Stat(output)
+		must(t, err)
+		if got.code != 0 || got.stdout != "" || info.Mode() != test.mode {
+			t.Errorf("%v: %+v, mode %s", test.args, got, info.Mode())
+		}
+	}
+	whole, err := os.ReadFile(output)
+	must(t, err)
+	if string(whole) != "OXIDE_INSTANCE_ID="+instanceID+"\nOXIDE_RACK=west\n" {
+		t.Errorf("it holds %q", whole)
+	}
+	// What is written is what the plugin reads.
+	if got := runPlugin(t, nil, "metadata", "--provider=static", "--metadata-file="+output); got.stdout != string(whole) {
+		t.Errorf("it is read as %+v", got)
+	}
+	for name, args := range map[string][]string{
+		"no source":   {"--sys-root=" + dir, "--output=" + output},
+		"a folder":    {"--sys-root=" + sys, "--output=" + dir},
+		"no folder":   {"--sys-root=" + sys, "--output=" + filepath.Join(dir, "none", "x")},
+		"not in time": {"--provider=nomad", "--nomad-address=http://127.0.0.1:1", "--timeout=0", "--output=" + output},
+	} {
+		if got := runPlugin(t, nil, append([]string{"metadata"}, args...)...); got.code == 0 {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if text, err := os.ReadFile(output); err != nil || string(text) != string(whole) {
+		t.Errorf("after failures it holds %q, %v", text, err)
+	}
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	if len(entries) != 1 {
+		t.Errorf("something is left behind: %v", entries)
+	}
+}
