@@ -40,6 +40,7 @@ type Node struct {
 	provider       metadata.Provider
 	rack           string
 	maxDisks       int
+	reserveDisks   int
 	devices        device.Roots
 	stateDir       string
 	formatter      mount.Formatter
@@ -60,6 +61,8 @@ type NodeOptions struct {
 	Rack string
 	// MaxDisks is how many disks an instance takes, its boot disk included.
 	MaxDisks int
+	// ReserveDisks is how many of them are kept for disks that somebody will attach by hand.
+	ReserveDisks int
 	// Devices is where the guest's /dev and /sys are.
 	Devices device.Roots
 	// StateDir holds records of formatting under way, and the claims of programs at work.
@@ -78,6 +81,7 @@ func NewNode(opts NodeOptions) *Node {
 		provider:       opts.Provider,
 		rack:           opts.Rack,
 		maxDisks:       opts.MaxDisks,
+		reserveDisks:   opts.ReserveDisks,
 		devices:        opts.Devices,
 		stateDir:       opts.StateDir,
 		formatter:      mount.Formatter{StateDir: opts.StateDir},
@@ -182,8 +186,8 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 }
 
 // NodeGetInfo tells who this node is, on which rack, and how many volumes it takes: as many disks as an instance takes, less
-// those that are there and no volumes of this plugin, such as the boot disk. At least 1 is reported, as 0 would mean that
-// there is no limit. CSI spec, NodeGetInfo.
+// those that are there and no volumes of this plugin, such as the boot disk, and less those kept in reserve. It is counted
+// anew each time, as disks come and go. At least 1 is reported, as 0 would mean that there is no limit. CSI spec, NodeGetInfo.
 func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	instance, err := n.provider.Instance(ctx)
 	if err != nil {
@@ -200,7 +204,7 @@ func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi
 	}
 	return &csi.NodeGetInfoResponse{
 		NodeId:             instance.ID,
-		MaxVolumesPerNode:  int64(max(1, n.maxDisks-len(foreign))),
+		MaxVolumesPerNode:  int64(max(1, n.maxDisks-len(foreign)-n.reserveDisks)),
 		AccessibleTopology: segments(rackName),
 	}, nil
 }

@@ -108,6 +108,7 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, me
 			Provider:       identity,
 			Rack:           cfg.Rack,
 			MaxDisks:       cfg.MaxDisks,
+			ReserveDisks:   cfg.ReserveDisks,
 			Devices:        device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot},
 			StateDir:       cfg.StateDir,
 			BlankScanLimit: int64(cfg.BlankScanLimit),
