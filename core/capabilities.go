@@ -4,8 +4,6 @@ import "github.com/container-storage-interface/spec/lib/go/csi"
 
 // What this plugin offers. Everything else that CSI v1.13 knows is left out, for these reasons:
 //
-//   - CREATE_DELETE_SNAPSHOT, CLONE_VOLUME, LIST_VOLUMES, LIST_SNAPSHOTS, GET_VOLUME, GET_CAPACITY, and the
-//     controller's volume health RPCs: not implemented; a rack can serve them.
 //   - EXPAND_VOLUME, MODIFY_VOLUME: a rack changes nothing of a disk, neither size nor name (docs/rack.md §2).
 //   - PUBLISH_READONLY: a rack stores no such flag of an attachment; read-only is NodePublishVolume's readonly.
 //   - VOLUME_MOUNT_GROUP: kubelet would then leave fsGroup to us instead of applying it itself.
@@ -14,10 +12,21 @@ var (
 	pluginServices = []csi.PluginCapability_Service_Type{
 		csi.PluginCapability_Service_CONTROLLER_SERVICE,
 		csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
+		csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS,
 	}
 	controllerRPCs = []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
 	nodeRPCs = []csi.NodeServiceCapability_RPC_Type{

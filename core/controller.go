@@ -1,7 +1,6 @@
 package core
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,17 +17,29 @@ import (
 type Controller struct {
 	csi.UnimplementedControllerServer
 
-	rack     *rack.Client
+	racks    *racks
 	cluster  string
 	maxDisks int
 	grace    *detachGrace
 	refusals *refusals
+	cursors  *cursors
+	capacity *capacities
+	sweeper  *sweeper
 	log      *slog.Logger
 }
 
+// onRack is the controller at work on one rack.
+type onRack struct {
+	*Controller
+	rack *rack.Client
+}
+
+func (c *Controller) on(client *rack.Client) onRack { return onRack{c, client} }
+
 // ControllerOptions configure a [Controller].
 type ControllerOptions struct {
-	Rack *rack.Client
+	// Racks have names of their own in the topology.
+	Racks []*rack.Client
 	// Cluster tells apart clusters that share a project.
 	Cluster string
 	// MaxDisks is how many disks an instance takes, its boot disk included.
@@ -40,121 +51,18 @@ type ControllerOptions struct {
 
 // NewController returns the Controller service.
 func NewController(opts ControllerOptions) *Controller {
-	return &Controller{
-		rack:     opts.Rack,
+	c := &Controller{
+		racks:    newRacks(opts.Racks),
 		cluster:  opts.Cluster,
 		maxDisks: opts.MaxDisks,
 		grace:    newDetachGrace(opts.DetachGrace),
 		refusals: newRefusals(),
+		cursors:  newCursors(),
+		capacity: newCapacities(),
 		log:      opts.Log,
 	}
-}
-
-// CreateVolume makes a blank disk. The name of the disk follows from the volume's, so that a repetition finds it: CSI
-// spec, CreateVolume. What a failed create left behind is looked up before anything is answered, since the rack may have
-// made the disk and lost the answer, or may refuse a name that exists for want of quota (docs/rack.md §2).
-func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if err := validateCreateVolume(req); err != nil {
-		return nil, err
-	}
-	params, err := parseParameters(req.GetParameters(), req.GetVolumeCapabilities())
-	if err != nil {
-		return nil, err
-	}
-	if err := checkAccessible(req.GetAccessibilityRequirements(), c.rack.Name()); err != nil {
-		return nil, err
-	}
-	size, err := sizeOf(req.GetCapacityRange())
-	if err != nil {
-		return nil, err
-	}
-	wanted := rack.NewDescription(c.cluster, req.GetName(), params.claim)
-	disk, err := c.rack.CreateDisk(ctx, rack.BlankDisk{
-		Name:        rack.DiskName(c.cluster, req.GetName()),
-		Description: wanted.Encode(),
-		SizeBytes:   size,
-		BlockSize:   cmp.Or(params.blockSize, defaultBlockSize),
-		Local:       params.diskType == diskTypeLocal,
-	})
-	if err != nil {
-		if disk, err = c.existing(ctx, req, params, wanted, err); err != nil {
-			return nil, err
-		}
-	}
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
-		VolumeId:           disk.ID,
-		CapacityBytes:      disk.SizeBytes,
-		VolumeContext:      volumeContext(disk, params),
-		AccessibleTopology: []*csi.Topology{segments(c.rack.Name())},
-	}}, nil
-}
-
-// existing settles a create that the rack did not answer with a disk: it returns the disk where it is there after all and
-// is what was asked for, and otherwise the error to answer.
-func (c *Controller) existing(ctx context.Context, req *csi.CreateVolumeRequest, params parameters, wanted rack.Description, createErr error) (rack.Disk, error) {
-	mayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) || rack.OutcomeUnknown(createErr)
-	if !mayExist {
-		if errors.Is(createErr, rack.ErrSize) {
-			return rack.Disk{}, outOfRange("capacity_range: %w", createErr)
-		}
-		return rack.Disk{}, createErr
-	}
-	disk, err := c.rack.DiskByName(ctx, rack.DiskName(c.cluster, req.GetName()))
-	switch {
-	case errors.Is(err, rack.ErrNotFound) && errors.Is(createErr, rack.ErrCapacity):
-		return rack.Disk{}, createErr
-	case errors.Is(err, rack.ErrNotFound):
-		// The rack may still be at it, or the disk went away in between: only a repetition tells. Any code that a
-		// provisioner takes as final would make it forget a disk that appears later.
-		return rack.Disk{}, unknownOutcome(ctx, fmt.Errorf("%w; no such disk is there yet: ask again", createErr))
-	case err != nil:
-		return rack.Disk{}, unknownOutcome(ctx, fmt.Errorf("%w; looking for the disk failed too: %w", createErr, err))
-	}
-	if err := c.compare(disk, req, params, wanted); err != nil {
-		return rack.Disk{}, err
-	}
-	disk, err = c.settled(ctx, disk)
-	switch {
-	case errors.Is(err, rack.ErrNotFound):
-		return rack.Disk{}, unavailable("volume %q: its disk was there and is gone again: ask again: %w", req.GetName(), err)
-	case err != nil:
-		return rack.Disk{}, err
-	case disk.State == rack.Faulted:
-		return rack.Disk{}, unavailable("volume %q: disk %q (%s) is faulted and will not be handed out: delete it on rack %q, or have the rack's operator look at it",
-			req.GetName(), disk.Name, disk.ID, c.rack.Name())
-	}
-	return disk, nil
-}
-
-// unknownOutcome gives an error of a create whose disk may exist the code on which a caller keeps asking.
-func unknownOutcome(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return err // statusOf names the caller's own deadline or cancellation
-	}
-	return unavailable("%w", err)
-}
-
-// compare refuses a disk that has the right name and is not what was asked for.
-func (c *Controller) compare(disk rack.Disk, req *csi.CreateVolumeRequest, params parameters, wanted rack.Description) error {
-	found := func(format string, args ...any) error {
-		return alreadyExists("volume %q: disk %q (%s) exists in project %q, but %s", req.GetName(), disk.Name, disk.ID, c.rack.ProjectName(), fmt.Sprintf(format, args...))
-	}
-	owner, ours := rack.ParseDescription(disk.Description)
-	switch {
-	case !ours:
-		return found("was not made by this plugin (its description is %.80q): rename or delete it", disk.Description)
-	case !owner.SameVolume(wanted):
-		return found("belongs to volume %q of cluster %q", owner.Name, owner.Cluster)
-	case !suits(disk.SizeBytes, req.GetCapacityRange()):
-		return found("has %d bytes, which is not in the range from %d to %d", disk.SizeBytes, req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes())
-	case params.blockSize != 0 && params.blockSize != disk.BlockSize:
-		return found("has blocks of %d bytes, not %d", disk.BlockSize, params.blockSize)
-	case params.diskType != "" && (params.diskType == diskTypeLocal) != disk.Local:
-		return found("is not of type %q", params.diskType)
-	case origin(disk) != OriginBlank:
-		return found("was made from the %s %s", origin(disk), disk.SnapshotID+disk.ImageID)
-	}
-	return nil
+	c.sweeper = newSweeper(c)
+	return c
 }
 
 // DeleteVolume deletes the disk of a volume, which is what this plugin made and nothing else. An attached disk is left as
@@ -167,23 +75,23 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil // no disk has such an ID
 	}
-	disk, err := c.rack.Disk(ctx, id)
+	on, disk, err := c.disk(ctx, id)
 	if errors.Is(err, rack.ErrNotFound) {
-		return &csi.DeleteVolumeResponse{}, c.unconfirmed(ctx)
+		return &csi.DeleteVolumeResponse{}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := c.checkDeletable(ctx, &disk); err != nil {
+	if err := on.checkDeletable(ctx, &disk); err != nil {
 		return nil, err
 	}
-	err = c.rack.DeleteDisk(ctx, id)
+	err = on.rack.DeleteDisk(ctx, id)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		return &csi.DeleteVolumeResponse{}, c.unconfirmed(ctx)
+		return &csi.DeleteVolumeResponse{}, on.unconfirmed(ctx)
 	case errors.Is(err, rack.ErrRefused):
 		// Somebody attached it in between, most likely.
-		if now, lookErr := c.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
+		if now, lookErr := on.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
 			return nil, inUse(now)
 		}
 		return nil, err
@@ -194,7 +102,7 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 }
 
 // checkDeletable refuses to delete what is in use or not ours. It waits for a disk that is changing state.
-func (c *Controller) checkDeletable(ctx context.Context, disk *rack.Disk) error {
+func (c onRack) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 	owner, ours := rack.ParseDescription(disk.Description)
 	if !ours || owner.Cluster != c.cluster {
 		whose := "was not made by this plugin"
@@ -222,7 +130,7 @@ func (c *Controller) checkDeletable(ctx context.Context, disk *rack.Disk) error 
 }
 
 // checkProject refuses disks of other projects: an ID is looked up in the whole silo (docs/rack.md §1).
-func (c *Controller) checkProject(ctx context.Context, disk rack.Disk) error {
+func (c onRack) checkProject(ctx context.Context, disk rack.Disk) error {
 	project, err := c.rack.ProjectID(ctx)
 	if err != nil {
 		return err
@@ -242,11 +150,11 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	if err := validateValidateVolumeCapabilities(req); err != nil {
 		return nil, err
 	}
-	disk, err := c.disk(ctx, req.GetVolumeId())
+	on, disk, err := c.disk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	if err := c.unsupported(ctx, req, disk); err != nil {
+	if err := on.unsupported(ctx, req, disk); err != nil {
 		var own *rpcError
 		if !errors.As(err, &own) {
 			return nil, err
@@ -261,12 +169,16 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 }
 
 // unsupported says why a volume cannot be used as asked: an error with a code of ours is the answer, another one a failure.
-func (c *Controller) unsupported(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest, disk rack.Disk) error {
+func (c onRack) unsupported(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest, disk rack.Disk) error {
 	if err := firstError(supportedCapabilities(req.GetVolumeCapabilities()), checkMutableParameters(req.GetMutableParameters())); err != nil {
 		return err
 	}
-	if _, err := parseParameters(req.GetParameters(), req.GetVolumeCapabilities()); err != nil {
+	params, err := parseParameters(req.GetParameters(), req.GetVolumeCapabilities())
+	if err != nil {
 		return err
+	}
+	if params.readOnly && !disk.ReadOnly {
+		return failedPrecondition("parameter %s: disk %q (%s) takes writes", KeyReadOnly, disk.Name, disk.ID)
 	}
 	facts := map[string]string{
 		KeyDiskName:  disk.Name,
@@ -286,27 +198,49 @@ func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: controllerCapabilities()}, nil
 }
 
-// disk returns the disk of a volume. That there is none is said only after the rack confirmed that this token would see
-// it.
-func (c *Controller) disk(ctx context.Context, volumeID string) (rack.Disk, error) {
+// disk returns the disk of a volume and the rack that has it. That there is none is said only after the racks confirmed that this
+// token would see it.
+func (c *Controller) disk(ctx context.Context, volumeID string) (onRack, rack.Disk, error) {
 	id, ok := rack.ParseID(volumeID)
 	if !ok {
-		return rack.Disk{}, notFound("volume_id %q is no disk ID: the ID of a volume is the UUID of its disk", volumeID)
+		return onRack{}, rack.Disk{}, notFound("volume_id %q is no disk ID: the ID of a volume is the UUID of its disk", volumeID)
 	}
-	disk, err := c.rack.Disk(ctx, id)
-	if errors.Is(err, rack.ErrNotFound) {
-		if unconfirmed := c.unconfirmed(ctx); unconfirmed != nil {
-			return rack.Disk{}, unconfirmed
-		}
-	}
-	return disk, err
+	client, disk, err := find(ctx, c.racks, id, (*rack.Client).Disk)
+	return c.on(client), disk, err
 }
 
-// unconfirmed is UNAVAILABLE when a 404 cannot be believed: nothing is known about the volume then, and no orchestrator
-// may conclude that it is gone.
-func (c *Controller) unconfirmed(ctx context.Context) error {
+// unconfirmed is UNAVAILABLE when a 404 of this rack cannot be believed: nothing is known about the thing then, and no
+// orchestrator may conclude that it is gone.
+func (c onRack) unconfirmed(ctx context.Context) error {
 	if err := c.rack.ConfirmProject(ctx); err != nil {
 		return unavailable("%w", err)
+	}
+	return nil
+}
+
+// volume is a disk in the words of the specification.
+func (c onRack) volume(disk rack.Disk, params parameters) *csi.Volume {
+	return &csi.Volume{
+		VolumeId:           disk.ID,
+		CapacityBytes:      disk.SizeBytes,
+		VolumeContext:      volumeContext(disk, params),
+		ContentSource:      contentSource(disk),
+		AccessibleTopology: []*csi.Topology{segments(c.rack.Name())},
+	}
+}
+
+// contentSource is what a volume was made from as the specification has it, nil for a blank one and for one made from an image.
+func contentSource(disk rack.Disk) *csi.VolumeContentSource {
+	description, _ := rack.ParseDescription(disk.Description)
+	switch {
+	case description.Clone && len(description.Lineage) > 0:
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: description.Lineage[0]},
+		}}
+	case disk.SnapshotID != "":
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: disk.SnapshotID},
+		}}
 	}
 	return nil
 }

@@ -83,9 +83,6 @@ func TestCreateVolumeRefuses(t *testing.T) {
 		{"a segment that we do not know", func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "z"}}}}
 		}, codes.ResourceExhausted, "zone=z"},
-		{"a snapshot", func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: uuid.NewString()}}}
-		}, codes.InvalidArgument, "volume_content_source"},
 		{"unknown parameter", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blocksize": "512"} }, codes.InvalidArgument, `"blocksize"`},
 		{"block size", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "1024"} }, codes.InvalidArgument, "blockSize"},
 		{"mkfs options that name a device", func(r *csi.CreateVolumeRequest) {

@@ -87,6 +87,7 @@ var codeTable = []struct {
 	{tool.ErrClaimed, codes.Aborted, "what it does to the disk is not known before it has ended; the orchestrator asks again"},
 
 	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
+	{metadata.ErrConflict, codes.FailedPrecondition, "sources of identity contradict each other: an operator must act"},
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the identity is wrong: an operator must act"},
 }
 

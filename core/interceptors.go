@@ -122,6 +122,10 @@ func operationKey(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		return "volume name " + strconv.Quote(r.GetName())
+	case *csi.CreateSnapshotRequest:
+		return "snapshot name " + strconv.Quote(r.GetName())
+	case *csi.DeleteSnapshotRequest:
+		return "snapshot " + strconv.Quote(strings.ToLower(r.GetSnapshotId()))
 	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest, *csi.ControllerUnpublishVolumeRequest,
 		*csi.NodeStageVolumeRequest, *csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest:
 		return "volume " + strconv.Quote(strings.ToLower(r.(interface{ GetVolumeId() string }).GetVolumeId()))
@@ -141,8 +145,14 @@ func identifiers(req any) []slog.Attr {
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
 		add("volume_id", r.GetVolumeId())
 	}
-	if r, ok := req.(*csi.CreateVolumeRequest); ok {
+	if r, ok := req.(interface{ GetName() string }); ok {
 		add("name", r.GetName())
+	}
+	if r, ok := req.(interface{ GetSourceVolumeId() string }); ok {
+		add("source_volume_id", r.GetSourceVolumeId())
+	}
+	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
+		add("snapshot_id", r.GetSnapshotId())
 	}
 	if r, ok := req.(interface{ GetNodeId() string }); ok {
 		add("node_id", r.GetNodeId())

@@ -50,7 +50,7 @@ func TestPanic(t *testing.T) {
 			panics := records(t, log, "panic")
 			if len(panics) != 1 || panics[0]["method"] != "CreateVolume" || panics[0]["type"] != fmt.Sprintf("%T", value) {
 				t.Errorf("logged %v", panics)
-			} else if stack := fmt.Sprint(panics[0]["stack"]); !strings.Contains(stack, "CreateVolume") || !strings.Contains(stack, "controller.go:") {
+			} else if stack := fmt.Sprint(panics[0]["stack"]); !strings.Contains(stack, "CreateVolume") || !strings.Contains(stack, "create.go:") {
 				t.Errorf("the stack does not show where: %s", stack)
 			}
 			// So short a deadline leaves no time to wait for the volume.
@@ -381,7 +381,7 @@ func gatedController(t *testing.T, gate *gate, change ...func(*core.ServerOption
 		c(&opts)
 	}
 	client := rackClient(t, r, func(cfg *rack.Config) { cfg.HTTPClient = &http.Client{Transport: gate} })
-	opts.Controller = core.NewController(core.ControllerOptions{Rack: client, Cluster: testCluster, MaxDisks: 8, Log: discard()})
+	opts.Controller = core.NewController(core.ControllerOptions{Racks: []*rack.Client{client}, Cluster: testCluster, MaxDisks: 8, Log: discard()})
 	server := core.NewServer(opts)
 	conn, _ := serve(t, server)
 	return r, conn, server

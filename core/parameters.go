@@ -17,6 +17,8 @@ type parameters struct {
 	blockSize int64
 	// diskType is empty when none was asked for.
 	diskType string
+	// readOnly asks for a disk that the rack itself takes no writes to.
+	readOnly bool
 	// claim is namespace/name of the Kubernetes claim, if the provisioner told.
 	claim string
 	// forNode goes into the volume context as it is.
@@ -64,13 +66,11 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 		p.diskType = value
 		return nil
 	case KeyReadOnly:
-		switch value {
-		case "false":
-			return nil
-		case "true":
-			return invalidArgument("parameter %s: only a volume made from a snapshot can be read-only", key)
+		if value != "true" && value != "false" {
+			return invalidArgument("parameter %s: %q is not one of true, false", key, value)
 		}
-		return invalidArgument("parameter %s: %q is not one of true, false", key, value)
+		p.readOnly = value == "true"
+		return nil
 	case KeyMkfsOptions:
 		for _, capability := range capabilities {
 			if m := capability.GetMount(); m != nil {

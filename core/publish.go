@@ -20,7 +20,7 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 	if err := validateControllerPublishVolume(req); err != nil {
 		return nil, err
 	}
-	disk, err := c.disk(ctx, req.GetVolumeId())
+	on, disk, err := c.disk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -28,16 +28,16 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 	if !ok {
 		return nil, notFound("node_id %q is no instance ID: the ID of a node is the UUID of its instance", req.GetNodeId())
 	}
-	if err := c.checkProject(ctx, disk); err != nil {
+	if err := on.checkProject(ctx, disk); err != nil {
 		return nil, err
 	}
-	if disk, err = c.settled(ctx, disk); err != nil {
+	if disk, err = on.settled(ctx, disk); err != nil {
 		return nil, err
 	}
 	if disk.InstanceID == instanceID {
-		err = c.checkNoBootDisk(ctx, disk, instanceID)
+		err = on.checkNoBootDisk(ctx, disk, instanceID)
 	} else {
-		disk, err = c.attach(ctx, disk, instanceID)
+		disk, err = on.attach(ctx, disk, instanceID)
 	}
 	if err != nil {
 		return nil, err
@@ -61,12 +61,12 @@ func publishContext(disk rack.Disk) map[string]string {
 }
 
 // settled waits for a disk to come to rest, as long as the caller can.
-func (c *Controller) settled(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+func (c onRack) settled(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	return c.rack.Settled(ctx, disk, patience(ctx))
 }
 
 // checkNoBootDisk refuses the boot disk of the instance that holds it. Only an attached disk can be one (docs/rack.md §5).
-func (c *Controller) checkNoBootDisk(ctx context.Context, disk rack.Disk, instanceID string) error {
+func (c onRack) checkNoBootDisk(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err != nil {
 		return err
@@ -78,8 +78,8 @@ func (c *Controller) checkNoBootDisk(ctx context.Context, disk rack.Disk, instan
 }
 
 // attach attaches a disk that is at rest and not attached to this instance.
-func (c *Controller) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
-	if err := attachable(disk); err != nil {
+func (c onRack) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	if err := c.attachable(ctx, disk); err != nil {
 		return rack.Disk{}, err
 	}
 	if err := c.refusals.remembered(opAttach, disk.ID, instanceID); err != nil {
@@ -103,13 +103,18 @@ func (c *Controller) attach(ctx context.Context, disk rack.Disk, instanceID stri
 	return attached, nil
 }
 
-// attachable refuses disks in states from which no attach can succeed.
-func attachable(disk rack.Disk) error {
+// attachable refuses disks in states from which no attach can succeed. The instance that holds a disk is named by its ID, which
+// is what the orchestrator calls the node, and by its name if the rack tells.
+func (c onRack) attachable(ctx context.Context, disk rack.Disk) error {
 	switch disk.State {
 	case rack.Detached:
 		return nil
 	case rack.Attached:
-		return failedPrecondition("disk %q (%s) is attached to instance %s: unpublish the volume from that node first", disk.Name, disk.ID, disk.InstanceID)
+		name := ""
+		if instance, err := c.rack.Instance(ctx, disk.InstanceID); err == nil {
+			name = fmt.Sprintf("%q ", instance.Name)
+		}
+		return failedPrecondition("disk %q (%s) is attached to instance %s(%s): unpublish the volume from that node first", disk.Name, disk.ID, name, disk.InstanceID)
 	case rack.Faulted:
 		return internal("disk %q (%s) is faulted: have the rack's operator look at it", disk.Name, disk.ID)
 	}
@@ -117,7 +122,7 @@ func attachable(disk rack.Disk) error {
 }
 
 // checkRoom refuses what the rack would accept and the guest could not use, and counts the disks.
-func (c *Controller) checkRoom(ctx context.Context, disk rack.Disk, instanceID string) error {
+func (c onRack) checkRoom(ctx context.Context, disk rack.Disk, instanceID string) error {
 	disks, err := c.rack.InstanceDisks(ctx, instanceID)
 	if err != nil {
 		return c.nodeError(ctx, instanceID, err)
@@ -134,12 +139,12 @@ func (c *Controller) checkRoom(ctx context.Context, disk rack.Disk, instanceID s
 	return nil
 }
 
-func (c *Controller) full(instanceID string, count int) error {
+func (c onRack) full(instanceID string, count int) error {
 	return resourceExhausted("instance %s has %d disks, its boot disk included, and takes no more: --max-disks is %d; unpublish another volume from that node first", instanceID, count, c.maxDisks)
 }
 
 // instance looks up an instance and says NOT_FOUND only where that is to be believed.
-func (c *Controller) instance(ctx context.Context, id string) (rack.Instance, error) {
+func (c onRack) instance(ctx context.Context, id string) (rack.Instance, error) {
 	instance, err := c.rack.Instance(ctx, id)
 	if err != nil {
 		return rack.Instance{}, c.nodeError(ctx, id, err)
@@ -147,7 +152,7 @@ func (c *Controller) instance(ctx context.Context, id string) (rack.Instance, er
 	return instance, nil
 }
 
-func (c *Controller) nodeError(ctx context.Context, instanceID string, err error) error {
+func (c onRack) nodeError(ctx context.Context, instanceID string, err error) error {
 	if !errors.Is(err, rack.ErrNotFound) {
 		return err
 	}
@@ -158,8 +163,13 @@ func (c *Controller) nodeError(ctx context.Context, instanceID string, err error
 }
 
 // refusedAttach finds out why the rack did not attach a disk; it may have done so after all.
-func (c *Controller) refusedAttach(ctx context.Context, disk rack.Disk, instanceID string, refusal error) (rack.Disk, error) {
-	now, err := c.disk(ctx, disk.ID)
+func (c onRack) refusedAttach(ctx context.Context, disk rack.Disk, instanceID string, refusal error) (rack.Disk, error) {
+	now, err := c.rack.Disk(ctx, disk.ID)
+	if errors.Is(err, rack.ErrNotFound) {
+		if unconfirmed := c.unconfirmed(ctx); unconfirmed != nil {
+			err = unconfirmed
+		}
+	}
 	if err != nil {
 		return rack.Disk{}, fmt.Errorf("%w; %w", err, refusal)
 	}
@@ -169,7 +179,7 @@ func (c *Controller) refusedAttach(ctx context.Context, disk rack.Disk, instance
 	if now.InstanceID == instanceID {
 		return now, nil
 	}
-	if err := attachable(now); err != nil {
+	if err := c.attachable(ctx, now); err != nil {
 		return rack.Disk{}, err
 	}
 	if rack.OutcomeUnknown(refusal) || errors.Is(refusal, rack.ErrConflict) {
@@ -217,16 +227,16 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context, req *csi.Con
 	if !diskOK || (!nodeOK && req.GetNodeId() != "") {
 		return done, nil // neither a disk nor an instance has such an ID
 	}
-	disk, err := c.rack.Disk(ctx, diskID)
+	on, disk, err := c.disk(ctx, diskID)
 	if errors.Is(err, rack.ErrNotFound) {
-		return done, c.unconfirmed(ctx)
+		return done, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if disk, err = c.settled(ctx, disk); err != nil {
+	if disk, err = on.settled(ctx, disk); err != nil {
 		if errors.Is(err, rack.ErrNotFound) {
-			return done, c.unconfirmed(ctx)
+			return done, on.unconfirmed(ctx)
 		}
 		return nil, err
 	}
@@ -234,14 +244,14 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context, req *csi.Con
 		c.grace.forget(disk.ID)
 		return done, nil
 	}
-	project, err := c.rack.ProjectID(ctx)
+	project, err := on.rack.ProjectID(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if disk.ProjectID != project {
 		return done, nil // ControllerPublishVolume never attaches it
 	}
-	if err := c.detach(ctx, disk); err != nil {
+	if err := on.detach(ctx, disk); err != nil {
 		return nil, err
 	}
 	c.grace.forget(disk.ID)
@@ -249,7 +259,7 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context, req *csi.Con
 }
 
 // detach detaches a disk from the instance that holds it.
-func (c *Controller) detach(ctx context.Context, disk rack.Disk) error {
+func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 	instanceID := disk.InstanceID
 	if err := c.refusals.remembered(opDetach, disk.ID, instanceID); err != nil {
 		return err
@@ -272,7 +282,7 @@ func (c *Controller) detach(ctx context.Context, disk rack.Disk) error {
 
 // awaitGrace refuses to detach from a running instance before the wish is old enough: an orchestrator whose node plugin is
 // away for a moment asks for the detach although the filesystem is still mounted.
-func (c *Controller) awaitGrace(ctx context.Context, disk rack.Disk) error {
+func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) error {
 	left := c.grace.left(disk.ID, disk.InstanceID)
 	if left <= 0 {
 		return nil
@@ -292,7 +302,7 @@ func (c *Controller) awaitGrace(ctx context.Context, disk rack.Disk) error {
 }
 
 // refusedDetach finds out why the rack did not detach a disk; it may be gone from the instance after all.
-func (c *Controller) refusedDetach(ctx context.Context, disk rack.Disk, refusal error) error {
+func (c onRack) refusedDetach(ctx context.Context, disk rack.Disk, refusal error) error {
 	now, err := c.rack.Disk(ctx, disk.ID)
 	if errors.Is(err, rack.ErrNotFound) {
 		return c.unconfirmed(ctx)

@@ -115,7 +115,7 @@ func newRig(t *testing.T, change ...func(*rigOptions)) *rig {
 		Mode:     "controller",
 		Identity: core.NewIdentity("test", &core.Readiness{}),
 		Controller: core.NewController(core.ControllerOptions{
-			Rack: client, Cluster: opts.cluster, MaxDisks: opts.maxDisks, DetachGrace: opts.detachGrace, Log: log,
+			Racks: []*rack.Client{client}, Cluster: opts.cluster, MaxDisks: opts.maxDisks, DetachGrace: opts.detachGrace, Log: log,
 		}),
 		Log: log,
 	})

@@ -25,6 +25,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
@@ -37,7 +38,7 @@ func TestCapabilities(t *testing.T) {
 	for _, capability := range plugin.GetCapabilities() {
 		services = append(services, capability.GetService().GetType().String())
 	}
-	wantSame(t, services, []string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"})
+	wantSame(t, services, []string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"})
 
 	controller, err := csi.NewControllerClient(e.conn).ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 	e.must(t, err)
@@ -45,7 +46,10 @@ func TestCapabilities(t *testing.T) {
 	for _, capability := range controller.GetCapabilities() {
 		rpcs = append(rpcs, capability.GetRpc().GetType().String())
 	}
-	wantSame(t, rpcs, []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "SINGLE_NODE_MULTI_WRITER"})
+	wantSame(t, rpcs, []string{
+		"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "LIST_VOLUMES", "LIST_VOLUMES_PUBLISHED_NODES", "GET_VOLUME", "GET_VOLUME_HEALTH",
+		"LIST_VOLUME_HEALTH", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "GET_SNAPSHOT", "CLONE_VOLUME", "SINGLE_NODE_MULTI_WRITER",
+	})
 
 	node, err := csi.NewNodeClient(e.conn).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	e.must(t, err)
@@ -67,7 +71,7 @@ func TestModes(t *testing.T) {
 			r := newRig(t)
 			opts := serverOptions(test.mode)
 			if test.controller {
-				opts.Controller = core.NewController(core.ControllerOptions{Rack: rackClient(t, r, nil), Cluster: testCluster, MaxDisks: 8, Log: discard()})
+				opts.Controller = core.NewController(core.ControllerOptions{Racks: []*rack.Client{rackClient(t, r, nil)}, Cluster: testCluster, MaxDisks: 8, Log: discard()})
 			}
 			if test.node {
 				opts.Node = core.NewNode(core.NodeOptions{
@@ -256,6 +260,8 @@ func listing(t *testing.T, dir string) map[string]string {
 // the process.
 var goAllowed = map[string]string{
 	"node_probe.go: look": "it hands its panic to the RPCs that wait for it",
+	"racks.go: askAll":    "it hands its panic to the RPC that reads the answers",
+	"sweep.go: in":        "it recovers its panic itself",
 }
 
 // An interceptor recovers panics of the goroutine that serves an RPC, and of no other: one more, and a defect in one

@@ -13,10 +13,17 @@ const (
 	defaultSizeBytes = 10 * gib
 )
 
-// sizeOf decides how large a new disk is, in bytes: what is required, rounded up to whole GiB, and at most what the limit
-// allows. What a rack takes at most is the rack's to judge, since that differs between releases and kinds of disks.
-func sizeOf(capacity *csi.CapacityRange) (int64, error) {
+// sizeOf decides how large a new disk is, in bytes: what is required, rounded up to whole GiB, at least what the source has that
+// it is made from (0 for none), and at most what the limit allows. What a rack takes at most is the rack's to judge, since
+// that differs between releases and kinds of disks.
+func sizeOf(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
+	if sourceBytes > 0 && limitBytes != 0 && limitBytes < sourceBytes {
+		return 0, outOfRange("capacity_range: limit_bytes %d is less than the %d bytes of the volume_content_source", limitBytes, sourceBytes)
+	}
+	if sourceBytes >= requiredBytes && sourceBytes > 0 {
+		return sourceBytes, nil
+	}
 	if requiredBytes == 0 {
 		if limitBytes == 0 {
 			return defaultSizeBytes, nil

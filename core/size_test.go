@@ -12,6 +12,7 @@ func TestSizeOf(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		required, limit int64
+		source          int64
 		want            int64
 		code            codes.Code
 	}{
@@ -27,9 +28,15 @@ func TestSizeOf(t *testing.T) {
 		{name: "largest that can be rounded", required: math.MaxInt64 - gib, want: math.MaxInt64 - gib + 1},
 		{name: "too large to round", required: math.MaxInt64 - gib + 1, code: codes.OutOfRange},
 		{name: "largest number", required: math.MaxInt64, code: codes.OutOfRange},
+		{name: "nothing requested, from a source", source: 3 * gib, want: 3 * gib},
+		{name: "less than the source has", required: gib, source: 3 * gib, want: 3 * gib},
+		{name: "as much as the source has", required: 3 * gib, limit: 3 * gib, source: 3 * gib, want: 3 * gib},
+		{name: "more than the source has", required: 3*gib + 1, source: 3 * gib, want: 4 * gib},
+		{name: "more than the source has, rounded past the limit", required: 3*gib + 1, limit: 3*gib + 2, source: 3 * gib, code: codes.OutOfRange},
+		{name: "limit below the source", required: gib, limit: 2 * gib, source: 3 * gib, code: codes.OutOfRange},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := sizeOf(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit})
+			got, err := sizeOf(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}, test.source)
 			if code := statusOf(t.Context(), err).Code(); code != test.code {
 				t.Fatalf("code %s, want %s (%v)", code, test.code, err)
 			}

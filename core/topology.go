@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
 // segments is the topology of everything on a rack: of its disks and of its instances.
@@ -14,29 +16,34 @@ func segments(rackName string) *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{TopologySegmentRack: rackName}}
 }
 
-// checkAccessible refuses a requirement that the rack of this name cannot fulfil: CSI spec, CreateVolume,
-// accessibility_requirements. A requirement without topologies is none; Nomad sends such ones.
-func checkAccessible(requirement *csi.TopologyRequirement, rackName string) error {
+// accessible returns the racks that can fulfil a requirement, those first that are preferred: CSI spec, CreateVolume,
+// accessibility_requirements. A requirement without topologies is none, and every rack fulfils it; Nomad sends such ones.
+func (r *racks) accessible(requirement *csi.TopologyRequirement) ([]*rack.Client, error) {
+	requisite, preferred := requirement.GetRequisite(), requirement.GetPreferred()
+	if len(requisite) == 0 && len(preferred) == 0 {
+		return r.all, nil
+	}
+	var fit []*rack.Client
 	// The preferred topologies are among the requisite ones, where both are given.
-	topologies := requirement.GetRequisite()
-	if len(topologies) == 0 {
-		topologies = requirement.GetPreferred()
-	}
-	if len(topologies) == 0 {
-		return nil
-	}
-	own := segments(rackName).GetSegments()
-	for _, topology := range topologies {
-		if within(topology.GetSegments(), own) {
-			return nil
+	for _, topology := range slices.Concat(preferred, requisite) {
+		for _, client := range r.all {
+			if within(topology.GetSegments(), segments(client.Name()).GetSegments()) && !slices.Contains(fit, client) {
+				fit = append(fit, client)
+			}
 		}
 	}
-	wanted := make([]string, 0, len(topologies))
-	for _, topology := range topologies {
+	if len(fit) > 0 {
+		return fit, nil
+	}
+	if len(requisite) == 0 {
+		requisite = preferred
+	}
+	wanted := make([]string, 0, len(requisite))
+	for _, topology := range requisite {
 		wanted = append(wanted, segmentsText(topology.GetSegments()))
 	}
-	return resourceExhausted("accessibility_requirements ask for %s, this plugin makes volumes in %s: check the rack's name here and on the nodes",
-		strings.Join(wanted, " or "), segmentsText(own))
+	return nil, resourceExhausted("accessibility_requirements ask for %s, this plugin serves %s=%s: check the racks' names here and on the nodes",
+		strings.Join(wanted, " or "), TopologySegmentRack, r.names())
 }
 
 // within reports whether every wanted segment is one of own. A segment that this plugin knows nothing of cannot be

@@ -74,6 +74,65 @@ func validateValidateVolumeCapabilities(req *csi.ValidateVolumeCapabilitiesReque
 	)
 }
 
+func validateCreateSnapshot(req *csi.CreateSnapshotRequest) error {
+	return firstError(
+		required("name", req.GetName()),
+		limited("name", req.GetName(), maxStringBytes),
+		checkCharacters("name", req.GetName()),
+		required("source_volume_id", req.GetSourceVolumeId()),
+		limited("source_volume_id", req.GetSourceVolumeId(), maxStringBytes),
+		limitedMap("secrets", req.GetSecrets()),
+		limitedMap("parameters", req.GetParameters()),
+		checkTopologyRequirement(req.GetAccessibilityRequirements()),
+	)
+}
+
+func validateDeleteSnapshot(req *csi.DeleteSnapshotRequest) error {
+	return firstError(checkSnapshotID(req.GetSnapshotId()), limitedMap("secrets", req.GetSecrets()))
+}
+
+func validateGetSnapshot(req *csi.GetSnapshotRequest) error {
+	return firstError(checkSnapshotID(req.GetSnapshotId()), limitedMap("secrets", req.GetSecrets()))
+}
+
+func validateListSnapshots(req *csi.ListSnapshotsRequest) error {
+	return firstError(
+		validateList(req),
+		limited("source_volume_id", req.GetSourceVolumeId(), maxStringBytes),
+		limited("snapshot_id", req.GetSnapshotId(), maxStringBytes),
+		limitedMap("secrets", req.GetSecrets()),
+	)
+}
+
+// validateList checks what the requests for lists have in common. A token of a possible length that is not ours is ABORTED.
+func validateList(req listRequest) error {
+	if req.GetMaxEntries() < 0 {
+		return invalidArgument("max_entries %d is negative", req.GetMaxEntries())
+	}
+	return limited("starting_token", req.GetStartingToken(), maxStringBytes)
+}
+
+func validateGetCapacity(req *csi.GetCapacityRequest) error {
+	for _, capability := range req.GetVolumeCapabilities() {
+		if err := checkCapability("volume_capabilities", capability); err != nil {
+			return err
+		}
+	}
+	return firstError(
+		supportedCapabilities(req.GetVolumeCapabilities()),
+		limitedMap("parameters", req.GetParameters()),
+		limitedMap("accessible_topology", req.GetAccessibleTopology().GetSegments()),
+	)
+}
+
+func validateControllerGetVolumeHealth(req *csi.ControllerGetVolumeHealthRequest) error {
+	return firstError(checkVolumeID(req.GetVolumeId()), limitedMap("secrets", req.GetSecrets()))
+}
+
+func validateControllerListVolumeHealth(req *csi.ControllerListVolumeHealthRequest) error {
+	return firstError(validateList(req), limitedMap("secrets", req.GetSecrets()))
+}
+
 func validateNodeStageVolume(req *csi.NodeStageVolumeRequest) error {
 	return firstError(
 		checkVolumeID(req.GetVolumeId()),
@@ -187,6 +246,10 @@ func checkVolumeID(id string) error {
 	return firstError(required("volume_id", id), limited("volume_id", id, maxStringBytes))
 }
 
+func checkSnapshotID(id string) error {
+	return firstError(required("snapshot_id", id), limited("snapshot_id", id, maxStringBytes))
+}
+
 func checkPath(field, path string) error {
 	if err := firstError(required(field, path), limited(field, path, maxPathBytes)); err != nil {
 		return err
@@ -290,10 +353,22 @@ func checkCapacityRange(capacity *csi.CapacityRange) error {
 }
 
 func checkContentSource(source *csi.VolumeContentSource) error {
-	if source != nil {
-		return invalidArgument("volume_content_source is not supported: this plugin makes blank volumes only")
+	if source == nil {
+		return nil
 	}
-	return nil
+	switch from := source.GetType().(type) {
+	case *csi.VolumeContentSource_Snapshot:
+		return firstError(
+			required("volume_content_source: snapshot_id", from.Snapshot.GetSnapshotId()),
+			limited("volume_content_source: snapshot_id", from.Snapshot.GetSnapshotId(), maxStringBytes),
+		)
+	case *csi.VolumeContentSource_Volume:
+		return firstError(
+			required("volume_content_source: volume_id", from.Volume.GetVolumeId()),
+			limited("volume_content_source: volume_id", from.Volume.GetVolumeId(), maxStringBytes),
+		)
+	}
+	return invalidArgument("volume_content_source names neither a snapshot nor a volume")
 }
 
 func checkMutableParameters(parameters map[string]string) error {

@@ -24,9 +24,6 @@ import (
 
 // serve builds the parts and serves until a signal.
 func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
-	if n := len(cfg.RackList()); n > 1 {
-		return config.Problems{{Flag: "racks", What: fmt.Sprintf("has %d entries, and this build serves one rack; leave one and run a plugin with its own --cluster-id for each other", n)}}
-	}
 	log := newLogger(cfg, stderr)
 	tuneGC()
 	klog.SetSlogLogger(log)
@@ -88,18 +85,23 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, me
 		Log:      log,
 	}
 	if cfg.Mode.Controller() {
-		client, err := newRack(cfg.RackList()[0], measured, log)
-		if err != nil {
-			return core.ServerOptions{}, err
+		var racks []*rack.Client
+		for _, of := range cfg.RackList() {
+			client, err := newRack(of, measured, log)
+			if err != nil {
+				return core.ServerOptions{}, err
+			}
+			racks = append(racks, client)
+			background.run("check rack "+client.Name(), func() { checkRack(ctx, client, log) })
 		}
 		opts.Controller = core.NewController(core.ControllerOptions{
-			Rack:        client,
+			Racks:       racks,
 			Cluster:     cfg.ClusterID,
 			MaxDisks:    cfg.MaxDisks,
 			DetachGrace: cfg.DetachGrace,
 			Log:         log,
 		})
-		background.run("check the rack", func() { checkRack(ctx, client, log) })
+		opts.Controller.StartSweeping(ctx)
 	}
 	if cfg.Mode.Node() {
 		identity := provider(cfg, log)

@@ -389,20 +389,6 @@ func TestPrivateCA(t *testing.T) {
 	}
 }
 
-// Until several racks are served, more than one is a problem of the configuration, and nothing is begun.
-func TestSeveralRacksAreNotServedYet(t *testing.T) {
-	t.Parallel()
-	dir := shortDir(t)
-	token, file, socket := filepath.Join(dir, "token"), filepath.Join(dir, "config.yaml"), filepath.Join(dir, "csi.sock")
-	must(t, os.WriteFile(token, []byte("oxide-token-x"), 0o600))
-	text := fmt.Sprintf("racks: [{name: a, host: a, project: p, tokenFile: %s}, {name: b, host: b, project: p, tokenFile: %s}]\n", token, token)
-	must(t, os.WriteFile(file, []byte(text), 0o600))
-	got := runPlugin(t, nil, "--endpoint="+socket, "--mode=controller", "--cluster-id=c", "--config="+file)
-	if got.code != 2 || !strings.Contains(got.stderr, "config: racks: has 2 entries, and this build serves one rack") || isThere(t, socket) {
-		t.Errorf("%+v", got)
-	}
-}
-
 // A rack of an older release is served, and the log says once in which version of the API.
 func TestOlderRacks(t *testing.T) {
 	t.Parallel()

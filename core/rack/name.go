@@ -203,7 +203,7 @@ func ParseDescription(text string) (Description, bool) {
 	return d, true
 }
 
-// SameVolume reports whether both describe the disk of one volume of one cluster, or one snapshot of it.
-func (d Description) SameVolume(other Description) bool {
+// SameThing reports whether both describe the disk of one volume of one cluster, or one snapshot of it.
+func (d Description) SameThing(other Description) bool {
 	return d.Cluster == other.Cluster && d.Hash == other.Hash
 }

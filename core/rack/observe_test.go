@@ -53,7 +53,7 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	must(t, err)
 	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 60})
 	disk := r.create(t, "observed")
-	blank := BlankDisk{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
+	blank := NewDisk{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
 	_, err = r.CreateDisk(ctx, blank)
 	failing("a second disk of the name", err)
 	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultLost})

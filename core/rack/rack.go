@@ -76,24 +76,36 @@ func New(cfg Config) (*Client, error) {
 type operations struct {
 	DiskCreate         func(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
 	DiskView           func(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
+	DiskList           func(context.Context, oxide.DiskListParams) (*oxide.DiskResultsPage, error)
 	DiskDelete         func(context.Context, oxide.DiskDeleteParams) error
+	SnapshotCreate     func(context.Context, oxide.SnapshotCreateParams) (*oxide.Snapshot, error)
+	SnapshotView       func(context.Context, oxide.SnapshotViewParams) (*oxide.Snapshot, error)
+	SnapshotList       func(context.Context, oxide.SnapshotListParams) (*oxide.SnapshotResultsPage, error)
+	SnapshotDelete     func(context.Context, oxide.SnapshotDeleteParams) error
 	InstanceView       func(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
 	InstanceDiskList   func(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
 	InstanceDiskAttach func(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
 	InstanceDiskDetach func(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
 	ProjectView        func(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
+	UtilizationView    func(context.Context) (*oxide.Utilization, error)
 }
 
 func operationsOf(sdk *oxide.Client) operations {
 	return operations{
 		DiskCreate:         sdk.DiskCreate,
 		DiskView:           sdk.DiskView,
+		DiskList:           sdk.DiskList,
 		DiskDelete:         sdk.DiskDelete,
+		SnapshotCreate:     sdk.SnapshotCreate,
+		SnapshotView:       sdk.SnapshotView,
+		SnapshotList:       sdk.SnapshotList,
+		SnapshotDelete:     sdk.SnapshotDelete,
 		InstanceView:       sdk.InstanceView,
 		InstanceDiskList:   sdk.InstanceDiskList,
 		InstanceDiskAttach: sdk.InstanceDiskAttach,
 		InstanceDiskDetach: sdk.InstanceDiskDetach,
 		ProjectView:        sdk.ProjectView,
+		UtilizationView:    sdk.UtilizationView,
 	}
 }
 
@@ -175,35 +187,46 @@ func diskFrom(d *oxide.Disk) Disk {
 	return disk
 }
 
-// BlankDisk is a disk to be made without content.
-type BlankDisk struct {
+// NewDisk is a disk to be made.
+type NewDisk struct {
 	Name        string
 	Description string
 	// SizeBytes must be a multiple of 1 GiB, which the rack checks.
 	SizeBytes int64
-	// BlockSize is 512, 2048 or 4096. A local disk has 4096.
+	// BlockSize is 512, 2048 or 4096. A local disk has 4096, a disk made from a snapshot what the snapshot's disk had.
 	BlockSize int64
 	Local     bool
+	// SnapshotID is the snapshot to make the disk from, empty for a blank one.
+	SnapshotID string
+	// ReadOnly is for disks made from a snapshot, which then must be of its size.
+	ReadOnly bool
+}
+
+func (d NewDisk) backend() oxide.DiskBackend {
+	switch {
+	case d.Local:
+		return oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+	case d.SnapshotID != "":
+		source := oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: d.SnapshotID, ReadOnly: &d.ReadOnly}}
+		return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
+	}
+	source := oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(d.BlockSize)}}
+	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
 }
 
 // CreateDisk makes a disk. The state in the answer says creating even where the disk is ready (docs/rack.md §2).
-func (c *Client) CreateDisk(ctx context.Context, blank BlankDisk) (Disk, error) {
-	backend := oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
-	if !blank.Local {
-		source := oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(blank.BlockSize)}}
-		backend.Value = &oxide.DiskBackendDistributed{DiskSource: source}
-	}
+func (c *Client) CreateDisk(ctx context.Context, disk NewDisk) (Disk, error) {
 	created, err := c.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(c.project),
 		Body: &oxide.DiskCreate{
-			Name:        oxide.Name(blank.Name),
-			Description: blank.Description,
-			Size:        oxide.ByteCount(blank.SizeBytes),
-			DiskBackend: backend,
+			Name:        oxide.Name(disk.Name),
+			Description: disk.Description,
+			Size:        oxide.ByteCount(disk.SizeBytes),
+			DiskBackend: disk.backend(),
 		},
 	})
 	if err != nil {
-		return Disk{}, c.translate(ctx, err, "create disk %q of %d bytes in project %q", blank.Name, blank.SizeBytes, c.project)
+		return Disk{}, c.translate(ctx, err, "create disk %q of %d bytes in project %q", disk.Name, disk.SizeBytes, c.project)
 	}
 	return diskFrom(created), nil
 }

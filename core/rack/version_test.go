@@ -99,7 +99,7 @@ func TestTooOldRacks(t *testing.T) {
 			r := newRig(t, simrack.Options{APIVersionMax: test.newest})
 			r.intercept(test.before)
 			for range 2 {
-				_, err := r.CreateDisk(t.Context(), BlankDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+				_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
 				wantSentence(t, err, ErrUnavailable, test.mentions...)
 			}
 			if _, err := r.Check(t.Context()); !errors.Is(err, test.want) {
@@ -161,7 +161,7 @@ func TestConcurrentCallsAskForTheVersionOnce(t *testing.T) {
 	var calls sync.WaitGroup
 	for range 50 {
 		calls.Go(func() {
-			if _, err := r.CreateDisk(t.Context(), BlankDisk{Name: "v", SizeBytes: gib, BlockSize: 4096}); err != nil && !errors.Is(err, ErrAlreadyExists) {
+			if _, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096}); err != nil && !errors.Is(err, ErrAlreadyExists) {
 				t.Error(err)
 			}
 		})
@@ -187,7 +187,7 @@ func TestVersionWhoseAskerGoesAway(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() {
-		_, err := r.CreateDisk(ctx, BlankDisk{Name: "a", SizeBytes: gib, BlockSize: 4096})
+		_, err := r.CreateDisk(ctx, NewDisk{Name: "a", SizeBytes: gib, BlockSize: 4096})
 		first <- err
 	}()
 	<-asked
@@ -224,7 +224,7 @@ func TestVersionGoesBack(t *testing.T) {
 	var calls sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
 		calls.Go(func() {
-			disk, err := r.CreateDisk(t.Context(), BlankDisk{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512})
+			disk, err := r.CreateDisk(t.Context(), NewDisk{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512})
 			if err != nil || disk.Description != "whole "+name || disk.SizeBytes != 2*gib {
 				t.Errorf("%+v, %v", disk, err)
 			}
@@ -259,7 +259,7 @@ func TestVersionThatIsRefusedInTheEnd(t *testing.T) {
 		refuse(w, 400, "", refusedVersion+": "+req.Header.Get("Api-Version"))
 		return true
 	})
-	_, err := r.CreateDisk(t.Context(), BlankDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+	_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
 	wantSentence(t, err, ErrUnavailable, "serves none of the API versions")
 	if n := r.requests()["POST /v1/disks"]; n != 2 {
 		t.Errorf("%d requests, want 2", n)
@@ -282,7 +282,7 @@ func TestRefusalsThatAreOfSomethingElse(t *testing.T) {
 				refuse(w, 400, test.code, test.message)
 				return true
 			})
-			_, err = r.CreateDisk(t.Context(), BlankDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+			_, err = r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
 			wantSentence(t, err, ErrRefused, test.message)
 			if diff := cmp.Diff(map[string]int{"POST /v1/disks": 1}, r.requests()); diff != "" {
 				t.Errorf("requests (-want +got):\n%s", diff)

@@ -31,3 +31,23 @@ func (c *Client) Settled(ctx context.Context, disk Disk, patience time.Duration)
 	}
 	return disk, nil
 }
+
+// SettledSnapshot waits until a snapshot is no longer being made, as [Client.Settled] does for a disk.
+func (c *Client) SettledSnapshot(ctx context.Context, snapshot Snapshot, patience time.Duration) (Snapshot, error) {
+	deadline := time.Now().Add(patience)
+	for poll := firstPoll; snapshot.State == SnapshotCreating; poll = min(2*poll, maxPoll) {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return snapshot, fmt.Errorf("snapshot %q (%s) is %s: %w", snapshot.Name, snapshot.ID, snapshot.State, ErrBusy)
+		}
+		if err := sleep(ctx, min(poll, left)); err != nil {
+			return snapshot, fmt.Errorf("snapshot %q (%s) is %s: %w: %w", snapshot.Name, snapshot.ID, snapshot.State, ErrBusy, err)
+		}
+		now, err := c.Snapshot(ctx, snapshot.ID)
+		if err != nil {
+			return snapshot, err
+		}
+		snapshot = now
+	}
+	return snapshot, nil
+}

@@ -1,0 +1,228 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// ListVolumes lists the disks that this plugin has made for its cluster, and every attached disk of the project: Kubernetes'
+// attacher takes what is not listed for detached, also a volume that somebody made by hand. Boot disks are attached disks,
+// too. CSI spec, ListVolumes.
+func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	if err := validateList(req); err != nil {
+		return nil, err
+	}
+	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
+		if !c.lists(disk) {
+			return nil
+		}
+		return &csi.ListVolumesResponse_Entry{
+			Volume: on.volume(disk, parameters{}),
+			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
+}
+
+// lists reports whether a disk counts as a volume here. One that is being made may not come to be.
+func (c *Controller) lists(disk rack.Disk) bool {
+	owner, ours := rack.ParseDescription(disk.Description)
+	return disk.State != rack.Creating && (disk.InstanceID != "" || ours && owner.Cluster == c.cluster)
+}
+
+func publishedNodes(disk rack.Disk) []string {
+	if disk.InstanceID == "" {
+		return nil
+	}
+	return []string{disk.InstanceID}
+}
+
+func diskProject(disk rack.Disk) string             { return disk.ProjectID }
+func snapshotProject(snapshot rack.Snapshot) string { return snapshot.ProjectID }
+
+// ControllerGetVolume tells what there is to know of a volume: CSI spec, ControllerGetVolume.
+func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	if err := checkVolumeID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	on, disk, err := c.disk(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeResponse{
+		Volume: on.volume(disk, parameters{}),
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+	}, nil
+}
+
+// ListSnapshots lists the snapshots of the project, whoever made them, without those that this plugin makes for a moment in
+// order to copy a disk. CSI spec, ListSnapshots.
+func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	if err := validateListSnapshots(req); err != nil {
+		return nil, err
+	}
+	source, sourceOK := rack.ParseID(req.GetSourceVolumeId())
+	if req.GetSourceVolumeId() != "" && !sourceOK {
+		return &csi.ListSnapshotsResponse{}, nil // no disk has such an ID
+	}
+	entry := func(on onRack, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
+		if snapshot.State == rack.SnapshotCreating || snapshot.Temporary() || (sourceOK && snapshot.DiskID != source) {
+			return nil
+		}
+		return &csi.ListSnapshotsResponse_Entry{Snapshot: on.snapshotMessage(snapshot)}
+	}
+	if _, _, err := c.startOf(req.GetStartingToken()); err != nil {
+		return nil, err
+	}
+	if req.GetSnapshotId() != "" {
+		return c.listSnapshot(ctx, req.GetSnapshotId(), entry)
+	}
+	entries, next, err := listPage(ctx, c, (*rack.Client).Snapshots, snapshotProject, req, entry)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}, nil
+}
+
+// listSnapshot is a list of one snapshot, or of none.
+func (c *Controller) listSnapshot(ctx context.Context, id string, entry func(onRack, rack.Snapshot) *csi.ListSnapshotsResponse_Entry) (*csi.ListSnapshotsResponse, error) {
+	list := &csi.ListSnapshotsResponse{}
+	if _, ok := rack.ParseID(id); !ok {
+		return list, nil // no snapshot has such an ID
+	}
+	on, snapshot, err := c.snapshot(ctx, id)
+	if errors.Is(err, rack.ErrNotFound) {
+		return list, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if one := entry(on, snapshot); one != nil {
+		list.Entries = append(list.Entries, one)
+	}
+	return list, nil
+}
+
+// listRequest is what the requests for lists have in common.
+type listRequest interface {
+	GetMaxEntries() int32
+	GetStartingToken() string
+}
+
+// listPage lists things of all racks, one rack after the other, by ID. Entry makes an entry of a thing, or nil where the list
+// leaves it out. A page is filled after that; the next token is empty where nothing follows. A rack that does not answer, or
+// shows another project than it did, is an error: a list without its disks would say that they are gone.
+func listPage[T, E any](
+	ctx context.Context, c *Controller,
+	list func(*rack.Client, context.Context, rack.Cursor, int) iter.Seq2[rack.Listed[T], error],
+	projectOf func(T) string,
+	req listRequest,
+	entry func(onRack, T) *E,
+) (entries []*E, next string, err error) {
+	from, at, err := c.startOf(req.GetStartingToken())
+	if err != nil {
+		return nil, "", err
+	}
+	most := int(req.GetMaxEntries())
+	var last, lastPage string
+	for _, client := range c.racks.all[from:] {
+		on := c.on(client)
+		project, err := client.ProjectID(ctx)
+		if err != nil {
+			return nil, "", unavailable("a list without rack %q would not be complete: %w", client.Name(), err)
+		}
+		empty := true
+		wanted := 0
+		if most > 0 {
+			wanted = most - len(entries) + 1
+		}
+		for listed, err := range list(client, ctx, at, wanted) {
+			if err != nil {
+				return nil, "", unknownOutcome(ctx, err)
+			}
+			if of := projectOf(listed.Thing); of != project {
+				return nil, "", unavailable("rack %q lists things of project %s, and project %q had the ID %s: check its host, token and project", client.Name(), of, client.ProjectName(), project)
+			}
+			empty = false
+			one := entry(on, listed.Thing)
+			if one == nil {
+				continue
+			}
+			if most > 0 && len(entries) == most {
+				c.cursors.keep(last, lastPage)
+				return entries, last, nil
+			}
+			entries = append(entries, one)
+			last, lastPage = client.Name()+tokenSeparator+listed.ID, listed.PageToken
+		}
+		if empty {
+			// Nothing at all is also what a project shows that has only the name of ours.
+			if err := client.ConfirmProject(ctx); err != nil {
+				return nil, "", unavailable("%w", err)
+			}
+		}
+		at = rack.Cursor{}
+	}
+	return entries, "", nil
+}
+
+// tokenSeparator stands between the rack's name and the last ID in a token. Names of racks may have it, too.
+const tokenSeparator = "."
+
+// startOf reads a token: which rack to go on with, and where. A token is good for every replica and after a restart; the page
+// of the rack that it leads to is remembered by the process that gave it out, and looked for by any other.
+func (c *Controller) startOf(token string) (from int, at rack.Cursor, err error) {
+	if token == "" {
+		return 0, rack.Cursor{}, nil
+	}
+	end := strings.LastIndex(token, tokenSeparator)
+	if end < 0 {
+		return 0, at, aborted("starting_token %.80q is none of this plugin's: begin the list anew", token)
+	}
+	name := token[:end]
+	id, ok := rack.ParseID(token[end+1:])
+	from = slices.IndexFunc(c.racks.all, func(client *rack.Client) bool { return client.Name() == name })
+	if !ok || from < 0 {
+		return 0, at, aborted("starting_token %.80q is none of this plugin's: begin the list anew", token)
+	}
+	return from, rack.Cursor{LastID: id, PageToken: c.cursors.page(token)}, nil
+}
+
+// cursors remembers the racks' own page tokens for ours, which are too short to hold them.
+type cursors struct {
+	mu    sync.Mutex
+	pages map[string]string
+}
+
+// cursorLimit bounds the memory: half a kilobyte each. One that is forgotten costs reading the list from its start.
+const cursorLimit = 200
+
+func newCursors() *cursors { return &cursors{pages: map[string]string{}} }
+
+func (c *cursors) keep(token, page string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.pages) >= cursorLimit {
+		clear(c.pages)
+	}
+	if page != "" {
+		c.pages[token] = page
+	}
+}
+
+func (c *cursors) page(token string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pages[token]
+}

@@ -1,0 +1,91 @@
+package rack
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// SnapshotState is the state of a snapshot, docs/rack.md §6.
+type SnapshotState string
+
+// The states that this plugin distinguishes.
+const (
+	SnapshotCreating = SnapshotState(oxide.SnapshotStateCreating)
+	SnapshotReady    = SnapshotState(oxide.SnapshotStateReady)
+)
+
+// Snapshot is a snapshot as the rack shows it.
+type Snapshot struct {
+	ID          string
+	Name        string
+	Description string
+	ProjectID   string
+	// DiskID is the disk that it was made of, which may be gone.
+	DiskID    string
+	SizeBytes int64
+	State     SnapshotState
+	Created   time.Time
+}
+
+// Temporary reports whether the snapshot is one of those that this plugin makes in order to copy a disk, for whatever
+// cluster.
+func (s Snapshot) Temporary() bool {
+	_, ours := ParseDescription(s.Description)
+	return ours && strings.HasPrefix(s.Name, temporaryPrefix)
+}
+
+func snapshotFrom(s *oxide.Snapshot) Snapshot {
+	snapshot := Snapshot{
+		ID:          s.Id,
+		Name:        string(s.Name),
+		Description: s.Description,
+		ProjectID:   s.ProjectId,
+		DiskID:      s.DiskId,
+		SizeBytes:   int64(s.Size),
+		State:       SnapshotState(s.State),
+	}
+	if s.TimeCreated != nil {
+		snapshot.Created = *s.TimeCreated
+	}
+	return snapshot
+}
+
+// CreateSnapshot makes a snapshot of a disk. The rack answers when it is ready (docs/rack.md §6).
+func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
+	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
+		Project: oxide.NameOrId(c.project),
+		Body:    &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},
+	})
+	if err != nil {
+		return Snapshot{}, c.translate(ctx, err, "create snapshot %q of disk %s in project %q", name, diskID, c.project)
+	}
+	return snapshotFrom(created), nil
+}
+
+// Snapshot returns a snapshot by its ID.
+func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
+	snapshot, err := c.sdk.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(id)})
+	if err != nil {
+		return Snapshot{}, c.translate(ctx, err, "look up snapshot %s", id)
+	}
+	return snapshotFrom(snapshot), nil
+}
+
+// SnapshotByName returns a snapshot of the project by its name. As with [Client.DiskByName], [ErrNotFound] is to be
+// believed.
+func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, error) {
+	snapshot, err := c.sdk.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: oxide.NameOrId(c.project)})
+	if err != nil {
+		return Snapshot{}, c.translate(ctx, err, "look up snapshot %q in project %q", name, c.project)
+	}
+	return snapshotFrom(snapshot), nil
+}
+
+// DeleteSnapshot deletes a snapshot by its ID. A second delete answers [ErrNotFound].
+func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
+	err := c.sdk.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
+	return c.translate(ctx, err, "delete snapshot %s", id)
+}
