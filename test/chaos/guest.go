@@ -77,10 +77,16 @@ func (w *world) compare(node lab.Instance, diskName string, want content) error 
 // errData says that a disk does not hold what it should.
 var errData = errors.New("other data")
 
+// errOut says that the guest is off.
+var errOut = errors.New("the guest is off")
+
 // withDevice opens the one disk of this name in a guest. No rack is killed while it is open.
 func (w *world) withDevice(node lab.Instance, diskName string, flags int, use func(*os.File) error) (err error) {
 	w.disks.RLock()
 	defer w.disks.RUnlock()
+	if w.out[node.ID] {
+		return errOut
+	}
 	names, err := devices(node, diskName)
 	if err != nil {
 		return err

@@ -7,8 +7,8 @@
 //
 // The built plugin serves the controller's RPCs before the built simulated rack. Workers send what orchestrators send, with
 // the same retries, deadlines that are sometimes too short, and at times the same request twice at once (worker.go,
-// call.go). Meanwhile calls of the rack fail in every way that it knows, and plugin and rack are killed and started again on
-// what they left behind (world.go). As root the rack has guests, and what was written to a volume's block device is compared
+// call.go). Meanwhile calls of the rack fail in every way that it knows, instances stop, fail and migrate, and plugin and rack
+// are killed and started again on what they left behind (world.go). As root the rack has guests, and what was written to a volume's block device is compared
 // wherever that data appears again (guest.go).
 //
 // Then all is well again: every client gets an answer, and what clients were told is compared with what the rack has
@@ -114,6 +114,9 @@ func run(ctx context.Context, o options) (err error) {
 	if err := ctx.Err(); err != nil {
 		books.violation("not everything could be deleted within %s after the last fault: %v", settleTime, err)
 	} else if err := w.auditEmpty(ctx, workers, books); err != nil {
+		return err
+	}
+	if err := w.auditLogs(books); err != nil {
 		return err
 	}
 	return books.report(w, time.Since(begun))

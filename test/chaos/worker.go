@@ -283,16 +283,25 @@ func (w *worker) publish(ctx context.Context, v *volume) error { return w.publis
 // publishOn publishes until the answer is clear. The attacher detaches what it could not attach and is not to be attached
 // any more, whatever the error was; so does a worker that loses patience or is refused.
 func (w *worker) publishOn(ctx context.Context, v *volume, node *lab.Instance) error {
+	begun := time.Now()
 	resp, err := ask(ctx, w, &v.thing, w.ControllerPublishVolume, publishRequest(v, node), func() bool { return w.random.IntN(8) == 0 })
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
-		w.odd(&v.thing, "publish", err, codes.ResourceExhausted, codes.Internal)
+		w.odd(&v.thing, "publish", err, w.refusals(node, begun, codes.ResourceExhausted)...)
 		return w.unpublishFrom(ctx, v, node)
 	}
 	v.node, v.diskName = node, resp.GetPublishContext()["diskName"]
 	return w.check(ctx, v)
+}
+
+// refusals are the codes with which a change of an instance's disks may be refused, these among them.
+func (w *worker) refusals(node *lab.Instance, since time.Time, also ...codes.Code) []codes.Code {
+	if w.wasOut(node, since) {
+		also = append(also, codes.FailedPrecondition)
+	}
+	return append(also, codes.Internal)
 }
 
 func publishRequest(v *volume, node *lab.Instance) *csi.ControllerPublishVolumeRequest {
@@ -323,6 +332,7 @@ func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *lab.Instanc
 		request.NodeId = ""
 	}
 	for {
+		begun := time.Now()
 		_, err := ask(ctx, w, &v.thing, w.ControllerUnpublishVolume, request, nil)
 		if err == nil {
 			v.node = nil
@@ -331,7 +341,7 @@ func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *lab.Instanc
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.odd(&v.thing, "unpublish", err, codes.Internal)
+		w.odd(&v.thing, "unpublish", err, w.refusals(node, begun)...)
 		if err := pause(ctx, maxBackoff); err != nil {
 			return err
 		}
@@ -407,7 +417,9 @@ func (w *worker) deleteVolume(ctx context.Context, v *volume) error {
 // fill writes new data to a published volume.
 func (w *worker) fill(_ context.Context, v *volume) error {
 	c := content(w.random.Uint64())
-	if err := w.write(*v.node, v.diskName, c); err != nil {
+	if err := w.write(*v.node, v.diskName, c); errors.Is(err, errOut) {
+		return nil
+	} else if err != nil {
 		return fmt.Errorf("write: %w: %s", err, v.story())
 	}
 	v.remember("wrote %x on %s", uint64(c), v.node.Name)
@@ -421,7 +433,7 @@ func (w *worker) check(_ context.Context, v *volume) error {
 		return nil
 	}
 	w.books.count("data compared")
-	if err := w.compare(*v.node, v.diskName, v.content); err != nil {
+	if err := w.compare(*v.node, v.diskName, v.content); err != nil && !errors.Is(err, errOut) {
 		return fmt.Errorf("compare with %x on %s: %w: %s", uint64(v.content), v.node.Name, err, v.story())
 	}
 	return nil

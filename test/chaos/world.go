@@ -51,6 +51,10 @@ type world struct {
 	// advertised are the controller's capabilities.
 	advertised map[csi.ControllerServiceCapability_RPC_Type]bool
 
+	// out are the instances whose guest is off, under disks; outages is when an instance was last seen in another state than
+	// running.
+	out     map[string]bool
+	outages sync.Map
 	// killedAt is when a plugin was killed last, in Unix nanoseconds.
 	killedAt atomic.Int64
 
@@ -62,7 +66,7 @@ type world struct {
 
 // newWorld builds the programs into a new folder.
 func newWorld(o options) (*world, error) {
-	w := &world{options: o, guests: os.Geteuid() == 0, hits: map[string]int{}, killed: map[string]int{}}
+	w := &world{options: o, guests: os.Geteuid() == 0, hits: map[string]int{}, killed: map[string]int{}, out: map[string]bool{}}
 	// A worker's numbers come from its own place in this seed's sequences, see newWorkers.
 	w.random = rand.New(rand.NewPCG(o.seed, 0))
 	var err error
@@ -131,6 +135,12 @@ func freeAddress(random *rand.Rand) (string, error) {
 	}
 }
 
+// The programs' logs.
+const (
+	rackLog   = "oxide-sim.log"
+	pluginLog = "oxide-csi.log"
+)
+
 // log is the file that a program's log goes to, over all its lives.
 func (w *world) log(name string) (*os.File, error) {
 	file, err := os.OpenFile(w.path(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -147,7 +157,7 @@ const latency = 3 * time.Millisecond
 const roomPerWorker = 7 * gib
 
 func (w *world) startRack(ctx context.Context) error {
-	log, err := w.log("oxide-sim.log")
+	log, err := w.log(rackLog)
 	if err != nil {
 		return err
 	}
@@ -166,7 +176,7 @@ func (w *world) startRack(ctx context.Context) error {
 }
 
 func (w *world) startPlugin() error {
-	log, err := w.log("oxide-csi.log")
+	log, err := w.log(pluginLog)
 	if err != nil {
 		return err
 	}
@@ -268,14 +278,48 @@ func (w *world) trouble(ctx context.Context, end time.Time) error {
 		if !time.Now().Before(end) {
 			return w.calm(ctx)
 		}
-		kill := w.killPlugin
-		if w.random.IntN(3) == 0 {
-			kill = w.killRack
-		}
+		kill := []func(context.Context) error{w.killPlugin, w.killPlugin, w.killRack, w.failInstance}[w.random.IntN(4)]
 		if err := kill(ctx); err != nil {
 			return err
 		}
 	}
+}
+
+// failInstance takes an instance out of the state in which this rack changes its disks, and brings it back.
+func (w *world) failInstance(ctx context.Context) error {
+	instance := w.sim.Instance(nodes[w.random.IntN(len(nodes))])
+	state := []string{"stopped", "failed", "migrating"}[w.random.IntN(3)]
+	w.killed["instance "+state]++
+	if err := w.setRunState(ctx, instance, state); err != nil {
+		return err
+	}
+	if err := pause(ctx, time.Duration(w.random.IntN(2000))*time.Millisecond); err != nil {
+		return err
+	}
+	return w.setRunState(ctx, instance, "running")
+}
+
+func (w *world) setRunState(ctx context.Context, instance lab.Instance, state string) error {
+	w.disks.Lock()
+	defer w.disks.Unlock()
+	w.outages.Store(instance.ID, time.Now().Add(time.Minute))
+	if err := w.sim.SetRunState(ctx, instance.ID, state); err != nil {
+		return err
+	}
+	w.out[instance.ID] = state == "stopped" || state == "failed"
+	if state == "running" {
+		w.outages.Store(instance.ID, time.Now())
+	}
+	return nil
+}
+
+// refusalMemory is how long the plugin answers a refusal from memory.
+const refusalMemory = 5 * time.Second
+
+// wasOut reports whether an instance may have refused a change of its disks since then.
+func (w *world) wasOut(instance *lab.Instance, since time.Time) bool {
+	last, known := w.outages.Load(instance.ID)
+	return known && since.Before(last.(time.Time).Add(refusalMemory))
 }
 
 func (w *world) killPlugin(ctx context.Context) error {

@@ -1,0 +1,39 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"strings"
+)
+
+// auditLogs looks in the programs' logs for what must never be there: panics, what the race detector has found, and the
+// token.
+func (w *world) auditLogs(b *books) error {
+	for _, name := range []string{pluginLog, rackLog} {
+		if err := w.auditLog(name, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *world) auditLog(name string, b *books) (err error) {
+	file, err := os.Open(w.path(name))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		for _, bad := range []string{"DATA RACE", "msg=panic", "panic:", w.sim.Token} {
+			if strings.Contains(lines.Text(), bad) {
+				b.violation("%s: %.300s", name, lines.Text())
+			}
+		}
+	}
+	return lines.Err()
+}
