@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -218,6 +219,30 @@ func TestParallel(t *testing.T) {
 	} {
 		if samples[series] != want {
 			t.Errorf("%s: %v, want %v", series, samples[series], want)
+		}
+	}
+}
+
+// Whatever the page of the documentation tells operators to look at is there.
+func TestReferenceNamesNothingElse(t *testing.T) {
+	text, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, f := range testMetrics().families() {
+		known[f.name] = true
+		if f.kind == histogram {
+			known[f.name+"_bucket"], known[f.name+"_count"], known[f.name+"_sum"] = true, true, true
+		}
+	}
+	named := regexp.MustCompile(`\b(csi_plugin|oxide_csi)_\w+`).FindAllString(string(text), -1)
+	if len(named) < 2*len(known)/3 {
+		t.Errorf("the page names %d metrics: this test looks at the wrong thing", len(named))
+	}
+	for _, name := range named {
+		if !known[name] {
+			t.Errorf("the page names %s, which there is not", name)
 		}
 	}
 }
