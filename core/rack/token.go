@@ -98,26 +98,28 @@ func (c *credentials) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	resp, err := c.send(req.Clone(req.Context()), token)
-	if err != nil || resp.StatusCode != http.StatusUnauthorized {
-		return resp, err
+	for {
+		resp, err := c.send(req, token)
+		if err != nil || resp.StatusCode != http.StatusUnauthorized {
+			return resp, err
+		}
+		// The token may have been replaced and the old one revoked while the request was under way. Refused like this it
+		// has done nothing, whatever it asks for.
+		newer, err := c.token()
+		if err != nil || newer == token {
+			return resp, nil
+		}
+		next, ok := again(req)
+		if !ok {
+			return resp, nil
+		}
+		discard(resp)
+		req, token = next, newer
 	}
-	// The token was replaced and the old one revoked while the request was under way. Refused like this it has done
-	// nothing, whatever it asks for.
-	newer, err := c.token()
-	if err != nil || newer == token {
-		return resp, nil
-	}
-	second, ok := again(req)
-	if !ok {
-		return resp, nil
-	}
-	discard(resp)
-	return c.send(second, newer)
 }
 
-// send sends req, which it changes.
 func (c *credentials) send(req *http.Request, token string) (*http.Response, error) {
+	req = req.Clone(req.Context())
 	req.Header.Set("Authorization", "Bearer "+token)
 	return c.next.RoundTrip(req)
 }

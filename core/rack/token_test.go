@@ -118,8 +118,9 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 	f := &tokenFile{path: path, log: slog.New(slog.DiscardHandler)}
 	_, err := f.token()
 	must(t, err)
-	f.cached = "oxide-token-from-memory"
-	if got, err := f.token(); err != nil || got != f.cached {
+	const remembered = "oxide-token-from-memory"
+	f.cached = remembered
+	if got, err := f.token(); err != nil || got != remembered {
 		t.Errorf("%q, %v: the file was read again", got, err)
 	}
 }

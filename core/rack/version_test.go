@@ -245,6 +245,32 @@ func TestVersionGoesBack(t *testing.T) {
 	}
 }
 
+// A refusal that comes late, when another call has found the version that is served now, does not have it asked for again.
+func TestVersionThatIsRefusedLate(t *testing.T) {
+	r := newRig(t, simrack.Options{})
+	disk := r.create(t, "v")
+	older := "2026021301.0.0"
+	must(t, r.sim.Set(t.Context(), lab.Settings{APIVersionMax: &older}))
+	held, goOn := make(chan struct{}), make(chan struct{})
+	r.intercept(func(_ http.ResponseWriter, req *http.Request) bool {
+		if req.Method == http.MethodDelete && req.Header.Get("Api-Version") != older {
+			close(held)
+			<-goOn
+		}
+		return false
+	})
+	late := make(chan error, 1)
+	go func() { late <- r.DeleteDisk(t.Context(), disk.ID) }()
+	<-held
+	r.create(t, "w")
+	r.requests()
+	close(goOn)
+	must(t, <-late)
+	if diff := cmp.Diff(map[string]int{"DELETE /v1/disks/" + disk.ID: 1}, r.requests()); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+}
+
 func count(all []string, one string) int {
 	return len(slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s != one }))
 }
