@@ -53,7 +53,7 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		on, disk, err = c.createBlank(ctx, want, candidates)
 	}
 	if err != nil {
-		return nil, err
+		return nil, unclear(ctx, err)
 	}
 	c.racks.saw(disk.ID, on.rack)
 	return &csi.CreateVolumeResponse{Volume: on.volume(disk, want.params)}, nil
@@ -201,6 +201,15 @@ func (c onRack) accept(ctx context.Context, want wanted, disk rack.Disk) (rack.D
 			want.name, disk.Name, disk.ID, c.rack.Name())
 	}
 	return settled, nil
+}
+
+// unclear keeps a caller asking whose create ends with what tells nothing, wherever that came from: an earlier call may have
+// made the thing, and nobody would know of it.
+func unclear(ctx context.Context, err error) error {
+	if rack.OutcomeUnknown(err) {
+		return unknownOutcome(ctx, err)
+	}
+	return err
 }
 
 // unknownOutcome gives an error of a create whose disk may exist the code on which a caller keeps asking.

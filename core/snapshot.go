@@ -29,17 +29,18 @@ func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 	}
 	on, source, err := c.disk(ctx, req.GetSourceVolumeId())
 	if errors.Is(err, rack.ErrNotFound) {
-		return c.snapshotOfGone(ctx, req, candidates, err)
+		taken, err := c.snapshotOfGone(ctx, req, candidates, err)
+		return taken, unclear(ctx, err)
 	}
 	if err != nil {
-		return nil, err
+		return nil, unclear(ctx, err)
 	}
 	if err := on.checkSource(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
-		return nil, err
+		return nil, unclear(ctx, err)
 	}
 	snapshot, err := on.takeSnapshot(ctx, req.GetName(), source)
 	if err != nil {
-		return nil, err
+		return nil, unclear(ctx, err)
 	}
 	c.racks.saw(snapshot.ID, on.rack)
 	return &csi.CreateSnapshotResponse{Snapshot: on.snapshotMessage(snapshot)}, nil
