@@ -24,7 +24,7 @@ type Metrics struct {
 
 	operations, operationsInFlight, panics family
 	rackRequests                           family
-	volumes, volumesAttached, snapshots    family
+	volumes, volumesAttached               family
 	nodeAttached, nodeMounted              family
 	build                                  family
 
@@ -80,11 +80,6 @@ func New(process Process) *Metrics {
 			labels: []string{"rack"},
 			help:   "Volumes that were attached to an instance in that list",
 		},
-		snapshots: family{
-			name: "oxide_csi_snapshots", kind: gauge,
-			labels: []string{"rack"},
-			help:   "Snapshots of this cluster on a rack, as of the last complete list; missing before the first",
-		},
 		nodeAttached: family{
 			name: "oxide_csi_node_volumes_attached", kind: gauge,
 			help: "Disks in this guest that are volumes; missing where there is no node service, or the guest's disks cannot be read",
@@ -109,7 +104,7 @@ func (m *Metrics) families() []*family {
 	return []*family{
 		&m.operations, &m.operationsInFlight, &m.panics,
 		&m.rackRequests,
-		&m.volumes, &m.volumesAttached, &m.snapshots,
+		&m.volumes, &m.volumesAttached,
 		&m.nodeAttached, &m.nodeMounted,
 		&m.build,
 	}
@@ -168,16 +163,6 @@ func (m *Metrics) SawVolumes(rack string, volumes, attached int) {
 	defer m.mu.Unlock()
 	m.volumes.set(float64(volumes), rack)
 	m.volumesAttached.set(float64(attached), rack)
-}
-
-// SawSnapshots sets how many snapshots of this cluster a complete list of the rack's snapshots had.
-func (m *Metrics) SawSnapshots(rack string, snapshots int) {
-	if m == nil {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.snapshots.set(float64(snapshots), rack)
 }
 
 // CountNode makes every page show what count finds then. It is called once, before anything is served.

@@ -66,7 +66,6 @@ func TestMetricsText(t *testing.T) {
 	m.SawVolumes("west", 7, 3)
 	m.SawVolumes("west", 8, 2)
 	m.SawVolumes("east", 0, 0)
-	m.SawSnapshots("west", 4)
 	m.CountNode(func() (int, int, error) { return 6, 5, nil })
 
 	text := page(t, m)
@@ -96,7 +95,6 @@ func TestMetricsText(t *testing.T) {
 		`oxide_csi_volumes{rack="west"}`:                   8,
 		`oxide_csi_volumes_attached{rack="east"}`:          0,
 		`oxide_csi_volumes_attached{rack="west"}`:          2,
-		`oxide_csi_snapshots{rack="west"}`:                 4,
 		`oxide_csi_node_volumes_attached`:                  6,
 		`oxide_csi_node_volumes_mounted`:                   5,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
@@ -175,7 +173,6 @@ func TestSwitchedOff(t *testing.T) {
 	m.RPCAnswered(create, "OK", time.Second)
 	m.Panicked()
 	m.SawVolumes("west", 1, 1)
-	m.SawSnapshots("west", 1)
 	m.CountNode(nil)
 	if m.RackObserver("west") != nil {
 		t.Error("a rack is observed")
