@@ -120,11 +120,12 @@ func (c onRack) checkTemporary(snapshot rack.Snapshot) error {
 func (c onRack) dropTemporary(ctx context.Context, want wanted) {
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
-	snapshot, err := c.rack.SnapshotByName(clean, rack.TemporaryName(c.cluster, want.name))
+	name := rack.TemporaryName(c.cluster, want.name)
+	snapshot, err := c.rack.SnapshotByName(clean, name)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 	case err != nil:
-		c.leftTemporary(want.name, err)
+		c.leftTemporary(name, err)
 	case c.checkTemporary(snapshot) == nil:
 		c.deleteTemporary(ctx, snapshot)
 	}
