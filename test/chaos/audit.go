@@ -107,8 +107,7 @@ func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books)
 		onRack[found.Id] = true
 		s := known[string(found.Name)]
 		switch {
-		case s == nil && strings.HasPrefix(string(found.Name), "csi-tmp-"):
-			b.violation("the temporary snapshot %s (%s) of disk %s was left behind", found.Name, found.Id, found.DiskId)
+		case strings.HasPrefix(string(found.Name), temporaryPrefix): // see auditTemporary
 		case s == nil:
 			b.violation("snapshot %s (%s) is on the rack, and nobody asked for it", found.Name, found.Id)
 		case s.fate != lives || s.id != found.Id:
@@ -123,13 +122,18 @@ func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books)
 		}
 	}
 	b.done["snapshots audited"] += len(list)
-	return nil
+	return w.auditTemporary(ctx, workers, b)
 }
 
 // auditEmpty checks that nothing is left of what the clients have deleted.
 func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *books) error {
 	if err := w.audit(ctx, workers, b); err != nil {
 		return err
+	}
+	if w.advertised[csi.ControllerServiceCapability_RPC_CLONE_VOLUME] {
+		if err := w.anHourLater(ctx, b); err != nil {
+			return err
+		}
 	}
 	left, err := w.sim.Leftovers(ctx)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -37,6 +38,8 @@ type thing struct {
 	begun time.Time
 	// quiet is when the rack has done whatever a plugin that was killed had begun.
 	quiet time.Time
+	// killedIn says that a plugin was killed while it was at something for this thing.
+	killedIn bool
 	// history is what was asked and answered, for a violation.
 	history []string
 	// same counts how often the last of them came in a row.
@@ -119,6 +122,7 @@ func (w *worker) clear(t *thing, begun time.Time) {
 // orphaned returns when the rack has done whatever was begun for this thing by a plugin that was killed since.
 func (w *worker) orphaned(t *thing) time.Time {
 	if kill := w.lastKill(); !t.begun.IsZero() && !kill.Before(t.begun) {
+		t.killedIn = true
 		t.quiet = later(t.quiet, kill.Add(lateness))
 	}
 	return t.quiet
@@ -160,7 +164,7 @@ func try[Request, Response proto.Message](ctx context.Context, w *worker, t *thi
 	for range copies - 1 {
 		other := <-answers
 		t.remember("%s, sent twice, %s", name, outcome(other.err))
-		if best.err == nil && other.err == nil && !proto.Equal(best.resp, other.resp) {
+		if creates(req) && best.err == nil && other.err == nil && !proto.Equal(best.resp, other.resp) {
 			w.books.violation("%s: two answers to one request differ: %v and %v, for %s", name, best.resp, other.resp, t.story())
 		}
 		if rank(other.err) < rank(best.err) {
@@ -172,6 +176,15 @@ func try[Request, Response proto.Message](ctx context.Context, w *worker, t *thi
 		w.clear(t, begun)
 	}
 	return best.resp, best.err
+}
+
+// creates says which requests make something and must be answered alike.
+func creates(req proto.Message) bool {
+	switch req.(type) {
+	case *csi.CreateVolumeRequest, *csi.CreateSnapshotRequest:
+		return true
+	}
+	return false
 }
 
 func rank(err error) int {

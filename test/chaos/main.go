@@ -13,7 +13,8 @@
 //
 // Then all is well again: every client gets an answer, and what clients were told is compared with what the rack has
 // (audit.go). A disk or snapshot on the rack must be one that a client was told of and did not delete; what a client was told
-// to exist must be there, attached where it was told.
+// to exist must be there, attached where it was told. The temporary snapshots of clones that were cut off are gone an hour
+// later (sweep.go).
 //
 // The seed that is printed gives each worker its own random numbers, so that a run can be repeated as far as concurrency
 // allows: which call a fault hits is decided by the rack, and which answer comes first by the machine.

@@ -154,7 +154,7 @@ func (w *world) log(name string) (*os.File, error) {
 const latency = 3 * time.Millisecond
 
 // roomPerWorker is the quota that there is for each worker: not always enough.
-const roomPerWorker = 7 * gib
+const roomPerWorker = 9 * gib
 
 func (w *world) startRack(ctx context.Context) error {
 	log, err := w.log(rackLog)
@@ -324,6 +324,7 @@ func (w *world) wasOut(instance *lab.Instance, since time.Time) bool {
 
 func (w *world) killPlugin(ctx context.Context) error {
 	w.killed["plugin"]++
+	w.killedAt.Store(time.Now().UnixNano()) // a worker may notice before Kill returns
 	err := w.plugin.Kill()
 	w.killedAt.Store(time.Now().UnixNano())
 	if err != nil {

@@ -1,0 +1,131 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"go.etcd.io/bbolt"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// temporaryPrefix begins the names of the snapshots through which clones are made.
+const temporaryPrefix = "csi-tmp-"
+
+// temporaryAge is when a temporary snapshot counts as left behind.
+const temporaryAge = time.Hour
+
+// auditTemporary looks at the temporary snapshots that are still there now that no clone is being made: each is of a clone
+// during which the plugin was killed, or one of which the plugin has said that it could not delete it.
+func (w *world) auditTemporary(ctx context.Context, workers []*worker, b *books) error {
+	left, err := w.temporarySnapshots(ctx)
+	if err != nil {
+		return err
+	}
+	log, err := os.ReadFile(w.path(pluginLog))
+	if err != nil {
+		return err
+	}
+	killed := map[string]bool{}
+	for _, worker := range workers {
+		for _, v := range append(worker.volumes, worker.volumesPast...) {
+			killed[rack.TemporaryName(lab.ClusterID, v.name)] = v.killedIn
+		}
+	}
+	for _, name := range left {
+		told := strings.Contains(string(log), "could not be deleted and will be within an hour or so\" name="+name)
+		if !killed[name] && !told {
+			b.violation("the temporary snapshot %s was left behind, and nobody was told", name)
+		}
+	}
+	b.done["temporary snapshots left for an hour"] = len(left)
+	return nil
+}
+
+func (w *world) temporarySnapshots(ctx context.Context) (names []string, err error) {
+	list, err := w.rack.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: oxide.NameOrId(w.sim.Project)})
+	for _, snapshot := range list {
+		if strings.HasPrefix(string(snapshot.Name), temporaryPrefix) {
+			names = append(names, string(snapshot.Name))
+		}
+	}
+	return names, err
+}
+
+// sweepTime is how long the plugin may take to delete what was left behind once it has started.
+const sweepTime = 30 * time.Second
+
+// anHourLater lets plugin and rack end and start again as if an hour had gone by, after which no temporary snapshot may be
+// left.
+func (w *world) anHourLater(ctx context.Context, b *books) error {
+	if err := errors.Join(w.plugin.Stop(), w.sim.Stop()); err != nil {
+		return err
+	}
+	if err := age(w.path("rack/rack.db"), temporaryAge+time.Minute); err != nil {
+		return fmt.Errorf("let the rack's snapshots grow old: %w", err)
+	}
+	if err := w.startRack(ctx); err != nil {
+		return err
+	}
+	if err := w.startPlugin(); err != nil {
+		return err
+	}
+	for end := time.Now().Add(sweepTime); ; {
+		left, err := w.temporarySnapshots(ctx)
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		if time.Now().After(end) {
+			b.violation("the temporary snapshots %v were still there %s after an hour", left, sweepTime)
+			return nil
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// age makes all snapshots in the records of a rack, which is not running, older.
+func age(path string, by time.Duration) error {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		snapshots := tx.Bucket([]byte("snapshots"))
+		records := map[string][]byte{}
+		err := snapshots.ForEach(func(id, record []byte) error {
+			var fields map[string]any
+			if err := json.Unmarshal(record, &fields); err != nil {
+				return err
+			}
+			text, _ := fields["created"].(string)
+			created, err := time.Parse(time.RFC3339Nano, text)
+			if err != nil {
+				return err
+			}
+			fields["created"] = created.Add(-by)
+			records[string(id)], err = json.Marshal(fields)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for id, record := range records {
+			if err := snapshots.Put([]byte(id), record); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return errors.Join(err, db.Close())
+}
