@@ -41,6 +41,9 @@ const (
 	keyRack       = "oxide.rack"
 )
 
+// maxSocketPath is what the kernel takes for the path of a unix socket, in bytes.
+const maxSocketPath = 107
+
 // DefaultAddress is where an agent listens unless told otherwise.
 const DefaultAddress = "http://127.0.0.1:4646"
 
@@ -195,6 +198,8 @@ func (p *Provider) client(address string) (*http.Client, error) {
 		return nil, errors.New("it is not http://host:port, https://host:port or unix:///path")
 	case parsed.Scheme == "unix" && parsed.Path == "", parsed.Scheme != "unix" && parsed.Host == "":
 		return nil, errors.New("it names neither a host nor a socket")
+	case parsed.Scheme == "unix" && len(parsed.Path) > maxSocketPath:
+		return nil, fmt.Errorf("the path of its socket has %d bytes, and a unix socket's has at most %d: shorten Nomad's data_dir", len(parsed.Path), maxSocketPath)
 	}
 	base := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
 	client := &http.Client{

@@ -208,8 +208,11 @@ func TestAddresses(t *testing.T) {
 		"another scheme":   {func(a *agent) nomad.Options { return nomad.Options{Address: "ftp://127.0.0.1"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
 		"no scheme":        {func(a *agent) nomad.Options { return nomad.Options{Address: "127.0.0.1:4646"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
 		"no host":          {func(a *agent) nomad.Options { return nomad.Options{Address: "http://"} }, metadata.ErrInvalid, []string{"names neither a host nor a socket"}},
-		"half a key pair":  {func(a *agent) nomad.Options { return nomad.Options{Address: a.URL, ClientCert: "/x"} }, metadata.ErrInvalid, []string{"the Nomad address cannot be used"}},
-		"no CA":            {func(a *agent) nomad.Options { return nomad.Options{Address: a.URL, CACert: "/nowhere/ca.pem"} }, metadata.ErrInvalid, []string{"/nowhere/ca.pem"}},
+		"a path that is too long": {func(a *agent) nomad.Options {
+			return nomad.Options{Socket: "unix:///" + strings.Repeat("x", 107), Token: token}
+		}, metadata.ErrInvalid, []string{"has 108 bytes, and a unix socket's has at most 107: shorten Nomad's data_dir"}},
+		"half a key pair": {func(a *agent) nomad.Options { return nomad.Options{Address: a.URL, ClientCert: "/x"} }, metadata.ErrInvalid, []string{"the Nomad address cannot be used"}},
+		"no CA":           {func(a *agent) nomad.Options { return nomad.Options{Address: a.URL, CACert: "/nowhere/ca.pem"} }, metadata.ErrInvalid, []string{"/nowhere/ca.pem"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgent(t)
