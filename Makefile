@@ -38,6 +38,11 @@ test-vm: ## the node half on a real kernel with real NVMe disks, in a QEMU guest
 	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
 	go run ./test/all -tags=vm -count=1 ./test/vm
 
+.PHONY: test-identity
+test-identity: deps ## a node's identity asked of a real Kubernetes API server and a real Nomad agent, built once into a cache
+	test/programs/build.sh kubernetes nomad
+	go run ./test/all -tags=identity -count=1 ./test/identity
+
 FUZZTIME ?= 60s
 
 .PHONY: fuzz
@@ -58,8 +63,8 @@ chaos-controller: deps ## the controller killed, and the rack too, under many cl
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet -tags vm ./...
-	go run $(STATICCHECK) -tags vm ./...
+	go vet -tags vm,identity ./...
+	go run $(STATICCHECK) -tags vm,identity ./...
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

@@ -1,0 +1,263 @@
+//go:build identity
+
+package identity_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// idA and idB are instances.
+const (
+	idA = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+	idB = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+)
+
+// plugin is the built oxide-csi.
+var plugin string
+
+func TestMain(m *testing.M) { os.Exit(build(m)) }
+
+func build(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "identity")
+	if err == nil {
+		var programs lab.Programs
+		programs, err = lab.Build(dir, lab.RaceDetector())
+		plugin = programs.Plugin
+	}
+	code := 1
+	if err == nil {
+		code = m.Run()
+		err = os.RemoveAll(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// program is the path of one that test/programs/build.sh has built.
+func program(t *testing.T, name, target string) string {
+	t.Helper()
+	dir := os.Getenv("OXIDE_CSI_PROGRAMS")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		must(t, err)
+		dir = filepath.Join(cache, "oxide-csi", "programs")
+	}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("needs %s, which is not in %s: run test/programs/build.sh %s", name, dir, target)
+	}
+	return path
+}
+
+// process is a server that runs for the length of a test.
+type process struct {
+	t    *testing.T
+	name string
+	done chan struct{}
+	log  string
+}
+
+// start starts a server with an environment of its own, and ends it with the test.
+func start(t *testing.T, path string, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, name: filepath.Base(path), done: make(chan struct{}), log: filepath.Join(t.TempDir(), "log")}
+	log, err := os.Create(p.log)
+	must(t, err)
+	cmd := exec.Command(path, args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, cmd.Start())
+	go func() { _ = cmd.Wait(); close(p.done) }() // how it ends is in its log
+	t.Cleanup(func() {
+		p.end(cmd.Process)
+		must(t, log.Close())
+		if t.Failed() {
+			t.Logf("the end of what %s said:\n%s", p.name, p.tail())
+		}
+	})
+	return p
+}
+
+func (p *process) end(running *os.Process) {
+	for _, signal := range []os.Signal{os.Interrupt, os.Kill} {
+		if err := running.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			p.t.Errorf("end %s: %v", p.name, err)
+		}
+		select {
+		case <-p.done:
+			return
+		case <-time.After(20 * time.Second):
+		}
+	}
+	p.t.Errorf("%s does not end", p.name)
+}
+
+func (p *process) tail() []byte {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return text[max(0, len(text)-4000):]
+}
+
+// eventually asks until the answer is yes, as long as the server runs.
+func (p *process) eventually(what string, ask func() bool) {
+	p.t.Helper()
+	eventually(p.t, p.name+": "+what, func() bool {
+		select {
+		case <-p.done:
+			p.t.Fatalf("%s has ended:\n%s", p.name, p.tail())
+		default:
+		}
+		return ask()
+	})
+}
+
+func eventually(t *testing.T, what string, ask func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(90 * time.Second)
+	for !ask() {
+		if time.Now().After(deadline) {
+			t.Fatalf("still not so: %s", what)
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// freePort is a TCP port of this machine that was free a moment ago.
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	must(t, listener.Close())
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// gate stands before a server and can be shut, or held up.
+type gate struct {
+	t       *testing.T
+	to      string
+	address string
+
+	mu       sync.Mutex
+	listener net.Listener
+	held     chan struct{} // closed when connections are let through
+}
+
+// newGate opens a gate to an address.
+func newGate(t *testing.T, to string) *gate {
+	g := &gate{t: t, to: to, address: fmt.Sprintf("127.0.0.1:%d", freePort(t)), held: make(chan struct{})}
+	close(g.held)
+	g.open()
+	t.Cleanup(func() { g.release(); g.shut() })
+	return g
+}
+
+func (g *gate) open() {
+	listener, err := net.Listen("tcp", g.address)
+	if err != nil {
+		g.t.Error(err)
+		return
+	}
+	g.mu.Lock()
+	g.listener = listener
+	g.mu.Unlock()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // It was shut.
+			}
+			go g.pass(conn)
+		}
+	}()
+}
+
+// shut refuses connections.
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.listener != nil {
+		_ = g.listener.Close() // nothing is lost
+	}
+	g.listener = nil
+}
+
+// hold takes connections and says nothing until release.
+func (g *gate) hold() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held = make(chan struct{})
+}
+
+func (g *gate) release() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	select {
+	case <-g.held:
+	default:
+		close(g.held)
+	}
+}
+
+func (g *gate) pass(from net.Conn) {
+	g.mu.Lock()
+	held := g.held
+	g.mu.Unlock()
+	<-held
+	to, err := net.Dial("tcp", g.to)
+	if err != nil {
+		_ = from.Close() // which is how a server that is down looks
+		return
+	}
+	var both sync.WaitGroup
+	for _, pair := range [][2]net.Conn{{from, to}, {to, from}} {
+		both.Go(func() {
+			_, _ = io.Copy(pair[0], pair[1]) // until either side ends
+			_ = pair[0].Close()
+		})
+	}
+	both.Wait()
+}
+
+// run runs the plugin's program to its end, inside of what wraps it, if anything does.
+func run(t *testing.T, environ []string, wrapped []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	all := append(append(append([]string{}, wrapped...), plugin), args...)
+	cmd := exec.CommandContext(ctx, all[0], all[1:]...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=10"}, environ...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}

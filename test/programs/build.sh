@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Builds, through the Go module proxy and from nothing else, the programs against which the metadata providers are tested:
+#
+#   test/programs/build.sh kubernetes    kube-apiserver and etcd
+#   test/programs/build.sh nomad         nomad
+#
+# They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi/programs) and are built again only when their versions change. From an
+# empty build cache each takes about five minutes on two cores.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+programs=${OXIDE_CSI_PROGRAMS:-${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi/programs}
+limit=${OXIDE_CSI_BUILD_LIMIT:-30m}
+mkdir -p "$programs"
+
+# fresh NAME KEY: whether what NAME stands for was built from KEY already.
+fresh() { [ "$(cat "$programs/$1.key" 2>/dev/null)" = "$2" ]; }
+
+# built NAME KEY: remembers that it was.
+built() { printf '%s\n' "$2" >"$programs/$1.key"; }
+
+kubernetes() {
+    local dir=$here/kubernetes version key
+    version=$(cd "$dir" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
+    key=$(cat "$dir/go.mod" "$dir/go.sum" | sha256sum | cut -d' ' -f1)
+    fresh kubernetes "$key" && return
+    echo "programs: building kube-apiserver $version and etcd"
+    # Without a version kube-apiserver takes every client for one of another age.
+    local set="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
+    set+=" -X k8s.io/component-base/version.gitMinor=$(cut -d. -f2 <<<"$version")"
+    (
+        cd "$dir"
+        export CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false -trimpath"
+        timeout "$limit" go build -ldflags "-s -w $set" -o "$programs/" k8s.io/kubernetes/cmd/kube-apiserver
+        timeout "$limit" go build -ldflags "-s -w" -o "$programs/etcd" go.etcd.io/etcd/server/v3
+    )
+    built kubernetes "$key"
+}
+
+# Nomad's own module replaces its part github.com/hashicorp/nomad/api by a folder that the module proxy does not have, and
+# the version that belongs to a release is not in the checksum database. A later one compiles.
+NOMAD=v1.11.1
+NOMAD_API=v0.0.0-20260907080526-08ef8f3d26da
+
+nomad() {
+    local key="$NOMAD $NOMAD_API" src mod
+    fresh nomad "$key" && return
+    echo "programs: building nomad $NOMAD"
+    src=$(cd / && go mod download -json "github.com/hashicorp/nomad@$NOMAD" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    mod=$programs/nomad.mod
+    sed -e '\#^replace github.com/hashicorp/nomad/api => ./api#d' \
+        -e "s#\(github.com/hashicorp/nomad/api\) v0.0.0-[0-9a-f-]*#\1 $NOMAD_API#" "$src/go.mod" >"$mod"
+    cat "$src/go.sum" >"$programs/nomad.sum"
+    (
+        cd "$src"
+        # cgo is for the exec driver; the tags take the generated codecs that are in the module.
+        export CGO_ENABLED=1 GOFLAGS="-mod=mod -buildvcs=false -trimpath"
+        timeout "$limit" go build -modfile="$mod" -tags "hashicorpmetrics codegen_generated" -ldflags "-s -w" -o "$programs/nomad" .
+    )
+    built nomad "$key"
+}
+
+for name; do
+    case $name in
+    kubernetes | nomad) "$name" ;;
+    *)
+        echo "programs: \"$name\" is none of kubernetes, nomad" >&2
+        exit 2
+        ;;
+    esac
+done
