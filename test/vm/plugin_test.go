@@ -25,10 +25,9 @@ import (
 
 const (
 	socket = "/run/csi.sock"
-	// volumes is the folder of staging and target paths. It lies on the system disk and so outlives the guest's power.
+	// volumes is the folder of staging and target paths. It lies on the system disk and so outlives the guest's power, as
+	// the folder of the plugin's state does.
 	volumes = "/var/lib/volumes"
-	// stateDir is the plugin's, on the system disk too.
-	stateDir = "/var/lib/oxide-csi"
 )
 
 // plugin is the plugin that runs in a guest.
@@ -38,11 +37,12 @@ type plugin struct {
 	machine *machine
 }
 
-// startPlugin starts the plugin in the guest and waits until it is ready. It ends with the machine.
+// startPlugin starts the plugin in the guest and waits until it is ready. It ends with the machine. Nothing but what it
+// serves is configured: who it is, the firmware says.
 func startPlugin(t *testing.T, m *machine, flags ...string) *plugin {
 	t.Helper()
-	m.sh(t, "mkdir -p %s && oxide-csi --endpoint=unix://%s --mode=node --metadata=static --instance-id=%s --state-dir=%s --log-level=debug --log-format=json %s </dev/null >/dev/ttyS1 2>&1 &",
-		volumes, socket, m.instance, stateDir, strings.Join(flags, " "))
+	m.sh(t, "mkdir -p %s && oxide-csi --endpoint=unix://%s --mode=node --log-level=debug --log-format=json %s </dev/null >/dev/ttyS1 2>&1 &",
+		volumes, socket, strings.Join(flags, " "))
 	conn, err := grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return m.dial(ctx, socket) }))
 	if err != nil {
