@@ -57,7 +57,7 @@ func program(t *testing.T, name, target string) string {
 	if dir == "" {
 		cache, err := os.UserCacheDir()
 		must(t, err)
-		dir = filepath.Join(cache, "oxide-csi", "programs")
+		dir = filepath.Join(cache, "oxide-csi-plugin", "programs")
 	}
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err != nil {

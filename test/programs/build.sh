@@ -4,11 +4,11 @@
 #   test/programs/build.sh kubernetes    kube-apiserver and etcd
 #   test/programs/build.sh nomad         nomad
 #
-# They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi/programs) and are built again only when their versions change. From an
+# They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs) and are built again only when their versions change. From an
 # empty build cache each takes about five minutes on two cores.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-programs=${OXIDE_CSI_PROGRAMS:-${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi/programs}
+programs=${OXIDE_CSI_PROGRAMS:-${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/programs}
 limit=${OXIDE_CSI_BUILD_LIMIT:-30m}
 mkdir -p "$programs"
 
