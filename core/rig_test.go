@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,8 +48,11 @@ type rig struct {
 	// token is what the controller uses now.
 	token *string
 	// conn is the connection behind the clients, server what it leads to.
-	conn   *grpc.ClientConn
-	server *core.Server
+	conn    *grpc.ClientConn
+	server  *core.Server
+	options rigOptions
+	// patience is a deadline for each call; 0 is none.
+	patience *atomic.Int64
 }
 
 type rigOptions struct {
@@ -77,9 +81,22 @@ func newRig(t *testing.T, change ...func(*rigOptions)) *rig {
 	for _, c := range change {
 		c(&opts)
 	}
-	log := slog.New(slog.NewTextHandler(opts.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	opts.rack.Log = slog.New(slog.DiscardHandler)
-	sim, err := simrack.New(opts.rack)
+	r := &rig{sim: simulate(t, opts.rack), options: opts, patience: new(atomic.Int64)}
+	token := testToken
+	r.token = &token
+	var err error
+	if r.sdk, err = oxide.NewClient(oxide.WithHost(r.sim.Host), oxide.WithToken(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	r.start(t)
+	return r
+}
+
+// simulate serves a simulated rack in this process.
+func simulate(t *testing.T, opts simrack.Options) *lab.Sim {
+	t.Helper()
+	opts.Log = slog.New(slog.DiscardHandler)
+	sim, err := simrack.New(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,13 +108,15 @@ func newRig(t *testing.T, change ...func(*rigOptions)) *rig {
 	api, control := httptest.NewServer(openapi.Validator(t)(sim.API())), httptest.NewServer(sim.Control())
 	t.Cleanup(api.Close)
 	t.Cleanup(control.Close)
+	return &lab.Sim{Host: api.URL, Token: testToken, Project: testProject, Control: control.URL}
+}
 
-	r := &rig{sim: &lab.Sim{Host: api.URL, Token: testToken, Project: testProject, Control: control.URL}}
-	token := testToken
-	r.token = &token
+// start starts a controller before the rack.
+func (r *rig) start(t *testing.T) {
+	t.Helper()
 	client, err := rack.New(rack.Config{
-		Name:    opts.rackName,
-		Host:    api.URL,
+		Name:    r.options.rackName,
+		Host:    r.sim.Host,
 		Project: testProject,
 		Token:   func() (string, error) { return *r.token, nil },
 	})
@@ -108,20 +127,31 @@ func newRig(t *testing.T, change ...func(*rigOptions)) *rig {
 	if _, err := client.ProjectID(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if r.sdk, err = oxide.NewClient(oxide.WithHost(api.URL), oxide.WithToken(testToken)); err != nil {
-		t.Fatal(err)
-	}
+	r.startWith(t, client)
+	r.clearCalls(t)
+}
+
+// startWith starts a controller with these racks.
+func (r *rig) startWith(t *testing.T, racks ...*rack.Client) {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(r.options.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	r.server = core.NewServer(core.ServerOptions{
 		Mode:     "controller",
 		Identity: core.NewIdentity("test", &core.Readiness{}),
 		Controller: core.NewController(core.ControllerOptions{
-			Racks: []*rack.Client{client}, Cluster: opts.cluster, MaxDisks: opts.maxDisks, DetachGrace: opts.detachGrace, Log: log,
+			Racks: racks, Cluster: r.options.cluster, MaxDisks: r.options.maxDisks, DetachGrace: r.options.detachGrace, Log: log,
 		}),
 		Log: log,
 	})
 	r.serve(t)
-	r.clearCalls(t)
-	return r
+}
+
+// again is another controller before the same rack: a replica, or the same one after a restart.
+func (r *rig) again(t *testing.T) *rig {
+	t.Helper()
+	other := *r
+	other.start(t)
+	return &other
 }
 
 func (r *rig) serve(t *testing.T) {
@@ -140,19 +170,29 @@ func (r *rig) serve(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := make(chan error, 1)
-	go func() { served <- r.server.Serve(listener) }()
+	server, served := r.server, make(chan error, 1) // another may take its place
+	go func() { served <- server.Serve(listener) }()
 	t.Cleanup(func() {
-		r.server.StopNow()
+		server.StopNow()
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
 	})
-	if r.conn, err = grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+	impatient := grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if limit := time.Duration(r.patience.Load()); limit > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, limit)
+			defer cancel()
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	})
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), impatient)
+	if err != nil {
 		t.Fatal(err)
 	}
+	r.conn = conn
 	t.Cleanup(func() {
-		if err := r.conn.Close(); err != nil {
+		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
 	})

@@ -27,7 +27,7 @@ type Cursor struct {
 func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[Listed[Disk], error] {
 	return list(func(d Disk) string { return d.ID }, from, wanted, func(token string, limit int) ([]Disk, string, error) {
 		page, err := c.sdk.DiskList(ctx, oxide.DiskListParams{
-			Project: oxide.NameOrId(c.project), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
+			Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
 		})
 		if err != nil {
 			return nil, "", c.translate(ctx, err, "list the disks of project %q", c.project)
@@ -40,7 +40,7 @@ func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[L
 func (c *Client) Snapshots(ctx context.Context, from Cursor, wanted int) iter.Seq2[Listed[Snapshot], error] {
 	return list(func(s Snapshot) string { return s.ID }, from, wanted, func(token string, limit int) ([]Snapshot, string, error) {
 		page, err := c.sdk.SnapshotList(ctx, oxide.SnapshotListParams{
-			Project: oxide.NameOrId(c.project), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
+			Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
 		})
 		if err != nil {
 			return nil, "", c.translate(ctx, err, "list the snapshots of project %q", c.project)

@@ -1,6 +1,7 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -217,7 +218,7 @@ func (d NewDisk) backend() oxide.DiskBackend {
 // CreateDisk makes a disk. The state in the answer says creating even where the disk is ready (docs/rack.md §2).
 func (c *Client) CreateDisk(ctx context.Context, disk NewDisk) (Disk, error) {
 	created, err := c.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(c.project),
+		Project: c.projectRef(),
 		Body: &oxide.DiskCreate{
 			Name:        oxide.Name(disk.Name),
 			Description: disk.Description,
@@ -243,7 +244,7 @@ func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 // DiskByName returns a disk of the project by its name. [ErrNotFound] is to be believed: where the project itself were
 // hidden, the error would be [ErrProject].
 func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
-	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: oxide.NameOrId(c.project)})
+	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.projectRef()})
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "look up disk %q in project %q", name, c.project)
 	}
@@ -350,6 +351,14 @@ func (c *Client) ProjectID(ctx context.Context) (string, error) {
 		return known, nil
 	}
 	return c.lookUpProject(ctx)
+}
+
+// projectRef is how requests name the project: by its ID once that is known. A host that has come to lead to another silo, or a
+// project that was made anew under the old name, then answers that there is no such project instead of showing its own.
+func (c *Client) projectRef() oxide.NameOrId {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return oxide.NameOrId(cmp.Or(c.projectID, c.project))
 }
 
 // lookUpProject asks the rack for the project and remembers the first ID that it gave.

@@ -56,7 +56,7 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 // CreateSnapshot makes a snapshot of a disk. The rack answers when it is ready (docs/rack.md §6).
 func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
 	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
-		Project: oxide.NameOrId(c.project),
+		Project: c.projectRef(),
 		Body:    &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},
 	})
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
 // SnapshotByName returns a snapshot of the project by its name. As with [Client.DiskByName], [ErrNotFound] is to be
 // believed.
 func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, error) {
-	snapshot, err := c.sdk.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: oxide.NameOrId(c.project)})
+	snapshot, err := c.sdk.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: c.projectRef()})
 	if err != nil {
 		return Snapshot{}, c.translate(ctx, err, "look up snapshot %q in project %q", name, c.project)
 	}

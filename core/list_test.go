@@ -1,0 +1,338 @@
+package core_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// listVolumes lists by pages of that size, 0 for one page, and returns the IDs of each page.
+func (r *rig) listVolumes(t *testing.T, size int32) (pages [][]string) {
+	t.Helper()
+	token := ""
+	for {
+		resp, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: size, StartingToken: token})
+		r.must(t, err)
+		var ids []string
+		for _, entry := range resp.GetEntries() {
+			ids = append(ids, entry.GetVolume().GetVolumeId())
+		}
+		pages = append(pages, ids)
+		if token = resp.GetNextToken(); token == "" {
+			return pages
+		}
+		if len(token) > 128 {
+			t.Errorf("a token of %d bytes", len(token))
+		}
+	}
+}
+
+// bootDisks are the IDs of the boot disks of all instances in the project, in their order.
+func (r *rig) bootDisks(t *testing.T) (ids []string) {
+	t.Helper()
+	instances, err := r.sim.ListInstances(t.Context())
+	r.must(t, err)
+	for _, instance := range instances {
+		for _, disk := range instance.Disks {
+			if instance.Project == testProject && strings.HasSuffix(disk.Name, "-boot") {
+				ids = append(ids, disk.ID)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func TestListVolumes(t *testing.T) {
+	r := newRig(t)
+	r.otherProject(t)
+	want := r.bootDisks(t) // attached, like volumes that somebody made by hand
+	for n := range 7 {
+		want = append(want, r.create(t, fmt.Sprint("v", n)))
+		r.userDisk(t, testProject, fmt.Sprint("user-", n), "") // nobody's volume
+	}
+	r.userDisk(t, testProject, "theirs", rack.NewDescription("another", "v", "").Encode())
+	static := r.userDisk(t, testProject, "static", "").Id
+	r.attachByHand(t, static, r.node(t, "node-a"))
+	want = append(want, static)
+	slices.Sort(want)
+	for _, size := range []int32{0, 1, 2, 3, 5, 10, 11} {
+		pages := r.listVolumes(t, size)
+		wantSame(t, slices.Concat(pages...), want)
+		for n, page := range pages {
+			if size > 0 && (len(page) > int(size) || n < len(pages)-1 && len(page) != int(size)) {
+				t.Errorf("pages of %d: page %d has %d entries", size, n, len(page))
+			}
+		}
+		if most := (len(want) + int(max(size, 1)) - 1) / int(max(size, 1)); size > 0 && len(pages) != most {
+			t.Errorf("pages of %d: %d of them, want %d", size, len(pages), most)
+		}
+	}
+}
+
+func TestListVolumesTellsWhereTheyAre(t *testing.T) {
+	r := newRig(t)
+	node := r.node(t, "node-a")
+	id := r.create(t, "v")
+	r.must(t, r.publish(t, id, node))
+	single, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	r.must(t, err)
+	wantSame(t, single.GetStatus().GetPublishedNodeIds(), []string{node})
+	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	r.must(t, err)
+	for _, entry := range list.GetEntries() {
+		if entry.GetVolume().GetVolumeId() != id {
+			continue
+		}
+		wantSame(t, entry.GetVolume(), single.GetVolume())
+		wantSame(t, entry.GetStatus().GetPublishedNodeIds(), []string{node})
+	}
+	r.must(t, r.unpublish(t, id, node))
+	single, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	r.must(t, err)
+	if nodes := single.GetStatus().GetPublishedNodeIds(); len(nodes) != 0 {
+		t.Errorf("published at %v", nodes)
+	}
+	_, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: uuid.NewString()})
+	wantCode(t, err, codes.NotFound)
+}
+
+// Disks come and go between pages: those that stay are listed once.
+func TestListVolumesWhileTheyChange(t *testing.T) {
+	r := newRig(t)
+	var stay []string
+	for n := range 12 {
+		stay = append(stay, r.create(t, fmt.Sprint("v", n)))
+	}
+	slices.Sort(stay)
+	var listed []string
+	token := ""
+	for {
+		resp, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 3, StartingToken: token})
+		r.must(t, err)
+		for _, entry := range resp.GetEntries() {
+			listed = append(listed, entry.GetVolume().GetVolumeId())
+		}
+		if token = resp.GetNextToken(); token == "" {
+			break
+		}
+		// The very last one of the page goes, and others come.
+		if last := listed[len(listed)-1]; slices.Contains(stay, last) {
+			r.must(t, r.delete(t, last))
+		}
+		r.create(t, fmt.Sprint("new", len(listed)))
+	}
+	for _, id := range stay {
+		if count := len(slices.DeleteFunc(slices.Clone(listed), func(other string) bool { return other != id })); count != 1 {
+			t.Errorf("%s was listed %d times", id, count)
+		}
+	}
+}
+
+// Another replica, or the same after a restart, goes on where a token says.
+func TestListTokensOutliveTheProcess(t *testing.T) {
+	r := newRig(t)
+	for n := range 9 {
+		r.create(t, fmt.Sprint("v", n))
+	}
+	all := slices.Concat(r.listVolumes(t, 0)...)
+	first, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 4})
+	r.must(t, err)
+	again := r.again(t)
+	second, err := again.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: first.GetNextToken()})
+	r.must(t, err)
+	got := []string{}
+	for _, entry := range slices.Concat(first.GetEntries(), second.GetEntries()) {
+		got = append(got, entry.GetVolume().GetVolumeId())
+	}
+	wantSame(t, got, all)
+}
+
+func TestListJunkTokens(t *testing.T) {
+	r := newRig(t)
+	for _, token := range []string{"junk", ".", "default.", "default.junk", "." + uuid.NewString(), "west." + uuid.NewString(), uuid.NewString(), "default/" + uuid.NewString()} {
+		_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token})
+		wantCode(t, err, codes.Aborted, "starting_token")
+		_, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: token})
+		wantCode(t, err, codes.Aborted, "starting_token")
+		_, err = r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{StartingToken: token})
+		wantCode(t, err, codes.Aborted, "starting_token")
+	}
+}
+
+// A list that breaks off in the middle is no list.
+func TestListIsNeverPartial(t *testing.T) {
+	r := newRig(t)
+	for n := range 3 {
+		r.create(t, fmt.Sprint("v", n))
+	}
+	for _, test := range []struct {
+		kind string
+		code int
+		want codes.Code
+	}{{lab.FaultStatus, 503, codes.Unavailable}, {lab.FaultStatus, 500, codes.Unavailable}, {lab.FaultLost, 0, codes.Unavailable}, {lab.FaultStatus, 401, codes.Unavailable}} {
+		fault := lab.Fault{Operation: "disk_list", Kind: test.kind, Status: test.code, Skip: 1, Count: new(attempts)}
+		_, err := r.sim.Inject(t.Context(), fault)
+		r.must(t, err)
+		_, err = r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		wantCode(t, err, test.want)
+		r.must(t, r.sim.ClearFaults(t.Context()))
+	}
+}
+
+func TestListSnapshots(t *testing.T) {
+	r := newRig(t)
+	v, w := r.create(t, "v"), r.create(t, "w")
+	byVolume := map[string][]string{}
+	var all []string
+	for n := range 5 {
+		volume := []string{v, w}[n%2]
+		id := r.snapshot(t, fmt.Sprint("s", n), volume)
+		byVolume[volume] = append(byVolume[volume], id)
+		all = append(all, id)
+	}
+	all = append(all, r.userSnapshot(t, testProject, "mine", "", v))
+	byVolume[v] = append(byVolume[v], all[len(all)-1])
+	r.userSnapshot(t, testProject, rack.TemporaryName(testCluster, "copy"), rack.NewTemporaryDescription(testCluster, "copy", nil).Encode(), v)
+	for _, test := range []struct {
+		name string
+		req  *csi.ListSnapshotsRequest
+		want []string
+	}{
+		{"all", &csi.ListSnapshotsRequest{}, all},
+		{"of a volume", &csi.ListSnapshotsRequest{SourceVolumeId: v}, byVolume[v]},
+		{"of a volume that is gone", &csi.ListSnapshotsRequest{SourceVolumeId: noVolumeID}, nil},
+		{"of no volume", &csi.ListSnapshotsRequest{SourceVolumeId: "v"}, nil},
+		{"one", &csi.ListSnapshotsRequest{SnapshotId: all[3]}, all[3:4]},
+		{"one that is gone", &csi.ListSnapshotsRequest{SnapshotId: noVolumeID}, nil},
+		{"none", &csi.ListSnapshotsRequest{SnapshotId: "s"}, nil},
+		{"one of its volume", &csi.ListSnapshotsRequest{SnapshotId: byVolume[w][0], SourceVolumeId: w}, byVolume[w][:1]},
+		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: byVolume[w][0], SourceVolumeId: v}, nil},
+	} {
+		for _, size := range []int32{0, 1, 2} {
+			t.Run(fmt.Sprint(test.name, " by ", size), func(t *testing.T) {
+				var got []string
+				req := &csi.ListSnapshotsRequest{MaxEntries: size, SourceVolumeId: test.req.GetSourceVolumeId(), SnapshotId: test.req.GetSnapshotId()}
+				for {
+					resp, err := r.ListSnapshots(t.Context(), req)
+					r.must(t, err)
+					for _, entry := range resp.GetEntries() {
+						got = append(got, entry.GetSnapshot().GetSnapshotId())
+					}
+					if req.StartingToken = resp.GetNextToken(); req.StartingToken == "" {
+						break
+					}
+				}
+				want := slices.Sorted(slices.Values(test.want))
+				wantSame(t, got, want)
+			})
+		}
+	}
+}
+
+func TestGetCapacity(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		quota int64
+		req   *csi.GetCapacityRequest
+		// available counts what two boot disks leave.
+		available, largest, smallest int64
+		code                         codes.Code
+	}{
+		{name: "all", quota: 100 * gib, available: 98 * gib, largest: 98 * gib, smallest: gib},
+		{name: "no whole GiB", quota: 3*gib - 1, available: gib - 1},
+		{name: "full", quota: 2 * gib},
+		{name: "more than full", quota: gib},
+		{name: "more than the largest disk", quota: 5000 * gib, available: 4998 * gib, largest: 1023 * gib, smallest: gib},
+		{name: "local disks", quota: 5000 * gib, req: &csi.GetCapacityRequest{Parameters: map[string]string{"diskType": "local"}}, available: 4998 * gib, largest: 4998 * gib, smallest: gib},
+		{name: "this rack", quota: 100 * gib, req: &csi.GetCapacityRequest{AccessibleTopology: onRack("default").GetRequisite()[0]}, available: 98 * gib, largest: 98 * gib, smallest: gib},
+		{name: "another rack", quota: 100 * gib, req: &csi.GetCapacityRequest{AccessibleTopology: onRack("west").GetRequisite()[0]}},
+		{name: "unknown parameter", req: &csi.GetCapacityRequest{Parameters: map[string]string{"x": "y"}}, code: codes.InvalidArgument},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t)
+			r.setQuota(t, test.quota)
+			got, err := r.GetCapacity(t.Context(), test.req)
+			if test.code != codes.OK {
+				wantCode(t, err, test.code)
+				return
+			}
+			r.must(t, err)
+			if got.GetAvailableCapacity() != test.available || got.GetMaximumVolumeSize().GetValue() != test.largest || got.GetMinimumVolumeSize().GetValue() != test.smallest {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+// Kubernetes' provisioner asks for each class and segment; the rack is asked once.
+func TestGetCapacityIsRemembered(t *testing.T) {
+	r := newRig(t)
+	for range 20 {
+		_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		r.must(t, err)
+	}
+	wantCalls(t, r, map[string]int{"utilization_view": 1})
+}
+
+func TestGetCapacityOfARackThatDoesNotAnswer(t *testing.T) {
+	r := newRig(t)
+	r.inject(t, "utilization_view", lab.FaultStatus, 503)
+	_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	wantCode(t, err, codes.Unavailable)
+	_, err = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	r.must(t, err)
+}
+
+func TestControllerVolumeHealth(t *testing.T) {
+	r := newRig(t)
+	ids := map[string]string{}
+	for _, state := range []string{"healthy", "faulted", "maintenance", "gone"} {
+		ids[state] = r.create(t, state)
+	}
+	faultedUser := r.userDisk(t, testProject, "user", "").Id
+	for id, state := range map[string]string{ids["faulted"]: "faulted", ids["maintenance"]: "maintenance", faultedUser: "faulted"} {
+		r.must(t, r.sim.SetDiskState(t.Context(), id, state))
+	}
+	r.must(t, r.delete(t, ids["gone"]))
+	want := map[string]string{"healthy": "", "faulted": "INACCESSIBLE DiskFaulted", "maintenance": "DEGRADED DiskInMaintenance"}
+	text := func(health *csi.VolumeHealth) string {
+		var parts []string
+		for _, entry := range health.GetHealthStatuses() {
+			parts = append(parts, fmt.Sprint(entry.GetStatus(), " ", entry.GetReason()))
+		}
+		return strings.Join(parts, ", ")
+	}
+	for state, want := range want {
+		got, err := r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: ids[state]})
+		r.must(t, err)
+		if text(got.GetVolumeHealth()) != want || got.GetVolumeHealth().GetVolumeId() != ids[state] {
+			t.Errorf("%s: %v", state, got)
+		}
+	}
+	_, err := r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: ids["gone"]})
+	wantCode(t, err, codes.NotFound)
+	for _, size := range []int32{0, 1} {
+		got := map[string]string{}
+		req := &csi.ControllerListVolumeHealthRequest{MaxEntries: size}
+		for {
+			list, err := r.ControllerListVolumeHealth(t.Context(), req)
+			r.must(t, err)
+			for _, entry := range list.GetEntries() {
+				got[entry.GetVolumeId()] = text(entry)
+			}
+			if req.StartingToken = list.GetNextToken(); req.StartingToken == "" {
+				break
+			}
+		}
+		wantSame(t, got, map[string]string{ids["faulted"]: want["faulted"], ids["maintenance"]: want["maintenance"]})
+	}
+}
