@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -25,6 +26,7 @@ type Controller struct {
 	cursors  *cursors
 	capacity *capacities
 	sweeper  *sweeper
+	metrics  *metrics.Metrics
 	log      *slog.Logger
 }
 
@@ -46,7 +48,9 @@ type ControllerOptions struct {
 	MaxDisks int
 	// DetachGrace is how old a wish to detach from a running instance must be before it is tried.
 	DetachGrace time.Duration
-	Log         *slog.Logger
+	// Metrics gets the number of volumes. Nil means that nobody wants it.
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
 // NewController returns the Controller service.
@@ -59,6 +63,7 @@ func NewController(opts ControllerOptions) *Controller {
 		refusals: newRefusals(),
 		cursors:  newCursors(),
 		capacity: newCapacities(),
+		metrics:  opts.Metrics,
 		log:      opts.Log,
 	}
 	c.sweeper = newSweeper(c)

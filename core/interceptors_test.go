@@ -381,7 +381,7 @@ func gatedController(t *testing.T, gate *gate, change ...func(*core.ServerOption
 		c(&opts)
 	}
 	client := rackClient(t, r, func(cfg *rack.Config) { cfg.HTTPClient = &http.Client{Transport: gate} })
-	opts.Controller = core.NewController(core.ControllerOptions{Racks: []*rack.Client{client}, Cluster: testCluster, MaxDisks: 8, Log: discard()})
+	opts.Controller = core.NewController(core.ControllerOptions{Racks: []*rack.Client{client}, Cluster: testCluster, MaxDisks: 8, Metrics: opts.Metrics, Log: discard()})
 	server := core.NewServer(opts)
 	conn, _ := serve(t, server)
 	return r, conn, server

@@ -20,9 +20,13 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	if err := validateList(req); err != nil {
 		return nil, err
 	}
+	counts := volumeCounts{}
 	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
 		if !c.lists(disk) {
 			return nil
+		}
+		if c.owns(disk) {
+			counts.add(on.rack, disk)
 		}
 		return &csi.ListVolumesResponse_Entry{
 			Volume: on.volume(disk, parameters{}),
@@ -32,13 +36,37 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	if err != nil {
 		return nil, err
 	}
+	if req.GetStartingToken() == "" && next == "" {
+		for _, client := range c.racks.all {
+			c.metrics.SawVolumes(client.Name(), counts[client].all, counts[client].attached)
+		}
+	}
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
 // lists reports whether a disk counts as a volume here. One that is being made may not come to be.
 func (c *Controller) lists(disk rack.Disk) bool {
+	return disk.State != rack.Creating && (disk.InstanceID != "" || c.owns(disk))
+}
+
+// owns reports whether this plugin has made a disk, for its cluster.
+func (c *Controller) owns(disk rack.Disk) bool {
 	owner, ours := rack.ParseDescription(disk.Description)
-	return disk.State != rack.Creating && (disk.InstanceID != "" || ours && owner.Cluster == c.cluster)
+	return ours && owner.Cluster == c.cluster
+}
+
+// volumeCount is how many volumes of this cluster a list has, and how many of them are attached.
+type volumeCount struct{ all, attached int }
+
+type volumeCounts map[*rack.Client]volumeCount
+
+func (v volumeCounts) add(on *rack.Client, disk rack.Disk) {
+	count := v[on]
+	count.all++
+	if disk.InstanceID != "" {
+		count.attached++
+	}
+	v[on] = count
 }
 
 func publishedNodes(disk rack.Disk) []string {

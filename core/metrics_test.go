@@ -16,6 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
 
 // measuredController is a controller whose RPCs are counted, and its metrics.
@@ -181,4 +182,50 @@ func TestNodeVolumes(t *testing.T) {
 	if attached, mounted, err := broken.Volumes(); err == nil {
 		t.Errorf("a guest without /sys has %d disks attached, %d mounted", attached, mounted)
 	}
+}
+
+// Volumes are counted where a list is whole: this cluster's, and no disk that somebody else has made or attached.
+func TestVolumesAreCounted(t *testing.T) {
+	r, controller, _, m := measuredController(t, newGate())
+	nodeID := r.node(t, "node-a")
+	var ids []string
+	for _, name := range []string{"a", "b", "c"} {
+		ids = append(ids, r.create(t, name))
+	}
+	must(t, r.publish(t, ids[0], nodeID))
+	r.attachByHand(t, r.userDisk(t, testProject, "by-hand", "of a user").Id, nodeID)
+	list := func(req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+		return controller.ListVolumes(t.Context(), req)
+	}
+	want := func(when string, counts metricstest.Samples) {
+		t.Helper()
+		if diff := cmp.Diff(counts, metricstest.Read(t, metricsPage(m)).Matching("oxide_csi_volumes")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	counts := func(all, attached float64) metricstest.Samples {
+		return metricstest.Samples{`oxide_csi_volumes{rack="default"}`: all, `oxide_csi_volumes_attached{rack="default"}`: attached}
+	}
+	want("before the first list", metricstest.Samples{})
+	page, err := list(&csi.ListVolumesRequest{MaxEntries: 1})
+	must(t, err)
+	_, err = list(&csi.ListVolumesRequest{StartingToken: page.GetNextToken()})
+	must(t, err)
+	want("after pages", metricstest.Samples{})
+	_, err = list(&csi.ListVolumesRequest{})
+	must(t, err)
+	want("after a whole list", counts(3, 1))
+	must(t, r.unpublish(t, ids[0], nodeID))
+	r.inject(t, "disk_list", lab.FaultStatus, 500)
+	_, err = list(&csi.ListVolumesRequest{})
+	if err == nil {
+		t.Error("a list on a rack that fails succeeded")
+	}
+	want("after a list that failed", counts(3, 1))
+	for _, id := range ids {
+		must(t, r.delete(t, id))
+	}
+	_, err = list(&csi.ListVolumesRequest{})
+	must(t, err)
+	want("after the last volume", counts(0, 0))
 }

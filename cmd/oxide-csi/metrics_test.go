@@ -77,6 +77,8 @@ func TestMetricsEndpoint(t *testing.T) {
 	publish := &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node.ID, VolumeCapability: createRequest("").GetVolumeCapabilities()[0]}
 	_, err = plugin.ControllerPublishVolume(ctx, publish)
 	must(t, err)
+	_, err = plugin.ListVolumes(ctx, &csi.ListVolumesRequest{})
+	must(t, err)
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	failing("deleting an attached volume", err)
 	_, err = plugin.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node.ID})
@@ -104,6 +106,7 @@ func TestMetricsEndpoint(t *testing.T) {
 		"Controller/CreateVolume InvalidArgument": 1,
 		"Controller/ControllerPublishVolume OK":   1,
 		"Controller/ControllerUnpublishVolume OK": 1,
+		"Controller/ListVolumes OK":               1,
 		"Controller/DeleteVolume OK":              1,
 		"Controller/DeleteVolume Internal":        1, "Controller/DeleteVolume Unavailable": 1, "Controller/DeleteVolume FailedPrecondition": 1,
 		"Node/NodeGetInfo OK":                  1,
@@ -135,6 +138,8 @@ func TestMetricsEndpoint(t *testing.T) {
 	for series, value := range map[string]float64{
 		`csi_plugin_panics_total{driver_name="csi.oxide.computer"}`: 0,
 		`oxide_csi_build_info{mode="all",version="devel"}`:          1,
+		`oxide_csi_volumes{rack="west"}`:                            1, // as it was listed
+		`oxide_csi_volumes_attached{rack="west"}`:                   1,
 		`oxide_csi_node_volumes_attached`:                           0,
 		`oxide_csi_node_volumes_mounted`:                            0,
 	} {

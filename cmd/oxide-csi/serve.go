@@ -99,6 +99,7 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, me
 			Cluster:     cfg.ClusterID,
 			MaxDisks:    cfg.MaxDisks,
 			DetachGrace: cfg.DetachGrace,
+			Metrics:     measured,
 			Log:         log,
 		})
 		opts.Controller.StartSweeping(ctx)
