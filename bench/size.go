@@ -25,9 +25,9 @@ const (
 	mebibyte = 1 << 20
 )
 
-// memory measures the resident memory of idle plugins, each after one volume's whole life: a controller's from
-// CreateVolume to DeleteVolume, a node's from NodeStageVolume to NodeUnstageVolume. The pages of the program that were
-// used count, and they are most of it.
+// memory measures the resident memory of idle plugins, when they have just begun and after one volume's whole life each: a
+// controller's from CreateVolume to DeleteVolume, a node's from NodeStageVolume to NodeUnstageVolume. The pages of the program
+// that were used count, and they are most of it.
 func memory(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig(b.guests()...)
 	if err != nil {
@@ -39,11 +39,13 @@ func memory(ctx context.Context, b *bench) (_ []row, err error) {
 		mode string
 		live func(context.Context, *rig, *lab.Plugin) error
 	}{{"controller", controllerLife}, {"node", nodeLife}} {
-		samples, err := b.idleMemory(ctx, r, kind.mode, kind.live)
+		begun, lived, err := b.idleMemory(ctx, r, kind.mode, kind.live)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", kind.mode, err)
 		}
-		rows = append(rows, median("memory/"+kind.mode, "MiB", strictly(atMost(16)), samples))
+		rows = append(rows,
+			median("memory/"+kind.mode, "MiB", strictly(atMost(16)), begun),
+			median("memory/"+kind.mode+"/after a volume", "MiB", strictly(atMost(18)), lived))
 	}
 	return rows, nil
 }
@@ -57,8 +59,9 @@ func (b *bench) guests() []string {
 	return []string{"--guest-root=" + filepath.Join(b.dir, "guests")}
 }
 
-// idleMemory starts plugins, lets each live through something, and reads their memory when all have been idle for a while.
-func (b *bench) idleMemory(ctx context.Context, r *rig, mode string, live func(context.Context, *rig, *lab.Plugin) error) (samples []float64, err error) {
+// idleMemory starts plugins, lets each live through something, and reads their memory before and after, when all have been idle
+// for a while.
+func (b *bench) idleMemory(ctx context.Context, r *rig, mode string, live func(context.Context, *rig, *lab.Plugin) error) (begun, lived []float64, err error) {
 	var plugins []*lab.Plugin
 	defer func() {
 		for _, p := range plugins {
@@ -68,28 +71,39 @@ func (b *bench) idleMemory(ctx context.Context, r *rig, mode string, live func(c
 	for range memoryProcesses {
 		opts, err := b.pluginOptions(mode, r.sim)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		p, err := lab.StartPlugin(b.programs.Plugin, opts)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		plugins = append(plugins, p)
+	}
+	if begun, err = resident(ctx, plugins); err != nil {
+		return nil, nil, err
+	}
+	for _, p := range plugins {
 		if err := live(ctx, r, p); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
+	lived, err = resident(ctx, plugins)
+	return begun, lived, err
+}
+
+// resident reads the memory of plugins, in MiB, once they have been idle for a while.
+func resident(ctx context.Context, plugins []*lab.Plugin) (samples []float64, err error) {
 	select {
 	case <-time.After(idleTime):
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	for _, p := range plugins {
-		resident, err := residentBytes(p.PID())
+		bytes, err := residentBytes(p.PID())
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, resident/mebibyte)
+		samples = append(samples, bytes/mebibyte)
 	}
 	return samples, nil
 }

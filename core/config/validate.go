@@ -20,16 +20,19 @@ const (
 	maxMaxDisks = 64
 )
 
+// maxNameBytes is the rack's limit for names, and ours for cluster IDs. It is checked by itself: counting in a pattern makes the
+// pattern large, which every process carries along.
+const maxNameBytes = 63
+
 var (
 	// clusterIDs is a rule of our own: what any orchestrator's identifiers,
 	// UUIDs included, can be written in.
-	clusterIDs = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+	clusterIDs = regexp.MustCompile(`^[a-z0-9-]+$`)
 	// oxideNames is the rack's rule for names (docs/rack.md §2); UUIDs, which it
 	// takes as well, stand for IDs.
-	oxideNames = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	oxideNames = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 	// nodeNames and labelNames are Kubernetes' rules for the names of Nodes (DNS
-	// subdomains) and of labels and annotations, but for their length: counting in
-	// a pattern makes it large.
+	// subdomains) and of labels and annotations, but for their length.
 	nodeNames  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 	labelNames = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
@@ -59,7 +62,7 @@ func (c Config) Validate() Problems {
 	c.checkRacks(&p)
 	if looksLikeToken(c.ClusterID) {
 		p.add("--cluster-id", "%v", errToken)
-	} else if c.ClusterID != "" && !clusterIDs.MatchString(c.ClusterID) {
+	} else if c.ClusterID != "" && (len(c.ClusterID) > maxNameBytes || !clusterIDs.MatchString(c.ClusterID)) {
 		p.add("--cluster-id", "%s is not 1 to 63 of a-z, 0-9 and '-'", quote(c.ClusterID))
 	}
 	c.checkRackName(&p)
@@ -292,7 +295,7 @@ func checkProject(project string) error {
 	if project == "" {
 		return errors.New("is required; give the name or ID of the project that the disks live in")
 	}
-	if _, err := metadata.ParseInstanceID(project); err != nil && !oxideNames.MatchString(project) {
+	if _, err := metadata.ParseInstanceID(project); err != nil && (len(project) > maxNameBytes || !oxideNames.MatchString(project)) {
 		return fmt.Errorf("%s is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID", quote(project))
 	}
 	return nil
