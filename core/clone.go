@@ -71,6 +71,9 @@ func (c onRack) copyDisk(ctx context.Context, want wanted, sizeBytes int64) (dis
 	snapshot, err := c.takeTemporary(ctx, want)
 	if err != nil {
 		c.dropTemporary(ctx, want)
+		if rack.OutcomeUnknown(err) {
+			c.sweeper.in(c.sweeper.age) // the rack may still be making it
+		}
 		return disk, err
 	}
 	disk, err = c.make(ctx, want, sizeBytes, snapshot.ID)
@@ -146,5 +149,5 @@ func (c onRack) deleteTemporary(ctx context.Context, snapshot rack.Snapshot) {
 
 func (c onRack) leftTemporary(name string, err error) {
 	c.log.Warn("a temporary snapshot could not be deleted and will be within an hour or so", "name", name, "rack", c.rack.Name(), "error", err.Error())
-	c.sweeper.in(temporaryAge)
+	c.sweeper.in(c.sweeper.age)
 }

@@ -48,6 +48,8 @@ type ControllerOptions struct {
 	MaxDisks int
 	// DetachGrace is how old a wish to detach from a running instance must be before it is tried.
 	DetachGrace time.Duration
+	// TemporaryAge is how old the temporary snapshot of a clone must be before it is taken for left behind; 0 means an hour.
+	TemporaryAge time.Duration
 	// Metrics gets the number of volumes. Nil means that nobody wants it.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
@@ -66,7 +68,7 @@ func NewController(opts ControllerOptions) *Controller {
 		metrics:  opts.Metrics,
 		log:      opts.Log,
 	}
-	c.sweeper = newSweeper(c)
+	c.sweeper = newSweeper(c, opts.TemporaryAge)
 	return c
 }
 

@@ -61,7 +61,9 @@ type rigOptions struct {
 	rackName    string
 	maxDisks    int
 	detachGrace time.Duration
-	log         io.Writer
+	// sweepAge makes the controller sweep temporary snapshots of that age.
+	sweepAge time.Duration
+	log      io.Writer
 }
 
 func newRig(t *testing.T, change ...func(*rigOptions)) *rig {
@@ -135,13 +137,17 @@ func (r *rig) start(t *testing.T) {
 func (r *rig) startWith(t *testing.T, racks ...*rack.Client) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(r.options.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	controller := core.NewController(core.ControllerOptions{
+		Racks: racks, Cluster: r.options.cluster, MaxDisks: r.options.maxDisks, DetachGrace: r.options.detachGrace, TemporaryAge: r.options.sweepAge, Log: log,
+	})
+	if r.options.sweepAge > 0 {
+		controller.StartSweeping(t.Context())
+	}
 	r.server = core.NewServer(core.ServerOptions{
-		Mode:     "controller",
-		Identity: core.NewIdentity("test", &core.Readiness{}),
-		Controller: core.NewController(core.ControllerOptions{
-			Racks: racks, Cluster: r.options.cluster, MaxDisks: r.options.maxDisks, DetachGrace: r.options.detachGrace, Log: log,
-		}),
-		Log: log,
+		Mode:       "controller",
+		Identity:   core.NewIdentity("test", &core.Readiness{}),
+		Controller: controller,
+		Log:        log,
 	})
 	r.serve(t)
 }

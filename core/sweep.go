@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -9,19 +10,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-const (
-	// temporaryAge is how old the temporary snapshot of a clone has to be before it counts as left behind: no call that could
-	// still be using it lasts that long.
-	temporaryAge = time.Hour
-	// sweepRetry is how long to wait after a sweep that a rack did not answer.
-	sweepRetry = 5 * time.Minute
-)
+// temporaryAge is how old the temporary snapshot of a clone has to be before it counts as left behind, where nothing else is
+// configured: no call that could still be using it lasts that long.
+const temporaryAge = time.Hour
 
 // sweeper deletes the temporary snapshots that a crash has left behind, this process' own or another replica's. It looks at
-// the start, again when the youngest snapshot that it then saw is old enough, and when volumes are made an hour or
-// more after the last look. While nothing happens and nothing is left over, it asks nobody anything.
+// the start, and once more when what the rack was then still making is old enough; when a snapshot that it saw, or that a
+// call could not delete, is; and when volumes are made long after the last look. Otherwise it asks nobody anything.
 type sweeper struct {
 	controller *Controller
+	// age is how old a temporary snapshot has to be.
+	age time.Duration
 
 	mu sync.Mutex
 	// ctx ends the sweeping; nil before [Controller.StartSweeping].
@@ -32,7 +31,12 @@ type sweeper struct {
 	last time.Time
 }
 
-func newSweeper(c *Controller) *sweeper { return &sweeper{controller: c} }
+func newSweeper(c *Controller, age time.Duration) *sweeper {
+	return &sweeper{controller: c, age: cmp.Or(age, temporaryAge)}
+}
+
+// retry is how long to wait after a sweep that a rack did not answer.
+func (s *sweeper) retry() time.Duration { return s.age / 12 }
 
 // StartSweeping deletes temporary snapshots that were left behind, now and whenever there is reason to, until ctx ends.
 func (c *Controller) StartSweeping(ctx context.Context) {
@@ -60,7 +64,7 @@ func (s *sweeper) in(wait time.Duration) {
 // wake asks for a sweep if the last one is long ago.
 func (s *sweeper) wake() {
 	s.mu.Lock()
-	stale := !s.last.IsZero() && time.Since(s.last) > temporaryAge
+	stale := !s.last.IsZero() && time.Since(s.last) > s.age
 	s.mu.Unlock()
 	if stale {
 		s.in(0)
@@ -69,9 +73,13 @@ func (s *sweeper) wake() {
 
 func (s *sweeper) run() {
 	s.mu.Lock()
+	first := s.last.IsZero()
 	s.timer, s.last = nil, time.Now()
 	ctx := s.ctx
 	s.mu.Unlock()
+	if first {
+		s.in(s.age)
+	}
 	defer func() {
 		if reason := recover(); reason != nil {
 			s.controller.log.Error("panic", "in", "the sweeper", "stack", stack())
@@ -93,7 +101,7 @@ func (s *sweeper) sweep(ctx context.Context, on onRack) {
 		if !snapshot.Temporary() || on.checkTemporary(snapshot) != nil {
 			continue
 		}
-		if left := temporaryAge - time.Since(snapshot.Created); left > 0 {
+		if left := s.age - time.Since(snapshot.Created); left > 0 {
 			s.in(left)
 			continue
 		}
@@ -109,6 +117,6 @@ func (s *sweeper) later(ctx context.Context, on onRack, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	on.log.Warn("temporary snapshots could not be looked after, which is tried again", "rack", on.rack.Name(), "in", sweepRetry.String(), "error", err.Error())
-	s.in(sweepRetry)
+	on.log.Warn("temporary snapshots could not be looked after, which is tried again", "rack", on.rack.Name(), "in", s.retry().String(), "error", err.Error())
+	s.in(s.retry())
 }

@@ -1,0 +1,115 @@
+package core_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const sweepAge = 400 * time.Millisecond
+
+// left makes a temporary snapshot as a crash leaves it, and returns its name.
+func (r *rig) left(t *testing.T, cluster, volume, of string) string {
+	t.Helper()
+	name := rack.TemporaryName(cluster, volume)
+	r.userSnapshot(t, testProject, name, rack.NewTemporaryDescription(cluster, volume, []string{of}).Encode(), of)
+	return name
+}
+
+// waitSnapshots waits until the rack has just these snapshots.
+func (r *rig) waitSnapshots(t *testing.T, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		got := r.snapshots(t)
+		if slices.Equal(got, want) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the rack has %v, want %v", got, want)
+		}
+	}
+}
+
+// What a crash left goes without anybody asking for anything, once it is old enough; nothing else does.
+func TestSweep(t *testing.T) {
+	r := newRig(t)
+	volume := r.create(t, "v")
+	keep := []string{r.left(t, "another-cluster", "copy", volume)}
+	r.snapshot(t, "s", volume)
+	keep = append(keep, rack.SnapshotName(testCluster, "s"), rack.TemporaryName(testCluster, "only the name"))
+	r.userSnapshot(t, testProject, keep[2], "mine", volume)
+	old := r.left(t, testCluster, "old", volume)
+	time.Sleep(sweepAge)
+	young := r.left(t, testCluster, "young", volume)
+	r.waitSnapshots(t, append(slices.Clone(keep), old, young)...)
+
+	r.options.sweepAge = sweepAge
+	sweeping := r.again(t)
+	begun := time.Now()
+	r.waitSnapshots(t, append(slices.Clone(keep), young)...)
+	r.waitSnapshots(t, keep...)
+	if waited := time.Since(begun); waited < sweepAge/4 {
+		t.Errorf("the young one went after %s", waited)
+	}
+	// Then all is quiet.
+	time.Sleep(2 * sweepAge)
+	sweeping.clearCalls(t)
+	time.Sleep(2 * sweepAge)
+	wantCalls(t, sweeping, map[string]int{})
+}
+
+// A sweep that the rack does not answer is tried again.
+func TestSweepThroughFaults(t *testing.T) {
+	r := newRig(t)
+	volume := r.create(t, "v")
+	r.left(t, testCluster, "old", volume)
+	time.Sleep(sweepAge)
+	for _, operation := range []string{"snapshot_list", "snapshot_delete"} {
+		_, err := r.sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultStatus, Status: 503, Count: new(5)})
+		r.must(t, err)
+	}
+	r.options.sweepAge = sweepAge
+	r.again(t)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		left, err := r.sim.Leftovers(t.Context()) // a list would meet the fault
+		r.must(t, err)
+		if left.Snapshots == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the snapshot is still there")
+		}
+	}
+}
+
+// A temporary snapshot that a call could not delete, or not know of, is deleted later.
+func TestSweepAfterAClone(t *testing.T) {
+	for name, fault := range map[string]lab.Fault{
+		"that could not be deleted": {Operation: "snapshot_delete", Kind: lab.FaultStatus, Status: 503, Count: new(2)},
+		"that was made unseen":      {Operation: "snapshot_create", Kind: lab.FaultLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(o *rigOptions) { o.sweepAge = sweepAge })
+			volume := r.create(t, "v")
+			time.Sleep(3 * sweepAge) // what it does at its start is done
+			_, err := r.sim.Inject(t.Context(), fault)
+			r.must(t, err)
+			if fault.Kind == lab.FaultLost {
+				_, err := r.sim.Inject(t.Context(), lab.Fault{Operation: "snapshot_view", Kind: lab.FaultStatus, Status: 503, Count: new(2 * attempts)})
+				r.must(t, err)
+			}
+			_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
+			if fault.Kind != lab.FaultLost {
+				r.must(t, err)
+			}
+			if len(r.snapshots(t)) != 1 {
+				t.Errorf("snapshots: %v", r.snapshots(t))
+			}
+			r.waitSnapshots(t)
+		})
+	}
+}
