@@ -46,6 +46,18 @@ func agent(t *testing.T, meta string) *httptest.Server {
 	return server
 }
 
+// socket serves a handler on a unix socket, whose path it returns.
+func socket(t *testing.T, handler http.Handler) string {
+	t.Helper()
+	path := filepath.Join(shortDir(t), "api.sock")
+	listener, err := net.Listen("unix", path)
+	must(t, err)
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
+	server.Start()
+	t.Cleanup(server.Close)
+	return path
+}
+
 // In a guest of a rack nothing but the endpoint need be configured.
 func TestNodeWithNoConfiguration(t *testing.T) {
 	t.Parallel()

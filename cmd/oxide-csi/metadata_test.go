@@ -32,6 +32,7 @@ func TestMetadataCommand(t *testing.T) {
 		{"as JSON, with a rack", nil, []string{"--sys-root=" + sys, "--format=json", "--rack=west"}, result{stdout: `{"instanceID":"` + instanceID + `","rack":"west"}` + "\n"}},
 		{"an agent", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
 		{"an agent and the machine", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
+		{"an agent behind the task API's socket", []string{token, "NOMAD_UNIX_ADDR=unix://" + socket(t, nomad.Config.Handler)}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
 		{"an agent that says otherwise", []string{token, "NOMAD_ADDR=" + liar.URL}, []string{"--sys-root=" + sys}, result{code: 1, stderr: "sources contradict each other"}},
 		{"the operator before both", []string{token, "NOMAD_ADDR=" + nomad.URL, "OXIDE_INSTANCE_ID=" + other}, []string{"--sys-root=" + sys}, result{stdout: "OXIDE_INSTANCE_ID=" + other + "\nOXIDE_RACK=east\n", stderr: "two sources differ about the instance ID"}},
 		{"a file", []string{"OXIDE_CSI_METADATA_FILE=" + file}, []string{"--provider=static"}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
@@ -91,9 +92,11 @@ func TestMetadataCommandWrites(t *testing.T) {
 	if got := runPlugin(t, nil, "metadata", "--provider=static", "--metadata-file="+output); got.stdout != string(whole) {
 		t.Errorf("it is read as %+v", got)
 	}
+	folder := filepath.Join(dir, "folder")
+	must(t, os.Mkdir(folder, 0o755))
 	for name, args := range map[string][]string{
 		"no source":   {"--sys-root=" + dir, "--output=" + output},
-		"a folder":    {"--sys-root=" + sys, "--output=" + dir},
+		"a folder":    {"--sys-root=" + sys, "--output=" + folder},
 		"no folder":   {"--sys-root=" + sys, "--output=" + filepath.Join(dir, "none", "x")},
 		"not in time": {"--provider=nomad", "--nomad-address=http://127.0.0.1:1", "--timeout=0", "--output=" + output},
 	} {
@@ -106,7 +109,7 @@ func TestMetadataCommandWrites(t *testing.T) {
 	}
 	entries, err := os.ReadDir(dir)
 	must(t, err)
-	if len(entries) != 1 {
+	if len(entries) != 2 {
 		t.Errorf("something is left behind: %v", entries)
 	}
 }

@@ -160,3 +160,28 @@ func TestFirmware(t *testing.T) {
 		})
 	}
 }
+
+// The firmware's IDs are the host's root's to read: a container with another user is told so.
+func TestNotRoot(t *testing.T) {
+	options := oxide(nil).write(t)
+	for _, dir := range []string{options.Sys, filepath.Dir(options.Sys)} {
+		if err := os.Chmod(dir, 0o755); err != nil { // as /sys is
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"product_uuid", "product_serial"} {
+		path := filepath.Join(options.Sys, "class/dmi/id", name)
+		if err := os.Chmod(path, 0); err != nil {
+			t.Fatal(err)
+		}
+		var denied atomic.Bool
+		denied.Store(true)
+		got, err := metadatatest.AsNobody(guest.New(options), &denied).Instance(context.Background())
+		if !errors.Is(err, metadata.ErrInvalid) || !strings.HasSuffix(err.Error(), path+": permission denied; run the plugin as the host's root, who alone may read it") {
+			t.Errorf("%s: got %+v, %v", name, got, err)
+		}
+		if err := os.Chmod(path, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -76,13 +76,13 @@ func (a access) checkFiles() error {
 	return e
 }
 
-// client makes a client for one request. HTTP/2 and a pool would be for many.
+// client makes a client for one request, after which its connection is closed.
 func (a access) client() (*http.Client, error) {
 	tlsConfig, err := transport.TLSConfigFor(&a.config)
 	if err != nil {
 		return nil, err
 	}
-	base := &http.Transport{TLSClientConfig: tlsConfig, Proxy: http.ProxyFromEnvironment}
+	base := &http.Transport{TLSClientConfig: tlsConfig, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
 	if a.proxy != nil {
 		base.Proxy = http.ProxyURL(a.proxy)
 	}
@@ -91,19 +91,11 @@ func (a access) client() (*http.Client, error) {
 		return nil, err
 	}
 	return &http.Client{
-		Transport: closer{authenticated, base},
+		Transport: authenticated,
 		// Credentials go to the server that was configured, and nowhere else.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, nil
 }
-
-// closer lets the client close the connections below client-go's wrappers.
-type closer struct {
-	http.RoundTripper
-	base *http.Transport
-}
-
-func (c closer) CloseIdleConnections() { c.base.CloseIdleConnections() }
 
 // explain turns an error of asking into the contract's.
 func (a access) explain(ctx context.Context, err error) error {

@@ -238,7 +238,6 @@ func (p *Provider) get(ctx context.Context) (node, error) {
 	if err != nil {
 		return node{}, &metadata.Error{Kind: metadata.ErrInvalid, What: "use the credentials of " + a.from, Cause: oneLine(err), Next: "repair them, or name a kubeconfig by --kubeconfig"}
 	}
-	defer client.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+"/api/v1/nodes/"+url.PathEscape(p.options.NodeName), nil)
 	if err != nil {
 		return node{}, &metadata.Error{Kind: metadata.ErrInvalid, What: "the API server's address in " + a.from + " is no URL", Next: "write https://host:port"}

@@ -91,6 +91,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.calls = append(s.calls, r.Method+" "+r.URL.String())
 	s.mu.Unlock()
+	if !r.Close {
+		s.t.Error("the connection is kept, and nobody will use it")
+	}
 	switch fault {
 	case metadatatest.Down:
 		panic(http.ErrAbortHandler) // closes the connection
@@ -218,7 +221,7 @@ func TestNodes(t *testing.T) {
 
 		"tainted":                 {node: node(tainted, systemUUID(idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager to initialise Node"},
 		"tainted, ID labelled":    {node: node(tainted, label(instance, idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
-		"tainted, rack labelled":  {node: node(tainted, label(rack, "east")), known: metadata.Instance{Rack: "east"}, kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
+		"tainted, rack labelled":  {node: node(tainted, label(rack, "east"), systemUUID(idA)), known: metadata.Instance{Rack: "east"}, kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
 		"nothing yet":             {node: node(), kind: metadata.ErrNotReady, says: `Node "worker-3.example" has no provider ID, no label oxide.computer/instance-id and no system UUID; check that the Oxide cloud controller manager runs`},
 		"another cloud":           {node: node(providerID("kind://docker/kind/worker"), systemUUID(idA)), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": "kind://docker/kind/worker" does not begin with oxide://`},
 		"no UUID of the provider": {node: node(providerID("oxide://node-a")), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": the instance ID "node-a" is not a UUID`},
@@ -352,37 +355,38 @@ func remove(s *server, name string) {
 
 func TestKubeconfig(t *testing.T) {
 	for name, tt := range map[string]struct {
-		text string // with CA, FILE and URL in it
+		text string // with CA, DIR and HOST in it
 		kind error
 		says string
 	}{
-		"token":           {config("certificate-authority-data: CA", "token: "+token), nil, ""},
-		"token file":      {config("certificate-authority: ca.crt", "tokenFile: token"), nil, ""},
-		"absolute path":   {config("certificate-authority: DIR/ca.crt", "tokenFile: DIR/token"), nil, ""},
-		"not verified":    {config("insecure-skip-tls-verify: true", "token: "+token), nil, ""},
-		"other name":      {config("tls-server-name: example.com, certificate-authority: ca.crt", "token: "+token), nil, ""},
-		"expired":         {config("certificate-authority: ca.crt", "token: canary"), metadata.ErrInvalid, "HTTP 401; the API server does not know the credentials of FILE"},
-		"nobody":          {config("certificate-authority: ca.crt", ""), metadata.ErrInvalid, "HTTP 401"},
-		"a program":       {config("certificate-authority: ca.crt", "exec: {command: aws, args: [canary]}"), metadata.ErrInvalid, `its user has "exec", which this plugin does not do`},
-		"an old plugin":   {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, `"auth-provider"`},
-		"a password":      {config("certificate-authority: ca.crt", "username: me, password: canary"), metadata.ErrInvalid, `"username"`},
-		"somebody else":   {config("certificate-authority: ca.crt", "as: canary"), metadata.ErrInvalid, `"as"`},
-		"half a key pair": {config("certificate-authority: ca.crt", "client-certificate-data: Q0E=, client-key-data: Q0E="), metadata.ErrInvalid, "use the credentials of FILE"},
-		"no base64":       {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "its certificate-authority-data is not base64"},
-		"no token file":   {config("certificate-authority: ca.crt", "tokenFile: none"), metadata.ErrNotReady, "wait for the token in DIR/none: no such file"},
-		"no such context": {strings.Replace(config("certificate-authority: ca.crt", ""), "current-context: c", "current-context: d", 1), metadata.ErrInvalid, "it lacks its current-context"},
-		"no such user":    {strings.Replace(config("certificate-authority: ca.crt", ""), "user: u}", "user: canary}", 1), metadata.ErrInvalid, "it lacks the cluster or the user"},
-		"no server":       {strings.Replace(config("certificate-authority: ca.crt", ""), "URL", "canary", 1), metadata.ErrInvalid, "its server is not https://host:port"},
-		"a proxy":         {config("certificate-authority: ca.crt, proxy-url: 'http://127.0.0.1:1'", "token: "+token), metadata.ErrNotReady, "connection refused"},
-		"empty":           {"", metadata.ErrInvalid, "it lacks its current-context"},
-		"no YAML":         {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not the YAML of a kubeconfig"},
-		"other types":     {"contexts: canary", metadata.ErrInvalid, "it is not the YAML of a kubeconfig"},
+		"token":                     {config("certificate-authority-data: CA", "token: "+token), nil, ""},
+		"token file":                {config("certificate-authority: ca.crt", "tokenFile: token"), nil, ""},
+		"absolute path":             {config("certificate-authority: DIR/ca.crt", "tokenFile: DIR/token"), nil, ""},
+		"not verified":              {config("insecure-skip-tls-verify: true", "token: "+token), nil, ""},
+		"other name":                {config("tls-server-name: example.com, certificate-authority: ca.crt", "token: "+token), nil, ""},
+		"expired":                   {config("certificate-authority: ca.crt", "token: canary"), metadata.ErrInvalid, "HTTP 401; the API server does not know the credentials of FILE"},
+		"nobody":                    {config("certificate-authority: ca.crt", ""), metadata.ErrInvalid, "HTTP 401"},
+		"a program":                 {config("certificate-authority: ca.crt", "exec: {command: aws, args: [canary]}"), metadata.ErrInvalid, `its user has "exec", which this plugin does not do`},
+		"an old plugin":             {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, `"auth-provider"`},
+		"a password":                {config("certificate-authority: ca.crt", "username: me, password: canary"), metadata.ErrInvalid, `"username"`},
+		"somebody else":             {config("certificate-authority: ca.crt", "as: canary"), metadata.ErrInvalid, `"as"`},
+		"half a key pair":           {config("certificate-authority: ca.crt", "client-certificate-data: Q0E=, client-key-data: Q0E="), metadata.ErrInvalid, "use the credentials of FILE"},
+		"no base64":                 {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "its certificate-authority-data is not base64"},
+		"no token file":             {config("certificate-authority: ca.crt", "tokenFile: none"), metadata.ErrNotReady, "wait for the token in DIR/none: no such file"},
+		"no such context":           {strings.Replace(config("certificate-authority: ca.crt", ""), "current-context: c", "current-context: d", 1), metadata.ErrInvalid, "it lacks its current-context"},
+		"no such user":              {strings.Replace(config("certificate-authority: ca.crt", ""), "user: u}", "user: canary}", 1), metadata.ErrInvalid, "it lacks the cluster or the user"},
+		"no server":                 {strings.Replace(config("certificate-authority: ca.crt", ""), "https://HOST", "canary", 1), metadata.ErrInvalid, "its server is not https://host:port"},
+		"a password for the server": {strings.Replace(config("certificate-authority: ca.crt", ""), "https://", "https://me:canary@", 1), metadata.ErrInvalid, "its server is not https://host:port"},
+		"a proxy":                   {config("certificate-authority: ca.crt, proxy-url: 'http://127.0.0.1:1'", "token: "+token), metadata.ErrNotReady, "connection refused"},
+		"empty":                     {"", metadata.ErrInvalid, "it lacks its current-context"},
+		"no YAML":                   {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not the YAML of a kubeconfig"},
+		"other types":               {"contexts: canary", metadata.ErrInvalid, "it is not the YAML of a kubeconfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
 			s.object = node(providerID("oxide://" + idA))
 			ca := base64.StdEncoding.EncodeToString(s.ca())
-			file := s.write("kubeconfig", strings.NewReplacer("CA", ca, "URL", s.URL, "DIR", s.dir).Replace(tt.text))
+			file := s.write("kubeconfig", strings.NewReplacer("CA", ca, "HOST", s.Listener.Addr().String(), "DIR", s.dir).Replace(tt.text))
 			options := s.options()
 			options.Kubeconfig, options.Host, options.ServiceAccount = file, "", ""
 			got, err := kubernetes.New(options).Instance(context.Background())
@@ -418,7 +422,7 @@ current-context: c
 contexts:
 - {name: other, context: {cluster: none, user: none}}
 - {name: c, context: {cluster: k, user: u}}
-clusters: [{name: k, cluster: {server: "URL", ` + cluster + `}}]
+clusters: [{name: k, cluster: {server: "https://HOST", ` + cluster + `}}]
 users: [{name: u, user: {` + user + `}}]
 `
 }

@@ -177,7 +177,6 @@ func (p *Provider) askAt(ctx context.Context, address, token string) (map[string
 	if err != nil {
 		return nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "repair --nomad-address (NOMAD_ADDR), or the files that TLS needs"}
 	}
-	defer httpClient.CloseIdleConnections()
 	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
 	if err != nil {
 		return nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "write http://host:port or unix:///path"}
@@ -190,7 +189,8 @@ func (p *Provider) askAt(ctx context.Context, address, token string) (map[string
 	return answer.Meta, nil
 }
 
-// client makes an HTTP client for one request to an address.
+// client makes an HTTP client for one request to an address, after which its
+// connection is closed.
 func (p *Provider) client(address string) (*http.Client, error) {
 	parsed, err := url.Parse(address)
 	switch {
@@ -201,14 +201,13 @@ func (p *Provider) client(address string) (*http.Client, error) {
 	case parsed.Scheme == "unix" && len(parsed.Path) > maxSocketPath:
 		return nil, fmt.Errorf("the path of its socket has %d bytes, and a unix socket's has at most %d: shorten Nomad's data_dir", len(parsed.Path), maxSocketPath)
 	}
-	base := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
+	base := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}
 	client := &http.Client{
 		Transport: base,
 		// The token goes to the agent that was configured, and nowhere else.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	if parsed.Scheme == "unix" {
-		base.Proxy = nil
 		base.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", parsed.Path)
 		}

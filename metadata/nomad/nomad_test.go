@@ -52,6 +52,9 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	meta, fault, status, repaired, valid := a.meta, a.fault, a.status, a.repairs, r.Header.Get("X-Nomad-Token") == a.token
 	a.calls = append(a.calls, r.Method+" "+r.URL.String())
 	a.mu.Unlock()
+	if !r.Close {
+		a.t.Error("the connection is kept, and nobody will use it")
+	}
 	switch fault {
 	case metadatatest.Down:
 		panic(http.ErrAbortHandler) // closes the connection
@@ -166,6 +169,18 @@ func TestAnswers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestTheTokenIsNotCarriedElsewhere(t *testing.T) {
+	asked := false
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
+	defer elsewhere.Close()
+	redirects := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
+	defer redirects.Close()
+	got, err := nomad.New(nomad.Options{Address: redirects.URL, Token: token}).Instance(context.Background())
+	if !errors.Is(err, metadata.ErrInvalid) || asked {
+		t.Errorf("got %+v, %v; followed: %v", got, err, asked)
 	}
 }
 

@@ -50,6 +50,7 @@ func TestGuest(t *testing.T) {
 	p := startPlugin(t, m)
 
 	t.Run("firmware", func(t *testing.T) { testFirmware(t, m) })
+	t.Run("identity", func(t *testing.T) { testIdentity(t, m) })
 	t.Run("sysfs", func(t *testing.T) { testSysfs(t, m) })
 	t.Run("node info", func(t *testing.T) { testNodeInfo(t, p) })
 	t.Run("discovery", func(t *testing.T) { testDiscovery(t, p) })
@@ -145,6 +146,22 @@ func testFirmware(t *testing.T, m *machine) {
 			t.Errorf("%s has mode %s, not %s", file, mode, c.mode)
 		}
 	}
+}
+
+// testIdentity: the command finds the instance by itself, and heeds what cloud-init says beside the firmware.
+func testIdentity(t *testing.T, m *machine) {
+	identity := "OXIDE_INSTANCE_ID=" + m.instance + "\n"
+	if got := m.sh(t, "oxide-csi metadata --timeout=0 2>/dev/null"); got != identity {
+		t.Errorf("it prints %q, want %q", got, identity)
+	}
+	const data = "/run/cloud-init/instance-data.json"
+	for id, want := range map[string]string{m.instance: identity + "0\n", "00000000-0000-4000-8000-000000000001": "1\n"} {
+		m.sh(t, `mkdir -p /run/cloud-init && echo '{"v1": {"instance_id": "%s"}}' >%s`, id, data)
+		if got := m.sh(t, "oxide-csi metadata --timeout=0 2>/dev/null; echo $?"); got != want {
+			t.Errorf("with instance %s in %s it prints %q, want %q", id, data, got, want)
+		}
+	}
+	m.sh(t, "rm %s", data)
 }
 
 func (m *machine) checkFile(t *testing.T, file, want string) {
