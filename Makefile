@@ -14,7 +14,7 @@ VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
 
 .PHONY: help
 help: ## show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
 
 .PHONY: deps
 deps: ## install the Debian packages that demo and test need, and say so
@@ -51,13 +51,16 @@ fuzz: deps ## made-up contents of disks against the scanner that proves them bla
 	go test ./core/device -run '^$$' -fuzz '^FuzzProveBlank$$' -fuzztime $(FUZZTIME)
 
 .PHONY: chaos
-chaos: deps ## the node plugin killed at hundreds of its steps; as root
+chaos: chaos-node chaos-controller ## everything that kills the plugin on purpose: the two below
+
+.PHONY: chaos-node
+chaos-node: deps ## the node plugin killed at hundreds of its steps; as root
 	go run ./test/kill
 
 DURATION ?= 2m
 
 .PHONY: chaos-controller
-chaos-controller: deps ## the controller killed, and the rack too, under many clients, for DURATION (2m); as root with data
+chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, and rack and controller are killed; as root with data
 	go run ./test/chaos -duration $(DURATION)
 
 .PHONY: lint

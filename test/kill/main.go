@@ -3,7 +3,7 @@
 // Command kill kills the node plugin at every step of its calls, and sees that the orchestrator's retry puts everything
 // right: the volume becomes usable, no mount is left over, no file is lost, and nothing is formatted that was not blank.
 //
-//	make chaos
+//	make chaos-node
 //
 // A step is a system call that reads or changes the world: see tracer.go. The built plugin runs alone, with a guest of loop
 // devices below it (core/simrack/guest), is watched through ptrace from the moment a call is sent, and is killed just before
