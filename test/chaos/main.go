@@ -100,7 +100,8 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	wg.Wait()
 	if err := pause(ctx, lateness); err != nil {
-		return fmt.Errorf("interrupted, or not every client had its answer %s after the last fault: %w", settleTime, err)
+		books.violation("interrupted, or not every client had its answer %s after the last fault: %v", settleTime, err)
+		return books.report(w, time.Since(begun))
 	}
 	if err := w.audit(ctx, workers, books); err != nil {
 		return err
