@@ -20,7 +20,10 @@
 //
 // # Map
 //
-//   - identity.go, controller.go with publish.go, node.go: the services, RPCs in the order of the specification
+//   - identity.go, controller.go, node.go: the services
+//   - create.go: making a volume, blank or from a snapshot; clone.go: from another volume; sweep.go: what a crash in between leaves
+//   - publish.go: attaching and detaching; snapshot.go; list.go: volumes and snapshots by pages; capacity.go; controller_health.go
+//   - racks.go: which of several racks has a volume
 //   - node_stage.go, node_publish.go: what is mounted where; node_content.go: what is on the disk, and whether mkfs may run
 //   - node_volumes.go: which volume is at a path; node_health.go, node_probe.go: how it and its disk are
 //   - capabilities.go: what is advertised, and why the rest is not

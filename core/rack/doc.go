@@ -1,8 +1,9 @@
 // Package rack talks to one Oxide rack. It is the only importer of the Oxide SDK, and the only place where a volume is a
 // disk: the rest of the plugin speaks the words of the CSI specification.
 //
-//   - rack.go: the calls, each one API request; what they return is what the rack said, settled by nobody
-//   - wait.go: waiting for a disk to come to rest
+//   - rack.go, snapshot.go: the calls, each one API request; what they return is what the rack said, settled by nobody
+//   - list.go: lists, a page at a time
+//   - wait.go: waiting for a disk or a snapshot to come to rest
 //   - name.go: names and descriptions of the disks that we make: the only metadata a rack keeps for us
 //   - errors.go: the SDK's errors in the words of this package
 //   - check.go: whether the rack can be used as configured

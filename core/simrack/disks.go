@@ -385,6 +385,23 @@ func parseList[T record, V any](r *Rack, q *request, in func(*project) *shelf[T]
 	}, nil
 }
 
+// parseView reads a request for one thing.
+func parseView[T record, V any](r *Rack, q *request, look func(caller, target, access) (T, error), view func(T) V) (action, error) {
+	t, err := q.target()
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		thing, err := look(who, t, accessRead)
+		if err != nil {
+			return answer{}, err
+		}
+		return answer{200, view(thing)}, nil
+	}, nil
+}
+
 func parseDiskCreate(r *Rack, q *request) (action, error) {
 	project, err := q.needProject()
 	if err != nil {
@@ -436,19 +453,7 @@ func (r *Rack) createDisk(who caller, project selector, spec diskSpec) (answer, 
 }
 
 func parseDiskView(r *Rack, q *request) (action, error) {
-	t, err := q.target()
-	if err != nil {
-		return nil, err
-	}
-	return func(who caller) (answer, error) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		d, err := r.lookupDisk(who, t, accessRead)
-		if err != nil {
-			return answer{}, err
-		}
-		return answer{200, d.view()}, nil
-	}, nil
+	return parseView(r, q, r.lookupDisk, (*disk).view)
 }
 
 func parseDiskDelete(r *Rack, q *request) (action, error) {

@@ -210,19 +210,7 @@ func parseInstanceList(r *Rack, q *request) (action, error) {
 }
 
 func parseInstanceView(r *Rack, q *request) (action, error) {
-	t, err := q.target()
-	if err != nil {
-		return nil, err
-	}
-	return func(who caller) (answer, error) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		i, err := r.lookupInstance(who, t, accessRead)
-		if err != nil {
-			return answer{}, err
-		}
-		return answer{200, i.view()}, nil
-	}, nil
+	return parseView(r, q, r.lookupInstance, (*instance).view)
 }
 
 func parseInstanceDiskList(r *Rack, q *request) (action, error) {

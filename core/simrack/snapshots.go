@@ -72,19 +72,7 @@ func parseSnapshotList(r *Rack, q *request) (action, error) {
 }
 
 func parseSnapshotView(r *Rack, q *request) (action, error) {
-	t, err := q.target()
-	if err != nil {
-		return nil, err
-	}
-	return func(who caller) (answer, error) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		s, err := r.lookupSnapshot(who, t, accessRead)
-		if err != nil {
-			return answer{}, err
-		}
-		return answer{200, s.view()}, nil
-	}, nil
+	return parseView(r, q, r.lookupSnapshot, (*snapshot).view)
 }
 
 // snapshotSpec is a snapshot that somebody asks for.
