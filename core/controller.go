@@ -220,7 +220,7 @@ func (c *Controller) disk(ctx context.Context, volumeID string) (onRack, rack.Di
 // orchestrator may conclude that it is gone.
 func (c onRack) unconfirmed(ctx context.Context) error {
 	if err := c.rack.ConfirmProject(ctx); err != nil {
-		return unavailable("%w", err)
+		return unknownOutcome(ctx, err)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -168,7 +169,7 @@ func listPage[T, E any](
 		on := c.on(client)
 		project, err := client.ProjectID(ctx)
 		if err != nil {
-			return nil, "", unavailable("a list without rack %q would not be complete: %w", client.Name(), err)
+			return nil, "", unknownOutcome(ctx, fmt.Errorf("a list without rack %q would not be complete: %w", client.Name(), err))
 		}
 		empty := true
 		wanted := 0
@@ -197,7 +198,7 @@ func listPage[T, E any](
 		if empty {
 			// Nothing at all is also what a project shows that has only the name of ours.
 			if err := client.ConfirmProject(ctx); err != nil {
-				return nil, "", unavailable("%w", err)
+				return nil, "", unknownOutcome(ctx, err)
 			}
 		}
 		at = rack.Cursor{}

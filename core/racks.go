@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -106,19 +107,19 @@ func findAnywhere[T any](ctx context.Context, clients []*rack.Client, id string,
 	}
 	if failed != nil {
 		// Not the code of whatever is wrong with one rack: the thing may be there, or elsewhere.
-		return nil, none, unavailable("%s may be on a rack that does not answer: %w", id, oneLine(failed))
+		return nil, none, unknownOutcome(ctx, fmt.Errorf("%s may be on a rack that does not answer: %w", id, oneLine(failed)))
 	}
 	return nil, none, missing
 }
 
-// unconfirmed is UNAVAILABLE when a 404 cannot be believed: nothing is known about the thing then, and no orchestrator
+// unconfirmed is UNAVAILABLE, or the end of the caller's own time, when a 404 cannot be believed: nothing is known about the thing then, and no orchestrator
 // may conclude that it is gone.
 func (r *racks) unconfirmed(ctx context.Context) error {
 	for _, confirmed := range askAll(ctx, r.all, func(ctx context.Context, client *rack.Client) (struct{}, error) {
 		return struct{}{}, client.ConfirmProject(ctx)
 	}) {
 		if confirmed.err != nil {
-			return unavailable("%w", confirmed.err)
+			return unknownOutcome(ctx, confirmed.err)
 		}
 	}
 	return nil
