@@ -157,6 +157,30 @@ func TestListTokensOutliveTheProcess(t *testing.T) {
 	wantSame(t, got, all)
 }
 
+// A replica that did not give out the token reads what comes before it in large pages, however small those are that are asked for.
+func TestListTokenOfAnotherReplicaCostsFewCalls(t *testing.T) {
+	r := newRig(t)
+	for n := range 150 {
+		r.create(t, fmt.Sprint("v", n))
+	}
+	req := &csi.ListVolumesRequest{MaxEntries: 50}
+	for {
+		resp, err := r.ListVolumes(t.Context(), req)
+		r.must(t, err)
+		if resp.GetNextToken() == "" {
+			break
+		}
+		req.StartingToken = resp.GetNextToken()
+	}
+	again := r.again(t)
+	_, err := again.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
+	again.must(t, err)
+	again.clearCalls(t)
+	_, err = again.ListVolumes(t.Context(), req)
+	again.must(t, err)
+	wantCalls(t, again, map[string]int{"disk_list": 2}) // the second page is empty, which is how a rack says that it ends
+}
+
 func TestListJunkTokens(t *testing.T) {
 	r := newRig(t)
 	for _, token := range []string{"junk", ".", "default.", "default.junk", "." + uuid.NewString(), "west." + uuid.NewString(), uuid.NewString(), "default/" + uuid.NewString()} {

@@ -23,7 +23,7 @@ type Cursor struct {
 
 // Disks lists the disks of the project by their IDs, from behind the cursor's last ID on; the zero cursor is the start. A
 // cursor without page token is found by reading the list from its start. Each disk comes with the token of its page. About
-// as many as wanted are read at a time, where that is not 0. An error ends the list; a list without one is complete.
+// as many as wanted are read at a time, where that is not 0 and the page is known. An error ends the list; a list without one is complete.
 func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[Listed[Disk], error] {
 	return list(func(d Disk) string { return d.ID }, from, wanted, func(token string, limit int) ([]Disk, string, error) {
 		page, err := c.sdk.DiskList(ctx, oxide.DiskListParams{
@@ -69,7 +69,8 @@ type Listed[T any] struct {
 // may have another behind it if the rack limits pages more than we do.
 func list[T any](idOf func(T) string, from Cursor, wanted int, read func(token string, limit int) (items []T, next string, err error)) iter.Seq2[Listed[T], error] {
 	limit := mostPage
-	if wanted > 0 {
+	// To look for a place without its page's token, all pages before it are read, whatever is wanted from there on.
+	if lost := from.LastID != "" && from.PageToken == ""; wanted > 0 && !lost {
 		limit = min(max(wanted, leastPage), mostPage)
 	}
 	return func(yield func(Listed[T], error) bool) {
