@@ -25,6 +25,14 @@ build: ## build the plugin and the simulated rack into bin/
 	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -gcflags $(GCFLAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-csi ./cmd/oxide-csi
 	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-sim ./cmd/oxide-sim
 
+# The tag that the manifests name, and the programs that the node plugin calls.
+IMAGE       ?= oxidecomputer/oxide-csi-plugin:v0.1.0
+IMAGE_TOOLS := blkid btrfs e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
+
+.PHONY: image
+image: deps build ## the plugin's container image in bin/oxide-csi-image.tar, made on a Debian without a daemon
+	go run ./deploy/image -o bin/oxide-csi-image.tar -program bin/oxide-csi -tag $(IMAGE) -version $(VERSION) -user 65532:65532 $(IMAGE_TOOLS)
+
 .PHONY: demo
 demo: deps build ## one volume's whole life on a simulated rack, narrated
 	bin/oxide-sim demo
