@@ -36,7 +36,7 @@ import (
 const (
 	nodeName = "worker-3.example"
 	// rights is the file with all that the plugin may do.
-	rights    = "../../deploy/k8s/node-identity.yaml"
+	rights    = "../../deploy/k8s/base/node-identity.yaml"
 	namespace = "oxide-csi"
 	account   = "oxide-csi-node"
 )
