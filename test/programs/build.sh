@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Builds, through the Go module proxy and from nothing else, the programs against which the metadata providers are tested:
+# Builds, through the Go module proxy and from nothing else, the programs of orchestrators that tests run:
 #
 #   test/programs/build.sh kubernetes    kube-apiserver and etcd
+#   test/programs/build.sh cluster       those, and the rest of a cluster: controller-manager, scheduler, kubelet, kubectl
+#   test/programs/build.sh sidecars      the CSI sidecars that the manifests name, and the snapshot controller
 #   test/programs/build.sh nomad         nomad
 #
 # They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs) and are built again only when their versions change. From an
@@ -18,22 +20,61 @@ fresh() { [ "$(cat "$programs/$1.key" 2>/dev/null)" = "$2" ]; }
 # built NAME KEY: remembers that it was.
 built() { printf '%s\n' "$2" >"$programs/$1.key"; }
 
-kubernetes() {
-    local dir=$here/kubernetes version key
-    version=$(cd "$dir" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
-    key=$(cat "$dir/go.mod" "$dir/go.sum" | sha256sum | cut -d' ' -f1)
-    fresh kubernetes "$key" && return
-    echo "programs: building kube-apiserver $version and etcd"
-    # Without a version kube-apiserver takes every client for one of another age.
-    local set="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
-    set+=" -X k8s.io/component-base/version.gitMinor=$(cut -d. -f2 <<<"$version")"
+# build DIR FLAGS PACKAGE...: builds packages of the module in a folder, and nothing but what its go.sum names.
+build() {
+    local dir=$1 flags=$2
+    shift 2
     (
         cd "$dir"
         export CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false -trimpath"
-        timeout "$limit" go build -ldflags "-s -w $set" -o "$programs/" k8s.io/kubernetes/cmd/kube-apiserver
-        timeout "$limit" go build -ldflags "-s -w" -o "$programs/etcd" go.etcd.io/etcd/server/v3
+        timeout "$limit" go build -ldflags "-s -w $flags" -o "$programs/" "$@"
     )
-    built kubernetes "$key"
+}
+
+# key DIR: what stands for the versions of all that the module in a folder is built from.
+key() { cat "$1/go.mod" "$1/go.sum" | sha256sum | cut -d' ' -f1; }
+
+# kube TARGET COMMAND...: builds commands of Kubernetes.
+kube() {
+    local target=$1 dir=$here/kubernetes version key package=k8s.io/component-base/version client=k8s.io/client-go/pkg/version
+    shift
+    version=$(cd "$dir" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
+    key=$(key "$dir")
+    fresh "$target" "$key" && return
+    echo "programs: building $* $version"
+    # Without a version each takes the others for ones of another age.
+    local set="-X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=$(cut -d. -f2 <<<"$version") -X $client.gitVersion=$version"
+    build "$dir" "$set" "${@/#/k8s.io/kubernetes/cmd/}"
+    built "$target" "$key"
+}
+
+etcd() {
+    local dir=$here/kubernetes key
+    key=$(key "$dir")
+    fresh etcd "$key" && return
+    echo "programs: building etcd"
+    (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go build -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w" -o "$programs/etcd" go.etcd.io/etcd/server/v3)
+    built etcd "$key"
+}
+
+kubernetes() {
+    etcd
+    kube kubernetes kube-apiserver
+}
+
+cluster() {
+    kubernetes
+    kube cluster kube-controller-manager kube-scheduler kubelet kubectl
+}
+
+sidecars() {
+    local dir=$here/sidecars key packages
+    key=$(key "$dir")
+    fresh sidecars "$key" && return
+    echo "programs: building the CSI sidecars"
+    mapfile -t packages < <(cd "$dir" && go list tool)
+    build "$dir" "" "${packages[@]}"
+    built sidecars "$key"
 }
 
 # Nomad's own module replaces its part github.com/hashicorp/nomad/api by a folder that the module proxy does not have, and
@@ -61,9 +102,9 @@ nomad() {
 
 for name; do
     case $name in
-    kubernetes | nomad) "$name" ;;
+    kubernetes | cluster | sidecars | nomad) "$name" ;;
     *)
-        echo "programs: \"$name\" is none of kubernetes, nomad" >&2
+        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, nomad" >&2
         exit 2
         ;;
     esac
