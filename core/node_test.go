@@ -155,6 +155,14 @@ func (r *nodeRig) node(v *volume) string {
 	return filepath.Join(r.guests.Dir(guestID), "dev", name)
 }
 
+// number is the disk's device number.
+func (r *nodeRig) number(v *volume) uint64 {
+	r.t.Helper()
+	var stat unix.Stat_t
+	must(r.t, unix.Stat(r.node(v), &stat))
+	return stat.Rdev
+}
+
 // poke writes to the disk.
 func (r *nodeRig) poke(v *volume, offset int64, content string) {
 	r.t.Helper()

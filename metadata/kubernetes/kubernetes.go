@@ -251,6 +251,9 @@ func (p *Provider) get(ctx context.Context) (node, error) {
 	if closeErr := response.Body.Close(); err == nil {
 		err = closeErr
 	}
+	if err == nil {
+		err = ctx.Err() // an answer that was cut off need not show as one
+	}
 	if err != nil {
 		return node{}, a.explain(ctx, err)
 	}
