@@ -91,10 +91,18 @@ const (
 )
 
 // ask sends a request until the answer is clear: OK or a code that says something. Its error is that code's, or the
-// context's when it ends first. giveUp, which may be nil, is asked after each unclear answer whether to go on.
+// context's when it ends first. giveUp, which may be nil, is asked after each unclear answer whether to go on. An answer to what
+// was asked while the rack may still be doing what a killed plugin had begun is no last word: the rack may undo it.
 func ask[Request, Response proto.Message](ctx context.Context, w *worker, t *thing, call rpc[Request, Response], req Request, giveUp func() bool) (Response, error) {
 	for backoff := firstBackoff; ; backoff = min(2*backoff, maxBackoff) {
+		sent := time.Now()
 		resp, err := try(ctx, w, t, call, req)
+		if quiet := w.orphaned(t); !isUnknown(err) && sent.Before(quiet) {
+			if err := pause(ctx, time.Until(quiet)); err != nil {
+				return resp, err
+			}
+			continue
+		}
 		if !isUnknown(err) {
 			return resp, err
 		}

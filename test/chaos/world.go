@@ -188,7 +188,7 @@ func (w *world) startPlugin() error {
 // the faults, and what a busy machine adds to it.
 const (
 	longDelay = 700 * time.Millisecond
-	lateness  = longDelay + 800*time.Millisecond
+	lateness  = longDelay + 1300*time.Millisecond
 )
 
 // faultsToInject are what goes wrong with the calls of the rack: each kind with the given probability.
