@@ -232,24 +232,24 @@ func (c onRack) volume(disk rack.Disk, params parameters) *csi.Volume {
 		CapacityBytes:      disk.SizeBytes,
 		VolumeContext:      volumeContext(disk, params),
 		ContentSource:      contentSource(disk),
-		AccessibleTopology: []*csi.Topology{segments(c.rack.Name())},
+		AccessibleTopology: c.racks.topology[c.rack],
 	}
 }
 
 // contentSource is what a volume was made from as the specification has it, nil for a blank one and for one made from an image.
 func contentSource(disk rack.Disk) *csi.VolumeContentSource {
+	if disk.SnapshotID == "" {
+		return nil // a clone was made from a snapshot, too
+	}
 	description, _ := rack.ParseDescription(disk.Description)
-	switch {
-	case description.Clone && len(description.Lineage) > 0:
+	if description.Clone && len(description.Lineage) > 0 {
 		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: description.Lineage[0]},
 		}}
-	case disk.SnapshotID != "":
-		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: disk.SnapshotID},
-		}}
 	}
-	return nil
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: disk.SnapshotID},
+	}}
 }
 
 // origin is what a disk was made from.

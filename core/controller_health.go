@@ -28,7 +28,7 @@ func (c *Controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 	}
 	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(_ onRack, disk rack.Disk) *csi.VolumeHealth {
 		health := diskHealth(disk)
-		if !c.lists(disk) || len(health.GetHealthStatuses()) == 0 {
+		if len(health.GetHealthStatuses()) == 0 || !listed(disk, c.owns(disk)) {
 			return nil
 		}
 		return health

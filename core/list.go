@@ -23,10 +23,11 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	}
 	counts := volumeCounts{}
 	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
-		if !c.lists(disk) {
+		ours := c.owns(disk)
+		if !listed(disk, ours) {
 			return nil
 		}
-		if c.owns(disk) {
+		if ours {
 			counts.add(on.rack, disk)
 		}
 		return &csi.ListVolumesResponse_Entry{
@@ -45,9 +46,9 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
-// lists reports whether a disk counts as a volume here. One that is being made may not come to be.
-func (c *Controller) lists(disk rack.Disk) bool {
-	return disk.State != rack.Creating && (disk.InstanceID != "" || c.owns(disk))
+// listed reports whether a disk counts as a volume here. One that is being made may not come to be.
+func listed(disk rack.Disk, ours bool) bool {
+	return disk.State != rack.Creating && (disk.InstanceID != "" || ours)
 }
 
 // owns reports whether this plugin has made a disk, for its cluster.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -17,6 +19,9 @@ import (
 // could have it has said so.
 type racks struct {
 	all []*rack.Client
+	// topology is that of everything on a rack. All messages share it: a list of thousands with one for each would take
+	// half as much memory again.
+	topology map[*rack.Client][]*csi.Topology
 
 	mu   sync.Mutex
 	seen map[string]*rack.Client
@@ -26,7 +31,11 @@ type racks struct {
 const seenLimit = 20_000
 
 func newRacks(all []*rack.Client) *racks {
-	return &racks{all: all, seen: map[string]*rack.Client{}}
+	r := &racks{all: all, topology: map[*rack.Client][]*csi.Topology{}, seen: map[string]*rack.Client{}}
+	for _, client := range all {
+		r.topology[client] = []*csi.Topology{segments(client.Name())}
+	}
+	return r
 }
 
 func (r *racks) names() string {

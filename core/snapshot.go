@@ -164,7 +164,7 @@ func (c onRack) snapshotMessage(snapshot rack.Snapshot) *csi.Snapshot {
 		SizeBytes:          snapshot.SizeBytes,
 		CreationTime:       timestamppb.New(snapshot.Created),
 		ReadyToUse:         snapshot.State == rack.SnapshotReady,
-		AccessibleTopology: []*csi.Topology{segments(c.rack.Name())},
+		AccessibleTopology: c.racks.topology[c.rack],
 	}
 }
 
