@@ -1,0 +1,138 @@
+# The node plugin: it finds, formats and mounts disks on each client of a rack. It holds no token of the rack.
+#
+# It runs as root (raw_exec), and wherever the client's metadata names the rack:
+#
+#   client { meta { "oxide.rack" = "default" } }
+#
+# The instance's ID comes from its firmware, the rack from the client's metadata, for which with ACLs on the job's identity
+# needs the policy policies/node.policy.hcl.
+
+variable "command" {
+  type        = string
+  default     = "/usr/local/bin/oxide-csi"
+  description = "the program on each client"
+}
+
+variable "data_dir" {
+  type        = string
+  default     = "/opt/nomad/data"
+  description = "data_dir of the clients: without it the plugin would be told paths that are not there"
+}
+
+variable "state_dir" {
+  type        = string
+  default     = "/var/lib/oxide-csi"
+  description = "where the plugin keeps what must outlive its restart"
+}
+
+variable "max_disks" {
+  type        = number
+  default     = 8
+  description = "disks that an instance takes, boot disk included: 12 on racks from release 18 on"
+}
+
+variable "http_address" {
+  type        = string
+  default     = "127.0.0.1"
+  description = "address to serve /livez, /readyz and /metrics on"
+}
+
+job "oxide-csi-node" {
+  type        = "system"
+  datacenters = ["*"]
+  priority    = 90
+
+  constraint {
+    attribute = "${attr.kernel.name}"
+    value     = "linux"
+  }
+
+  constraint {
+    attribute = "${meta.oxide.rack}"
+    operator  = "is_set"
+  }
+
+  update {
+    max_parallel = 1
+  }
+
+  group "node" {
+    network {
+      port "http" {}
+    }
+
+    # Nothing can be mounted while it is away, and by default a system job waits for 15 s.
+    restart {
+      attempts = 10
+      interval = "5m"
+      delay    = "2s"
+      mode     = "delay"
+    }
+
+    service {
+      name     = "oxide-csi-node"
+      provider = "nomad"
+      address  = var.http_address
+      port     = "http"
+
+      check {
+        name     = "live"
+        type     = "http"
+        path     = "/livez"
+        interval = "10s"
+        timeout  = "5s"
+
+        check_restart {
+          limit = 6
+          grace = "1m"
+        }
+      }
+
+      check {
+        name     = "ready"
+        type     = "http"
+        path     = "/readyz"
+        interval = "10s"
+        timeout  = "5s"
+      }
+    }
+
+    task "plugin" {
+      driver       = "raw_exec"
+      user         = "root"
+      kill_timeout = "30s"
+      kill_signal  = "SIGTERM"
+
+      config {
+        command = var.command
+      }
+
+      # NOMAD_UNIX_ADDR and NOMAD_TOKEN, to ask the client for its metadata.
+      identity {
+        env = true
+      }
+
+      # CSI_ENDPOINT comes from Nomad.
+      env {
+        OXIDE_CSI_MODE          = "node"
+        OXIDE_CSI_MAX_DISKS     = var.max_disks
+        OXIDE_CSI_STATE_DIR     = var.state_dir
+        OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+      }
+
+      # Until the plugin knows who it is, it is not healthy, and a restart would mend nothing.
+      csi_plugin {
+        id                     = "oxide"
+        type                   = "node"
+        mount_dir              = "/csi"
+        stage_publish_base_dir = "${var.data_dir}/client/csi/node/oxide"
+        health_timeout         = "10m"
+      }
+
+      resources {
+        cpu    = 100
+        memory = 256
+      }
+    }
+  }
+}

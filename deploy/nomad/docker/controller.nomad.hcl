@@ -1,0 +1,153 @@
+# The controller: it talks to the rack and runs anywhere. Two allocations, so that one host may be away.
+#
+# The token is in Nomad's variables, at nomad/jobs/<name of this job>, which this job alone may read: see token.nv.hcl.
+
+variable "oxide_host" {
+  type        = string
+  description = "the rack's API, such as https://silo.sys.example.com"
+}
+
+variable "oxide_project" {
+  type        = string
+  description = "project of the disks and the instances"
+}
+
+variable "cluster_id" {
+  type        = string
+  description = "tells this Nomad region apart from all else that has volumes in the project, for ever: 1 to 63 of a-z, 0-9 and '-'"
+}
+
+variable "rack" {
+  type        = string
+  default     = "default"
+  description = "the rack's name, for ever: what oxide.rack says in the metadata of its clients"
+}
+
+variable "image" {
+  type        = string
+  description = "the plugin's image, such as registry.example.com/oxide-csi:1.0"
+}
+
+variable "controllers" {
+  type        = number
+  default     = 2
+  description = "how many of them, each on a host of its own"
+}
+
+variable "detach_grace" {
+  type        = string
+  default     = "60s"
+  description = "how long a detach from a running instance is put off: Nomad asks for it before a node has unmounted, when that node's plugin is away"
+}
+
+variable "http_address" {
+  type        = string
+  default     = "127.0.0.1"
+  description = "address to serve /livez, /readyz and /metrics on"
+}
+
+job "oxide-csi-controller" {
+  datacenters = ["*"]
+  priority    = 90
+
+  constraint {
+    attribute = "${attr.kernel.name}"
+    value     = "linux"
+  }
+
+  update {
+    max_parallel = 1
+  }
+
+  group "controller" {
+    count = var.controllers
+
+    constraint {
+      operator = "distinct_hosts"
+      value    = "true"
+    }
+
+    network {
+      port "http" {}
+    }
+
+    # It comes back at once, for as long as it takes: nothing is attached while it is away.
+    restart {
+      attempts = 10
+      interval = "5m"
+      delay    = "2s"
+      mode     = "delay"
+    }
+
+    service {
+      name     = "oxide-csi-controller"
+      provider = "nomad"
+      address  = var.http_address
+      port     = "http"
+
+      check {
+        name     = "live"
+        type     = "http"
+        path     = "/livez"
+        interval = "10s"
+        timeout  = "5s"
+
+        check_restart {
+          limit = 6
+          grace = "1m"
+        }
+      }
+
+      check {
+        name     = "ready"
+        type     = "http"
+        path     = "/readyz"
+        interval = "10s"
+        timeout  = "5s"
+      }
+    }
+
+    task "plugin" {
+      driver       = "docker"
+      kill_timeout = "30s"
+      kill_signal  = "SIGTERM"
+
+      config {
+        image        = var.image
+        network_mode = "host"
+      }
+
+      # CSI_ENDPOINT comes from Nomad.
+      env {
+        OXIDE_CSI_MODE          = "controller"
+        OXIDE_HOST              = var.oxide_host
+        OXIDE_PROJECT           = var.oxide_project
+        OXIDE_TOKEN_FILE        = "${NOMAD_SECRETS_DIR}/token"
+        OXIDE_CSI_CLUSTER_ID    = var.cluster_id
+        OXIDE_RACK              = var.rack
+        OXIDE_CSI_DETACH_GRACE  = var.detach_grace
+        OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+      }
+
+      # The plugin reads the file again when it changes, so a new token needs no restart.
+      template {
+        data        = "{{ with nomadVar (printf \"nomad/jobs/%s\" (env \"NOMAD_JOB_ID\")) }}{{ .token }}{{ end }}"
+        destination = "${NOMAD_SECRETS_DIR}/token"
+        perms       = "0600"
+        change_mode = "noop"
+      }
+
+      csi_plugin {
+        id             = "oxide"
+        type           = "controller"
+        mount_dir      = "/csi"
+        health_timeout = "10m"
+      }
+
+      resources {
+        cpu    = 100
+        memory = 64
+      }
+    }
+  }
+}

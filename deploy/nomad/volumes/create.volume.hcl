@@ -1,0 +1,41 @@
+# A new volume, with a new disk: nomad volume create create.volume.hcl
+#
+# The name is the disk's identity in this cluster: one name, one disk. Two volumes with the same name share a disk, even in
+# two namespaces, and whoever deletes one of them deletes both's data.
+id        = "data"
+name      = "data"
+namespace = "default"
+type      = "csi"
+plugin_id = "oxide"
+
+# Whole GiB, from 1 GiB to 1023 GiB. A disk keeps its size.
+capacity_min = "1GiB"
+capacity_max = "1GiB"
+
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}
+
+mount_options {
+  fs_type     = "ext4"
+  mount_flags = ["noatime"]
+}
+
+# Owner and mode of the new filesystem, for tasks that are not root: Nomad changes neither.
+parameters {
+  rootUid  = "65534"
+  rootGid  = "65534"
+  rootMode = "0750"
+}
+
+# Where there are several racks, say which one; without it the first one that the controller was given is taken.
+topology_request {
+  required {
+    topology {
+      segments = {
+        "topology.csi.oxide.computer/rack" = "default"
+      }
+    }
+  }
+}

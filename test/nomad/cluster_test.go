@@ -1,0 +1,480 @@
+//go:build nomad
+
+package nomad_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// deploy is where the job files are.
+const deploy = "../../deploy/nomad"
+
+// nodes are the instances of the rack, and the clients of Nomad.
+var nodes = []string{"node-a", "node-b"}
+
+// programs are built as they ship: the job files' limits of memory are for these.
+var programs lab.Programs
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	flag.Parse()
+	dir, err := os.MkdirTemp("", "nomad")
+	code := 1
+	if err == nil {
+		programs, err = lab.Build(dir, false)
+	}
+	if err == nil {
+		code = m.Run()
+	}
+	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// cluster is a Nomad of one server, and a client in each instance of a simulated rack.
+type cluster struct {
+	t   *testing.T
+	dir string
+	// nomad is the path of the program.
+	nomad   string
+	address string
+	// management is the token that may do everything.
+	management string
+	admin      *api.Client
+	sim        *lab.Sim
+	server     *process
+	clients    map[string]*machine
+}
+
+// newCluster starts everything and waits until the clients are ready.
+func newCluster(t *testing.T) *cluster {
+	c := &cluster{t: t, nomad: program(t), clients: map[string]*machine{}}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: Nomad clients that run tasks, and guests with disks")
+	}
+	// Short, since the paths of sockets are below it.
+	var err error
+	c.dir, err = os.MkdirTemp("", "n")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(c.dir)) })
+	c.sim, err = lab.StartSimWith(programs.Sim, lab.SimOptions{Args: []string{
+		"--guest-root=" + filepath.Join(c.dir, "guests"), "--state=" + filepath.Join(c.dir, "rack"), "--hotplug",
+		"--instances=" + strings.Join(nodes, ","),
+	}})
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, c.sim.Stop()) // which fails when anything is left
+	})
+	http, rpc, serf := freePort(t), freePort(t), freePort(t)
+	c.address = fmt.Sprintf("http://127.0.0.1:%d", http)
+	config := filepath.Join(c.dir, "server.hcl")
+	c.write(config, fmt.Sprintf(`
+server {
+  enabled          = true
+  bootstrap_expect = 1
+}
+`)+c.common("server", filepath.Join(c.dir, "server"), http, rpc, serf))
+	c.server = start(t, "server", []string{"PATH=" + os.Getenv("PATH")}, c.nomad, "agent", "-config="+config)
+	c.connect("")
+	c.server.eventually("there is a leader", func() bool {
+		leader, err := c.admin.Status().Leader()
+		return err == nil && leader != ""
+	})
+	c.server.eventually("ACLs can be had", func() bool {
+		made, _, err := c.admin.ACLTokens().Bootstrap(nil)
+		if err == nil {
+			c.management = made.SecretID
+		}
+		return err == nil
+	})
+	c.connect(c.management)
+	c.chroot()
+	for _, name := range nodes {
+		c.clients[name] = c.newMachine(name, rpc)
+	}
+	for _, name := range nodes {
+		c.clients[name].eventually("the client is ready", func() bool {
+			node := c.node(name)
+			return node != nil && node.Status == "ready"
+		})
+	}
+	return c
+}
+
+// common is the part of the configuration that server and clients share.
+func (c *cluster) common(name, data string, http, rpc, serf int) string {
+	return fmt.Sprintf(`
+name                        = %q
+data_dir                    = %q
+bind_addr                   = "127.0.0.1"
+disable_update_check        = true
+disable_anonymous_signature = true
+leave_on_interrupt          = false
+
+advertise {
+  http = "127.0.0.1"
+  rpc  = "127.0.0.1"
+  serf = "127.0.0.1"
+}
+
+ports {
+  http = %d
+  rpc  = %d
+  serf = %d
+}
+
+acl {
+  enabled    = true
+  policy_ttl = "50ms"
+  token_ttl  = "50ms"
+}
+`, name, data, http, rpc, serf)
+}
+
+func (c *cluster) connect(token string) {
+	var err error
+	c.admin, err = api.NewClient(&api.Config{Address: c.address, SecretID: token})
+	must(c.t, err)
+}
+
+// chroot makes the root folder of tasks of the exec driver; by default Nomad copies the machine's.
+func (c *cluster) chroot() {
+	busybox, err := exec.LookPath("busybox")
+	must(c.t, err)
+	bin := filepath.Join(c.dir, "chroot", "bin")
+	must(c.t, os.MkdirAll(bin, 0o755))
+	for _, name := range []string{"sh", "cat", "sync", "sleep"} {
+		c.copy(busybox, filepath.Join(bin, name))
+	}
+	etc := filepath.Join(c.dir, "chroot", "etc")
+	must(c.t, os.MkdirAll(etc, 0o755))
+	c.copy("/etc/passwd", filepath.Join(etc, "passwd"))
+	c.copy("/etc/group", filepath.Join(etc, "group"))
+	c.copy(programs.Plugin, filepath.Join(bin, "oxide-csi"))
+}
+
+func (c *cluster) copy(from, to string) {
+	content, err := os.ReadFile(from)
+	must(c.t, err)
+	info, err := os.Stat(from)
+	must(c.t, err)
+	must(c.t, os.WriteFile(to, content, info.Mode()))
+}
+
+func (c *cluster) write(path, text string) { must(c.t, os.WriteFile(path, []byte(text), 0o600)) }
+
+// host is where each client finds its own folder.
+func (c *cluster) host() string { return filepath.Join(c.dir, "host") }
+
+// node is the client as the servers see it, nil when they do not know it.
+func (c *cluster) node(name string) *api.NodeListStub {
+	list, _, err := c.admin.Nodes().List(nil)
+	if err != nil {
+		return nil
+	}
+	if i := slices.IndexFunc(list, func(n *api.NodeListStub) bool { return n.Name == name }); i >= 0 {
+		return list[i]
+	}
+	return nil
+}
+
+// machine is a namespace in which a Nomad client runs.
+type machine struct {
+	*process
+	name string
+}
+
+// newMachine starts a client in namespaces of its own. It is started again when it ends, as systemd would.
+func (c *cluster) newMachine(name string, rpc int) *machine {
+	folder := filepath.Join(c.dir, name)
+	must(c.t, os.MkdirAll(filepath.Join(folder, "data"), 0o755))
+	must(c.t, os.MkdirAll(c.host(), 0o755))
+	config := filepath.Join(folder, "client.hcl")
+	// Nothing but the loopback interface; the fingerprinters of clouds would ask link-local addresses.
+	c.write(config, fmt.Sprintf(`
+client {
+  enabled           = true
+  servers           = ["127.0.0.1:%d"]
+  network_interface = "lo"
+  cgroup_parent     = %q
+  gc_interval       = "10s"
+  min_dynamic_port  = %d
+  max_dynamic_port  = %d
+
+  options = {
+    "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
+  }
+
+  chroot_env = {
+    %q = "/"
+  }
+
+  meta {
+    "oxide.rack" = "default"
+  }
+}
+
+plugin "raw_exec" {
+  config {
+    enabled = true
+  }
+}
+`, rpc, c.cgroup(name), 20000+5000*len(c.clients), 24999+5000*len(c.clients), filepath.Join(c.dir, "chroot"))+
+		c.common(name, filepath.Join(c.host(), "data"), freePort(c.t), freePort(c.t), freePort(c.t)))
+	guest := c.sim.Instance(name).Guest
+	script := `mount --bind "$1" "$2" && mount --make-rshared / || exit 1
+while :; do "$3" agent -config="$4"; done`
+	p := start(c.t, name,
+		[]string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys"},
+		"unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc",
+		"sh", "-c", script, "sh", folder, c.host(), c.nomad, config)
+	c.t.Cleanup(func() { c.removeCgroups(name) }) // after the namespace has ended
+	return &machine{process: p, name: name}
+}
+
+// cgroup is the client's own, so that what is left of it can be told.
+func (c *cluster) cgroup(name string) string { return filepath.Base(c.dir) + "-" + name }
+
+// removeCgroups removes what Nomad leaves below /sys/fs/cgroup. A task that still ran there would make it fail.
+func (c *cluster) removeCgroups(name string) {
+	roots, err := filepath.Glob("/sys/fs/cgroup/*/" + c.cgroup(name))
+	must(c.t, err)
+	for _, root := range append(roots, "/sys/fs/cgroup/"+c.cgroup(name)) {
+		var folders []string
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() {
+				folders = append(folders, path)
+			}
+			return nil // one that has gone is no matter
+		})
+		must(c.t, err)
+		for _, folder := range slices.Backward(folders) {
+			eventually(c.t, "no process is in "+folder, func() bool {
+				err := os.Remove(folder)
+				return err == nil || errors.Is(err, os.ErrNotExist)
+			})
+		}
+	}
+}
+
+// agent is the process ID of the client's agent, 0 between two of them.
+func (m *machine) agent() int { return find(m.pid(), " agent -config=") }
+
+// plugin is the process ID of the plugin, 0 where there is none.
+func (m *machine) plugin(mode string) int {
+	return find(m.pid(), "\x00OXIDE_CSI_MODE="+mode+"\x00")
+}
+
+// find looks below a process for one whose command line, or environment if it is the plugin's, has a text.
+func find(parent int, text string) int {
+	for _, child := range children(parent) {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child)) // none when it has ended
+		if strings.Contains(strings.ReplaceAll(string(line), "\x00", " "), text) && strings.Contains(text, "agent") {
+			if filepath.Base(string(bytes.SplitN(line, []byte{0}, 2)[0])) == "nomad" {
+				return child
+			}
+		}
+		if bytes.HasPrefix(line, []byte(programs.Plugin)) {
+			environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", child)) // none when it has ended
+			if strings.Contains("\x00"+string(environ), text) {
+				return child
+			}
+		}
+		if pid := find(child, text); pid != 0 {
+			return pid
+		}
+	}
+	return 0
+}
+
+func children(pid int) []int {
+	var all []int
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		text, _ := os.ReadFile(list) // none when it has ended
+		for _, field := range strings.Fields(string(text)) {
+			child, err := strconv.Atoi(field)
+			if err == nil {
+				all = append(all, child)
+			}
+		}
+	}
+	return all
+}
+
+// cli runs the nomad command as a user would, and returns what it printed on stdout.
+type cli struct {
+	*cluster
+	token     string
+	variables []string
+}
+
+func (c *cluster) as(token string, variables ...string) cli { return cli{c, token, variables} }
+
+func (c cli) try(args ...string) (stdout, stderr string, err error) {
+	ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.nomad, args...)
+	cmd.Dir = deploy
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + c.dir, "NOMAD_ADDR=" + c.address, "NOMAD_TOKEN=" + c.token, "NOMAD_CLI_NO_COLOR=1"}, c.variables...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}
+
+func (c cli) run(t *testing.T, args ...string) string {
+	t.Helper()
+	stdout, stderr, err := c.try(args...)
+	if err != nil {
+		t.Fatalf("nomad %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
+	}
+	return stdout
+}
+
+// filled is a file of deploy/nomad with a placeholder filled in.
+func (c *cluster) filled(t *testing.T, file string, replace ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(deploy, file))
+	must(t, err)
+	path := filepath.Join(t.TempDir(), filepath.Base(file))
+	filled := strings.NewReplacer(replace...).Replace(string(text))
+	if filled == string(text) {
+		t.Fatalf("%s has none of %q", file, replace)
+	}
+	must(t, os.WriteFile(path, []byte(filled), 0o600))
+	return path
+}
+
+// process is a program that runs for the length of a test.
+type process struct {
+	t    *testing.T
+	name string
+	cmd  *exec.Cmd
+	done chan struct{}
+	log  string
+}
+
+// start starts a program with exactly this environment, and ends it with the test.
+func start(t *testing.T, name string, environ []string, path string, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, name: name, cmd: exec.Command(path, args...), done: make(chan struct{}), log: filepath.Join(t.TempDir(), "log")}
+	log, err := os.Create(p.log)
+	must(t, err)
+	p.cmd.Env = environ
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, p.cmd.Start())
+	go func() { _ = p.cmd.Wait(); close(p.done) }() // how it ends is in its log
+	t.Cleanup(func() {
+		p.kill()
+		must(t, log.Close())
+		if keep := os.Getenv("OXIDE_CSI_KEEP_LOGS"); keep != "" {
+			text, _ := os.ReadFile(p.log)
+			must(t, os.WriteFile(filepath.Join(keep, p.name+".log"), text, 0o600))
+		}
+		if t.Failed() {
+			t.Logf("the end of what %s said:\n%s", p.name, p.tail())
+		}
+	})
+	return p
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// kill pulls the plug.
+func (p *process) kill() {
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Errorf("end %s: %v", p.name, err)
+	}
+	<-p.done
+}
+
+func (p *process) tail() []byte {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return text[max(0, len(text)-6000):]
+}
+
+// eventually asks until the answer is yes, as long as the program runs.
+func (p *process) eventually(what string, ask func() bool) {
+	p.t.Helper()
+	eventually(p.t, p.name+": "+what, func() bool {
+		select {
+		case <-p.done:
+			p.t.Fatalf("%s has ended:\n%s", p.name, p.tail())
+		default:
+		}
+		return ask()
+	})
+}
+
+// patience is longer than Nomad ever waits between two attempts of anything in these tests, which is a minute.
+const patience = 3 * time.Minute
+
+func eventually(t *testing.T, what string, ask func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ask() {
+		if time.Now().After(deadline) {
+			t.Fatalf("still not so: %s", what)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+// program is the path of Nomad, which test/programs/build.sh has built.
+func program(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("OXIDE_CSI_PROGRAMS")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		must(t, err)
+		dir = filepath.Join(cache, "oxide-csi-plugin", "programs")
+	}
+	path := filepath.Join(dir, "nomad")
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("needs nomad, which is not in %s: run test/programs/build.sh nomad", dir)
+	}
+	return path
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// freePort is a TCP port of this machine that was free a moment ago.
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	must(t, listener.Close())
+	return listener.Addr().(*net.TCPAddr).Port
+}

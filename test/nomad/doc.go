@@ -1,0 +1,8 @@
+// Package nomad runs the job files of deploy/nomad on a real Nomad: a server and two clients with ACLs on, before a simulated
+// rack whose instances the two clients are. What is typed here is what docs/nomad.md says to type.
+//
+// Each client is in a mount and PID namespace of its own, with its own folder at the same path, as two machines would be; ending
+// the namespace's first process ends all that runs there, as pulling the plug would.
+//
+// It has the build tag "nomad", since building Nomad takes minutes: make e2e-nomad.
+package nomad
