@@ -9,26 +9,33 @@ import (
 // countedLives is how many volumes live while their API calls are counted.
 const countedLives = 5
 
-// countCalls counts the API calls of each RPC of a volume's life, and of those that find the volume gone: a 404 is
-// believed only after one more call.
+// countCalls counts the API calls of each RPC of a volume's life, its snapshot's and its copies', and of those that find
+// the thing gone: a 404 is believed only after one more call.
 func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
-	var id string
+	var id, snapshot, restored, cloned string
 	steps := []struct {
 		name string
 		bar  bar
 		do   func(name string) error
 	}{
 		{"CreateVolume", atMost(1), func(name string) (err error) { id, err = r.createVolume(ctx, name); return err }},
-		{"ControllerPublishVolume", atMost(4), func(string) error { _, err := r.publish(ctx, id); return err }},
+		{"ControllerPublishVolume", atMost(3), func(string) error { _, err := r.publish(ctx, id); return err }},
 		{"ControllerUnpublishVolume", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
+		{"CreateSnapshot", atMost(2), func(name string) (err error) { snapshot, err = r.createSnapshot(ctx, name, id); return err }},
+		{"CreateVolume/restored", atMost(2), func(name string) (err error) { restored, err = r.restore(ctx, name+"-restored", snapshot); return err }},
+		{"CreateVolume/cloned", atMost(5), func(name string) (err error) { cloned, err = r.clone(ctx, name+"-cloned", id); return err }},
+		{"DeleteSnapshot", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
+		{"DeleteVolume/restored", atMost(2), func(string) error { return r.deleteVolume(ctx, restored) }},
+		{"DeleteVolume/cloned", atMost(2), func(string) error { return r.deleteVolume(ctx, cloned) }},
 		{"DeleteVolume", atMost(2), func(string) error { return r.deleteVolume(ctx, id) }},
-		{"ControllerUnpublishVolume/gone", atMost(3), func(string) error { return r.unpublish(ctx, id) }},
-		{"DeleteVolume/gone", atMost(3), func(string) error { return r.deleteVolume(ctx, id) }},
+		{"ControllerUnpublishVolume/gone", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
+		{"DeleteVolume/gone", atMost(2), func(string) error { return r.deleteVolume(ctx, id) }},
+		{"DeleteSnapshot/gone", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
 	}
 	counts := make([][]float64, len(steps))
 	// The first life is not counted: beside it the plugin makes the one call that checks its rack at start.
@@ -47,7 +54,16 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 	for i, step := range steps {
 		rows = append(rows, worst("calls/"+step.name, "calls", strictly(step.bar), counts[i]))
 	}
-	return rows, nil
+	return rows, r.checkEmpty(ctx)
+}
+
+// checkEmpty asks the rack whether all that was made is gone.
+func (r *rig) checkEmpty(ctx context.Context) error {
+	left, err := r.sim.Leftovers(ctx)
+	if err == nil && left.Disks+left.Snapshots > 0 {
+		err = fmt.Errorf("%d disks and %d snapshots are left", left.Disks, left.Snapshots)
+	}
+	return err
 }
 
 // callsOf is how many API calls the rack has seen while something was done.

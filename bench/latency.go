@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -23,16 +24,40 @@ func latency(ctx context.Context, b *bench) (_ []row, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
-	creates, err := r.createLatency(ctx)
+	blanks, err := r.createLatency(ctx, "CreateVolume", r.createVolume, r.createDisk)
+	if err != nil {
+		return nil, err
+	}
+	restores, err := r.restoreLatency(ctx)
 	if err != nil {
 		return nil, err
 	}
 	publishes, err := r.publishLatency(ctx)
-	return append(creates, publishes...), err
+	return slices.Concat(blanks, restores, publishes), err
 }
 
-func (r *rig) createLatency(ctx context.Context) ([]row, error) {
-	plugin, sdk := contestant{create: r.createVolume}, contestant{create: r.createDisk}
+// restoreLatency compares a volume from a snapshot with the one call that makes such a disk; the plugin looks at the snapshot
+// first.
+func (r *rig) restoreLatency(ctx context.Context) (_ []row, err error) {
+	id, err := r.createVolume(ctx, "source")
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := r.createSnapshot(ctx, "snapshot", id)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := r.createLatency(ctx, "CreateVolume/restored",
+		func(ctx context.Context, name string) (string, error) { return r.restore(ctx, name, snapshot) },
+		func(ctx context.Context, name string) (string, error) {
+			return r.createDiskFrom(ctx, anotherCluster, name, oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: snapshot}})
+		})
+	return rows, errors.Join(err, r.deleteSnapshot(ctx, snapshot), r.deleteVolume(ctx, id))
+}
+
+// createLatency makes disks in both ways, in turns, and deletes them.
+func (r *rig) createLatency(ctx context.Context, rpc string, byPlugin, bySDK func(context.Context, string) (string, error)) ([]row, error) {
+	plugin, sdk := contestant{create: byPlugin}, contestant{create: bySDK}
 	for round := range latencyRounds {
 		for i := range perRound {
 			for _, c := range []*contestant{&plugin, &sdk} {
@@ -50,9 +75,9 @@ func (r *rig) createLatency(ctx context.Context) ([]row, error) {
 		sdk.endRound()
 	}
 	return []row{
-		median("latency/CreateVolume/plugin", "ms", bar{}, plugin.rounds),
-		median("latency/CreateVolume/sdk", "ms", bar{}, sdk.rounds),
-		median("latency/CreateVolume/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
+		median("latency/"+rpc+"/plugin", "ms", bar{}, plugin.rounds),
+		median("latency/"+rpc+"/sdk", "ms", bar{}, sdk.rounds),
+		median("latency/"+rpc+"/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
 	}, nil
 }
 

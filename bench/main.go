@@ -6,6 +6,8 @@
 //   - calls.go: API calls per RPC, counted by the rack
 //   - latency.go: one RPC beside the bare SDK call
 //   - throughput.go: many CreateVolume at once, beside the bare SDK doing the same
+//   - attach.go: many ControllerPublishVolume at once, on many instances, beside the bare SDK attaching
+//   - list.go: the list of 10,000 disks: time, calls, peak memory, size
 //   - startup.go: from exec to the first answer
 //   - staging.go: from a disk that appears to its mount, and a node's four calls, on real devices
 //   - size.go: the memory of an idle process, the size of the program
@@ -37,6 +39,8 @@ var measurements = []struct {
 	{"calls", countCalls},
 	{"latency", latency},
 	{"throughput", throughput},
+	{"attach", attachMany},
+	{"list", lists},
 	{"startup", startup},
 	{"staging", staging},
 	{"memory", memory},

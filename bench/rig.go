@@ -14,7 +14,7 @@ import (
 )
 
 // rig is a simulated rack, a plugin in mode controller, and beside it the bare SDK with an HTTP client as the plugin has
-// it. The rack hot-plugs, so that its one instance need not be stopped.
+// it. The rack hot-plugs, so that no instance need be stopped; there is one, node-a, unless further flags say otherwise.
 type rig struct {
 	sim    *lab.Sim
 	plugin *lab.Plugin
@@ -29,19 +29,22 @@ func (b *bench) newRig(simFlags ...string) (_ *rig, err error) {
 			err = errors.Join(err, r.stop())
 		}
 	}()
-	if r.sim, err = lab.StartSim(b.programs.Sim, nil, append(simFlags, "--instances=node-a", "--hotplug")...); err != nil {
+	if r.sim, err = lab.StartSim(b.programs.Sim, nil, append([]string{"--instances=node-a", "--hotplug"}, simFlags...)...); err != nil {
 		return nil, err
 	}
-	r.node = r.sim.Instance("node-a")
-	opts, err := b.pluginOptions("controller", r.sim)
-	if err != nil {
-		return nil, err
-	}
-	if r.plugin, err = lab.StartPlugin(b.programs.Plugin, opts); err != nil {
+	r.node = r.sim.Instances[0]
+	if r.plugin, err = b.startPlugin("controller", r.sim); err != nil {
 		return nil, err
 	}
 	r.sdk, err = oxide.NewClient(oxide.WithHost(r.sim.Host), oxide.WithToken(r.sim.Token), oxide.WithHTTPClient(rack.NewHTTPClient(nil)))
 	return r, err
+}
+
+// at is the same rig with another of its instances.
+func (r *rig) at(node lab.Instance) *rig {
+	other := *r
+	other.node = node
+	return &other
 }
 
 // stop ends both processes; the plugin first, which would log that its rack is gone.
@@ -62,6 +65,14 @@ func (b *bench) pluginOptions(mode string, sim *lab.Sim) (lab.PluginOptions, err
 	return lab.PluginOptions{Mode: mode, Dir: dir, Sim: sim, Instance: sim.Instances[0], Args: b.args}, err
 }
 
+func (b *bench) startPlugin(mode string, sim *lab.Sim) (*lab.Plugin, error) {
+	opts, err := b.pluginOptions(mode, sim)
+	if err != nil {
+		return nil, err
+	}
+	return lab.StartPlugin(b.programs.Plugin, opts)
+}
+
 const volumeBytes = 1 << 30
 
 func mountCapability() *csi.VolumeCapability {
@@ -71,28 +82,67 @@ func mountCapability() *csi.VolumeCapability {
 	}
 }
 
-// createVolume makes a volume by the plugin and returns its ID.
+// createVolume makes a blank volume by the plugin and returns its ID.
 func (r *rig) createVolume(ctx context.Context, name string) (string, error) {
+	return r.createVolumeFrom(ctx, name, nil)
+}
+
+// restore makes a volume from a snapshot by the plugin and returns its ID.
+func (r *rig) restore(ctx context.Context, name, snapshotID string) (string, error) {
+	return r.createVolumeFrom(ctx, name, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshotID},
+	}})
+}
+
+// clone makes a copy of a volume by the plugin and returns its ID.
+func (r *rig) clone(ctx context.Context, name, volumeID string) (string, error) {
+	return r.createVolumeFrom(ctx, name, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: volumeID},
+	}})
+}
+
+func (r *rig) createVolumeFrom(ctx context.Context, name string, source *csi.VolumeContentSource) (string, error) {
 	resp, err := r.plugin.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name:               name,
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: volumeBytes},
-		VolumeCapabilities: []*csi.VolumeCapability{mountCapability()},
+		Name:                name,
+		CapacityRange:       &csi.CapacityRange{RequiredBytes: volumeBytes},
+		VolumeCapabilities:  []*csi.VolumeCapability{mountCapability()},
+		VolumeContentSource: source,
 	})
 	return resp.GetVolume().GetVolumeId(), err
 }
 
+// createSnapshot makes a snapshot of a volume by the plugin and returns its ID.
+func (r *rig) createSnapshot(ctx context.Context, name, volumeID string) (string, error) {
+	resp, err := r.plugin.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID})
+	return resp.GetSnapshot().GetSnapshotId(), err
+}
+
+func (r *rig) deleteSnapshot(ctx context.Context, snapshotID string) error {
+	_, err := r.plugin.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshotID})
+	return err
+}
+
+// anotherCluster is where the disks belong that the bare SDK makes beside the plugin's: it is as long as [lab.ClusterID].
+const anotherCluster = "sdk"
+
 // createDisk makes the same disk by the bare SDK, with a name and a description as long as the plugin's, and returns its
 // ID.
 func (r *rig) createDisk(ctx context.Context, name string) (string, error) {
+	return r.createDiskFrom(ctx, anotherCluster, name, blank)
+}
+
+// blank is what the plugin makes volumes from without a content source.
+var blank = oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}}
+
+// createDiskFrom makes a disk as the plugin of a cluster does.
+func (r *rig) createDiskFrom(ctx context.Context, cluster, name string, source oxide.DiskSource) (string, error) {
 	disk, err := r.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(r.sim.Project),
 		Body: &oxide.DiskCreate{
-			Name:        oxide.Name(rack.DiskName("sdk", name)),
-			Description: rack.NewDescription("sdk", name, "").Encode(),
+			Name:        oxide.Name(rack.DiskName(cluster, name)),
+			Description: rack.NewDescription(cluster, name, "").Encode(),
 			Size:        volumeBytes,
-			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}},
-			}},
+			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}},
 		},
 	})
 	if err != nil {

@@ -69,11 +69,7 @@ func (b *bench) idleMemory(ctx context.Context, r *rig, mode string, live func(c
 		}
 	}()
 	for range memoryProcesses {
-		opts, err := b.pluginOptions(mode, r.sim)
-		if err != nil {
-			return nil, nil, err
-		}
-		p, err := lab.StartPlugin(b.programs.Plugin, opts)
+		p, err := b.startPlugin(mode, r.sim)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -99,11 +95,11 @@ func resident(ctx context.Context, plugins []*lab.Plugin) (samples []float64, er
 		return nil, ctx.Err()
 	}
 	for _, p := range plugins {
-		bytes, err := residentBytes(p.PID())
+		mebibytes, err := memoryOf(p, "VmRSS")
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, bytes/mebibyte)
+		samples = append(samples, mebibytes)
 	}
 	return samples, nil
 }
@@ -177,21 +173,22 @@ func stageAndBack(ctx context.Context, node *lab.Plugin, id string, publishConte
 	return err
 }
 
-// residentBytes is the resident memory of a process, the pages of its program included.
-func residentBytes(pid int) (float64, error) {
-	file := fmt.Sprintf("/proc/%d/status", pid)
+// memoryOf is the resident memory of a process in MiB, the pages of its program included: what it has now, VmRSS, or the
+// most that it has had, VmHWM.
+func memoryOf(p *lab.Plugin, which string) (float64, error) {
+	file := fmt.Sprintf("/proc/%d/status", p.PID())
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
-		if len(fields) == 3 && fields[0] == "VmRSS:" && fields[2] == "kB" {
+		if len(fields) == 3 && fields[0] == which+":" && fields[2] == "kB" {
 			kib, err := strconv.ParseInt(fields[1], 10, 64)
-			return float64(kib) * 1024, err
+			return float64(kib) * 1024 / mebibyte, err
 		}
 	}
-	return 0, fmt.Errorf("%s has no VmRSS", file)
+	return 0, fmt.Errorf("%s has no %s", file, which)
 }
 
 // binarySize is the size of the plugin as make build makes it: static and stripped. Controller and node are one program.

@@ -67,7 +67,7 @@ func (r *rig) createMany(ctx context.Context, create func(context.Context, strin
 	}
 	ids := make([]string, throughputVolumes)
 	start := time.Now()
-	err = inParallel(ctx, func(ctx context.Context, i int) (err error) {
+	err = inParallel(ctx, throughputVolumes, func(ctx context.Context, i int) (err error) {
 		ids[i], err = create(ctx, fmt.Sprintf("pvc-%032d", i))
 		return err
 	})
@@ -85,15 +85,15 @@ func (r *rig) createMany(ctx context.Context, create func(context.Context, strin
 	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: new(int)}); err != nil {
 		return 0, err
 	}
-	err = inParallel(ctx, func(ctx context.Context, i int) error { return r.deleteDisk(ctx, ids[i]) })
+	err = inParallel(ctx, throughputVolumes, func(ctx context.Context, i int) error { return r.deleteDisk(ctx, ids[i]) })
 	return throughputVolumes / took.Seconds(), err
 }
 
-// inParallel does something for each volume, as many at once as there are workers.
-func inParallel(ctx context.Context, do func(ctx context.Context, i int) error) error {
+// inParallel does something for each of count things, as many at once as there are workers.
+func inParallel(ctx context.Context, count int, do func(ctx context.Context, i int) error) error {
 	workers, ctx := errgroup.WithContext(ctx)
 	workers.SetLimit(throughputWorkers)
-	for i := range throughputVolumes {
+	for i := range count {
 		workers.Go(func() error { return do(ctx, i) })
 	}
 	return workers.Wait()

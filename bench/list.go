@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const (
+	listRounds = 5
+	// listedDisks are on the rack, foreignDisks of them another cluster's, which no list shows.
+	listedDisks  = 10_000
+	foreignDisks = 3_000
+	// listPage is how many entries a page has: Kubernetes' attacher asks for 100 where it asks for pages.
+	listPage = 100
+	// receiveLimit is the largest message in bytes that a gRPC client takes where it does not ask for more.
+	receiveLimit = 4 << 20
+)
+
+// lists measures the list of a project full of disks: in one response, by pages, and the last page by a replica that takes
+// over and has to find it. Each is listed by a plugin that does nothing else, so that its peak memory is that of the lists.
+// Beside them the bare SDK reads all disks into memory.
+func lists(ctx context.Context, b *bench) (_ []row, err error) {
+	r, err := b.newRig()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.stop()) }()
+	if err := r.fill(ctx); err != nil {
+		return nil, err
+	}
+	// An instance's boot disk is in use, and is listed.
+	volumes := listedDisks - foreignDisks + len(r.sim.Instances)
+	whole := &lister{name: "list/whole", volumes: volumes, calls: atMost(22)}
+	pages := &lister{name: "list/pages", volumes: volumes, pageSize: listPage, calls: atMost(200)}
+	replica := &lister{name: "list/another replica", volumes: (volumes-1)%listPage + 1, pageSize: listPage, calls: atMost(22)}
+	for _, l := range []*lister{whole, pages, replica} {
+		if l.plugin, err = b.startPlugin("controller", r.sim); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, l.plugin.Stop()) }()
+	}
+	var sdk contestant
+	// The first round does not count: connections are made, and the plugins make the calls that check their rack at start.
+	for round := range listRounds + 1 {
+		if err := errors.Join(whole.measure(ctx, r), pages.measure(ctx, r), replica.takeOver(ctx, r, pages.lastToken)); err != nil {
+			return nil, err
+		}
+		if err := sdk.time(func() error { return r.listDisks(ctx) }); err != nil {
+			return nil, err
+		}
+		sdk.endRound()
+		if round == 0 {
+			for _, l := range []*lister{whole, pages, replica} {
+				l.rounds, l.counts = nil, nil
+			}
+			sdk.rounds = nil
+		}
+	}
+	rows := []row{
+		median("list/sdk", "ms", bar{}, sdk.rounds),
+		median("list/whole/ratio", "×", bar{}, ratios(whole.rounds, sdk.rounds)),
+		median("list/pages/ratio", "×", bar{}, ratios(pages.rounds, sdk.rounds)),
+		median("list/whole/response", "MB", bar{}, []float64{float64(whole.bytes) / megabyte}),
+		// So that as many volumes as there are disks here fit into what a client takes.
+		median("list/whole/entry", "bytes", strictly(atMost(receiveLimit/listedDisks)), []float64{float64(whole.bytes) / float64(volumes)}),
+	}
+	for _, l := range []*lister{whole, pages, replica} {
+		more, err := l.rows()
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+// fill makes the disks by the bare SDK.
+func (r *rig) fill(ctx context.Context) error {
+	return inParallel(ctx, listedDisks, func(ctx context.Context, i int) error {
+		cluster := lab.ClusterID
+		if i < foreignDisks {
+			cluster = anotherCluster
+		}
+		_, err := r.createDiskFrom(ctx, cluster, fmt.Sprintf("pvc-%032d", i), blank)
+		return err
+	})
+}
+
+// listDisks reads all disks by the bare SDK.
+func (r *rig) listDisks(ctx context.Context) error {
+	disks, err := r.sdk.DiskListAllPages(ctx, oxide.DiskListParams{Project: oxide.NameOrId(r.sim.Project)})
+	if err != nil {
+		return fmt.Errorf("list disks: %w", err)
+	}
+	if want := listedDisks + len(r.sim.Instances); len(disks) != want {
+		return fmt.Errorf("the bare SDK lists %d disks, and the rack has %d", len(disks), want)
+	}
+	return nil
+}
+
+// lister is a plugin that does nothing but list.
+type lister struct {
+	contestant
+	name   string
+	plugin *lab.Plugin
+	// volumes is how many the list must have.
+	volumes int
+	// pageSize is 0 for a list in one response. From is the token to begin with.
+	pageSize int32
+	from     string
+	calls    bar
+
+	counts []float64
+	// bytes are those of the last list, and lastToken the token of its last page.
+	bytes     int
+	lastToken string
+}
+
+// takeOver lists from a token on that another plugin has handed out.
+func (l *lister) takeOver(ctx context.Context, r *rig, token string) error {
+	l.from = token
+	return l.measure(ctx, r)
+}
+
+// measure is one round.
+func (l *lister) measure(ctx context.Context, r *rig) error {
+	count, err := r.callsOf(ctx, func() error { return l.time(func() error { return l.list(ctx) }) })
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.name, err)
+	}
+	l.endRound()
+	l.counts = append(l.counts, float64(count))
+	return nil
+}
+
+func (l *lister) list(ctx context.Context) error {
+	entries := 0
+	l.bytes = 0
+	for token := l.from; ; {
+		resp, err := l.plugin.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: l.pageSize, StartingToken: token}, grpc.MaxCallRecvMsgSize(math.MaxInt32))
+		if err != nil {
+			return err
+		}
+		entries += len(resp.GetEntries())
+		l.bytes += proto.Size(resp)
+		l.lastToken = token
+		if token = resp.GetNextToken(); token == "" {
+			break
+		}
+	}
+	if entries != l.volumes {
+		return fmt.Errorf("%d volumes are listed, want %d", entries, l.volumes)
+	}
+	return nil
+}
+
+func (l *lister) rows() ([]row, error) {
+	peak, err := memoryOf(l.plugin, "VmHWM")
+	return []row{
+		median(l.name+"/plugin", "ms", bar{}, l.rounds),
+		worst(l.name+"/calls", "calls", strictly(l.calls), l.counts),
+		median(l.name+"/peak memory", "MiB", strictly(atMost(64)), []float64{peak}),
+	}, err
+}
