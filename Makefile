@@ -11,6 +11,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount gcc libc6-dev ca-certificates
 # And for the guest that test-vm boots: the machine, and what the guest is made of.
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
+# And for the node of test-k8s.
+K8S_PACKAGES := containerd runc containernetworking-plugins iproute2 busybox-static
 
 .PHONY: help
 help: ## show this list
@@ -33,6 +35,10 @@ IMAGE_TOOLS := blkid btrfs e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount 
 image: deps build ## the plugin's container image in bin/oxide-csi-image.tar, made on a Debian without a daemon
 	go run ./deploy/image -o bin/oxide-csi-image.tar -program bin/oxide-csi -tag $(IMAGE) -version $(VERSION) -user 65532:65532 $(IMAGE_TOOLS)
 
+.PHONY: print-image-tools
+print-image-tools:
+	@echo $(IMAGE_TOOLS)
+
 .PHONY: demo
 demo: deps build ## one volume's whole life on a simulated rack, narrated
 	bin/oxide-sim demo
@@ -50,6 +56,12 @@ test-vm: ## the node half on a real kernel with real NVMe disks, in a QEMU guest
 test-identity: deps ## a node's identity asked of a real Kubernetes API server and a real Nomad agent, built once into a cache
 	test/programs/build.sh kubernetes nomad
 	go run ./test/all -tags=identity -count=1 ./test/identity
+
+.PHONY: test-k8s
+test-k8s: ## the manifests in a real Kubernetes of one node, built once into a cache; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars
+	go run ./test/all -tags=k8s -count=1 ./test/k8s
 
 FUZZTIME ?= 60s
 
@@ -74,8 +86,8 @@ chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, a
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet -tags vm,identity ./...
-	go run $(STATICCHECK) -tags vm,identity ./...
+	go vet -tags vm,identity,k8s ./...
+	go run $(STATICCHECK) -tags vm,identity,k8s ./...
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

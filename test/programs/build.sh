@@ -31,15 +31,15 @@ build() {
     )
 }
 
-# key DIR: what stands for the versions of all that the module in a folder is built from.
-key() { cat "$1/go.mod" "$1/go.sum" | sha256sum | cut -d' ' -f1; }
+# key FILE...: what stands for all that these say.
+key() { cat "$@" | sha256sum | cut -d' ' -f1; }
 
 # kube TARGET COMMAND...: builds commands of Kubernetes.
 kube() {
     local target=$1 dir=$here/kubernetes version key package=k8s.io/component-base/version client=k8s.io/client-go/pkg/version
     shift
     version=$(cd "$dir" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
-    key=$(key "$dir")
+    key=$(key "$dir"/go.{mod,sum})
     fresh "$target" "$key" && return
     echo "programs: building $* $version"
     # Without a version each takes the others for ones of another age.
@@ -50,7 +50,7 @@ kube() {
 
 etcd() {
     local dir=$here/kubernetes key
-    key=$(key "$dir")
+    key=$(key "$dir"/go.{mod,sum})
     fresh etcd "$key" && return
     echo "programs: building etcd"
     (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go build -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w" -o "$programs/etcd" go.etcd.io/etcd/server/v3)
@@ -65,11 +65,16 @@ kubernetes() {
 cluster() {
     kubernetes
     kube cluster kube-controller-manager kube-scheduler kubelet kubectl
+    local dir=$here/kubernetes key
+    key=$(key "$dir"/go.{mod,sum} "$dir"/*/main.go)
+    fresh helpers "$key" && return
+    build "$dir" "" ./registrar ./pause
+    built helpers "$key"
 }
 
 sidecars() {
     local dir=$here/sidecars key packages
-    key=$(key "$dir")
+    key=$(key "$dir"/go.{mod,sum})
     fresh sidecars "$key" && return
     echo "programs: building the CSI sidecars"
     mapfile -t packages < <(cd "$dir" && go list tool)

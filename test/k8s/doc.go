@@ -1,0 +1,14 @@
+// Package k8s runs the manifests of deploy/k8s in a real Kubernetes: API server, controller manager, scheduler, a kubelet with
+// containerd, and the CSI sidecars that the manifests name, all built from their own sources. Only node-driver-registrar is a
+// stand-in, since the Go module proxy does not have it. The rack is simulated, with hot-plug; the node is one of its instances.
+//
+// Everything happens in network, mount and PID namespaces of its own, and ends with them. It needs root, has the build tag
+// "k8s", and takes minutes to build once: make test-k8s.
+//
+//   - machine_test.go: the namespaces, and what must be undone outside of them
+//   - images_test.go: the images that the manifests name
+//   - cluster_test.go: Kubernetes
+//   - kubectl_test.go: how the tests talk to it
+//   - objects_test.go: what users of the plugin write
+//   - k8s_test.go: what is shown
+package k8s

@@ -1,0 +1,133 @@
+//go:build k8s
+
+package k8s_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// The folders of the repository that the tests use.
+const (
+	manifests = "../../deploy/k8s"
+	sidecars  = "../programs/sidecars"
+)
+
+// Images that the tests need and the manifests do not name.
+const (
+	pauseImage   = "example.com/pause:test"
+	busyboxImage = "example.com/busybox:test"
+)
+
+// programs is the folder with what test/programs/build.sh has built.
+func programs() (string, error) {
+	if dir := os.Getenv("OXIDE_CSI_PROGRAMS"); dir != "" {
+		return dir, nil
+	}
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "oxide-csi-plugin", "programs"), err
+}
+
+// prepare builds the plugin, the rack and all images into a folder, and copies the definitions of snapshots.
+func prepare(dir string) error {
+	built, err := programs()
+	if err != nil {
+		return err
+	}
+	if _, err := lab.Build(dir, false); err != nil {
+		return err
+	}
+	tool := filepath.Join(dir, "image")
+	if _, err := command("go", "build", "-o", tool, "../../deploy/image"); err != nil {
+		return err
+	}
+	rendered, err := command(filepath.Join(built, "kubectl"), "kustomize", manifests)
+	if err != nil {
+		return err
+	}
+	images := map[string][]string{
+		pauseImage:   {"-program=" + filepath.Join(built, "pause")},
+		busyboxImage: {"-program=/bin/busybox"},
+	}
+	for _, match := range regexp.MustCompile(`image: (\S+)`).FindAllStringSubmatch(rendered, -1) {
+		if images[match[1]], err = ingredients(dir, built, match[1]); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "images"), 0o755); err != nil {
+		return err
+	}
+	for image, args := range images {
+		output := filepath.Join(dir, "images", path.Base(image)+".tar")
+		if _, err := command(tool, append([]string{"-o=" + output, "-tag=" + image}, args...)...); err != nil {
+			return err
+		}
+	}
+	return definitions(filepath.Join(dir, "definitions"))
+}
+
+// ingredients are what an image of the manifests is made of. The versions of those that are built must be the ones asked for.
+func ingredients(dir, built, image string) ([]string, error) {
+	name, version, _ := strings.Cut(path.Base(image), ":")
+	switch name {
+	case "oxide-csi-plugin":
+		tools, err := command("make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools")
+		return append([]string{"-program=" + filepath.Join(dir, "oxide-csi"), "-user=65532:65532"}, strings.Fields(tools)...), err
+	case "csi-node-driver-registrar":
+		return []string{"-program=" + filepath.Join(built, "registrar")}, nil
+	}
+	module := "external-" + strings.TrimPrefix(name, "csi-")
+	required, err := os.ReadFile(filepath.Join(sidecars, "go.mod"))
+	if err != nil {
+		return nil, err
+	}
+	if !regexp.MustCompile(`/` + module + `/v\d+ ` + regexp.QuoteMeta(version) + `\s`).Match(required) {
+		return nil, fmt.Errorf("the manifests name %s, but %s/go.mod has another version of %s", image, sidecars, module)
+	}
+	return []string{"-program=" + filepath.Join(built, name), "-user=65532:65532"}, nil
+}
+
+// definitions copies the custom resources of snapshots out of the module that has them.
+func definitions(to string) error {
+	from, err := command("go", "-C", sidecars, "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8")
+	if err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(from), "config/crd/snapshot.*.yaml"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("no definitions of snapshots: %v", err)
+	}
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, filepath.Base(file)), text, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// command runs a program to its end and returns what it printed.
+func command(name string, args ...string) (string, error) { return output(exec.Command(name, args...)) }
+
+func output(cmd *exec.Cmd) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w: %s", cmd, err, stderr.String())
+	}
+	return stdout.String(), nil
+}

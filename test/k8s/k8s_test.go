@@ -1,0 +1,329 @@
+//go:build k8s
+
+package k8s_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+func TestKubernetes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: namespaces, mounts, loop devices")
+	}
+	c := newCluster(t)
+	c.install(t)
+	for _, show := range []struct {
+		name string
+		how  func(*testing.T)
+	}{
+		{"node, limit, topology and capacity are known", c.registration},
+		{"data outlives its pod", c.life},
+		{"one pod at a time", c.onePod},
+		{"xfs and btrfs", c.filesystems},
+		{"raw block", c.block},
+		{"snapshot, restore to a larger volume, clone", c.snapshots},
+		{"no more volumes than the node takes", c.limit},
+		{"the plugin is killed in the middle of it", c.killed},
+		{"the rack fails when a volume is to go", c.failingDelete},
+	} {
+		if !t.Run(show.name, show.how) {
+			return // What comes after would fail for the same reason.
+		}
+		t.Run("nothing is left", c.nothingLeft)
+	}
+	c.memory(t)
+}
+
+// install does what the manifests tell an operator to do, and waits until the plugin is there.
+func (c *cluster) install(t *testing.T) {
+	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // for its namespace
+	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-secret", "--from-literal=host="+c.sim.Host, "--from-literal=project="+c.sim.Project,
+		"--from-literal=token="+c.sim.Token, "--from-literal=cluster-id="+c.get(t, ".metadata.uid", "namespace", "kube-system"))
+	c.kubectl(t, "apply", "-k", "overlay")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.try("get", "events", "-A", "--field-selector=type!=Normal", "--sort-by=.lastTimestamp"))
+			t.Log(c.try("-n", namespace, "logs", "--prefix", "--tail=30", "--all-containers", "-l", "app.kubernetes.io/name=oxide-csi-driver"))
+		}
+	})
+	for _, workload := range []string{"daemonset/oxide-csi-node", "deployment/oxide-csi-controller"} {
+		if _, err := c.try("-n", namespace, "rollout", "status", workload, "--timeout="+patience.String()); err != nil {
+			t.Fatalf("%v\n%s", err, c.kubectl(t, "-n", namespace, "describe", "pods"))
+		}
+	}
+}
+
+func (c *cluster) registration(t *testing.T) {
+	driver := fmt.Sprintf(`.spec.drivers[?(@.name=="%s")]`, core.PluginName)
+	eventually(t, "the node has the plugin", func() bool { return c.get(t, driver+".name", "csinode", nodeName) != "" })
+	for field, want := range map[string]string{
+		".nodeID":            c.instance.ID,
+		".topologyKeys[0]":   core.TopologySegmentRack,
+		".allocatable.count": strconv.Itoa(maxDisks - 1), // the boot disk is one
+	} {
+		if got := c.get(t, driver+field, "csinode", nodeName); got != want {
+			t.Errorf("CSINode: %s is %q, want %q", field, got, want)
+		}
+	}
+	label := strings.ReplaceAll(core.TopologySegmentRack, ".", `\.`)
+	if got := c.get(t, ".metadata.labels."+label, "node", nodeName); got != "default" {
+		t.Errorf("the rack of the node is %q", got)
+	}
+	eventually(t, "the scheduler is told what is free", func() bool {
+		return c.get(t, ".items[*].storageClassName", "-n", namespace, "csistoragecapacities") == class &&
+			c.get(t, ".items[*].nodeTopology.matchLabels."+label, "-n", namespace, "csistoragecapacities") == "default"
+	})
+	if got := c.get(t, ".items[*].capacity", "-n", namespace, "csistoragecapacities"); got == "" || got == "0" {
+		t.Errorf("free capacity is %q", got)
+	}
+}
+
+func (c *cluster) life(t *testing.T) {
+	c.apply(t, claim{name: "data"}.String())
+	eventually(t, "the claim waits for its consumer", func() bool {
+		return strings.Contains(c.get(t, ".items[*].reason", "events", "--field-selector=involvedObject.name=data"), "WaitForFirstConsumer")
+	})
+	if left := c.left(t); left.Disks != 0 {
+		t.Errorf("%d disks before there is a pod", left.Disks)
+	}
+	began := time.Now()
+	c.apply(t, pod{name: "first", claim: "data"}.String())
+	c.running(t, "first")
+	t.Logf("from pod to running: %s", time.Since(began).Round(10*time.Millisecond))
+	if disks := c.attached(t); len(disks) != 1 {
+		t.Errorf("attached are %v, want one disk", disks)
+	}
+	pv := c.get(t, ".spec.volumeName", "pvc", "data")
+	if got := c.get(t, ".spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*]", "pv", pv); !strings.Contains(got, core.TopologySegmentRack) || !strings.Contains(got, "default") {
+		t.Errorf("the volume's place is %s", got)
+	}
+	if got := c.sh(t, "first", "/busybox stat -c %g:%a /data"); got != "2000:2775" {
+		t.Errorf("group and mode of the volume are %s, want those of fsGroup", got)
+	}
+	sum := c.sh(t, "first", "/busybox dd if=/dev/urandom of=/data/file bs=1M count=16 conv=fsync 2>/dev/null; /busybox sha256sum /data/file")
+	c.gone(t, "pod", "first")
+	eventually(t, "the volume is detached", func() bool { return len(c.attached(t)) == 0 })
+
+	c.apply(t, pod{name: "second", claim: "data"}.String())
+	c.running(t, "second")
+	if got := c.sh(t, "second", "/busybox sha256sum /data/file"); got != sum {
+		t.Errorf("the second pod reads %s, the first wrote %s", got, sum)
+	}
+	c.shares(t)
+	c.gone(t, "pod/second", "pvc/data")
+}
+
+func (c *cluster) onePod(t *testing.T) {
+	c.apply(t, claim{name: "alone", access: "ReadWriteOncePod"}.String()+pod{name: "has", claim: "alone"}.String())
+	c.running(t, "has")
+	c.apply(t, pod{name: "wants", claim: "alone"}.String())
+	c.unschedulable(t, "wants", "ReadWriteOncePod")
+	c.gone(t, "pod", "has")
+	c.running(t, "wants")
+	c.gone(t, "pod/wants", "pvc/alone")
+}
+
+func (c *cluster) filesystems(t *testing.T) {
+	for _, fs := range []string{"xfs", "btrfs"} {
+		c.apply(t, fmt.Sprintf("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: %s}\nprovisioner: %s\nvolumeBindingMode: WaitForFirstConsumer\nparameters: {csi.storage.k8s.io/fstype: %[1]s}\n---\n", fs, core.PluginName)+
+			claim{name: fs, class: fs}.String()+pod{name: fs, claim: fs}.String())
+	}
+	for _, fs := range []string{"xfs", "btrfs"} {
+		c.running(t, fs)
+		if got := c.sh(t, fs, "/busybox grep ' /data ' /proc/mounts; echo ok >/data/file"); !strings.Contains(got, " "+fs+" ") {
+			t.Errorf("the filesystem is %s", got)
+		}
+		c.gone(t, "pod/"+fs, "pvc/"+fs, "storageclass/"+fs)
+	}
+}
+
+func (c *cluster) block(t *testing.T) {
+	c.apply(t, claim{name: "block", mode: "Block"}.String()+pod{name: "writes", claim: "block", block: true}.String())
+	c.running(t, "writes")
+	c.sh(t, "writes", "echo written | /busybox dd of=/dev/volume conv=fsync 2>/dev/null")
+	if got := c.sh(t, "writes", "/busybox blockdev --getsize64 /dev/volume"); got != strconv.Itoa(1<<30) {
+		t.Errorf("the device has %s bytes", got)
+	}
+	c.gone(t, "pod", "writes")
+	c.apply(t, pod{name: "reads", claim: "block", block: true}.String())
+	c.running(t, "reads")
+	if got := c.sh(t, "reads", "/busybox head -c 7 /dev/volume"); got != "written" {
+		t.Errorf("the second pod reads %q", got)
+	}
+	c.gone(t, "pod/reads", "pvc/block")
+}
+
+func (c *cluster) snapshots(t *testing.T) {
+	c.apply(t, claim{name: "origin"}.String()+pod{name: "origin", claim: "origin"}.String())
+	c.running(t, "origin")
+	c.sh(t, "origin", "echo before >/data/file; sync")
+	c.apply(t, "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: snap}\nspec: {volumeSnapshotClassName: oxide-disk, source: {persistentVolumeClaimName: origin}}\n")
+	eventually(t, "the snapshot is ready", func() bool { return c.get(t, ".status.readyToUse", "volumesnapshot", "snap") == "true" })
+	if got := c.get(t, ".status.restoreSize", "volumesnapshot", "snap"); got != "1Gi" {
+		t.Errorf("the snapshot restores to %s", got)
+	}
+	c.sh(t, "origin", "echo after >/data/file; sync")
+
+	c.apply(t, claim{name: "restored", size: "2Gi", source: "{apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}"}.String()+pod{name: "restored", claim: "restored"}.String()+
+		claim{name: "clone", source: "{kind: PersistentVolumeClaim, name: origin}"}.String()+pod{name: "clone", claim: "clone"}.String())
+	c.running(t, "restored", "clone")
+	for name, want := range map[string]string{"restored": "before", "clone": "after"} {
+		if got := c.sh(t, name, "/busybox cat /data/file"); got != want {
+			t.Errorf("%s has %q, want %q", name, got, want)
+		}
+	}
+	blocks, err := strconv.Atoi(c.sh(t, "restored", "/busybox df -kP /data | /busybox awk 'NR==2{print $2}'"))
+	must(t, err)
+	if blocks < 3<<19 {
+		t.Errorf("the filesystem of the larger volume has %d KiB", blocks)
+	}
+	c.gone(t, "pod/origin", "pod/restored", "pod/clone", "pvc/origin", "pvc/restored", "pvc/clone", "volumesnapshot/snap")
+}
+
+func (c *cluster) limit(t *testing.T) {
+	var objects strings.Builder
+	var names, all []string
+	for i := range maxDisks {
+		name := fmt.Sprintf("many-%d", i)
+		objects.WriteString(claim{name: name}.String() + pod{name: name, claim: name}.String())
+		names, all = append(names, name), append(all, "pod/"+name, "pvc/"+name)
+	}
+	c.apply(t, objects.String())
+	var waiting, running string
+	eventually(t, "all but one pod run", func() bool {
+		waiting, running = "", ""
+		count := 0
+		for _, name := range names {
+			switch c.get(t, ".status.phase", "pod", name) {
+			case "Running":
+				running, count = name, count+1
+			default:
+				waiting = name
+			}
+		}
+		return count == maxDisks-1
+	})
+	c.unschedulable(t, waiting, "max volume count")
+	if disks := c.attached(t); len(disks) != maxDisks-1 {
+		t.Errorf("attached are %v", disks)
+	}
+	c.gone(t, "pod", running)
+	c.running(t, waiting)
+	for i, object := range all {
+		if object == "pod/"+running {
+			all = append(all[:i], all[i+1:]...)
+			break
+		}
+	}
+	c.gone(t, all...)
+}
+
+// killed kills the plugin's pods while a volume is made, attached and mounted, and again while it goes.
+func (c *cluster) killed(t *testing.T) {
+	kill := func(app string) {
+		c.kubectl(t, "-n", namespace, "delete", "pod", "-l", "app="+app, "--force", "--grace-period=0")
+	}
+	c.apply(t, claim{name: "struck"}.String()+pod{name: "struck", claim: "struck"}.String())
+	eventually(t, "the rack has a disk", func() bool { return c.left(t).Disks == 1 })
+	kill("oxide-csi-controller")
+	kill("oxide-csi-node")
+	c.running(t, "struck")
+	c.sh(t, "struck", "echo here >/data/file; sync")
+	kill("oxide-csi-node")
+	if got := c.sh(t, "struck", "/busybox cat /data/file"); got != "here" {
+		t.Errorf("without the plugin the pod reads %q", got)
+	}
+	c.kubectl(t, "delete", "pod/struck", "pvc/struck", "--wait=false")
+	kill("oxide-csi-controller")
+	c.gone(t, "pvc/struck", "--ignore-not-found")
+}
+
+func (c *cluster) failingDelete(t *testing.T) {
+	c.apply(t, claim{name: "stays"}.String()+pod{name: "stays", claim: "stays"}.String())
+	c.running(t, "stays")
+	times := 3
+	fault, err := c.sim.Inject(t.Context(), lab.Fault{Operation: "disk_delete", Kind: lab.FaultStatus, Count: &times})
+	must(t, err)
+	c.gone(t, "pod/stays", "pvc/stays")
+	eventually(t, "the volume is gone after all", func() bool { return c.get(t, ".items[*].metadata.name", "pv") == "" })
+	faults, err := c.sim.Faults(t.Context())
+	must(t, err)
+	for _, f := range faults {
+		if f.ID == fault.ID && f.Hits != times {
+			t.Errorf("the rack failed %d times, want %d", f.Hits, times)
+		}
+	}
+}
+
+// nothingLeft waits until Kubernetes has no volume any more, and then finds none on the rack and on the node.
+func (c *cluster) nothingLeft(t *testing.T) {
+	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
+		eventually(t, "there are no "+kind, func() bool { return c.get(t, ".items[*].metadata.name", kind) == "" })
+	}
+	left := c.left(t)
+	if len(left.GuestErrors) > 0 || left.Disks+left.Snapshots+left.Loops+left.Mounts+left.Files > 0 {
+		t.Errorf("left on the rack and in the guest: %+v", left)
+	}
+}
+
+// memory says what the plugin's processes take once all is done.
+func (c *cluster) memory(t *testing.T) {
+	out, err := command("sh", "-c", `for p in $(pgrep -x oxide-csi); do tr '\0' ' ' </proc/$p/cmdline | grep -o 'mode=[a-z]*'; grep VmRSS /proc/$p/status; done`)
+	must(t, err)
+	t.Logf("memory of the plugin: %s", strings.Join(strings.Fields(out), " "))
+}
+
+// shares logs how long the plugin itself has taken for each of its calls, all together.
+func (c *cluster) shares(t *testing.T) {
+	for _, address := range strings.Fields(c.get(t, ".items[*].status.podIP", "pods", "-n", namespace)) {
+		resp, err := http.Get("http://" + address + ":9808/metrics")
+		must(t, err)
+		text, err := io.ReadAll(resp.Body)
+		must(t, err)
+		must(t, resp.Body.Close())
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "csi_plugin_operations_seconds_sum") {
+				t.Log(strings.TrimSpace(line))
+			}
+		}
+	}
+}
+
+// left is what the rack holds.
+func (c *cluster) left(t *testing.T) lab.Leftovers {
+	t.Helper()
+	left, err := c.sim.Leftovers(t.Context())
+	must(t, err)
+	return left
+}
+
+// attached are the names of the disks of the node's instance, its boot disk excepted.
+func (c *cluster) attached(t *testing.T) (names []string) {
+	t.Helper()
+	instances, err := c.sim.ListInstances(t.Context())
+	must(t, err)
+	for _, disk := range instances[0].Disks {
+		if disk.Slot != 0 {
+			names = append(names, disk.Name)
+		}
+	}
+	return names
+}
+
+// unschedulable waits until the scheduler says why a pod has to wait.
+func (c *cluster) unschedulable(t *testing.T, pod, why string) {
+	t.Helper()
+	eventually(t, pod+" waits: "+why, func() bool {
+		return strings.Contains(c.get(t, `.status.conditions[?(@.type=="PodScheduled")].message`, "pod", pod), why)
+	})
+}

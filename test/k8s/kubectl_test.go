@@ -1,0 +1,62 @@
+//go:build k8s
+
+package k8s_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// try runs kubectl as the administrator.
+func (c *cluster) try(args ...string) (string, error) { return c.feed("", args...) }
+
+// feed runs kubectl with an input.
+func (c *cluster) feed(stdin string, args ...string) (string, error) {
+	cmd := exec.Command(filepath.Join(c.programs, "kubectl"), append([]string{"--kubeconfig=" + c.path("admin.kubeconfig")}, args...)...)
+	cmd.Stdin = strings.NewReader(stdin)
+	return output(cmd)
+}
+
+func (c *cluster) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := c.try(args...)
+	must(t, err)
+	return strings.TrimSpace(out)
+}
+
+// apply creates or changes objects.
+func (c *cluster) apply(t *testing.T, objects string) {
+	t.Helper()
+	_, err := c.feed(objects, "apply", "-f", "-")
+	must(t, err)
+}
+
+// get reads a field of an object, or of all objects where no name is given; empty while there is none.
+func (c *cluster) get(t *testing.T, path string, args ...string) string {
+	t.Helper()
+	return c.kubectl(t, append([]string{"get", "--ignore-not-found", "-o", "jsonpath={" + path + "}"}, args...)...)
+}
+
+// running waits until a pod runs and is ready.
+func (c *cluster) running(t *testing.T, pods ...string) {
+	t.Helper()
+	for _, pod := range pods {
+		if _, err := c.try("wait", "--for=condition=Ready", "pod/"+pod, "--timeout="+patience.String()); err != nil {
+			t.Fatalf("%v\n%s", err, c.kubectl(t, "describe", "pod", pod))
+		}
+	}
+}
+
+// gone deletes objects and waits until they are not there any more.
+func (c *cluster) gone(t *testing.T, args ...string) {
+	t.Helper()
+	c.kubectl(t, append([]string{"delete", "--timeout=" + patience.String()}, args...)...)
+}
+
+// sh runs a script in a pod.
+func (c *cluster) sh(t *testing.T, pod, script string) string {
+	t.Helper()
+	return c.kubectl(t, "exec", pod, "--", "/busybox", "sh", "-ec", script)
+}

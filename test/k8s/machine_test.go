@@ -1,0 +1,207 @@
+//go:build k8s
+
+package k8s_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// inside names the folder of the run to the process in the namespaces.
+const inside = "OXIDE_CSI_TEST_K8S"
+
+// Addresses on the loopback device of the namespace. Pods reach them by way of their bridge, which is the gateway to 10.96.0.0/24.
+const (
+	apiAddress  = "10.96.0.1" // the first of the service range, where pods look for the API server
+	rackAddress = "10.96.0.2"
+	nodeAddress = "10.96.0.3"
+)
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		os.Exit(m.Run()) // where everything skips
+	}
+	if dir := os.Getenv(inside); dir != "" {
+		if err := furnish(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(m.Run())
+	}
+	code, err := outside()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// outside makes what needs the network or the machine, and runs the tests in namespaces of their own.
+func outside() (code int, err error) {
+	dir, err := os.MkdirTemp("", "k8s")
+	if err != nil {
+		return 1, err
+	}
+	restore, err := remember(sysctls)
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, restore(), leave(dir)) }()
+	for _, place := range places {
+		if os.Mkdir(place, 0o755) == nil {
+			defer func() { err = errors.Join(err, os.Remove(place)) }()
+		}
+	}
+	if err := prepare(dir); err != nil {
+		return 1, err
+	}
+	if err := eachHierarchy(cgroups(dir), func(group, parent string) error {
+		return errors.Join(os.Mkdir(group, 0o755), inherit(group, parent))
+	}); err != nil {
+		return 1, err
+	}
+	runtime.LockOSThread() // Its end is what Pdeathsig tells of.
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"="+dir)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET,
+		Pdeathsig:  syscall.SIGKILL,
+	}
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		return 1, err
+	}
+	return cmd.ProcessState.ExitCode(), nil
+}
+
+// sysctls are what kubelet sets for the whole machine.
+var sysctls = []string{"kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxbytes", "kernel/keys/root_maxkeys", "vm/overcommit_memory", "vm/panic_on_oom"}
+
+func remember(names []string) (restore func() error, err error) {
+	values := map[string][]byte{}
+	for _, name := range names {
+		if values[name], err = os.ReadFile(filepath.Join("/proc/sys", name)); err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		var errs []error
+		for name, value := range values {
+			errs = append(errs, os.WriteFile(filepath.Join("/proc/sys", name), value, 0o644))
+		}
+		return errors.Join(errs...)
+	}, nil
+}
+
+// cgroups is the name of the control groups below which kubelet puts its pods.
+func cgroups(dir string) string { return "oxide-csi-" + filepath.Base(dir) }
+
+// eachHierarchy calls a function with the control group of a name in each of the hierarchies of this machine.
+func eachHierarchy(name string, do func(group, parent string) error) error {
+	parents, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	if err != nil {
+		return err
+	}
+	if len(parents) == 0 {
+		parents = []string{"/sys/fs/cgroup/cgroup.procs"}
+	}
+	for _, procs := range parents {
+		parent := filepath.Dir(procs)
+		if err := do(filepath.Join(parent, name), parent); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inherit gives a group processors and memory, which groups of the first version begin without.
+func inherit(group, parent string) error {
+	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
+		value, err := os.ReadFile(filepath.Join(parent, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := errors.Join(err, os.WriteFile(filepath.Join(group, name), value, 0o644)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leave removes what outlives the namespaces: control groups, loop devices of a rack that was killed, the folder.
+func leave(dir string) error {
+	errs := []error{eachHierarchy(cgroups(dir), func(group, _ string) error {
+		var groups []string
+		err := filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				groups = append(groups, path)
+			}
+			return err
+		})
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		for i := len(groups) - 1; i >= 0; i-- {
+			err = errors.Join(err, syscall.Rmdir(groups[i]))
+		}
+		return err
+	})}
+	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	errs = append(errs, err)
+	for _, loop := range loops {
+		if file, err := os.ReadFile(loop); err == nil && strings.HasPrefix(string(file), dir+"/") {
+			device := "/dev/" + strings.Split(loop, "/")[3]
+			errs = append(errs, fmt.Errorf("%s was left behind", device), exec.Command("losetup", "-d", device).Run())
+		}
+	}
+	return errors.Join(append(errs, os.RemoveAll(dir))...)
+}
+
+// places are the folders that manifests and kubelet take for granted.
+var places = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
+
+// furnish makes the namespaces a machine of their own: what they mount is seen nowhere else, and what kubelet keeps at fixed
+// places lies in the folder of the run.
+func furnish(dir string) error {
+	mount := func(source, target, kind string, flags uintptr) error {
+		if err := os.MkdirAll(target, 0o755); err != nil {
+			return err
+		}
+		if err := syscall.Mount(source, target, kind, flags, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", target, err)
+		}
+		return nil
+	}
+	errs := []error{
+		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
+		mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED), // kubelet wants its folder shared with its pods
+		mount("proc", "/proc", "proc", 0),
+		mount("tmpfs", "/run", "tmpfs", 0),
+	}
+	for _, place := range places {
+		own := filepath.Join(dir, place)
+		errs = append(errs, os.MkdirAll(own, 0o755), mount(own, place, "", syscall.MS_BIND))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	commands := [][]string{{"link", "set", "lo", "up"}}
+	for _, address := range []string{apiAddress, rackAddress, nodeAddress} {
+		commands = append(commands, []string{"address", "add", address + "/32", "dev", "lo"})
+	}
+	for _, args := range commands {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+}
