@@ -74,12 +74,11 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	root.CompletionOptions.DisableDefaultCmd = true
 	config.Flags(root.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{config.FlagProblem(err)}
 	})
-	root.AddCommand(metadataCommand(environ, stdout, stderr), &cobra.Command{
+	root.AddCommand(metadataCommand(environ, stdout, stderr), volumeCommand(environ, stdout, stderr), snapshotCommand(environ, stdout, stderr), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArgs,

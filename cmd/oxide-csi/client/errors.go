@@ -1,0 +1,78 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Error is why something could not be done. Its text is one line: what the plugin said, once, and what to do next.
+type Error struct {
+	Code codes.Code
+	Text string
+}
+
+func (e *Error) Error() string { return e.Text }
+
+func failed(code codes.Code, format string, args ...any) error {
+	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
+}
+
+// Exit codes besides 0, which says that what was asked for is so, whether it was made so now or had been before.
+const (
+	exitFailed     = 1
+	exitWrong      = 2
+	exitNotNow     = 3
+	exitNotFound   = 4
+	exitInTheWay   = 5
+	exitNoRoom     = 6
+	exitNotAllowed = 7
+)
+
+// exits says which exit code stands for which of CSI's codes; every other is 1. They are permanent, since scripts rely on them.
+var exits = map[codes.Code]int{
+	codes.InvalidArgument:    exitWrong,
+	codes.OutOfRange:         exitWrong,
+	codes.Unavailable:        exitNotNow,
+	codes.Aborted:            exitNotNow,
+	codes.DeadlineExceeded:   exitNotNow,
+	codes.NotFound:           exitNotFound,
+	codes.FailedPrecondition: exitInTheWay,
+	codes.AlreadyExists:      exitInTheWay,
+	codes.ResourceExhausted:  exitNoRoom,
+	codes.Unauthenticated:    exitNotAllowed,
+	codes.PermissionDenied:   exitNotAllowed,
+}
+
+// ExitCode is the exit code of a command that ended with this error.
+func ExitCode(err error) int {
+	var own *Error
+	if errors.As(err, &own) && exits[own.Code] != 0 {
+		return exits[own.Code]
+	}
+	return exitFailed
+}
+
+func isNotFound(err error) bool {
+	var own *Error
+	return errors.As(err, &own) && own.Code == codes.NotFound
+}
+
+// nextStep is what to do about a refusal, in the words of the command line; empty where the plugin's own words say it.
+func nextStep(call Call, code codes.Code) string {
+	switch code {
+	case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
+		return "; the command may be repeated at any time"
+	case codes.NotFound:
+		return `; "oxide-csi volume list --all" and "oxide-csi snapshot list" show what there is`
+	case codes.FailedPrecondition:
+		switch call.Method {
+		case "DeleteVolume", "ControllerPublishVolume":
+			return fmt.Sprintf(`; "oxide-csi volume show %s" tells where the volume is`, call.VolumeID)
+		case "NodeUnstageVolume":
+			return fmt.Sprintf(`; "oxide-csi volume unmount %s TARGET" takes it from there`, call.VolumeID)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,182 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// Mounted is a volume that is mounted on this node.
+type Mounted struct {
+	VolumeID    string `json:"volumeID"`
+	StagingPath string `json:"stagingPath"`
+	TargetPath  string `json:"targetPath"`
+}
+
+// MountOptions say how a volume is mounted.
+type MountOptions struct {
+	// Target is where, an absolute path whose parent exists.
+	Target     string
+	Capability *csi.VolumeCapability
+	ReadOnly   bool
+	// Context is added to the volume context.
+	Context map[string]string
+	// Attachment is what [Client.Attach] returned; where it is nil, the controller is asked again.
+	Attachment *Attachment
+}
+
+// stagingMode lets nobody but root reach a filesystem by way of its staging path.
+const stagingMode = 0o700
+
+// Mount stages a volume that is attached to this node, and publishes it at the target. It attaches nothing.
+func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mounted, error) {
+	id, err := c.volumeID(ctx, text)
+	if err != nil {
+		return Mounted{}, err
+	}
+	mounted := Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: opts.Target}
+	if err := checkParent(opts.Target); err != nil {
+		return mounted, err
+	}
+	attachment, err := c.attachment(ctx, id, opts.Attachment)
+	if err != nil {
+		return mounted, err
+	}
+	volumeContext := map[string]string{}
+	maps.Copy(volumeContext, attachment.VolumeContext)
+	maps.Copy(volumeContext, opts.Context)
+	if !c.opts.DryRun {
+		if err := os.MkdirAll(c.opts.StagingDir, stagingMode); err != nil {
+			return mounted, fmt.Errorf("make the folder for staging paths: %w: run this as root, or choose another with --staging-dir", err)
+		}
+	}
+	if _, err = c.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: id, PublishContext: attachment.PublishContext, StagingTargetPath: mounted.StagingPath,
+		VolumeCapability: opts.Capability, VolumeContext: volumeContext,
+	}); err != nil {
+		return mounted, err
+	}
+	_, err = c.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: id, PublishContext: attachment.PublishContext, StagingTargetPath: mounted.StagingPath, TargetPath: opts.Target,
+		VolumeCapability: opts.Capability, Readonly: opts.ReadOnly, VolumeContext: volumeContext,
+	})
+	return mounted, err
+}
+
+func (c *Client) stagingPath(id string) string { return filepath.Join(c.opts.StagingDir, id) }
+
+// checkParent finds out before anything is staged what the plugin would find out after it.
+func checkParent(target string) error {
+	parent := filepath.Dir(target)
+	info, err := os.Stat(parent)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir():
+		return failed(codes.FailedPrecondition, "%s is no folder, so that nothing can be mounted at %s: make it first, or choose another target", parent, target)
+	case err != nil:
+		return fmt.Errorf("look at the target: %w", err)
+	}
+	return nil
+}
+
+// attachment is how the volume is attached to this node.
+func (c *Client) attachment(ctx context.Context, id string, known *Attachment) (Attachment, error) {
+	node, err := c.thisNode(ctx)
+	if err != nil {
+		return Attachment{}, err
+	}
+	if known != nil {
+		if !strings.EqualFold(known.VolumeID, id) || !strings.EqualFold(known.NodeID, node) {
+			return Attachment{}, failed(codes.FailedPrecondition, "the attachment is of volume %s to node %s, and this is volume %s on node %s: take the answer of \"oxide-csi volume attach %s --node=%s --json\"",
+				known.VolumeID, known.NodeID, id, node, id, node)
+		}
+		return *known, nil
+	}
+	got, err := c.getVolume(ctx, id)
+	if err != nil {
+		return Attachment{}, err
+	}
+	where := "not attached"
+	for _, holder := range got.GetStatus().GetPublishedNodeIds() {
+		if strings.EqualFold(holder, node) {
+			return c.publish(ctx, got.GetVolume(), node)
+		}
+		where = "attached to node " + holder
+	}
+	return Attachment{}, failed(codes.FailedPrecondition, "volume %s is %s, and this is node %s: attach it first, with \"oxide-csi volume attach %s\"", id, where, node, id)
+}
+
+// Unmount takes a volume away from the target and, unless it is to stay staged for other targets, unstages it.
+func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bool) (Mounted, error) {
+	id, err := c.volumeID(ctx, text)
+	if err != nil {
+		return Mounted{}, err
+	}
+	unmounted := Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: target}
+	if _, err = c.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil || keepStaged {
+		return unmounted, err
+	}
+	return unmounted, c.unstage(ctx, id)
+}
+
+// unstage unstages a volume and removes its staging path, which the specification leaves to whoever chose it.
+func (c *Client) unstage(ctx context.Context, id string) error {
+	if _, err := c.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.stagingPath(id)}); err != nil {
+		return err
+	}
+	if c.opts.DryRun {
+		return nil
+	}
+	if err := os.Remove(c.stagingPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the volume is unstaged, but its staging path stays: %w", err)
+	}
+	return nil
+}
+
+// checkNotMounted refuses to let a disk be taken that is mounted here other than by its staging path. The plugin knows that
+// itself only of what it has mounted since it started, and under the staging path that it is told.
+func (c *Client) checkNotMounted(ctx context.Context, id string) error {
+	got, err := c.getVolume(ctx, id)
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	serial := rack.Serial(got.GetVolume().GetVolumeContext()[core.KeyDiskName])
+	disks, err := device.Roots{Sys: c.opts.SysRoot}.Disks()
+	if err != nil {
+		return err
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return err
+	}
+	staging := c.stagingPath(id)
+	if resolved, err := mount.Resolve(staging); err == nil { // else nothing is there
+		staging = resolved
+	}
+	for _, disk := range disks {
+		if disk.Serial != serial {
+			continue
+		}
+		for _, entry := range table.Of(disk.Number) {
+			if entry.Path != staging && filepath.Dir(entry.Path) != staging {
+				return failed(codes.FailedPrecondition, "volume %s is mounted at %s and is not detached: \"oxide-csi volume unmount %s TARGET\" takes it from there, with the --staging-dir that it was mounted with", id, entry.Path, id)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// Snapshot is what the plugin tells of a snapshot.
+type Snapshot struct {
+	ID             string    `json:"snapshotID"`
+	SourceVolumeID string    `json:"sourceVolumeID"`
+	SizeBytes      int64     `json:"sizeBytes"`
+	Created        time.Time `json:"created"`
+	Ready          bool      `json:"ready"`
+	Rack           string    `json:"rack,omitempty"`
+}
+
+func snapshotOf(s *csi.Snapshot) Snapshot {
+	return Snapshot{
+		ID:             s.GetSnapshotId(),
+		SourceVolumeID: s.GetSourceVolumeId(),
+		SizeBytes:      s.GetSizeBytes(),
+		Created:        s.GetCreationTime().AsTime(),
+		Ready:          s.GetReadyToUse(),
+		Rack:           rackOf(s.GetAccessibleTopology()),
+	}
+}
+
+// CreateSnapshot takes a snapshot of a volume, or finds the one that was taken of it under this name.
+func (c *Client) CreateSnapshot(ctx context.Context, name, volume string) (Snapshot, error) {
+	id, err := c.volumeID(ctx, volume)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if c.opts.DryRun {
+		if _, err := c.getVolume(ctx, id); err != nil {
+			return Snapshot{}, err
+		}
+	}
+	created, err := c.controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: id})
+	return snapshotOf(created.GetSnapshot()), err
+}
+
+// ListSnapshots lists the snapshots of the project, whoever took them; of one volume where that is named.
+func (c *Client) ListSnapshots(ctx context.Context, volume string) ([]Snapshot, error) {
+	req := &csi.ListSnapshotsRequest{MaxEntries: pageEntries}
+	if volume != "" {
+		id, err := c.volumeID(ctx, volume)
+		if err != nil {
+			return nil, err
+		}
+		req.SourceVolumeId = id
+	}
+	list := []Snapshot{}
+	for {
+		page, err := c.controller.ListSnapshots(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range page.GetEntries() {
+			list = append(list, snapshotOf(entry.GetSnapshot()))
+		}
+		if req.StartingToken = page.GetNextToken(); req.StartingToken == "" {
+			return list, nil
+		}
+	}
+}
+
+// ShowSnapshot tells what there is to know of a snapshot.
+func (c *Client) ShowSnapshot(ctx context.Context, text string) (Snapshot, error) {
+	id, err := parseID("snapshot", text)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	got, err := c.controller.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
+	return snapshotOf(got.GetSnapshot()), err
+}
+
+// DeleteSnapshot deletes a snapshot; one that is gone is as good as deleted.
+func (c *Client) DeleteSnapshot(ctx context.Context, text string) (id string, err error) {
+	if id, err = parseID("snapshot", text); err == nil {
+		_, err = c.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
+	}
+	return id, err
+}

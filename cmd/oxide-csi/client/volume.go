@@ -1,0 +1,332 @@
+package client
+
+import (
+	"context"
+	"iter"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// Volume is what the plugin tells of a volume.
+type Volume struct {
+	ID        string `json:"volumeID"`
+	DiskName  string `json:"diskName,omitempty"`
+	SizeBytes int64  `json:"sizeBytes"`
+	// BlockSize is in bytes.
+	BlockSize int64  `json:"blockSize,omitempty"`
+	Rack      string `json:"rack,omitempty"`
+	// What the volume was made from; at most one is set.
+	SourceVolumeID   string `json:"sourceVolumeID,omitempty"`
+	SourceSnapshotID string `json:"sourceSnapshotID,omitempty"`
+	// NodeID is the node that the volume is attached to.
+	NodeID string `json:"nodeID,omitempty"`
+	// Health is what is wrong with it; nobody was asked where it is nil.
+	Health []Health `json:"health,omitempty"`
+}
+
+// Health is something that is wrong with a volume.
+type Health struct {
+	Status  string `json:"status"`
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+func volumeOf(v *csi.Volume, nodes []string) Volume {
+	volume := Volume{
+		ID:               v.GetVolumeId(),
+		DiskName:         v.GetVolumeContext()[core.KeyDiskName],
+		SizeBytes:        v.GetCapacityBytes(),
+		Rack:             rackOf(v.GetAccessibleTopology()),
+		SourceVolumeID:   v.GetContentSource().GetVolume().GetVolumeId(),
+		SourceSnapshotID: v.GetContentSource().GetSnapshot().GetSnapshotId(),
+	}
+	volume.BlockSize, _ = strconv.ParseInt(v.GetVolumeContext()[core.KeyBlockSize], 10, 64) // 0 where the plugin says nothing
+	if len(nodes) > 0 {
+		volume.NodeID = nodes[0] // a disk is on one instance at a time
+	}
+	return volume
+}
+
+func rackOf(topologies []*csi.Topology) string {
+	if len(topologies) == 0 {
+		return ""
+	}
+	return topologies[0].GetSegments()[core.TopologySegmentRack]
+}
+
+// MadeByPlugin reports whether the volume's disk is named as this plugin names those that it makes.
+func (v Volume) MadeByPlugin() bool { return rack.MadeHere(v.DiskName) }
+
+// anyUse is what volumes are made and attached for: the rack stores no capability, and the node is told at the mount.
+var anyUse = &csi.VolumeCapability{
+	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+}
+
+// NewVolume is a volume to make.
+type NewVolume struct {
+	Name string
+	// SizeBytes is 0 for what the source has.
+	SizeBytes int64
+	// FromVolume is an ID or a name, FromSnapshot an ID; at most one is set.
+	FromVolume, FromSnapshot string
+	// Rack is empty for any.
+	Rack       string
+	Parameters map[string]string
+}
+
+// CreateVolume makes a volume, or finds the one that was made of this name with the same properties.
+func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, error) {
+	req := &csi.CreateVolumeRequest{
+		Name:               want.Name,
+		VolumeCapabilities: []*csi.VolumeCapability{anyUse},
+		Parameters:         want.Parameters,
+	}
+	if want.SizeBytes > 0 {
+		req.CapacityRange = &csi.CapacityRange{RequiredBytes: want.SizeBytes}
+	}
+	if want.Rack != "" {
+		on := []*csi.Topology{{Segments: map[string]string{core.TopologySegmentRack: want.Rack}}}
+		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on}
+	}
+	if want.FromSnapshot != "" {
+		id, err := parseID("snapshot", want.FromSnapshot)
+		if err != nil {
+			return Volume{}, err
+		}
+		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id},
+		}}
+	}
+	if want.FromVolume != "" {
+		id, err := c.volumeID(ctx, want.FromVolume)
+		if err != nil {
+			return Volume{}, err
+		}
+		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id},
+		}}
+	}
+	if c.opts.DryRun {
+		if err := c.checkCreate(ctx, req); err != nil {
+			return Volume{}, err
+		}
+	}
+	created, err := c.controller.CreateVolume(ctx, req)
+	if err != nil {
+		return Volume{}, err
+	}
+	return volumeOf(created.GetVolume(), nil), nil
+}
+
+// checkCreate asks what can be known about a create without trying it: whether its parameters are right, there is room, and
+// its source exists.
+func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) error {
+	ask := &csi.GetCapacityRequest{VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters()}
+	if on := req.GetAccessibilityRequirements().GetRequisite(); len(on) > 0 {
+		ask.AccessibleTopology = on[0]
+	}
+	capacity, err := c.controller.GetCapacity(ctx, ask)
+	if err != nil {
+		return err
+	}
+	if largest := capacity.GetMaximumVolumeSize().GetValue(); req.GetCapacityRange().GetRequiredBytes() > largest {
+		return failed(codes.ResourceExhausted, "GetCapacity: the largest volume that can be made now has %d bytes, and %d are asked for: ask for less, delete something, or have the quota raised",
+			largest, req.GetCapacityRange().GetRequiredBytes())
+	}
+	if id := req.GetVolumeContentSource().GetSnapshot().GetSnapshotId(); id != "" {
+		_, err = c.ShowSnapshot(ctx, id)
+	}
+	if id := req.GetVolumeContentSource().GetVolume().GetVolumeId(); id != "" {
+		_, err = c.getVolume(ctx, id)
+	}
+	return err
+}
+
+// pageEntries keeps an answer far below what gRPC takes in one message.
+const pageEntries = 500
+
+// volumes are all that the plugin lists.
+func (c *Client) volumes(ctx context.Context) iter.Seq2[Volume, error] {
+	return func(yield func(Volume, error) bool) {
+		for token, more := "", true; more; more = token != "" {
+			page, err := c.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token})
+			if err != nil {
+				yield(Volume{}, err)
+				return
+			}
+			for _, entry := range page.GetEntries() {
+				if !yield(volumeOf(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds()), nil) {
+					return
+				}
+			}
+			token = page.GetNextToken()
+		}
+	}
+}
+
+// ListVolumes lists the volumes whose disks this plugin made, and with all every disk that is attached to an instance of the
+// project, too.
+func (c *Client) ListVolumes(ctx context.Context, all bool) ([]Volume, error) {
+	list := []Volume{}
+	for volume, err := range c.volumes(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		if all || volume.MadeByPlugin() {
+			list = append(list, volume)
+		}
+	}
+	return list, nil
+}
+
+// volumeID understands a volume's ID, or the name that it was made with.
+func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
+	if id, ok := rack.ParseID(text); ok {
+		return id, nil
+	}
+	if c.opts.Cluster == "" {
+		return "", failed(codes.InvalidArgument, "%q is no volume ID, and volumes are known by name only where --cluster-id or OXIDE_CSI_CLUSTER_ID is set as for the plugin", text)
+	}
+	disk := rack.DiskName(c.opts.Cluster, text)
+	var found []string
+	for volume, err := range c.volumes(ctx) {
+		if err != nil {
+			return "", err
+		}
+		if volume.DiskName == disk {
+			found = append(found, volume.ID)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", failed(codes.NotFound, "no volume was made as %q for cluster %q: check both, or use the volume's ID", text, c.opts.Cluster)
+	case 1:
+		return found[0], nil
+	}
+	return "", failed(codes.FailedPrecondition, "several racks have a volume %q of cluster %q: use the ID of one: %s", text, c.opts.Cluster, strings.Join(found, ", "))
+}
+
+func (c *Client) getVolume(ctx context.Context, id string) (*csi.ControllerGetVolumeResponse, error) {
+	return c.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+}
+
+// ShowVolume tells what there is to know of a volume.
+func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
+	id, err := c.volumeID(ctx, text)
+	if err != nil {
+		return Volume{}, err
+	}
+	got, err := c.getVolume(ctx, id)
+	if err != nil {
+		return Volume{}, err
+	}
+	health, err := c.controller.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+	if err != nil {
+		return Volume{}, err
+	}
+	volume := volumeOf(got.GetVolume(), got.GetStatus().GetPublishedNodeIds())
+	for _, wrong := range health.GetVolumeHealth().GetHealthStatuses() {
+		volume.Health = append(volume.Health, Health{Status: wrong.GetStatus().String(), Reason: wrong.GetReason(), Message: wrong.GetMessage()})
+	}
+	return volume, nil
+}
+
+// DeleteVolume deletes a volume. One that is gone is as good as deleted where an ID says which it was; a name may just be
+// wrong.
+func (c *Client) DeleteVolume(ctx context.Context, text string) (id string, err error) {
+	if id, err = c.volumeID(ctx, text); err != nil {
+		return "", err
+	}
+	if c.opts.DryRun {
+		got, err := c.getVolume(ctx, id)
+		if err != nil && !isNotFound(err) {
+			return "", err
+		}
+		for _, node := range got.GetStatus().GetPublishedNodeIds() {
+			return "", failed(codes.FailedPrecondition, "volume %s is attached to node %s and is not deleted: detach it first", id, node)
+		}
+	}
+	_, err = c.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	return id, err
+}
+
+// Attachment is a volume attached to a node, with all that the node has to be told of it.
+type Attachment struct {
+	VolumeID       string            `json:"volumeID"`
+	NodeID         string            `json:"nodeID"`
+	VolumeContext  map[string]string `json:"volumeContext"`
+	PublishContext map[string]string `json:"publishContext"`
+}
+
+// Attach attaches a volume to a node, this one where none is named.
+func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, error) {
+	id, err := c.volumeID(ctx, text)
+	if err != nil {
+		return Attachment{}, err
+	}
+	if node, err = c.nodeOr(ctx, node); err != nil {
+		return Attachment{}, err
+	}
+	got, err := c.getVolume(ctx, id)
+	if err != nil {
+		return Attachment{}, err
+	}
+	return c.publish(ctx, got.GetVolume(), node)
+}
+
+func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (Attachment, error) {
+	published, err := c.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: volume.GetVolumeId(), NodeId: node, VolumeCapability: anyUse, VolumeContext: volume.GetVolumeContext(),
+	})
+	return Attachment{VolumeID: volume.GetVolumeId(), NodeID: node, VolumeContext: volume.GetVolumeContext(), PublishContext: published.GetPublishContext()}, err
+}
+
+// Detach detaches a volume from a node, this one where none is named. From this node it takes away first what is staged, and
+// refuses while the volume is mounted; of another node the caller has to say that it is unmounted there.
+func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Attachment, error) {
+	id, err := c.volumeID(ctx, text)
+	if err != nil {
+		return Attachment{}, err
+	}
+	from := Attachment{VolumeID: id}
+	if from.NodeID, err = c.nodeOr(ctx, node); err != nil {
+		return from, err
+	}
+	switch {
+	case node == "":
+		if err = c.checkNotMounted(ctx, id); err == nil {
+			err = c.unstage(ctx, id)
+		}
+	case !unmounted:
+		err = c.checkNotAttached(ctx, id, node)
+	}
+	if err != nil {
+		return from, err
+	}
+	_, err = c.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: from.NodeID})
+	return from, err
+}
+
+// checkNotAttached refuses to take a disk from a node that may be using it.
+func (c *Client) checkNotAttached(ctx context.Context, id, node string) error {
+	got, err := c.getVolume(ctx, id)
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, holder := range got.GetStatus().GetPublishedNodeIds() {
+		if strings.EqualFold(holder, node) {
+			return failed(codes.FailedPrecondition, "volume %s is attached to node %s, and whether it is mounted there cannot be seen from here: unmount it there, and say so with --unmounted, or detach it there without --node", id, node)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,745 @@
+package main_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/volume.txt and docs/cli.md")
+
+// host is a host without an orchestrator, as a person there sees it: a plugin for the controller, one for the node, and a
+// shell.
+type host struct {
+	sim              *lab.Sim
+	controller, node *lab.Plugin
+	dir              string
+	environ          []string
+	// words replaces what differs from run to run.
+	words []string
+	// script has the commands with their output.
+	script strings.Builder
+}
+
+// newHost starts a rack without guests and the plugin, in one process where together says so.
+func newHost(t *testing.T, together bool, simArgs ...string) *host {
+	t.Helper()
+	h := &host{dir: shortDir(t)}
+	h.start(t, together, simArgs...)
+	return h
+}
+
+// newHostWithGuest is newHost with a guest, where volumes can be mounted.
+func newHostWithGuest(t *testing.T, together bool) *host {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the guests of the simulated rack are made of loop devices, device nodes and mounts")
+	}
+	h := &host{dir: shortDir(t)}
+	t.Cleanup(func() { unmountBelow(t, h.dir) })
+	h.start(t, together, "--guest-root="+filepath.Join(h.dir, "guests"), "--state="+filepath.Join(h.dir, "state"))
+	return h
+}
+
+func (h *host) start(t *testing.T, together bool, simArgs ...string) {
+	t.Helper()
+	h.sim = startSim(t, append([]string{"--hotplug"}, simArgs...)...)
+	h.environ = []string{"OXIDE_CSI_CLUSTER_ID=" + lab.ClusterID}
+	if together {
+		h.controller = startPlugin(t, lab.PluginOptions{Mode: "all", Dir: h.folder(t, "all"), Sim: h.sim, Instance: h.sim.Instances[0]})
+		h.node = h.controller
+		h.environ = append(h.environ, "CSI_ENDPOINT=unix://"+h.node.Socket)
+	} else {
+		h.controller = startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
+		h.node = startPlugin(t, lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]})
+	}
+	h.words = []string{h.dir, "DIR", h.sim.Instances[0].ID, "NODE"}
+}
+
+func (h *host) folder(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join(h.dir, name)
+	must(t, os.MkdirAll(dir, 0o755))
+	return dir
+}
+
+// unmountBelow lets no mount of a test that failed stay.
+func unmountBelow(t *testing.T, dir string) {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	for _, entry := range slices.Backward(strings.Split(string(table), "\n")) {
+		if fields := strings.Fields(entry); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			t.Errorf("a mount is left: %s", entry)
+			must(t, unix.Unmount(fields[4], unix.MNT_DETACH))
+		}
+	}
+}
+
+// run runs a command against this host's plugins.
+func (h *host) run(t *testing.T, args ...string) result {
+	t.Helper()
+	var flags []string
+	if h.node != h.controller {
+		flags = append(flags, "--controller-endpoint="+h.controller.Socket)
+		if args[0] == "volume" {
+			flags = append(flags, "--node-endpoint="+h.node.Socket)
+		}
+	}
+	if args[0] == "volume" {
+		flags = append(flags, "--staging-dir="+filepath.Join(h.dir, "staging"))
+		if args[1] == "detach" && h.sim.Instances[0].Guest != "" {
+			flags = append(flags, "--sys-root="+filepath.Join(h.sim.Instances[0].Guest, "sys"))
+		}
+	}
+	// The test's own come last and win.
+	return runPlugin(t, h.environ, slices.Concat(args[:2], flags, args[2:])...)
+}
+
+// ok runs a command that must succeed, and again, which must give the same. It returns what it printed, without the end of the
+// line.
+func (h *host) ok(t *testing.T, args ...string) string {
+	t.Helper()
+	first := h.run(t, args...)
+	if first.code != 0 || first.stderr != "" {
+		t.Fatalf("%v: %+v", args, first)
+	}
+	if diff := cmp.Diff(first, h.run(t, args...), cmp.AllowUnexported(result{})); diff != "" {
+		t.Fatalf("%v, repeated (-first +second):\n%s", args, diff)
+	}
+	h.note(args, first)
+	return strings.TrimSuffix(first.stdout, "\n")
+}
+
+// fails runs a command that must fail with this exit code, and returns what it says.
+func (h *host) fails(t *testing.T, code int, args ...string) string {
+	t.Helper()
+	got := h.run(t, args...)
+	if got.code != code || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 {
+		t.Fatalf("%v: %+v, want exit code %d and one line", args, got, code)
+	}
+	h.note(args, got)
+	return got.stderr
+}
+
+func (h *host) note(args []string, got result) {
+	fmt.Fprintf(&h.script, "$ oxide-csi %s\n%s%s", strings.Join(args, " "), got.stdout, got.stderr)
+	if got.code != 0 {
+		fmt.Fprintf(&h.script, "[exit code %d]\n", got.code)
+	}
+	h.script.WriteString("\n")
+}
+
+var (
+	times      = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`)
+	otherUUIDs = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+	blanks     = regexp.MustCompile(` {2,}`)
+)
+
+// compare compares all commands and their output with a file.
+func (h *host) compare(t *testing.T, file string) {
+	t.Helper()
+	text := strings.NewReplacer(h.words...).Replace(h.script.String())
+	text = times.ReplaceAllString(text, "TIME")
+	text = otherUUIDs.ReplaceAllString(text, "UUID")
+	// IDs are as wide as they are.
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		indent := len(line) - len(strings.TrimLeft(line, " "))
+		lines[i] = line[:indent] + blanks.ReplaceAllString(line[indent:], "  ")
+	}
+	checkFile(t, file, strings.Join(lines, "\n"))
+}
+
+func checkFile(t *testing.T, file, want string) {
+	t.Helper()
+	if *update {
+		must(t, os.WriteFile(file, []byte(want), 0o644))
+		return
+	}
+	text, err := os.ReadFile(file)
+	must(t, err)
+	if diff := cmp.Diff(string(text), want); diff != "" {
+		t.Errorf("%s is not what the commands print; see the difference, and run the test with -update (-file +commands):\n%s", file, diff)
+	}
+}
+
+// A volume's whole life by commands, and what each prints: the controller and the node are processes of their own.
+func TestVolumeLife(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, false)
+	data, copied := filepath.Join(h.dir, "data"), filepath.Join(h.dir, "copied")
+
+	id := h.ok(t, "volume", "create", "postgres", "--size=1GiB")
+	h.words = append(h.words, id, "VOLUME")
+	h.ok(t, "volume", "show", "postgres")
+	h.fails(t, 5, "volume", "mount", id, data)
+	h.ok(t, "volume", "attach", "postgres")
+	h.ok(t, "volume", "attach", id, "--json")
+	h.ok(t, "volume", "list")
+	h.ok(t, "volume", "list", "--json")
+	h.ok(t, "volume", "mount", "postgres", data, "--volume-context=rootUid=999", "--volume-context=rootMode=0750")
+	h.ok(t, "volume", "mount", "postgres", data, "--json")
+	info, err := os.Stat(data)
+	must(t, err)
+	var owner unix.Stat_t
+	must(t, unix.Stat(data, &owner))
+	if info.Mode().Perm() != 0o750 || owner.Uid != 999 {
+		t.Errorf("the folder is %s of %d", info.Mode(), owner.Uid)
+	}
+	const text = "precious\n"
+	must(t, os.WriteFile(filepath.Join(data, "file"), []byte(text), 0o600))
+	unix.Sync()
+	h.fails(t, 5, "volume", "delete", id)
+	h.fails(t, 5, "volume", "detach", id)
+
+	snapshot := h.ok(t, "snapshot", "create", "monday", "--volume=postgres")
+	h.words = append(h.words, snapshot, "SNAPSHOT")
+	h.ok(t, "snapshot", "create", "monday", "--volume=postgres", "--json")
+	h.ok(t, "snapshot", "list")
+	h.ok(t, "snapshot", "list", "--json", "--volume="+id)
+	h.ok(t, "snapshot", "show", snapshot)
+
+	restored := h.ok(t, "volume", "create", "restored", "--from-snapshot="+snapshot)
+	h.words = append(h.words, restored, "COPY")
+	attachment := filepath.Join(h.dir, "attachment.json")
+	must(t, os.WriteFile(attachment, []byte(h.ok(t, "volume", "attach", "restored", "--json")), 0o600))
+	h.ok(t, "volume", "mount", restored, copied, "--read-only", "--attachment="+attachment)
+	if got, err := os.ReadFile(filepath.Join(copied, "file")); err != nil || string(got) != text {
+		t.Errorf("the snapshot holds %q, %v", got, err)
+	}
+	if err := os.WriteFile(filepath.Join(copied, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("it was mounted read-only, and writing there gives %v", err)
+	}
+
+	for volume, target := range map[string]string{restored: copied, id: data} {
+		if got := h.run(t, "volume", "unmount", volume, target); got.code != 0 {
+			t.Errorf("%+v", got)
+		}
+	}
+	h.ok(t, "volume", "unmount", "postgres", data)
+	h.ok(t, "volume", "unmount", id, data, "--json")
+	for _, gone := range []string{data, filepath.Join(h.dir, "staging", id)} {
+		if isThere(t, gone) {
+			t.Errorf("%s is still there", gone)
+		}
+	}
+	h.ok(t, "volume", "detach", "postgres")
+	h.ok(t, "volume", "detach", restored, "--json")
+	h.ok(t, "snapshot", "delete", snapshot)
+	h.ok(t, "volume", "delete", id)
+	h.ok(t, "volume", "delete", restored, "--json")
+	h.fails(t, 4, "volume", "delete", "postgres")
+	h.ok(t, "volume", "list")
+	h.ok(t, "snapshot", "list", "--json")
+	h.compare(t, "testdata/volume.txt")
+
+	left, err := h.sim.Leftovers(t.Context())
+	if diff := cmp.Diff(lab.Leftovers{}, left); err != nil || diff != "" {
+		t.Errorf("%v, left on the rack (-want +got):\n%s", err, diff)
+	}
+}
+
+// One plugin for both services, and other uses than the usual: raw block, several targets, a name with blanks.
+func TestVolumeUses(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, true)
+	id := h.ok(t, "volume", "create", "my volume", "--size=1073741824", "--parameter=blockSize=512")
+	h.ok(t, "volume", "attach", "my volume")
+	device := filepath.Join(h.dir, "device")
+	h.ok(t, "volume", "mount", id, device, "--block")
+	info, err := os.Stat(device)
+	if err != nil || info.Mode()&os.ModeDevice == 0 {
+		t.Errorf("%v, %v: want a device", info, err)
+	}
+	must(t, os.WriteFile(device, bytes.Repeat([]byte("mine"), 1024), 0))
+	h.fails(t, 5, "volume", "mount", id, filepath.Join(h.dir, "data"))
+	h.ok(t, "volume", "unmount", id, device)
+
+	a, b := filepath.Join(h.dir, "a"), filepath.Join(h.dir, "b")
+	several := []string{"--access-mode=SINGLE_NODE_MULTI_WRITER", "--fs-type=xfs", "--option=noatime"}
+	h.fails(t, 5, append([]string{"volume", "mount", id, a}, several...)...) // it is not blank
+	h.ok(t, "volume", "detach", id)
+	h.ok(t, "volume", "delete", id)
+
+	id = h.ok(t, "volume", "create", "shared", "--size=1GiB")
+	h.ok(t, "volume", "attach", id)
+	for _, target := range []string{a, b} {
+		h.ok(t, append([]string{"volume", "mount", id, target}, several...)...)
+	}
+	if said := h.fails(t, 5, "volume", "unmount", id, a); !strings.Contains(said, b) {
+		t.Errorf("it does not say where else the volume is: %s", said)
+	}
+	h.ok(t, "volume", "unmount", id, a, "--keep-staged")
+	if isThere(t, a) || !isThere(t, b) {
+		t.Error("one target was to go, the other to stay")
+	}
+	h.ok(t, "volume", "unmount", id, b)
+	copied := h.ok(t, "volume", "create", "copy", "--from-volume=shared", "--size=2GiB")
+	var shown struct{ SourceVolumeID string }
+	must(t, json.Unmarshal([]byte(h.ok(t, "volume", "show", copied, "--json")), &shown))
+	if shown.SourceVolumeID != id {
+		t.Errorf("the copy is of %q", shown.SourceVolumeID)
+	}
+	h.ok(t, "volume", "detach", id)
+	h.ok(t, "volume", "delete", id)
+	h.ok(t, "volume", "delete", copied)
+}
+
+// The mount table decides, whatever staging folder is named and whatever the plugin remembers.
+func TestDetachRefusesWhatIsMounted(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, false)
+	id := h.ok(t, "volume", "create", "held", "--size=1GiB")
+	data := filepath.Join(h.dir, "data")
+	h.ok(t, "volume", "attach", id)
+	h.ok(t, "volume", "mount", id, data)
+	must(t, h.node.Stop())
+	h.node = startPlugin(t, lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]})
+	attached := func() bool {
+		instances, err := h.sim.ListInstances(t.Context())
+		must(t, err)
+		return len(instances[0].Disks) == 2
+	}
+	other := "--staging-dir=" + filepath.Join(h.dir, "other")
+	for name, args := range map[string][]string{
+		"as usual": {}, "another staging folder": {other}, "dry": {"--dry-run"}, "named": {"--node=" + h.sim.Instances[0].ID},
+	} {
+		got := runPlugin(t, h.environ, append([]string{
+			"volume", "detach", id, "--controller-endpoint=" + h.controller.Socket, "--node-endpoint=" + h.node.Socket,
+			"--staging-dir=" + filepath.Join(h.dir, "staging"), "--sys-root=" + filepath.Join(h.sim.Instances[0].Guest, "sys"),
+		}, args...)...)
+		if got.code != 5 || !attached() {
+			t.Errorf("%s: %+v, attached %t", name, got, attached())
+		}
+	}
+	h.ok(t, "volume", "unmount", id, data)
+	h.ok(t, "volume", "detach", id, "--dry-run")
+	if !attached() {
+		t.Error("a dry run has detached it")
+	}
+	h.ok(t, "volume", "detach", id)
+	if attached() {
+		t.Error("it is still attached")
+	}
+}
+
+// Another node's mounts cannot be seen, so somebody has to say that there are none.
+func TestDetachFromAnotherNode(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	node := h.sim.Instances[0].ID
+	id := h.ok(t, "volume", "create", "far", "--size=1GiB")
+	h.ok(t, "volume", "detach", id, "--node="+node) // it is not there
+	h.ok(t, "volume", "attach", id, "--node="+strings.ToUpper(node))
+	if said := h.fails(t, 5, "volume", "detach", id, "--node="+node); !strings.Contains(said, "--unmounted") {
+		t.Errorf("it does not say what to do: %s", said)
+	}
+	h.ok(t, "volume", "detach", id, "--node="+node, "--unmounted")
+	h.ok(t, "volume", "delete", id)
+}
+
+// changing are all commands that change something, in an order in which each can be checked.
+func changing(id, snapshot, target string) [][]string {
+	return [][]string{
+		{"volume", "create", "new", "--size=1GiB"},
+		{"volume", "create", "new", "--from-volume=" + id},
+		{"volume", "create", "new", "--from-snapshot=" + snapshot},
+		{"volume", "attach", id},
+		{"volume", "mount", id, target},
+		{"volume", "unmount", id, target},
+		{"volume", "detach", id},
+		{"volume", "delete", id},
+		{"snapshot", "create", "new", "--volume=" + id},
+		{"snapshot", "delete", snapshot},
+	}
+}
+
+func TestDryRunChangesNothing(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	id := h.ok(t, "volume", "create", "there", "--size=1GiB")
+	snapshot := h.ok(t, "snapshot", "create", "there", "--volume="+id)
+	target := filepath.Join(h.dir, "data")
+	must(t, h.sim.ClearCalls(t.Context()))
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	methods := map[string][]string{}
+	for _, args := range changing(id, snapshot, target) {
+		if args[1] == "mount" {
+			// Mounted is only what is attached, and that is found out in a dry run, too.
+			h.fails(t, 5, append(args, "--dry-run")...)
+			_, err := h.controller.ControllerPublishVolume(t.Context(), publishRequest(id, h.sim.Instances[0].ID))
+			must(t, err)
+		}
+		if args[1] == "delete" && args[0] == "volume" {
+			h.fails(t, 5, append(args, "--dry-run")...)
+			_, err := h.controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id})
+			must(t, err)
+			must(t, h.sim.ClearCalls(t.Context()))
+		}
+		h.ok(t, append(args, "--dry-run")...)
+		var dry struct {
+			DryRun bool
+			Calls  []struct{ Call string }
+		}
+		must(t, json.Unmarshal([]byte(h.ok(t, append(args, "--dry-run", "--json")...)), &dry))
+		if !dry.DryRun || len(dry.Calls) == 0 {
+			t.Errorf("%v: %+v", args, dry)
+		}
+		for _, call := range dry.Calls {
+			methods[args[0]+" "+args[1]] = append(methods[args[0]+" "+args[1]], call.Call)
+		}
+		calls, err := h.sim.Calls(t.Context())
+		must(t, err)
+		for _, call := range calls.Log {
+			if call.Method != http.MethodGet && call.Operation != "instance_disk_attach" {
+				t.Errorf("%v: %s", args, call.Operation)
+			}
+		}
+	}
+	if diff := cmp.Diff(map[string][]string{
+		"volume create":   {"CreateVolume", "CreateVolume", "CreateVolume"},
+		"volume attach":   {"ControllerPublishVolume"},
+		"volume mount":    {"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"},
+		"volume unmount":  {"NodeUnpublishVolume", "NodeUnstageVolume"},
+		"volume detach":   {"NodeUnstageVolume", "ControllerUnpublishVolume"},
+		"volume delete":   {"DeleteVolume"},
+		"snapshot create": {"CreateSnapshot"},
+		"snapshot delete": {"DeleteSnapshot"},
+	}, methods); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	if now, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(now), h.dir+"/data") || bytes.Count(now, []byte("\n")) < bytes.Count(mounts, []byte("\n"))-5 {
+		t.Errorf("mounts have changed: %v", err)
+	}
+	for _, path := range []string{target, filepath.Join(h.dir, "staging")} {
+		if isThere(t, path) {
+			t.Errorf("%s was made", path)
+		}
+	}
+	left, err := h.sim.Leftovers(t.Context())
+	if err != nil || left.Disks != 1 || left.Snapshots != 1 {
+		t.Errorf("%+v, %v", left, err)
+	}
+}
+
+// What a dry run can find out, it does.
+func TestDryRunOfCreateChecks(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true, "--quota=4GiB") // of which the boot disk has one
+	h.fails(t, 6, "volume", "create", "large", "--size=5GiB", "--dry-run")
+	h.fails(t, 2, "volume", "create", "odd", "--size=1GiB", "--parameter=blockSize=17", "--dry-run")
+	h.fails(t, 4, "volume", "create", "from", "--from-snapshot="+instanceID, "--dry-run")
+	h.fails(t, 4, "volume", "create", "from", "--from-volume="+instanceID, "--dry-run")
+	h.ok(t, "volume", "create", "right", "--size=3GiB", "--dry-run")
+}
+
+func TestVolumeExitCodes(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false, "--quota=3GiB")
+	id := h.ok(t, "volume", "create", "there", "--size=1GiB")
+	nobody := filepath.Join(h.dir, "nobody")
+	dead := filepath.Join(h.dir, "dead")
+	must(t, os.WriteFile(dead, nil, 0o600))
+	for _, test := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"a command that there is not", []string{"volume", "grow", id}, 2, `"grow" is no command`},
+		{"no name", []string{"volume", "create"}, 2, "needs NAME, not 0 arguments"},
+		{"an empty name", []string{"volume", "show", ""}, 2, "VOLUME is empty"},
+		{"no size", []string{"volume", "create", "x"}, 2, "config: --size: is required"},
+		{"no number", []string{"volume", "create", "x", "--size=big"}, 2, "is not a size"},
+		{"two sources", []string{"volume", "create", "x", "--from-snapshot=" + id, "--from-volume=" + id}, 2, "exclude each other"},
+		{"a parameter of the mount", []string{"volume", "create", "x", "--size=1GiB", "--parameter=rootUid=1"}, 2, "--volume-context=rootUid="},
+		{"a parameter twice", []string{"volume", "create", "x", "--size=1GiB", "--parameter=blockSize=512", "--parameter=blockSize=4096"}, 2, "given twice"},
+		{"a parameter that there is not", []string{"volume", "create", "x", "--size=1GiB", "--parameter=colour=red"}, 2, `parameter "colour" is not known`},
+		{"a disk that no rack makes", []string{"volume", "create", "x", "--size=2000GiB"}, 2, "capacity_range"},
+		{"no socket", []string{"volume", "list", "--controller-endpoint=tcp://127.0.0.1:1"}, 2, "is not a unix socket"},
+		{"no time", []string{"volume", "list", "--timeout=-1s"}, 2, "config: --timeout: -1s is negative"},
+		{"no snapshot ID", []string{"snapshot", "delete", "monday"}, 2, "is no snapshot ID"},
+		{"no node ID", []string{"volume", "attach", id, "--node=worker-1"}, 2, "is no node ID"},
+		{"no access mode", []string{"volume", "mount", id, h.dir + "/data", "--access-mode=ANY"}, 2, "is not one of SINGLE_NODE_WRITER"},
+		{"raw with a filesystem", []string{"volume", "mount", id, h.dir + "/data", "--block", "--fs-type=xfs"}, 2, "--block goes without"},
+		{"no attachment", []string{"volume", "mount", id, h.dir + "/data", "--attachment=" + dead}, 2, "not the answer of attach"},
+		{"of which volume", []string{"snapshot", "create", "x"}, 2, "config: --volume: is required"},
+		{"--unmounted of this node", []string{"volume", "detach", id, "--unmounted"}, 2, "--unmounted needs --node"},
+
+		{"nobody there", []string{"volume", "list", "--controller-endpoint=" + nobody}, 3, "no plugin answers at " + nobody + ": connect: no such file or directory: start the plugin"},
+		{"no socket there", []string{"volume", "list", "--controller-endpoint=" + dead}, 3, "connection refused"},
+		{"no volume of that ID", []string{"volume", "show", instanceID}, 4, "ControllerGetVolume: NotFound: "},
+		{"no volume of that name", []string{"volume", "show", "nowhere"}, 4, `no volume was made as "nowhere" for cluster "lab"`},
+		{"another cluster", []string{"volume", "show", "there", "--cluster-id=other"}, 4, `for cluster "other"`},
+		{"no snapshot of that ID", []string{"snapshot", "show", instanceID}, 4, "GetSnapshot: NotFound: "},
+		{"no such instance", []string{"volume", "attach", id, "--node=" + instanceID}, 4, "ControllerPublishVolume: NotFound: "},
+		{"another size", []string{"volume", "create", "there", "--size=2GiB"}, 5, "CreateVolume: AlreadyExists: "},
+		{"nothing to mount in", []string{"volume", "mount", id, h.dir + "/none/data"}, 5, "/none is no folder"},
+		{"not attached", []string{"volume", "mount", id, h.dir + "/data"}, 5, `"oxide-csi volume attach ` + id + `"`},
+		{"no room", []string{"volume", "create", "x", "--size=3GiB"}, 6, "CreateVolume: ResourceExhausted: "},
+		{"the wrong service", []string{"volume", "list", "--controller-endpoint=" + h.node.Socket}, 1, "name the socket of one that does with --controller-endpoint"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if said := h.fails(t, test.code, test.args...); !strings.Contains(said, test.says) {
+				t.Errorf("it says %s", said)
+			}
+		})
+	}
+	environ := h.environ
+	h.environ = nil
+	t.Run("a name without a cluster", func(t *testing.T) {
+		if said := h.fails(t, 2, "volume", "show", "there"); !strings.Contains(said, "OXIDE_CSI_CLUSTER_ID") {
+			t.Errorf("it says %s", said)
+		}
+	})
+	t.Run("an endpoint in the environment that is none", func(t *testing.T) {
+		if got := runPlugin(t, []string{"CSI_ENDPOINT=tcp://x"}, "volume", "list"); got.code != 2 || !strings.Contains(got.stderr, "set by CSI_ENDPOINT") {
+			t.Errorf("%+v", got)
+		}
+	})
+	h.environ = environ
+	must(t, h.sim.RevokeToken(t.Context(), h.sim.Token))
+	t.Run("not allowed", func(t *testing.T) {
+		if said := h.fails(t, 7, "volume", "show", id); !strings.Contains(said, "Unauthenticated: ") {
+			t.Errorf("it says %s", said)
+		}
+	})
+}
+
+// What the plugin says stands in the command's message as it is, and once.
+func TestVolumeErrorsSayItOnce(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	off := false
+	must(t, h.sim.Set(t.Context(), lab.Settings{Hotplug: &off}))
+	id := h.ok(t, "volume", "create", "cold", "--size=1GiB")
+	said := h.fails(t, 5, "volume", "attach", id)
+	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "either stop the instance", "volume show"} {
+		if strings.Count(said, part) != 1 {
+			t.Errorf("%q stands there %d times: %s", part, strings.Count(said, part), said)
+		}
+	}
+}
+
+// slow makes every call of an operation take this long.
+func (h *host) slow(t *testing.T, operation string, delay time.Duration) {
+	t.Helper()
+	always := 0
+	_, err := h.sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultDelay, Count: &always, DelayMillis: int(delay / time.Millisecond)})
+	must(t, err)
+}
+
+func TestVolumeTimeout(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	h.slow(t, "disk_create", 2*time.Second)
+	start := time.Now()
+	if said := h.fails(t, 3, "volume", "create", "late", "--size=1GiB", "--timeout=300ms"); !strings.Contains(said, "CreateVolume: ") || !strings.Contains(said, "may be repeated") {
+		t.Errorf("it says %s", said)
+	}
+	if took := time.Since(start); took > 1900*time.Millisecond {
+		t.Errorf("it took %s", took)
+	}
+	must(t, h.sim.ClearFaults(t.Context()))
+	h.ok(t, "volume", "create", "late", "--size=1GiB", "--timeout=0")
+}
+
+// Somebody at a terminal sees what is waited for, and afterwards nothing of it. Nobody else sees anything.
+func TestVolumeProgress(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	h.slow(t, "disk_create", 2800*time.Millisecond)
+	var shown, hidden string
+	both, _ := errgroup.WithContext(t.Context())
+	both.Go(func() error {
+		got := h.run(t, "volume", "create", "unseen", "--size=1GiB")
+		hidden = got.stderr
+		return nil
+	})
+	both.Go(func() (err error) {
+		shown, err = onTerminal(t, h.environ, "volume", "create", "seen", "--size=1GiB")
+		return err
+	})
+	must(t, both.Wait())
+	if hidden != "" {
+		t.Errorf("without a terminal: %q", hidden)
+	}
+	if !strings.Contains(shown, "waiting for CreateVolume, 2s") || !strings.HasSuffix(shown, "\r\x1b[K") {
+		t.Errorf("on a terminal: %q", shown)
+	}
+	if quick, err := onTerminal(t, h.environ, "volume", "list"); err != nil || quick != "" {
+		t.Errorf("of what is quick: %q, %v", quick, err)
+	}
+}
+
+// onTerminal runs a command whose stderr is a terminal, and returns what was written there.
+func onTerminal(t *testing.T, environ []string, args ...string) (string, error) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return "", err
+	}
+	defer func() { must(t, master.Close()) }()
+	// The ioctls keep the descriptor in the poller's hands, which File.Fd would not.
+	raw, err := master.SyscallConn()
+	must(t, err)
+	var number int
+	var ioctlErr error
+	must(t, raw.Control(func(fd uintptr) {
+		number, ioctlErr = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+		if ioctlErr == nil {
+			ioctlErr = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0)
+		}
+	}))
+	if ioctlErr != nil {
+		return "", ioctlErr
+	}
+	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(within(t, 30*time.Second), programs.Plugin, args...)
+	cmd.Env = append(baseEnv(), environ...)
+	cmd.Stderr = slave
+	err = errors.Join(cmd.Start(), slave.Close())
+	if err != nil {
+		return "", err
+	}
+	var text bytes.Buffer
+	_, _ = text.ReadFrom(master) // it ends with EIO when nobody has the other end any more
+	return text.String(), cmd.Wait()
+}
+
+func TestVolumeCompletion(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	id := h.ok(t, "volume", "create", "one", "--size=1GiB")
+	snapshot := h.ok(t, "snapshot", "create", "one", "--volume="+id)
+	sockets := []string{"--controller-endpoint=" + h.controller.Socket, "--node-endpoint=" + h.node.Socket}
+	offered := func(environ []string, args ...string) []string {
+		got := runPlugin(t, environ, append([]string{"__complete"}, args...)...)
+		if got.code != 0 {
+			t.Errorf("%v: %+v", args, got)
+		}
+		var offers []string
+		for line := range strings.Lines(got.stdout) {
+			if !strings.HasPrefix(line, ":") {
+				offer, _, _ := strings.Cut(strings.TrimSpace(line), "\t")
+				offers = append(offers, offer)
+			}
+		}
+		return offers
+	}
+	for _, test := range []struct {
+		args []string
+		want []string
+	}{
+		{slices.Concat([]string{"volume", "show"}, sockets, []string{""}), []string{id}},
+		{slices.Concat([]string{"volume", "mount"}, sockets, []string{id[:9]}), []string{id}},
+		{slices.Concat([]string{"volume", "mount"}, sockets, []string{"zz"}), nil},
+		{slices.Concat([]string{"volume", "mount"}, sockets, []string{id, ""}), nil},
+		{append([]string{"snapshot", "delete", "--controller-endpoint=" + h.controller.Socket}, ""), []string{snapshot}},
+		{slices.Concat([]string{"volume", "create", "x"}, sockets, []string{"--from-snapshot", ""}), []string{snapshot}},
+		{[]string{"volume", "mount", "--fs-type", "x"}, []string{"ext4", "ext3", "xfs", "btrfs"}},
+		{[]string{"volume", "u"}, []string{"unmount"}},
+		{[]string{"volume", "show", "--controller-endpoint=" + h.dir + "/none", ""}, nil},
+	} {
+		got := offered(h.environ, test.args...)
+		if test.args[len(test.args)-1] == "x" { // the shell sorts out what fits
+			got = slices.DeleteFunc(got, func(offer string) bool { return !slices.Contains(test.want, offer) })
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", test.args, diff)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		if got := runPlugin(t, nil, "completion", shell); got.code != 0 || !strings.Contains(got.stdout, "__complete") {
+			t.Errorf("%s: exit code %d", shell, got.code)
+		}
+	}
+}
+
+// A list is whole, however long: it comes in pages.
+func TestLongVolumeList(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	const count = 501
+	creators, ctx := errgroup.WithContext(t.Context())
+	creators.SetLimit(8)
+	for i := range count {
+		creators.Go(func() error {
+			_, err := h.controller.CreateVolume(ctx, createRequest("volume-"+strconv.Itoa(i)))
+			return err
+		})
+	}
+	must(t, creators.Wait())
+	var list []struct{ VolumeID string }
+	must(t, json.Unmarshal([]byte(h.run(t, "volume", "list", "--json").stdout), &list))
+	ids := map[string]bool{}
+	for _, volume := range list {
+		ids[volume.VolumeID] = true
+	}
+	if len(ids) != count || len(list) != count {
+		t.Errorf("%d volumes, %d different ones, want %d", len(list), len(ids), count)
+	}
+	if got := h.run(t, "volume", "show", "volume-500"); got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := h.run(t, "volume", "list", "--all", "--json"); strings.Count(got.stdout, "volumeID") != count+1 || !strings.Contains(got.stdout, "node-a-boot") {
+		t.Error("with --all the boot disk belongs to it")
+	}
+}
+
+// commandPage is docs/cli.md: what every command says of itself, after an introduction that is written by hand.
+func commandPage(t *testing.T) string {
+	t.Helper()
+	const page, begin = "../../docs/cli.md", "<!-- From here on made from --help by: go test ./cmd/oxide-csi -run TestCommandPage -update -->\n"
+	text, err := os.ReadFile(page)
+	must(t, err)
+	written, _, ok := strings.Cut(string(text), begin)
+	if !ok {
+		t.Fatalf("%s lacks the line %s", page, begin)
+	}
+	var b strings.Builder
+	b.WriteString(written + begin)
+	for _, command := range []string{
+		"volume", "volume create", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete",
+		"snapshot", "snapshot create", "snapshot list", "snapshot show", "snapshot delete",
+	} {
+		got := runPlugin(t, nil, append(strings.Fields(command), "--help")...)
+		if got.code != 0 || got.stderr != "" {
+			t.Fatalf("%s: %+v", command, got)
+		}
+		help, _, _ := strings.Cut(got.stdout, "\nGlobal Flags:\n")
+		help, _, _ = strings.Cut(help, "\nUse \"oxide-csi")
+		fmt.Fprintf(&b, "\n## oxide-csi %s\n\n```text\n%s\n```\n", command, strings.TrimRight(help, "\n"))
+	}
+	return b.String()
+}
+
+func TestCommandPage(t *testing.T) { checkFile(t, "../../docs/cli.md", commandPage(t)) }
+
+func publishRequest(id, node string) *csi.ControllerPublishVolumeRequest {
+	return &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: createRequest("").GetVolumeCapabilities()[0]}
+}

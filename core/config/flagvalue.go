@@ -1,0 +1,42 @@
+package config
+
+// SocketFlag is a flag of a command that connects to the plugin's socket, written as the endpoint is. Its text is the socket's
+// absolute path.
+type SocketFlag string
+
+func (f *SocketFlag) String() string { return string(*f) }
+
+// Type implements pflag.Value.
+func (f *SocketFlag) Type() string { return "socket" }
+
+// Set implements pflag.Value.
+func (f *SocketFlag) Set(text string) error {
+	path, err := socketPath(text)
+	if err == nil {
+		*f = SocketFlag(path)
+	}
+	return err
+}
+
+// SizeFlag is a flag that takes a [Size].
+type SizeFlag Size
+
+// String shows nothing for no size.
+func (f *SizeFlag) String() string {
+	if *f == 0 {
+		return ""
+	}
+	return Size(*f).String()
+}
+
+// Type implements pflag.Value.
+func (f *SizeFlag) Type() string { return "size" }
+
+// Set implements pflag.Value.
+func (f *SizeFlag) Set(text string) error {
+	size, err := parseSize(text)
+	if err == nil {
+		*f = SizeFlag(size)
+	}
+	return err
+}
