@@ -164,7 +164,7 @@ func (l *lister) list(ctx context.Context) error {
 }
 
 func (l *lister) rows() ([]row, error) {
-	peak, err := memoryOf(l.plugin, "VmHWM")
+	peak, err := memoryOf(l.plugin.PID(), "VmHWM")
 	return []row{
 		median(l.name+"/plugin", "ms", bar{}, l.rounds),
 		worst(l.name+"/calls", "calls", strictly(l.calls), l.counts),

@@ -9,6 +9,7 @@
 //   - attach.go: many ControllerPublishVolume at once, on many instances, beside the bare SDK attaching
 //   - list.go: the list of 10,000 disks: time, calls, peak memory, size
 //   - startup.go: from exec to the first answer
+//   - identity.go: a node by the source that tells it who it is: time until it knows, memory
 //   - staging.go: from a disk that appears to its mount, and a node's four calls, on real devices
 //   - size.go: the memory of an idle process, the size of the program
 //
@@ -42,6 +43,7 @@ var measurements = []struct {
 	{"attach", attachMany},
 	{"list", lists},
 	{"startup", startup},
+	{"identity", identity},
 	{"staging", staging},
 	{"memory", memory},
 	{"binary", binarySize},

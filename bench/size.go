@@ -95,7 +95,7 @@ func resident(ctx context.Context, plugins []*lab.Plugin) (samples []float64, er
 		return nil, ctx.Err()
 	}
 	for _, p := range plugins {
-		mebibytes, err := memoryOf(p, "VmRSS")
+		mebibytes, err := memoryOf(p.PID(), "VmRSS")
 		if err != nil {
 			return nil, err
 		}
@@ -175,8 +175,8 @@ func stageAndBack(ctx context.Context, node *lab.Plugin, id string, publishConte
 
 // memoryOf is the resident memory of a process in MiB, the pages of its program included: what it has now, VmRSS, or the
 // most that it has had, VmHWM.
-func memoryOf(p *lab.Plugin, which string) (float64, error) {
-	file := fmt.Sprintf("/proc/%d/status", p.PID())
+func memoryOf(pid int, which string) (float64, error) {
+	file := fmt.Sprintf("/proc/%d/status", pid)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return 0, err

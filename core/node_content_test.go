@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
 )
@@ -307,5 +310,91 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 				t.Error("the disk was written to")
 			}
 		})
+	}
+}
+
+// resize2fs writes the superblock last, and in pieces of some bytes. Killed between any two of them, it leaves a superblock that
+// says neither how large the filesystem is nor that it is in order; the data is there all the same.
+func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
+	const start, length, mkfsBytes = 1024, 1024, 64 << 20
+	super := func(r *nodeRig, v *volume) []byte {
+		t.Helper()
+		file, err := os.Open(r.node(v))
+		must(t, err)
+		defer file.Close()
+		block := make([]byte, length)
+		_, err = file.ReadAt(block, start)
+		must(t, err)
+		return block
+	}
+	pieces := 1
+	for piece := 0; piece < pieces; piece++ {
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		r.run("mkfs.ext4", "-q", "-U", mount.FilesystemUUID(uuid.MustParse(v.id)).String(), r.node(v), fmt.Sprint(mkfsBytes>>10))
+		r.run("mount", r.node(v), v.staging)
+		must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
+		r.run("umount", v.staging)
+		old := super(r, v)
+		dev, err := r.roots().Find(t.Context(), device.Want{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
+		must(t, err)
+		must(t, device.MarkGrowth(dev, uuid.MustParse(v.id)))
+		r.run("e2fsck", "-f", "-p", r.node(v))
+		r.run("resize2fs", r.node(v))
+		final := super(r, v)
+
+		// As many of the pieces as were written, of the old superblock otherwise.
+		mixed, written := slices.Clone(old), 0
+		for i := 0; i < length; i += 2 {
+			if old[i] == final[i] && old[i+1] == final[i+1] {
+				continue
+			}
+			end := i
+			for end < length && (old[end] != final[end] || old[end+1] != final[end+1]) {
+				end += 2
+			}
+			if written++; written <= piece {
+				copy(mixed[i:end], final[i:end])
+			}
+			i = end - 2
+		}
+		pieces = written
+		r.poke(v, start, string(mixed))
+
+		capability := filesystem("ext4", writer)
+		must(t, r.stage(v, capability))
+		wantContent(t, filepath.Join(v.staging, "file"), "data")
+		stats, err := r.stats(v.id, v.staging, "")
+		must(t, err)
+		if size := stats.GetUsage()[0].GetTotal(); size < volumeBytes*8/10 {
+			t.Errorf("after %d of %d pieces: %d bytes in all, want most of %d", piece, pieces, size, volumeBytes)
+		}
+		must(t, r.unstage(v))
+		if marked, err := device.GrowthMarked(dev, uuid.MustParse(v.id)); err != nil || marked {
+			t.Errorf("after %d of %d pieces: the marker stands: %t, %v", piece, pieces, marked, err)
+		}
+		r.run("e2fsck", "-f", "-n", r.node(v))
+	}
+	if pieces < 5 {
+		t.Errorf("resize2fs writes the superblock in %d pieces: is this test still of use?", pieces)
+	}
+}
+
+// What stands before the filesystem is nobody's to write over.
+func TestNodeGrowthSparesABootLoader(t *testing.T) {
+	r := newNodeRig(t)
+	v := r.newVolume(volumeA, diskA)
+	r.run("mkfs.ext4", "-q", r.node(v), "65536")
+	r.poke(v, 100, "boot loader")
+	wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.Internal, "resize2fs")
+	r.wantMounts()
+	file, err := os.Open(r.node(v))
+	must(t, err)
+	defer file.Close()
+	head := make([]byte, 11)
+	_, err = file.ReadAt(head, 100)
+	must(t, err)
+	if string(head) != "boot loader" {
+		t.Errorf("%q stands there", head)
 	}
 }

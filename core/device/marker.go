@@ -16,15 +16,20 @@ import (
 //
 //   - The format marker: the disk was blank, and all that is on it is what mkfs left. Without it, remains that bear no
 //     signature yet could not be told from somebody's data, and the volume would be locked for ever.
-//   - The growth marker, behind the end of an ext filesystem that is to fill a larger disk: the filesystem was in order,
-//     and whatever is not in order now is what resize2fs left, which e2fsck may mend without asking.
+//   - The growth marker, before an ext filesystem that is to fill a larger disk: the filesystem was in order, and whatever is
+//     not in order now is what resize2fs left, which e2fsck may mend without asking.
 //
-// The programs know nothing of markers and may write over one, so there are several, where no filesystem that we make puts
-// anything at its default layout. Who removes one writes zeros over copies that stand there byte for byte, and over
-// nothing else.
+// mkfs knows nothing of markers and may write over one, so there are several of the first kind, where no filesystem that we
+// make puts anything at its default layout. The second kind stands in the first KiB, which ext leaves to boot loaders: where
+// the filesystem ends cannot be told while resize2fs is at work, since it writes the superblock in pieces of some bytes. Who
+// removes a marker writes zeros over copies that stand there byte for byte, and over nothing else.
 
-// markerBytes is the length of a copy: the largest block size of a disk.
-const markerBytes = 4 * kib
+const (
+	// formatMarkerBytes is the length of a copy: the largest block size of a disk.
+	formatMarkerBytes = 4 * kib
+	// growthMarkerBytes is what is before the superblock of ext.
+	growthMarkerBytes = kib
+)
 
 // The texts are permanent: a marker may have been written by an older version of this plugin.
 const (
@@ -35,7 +40,7 @@ was never mounted, making it was interrupted: NodeStageVolume makes it again and
 `
 	growthText = `csi.oxide.computer growth marker 1
 disk %s
-The filesystem before this place is being grown to fill the disk. Where this still stands, growing it was interrupted:
+The filesystem behind this is being grown to fill the disk. Where this still stands, growing it was interrupted:
 NodeStageVolume has e2fsck put the filesystem in order, grows it again and then removes this text.
 `
 )
@@ -46,24 +51,27 @@ type marker struct {
 	copy   []byte
 }
 
-// newMarker is the marker of the disk with this UUID that stands on the part of it from one offset to another. Nineteenths
-// of a disk meet neither the groups of ext, which are powers of two, nor the few equal parts into which xfs divides it.
-func newMarker(text string, diskID uuid.UUID, from, to int64) marker {
-	m := marker{copy: make([]byte, markerBytes)}
+// newMarker is the marker of the disk with this UUID, of that length, without its places.
+func newMarker(text string, diskID uuid.UUID, length int) marker {
+	m := marker{copy: make([]byte, length)}
 	copy(m.copy, fmt.Sprintf(text, diskID))
+	return m
+}
+
+// formatMarker stands at nineteenths of the disk: they meet neither the groups of ext, which are powers of two, nor the few
+// equal parts into which xfs divides it.
+func formatMarker(dev Device, diskID uuid.UUID) marker {
+	m := newMarker(formatText, diskID, formatMarkerBytes)
 	for _, part := range []int64{3, 7, 15, 17} {
-		m.places = append(m.places, (from+(to-from)/19*part)/markerBytes*markerBytes)
+		m.places = append(m.places, dev.SizeBytes/19*part/formatMarkerBytes*formatMarkerBytes)
 	}
 	return m
 }
 
-func formatMarker(dev Device, diskID uuid.UUID) marker {
-	return newMarker(formatText, diskID, 0, dev.SizeBytes)
-}
-
-// growthMarker stands between the end of the filesystem and the disk's; there have to be at least 128 KiB.
-func growthMarker(dev Device, diskID uuid.UUID, filesystemBytes int64) marker {
-	return newMarker(growthText, diskID, filesystemBytes, dev.SizeBytes)
+func growthMarker(diskID uuid.UUID) marker {
+	m := newMarker(growthText, diskID, growthMarkerBytes)
+	m.places = []int64{0}
+	return m
 }
 
 // Marked reports whether the disk bears the format marker of the disk with this UUID. Another disk's, on one made from its
@@ -74,24 +82,30 @@ func Marked(dev Device, diskID uuid.UUID) (bool, error) { return formatMarker(de
 // from now on. A disk that anything holds is [ErrInUse]. No marker is no error.
 func Unmark(dev Device, diskID uuid.UUID) error { return formatMarker(dev, diskID).remove(dev) }
 
-// MarkGrowth puts the growth marker on the disk with this UUID, behind the end of its filesystem.
-func MarkGrowth(dev Device, diskID uuid.UUID, filesystemBytes int64) error {
+// MarkGrowth puts the growth marker on the disk with this UUID, before its ext filesystem. Where anything else stands there,
+// such as a boot loader, that is an error.
+func MarkGrowth(dev Device, diskID uuid.UUID) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
 		return err
 	}
-	return errors.Join(growthMarker(dev, diskID, filesystemBytes).write(file), file.Close())
+	m, head := growthMarker(diskID), make([]byte, growthMarkerBytes)
+	if _, err := file.ReadAt(head, 0); err != nil {
+		return errors.Join(err, file.Close())
+	}
+	if !bytes.Equal(head, m.copy) && !bytes.Equal(head, zeros[:growthMarkerBytes]) {
+		return errors.Join(errors.New("something stands in the first KiB, before the filesystem: grow it by hand with resize2fs"), file.Close())
+	}
+	return errors.Join(m.write(file), file.Close())
 }
 
-// GrowthMarked reports whether the growth of a filesystem of this size on the disk was begun and did not end.
-func GrowthMarked(dev Device, diskID uuid.UUID, filesystemBytes int64) (bool, error) {
-	return growthMarker(dev, diskID, filesystemBytes).stands(dev)
+// GrowthMarked reports whether the growth of the filesystem on the disk was begun and did not end.
+func GrowthMarked(dev Device, diskID uuid.UUID) (bool, error) {
+	return growthMarker(diskID).stands(dev)
 }
 
-// UnmarkGrowth removes the growth marker, of a filesystem that had this size before it was grown.
-func UnmarkGrowth(dev Device, diskID uuid.UUID, filesystemBytes int64) error {
-	return growthMarker(dev, diskID, filesystemBytes).remove(dev)
-}
+// UnmarkGrowth removes the growth marker. No marker is no error.
+func UnmarkGrowth(dev Device, diskID uuid.UUID) error { return growthMarker(diskID).remove(dev) }
 
 func (m marker) stands(dev Device) (bool, error) {
 	var intact []int64
@@ -126,7 +140,7 @@ func (m marker) wipe(file *os.File) error {
 		return err
 	}
 	for _, offset := range intact {
-		if _, err := file.WriteAt(zeros[:markerBytes], offset); err != nil {
+		if _, err := file.WriteAt(zeros[:len(m.copy)], offset); err != nil {
 			return err
 		}
 	}
@@ -144,7 +158,7 @@ func (m marker) write(file *os.File) error {
 }
 
 func (m marker) intact(file *os.File) (places []int64, err error) {
-	found := make([]byte, markerBytes)
+	found := make([]byte, len(m.copy))
 	for _, offset := range m.places {
 		if _, err := file.ReadAt(found, offset); err != nil {
 			return nil, err

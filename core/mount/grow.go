@@ -28,35 +28,47 @@ var checks = make(chan struct{}, 1)
 // safe from being interrupted, so that a marker stands on the disk meanwhile, see [device.MarkGrowth]. Others grow in
 // [GrowMounted]. A filesystem of any kind that is larger than its disk is [ErrDamaged].
 func GrowUnmounted(ctx context.Context, dev device.Device, fsType string, diskID uuid.UUID) (grown bool, err error) {
-	sizeBytes, needed, err := needsGrowth(dev, fsType)
-	if err != nil || !needed || !isExt(fsType) {
+	if !isExt(fsType) {
+		_, err := needsGrowth(dev, fsType)
 		return false, err
 	}
-	interrupted, err := device.GrowthMarked(dev, diskID, sizeBytes)
-	if err != nil {
-		return false, err
-	}
-	if interrupted {
+	// First of all: of a filesystem whose growth was interrupted not even the superblock is to be believed.
+	interrupted, err := device.GrowthMarked(dev, diskID)
+	if err == nil && interrupted {
 		err = check(ctx, dev, "-f", "-y")
-	} else {
-		err = check(ctx, dev, "-f", "-p")
 	}
 	if err != nil {
 		return false, err
 	}
-	if err := device.MarkGrowth(dev, diskID, sizeBytes); err != nil {
-		return false, fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
-	}
-	if err := grow(ctx, dev, "resize2fs", dev.Path); err != nil {
+	needed, err := needsGrowth(dev, fsType)
+	if err != nil || !needed && !interrupted {
 		return false, err
 	}
-	return true, device.UnmarkGrowth(dev, diskID, sizeBytes)
+	if needed {
+		if err := growExt(ctx, dev, diskID, interrupted); err != nil {
+			return false, err
+		}
+	}
+	return true, device.UnmarkGrowth(dev, diskID)
+}
+
+// growExt grows the filesystem between the marker's coming and going.
+func growExt(ctx context.Context, dev device.Device, diskID uuid.UUID, checked bool) error {
+	if !checked {
+		if err := check(ctx, dev, "-f", "-p"); err != nil {
+			return err
+		}
+	}
+	if err := device.MarkGrowth(dev, diskID); err != nil {
+		return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
+	}
+	return grow(ctx, dev, "resize2fs", dev.Path)
 }
 
 // GrowMounted makes an xfs or btrfs that is mounted at path fill its disk, and reports whether it became larger. Of a
 // mounted xfs the superblock on the disk lags behind, so that one just grown may be asked to grow again, to no effect.
 func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (grown bool, err error) {
-	if _, needed, err := needsGrowth(dev, fsType); err != nil || !needed {
+	if needed, err := needsGrowth(dev, fsType); err != nil || !needed {
 		return false, err
 	}
 	before, err := Stats(path)
@@ -77,17 +89,17 @@ func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (g
 }
 
 // needsGrowth reports whether a filesystem is so much smaller than its disk that it has to be grown, as after a volume was
-// made from a smaller one's snapshot, and its size. The superblock says so, which costs one read; mount-utils' way would
+// made from a smaller one's snapshot. The superblock says so, which costs one read; mount-utils' way would
 // start two programs at each stage.
-func needsGrowth(dev device.Device, fsType string) (sizeBytes int64, needed bool, err error) {
-	sizeBytes, err = device.FilesystemBytes(dev, fsType)
+func needsGrowth(dev device.Device, fsType string) (bool, error) {
+	sizeBytes, err := device.FilesystemBytes(dev, fsType)
 	if err != nil || sizeBytes == 0 {
-		return 0, false, err
+		return false, err
 	}
 	if sizeBytes > dev.SizeBytes {
-		return 0, false, fmt.Errorf("%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one", ErrDamaged, dev, dev.SizeBytes, fsType, sizeBytes)
+		return false, fmt.Errorf("%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one", ErrDamaged, dev, dev.SizeBytes, fsType, sizeBytes)
 	}
-	return sizeBytes, dev.SizeBytes-sizeBytes >= growFrom, nil
+	return dev.SizeBytes-sizeBytes >= growFrom, nil
 }
 
 func grow(ctx context.Context, dev device.Device, program string, args ...string) error {

@@ -313,8 +313,9 @@ func (w *world) setRunState(ctx context.Context, instance lab.Instance, state st
 	return nil
 }
 
-// refusalMemory is how long the plugin answers a refusal from memory.
-const refusalMemory = 5 * time.Second
+// refusalMemory is how long the plugin may answer that an instance does not run: 5 s from memory, after it has asked a slow rack
+// why.
+const refusalMemory = 5*time.Second + 10*longDelay
 
 // wasOut reports whether an instance may have refused a change of its disks since then.
 func (w *world) wasOut(instance *lab.Instance, since time.Time) bool {

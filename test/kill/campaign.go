@@ -229,7 +229,7 @@ func (o *ordeal) die(ctx context.Context, p *plugin) error {
 		err = stopped
 	}
 	if err == nil && o.killAt == 0 && answer != nil {
-		return fmt.Errorf("the call fails without a kill: %w", answer)
+		return fmt.Errorf("the call fails without a kill: %w\n--- the plugin:\n%s", answer, lastLines(p.log.String()))
 	}
 	return err
 }

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// source is one way for a node to find out who it is.
+type source struct {
+	name  string
+	flags []string
+	env   []string
+}
+
+// identity measures a node by the source that tells it who it is: the time from exec to its first NodeGetInfo, where the source is
+// on the machine, and the memory of the idle process. What answers for Kubernetes and Nomad here says no more than is asked.
+func identity(ctx context.Context, b *bench) (_ []row, err error) {
+	r, err := b.newRig(b.guests()...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.stop()) }()
+	answers := http.NewServeMux()
+	answers.HandleFunc("GET /api/v1/nodes/node-a", func(w http.ResponseWriter, _ *http.Request) {
+		// A client that has gone is noticed by itself.
+		_, _ = fmt.Fprintf(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-a","labels":{"oxide.computer/rack":"r"}},"spec":{"providerID":"oxide://%s"}}`, r.node.ID)
+	})
+	answers.HandleFunc("GET /v1/client/metadata", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, `{"Meta":{"oxide.instance_id":"%s","oxide.rack":"r"}}`, r.node.ID)
+	})
+	orchestrator := httptest.NewTLSServer(answers)
+	defer orchestrator.Close()
+	plain := httptest.NewServer(answers)
+	defer plain.Close()
+	kubeconfig, err := b.kubeconfig(orchestrator)
+	if err != nil {
+		return nil, err
+	}
+	sources := []source{
+		{name: "static", flags: []string{"--metadata=static", "--instance-id=" + r.node.ID}},
+		{name: "kubernetes", flags: []string{"--metadata=kubernetes", "--node-name=node-a", "--kubeconfig=" + kubeconfig}},
+		{name: "nomad", flags: []string{"--metadata=nomad"}, env: []string{"NOMAD_ADDR=" + plain.URL}},
+	}
+	if r.node.Guest != "" {
+		guest := source{name: "guest", flags: []string{"--metadata=guest", "--rack=r", "--sys-root=" + filepath.Join(r.node.Guest, "sys")}}
+		sources = append(sources, guest)
+	}
+	var rows []row
+	for _, s := range sources {
+		local := s.name == "static" || s.name == "guest"
+		ready, resident, err := b.identify(ctx, s, r.node.ID, local)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		}
+		if local {
+			rows = append(rows, median("ready/"+s.name, "ms", atMost(20), ready))
+		}
+		rows = append(rows, median("memory/node/"+s.name, "MiB", strictly(atMost(16)), resident))
+	}
+	return rows, nil
+}
+
+// kubeconfig writes one for the server.
+func (b *bench) kubeconfig(server *httptest.Server) (string, error) {
+	ca := filepath.Join(b.dir, "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		return "", err
+	}
+	file := filepath.Join(b.dir, "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"+
+		"clusters: [{name: k, cluster: {server: %q, certificate-authority: %q}}]\nusers: [{name: u, user: {token: t}}]\n", server.URL, ca)
+	return file, os.WriteFile(file, []byte(text), 0o600)
+}
+
+// identify starts nodes one after the other, times each until it knows who it is, and reads its memory once it has been idle.
+func (b *bench) identify(ctx context.Context, s source, instanceID string, timed bool) (ready, resident []float64, err error) {
+	rounds := memoryProcesses
+	if timed {
+		rounds = startupRounds
+	}
+	for i := range rounds {
+		n, err := b.startNode(ctx, s, instanceID)
+		if err != nil {
+			return nil, nil, err
+		}
+		ready = append(ready, milliseconds(n.took))
+		if i < memoryProcesses {
+			time.Sleep(idleTime / 4)
+			mebibytes, err := memoryOf(n.cmd.Process.Pid, "VmRSS")
+			if err != nil {
+				return nil, nil, errors.Join(err, n.stop())
+			}
+			resident = append(resident, mebibytes)
+		}
+		if err := n.stop(); err != nil {
+			return nil, nil, err
+		}
+	}
+	return ready, resident, nil
+}
+
+// node is a plugin in mode node that knows who it is.
+type node struct {
+	cmd  *exec.Cmd
+	conn io.Closer
+	took time.Duration
+}
+
+func (n *node) stop() error {
+	return errors.Join(n.conn.Close(), n.cmd.Process.Signal(os.Interrupt), n.cmd.Wait())
+}
+
+// startNode starts a node and asks until it says that it is this instance.
+func (b *bench) startNode(ctx context.Context, s source, instanceID string) (*node, error) {
+	dir, err := os.MkdirTemp(b.dir, "")
+	if err != nil {
+		return nil, err
+	}
+	opts := lab.PluginOptions{Dir: dir}
+	conn, err := grpc.NewClient("passthrough:///"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dialUntilServed))
+	if err != nil {
+		return nil, err
+	}
+	flags := append([]string{"--endpoint=unix://" + opts.Socket(), "--mode=node", "--state-dir=" + filepath.Join(dir, "state")}, s.flags...)
+	n := &node{cmd: exec.Command(b.programs.Plugin, append(flags, b.args...)...), conn: conn}
+	n.cmd.Env = append([]string{}, s.env...)
+	start := time.Now()
+	if err := n.cmd.Start(); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	ctx, cancel := context.WithTimeout(ctx, startupLimit)
+	defer cancel()
+	for {
+		info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
+		n.took = time.Since(start)
+		switch {
+		case err == nil && info.GetNodeId() == instanceID:
+			return n, nil
+		case status.Code(err) != codes.Unavailable:
+			return nil, errors.Join(fmt.Errorf("node %q: %w", info.GetNodeId(), err), n.stop())
+		}
+		time.Sleep(dialRetry)
+	}
+}
