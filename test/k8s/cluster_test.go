@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -164,7 +163,7 @@ func (c *cluster) write(t *testing.T, name, text string) {
 	must(t, os.WriteFile(c.path(name), []byte(text), 0o600))
 }
 
-// start starts a program, one of those that were built unless it is given as a path, and ends it with the test.
+// start starts a program, one of those that were built unless it is given as a path, and kills it with the test.
 func (c *cluster) start(t *testing.T, program string, args ...string) {
 	t.Helper()
 	name := filepath.Base(program)
@@ -182,14 +181,10 @@ func (c *cluster) start(t *testing.T, program string, args ...string) {
 	t.Cleanup(func() {
 		select {
 		case <-done:
-			t.Errorf("%s has ended", name)
+			t.Errorf("%s has ended before its time", name)
 		default:
-		}
-		must(t, cmd.Process.Signal(syscall.SIGTERM))
-		select {
-		case <-done:
-		case <-time.After(20 * time.Second):
-			_ = cmd.Process.Kill() // what it holds ends with the namespaces
+			must(t, cmd.Process.Kill()) // in order, it takes its time; what it holds ends with the namespaces
+			<-done
 		}
 		must(t, log.Close())
 		if t.Failed() {
