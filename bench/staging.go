@@ -196,10 +196,11 @@ func percentile99(name, unit string, b bar, samples []float64) row {
 	return newRow(name, unit, b, samples, sorted[(len(sorted)-1)*99/100])
 }
 
-// watch says when the first device node is in the guest beside the boot disk's.
+// watch says when the first device node is in the guest beside the boot disk's. It need not be a first namespace: where
+// another process still holds the device, a disk comes back as the next one.
 func (s *stagingRig) watch(ctx context.Context, appeared chan<- time.Time) {
 	for ctx.Err() == nil {
-		nodes, err := filepath.Glob(filepath.Join(s.node.Guest, "dev", "nvme*n1"))
+		nodes, err := filepath.Glob(filepath.Join(s.node.Guest, "dev", "nvme*n*"))
 		if err == nil && len(nodes) > 1 {
 			break
 		}
