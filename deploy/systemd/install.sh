@@ -1,0 +1,24 @@
+#!/bin/sh
+# Installs the plugin on this host, beside systemd; a second run installs it anew and leaves the settings alone:
+#
+#   deploy/systemd/install.sh bin/oxide-csi controller|node...
+#
+# It starts nothing: fill in /etc/oxide-csi first, then systemctl enable --now oxide-csi-controller oxide-csi-node.
+set -eu
+[ $# -ge 2 ] || { echo "usage: install.sh PROGRAM controller|node..." >&2; exit 2; }
+here=$(cd "$(dirname "$0")" && pwd)
+program=$1
+shift
+
+# In place of the program that may be running, not into it.
+install -m 0755 "$program" /usr/local/bin/.oxide-csi.new
+mv -f /usr/local/bin/.oxide-csi.new /usr/local/bin/oxide-csi
+install -D -m 0644 "$here/oxide-csi.sysusers.conf" /usr/lib/sysusers.d/oxide-csi.conf
+install -D -m 0644 "$here/oxide-csi.tmpfiles.conf" /usr/lib/tmpfiles.d/oxide-csi.conf
+systemd-sysusers oxide-csi.conf
+systemd-tmpfiles --create oxide-csi.conf
+for service; do
+    install -m 0644 "$here/oxide-csi-$service.service" "/etc/systemd/system/oxide-csi-$service.service"
+    [ -e "/etc/oxide-csi/$service.env" ] || install -m 0640 -g oxide-csi "$here/$service.env" "/etc/oxide-csi/$service.env"
+done
+systemctl daemon-reload

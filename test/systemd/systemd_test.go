@@ -1,0 +1,380 @@
+//go:build systemd
+
+package systemd_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+const deploy = "../../deploy/systemd"
+
+// Upper bounds of what systemd-analyze security says, in tenths: the README of the units says why they are not 0.
+var exposure = map[string]int{"oxide-csi-controller": 12, "oxide-csi-node": 51}
+
+func TestSystemd(t *testing.T) {
+	m := boot(t)
+	m.install()
+	for _, part := range []struct {
+		name string
+		run  func()
+	}{
+		{"analyze", m.analyze},
+		{"confined", m.confined},
+		{"volumes", m.volumes},
+		{"killed", m.killed},
+		{"wrong setting", m.wrongSetting},
+		{"stop", m.stop},
+	} {
+		t.Log(part.name)
+		part.run()
+	}
+}
+
+// machine is where systemd is the first process.
+type machine struct {
+	t   *testing.T
+	dir string
+	sim *lab.Sim
+	// init is systemd's process ID.
+	init int
+	csi.ControllerClient
+	csi.NodeClient
+}
+
+func boot(t *testing.T) *machine {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: a systemd that starts services")
+	}
+	m := &machine{t: t}
+	var err error
+	m.dir, err = os.MkdirTemp("", "systemd")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(m.dir)) })
+	programs, err := lab.Build(m.dir, false) // as it ships
+	must(t, err)
+	m.sim, err = lab.StartSim(programs.Sim, nil, "--hotplug", "--guest-root="+filepath.Join(m.dir, "guests"), "--instances=node-a")
+	must(t, err)
+	t.Cleanup(func() { must(t, m.sim.Stop()) }) // which fails when anything is left
+	script, err := filepath.Abs("boot.sh")
+	must(t, err)
+	cmd := exec.Command(script, m.dir)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	must(t, cmd.Start())
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }() // how it ends is in its output
+	t.Cleanup(func() {
+		if t.Failed() {
+			journal, _ := m.try("journalctl", "--no-pager", "--lines=60")
+			t.Logf("%s\n%s", &output, journal)
+		}
+		_ = cmd.Process.Kill() // and with it all that runs there
+		<-done
+		m.removeCgroups()
+	})
+	m.eventually("systemd runs", func() bool {
+		select {
+		case <-done:
+			t.Fatalf("systemd has ended: %s", &output)
+		default:
+		}
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
+		m.init, _ = strconv.Atoi(strings.TrimSpace(string(children)))
+		state, _ := m.try("systemctl", "is-system-running")
+		return m.init != 0 && slices.Contains([]string{"running", "degraded"}, strings.TrimSpace(state))
+	})
+	must(t, os.MkdirAll(m.in("/root/deploy"), 0o755))
+	must(t, os.CopyFS(m.in("/root/deploy"), os.DirFS(deploy)))
+	return m
+}
+
+// removeCgroups removes what systemd leaves below /sys/fs/cgroup.
+func (m *machine) removeCgroups() {
+	roots, err := filepath.Glob("/sys/fs/cgroup/*/" + filepath.Base(m.dir))
+	must(m.t, err)
+	for _, root := range append(roots, "/sys/fs/cgroup/"+filepath.Base(m.dir)) {
+		var folders []string
+		_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() {
+				folders = append(folders, path)
+			}
+			return nil // one that has gone is no matter
+		})
+		for _, folder := range slices.Backward(folders) {
+			m.eventually("no process is in "+folder, func() bool {
+				err := os.Remove(folder)
+				return err == nil || errors.Is(err, os.ErrNotExist)
+			})
+		}
+	}
+}
+
+// in is a path of the machine as it is seen from here.
+func (m *machine) in(path string) string { return fmt.Sprintf("/proc/%d/root%s", m.init, path) }
+
+// try runs a command on the machine.
+func (m *machine) try(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--target", strconv.Itoa(m.init), "--mount", "--pid", "--uts", "--ipc", "--cgroup"}, args...)...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	output, err := cmd.CombinedOutput()
+	return string(output), err
+}
+
+func (m *machine) run(args ...string) string {
+	m.t.Helper()
+	output, err := m.try(args...)
+	if err != nil {
+		m.t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, output)
+	}
+	return output
+}
+
+// property asks systemd about a service.
+func (m *machine) property(service, name string) string {
+	m.t.Helper()
+	return strings.TrimSpace(m.run("systemctl", "show", "--property="+name, "--value", service))
+}
+
+func (m *machine) write(path, text string, mode os.FileMode) {
+	must(m.t, os.MkdirAll(filepath.Dir(m.in(path)), 0o755))
+	must(m.t, os.WriteFile(m.in(path), []byte(text), mode))
+}
+
+// install does what docs/bare-host.md says. A drop-in says where the simulated guest is, and what its disks are made of.
+func (m *machine) install() {
+	for range 2 { // the second time as an upgrade would
+		m.run("/root/deploy/install.sh", filepath.Join(m.dir, "oxide-csi"), "controller", "node")
+	}
+	guest := m.sim.Instance("node-a").Guest
+	m.write("/etc/oxide-csi/controller.env", fmt.Sprintf("OXIDE_HOST=%s\nOXIDE_PROJECT=%s\nOXIDE_TOKEN_FILE=/etc/oxide-csi/token\nOXIDE_CSI_CLUSTER_ID=test\n",
+		m.sim.Host, m.sim.Project), 0o640)
+	m.write("/etc/oxide-csi/token", m.sim.Token+"\n", 0o640)
+	m.run("chgrp", "oxide-csi", "/etc/oxide-csi/token")
+	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
+		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "enable", "--now", "oxide-csi-controller", "oxide-csi-node")
+	m.ControllerClient = csi.NewControllerClient(m.dial("controller"))
+	m.NodeClient = csi.NewNodeClient(m.dial("node"))
+}
+
+// dial connects to a plugin's socket, and waits until the plugin is ready.
+func (m *machine) dial(service string) *grpc.ClientConn {
+	conn, err := grpc.NewClient("unix://"+m.in("/run/oxide-csi/"+service+"/csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(m.t, err)
+	m.t.Cleanup(func() { must(m.t, conn.Close()) })
+	m.ready(service, conn)
+	return conn
+}
+
+func (m *machine) ready(service string, conn *grpc.ClientConn) {
+	m.eventually(service+" is ready", func() bool {
+		resp, err := csi.NewIdentityClient(conn).Probe(m.t.Context(), &csi.ProbeRequest{})
+		return err == nil && resp.GetReady().GetValue()
+	})
+}
+
+// analyze has systemd judge the units.
+func (m *machine) analyze() {
+	for service, bound := range exposure {
+		if said := m.run("systemd-analyze", "verify", "--man=no", service+".service"); said != "" {
+			m.t.Errorf("%s: %s", service, said)
+		}
+		m.run("systemd-analyze", "security", "--threshold="+strconv.Itoa(bound), service+".service")
+	}
+}
+
+// confined checks what the kernel says of the processes, whatever the units say.
+func (m *machine) confined() {
+	uid := strings.TrimSpace(m.run("id", "-u", "oxide-csi"))
+	for service, want := range map[string][]string{
+		"oxide-csi-controller": {"Uid:\t" + uid + "\t" + uid, "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"},
+		"oxide-csi-node":       {"Uid:\t0\t0", "CapEff:\t000000000028001f", "CapBnd:\t000000000028001f", "NoNewPrivs:\t1", "Seccomp:\t2"},
+	} {
+		status, err := os.ReadFile(m.in("/proc/" + m.property(service, "MainPID") + "/status"))
+		must(m.t, err)
+		for _, line := range want {
+			if !strings.Contains(string(status), "\n"+line) {
+				m.t.Errorf("%s: no %q in\n%s", service, line, status)
+			}
+		}
+	}
+	for path, want := range map[string]string{
+		"/run/oxide-csi/controller":          "oxide-csi:oxide-csi 750",
+		"/run/oxide-csi/controller/csi.sock": "oxide-csi:oxide-csi 660",
+		"/run/oxide-csi/node":                "root:root 750",
+		"/run/oxide-csi/node/csi.sock":       "root:root 660",
+		"/etc/oxide-csi":                     "root:oxide-csi 750",
+		"/var/lib/oxide-csi":                 "root:root 700",
+	} {
+		if got := strings.TrimSpace(m.run("stat", "--format=%U:%G %a", path)); got != want {
+			m.t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+}
+
+// volume is one on its way through the RPCs.
+type volume struct {
+	*csi.Volume
+	capability      *csi.VolumeCapability
+	node            string
+	publish         map[string]string
+	staging, target string
+}
+
+// volumes formats, mounts, writes, unmounts: with the system calls, capabilities and devices that the units leave.
+func (m *machine) volumes() {
+	for _, filesystem := range []string{"ext4", "xfs", "btrfs"} {
+		v := m.mount(filesystem)
+		m.write(v.target+"/file", filesystem, 0o600)
+		m.unmount(v)
+	}
+}
+
+func (m *machine) mount(filesystem string) *volume {
+	m.t.Helper()
+	ctx := m.t.Context()
+	v := &volume{staging: "/srv/staging", target: "/srv/data", capability: &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: filesystem}},
+	}}
+	created, err := m.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: filesystem, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}, VolumeCapabilities: []*csi.VolumeCapability{v.capability},
+		Parameters: map[string]string{"rootMode": "0750", "rootUid": "65534"},
+	})
+	must(m.t, err)
+	v.Volume = created.Volume
+	info, err := m.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	must(m.t, err)
+	v.node = info.NodeId
+	published, err := m.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: v.VolumeId, NodeId: v.node, VolumeCapability: v.capability, VolumeContext: v.VolumeContext,
+	})
+	must(m.t, err)
+	v.publish = published.PublishContext
+	must(m.t, os.MkdirAll(m.in(v.staging), 0o755))
+	_, err = m.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.VolumeId, PublishContext: v.publish, StagingTargetPath: v.staging, VolumeCapability: v.capability, VolumeContext: v.VolumeContext,
+	})
+	must(m.t, err)
+	_, err = m.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: v.VolumeId, PublishContext: v.publish, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability, VolumeContext: v.VolumeContext,
+	})
+	must(m.t, err)
+	m.mounted(v, true)
+	return v
+}
+
+func (m *machine) unmount(v *volume) {
+	m.t.Helper()
+	ctx := m.t.Context()
+	_, err := m.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.VolumeId, TargetPath: v.target})
+	must(m.t, err)
+	_, err = m.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.VolumeId, StagingTargetPath: v.staging})
+	must(m.t, err)
+	m.mounted(v, false)
+	_, err = m.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: v.VolumeId, NodeId: v.node})
+	must(m.t, err)
+	_, err = m.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.VolumeId})
+	must(m.t, err)
+}
+
+// mounted checks what everybody on the machine sees, which is not what a service with a mount namespace of its own would.
+func (m *machine) mounted(v *volume, want bool) {
+	m.t.Helper()
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", m.init))
+	must(m.t, err)
+	for _, path := range []string{v.staging, v.target} {
+		if strings.Contains(string(mounts), " "+path+" ") != want {
+			m.t.Errorf("%s: mounted is %t, want %t", path, !want, want)
+		}
+	}
+}
+
+// killed: a killed plugin comes back, and what it mounted has stayed.
+func (m *machine) killed() {
+	v := m.mount("ext4")
+	for _, service := range []string{"controller", "node"} {
+		before := m.property("oxide-csi-"+service, "MainPID")
+		m.run("systemctl", "kill", "--signal=KILL", "oxide-csi-"+service)
+		m.eventually(service+" is back", func() bool {
+			now := m.property("oxide-csi-"+service, "MainPID")
+			return now != "0" && now != before
+		})
+		m.dial(service)
+	}
+	m.mounted(v, true)
+	m.unmount(v)
+}
+
+// wrongSetting: a plugin that cannot run as it is told to is not started over and over.
+func (m *machine) wrongSetting() {
+	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_MAX_DISKS=eight\n", 0o640)
+	m.run("systemctl", "restart", "oxide-csi-node")
+	m.eventually("the node plugin has failed", func() bool { return m.property("oxide-csi-node", "ActiveState") == "failed" })
+	if code := m.property("oxide-csi-node", "ExecMainStatus"); code != "2" {
+		m.t.Errorf("the exit code is %s", code)
+	}
+	if log := m.run("journalctl", "--no-pager", "--unit=oxide-csi-node"); !strings.Contains(log, `config: --max-disks: "eight" is not a whole number`) {
+		m.t.Errorf("the reason is not in the journal: %s", log)
+	}
+	m.write("/etc/oxide-csi/node.env", "", 0o640)
+	m.run("systemctl", "start", "oxide-csi-node")
+	m.dial("node")
+}
+
+// stop: both end in order.
+func (m *machine) stop() {
+	for service := range exposure {
+		m.run("systemctl", "disable", "--now", service)
+		if state, result := m.property(service, "ActiveState"), m.property(service, "Result"); state != "inactive" || result != "success" {
+			m.t.Errorf("%s is %s: %s", service, state, result)
+		}
+	}
+	left, err := m.sim.Leftovers(m.t.Context())
+	must(m.t, err)
+	if left.Disks+left.Snapshots+left.Mounts > 0 || left.Loops > 1 || len(left.GuestErrors) > 0 {
+		m.t.Errorf("left on the rack: %+v", left)
+	}
+}
+
+func (m *machine) eventually(what string, ask func() bool) {
+	m.t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for !ask() {
+		if time.Now().After(deadline) {
+			m.t.Fatalf("still not so: %s", what)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
