@@ -29,8 +29,9 @@ job "example" {
     }
 
     task "example" {
-      driver = "exec"
-      user   = "nobody"
+      driver       = "exec"
+      user         = "nobody"
+      kill_timeout = "1s"
 
       config {
         command = "/bin/sh"

@@ -66,6 +66,8 @@ type cluster struct {
 	sim        *lab.Sim
 	server     *process
 	clients    map[string]*machine
+	// grace of a detach; empty for that of the job files, with which each takes a minute.
+	grace string
 }
 
 // newCluster starts everything and waits until the clients are ready.
@@ -90,12 +92,17 @@ func newCluster(t *testing.T) *cluster {
 	http, rpc, serf := freePort(t), freePort(t), freePort(t)
 	c.address = fmt.Sprintf("http://127.0.0.1:%d", http)
 	config := filepath.Join(c.dir, "server.hcl")
-	c.write(config, fmt.Sprintf(`
+	// A lost client is seen after seconds instead of half a minute, and its claims are looked at as often instead of every 5 minutes.
+	c.write(config, `
 server {
-  enabled          = true
-  bootstrap_expect = 1
+  enabled                       = true
+  bootstrap_expect              = 1
+  heartbeat_grace               = "2s"
+  min_heartbeat_ttl             = "2s"
+  csi_volume_claim_gc_interval  = "3s"
+  csi_volume_claim_gc_threshold = "3s"
 }
-`)+c.common("server", filepath.Join(c.dir, "server"), http, rpc, serf))
+`+c.common("server", filepath.Join(c.dir, "server"), http, rpc, serf))
 	c.server = start(t, "server", []string{"PATH=" + os.Getenv("PATH")}, c.nomad, "agent", "-config="+config)
 	c.connect("")
 	c.server.eventually("there is a leader", func() bool {
@@ -203,10 +210,10 @@ func (c *cluster) node(name string) *api.NodeListStub {
 // machine is a namespace in which a Nomad client runs.
 type machine struct {
 	*process
-	name string
+	cluster *cluster
 }
 
-// newMachine starts a client in namespaces of its own. It is started again when it ends, as systemd would.
+// newMachine starts a client in namespaces of its own. It is started again when it ends, as systemd would do.
 func (c *cluster) newMachine(name string, rpc int) *machine {
 	folder := filepath.Join(c.dir, name)
 	must(c.t, os.MkdirAll(filepath.Join(folder, "data"), 0o755))
@@ -243,15 +250,32 @@ plugin "raw_exec" {
 }
 `, rpc, c.cgroup(name), 20000+5000*len(c.clients), 24999+5000*len(c.clients), filepath.Join(c.dir, "chroot"))+
 		c.common(name, filepath.Join(c.host(), "data"), freePort(c.t), freePort(c.t), freePort(c.t)))
+	c.t.Cleanup(func() { c.removeCgroups(name) }) // after the namespace has ended
 	guest := c.sim.Instance(name).Guest
 	script := `mount --bind "$1" "$2" && mount --make-rshared / || exit 1
 while :; do "$3" agent -config="$4"; done`
+	// Tasks of raw_exec have the agent's environment.
 	p := start(c.t, name,
-		[]string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys"},
+		[]string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys", "OXIDE_CSI_LOG_LEVEL=debug"},
 		"unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc",
 		"sh", "-c", script, "sh", folder, c.host(), c.nomad, config)
-	c.t.Cleanup(func() { c.removeCgroups(name) }) // after the namespace has ended
-	return &machine{process: p, name: name}
+	return &machine{process: p, cluster: c}
+}
+
+// answered counts the calls of an RPC that the plugins of the machine have answered with OK.
+func (m *machine) answered(rpc string) (n int) {
+	logs, err := filepath.Glob(filepath.Join(m.cluster.dir, m.name, "data", "alloc", "*", "alloc", "logs", "plugin.stderr.*"))
+	must(m.t, err)
+	for _, log := range logs {
+		text, err := os.ReadFile(log)
+		must(m.t, err)
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, "method="+rpc+" ") && strings.Contains(line, "code=OK") {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // cgroup is the client's own, so that what is left of it can be told.

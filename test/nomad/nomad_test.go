@@ -12,30 +12,33 @@ import (
 	"testing"
 
 	"github.com/hashicorp/nomad/api"
+	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
 
+// TestNomad is one story, since each part needs what the one before it has left.
 func TestNomad(t *testing.T) {
 	c := newCluster(t)
-	for _, step := range []struct {
-		name string
-		run  func(t *testing.T)
-	}{
-		{"job files", c.jobFiles},
-		{"install", c.install},
-		{"a volume's life", c.life},
-		{"monolith", c.monolith},
-	} {
-		if !t.Run(step.name, step.run) {
-			t.FailNow() // what follows needs what came before
-		}
-	}
+	c.part("job files", c.jobFiles)
+	c.part("install", c.install)
+	c.part("a volume's life", c.life)
+	c.part("a disk made by hand", c.existing)
+	c.part("a volume put in again", c.again)
+	c.part("another token", c.rotate)
+	c.part("monolith", c.monolith)
+}
+
+// part runs a part of the story, which the test's output then names.
+func (c *cluster) part(name string, run func(t *testing.T)) {
+	c.t.Helper()
+	c.t.Log(name)
+	run(c.t)
 }
 
 // values are what has to be filled in.
 func (c *cluster) values() []string {
-	return []string{
+	values := []string{
 		"NOMAD_VAR_oxide_host=" + c.sim.Host,
 		"NOMAD_VAR_oxide_project=" + c.sim.Project,
 		"NOMAD_VAR_cluster_id=nomad-test",
@@ -43,8 +46,11 @@ func (c *cluster) values() []string {
 		"NOMAD_VAR_command=" + programs.Plugin,
 		"NOMAD_VAR_data_dir=" + filepath.Join(c.host(), "data"),
 		"NOMAD_VAR_state_dir=" + filepath.Join(c.host(), "state"),
-		"NOMAD_VAR_detach_grace=3s", // else each detach takes a minute
 	}
+	if c.grace != "" {
+		values = append(values, "NOMAD_VAR_detach_grace="+c.grace)
+	}
+	return values
 }
 
 // jobFiles has each job file parsed and validated; nothing is registered.
@@ -113,25 +119,22 @@ func (c *cluster) life(t *testing.T) {
 	first := c.example(t, operator, "data", "node-a")
 	c.lines(t, operator, first, first)
 
-	t.Run("agent killed", func(t *testing.T) {
+	c.part("agent killed", func(t *testing.T) {
 		m := c.clients["node-a"]
-		agent := m.agent()
+		agent, registered := m.agent(), m.answered("NodeGetInfo")
 		must(t, syscall.Kill(agent, syscall.SIGKILL))
-		m.eventually("there is another agent", func() bool { now := m.agent(); return now != 0 && now != agent })
+		m.eventually("another agent knows the plugin", func() bool { return m.answered("NodeGetInfo") > registered })
 		c.healthy(2, 2)
 		c.running(first)
 	})
-	t.Run("plugins killed", func(t *testing.T) {
-		m := c.clients["node-a"]
+	c.part("plugins killed", func(t *testing.T) {
 		for _, mode := range []string{"node", "controller"} {
-			plugin := m.plugin(mode)
-			must(t, syscall.Kill(plugin, syscall.SIGKILL))
-			m.eventually("there is another plugin", func() bool { now := m.plugin(mode); return now != 0 && now != plugin })
+			c.killPlugin("node-a", mode)
 		}
 		c.healthy(2, 2)
 		c.running(first)
 	})
-	t.Run("delete while in use", func(t *testing.T) {
+	c.part("delete while in use", func(t *testing.T) {
 		// Nomad asks the plugin before it looks at its own claims.
 		_, stderr, err := operator.try("volume", "delete", "data")
 		if err == nil || !strings.Contains(stderr, "attached") {
@@ -139,26 +142,143 @@ func (c *cluster) life(t *testing.T) {
 		}
 		c.running(first)
 	})
+	c.part("stop while the node plugin is away", func(t *testing.T) {
+		// Nomad asks for the detach at once, with the filesystem still mounted. The grace outlasts the plugin's return.
+		m := c.clients["node-a"]
+		unstaged := m.answered("NodeUnstageVolume")
+		must(t, syscall.Kill(m.plugin("node"), syscall.SIGKILL))
+		operator.run(t, "job", "stop", "-purge", "example")
+		m.eventually("the volume is unstaged", func() bool {
+			attached := c.attached(t)
+			done := m.answered("NodeUnstageVolume") > unstaged
+			if !done && attached == 0 {
+				t.Fatal("the disk was detached while it was mounted")
+			}
+			return done
+		})
+		c.released(t, "data")
+	})
+	c.part("upgrade of the controller", func(t *testing.T) {
+		// To what differs enough: the exec driver, with the program in the clients' chroot_env, and a short grace from here on.
+		c.grace = "1s"
+		c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).run(t, "job", "run", "binary/controller.nomad.hcl")
+		c.healthy(2, 2)
+	})
 
-	c.stop(t, operator, "data")
 	second := c.example(t, operator, "data", "node-b")
 	c.lines(t, operator, second, first, second)
-
 	snapshot := strings.Fields(strings.Split(operator.run(t, "volume", "snapshot", "create", "data", "nightly"), "\n")[1])[0]
 	if list := operator.run(t, "volume", "snapshot", "list", "-plugin=oxide"); !strings.Contains(list, snapshot) {
 		t.Errorf("snapshot %s is not in %s", snapshot, list)
 	}
 	third := c.drain(t, second)
 	c.lines(t, operator, third, first, second, third)
+	fourth := c.lose(t, third)
+	c.lines(t, operator, fourth, first, second, third, fourth)
 	c.stop(t, operator, "data")
 
-	operator.run(t, "volume", "create", c.filled(t, "volumes/restore.volume.hcl", "SNAPSHOT-ID", snapshot))
-	restored := c.example(t, operator, "restored", "node-a")
-	c.lines(t, operator, restored, first, second, restored)
-	c.stop(t, operator, "restored")
-	operator.run(t, "volume", "snapshot", "delete", "oxide", snapshot)
-	operator.run(t, "volume", "delete", "restored")
+	c.part("restore", func(t *testing.T) {
+		operator.run(t, "volume", "create", c.filled(t, "volumes/restore.volume.hcl", "SNAPSHOT-ID", snapshot))
+		restored := c.example(t, operator, "restored", "node-a")
+		c.lines(t, operator, restored, first, second, restored)
+		c.stop(t, operator, "restored")
+		operator.run(t, "volume", "snapshot", "delete", "oxide", snapshot)
+		operator.run(t, "volume", "delete", "restored")
+	})
 	operator.run(t, "volume", "delete", "data")
+	c.nothingLeft(t)
+}
+
+// killPlugin kills a plugin and waits until Nomad has started it again.
+func (c *cluster) killPlugin(client, mode string) {
+	c.t.Helper()
+	m := c.clients[client]
+	plugin := m.plugin(mode)
+	must(c.t, syscall.Kill(plugin, syscall.SIGKILL))
+	m.eventually("there is another plugin", func() bool { now := m.plugin(mode); return now != 0 && now != plugin })
+}
+
+// lose has the agent of an allocation's node hang until the servers have given the node up, and returns the allocation that has
+// taken its place on the other node. Nomad then takes the disk from a node that still has it mounted: it can ask nobody there.
+// When the agent is back it unmounts, and has the disk detached: from where it no longer is.
+func (c *cluster) lose(t *testing.T, alloc string) string {
+	t.Helper()
+	info, _, err := c.admin.Allocations().Info(alloc, nil)
+	must(t, err)
+	m := c.clients[info.NodeName]
+	unstaged := m.answered("NodeUnstageVolume")
+	agent := m.agent()
+	must(t, syscall.Kill(agent, syscall.SIGSTOP))
+	moved := c.placed(nodes[1-slices.Index(nodes, info.NodeName)])
+	must(t, syscall.Kill(agent, syscall.SIGCONT))
+	m.eventually("the volume is unstaged where it was", func() bool { return m.answered("NodeUnstageVolume") > unstaged })
+	c.healthy(2, 2)
+	c.running(moved)
+	if n := c.attached(t); n != 1 {
+		t.Errorf("%d disks are attached, want the one of allocation %s", n, moved)
+	}
+	return moved
+}
+
+// rotate replaces the rack's token, the old one being worthless before the new one is there.
+func (c *cluster) rotate(t *testing.T) {
+	token, err := c.sim.NewToken(t.Context(), "limited-collaborator")
+	must(t, err)
+	must(t, c.sim.RevokeToken(t.Context(), c.sim.Token))
+	root, operator := c.as(c.management), c.operator(t)
+	if _, stderr, err := operator.try("volume", "create", "volumes/create.volume.hcl"); err == nil || !strings.Contains(stderr, "Unauthenticated") {
+		t.Errorf("with a revoked token: %v: %s", err, stderr)
+	}
+	root.run(t, "var", "put", "-force", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", token))
+	c.sim.Token = token
+	eventually(t, "the controllers use the new token", func() bool {
+		_, _, err := operator.try("volume", "create", "volumes/create.volume.hcl")
+		return err == nil
+	})
+	operator.run(t, "volume", "delete", "data")
+}
+
+// again takes a volume out of Nomad by force, as when it does not let go of a claim, and puts it in again.
+func (c *cluster) again(t *testing.T) {
+	operator := c.operator(t)
+	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
+	first := c.example(t, operator, "data", "node-a")
+	c.lines(t, operator, first, first)
+	c.stop(t, operator, "data")
+	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
+	must(t, err)
+	operator.run(t, "volume", "deregister", "-force", "data")
+	operator.run(t, "volume", "register", c.filled(t, "volumes/register.volume.hcl",
+		"existing", "data", "DISK-ID", volume.ExternalID, "DISK-NAME", volume.Context["diskName"]))
+	second := c.example(t, operator, "data", "node-b")
+	c.lines(t, operator, second, first, second)
+	c.stop(t, operator, "data")
+	operator.run(t, "volume", "delete", "data")
+	c.nothingLeft(t)
+}
+
+// existing uses a disk that somebody made by hand, and which outlives its volume.
+func (c *cluster) existing(t *testing.T) {
+	client, err := oxide.NewClient(oxide.WithHost(c.sim.Host), oxide.WithToken(c.sim.Token))
+	must(t, err)
+	project := oxide.NameOrId(c.sim.Project)
+	disk, err := client.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: project, Body: &oxide.DiskCreate{
+		Name: "by-hand", Size: 1 << 30,
+		DiskBackend: oxide.DiskBackend{Value: oxide.DiskBackendDistributed{
+			DiskSource: oxide.DiskSource{Value: oxide.DiskSourceBlank{BlockSize: 4096}},
+		}},
+	}})
+	must(t, err)
+	operator := c.operator(t)
+	operator.run(t, "volume", "register", c.filled(t, "volumes/register.volume.hcl", "DISK-ID", disk.Id, "DISK-NAME", string(disk.Name)))
+	alloc := c.example(t, operator, "existing", "node-b")
+	c.lines(t, operator, alloc, alloc)
+	c.stop(t, operator, "existing")
+	if _, stderr, err := operator.try("volume", "delete", "existing"); err == nil {
+		t.Errorf("a disk made by hand was deleted: %s", stderr)
+	}
+	operator.run(t, "volume", "deregister", "existing")
+	must(t, client.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}))
 	c.nothingLeft(t)
 }
 
@@ -242,10 +362,16 @@ func (c *cluster) lines(t *testing.T, user cli, alloc string, writers ...string)
 	}
 }
 
-// stop stops the example and waits until its volume is free: for Nomad, and on the rack.
+// stop stops the example and waits until its volume is free.
 func (c *cluster) stop(t *testing.T, user cli, volume string) {
 	t.Helper()
 	user.run(t, "job", "stop", "-purge", "example")
+	c.released(t, volume)
+}
+
+// released waits until a volume is free: for Nomad, and on the rack.
+func (c *cluster) released(t *testing.T, volume string) {
+	t.Helper()
 	c.server.eventually("the claims of "+volume+" are released", func() bool {
 		info, _, err := c.admin.CSIVolumes().Info(volume, nil)
 		return err == nil && len(info.ReadAllocs)+len(info.WriteAllocs) == 0

@@ -25,7 +25,7 @@ variable "rack" {
 
 variable "image" {
   type        = string
-  description = "the plugin's image, such as registry.example.com/oxide-csi:1.0"
+  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or where you keep it"
 }
 
 variable "controllers" {
@@ -109,12 +109,16 @@ job "oxide-csi-controller" {
 
     task "plugin" {
       driver       = "docker"
+      user         = "root"
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
+      # Root, because socket and token are, and without any of its capabilities.
       config {
-        image        = var.image
-        network_mode = "host"
+        image           = var.image
+        network_mode    = "host"
+        cap_drop        = ["all"]
+        readonly_rootfs = true
       }
 
       # CSI_ENDPOINT comes from Nomad.

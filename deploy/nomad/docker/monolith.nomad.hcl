@@ -21,7 +21,7 @@ variable "cluster_id" {
 
 variable "image" {
   type        = string
-  description = "the plugin's image, such as registry.example.com/oxide-csi:1.0"
+  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or where you keep it"
 }
 
 variable "state_dir" {
@@ -105,19 +105,21 @@ job "oxide-csi" {
 
     task "plugin" {
       driver       = "docker"
+      user         = "root"
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
       # Disks come and go while it runs, so it needs the host's /dev itself.
       config {
-        image        = var.image
-        network_mode = "host"
-        privileged   = true
+        image           = var.image
+        network_mode    = "host"
+        privileged      = true
+        readonly_rootfs = true
 
         mount {
           type   = "bind"
           source = "/dev"
-          target = "/host/dev"
+          target = "/dev"
         }
 
         mount {
@@ -141,7 +143,6 @@ job "oxide-csi" {
         OXIDE_CSI_CLUSTER_ID    = var.cluster_id
         OXIDE_RACK              = "${meta.oxide.rack}"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
-        OXIDE_CSI_DEV_ROOT      = "/host/dev"
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
       }
