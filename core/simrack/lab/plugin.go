@@ -40,6 +40,8 @@ type PluginOptions struct {
 	Instance Instance
 	// Args are further flags; they come last and so win.
 	Args []string
+	// Own says that a node finds out by itself, or by Args, who it is.
+	Own bool
 	// Env is the whole environment. Nil means PATH alone.
 	Env []string
 	// Stderr gets what the plugin prints, too.
@@ -62,11 +64,13 @@ func (o PluginOptions) Flags() ([]string, error) {
 		flags = append(flags, "--oxide-host="+o.Sim.Host, "--oxide-project="+o.Sim.Project, "--oxide-token-file="+file, "--cluster-id="+ClusterID)
 	}
 	if o.Mode != "controller" {
-		flags = append(flags, "--state-dir="+filepath.Join(o.Dir, "state"), "--metadata=static")
-		if o.Instance.Guest == "" {
-			flags = append(flags, "--instance-id="+o.Instance.ID)
-		} else {
-			flags = append(flags,
+		flags = append(flags, "--state-dir="+filepath.Join(o.Dir, "state"))
+		switch {
+		case o.Own:
+		case o.Instance.Guest == "":
+			flags = append(flags, "--metadata=static", "--instance-id="+o.Instance.ID)
+		default:
+			flags = append(flags, "--metadata=static",
 				"--metadata-file="+filepath.Join(o.Instance.Guest, "metadata.env"),
 				"--dev-root="+filepath.Join(o.Instance.Guest, "dev"),
 				"--sys-root="+filepath.Join(o.Instance.Guest, "sys"))
