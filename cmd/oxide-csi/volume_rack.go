@@ -11,6 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
 // forMount are the parameters that only the node needs, when it makes a filesystem. The rack does not store them.
@@ -40,6 +41,9 @@ The name holds within the plugin's cluster ID: whoever creates a volume of the s
 	completeFlag(cmd, "from-volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		want.Name, want.SizeBytes, want.Parameters = args[0], int64(size), *parameters
+		if _, like := rack.ParseID(want.Name); like {
+			return usage("%q is a name that is written like an ID, and the volume would not be found by it: choose another", want.Name)
+		}
 		made := want.FromSnapshot != "" || want.FromVolume != ""
 		switch {
 		case want.FromSnapshot != "" && want.FromVolume != "":

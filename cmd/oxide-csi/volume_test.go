@@ -223,7 +223,9 @@ func TestVolumeLife(t *testing.T) {
 	h.words = append(h.words, restored, "COPY")
 	attachment := filepath.Join(h.dir, "attachment.json")
 	must(t, os.WriteFile(attachment, []byte(h.ok(t, "volume", "attach", "restored", "--json")), 0o600))
-	h.ok(t, "volume", "mount", restored, copied, "--read-only", "--attachment="+attachment)
+	nobody := "--controller-endpoint=" + filepath.Join(h.dir, "nobody")
+	h.ok(t, "volume", "mount", restored, copied, "--read-only", "--attachment="+attachment, nobody)
+	h.fails(t, 5, "volume", "mount", id, copied, "--attachment="+attachment, nobody)
 	if got, err := os.ReadFile(filepath.Join(copied, "file")); err != nil || string(got) != text {
 		t.Errorf("the snapshot holds %q, %v", got, err)
 	}
@@ -249,6 +251,7 @@ func TestVolumeLife(t *testing.T) {
 	h.ok(t, "volume", "delete", id)
 	h.ok(t, "volume", "delete", restored, "--json")
 	h.fails(t, 4, "volume", "delete", "postgres")
+	h.ok(t, "volume", "detach", id)
 	h.ok(t, "volume", "list")
 	h.ok(t, "snapshot", "list", "--json")
 	h.compare(t, "testdata/volume.txt")
@@ -285,6 +288,11 @@ func TestVolumeUses(t *testing.T) {
 	h.ok(t, "volume", "attach", id)
 	for _, target := range []string{a, b} {
 		h.ok(t, append([]string{"volume", "mount", id, target}, several...)...)
+	}
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	if mounted := regexp.MustCompile(`(?m)^.* ` + a + ` .*noatime.* - xfs .*$`); !mounted.Match(table) {
+		t.Errorf("%s is not mounted as xfs with noatime", a)
 	}
 	if said := h.fails(t, 5, "volume", "unmount", id, a); !strings.Contains(said, b) {
 		t.Errorf("it does not say where else the volume is: %s", said)
@@ -346,16 +354,25 @@ func TestDetachRefusesWhatIsMounted(t *testing.T) {
 // Another node's mounts cannot be seen, so somebody has to say that there are none.
 func TestDetachFromAnotherNode(t *testing.T) {
 	t.Parallel()
-	h := newHost(t, false)
-	node := h.sim.Instances[0].ID
+	h := newHost(t, false, "--instances=node-a,node-b")
+	node := h.sim.Instance("node-b").ID
 	id := h.ok(t, "volume", "create", "far", "--size=1GiB")
 	h.ok(t, "volume", "detach", id, "--node="+node) // it is not there
 	h.ok(t, "volume", "attach", id, "--node="+strings.ToUpper(node))
+	where := "attached to node " + node
+	if said := h.fails(t, 5, "volume", "mount", id, h.dir+"/data"); !strings.Contains(said, where) {
+		t.Errorf("it does not say where the volume is: %s", said)
+	}
+	h.ok(t, "volume", "detach", id) // from this node, where it is not
 	if said := h.fails(t, 5, "volume", "detach", id, "--node="+node); !strings.Contains(said, "--unmounted") {
 		t.Errorf("it does not say what to do: %s", said)
 	}
+	if said := h.ok(t, "volume", "show", id); !strings.Contains(said, where) {
+		t.Errorf("it was detached: %s", said)
+	}
 	h.ok(t, "volume", "detach", id, "--node="+node, "--unmounted")
 	h.ok(t, "volume", "delete", id)
+	h.ok(t, "volume", "detach", id, "--node="+node)
 }
 
 // changing are all commands that change something, in an order in which each can be checked.
@@ -470,6 +487,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"a command that there is not", []string{"volume", "grow", id}, 2, `"grow" is no command`},
 		{"no name", []string{"volume", "create"}, 2, "needs NAME, not 0 arguments"},
 		{"an empty name", []string{"volume", "show", ""}, 2, "VOLUME is empty"},
+		{"a name like an ID", []string{"volume", "create", instanceID, "--size=1GiB"}, 2, "a name that is written like an ID"},
 		{"no size", []string{"volume", "create", "x"}, 2, "config: --size: is required"},
 		{"no number", []string{"volume", "create", "x", "--size=big"}, 2, "is not a size"},
 		{"two sources", []string{"volume", "create", "x", "--from-snapshot=" + id, "--from-volume=" + id}, 2, "exclude each other"},
@@ -498,6 +516,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"nothing to mount in", []string{"volume", "mount", id, h.dir + "/none/data"}, 5, "/none is no folder"},
 		{"not attached", []string{"volume", "mount", id, h.dir + "/data"}, 5, `"oxide-csi volume attach ` + id + `"`},
 		{"no room", []string{"volume", "create", "x", "--size=3GiB"}, 6, "CreateVolume: ResourceExhausted: "},
+		{"no such rack", []string{"volume", "create", "x", "--size=1GiB", "--rack=west"}, 6, "topology.csi.oxide.computer/rack=west"},
 		{"the wrong service", []string{"volume", "list", "--controller-endpoint=" + h.node.Socket}, 1, "name the socket of one that does with --controller-endpoint"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -540,6 +559,44 @@ func TestVolumeErrorsSayItOnce(t *testing.T) {
 			t.Errorf("%q stands there %d times: %s", part, strings.Count(said, part), said)
 		}
 	}
+}
+
+func TestVolumeHealth(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	id := h.ok(t, "volume", "create", "ill", "--size=1GiB")
+	must(t, h.sim.SetDiskState(t.Context(), id, "faulted"))
+	if said := h.ok(t, "volume", "show", "ill"); !strings.Contains(said, "health:  INACCESSIBLE: the rack says") {
+		t.Errorf("it says %s", said)
+	}
+	var shown struct {
+		Health []struct{ Status, Reason, Message string }
+	}
+	must(t, json.Unmarshal([]byte(h.ok(t, "volume", "show", "ill", "--json")), &shown))
+	if len(shown.Health) != 1 || shown.Health[0].Status != "INACCESSIBLE" || shown.Health[0].Reason != "DiskFaulted" || shown.Health[0].Message == "" {
+		t.Errorf("%+v", shown)
+	}
+}
+
+// Whether the plugin has done it before it went away, nobody knows: that is for a repetition to find out.
+func TestPluginGoesAway(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.slow(t, "disk_create", 20*time.Second)
+	ended := make(chan result, 1)
+	go func() { ended <- h.run(t, "volume", "create", "orphan", "--size=1GiB") }()
+	eventually(t, "the rack has the request", func() bool {
+		faults, err := h.sim.Faults(t.Context())
+		must(t, err)
+		return faults[0].Hits == 1
+	})
+	must(t, h.controller.Kill())
+	if got := <-ended; got.code != 3 || strings.Count(got.stderr, "\n") != 1 {
+		t.Errorf("%+v", got)
+	}
+	must(t, h.sim.ClearFaults(t.Context()))
+	h.controller = startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
+	h.ok(t, "volume", "create", "orphan", "--size=1GiB")
 }
 
 // slow makes every call of an operation take this long.
@@ -742,4 +799,37 @@ func TestCommandPage(t *testing.T) { checkFile(t, "../../docs/cli.md", commandPa
 
 func publishRequest(id, node string) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: createRequest("").GetVolumeCapabilities()[0]}
+}
+
+// The commands that the page begins with, run as they stand, but for a smaller volume and folders of the test.
+func TestCommandPageExample(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, true)
+	page, err := os.ReadFile("../../docs/cli.md")
+	must(t, err)
+	_, rest, _ := strings.Cut(string(page), "```sh\n")
+	example, _, ok := strings.Cut(rest, "```\n")
+	if !ok || !strings.Contains(example, "/srv/postgres") || !strings.Contains(example, "20GiB") {
+		t.Fatalf("the page begins with another example: %s", example)
+	}
+	target := filepath.Join(h.dir, "postgres")
+	example = strings.NewReplacer("/srv/postgres", target, "20GiB", "1GiB").Replace(example)
+	bin := h.folder(t, "bin")
+	must(t, os.WriteFile(filepath.Join(bin, "oxide-csi"), []byte(fmt.Sprintf(`#!/bin/sh
+case "$1 $2" in
+"volume detach") set -- "$@" --sys-root=%s --staging-dir=%s ;;
+"volume "*) set -- "$@" --staging-dir=%[2]s ;;
+esac
+exec %[3]s "$@"
+`, filepath.Join(h.sim.Instances[0].Guest, "sys"), filepath.Join(h.dir, "staging"), programs.Plugin)), 0o755))
+	cmd := exec.CommandContext(within(t, time.Minute), "bash", "-euc", example)
+	cmd.Env = append(baseEnv(), h.environ...)
+	cmd.Env = append(cmd.Env, "PATH="+bin+":"+os.Getenv("PATH"))
+	if output, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(output), "is mounted at "+target) {
+		t.Errorf("%v: %s", err, output)
+	}
+	left, err := h.sim.Leftovers(t.Context())
+	if err != nil || left.Disks != 1 || left.Snapshots != 1 {
+		t.Errorf("%+v, %v: want postgres-test and the snapshot", left, err)
+	}
 }
