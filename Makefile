@@ -63,6 +63,17 @@ test-k8s: ## the manifests in a real Kubernetes of one node, built once into a c
 	test/programs/build.sh cluster sidecars
 	go run ./test/all -tags=k8s -count=1 ./test/k8s
 
+.PHONY: e2e-nomad
+e2e-nomad: ## the job files on a real Nomad of two clients, built once into a cache; as root
+	@test/deps.sh $(PACKAGES) busybox-static
+	test/programs/build.sh nomad
+	go run ./test/all -tags=nomad -count=1 ./test/nomad
+
+.PHONY: test-systemd
+test-systemd: ## the units under a real systemd in namespaces of its own; as root
+	@test/deps.sh $(PACKAGES) systemd
+	go run ./test/all -tags=systemd -count=1 ./test/systemd
+
 FUZZTIME ?= 60s
 
 .PHONY: fuzz
@@ -86,8 +97,8 @@ chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, a
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet -tags vm,identity,k8s ./...
-	go run $(STATICCHECK) -tags vm,identity,k8s ./...
+	go vet -tags vm,identity,k8s,nomad,systemd ./...
+	go run $(STATICCHECK) -tags vm,identity,k8s,nomad,systemd ./...
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

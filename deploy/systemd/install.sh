@@ -21,4 +21,5 @@ for service; do
     install -m 0644 "$here/oxide-csi-$service.service" "/etc/systemd/system/oxide-csi-$service.service"
     [ -e "/etc/oxide-csi/$service.env" ] || install -m 0640 -g oxide-csi "$here/$service.env" "/etc/oxide-csi/$service.env"
 done
+install -m 0644 "$here/oxide-volume@.service" /etc/systemd/system/oxide-volume@.service
 systemctl daemon-reload
