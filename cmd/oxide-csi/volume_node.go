@@ -63,7 +63,7 @@ is taken from under a filesystem loses what was written last: say with --unmount
 		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (detachedVolume, error) {
 			from, err := plugin.Detach(ctx, args[0], node, unmounted)
 			return detachedVolume{from.VolumeID, from.NodeID}, err
-		}, func(w io.Writer, v detachedVolume) { line(w, "volume "+v.ID+" is not attached to node "+v.NodeID) })
+		}, func(w io.Writer, v detachedVolume) { line(w, "volume "+v.ID+" is detached from node "+v.NodeID) })
 	}
 	return b.changes(cmd)
 }
@@ -181,7 +181,7 @@ nothing on this node holds it; detach may follow then. Anything at TARGET that i
 		}
 		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
 			return plugin.Unmount(ctx, args[0], target, keepStaged)
-		}, func(w io.Writer, m client.Mounted) { line(w, "volume "+m.VolumeID+" is not mounted at "+m.TargetPath) })
+		}, func(w io.Writer, m client.Mounted) { line(w, "volume "+m.VolumeID+" is unmounted from "+m.TargetPath) })
 	}
 	return b.changes(cmd)
 }
