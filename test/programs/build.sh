@@ -4,6 +4,7 @@
 #   test/programs/build.sh kubernetes    kube-apiserver and etcd
 #   test/programs/build.sh cluster       those, and the rest of a cluster: controller-manager, scheduler, kubelet, kubectl
 #   test/programs/build.sh sidecars      the CSI sidecars that the manifests name, and the snapshot controller
+#   test/programs/build.sh helm          helm and kustomize
 #   test/programs/build.sh nomad         nomad
 #
 # They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs) and are built again only when their versions change. From an
@@ -82,6 +83,16 @@ sidecars() {
     built sidecars "$key"
 }
 
+helm() {
+    local dir=$here/helm key packages
+    key=$(key "$dir"/go.{mod,sum})
+    fresh helm "$key" && return
+    echo "programs: building helm and kustomize"
+    mapfile -t packages < <(cd "$dir" && go list tool)
+    build "$dir" "" "${packages[@]}"
+    built helm "$key"
+}
+
 # Nomad's own module replaces its part github.com/hashicorp/nomad/api by a folder that the module proxy does not have, and
 # the version that belongs to a release is not in the checksum database. A later one compiles.
 NOMAD=v1.11.1
@@ -107,9 +118,9 @@ nomad() {
 
 for name; do
     case $name in
-    kubernetes | cluster | sidecars | nomad) "$name" ;;
+    kubernetes | cluster | sidecars | helm | nomad) "$name" ;;
     *)
-        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, nomad" >&2
+        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, helm, nomad" >&2
         exit 2
         ;;
     esac
