@@ -117,8 +117,18 @@ func (r *nodeRig) umount(name string, flags int) {
 // breakFilesystem has the kernel note an error in an ext4, as if it had met a structure that makes no sense.
 func (r *nodeRig) breakFilesystem(v *volume) {
 	r.t.Helper()
-	trigger := filepath.Join(r.roots().Sys, "fs/ext4", filepath.Base(r.node(v)), "trigger_fs_error")
-	must(r.t, os.WriteFile(trigger, []byte("a test"), 0))
+	dir := filepath.Join(r.roots().Sys, "fs/ext4", filepath.Base(r.node(v)))
+	must(r.t, os.WriteFile(filepath.Join(dir, "trigger_fs_error"), []byte("a test"), 0))
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // the kernel notes it when it comes to it
+		count, err := os.ReadFile(filepath.Join(dir, "errors_count"))
+		must(r.t, err)
+		if strings.TrimSpace(string(count)) != "0" {
+			return
+		}
+		if time.Now().After(end) {
+			r.t.Fatal("the filesystem has noted no error")
+		}
+	}
 }
 
 // reboot takes the guest's power and gives it back.
