@@ -203,8 +203,8 @@ func (c onRack) accept(ctx context.Context, want wanted, disk rack.Disk) (rack.D
 	return settled, nil
 }
 
-// unclear keeps a caller asking whose create ends with what tells nothing, wherever that came from: an earlier call may have
-// made the thing, and nobody would know of it.
+// unclear keeps a caller asking whose create, or list, ends with what tells nothing, wherever that came from: an earlier call may
+// have made the thing, and nobody would know of it.
 func unclear(ctx context.Context, err error) error {
 	if rack.OutcomeUnknown(err) {
 		return unknownOutcome(ctx, err)

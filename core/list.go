@@ -179,7 +179,7 @@ func listPage[T, E any](
 		}
 		for listed, err := range list(client, ctx, at, wanted) {
 			if err != nil {
-				return nil, "", unknownOutcome(ctx, err)
+				return nil, "", unclear(ctx, err)
 			}
 			if of := projectOf(listed.Thing); of != project {
 				return nil, "", unavailable("rack %q lists things of project %s, and project %q had the ID %s: check its host, token and project", client.Name(), of, client.ProjectName(), project)

@@ -203,7 +203,7 @@ func TestListIsNeverPartial(t *testing.T) {
 		kind string
 		code int
 		want codes.Code
-	}{{lab.FaultStatus, 503, codes.Unavailable}, {lab.FaultStatus, 500, codes.Unavailable}, {lab.FaultLost, 0, codes.Unavailable}, {lab.FaultStatus, 401, codes.Unavailable}} {
+	}{{lab.FaultStatus, 503, codes.Unavailable}, {lab.FaultStatus, 500, codes.Unavailable}, {lab.FaultLost, 0, codes.Unavailable}, {lab.FaultStatus, 401, codes.Unauthenticated}} {
 		fault := lab.Fault{Operation: "disk_list", Kind: test.kind, Status: test.code, Skip: 1, Count: new(0)}
 		_, err := r.sim.Inject(t.Context(), fault)
 		r.must(t, err)
