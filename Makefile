@@ -74,6 +74,11 @@ test-systemd: ## the units under a real systemd in namespaces of its own; as roo
 	@test/deps.sh $(PACKAGES) systemd
 	go run ./test/all -tags=systemd -count=1 ./test/systemd
 
+.PHONY: test-helm
+test-helm: ## the chart: rendered, held equal to the manifests, and installed into a real API server; helm is built once into a cache
+	test/programs/build.sh helm kubernetes
+	go run ./test/all -tags=helm -count=1 ./test/helm
+
 FUZZTIME ?= 60s
 
 .PHONY: fuzz
@@ -97,8 +102,8 @@ chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, a
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet -tags vm,identity,k8s,nomad,systemd ./...
-	go run $(STATICCHECK) -tags vm,identity,k8s,nomad,systemd ./...
+	go vet -tags vm,identity,k8s,nomad,systemd,helm ./...
+	go run $(STATICCHECK) -tags vm,identity,k8s,nomad,systemd,helm ./...
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

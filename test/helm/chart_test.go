@@ -1,0 +1,384 @@
+//go:build helm
+
+package helm_test
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+)
+
+const (
+	chart     = "../../deploy/helm/oxide-csi"
+	manifests = "../../deploy/k8s"
+	namespace = "oxide-csi"
+)
+
+var update = flag.Bool("update", false, "write what helm renders into testdata")
+
+type object = map[string]any
+
+// sets are the values of testdata that the tests go through.
+var sets = []string{"racks", "everything", "guest", "auto"}
+
+func values(set string) string { return filepath.Join("testdata", set+".values.yaml") }
+
+// TestKustomize holds chart and manifests equal.
+func TestKustomize(t *testing.T) {
+	kustomize := program(t, "kustomize", "helm")
+	for _, tc := range []struct {
+		name, folder string
+		args         []string
+	}{
+		{"base", "base", nil},
+		{"with snapshots", "", []string{"--set=snapshots.enabled=true"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			want := parse(t, run(t, kustomize, "build", filepath.Join(manifests, tc.folder)))
+			// A release does not own the namespace that it is in.
+			delete(want, "Namespace/"+namespace)
+			got := parse(t, render(t, tc.args...))
+			// kustomize puts a container that it adds before the others, and their order means nothing.
+			sortContainers(t, want)
+			sortContainers(t, got)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("manifests (-) and chart (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+func sortContainers(t *testing.T, objects map[string]object) {
+	containers := at[[]any](t, objects["Deployment/oxide-csi/oxide-csi-controller"], "spec", "template", "spec", "containers")
+	slices.SortFunc(containers, func(a, b any) int { return strings.Compare(at[string](t, a, "name"), at[string](t, b, "name")) })
+}
+
+// TestGolden shows what other values change; write it anew with -update.
+func TestGolden(t *testing.T) {
+	for _, set := range sets {
+		t.Run(set, func(t *testing.T) {
+			got := render(t, "--values="+values(set))
+			file := filepath.Join("testdata", set+".golden.yaml")
+			if *update {
+				must(t, os.WriteFile(file, got, 0o644))
+			}
+			want, err := os.ReadFile(file)
+			must(t, err)
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("%s (-) and what is rendered (+):\n%s", file, diff)
+			}
+		})
+	}
+}
+
+// TestPluginUnderstands gives the plugin's own configuration what its containers would be started with.
+func TestPluginUnderstands(t *testing.T) {
+	type want struct {
+		racks        []string
+		nodeMetadata string
+		maxDisks     int
+	}
+	for _, tc := range []struct {
+		name string
+		args []string
+		want want
+	}{
+		{"defaults", nil, want{[]string{"default"}, config.MetadataStatic, 8}},
+		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12}},
+		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12}},
+		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8}},
+		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			objects := parse(t, render(t, tc.args...))
+			controller := load(t, objects, "Deployment/oxide-csi/oxide-csi-controller", "containers", config.Flags, config.Load)
+			node := load(t, objects, "DaemonSet/oxide-csi/oxide-csi-node", "containers", config.Flags, config.Load)
+			var racks []string
+			for _, rack := range controller.RackList() {
+				racks = append(racks, rack.Name)
+			}
+			got := want{racks, node.Metadata, node.MaxDisks}
+			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(want{})); diff != "" {
+				t.Errorf("want (-), got (+):\n%s", diff)
+			}
+			if controller.Mode != config.ModeController || node.Mode != config.ModeNode {
+				t.Errorf("modes are %s and %s", controller.Mode, node.Mode)
+			}
+			if tc.want.nodeMetadata == config.MetadataStatic {
+				load(t, objects, "DaemonSet/oxide-csi/oxide-csi-node", "initContainers", identityFlags, config.LoadIdentity)
+			}
+		})
+	}
+}
+
+// identityFlags are those of oxide-csi metadata.
+func identityFlags(fs *pflag.FlagSet) {
+	config.IdentityFlags(fs)
+	for _, name := range []string{"provider", "output", "timeout"} {
+		fs.String(name, "", "")
+	}
+}
+
+// load reads the settings of a pod's first container of a kind as the plugin would, with the files that are mounted there.
+func load(t *testing.T, objects map[string]object, key, kind string, add func(*pflag.FlagSet), read func(*pflag.FlagSet, []string) (config.Config, []string, error)) config.Config {
+	t.Helper()
+	spec := at[object](t, objects[key], "spec", "template", "spec")
+	container := at[[]any](t, spec, kind)[0].(object)
+	root := t.TempDir()
+	mount(t, root, objects, spec, container)
+
+	environ := []string{}
+	for _, v := range at[[]any](t, container, "env") {
+		name, value := v.(object)["name"].(string), "https://rack.example.com"
+		switch literal := v.(object)["value"].(type) {
+		case string:
+			value = literal
+		default:
+			if name != "OXIDE_HOST" {
+				value = "from-elsewhere"
+			}
+		}
+		environ = append(environ, name+"="+strings.ReplaceAll(value, "/etc/oxide-csi", root+"/etc/oxide-csi"))
+	}
+	var args []string
+	for _, a := range at[[]any](t, container, "args") {
+		arg := strings.ReplaceAll(a.(string), "$(CSI_ENDPOINT)", "unix:///csi/csi.sock")
+		if arg != "metadata" {
+			args = append(args, strings.ReplaceAll(arg, "=/etc/oxide-csi", "="+root+"/etc/oxide-csi"))
+		}
+	}
+	fs := pflag.NewFlagSet(key, pflag.ContinueOnError)
+	add(fs)
+	must(t, fs.Parse(args))
+	cfg, warnings, err := read(fs, environ)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("%s: %v, warnings %q", key, err, warnings)
+	}
+	return cfg
+}
+
+// mount lays out the files that a container sees of ConfigMaps and Secrets below /etc, below a root.
+func mount(t *testing.T, root string, objects map[string]object, spec, container object) {
+	t.Helper()
+	for _, m := range at[[]any](t, container, "volumeMounts") {
+		name, path := m.(object)["name"].(string), m.(object)["mountPath"].(string)
+		if !strings.HasPrefix(path, "/etc/") {
+			continue
+		}
+		files := map[string]string{}
+		for _, v := range at[[]any](t, spec, "volumes") {
+			v := v.(object)
+			switch {
+			case v["name"] != name:
+			case v["configMap"] != nil:
+				for file, text := range at[object](t, objects["ConfigMap/oxide-csi/"+at[string](t, v, "configMap", "name")], "data") {
+					files[file] = strings.ReplaceAll(text.(string), "/etc/oxide-csi", root+"/etc/oxide-csi")
+				}
+			case v["secret"] != nil:
+				secret(t, v, files)
+			default:
+				for _, source := range at[[]any](t, v, "projected", "sources") {
+					secret(t, source.(object), files)
+				}
+			}
+		}
+		if len(files) == 0 {
+			t.Fatalf("nothing is mounted at %s", path)
+		}
+		must(t, os.MkdirAll(root+path, 0o700))
+		for file, text := range files {
+			must(t, os.WriteFile(filepath.Join(root+path, file), []byte(text), 0o600))
+		}
+	}
+}
+
+// secret adds the files that a volume makes of a Secret.
+func secret(t *testing.T, source object, files map[string]string) {
+	t.Helper()
+	for _, item := range at[[]any](t, source, "secret", "items") {
+		files[item.(object)["path"].(string)] = "oxide-token-of-a-test"
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for _, tc := range []struct {
+		name, want string
+		args       []string
+	}{
+		{"racks without a cluster ID", "set clusterID", []string{"--values=" + values("racks"), "--set=clusterID="}},
+		{"a rack without a Secret", "/racks/0", []string{"--set=racks[0].name=a,racks[0].host=a,racks[0].project=a,clusterID=a"}},
+		{"a rack with a token", "/racks/0", []string{"--set=racks[0].name=a,racks[0].host=a,racks[0].project=a,racks[0].secretName=a,racks[0].token=a,clusterID=a"}},
+		{"a rack's name that is no segment", "/racks/0/name", []string{"--set=racks[0].name=a/b,racks[0].host=a,racks[0].project=a,racks[0].secretName=a,clusterID=a"}},
+		{"a CA that is no certificate", "/racks/0/ca", []string{"--set=racks[0].name=a,racks[0].host=a,racks[0].project=a,racks[0].secretName=a,racks[0].ca=ca.pem,clusterID=a"}},
+		{"a token among the variables", "invalid propertyName 'OXIDE_TOKEN'", []string{"--set=controller.env.OXIDE_TOKEN=a"}},
+		{"a cluster ID among the variables", "invalid propertyName 'OXIDE_CSI_CLUSTER_ID'", []string{"--set=controller.env.OXIDE_CSI_CLUSTER_ID=a"}},
+		{"a cluster ID that the plugin refuses", "/clusterID", []string{"--set=clusterID=Prod_1"}},
+		{"another source of the identity", "/node/identity", []string{"--set=node.identity=nomad"}},
+		{"one disk", "/node/maxDisks", []string{"--set=node.maxDisks=1"}},
+		{"no controller", "/controller/replicas", []string{"--set=controller.replicas=0"}},
+		{"an unknown filesystem", "/storageClasses/0/fsType", []string{"--set=storageClasses[0].name=a,storageClasses[0].fsType=ext2"}},
+		{"an unknown parameter", "/storageClasses/0/parameters", []string{"--set=storageClasses[0].name=a,storageClasses[0].parameters.blocksize=512"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if said := refused(t, tc.args...); !strings.Contains(said, tc.want) {
+				t.Errorf("helm says %q, and nothing of %q", said, tc.want)
+			}
+		})
+	}
+}
+
+// open are those values that are handed on as they are: what may stand in them is another's to say.
+var open = []string{
+	"controller.affinity", "controller.nodeSelector", "controller.podAnnotations", "controller.env", "controller.resources.requests",
+	"node.affinity", "node.nodeSelector", "node.podAnnotations", "node.env", "node.resources.requests",
+	"sidecars.resources.requests", "metrics.serviceMonitor.labels",
+}
+
+// TestUnknownKeys puts a key that nobody knows into every map of values.yaml.
+func TestUnknownKeys(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
+	must(t, err)
+	var defaults object
+	must(t, yaml.Unmarshal(text, &defaults))
+	paths := pathsOf("", defaults)
+	if len(paths) < 15 {
+		t.Fatalf("values.yaml has only the maps %q", paths)
+	}
+	for _, path := range paths {
+		t.Run(path, func(t *testing.T) {
+			if said := refused(t, "--set="+strings.TrimPrefix(path+".unknownKey", ".")+"=1"); !strings.Contains(said, "unknownKey") {
+				t.Errorf("helm says %q", said)
+			}
+		})
+	}
+}
+
+// pathsOf are the paths of a map and of those in it, but for the open ones.
+func pathsOf(path string, m object) []string {
+	if slices.Contains(open, path) {
+		return nil
+	}
+	paths := []string{path}
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		if inner, ok := m[key].(object); ok {
+			paths = append(paths, pathsOf(strings.TrimPrefix(path+"."+key, "."), inner)...)
+		}
+	}
+	return paths
+}
+
+func TestLint(t *testing.T) {
+	run(t, program(t, "helm", "helm"), "lint", "--strict", chart)
+}
+
+// render is the chart with values, without a cluster.
+func render(t *testing.T, args ...string) []byte {
+	t.Helper()
+	return run(t, program(t, "helm", "helm"), append(template, args...)...)
+}
+
+var template = []string{"template", "oxide-csi", chart, "--namespace=" + namespace, "--kube-version=1.36.0"}
+
+// refused is why helm does not render the chart with values.
+func refused(t *testing.T, args ...string) string {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.Command(program(t, "helm", "helm"), append(template, args...)...)
+	cmd.Stderr = &stderr
+	if err := cmd.Run(); err == nil {
+		t.Fatalf("%q is taken", args)
+	}
+	return stderr.String()
+}
+
+func run(t *testing.T, path string, args ...string) []byte {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s %q: %v: %s", filepath.Base(path), args, err, &stderr)
+	}
+	return stdout.Bytes()
+}
+
+// program is the path of one that test/programs/build.sh has built.
+func program(t *testing.T, name, target string) string {
+	t.Helper()
+	dir := os.Getenv("OXIDE_CSI_PROGRAMS")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		must(t, err)
+		dir = filepath.Join(cache, "oxide-csi-plugin", "programs")
+	}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("needs %s, which is not in %s: run test/programs/build.sh %s", name, dir, target)
+	}
+	return path
+}
+
+// parse are objects by kind/namespace/name.
+func parse(t *testing.T, text []byte) map[string]object {
+	t.Helper()
+	objects := map[string]object{}
+	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var o object
+		if err := decoder.Decode(&o); errors.Is(err, io.EOF) {
+			return objects
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if o == nil {
+			continue
+		}
+		meta := o["metadata"].(object)
+		key := fmt.Sprint(o["kind"], "/", meta["name"])
+		if ns, ok := meta["namespace"]; ok {
+			key = fmt.Sprint(o["kind"], "/", ns, "/", meta["name"])
+		}
+		if objects[key] != nil {
+			t.Fatalf("%s is there twice", key)
+		}
+		objects[key] = o
+	}
+}
+
+// at is what stands at a path of an object.
+func at[T any](t *testing.T, o any, path ...string) T {
+	t.Helper()
+	for _, key := range path {
+		m, ok := o.(object)
+		if !ok || m[key] == nil {
+			t.Fatalf("there is no %s of %q", key, path)
+		}
+		o = m[key]
+	}
+	value, ok := o.(T)
+	if !ok {
+		t.Fatalf("%q is a %T", path, o)
+	}
+	return value
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
