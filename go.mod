@@ -30,6 +30,7 @@ require (
 	google.golang.org/protobuf v1.36.12
 	k8s.io/client-go v0.37.2
 	k8s.io/klog/v2 v2.140.0
+	k8s.io/kubelet v0.37.2
 	k8s.io/mount-utils v0.37.2
 )
 

@@ -90,7 +90,7 @@ const dialTimeout = 2 * time.Second
 
 // Listen opens the unix socket at path. A socket on which nobody listens any more is replaced; one that is in use is an
 // error, and so is anything that is no socket. No other file is put beside it: kubelet watches the folder.
-func Listen(path string) (net.Listener, error) {
+func Listen(path string) (*net.UnixListener, error) {
 	if err := clearDeadSocket(path); err != nil {
 		return nil, err
 	}
