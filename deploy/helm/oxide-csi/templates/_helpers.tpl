@@ -79,35 +79,37 @@ readinessProbe:
   readOnly: true
 {{- end }}
 
-{{/* The cluster-id in the Secret, where helm can see one. */}}
-{{- define "oxide-csi.clusterIDInSecret" -}}
-{{- $secret := lookup "v1" "Secret" .Release.Namespace .Values.secretName }}
-{{- $secret | dig "data" "cluster-id" "" | b64dec }}
+{{/* The cluster-id in a Secret, where helm can see it: {name, namespace}. */}}
+{{- define "oxide-csi.clusterIDIn" -}}
+{{- lookup "v1" "Secret" .namespace .name | dig "data" "cluster-id" "" | b64dec }}
 {{- end }}
 
 {{/* The cluster ID, or nothing where it is to be read from the Secret. */}}
 {{- define "oxide-csi.clusterID" -}}
 {{- if .Values.clusterID }}
 {{- .Values.clusterID }}
-{{- else if not (include "oxide-csi.clusterIDInSecret" .) }}
+{{- else if or .Values.racks (not (include "oxide-csi.clusterIDIn" (dict "name" .Values.secretName "namespace" .Release.Namespace))) }}
 {{- lookup "v1" "Namespace" "" "kube-system" | dig "metadata" "uid" "" }}
+{{- end }}
+{{- end }}
+
+{{/* The cluster ID with which the controller runs, where helm can see it. */}}
+{{- define "oxide-csi.clusterIDBefore" -}}
+{{- range lookup "apps/v1" "Deployment" .Release.Namespace "oxide-csi-controller" | dig "spec" "template" "spec" "containers" list }}
+{{- range .env }}
+{{- if eq .name "OXIDE_CSI_CLUSTER_ID" }}
+{{- .value | default (include "oxide-csi.clusterIDIn" (dict "name" (dig "valueFrom" "secretKeyRef" "name" "" .) "namespace" $.Release.Namespace)) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
 {{/* Disks belong to the cluster ID that they were made with: another one would leave all of them behind. */}}
 {{- define "oxide-csi.keepClusterID" -}}
-{{- $inSecret := include "oxide-csi.clusterIDInSecret" . }}
-{{- $new := include "oxide-csi.clusterID" . | default $inSecret }}
-{{- $deployment := lookup "apps/v1" "Deployment" .Release.Namespace "oxide-csi-controller" }}
-{{- range $deployment | dig "spec" "template" "spec" "containers" list }}
-{{- range .env }}
-{{- if eq .name "OXIDE_CSI_CLUSTER_ID" }}
-{{- $old := .value | default $inSecret }}
-{{- if and $old $new (ne $old $new) }}
-{{- fail (printf "the cluster ID is %s, and would become %s: the disks of this cluster would be left behind; set clusterID to %s" $old $new $old) }}
-{{- end }}
-{{- end }}
-{{- end }}
+{{- $before := include "oxide-csi.clusterIDBefore" . }}
+{{- $after := include "oxide-csi.clusterID" . | default (include "oxide-csi.clusterIDIn" (dict "name" .Values.secretName "namespace" .Release.Namespace)) }}
+{{- if and $before $after (ne $before $after) }}
+{{- fail (printf "the cluster ID is %s, and would become %s: the disks of this cluster would be left behind; set clusterID to %s" $before $after $before) }}
 {{- end }}
 {{- end }}
 

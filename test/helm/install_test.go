@@ -1,0 +1,284 @@
+//go:build helm
+
+package helm_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// server is an API server with its etcd, and a release of the chart in it.
+type server struct {
+	t               *testing.T
+	url, kubeconfig string
+	client          *http.Client
+}
+
+// TestInstall gives a real API server the chart: what it takes is well-formed, and what it holds can be looked up.
+func TestInstall(t *testing.T) {
+	s := newServer(t)
+	t.Run("cluster ID", s.clusterID)
+	for _, set := range sets {
+		t.Run(set, func(t *testing.T) {
+			s.helm(t, "install", "--values="+values(set))
+			s.get(t, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets/oxide-csi-node")
+			s.helm(t, "upgrade", "--values="+values(set))
+			s.uninstall(t)
+		})
+	}
+}
+
+// clusterID shows that disks are never left behind: another ID is refused, wherever it comes from.
+func (s *server) clusterID(t *testing.T) {
+	uid := at[string](t, s.get(t, "/api/v1/namespaces/kube-system"), "metadata", "uid")
+	s.helm(t, "install", "--create-namespace")
+	if got := s.deployed(t)["value"]; got != uid {
+		t.Errorf("the cluster ID is %v, want the UID %s of kube-system", got, uid)
+	}
+	s.refuses(t, uid, "--set=clusterID=other")
+	s.helm(t, "upgrade", "--set=clusterID="+uid)
+	s.secret(t, "prod-1")
+	s.refuses(t, uid, "--reset-values")
+	s.uninstall(t)
+
+	s.helm(t, "install")
+	if got := s.deployed(t); got["value"] != nil || at[string](t, got, "valueFrom", "secretKeyRef", "key") != "cluster-id" {
+		t.Errorf("the cluster ID is %v, want that of the Secret", got)
+	}
+	s.refuses(t, "prod-1", "--set=clusterID=other")
+	s.refuses(t, "prod-1", "--set=secretName=another")
+	s.helm(t, "upgrade", "--set=clusterID=prod-1")
+	s.helm(t, "upgrade", "--values="+values("racks"))
+	s.uninstall(t)
+}
+
+// deployed is the variable with the cluster ID.
+func (s *server) deployed(t *testing.T) object {
+	t.Helper()
+	deployment := s.get(t, "/apis/apps/v1/namespaces/"+namespace+"/deployments/oxide-csi-controller")
+	for _, v := range at[[]any](t, at[[]any](t, deployment, "spec", "template", "spec", "containers")[0], "env") {
+		if v.(object)["name"] == "OXIDE_CSI_CLUSTER_ID" {
+			return v.(object)
+		}
+	}
+	t.Fatal("the controller has no cluster ID")
+	return nil
+}
+
+// refuses shows that an upgrade is refused, and that the ID to keep is named.
+func (s *server) refuses(t *testing.T, keep string, args ...string) {
+	t.Helper()
+	out, err := s.command("upgrade", args...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "set clusterID to "+keep) {
+		t.Errorf("upgrade with %q: %v: %s", args, err, out)
+	}
+}
+
+// secret is the one that users make.
+func (s *server) secret(t *testing.T, clusterID string) {
+	t.Helper()
+	s.post(t, "/api/v1/namespaces/"+namespace+"/secrets", object{
+		"metadata":   object{"name": "oxide-secret"},
+		"stringData": object{"host": "https://rack.example.com", "project": "p", "token": "oxide-token-of-a-test", "cluster-id": clusterID},
+	})
+}
+
+// helm installs or upgrades the release.
+func (s *server) helm(t *testing.T, command string, args ...string) {
+	t.Helper()
+	if out, err := s.command(command, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v: %s", command, args, err, out)
+	}
+}
+
+// uninstall shows that nothing stays behind.
+func (s *server) uninstall(t *testing.T) {
+	t.Helper()
+	run(t, program(t, "helm", "helm"), "uninstall", "oxide-csi", "--namespace="+namespace, "--kubeconfig="+s.kubeconfig)
+	for _, path := range []string{
+		"/api/v1/namespaces/" + namespace + "/configmaps", "/api/v1/namespaces/" + namespace + "/services",
+		"/api/v1/namespaces/" + namespace + "/serviceaccounts", "/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets",
+		"/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+		"/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings",
+		"/apis/storage.k8s.io/v1/csidrivers", "/apis/storage.k8s.io/v1/storageclasses",
+		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses", "/apis/policy/v1/poddisruptionbudgets",
+	} {
+		left := s.get(t, path+"?labelSelector=app.kubernetes.io/name=oxide-csi-driver")
+		for _, item := range at[[]any](t, left, "items") {
+			t.Errorf("%s is left at %s", at[string](t, item, "metadata", "name"), path)
+		}
+	}
+}
+
+func (s *server) command(command string, args ...string) *exec.Cmd {
+	args = append([]string{command, "oxide-csi", chart, "--namespace=" + namespace, "--kubeconfig=" + s.kubeconfig}, args...)
+	return exec.Command(program(s.t, "helm", "helm"), args...)
+}
+
+// token of somebody who may do everything.
+const token = "administrator"
+
+func newServer(t *testing.T) *server {
+	etcd, apiserver := program(t, "etcd", "kubernetes"), program(t, "kube-apiserver", "kubernetes")
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		must(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	client, peer := "http://"+freeAddress(t), "http://"+freeAddress(t)
+	start(t, dir, etcd, "--name=default", "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=warn",
+		"--listen-client-urls="+client, "--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
+
+	address := freeAddress(t)
+	_, port, err := net.SplitHostPort(address)
+	must(t, err)
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	must(t, err)
+	signing := file("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
+	start(t, dir, apiserver, "--etcd-servers="+client, "--bind-address=127.0.0.1", "--secure-port="+port, "--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/24", "--cert-dir="+filepath.Join(dir, "certificates"),
+		"--allow-privileged", "--token-auth-file="+file("tokens.csv", token+",administrator,1,system:masters\n"), "--authorization-mode=RBAC",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+signing, "--service-account-signing-key-file="+signing)
+
+	s := &server{t: t, url: "https://" + address}
+	s.kubeconfig = file("kubeconfig", fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
+clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}],
+users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.url, token))
+	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	t.Cleanup(s.client.CloseIdleConnections)
+	s.eventually("it is ready", "/readyz")
+	s.eventually("it has made the system's namespaces", "/api/v1/namespaces/kube-system")
+	s.definitions(t)
+	return s
+}
+
+// definitions are the kinds that others bring: of snapshots as they are, of Prometheus by name alone.
+func (s *server) definitions(t *testing.T) {
+	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	list := exec.Command("go", "list", "-m", "-f={{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8")
+	list.Dir = "../programs/sidecars"
+	from, err := list.Output()
+	must(t, err)
+	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(from)), "config/crd/snapshot.storage.k8s.io_volumesnapshotclasses.yaml"))
+	must(t, err)
+	var classes object
+	must(t, yaml.Unmarshal(text, &classes))
+	s.post(t, path, classes)
+	s.post(t, path, object{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": object{"name": "servicemonitors.monitoring.coreos.com"},
+		"spec": object{
+			"group": "monitoring.coreos.com", "scope": "Namespaced",
+			"names": object{"kind": "ServiceMonitor", "plural": "servicemonitors"},
+			"versions": []object{{"name": "v1", "served": true, "storage": true,
+				"schema": object{"openAPIV3Schema": object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		},
+	})
+	s.eventually("it knows snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
+	s.eventually("it knows monitors", "/apis/monitoring.coreos.com/v1/servicemonitors")
+}
+
+// eventually waits until something is found.
+func (s *server) eventually(what, path string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		code, _, err := s.ask("GET", path, nil)
+		if err == nil && code == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("still not so: %s: HTTP %d, %v", what, code, err)
+		}
+	}
+}
+
+func (s *server) get(t *testing.T, path string) object {
+	t.Helper()
+	return s.must(t, "GET", path, nil, http.StatusOK)
+}
+
+func (s *server) post(t *testing.T, path string, o object) {
+	s.must(t, "POST", path, o, http.StatusCreated)
+}
+
+func (s *server) must(t *testing.T, method, path string, o object, want int) object {
+	t.Helper()
+	code, text, err := s.ask(method, path, o)
+	must(t, err)
+	if code != want {
+		t.Fatalf("%s %s: HTTP %d: %s", method, path, code, text)
+	}
+	var answer object
+	must(t, json.Unmarshal(text, &answer))
+	return answer
+}
+
+func (s *server) ask(method, path string, o object) (int, []byte, error) {
+	body, err := json.Marshal(o)
+	if err != nil {
+		return 0, nil, err
+	}
+	request, err := http.NewRequestWithContext(context.Background(), method, s.url+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := s.client.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return response.StatusCode, text, err
+}
+
+// start starts a server, and ends it with the test.
+func start(t *testing.T, dir, path string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(dir, filepath.Base(path)+".log"))
+	must(t, err)
+	cmd := exec.Command(path, args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait() // it was killed
+		must(t, log.Close())
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("the end of what %s said:\n%s", filepath.Base(path), text[max(0, len(text)-2000):])
+		}
+	})
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer listener.Close()
+	return listener.Addr().String()
+}
