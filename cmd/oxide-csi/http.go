@@ -9,24 +9,30 @@ import (
 	"net/http/pprof"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 )
 
+// waiting is something that may keep the plugin from being ready.
+type waiting interface {
+	// Ready reports whether it is there, and otherwise what it waits for.
+	Ready() (bool, string)
+}
+
 // serveHTTP serves health and metrics, and profiles where they are asked for. Liveness is that the process answers: a
 // plugin that waits for its identity or its rack is alive, and restarting it mends nothing.
-func serveHTTP(cfg config.Config, readiness *core.Readiness, measured *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
+func serveHTTP(cfg config.Config, readiness []waiting, measured *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		ready, waiting := readiness.Ready()
-		if !ready {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintf(w, "not ready: %s\n", waiting)
-			return
+		for _, part := range readiness {
+			if ready, reason := part.Ready(); !ready {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				fmt.Fprintf(w, "not ready: %s\n", reason)
+				return
+			}
 		}
 		fmt.Fprintln(w, "ok")
 	})

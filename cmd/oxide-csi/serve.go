@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet"
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
@@ -49,16 +50,17 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		return err
 	}
 	readiness := &core.Readiness{}
+	registration := newRegistration(cfg, log)
 	var measured *metrics.Metrics // nothing is, where nobody can ask for it
 	if cfg.HTTPEndpoint != "" {
 		measured = metrics.New(metrics.Process{Driver: core.PluginName, Version: version, Mode: string(cfg.Mode)})
 	}
-	services, err := build(ctx, cfg, readiness, measured, &background, log)
+	services, err := build(ctx, cfg, readiness, registration, measured, &background, log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, readiness, measured, log)
+		closeHTTP, err := serveHTTP(cfg, []waiting{readiness, registration}, measured, log)
 		if err != nil {
 			return errors.Join(err, listener.Close())
 		}
@@ -77,7 +79,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 }
 
 // build makes the services that the configuration asks for, and starts what they need to know beside them.
-func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, measured *metrics.Metrics, background *tasks, log *slog.Logger) (core.ServerOptions, error) {
+func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, registration *kubelet.Registration, measured *metrics.Metrics, background *tasks, log *slog.Logger) (core.ServerOptions, error) {
 	opts := core.ServerOptions{
 		Mode:     string(cfg.Mode),
 		Identity: core.NewIdentity(version, readiness),
@@ -119,7 +121,10 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, me
 			Log:            log,
 		})
 		measured.CountNode(opts.Node.Volumes)
-		background.run("find out which node this is", func() { readiness.AwaitIdentity(ctx, identity, log) })
+		background.run("find out which node this is, and register it", func() {
+			readiness.AwaitIdentity(ctx, identity, log)
+			registration.Run(ctx)
+		})
 	}
 	return opts, nil
 }
@@ -135,6 +140,15 @@ const (
 func tuneGC() {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
+}
+
+// newRegistration returns nil where no kubelet is to know of this process.
+func newRegistration(cfg config.Config, log *slog.Logger) *kubelet.Registration {
+	socket := cfg.KubeletSocket()
+	if socket == "" {
+		return nil
+	}
+	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.KubeletEndpoint, Log: log})
 }
 
 // tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.

@@ -14,6 +14,7 @@ package config
 
 import (
 	"log/slog"
+	"path/filepath"
 	"time"
 )
 
@@ -90,6 +91,11 @@ type Config struct {
 	NomadClientKey     string `koanf:"nomadClientKey" env:"NOMAD_CLIENT_KEY" help:"file with the key of that certificate"`
 	NomadTLSServerName string `koanf:"nomadTLSServerName" env:"NOMAD_TLS_SERVER_NAME" help:"name in the Nomad agent's certificate, where it is not that of the address"`
 
+	// KubeletRegistrationDir is an absolute path, empty where no kubelet is to know the plugin, or a sidecar tells it.
+	KubeletRegistrationDir string `koanf:"kubeletRegistrationDir" flag:"kubelet-registration-dir" env:"OXIDE_CSI_KUBELET_REGISTRATION_DIR" help:"where the plugin sees the kubelet's folder plugins_registry, to register there without node-driver-registrar. Ignored in mode controller"`
+	// KubeletEndpoint is an absolute path.
+	KubeletEndpoint string `koanf:"kubeletEndpoint" flag:"kubelet-endpoint" env:"OXIDE_CSI_KUBELET_ENDPOINT" help:"where the kubelet sees the socket of --endpoint: /var/lib/kubelet/plugins/csi.oxide.computer/csi.sock. Needed to register"`
+
 	// HTTPEndpoint is host:port, empty for off.
 	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"Host:port to serve /livez, /readyz and /metrics on; off where empty"`
 	// Pprof adds /debug/pprof to the HTTP endpoint.
@@ -111,6 +117,18 @@ type Config struct {
 	// DevRoot and SysRoot are absolute paths.
 	DevRoot string `koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"where the host's /dev is seen"`
 	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"where the host's /sys is seen"`
+}
+
+// kubeletSocket is the socket's name in KubeletRegistrationDir: the one that node-driver-registrar would use, so that two who
+// register the same plugin notice each other.
+const kubeletSocket = "csi.oxide.computer-reg.sock"
+
+// KubeletSocket is the path of the socket by which a node's plugin registers with the kubelet, empty where it does not.
+func (c Config) KubeletSocket() string {
+	if c.KubeletRegistrationDir == "" || !c.Mode.Node() {
+		return ""
+	}
+	return filepath.Join(c.KubeletRegistrationDir, kubeletSocket)
 }
 
 // Mode says which CSI services a process serves. Identity is always served.

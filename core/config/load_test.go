@@ -117,46 +117,48 @@ func samples(t *testing.T) map[string]struct {
 		text string
 		want any
 	}{
-		"endpoint":           {"unix://run/x.sock", "/run/x.sock"},
-		"mode":               {"controller", ModeController},
-		"config":             {write(t, "maxDisks: 12\n"), nil},
-		"oxideHost":          {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
-		"oxideProject":       {"p2", "p2"},
-		"oxideTokenFile":     {tokenFile, tokenFile},
-		"oxideCAFile":        {caFile, caFile},
-		"oxideToken":         {"oxide-token-other", NewToken("oxide-token-other")},
-		"clusterID":          {"0123", "0123"}, // YAML would make a number of it.
-		"rack":               {"east", "east"},
-		"attachMode":         {"hot", "hot"},
-		"maxDisks":           {"12", 12},
-		"metadata":           {"static", "static"},
-		"instanceID":         {"{B81D0F42-77C3-4C0A-8E6F-93A5D2B4C716}", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"},
-		"metadataFile":       {"/run/id.env", "/run/id.env"},
-		"nodeName":           {"worker-3", "worker-3"},
-		"reserveDisks":       {"2", 2},
-		"kubeconfig":         {"/etc/kubernetes/kubelet.conf", "/etc/kubernetes/kubelet.conf"},
-		"instanceLabel":      {"example.com/Instance_1", "example.com/Instance_1"},
-		"rackLabel":          {"topology.kubernetes.io/zone", "topology.kubernetes.io/zone"},
-		"kubernetesHost":     {"10.96.0.1", "10.96.0.1"},
-		"kubernetesPort":     {"6443", "6443"},
-		"nomadAddress":       {"https://127.0.0.1:4646", "https://127.0.0.1:4646"},
-		"nomadSocket":        {"unix:///secrets/api.sock", "unix:///secrets/api.sock"},
-		"nomadToken":         {"a-token", NewToken("a-token")},
-		"nomadTokenFile":     {"/secrets/nomad_token", "/secrets/nomad_token"},
-		"nomadCACert":        {"/etc/nomad.d/ca.pem", "/etc/nomad.d/ca.pem"},
-		"nomadClientCert":    {"/etc/nomad.d/cli.pem", "/etc/nomad.d/cli.pem"},
-		"nomadClientKey":     {"/etc/nomad.d/cli-key.pem", "/etc/nomad.d/cli-key.pem"},
-		"nomadTLSServerName": {"client.global.nomad", "client.global.nomad"},
-		"httpEndpoint":       {":9808", ":9808"},
-		"pprof":              {"true", true},
-		"stateDir":           {"/state", "/state"},
-		"blankScanLimit":     {"512MiB", Size(512 << 20)},
-		"deviceTimeout":      {"1m30s", 90 * time.Second},
-		"detachGrace":        {"60s", time.Minute},
-		"logLevel":           {"debug", slog.LevelDebug},
-		"logFormat":          {"json", "json"},
-		"devRoot":            {"/host/dev", "/host/dev"},
-		"sysRoot":            {"/host/sys", "/host/sys"},
+		"endpoint":               {"unix://run/x.sock", "/run/x.sock"},
+		"mode":                   {"controller", ModeController},
+		"config":                 {write(t, "maxDisks: 12\n"), nil},
+		"oxideHost":              {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
+		"oxideProject":           {"p2", "p2"},
+		"oxideTokenFile":         {tokenFile, tokenFile},
+		"oxideCAFile":            {caFile, caFile},
+		"oxideToken":             {"oxide-token-other", NewToken("oxide-token-other")},
+		"clusterID":              {"0123", "0123"}, // YAML would make a number of it.
+		"rack":                   {"east", "east"},
+		"attachMode":             {"hot", "hot"},
+		"maxDisks":               {"12", 12},
+		"metadata":               {"static", "static"},
+		"instanceID":             {"{B81D0F42-77C3-4C0A-8E6F-93A5D2B4C716}", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"},
+		"metadataFile":           {"/run/id.env", "/run/id.env"},
+		"nodeName":               {"worker-3", "worker-3"},
+		"reserveDisks":           {"2", 2},
+		"kubeconfig":             {"/etc/kubernetes/kubelet.conf", "/etc/kubernetes/kubelet.conf"},
+		"instanceLabel":          {"example.com/Instance_1", "example.com/Instance_1"},
+		"rackLabel":              {"topology.kubernetes.io/zone", "topology.kubernetes.io/zone"},
+		"kubernetesHost":         {"10.96.0.1", "10.96.0.1"},
+		"kubernetesPort":         {"6443", "6443"},
+		"nomadAddress":           {"https://127.0.0.1:4646", "https://127.0.0.1:4646"},
+		"nomadSocket":            {"unix:///secrets/api.sock", "unix:///secrets/api.sock"},
+		"nomadToken":             {"a-token", NewToken("a-token")},
+		"nomadTokenFile":         {"/secrets/nomad_token", "/secrets/nomad_token"},
+		"nomadCACert":            {"/etc/nomad.d/ca.pem", "/etc/nomad.d/ca.pem"},
+		"nomadClientCert":        {"/etc/nomad.d/cli.pem", "/etc/nomad.d/cli.pem"},
+		"nomadClientKey":         {"/etc/nomad.d/cli-key.pem", "/etc/nomad.d/cli-key.pem"},
+		"nomadTLSServerName":     {"client.global.nomad", "client.global.nomad"},
+		"kubeletRegistrationDir": {"/registration", "/registration"},
+		"kubeletEndpoint":        {"unix:///var/lib/kubelet/plugins/x/csi.sock", "/var/lib/kubelet/plugins/x/csi.sock"},
+		"httpEndpoint":           {":9808", ":9808"},
+		"pprof":                  {"true", true},
+		"stateDir":               {"/state", "/state"},
+		"blankScanLimit":         {"512MiB", Size(512 << 20)},
+		"deviceTimeout":          {"1m30s", 90 * time.Second},
+		"detachGrace":            {"60s", time.Minute},
+		"logLevel":               {"debug", slog.LevelDebug},
+		"logFormat":              {"json", "json"},
+		"devRoot":                {"/host/dev", "/host/dev"},
+		"sysRoot":                {"/host/sys", "/host/sys"},
 	}
 }
 
@@ -174,8 +176,13 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		check := func(source string, args, environ []string, yaml string) {
 			t.Run(s.key+" from "+source, func(t *testing.T) {
 				base := without(complete, s.flag)
-				if s.key == "pprof" {
+				switch s.key { // what goes with another
+				case "pprof":
 					base = append(base, "--http-endpoint=:9808")
+				case "kubeletRegistrationDir":
+					base = append(base, "--kubelet-endpoint=/k/csi.sock")
+				case "kubeletEndpoint":
+					base = append(base, "--kubelet-registration-dir=/registration")
 				}
 				got, _, err := load(t, append(base, args...), append(tokenEnv, environ...), yaml)
 				if err != nil {

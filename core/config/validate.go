@@ -80,6 +80,7 @@ func (c *Config) normalise() {
 		}
 	}
 	keep(&c.Endpoint, socketPath)
+	keep(&c.KubeletEndpoint, socketPath)
 	keep(&c.InstanceID, metadata.ParseInstanceID)
 	keep(&c.OxideHost, hostURL)
 	for i := range c.Racks {
@@ -219,6 +220,27 @@ func (c Config) checkNode(p *Problems) {
 		p.add("--detach-grace", "%s is negative", c.DetachGrace)
 	}
 	checkAbsolute(p, "--dev-root", c.DevRoot)
+	c.checkKubelet(p)
+}
+
+// checkKubelet checks how a node registers with the kubelet.
+func (c Config) checkKubelet(p *Problems) {
+	switch {
+	case c.KubeletRegistrationDir == "" && c.KubeletEndpoint == "":
+		return
+	case c.KubeletRegistrationDir == "":
+		p.add("--kubelet-endpoint", "is of no use without --kubelet-registration-dir (OXIDE_CSI_KUBELET_REGISTRATION_DIR); set both, or leave the registration to node-driver-registrar")
+		return
+	}
+	checkAbsolute(p, "--kubelet-registration-dir", c.KubeletRegistrationDir)
+	if length := len(filepath.Join(c.KubeletRegistrationDir, kubeletSocket)); length > maxSocketPath {
+		p.add("--kubelet-registration-dir", "the path of the socket in it has %d bytes, and a unix socket's has at most %d; use a shorter one", length, maxSocketPath)
+	}
+	if c.KubeletEndpoint == "" {
+		p.add("--kubelet-endpoint", "is required with --kubelet-registration-dir; set --kubelet-endpoint or OXIDE_CSI_KUBELET_ENDPOINT to the path of the plugin's socket on the host")
+	} else if _, err := socketPath(c.KubeletEndpoint); err != nil {
+		p.add("--kubelet-endpoint", "%v", err)
+	}
 }
 
 // validateIdentity is [Config.Validate] for what [LoadIdentity] asks for.

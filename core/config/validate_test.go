@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,8 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--rack-label=a/b/c", `config: --rack-label: "a/b/c" is no name of a Kubernetes label, such as example.com/rack`},
 		{"--instance-id=${meta.oxide.instance_id}", `config: --instance-id: the instance ID is "${meta.oxide.instance_id}", a template that the orchestrator did not fill in`},
 		{"--instance-id=node-a", `config: --instance-id: the instance ID "node-a" is not a UUID`},
+		{"--kubelet-registration-dir=/registration", "config: --kubelet-endpoint: is required with --kubelet-registration-dir; set --kubelet-endpoint or OXIDE_CSI_KUBELET_ENDPOINT to the path of the plugin's socket on the host"},
+		{"--kubelet-endpoint=/k/csi.sock", "config: --kubelet-endpoint: is of no use without --kubelet-registration-dir (OXIDE_CSI_KUBELET_REGISTRATION_DIR); set both, or leave the registration to node-driver-registrar"},
 		{"--http-endpoint=9808", `config: --http-endpoint: "9808" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
 		{"--http-endpoint=:http", `config: --http-endpoint: ":http" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
 		{"--http-endpoint=:65536", `config: --http-endpoint: ":65536" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
@@ -114,6 +117,37 @@ func TestProblemsOfOneSetting(t *testing.T) {
 			_, _, err := load(t, append(without(complete, flag), tt.args), tokenEnv, "")
 			if diff := cmp.Diff([]string{tt.want}, problemsOf(t, err)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestKubeletRegistration(t *testing.T) {
+	both := func(dir, endpoint string) []string {
+		return append(slices.Clone(complete), "--kubelet-registration-dir="+dir, "--kubelet-endpoint="+endpoint)
+	}
+	longest := "/" + strings.Repeat("r", 78)
+	for _, tt := range []struct {
+		name       string
+		args       []string
+		socket     string
+		wantErrors []string
+	}{
+		{"none", complete, "", nil},
+		{"both", both("/registration/", "unix:///k/csi.sock"), "/registration/csi.oxide.computer-reg.sock", nil},
+		{"the longest folder", both(longest, "/k/csi.sock"), longest + "/csi.oxide.computer-reg.sock", nil},
+		{"a folder too long", both(longest+"r", "/k/csi.sock"), "", []string{"config: --kubelet-registration-dir: the path of the socket in it has 108 bytes, and a unix socket's has at most 107; use a shorter one"}},
+		{"a relative folder", both("registration", "/k/csi.sock"), "", []string{`config: --kubelet-registration-dir: "registration" is not an absolute path`}},
+		{"an endpoint that is no socket", both("/registration", "tcp://k"), "", []string{`config: --kubelet-endpoint: "tcp://k" is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock`}},
+		{"a controller", append(both("/registration", "/k/csi.sock"), "--mode=controller"), "", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, _, err := load(t, tt.args, tokenEnv, "")
+			if diff := cmp.Diff(tt.wantErrors, problemsOf(t, err)); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if got := c.KubeletSocket(); got != tt.socket {
+				t.Errorf("socket %q, want %q", got, tt.socket)
 			}
 		})
 	}
@@ -284,7 +318,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
 		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
 	}
-	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
 	_, _, err := load(t, args, environ, yaml)
 	got := strings.Join(problemsOf(t, err), "\n")
