@@ -92,17 +92,19 @@ func TestPluginUnderstands(t *testing.T) {
 		racks        []string
 		nodeMetadata string
 		maxDisks     int
+		// kubeletSocket is by which the plugin registers; empty with the sidecar.
+		kubeletSocket string
 	}
 	for _, tc := range []struct {
 		name string
 		args []string
 		want want
 	}{
-		{"defaults", nil, want{[]string{"default"}, config.MetadataStatic, 8}},
-		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12}},
-		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12}},
-		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8}},
-		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8}},
+		{"defaults", nil, want{[]string{"default"}, config.MetadataStatic, 8, ""}},
+		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, ""}},
+		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, ""}},
+		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, ""}},
+		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/registration/csi.oxide.computer-reg.sock"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			objects := parse(t, render(t, tc.args...))
@@ -112,7 +114,7 @@ func TestPluginUnderstands(t *testing.T) {
 			for _, rack := range controller.RackList() {
 				racks = append(racks, rack.Name)
 			}
-			got := want{racks, node.Metadata, node.MaxDisks}
+			got := want{racks, node.Metadata, node.MaxDisks, node.KubeletSocket()}
 			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(want{})); diff != "" {
 				t.Errorf("want (-), got (+):\n%s", diff)
 			}
