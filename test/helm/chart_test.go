@@ -118,6 +118,9 @@ func TestPluginUnderstands(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(want{})); diff != "" {
 				t.Errorf("want (-), got (+):\n%s", diff)
 			}
+			if controller.MaxDisks != node.MaxDisks {
+				t.Errorf("the controller attaches %d disks to an instance, and the node counts with %d", controller.MaxDisks, node.MaxDisks)
+			}
 			if controller.Mode != config.ModeController || node.Mode != config.ModeNode {
 				t.Errorf("modes are %s and %s", controller.Mode, node.Mode)
 			}
@@ -231,7 +234,7 @@ func TestRefused(t *testing.T) {
 		{"a cluster ID among the variables", "invalid propertyName 'OXIDE_CSI_CLUSTER_ID'", []string{"--set=controller.env.OXIDE_CSI_CLUSTER_ID=a"}},
 		{"a cluster ID that the plugin refuses", "/clusterID", []string{"--set=clusterID=Prod_1"}},
 		{"another source of the identity", "/node/identity", []string{"--set=node.identity=nomad"}},
-		{"one disk", "/node/maxDisks", []string{"--set=node.maxDisks=1"}},
+		{"one disk", "/maxDisks", []string{"--set=maxDisks=1"}},
 		{"no controller", "/controller/replicas", []string{"--set=controller.replicas=0"}},
 		{"an unknown filesystem", "/storageClasses/0/fsType", []string{"--set=storageClasses[0].name=a,storageClasses[0].fsType=ext2"}},
 		{"an unknown parameter", "/storageClasses/0/parameters", []string{"--set=storageClasses[0].name=a,storageClasses[0].parameters.blocksize=512"}},
