@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,6 +38,7 @@ type server struct {
 func TestInstall(t *testing.T) {
 	s := newServer(t)
 	t.Run("cluster ID", s.clusterID)
+	t.Run("what the documentation shows", s.documentation)
 	for _, set := range sets {
 		t.Run(set, func(t *testing.T) {
 			s.helm(t, "install", "--values="+values(set))
@@ -69,6 +71,32 @@ func (s *server) clusterID(t *testing.T) {
 	s.helm(t, "upgrade", "--set=clusterID=prod-1")
 	s.helm(t, "upgrade", "--values="+values("racks"))
 	s.uninstall(t)
+}
+
+// documentation gives the API server the objects that stand in docs/kubernetes.md, and the chart the values.
+func (s *server) documentation(t *testing.T) {
+	page, err := os.ReadFile("../../docs/kubernetes.md")
+	must(t, err)
+	paths := map[string]string{
+		"PersistentVolume": "/api/v1/persistentvolumes", "PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
+		"VolumeSnapshot": "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots",
+	}
+	shown := 0
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1) {
+		var o object
+		must(t, yaml.Unmarshal(block[1], &o))
+		shown++
+		if o["kind"] != nil {
+			s.post(t, paths[at[string](t, o, "kind")]+"?dryRun=All&fieldValidation=Strict", o)
+			continue
+		}
+		file := filepath.Join(t.TempDir(), "values.yaml")
+		must(t, os.WriteFile(file, block[1], 0o600))
+		render(t, "--values="+file)
+	}
+	if shown < 4 {
+		t.Errorf("the page shows %d things", shown)
+	}
 }
 
 // deployed is the variable with the cluster ID.
@@ -180,11 +208,15 @@ func (s *server) definitions(t *testing.T) {
 	list.Dir = "../programs/sidecars"
 	from, err := list.Output()
 	must(t, err)
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(from)), "config/crd/snapshot.storage.k8s.io_volumesnapshotclasses.yaml"))
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(from)), "config/crd/snapshot.storage.k8s.io_*.yaml"))
 	must(t, err)
-	var classes object
-	must(t, yaml.Unmarshal(text, &classes))
-	s.post(t, path, classes)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		must(t, err)
+		var definition object
+		must(t, yaml.Unmarshal(text, &definition))
+		s.post(t, path, definition)
+	}
 	s.post(t, path, object{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 		"metadata": object{"name": "servicemonitors.monitoring.coreos.com"},
@@ -195,7 +227,8 @@ func (s *server) definitions(t *testing.T) {
 				"schema": object{"openAPIV3Schema": object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 		},
 	})
-	s.eventually("it knows snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
+	s.eventually("it knows classes of snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
+	s.eventually("it knows snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshots")
 	s.eventually("it knows monitors", "/apis/monitoring.coreos.com/v1/servicemonitors")
 }
 

@@ -1,0 +1,74 @@
+package helm_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// kubernetes are the sentences of the page that others say.
+var kubernetes = []string{
+	"CreateContainerConfigError", "CrashLoopBackOff", "violates PodSecurity", "Init:0/1", "CSINode … does not contain driver csi.oxide.computer",
+	"detected topology value collision", "Pending", "waiting for first consumer", "did not have enough free storage", "exceed max volume count",
+	"Multi-Attach error", "Terminating", "readyToUse", "reclaimPolicy: Delete", "cluster-id",
+}
+
+// TestSymptoms looks for what docs/kubernetes.md says that one sees: an operator finds the row by the plugin's own words.
+func TestSymptoms(t *testing.T) {
+	page, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "| you see | it means | do |")
+	sources := said(t)
+	rows := 0
+	for _, line := range strings.Split(table, "\n") {
+		cells := strings.Split(line, "|")
+		if len(cells) < 4 {
+			continue
+		}
+		rows++
+		for _, quoted := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
+			if slices.Contains(kubernetes, quoted[1]) {
+				continue
+			}
+			for _, part := range strings.Split(quoted[1], "…") {
+				if part = strings.TrimSpace(part); !strings.Contains(sources, part) {
+					t.Errorf("nothing says %q", part)
+				}
+			}
+		}
+	}
+	if rows < 30 {
+		t.Errorf("the table has %d rows", rows)
+	}
+}
+
+// said is all that the plugin and the chart may say.
+func said(t *testing.T) string {
+	t.Helper()
+	var text strings.Builder
+	for _, root := range []string{"../../core", "../../cmd/oxide-csi", "../../metadata", "../../deploy/helm"} {
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case strings.HasSuffix(path, "_test.go"), entry.IsDir():
+				return nil
+			case !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".tpl"):
+				return nil
+			}
+			source, err := os.ReadFile(path)
+			text.WriteString(strings.ReplaceAll(string(source), `\"`, `"`))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return text.String()
+}
