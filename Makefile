@@ -75,7 +75,7 @@ test-systemd: ## the units under a real systemd in namespaces of its own; as roo
 	go run ./test/all -tags=systemd -count=1 ./test/systemd
 
 .PHONY: test-helm
-test-helm: ## the chart: rendered, held equal to the manifests, and installed into a real API server; helm is built once into a cache
+test-helm: deps ## the chart: rendered, held equal to the manifests, and installed into a real API server; helm is built once into a cache
 	test/programs/build.sh helm kubernetes
 	go run ./test/all -tags=helm -count=1 ./test/helm
 

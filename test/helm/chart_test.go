@@ -234,6 +234,7 @@ func TestRefused(t *testing.T) {
 		{"a cluster ID among the variables", "invalid propertyName 'OXIDE_CSI_CLUSTER_ID'", []string{"--set=controller.env.OXIDE_CSI_CLUSTER_ID=a"}},
 		{"a cluster ID that the plugin refuses", "/clusterID", []string{"--set=clusterID=Prod_1"}},
 		{"another source of the identity", "/node/identity", []string{"--set=node.identity=nomad"}},
+		{"several racks, and nobody who knows which", "is for one rack", []string{"--values=" + values("racks"), "--set=node.identity=guest"}},
 		{"one disk", "/maxDisks", []string{"--set=maxDisks=1"}},
 		{"no controller", "/controller/replicas", []string{"--set=controller.replicas=0"}},
 		{"an unknown filesystem", "/storageClasses/0/fsType", []string{"--set=storageClasses[0].name=a,storageClasses[0].fsType=ext2"}},
