@@ -259,20 +259,37 @@ while :; do "$3" agent -config="$4"; done`
 		[]string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys", "OXIDE_CSI_LOG_LEVEL=debug"},
 		"unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc",
 		"sh", "-c", script, "sh", folder, c.host(), c.nomad, config)
-	return &machine{process: p, cluster: c}
+	m := &machine{process: p, cluster: c}
+	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			c.t.Logf("what the plugins of %s answered:\n%s", name, strings.Join(m.answers(), ""))
+		}
+	})
+	return m
 }
 
-// answered counts the calls of an RPC that the plugins of the machine have answered with OK.
-func (m *machine) answered(rpc string) (n int) {
+// answers are the lines with which the machine's plugins say that they have answered a call.
+func (m *machine) answers() (lines []string) {
 	logs, err := filepath.Glob(filepath.Join(m.cluster.dir, m.name, "data", "alloc", "*", "alloc", "logs", "plugin.stderr.*"))
 	must(m.t, err)
 	for _, log := range logs {
 		text, err := os.ReadFile(log)
 		must(m.t, err)
 		for line := range strings.Lines(string(text)) {
-			if strings.Contains(line, "method="+rpc+" ") && strings.Contains(line, "code=OK") {
-				n++
+			if strings.Contains(line, "msg=answered") && !strings.Contains(line, "level=DEBUG") || strings.Contains(line, "method=NodeGetInfo") {
+				lines = append(lines, line)
 			}
+		}
+	}
+	slices.Sort(lines) // by time
+	return lines
+}
+
+// answered counts the calls of an RPC that the plugins of the machine have answered with OK.
+func (m *machine) answered(rpc string) (n int) {
+	for _, line := range m.answers() {
+		if strings.Contains(line, "msg=answered method="+rpc+" ") && strings.Contains(line, "code=OK") {
+			n++
 		}
 	}
 	return n
@@ -309,6 +326,15 @@ func (m *machine) agent() int { return find(m.pid(), " agent -config=") }
 // plugin is the process ID of the plugin, 0 where there is none.
 func (m *machine) plugin(mode string) int {
 	return find(m.pid(), "\x00OXIDE_CSI_MODE="+mode+"\x00")
+}
+
+// signal sends a signal to a process of the machine. To 0 it would go to the test itself.
+func (m *machine) signal(pid int, signal syscall.Signal) {
+	m.t.Helper()
+	if pid == 0 {
+		m.t.Fatalf("there is no such process on %s", m.name)
+	}
+	must(m.t, syscall.Kill(pid, signal))
 }
 
 // find looks below a process for one whose command line, or environment if it is the plugin's, has a text.
@@ -362,6 +388,7 @@ func (c cli) try(args ...string) (stdout, stderr string, err error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.nomad, args...)
 	cmd.Dir = deploy
+	cmd.Stdin = strings.NewReader("y\n") // to whatever it asks
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + c.dir, "NOMAD_ADDR=" + c.address, "NOMAD_TOKEN=" + c.token, "NOMAD_CLI_NO_COLOR=1"}, c.variables...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs

@@ -122,7 +122,7 @@ func (c *cluster) life(t *testing.T) {
 	c.part("agent killed", func(t *testing.T) {
 		m := c.clients["node-a"]
 		agent, registered := m.agent(), m.answered("NodeGetInfo")
-		must(t, syscall.Kill(agent, syscall.SIGKILL))
+		m.signal(agent, syscall.SIGKILL)
 		m.eventually("another agent knows the plugin", func() bool { return m.answered("NodeGetInfo") > registered })
 		c.healthy(2, 2)
 		c.running(first)
@@ -131,6 +131,11 @@ func (c *cluster) life(t *testing.T) {
 		for _, mode := range []string{"node", "controller"} {
 			c.killPlugin("node-a", mode)
 		}
+		c.healthy(2, 2)
+		c.running(first)
+	})
+	c.part("another program at the same path", func(t *testing.T) {
+		c.startedAgain(c.clients["node-a"], "node", func() { c.as(c.management).run(t, "job", "restart", "-yes", "oxide-csi-node") })
 		c.healthy(2, 2)
 		c.running(first)
 	})
@@ -143,11 +148,12 @@ func (c *cluster) life(t *testing.T) {
 		c.running(first)
 	})
 	c.part("stop while the node plugin is away", func(t *testing.T) {
-		// Nomad asks for the detach at once, with the filesystem still mounted. The grace outlasts the plugin's return.
+		// Nomad asks for the detach at once, with the filesystem still mounted. The grace outlasts the plugin's return. (Had the
+		// job been purged, its client might forget the allocation, and with it to unmount.)
 		m := c.clients["node-a"]
 		unstaged := m.answered("NodeUnstageVolume")
-		must(t, syscall.Kill(m.plugin("node"), syscall.SIGKILL))
-		operator.run(t, "job", "stop", "-purge", "example")
+		m.signal(m.plugin("node"), syscall.SIGKILL)
+		operator.run(t, "job", "stop", "-detach", "example")
 		m.eventually("the volume is unstaged", func() bool {
 			attached := c.attached(t)
 			done := m.answered("NodeUnstageVolume") > unstaged
@@ -193,9 +199,15 @@ func (c *cluster) life(t *testing.T) {
 func (c *cluster) killPlugin(client, mode string) {
 	c.t.Helper()
 	m := c.clients[client]
-	plugin := m.plugin(mode)
-	must(c.t, syscall.Kill(plugin, syscall.SIGKILL))
-	m.eventually("there is another plugin", func() bool { now := m.plugin(mode); return now != 0 && now != plugin })
+	c.startedAgain(m, mode, func() { m.signal(m.plugin(mode), syscall.SIGKILL) })
+}
+
+// startedAgain waits until a plugin is another process than before something was done.
+func (c *cluster) startedAgain(m *machine, mode string, do func()) {
+	c.t.Helper()
+	before := m.plugin(mode)
+	do()
+	m.eventually("there is another plugin", func() bool { now := m.plugin(mode); return now != 0 && now != before })
 }
 
 // lose has the agent of an allocation's node hang until the servers have given the node up, and returns the allocation that has
@@ -208,9 +220,9 @@ func (c *cluster) lose(t *testing.T, alloc string) string {
 	m := c.clients[info.NodeName]
 	unstaged := m.answered("NodeUnstageVolume")
 	agent := m.agent()
-	must(t, syscall.Kill(agent, syscall.SIGSTOP))
+	m.signal(agent, syscall.SIGSTOP)
 	moved := c.placed(nodes[1-slices.Index(nodes, info.NodeName)])
-	must(t, syscall.Kill(agent, syscall.SIGCONT))
+	m.signal(agent, syscall.SIGCONT)
 	m.eventually("the volume is unstaged where it was", func() bool { return m.answered("NodeUnstageVolume") > unstaged })
 	c.healthy(2, 2)
 	c.running(moved)
@@ -365,7 +377,7 @@ func (c *cluster) lines(t *testing.T, user cli, alloc string, writers ...string)
 // stop stops the example and waits until its volume is free.
 func (c *cluster) stop(t *testing.T, user cli, volume string) {
 	t.Helper()
-	user.run(t, "job", "stop", "-purge", "example")
+	user.run(t, "job", "stop", "-detach", "example")
 	c.released(t, volume)
 }
 
