@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
@@ -38,11 +37,7 @@ func serveHTTP(cfg config.Config, readiness []waiting, measured *metrics.Metrics
 	})
 	mux.Handle("GET /metrics", measured)
 	if cfg.Pprof {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+		profiles(mux)
 	}
 	listener, err := net.Listen("tcp", cfg.HTTPEndpoint)
 	if err != nil {

@@ -160,14 +160,17 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	n.awaitRegistered(t, k)
 }
 
-// A controller has nothing to do with a kubelet, whatever configuration it shares with its nodes.
+// A controller has nothing to do with a kubelet, whatever configuration it shares with its nodes, and does not wait for one.
 func TestControllerDoesNotRegister(t *testing.T) {
 	t.Parallel()
-	sim, dir := startSim(t), shortDir(t)
+	sim, dir, addr := startSim(t), shortDir(t), freePort(t)
 	k := startKubelet(t, filepath.Join(dir, "registry"), kubelettest.Options{})
 	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
-		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--kubelet-endpoint=" + filepath.Join(dir, "csi.sock"),
+		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--kubelet-endpoint=" + filepath.Join(dir, "csi.sock"), "--http-endpoint=" + addr,
 	}})
+	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 {
+		t.Errorf("/readyz: %d %q", code, body)
+	}
 	must(t, plugin.Stop())
 	if k.Appeared() > 0 || strings.Contains(plugin.Stderr().String(), "to the kubelet") {
 		t.Errorf("it was offered to the kubelet: %s", plugin.Stderr())
