@@ -39,6 +39,7 @@ func TestSystemd(t *testing.T) {
 	}{
 		{"analyze", m.analyze},
 		{"confined", m.confined},
+		{"registered", m.registered},
 		{"volumes", m.volumes},
 		{"killed", m.killed},
 		{"a volume as a unit", m.unit},
@@ -174,6 +175,8 @@ func (m *machine) install() {
 		m.sim.Host, m.sim.Project), 0o640)
 	m.write("/etc/oxide-csi/token", m.sim.Token+"\n", 0o640)
 	m.run("chgrp", "oxide-csi", "/etc/oxide-csi/token")
+	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\nOXIDE_CSI_KUBELET_ENDPOINT=/run/oxide-csi/node/csi.sock\n", 0o640)
+	must(m.t, os.MkdirAll(m.in("/var/lib/kubelet/plugins_registry"), 0o755)) // which the kubelet makes
 	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
 		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)
 	m.run("systemctl", "daemon-reload")
@@ -195,6 +198,14 @@ func (m *machine) ready(service string, conn *grpc.ClientConn) {
 	m.eventually(service+" is ready", func() bool {
 		resp, err := csi.NewIdentityClient(conn).Probe(m.t.Context(), &csi.ProbeRequest{})
 		return err == nil && resp.GetReady().GetValue()
+	})
+}
+
+// registered: a kubelet would find the plugin.
+func (m *machine) registered() {
+	m.eventually("there is a socket for the kubelet", func() bool {
+		sockets, err := filepath.Glob(m.in("/var/lib/kubelet/plugins_registry/*.sock"))
+		return err == nil && len(sockets) == 1
 	})
 }
 
