@@ -21,8 +21,8 @@ import (
 // nodeName is the name of the Node, and of the instance that it is.
 const nodeName = "node-a"
 
-// maxDisks is how many disks an instance of the rack takes, as the manifests say.
-const maxDisks = 8
+// maxDisks is how many disks an instance of the rack takes, as the overlay says.
+const maxDisks = 10
 
 // cluster is a Kubernetes of one node.
 type cluster struct {

@@ -7,10 +7,13 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
@@ -32,6 +35,7 @@ func TestKubernetes(t *testing.T) {
 		{"xfs and btrfs", c.filesystems},
 		{"raw block", c.block},
 		{"snapshot, restore to a larger volume, clone", c.snapshots},
+		{"a disk made by hand", c.existing},
 		{"no more volumes than the node takes", c.limit},
 		{"the plugin is killed in the middle of it", c.killed},
 		{"the rack fails when a volume is to go", c.failingDelete},
@@ -49,11 +53,12 @@ func (c *cluster) install(t *testing.T) {
 	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // for its namespace
 	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-secret", "--from-literal=host="+c.sim.Host, "--from-literal=project="+c.sim.Project,
 		"--from-literal=token="+c.sim.Token, "--from-literal=cluster-id="+c.get(t, ".metadata.uid", "namespace", "kube-system"))
+	c.kubectl(t, "apply", "--dry-run=server", "-k", manifests+"/several-racks")
 	c.kubectl(t, "apply", "-k", "overlay")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.try("get", "events", "-A", "--field-selector=type!=Normal", "--sort-by=.lastTimestamp"))
-			t.Log(c.try("-n", namespace, "logs", "--prefix", "--tail=30", "--all-containers", "-l", "app.kubernetes.io/name=oxide-csi-driver"))
+			t.Log(c.try("-n", namespace, "logs", "--prefix", "--tail=30", "--all-containers", "--max-log-requests=20", "-l", "app in (oxide-csi-controller,oxide-csi-node)"))
 		}
 	})
 	for _, workload := range []string{"daemonset/oxide-csi-node", "deployment/oxide-csi-controller"} {
@@ -187,6 +192,28 @@ func (c *cluster) snapshots(t *testing.T) {
 		t.Errorf("the filesystem of the larger volume has %d KiB", blocks)
 	}
 	c.gone(t, "pod/origin", "pod/restored", "pod/clone", "pvc/origin", "pvc/restored", "pvc/clone", "volumesnapshot/snap")
+}
+
+// existing uses a disk that somebody made by hand, and which outlives its volume.
+func (c *cluster) existing(t *testing.T) {
+	client, err := oxide.NewClient(oxide.WithHost(c.sim.Host), oxide.WithToken(c.sim.Token))
+	must(t, err)
+	disk, err := client.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: oxide.NameOrId(c.sim.Project), Body: &oxide.DiskCreate{
+		Name: "by-hand", Size: 1 << 30,
+		DiskBackend: oxide.DiskBackend{Value: oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{Value: oxide.DiskSourceBlank{BlockSize: 4096}}}},
+	}})
+	must(t, err)
+	text, err := os.ReadFile(manifests + "/examples/existing-disk.yaml")
+	must(t, err)
+	c.apply(t, strings.NewReplacer("DISK-ID", disk.Id, "DISK-NAME", string(disk.Name)).Replace(string(text))+"---\n"+pod{name: "existing", claim: "existing"}.String())
+	c.running(t, "existing")
+	c.sh(t, "existing", "echo here >/data/file; sync")
+	if got := c.attached(t); !slices.Equal(got, []string{"by-hand"}) {
+		t.Errorf("attached are %v", got)
+	}
+	c.gone(t, "pod/existing", "pvc/existing", "pv/existing")
+	eventually(t, "the disk is detached", func() bool { return len(c.attached(t)) == 0 })
+	must(t, client.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})) // so it is there
 }
 
 func (c *cluster) limit(t *testing.T) {

@@ -55,11 +55,6 @@ func outside() (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, restore(), leave(dir)) }()
-	for _, place := range places {
-		if os.Mkdir(place, 0o755) == nil {
-			defer func() { err = errors.Join(err, os.Remove(place)) }()
-		}
-	}
 	if err := prepare(dir); err != nil {
 		return 1, err
 	}
@@ -166,7 +161,8 @@ func leave(dir string) error {
 	return errors.Join(append(errs, os.RemoveAll(dir))...)
 }
 
-// places are the folders that manifests and kubelet take for granted.
+// places are the folders that manifests and kubelet take for granted. Where one is missing on the machine it is made, and stays:
+// to remove a folder takes away what another run has mounted there.
 var places = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
 
 // furnish makes the namespaces a machine of their own: what they mount is seen nowhere else, and what kubelet keeps at fixed
