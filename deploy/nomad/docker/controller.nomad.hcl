@@ -34,6 +34,12 @@ variable "controllers" {
   description = "how many of them, each on a host of its own"
 }
 
+variable "max_disks" {
+  type        = number
+  default     = 8
+  description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
+}
+
 variable "detach_grace" {
   type        = string
   default     = "60s"
@@ -129,6 +135,7 @@ job "oxide-csi-controller" {
         OXIDE_TOKEN_FILE        = "${NOMAD_SECRETS_DIR}/token"
         OXIDE_CSI_CLUSTER_ID    = var.cluster_id
         OXIDE_RACK              = var.rack
+        OXIDE_CSI_MAX_DISKS     = var.max_disks
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
       }

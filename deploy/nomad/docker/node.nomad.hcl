@@ -22,7 +22,7 @@ variable "state_dir" {
 variable "max_disks" {
   type        = number
   default     = 8
-  description = "disks that an instance takes, boot disk included: 12 on racks from release 18 on"
+  description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
 }
 
 variable "http_address" {
