@@ -142,10 +142,12 @@ func boot(t *testing.T, attached slots) *machine {
 		console:  filepath.Join(dir, "console"), pluginLog: filepath.Join(dir, "plugin"),
 	}
 	socket := filepath.Join(dir, "qmp")
+	// io_timeout: the emulated controllers now and then lose an interrupt, which the kernel notices when a request takes that long,
+	// and goes on. It must be less than what a call may take, and more than an emulated disk may on a busy machine.
 	args := []string{
 		"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "512",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", guest.kernel, "-initrd", guest.initramfs, "-append", "console=ttyS0 net.ifnames=0 panic=-1 nvme_core.io_timeout=600",
+		"-kernel", guest.kernel, "-initrd", guest.initramfs, "-append", "console=ttyS0 net.ifnames=0 panic=-1 nvme_core.io_timeout=45",
 		"-smbios", fmt.Sprintf("type=1,manufacturer=Oxide,product=OxVM,serial=%s,uuid=%s", m.instance, m.instance),
 		"-serial", "file:" + m.console, "-serial", "file:" + m.pluginLog,
 		"-qmp", "unix:" + socket + ",server=on,wait=off",
