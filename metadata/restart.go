@@ -1,0 +1,72 @@
+package metadata
+
+import "context"
+
+// A planned restart (docs/racks-without-hotplug.md) needs a word between the controller, which decides on it, and the node
+// plugin of the instance, which shuts its guest down from inside. They share no network, but an orchestrator, which both may
+// ask. What carries the word is a second contract beside [Provider], in two halves.
+
+// RestartState is how far the node plugin of an instance is with a planned restart.
+type RestartState string
+
+const (
+	// RestartUnanswered: the node plugin has not said anything yet.
+	RestartUnanswered RestartState = ""
+	// RestartAccepted: the guest is going down. It cannot be taken back.
+	RestartAccepted RestartState = "accepted"
+	// RestartRefused: the guest stays up, and Reason says why and what to do.
+	RestartRefused RestartState = "refused"
+	// RestartBack: the guest has booted since it accepted, and its node plugin serves again.
+	RestartBack RestartState = "back"
+)
+
+// RestartAnswer is what the node plugin of an instance says to a planned restart.
+type RestartAnswer struct {
+	State RestartState
+	// Reason is one line for an operator, with State RestartRefused.
+	Reason string
+}
+
+// RestartAsker is the controller's half. A restart is named by an ID that is never used twice, of a-z, 0-9 and '-'; what was
+// said about another ID counts as nothing. Every method is idempotent, safe for concurrent use, and ends with ctx. An error
+// is one line for an operator, without secrets; whether anything was done is then unknown.
+type RestartAsker interface {
+	// Ask asks the node plugin of an instance to shut its guest down.
+	Ask(ctx context.Context, instanceID, restartID string) error
+	// Answer is what the node plugin has said.
+	Answer(ctx context.Context, instanceID, restartID string) (RestartAnswer, error)
+	// Withdraw removes the question with that ID, and its answer; another ID's stays. A node plugin that has not accepted when
+	// Withdraw returns will not accept any more, but one that did so in the same moment may still go down.
+	Withdraw(ctx context.Context, instanceID, restartID string) error
+	// Report tells those who watch the node what is going on with it: an event, where the orchestrator has such. It is
+	// best effort.
+	Report(ctx context.Context, instanceID string, report RestartReport) error
+}
+
+// RestartReport is told to those who watch a node.
+type RestartReport struct {
+	// Problem says that somebody should look at it.
+	Problem bool
+	// Reason is one word in CamelCase: "RestartPlanned", "RestartRefused", …
+	Reason string
+	// Message is one line for an operator.
+	Message string
+}
+
+// Drainer is what a [RestartAsker] can do besides whose orchestrator can take its work off a node first.
+type Drainer interface {
+	// Drain keeps new work away from the node of an instance, asks what works there to go, and says what is still there: empty
+	// once all has gone. What belongs to the node itself, or merely waits for a volume there, stays and is not named. It is
+	// called again until nothing is left.
+	Drain(ctx context.Context, instanceID, restartID string) (left []string, err error)
+	// Undrain lets new work come again, if it was this restart's Drain that kept it away.
+	Undrain(ctx context.Context, instanceID, restartID string) error
+}
+
+// RestartListener is the node's half: the node plugin's own node, and no other. Methods are as those of [RestartAsker].
+type RestartListener interface {
+	// Wanted is the ID of the restart that the controller asks of this node, empty if none, and what this node has said to it.
+	Wanted(ctx context.Context) (restartID string, said RestartAnswer, err error)
+	// Say answers. It is an error, and nothing is said, if another restart or none is asked for by now.
+	Say(ctx context.Context, restartID string, answer RestartAnswer) error
+}
