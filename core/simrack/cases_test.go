@@ -272,6 +272,48 @@ var cases = []oneRequest{
 			}
 		}},
 
+	{id: "G1", method: "POST", path: "/anti-affinity-groups?project=proj", body: groupBody("g"), want: wants{status: 201},
+		then: func(t *testing.T, s scene, r reply) {
+			project := s.must("GET", "/projects/proj", "").ID
+			if r.ID == "" || r.Name != "g" || r.Description != "why" || r.Policy != "allow" || r.FailureDomain != "sled" ||
+				r.ProjectID != project || r.Created.IsZero() || !r.Modified.Equal(r.Created) {
+				t.Errorf("got %s", r.raw)
+			}
+			if again := s.must("GET", "/anti-affinity-groups/"+r.ID, ""); again.raw != r.raw {
+				t.Errorf("then %s", again.raw)
+			}
+		}},
+	{id: "G2", prepare: func(s scene) { s.group("g") },
+		method: "POST", path: "/anti-affinity-groups?project=proj", body: groupBody("g", "description", `"another"`),
+		want: wants{400, "ObjectAlreadyExists", `already exists: anti-affinity-group "g"`},
+		then: func(t *testing.T, s scene, _ reply) {
+			if got := s.must("GET", "/anti-affinity-groups?project=proj", ""); len(got.Items) != 1 || got.Items[0].Description != "why" {
+				t.Errorf("got %s", got.raw)
+			}
+		}},
+	{id: "G3", token: "viewer", method: "POST", path: "/anti-affinity-groups?project=proj", body: groupBody("g"),
+		want: wants{403, "Forbidden", "Forbidden"}},
+	{id: "G4", prepare: func(s scene) { s.group("g") },
+		method: "PUT", path: "/anti-affinity-groups/g?project=proj", body: `{"description":"because"}`, want: wants{status: 200},
+		then: func(t *testing.T, s scene, r reply) {
+			if r.Name != "g" || r.Description != "because" || r.Policy != "allow" || !r.Modified.After(r.Created) {
+				t.Errorf("got %s", r.raw)
+			}
+			if again := s.must("GET", "/anti-affinity-groups/"+r.ID, ""); again.raw != r.raw {
+				t.Errorf("then %s", again.raw)
+			}
+		}},
+	{id: "G5", prepare: func(s scene) { s.group("g") }, method: "DELETE", path: "/anti-affinity-groups/g?project=proj",
+		want: wants{status: 204},
+		then: func(t *testing.T, s scene, _ reply) {
+			s.do("POST", "/anti-affinity-groups?project=proj", groupBody("g")).check(t, wants{status: 201})
+			if got := s.must("GET", "/anti-affinity-groups?project=proj", ""); len(got.Items) != 1 {
+				t.Errorf("got %s", got.raw)
+			}
+		}},
+	{id: "G6", method: "GET", path: "/anti-affinity-groups/g?project=proj",
+		want: wants{404, "ObjectNotFound", `not found: anti-affinity-group with name "g"`}},
+
 	{id: "R1", method: "GET", path: "/system/hardware/racks", want: wants{403, "Forbidden", "Forbidden"}},
 	{id: "R2", token: "fleet-viewer", method: "GET", path: "/system/hardware/racks", want: wants{status: 200},
 		then: func(t *testing.T, _ scene, r reply) {

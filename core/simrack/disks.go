@@ -325,18 +325,18 @@ func (r *Rack) makeDisk(d *disk) error {
 	return r.changeDisk(d, func(d *disk) { d.State = rest })
 }
 
-// lookup finds a disk or an instance as a request addresses it, for somebody who wants to do something with it. The order
+// lookup finds a thing of one kind as a request addresses it, for somebody who wants to do something with it. The order
 // of the refusals is the rack's: how it is addressed, the project, the thing, the right to it.
-func lookup[T record](r *Rack, kind string, t target, byID map[string]T, in func(*project) *shelf[T], who caller, want access) (T, error) {
+func lookup[T record](r *Rack, kind kind, t target, byID map[string]T, in func(*project) *shelf[T], who caller, want access) (T, error) {
 	var none, thing T
 	if t.sel.id != "" {
 		if t.project != nil {
-			return none, addressed(kind, "when providing %s as an ID project should not be specified", "when providing snapshot as an ID, project should not be specified")
+			return none, invalidRequest("%s", kind.idAndProject)
 		}
 		thing = byID[t.sel.id]
 	} else {
 		if t.project == nil {
-			return none, addressed(kind, "%s should either be UUID or project should be specified", "snapshot should either be an ID or project should be specified")
+			return none, invalidRequest("%s", kind.nameAlone)
 		}
 		p, err := r.findProject(*t.project)
 		if err != nil {
@@ -345,23 +345,15 @@ func lookup[T record](r *Rack, kind string, t target, byID map[string]T, in func
 		thing, _ = in(p).named(t.sel.name)
 	}
 	if thing == none {
-		return none, t.sel.missing(kind)
+		return none, t.sel.missing(kind.name)
 	}
-	return thing, who.may(want, t.sel.missing(kind))
-}
-
-// addressed refuses how a thing is addressed; of snapshots the rack says it in other words.
-func addressed(kind, usual, ofSnapshots string) error {
-	if kind == "snapshot" {
-		return invalidRequest("%s", ofSnapshots)
-	}
-	return invalidRequest(usual, kind)
+	return thing, who.may(want, t.sel.missing(kind.name))
 }
 
 func projectDisks(p *project) *shelf[*disk] { return &p.disks }
 
 func (r *Rack) lookupDisk(who caller, t target, want access) (*disk, error) {
-	return lookup(r, "disk", t, r.disks, projectDisks, who, want)
+	return lookup(r, kindDisk, t, r.disks, projectDisks, who, want)
 }
 
 func parseDiskList(r *Rack, q *request) (action, error) {

@@ -12,7 +12,7 @@
 // # Files
 //
 //   - rack.go: options, the Rack, starting and stopping it, and who may work on what at one time
-//   - disks.go, instances.go, attach.go: the state machine, one file per section of docs/rack.md
+//   - disks.go, instances.go, attach.go, snapshots.go, groups.go: the state machine, one file per section of docs/rack.md
 //   - names.go: names, UUIDs, and the selectors that may be either
 //   - http.go: versions, routes, authentication, answers; body.go: request bodies; page.go: lists; wire.go: the JSON views
 //   - faults.go, calls.go, control.go: what the control endpoint offers

@@ -191,7 +191,7 @@ func (r *Rack) finish(id string, turn int, state string) {
 func projectInstances(p *project) *shelf[*instance] { return &p.instances }
 
 func (r *Rack) lookupInstance(who caller, t target, want access) (*instance, error) {
-	return lookup(r, "instance", t, r.instances, projectInstances, who, want)
+	return lookup(r, kindInstance, t, r.instances, projectInstances, who, want)
 }
 
 // holdInstance looks an instance up and claims it.

@@ -58,6 +58,21 @@ func checkName(s string) error {
 	return nil
 }
 
+// kind is a kind of things: its name in refusals, and what they say when a thing is addressed by an ID with a project, or by
+// a name alone. The rack has no one wording for that (docs/rack.md §1).
+type kind struct{ name, idAndProject, nameAlone string }
+
+var (
+	kindDisk = kind{"disk", "when providing disk as an ID project should not be specified",
+		"disk should either be UUID or project should be specified"}
+	kindInstance = kind{"instance", "when providing instance as an ID project should not be specified",
+		"instance should either be UUID or project should be specified"}
+	kindSnapshot = kind{"snapshot", "when providing snapshot as an ID, project should not be specified",
+		"snapshot should either be an ID or project should be specified"}
+	kindGroup = kind{"anti-affinity-group", "when providing anti_affinity_group as an ID, project should not be specified",
+		"anti_affinity_group should either be UUID or project should be specified"}
+)
+
 // selector is how a request addresses a thing: by ID or by name, exactly one of which is set.
 type selector struct {
 	id   string

@@ -88,6 +88,7 @@ type Rack struct {
 	disks       map[string]*disk
 	instances   map[string]*instance
 	snapshots   map[string]*snapshot
+	groups      map[string]*group
 	usedBytes   int64 // what counts against the quota
 	usedSpace   int64 // what is really taken
 	guestErrors []string
@@ -105,7 +106,7 @@ type identity struct {
 	Created time.Time `json:"created"`
 }
 
-// project holds disks, instances and snapshots.
+// project holds disks, instances, snapshots and anti-affinity groups.
 type project struct {
 	ID          string    `json:"id"`
 	Name        string    `json:"name"`
@@ -115,6 +116,7 @@ type project struct {
 	disks     shelf[*disk]
 	instances shelf[*instance]
 	snapshots shelf[*snapshot]
+	groups    shelf[*group]
 }
 
 func (p *project) key() (name, id string) { return p.Name, p.ID }
@@ -148,8 +150,8 @@ func New(o Options) (*Rack, error) {
 		log: o.Log, guests: o.Guests,
 		closed: make(chan struct{}),
 		tokens: map[string]*token{}, disks: map[string]*disk{}, instances: map[string]*instance{},
-		snapshots: map[string]*snapshot{},
-		busy:      map[string]bool{}, snapshotting: map[string]bool{},
+		snapshots: map[string]*snapshot{}, groups: map[string]*group{},
+		busy: map[string]bool{}, snapshotting: map[string]bool{},
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)

@@ -34,7 +34,7 @@ func (s *snapshot) key() (name, id string) { return s.Name, s.ID }
 func projectSnapshots(p *project) *shelf[*snapshot] { return &p.snapshots }
 
 func (r *Rack) lookupSnapshot(who caller, t target, want access) (*snapshot, error) {
-	return lookup(r, "snapshot", t, r.snapshots, projectSnapshots, who, want)
+	return lookup(r, kindSnapshot, t, r.snapshots, projectSnapshots, who, want)
 }
 
 // insertSnapshot puts a record where it is found. A snapshot takes as much as its disk, of the quota and of the space.

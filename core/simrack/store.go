@@ -21,9 +21,10 @@ const (
 	inDisks     = "disks"
 	inInstances = "instances"
 	inSnapshots = "snapshots"
+	inGroups    = "anti_affinity_groups"
 )
 
-var buckets = []string{inIdentity, inTokens, inProjects, inDisks, inInstances, inSnapshots}
+var buckets = []string{inIdentity, inTokens, inProjects, inDisks, inInstances, inSnapshots, inGroups}
 
 // store keeps the records of a rack in a file, so that they outlive the process: a change is written before anybody is
 // told of it. Nothing is synced, since only the process is expected to die, not the machine. A nil store keeps nothing.
@@ -143,6 +144,9 @@ func (r *Rack) load() error {
 		return err
 	}
 	if err := readAll(r.store, inSnapshots, func(s *snapshot) { r.insertSnapshot(byID[s.ProjectID], s) }); err != nil {
+		return err
+	}
+	if err := readAll(r.store, inGroups, func(g *group) { r.insertGroup(byID[g.ProjectID], g) }); err != nil {
 		return err
 	}
 	if r.identity.RackID != "" {

@@ -128,6 +128,17 @@ type snapshotView struct {
 	TimeModified time.Time `json:"time_modified"`
 }
 
+type groupView struct {
+	ID            string    `json:"id"`
+	Name          string    `json:"name"`
+	Description   string    `json:"description"`
+	ProjectID     string    `json:"project_id"`
+	Policy        string    `json:"policy"`
+	FailureDomain string    `json:"failure_domain"`
+	TimeCreated   time.Time `json:"time_created"`
+	TimeModified  time.Time `json:"time_modified"`
+}
+
 type instanceView struct {
 	ID                  string    `json:"id"`
 	Name                string    `json:"name"`
@@ -182,6 +193,13 @@ func (s *snapshot) view() snapshotView {
 	return snapshotView{
 		ID: s.ID, Name: s.Name, Description: s.Description, ProjectID: s.ProjectID, DiskID: s.DiskID,
 		Size: s.SizeBytes, State: s.State, TimeCreated: s.Created, TimeModified: s.Created,
+	}
+}
+
+func (g *group) view() groupView {
+	return groupView{
+		ID: g.ID, Name: g.Name, Description: g.Description, ProjectID: g.ProjectID, Policy: g.Policy,
+		FailureDomain: g.FailureDomain, TimeCreated: g.Created, TimeModified: g.Modified,
 	}
 }
 

@@ -74,8 +74,13 @@ type reply struct {
 	Code    *string `json:"error_code"`
 	Message string  `json:"message"`
 
-	ID         string     `json:"id"`
-	Name       string     `json:"name"`
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	// Description, Policy and FailureDomain are of groups.
+	Description   string `json:"description"`
+	Policy        string `json:"policy"`
+	FailureDomain string `json:"failure_domain"`
+
 	ProjectID  string     `json:"project_id"`
 	RunState   string     `json:"run_state"`
 	BootDiskID *string    `json:"boot_disk_id"`
@@ -87,6 +92,8 @@ type reply struct {
 	DiskID     string     `json:"disk_id"`
 	SnapshotID any        `json:"snapshot_id"`
 	ImageID    any        `json:"image_id"`
+	Created    time.Time  `json:"time_created"`
+	Modified   time.Time  `json:"time_modified"`
 	Items      []reply    `json:"items"`
 	NextPage   *string    `json:"next_page"`
 
