@@ -597,7 +597,7 @@ func newEverything(t *testing.T, logs ...*slog.Logger) *everything {
 	client := rackClient(t, r, nil)
 	e.conn, _ = serve(t, core.NewServer(core.ServerOptions{
 		Mode:     "all",
-		Identity: core.NewIdentity("test", &core.Readiness{}),
+		Identity: core.NewIdentity("test", "", &core.Readiness{}),
 		Controller: core.NewController(core.ControllerOptions{
 			Racks: []*rack.Client{client}, Cluster: testCluster, MaxDisks: 8, Log: log,
 		}),

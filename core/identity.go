@@ -11,18 +11,23 @@ import (
 type Identity struct {
 	csi.UnimplementedIdentityServer
 
-	version   string
-	readiness *Readiness
+	version, clusterID string
+	readiness          *Readiness
 }
 
-// NewIdentity returns the Identity service. The version is the build's.
-func NewIdentity(version string, readiness *Readiness) *Identity {
-	return &Identity{version: version, readiness: readiness}
+// NewIdentity returns the Identity service. The version is the build's; the cluster ID is empty where the process has none,
+// as node plugins do.
+func NewIdentity(version, clusterID string, readiness *Readiness) *Identity {
+	return &Identity{version: version, clusterID: clusterID, readiness: readiness}
 }
 
-// GetPluginInfo tells name and version: CSI spec, GetPluginInfo.
+// GetPluginInfo tells name and version, and the cluster ID in the manifest: CSI spec, GetPluginInfo.
 func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: PluginName, VendorVersion: i.version}, nil
+	info := &csi.GetPluginInfoResponse{Name: PluginName, VendorVersion: i.version}
+	if i.clusterID != "" {
+		info.Manifest = map[string]string{ManifestClusterID: i.clusterID}
+	}
+	return info, nil
 }
 
 // GetPluginCapabilities is the same in every mode, as the specification demands of one plugin's parts: CSI spec,

@@ -4,6 +4,10 @@ package core
 // has recorded carries it.
 const PluginName = "csi.oxide.computer"
 
+// ManifestClusterID is the key under which GetPluginInfo tells the cluster ID of a controller, which is no secret: the description of
+// every disk holds it. The commands of oxide-csi read it, since disks are named after it; orchestrators do not.
+const ManifestClusterID = "clusterID"
+
 // TopologySegmentRack is the only topology segment: the configured name of a rack. CreateVolume writes it into the
 // accessible topology of a volume, NodeGetInfo into that of a node; the orchestrator compares the two.
 const TopologySegmentRack = "topology.csi.oxide.computer/rack"

@@ -94,7 +94,7 @@ func (r *nodeRig) start() {
 	r.change(&opts)
 	r.service = core.NewNode(opts)
 	conn, _ := serve(r.t, core.NewServer(core.ServerOptions{
-		Mode: "node", Identity: core.NewIdentity("test", &core.Readiness{}), Node: r.service, Log: log,
+		Mode: "node", Identity: core.NewIdentity("test", "", &core.Readiness{}), Node: r.service, Log: log,
 	}))
 	r.NodeClient = csi.NewNodeClient(conn)
 }

@@ -145,7 +145,7 @@ func (r *rig) startWith(t *testing.T, racks ...*rack.Client) {
 	}
 	r.server = core.NewServer(core.ServerOptions{
 		Mode:       "controller",
-		Identity:   core.NewIdentity("test", &core.Readiness{}),
+		Identity:   core.NewIdentity("test", "", &core.Readiness{}),
 		Controller: controller,
 		Log:        log,
 	})

@@ -119,7 +119,7 @@ func TestUnknownServices(t *testing.T) {
 func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 	readiness := &core.Readiness{}
 	opts := serverOptions("node")
-	opts.Identity = core.NewIdentity("1.2.3", readiness)
+	opts.Identity = core.NewIdentity("1.2.3", "prod-1", readiness)
 	conn, _ := serve(t, core.NewServer(opts))
 	client := csi.NewIdentityClient(conn)
 	readiness.Await("something")
@@ -131,7 +131,7 @@ func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantSame(t, info, &csi.GetPluginInfoResponse{Name: "csi.oxide.computer", VendorVersion: "1.2.3"})
+	wantSame(t, info, &csi.GetPluginInfoResponse{Name: "csi.oxide.computer", VendorVersion: "1.2.3", Manifest: map[string]string{"clusterID": "prod-1"}})
 }
 
 func TestListen(t *testing.T) {
@@ -324,7 +324,7 @@ func startsGoroutine(node ast.Node) bool {
 }
 
 func serverOptions(mode string) core.ServerOptions {
-	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", &core.Readiness{}), Log: discard()}
+	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: discard()}
 }
 
 // serve serves on a socket of its own until the test ends, and checks then that nothing is left of it.

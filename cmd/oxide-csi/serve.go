@@ -82,7 +82,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, registration *kubelet.Registration, measured *metrics.Metrics, background *tasks, log *slog.Logger) (core.ServerOptions, error) {
 	opts := core.ServerOptions{
 		Mode:     string(cfg.Mode),
-		Identity: core.NewIdentity(version, readiness),
+		Identity: core.NewIdentity(version, cfg.ClusterID, readiness),
 		Metrics:  measured,
 		Log:      log,
 	}

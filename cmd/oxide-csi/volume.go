@@ -37,8 +37,7 @@ NodeUnstageVolume.
 Every command may be repeated, after success and after failure; it keeps nothing between runs. Nothing is retried: a
 command ends when the plugin has answered or the time of --timeout is up, and its exit code says what to do.
 
-VOLUME is a volume's ID, or the name that it was created with where --cluster-id or OXIDE_CSI_CLUSTER_ID is what the
-plugin has.
+VOLUME is a volume's ID, or the name that it was created with.
 
 Exit codes: 0, what was asked for is so, since now or since before; 2, the command line is wrong, or the plugin does not
 take its values; 3, not now: nobody answers, or the rack or the node is not ready: repeat; 4, there is no such volume,
@@ -58,8 +57,7 @@ type byHand struct {
 	stdout, stderr io.Writer
 
 	endpoint, controller, node config.SocketFlag
-	cluster, stagingDir        string
-	sysRoot                    string
+	stagingDir, sysRoot        string
 	timeout                    time.Duration
 	json, dryRun               bool
 }
@@ -67,8 +65,8 @@ type byHand struct {
 func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	b := &byHand{environ: environ, stdout: stdout, stderr: stderr}
 	cmd := b.group("volume", "Create, attach and mount volumes without an orchestrator", volumeHelp)
-	cmd.PersistentFlags().Var(&b.node, "node-endpoint", "socket of this host's node plugin, where it is not that of --endpoint (default unix://"+defaultNodeSocket+")")
-	cmd.PersistentFlags().StringVar(&b.stagingDir, "staging-dir", defaultStagingDir, "folder for staging paths, one for each volume that is mounted; the same for mount, unmount and detach")
+	cmd.PersistentFlags().Var(&b.node, "node-endpoint", "socket of this host's node plugin, where it is not that of --endpoint (default unix://"+defaultNodeSocket+") [OXIDE_CSI_NODE_ENDPOINT]")
+	cmd.PersistentFlags().StringVar(&b.stagingDir, "staging-dir", "", "folder for staging paths, one for each volume that is mounted; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
 	cmd.AddCommand(b.createVolume(), b.listVolumes(), b.showVolume(), b.attach(), b.mount(), b.unmount(), b.detach(), b.deleteVolume())
 	return cmd
 }
@@ -79,8 +77,7 @@ func (b *byHand) group(name, short, long string) *cobra.Command {
 	flags := cmd.PersistentFlags()
 	flags.SortFlags = false
 	flags.Var(&b.endpoint, "endpoint", "the plugin's socket, unix:///csi/csi.sock or an absolute path [CSI_ENDPOINT]")
-	flags.Var(&b.controller, "controller-endpoint", "socket of the controller, where it is not that of --endpoint (default unix://"+defaultControllerSocket+")")
-	flags.StringVar(&b.cluster, "cluster-id", "", "the plugin's cluster ID, to know volumes by name [OXIDE_CSI_CLUSTER_ID]")
+	flags.Var(&b.controller, "controller-endpoint", "socket of the controller, where it is not that of --endpoint (default unix://"+defaultControllerSocket+") [OXIDE_CSI_CONTROLLER_ENDPOINT]")
 	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 is without end")
 	flags.BoolVar(&b.json, "json", false, "print one JSON value")
 	return cmd
@@ -116,23 +113,30 @@ func (b *byHand) client(progress io.Writer) (*client.Client, error) {
 	if b.timeout < 0 {
 		return nil, config.Problems{{Flag: "--timeout", What: fmt.Sprintf("%s is negative", b.timeout)}}
 	}
-	if b.endpoint == "" {
-		if text := variable(b.environ, "CSI_ENDPOINT"); text != "" {
-			if err := b.endpoint.Set(text); err != nil {
-				return nil, config.Problems{{Flag: "--endpoint", What: err.Error() + " (set by CSI_ENDPOINT)"}}
+	var endpoint, controller, node config.SocketFlag
+	for _, known := range []struct {
+		socket         *config.SocketFlag
+		flag, variable string
+	}{
+		{&endpoint, "--endpoint", "CSI_ENDPOINT"},
+		{&controller, "--controller-endpoint", "OXIDE_CSI_CONTROLLER_ENDPOINT"},
+		{&node, "--node-endpoint", "OXIDE_CSI_NODE_ENDPOINT"},
+	} {
+		if text := variable(b.environ, known.variable); text != "" {
+			if err := known.socket.Set(text); err != nil {
+				return nil, config.Problems{{Flag: known.flag, What: err.Error() + " (set by " + known.variable + ")"}}
 			}
 		}
 	}
-	stagingDir, err := filepath.Abs(b.stagingDir)
+	stagingDir, err := filepath.Abs(cmp.Or(b.stagingDir, variable(b.environ, "OXIDE_CSI_STAGING_DIR"), defaultStagingDir))
 	if err != nil {
 		return nil, err
 	}
 	return client.New(client.Options{
-		Controller: string(cmp.Or(b.controller, b.endpoint, defaultControllerSocket)),
-		Node:       string(cmp.Or(b.node, b.endpoint, defaultNodeSocket)),
-		Cluster:    cmp.Or(b.cluster, variable(b.environ, "OXIDE_CSI_CLUSTER_ID")),
+		Controller: string(cmp.Or(b.controller, b.endpoint, controller, endpoint, defaultControllerSocket)),
+		Node:       string(cmp.Or(b.node, b.endpoint, node, endpoint, defaultNodeSocket)),
 		StagingDir: stagingDir,
-		SysRoot:    b.sysRoot,
+		SysRoot:    cmp.Or(b.sysRoot, variable(b.environ, "OXIDE_CSI_SYS_ROOT"), "/sys"),
 		DryRun:     b.dryRun,
 		Progress:   progress,
 	})

@@ -26,7 +26,7 @@ func (b *byHand) createVolume() *cobra.Command {
 		Long: `create makes a volume and prints its ID. Repeated with the same name, it finds the volume and prints the same ID; if that one
 differs from what is asked for, it says how and changes nothing. So a script need not keep the ID.
 
-The name holds within the plugin's cluster ID: whoever creates a volume of the same name gets this one.`,
+The name holds within the cluster ID that the plugin was given: whoever creates a volume of the same name gets this one.`,
 		Example: `  id=$(oxide-csi volume create postgres --size=20GiB)`,
 		Args:    exactly("NAME"),
 	}
@@ -135,7 +135,7 @@ func (b *byHand) deleteVolume() *cobra.Command {
 data back; its snapshots stay.
 
 A volume of that ID that is not there is as good as deleted. A name for which there is no volume ends with exit code 4: it
-may have been deleted, and the name or the cluster ID may just as well be wrong.`,
+may have been deleted, and the name may just as well be wrong.`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: first(b.completeVolume()),
 	}

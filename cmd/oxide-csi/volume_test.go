@@ -63,7 +63,10 @@ func newHostWithGuest(t *testing.T, together bool) *host {
 func (h *host) start(t *testing.T, together bool, simArgs ...string) {
 	t.Helper()
 	h.sim = startSim(t, append([]string{"--hotplug"}, simArgs...)...)
-	h.environ = []string{"OXIDE_CSI_CLUSTER_ID=" + lab.ClusterID}
+	h.environ = []string{"OXIDE_CSI_STAGING_DIR=" + filepath.Join(h.dir, "staging")}
+	if guest := h.sim.Instances[0].Guest; guest != "" {
+		h.environ = append(h.environ, "OXIDE_CSI_SYS_ROOT="+filepath.Join(guest, "sys"))
+	}
 	if together {
 		h.controller = startPlugin(t, lab.PluginOptions{Mode: "all", Dir: h.folder(t, "all"), Sim: h.sim, Instance: h.sim.Instances[0]})
 		h.node = h.controller
@@ -71,6 +74,7 @@ func (h *host) start(t *testing.T, together bool, simArgs ...string) {
 	} else {
 		h.controller = startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
 		h.node = startPlugin(t, lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]})
+		h.environ = append(h.environ, "OXIDE_CSI_CONTROLLER_ENDPOINT="+h.controller.Socket, "OXIDE_CSI_NODE_ENDPOINT="+h.node.Socket)
 	}
 	h.words = []string{h.dir, "DIR", h.sim.Instances[0].ID, "NODE"}
 }
@@ -98,21 +102,7 @@ func unmountBelow(t *testing.T, dir string) {
 // run runs a command against this host's plugins.
 func (h *host) run(t *testing.T, args ...string) result {
 	t.Helper()
-	var flags []string
-	if h.node != h.controller {
-		flags = append(flags, "--controller-endpoint="+h.controller.Socket)
-		if args[0] == "volume" {
-			flags = append(flags, "--node-endpoint="+h.node.Socket)
-		}
-	}
-	if args[0] == "volume" {
-		flags = append(flags, "--staging-dir="+filepath.Join(h.dir, "staging"))
-		if args[1] == "detach" && h.sim.Instances[0].Guest != "" {
-			flags = append(flags, "--sys-root="+filepath.Join(h.sim.Instances[0].Guest, "sys"))
-		}
-	}
-	// The test's own come last and win.
-	return runPlugin(t, h.environ, slices.Concat(args[:2], flags, args[2:])...)
+	return runPlugin(t, h.environ, args...)
 }
 
 // ok runs a command that must succeed, and again, which must give the same. It returns what it printed, without the end of the
@@ -334,10 +324,7 @@ func TestDetachRefusesWhatIsMounted(t *testing.T) {
 	for name, args := range map[string][]string{
 		"as usual": {}, "another staging folder": {other}, "dry": {"--dry-run"}, "named": {"--node=" + h.sim.Instances[0].ID},
 	} {
-		got := runPlugin(t, h.environ, append([]string{
-			"volume", "detach", id, "--controller-endpoint=" + h.controller.Socket, "--node-endpoint=" + h.node.Socket,
-			"--staging-dir=" + filepath.Join(h.dir, "staging"), "--sys-root=" + filepath.Join(h.sim.Instances[0].Guest, "sys"),
-		}, args...)...)
+		got := h.run(t, append([]string{"volume", "detach", id}, args...)...)
 		if got.code != 5 || !attached() {
 			t.Errorf("%s: %+v, attached %t", name, got, attached())
 		}
@@ -511,7 +498,6 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"no socket there", []string{"volume", "list", "--controller-endpoint=" + dead}, 3, "connection refused"},
 		{"no volume of that ID", []string{"volume", "show", instanceID}, 4, "ControllerGetVolume: NotFound: "},
 		{"no volume of that name", []string{"volume", "show", "nowhere"}, 4, `no volume was made as "nowhere" for cluster "lab"`},
-		{"another cluster", []string{"volume", "show", "there", "--cluster-id=other"}, 4, `for cluster "other"`},
 		{"no snapshot of that ID", []string{"snapshot", "show", instanceID}, 4, "GetSnapshot: NotFound: "},
 		{"no such instance", []string{"volume", "attach", id, "--node=" + instanceID}, 4, "ControllerPublishVolume: NotFound: "},
 		{"another size", []string{"volume", "create", "there", "--size=2GiB"}, 5, "CreateVolume: AlreadyExists: "},
@@ -519,6 +505,8 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"not attached", []string{"volume", "mount", id, h.dir + "/data"}, 5, `"oxide-csi volume attach ` + id + `"`},
 		{"no room", []string{"volume", "create", "x", "--size=3GiB"}, 6, "CreateVolume: ResourceExhausted: "},
 		{"no such rack", []string{"volume", "create", "x", "--size=1GiB", "--rack=west"}, 6, "topology.csi.oxide.computer/rack=west"},
+		{"a name, asked of the wrong service", []string{"volume", "show", "there", "--controller-endpoint=" + h.node.Socket}, 1, "has no cluster ID, as a controller does"},
+		{"a name, asked of nobody", []string{"volume", "show", "there", "--controller-endpoint=" + nobody}, 3, "no plugin answers at " + nobody},
 		{"the wrong service", []string{"volume", "list", "--controller-endpoint=" + h.node.Socket}, 1, "name the socket of one that does with --controller-endpoint"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -527,19 +515,27 @@ func TestVolumeExitCodes(t *testing.T) {
 			}
 		})
 	}
-	environ := h.environ
-	h.environ = nil
-	t.Run("a name without a cluster", func(t *testing.T) {
-		if said := h.fails(t, 2, "volume", "show", "there"); !strings.Contains(said, "OXIDE_CSI_CLUSTER_ID") {
-			t.Errorf("it says %s", said)
+	t.Run("endpoints in the environment that are none", func(t *testing.T) {
+		for _, name := range []string{"CSI_ENDPOINT", "OXIDE_CSI_CONTROLLER_ENDPOINT", "OXIDE_CSI_NODE_ENDPOINT"} {
+			if got := runPlugin(t, []string{name + "=tcp://x"}, "volume", "list"); got.code != 2 || !strings.Contains(got.stderr, "set by "+name) {
+				t.Errorf("%s: %+v", name, got)
+			}
 		}
 	})
-	t.Run("an endpoint in the environment that is none", func(t *testing.T) {
-		if got := runPlugin(t, []string{"CSI_ENDPOINT=tcp://x"}, "volume", "list"); got.code != 2 || !strings.Contains(got.stderr, "set by CSI_ENDPOINT") {
-			t.Errorf("%+v", got)
+	t.Run("flags win over the environment", func(t *testing.T) {
+		sys := filepath.Dir(h.folder(t, "sys/block"))
+		environ := []string{"OXIDE_CSI_SYS_ROOT=" + nobody, "CSI_ENDPOINT=" + nobody, "OXIDE_CSI_CONTROLLER_ENDPOINT=" + nobody, "OXIDE_CSI_NODE_ENDPOINT=" + nobody, "OXIDE_CSI_STAGING_DIR=" + nobody}
+		for _, flags := range [][]string{
+			{"--endpoint=" + h.controller.Socket, "--node-endpoint=" + h.node.Socket},
+			{"--endpoint=" + h.node.Socket, "--controller-endpoint=" + h.controller.Socket},
+		} {
+			staging := h.dir + "/elsewhere"
+			args := append([]string{"volume", "detach", "there", "--dry-run", "--staging-dir=" + staging, "--sys-root=" + sys}, flags...)
+			if got := runPlugin(t, environ, args...); got.code != 0 || !strings.Contains(got.stdout, "staging path "+staging) {
+				t.Errorf("%v: %+v", flags, got)
+			}
 		}
 	})
-	h.environ = environ
 	must(t, h.sim.RevokeToken(t.Context(), h.sim.Token))
 	t.Run("not allowed", func(t *testing.T) {
 		if said := h.fails(t, 7, "volume", "show", id); !strings.Contains(said, "Unauthenticated: ") {
@@ -695,7 +691,6 @@ func TestVolumeCompletion(t *testing.T) {
 	h := newHost(t, false)
 	id := h.ok(t, "volume", "create", "one", "--size=1GiB")
 	snapshot := h.ok(t, "snapshot", "create", "one", "--volume="+id)
-	sockets := []string{"--controller-endpoint=" + h.controller.Socket, "--node-endpoint=" + h.node.Socket}
 	offered := func(environ []string, args ...string) []string {
 		got := runPlugin(t, environ, append([]string{"__complete"}, args...)...)
 		if got.code != 0 {
@@ -714,12 +709,12 @@ func TestVolumeCompletion(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{slices.Concat([]string{"volume", "show"}, sockets, []string{""}), []string{id}},
-		{slices.Concat([]string{"volume", "mount"}, sockets, []string{id[:9]}), []string{id}},
-		{slices.Concat([]string{"volume", "mount"}, sockets, []string{"zz"}), nil},
-		{slices.Concat([]string{"volume", "mount"}, sockets, []string{id, ""}), nil},
-		{append([]string{"snapshot", "delete", "--controller-endpoint=" + h.controller.Socket}, ""), []string{snapshot}},
-		{slices.Concat([]string{"volume", "create", "x"}, sockets, []string{"--from-snapshot", ""}), []string{snapshot}},
+		{[]string{"volume", "show", ""}, []string{id}},
+		{[]string{"volume", "mount", id[:9]}, []string{id}},
+		{[]string{"volume", "mount", "zz"}, nil},
+		{[]string{"volume", "mount", id, ""}, nil},
+		{[]string{"snapshot", "delete", ""}, []string{snapshot}},
+		{[]string{"volume", "create", "x", "--from-snapshot", ""}, []string{snapshot}},
 		{[]string{"volume", "mount", "--fs-type", "x"}, []string{"ext4", "ext3", "xfs", "btrfs"}},
 		{[]string{"volume", "u"}, []string{"unmount"}},
 		{[]string{"volume", "show", "--controller-endpoint=" + h.dir + "/none", ""}, nil},
@@ -816,17 +811,9 @@ func TestCommandPageExample(t *testing.T) {
 	}
 	target := filepath.Join(h.dir, "postgres")
 	example = strings.NewReplacer("/srv/postgres", target, "20GiB", "1GiB").Replace(example)
-	bin := h.folder(t, "bin")
-	must(t, os.WriteFile(filepath.Join(bin, "oxide-csi"), []byte(fmt.Sprintf(`#!/bin/sh
-case "$1 $2" in
-"volume detach") set -- "$@" --sys-root=%s --staging-dir=%s ;;
-"volume "*) set -- "$@" --staging-dir=%[2]s ;;
-esac
-exec %[3]s "$@"
-`, filepath.Join(h.sim.Instances[0].Guest, "sys"), filepath.Join(h.dir, "staging"), programs.Plugin)), 0o755))
 	cmd := exec.CommandContext(within(t, time.Minute), "bash", "-euc", example)
 	cmd.Env = append(baseEnv(), h.environ...)
-	cmd.Env = append(cmd.Env, "PATH="+bin+":"+os.Getenv("PATH"))
+	cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(programs.Plugin)+":"+os.Getenv("PATH"))
 	if output, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(output), "is mounted at "+target) {
 		t.Errorf("%v: %s", err, output)
 	}

@@ -24,8 +24,6 @@ import (
 type Options struct {
 	// Controller and Node are the paths of the sockets of the two services, the same where one process serves both.
 	Controller, Node string
-	// Cluster is the plugin's own cluster ID; without it, volumes are known by their IDs only.
-	Cluster string
 	// StagingDir is the folder that holds a staging path for each volume.
 	StagingDir string
 	// SysRoot is where this host's /sys is seen.
@@ -39,6 +37,7 @@ type Options struct {
 // Client asks a plugin.
 type Client struct {
 	opts       Options
+	identity   csi.IdentityClient // of the controller
 	controller csi.ControllerClient
 	node       csi.NodeClient
 	conns      []*grpc.ClientConn
@@ -58,7 +57,7 @@ func New(opts Options) (*Client, error) {
 			return nil, errors.Join(err, c.Close())
 		}
 	}
-	c.controller, c.node = csi.NewControllerClient(controller), csi.NewNodeClient(node)
+	c.identity, c.controller, c.node = csi.NewIdentityClient(controller), csi.NewControllerClient(controller), csi.NewNodeClient(node)
 	return c, nil
 }
 
@@ -122,7 +121,7 @@ func callOf(fullMethod string, req any) Call {
 // reads are the calls that change nothing. A dry run sends no other, so that one which is forgotten here is not sent.
 var reads = map[string]bool{
 	"ControllerGetVolume": true, "ControllerGetVolumeHealth": true, "ListVolumes": true, "GetCapacity": true,
-	"GetSnapshot": true, "ListSnapshots": true, "NodeGetInfo": true,
+	"GetPluginInfo": true, "GetSnapshot": true, "ListSnapshots": true, "NodeGetInfo": true,
 }
 
 // connect makes a connection that every call passes through: what comes back is an [Error], and a dry run keeps to reading.

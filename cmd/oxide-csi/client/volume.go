@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"strconv"
 	"strings"
@@ -191,10 +192,11 @@ func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
 	if id, ok := rack.ParseID(text); ok {
 		return id, nil
 	}
-	if c.opts.Cluster == "" {
-		return "", failed(codes.InvalidArgument, "%q is no volume ID, and volumes are known by name only where --cluster-id or OXIDE_CSI_CLUSTER_ID is set as for the plugin", text)
+	cluster, err := c.cluster(ctx)
+	if err != nil {
+		return "", fmt.Errorf("%q is no volume ID, and to know it as a name: %w", text, err)
 	}
-	disk := rack.DiskName(c.opts.Cluster, text)
+	disk := rack.DiskName(cluster, text)
 	var found []string
 	for volume, err := range c.volumes(ctx) {
 		if err != nil {
@@ -206,11 +208,24 @@ func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return "", failed(codes.NotFound, "no volume was made as %q for cluster %q: check both, or use the volume's ID", text, c.opts.Cluster)
+		return "", failed(codes.NotFound, "no volume was made as %q for cluster %q: check the name, or use the volume's ID", text, cluster)
 	case 1:
 		return found[0], nil
 	}
-	return "", failed(codes.FailedPrecondition, "several racks have a volume %q of cluster %q: use the ID of one: %s", text, c.opts.Cluster, strings.Join(found, ", "))
+	return "", failed(codes.FailedPrecondition, "several racks have a volume %q of cluster %q: use the ID of one: %s", text, cluster, strings.Join(found, ", "))
+}
+
+// cluster is the cluster ID for which the controller makes volumes. Disks are named after it.
+func (c *Client) cluster(ctx context.Context) (string, error) {
+	info, err := c.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return "", err
+	}
+	cluster := info.GetManifest()[core.ManifestClusterID]
+	if cluster == "" {
+		return "", failed(codes.Unimplemented, "the plugin at %s has no cluster ID, as a controller does: name the socket of one with --controller-endpoint, or use the volume's ID", c.opts.Controller)
+	}
+	return cluster, nil
 }
 
 func (c *Client) getVolume(ctx context.Context, id string) (*csi.ControllerGetVolumeResponse, error) {
