@@ -35,9 +35,11 @@ type RestartAsker interface {
 	Ask(ctx context.Context, instanceID, restartID string) error
 	// Answer is what the node plugin has said.
 	Answer(ctx context.Context, instanceID, restartID string) (RestartAnswer, error)
-	// Withdraw removes the question with that ID, and its answer; another ID's stays. A node plugin that has not accepted when
-	// Withdraw returns will not accept any more, but one that did so in the same moment may still go down.
-	Withdraw(ctx context.Context, instanceID, restartID string) error
+	// Withdraw takes the question with that ID back, unless the node plugin has accepted, and returns what it has said. After any
+	// other answer than [RestartAccepted] the guest does not go down for that ID any more.
+	Withdraw(ctx context.Context, instanceID, restartID string) (RestartAnswer, error)
+	// Forget removes question and answer of that ID, once the restart is over; another ID's stay.
+	Forget(ctx context.Context, instanceID, restartID string) error
 	// Report tells those who watch the node what is going on with it: an event, where the orchestrator has such. It is
 	// best effort.
 	Report(ctx context.Context, instanceID string, report RestartReport) error

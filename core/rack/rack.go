@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -87,8 +88,16 @@ type operations struct {
 	InstanceDiskList   func(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
 	InstanceDiskAttach func(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
 	InstanceDiskDetach func(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
+	InstanceStop       func(context.Context, oxide.InstanceStopParams) (*oxide.Instance, error)
+	InstanceStart      func(context.Context, oxide.InstanceStartParams) (*oxide.Instance, error)
 	ProjectView        func(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
 	UtilizationView    func(context.Context) (*oxide.Utilization, error)
+
+	AntiAffinityGroupList   func(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
+	AntiAffinityGroupView   func(context.Context, oxide.AntiAffinityGroupViewParams) (*oxide.AntiAffinityGroup, error)
+	AntiAffinityGroupCreate func(context.Context, oxide.AntiAffinityGroupCreateParams) (*oxide.AntiAffinityGroup, error)
+	AntiAffinityGroupUpdate func(context.Context, oxide.AntiAffinityGroupUpdateParams) (*oxide.AntiAffinityGroup, error)
+	AntiAffinityGroupDelete func(context.Context, oxide.AntiAffinityGroupDeleteParams) error
 }
 
 func operationsOf(sdk *oxide.Client) operations {
@@ -105,8 +114,16 @@ func operationsOf(sdk *oxide.Client) operations {
 		InstanceDiskList:   sdk.InstanceDiskList,
 		InstanceDiskAttach: sdk.InstanceDiskAttach,
 		InstanceDiskDetach: sdk.InstanceDiskDetach,
+		InstanceStop:       sdk.InstanceStop,
+		InstanceStart:      sdk.InstanceStart,
 		ProjectView:        sdk.ProjectView,
 		UtilizationView:    sdk.UtilizationView,
+
+		AntiAffinityGroupList:   sdk.AntiAffinityGroupList,
+		AntiAffinityGroupView:   sdk.AntiAffinityGroupView,
+		AntiAffinityGroupCreate: sdk.AntiAffinityGroupCreate,
+		AntiAffinityGroupUpdate: sdk.AntiAffinityGroupUpdate,
+		AntiAffinityGroupDelete: sdk.AntiAffinityGroupDelete,
 	}
 }
 
@@ -266,6 +283,8 @@ type Instance struct {
 	BootDiskID string
 	// RunState is one of docs/rack.md §5: "running", "stopped", …
 	RunState string
+	// RunStateSince is when it became so, by the rack's clock.
+	RunStateSince time.Time
 }
 
 // Run states that this plugin distinguishes, docs/rack.md §5.
@@ -282,11 +301,12 @@ func (c *Client) Instance(ctx context.Context, id string) (Instance, error) {
 		return Instance{}, c.translate(ctx, err, "look up instance %s", id)
 	}
 	return Instance{
-		ID:         i.Id,
-		Name:       string(i.Name),
-		ProjectID:  i.ProjectId,
-		BootDiskID: i.BootDiskId,
-		RunState:   string(i.RunState),
+		ID:            i.Id,
+		Name:          string(i.Name),
+		ProjectID:     i.ProjectId,
+		BootDiskID:    i.BootDiskId,
+		RunState:      string(i.RunState),
+		RunStateSince: since(i.TimeRunStateUpdated),
 	}, nil
 }
 

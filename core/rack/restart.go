@@ -1,0 +1,98 @@
+package rack
+
+import (
+	"context"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// StopInstance asks the rack to stop an instance, which is a power cut for its guest; it answers before that has happened.
+// An instance that is stopped or stopping already stays so (docs/rack.md §5).
+func (c *Client) StopInstance(ctx context.Context, id string) error {
+	_, err := c.sdk.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
+	return c.translate(ctx, err, "stop instance %s", id)
+}
+
+// StartInstance asks the rack to start an instance; one that is starting or running stays so. [ErrConflict] says that it has
+// not finished stopping, or that somebody else was faster, [ErrCapacity] that it does not fit on any sled (docs/rack.md §5).
+func (c *Client) StartInstance(ctx context.Context, id string) error {
+	_, err := c.sdk.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
+	return c.translate(ctx, err, "start instance %s", id)
+}
+
+// Record is a small text that the rack keeps under a name, for all who use the project: an anti-affinity group without
+// members, which affects nothing and counts against no quota (docs/rack.md §8). To create one is atomic, since names are
+// unique; to update one is not.
+type Record struct {
+	ID   string
+	Name string
+	// Text has at most 512 bytes.
+	Text string
+}
+
+func recordFrom(g *oxide.AntiAffinityGroup) Record {
+	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description}
+}
+
+// Records lists all records of the project, other people's groups included, by name.
+func (c *Client) Records(ctx context.Context) ([]Record, error) {
+	var records []Record
+	for token := ""; ; {
+		page, err := c.sdk.AntiAffinityGroupList(ctx, oxide.AntiAffinityGroupListParams{
+			Project: c.projectRef(), PageToken: token, Limit: oxide.NewPointer(mostPage), SortBy: oxide.NameOrIdSortModeNameAscending,
+		})
+		if err != nil {
+			return nil, c.translate(ctx, err, "list the anti-affinity groups of project %q", c.project)
+		}
+		records = append(records, convert(page.Items, recordFrom)...)
+		if token = page.NextPage; token == "" {
+			return records, nil
+		}
+	}
+}
+
+// Record returns a record by its name. As with [Client.DiskByName], [ErrNotFound] is to be believed.
+func (c *Client) Record(ctx context.Context, name string) (Record, error) {
+	group, err := c.sdk.AntiAffinityGroupView(ctx, oxide.AntiAffinityGroupViewParams{AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef()})
+	if err != nil {
+		return Record{}, c.translate(ctx, err, "look up anti-affinity group %q in project %q", name, c.project)
+	}
+	return recordFrom(group), nil
+}
+
+// CreateRecord makes a record. [ErrAlreadyExists] says that the name is taken, perhaps by an earlier attempt of ours.
+func (c *Client) CreateRecord(ctx context.Context, name, text string) (Record, error) {
+	group, err := c.sdk.AntiAffinityGroupCreate(ctx, oxide.AntiAffinityGroupCreateParams{
+		Project: c.projectRef(),
+		Body: &oxide.AntiAffinityGroupCreate{
+			Name: oxide.Name(name), Description: text, Policy: oxide.AffinityPolicyAllow, FailureDomain: oxide.FailureDomainSled,
+		},
+	})
+	if err != nil {
+		return Record{}, c.translate(ctx, err, "create anti-affinity group %q in project %q", name, c.project)
+	}
+	return recordFrom(group), nil
+}
+
+// UpdateRecord replaces the text of a record, by its ID.
+func (c *Client) UpdateRecord(ctx context.Context, id, text string) error {
+	_, err := c.sdk.AntiAffinityGroupUpdate(ctx, oxide.AntiAffinityGroupUpdateParams{
+		AntiAffinityGroup: oxide.NameOrId(id), Body: &oxide.AntiAffinityGroupUpdate{Description: text},
+	})
+	return c.translate(ctx, err, "update anti-affinity group %s", id)
+}
+
+// DeleteRecord deletes a record by its ID. A second delete answers [ErrNotFound].
+func (c *Client) DeleteRecord(ctx context.Context, id string) error {
+	err := c.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId(id)})
+	return c.translate(ctx, err, "delete anti-affinity group %s", id)
+}
+
+// since is when the rack says that something has been so; the zero time where it does not.
+func since(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
