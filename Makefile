@@ -11,7 +11,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount gcc libc6-dev ca-certificates
 # And for the guest that test-vm boots: the machine, and what the guest is made of.
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
-# And for the node of test-k8s.
+# And for the nodes of e2e-k8s.
 K8S_PACKAGES := containerd runc containernetworking-plugins iproute2 busybox-static
 
 .PHONY: help
@@ -57,8 +57,8 @@ test-identity: deps ## a node's identity asked of a real Kubernetes API server a
 	test/programs/build.sh kubernetes nomad
 	go run ./test/all -tags=identity -count=1 ./test/identity
 
-.PHONY: test-k8s
-test-k8s: ## the manifests in a real Kubernetes of one node, built once into a cache; as root
+.PHONY: e2e-k8s
+e2e-k8s: ## the manifests and the chart in a real Kubernetes, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars
 	go run ./test/all -tags=k8s -count=1 ./test/k8s

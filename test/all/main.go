@@ -97,6 +97,7 @@ func (r *result) take(e event) {
 			fmt.Printf("ok      %-70s %6.1fs\n", e.Package, e.Elapsed)
 		} else {
 			r.passed++
+			r.printMeasured(key)
 		}
 		delete(r.output, key)
 	case "fail", "build-fail":
@@ -122,6 +123,20 @@ func (r *result) print(key string) {
 	if output := r.output[key]; output != nil {
 		fmt.Print(output)
 		delete(r.output, key)
+	}
+}
+
+// measured begins what a test logs for people to read although it has passed.
+const measured = "measured: "
+
+func (r *result) printMeasured(key string) {
+	if r.output[key] == nil {
+		return
+	}
+	for line := range strings.Lines(r.output[key].String()) {
+		if _, text, found := strings.Cut(line, measured); found {
+			fmt.Printf("        %s: %s", key[strings.LastIndexByte(key, ' ')+1:], text)
+		}
 	}
 }
 

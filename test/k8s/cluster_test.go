@@ -18,39 +18,62 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
 
-// nodeName is the name of the Node, and of the instance that it is.
-const nodeName = "node-a"
-
 // maxDisks is how many disks an instance of the rack takes, as the overlay says.
 const maxDisks = 10
 
-// cluster is a Kubernetes of one node.
+// cluster is a Kubernetes of some nodes, which are instances of a rack.
 type cluster struct {
 	dir, programs string
 	sim           *lab.Sim
-	instance      lab.Instance
+	a, b          *node
 }
 
-// newCluster starts the rack and a cluster without the plugin.
+// newCluster starts the rack and a cluster of two nodes, without the plugin.
 func newCluster(t *testing.T) *cluster {
 	built, err := programs()
 	must(t, err)
 	c := &cluster{dir: os.Getenv(inside), programs: built}
-	c.startRack(t)
+	c.sim = c.startRack(t, "rack", rackAddress, "node-a", "node-b")
 	c.startControlPlane(t)
-	c.startNode(t)
+	c.a, c.b = c.newNode(c.sim, "node-a", nodeA), c.newNode(c.sim, "node-b", nodeB)
+	c.join(t, c.a, c.b)
 	return c
 }
 
-func (c *cluster) startRack(t *testing.T) {
-	var err error
-	c.sim, err = lab.StartSimWith(filepath.Join(c.dir, "oxide-sim"), lab.SimOptions{Args: []string{
-		"--listen=" + rackAddress + ":12220", "--hotplug=async", fmt.Sprintf("--max-disks=%d", maxDisks),
-		"--instances=" + nodeName, "--guest-root=/run/guests", "--state=" + filepath.Join(c.dir, "rack"), "--latency=5ms",
+// startRack starts a rack, with instances that run.
+func (c *cluster) startRack(t *testing.T, name, address string, instances ...string) *lab.Sim {
+	t.Helper()
+	sim, err := lab.StartSimWith(filepath.Join(c.dir, "oxide-sim"), lab.SimOptions{Args: []string{
+		"--listen=" + address + ":12220", "--hotplug=async", fmt.Sprintf("--max-disks=%d", maxDisks), "--latency=5ms",
+		"--instances=" + strings.Join(instances, ","), "--guest-root=" + c.path("guests/"+name), "--state=" + c.path("racks/"+name),
 	}})
 	must(t, err)
-	t.Cleanup(func() { must(t, c.sim.Stop()) })
-	c.instance = c.sim.Instance(nodeName)
+	t.Cleanup(func() { must(t, sim.Stop()) })
+	return sim
+}
+
+// join starts nodes, and waits until they are ready.
+func (c *cluster) join(t *testing.T, nodes ...*node) {
+	t.Helper()
+	for _, n := range nodes {
+		n.start(t)
+		t.Cleanup(func() {
+			n.stop(t)
+			if t.Failed() {
+				t.Log(n.logs())
+			}
+		})
+	}
+	c.ready(t, nodes...)
+}
+
+// ready waits until nodes are.
+func (c *cluster) ready(t *testing.T, nodes ...*node) {
+	t.Helper()
+	for _, n := range nodes {
+		eventually(t, "node "+n.Name+" is registered", func() bool { _, err := c.try("get", "node", n.Name); return err == nil })
+		c.kubectl(t, "wait", "--for=condition=Ready", "node/"+n.Name, "--timeout="+patience.String())
+	}
 }
 
 // users are who may ask the API server, by name, with their groups. Their tokens are their names.
@@ -58,7 +81,9 @@ var users = map[string]string{
 	"admin":                          "system:masters",
 	"system:kube-controller-manager": "",
 	"system:kube-scheduler":          "",
-	"system:node:" + nodeName:        "system:nodes",
+	"system:node:node-a":             "system:nodes",
+	"system:node:node-b":             "system:nodes",
+	"system:node:node-c":             "system:nodes",
 }
 
 func (c *cluster) startControlPlane(t *testing.T) {
@@ -78,17 +103,11 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		"--service-account-key-file="+c.path("accounts.key"), "--service-account-signing-key-file="+c.path("accounts.key"))
 	// The certificate that the API server makes for itself comes with the authority that has signed it.
 	for user := range users {
-		c.write(t, user+".kubeconfig", fmt.Sprintf(`apiVersion: v1
-kind: Config
-clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %s}}]
-users: [{name: u, user: {token: "%s"}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-current-context: c
-`, apiAddress, c.path("pki/apiserver.crt"), user))
+		c.write(t, user+".kubeconfig", kubeconfig(c.dir, user))
 	}
 	eventually(t, "the API server is ready", func() bool { _, err := c.try("get", "--raw", "/readyz"); return err == nil })
 	for name, flags := range map[string][]string{
-		"kube-controller-manager": {"--use-service-account-credentials", "--service-account-private-key-file=" + c.path("accounts.key"), "--root-ca-file=" + c.path("pki/apiserver.crt")},
+		"kube-controller-manager": {"--use-service-account-credentials", "--node-monitor-grace-period=20s", "--service-account-private-key-file=" + c.path("accounts.key"), "--root-ca-file=" + c.path("pki/apiserver.crt")},
 		"kube-scheduler":          nil,
 	} {
 		config := c.path("system:" + name + ".kubeconfig")
@@ -100,59 +119,15 @@ current-context: c
 	c.start(t, "snapshot-controller", "--kubeconfig="+c.path("admin.kubeconfig"))
 }
 
-func (c *cluster) startNode(t *testing.T) {
-	const socket = "/run/containerd/containerd.sock"
-	c.write(t, "cni/pods.conflist", `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods0","isGateway":true,"ipMasq":false,
-"ipam":{"type":"host-local","dataDir":"/run/cni","ranges":[[{"subnet":"10.244.0.0/24"}]],"routes":[{"dst":"10.96.0.0/24"}]}}]}`)
-	c.write(t, "containerd.toml", fmt.Sprintf(`version = 2
-root = %q
-state = "/run/containerd"
-[grpc]
-  address = %q
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = %q
-  restrict_oom_score_adj = true # not every machine lets its root change it
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
-    conf_dir = %q
-`, c.path("containerd"), socket, pauseImage, c.path("cni")))
-	c.start(t, "/usr/bin/containerd", "--config="+c.path("containerd.toml"))
-	ctr := func(args ...string) error {
-		_, err := command("ctr", append([]string{"--address=" + socket, "--namespace=k8s.io"}, args...)...)
-		return err
-	}
-	eventually(t, "containerd answers", func() bool { return ctr("version") == nil })
-	images, err := filepath.Glob(c.path("images/*.tar"))
-	must(t, err)
-	for _, image := range images {
-		must(t, ctr("images", "import", image))
-	}
-
-	c.write(t, "resolv.conf", "")
-	// What is not as usual is for machines with control groups of the first version, to find out within seconds instead of tens
-	// of them what a node has let go of, and to keep images, since they cannot be pulled again. There is no DNS.
-	c.write(t, "kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-containerRuntimeEndpoint: unix://%s
-providerID: oxide://%s
-cgroupDriver: cgroupfs
-cgroupRoot: /%s
-failCgroupV1: false
-failSwapOn: false
-authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
-authorization: {mode: AlwaysAllow}
-resolvConf: %s
-clusterDNS: [10.96.0.10]
-makeIPTablesUtilChains: false
-volumePluginDir: /var/lib/kubelet/volumeplugins
-nodeStatusUpdateFrequency: 2s
-imageGCHighThresholdPercent: 100
-evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
-`, socket, c.instance.ID, cgroups(c.dir), c.path("resolv.conf")))
-	c.start(t, "kubelet", "--config="+c.path("kubelet.yaml"), "--kubeconfig="+c.path("system:node:"+nodeName+".kubeconfig"), "--cert-dir="+c.path("pki/kubelet"),
-		"--hostname-override="+nodeName, "--node-ip="+nodeAddress, "--v=2")
-	eventually(t, "the node is registered", func() bool { _, err := c.try("get", "node", nodeName); return err == nil })
-	c.kubectl(t, "wait", "--for=condition=Ready", "node/"+nodeName, "--timeout=120s")
+// kubeconfig lets one of the users ask the API server.
+func kubeconfig(dir, user string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %s}}]
+users: [{name: u, user: {token: "%s"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+`, apiAddress, filepath.Join(dir, "pki/apiserver.crt"), user)
 }
 
 func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }

@@ -3,6 +3,7 @@
 package k8s_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,12 +23,26 @@ const inside = "OXIDE_CSI_TEST_K8S"
 const (
 	apiAddress  = "10.96.0.1" // the first of the service range, where pods look for the API server
 	rackAddress = "10.96.0.2"
-	nodeAddress = "10.96.0.3"
+	westAddress = "10.96.0.3"
+	nodeA       = "10.96.0.4"
+	nodeB       = "10.96.0.5"
+	nodeC       = "10.96.0.6"
 )
+
+var addresses = []string{apiAddress, rackAddress, westAddress, nodeA, nodeB, nodeC}
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run()) // where everything skips
+	}
+	if text := os.Getenv(asNode); text != "" {
+		var n node
+		err := json.Unmarshal([]byte(text), &n)
+		if err == nil {
+			err = n.boot()
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	if dir := os.Getenv(inside); dir != "" {
 		if err := furnish(dir); err != nil {
@@ -161,37 +176,17 @@ func leave(dir string) error {
 	return errors.Join(append(errs, os.RemoveAll(dir))...)
 }
 
-// places are the folders that manifests and kubelet take for granted. Where one is missing on the machine it is made, and stays:
-// to remove a folder takes away what another run has mounted there.
-var places = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
-
-// furnish makes the namespaces a machine of their own: what they mount is seen nowhere else, and what kubelet keeps at fixed
-// places lies in the folder of the run.
+// furnish makes the namespaces ones where what is mounted is seen nowhere else, with the addresses that are listened on.
 func furnish(dir string) error {
-	mount := func(source, target, kind string, flags uintptr) error {
-		if err := os.MkdirAll(target, 0o755); err != nil {
-			return err
-		}
-		if err := syscall.Mount(source, target, kind, flags, ""); err != nil {
-			return fmt.Errorf("mount %s: %w", target, err)
-		}
-		return nil
-	}
-	errs := []error{
+	if err := errors.Join(
 		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
-		mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED), // kubelet wants its folder shared with its pods
 		mount("proc", "/proc", "proc", 0),
-		mount("tmpfs", "/run", "tmpfs", 0),
-	}
-	for _, place := range places {
-		own := filepath.Join(dir, place)
-		errs = append(errs, os.MkdirAll(own, 0o755), mount(own, place, "", syscall.MS_BIND))
-	}
-	if err := errors.Join(errs...); err != nil {
+		mount("tmpfs", filepath.Join(dir, "guests"), "tmpfs", 0), // for device nodes
+	); err != nil {
 		return err
 	}
 	commands := [][]string{{"link", "set", "lo", "up"}}
-	for _, address := range []string{apiAddress, rackAddress, nodeAddress} {
+	for _, address := range addresses {
 		commands = append(commands, []string{"address", "add", address + "/32", "dev", "lo"})
 	}
 	for _, args := range commands {

@@ -34,10 +34,11 @@ spec:
 }
 
 // pod is a Pod that waits, with one volume: a filesystem at /data, for an ordinary user and a group, or a device at /dev/volume,
-// for root.
+// for root. It runs where it may, or on a node.
 type pod struct {
 	name, claim string
 	block       bool
+	on          *node
 }
 
 func (p pod) String() string {
@@ -45,10 +46,15 @@ func (p pod) String() string {
 	if p.block {
 		user, volume = "{}", "volumeDevices: [{name: volume, devicePath: /dev/volume}]"
 	}
+	place := "{}"
+	if p.on != nil {
+		place = "{kubernetes.io/hostname: " + p.on.Name + "}"
+	}
 	return fmt.Sprintf(`apiVersion: v1
 kind: Pod
 metadata: {name: %s}
 spec:
+  nodeSelector: %s
   terminationGracePeriodSeconds: 1
   automountServiceAccountToken: false
   securityContext: %s
@@ -59,5 +65,5 @@ spec:
       %s
   volumes: [{name: volume, persistentVolumeClaim: {claimName: %s}}]
 ---
-`, p.name, user, busyboxImage, volume, p.claim)
+`, p.name, place, user, busyboxImage, volume, p.claim)
 }

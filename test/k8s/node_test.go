@@ -1,0 +1,277 @@
+//go:build k8s
+
+package k8s_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// asNode hands a node to the process that is to be it.
+const asNode = "OXIDE_CSI_TEST_K8S_NODE"
+
+// guestInNode is where a node has the devices of its simulated instance: in a folder that the manifests mount as it is.
+const guestInNode = "/var/lib/oxide-csi/guest"
+
+// node is a machine with a kubelet, in mount and PID namespaces of its own. What is on its disk outlives a stop.
+type node struct {
+	// Name is that of the Node, and of the instance that it is.
+	Name string
+	// Address is where its kubelet listens, on the loopback device.
+	Address string
+	// Instance is its ID on its rack, and Guest the folder with its devices.
+	Instance, Guest string
+	// Rack is written as the label of the Node that says so, Taint as one that it registers with; neither where empty.
+	Rack, Taint string
+	// Dir is the folder of the run, Programs that of what was built.
+	Dir, Programs string
+
+	// sim is the rack.
+	sim  *lab.Sim
+	init *exec.Cmd
+	// ended is closed when the machine is down.
+	ended chan struct{}
+}
+
+// newNode makes a node of an instance of a rack. It does not start it.
+func (c *cluster) newNode(sim *lab.Sim, name, address string) *node {
+	instance := sim.Instance(name)
+	return &node{Name: name, Address: address, Instance: instance.ID, Guest: instance.Guest, Dir: c.dir, Programs: c.programs, sim: sim}
+}
+
+// start boots the node, and returns before it is ready. Its instance must run.
+func (n *node) start(t *testing.T) {
+	t.Helper()
+	text, err := json.Marshal(n)
+	must(t, err)
+	must(t, os.MkdirAll(n.path(), 0o755))
+	log, err := os.Create(n.path("console.log"))
+	must(t, err)
+	n.init = exec.Command(os.Args[0])
+	n.init.Env = append(os.Environ(), asNode+"="+string(text))
+	n.init.Stdout, n.init.Stderr = log, log
+	n.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
+	must(t, n.init.Start())
+	must(t, log.Close())
+	init, ended := n.init, make(chan struct{})
+	go func() { _ = init.Wait(); close(ended) }() // how it ends is on its console
+	n.ended = ended
+}
+
+// stop ends all that runs on the node at once. Its filesystems are unmounted with its namespaces; for a power cut, cut the power
+// of its instance before.
+func (n *node) stop(t *testing.T) {
+	t.Helper()
+	select {
+	case <-n.ended:
+		t.Errorf("node %s has ended before its time", n.Name)
+	default:
+		must(t, n.init.Process.Kill())
+		<-n.ended
+	}
+}
+
+// path is one in what the node has as its disk.
+func (n *node) path(name ...string) string {
+	return filepath.Join(append([]string{n.Dir, "nodes", n.Name}, name...)...)
+}
+
+// logs are the ends of what is said on a node.
+func (n *node) logs() string {
+	var text strings.Builder
+	for _, name := range []string{"console", "containerd", "kubelet"} {
+		said, err := os.ReadFile(n.path(name + ".log"))
+		fmt.Fprintf(&text, "%s of %s: %v\n%s\n", name, n.Name, err, said[max(0, len(said)-3000):])
+	}
+	return text.String()
+}
+
+// The rest is what a node does itself, as the first process of its namespaces.
+
+const containerdSocket = "/run/containerd/containerd.sock"
+
+// boot furnishes the machine, and returns when one of its programs has ended, which none should.
+func (n *node) boot() error {
+	if err := n.furnish(); err != nil {
+		return err
+	}
+	if err := errors.Join(n.configureContainerd(), n.configureKubelet()); err != nil {
+		return err
+	}
+	containerd, err := n.run("/usr/bin/containerd", "--config="+n.path("containerd.toml"))
+	if err != nil {
+		return err
+	}
+	if err := n.images(); err != nil {
+		return err
+	}
+	kubelet, err := n.run(filepath.Join(n.Programs, "kubelet"), "--config="+n.path("kubelet.yaml"), "--kubeconfig="+n.path("kubeconfig"),
+		"--cert-dir="+n.path("pki"), "--hostname-override="+n.Name, "--node-ip="+n.Address, "--node-labels="+n.labels(), "--v=2")
+	if err != nil {
+		return err
+	}
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil) // whatever is orphaned, too
+		if err != nil && !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+		if pid == containerd || pid == kubelet {
+			return fmt.Errorf("process %d has ended: status %d; containerd is %d, kubelet is %d", pid, status, containerd, kubelet)
+		}
+	}
+}
+
+func (n *node) labels() string {
+	if n.Rack == "" {
+		return ""
+	}
+	return "oxide.computer/rack=" + n.Rack
+}
+
+// places are the folders that manifests and kubelet take for granted. Where one is missing on the machine it is made, and stays:
+// to remove a folder takes away what another run has mounted there.
+var places = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
+
+// furnish makes the namespaces a machine of their own: what they mount is seen nowhere else, and what kubelet keeps at fixed
+// places lies on the node's disk.
+func (n *node) furnish() error {
+	errs := []error{
+		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
+		mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED), // kubelet wants its folder shared with its pods
+		mount("proc", "/proc", "proc", 0),
+		mount("tmpfs", "/run", "tmpfs", 0),
+	}
+	for _, place := range places {
+		errs = append(errs, os.MkdirAll(n.path(place), 0o755), mount(n.path(place), place, "", syscall.MS_BIND))
+	}
+	errs = append(errs, mount(n.Guest, guestInNode, "", syscall.MS_BIND))
+	errs = append(errs, eachHierarchy(n.cgroups(), func(group, parent string) error {
+		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		return inherit(group, parent)
+	}))
+	return errors.Join(errs...)
+}
+
+// cgroups is the name of the control groups below which kubelet puts its pods.
+func (n *node) cgroups() string { return filepath.Join(cgroups(n.Dir), n.Name) }
+
+func (n *node) configureContainerd() error {
+	return errors.Join(
+		// Nodes share a bridge, and so its addresses.
+		n.write("cni/pods.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods0","isGateway":true,"ipMasq":false,
+"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.244.0.0/24"}]],"routes":[{"dst":"10.96.0.0/24"}]}}]}`, filepath.Join(n.Dir, "addresses"))),
+		n.write("containerd.toml", fmt.Sprintf(`version = 2
+root = %q
+state = "/run/containerd"
+[grpc]
+  address = %q
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = %q
+  restrict_oom_score_adj = true # not every machine lets its root change it
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = %q
+`, n.path("containerd"), containerdSocket, pauseImage, n.path("cni"))))
+}
+
+func (n *node) configureKubelet() error {
+	taints := ""
+	if n.Taint != "" {
+		taints = fmt.Sprintf("registerWithTaints: [{key: %q, effect: NoExecute}]\n", n.Taint)
+	}
+	// What is not as usual is for machines with control groups of the first version, to find out within seconds instead of tens
+	// of them what a node has let go of, and to keep images, since they cannot be pulled again. There is no DNS.
+	return errors.Join(n.write("resolv.conf", ""), n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: %[1]s
+healthzBindAddress: %[1]s
+containerRuntimeEndpoint: unix://%[2]s
+providerID: oxide://%[3]s
+cgroupDriver: cgroupfs
+cgroupRoot: /%[4]s
+failCgroupV1: false
+failSwapOn: false
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+resolvConf: %[5]s
+clusterDNS: [10.96.0.10]
+makeIPTablesUtilChains: false
+volumePluginDir: /var/lib/kubelet/volumeplugins
+nodeStatusUpdateFrequency: 2s
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
+%[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), taints)),
+		n.write("kubeconfig", kubeconfig(n.Dir, "system:node:"+n.Name)))
+}
+
+// images gives containerd all images, once.
+func (n *node) images() error {
+	ctr := func(args ...string) error {
+		_, err := command("ctr", append([]string{"--address=" + containerdSocket, "--namespace=k8s.io"}, args...)...)
+		return err
+	}
+	for deadline := time.Now().Add(patience); ctr("version") != nil; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return errors.New("containerd does not answer")
+		}
+	}
+	done := n.path("images.done")
+	if _, err := os.Stat(done); err == nil {
+		return nil
+	}
+	images, err := filepath.Glob(filepath.Join(n.Dir, "images/*.tar"))
+	if err != nil {
+		return err
+	}
+	for _, image := range images {
+		if err := ctr("images", "import", image); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(done, nil, 0o600)
+}
+
+func (n *node) write(name, text string) error {
+	if err := os.MkdirAll(filepath.Dir(n.path(name)), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(n.path(name), []byte(text), 0o600)
+}
+
+// run starts a program.
+func (n *node) run(program string, args ...string) (pid int, err error) {
+	log, err := os.OpenFile(n.path(filepath.Base(program)+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.path()}
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	return cmd.Process.Pid, log.Close()
+}
+
+func mount(source, target, kind string, flags uintptr) error {
+	if err := os.MkdirAll(target, 0o755); err != nil {
+		return err
+	}
+	if err := syscall.Mount(source, target, kind, flags, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", target, err)
+	}
+	return nil
+}
