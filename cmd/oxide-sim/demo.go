@@ -26,6 +26,7 @@ import (
 //   - demo.go: the command, and what one run of it does
 //   - demo_cast.go: the rack and the plugins that it starts
 //   - demo_story.go: the steps of a volume's life
+//   - demo_shell.go: the commands that it consists of, where they are typed
 //   - demo_look.go: asking rack, guest and kernel what is there
 //   - demo_end.go: taking everything away again, and proof of it
 //   - demo_print.go: how it is told
@@ -39,8 +40,10 @@ type demoOptions struct {
 }
 
 const demoLong = `demo starts a simulated rack with two instances and the plugin, one controller and one node process on each
-instance, and takes one volume through its whole life: made, attached, formatted, mounted, written to, moved
-to the other instance, read back, deleted. After each step it shows where the volume is, as seen from outside.
+instance, and takes one volume through its whole life by the commands of oxide-csi: made, attached, formatted,
+mounted, written to, kept in a snapshot, moved to the other instance, read back, deleted, made again of the
+snapshot. After each command it shows where the volume is, as seen from outside. With --step, the same commands
+can be typed meanwhile, in a shell that has read the file which the demo names.
 
 It needs oxide-csi beside itself. As root it uses real loop devices and mounts, which it takes away at the end;
 as an ordinary user it shows what the controller does and leaves the nodes out.`
@@ -220,25 +223,29 @@ func (d *demo) tell(ctx context.Context) error {
 	if err := d.introduce(ctx); err != nil {
 		return err
 	}
-	if err := d.play(ctx, d.life(&volume{name: "ledger"})); err != nil {
+	ledger := &volume{}
+	if err := d.play(ctx, ledger, d.life()); err != nil {
+		return err
+	}
+	if err := d.play(ctx, &volume{written: ledger.written}, d.afterlife(ledger.snapshot)); err != nil {
 		return err
 	}
 	d.out.blank()
 	if err := d.withoutHotplug(ctx); err != nil {
 		return err
 	}
-	return d.play(ctx, d.refusal(&volume{name: "refused"}))
+	return d.play(ctx, &volume{}, d.refusal())
 }
 
 const (
-	introduction = "One volume's whole life. Orchestrators such as Kubernetes and Nomad ask for storage through CSI, the " +
-		"Container Storage Interface. Each step is what an orchestrator wants, with the CSI call that it makes at the " +
-		"right, and below it where the volume is afterwards: what the rack's API, the guest's kernel and the table of " +
-		"mounts show. The rack is simulated; plugin, sockets, block devices and filesystem are real."
-	introductionWithoutNodes = "One volume's life, as far as the rack sees it. Orchestrators such as Kubernetes and Nomad ask for " +
-		"storage through CSI, the Container Storage Interface. Each step is what an orchestrator wants, with the CSI call " +
-		"that it makes at the right, and below it what the rack's API shows afterwards. The rack is simulated; plugin and " +
-		"socket are real."
+	introduction = "One volume's whole life, by commands that anybody can type. They ask the plugin what Kubernetes or Nomad " +
+		"would ask it, through CSI, the Container Storage Interface: the calls that change something stand at the right. " +
+		"Below each command are what it prints and where the volume is then: what the rack's API, the guest's kernel and " +
+		"the table of mounts show. The rack is simulated; plugin, sockets, block devices and filesystem are real."
+	introductionWithoutNodes = "One volume's life, as far as the rack sees it, by commands that anybody can type. They ask the plugin what " +
+		"Kubernetes or Nomad would ask it, through CSI, the Container Storage Interface: the calls that change something " +
+		"stand at the right. Below each command are what it prints and what the rack's API shows then. The rack is " +
+		"simulated; plugin and socket are real."
 	limit = "Today's racks attach and detach a disk only while the instance is stopped. This one does it while the " +
 		"instance runs (hot-plug); what the plugin says on one that does not is shown further down."
 	limitShown = "And on a rack as they are today, without hot-plug:"
@@ -269,6 +276,7 @@ func (d *demo) introduce(ctx context.Context) error {
 	}
 	d.out.entry("plugin", "%s", d.cast.plugins())
 	d.out.entry("folder", "%s", d.dir)
+	d.out.entry("your shell", "run this with --step, and elsewhere: . %s", quoted(d.cast.nodes[0].shell.env))
 	d.out.blank()
 	d.out.paragraph(limit)
 	return d.out.err

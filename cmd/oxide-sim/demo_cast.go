@@ -25,9 +25,11 @@ type machine struct {
 	instance lab.Instance
 	// plugin is nil when the nodes are left out.
 	plugin *lab.Plugin
-	// id is how the orchestrator knows the node: what the plugin on it says, else the instance's ID.
+	// shell is where commands for this node are typed.
+	shell *shell
+	// id is what the plugin on the node says, else the instance's ID.
 	id string
-	// staging and target are where the orchestrator wants the volume: once for the node, and for the one who uses it.
+	// staging is the folder with what is mounted once for the node, target where the one who uses the volume wants it.
 	staging, target string
 }
 
@@ -63,15 +65,27 @@ func (d *demo) start() (err error) {
 		m := &machine{instance: instance, id: instance.ID}
 		d.cast.nodes = append(d.cast.nodes, m)
 		if d.nodesOff != "" {
-			continue
+			m.shell, err = d.newShell("", filepath.Join(d.dir, controllerFolder), d.variables(nil)...)
+		} else {
+			err = d.startNode(m)
 		}
-		if m.plugin, err = d.startPlugin("node", instance.Name, instance); err != nil {
+		if err != nil {
 			return err
 		}
-		m.staging = filepath.Join(d.dir, instance.Name, stagingFolder)
-		m.target = filepath.Join(d.dir, instance.Name, targetFolder)
 	}
 	return nil
+}
+
+func (d *demo) startNode(m *machine) (err error) {
+	name := m.instance.Name
+	if m.plugin, err = d.startPlugin("node", name, m.instance); err != nil {
+		return err
+	}
+	dir := filepath.Join(d.dir, name)
+	m.staging = filepath.Join(dir, stagingFolder)
+	m.target = filepath.Join(dir, targetFolder)
+	m.shell, err = d.newShell(name, dir, d.variables(m)...)
+	return err
 }
 
 func (d *demo) startPlugin(mode, folder string, instance lab.Instance) (*lab.Plugin, error) {
@@ -111,8 +125,8 @@ func (c cast) running() []*lab.Plugin {
 	return plugins
 }
 
-// register asks a node who it is, as an orchestrator does before it places anything there. It returns how many volumes
-// the node takes.
+// register asks a node who it is, as an orchestrator does before it places anything there. It returns how many volumes the node
+// takes.
 func (m *machine) register(ctx context.Context) (room int64, err error) {
 	info, err := m.plugin.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	if err != nil {

@@ -148,7 +148,7 @@ func (d *demo) detachAll() (detached []string, err error) {
 }
 
 // checkFolder looks for what rack and plugins should have removed: all but the records and the boot disks of the rack,
-// and the folders and the token file that the demo itself has made for them.
+// and the folders and files that the demo itself has made for them and for its shells.
 func (d *demo) checkFolder() error {
 	var left []string
 	err := filepath.WalkDir(d.dir, func(path string, entry fs.DirEntry, err error) error {
@@ -159,7 +159,8 @@ func (d *demo) checkFolder() error {
 		ofVolume := slices.ContainsFunc(d.volumes, func(id string) bool { return strings.Contains(entry.Name(), id) })
 		token := path == filepath.Join(d.dir, controllerFolder, "token")
 		claims := entry.Name() == "claims" // of a node: an empty file that only carries locks
-		unexpected := !entry.IsDir() && !inRack && !token && !claims
+		shell := slices.ContainsFunc(d.cast.nodes, func(m *machine) bool { return path == m.shell.env })
+		unexpected := !entry.IsDir() && !inRack && !token && !claims && !shell
 		if ofVolume || unexpected || entry.IsDir() && (entry.Name() == targetFolder || entry.Name() == guestsFolder) {
 			left = append(left, path)
 		}

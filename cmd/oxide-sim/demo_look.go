@@ -41,15 +41,9 @@ func attached(m *machine) view {
 	return view{rack: "attached to " + m.instance.Name, guest: "nvme1n1 on " + m.instance.Name, mounts: "none"}
 }
 
-func staged(m *machine) view {
+func mounted(m *machine) view {
 	v := attached(m)
-	v.mounts = fmt.Sprintf("ext4 at %s/%s", m.instance.Name, stagingFolder)
-	return v
-}
-
-func published(m *machine) view {
-	v := staged(m)
-	v.mounts += fmt.Sprintf(", %s/%s", m.instance.Name, targetFolder)
+	v.mounts = fmt.Sprintf("ext4 at %s/%s, %s/%s", m.instance.Name, stagingFolder, m.instance.Name, targetFolder)
 	return v
 }
 
@@ -69,7 +63,7 @@ func (d *demo) look(ctx context.Context, v *volume) (seen view, err error) {
 	if seen.guest, err = d.inGuests(v); err != nil {
 		return seen, err
 	}
-	seen.mounts, err = d.mounted()
+	seen.mounts, err = d.mounts(v)
 	return seen, err
 }
 
@@ -193,7 +187,8 @@ func mountsBelow(dir string) ([]*mountinfo.Info, error) {
 	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !below(m.Mountpoint, dir), false })
 }
 
-func (d *demo) mounted() (string, error) {
+// mounts says where a volume is mounted; its ID, with which its path in the staging folder ends, is left out.
+func (d *demo) mounts(v *volume) (string, error) {
 	mounts, err := mountsBelow(d.dir)
 	if err != nil || len(mounts) == 0 {
 		return "none", err
@@ -201,7 +196,7 @@ func (d *demo) mounted() (string, error) {
 	var text []string
 	fsType := ""
 	for _, m := range mounts {
-		place := strings.TrimPrefix(m.Mountpoint, d.dir+"/")
+		place := strings.TrimSuffix(strings.TrimPrefix(m.Mountpoint, d.dir+"/"), "/"+v.id)
 		if m.FSType != fsType {
 			place, fsType = m.FSType+" at "+place, m.FSType
 		}

@@ -66,11 +66,28 @@ func (n *narrator) entry(name, format string, args ...any) {
 	n.line("%*s%-*s %s", indent, "", nameWidth, name, fmt.Sprintf(format, args...))
 }
 
-// step prints the first line of a step and returns its number.
-func (n *narrator) step(says, call string) int {
+// step prints what is wanted now and returns its number.
+func (n *narrator) step(says string) int {
 	n.steps++
-	n.line("%2d. %-*s%s", n.steps, lineWidth-indent-len(call), says, call)
+	n.line("%2d. %s", n.steps, says)
 	return n.steps
+}
+
+// command prints a command, and at the right the CSI calls that it makes.
+func (n *narrator) command(prompt, line, calls string) {
+	typed := prompt + "$ " + line
+	if len(typed)+2+len(calls) > lineWidth-indent {
+		n.line("%*s%s", indent, "", typed)
+		typed = ""
+	}
+	n.line("%*s%-*s%s", indent, "", lineWidth-indent-len(calls), typed, calls)
+}
+
+// output prints what a command has printed, as it is.
+func (n *narrator) output(text string) {
+	for line := range strings.Lines(text) {
+		n.line("%*s%s", indent, "", strings.TrimSuffix(line, "\n"))
+	}
 }
 
 // fact prints something that came to light within a step.
@@ -79,8 +96,8 @@ func (n *narrator) fact(name, format string, args ...any) {
 }
 
 // quotation prints what somebody else has said, of any length.
-func (n *narrator) quotation(name, text string) {
-	for i, line := range wrap(name+": "+text, lineWidth-2*indent) {
+func (n *narrator) quotation(text string) {
+	for i, line := range wrap(text, lineWidth-2*indent) {
 		n.line("%*s%s", indent*min(i+1, 2), "", line)
 	}
 }

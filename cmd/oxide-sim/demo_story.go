@@ -16,54 +16,55 @@ import (
 	"strings"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// volume is what an orchestrator remembers of a volume from one call to the next.
+// volume is what somebody who types the commands remembers of a volume.
 type volume struct {
-	name, id                string
-	context, publishContext map[string]string
+	id string
+	// snapshot is the ID of the last snapshot taken of it.
+	snapshot string
 	// diskName is the name of its disk on the rack, as the rack showed it.
 	diskName string
-	// written is the checksum of what was written to it, in hexadecimal.
+	// written is the checksum of what was written to it or to its source, in hexadecimal.
 	written string
 }
 
-// step is one step of the story. After it the volume must be where want says, or the demo fails.
+// step is one thing that happens: a command, or what the one who uses the volume does. After it the volume must be where
+// want says, or the demo fails.
 type step struct {
-	// says is what the orchestrator wants, call is the CSI call that it makes; empty where it makes none.
-	says, call string
-	volume     *volume
-	do         func(ctx context.Context, v *volume) error
-	want       view
-	// begins says that something new begins here, which an empty line shows.
-	begins bool
+	// says is what is wanted; empty where the step goes on with what the one before it began.
+	says string
+	// at is where types is typed; calls are the CSI calls with which it changes something.
+	at           *shell
+	types, calls string
+	// refused says that the command must fail, as something stands in its way.
+	refused bool
+	volume  *volume
+	// do goes on with what the command has printed. Nil for nothing.
+	do   func(ctx context.Context, v *volume, printed string) error
+	want view
 }
 
 const (
 	gib       = int64(1) << 30
 	sizeBytes = gib
-	// stepTimeout is how long a step may take; an orchestrator would ask again.
+	// stepTimeout is how long a step may take.
 	stepTimeout = time.Minute
 )
 
-// capability is how the volume is used: one filesystem, written to from one node.
-var capability = &csi.VolumeCapability{
-	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-}
-
 // play takes the steps one after the other, and looks at the volume after each.
-func (d *demo) play(ctx context.Context, steps []step) error {
+func (d *demo) play(ctx context.Context, v *volume, steps []step) error {
+	number, title := 0, ""
 	for _, s := range steps {
-		if s.begins {
+		s.volume = v
+		if s.says != "" {
 			d.out.blank()
+			number, title = d.out.step(s.says), s.says
 		}
-		number := d.out.step(s.says, s.call)
 		if err := d.take(ctx, s); err != nil {
-			return fmt.Errorf("step %d (%s): %w", number, s.says, err)
+			return fmt.Errorf("step %d (%s): %w", number, title, err)
 		}
 	}
 	return nil
@@ -72,8 +73,14 @@ func (d *demo) play(ctx context.Context, steps []step) error {
 func (d *demo) take(ctx context.Context, s step) error {
 	limited, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	if err := s.do(limited, s.volume); err != nil {
-		return explain(err)
+	printed, err := d.carryOut(limited, s)
+	if err != nil {
+		return err
+	}
+	if s.do != nil {
+		if err := s.do(limited, s.volume, printed); err != nil {
+			return explain(err)
+		}
 	}
 	seen, err := d.look(limited, s.volume)
 	if err != nil {
@@ -86,169 +93,134 @@ func (d *demo) take(ctx context.Context, s step) error {
 	return d.out.pause(ctx)
 }
 
-// life is the whole life of a volume. Without nodes, the steps that they take are left out.
-func (d *demo) life(v *volume) []step {
+// carryOut runs the command of a step, if it has one, and shows it with what it printed.
+func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error) {
+	if s.types == "" {
+		return "", nil
+	}
+	d.out.command(s.at.prompt, s.types, s.calls)
+	printed, code, err := s.at.run(ctx, s.types)
+	switch {
+	case err != nil:
+		return "", err
+	case s.refused && code == exitInTheWay:
+		d.out.quotation(printed)
+		d.out.quotation(fmt.Sprintf("(exit code %d)", code))
+	case s.refused:
+		return "", fmt.Errorf("%s should end with exit code %d, since the rack refuses it, and ends with %d: %s", s.types, exitInTheWay, code, printed)
+	case code != 0:
+		return "", fmt.Errorf("%s: %s", s.types, printed)
+	default:
+		d.out.output(printed)
+	}
+	return printed, nil
+}
+
+// life is the life of a volume up to its end, with a snapshot that outlives it. Without nodes, what they do is left out.
+func (d *demo) life() []step {
 	a, b := d.cast.nodes[0], d.cast.nodes[1]
-	steps := slices.Concat(
-		[]step{{says: "A database needs 1 GiB: make a volume.", call: "CreateVolume", do: d.create, want: d.seen(detached), begins: true}},
-		d.up(a,
-			"It is to run on node-a: attach the volume to that instance.",
-			"On node-a: find the disk, see that it is blank, format it, mount it."),
+	return slices.Concat(
+		[]step{{says: "A database needs 1 GiB: make a volume.",
+			at: a.shell, types: "oxide-csi volume create ledger --size=1GiB", calls: "CreateVolume", do: d.created, want: d.seen(detached)}},
+		d.up(a, "ledger", "It is to run on node-a: attach the volume there", ", format it, since it is blank, and mount it"),
 		d.work(a, "The database writes a file and syncs it.", d.write),
-		d.down(a,
-			"The database is to move. On node-a: take the filesystem from it.",
-			"Detach the volume from node-a."),
-		d.up(b,
-			"Attach it to node-b.",
-			"On node-b: find the disk, see its filesystem, mount it."),
+		[]step{{says: "Keep what the volume holds now: take a snapshot.",
+			at: a.shell, types: "oxide-csi snapshot create monday --volume=ledger", calls: "CreateSnapshot", do: d.snapshotTaken, want: d.seen(mounted(a))}},
+		d.down(a, "ledger", "The database is to move: take the volume from node-a."),
+		d.up(b, "ledger", "Attach it to node-b", ", find its filesystem, and mount it"),
 		d.work(b, "The database reads its file.", d.read),
-		d.down(b,
-			"The database is given up. On node-b: take the filesystem from it.",
-			"Detach the volume from node-b."),
-		[]step{{says: "Nobody needs the volume any more: delete it.", call: "DeleteVolume", do: d.delete, want: d.seen(deleted)}},
+		d.down(b, "ledger", "The database is given up: take the volume away, and delete it."),
+		[]step{d.deletion(b, "ledger")},
 	)
-	return tellingOf(v, steps)
+}
+
+// afterlife is that of a volume made from the snapshot that the other one has left.
+func (d *demo) afterlife(snapshot string) []step {
+	b := d.cast.nodes[1]
+	return slices.Concat(
+		[]step{{says: "Somebody wants to see it once more: make a volume of what the snapshot holds.",
+			at: b.shell, types: "oxide-csi volume create copy --from-snapshot=" + snapshot, calls: "CreateVolume", do: d.created, want: d.seen(detached)}},
+		d.up(b, "copy", "", ""),
+		d.work(b, "The file is there.", d.read),
+		d.down(b, "copy", "That was all: delete volume and snapshot."),
+		[]step{
+			d.deletion(b, "copy"),
+			{at: b.shell, types: "oxide-csi snapshot delete " + snapshot, calls: "DeleteSnapshot", want: d.seen(deleted)},
+		},
+	)
 }
 
 // refusal is what happens to a volume on a rack that attaches nothing to a running instance.
-func (d *demo) refusal(v *volume) []step {
+func (d *demo) refusal() []step {
 	a := d.cast.nodes[0]
-	return tellingOf(v, []step{
-		{says: "Make another volume.", call: "CreateVolume", do: d.create, want: d.seen(detached)},
-		{says: "Attach it to node-a, which runs.", call: "ControllerPublishVolume", do: a.refuse(d), want: d.seen(detached)},
-		{says: "Delete it.", call: "DeleteVolume", do: d.delete, want: d.seen(deleted)},
-	})
-}
-
-func tellingOf(v *volume, steps []step) []step {
-	for i := range steps {
-		steps[i].volume = v
+	return []step{
+		{says: "Make another volume, and attach it to node-a, which runs.",
+			at: a.shell, types: "oxide-csi volume create refused --size=1GiB", calls: "CreateVolume", do: d.created, want: d.seen(detached)},
+		{at: a.shell, types: "oxide-csi volume attach refused" + a.named(), calls: "ControllerPublishVolume", refused: true, want: d.seen(detached)},
+		d.deletion(a, "refused"),
 	}
-	return steps
 }
 
-// up brings the volume to whoever uses it on a node.
-func (d *demo) up(m *machine, attach, stage string) []step {
-	steps := []step{{says: attach, call: "ControllerPublishVolume", do: m.attach(d), want: d.seen(attached(m)), begins: true}}
+func (d *demo) deletion(m *machine, name string) step {
+	return step{at: m.shell, types: "oxide-csi volume delete " + name, calls: "DeleteVolume", want: d.seen(deleted)}
+}
+
+// up brings a volume to whoever uses it on a node. What it says goes on if there are nodes.
+func (d *demo) up(m *machine, name, says, goesOn string) []step {
+	attach := step{at: m.shell, types: "oxide-csi volume attach " + name + m.named(), calls: "ControllerPublishVolume", want: d.seen(attached(m))}
+	mount := step{at: m.shell, types: "oxide-csi volume mount " + name + " " + targetFolder, calls: "NodeStageVolume, NodePublishVolume", want: d.seen(mounted(m))}
 	if m.plugin == nil {
-		return steps
+		goesOn = ""
 	}
-	name := m.instance.Name
-	return append(steps,
-		step{says: stage, call: "NodeStageVolume", do: m.stage, want: d.seen(staged(m))},
-		step{says: "On " + name + ": show the filesystem to the database.", call: "NodePublishVolume", do: m.publish, want: d.seen(published(m))})
+	if says != "" {
+		attach.says = says + goesOn + "."
+	}
+	if m.plugin == nil {
+		return []step{attach}
+	}
+	return []step{attach, mount}
 }
 
 // down takes it away again.
-func (d *demo) down(m *machine, unpublish, detach string) []step {
-	detaching := step{says: detach, call: "ControllerUnpublishVolume", do: m.detach(d), want: d.seen(detached)}
+func (d *demo) down(m *machine, name, says string) []step {
 	if m.plugin == nil {
-		detaching.begins = true
-		return []step{detaching}
+		return []step{{says: says, at: m.shell, types: "oxide-csi volume detach " + name + m.named() + " --unmounted",
+			calls: "ControllerUnpublishVolume", want: d.seen(detached)}}
 	}
 	return []step{
-		{says: unpublish, call: "NodeUnpublishVolume", do: m.unpublish, want: d.seen(staged(m)), begins: true},
-		{says: "On " + m.instance.Name + ": unmount it.", call: "NodeUnstageVolume", do: m.unstage, want: d.seen(attached(m))},
-		detaching,
+		{says: says, at: m.shell, types: "oxide-csi volume unmount " + name + " " + targetFolder,
+			calls: "NodeUnpublishVolume, NodeUnstageVolume", want: d.seen(attached(m))},
+		{at: m.shell, types: "oxide-csi volume detach " + name, calls: "ControllerUnpublishVolume", want: d.seen(detached)},
 	}
 }
 
-// work is what the one who uses the volume does, which no orchestrator sees.
+// work is what the one who uses the volume does, which no plugin sees.
 func (d *demo) work(m *machine, says string, do func(*machine, *volume) error) []step {
 	if m.plugin == nil {
 		return nil
 	}
-	return []step{{says: says, do: func(_ context.Context, v *volume) error { return do(m, v) }, want: d.seen(published(m))}}
+	return []step{{says: says, do: func(_ context.Context, v *volume, _ string) error { return do(m, v) }, want: d.seen(mounted(m))}}
 }
 
-func (d *demo) create(ctx context.Context, v *volume) error {
-	resp, err := d.cast.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name:               v.name,
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: sizeBytes},
-		VolumeCapabilities: []*csi.VolumeCapability{capability},
-	})
-	if err != nil {
-		return err
-	}
-	v.id, v.context = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
+// created looks for the volume on the rack by the ID that was printed.
+func (d *demo) created(ctx context.Context, v *volume, printed string) error {
+	v.id = printed
 	d.volumes = append(d.volumes, v.id)
 	disk, err := d.disk(ctx, v.id)
 	if err != nil {
 		return err
 	}
 	v.diskName = disk.Name
-	d.out.fact("volume", "%s, the rack's disk %s of %d GiB", v.id, disk.Name, disk.Size/gib)
-	if got := resp.GetVolume().GetCapacityBytes(); got != disk.Size || got != sizeBytes {
-		return fmt.Errorf("%d bytes were asked for, the plugin says %d, the rack's disk has %d", sizeBytes, got, disk.Size)
+	d.out.fact("disk", "%s, %d GiB", disk.Name, disk.Size/gib)
+	if disk.Size != sizeBytes {
+		return fmt.Errorf("%d bytes were asked for, the rack's disk has %d", sizeBytes, disk.Size)
 	}
 	return nil
 }
 
-func (d *demo) delete(ctx context.Context, v *volume) error {
-	_, err := d.cast.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
-	return err
-}
-
-func (m *machine) attach(d *demo) func(context.Context, *volume) error {
-	return func(ctx context.Context, v *volume) error {
-		resp, err := d.cast.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-			VolumeId: v.id, NodeId: m.id, VolumeCapability: capability, VolumeContext: v.context,
-		})
-		v.publishContext = resp.GetPublishContext()
-		return err
-	}
-}
-
-// refuse attaches the volume where the rack will not have it.
-func (m *machine) refuse(d *demo) func(context.Context, *volume) error {
-	attach := m.attach(d)
-	return func(ctx context.Context, v *volume) error {
-		err := attach(ctx, v)
-		if err == nil {
-			return errors.New("the volume was attached to a running instance, which this rack should refuse")
-		}
-		if status.Code(err) != codes.FailedPrecondition {
-			return fmt.Errorf("FAILED_PRECONDITION should be the answer, not this: %w", err)
-		}
-		d.out.quotation("refused", "FAILED_PRECONDITION: "+status.Convert(err).Message())
-		return nil
-	}
-}
-
-func (m *machine) detach(d *demo) func(context.Context, *volume) error {
-	return func(ctx context.Context, v *volume) error {
-		_, err := d.cast.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: m.id})
-		return err
-	}
-}
-
-func (m *machine) stage(ctx context.Context, v *volume) error {
-	// The orchestrator makes the folder: CSI spec, NodeStageVolume.
-	if err := os.MkdirAll(m.staging, 0o755); err != nil {
-		return err
-	}
-	_, err := m.plugin.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, PublishContext: v.publishContext, StagingTargetPath: m.staging, VolumeCapability: capability, VolumeContext: v.context,
-	})
-	return err
-}
-
-func (m *machine) publish(ctx context.Context, v *volume) error {
-	_, err := m.plugin.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, PublishContext: v.publishContext, StagingTargetPath: m.staging, TargetPath: m.target,
-		VolumeCapability: capability, VolumeContext: v.context,
-	})
-	return err
-}
-
-func (m *machine) unpublish(ctx context.Context, v *volume) error {
-	_, err := m.plugin.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: m.target})
-	return err
-}
-
-func (m *machine) unstage(ctx context.Context, v *volume) error {
-	_, err := m.plugin.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: m.staging})
-	return err
+func (d *demo) snapshotTaken(_ context.Context, v *volume, printed string) error {
+	v.snapshot = printed
+	return nil
 }
 
 const (

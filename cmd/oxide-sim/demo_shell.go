@@ -1,0 +1,100 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// shell is where the commands of the story are typed. Everybody can type them there: all that makes it this place stands in a
+// file, which any shell can read.
+type shell struct {
+	prompt string
+	// env is the path of that file.
+	env string
+}
+
+const envFile = "env"
+
+// exitInTheWay is the exit code of oxide-csi where the plugin answers FAILED_PRECONDITION (docs/cli.md).
+const exitInTheWay = 5
+
+// newShell makes a shell in a folder, in which the variables are set.
+func (d *demo) newShell(prompt, dir string, variables ...string) (*shell, error) {
+	var text strings.Builder
+	for _, variable := range append(variables, "PATH="+filepath.Dir(d.programs.Plugin)) {
+		name, value, _ := strings.Cut(variable, "=")
+		value = quoted(value)
+		if name == "PATH" {
+			value += `:"$PATH"`
+		}
+		fmt.Fprintf(&text, "export %s=%s\n", name, value)
+	}
+	fmt.Fprintf(&text, "cd %s\n", quoted(dir))
+	s := &shell{prompt: prompt, env: filepath.Join(dir, envFile)}
+	return s, os.WriteFile(s.env, []byte(text.String()), 0o644)
+}
+
+var plain = regexp.MustCompile(`^[\w./=-]+$`)
+
+// quoted is a text as one word of the shell.
+func quoted(text string) string {
+	if plain.MatchString(text) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+// run runs a command of oxide-csi, and returns what it printed and its exit code.
+func (s *shell) run(ctx context.Context, line string) (printed string, code int, err error) {
+	cmd := exec.CommandContext(ctx, "sh", "-c", ". "+quoted(s.env)+" && exec "+line)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the demo, which ends it
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		err = nil
+	}
+	if err != nil {
+		return "", 0, fmt.Errorf("%s: %w", line, err)
+	}
+	return strings.TrimSuffix(output.String(), "\n"), cmd.ProcessState.ExitCode(), nil
+}
+
+// variables are those that a shell needs where a node's plugin runs, or only the controller.
+func (d *demo) variables(m *machine) []string {
+	variables := []string{"OXIDE_CSI_CONTROLLER_ENDPOINT=" + d.cast.controller.Socket}
+	if m == nil {
+		for _, instance := range d.cast.sim.Instances {
+			variables = append(variables, variableOf(instance)+"="+instance.ID)
+		}
+		return variables
+	}
+	return append(variables,
+		"OXIDE_CSI_NODE_ENDPOINT="+m.plugin.Socket,
+		"OXIDE_CSI_STAGING_DIR="+m.staging,
+		"OXIDE_CSI_SYS_ROOT="+filepath.Join(m.instance.Guest, "sys"))
+}
+
+// variableOf is the variable with the ID of a node that is asked for by its ID.
+func variableOf(instance lab.Instance) string { return strings.ReplaceAll(instance.Name, "-", "_") }
+
+// named names the node to a command where no plugin runs on it, which would know.
+func (m *machine) named() string {
+	if m.plugin != nil {
+		return ""
+	}
+	return " --node=$" + variableOf(m.instance)
+}
