@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -47,6 +48,27 @@ func unavailable(format string, args ...any) error {
 	return withCode(codes.Unavailable, format, args...)
 }
 func internal(format string, args ...any) error { return withCode(codes.Internal, format, args...) }
+
+// loggedError is an error that nobody has to look into: it is expected, or was logged before.
+type loggedError struct {
+	level slog.Level
+	err   error
+}
+
+func (e *loggedError) Error() string { return e.err.Error() }
+func (e *loggedError) Unwrap() error { return e.err }
+
+// logged has the RPC that ends with this error logged at a level below the one of errors.
+func logged(level slog.Level, err error) error { return &loggedError{level, err} }
+
+// logLevel is the level at which an RPC that ended with an error is logged.
+func logLevel(err error) slog.Level {
+	var own *loggedError
+	if errors.As(err, &own) {
+		return own.level
+	}
+	return slog.LevelError
+}
 
 // codeTable is the one mapping from the errors of the layers below to gRPC codes. The reason says what an orchestrator
 // does with the code, where that decided it.

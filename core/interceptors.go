@@ -42,7 +42,7 @@ func (s *Server) report(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	level := slog.LevelInfo
 	switch {
 	case err != nil:
-		level = slog.LevelError
+		level = logLevel(err)
 		attrs = append(attrs, slog.String("error", result.Message()))
 	case quiet(method):
 		level = slog.LevelDebug

@@ -1,6 +1,8 @@
 package core
 
 import (
+	"log/slog"
+	"math"
 	"sync"
 	"time"
 )
@@ -8,6 +10,9 @@ import (
 // refusalMemory is how long the rack is not asked again for what it has just refused. Nomad repeats some calls every
 // second and per volume.
 const refusalMemory = 5 * time.Second
+
+// lasting is for a refusal that ends only when somebody does something.
+const lasting = time.Duration(math.MaxInt64)
 
 type operation string
 
@@ -21,7 +26,7 @@ type attachment struct {
 	diskID, instanceID string
 }
 
-// refusals remembers for a moment that the rack refused to attach or detach because the instance is not stopped.
+// refusals remembers for a moment that an attach or a detach was refused for something that lasts longer: the instance runs.
 type refusals struct {
 	mu    sync.Mutex
 	known map[attachment]refused
@@ -36,8 +41,8 @@ func newRefusals() *refusals {
 	return &refusals{known: map[attachment]refused{}}
 }
 
-// remember keeps an error for [refusalMemory] and returns it.
-func (r *refusals) remember(op operation, diskID, instanceID string, err error) error {
+// remember keeps an error for [refusalMemory], or less long if it ends earlier, and returns it.
+func (r *refusals) remember(op operation, diskID, instanceID string, ends time.Duration, err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -46,11 +51,11 @@ func (r *refusals) remember(op operation, diskID, instanceID string, err error) 
 			delete(r.known, key)
 		}
 	}
-	r.known[attachment{op, diskID, instanceID}] = refused{until: now.Add(refusalMemory), err: err}
+	r.known[attachment{op, diskID, instanceID}] = refused{until: now.Add(min(ends, refusalMemory)), err: err}
 	return err
 }
 
-// remembered is the error kept for this, if it is not too old.
+// remembered is the error kept for this, if it is not too old. It was logged when it was new.
 func (r *refusals) remembered(op operation, diskID, instanceID string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,14 +63,22 @@ func (r *refusals) remembered(op operation, diskID, instanceID string) error {
 	if !ok || time.Now().After(entry.until) {
 		return nil
 	}
-	return entry.err
+	return logged(slog.LevelDebug, entry.err)
 }
 
-const (
-	// wishLifetime ends a wish to detach that nobody has repeated.
-	wishLifetime  = 10 * time.Minute
-	graceRounding = time.Second
-)
+// forget ends what is remembered of a disk: it was attached.
+func (r *refusals) forget(diskID string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key := range r.known {
+		if key.diskID == diskID {
+			delete(r.known, key)
+		}
+	}
+}
+
+// wishLifetime ends a wish to detach that nobody has repeated.
+const wishLifetime = 10 * time.Minute
 
 // detachGrace remembers since when a detach has been wished for.
 type detachGrace struct {
@@ -84,10 +97,10 @@ func newDetachGrace(grace time.Duration) *detachGrace {
 	return &detachGrace{grace: grace, wishes: map[string]wish{}}
 }
 
-// left notes the wish to detach a disk from an instance and says how much longer it must wait.
-func (g *detachGrace) left(diskID, instanceID string) time.Duration {
+// due notes the wish to detach a disk from an instance and says when it may be granted.
+func (g *detachGrace) due(diskID, instanceID string) time.Time {
 	if g.grace == 0 {
-		return 0
+		return time.Time{}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -103,7 +116,7 @@ func (g *detachGrace) left(diskID, instanceID string) time.Duration {
 	}
 	w.repeated = now
 	g.wishes[diskID] = w
-	return g.grace - now.Sub(w.first)
+	return w.first.Add(g.grace)
 }
 
 // forget ends the wish: the volume was published again, or is detached.

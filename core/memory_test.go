@@ -10,8 +10,8 @@ import (
 func TestRefusalsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newRefusals()
-		want := memory.remember(opAttach, "d", "i", errors.New("not stopped"))
-		if got := memory.remembered(opAttach, "d", "i"); got != want {
+		want := memory.remember(opAttach, "d", "i", lasting, errors.New("not stopped"))
+		if got := memory.remembered(opAttach, "d", "i"); !errors.Is(got, want) {
 			t.Errorf("got %v", got)
 		}
 		for _, other := range [][2]string{{"d", "j"}, {"e", "i"}} {
@@ -25,6 +25,20 @@ func TestRefusalsAreForgotten(t *testing.T) {
 		time.Sleep(5*time.Second + time.Millisecond)
 		if got := memory.remembered(opAttach, "d", "i"); got != nil {
 			t.Errorf("got %v after 5 s", got)
+		}
+	})
+}
+
+func TestRefusalThatEndsEarlier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := newRefusals()
+		want := memory.remember(opDetach, "d", "i", time.Second, errors.New("not yet"))
+		if got := memory.remembered(opDetach, "d", "i"); !errors.Is(got, want) {
+			t.Errorf("got %v", got)
+		}
+		time.Sleep(time.Second + time.Millisecond)
+		if got := memory.remembered(opDetach, "d", "i"); got != nil {
+			t.Errorf("got %v after its end", got)
 		}
 	})
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -43,6 +45,7 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 		return nil, err
 	}
 	c.grace.forget(disk.ID)
+	c.refusals.forget(disk.ID)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
@@ -200,7 +203,7 @@ func (c onRack) refusedAttach(ctx context.Context, disk rack.Disk, instanceID st
 		}
 		return rack.Disk{}, c.full(instanceID, len(disks))
 	case errors.Is(refusal, rack.ErrNotStopped):
-		return rack.Disk{}, c.refusals.remember(opAttach, disk.ID, instanceID, notStopped("attach", disk, instance, refusal))
+		return rack.Disk{}, c.refusals.remember(opAttach, disk.ID, instanceID, lasting, notStopped("attach", disk, instance, refusal))
 	case instance.RunState == rack.Failed:
 		return rack.Disk{}, failedPrecondition("instance %q (%s) has failed: the rack attaches nothing to it until it was started or stopped: %w", instance.Name, instance.ID, refusal)
 	}
@@ -226,6 +229,10 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context, req *csi.Con
 	nodeID, nodeOK := rack.ParseID(req.GetNodeId())
 	if !diskOK || (!nodeOK && req.GetNodeId() != "") {
 		return done, nil // neither a disk nor an instance has such an ID
+	}
+	// Nomad asks every second, and the rack is not asked that often.
+	if err := c.refusals.remembered(opDetach, diskID, nodeID); err != nil {
+		return nil, err
 	}
 	on, disk, err := c.disk(ctx, diskID)
 	if errors.Is(err, rack.ErrNotFound) {
@@ -283,7 +290,8 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 // awaitGrace refuses to detach from a running instance before the wish is old enough: an orchestrator whose node plugin is
 // away for a moment asks for the detach although the filesystem is still mounted.
 func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) error {
-	left := c.grace.left(disk.ID, disk.InstanceID)
+	due := c.grace.due(disk.ID, disk.InstanceID)
+	left := time.Until(due)
 	if left <= 0 {
 		return nil
 	}
@@ -297,8 +305,9 @@ func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) error {
 	if instance.RunState != rack.Running {
 		return nil
 	}
-	return failedPrecondition("disk %q (%s) is detached from the running instance %q (%s) in %s at the earliest, as --detach-grace demands: ask again",
-		disk.Name, disk.ID, instance.Name, instance.ID, left.Round(graceRounding))
+	refusal := failedPrecondition("disk %q (%s) is detached from the running instance %q (%s) at %s at the earliest, as --detach-grace demands: ask again",
+		disk.Name, disk.ID, instance.Name, instance.ID, due.UTC().Format(time.RFC3339))
+	return logged(slog.LevelInfo, c.refusals.remember(opDetach, disk.ID, disk.InstanceID, left, refusal))
 }
 
 // refusedDetach finds out why the rack did not detach a disk; it may be gone from the instance after all.
@@ -327,7 +336,7 @@ func (c onRack) refusedDetach(ctx context.Context, disk rack.Disk, refusal error
 	case instance.BootDiskID == disk.ID:
 		return nil // ControllerPublishVolume refuses it, so it was never published
 	case errors.Is(refusal, rack.ErrNotStopped):
-		return c.refusals.remember(opDetach, disk.ID, instance.ID, notStopped("detach", disk, instance, refusal))
+		return c.refusals.remember(opDetach, disk.ID, instance.ID, lasting, notStopped("detach", disk, instance, refusal))
 	}
 	return refusal
 }

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -316,6 +317,55 @@ func TestDetachGrace(t *testing.T) {
 	// A new publication starts anew.
 	r.must(t, r.publish(t, id, node))
 	wantCode(t, r.unpublish(t, id, node), codes.FailedPrecondition, "--detach-grace")
+}
+
+// Nomad repeats a refused detach every second. The rack is asked once, and the log says it once, as long as nothing can have
+// changed.
+func TestRefusedDetachIsRepeatedFromMemory(t *testing.T) {
+	for _, test := range []struct {
+		name, says, level string
+		grace             time.Duration
+		hotplug           bool
+		asks              map[string]int
+	}{
+		{"within the grace", "--detach-grace", "INFO", time.Hour, true, map[string]int{"disk_view": 1, "instance_view": 1}},
+		{"on a rack without hot-plug", "while the instance is stopped", "ERROR", 0, false,
+			map[string]int{"disk_view": 2, "instance_disk_detach": 1, "instance_view": 1}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			log := &lab.Output{}
+			r := newRig(t, func(o *rigOptions) { o.detachGrace, o.log = test.grace, log })
+			id, node := r.create(t, "v"), r.node(t, "node-a")
+			r.must(t, r.publish(t, id, node))
+			r.must(t, r.sim.Set(t.Context(), lab.Settings{Hotplug: &test.hotplug}))
+			r.clearCalls(t)
+			first := r.unpublish(t, id, node)
+			wantCode(t, first, codes.FailedPrecondition, test.says)
+			wantCalls(t, r, test.asks)
+			r.clearCalls(t)
+			for range 3 {
+				again := r.unpublish(t, id, node)
+				wantCode(t, again, codes.FailedPrecondition)
+				if again.Error() != first.Error() {
+					t.Errorf("first it says %v, then %v", first, again)
+				}
+			}
+			wantCalls(t, r, map[string]int{})
+			var levels []string
+			for line := range strings.Lines(log.String()) {
+				if strings.Contains(line, "msg=answered method=ControllerUnpublishVolume") {
+					_, level, _ := strings.Cut(line, "level=")
+					levels = append(levels, strings.Fields(level)[0])
+				}
+			}
+			wantSame(t, levels, []string{test.level, "DEBUG", "DEBUG", "DEBUG"})
+			// A volume that was published again is another matter.
+			r.must(t, r.publish(t, id, node))
+			r.clearCalls(t)
+			wantCode(t, r.unpublish(t, id, node), codes.FailedPrecondition, test.says)
+			wantCalls(t, r, test.asks)
+		})
+	}
 }
 
 // A hundred identical calls at once do the work once.
