@@ -35,22 +35,22 @@ type access struct {
 
 // access reads how to ask the API server. It is read anew for each call: tokens
 // and certificates are short-lived.
-func (p *Provider) access() (access, error) {
-	if p.options.Kubeconfig != "" {
-		return fromKubeconfig(p.options.Kubeconfig)
+func (c client) access() (access, error) {
+	if c.options.Kubeconfig != "" {
+		return fromKubeconfig(c.options.Kubeconfig)
 	}
-	dir := p.options.ServiceAccount
-	if p.options.Host == "" {
+	dir := c.options.ServiceAccount
+	if c.options.Host == "" {
 		return access{}, &metadata.Error{
 			Kind: metadata.ErrInvalid, What: "this is no pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set",
 			Next: "name a kubeconfig by --kubeconfig, or choose another source by --metadata",
 		}
 	}
-	port := p.options.Port
+	port := c.options.Port
 	if port == "" {
 		port = "443"
 	}
-	a := access{from: dir, server: "https://" + net.JoinHostPort(p.options.Host, port)}
+	a := access{from: dir, server: "https://" + net.JoinHostPort(c.options.Host, port)}
 	a.config.TLS.CAFile = filepath.Join(dir, "ca.crt")
 	a.config.BearerTokenFile = filepath.Join(dir, "token")
 	return a, a.checkFiles()
@@ -76,8 +76,8 @@ func (a access) checkFiles() error {
 	return e
 }
 
-// client makes a client for one request, after which its connection is closed.
-func (a access) client() (*http.Client, error) {
+// http makes a client for one request, after which its connection is closed.
+func (a access) http() (*http.Client, error) {
 	tlsConfig, err := transport.TLSConfigFor(&a.config)
 	if err != nil {
 		return nil, err

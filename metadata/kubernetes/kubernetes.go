@@ -1,8 +1,9 @@
 // Package kubernetes is the metadata provider that asks Kubernetes: it reads one
 // object, the Node on which the plugin runs, which has the instance's ID from the
-// Oxide cloud controller manager or from an operator.
+// Oxide cloud controller manager or from an operator. What the plugin may do
+// besides with that Node, where an operator wants it, is [Node].
 //
-// It needs the right to "get" that one Node, and no other:
+// A [Provider] needs the right to "get" that one Node, and no other:
 //
 //	rules: [{apiGroups: [""], resources: [nodes], verbs: [get]}]
 //
@@ -33,11 +34,8 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -54,9 +52,6 @@ const (
 	// uninitialized is the taint that a kubelet with --cloud-provider=external sets
 	// and a cloud controller manager takes away: k8s.io/cloud-provider/api.
 	uninitialized = "node.cloudprovider.kubernetes.io/uninitialized"
-
-	// maxBytes is far above what etcd stores of any object.
-	maxBytes = 8 << 20
 )
 
 // Options says which Node this is and how to ask for it.
@@ -78,15 +73,10 @@ type Options struct {
 
 // Provider is a [metadata.Provider]. It keeps nothing from one call to the next,
 // so that new tokens and certificates are used at once.
-type Provider struct{ options Options }
+type Provider struct{ client }
 
 // New makes a provider. It reads nothing.
-func New(options Options) *Provider {
-	if options.ServiceAccount == "" {
-		options.ServiceAccount = serviceAccount
-	}
-	return &Provider{options: options}
-}
+func New(options Options) *Provider { return &Provider{newClient(options)} }
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
@@ -112,11 +102,7 @@ func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 
 // node is what is read of a Node.
 type node struct {
-	Kind     string
-	Metadata struct {
-		Name                string
-		Labels, Annotations map[string]string
-	}
+	object
 	Spec struct {
 		ProviderID string
 		Taints     []struct{ Key string }
@@ -226,68 +212,11 @@ func (p *Provider) uninitialized() error {
 }
 
 // get reads the Node.
-func (p *Provider) get(ctx context.Context) (node, error) {
-	if err := ctx.Err(); err != nil {
-		return node{}, &metadata.Error{Kind: metadata.ErrNotReady, What: "Node not looked up", Cause: err, Next: "ask again"}
+func (p *Provider) get(ctx context.Context) (n node, err error) {
+	r := p.getNode()
+	status, err := p.ask(ctx, r, &n)
+	if err == nil && status != http.StatusOK {
+		err = noNode(r, status)
 	}
-	a, err := p.access()
-	if err != nil {
-		return node{}, err
-	}
-	client, err := a.client()
-	if err != nil {
-		return node{}, &metadata.Error{Kind: metadata.ErrInvalid, What: "use the credentials of " + a.from, Cause: oneLine(err), Next: "repair them, or name a kubeconfig by --kubeconfig"}
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+"/api/v1/nodes/"+url.PathEscape(p.options.NodeName), nil)
-	if err != nil {
-		return node{}, &metadata.Error{Kind: metadata.ErrInvalid, What: "the API server's address in " + a.from + " is no URL", Next: "write https://host:port"}
-	}
-	request.Header.Set("Accept", "application/json")
-	response, err := client.Do(request)
-	if err != nil {
-		return node{}, a.explain(ctx, err)
-	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxBytes))
-	if closeErr := response.Body.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = ctx.Err() // an answer that was cut off need not show as one
-	}
-	if err != nil {
-		return node{}, a.explain(ctx, err)
-	}
-	if response.StatusCode != http.StatusOK {
-		return node{}, p.refused(a, response.StatusCode)
-	}
-	var n node
-	if err := json.Unmarshal(body, &n); err != nil || n.Kind != "Node" || n.Metadata.Name != p.options.NodeName {
-		return node{}, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s answered something that is not Node %q", a.server, p.options.NodeName),
-			Next: "check that this is the address of a Kubernetes API server",
-		}
-	}
-	return n, nil
-}
-
-// refused turns an HTTP status into the contract's error. What the API server
-// says beside it stays out: it knows the names of others.
-func (p *Provider) refused(a access, status int) error {
-	e := &metadata.Error{
-		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf("get Node %q from %s: HTTP %d", p.options.NodeName, a.server, status),
-	}
-	switch {
-	case status == http.StatusUnauthorized:
-		e.Kind, e.Next = metadata.ErrInvalid, "the API server does not know the credentials of "+a.from+": check that they have not expired and are for this cluster"
-	case status == http.StatusForbidden:
-		e.Kind, e.Next = metadata.ErrInvalid, `grant the plugin's service account the verb "get" on "nodes" (a ClusterRole and its binding)`
-	case status == http.StatusNotFound:
-		e.Next = "check that --node-name (OXIDE_CSI_NODE_NAME) is the Node's name, spec.nodeName of the pod, and that the kubelet has registered"
-	case status == http.StatusTooManyRequests || status >= 500:
-		e.Next = "check the API server"
-	default:
-		e.Kind, e.Next = metadata.ErrInvalid, "check that this is the address of a Kubernetes API server"
-	}
-	return e
+	return n, err
 }

@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -47,6 +48,8 @@ type server struct {
 	tokens  []string // that are valid
 	calls   []string
 	repairs chan struct{}
+	// more answers what is asked besides the Node with GET, once the token has been found valid.
+	more func(call, body string) (status int, object any)
 }
 
 type object = map[string]any
@@ -89,7 +92,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for _, t := range s.tokens {
 		valid = valid || r.Header.Get("Authorization") == "Bearer "+t
 	}
-	s.calls = append(s.calls, r.Method+" "+r.URL.String())
+	more, call := s.more, r.Method+" "+r.URL.String()
+	s.calls = append(s.calls, call)
 	s.mu.Unlock()
 	if !r.Close {
 		s.t.Error("the connection is kept, and nobody will use it")
@@ -110,6 +114,14 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !valid:
 		status = http.StatusUnauthorized
+	case more != nil && call != "GET /api/v1/nodes/"+nodeName:
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			s.t.Error(err)
+		}
+		if status, object = more(call, string(body)); status == http.StatusOK {
+			status = 0
+		}
 	case r.URL.Path != "/api/v1/nodes/"+nodeName || object == nil:
 		status = http.StatusNotFound
 	}
