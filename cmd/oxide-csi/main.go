@@ -78,7 +78,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{config.FlagProblem(err)}
 	})
-	root.AddCommand(metadataCommand(environ, stdout, stderr), volumeCommand(environ, stdout, stderr), snapshotCommand(environ, stdout, stderr), &cobra.Command{
+	root.AddCommand(metadataCommand(environ, stdout, stderr), awaitDetachCommand(environ, stderr), volumeCommand(environ, stdout, stderr), snapshotCommand(environ, stdout, stderr), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArgs,

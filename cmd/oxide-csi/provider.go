@@ -48,10 +48,7 @@ func sources(cfg config.Config) []string {
 func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider {
 	switch name {
 	case config.MetadataKubernetes:
-		return kubernetes.New(kubernetes.Options{
-			NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
-			InstanceLabel: cfg.InstanceLabel, RackLabel: cfg.RackLabel,
-		})
+		return kubernetes.New(kubernetesOptions(cfg))
 	case config.MetadataNomad:
 		return nomad.New(nomad.Options{
 			Socket: cfg.NomadSocket, Address: cfg.NomadAddress, TokenFile: cfg.NomadTokenFile, Token: cfg.NomadToken.Reveal(),
@@ -63,4 +60,12 @@ func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider 
 		opts.CloudInit = guest.CloudInit // which is this machine's only where /sys is
 	}
 	return guest.New(opts)
+}
+
+// kubernetesOptions say which Node this is, and how to ask for it.
+func kubernetesOptions(cfg config.Config) kubernetes.Options {
+	return kubernetes.Options{
+		NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
+		InstanceLabel: cfg.InstanceLabel, RackLabel: cfg.RackLabel,
+	}
 }

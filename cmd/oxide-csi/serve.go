@@ -16,11 +16,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet"
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelife"
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
 // serve builds the parts and serves until a signal.
@@ -125,6 +127,11 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, re
 			readiness.AwaitIdentity(ctx, identity, log)
 			registration.Run(ctx)
 		})
+		if cfg.StartupTaint != "" {
+			background.run("take the startup taint off", func() {
+				nodelife.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
+			})
+		}
 	}
 	return opts, nil
 }

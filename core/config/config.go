@@ -96,6 +96,9 @@ type Config struct {
 	// KubeletEndpoint is an absolute path.
 	KubeletEndpoint string `koanf:"kubeletEndpoint" flag:"kubelet-endpoint" env:"OXIDE_CSI_KUBELET_ENDPOINT" help:"where the kubelet sees the socket of --endpoint: /var/lib/kubelet/plugins/csi.oxide.computer/csi.sock. Needed to register"`
 
+	// StartupTaint is the key of a taint of the Node, or empty.
+	StartupTaint string `koanf:"startupTaint" flag:"startup-taint" env:"OXIDE_CSI_STARTUP_TAINT" help:"key of a taint to take off the Kubernetes Node once its CSINode has this plugin's limit of volumes, such as csi.oxide.computer/agent-not-ready; needs a node name. Ignored in mode controller"`
+
 	// HTTPEndpoint is host:port, empty for off.
 	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"Host:port to serve /livez, /readyz and /metrics on; off where empty"`
 	// Pprof adds /debug/pprof to the HTTP endpoint.

@@ -149,6 +149,7 @@ func samples(t *testing.T) map[string]struct {
 		"nomadTLSServerName":     {"client.global.nomad", "client.global.nomad"},
 		"kubeletRegistrationDir": {"/registration", "/registration"},
 		"kubeletEndpoint":        {"unix:///var/lib/kubelet/plugins/x/csi.sock", "/var/lib/kubelet/plugins/x/csi.sock"},
+		"startupTaint":           {"example.com/agent-not-ready", "example.com/agent-not-ready"},
 		"httpEndpoint":           {":9808", ":9808"},
 		"pprof":                  {"true", true},
 		"stateDir":               {"/state", "/state"},
@@ -181,6 +182,8 @@ func TestEverySettingFromEverySource(t *testing.T) {
 					base = append(base, "--http-endpoint=:9808")
 				case "kubeletRegistrationDir":
 					base = append(base, "--kubelet-endpoint=/k/csi.sock")
+				case "startupTaint":
+					base = append(base, "--node-name=worker-3")
 				case "kubeletEndpoint":
 					base = append(base, "--kubelet-registration-dir=/registration")
 				}

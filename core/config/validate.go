@@ -221,6 +221,13 @@ func (c Config) checkNode(p *Problems) {
 	}
 	checkAbsolute(p, "--dev-root", c.DevRoot)
 	c.checkKubelet(p)
+	switch {
+	case c.StartupTaint == "" || !c.Mode.Node():
+	case !labelNames.MatchString(c.StartupTaint):
+		p.add("--startup-taint", "%s is no key of a taint, such as csi.oxide.computer/agent-not-ready", quote(c.StartupTaint))
+	case c.NodeName == "":
+		p.add("--startup-taint", "needs the Node's name; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
+	}
 }
 
 // checkKubelet checks how a node registers with the kubelet.

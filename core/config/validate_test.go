@@ -95,6 +95,8 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--instance-id=node-a", `config: --instance-id: the instance ID "node-a" is not a UUID`},
 		{"--kubelet-registration-dir=/registration", "config: --kubelet-endpoint: is required with --kubelet-registration-dir; set --kubelet-endpoint or OXIDE_CSI_KUBELET_ENDPOINT to the path of the plugin's socket on the host"},
 		{"--kubelet-endpoint=/k/csi.sock", "config: --kubelet-endpoint: is of no use without --kubelet-registration-dir (OXIDE_CSI_KUBELET_REGISTRATION_DIR); set both, or leave the registration to node-driver-registrar"},
+		{"--startup-taint=a/b/c", `config: --startup-taint: "a/b/c" is no key of a taint, such as csi.oxide.computer/agent-not-ready`},
+		{"--startup-taint=csi.oxide.computer/agent-not-ready", "config: --startup-taint: needs the Node's name; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"},
 		{"--http-endpoint=9808", `config: --http-endpoint: "9808" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
 		{"--http-endpoint=:http", `config: --http-endpoint: ":http" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
 		{"--http-endpoint=:65536", `config: --http-endpoint: ":65536" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
@@ -318,7 +320,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
 		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
 	}
-	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--startup-taint=-", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
 	_, _, err := load(t, args, environ, yaml)
 	got := strings.Join(problemsOf(t, err), "\n")

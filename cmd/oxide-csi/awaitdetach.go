@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelife"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+)
+
+const awaitDetachHelp = `oxide-csi await-detach is for the preStop hook of the node plugin's container in Kubernetes. On a Node that is given up
+(cordoned, deleted, taken away by an autoscaler, shutting down) it waits until no volume of the plugin is attached any
+more, so that the plugin, which unmounts them, is there until then. On any other Node it ends at once: an update of the
+plugin waits for nothing.
+
+It asks Kubernetes as the plugin does, with the same settings; see docs/configuration.md. The pod's
+terminationGracePeriodSeconds must be longer than --timeout.
+
+Exit codes: 0, there is nothing to wait for any more; 1, volumes are attached still, or Kubernetes cannot be asked; 2,
+the configuration is wrong.`
+
+func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "await-detach",
+		Short: "Wait until a Kubernetes Node that is given up has no volumes",
+		Long:  awaitDetachHelp,
+		Args:  noArgs,
+	}
+	flags := cmd.Flags()
+	config.IdentityFlags(flags)
+	flags.DurationVar(&timeout, "timeout", 5*time.Minute, "how long to wait")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, warnings, err := config.LoadIdentity(flags, environ)
+		for _, warning := range warnings {
+			fmt.Fprintf(stderr, "oxide-csi: warning: %s\n", warning)
+		}
+		var problems config.Problems
+		switch {
+		case err != nil && !errors.As(err, &problems):
+			return err
+		case err == nil && cfg.NodeName == "":
+			problems = append(problems, config.Problem{Flag: "--node-name", What: "is required; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"})
+		}
+		if timeout <= 0 {
+			problems = append(problems, config.Problem{Flag: "--timeout", What: fmt.Sprintf("%s is not positive", timeout)})
+		}
+		if len(problems) > 0 {
+			return problems
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+		defer cancel()
+		return nodelife.AwaitDetached(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), newLogger(cfg, stderr))
+	}
+	return cmd
+}

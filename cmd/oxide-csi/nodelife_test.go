@@ -1,0 +1,104 @@
+package main_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// cluster plays the API server for one Node; test/k8s has a real one.
+type cluster struct {
+	kubeconfig string
+
+	mu       sync.Mutex
+	node     map[string]any
+	attached []any
+	patches  []string
+}
+
+func newCluster(t *testing.T, node map[string]any, attached ...any) *cluster {
+	c := &cluster{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), node: node, attached: attached}
+	s := httptest.NewServer(c)
+	t.Cleanup(s.Close)
+	must(t, os.WriteFile(c.kubeconfig, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
+users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL), 0o600))
+	return c
+}
+
+func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	meta := map[string]any{"name": "worker"}
+	var answer any
+	switch r.Method + " " + r.URL.Path {
+	case "PATCH /api/v1/nodes/worker":
+		patch, _ := io.ReadAll(r.Body)
+		c.patches = append(c.patches, string(patch))
+		c.node["taints"] = nil
+		fallthrough
+	case "GET /api/v1/nodes/worker":
+		answer = map[string]any{"kind": "Node", "metadata": meta, "spec": c.node}
+	case "GET /apis/storage.k8s.io/v1/csinodes/worker":
+		answer = map[string]any{"kind": "CSINode", "metadata": meta, "spec": map[string]any{"drivers": []any{
+			map[string]any{"name": "csi.oxide.computer", "nodeID": instanceID, "allocatable": map[string]any{"count": 7}},
+		}}}
+	case "GET /apis/storage.k8s.io/v1/volumeattachments":
+		answer = map[string]any{"kind": "VolumeAttachmentList", "items": c.attached}
+	default:
+		w.WriteHeader(http.StatusTeapot)
+	}
+	_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+}
+
+// The node plugin takes the taint off once it knows who it is.
+func TestStartupTaint(t *testing.T) {
+	t.Parallel()
+	c, dir := newCluster(t, map[string]any{"taints": []any{map[string]any{"key": "csi.oxide.computer/agent-not-ready", "effect": "NoExecute"}}}), shortDir(t)
+	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
+	startPlugin(t, lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: instanceID}, Args: []string{
+		"--sys-root=" + dir, "--node-name=worker", "--kubeconfig=" + c.kubeconfig, "--startup-taint=csi.oxide.computer/agent-not-ready",
+	}})
+	eventually(t, "the taint is removed", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.patches) == 1
+	})
+}
+
+func TestAwaitDetach(t *testing.T) {
+	t.Parallel()
+	attached := []any{map[string]any{"spec": map[string]any{"attacher": "csi.oxide.computer", "nodeName": "worker", "source": map[string]any{"persistentVolumeName": "pvc-1"}}}}
+	for _, tc := range []struct {
+		name     string
+		cordoned bool
+		attached []any
+		args     []string
+		code     int
+		says     string
+	}{
+		{"the node stays", false, attached, nil, 0, "nothing to wait for"},
+		{"nothing is attached", true, nil, nil, 0, "no volume is attached"},
+		{"too long", true, attached, []string{"--timeout=1ms"}, 1, ""},
+		{"still attached", true, attached, []string{"--timeout=1s"}, 1, "oxide-csi: still attached when the time was up: pvc-1; "},
+		{"which node", true, attached, []string{"--node-name="}, 2, "config: --node-name: is required"},
+		{"no time", true, attached, []string{"--timeout=0s"}, 2, "config: --timeout: 0s is not positive"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, map[string]any{"unschedulable": tc.cordoned}, tc.attached...)
+			got := runPlugin(t, nil, append([]string{"await-detach", "--node-name=worker", "--kubeconfig=" + c.kubeconfig}, tc.args...)...)
+			if got.code != tc.code || !strings.Contains(got.stderr, tc.says) || got.stdout != "" {
+				t.Errorf("%+v, want exit code %d and %q", got, tc.code, tc.says)
+			}
+		})
+	}
+}
