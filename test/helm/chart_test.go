@@ -43,19 +43,25 @@ func TestKustomize(t *testing.T) {
 	kustomize := program(t, "kustomize", "helm")
 	for _, tc := range []struct {
 		name, folder string
+		components   []string
 		args         []string
 	}{
-		{"base", "base", nil},
-		{"with snapshots", "", []string{"--set=snapshots.enabled=true"}},
+		{"base", "base", nil, nil},
+		{"with snapshots", ".", nil, []string{"--set=snapshots.enabled=true"}},
+		{"registration", "base", []string{"registration"}, []string{"--set=node.registration=plugin"}},
+		{"startup taint", "base", []string{"startup-taint"}, []string{"--set=node.startupTaint=csi.oxide.computer/agent-not-ready"}},
+		{"await detach", "base", []string{"await-detach"}, []string{"--set=node.registration=plugin,node.awaitDetachSeconds=300"}},
+		{"all of it", ".", []string{"startup-taint", "await-detach"}, []string{
+			"--set=snapshots.enabled=true,node.startupTaint=csi.oxide.computer/agent-not-ready,node.registration=plugin,node.awaitDetachSeconds=300"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			want := parse(t, run(t, kustomize, "build", filepath.Join(manifests, tc.folder)))
+			want := parse(t, run(t, kustomize, "build", overlay(t, tc.folder, tc.components)))
 			// A release does not own the namespace that it is in.
 			delete(want, "Namespace/"+namespace)
 			got := parse(t, render(t, tc.args...))
-			// kustomize puts a container that it adds before the others, and their order means nothing.
-			sortContainers(t, want)
-			sortContainers(t, got)
+			// kustomize puts what it adds before the rest, and the order of these means nothing.
+			sortLists(t, want)
+			sortLists(t, got)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("manifests (-) and chart (+):\n%s", diff)
 			}
@@ -63,9 +69,39 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
-func sortContainers(t *testing.T, objects map[string]object) {
-	containers := at[[]any](t, objects["Deployment/oxide-csi/oxide-csi-controller"], "spec", "template", "spec", "containers")
-	slices.SortFunc(containers, func(a, b any) int { return strings.Compare(at[string](t, a, "name"), at[string](t, b, "name")) })
+// overlay is a folder with a kustomization of one of the manifests' folders and components.
+func overlay(t *testing.T, folder string, components []string) string {
+	t.Helper()
+	dir := t.TempDir()
+	root, err := filepath.Abs(manifests)
+	must(t, err)
+	relative := func(name string) string {
+		path, err := filepath.Rel(dir, filepath.Join(root, name))
+		must(t, err)
+		return path
+	}
+	text := "resources: [" + relative(folder) + "]\ncomponents:\n"
+	for _, component := range components {
+		text += "  - " + relative(component) + "\n"
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
+	return dir
+}
+
+// sortLists puts containers, and the variables and mounts of each, into the order of their names.
+func sortLists(t *testing.T, objects map[string]object) {
+	byName := func(list any) []any {
+		items, _ := list.([]any)
+		slices.SortFunc(items, func(a, b any) int { return strings.Compare(at[string](t, a, "name"), at[string](t, b, "name")) })
+		return items
+	}
+	for _, name := range []string{"Deployment/oxide-csi/oxide-csi-controller", "DaemonSet/oxide-csi/oxide-csi-node"} {
+		for _, container := range byName(at[object](t, objects[name], "spec", "template", "spec")["containers"]) {
+			for _, list := range []string{"env", "volumeMounts"} {
+				byName(container.(object)[list])
+			}
+		}
+	}
 }
 
 // TestGolden shows what other values change; write it anew with -update.
@@ -94,17 +130,18 @@ func TestPluginUnderstands(t *testing.T) {
 		maxDisks     int
 		// kubeletSocket is by which the plugin registers; empty with the sidecar.
 		kubeletSocket string
+		taint         string
 	}
 	for _, tc := range []struct {
 		name string
 		args []string
 		want want
 	}{
-		{"defaults", nil, want{[]string{"default"}, config.MetadataStatic, 8, ""}},
-		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, ""}},
-		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, ""}},
-		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, ""}},
-		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/registration/csi.oxide.computer-reg.sock"}},
+		{"defaults", nil, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
+		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, "", ""}},
+		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, "", ""}},
+		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, "", ""}},
+		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/registration/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			objects := parse(t, render(t, tc.args...))
@@ -114,7 +151,7 @@ func TestPluginUnderstands(t *testing.T) {
 			for _, rack := range controller.RackList() {
 				racks = append(racks, rack.Name)
 			}
-			got := want{racks, node.Metadata, node.MaxDisks, node.KubeletSocket()}
+			got := want{racks, node.Metadata, node.MaxDisks, node.KubeletSocket(), node.StartupTaint}
 			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(want{})); diff != "" {
 				t.Errorf("want (-), got (+):\n%s", diff)
 			}
@@ -235,6 +272,8 @@ func TestRefused(t *testing.T) {
 		{"a cluster ID that the plugin refuses", "/clusterID", []string{"--set=clusterID=Prod_1"}},
 		{"another source of the identity", "/node/identity", []string{"--set=node.identity=nomad"}},
 		{"several racks, and nobody who knows which", "is for one rack", []string{"--values=" + values("racks"), "--set=node.identity=guest"}},
+		{"a wait without the registration that it needs", "needs node.registration plugin", []string{"--set=node.awaitDetachSeconds=300"}},
+		{"a taint that is none", "/node/startupTaint", []string{"--set=node.startupTaint=a/b/c"}},
 		{"one disk", "/maxDisks", []string{"--set=maxDisks=1"}},
 		{"no controller", "/controller/replicas", []string{"--set=controller.replicas=0"}},
 		{"an unknown filesystem", "/storageClasses/0/fsType", []string{"--set=storageClasses[0].name=a,storageClasses[0].fsType=ext2"}},

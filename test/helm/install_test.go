@@ -149,6 +149,7 @@ func (s *server) uninstall(t *testing.T) {
 		"/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings",
 		"/apis/storage.k8s.io/v1/csidrivers", "/apis/storage.k8s.io/v1/storageclasses",
 		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses", "/apis/policy/v1/poddisruptionbudgets",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 	} {
 		left := s.get(t, path+"?labelSelector=app.kubernetes.io/name=oxide-csi-driver")
 		for _, item := range at[[]any](t, left, "items") {
