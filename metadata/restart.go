@@ -1,6 +1,9 @@
 package metadata
 
-import "context"
+import (
+	"context"
+	"encoding/json"
+)
 
 // A planned restart (docs/racks-without-hotplug.md) needs a word between the controller, which decides on it, and the node
 // plugin of the instance, which shuts its guest down from inside. They share no network, but an orchestrator, which both may
@@ -25,6 +28,39 @@ type RestartAnswer struct {
 	State RestartState
 	// Reason is one line for an operator, with State RestartRefused.
 	Reason string
+	// Boot is the boot ID of the guest that speaks (/proc/sys/kernel/random/boot_id): whoever reads of another one than its own
+	// has booted since.
+	Boot string
+}
+
+// saidText is how an answer is written where an orchestrator keeps texts.
+type saidText struct {
+	Restart string       `json:"restart"`
+	State   RestartState `json:"state"`
+	Reason  string       `json:"reason,omitempty"`
+	Boot    string       `json:"boot,omitempty"`
+}
+
+// Text is an answer to a restart as one line, for [ParseRestartAnswer].
+func (a RestartAnswer) Text(restartID string) string {
+	text, err := json.Marshal(saidText{Restart: restartID, State: a.State, Reason: a.Reason, Boot: a.Boot})
+	if err != nil {
+		panic(err) // strings only
+	}
+	return string(text)
+}
+
+// ParseRestartAnswer is what a text says about a restart. One about another restart, or none at all, says nothing.
+func ParseRestartAnswer(text, restartID string) RestartAnswer {
+	var said saidText
+	if err := json.Unmarshal([]byte(text), &said); err != nil || said.Restart != restartID {
+		return RestartAnswer{}
+	}
+	switch said.State {
+	case RestartAccepted, RestartRefused, RestartBack:
+		return RestartAnswer{State: said.State, Reason: said.Reason, Boot: said.Boot}
+	}
+	return RestartAnswer{}
 }
 
 // RestartAsker is the controller's half. A restart is named by an ID that is never used twice, of a-z, 0-9 and '-'; what was

@@ -1,0 +1,302 @@
+package metadatatest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// board is an orchestrator in memory, with these bugs.
+type board struct {
+	restartBugs
+	mu      sync.Mutex
+	nodes   map[string]*note
+	fault   Fault
+	repairs chan struct{}
+}
+
+type note struct {
+	asked, about string
+	said         metadata.RestartAnswer
+}
+
+// restartBugs are what the suite must find.
+type restartBugs struct {
+	forgetsAnswerWhenAskedAgain, answersForAnother, saysUnasked, withdrawsAnother, withdrawsNothing, withdrawsAccepted, forgetsAnother,
+	leavesAnswer, losesReason, losesBoot, keepsInMemory, oneForAll, unknownIsFine, asksOnce, inventsQuestion, reportsOnce,
+	checksFirst, downIsNothing, leaks, manyLines, ignoresContext, hidesContext bool
+}
+
+func (b *board) enter(ctx context.Context) error {
+	b.mu.Lock()
+	fault, repaired := b.fault, b.repairs
+	b.mu.Unlock()
+	switch fault {
+	case Slow:
+		if b.ignoresContext {
+			<-repaired
+			return nil
+		}
+		select {
+		case <-repaired:
+			return nil
+		case <-ctx.Done():
+			if b.hidesContext {
+				return errors.New("gave up")
+			}
+			return ctx.Err()
+		}
+	case "":
+		return nil
+	}
+	if b.downIsNothing {
+		return nil
+	}
+	text := "the orchestrator is " + string(fault)
+	if b.leaks {
+		text += secret
+	}
+	if b.manyLines {
+		text += "\n"
+	}
+	return errors.New(text)
+}
+
+func (b *board) node(instanceID string) (*note, error) {
+	if b.oneForAll {
+		instanceID = idA
+	}
+	if n := b.nodes[instanceID]; n != nil {
+		return n, nil
+	}
+	if b.unknownIsFine {
+		return &note{}, nil
+	}
+	return nil, errors.New("no such instance")
+}
+
+type boardAsker struct {
+	*board
+	reported bool
+}
+
+func (a *boardAsker) Ask(ctx context.Context, instanceID, restartID string) error {
+	if err := a.enter(ctx); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n, err := a.node(instanceID)
+	if err == nil && n.asked == restartID && a.asksOnce {
+		return errors.New("asked already")
+	}
+	if err == nil {
+		n.asked = restartID
+		if a.forgetsAnswerWhenAskedAgain {
+			n.about = ""
+		}
+	}
+	return err
+}
+
+func (a *boardAsker) Answer(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+	if err := a.enter(ctx); err != nil {
+		return nothing, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n, err := a.node(instanceID)
+	if err != nil || n.about != restartID && !a.answersForAnother {
+		return nothing, err
+	}
+	return n.said, nil
+}
+
+func (a *boardAsker) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+	if err := a.enter(ctx); err != nil {
+		return nothing, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n, err := a.node(instanceID)
+	if err != nil || a.withdrawsNothing || n.asked != restartID && !a.withdrawsAnother {
+		return nothing, err
+	}
+	about, said := n.about, n.said
+	if about != restartID {
+		said = nothing
+	}
+	if said.State == metadata.RestartAccepted && !a.withdrawsAccepted {
+		return said, nil
+	}
+	*n = note{}
+	if a.leavesAnswer {
+		n.about, n.said = about, said
+	}
+	return said, nil
+}
+
+func (a *boardAsker) Forget(ctx context.Context, instanceID, restartID string) error {
+	if err := a.enter(ctx); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n, err := a.node(instanceID)
+	if err == nil && (n.asked == restartID || a.forgetsAnother) {
+		*n = note{}
+	}
+	return err
+}
+
+func (a *boardAsker) Report(ctx context.Context, _ string, _ metadata.RestartReport) error {
+	if err := a.enter(ctx); err != nil {
+		return err
+	}
+	if a.reported && a.reportsOnce {
+		return errors.New("it stands already")
+	}
+	a.reported = true
+	return nil
+}
+
+type boardListener struct {
+	*board
+	instanceID string
+	said       metadata.RestartAnswer
+}
+
+func (l *boardListener) Wanted(ctx context.Context) (string, metadata.RestartAnswer, error) {
+	if err := l.enter(ctx); err != nil {
+		return "", nothing, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, err := l.node(l.instanceID)
+	if err == nil && n.asked == "" && l.inventsQuestion {
+		return restartB, nothing, nil
+	}
+	if err != nil || n.asked == "" {
+		return "", nothing, err
+	}
+	if l.keepsInMemory {
+		return n.asked, l.said, nil
+	}
+	if n.about != n.asked {
+		return n.asked, nothing, nil
+	}
+	return n.asked, n.said, nil
+}
+
+func (l *boardListener) Say(ctx context.Context, restartID string, answer metadata.RestartAnswer) error {
+	if err := l.enter(ctx); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, err := l.node(l.instanceID)
+	if err != nil {
+		return err
+	}
+	asked := n.asked
+	if l.checksFirst {
+		l.mu.Unlock()
+		<-time.After(time.Millisecond) // long enough for a withdrawal
+		l.mu.Lock()
+	}
+	if asked != restartID && !l.saysUnasked {
+		return errors.New("not asked")
+	}
+	if l.losesReason {
+		answer.Reason = ""
+	}
+	if l.losesBoot {
+		answer.Boot = ""
+	}
+	n.about, n.said, l.said = restartID, answer, answer
+	return nil
+}
+
+func restartHarness(t *testing.T, bugs restartBugs) RestartHarness {
+	b := &board{restartBugs: bugs, nodes: map[string]*note{idA: {}, idB: {}}, repairs: make(chan struct{})}
+	repair := func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.fault = ""
+		close(b.repairs)
+		b.repairs = make(chan struct{})
+	}
+	t.Cleanup(repair) // lets go of calls that a bug left behind
+	return RestartHarness{
+		NewAsker:    func() metadata.RestartAsker { return &boardAsker{board: b} },
+		NewListener: func() metadata.RestartListener { return &boardListener{board: b, instanceID: idA} },
+		NewOther:    func() metadata.RestartListener { return &boardListener{board: b, instanceID: idB} },
+		Instance:    idA, Other: idB,
+		Break: func(f Fault) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.fault = f
+		},
+		Repair: repair, Secrets: []string{secret},
+	}
+}
+
+func TestAGoodCarrierPasses(t *testing.T) {
+	RunRestart(t, func(t *testing.T) RestartHarness { return restartHarness(t, restartBugs{}) })
+}
+
+func TestEveryRestartBugIsFound(t *testing.T) {
+	failed := map[string]bool{}
+	for _, tt := range []struct {
+		name string
+		bugs restartBugs
+		in   string // a case that must find it
+	}{
+		{"makes a question up", restartBugs{inventsQuestion: true}, "nobody asks"},
+		{"asks once", restartBugs{asksOnce: true}, "asked"},
+		{"forgets the answer when asked again", restartBugs{forgetsAnswerWhenAskedAgain: true}, "accepted, and back"},
+		{"keeps what was said in memory", restartBugs{keepsInMemory: true}, "accepted, and back"},
+		{"loses the boot", restartBugs{losesBoot: true}, "accepted, and back"},
+		{"leaves the answer", restartBugs{leavesAnswer: true}, "accepted, and back"},
+		{"loses the reason", restartBugs{losesReason: true}, "refused"},
+		{"takes an answer for another's", restartBugs{answersForAnother: true}, "another restart"},
+		{"answers unasked", restartBugs{saysUnasked: true}, "answers to nobody"},
+		{"withdraws another", restartBugs{withdrawsAnother: true}, "withdrawn"},
+		{"withdraws what was accepted", restartBugs{withdrawsAccepted: true}, "accepted, and not to be withdrawn"},
+		{"forgets another", restartBugs{forgetsAnother: true}, "forgotten"},
+		{"withdraws nothing", restartBugs{withdrawsNothing: true}, "withdrawn"},
+		{"looks before it speaks", restartBugs{checksFirst: true}, "withdrawn while it is answered"},
+		{"one note for all", restartBugs{oneForAll: true}, "two nodes"},
+		{"knows every instance", restartBugs{unknownIsFine: true}, "unknown instance"},
+		{"reports once", restartBugs{reportsOnce: true}, "report"},
+		{"down is nothing", restartBugs{downIsNothing: true}, "down, then up"},
+		{"shows a secret", restartBugs{leaks: true}, "denied, then granted"},
+		{"several lines", restartBugs{manyLines: true}, "denied, then granted"},
+		{"ignores its context", restartBugs{ignoresContext: true}, "slow"},
+		{"hides its context's error", restartBugs{hidesContext: true}, "slow"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, c := range restartCases {
+				if c.name != tt.in {
+					continue
+				}
+				failed[c.name] = true
+				if problems := c.check(restartHarness(t, tt.bugs), 100*time.Millisecond); len(problems) == 0 {
+					t.Errorf("case %q finds nothing", tt.in)
+				} else if strings.Contains(strings.Join(problems, ""), secret) {
+					t.Error("the suite shows the secret")
+				}
+			}
+		})
+	}
+	for _, c := range restartCases {
+		if !failed[c.name] {
+			t.Errorf("no bug here makes case %q fail", c.name)
+		}
+	}
+}
