@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -31,8 +32,9 @@ type request struct {
 	method string
 	// path is that of the object, with its query.
 	path string
-	// patch is a JSON patch, RFC 6902, or nil.
-	patch []byte
+	// body is what is sent, or nil: a JSON patch, RFC 6902, unless mediaType says something else.
+	body      []byte
+	mediaType string
 	// what it does, for errors.
 	what string
 	// kind and name are those of the object that is to be answered.
@@ -61,8 +63,9 @@ func noNode(r request, status int) error {
 type object struct {
 	Kind     string
 	Metadata struct {
-		Name, DeletionTimestamp, Continue string
-		Labels, Annotations               map[string]string
+		Name, UID, ResourceVersion  string
+		DeletionTimestamp, Continue string
+		Labels, Annotations         map[string]string
 	}
 }
 
@@ -102,13 +105,13 @@ func (a access) send(ctx context.Context, r request) (status int, body []byte, e
 	if err != nil {
 		return 0, nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "use the credentials of " + a.from, Cause: oneLine(err), Next: "repair them, or name a kubeconfig by --kubeconfig"}
 	}
-	httpRequest, err := http.NewRequestWithContext(ctx, r.method, a.server+r.path, bytes.NewReader(r.patch))
+	httpRequest, err := http.NewRequestWithContext(ctx, r.method, a.server+r.path, bytes.NewReader(r.body))
 	if err != nil {
 		return 0, nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the API server's address in " + a.from + " is no URL", Next: "write https://host:port"}
 	}
 	httpRequest.Header.Set("Accept", "application/json")
-	if r.patch != nil {
-		httpRequest.Header.Set("Content-Type", "application/json-patch+json")
+	if r.body != nil {
+		httpRequest.Header.Set("Content-Type", cmp.Or(r.mediaType, "application/json-patch+json"))
 	}
 	response, err := sender.Do(httpRequest)
 	if err != nil {

@@ -104,8 +104,9 @@ func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 type node struct {
 	object
 	Spec struct {
-		ProviderID string
-		Taints     []struct{ Key string }
+		ProviderID    string
+		Unschedulable bool
+		Taints        []struct{ Key string }
 	}
 	Status struct {
 		NodeInfo struct{ SystemUUID string }

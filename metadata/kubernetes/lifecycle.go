@@ -109,7 +109,7 @@ func (n *Node) replaceTaints(ctx context.Context, were, are []json.RawMessage) e
 		return err
 	}
 	r := n.getNode()
-	r.method, r.patch, r.what, r.verb = http.MethodPatch, patch, fmt.Sprintf("remove a taint from Node %q", n.options.NodeName), "patch"
+	r.method, r.body, r.what, r.verb = http.MethodPatch, patch, fmt.Sprintf("remove a taint from Node %q", n.options.NodeName), "patch"
 	status, err := n.ask(ctx, r, &taintedNode{})
 	if err == nil && status != http.StatusOK {
 		err = &metadata.Error{Kind: metadata.ErrNotReady, What: fmt.Sprintf("%s: HTTP %d, it has changed meanwhile", r.what, status), Next: "try again"}

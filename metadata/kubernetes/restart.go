@@ -1,0 +1,374 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// The word of a planned restart stands in annotations of the Node.
+const (
+	// restartAnnotation is the ID of the restart that the controller asks for. The node plugin reads it.
+	restartAnnotation = driver + "/restart"
+	// answerAnnotation is what the node plugin says to it. The controller reads it.
+	answerAnnotation = driver + "/restart-answer"
+	// cordonAnnotation is the ID of the restart for which the controller has cordoned the Node, for itself to read.
+	cordonAnnotation = driver + "/restart-cordon"
+
+	// driver is the plugin's name, under which the kubelet writes the instance's ID into the node's CSINode.
+	driver = "csi.oxide.computer"
+)
+
+// Restarts is the controller's half of planned restarts: a [metadata.RestartAsker] and a [metadata.Drainer]. It needs these
+// rights, the last two only to drain:
+//
+//	rules:
+//	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
+//	- {apiGroups: [""], resources: [nodes], verbs: [get, list, patch]}
+//	- {apiGroups: [""], resources: [events], verbs: [create]}
+//	- {apiGroups: [""], resources: [pods], verbs: [list]}
+//	- {apiGroups: [""], resources: [pods/eviction], verbs: [create]}
+type Restarts struct {
+	client
+
+	mu sync.Mutex
+	// names are the Nodes on which instances were last seen.
+	names map[string]string
+}
+
+// NewRestarts makes the controller's half. It asks nothing yet, and needs no NodeName.
+func NewRestarts(options Options) *Restarts {
+	return &Restarts{client: newClient(options), names: map[string]string{}}
+}
+
+// Ask implements [metadata.RestartAsker].
+func (r *Restarts) Ask(ctx context.Context, instanceID, restartID string) error {
+	name, err := r.find(ctx, instanceID)
+	if err != nil {
+		return err
+	}
+	_, err = r.do(ctx, patchNode("ask for a restart of Node "+name, name), annotations{restartAnnotation: restartID}.patch(""), nil)
+	return err
+}
+
+// Answer implements [metadata.RestartAsker].
+func (r *Restarts) Answer(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+	name, err := r.find(ctx, instanceID)
+	if err != nil {
+		return metadata.RestartAnswer{}, err
+	}
+	asked, said, err := r.restart(ctx, name)
+	if err != nil || asked != restartID {
+		return metadata.RestartAnswer{}, err
+	}
+	return said, nil
+}
+
+// Withdraw implements [metadata.RestartAsker].
+func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (said metadata.RestartAnswer, err error) {
+	name, err := r.find(ctx, instanceID)
+	if err != nil {
+		return metadata.RestartAnswer{}, err
+	}
+	err = r.change(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
+		var asked string
+		if asked, said = n.restart(); asked != restartID {
+			said = metadata.RestartAnswer{}
+			return nil
+		}
+		if said.State == metadata.RestartAccepted {
+			return nil
+		}
+		return annotations{restartAnnotation: nil, answerAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+	})
+	if err != nil {
+		return metadata.RestartAnswer{}, err
+	}
+	return said, nil
+}
+
+// Forget implements [metadata.RestartAsker].
+func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
+	name, err := r.find(ctx, instanceID)
+	if err != nil {
+		return err
+	}
+	return r.change(ctx, "forget the restart of Node "+name, name, func(n node) map[string]any {
+		if asked, _ := n.restart(); asked != restartID {
+			return nil
+		}
+		return annotations{restartAnnotation: nil, answerAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+	})
+}
+
+// repeatReport is for how long an event is not repeated.
+const repeatReport = 5 * time.Minute
+
+// Report implements [metadata.RestartAsker]: an event of the Node, which one sees with kubectl describe node.
+func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
+	name, err := r.find(ctx, instanceID)
+	if err != nil {
+		return err
+	}
+	var n node
+	if _, err := r.do(ctx, getNode("get Node "+name, name), nil, &n); err != nil {
+		return err
+	}
+	now := time.Now().UTC()
+	kind := "Normal"
+	if report.Problem {
+		kind = "Warning"
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", name, report.Reason, report.Message, now.Truncate(repeatReport).Unix()))
+	stamp := now.Format(time.RFC3339)
+	// Events of what is in no namespace are in this one.
+	const events = "/api/v1/namespaces/default/events"
+	_, err = r.do(ctx, post("report about Node "+name, events, "events"), map[string]any{
+		"apiVersion": "v1", "kind": "Event",
+		"metadata":       map[string]any{"namespace": "default", "name": fmt.Sprintf("%s.%x", driver, sum[:12])},
+		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": name, "uid": n.Metadata.UID},
+		"type":           kind, "reason": report.Reason, "message": report.Message,
+		"source": map[string]any{"component": driver}, "reportingComponent": driver,
+		"firstTimestamp": stamp, "lastTimestamp": stamp, "count": 1,
+	}, nil, http.StatusConflict)
+	return err
+}
+
+// find is the name of the Node that is an instance. The kubelet says so in a CSINode, as long as the node plugin is registered
+// with it, and so does the Node's provider ID, where there is a cloud controller manager.
+func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) {
+	if name, err := r.stillThere(ctx, instanceID); err != nil || name != "" {
+		return name, err
+	}
+	name, err := search(ctx, r.client, csiNodes, func(n csiNode) bool { return n.has(instanceID) })
+	if err == nil && name == "" {
+		name, err = search(ctx, r.client, nodes, func(n node) bool { return n.provides(instanceID) })
+	}
+	if err != nil {
+		return "", err
+	}
+	if name == "" {
+		return "", &metadata.Error{
+			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID", instanceID, driver),
+			Next: "check that the node plugin runs there and is registered with the kubelet",
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names[instanceID] = name
+	return name, nil
+}
+
+// stillThere is the Node on which an instance was last seen, if it is still that instance's; else it is empty.
+func (r *Restarts) stillThere(ctx context.Context, instanceID string) (string, error) {
+	r.mu.Lock()
+	name := r.names[instanceID]
+	r.mu.Unlock()
+	if name == "" {
+		return "", nil
+	}
+	var n csiNode
+	status, err := r.do(ctx, request{
+		method: http.MethodGet, path: csiNodes + "/" + url.PathEscape(name), what: "get CSINode " + name, verb: "get", resource: "csinodes",
+	}, nil, &n, http.StatusNotFound)
+	if err != nil || status != http.StatusOK || !n.has(instanceID) {
+		return "", err
+	}
+	return name, nil
+}
+
+// Lists of all nodes.
+const (
+	csiNodes = "/apis/storage.k8s.io/v1/csinodes"
+	nodes    = "/api/v1/nodes"
+)
+
+// search is the name of the first object of a list that is meant, or empty.
+func search[T interface{ name() string }](ctx context.Context, c client, list string, meant func(T) bool) (string, error) {
+	query := url.Values{"limit": {"250"}}
+	for {
+		var page struct {
+			object
+			Items []T
+		}
+		if _, err := c.do(ctx, request{
+			method: http.MethodGet, path: list + "?" + query.Encode(), what: "look for an instance in " + list, verb: "list", resource: path.Base(list),
+		}, nil, &page); err != nil {
+			return "", err
+		}
+		if i := slices.IndexFunc(page.Items, meant); i >= 0 {
+			return page.Items[i].name(), nil
+		}
+		if page.Metadata.Continue == "" {
+			return "", nil
+		}
+		query.Set("continue", page.Metadata.Continue)
+	}
+}
+
+func (o object) name() string { return o.Metadata.Name }
+
+// csiNode is what is read of a CSINode.
+type csiNode struct {
+	object
+	Spec struct {
+		Drivers []struct{ Name, NodeID string }
+	}
+}
+
+// has reports whether a CSINode is an instance's.
+func (n csiNode) has(instanceID string) bool {
+	for _, d := range n.Spec.Drivers {
+		if d.Name == driver && d.NodeID == instanceID {
+			return true
+		}
+	}
+	return false
+}
+
+// provides reports whether a Node's provider ID is an instance.
+func (n node) provides(instanceID string) bool {
+	text, ours := strings.CutPrefix(n.Spec.ProviderID, providerPrefix)
+	id, err := metadata.ParseInstanceID(text)
+	return ours && err == nil && id == instanceID
+}
+
+// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the right to get and patch its own
+// Node, which a kubelet's credentials have.
+type Listener struct{ client }
+
+// NewListener makes the node's half. It asks nothing yet.
+func NewListener(options Options) *Listener { return &Listener{newClient(options)} }
+
+// Wanted implements [metadata.RestartListener].
+func (l *Listener) Wanted(ctx context.Context) (string, metadata.RestartAnswer, error) {
+	return l.restart(ctx, l.options.NodeName)
+}
+
+// Say implements [metadata.RestartListener].
+func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.RestartAnswer) error {
+	name, stands := l.options.NodeName, false
+	err := l.change(ctx, "answer to the restart of Node "+name, name, func(n node) map[string]any {
+		asked, said := n.restart()
+		if stands = asked == restartID; !stands || said == answer {
+			return nil
+		}
+		return annotations{answerAnnotation: answer.Text(restartID)}.patch(n.Metadata.ResourceVersion)
+	})
+	if err == nil && !stands {
+		return &metadata.Error{
+			Kind: metadata.ErrNotReady, What: fmt.Sprintf("nothing was said about restart %s of Node %s, which nobody asks for any more", restartID, name),
+			Next: "nothing is to be done",
+		}
+	}
+	return err
+}
+
+// restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store, not of
+// its cache: what was withdrawn must not be read any more.
+func (c client) restart(ctx context.Context, name string) (asked string, said metadata.RestartAnswer, err error) {
+	var n node
+	if _, err := c.do(ctx, getNode("get Node "+name, name), nil, &n); err != nil {
+		return "", metadata.RestartAnswer{}, err
+	}
+	asked, said = n.restart()
+	return asked, said, nil
+}
+
+func (n node) restart() (asked string, said metadata.RestartAnswer) {
+	if asked = n.Metadata.Annotations[restartAnnotation]; asked == "" {
+		return "", metadata.RestartAnswer{}
+	}
+	return asked, metadata.ParseRestartAnswer(n.Metadata.Annotations[answerAnnotation], asked)
+}
+
+// change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No patch is
+// no change.
+func (c client) change(ctx context.Context, what, name string, patch func(node) map[string]any) error {
+	for {
+		var n node
+		if _, err := c.do(ctx, getNode(what, name), nil, &n); err != nil {
+			return err
+		}
+		p := patch(n)
+		if p == nil {
+			return nil
+		}
+		status, err := c.do(ctx, patchNode(what, name), p, nil, http.StatusConflict)
+		if err != nil || status != http.StatusConflict {
+			return err
+		}
+	}
+}
+
+// annotations are to be written; nil removes one.
+type annotations map[string]any
+
+// patch is a merge patch of an object's annotations, if it still has this resource version, or any where that is empty.
+func (a annotations) patch(resourceVersion string) map[string]any {
+	meta := map[string]any{"annotations": a}
+	if resourceVersion != "" {
+		meta["resourceVersion"] = resourceVersion
+	}
+	return map[string]any{"metadata": meta}
+}
+
+// getNode and patchNode are requests for any Node.
+func getNode(what, name string) request {
+	return request{method: http.MethodGet, path: nodes + "/" + url.PathEscape(name), what: what, verb: "get", resource: "nodes"}
+}
+
+func patchNode(what, name string) request {
+	r := getNode(what, name)
+	r.method, r.mediaType, r.verb = http.MethodPatch, "application/merge-patch+json", "patch" // RFC 7386
+	return r
+}
+
+// post is a request that makes something.
+func post(what, path, resource string) request {
+	return request{method: http.MethodPost, path: path, mediaType: "application/json", what: what, verb: "create", resource: resource}
+}
+
+// do sends a request that must succeed, with in as JSON unless it is nil, and reads the answer into out unless that is nil.
+// Statuses in also are no error either; nothing is read then.
+func (c client) do(ctx context.Context, r request, in, out any, also ...int) (status int, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, &metadata.Error{Kind: metadata.ErrNotReady, What: r.what + ": not asked", Cause: err, Next: "ask again"}
+	}
+	a, err := c.access()
+	if err != nil {
+		return 0, err
+	}
+	if in != nil {
+		if r.body, err = json.Marshal(in); err != nil {
+			return 0, err
+		}
+	}
+	status, body, err := a.send(ctx, r)
+	switch {
+	case err != nil:
+		return 0, err
+	case slices.Contains(also, status):
+		return status, nil
+	case status/100 != 2:
+		return status, a.refused(r, status)
+	case out == nil:
+		return status, nil
+	}
+	if err := json.Unmarshal(body, out); err != nil {
+		return status, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: r.what + " from " + a.server + ": the answer is no such object", Next: "check that this is the address of a Kubernetes API server",
+		}
+	}
+	return status, nil
+}

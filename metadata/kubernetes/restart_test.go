@@ -1,0 +1,596 @@
+package kubernetes_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+)
+
+// cluster plays the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it; test/identity has a
+// real one.
+type cluster struct {
+	*httptest.Server
+	t   *testing.T
+	dir string
+
+	mu       sync.Mutex
+	version  int
+	nodes    map[string]object
+	csiNodes map[string]object
+	pods     map[string]object // by namespace/name
+	// covered are pods with a PodDisruptionBudget, and the status that an eviction gets.
+	covered map[string]int
+	events  []object
+	calls   []string
+	fault   metadatatest.Fault
+	status  int // answered to everything
+	repairs chan struct{}
+	// meddle changes something when a Node is read, once.
+	meddle func(c *cluster)
+}
+
+const otherName = "worker-4.example"
+
+func newCluster(t *testing.T) *cluster {
+	c := &cluster{
+		t: t, dir: t.TempDir(), nodes: map[string]object{}, csiNodes: map[string]object{}, pods: map[string]object{},
+		covered: map[string]int{}, repairs: make(chan struct{}),
+	}
+	c.Server = httptest.NewTLSServer(c)
+	t.Cleanup(c.Close)
+	s := &server{Server: c.Server, t: t, dir: c.dir}
+	s.write("ca.crt", string(s.ca()))
+	s.write("token", token)
+	for name, id := range map[string]string{nodeName: idA, otherName: idB} {
+		c.nodes[name] = object{"kind": "Node", "metadata": object{"name": name, "uid": "uid-of-" + name, "resourceVersion": "1"}, "spec": object{}}
+		c.register(name, id)
+	}
+	return c
+}
+
+// register writes the CSINode that the kubelet writes for registered plugins.
+func (c *cluster) register(name, instanceID string) {
+	c.csiNodes[name] = object{"metadata": object{"name": name}, "spec": object{"drivers": []object{
+		{"name": "other.example", "nodeID": "i-0123"}, {"name": "csi.oxide.computer", "nodeID": instanceID},
+	}}}
+}
+
+func (c *cluster) options(node string) kubernetes.Options {
+	address, err := url.Parse(c.URL)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return kubernetes.Options{NodeName: node, Host: address.Hostname(), Port: address.Port(), ServiceAccount: c.dir}
+}
+
+func (c *cluster) set(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	do()
+}
+
+func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	fault, repaired := c.fault, c.repairs
+	c.mu.Unlock()
+	switch fault {
+	case metadatatest.Down:
+		panic(http.ErrAbortHandler)
+	case metadatatest.Slow:
+		select {
+		case <-repaired:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, r.Method+" "+r.URL.Path)
+	status, answer := c.status, any(nil)
+	switch {
+	case r.Header.Get("Authorization") != "Bearer "+token:
+		status = http.StatusUnauthorized
+	case fault == metadatatest.Denied:
+		status = http.StatusForbidden
+	}
+	if status == 0 {
+		status, answer = c.handle(r)
+	}
+	w.WriteHeader(status)
+	if answer == nil {
+		answer = object{"kind": "Status", "message": "canary " + r.Header.Get("Authorization")}
+	}
+	if err := json.NewEncoder(w).Encode(answer); err != nil {
+		c.t.Error(err)
+	}
+}
+
+func (c *cluster) handle(r *http.Request) (status int, answer any) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		c.t.Error(err)
+	}
+	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	switch what := path[len(path)-1]; {
+	case r.URL.Path == "/api/v1/nodes":
+		return http.StatusOK, page(c.nodes, r.URL.Query())
+	case r.URL.Path == "/apis/storage.k8s.io/v1/csinodes":
+		return http.StatusOK, page(c.csiNodes, r.URL.Query())
+	case strings.HasPrefix(r.URL.Path, "/apis/storage.k8s.io/v1/csinodes/"):
+		if n := c.csiNodes[what]; n != nil {
+			return http.StatusOK, n
+		}
+	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/") && c.nodes[what] != nil:
+		if r.Method == http.MethodPatch {
+			return c.patch(c.nodes[what], r.Header.Get("Content-Type"), body)
+		}
+		n := clone(c.t, c.nodes[what])
+		if c.meddle != nil {
+			meddle := c.meddle
+			c.meddle = nil
+			meddle(c)
+		}
+		return http.StatusOK, n
+	case r.URL.Path == "/api/v1/pods":
+		node, ok := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "spec.nodeName=")
+		if !ok {
+			return http.StatusBadRequest, nil
+		}
+		items := []object{}
+		for _, p := range c.pods {
+			if p["spec"].(object)["nodeName"] == node {
+				items = append(items, p)
+			}
+		}
+		return http.StatusOK, object{"items": items}
+	case what == "eviction":
+		return c.evict(path[3]+"/"+path[5], body), nil
+	case r.URL.Path == "/api/v1/namespaces/default/events":
+		var e object
+		c.decode(body, &e)
+		for _, old := range c.events {
+			if old["metadata"].(object)["name"] == e["metadata"].(object)["name"] {
+				return http.StatusConflict, nil
+			}
+		}
+		c.events = append(c.events, e)
+		return http.StatusCreated, e
+	}
+	return http.StatusNotFound, nil
+}
+
+// page is one object of a list per page: the worst that limit allows.
+func page(all map[string]object, query url.Values) object {
+	var names []string
+	for name := range all {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	i := slices.Index(names, query.Get("continue"))
+	if query.Get("continue") == "" {
+		i = 0
+	}
+	if i < 0 || i >= len(names) {
+		return object{"items": []object{}}
+	}
+	meta := object{}
+	if i+1 < len(names) {
+		meta["continue"] = names[i+1]
+	}
+	return object{"metadata": meta, "items": []object{all[names[i]]}}
+}
+
+// patch changes a Node as the API server would: all of it or nothing.
+func (c *cluster) patch(n object, mediaType string, body []byte) (status int, answer any) {
+	changed := clone(c.t, n)
+	switch mediaType {
+	case "application/merge-patch+json":
+		var p object
+		c.decode(body, &p)
+		if want, ok := p["metadata"].(object)["resourceVersion"]; ok && want != n["metadata"].(object)["resourceVersion"] {
+			return http.StatusConflict, nil
+		}
+		merge(changed, p)
+	default:
+		return http.StatusUnsupportedMediaType, nil
+	}
+	c.version++
+	changed["metadata"].(object)["resourceVersion"] = fmt.Sprint("v", c.version)
+	for key := range n {
+		n[key] = changed[key]
+	}
+	return http.StatusOK, n
+}
+
+// merge is RFC 7386.
+func merge(into, patch object) {
+	for key, value := range patch {
+		switch value := value.(type) {
+		case nil:
+			delete(into, key)
+		case object:
+			inner, ok := into[key].(object)
+			if !ok {
+				inner = object{}
+				into[key] = inner
+			}
+			merge(inner, value)
+		default:
+			into[key] = value
+		}
+	}
+}
+
+func (c *cluster) evict(name string, body []byte) (status int) {
+	var e struct {
+		Kind, APIVersion string
+		DeleteOptions    struct{ Preconditions struct{ UID string } }
+	}
+	c.decode(body, &e)
+	p := c.pods[name]
+	switch {
+	case e.Kind != "Eviction" || e.APIVersion != "policy/v1":
+		return http.StatusBadRequest
+	case p == nil:
+		return http.StatusNotFound
+	case p["metadata"].(object)["uid"] != e.DeleteOptions.Preconditions.UID:
+		return http.StatusConflict
+	case c.covered[name] != 0:
+		return c.covered[name]
+	}
+	p["metadata"].(object)["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+	return http.StatusCreated
+}
+
+func (c *cluster) decode(body []byte, into any) {
+	if err := json.Unmarshal(body, into); err != nil {
+		c.t.Errorf("%v: %s", err, body)
+	}
+}
+
+func clone(t *testing.T, o object) (out object) {
+	text, err := json.Marshal(o)
+	if err == nil {
+		err = json.Unmarshal(text, &out)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	return out
+}
+
+func TestRestartConformance(t *testing.T) {
+	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
+		c := newCluster(t)
+		return metadatatest.RestartHarness{
+			NewAsker:    func() metadata.RestartAsker { return kubernetes.NewRestarts(c.options("")) },
+			NewListener: func() metadata.RestartListener { return kubernetes.NewListener(c.options(nodeName)) },
+			NewOther:    func() metadata.RestartListener { return kubernetes.NewListener(c.options(otherName)) },
+			Instance:    idA, Other: idB,
+			Break: func(f metadatatest.Fault) { c.set(func() { c.fault = f }) },
+			Repair: func() {
+				c.set(func() {
+					c.fault = ""
+					close(c.repairs)
+					c.repairs = make(chan struct{})
+				})
+			},
+			Secrets: []string{token, "canary"},
+		}
+	})
+}
+
+// Instances are found by the word of the kubelet, else of the cloud controller manager.
+func TestNodeOfAnInstance(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(c *cluster)
+		on     string // the Node that is asked, or empty
+		says   string
+	}{
+		"registered": {func(*cluster) {}, nodeName, ""},
+		"registered elsewhere now": {func(c *cluster) {
+			c.register(nodeName, idB)
+			c.register(otherName, idA)
+		}, otherName, ""},
+		"not registered": {func(c *cluster) {
+			delete(c.csiNodes, nodeName)
+			c.nodes[nodeName]["spec"] = object{"providerID": "oxide://" + strings.ToUpper(idA)}
+		}, nodeName, ""},
+		"nowhere": {func(c *cluster) { delete(c.csiNodes, nodeName) }, "", "no Node is instance " + idA + ": no CSINode has it as node ID of csi.oxide.computer, no Node in its provider ID; check that the node plugin runs there"},
+		"another cloud's": {func(c *cluster) {
+			delete(c.csiNodes, nodeName)
+			c.nodes[nodeName]["spec"] = object{"providerID": "aws://" + idA}
+		}, "", "no Node is instance"},
+		"another plugin's": {func(c *cluster) {
+			c.csiNodes[nodeName]["spec"].(object)["drivers"].([]object)[1]["name"] = "csi.oxide.computer.example"
+		}, "", "no Node is instance"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			r := kubernetes.NewRestarts(c.options(""))
+			if err := r.Ask(t.Context(), idA, "1"); err != nil {
+				t.Fatal(err)
+			}
+			c.set(func() { tt.change(c) })
+			err := r.Ask(t.Context(), idA, "2")
+			if tt.says != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.says) {
+					t.Errorf("error %v, want one that says %q", err, tt.says)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := c.annotations(tt.on)["csi.oxide.computer/restart"]; got != "2" {
+				t.Errorf("Node %s is asked for %v", tt.on, got)
+			}
+		})
+	}
+}
+
+func (c *cluster) annotations(name string) object {
+	marks, _ := c.nodes[name]["metadata"].(object)["annotations"].(object)
+	return marks
+}
+
+// The next calls do not list all nodes of the cluster again.
+func TestNodesAreRemembered(t *testing.T) {
+	c := newCluster(t)
+	r := kubernetes.NewRestarts(c.options(""))
+	for range 3 {
+		if _, err := r.Answer(t.Context(), idA, "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{
+		"GET /apis/storage.k8s.io/v1/csinodes", "GET /api/v1/nodes/" + nodeName,
+		"GET /apis/storage.k8s.io/v1/csinodes/" + nodeName, "GET /api/v1/nodes/" + nodeName,
+		"GET /apis/storage.k8s.io/v1/csinodes/" + nodeName, "GET /api/v1/nodes/" + nodeName,
+	}
+	if diff := cmp.Diff(want, c.calls); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A Node has other annotations, which stay, and an answer stands beside its question only.
+func TestAnnotations(t *testing.T) {
+	c := newCluster(t)
+	r, l := kubernetes.NewRestarts(c.options("")), kubernetes.NewListener(c.options(nodeName))
+	c.nodes[nodeName]["metadata"].(object)["annotations"] = object{"other": "stays"}
+	if err := r.Ask(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Say(t.Context(), "1", metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	want := object{"other": "stays", "csi.oxide.computer/restart": "1", "csi.oxide.computer/restart-answer": `{"restart":"1","state":"accepted","boot":"b"}`}
+	if diff := cmp.Diff(want, c.annotations(nodeName)); diff != "" {
+		t.Error(diff)
+	}
+	if err := r.Forget(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(object{"other": "stays"}, c.annotations(nodeName)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What an administrator's policy refuses is not reported as done.
+func TestRefusedChanges(t *testing.T) {
+	c := newCluster(t)
+	r := kubernetes.NewRestarts(c.options(""))
+	for status, says := range map[int]string{
+		http.StatusForbidden: "grant the plugin's service account the verb \"list\" on \"csinodes\"", http.StatusServiceUnavailable: "check the API server",
+		http.StatusConflict: "HTTP 409", http.StatusUnauthorized: "does not know the credentials",
+	} {
+		c.set(func() { c.status = status })
+		for what, call := range map[string]func() error{
+			"Ask":      func() error { return r.Ask(t.Context(), idA, "1") },
+			"Withdraw": func() error { _, err := r.Withdraw(t.Context(), idA, "1"); return err },
+			"Forget":   func() error { return r.Forget(t.Context(), idA, "1") },
+		} {
+			if err := call(); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary") {
+				t.Errorf("%s, HTTP %d: error %v, want one that says %q", what, status, err, says)
+			}
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	c := newCluster(t)
+	r := kubernetes.NewRestarts(c.options(""))
+	for _, report := range []metadata.RestartReport{
+		{Reason: "RestartPlanned", Message: "2 volumes"}, {Reason: "RestartPlanned", Message: "2 volumes"},
+		{Reason: "RestartPlanned", Message: "3 volumes"}, {Problem: true, Reason: "RestartRefused", Message: "why"},
+	} {
+		if err := r.Report(t.Context(), idA, report); err != nil {
+			t.Error(err)
+		}
+	}
+	var got []string
+	for _, e := range c.events {
+		got = append(got, fmt.Sprint(e["type"], " ", e["reason"], " ", e["message"], " ", e["involvedObject"], " ", e["count"]))
+	}
+	node := fmt.Sprint(object{"apiVersion": "v1", "kind": "Node", "name": nodeName, "uid": "uid-of-" + nodeName}, " 1")
+	want := []string{"Normal RestartPlanned 2 volumes " + node, "Normal RestartPlanned 3 volumes " + node, "Warning RestartRefused why " + node}
+	// At the turn of five minutes the second is said again.
+	if len(got) == 4 && got[0] == got[1] {
+		got = got[1:]
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// workload makes a pod on the node with these changes.
+func (c *cluster) workload(name string, changes ...func(p object)) {
+	p := object{
+		"metadata": object{"namespace": "shop", "name": name, "uid": "uid-of-" + name, "ownerReferences": []object{{"kind": "ReplicaSet", "controller": true}}},
+		"spec":     object{"nodeName": nodeName, "volumes": []object{{"name": "data", "persistentVolumeClaim": object{"claimName": "data"}}}},
+		"status":   object{"phase": "Running", "containerStatuses": []object{{"state": object{"running": object{}}}}},
+	}
+	for _, change := range changes {
+		change(p)
+	}
+	c.pods["shop/"+name] = p
+}
+
+func status(phase string, containers ...object) func(p object) {
+	return func(p object) { p["status"] = object{"phase": phase, "containerStatuses": containers} }
+}
+
+func TestDrain(t *testing.T) {
+	waiting := object{"state": object{"waiting": object{"reason": "ContainerCreating"}}}
+	owner := func(kind string) func(p object) {
+		return func(p object) {
+			p["metadata"].(object)["ownerReferences"] = []object{{"kind": "Other"}, {"kind": kind, "controller": true}}
+		}
+	}
+	c := newCluster(t)
+	c.workload("app")
+	c.workload("guarded")
+	c.workload("guarded-twice")
+	c.workload("ending", func(p object) { p["metadata"].(object)["deletionTimestamp"] = "2026-01-02T03:04:05Z" })
+	c.workload("bare", func(p object) { delete(p["metadata"].(object), "ownerReferences") })
+	c.workload("pulls-no-claim", status("Pending", waiting), func(p object) { p["spec"].(object)["volumes"] = []object{{"name": "config"}} })
+	c.workload("initialises", func(p object) {
+		p["status"] = object{"phase": "Pending", "initContainerStatuses": []object{{"state": object{"running": object{}}}}, "containerStatuses": []object{waiting}}
+	})
+	c.workload("crashes", status("Running", object{"restartCount": 3, "state": object{"waiting": object{"reason": "CrashLoopBackOff"}}, "lastState": object{"terminated": object{}}}))
+	c.workload("replaced")
+	c.covered["shop/guarded"], c.covered["shop/guarded-twice"] = http.StatusTooManyRequests, http.StatusInternalServerError
+	// These stay, and are not named.
+	c.workload("waits", status("Pending", waiting))
+	c.workload("waits-unseen", status("Pending"))
+	c.workload("waits-ephemeral", status("Pending", waiting), func(p object) {
+		p["spec"].(object)["volumes"] = []object{{"name": "scratch", "ephemeral": object{}}}
+	})
+	c.workload("completed", status("Succeeded"))
+	c.workload("failed", status("Failed"))
+	c.workload("daemon", owner("DaemonSet"))
+	c.workload("mirror", owner("Node"), func(p object) {
+		p["metadata"].(object)["annotations"] = object{"kubernetes.io/config.mirror": "x"}
+	})
+	c.workload("elsewhere", func(p object) { p["spec"].(object)["nodeName"] = otherName })
+	r := kubernetes.NewRestarts(c.options(""))
+	drain := func(want ...string) {
+		t.Helper()
+		left, err := r.Drain(t.Context(), idA, "1")
+		if diff := cmp.Diff(want, left); err != nil || diff != "" {
+			t.Errorf("%v\n%s", err, diff)
+		}
+	}
+	drain(
+		"pod shop/app is ending",
+		"pod shop/bare has no controller that would make it again: delete it by hand",
+		"pod shop/crashes is ending",
+		"pod shop/ending is ending",
+		"pod shop/guarded must not be evicted yet: a PodDisruptionBudget allows no disruption",
+		"pod shop/guarded-twice cannot be evicted: more than one PodDisruptionBudget covers it, or the API server fails",
+		"pod shop/initialises is ending",
+		"pod shop/pulls-no-claim is ending",
+		"pod shop/replaced is ending",
+	)
+	if c.nodes[nodeName]["spec"].(object)["unschedulable"] != true {
+		t.Error("the Node is not cordoned")
+	}
+	for _, gone := range []string{"app", "crashes", "ending", "initialises", "pulls-no-claim", "bare", "replaced"} {
+		delete(c.pods, "shop/"+gone)
+	}
+	clear(c.covered)
+	drain("pod shop/guarded is ending", "pod shop/guarded-twice is ending")
+	delete(c.pods, "shop/guarded")
+	delete(c.pods, "shop/guarded-twice")
+	drain()
+	for _, stays := range []string{"waits", "waits-unseen", "waits-ephemeral", "daemon", "mirror", "elsewhere", "completed", "failed"} {
+		if c.pods["shop/"+stays]["metadata"].(object)["deletionTimestamp"] != nil {
+			t.Errorf("pod %s was evicted", stays)
+		}
+	}
+}
+
+// Only what a drain of this restart has done is undone.
+func TestCordon(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before func(c *cluster)
+		drain  string
+		undone string
+		want   bool // that it is cordoned at last
+	}{
+		"by this restart":                   {func(*cluster) {}, "1", "1", false},
+		"by another one":                    {func(*cluster) {}, "1", "2", true},
+		"by an administrator":               {func(c *cluster) { c.nodes[nodeName]["spec"] = object{"unschedulable": true} }, "1", "1", true},
+		"left behind by an earlier restart": {leftBehind, "1", "1", false},
+		"undone by the earlier restart":     {leftBehind, "1", "0", true},
+		"an administrator, left behind": {func(c *cluster) {
+			leftBehind(c)
+			delete(c.nodes[nodeName]["spec"].(object), "unschedulable")
+		}, "1", "1", false},
+		"while the kubelet writes": {func(c *cluster) { c.meddle = heartbeat }, "1", "1", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			tt.before(c)
+			r := kubernetes.NewRestarts(c.options(""))
+			for range 2 {
+				if left, err := r.Drain(t.Context(), idA, tt.drain); err != nil || len(left) > 0 {
+					t.Fatal(left, err)
+				}
+			}
+			if c.nodes[nodeName]["spec"].(object)["unschedulable"] != true {
+				t.Error("the Node is not cordoned")
+			}
+			c.set(func() { c.meddle = heartbeat })
+			for range 2 {
+				if err := r.Undrain(t.Context(), idA, tt.undone); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := c.nodes[nodeName]["spec"].(object)["unschedulable"] == true; got != tt.want {
+				t.Errorf("cordoned: %v, want %v", got, tt.want)
+			}
+			if _, ours := c.annotations(nodeName)["csi.oxide.computer/restart-cordon"]; ours && !tt.want {
+				t.Error("the annotation is left")
+			}
+		})
+	}
+}
+
+func leftBehind(c *cluster) {
+	c.nodes[nodeName]["spec"] = object{"unschedulable": true}
+	c.nodes[nodeName]["metadata"].(object)["annotations"] = object{"csi.oxide.computer/restart-cordon": "0"}
+}
+
+// heartbeat is the kubelet's, which changes the Node between our reading and writing.
+func heartbeat(c *cluster) {
+	c.version++
+	c.nodes[nodeName]["metadata"].(object)["resourceVersion"] = fmt.Sprint("v", c.version)
+}
+
+// The files of credentials are those of the provider, and as little is kept.
+func TestRestartsWithoutCredentials(t *testing.T) {
+	c := newCluster(t)
+	if err := os.Remove(filepath.Join(c.dir, "token")); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := kubernetes.NewListener(c.options(nodeName)).Wanted(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "wait for the token in") {
+		t.Error(err)
+	}
+}
