@@ -41,6 +41,7 @@ func TestInstall(t *testing.T) {
 	t.Run("what the documentation shows", s.documentation)
 	for _, set := range sets {
 		t.Run(set, func(t *testing.T) {
+			s.strict(t, "--values="+values(set))
 			s.helm(t, "install", "--values="+values(set))
 			s.get(t, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets/oxide-csi-node")
 			s.helm(t, "upgrade", "--values="+values(set))
@@ -138,19 +139,44 @@ func (s *server) helm(t *testing.T, command string, args ...string) {
 	}
 }
 
+// paths are where objects of the kinds are that the chart has.
+var paths = map[string]string{
+	"ConfigMap":                        "/api/v1/namespaces/" + namespace + "/configmaps",
+	"Service":                          "/api/v1/namespaces/" + namespace + "/services",
+	"ServiceAccount":                   "/api/v1/namespaces/" + namespace + "/serviceaccounts",
+	"Deployment":                       "/apis/apps/v1/namespaces/" + namespace + "/deployments",
+	"DaemonSet":                        "/apis/apps/v1/namespaces/" + namespace + "/daemonsets",
+	"PodDisruptionBudget":              "/apis/policy/v1/namespaces/" + namespace + "/poddisruptionbudgets",
+	"Role":                             "/apis/rbac.authorization.k8s.io/v1/namespaces/" + namespace + "/roles",
+	"RoleBinding":                      "/apis/rbac.authorization.k8s.io/v1/namespaces/" + namespace + "/rolebindings",
+	"ClusterRole":                      "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+	"ClusterRoleBinding":               "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"CSIDriver":                        "/apis/storage.k8s.io/v1/csidrivers",
+	"StorageClass":                     "/apis/storage.k8s.io/v1/storageclasses",
+	"VolumeSnapshotClass":              "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses",
+	"ServiceMonitor":                   "/apis/monitoring.coreos.com/v1/namespaces/" + namespace + "/servicemonitors",
+	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+}
+
+// strict gives the API server what is rendered, which may hold no field that it does not know: helm lets them pass. There is no
+// release, so that every object is a new one.
+func (s *server) strict(t *testing.T, args ...string) {
+	t.Helper()
+	for key, o := range parse(t, render(t, args...)) {
+		path := paths[at[string](t, o, "kind")]
+		if path == "" {
+			t.Fatalf("%s: where are objects of its kind?", key)
+		}
+		s.post(t, path+"?dryRun=All&fieldValidation=Strict", o)
+	}
+}
+
 // uninstall shows that nothing stays behind.
 func (s *server) uninstall(t *testing.T) {
 	t.Helper()
 	run(t, program(t, "helm", "helm"), "uninstall", "oxide-csi", "--namespace="+namespace, "--kubeconfig="+s.kubeconfig)
-	for _, path := range []string{
-		"/api/v1/namespaces/" + namespace + "/configmaps", "/api/v1/namespaces/" + namespace + "/services",
-		"/api/v1/namespaces/" + namespace + "/serviceaccounts", "/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets",
-		"/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-		"/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings",
-		"/apis/storage.k8s.io/v1/csidrivers", "/apis/storage.k8s.io/v1/storageclasses",
-		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses", "/apis/policy/v1/poddisruptionbudgets",
-		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-	} {
+	for _, path := range paths {
 		left := s.get(t, path+"?labelSelector=app.kubernetes.io/name=oxide-csi-driver")
 		for _, item := range at[[]any](t, left, "items") {
 			t.Errorf("%s is left at %s", at[string](t, item, "metadata", "name"), path)
@@ -202,35 +228,39 @@ users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c
 	return s
 }
 
-// definitions are the kinds that others bring: of snapshots as they are, of Prometheus by name alone.
+// definitions are the kinds that others bring: of snapshots, and of the Prometheus operator.
 func (s *server) definitions(t *testing.T) {
-	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	list := exec.Command("go", "list", "-m", "-f={{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8")
 	list.Dir = "../programs/sidecars"
 	from, err := list.Output()
 	must(t, err)
 	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(from)), "config/crd/snapshot.storage.k8s.io_*.yaml"))
 	must(t, err)
-	for _, file := range files {
+	for _, file := range append(files, monitors(t)) {
 		text, err := os.ReadFile(file)
 		must(t, err)
 		var definition object
 		must(t, yaml.Unmarshal(text, &definition))
-		s.post(t, path, definition)
+		s.post(t, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
 	}
-	s.post(t, path, object{
-		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-		"metadata": object{"name": "servicemonitors.monitoring.coreos.com"},
-		"spec": object{
-			"group": "monitoring.coreos.com", "scope": "Namespaced",
-			"names": object{"kind": "ServiceMonitor", "plural": "servicemonitors"},
-			"versions": []object{{"name": "v1", "served": true, "storage": true,
-				"schema": object{"openAPIV3Schema": object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
-		},
-	})
 	s.eventually("it knows classes of snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
 	s.eventually("it knows snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshots")
 	s.eventually("it knows monitors", "/apis/monitoring.coreos.com/v1/servicemonitors")
+}
+
+// operator is a release of the Prometheus operator, of which only the definition of ServiceMonitor is used.
+const operator = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
+
+// monitors is the file with the definition of ServiceMonitor.
+func monitors(t *testing.T) string {
+	t.Helper()
+	download := exec.Command("go", "mod", "download", "-json", operator)
+	download.Dir = t.TempDir() // outside of any module
+	text, err := download.Output()
+	must(t, err)
+	var module struct{ Dir string }
+	must(t, json.Unmarshal(text, &module))
+	return filepath.Join(module.Dir, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
 }
 
 // eventually waits until something is found.
