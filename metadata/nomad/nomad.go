@@ -83,18 +83,16 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 
 // Known implements [metadata.Partial].
 func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
-	if err := ctx.Err(); err != nil {
-		return metadata.Instance{}, &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad not asked", Cause: err, Next: "ask again"}
-	}
-	token, err := p.token()
+	var answer *api.NodeMetaResponse
+	err := p.options.call(ctx, readMeta, func(client *api.Client) (err error) {
+		// Without a node ID it is the client of the agent that is asked, which answers by itself.
+		answer, err = client.Nodes().Meta().Read("", (&api.QueryOptions{}).WithContext(ctx))
+		return err
+	})
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	meta, err := p.ask(ctx, token)
-	if err != nil {
-		return metadata.Instance{}, err
-	}
-	return known(meta)
+	return known(answer.Meta)
 }
 
 // known makes an answer of the client's metadata.
@@ -117,35 +115,53 @@ func known(meta map[string]string) (instance metadata.Instance, err error) {
 }
 
 // token is what the agent gets to know us by, or empty.
-func (p *Provider) token() (string, error) {
-	if p.options.TokenFile == "" {
-		return p.options.Token, nil
+func (o Options) token() (string, error) {
+	if o.TokenFile == "" {
+		return o.Token, nil
 	}
-	text, err := os.ReadFile(p.options.TokenFile)
+	text, err := os.ReadFile(o.TokenFile)
 	if token := strings.TrimSpace(string(text)); err == nil && token != "" {
 		return token, nil
 	}
 	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: "wait for the token in " + p.options.TokenFile,
+		Kind: metadata.ErrNotReady, What: "wait for the token in " + o.TokenFile,
 		Next: "check that the task has an identity block with file = true, and that the path is right",
 	}
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		e.Cause = wrapped.Err // The path is in What.
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		e.Kind, e.What, e.Next = metadata.ErrInvalid, "read the token in "+p.options.TokenFile, "name a file that the plugin may read"
+		e.Kind, e.What, e.Next = metadata.ErrInvalid, "read the token in "+o.TokenFile, "name a file that the plugin may read"
 	}
 	return "", e
 }
 
-// ask asks the agent's addresses in their order for the client's metadata. When
-// none answers, the error has each one's reason.
-func (p *Provider) ask(ctx context.Context, token string) (map[string]string, error) {
+// purpose is what the agent is asked for.
+type purpose struct {
+	// what it is, as part of an error.
+	what string
+	// wrong is what an answer is that cannot be read.
+	wrong string
+	// policy is what allows it.
+	policy string
+}
+
+var readMeta = purpose{what: "ask", wrong: "the answer is no client metadata", policy: `node { policy = "read" }`}
+
+// call asks the agent, at its addresses in their order. When none answers, the error has each one's reason.
+func (o Options) call(ctx context.Context, why purpose, ask func(*api.Client) error) error {
+	if err := ctx.Err(); err != nil {
+		return &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad not asked", Cause: err, Next: "ask again"}
+	}
+	token, err := o.token()
+	if err != nil {
+		return err
+	}
 	var failed []*metadata.Error
-	for _, address := range p.addresses() {
-		meta, err := p.askAt(ctx, address, token)
+	for _, address := range o.addresses() {
+		err := o.callAt(ctx, address, token, why, ask)
 		if err == nil {
-			return meta, nil
+			return nil
 		}
 		failed = append(failed, err)
 	}
@@ -156,11 +172,11 @@ func (p *Provider) ask(ctx context.Context, token string) (map[string]string, er
 			last.Kind = metadata.ErrNotReady
 		}
 	}
-	return nil, last
+	return last
 }
 
-func (p *Provider) addresses() (all []string) {
-	for _, address := range []string{p.options.Socket, p.options.Address} {
+func (o Options) addresses() (all []string) {
+	for _, address := range []string{o.Socket, o.Address} {
 		if address != "" {
 			all = append(all, address)
 		}
@@ -171,27 +187,25 @@ func (p *Provider) addresses() (all []string) {
 	return all
 }
 
-// askAt asks the agent at one address.
-func (p *Provider) askAt(ctx context.Context, address, token string) (map[string]string, *metadata.Error) {
-	httpClient, err := p.client(address)
+// callAt asks the agent at one address.
+func (o Options) callAt(ctx context.Context, address, token string, why purpose, ask func(*api.Client) error) *metadata.Error {
+	httpClient, err := o.client(address)
 	if err != nil {
-		return nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "repair --nomad-address (NOMAD_ADDR), or the files that TLS needs"}
+		return &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "repair --nomad-address (NOMAD_ADDR), or the files that TLS needs"}
 	}
 	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
 	if err != nil {
-		return nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "write http://host:port or unix:///path"}
+		return &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "write http://host:port or unix:///path"}
 	}
-	// Without a node ID it is the client of the agent that is asked, which answers by itself.
-	answer, err := client.Nodes().Meta().Read("", (&api.QueryOptions{}).WithContext(ctx))
-	if err != nil {
-		return nil, explain(ctx, address, err)
+	if err := ask(client); err != nil {
+		return explain(ctx, address, why, err)
 	}
-	return answer.Meta, nil
+	return nil
 }
 
 // client makes an HTTP client for one request to an address, after which its
 // connection is closed.
-func (p *Provider) client(address string) (*http.Client, error) {
+func (o Options) client(address string) (*http.Client, error) {
 	parsed, err := url.Parse(address)
 	switch {
 	case err != nil || parsed.User != nil || parsed.Scheme != "http" && parsed.Scheme != "https" && parsed.Scheme != "unix":
@@ -214,15 +228,15 @@ func (p *Provider) client(address string) (*http.Client, error) {
 		return client, nil
 	}
 	return client, api.ConfigureTLS(client, &api.TLSConfig{
-		CACert: p.options.CACert, ClientCert: p.options.ClientCert, ClientKey: p.options.ClientKey, TLSServerName: p.options.TLSServerName,
+		CACert: o.CACert, ClientCert: o.ClientCert, ClientKey: o.ClientKey, TLSServerName: o.TLSServerName,
 	})
 }
 
 // explain turns an error of asking into the contract's. What the agent says stays
 // out: it can repeat the token.
-func explain(ctx context.Context, address string, err error) *metadata.Error {
+func explain(ctx context.Context, address string, why purpose, err error) *metadata.Error {
 	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: "ask the Nomad agent at " + address,
+		Kind: metadata.ErrNotReady, What: why.what + " the Nomad agent at " + address,
 		Next: "check that it runs on this machine and that the task may reach it",
 	}
 	var transport *url.Error
@@ -237,21 +251,21 @@ func explain(ctx context.Context, address string, err error) *metadata.Error {
 		e.Cause = transport.Err
 	case errors.As(err, &refused):
 		e.Cause = fmt.Errorf("HTTP %d", refused.StatusCode())
-		explainStatus(e, refused.StatusCode())
+		explainStatus(e, why, refused.StatusCode())
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Cause = err
 	default:
-		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, errors.New("the answer is no client metadata"), "check that this is a Nomad client agent, of version 1.5 or later"
+		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, errors.New(why.wrong), "check that this is a Nomad client agent, of version 1.5 or later"
 	}
 	return e
 }
 
-func explainStatus(e *metadata.Error, status int) {
+func explainStatus(e *metadata.Error, why purpose, status int) {
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind, e.Next = metadata.ErrInvalid, "give the task a workload identity (identity { env = true }), or set NOMAD_TOKEN"
 	case status == http.StatusForbidden:
-		e.Kind, e.Next = metadata.ErrInvalid, `give the token or the job a policy with node { policy = "read" }, and check that the token is valid`
+		e.Kind, e.Next = metadata.ErrInvalid, "give the token or the job a policy with "+why.policy+", and check that the token is valid"
 	case status == http.StatusTooManyRequests || status >= 500:
 		e.Next = "check the agent's log"
 	default:

@@ -1,0 +1,333 @@
+package nomad
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// The word of a planned restart stands in the dynamic metadata of the Nomad client. A change of several keys is one step, whose
+// answer is what all keys are after it: each half writes its own key first and learns by the answer what the other had written
+// until then. So it is certain who was first, although nothing can be written on a condition.
+//
+// Keys that begin with "unique." do not count for the class of a node, by which the scheduler takes nodes together.
+const (
+	// keyRestart is the ID of the restart that the controller asks for. The node plugin reads it.
+	keyRestart = "unique.oxide.restart"
+	// keyAnswer is what the node plugin says to it. The controller reads it.
+	keyAnswer = "unique.oxide.restart_answer"
+	// keyDrain is the ID of the restart for which the controller has made the node ineligible, for itself to read.
+	keyDrain = "unique.oxide.restart_drain"
+	// keyReport is for operators.
+	keyReport = "unique.oxide.restart_report"
+
+	// driver is the plugin's name, by which it is found among others whatever ID its jobs give it.
+	driver = "csi.oxide.computer"
+	// clientTimeout is for how long a client is waited for that may be down. It is asked through a server.
+	clientTimeout = 5 * time.Second
+)
+
+func restartPurpose(what string) purpose {
+	return purpose{what: what + " by way of", wrong: "the answer is not that of a Nomad agent", policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl"}
+}
+
+// Restarts is the controller's half of planned restarts: a [metadata.RestartAsker] and a [metadata.Drainer]. With ACLs on it needs
+//
+//	plugin { policy = "read" }
+//	node { policy = "write" }
+//	namespace "*" { capabilities = ["read-job", "alloc-lifecycle"] } # only to drain
+type Restarts struct {
+	options Options
+	nodes
+}
+
+// NewRestarts makes the controller's half. It asks nothing yet.
+func NewRestarts(options Options) *Restarts { return &Restarts{options: options} }
+
+// Ask implements [metadata.RestartAsker].
+func (r *Restarts) Ask(ctx context.Context, instanceID, restartID string) error {
+	node, err := r.find(ctx, r.options, instanceID)
+	if err != nil {
+		return err
+	}
+	_, err = r.options.apply(ctx, "ask for a restart of "+node, node, keys{keyRestart: &restartID})
+	return err
+}
+
+// Answer implements [metadata.RestartAsker]. Of a client that is down it is what the servers know.
+func (r *Restarts) Answer(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+	node, err := r.find(ctx, r.options, instanceID)
+	if err != nil {
+		return metadata.RestartAnswer{}, err
+	}
+	meta, err := r.options.readAnywhere(ctx, node)
+	if err != nil || meta[keyRestart] != restartID {
+		return metadata.RestartAnswer{}, err
+	}
+	return metadata.ParseRestartAnswer(meta[keyAnswer], restartID), nil
+}
+
+// Withdraw implements [metadata.RestartAsker].
+func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+	node, err := r.find(ctx, r.options, instanceID)
+	if err != nil {
+		return metadata.RestartAnswer{}, err
+	}
+	what := "withdraw the restart of " + node
+	meta, err := r.options.read(ctx, what, node)
+	if err != nil {
+		return metadata.RestartAnswer{}, err
+	}
+	said := metadata.ParseRestartAnswer(meta[keyAnswer], restartID)
+	switch asked := meta[keyRestart]; {
+	case asked != restartID && asked != "":
+		return metadata.RestartAnswer{}, nil
+	case asked == restartID && said.State == metadata.RestartAccepted:
+		return said, nil
+	case asked == restartID:
+		if meta, err = r.options.apply(ctx, what, node, keys{keyRestart: nil}); err != nil {
+			return metadata.RestartAnswer{}, err
+		}
+		said = metadata.ParseRestartAnswer(meta[keyAnswer], restartID)
+	}
+	switch {
+	case said.State == metadata.RestartAccepted:
+		// It was first, here or in an earlier call that did not come to an end. What it does is looked for under its ID.
+		_, err = r.options.apply(ctx, what, node, keys{keyRestart: &restartID})
+	case said.State != metadata.RestartUnanswered:
+		_, err = r.options.apply(ctx, what, node, keys{keyAnswer: nil})
+	}
+	if err != nil {
+		return metadata.RestartAnswer{}, err
+	}
+	return said, nil
+}
+
+// Forget implements [metadata.RestartAsker].
+func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
+	node, err := r.find(ctx, r.options, instanceID)
+	if err != nil {
+		return err
+	}
+	what := "forget the restart of " + node
+	meta, err := r.options.read(ctx, what, node)
+	if err != nil || meta[keyRestart] != restartID {
+		return err
+	}
+	_, err = r.options.apply(ctx, what, node, keys{keyRestart: nil, keyAnswer: nil})
+	return err
+}
+
+// Report implements [metadata.RestartAsker]. Nomad has no events that others may write, so that the last report stands in the
+// client's metadata: nomad node meta read.
+func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
+	node, err := r.find(ctx, r.options, instanceID)
+	if err != nil {
+		return err
+	}
+	text := time.Now().UTC().Format(time.RFC3339) + " " + report.Reason + ": " + report.Message
+	_, err = r.options.apply(ctx, "report about "+node, node, keys{keyReport: &text})
+	return err
+}
+
+// Listener is the node's half of planned restarts: a [metadata.RestartListener]. With ACLs on it needs
+//
+//	plugin { policy = "read" }
+//	node { policy = "write" }
+type Listener struct {
+	options    Options
+	instanceID string
+	nodes
+}
+
+// NewListener makes the node's half, for the instance that the agent's client is. It asks nothing yet.
+func NewListener(options Options, instanceID string) *Listener {
+	return &Listener{options: options, instanceID: instanceID}
+}
+
+// own is the client of the agent that is asked.
+const own = ""
+
+// Wanted implements [metadata.RestartListener].
+func (l *Listener) Wanted(ctx context.Context) (string, metadata.RestartAnswer, error) {
+	meta, err := l.options.read(ctx, "look whether a restart is asked for", own)
+	if err != nil || meta[keyRestart] == "" {
+		return "", metadata.RestartAnswer{}, err
+	}
+	return meta[keyRestart], metadata.ParseRestartAnswer(meta[keyAnswer], meta[keyRestart]), nil
+}
+
+// Say implements [metadata.RestartListener]. An acceptance is said once the servers know of it: with the guest the client goes
+// down that keeps it.
+func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.RestartAnswer) error {
+	what := "answer to a restart"
+	meta, err := l.options.read(ctx, what, own)
+	if err != nil {
+		return err
+	}
+	if meta[keyRestart] != restartID {
+		return unasked(restartID)
+	}
+	text := answer.Text(restartID)
+	if meta, err = l.options.apply(ctx, what, own, keys{keyAnswer: &text}); err != nil {
+		return err
+	}
+	if meta[keyRestart] != restartID {
+		if _, err := l.options.apply(ctx, what, own, keys{keyAnswer: nil}); err != nil {
+			return err
+		}
+		return unasked(restartID)
+	}
+	if answer.State != metadata.RestartAccepted {
+		return nil
+	}
+	node, err := l.find(ctx, l.options, l.instanceID)
+	if err != nil {
+		return err
+	}
+	return l.options.awaitServers(ctx, node, keyAnswer, text)
+}
+
+func unasked(restartID string) error {
+	return &metadata.Error{Kind: metadata.ErrNotReady, What: "nothing was said about restart " + restartID + ", which nobody asks for any more", Next: "nothing is to be done"}
+}
+
+// keys are to be written to a client's metadata; nil removes one.
+type keys map[string]*string
+
+// apply changes a client's metadata in one step, and returns all of it as it is then.
+func (o Options) apply(ctx context.Context, what, node string, meta keys) (after map[string]string, err error) {
+	err = o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+		answer, err := client.Nodes().Meta().Apply(&api.NodeMetaApplyRequest{NodeID: node, Meta: meta}, (&api.QueryOptions{}).WithContext(ctx))
+		if err == nil {
+			after = answer.Meta
+		}
+		return err
+	})
+	return after, err
+}
+
+// read reads a client's metadata from the client itself.
+func (o Options) read(ctx context.Context, what, node string) (meta map[string]string, err error) {
+	err = o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+		answer, err := client.Nodes().Meta().Read(node, (&api.QueryOptions{}).WithContext(ctx))
+		if err == nil {
+			meta = answer.Meta
+		}
+		return err
+	})
+	return meta, err
+}
+
+// readAnywhere reads a client's metadata, from the servers where the client does not answer: they have it some seconds later.
+func (o Options) readAnywhere(ctx context.Context, node string) (map[string]string, error) {
+	limited, cancel := context.WithTimeout(ctx, clientTimeout)
+	defer cancel()
+	meta, err := o.read(limited, "read the metadata of "+node, node)
+	if err == nil || ctx.Err() != nil {
+		return meta, err
+	}
+	info, _, err := o.info(ctx, node, 0)
+	return info.Meta, err
+}
+
+// nodeInfo is what is read of what the servers know of a node.
+type nodeInfo struct {
+	Meta                  map[string]string
+	SchedulingEligibility string
+}
+
+// info reads what the servers know of a node, once it is newer than an index.
+func (o Options) info(ctx context.Context, node string, after uint64) (info nodeInfo, index uint64, err error) {
+	err = o.query(ctx, "look up node "+node, "/v1/node/"+url.PathEscape(node), after, &info, &index)
+	return info, index, err
+}
+
+// awaitServers waits until the servers know a client's metadata to be this.
+func (o Options) awaitServers(ctx context.Context, node, key, value string) error {
+	var after uint64
+	for {
+		info, index, err := o.info(ctx, node, after)
+		if err != nil || info.Meta[key] == value {
+			return err
+		}
+		after = index
+	}
+}
+
+// query reads an object from the servers, once it is newer than an index. api's own types stay out: they would bring all of a job.
+func (o Options) query(ctx context.Context, what, path string, after uint64, out any, index *uint64) error {
+	return o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+		meta, err := client.Raw().Query(path, out, (&api.QueryOptions{WaitIndex: after}).WithContext(ctx))
+		if err == nil && index != nil {
+			*index = meta.LastIndex
+		}
+		return err
+	})
+}
+
+// nodes finds nodes by their instances.
+type nodes struct {
+	mu sync.Mutex
+	// seen are the nodes on which instances were last found.
+	seen map[string]string
+}
+
+// find is the ID of the node that is an instance, as the node plugin there says. While that plugin is not up, it is the node
+// where it was last seen.
+func (n *nodes) find(ctx context.Context, o Options, instanceID string) (string, error) {
+	node, err := o.search(ctx, instanceID)
+	if err != nil {
+		return "", err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if node == "" {
+		node = n.seen[instanceID]
+	}
+	if node == "" {
+		return "", &metadata.Error{
+			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Nomad node is instance %s: no node plugin of %s calls itself so", instanceID, driver),
+			Next: "check that the node plugin runs there and is healthy: nomad plugin status",
+		}
+	}
+	if n.seen == nil {
+		n.seen = map[string]string{}
+	}
+	n.seen[instanceID] = node
+	return node, nil
+}
+
+// search is the ID of the node whose node plugin says that it is an instance, or empty.
+func (o Options) search(ctx context.Context, instanceID string) (string, error) {
+	what := "look for instance " + instanceID
+	var plugins []struct{ ID, Provider string }
+	if err := o.query(ctx, what, "/v1/plugins?type=csi", 0, &plugins, nil); err != nil {
+		return "", err
+	}
+	for _, p := range plugins {
+		if p.Provider != driver {
+			continue
+		}
+		var plugin struct {
+			Nodes map[string]struct{ NodeInfo struct{ ID string } }
+		}
+		if err := o.query(ctx, what, "/v1/plugin/csi/"+url.PathEscape(p.ID), 0, &plugin, nil); err != nil {
+			return "", err
+		}
+		for _, node := range slices.Sorted(maps.Keys(plugin.Nodes)) {
+			if plugin.Nodes[node].NodeInfo.ID == instanceID {
+				return node, nil
+			}
+		}
+	}
+	return "", nil
+}

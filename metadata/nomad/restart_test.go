@@ -1,0 +1,413 @@
+package nomad_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+)
+
+const idB = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+
+type object = map[string]any
+
+// region plays servers and two clients with their agents, as far as planned restarts use them; test/identity has a real Nomad.
+type region struct {
+	t *testing.T
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	index   uint64
+	// meta are the clients' own metadata, known what the servers know of it, by node.
+	meta, known map[string]map[string]string
+	lag         bool // the servers do not learn of changes
+	down        map[string]bool
+	eligibility map[string]string
+	instances   map[string]string // by node, of healthy node plugins
+	allocations []object
+	stopped     []string
+	fault       metadatatest.Fault
+	repairs     chan struct{}
+}
+
+const nodeA, nodeB = "a0000000-0000-4000-8000-00000000000a", "b0000000-0000-4000-8000-00000000000b"
+
+func newRegion(t *testing.T) *region {
+	r := &region{
+		t: t, index: 10, repairs: make(chan struct{}), down: map[string]bool{},
+		meta: map[string]map[string]string{nodeA: {"vault": "canary"}, nodeB: {}}, known: map[string]map[string]string{nodeA: {}, nodeB: {}},
+		eligibility: map[string]string{nodeA: "eligible", nodeB: "eligible"}, instances: map[string]string{nodeA: idA, nodeB: idB},
+	}
+	r.changed = sync.NewCond(&r.mu)
+	return r
+}
+
+// agent is the HTTP API of a node's agent.
+func (r *region) agent(node string) nomad.Options {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { r.serve(w, q, node) }))
+	r.t.Cleanup(s.Close)
+	return nomad.Options{Address: s.URL, Token: token}
+}
+
+func (r *region) set(do func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	do()
+	r.index++
+	r.changed.Broadcast()
+}
+
+func (r *region) serve(w http.ResponseWriter, q *http.Request, local string) {
+	r.mu.Lock()
+	fault, repaired := r.fault, r.repairs
+	r.mu.Unlock()
+	switch fault {
+	case metadatatest.Down:
+		panic(http.ErrAbortHandler)
+	case metadatatest.Slow:
+		select {
+		case <-repaired:
+		case <-q.Context().Done():
+			return
+		}
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { // wakes blocking queries of clients that have gone
+		select {
+		case <-q.Context().Done():
+			r.changed.Broadcast()
+		case <-stop:
+		}
+	}()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if q.Header.Get("X-Nomad-Token") != token || fault == metadatatest.Denied {
+		http.Error(w, "Permission denied for "+q.Header.Get("X-Nomad-Token"), http.StatusForbidden)
+		return
+	}
+	status, answer := r.handle(q, local)
+	w.Header().Set("X-Nomad-Index", fmt.Sprint(r.index))
+	w.WriteHeader(status)
+	if err := json.NewEncoder(w).Encode(answer); err != nil {
+		r.t.Error(err)
+	}
+}
+
+func (r *region) handle(q *http.Request, local string) (status int, answer any) {
+	path := strings.Split(q.URL.Path, "/")
+	switch {
+	case q.URL.Path == "/v1/client/metadata" && q.Method == http.MethodGet:
+		node := q.URL.Query().Get("node_id")
+		if node == "" {
+			node = local
+		}
+		if r.down[node] {
+			return http.StatusInternalServerError, "No path to node"
+		}
+		return http.StatusOK, object{"Meta": r.meta[node]}
+	case q.URL.Path == "/v1/client/metadata":
+		var change struct {
+			NodeID string
+			Meta   map[string]*string
+		}
+		r.decode(q, &change)
+		if change.NodeID == "" {
+			change.NodeID = local
+		}
+		if r.down[change.NodeID] {
+			return http.StatusInternalServerError, "No path to node"
+		}
+		meta := r.meta[change.NodeID]
+		for key, value := range change.Meta {
+			if delete(meta, key); value != nil {
+				meta[key] = *value
+			}
+		}
+		if !r.lag {
+			r.learn(change.NodeID)
+		}
+		return http.StatusOK, object{"Meta": meta}
+	case q.URL.Path == "/v1/plugins":
+		return http.StatusOK, []object{{"ID": "other", "Provider": "other.example"}, {"ID": "oxide", "Provider": "csi.oxide.computer"}}
+	case q.URL.Path == "/v1/plugin/csi/oxide":
+		nodes := object{}
+		for node, instance := range r.instances {
+			nodes[node] = object{"NodeInfo": object{"ID": instance}}
+		}
+		return http.StatusOK, object{"ID": "oxide", "Nodes": nodes}
+	case len(path) == 4 && path[2] == "node":
+		var after uint64
+		if _, err := fmt.Sscan(q.URL.Query().Get("index"), &after); err == nil {
+			for r.index <= after && q.Context().Err() == nil {
+				r.changed.Wait()
+			}
+		}
+		return http.StatusOK, object{"Meta": r.known[path[3]], "SchedulingEligibility": r.eligibility[path[3]]}
+	case len(path) == 5 && path[4] == "allocations":
+		return http.StatusOK, r.allocations
+	case len(path) == 5 && path[4] == "eligibility":
+		var change struct{ NodeID, Eligibility string }
+		r.decode(q, &change)
+		r.eligibility[path[3]] = change.Eligibility
+		return http.StatusOK, object{}
+	case len(path) == 5 && path[2] == "allocation" && path[4] == "stop":
+		for _, a := range r.allocations {
+			if a["ID"] == path[3] {
+				a["DesiredTransition"] = object{"Migrate": true}
+				r.stopped = append(r.stopped, path[3])
+			}
+		}
+		return http.StatusOK, object{}
+	}
+	return http.StatusNotFound, "no such page"
+}
+
+func (r *region) decode(q *http.Request, into any) {
+	if err := json.NewDecoder(q.Body).Decode(into); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// learn tells the servers what a client's metadata is.
+func (r *region) learn(node string) {
+	r.known[node] = maps.Clone(r.meta[node])
+	r.index++
+	r.changed.Broadcast()
+}
+
+func TestRestartConformance(t *testing.T) {
+	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
+		r := newRegion(t)
+		controller, a, b := r.agent("none"), r.agent(nodeA), r.agent(nodeB)
+		return metadatatest.RestartHarness{
+			NewAsker:    func() metadata.RestartAsker { return nomad.NewRestarts(controller) },
+			NewListener: func() metadata.RestartListener { return nomad.NewListener(a, idA) },
+			NewOther:    func() metadata.RestartListener { return nomad.NewListener(b, idB) },
+			Instance:    idA, Other: idB,
+			Break: func(f metadatatest.Fault) { r.set(func() { r.fault = f }) },
+			Repair: func() {
+				r.set(func() {
+					r.fault = ""
+					close(r.repairs)
+					r.repairs = make(chan struct{})
+				})
+			},
+			Secrets: []string{token, "canary"},
+		}
+	})
+}
+
+// With the guest the client goes down, and its metadata can be had of the servers only.
+func TestAcceptedOnceTheServersKnow(t *testing.T) {
+	r := newRegion(t)
+	asker, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
+	if err := asker.Ask(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
+	r.set(func() { r.lag = true })
+	accepted := metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}
+	said := make(chan error, 1)
+	go func() { said <- listener.Say(t.Context(), "1", accepted) }()
+	// Whatever else changes meanwhile is not what is waited for.
+	for r.read(nodeA, "unique.oxide.restart_answer") == "" {
+		r.set(func() {})
+	}
+	select {
+	case err := <-said:
+		t.Fatalf("said, and the servers do not know: %v", err)
+	default:
+	}
+	r.set(func() { r.learn(nodeA) })
+	if err := <-said; err != nil {
+		t.Fatal(err)
+	}
+	r.set(func() { r.down[nodeA] = true })
+	if got, err := asker.Answer(t.Context(), idA, "1"); err != nil || got != accepted {
+		t.Errorf("of a node that is down: %+v, %v", got, err)
+	}
+	for what, call := range map[string]func() error{
+		"Ask":      func() error { return asker.Ask(t.Context(), idA, "2") },
+		"Withdraw": func() error { _, err := asker.Withdraw(t.Context(), idA, "1"); return err },
+		"Forget":   func() error { return asker.Forget(t.Context(), idA, "1") },
+	} {
+		if err := call(); err == nil {
+			t.Errorf("%s of a node that is down: no error", what)
+		}
+	}
+	// Its plugin is not healthy at once when it comes up.
+	r.set(func() {
+		r.down[nodeA] = false
+		delete(r.instances, nodeA)
+	})
+	if got, err := asker.Answer(t.Context(), idA, "1"); err != nil || got != accepted {
+		t.Errorf("of a node whose plugin is not up: %+v, %v", got, err)
+	}
+	if _, err := nomad.NewRestarts(r.agent("none")).Answer(t.Context(), idA, "1"); err == nil || !strings.Contains(err.Error(), "no Nomad node is instance "+idA) {
+		t.Errorf("of a node that was never seen: %v", err)
+	}
+}
+
+func (r *region) read(node, key string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.meta[node][key]
+}
+
+// A withdrawal whose answer was lost, of a restart that was accepted in time: the guest goes down, and is looked for later.
+func TestWithdrawnTwice(t *testing.T) {
+	r := newRegion(t)
+	asker := nomad.NewRestarts(r.agent("none"))
+	accepted := metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}
+	r.meta[nodeA]["unique.oxide.restart_answer"] = accepted.Text("1")
+	if got, err := asker.Withdraw(t.Context(), idA, "1"); err != nil || got != accepted {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if got, err := asker.Answer(t.Context(), idA, "1"); err != nil || got != accepted {
+		t.Fatalf("%+v, %v", got, err)
+	}
+}
+
+func TestRestartKeys(t *testing.T) {
+	r := newRegion(t)
+	asker, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
+	if err := asker.Ask(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := listener.Say(t.Context(), "1", metadata.RestartAnswer{State: metadata.RestartRefused, Reason: "why"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := asker.Report(t.Context(), idA, metadata.RestartReport{Reason: "RestartRefused", Message: "why"}); err != nil {
+		t.Fatal(err)
+	}
+	report := r.read(nodeA, "unique.oxide.restart_report")
+	if !strings.HasSuffix(report, "Z RestartRefused: why") {
+		t.Errorf("reported is %q", report)
+	}
+	want := map[string]string{
+		"vault": "canary", "unique.oxide.restart": "1", "unique.oxide.restart_answer": `{"restart":"1","state":"refused","reason":"why"}`, "unique.oxide.restart_report": report,
+	}
+	if diff := cmp.Diff(want, r.meta[nodeA]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// allocate makes an allocation on the node with these changes.
+func (r *region) allocate(id string, changes ...func(a object)) {
+	a := object{
+		"ID": id, "Name": "db.cache[0]", "Namespace": "shop", "JobID": "db-" + id, "TaskGroup": "cache", "DesiredStatus": "run", "ClientStatus": "running",
+		"Job":        object{"Type": "service", "TaskGroups": []object{{"Name": "other"}, {"Name": "cache", "Volumes": object{"data": object{"Type": "csi"}}}}},
+		"TaskStates": object{"redis": object{"State": "running", "StartedAt": "2026-01-02T03:04:05Z"}},
+	}
+	for _, change := range changes {
+		change(a)
+	}
+	r.allocations = append(r.allocations, a)
+}
+
+func with(key string, value any) func(a object) { return func(a object) { a[key] = value } }
+
+func TestDrain(t *testing.T) {
+	r := newRegion(t)
+	pending := with("ClientStatus", "pending")
+	unstarted := with("TaskStates", object{"redis": object{"State": "pending", "StartedAt": "0001-01-01T00:00:00Z"}})
+	job := func(kind string) func(a object) { return func(a object) { a["Job"].(object)["Type"] = kind } }
+	r.allocate("00000001")
+	r.allocate("00000002", with("JobID", "db-00000001"))
+	r.allocate("00000003", with("DesiredStatus", "stop"))
+	r.allocate("00000004", job("batch"))
+	r.allocate("00000005", pending) // its task is being started again
+	r.allocate("00000006", pending, unstarted, func(a object) { a["TaskGroup"] = "other" })
+	// These stay, and are not named.
+	r.allocate("00000007", pending, unstarted)
+	r.allocate("00000008", pending, with("TaskStates", nil))
+	r.allocate("00000009", job("system"))
+	r.allocate("0000000a", job("sysbatch"))
+	r.allocate("0000000b", with("ClientStatus", "complete"), with("DesiredStatus", "stop"))
+	r.allocate("0000000c", with("ClientStatus", "failed"))
+	asker := nomad.NewRestarts(r.agent("none"))
+	drain := func(want ...string) {
+		t.Helper()
+		left, err := asker.Drain(t.Context(), idA, "1")
+		if diff := cmp.Diff(want, left); err != nil || diff != "" {
+			t.Errorf("%v\n%s", err, diff)
+		}
+	}
+	first := []string{
+		"allocation 00000001 (db.cache[0] of job db-00000001) is ending",
+		"allocation 00000002 (db.cache[0] of job db-00000001) waits for another one of its group to end",
+		"allocation 00000003 (db.cache[0] of job db-00000003) is ending",
+		"allocation 00000004 (db.cache[0] of job db-00000004) is of a batch job: wait for its end, or stop it",
+		"allocation 00000005 (db.cache[0] of job db-00000005) is ending",
+		"allocation 00000006 (db.cache[0] of job db-00000006) is ending",
+	}
+	drain(first...)
+	drain(first...)
+	if r.eligibility[nodeA] != "ineligible" || r.eligibility[nodeB] != "eligible" {
+		t.Errorf("eligibility: %v", r.eligibility)
+	}
+	for i := range 6 {
+		if i != 1 {
+			r.allocations[i]["ClientStatus"] = "complete"
+		}
+	}
+	drain("allocation 00000002 (db.cache[0] of job db-00000001) is ending")
+	r.allocations[1]["ClientStatus"] = "complete"
+	drain()
+	slices.Sort(r.stopped)
+	if diff := cmp.Diff([]string{"00000001", "00000002", "00000005", "00000006"}, r.stopped); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Only what a drain of this restart has done is undone.
+func TestEligibility(t *testing.T) {
+	leftBehind := func(r *region) {
+		r.eligibility[nodeA] = "ineligible"
+		r.meta[nodeA]["unique.oxide.restart_drain"] = "0"
+	}
+	for name, tt := range map[string]struct {
+		before func(r *region)
+		undone string
+		want   string
+	}{
+		"by this restart":                   {func(*region) {}, "1", "eligible"},
+		"by another one":                    {func(*region) {}, "2", "ineligible"},
+		"by an operator":                    {func(r *region) { r.eligibility[nodeA] = "ineligible" }, "1", "ineligible"},
+		"left behind by an earlier restart": {leftBehind, "1", "eligible"},
+		"undone by the earlier restart":     {leftBehind, "0", "ineligible"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegion(t)
+			tt.before(r)
+			asker := nomad.NewRestarts(r.agent("none"))
+			for range 2 {
+				if left, err := asker.Drain(t.Context(), idA, "1"); err != nil || len(left) > 0 {
+					t.Fatal(left, err)
+				}
+			}
+			for range 2 {
+				if err := asker.Undrain(t.Context(), idA, tt.undone); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := r.eligibility[nodeA]; got != tt.want {
+				t.Errorf("it is %s, want %s", got, tt.want)
+			}
+			if left := r.read(nodeA, "unique.oxide.restart_drain"); left != "" && tt.want == "eligible" {
+				t.Errorf("%q is left in the metadata", left)
+			}
+		})
+	}
+}
