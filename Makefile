@@ -7,8 +7,8 @@ TAGS        := grpcnotrace
 GCFLAGS     := all=-l
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-# Debian packages: the tools that the node plugin calls, and the C compiler that the race detector needs.
-PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount gcc libc6-dev ca-certificates
+# Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector needs.
+PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount dbus-daemon gcc libc6-dev ca-certificates
 # And for the guest that test-vm boots: the machine, and what the guest is made of.
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
 # And for the nodes of e2e-k8s.

@@ -268,7 +268,7 @@ var goAllowed = map[string]string{
 // request ends the process with all that it serves.
 func TestNoGoroutines(t *testing.T) {
 	found := map[string]bool{}
-	for _, dir := range []string{".", "rack", "device", "mount", "metrics", "tool"} {
+	for _, dir := range []string{".", "rack", "device", "mount", "metrics", "shutdown", "tool"} {
 		files := token.NewFileSet()
 		entries, err := os.ReadDir(dir)
 		must(t, err)

@@ -1,0 +1,131 @@
+// Package shutdown is the node's half of a planned restart (docs/racks-without-hotplug.md): it hears by way of the orchestrator
+// that the controller wants its instance stopped, and powers the guest off from inside, so that services and containers are
+// asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
+package shutdown
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+const (
+	// interval lies between two looks. What a restart costs does not begin before the guest goes down.
+	interval = 5 * time.Second
+	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
+	lookTimeout = time.Minute
+)
+
+// Way is a way of powering the guest off.
+type Way interface {
+	// Check says why the guest cannot or must not be powered off now, and what to do: one line for an operator.
+	Check(ctx context.Context) error
+	// PowerOff begins it. It returns before the guest is down.
+	PowerOff(ctx context.Context) error
+}
+
+// Agent answers planned restarts of the guest that it runs in.
+type Agent struct {
+	listener metadata.RestartListener
+	way      Way
+	// boot is the guest's boot ID.
+	boot string
+	log  *slog.Logger
+
+	// going is the restart for which this process has begun to power the guest off.
+	going string
+	// problem is the error of the last look.
+	problem string
+}
+
+// BootIDFile is where Linux tells which boot this is.
+const BootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// New makes an agent.
+func New(listener metadata.RestartListener, way Way, bootIDFile string, log *slog.Logger) (*Agent, error) {
+	text, err := os.ReadFile(bootIDFile)
+	boot := strings.TrimSpace(string(text))
+	if err == nil && boot == "" {
+		err = fmt.Errorf("%s is empty", bootIDFile)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("which boot of the guest this is cannot be told, so planned restarts are not answered: %w", err)
+	}
+	return &Agent{listener: listener, way: way, boot: boot, log: log}, nil
+}
+
+// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over.
+func (a *Agent) Run(ctx context.Context) {
+	for {
+		a.Look(ctx)
+		timer := time.NewTimer(interval)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// Look looks once whether a restart is asked for, and answers.
+func (a *Agent) Look(ctx context.Context) {
+	looking, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	err := a.look(looking)
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		a.problem = ""
+	case err.Error() != a.problem:
+		a.problem = err.Error()
+		a.log.Error("planned restarts are not answered as they should be; it is tried again", "error", err)
+	}
+}
+
+func (a *Agent) look(ctx context.Context) error {
+	restart, said, err := a.listener.Wanted(ctx)
+	if err != nil || restart == "" {
+		return err
+	}
+	switch {
+	case said.State == metadata.RestartUnanswered:
+		if err := a.way.Check(ctx); err != nil {
+			a.log.Warn("a planned restart is refused", "restart", restart, "reason", err)
+			return a.say(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
+		}
+		return a.goDown(ctx, restart)
+	case said.State == metadata.RestartAccepted && said.Boot != a.boot:
+		a.log.Info("back after a planned restart", "restart", restart)
+		return a.say(ctx, restart, metadata.RestartBack, "")
+	case said.State == metadata.RestartAccepted:
+		// Accepted by a process before this one, or by a call whose answer was lost: who accepts goes down.
+		return a.goDown(ctx, restart)
+	}
+	return nil
+}
+
+// goDown accepts, and powers the guest off once that is sure to be known, whatever becomes of this process.
+func (a *Agent) goDown(ctx context.Context, restart string) error {
+	if a.going == restart {
+		return nil
+	}
+	if err := a.say(ctx, restart, metadata.RestartAccepted, ""); err != nil {
+		return err
+	}
+	a.log.Info("powering the guest off for a planned restart", "restart", restart)
+	if err := a.way.PowerOff(ctx); err != nil {
+		return fmt.Errorf("power the guest off for restart %s: %w", restart, err)
+	}
+	a.going = restart
+	return nil
+}
+
+func (a *Agent) say(ctx context.Context, restart string, state metadata.RestartState, reason string) error {
+	return a.listener.Say(ctx, restart, metadata.RestartAnswer{State: state, Reason: reason, Boot: a.boot})
+}

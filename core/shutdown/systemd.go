@@ -1,0 +1,104 @@
+package shutdown
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// SystemBus is the socket of the system's D-Bus.
+const SystemBus = "/run/dbus/system_bus_socket"
+
+// Systemd powers the guest off as systemctl poweroff does where there is no logind: systemd is asked for its poweroff.target.
+//
+// logind is asked only who objects. Were it asked for the power-off itself, it would tell everybody first, and a kubelet with
+// graceful node shutdown would end the node's pods for good, which are to come back where they are. systemd alone stops
+// services, and with them containers, as a power button does: SIGTERM, time to end, SIGKILL, unmount.
+type Systemd struct {
+	// Bus is the path of the system bus' socket, as this process sees it.
+	Bus string
+	// DespiteGracefulShutdown goes on although the kubelet would want to end its pods first.
+	DespiteGracefulShutdown bool
+}
+
+const (
+	manager     = "org.freedesktop.systemd1"
+	managerPath = "/org/freedesktop/systemd1"
+	login       = "org.freedesktop.login1"
+	loginPath   = "/org/freedesktop/login1"
+)
+
+// Check implements [Way].
+func (s Systemd) Check(ctx context.Context) error {
+	bus, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer bus.Close() // nothing is lost with it
+	const get = "org.freedesktop.DBus.Properties.Get"
+	if err := bus.Object(manager, managerPath).CallWithContext(ctx, get, 0, manager+".Manager", "Version").Err; err != nil {
+		return fmt.Errorf("systemd does not answer on the system bus: %w; check that it is the guest's first process, or set --restart-poweroff to what this guest takes", err)
+	}
+	var there bool
+	if err := bus.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, login).Store(&there); err != nil {
+		return fmt.Errorf("ask the system bus for logind: %w", err)
+	}
+	if !there {
+		return nil // and so nobody has an inhibitor
+	}
+	var held []inhibitor
+	if err := bus.Object(login, loginPath).CallWithContext(ctx, login+".Manager.ListInhibitors", 0).Store(&held); err != nil {
+		return fmt.Errorf("ask logind who objects to a shutdown: %w", err)
+	}
+	for _, i := range held {
+		if err := s.judge(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inhibitor is an inhibitor lock as org.freedesktop.login1.Manager.ListInhibitors tells.
+type inhibitor struct {
+	What, Who, Why, Mode string
+	UID, PID             uint32
+}
+
+// judge says whether an inhibitor forbids a power-off.
+func (s Systemd) judge(i inhibitor) error {
+	switch {
+	case !slices.Contains(strings.Split(i.What, ":"), "shutdown"):
+		return nil
+	case strings.HasPrefix(i.Mode, "block"):
+		return fmt.Errorf("%.64q (process %d) forbids a shutdown of the guest at the moment: %.256q; see systemd-inhibit --list", i.Who, i.PID, i.Why)
+	case i.Mode == "delay" && i.Who == "kubelet" && !s.DespiteGracefulShutdown:
+		return fmt.Errorf("the kubelet has graceful node shutdown on, which is for nodes that do not come back: take shutdownGracePeriod out of its configuration, or set --restart-despite-graceful-shutdown")
+	}
+	return nil
+}
+
+// PowerOff implements [Way].
+func (s Systemd) PowerOff(ctx context.Context) error {
+	bus, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer bus.Close() // nothing is lost with it
+	// Irreversibly: no other job may take the place of this one.
+	call := bus.Object(manager, managerPath).CallWithContext(ctx, manager+".Manager.StartUnit", 0, "poweroff.target", "replace-irreversibly")
+	if call.Err != nil {
+		return fmt.Errorf("ask systemd for poweroff.target: %w", call.Err)
+	}
+	return nil
+}
+
+func (s Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
+	bus, err := dbus.Connect("unix:path="+dbus.EscapeBusAddressValue(s.Bus), dbus.WithContext(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the system bus: %w; let the plugin have %s, or set --restart-poweroff to what this guest takes", err, s.Bus)
+	}
+	return bus, nil
+}
