@@ -50,10 +50,7 @@ func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider 
 	case config.MetadataKubernetes:
 		return kubernetes.New(kubernetesOptions(cfg))
 	case config.MetadataNomad:
-		return nomad.New(nomad.Options{
-			Socket: cfg.NomadSocket, Address: cfg.NomadAddress, TokenFile: cfg.NomadTokenFile, Token: cfg.NomadToken.Reveal(),
-			CACert: cfg.NomadCACert, ClientCert: cfg.NomadClientCert, ClientKey: cfg.NomadClientKey, TLSServerName: cfg.NomadTLSServerName,
-		})
+		return nomad.New(nomadOptions(cfg))
 	}
 	opts := guest.Options{Sys: cfg.SysRoot, Log: log}
 	if cfg.SysRoot == "/sys" {
@@ -67,5 +64,13 @@ func kubernetesOptions(cfg config.Config) kubernetes.Options {
 	return kubernetes.Options{
 		NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
 		InstanceLabel: cfg.InstanceLabel, RackLabel: cfg.RackLabel,
+	}
+}
+
+// nomadOptions say how to ask the Nomad agent.
+func nomadOptions(cfg config.Config) nomad.Options {
+	return nomad.Options{
+		Socket: cfg.NomadSocket, Address: cfg.NomadAddress, TokenFile: cfg.NomadTokenFile, Token: cfg.NomadToken.Reveal(),
+		CACert: cfg.NomadCACert, ClientCert: cfg.NomadClientCert, ClientKey: cfg.NomadClientKey, TLSServerName: cfg.NomadTLSServerName,
 	}
 }

@@ -127,6 +127,9 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, re
 			readiness.AwaitIdentity(ctx, identity, log)
 			registration.Run(ctx)
 		})
+		if cfg.AttachMode == config.AttachRestart {
+			background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
+		}
 		if cfg.StartupTaint != "" {
 			background.run("take the startup taint off", func() {
 				nodelife.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)

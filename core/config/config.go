@@ -55,8 +55,12 @@ type Config struct {
 	Rack      string `koanf:"rack" flag:"rack" env:"OXIDE_RACK" default:"default" use:"identity" help:"this rack's name in the topology, for ever"`
 	RackGiven bool
 
-	// AttachMode is AttachHot.
-	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses"`
+	// AttachMode is AttachHot or AttachRestart.
+	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses; restart plans restarts of instances (docs/racks-without-hotplug.md)"`
+	// RestartPoweroff is what [Config.PoweroffSignal] reads.
+	RestartPoweroff string `koanf:"restartPoweroff" flag:"restart-poweroff" env:"OXIDE_CSI_RESTART_POWEROFF" default:"systemd" help:"how a node powers its guest off for a planned restart: systemd, over D-Bus, or signal:NAME, such as signal:SIGUSR2 for busybox, to the guest's first process. Ignored in mode controller"`
+	// RestartDespiteGracefulShutdown is for nodes whose kubelet would end its pods.
+	RestartDespiteGracefulShutdown bool `koanf:"restartDespiteGracefulShutdown" flag:"restart-despite-graceful-shutdown" env:"OXIDE_CSI_RESTART_DESPITE_GRACEFUL_SHUTDOWN" default:"false" help:"power a node off for a planned restart even if its kubelet has graceful node shutdown on, which is refused otherwise; the kubelet is not told. Ignored in mode controller"`
 	// MaxDisks is how many disks an instance takes, the boot disk included.
 	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" help:"disks an instance takes, boot disk included, 2 to 64: 8 holds everywhere, racks from release 18 on take 12"`
 	// ReserveDisks are not offered for volumes.
@@ -122,6 +126,19 @@ type Config struct {
 	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"where the host's /sys is seen"`
 }
 
+// Orchestrator is which of MetadataKubernetes and MetadataNomad can carry a word between controller and nodes, or empty.
+func (c Config) Orchestrator() string {
+	switch {
+	case c.Metadata == MetadataKubernetes, c.Metadata == MetadataNomad:
+		return c.Metadata
+	case c.KubernetesHost != "" || c.Kubeconfig != "":
+		return MetadataKubernetes
+	case c.NomadAddress != "" || c.NomadSocket != "":
+		return MetadataNomad
+	}
+	return ""
+}
+
 // kubeletSocket is the socket's name in KubeletRegistrationDir: the one that node-driver-registrar would use, so that two who
 // register the same plugin notice each other.
 const kubeletSocket = "csi.oxide.computer-reg.sock"
@@ -151,9 +168,10 @@ func (m Mode) Node() bool { return m == ModeNode || m == ModeAll }
 
 // Values of AttachMode, Metadata and LogFormat that this build has.
 const (
-	AttachHot = "hot"
-	LogText   = "text"
-	LogJSON   = "json"
+	AttachHot     = "hot"
+	AttachRestart = "restart"
+	LogText       = "text"
+	LogJSON       = "json"
 
 	MetadataAuto       = "auto"
 	MetadataStatic     = "static"

@@ -197,10 +197,16 @@ func (c Config) checkRacks(p *Problems) {
 func (c Config) checkNode(p *Problems) {
 	switch c.AttachMode {
 	case AttachHot:
-	case "restart":
-		p.add("--attach-mode", "this build does not have restart; use hot")
+	case AttachRestart:
+		if c.Mode.Controller() {
+			p.add("--attach-mode", "this build does not have restart in modes controller and all; use hot")
+		}
+		c.checkRestart(p)
 	default:
-		p.add("--attach-mode", "%s is not hot", quote(c.AttachMode))
+		p.add("--attach-mode", "%s is not one of hot, restart", quote(c.AttachMode))
+	}
+	if _, err := c.PoweroffSignal(); err != nil {
+		p.add("--restart-poweroff", "%v", err)
 	}
 	if c.MaxDisks < minMaxDisks || c.MaxDisks > maxMaxDisks {
 		p.add("--max-disks", "%d is not between %d and %d", c.MaxDisks, minMaxDisks, maxMaxDisks)
@@ -227,6 +233,13 @@ func (c Config) checkNode(p *Problems) {
 		p.add("--startup-taint", "%s is no key of a taint, such as csi.oxide.computer/agent-not-ready", quote(c.StartupTaint))
 	case c.NodeName == "":
 		p.add("--startup-taint", "needs the Node's name; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
+	}
+}
+
+// checkRestart checks how a node hears of planned restarts.
+func (c Config) checkRestart(p *Problems) {
+	if c.Mode.Node() && c.Orchestrator() == MetadataKubernetes && c.NodeName == "" && c.Metadata != MetadataKubernetes {
+		p.add("--node-name", "is required with --attach-mode=restart in Kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
 	}
 }
 

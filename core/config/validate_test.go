@@ -77,8 +77,11 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--rack=", "config: --rack: the rack name is empty"},
 		{"--rack=${meta.oxide.rack}", `config: --rack: the rack name is "${meta.oxide.rack}", a template that the orchestrator did not fill in`},
 		{"--rack=a/b", `config: --rack: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`},
-		{"--attach-mode=restart", "config: --attach-mode: this build does not have restart; use hot"},
-		{"--attach-mode=cold", `config: --attach-mode: "cold" is not hot`},
+		{"--attach-mode=restart", "config: --attach-mode: this build does not have restart in modes controller and all; use hot"},
+		{"--attach-mode=cold", `config: --attach-mode: "cold" is not one of hot, restart`},
+		{"--restart-poweroff=SIGUSR2", `config: --restart-poweroff: "SIGUSR2" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
+		{"--restart-poweroff=signal:", `config: --restart-poweroff: "signal:" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
+		{"--restart-despite-graceful-shutdown=perhaps", `config: --restart-despite-graceful-shutdown: "perhaps" is neither true nor false`},
 		{"--max-disks=1", "config: --max-disks: 1 is not between 2 and 64"},
 		{"--max-disks=65", "config: --max-disks: 65 is not between 2 and 64"},
 		{"--max-disks=eight", `config: --max-disks: "eight" is not a whole number`},
@@ -320,7 +323,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
 		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
 	}
-	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--startup-taint=-", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--startup-taint=-", "--restart-poweroff=x", "--restart-despite-graceful-shutdown=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
 	_, _, err := load(t, args, environ, yaml)
 	got := strings.Join(problemsOf(t, err), "\n")

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+)
+
+var _ = newAsker // for the engine
+
+// newAsker is what carries a controller's word of planned restarts, or nil where there is no orchestrator to do so.
+func newAsker(cfg config.Config) metadata.RestartAsker {
+	switch cfg.Orchestrator() {
+	case config.MetadataKubernetes:
+		return kubernetes.NewRestarts(kubernetesOptions(cfg))
+	case config.MetadataNomad:
+		return nomad.NewRestarts(nomadOptions(cfg))
+	}
+	return nil
+}
+
+// newListener is what hears the controller's word on the node that is this instance, or nil.
+func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
+	switch cfg.Orchestrator() {
+	case config.MetadataKubernetes:
+		return kubernetes.NewListener(kubernetesOptions(cfg))
+	case config.MetadataNomad:
+		return nomad.NewListener(nomadOptions(cfg), instanceID)
+	}
+	return nil
+}
+
+// poweroff is the way in which the guest is powered off. The configuration was validated.
+func poweroff(cfg config.Config) shutdown.Way {
+	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
+		return shutdown.Signal{Signal: signal}
+	}
+	return shutdown.Systemd{Bus: shutdown.SystemBus, DespiteGracefulShutdown: cfg.RestartDespiteGracefulShutdown}
+}
+
+// answerRestarts answers planned restarts of this node until ctx ends.
+func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Provider, log *slog.Logger) {
+	self, err := metadata.Await(ctx, identity, func(error) bool { return true })
+	if err != nil {
+		return // ctx has ended.
+	}
+	listener := newListener(cfg, self.ID)
+	if listener == nil {
+		log.Warn("neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)")
+		return
+	}
+	agent, err := shutdown.New(listener, poweroff(cfg), shutdown.BootIDFile, log)
+	if err != nil {
+		log.Error("planned restarts are not answered", "error", err)
+		return
+	}
+	log.Info("planned restarts of this node are answered", "by_way_of", cfg.Orchestrator(), "poweroff", cfg.RestartPoweroff)
+	agent.Run(ctx)
+}

@@ -1,0 +1,43 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// PoweroffSystemd is a value of RestartPoweroff; any other begins with poweroffSignal.
+const (
+	PoweroffSystemd = "systemd"
+	poweroffSignal  = "signal:"
+)
+
+// Real-time signals as the C library numbers them, by which programs know them: the kernel's first two are its own.
+const sigrtmin, sigrtmax = 34, 64
+
+// PoweroffSignal is the signal that RestartPoweroff names, and 0 where it is PoweroffSystemd.
+func (c Config) PoweroffSignal() (syscall.Signal, error) {
+	if c.RestartPoweroff == PoweroffSystemd {
+		return 0, nil
+	}
+	name, ok := strings.CutPrefix(c.RestartPoweroff, poweroffSignal)
+	if signal := signalOf(name); ok && signal != 0 {
+		return signal, nil
+	}
+	return 0, fmt.Errorf("%s is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4", quote(c.RestartPoweroff))
+}
+
+// signalOf is the signal of that name, or 0.
+func signalOf(name string) syscall.Signal {
+	name = "SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG")
+	if offset, ok := strings.CutPrefix(name, "SIGRTMIN+"); ok {
+		if n, err := strconv.ParseUint(offset, 10, 8); err == nil && sigrtmin+n <= sigrtmax {
+			return syscall.Signal(sigrtmin + n)
+		}
+		return 0
+	}
+	return unix.SignalNum(name)
+}
