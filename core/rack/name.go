@@ -33,6 +33,7 @@ const (
 	kindVolume   = "volume"
 	kindSnapshot = "snapshot"
 	kindClone    = "clone"
+	kindRestart  = "restart"
 )
 
 const base32Letters = "abcdefghijklmnopqrstuvwxyz234567"

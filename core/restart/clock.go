@@ -1,0 +1,49 @@
+package restart
+
+import (
+	"context"
+	"time"
+)
+
+// timer names what an engine waits for, so that a model of time can tell them apart.
+type timer string
+
+const (
+	timerWindow   timer = "window"
+	timerWish     timer = "wish"
+	timerLease    timer = "lease"
+	timerBeat     timer = "beat"
+	timerRest     timer = "rest"
+	timerCoolDown timer = "cool-down"
+	timerAnswer   timer = "answer"
+	timerHalt     timer = "halt"
+	timerApply    timer = "apply"
+	timerBack     timer = "back"
+	timerHandover timer = "handover"
+)
+
+// clock is the only time that an engine knows.
+type clock interface {
+	Now() time.Time
+	// Passed reports whether so much time has passed since then. What and key say which wait it is.
+	Passed(what timer, key string, since time.Time, d time.Duration) bool
+	// Wait waits for done to be closed.
+	Wait(ctx context.Context, done <-chan struct{}) error
+}
+
+type wallClock struct{}
+
+func (wallClock) Now() time.Time { return time.Now() }
+
+func (wallClock) Passed(_ timer, _ string, since time.Time, d time.Duration) bool {
+	return time.Since(since) >= d
+}
+
+func (wallClock) Wait(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

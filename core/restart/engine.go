@@ -1,0 +1,454 @@
+package restart
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Rack is what an [Engine] asks of a rack: [rack.Client].
+type Rack interface {
+	Disk(ctx context.Context, id string) (rack.Disk, error)
+	Instance(ctx context.Context, id string) (rack.Instance, error)
+	InstanceDisks(ctx context.Context, id string) ([]rack.Disk, error)
+	Attach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
+	Detach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
+	StopInstance(ctx context.Context, id string) error
+	StartInstance(ctx context.Context, id string) error
+	ConfirmProject(ctx context.Context) error
+
+	Records(ctx context.Context) ([]rack.Record, error)
+	CreateRecord(ctx context.Context, name, text string) (rack.Record, error)
+	UpdateRecord(ctx context.Context, id, text string) error
+	DeleteRecord(ctx context.Context, id string) error
+}
+
+// Policy says what an engine may do.
+type Policy string
+
+const (
+	// Never restarts nothing: a volume that needs a restart is refused.
+	Never Policy = "never"
+	// Plan restarts nothing either, and tells what it would restart.
+	Plan Policy = "plan"
+	// Allow restarts.
+	Allow Policy = "allow"
+)
+
+// Shutdown says how a guest goes down.
+type Shutdown string
+
+const (
+	// Guest: its node plugin shuts it down from inside.
+	Guest Shutdown = "guest"
+	// Drain: first its work is taken off it, then as Guest.
+	Drain Shutdown = "drain"
+	// Hard: the rack stops it, which is a power cut.
+	Hard Shutdown = "hard"
+)
+
+// Options configure an [Engine].
+type Options struct {
+	// Cluster tells apart clusters that share a project.
+	Cluster string
+	// MaxDisks is how many disks an instance takes, its boot disk included.
+	MaxDisks int
+	Policy   Policy
+	Shutdown Shutdown
+	// Asker carries word to the node plugins. It may be nil if Shutdown is Hard; for Drain it has to be a [metadata.Drainer].
+	Asker metadata.RestartAsker
+	// Self is the instance that this process runs on, empty if it runs on none; false means that this is not known yet. Nil means
+	// that it runs on none.
+	Self func() (instanceID string, known bool)
+	// Window is how long wishes for an instance are collected, from the first on.
+	Window time.Duration
+	// MaxDown is how many instances may be down at once.
+	MaxDown int
+	// CoolDown is how long an instance is left alone after its run state changed, and after a restart that was refused.
+	CoolDown time.Duration
+	// Open says whether restarts may begin at a time. Nil means always.
+	Open func(time.Time) bool
+	// HaltTimeout is how long a guest may take from accepting until its instance has stopped, and a drain until all has gone.
+	HaltTimeout time.Duration
+	// Poll is the time from one look at a restart that is under way to the next; Idle is that between looks for what others
+	// have left behind. 0 means the defaults.
+	Poll, Idle time.Duration
+	// Lease is how long a holder may be silent. 0 means the default.
+	Lease time.Duration
+	// Count is told of events, for metrics. Nil means that nobody wants to know.
+	Count func(Event)
+	Log   *slog.Logger
+}
+
+const (
+	defaultPoll  = 2 * time.Second
+	defaultIdle  = 30 * time.Second
+	defaultLease = 90 * time.Second
+	// answerTimeout is how long a node plugin may take to say anything.
+	answerTimeout = time.Minute
+	// backTimeout is how long after the start of its instance a node plugin is waited for.
+	backTimeout = 5 * time.Minute
+	// applyTimeout is how long disks are tried to be changed of which the rack says nothing.
+	applyTimeout = time.Minute
+	// handoverTimeout is how long somebody else may take to take over the restart of our own instance.
+	handoverTimeout = 2 * time.Minute
+	// wishLifetime ends a wish that nobody has repeated.
+	wishLifetime = 10 * time.Minute
+)
+
+// Engine plans and carries out the restarts of one rack's instances. It is safe for concurrent use; one call of
+// [Engine.Tick] at a time.
+type Engine struct {
+	rack   Rack
+	opts   Options
+	clock  clock
+	holder string
+	// newID names a restart.
+	newID func() string
+	// wake is for whoever ticks.
+	wake chan struct{}
+
+	mu sync.Mutex
+	// wishes are disks that are to be attached, by disk.
+	wishes map[string]*wish
+	// claimed are the disks that somebody is attaching, detaching or judging just now.
+	claimed map[string]chan struct{}
+	// changed is closed when a restart is over, and then replaced.
+	changed chan struct{}
+
+	// What follows belongs to Tick.
+
+	// works are the restarts that this process holds, by their IDs.
+	works map[string]*work
+	// seen is since when the text of somebody else's record is as it is, by record ID.
+	seen map[string]sighting
+	// rest is until when an instance is left alone after a refusal, and why.
+	rest map[string]refusal
+}
+
+// wish is a disk that is to be attached to an instance.
+type wish struct {
+	disk, instance  string
+	first, repeated time.Time
+	// problem is what stands in the way, for the RPC's error.
+	problem string
+	// refused says that the rack would not attach the disk although the instance was stopped. No instance is restarted for it
+	// again, but it is tried whenever one is.
+	refused bool
+}
+
+type sighting struct {
+	text  string
+	since time.Time
+}
+
+type refusal struct {
+	since  time.Time
+	reason string
+}
+
+// New returns an engine that does nothing before [Engine.Run].
+func New(r Rack, opts Options) *Engine {
+	if opts.Poll == 0 {
+		opts.Poll = defaultPoll
+	}
+	if opts.Idle == 0 {
+		opts.Idle = defaultIdle
+	}
+	if opts.Lease == 0 {
+		opts.Lease = defaultLease
+	}
+	return &Engine{
+		rack:    r,
+		opts:    opts,
+		clock:   wallClock{},
+		holder:  newID(),
+		newID:   newID,
+		wake:    make(chan struct{}, 1),
+		wishes:  map[string]*wish{},
+		claimed: map[string]chan struct{}{},
+		changed: make(chan struct{}),
+		works:   map[string]*work{},
+		seen:    map[string]sighting{},
+		rest:    map[string]refusal{},
+	}
+}
+
+// newID is a name that nobody else has.
+func newID() string {
+	return strings.ReplaceAll(uuid.NewString(), "-", "")[:16]
+}
+
+// self reports whether this process runs on an instance, as far as that is known.
+func (e *Engine) self(instance string) bool {
+	if e.opts.Self == nil {
+		return false
+	}
+	own, _ := e.opts.Self()
+	return own == instance
+}
+
+// Run works until ctx ends. A restart that is under way then is left to whoever reads its record: another replica, or this
+// plugin once it is started again.
+func (e *Engine) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		timer := time.NewTimer(e.tick(ctx))
+		select {
+		case <-timer.C:
+		case <-e.wake:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// tick is Tick within the time for which what it reads may be believed, and says when to look again.
+func (e *Engine) tick(ctx context.Context) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
+	defer cancel()
+	if err := e.Tick(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		e.opts.Log.Warn("planned restarts could not be looked after, which is tried again", "error", err.Error())
+		return e.opts.Poll
+	}
+	e.mu.Lock()
+	busy := len(e.wishes) > 0
+	e.mu.Unlock()
+	if busy || len(e.works) > 0 {
+		return e.opts.Poll
+	}
+	return e.opts.Idle
+}
+
+// leaseShare is the part of a lease in which a tick has to be done, and after which a holder shows that it lives. What a tick
+// has asked of the rack in its last moment is waited for 30 s longer (core/rack), which is within the lease, too.
+const leaseShare = 4
+
+func (e *Engine) nudge() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Tick looks at all restarts once, and takes each one step further.
+func (e *Engine) Tick(ctx context.Context) error {
+	e.endWishes()
+	records, err := e.read(ctx)
+	if err != nil {
+		return err
+	}
+	e.dropLost(records)
+	var failed error
+	for _, r := range records.restarts {
+		failed = errors.Join(failed, e.look(ctx, r, records))
+	}
+	e.forgetUnseen(records)
+	if failed != nil {
+		return failed
+	}
+	return e.plan(ctx, records)
+}
+
+// look takes one restart further if it is ours, or has become so.
+func (e *Engine) look(ctx context.Context, r restartRecord, records book) error {
+	if w := e.works[r.ID]; w != nil && r.Holder == e.holder {
+		w.record = r
+		return e.step(ctx, w, records)
+	}
+	switch {
+	case r.Holder == e.holder:
+		return e.adopt(ctx, r, records)
+	case e.silent(r) || (r.Handover && !e.self(r.Instance)):
+		return e.takeOver(ctx, r)
+	}
+	return nil
+}
+
+// adopt takes a record of our own into work, of whose creation the answer was lost.
+func (e *Engine) adopt(ctx context.Context, r restartRecord, records book) error {
+	for _, from := range records.outbid {
+		if from.ID == r.ID {
+			e.hold(r, from)
+			return nil
+		}
+	}
+	return e.erase(ctx, r.recordID) // nothing has been asked, or all is over
+}
+
+// silent reports whether the holder of a record has not shown that it lives for the length of the lease.
+func (e *Engine) silent(r restartRecord) bool {
+	s := e.seen[r.recordID]
+	if s.text != r.recordedText {
+		e.seen[r.recordID] = sighting{text: r.recordedText, since: e.clock.Now()}
+		return false
+	}
+	return e.clock.Passed(timerLease, r.recordID, s.since, e.opts.Lease)
+}
+
+// takeOver outbids a silent holder, or takes what was handed over.
+func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
+	mine := from
+	mine.epoch++
+	mine.Holder, mine.Beat, mine.Handover = e.holder, 0, false
+	mine, ok, err := e.create(ctx, mine)
+	if err != nil || !ok {
+		return err
+	}
+	e.hold(mine, from)
+	return nil
+}
+
+// hold begins to work on a restart that another process held.
+func (e *Engine) hold(mine, from restartRecord) {
+	e.opts.Log.Warn("took over a restart", "instance_id", from.Instance, "restart_id", from.ID, "holder", from.Holder, "asked", from.Asked)
+	stage := stagePlanned
+	if from.Asked {
+		stage = stageRecovering
+	}
+	now := e.clock.Now()
+	e.works[mine.ID] = &work{record: mine, stage: stage, since: now, beat: now, takenFrom: from.recordID, recovering: from.Asked}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, disk := range lengthen(mine.Disks) {
+		if e.wishes[disk] == nil {
+			e.wishes[disk] = &wish{disk: disk, instance: mine.Instance, first: now, repeated: now}
+		}
+	}
+}
+
+// dropLost forgets the restarts whose records are no longer ours: somebody else goes on with them.
+func (e *Engine) dropLost(records book) {
+	for id, w := range e.works {
+		ours := slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder })
+		if !ours {
+			e.opts.Log.Warn("lost a restart to another process", "instance_id", w.record.Instance, "restart_id", id)
+			delete(e.works, id)
+		}
+	}
+}
+
+func (e *Engine) forgetUnseen(records book) {
+	for id := range e.seen {
+		if !slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.recordID == id }) {
+			delete(e.seen, id)
+		}
+	}
+	for instance, r := range e.rest {
+		if e.clock.Passed(timerRest, instance, r.since, e.opts.CoolDown) {
+			delete(e.rest, instance)
+		}
+	}
+}
+
+// endWishes ends those that nobody has repeated.
+func (e *Engine) endWishes() {
+	e.mu.Lock()
+	repeated := map[string]time.Time{}
+	for disk, w := range e.wishes {
+		repeated[disk] = w.repeated
+	}
+	e.mu.Unlock()
+	for _, disk := range sortedKeys(repeated) {
+		if e.clock.Passed(timerWish, disk, repeated[disk], wishLifetime) {
+			e.endWish(disk, repeated[disk])
+		}
+	}
+}
+
+// endWish ends a wish that was not repeated since then.
+func (e *Engine) endWish(disk string, since time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.wishes[disk]; w != nil && w.repeated.Equal(since) {
+		delete(e.wishes, disk)
+	}
+}
+
+// sortedKeys makes what an engine does independent of the order in a map.
+func sortedKeys[T any](m map[string]T) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// wishesFor are copies of the wishes for an instance, the oldest first.
+func (e *Engine) wishesFor(instance string) []wish {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var found []wish
+	for _, disk := range sortedKeys(e.wishes) {
+		if w := e.wishes[disk]; w.instance == instance {
+			found = append(found, *w)
+		}
+	}
+	slices.SortStableFunc(found, func(x, y wish) int { return x.first.Compare(y.first) })
+	return found
+}
+
+// fulfil ends a wish that has come true.
+func (e *Engine) fulfil(disk string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.wishes, disk)
+}
+
+// announce tells those who wait that something has changed.
+func (e *Engine) announce() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+// refuseWish notes that a restart did not help.
+func (e *Engine) refuseWish(disk, problem string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.wishes[disk]; w != nil {
+		w.problem, w.refused = problem, true
+	}
+}
+
+// hinder notes what stands in the way of a wish.
+func (e *Engine) hinder(disk, problem string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.wishes[disk]; w != nil {
+		w.problem = problem
+	}
+}
+
+// claim keeps a disk to the caller until release is called. It waits for whoever has it.
+func (e *Engine) claim(ctx context.Context, disk string) (release func(), err error) {
+	for {
+		e.mu.Lock()
+		taken := e.claimed[disk]
+		if taken == nil {
+			mine := make(chan struct{})
+			e.claimed[disk] = mine
+			e.mu.Unlock()
+			return func() {
+				e.mu.Lock()
+				defer e.mu.Unlock()
+				delete(e.claimed, disk)
+				close(mine)
+			}, nil
+		}
+		e.mu.Unlock()
+		if err := e.clock.Wait(ctx, taken); err != nil {
+			return nil, err
+		}
+	}
+}

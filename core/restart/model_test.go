@@ -1,0 +1,1135 @@
+package restart
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"hash/maphash"
+	"iter"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// The model check runs the engine's own code, two processes of it, against a model of the rack, its guests and an
+// orchestrator, and goes through every order in which their calls can come, with a bounded number of faults in each run. What
+// each process does between two calls is one step. States that were seen before are not entered again.
+//
+// Time is a choice: what an engine waits for has passed, or has not, as far as the package's own rules on time allow it. That
+// is where the model trusts something: a holder that lives does what it decided on before its lease is over.
+
+var modelTime = flag.Duration("model", 0, "explore for so long per scenario, with one more fault; 0 is the everyday bound")
+
+const modelCluster = "model"
+
+// abandoned ends the goroutine of an activity whose run is over, or whose process was killed.
+type abandoned struct{}
+
+// guest is what runs in an instance.
+type guest string
+
+const (
+	guestUp     guest = "up"
+	guestHalts  guest = "halts"
+	guestHangs  guest = "hangs"
+	guestSilent guest = "silent" // its node plugin says nothing
+)
+
+type modelInstance struct {
+	id    string
+	run   string
+	guest guest
+	// down is true from the moment that one of us took it down until it runs again.
+	down bool
+	// foreign is true while it is stopped by somebody else, at whose time no restart had been asked.
+	foreign bool
+	// owned is true while it is stopped by somebody else, who will start it.
+	owned bool
+	// question is the restart that its node plugin is asked for.
+	question string
+	answer   metadata.RestartAnswer
+	reports  int
+}
+
+type modelDisk struct {
+	id, instance string
+}
+
+// modelVolume is the orchestrator's side of a volume: it wants it on one instance after the other.
+type modelVolume struct {
+	disk string
+	goal []string // instances; "" is unpublished
+	at   int      // of goal
+	// published is where the last publish succeeded; cleared before an unpublish is sent.
+	published string
+	// released is true from the success of an unpublish to the next publish.
+	released bool
+	busy     bool
+}
+
+func (v *modelVolume) done() bool { return v.at == len(v.goal) }
+
+type modelProcess struct {
+	name    string
+	engine  *Engine
+	self    string
+	crashes int
+	ticking bool
+}
+
+// modelCall is where an activity stands.
+type modelCall struct {
+	name string
+	// do carries the call out and returns what the caller sees.
+	do func() (any, error)
+	// changes is true for what changes the world.
+	changes bool
+	// ready says whether it can be carried out now; nil means always.
+	ready func() bool
+	// choice is a wait, whose answer is the scheduler's.
+	choice bool
+}
+
+// activity is one RPC or tick of a process.
+type activity struct {
+	process *modelProcess
+	label   string
+	tick    bool
+	listed  bool // a tick that has read the records
+	next    func() (modelCall, bool)
+	stop    func()
+	yield   func(modelCall) bool
+	pending modelCall
+	// result is what the call that is being resumed returns.
+	value   any
+	err     error
+	history uint64
+}
+
+// model is one run.
+type model struct {
+	t          testing.TB
+	scenario   scenario
+	instances  []*modelInstance
+	disks      []*modelDisk
+	volumes    []*modelVolume
+	records    map[string]rack.Record // by name
+	late       []lateCall
+	processes  []*modelProcess
+	activities []*activity
+	current    *activity
+	faults     int
+	// switches is how often an activity may still be left in the middle for another one.
+	switches int
+	// last is the activity that ran last.
+	last    *activity
+	failure string
+	opts    []option
+}
+
+// lateCall was sent by a process that has died since.
+type lateCall struct {
+	holder, name string
+	do           func() (any, error)
+}
+
+type scenario struct {
+	name      string
+	shutdown  Shutdown
+	maxDown   int
+	goals     [][]string // of each volume
+	attached  []string   // where each volume is attached and published at the start
+	processes int
+	selves    []string
+	faults    int
+	switches  int
+	// kinds of faults, all where empty.
+	kinds []string
+}
+
+func (s scenario) may(kind string) bool { return len(s.kinds) == 0 || slices.Contains(s.kinds, kind) }
+
+var errTransient = fmt.Errorf("model: %w", rack.ErrUnavailable)
+
+func instanceID(i int) string { return fmt.Sprintf("10000000-0000-4000-8000-00000000000%d", i) }
+func diskID(i int) string     { return fmt.Sprintf("20000000-0000-4000-8000-00000000000%d", i) }
+
+func newModel(t testing.TB, s scenario) *model {
+	m := &model{t: t, scenario: s, records: map[string]rack.Record{}, faults: s.faults, switches: s.switches}
+	for i := range 2 {
+		m.instances = append(m.instances, &modelInstance{id: instanceID(i), run: rack.Running, guest: guestUp})
+	}
+	for i, goal := range s.goals {
+		m.disks = append(m.disks, &modelDisk{id: diskID(i)})
+		v := &modelVolume{disk: diskID(i), goal: goal}
+		if i < len(s.attached) {
+			m.disks[i].instance, v.published = s.attached[i], s.attached[i]
+		}
+		m.volumes = append(m.volumes, v)
+	}
+	for i := range s.processes {
+		p := &modelProcess{name: fmt.Sprintf("p%d", i)}
+		if i < len(s.selves) {
+			p.self = s.selves[i]
+		}
+		m.processes = append(m.processes, p)
+		m.boot(p)
+	}
+	return m
+}
+
+func (m *model) boot(p *modelProcess) {
+	view := &modelView{m: m}
+	p.engine = New(view, Options{
+		Cluster: modelCluster, MaxDisks: 8, Policy: Allow, Shutdown: m.scenario.shutdown, Asker: view,
+		Self:   func() (string, bool) { return p.self, true },
+		Window: time.Second, MaxDown: m.scenario.maxDown, CoolDown: time.Second, HaltTimeout: time.Second,
+		Log: slog.New(slog.DiscardHandler),
+	})
+	p.engine.clock = modelClock{m: m, p: p}
+	p.engine.holder = fmt.Sprintf("%s.%d", p.name, p.crashes)
+	p.engine.newID = m.unusedID
+}
+
+// unusedID is the first name of a restart that nobody remembers: names come back, so that the number of states is finite.
+func (m *model) unusedID() string {
+	for n := 0; ; n++ {
+		id := fmt.Sprintf("r%d", n)
+		used := slices.ContainsFunc(m.instances, func(i *modelInstance) bool { return i.question == id })
+		for _, r := range m.records {
+			used = used || strings.Contains(r.Text, `"`+id+`"`)
+		}
+		for _, p := range m.processes {
+			used = used || p.engine.works[id] != nil
+		}
+		if !used {
+			return id
+		}
+	}
+}
+
+func (m *model) instance(id string) *modelInstance {
+	for _, i := range m.instances {
+		if i.id == id {
+			return i
+		}
+	}
+	m.fail("no such instance: %s", id)
+	return nil
+}
+
+func (m *model) disk(id string) *modelDisk {
+	for _, d := range m.disks {
+		if d.id == id {
+			return d
+		}
+	}
+	m.fail("no such disk: %s", id)
+	return nil
+}
+
+func (m *model) fail(format string, args ...any) {
+	if m.failure == "" {
+		m.failure = fmt.Sprintf(format, args...)
+	}
+}
+
+// --- what an engine calls
+
+// modelView is the rack and the orchestrator, as the activity that runs just now sees them.
+type modelView struct{ m *model }
+
+func ask[T any](v *modelView, changes bool, name string, do func() (T, error)) (T, error) {
+	value, err := v.m.call(modelCall{name: name, changes: changes, do: func() (any, error) { return do() }})
+	got, _ := value.(T)
+	return got, err
+}
+
+func (m *model) call(c modelCall) (any, error) {
+	a := m.current
+	if !a.yield(c) {
+		panic(abandoned{})
+	}
+	return a.value, a.err
+}
+
+func (d *modelDisk) view() rack.Disk {
+	disk := rack.Disk{ID: d.id, Name: d.id[len(d.id)-4:], State: rack.Detached}
+	if d.instance != "" {
+		disk.State, disk.InstanceID = rack.Attached, d.instance
+	}
+	return disk
+}
+
+func (v *modelView) Disk(_ context.Context, id string) (rack.Disk, error) {
+	return ask(v, false, "disk "+id, func() (rack.Disk, error) { return v.m.disk(id).view(), nil })
+}
+
+func (v *modelView) Instance(_ context.Context, id string) (rack.Instance, error) {
+	return ask(v, false, "instance "+id, func() (rack.Instance, error) {
+		return rack.Instance{ID: id, RunState: v.m.instance(id).run}, nil
+	})
+}
+
+func (v *modelView) InstanceDisks(_ context.Context, id string) ([]rack.Disk, error) {
+	return ask(v, false, "instance disks "+id, func() ([]rack.Disk, error) {
+		var disks []rack.Disk
+		for _, d := range v.m.disks {
+			if d.instance == id {
+				disks = append(disks, d.view())
+			}
+		}
+		return disks, nil
+	})
+}
+
+func (v *modelView) Attach(_ context.Context, id, instance string) (rack.Disk, error) {
+	return ask(v, true, "attach "+id+" to "+instance, func() (rack.Disk, error) {
+		d := v.m.disk(id)
+		switch {
+		case d.instance == instance:
+		case d.instance != "":
+			return rack.Disk{}, fmt.Errorf("attached elsewhere: %w", rack.ErrRefused)
+		case v.m.instance(instance).run != rack.Stopped:
+			return rack.Disk{}, rack.ErrNotStopped
+		default:
+			d.instance = instance
+		}
+		return d.view(), nil
+	})
+}
+
+func (v *modelView) Detach(_ context.Context, id, instance string) (rack.Disk, error) {
+	return ask(v, true, "detach "+id+" from "+instance, func() (rack.Disk, error) {
+		d := v.m.disk(id)
+		switch {
+		case d.instance == "":
+		case d.instance != instance:
+			return rack.Disk{}, fmt.Errorf("attached elsewhere: %w", rack.ErrRefused)
+		case v.m.instance(instance).run != rack.Stopped:
+			return rack.Disk{}, rack.ErrNotStopped
+		default:
+			d.instance = ""
+		}
+		return d.view(), nil
+	})
+}
+
+func (v *modelView) StopInstance(_ context.Context, id string) error {
+	_, err := ask(v, true, "stop "+id, func() (struct{}, error) {
+		if i := v.m.instance(id); i.run == rack.Running {
+			i.run, i.down = "stopping", true
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (v *modelView) StartInstance(_ context.Context, id string) error {
+	_, err := ask(v, true, "start "+id, func() (struct{}, error) {
+		switch i := v.m.instance(id); i.run {
+		case rack.Stopped:
+			if i.foreign {
+				v.m.fail("instance %s was stopped by somebody else, and was started", id)
+			}
+			i.run = "starting"
+		case rack.Running, "starting":
+		default:
+			return struct{}{}, rack.ErrConflict
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (v *modelView) ConfirmProject(context.Context) error { return nil }
+
+func (v *modelView) Records(context.Context) ([]rack.Record, error) {
+	return ask(v, false, "records", func() ([]rack.Record, error) {
+		if v.m.current.tick {
+			v.m.current.listed = true
+		}
+		var records []rack.Record
+		for _, name := range sortedKeys(v.m.records) {
+			records = append(records, v.m.records[name])
+		}
+		return records, nil
+	})
+}
+
+func (v *modelView) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
+	return ask(v, true, "create "+name, func() (rack.Record, error) {
+		if _, taken := v.m.records[name]; taken {
+			return rack.Record{}, rack.ErrAlreadyExists
+		}
+		// A record that is deleted and made again is another one.
+		n := 0
+		for v.m.remembered(fmt.Sprintf("%s/%d", name, n)) {
+			n++
+		}
+		v.m.records[name] = rack.Record{ID: fmt.Sprintf("%s/%d", name, n), Name: name, Text: text}
+		return v.m.records[name], nil
+	})
+}
+
+// remembered reports whether anybody may know a record by this ID.
+func (m *model) remembered(recordID string) bool {
+	for _, p := range m.processes {
+		if _, seen := p.engine.seen[recordID]; seen {
+			return true
+		}
+		for _, w := range p.engine.works {
+			if w.record.recordID == recordID || w.takenFrom == recordID {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (v *modelView) byID(id string) (string, bool) {
+	for name, r := range v.m.records {
+		if r.ID == id {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+func (v *modelView) UpdateRecord(_ context.Context, id, text string) error {
+	_, err := ask(v, true, "update "+id, func() (struct{}, error) {
+		name, ok := v.byID(id)
+		if !ok {
+			return struct{}{}, rack.ErrNotFound
+		}
+		r := v.m.records[name]
+		r.Text = text
+		v.m.records[name] = r
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (v *modelView) DeleteRecord(_ context.Context, id string) error {
+	_, err := ask(v, true, "delete "+id, func() (struct{}, error) {
+		name, ok := v.byID(id)
+		if !ok {
+			return struct{}{}, rack.ErrNotFound
+		}
+		delete(v.m.records, name)
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (v *modelView) Ask(_ context.Context, instance, id string) error {
+	_, err := ask(v, true, "ask "+instance, func() (struct{}, error) {
+		if i := v.m.instance(instance); i.question != id {
+			i.question, i.answer = id, metadata.RestartAnswer{}
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (v *modelView) Answer(_ context.Context, instance, id string) (metadata.RestartAnswer, error) {
+	return ask(v, false, "answer "+instance, func() (metadata.RestartAnswer, error) {
+		if i := v.m.instance(instance); i.question == id {
+			return i.answer, nil
+		}
+		return metadata.RestartAnswer{}, nil
+	})
+}
+
+func (v *modelView) Withdraw(_ context.Context, instance, id string) (metadata.RestartAnswer, error) {
+	return ask(v, true, "withdraw "+instance, func() (metadata.RestartAnswer, error) {
+		i := v.m.instance(instance)
+		if i.question != id {
+			return metadata.RestartAnswer{}, nil
+		}
+		said := i.answer
+		if said.State != metadata.RestartAccepted {
+			i.question, i.answer = "", metadata.RestartAnswer{}
+		}
+		return said, nil
+	})
+}
+
+func (v *modelView) Forget(_ context.Context, instance, id string) error {
+	_, err := ask(v, true, "forget "+instance, func() (struct{}, error) {
+		if i := v.m.instance(instance); i.question == id {
+			i.question, i.answer = "", metadata.RestartAnswer{}
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (v *modelView) Report(context.Context, string, metadata.RestartReport) error { return nil }
+
+// modelClock lets time pass where it can, see [model.passed].
+type modelClock struct {
+	m *model
+	p *modelProcess
+}
+
+func (modelClock) Now() time.Time { return time.Time{} }
+
+func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration) bool {
+	switch what {
+	case timerWindow, timerRest, timerCoolDown:
+		return true
+	case timerBeat, timerWish, timerBack, timerApply, timerHandover:
+		// They end what would go on for ever. That they may do so at any time is a fault of its own.
+		return c.choose(what)
+	case timerLease:
+		return c.m.silent(key, c)
+	case timerAnswer:
+		return c.m.guestOf(key) == guestSilent || c.choose(what)
+	case timerHalt:
+		return c.m.guestOf(key) == guestHangs || c.choose(what)
+	}
+	c.m.fail("no such timer: %s", what)
+	return false
+}
+
+// choose lets a wait end early, at the price of a fault.
+func (c modelClock) choose(what timer) bool {
+	if c.m.faults == 0 || !c.m.scenario.may("early "+string(what)) {
+		return false
+	}
+	value, _ := c.m.call(modelCall{name: "early " + string(what), choice: true})
+	early, _ := value.(bool)
+	return early
+}
+
+func (c modelClock) Wait(_ context.Context, done <-chan struct{}) error {
+	ready := func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
+	_, err := c.m.call(modelCall{name: "wait", ready: ready, do: func() (any, error) { return nil, nil }})
+	return err
+}
+
+func (m *model) guestOf(restartID string) guest {
+	for _, p := range m.processes {
+		if w := p.engine.works[restartID]; w != nil {
+			return m.instance(w.record.Instance).guest
+		}
+	}
+	return guestUp
+}
+
+// silent says whether the lease of a record may be over: its holder has died, and what it had sent has arrived; or it lives and
+// is slow, which is a fault, but is not just doing what it decided on.
+func (m *model) silent(recordID string, c modelClock) bool {
+	var r restartRecord
+	for _, record := range m.records {
+		if record.ID == recordID {
+			_ = json.Unmarshal([]byte(record.Text), &r)
+		}
+	}
+	if slices.ContainsFunc(m.late, func(l lateCall) bool { return l.holder == r.Holder }) {
+		return false
+	}
+	for _, p := range m.processes {
+		if p.engine.holder != r.Holder {
+			continue
+		}
+		for _, a := range m.activities {
+			if a.process == p && a.tick && a.listed {
+				return false
+			}
+		}
+		return c.choose(timerLease)
+	}
+	return true
+}
+
+// --- activities
+
+func (m *model) begin(p *modelProcess, label string, tick bool, run func(ctx context.Context)) {
+	a := &activity{process: p, label: label, tick: tick}
+	a.next, a.stop = iter.Pull(func(yield func(modelCall) bool) {
+		defer func() {
+			if reason := recover(); reason != nil {
+				if _, ok := reason.(abandoned); !ok {
+					panic(reason)
+				}
+			}
+		}()
+		a.yield = yield
+		run(context.Background())
+	})
+	m.activities = append(m.activities, a)
+	m.resume(a)
+}
+
+// resume lets an activity run to its next call.
+func (m *model) resume(a *activity) {
+	m.current, m.last = a, a
+	call, going := a.next()
+	m.current = nil
+	if !going {
+		m.activities = slices.DeleteFunc(m.activities, func(other *activity) bool { return other == a })
+		return
+	}
+	a.pending = call
+}
+
+// answer gives an activity the result of its call.
+func (m *model) answer(a *activity, value any, err error) {
+	a.value, a.err = value, err
+	var h maphash.Hash
+	h.SetSeed(modelSeed)
+	maphash.WriteComparable(&h, a.history)
+	write(&h, a.pending.name, fmt.Sprint(value, err))
+	m.memory(&h, a.process)
+	a.history = h.Sum64()
+	m.resume(a)
+}
+
+var modelSeed = maphash.MakeSeed()
+
+// memory is what a process knows.
+func (m *model) memory(h *maphash.Hash, p *modelProcess) {
+	e := p.engine
+	write(h, e.holder)
+	for _, d := range sortedKeys(e.wishes) {
+		write(h, "wish", d, e.wishes[d].instance, yes(e.wishes[d].refused))
+	}
+	for _, d := range sortedKeys(e.claimed) {
+		write(h, "claim", d)
+	}
+	for _, id := range sortedKeys(e.works) {
+		w := e.works[id]
+		write(h, "work", id, string(w.stage), yes(w.recovering), yes(w.sent), w.takenFrom, w.record.recordID, yes(w.record.Asked), yes(w.record.Handover), w.told)
+	}
+	for _, id := range sortedKeys(e.seen) {
+		write(h, "seen", id, e.seen[id].text)
+	}
+	for _, id := range sortedKeys(e.rest) {
+		write(h, "rest", id)
+	}
+}
+
+func write(h *maphash.Hash, texts ...string) {
+	for _, text := range texts {
+		_, _ = h.WriteString(text)
+		_ = h.WriteByte(0)
+	}
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// --- the orchestrator
+
+func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
+	v.busy, v.released = true, false
+	m.begin(p, "publish "+v.disk, false, func(ctx context.Context) {
+		disk, err := p.engine.Publish(ctx, v.disk, instance)
+		v.busy = false
+		if err != nil {
+			return
+		}
+		if disk.InstanceID != instance {
+			m.fail("publish of %s on %s succeeded with the disk on %q", v.disk, instance, disk.InstanceID)
+		}
+		v.published = instance
+		v.at++
+	})
+}
+
+func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
+	v.busy, v.published = true, ""
+	m.begin(p, "unpublish "+v.disk, false, func(ctx context.Context) {
+		err := p.engine.Unpublish(ctx, v.disk, instance)
+		v.busy = false
+		if err == nil {
+			v.released = true
+			v.at++
+		}
+	})
+}
+
+// --- the scheduler
+
+type option struct {
+	what, which string
+	// fault is true for what costs one, leaves for what leaves an activity that could go on.
+	fault, leaves bool
+	do            func()
+}
+
+// options are all that can happen next, in an order that depends on the state alone. To leave an activity that could go on is
+// limited: most of what goes wrong with concurrency needs few such switches.
+func (m *model) options() []option {
+	m.opts = m.opts[:0]
+	if m.last != nil && m.ready(m.last) {
+		m.callOptions(m.last)
+		if m.switches == 0 {
+			return m.opts
+		}
+	}
+	before := len(m.opts)
+	for _, a := range m.activities {
+		if a != m.last && m.ready(a) {
+			m.callOptions(a)
+		}
+	}
+	for i, l := range m.late {
+		m.add("late", l.name, func() {
+			m.late = slices.Delete(m.late, i, i+1)
+			_, _ = l.do()
+			for _, i := range m.instances {
+				i.foreign = false // whether it was stopped before or after that, nobody can tell
+			}
+		})
+	}
+	for _, p := range m.processes {
+		if !p.ticking {
+			m.add("tick", p.name, func() {
+				p.ticking = true
+				m.begin(p, "tick", true, func(ctx context.Context) {
+					_ = p.engine.Tick(ctx)
+					p.ticking = false
+				})
+			})
+		}
+		for _, v := range m.volumes {
+			m.volumeOptions(p, v)
+		}
+	}
+	for _, i := range m.instances {
+		m.instanceOptions(i)
+	}
+	for i := before; before > 0 && i < len(m.opts); i++ {
+		m.opts[i].leaves = true
+	}
+	return m.opts
+}
+
+func (m *model) ready(a *activity) bool { return a.pending.ready == nil || a.pending.ready() }
+
+func (m *model) add(what, which string, do func()) {
+	m.opts = append(m.opts, option{what: what, which: which, do: do})
+}
+
+func (m *model) fault(kind, what, which string, do func()) {
+	if m.faults > 0 && m.scenario.may(kind) {
+		m.opts = append(m.opts, option{what: what, which: which, fault: true, do: do})
+	}
+}
+
+// take lets an option happen.
+func (m *model) take(o option) {
+	if o.fault {
+		m.faults--
+	}
+	if o.leaves {
+		m.switches--
+	}
+	o.do()
+	if m.last != nil && !slices.Contains(m.activities, m.last) {
+		m.last = nil
+	}
+}
+
+func (m *model) callOptions(a *activity) {
+	c := a.pending
+	where := a.process.name + " " + a.label + ": " + c.name
+	if c.choice {
+		m.add("not", where, func() { m.answer(a, false, nil) })
+		m.fault(c.name, "is", where, func() { m.answer(a, true, nil) })
+		return
+	}
+	m.add("", where, func() {
+		m.current = a
+		value, err := c.do()
+		m.answer(a, value, err)
+	})
+	if c.ready != nil {
+		return
+	}
+	m.fault("refused", "no answer, not done", where, func() { m.answer(a, nil, errTransient) })
+	if c.changes {
+		m.fault("lost", "no answer, done", where, func() {
+			m.current = a
+			_, _ = c.do()
+			m.answer(a, nil, errTransient)
+		})
+	}
+	m.fault("crash", "crash before", where, func() { m.crash(a.process) })
+	if c.changes {
+		if a.tick {
+			m.fault("crash", "crash, and later", where, func() {
+				m.late = append(m.late, lateCall{holder: a.process.engine.holder, name: c.name, do: c.do})
+				m.crash(a.process)
+			})
+		}
+		m.fault("crash", "crash after", where, func() {
+			m.current = a
+			_, _ = c.do()
+			m.crash(a.process)
+		})
+	}
+}
+
+// crash kills a process, and starts it again with nothing in its memory.
+func (m *model) crash(p *modelProcess) {
+	for _, a := range slices.Clone(m.activities) {
+		if a.process == p {
+			m.current = a
+			a.stop()
+			m.activities = slices.DeleteFunc(m.activities, func(other *activity) bool { return other == a })
+			for _, v := range m.volumes {
+				if strings.HasSuffix(a.label, "publish "+v.disk) {
+					v.busy = false
+				}
+			}
+		}
+	}
+	for _, w := range p.engine.works {
+		if !w.sent && !w.recovering {
+			m.instance(w.record.Instance).foreign = false // the one moment in which a crash leaves that open
+		}
+	}
+	p.ticking = false
+	p.crashes++
+	m.boot(p)
+}
+
+func (m *model) volumeOptions(p *modelProcess, v *modelVolume) {
+	if v.busy || v.done() {
+		return
+	}
+	if on := v.goal[v.at]; on != "" {
+		m.add("publish "+v.disk+" on "+on, p.name, func() { m.publish(p, v, on) })
+		return
+	}
+	from := v.published
+	if v.at > 0 {
+		from = v.goal[v.at-1]
+	} else if from == "" {
+		from = m.scenario.attached[slices.Index(m.volumes, v)]
+	}
+	m.add("unpublish "+v.disk+" from "+from, p.name, func() { m.unpublish(p, v, from) })
+}
+
+func (m *model) instanceOptions(i *modelInstance) {
+	running := i.run == rack.Running
+	switch {
+	case i.run == "stopping":
+		m.add("stopped", i.id, func() { i.run = rack.Stopped })
+	case i.run == "starting":
+		m.add("running", i.id, func() {
+			i.run, i.down, i.foreign, i.owned, i.guest = rack.Running, false, false, false, guestUp
+			if i.answer.State == metadata.RestartAccepted {
+				i.answer.State = "booted"
+			}
+		})
+	case running && i.guest == guestUp && i.answer.State == "booted":
+		m.add("back", i.id, func() { i.answer.State = metadata.RestartBack })
+	case running && i.guest == guestHalts, running && i.guest == guestHangs:
+		m.add("halted", i.id, func() { i.run, i.guest = rack.Stopped, guestUp })
+	case running && i.guest == guestUp && i.question != "" && i.answer.State == "":
+		m.add("accepts", i.id, func() { i.answer.State, i.guest, i.down = metadata.RestartAccepted, guestHalts, true })
+		m.fault("refuses", "refuses", i.id, func() { i.answer.State = metadata.RestartRefused })
+		m.fault("hangs", "accepts and hangs", i.id, func() { i.answer.State, i.guest, i.down = metadata.RestartAccepted, guestHangs, true })
+		m.fault("silent", "says nothing", i.id, func() { i.guest = guestSilent })
+	case running && i.guest == guestSilent && i.question == "":
+		m.add("speaks again", i.id, func() { i.guest = guestUp })
+	case i.owned && i.run == rack.Stopped:
+		m.add("started by its owner", i.id, func() { i.run = "starting" })
+	}
+	if running && i.guest == guestUp {
+		m.fault("user stop", "stopped by somebody else", i.id, func() {
+			i.run, i.foreign, i.owned = rack.Stopped, true, true
+			for _, r := range m.records {
+				if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, `"asked":true`) {
+					i.foreign = false // nobody can tell
+				}
+			}
+		})
+	}
+}
+
+// --- what must hold
+
+func (m *model) check() {
+	down := 0
+	for _, i := range m.instances {
+		if i.down {
+			down++
+		}
+	}
+	if down > m.scenario.maxDown {
+		m.fail("%d instances are down", down)
+	}
+	for i, v := range m.volumes {
+		d := m.disks[i]
+		lazy, isLazy := m.records[lazyName(d.id)]
+		lazyHere := isLazy && d.instance != "" && strings.Contains(lazy.Text, d.instance)
+		if v.published != "" && d.instance != v.published {
+			m.fail("volume %s is published on %s, and its disk is on %q", v.disk, v.published, d.instance)
+		}
+		if v.published != "" && lazyHere {
+			m.fail("volume %s is published on %s, and recorded as lazy there", v.disk, v.published)
+		}
+		if v.released && !v.busy && d.instance != "" && !lazyHere {
+			m.fail("volume %s is unpublished, and its disk is on %s with no record of it", v.disk, d.instance)
+		}
+	}
+}
+
+// settled is what every run can come to: all is done, and nothing is left of it but lazy records.
+func (m *model) settled() bool {
+	if len(m.activities) > 0 || len(m.late) > 0 {
+		return false
+	}
+	for name := range m.records {
+		if strings.HasPrefix(name, restartPrefix) {
+			return false
+		}
+	}
+	for _, v := range m.volumes {
+		if !v.done() {
+			return false
+		}
+	}
+	for _, i := range m.instances {
+		if i.run != rack.Running || i.question != "" {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *model) hash() uint64 {
+	var h maphash.Hash
+	h.SetSeed(modelSeed)
+	for _, i := range m.instances {
+		write(&h, i.run, string(i.guest), yes(i.down), yes(i.foreign), yes(i.owned), i.question, string(i.answer.State))
+	}
+	for _, d := range m.disks {
+		write(&h, d.instance)
+	}
+	for _, v := range m.volumes {
+		maphash.WriteComparable(&h, v.at)
+		write(&h, v.published, yes(v.released), yes(v.busy))
+	}
+	for _, name := range sortedKeys(m.records) {
+		write(&h, m.records[name].ID, m.records[name].Text)
+	}
+	for _, l := range m.late {
+		write(&h, l.holder, l.name)
+	}
+	for _, p := range m.processes {
+		m.memory(&h, p)
+	}
+	// The order in which activities began does not matter.
+	var acts []uint64
+	for _, a := range m.activities {
+		acts = append(acts, m.activityHash(a))
+	}
+	slices.Sort(acts)
+	for _, one := range acts {
+		maphash.WriteComparable(&h, one)
+	}
+	maphash.WriteComparable(&h, [2]int{m.faults, m.switches})
+	if m.last != nil {
+		maphash.WriteComparable(&h, m.activityHash(m.last))
+	}
+	return h.Sum64()
+}
+
+func (m *model) activityHash(a *activity) uint64 {
+	var h maphash.Hash
+	h.SetSeed(modelSeed)
+	write(&h, a.process.name, a.label, yes(a.listed), a.pending.name)
+	maphash.WriteComparable(&h, a.history)
+	return h.Sum64()
+}
+
+func (m *model) end() {
+	for _, a := range m.activities {
+		m.current = a
+		a.stop()
+	}
+}
+
+// --- exploration
+
+type explorer struct {
+	t        *testing.T
+	scenario scenario
+	seen     map[uint64]bool
+	// back are the states from which a state was reached without a fault or a switch.
+	back  map[uint64][]uint64
+	good  []uint64
+	steps int
+	// unwanted are states that count as failures.
+	unwanted map[uint64]bool
+}
+
+// explore goes through all runs, the shortest first. It reports whether it came to an end before the deadline.
+func (x *explorer) explore(deadline time.Time) bool {
+	todo := [][]byte{nil}
+	for n := 0; n < len(todo); n++ {
+		if n%64 == 0 && time.Now().After(deadline) {
+			return false
+		}
+		todo = append(todo, x.expand(todo[n])...)
+		todo[n] = nil
+	}
+	return true
+}
+
+// expand repeats a path and goes on behind it, always with the first option, as far as it leads to states that were not seen
+// before. It returns the paths that branch off.
+func (x *explorer) expand(path []byte) [][]byte {
+	m := newModel(x.t, x.scenario)
+	defer m.end()
+	var from uint64
+	for n, taken := range path {
+		opts := m.options()
+		if n == len(path)-1 {
+			from = m.hash()
+		}
+		x.take(m, opts[taken], path[:n+1])
+	}
+	var branches [][]byte
+	free := true // a path ends with what was taken last, which is counted as free where it is
+	for n := len(path); ; n++ {
+		h := m.hash()
+		if from != 0 && free {
+			x.back[h] = append(x.back[h], from)
+		}
+		if x.seen[h] {
+			return branches
+		}
+		x.seen[h] = true
+		if x.unwanted[h] {
+			x.fail(path, "this never comes to rest")
+		}
+		if m.settled() {
+			x.good = append(x.good, h)
+		}
+		opts := m.options()
+		if len(opts) == 0 {
+			x.fail(path, "nothing can happen any more")
+		}
+		for i := 1; i < len(opts); i++ {
+			branches = append(branches, append(slices.Clone(path), byte(i)))
+		}
+		from, free = h, !opts[0].fault
+		path = append(path, 0)
+		x.take(m, opts[0], path)
+	}
+}
+
+func (x *explorer) take(m *model, o option, path []byte) {
+	x.steps++
+	m.take(o)
+	m.check()
+	if m.failure != "" {
+		x.fail(path, m.failure)
+	}
+}
+
+// fail tells how it came to a failure.
+func (x *explorer) fail(path []byte, failure string) {
+	m := newModel(x.t, x.scenario)
+	defer m.end()
+	var story strings.Builder
+	for _, taken := range path {
+		o := m.options()[taken]
+		fmt.Fprintf(&story, "%s %s\n", o.what, o.which)
+		m.take(o)
+	}
+	x.t.Fatalf("%s: %s after:\n%s", x.scenario.name, failure, &story)
+}
+
+// stuck are the states from which no settled one can be reached without a fault.
+func (x *explorer) stuck() map[uint64]bool {
+	reached := map[uint64]bool{}
+	todo := slices.Clone(x.good)
+	for len(todo) > 0 {
+		h := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if !reached[h] {
+			reached[h] = true
+			todo = append(todo, x.back[h]...)
+		}
+	}
+	stuck := map[uint64]bool{}
+	for h := range x.seen {
+		if !reached[h] {
+			stuck[h] = true
+		}
+	}
+	return stuck
+}
+
+var n0, n1 = instanceID(0), instanceID(1)
+
+var scenarios = []scenario{
+	{name: "one volume", shutdown: Guest, maxDown: 1, processes: 1, faults: 1, switches: 1,
+		goals: [][]string{{n0}}},
+	{name: "one volume, power cut", shutdown: Hard, maxDown: 1, processes: 1, faults: 1, switches: 1,
+		goals: [][]string{{n0}}},
+	{name: "a volume that comes back", shutdown: Guest, maxDown: 1, processes: 1, faults: 1, switches: 1,
+		attached: []string{n0}, goals: [][]string{{"", n0}, {n0}}},
+	{name: "a volume that moves", shutdown: Hard, maxDown: 1, processes: 1, faults: 1, switches: 1,
+		attached: []string{n0}, goals: [][]string{{"", n1}}},
+	{name: "two instances at once", shutdown: Hard, maxDown: 2, processes: 1, faults: 1, switches: 1,
+		goals: [][]string{{n0}, {n1}}},
+	{name: "one after the other", shutdown: Hard, maxDown: 1, processes: 2, faults: 1, switches: 1,
+		goals: [][]string{{n0}, {n1}}},
+	{name: "two controllers", shutdown: Guest, maxDown: 1, processes: 2, faults: 1, switches: 1,
+		goals: [][]string{{n0}}},
+	{name: "two controllers, two slots", shutdown: Hard, maxDown: 2, processes: 2, faults: 1, switches: 1,
+		goals: [][]string{{n0}}},
+	{name: "the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, faults: 1, switches: 1,
+		goals: [][]string{{n0}}},
+	{name: "three volumes", shutdown: Guest, maxDown: 1, processes: 2, faults: 1, switches: 1,
+		attached: []string{n0, n1}, goals: [][]string{{"", n1}, {"", n1}, {n0}}},
+}
+
+func TestModel(t *testing.T) {
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			if *modelTime > 0 {
+				s.faults++
+			}
+			x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
+			begun := time.Now()
+			whole := x.explore(begun.Add(max(*modelTime, 20*time.Second)))
+			t.Logf("%d states, %d steps, whole: %v, %s", len(x.seen), x.steps, whole, time.Since(begun).Round(time.Millisecond))
+			if !whole {
+				return
+			}
+			if stuck := x.stuck(); len(stuck) > 0 {
+				t.Errorf("%d of %d states never come to rest (%d are at rest)", len(stuck), len(x.seen), len(x.good))
+				again := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}, unwanted: stuck}
+				again.explore(time.Now().Add(time.Hour))
+			}
+		})
+	}
+}

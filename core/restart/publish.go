@@ -1,0 +1,249 @@
+package restart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+var (
+	// ErrPlanned says that a volume waits for the restart of an instance. The orchestrator is to ask again.
+	ErrPlanned = errors.New("waits for a planned restart")
+	// ErrElsewhere says that the disk is attached to another instance, and in use there.
+	ErrElsewhere = errors.New("attached to another instance")
+	// ErrFull says that the instance will have as many disks as it takes once all that is wished for was done.
+	ErrFull = errors.New("the instance takes no more disks")
+)
+
+// Publish attaches a disk to an instance. Where that needs a restart, the wish for it is noted and the error is an
+// [ErrPlanned] that tells what is waited for; a refusal of the rack for any other reason is returned as it is.
+func (e *Engine) Publish(ctx context.Context, diskID, instanceID string) (rack.Disk, error) {
+	release, err := e.claim(ctx, diskID)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	defer release()
+	disk, err := e.rack.Disk(ctx, diskID)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	switch disk.InstanceID {
+	case instanceID:
+		return e.keep(ctx, disk)
+	case "":
+		return e.attach(ctx, disk, instanceID)
+	}
+	records, err := e.read(ctx)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	if !records.lazyOn(disk.ID, disk.InstanceID) {
+		return rack.Disk{}, fmt.Errorf("disk %q (%s) on instance %s: %w", disk.Name, disk.ID, disk.InstanceID, ErrElsewhere)
+	}
+	return rack.Disk{}, e.wish(ctx, disk, instanceID, records)
+}
+
+// attach attaches a disk that is not attached anywhere, or wishes it were.
+func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	attached, err := e.rack.Attach(ctx, disk.ID, instanceID)
+	switch {
+	case err == nil:
+		// A record may be left of an earlier life on this instance.
+		return e.keep(ctx, attached)
+	case !errors.Is(err, rack.ErrNotStopped) && !errors.Is(err, rack.ErrFull):
+		return rack.Disk{}, err
+	}
+	records, err := e.read(ctx)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	return rack.Disk{}, e.wish(ctx, disk, instanceID, records)
+}
+
+// keep makes sure that an attached disk stays so, which is what a publication is: that it is lazy no more, and that no restart
+// of its instance is under way, which might have found it lazy. The last look is at the disk: such a restart may just have
+// ended.
+func (e *Engine) keep(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	records, err := e.read(ctx)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
+		return rack.Disk{}, e.postpone(disk, r)
+	}
+	if l, lazy := records.lazy[disk.ID]; lazy {
+		if err := e.erase(ctx, l.recordID); err != nil {
+			return rack.Disk{}, err
+		}
+		if records, err = e.read(ctx); err != nil {
+			return rack.Disk{}, err
+		}
+		if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
+			return rack.Disk{}, e.postpone(disk, r)
+		}
+	}
+	now, err := e.rack.Disk(ctx, disk.ID)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	if now.InstanceID != disk.InstanceID {
+		return rack.Disk{}, fmt.Errorf("disk %q (%s) was detached from instance %s just now: ask again: %w", disk.Name, disk.ID, disk.InstanceID, ErrPlanned)
+	}
+	e.fulfil(disk.ID)
+	return now, nil
+}
+
+// postpone leaves a disk that is attached for the time after the restart of its instance, and wishes that it stays.
+func (e *Engine) postpone(disk rack.Disk, r restartRecord) error {
+	e.want(disk.ID, disk.InstanceID)
+	return fmt.Errorf("disk %q (%s): instance %s is being restarted (%s): ask again when it runs: %w", disk.Name, disk.ID, disk.InstanceID, r.ID, ErrPlanned)
+}
+
+// wish notes that a disk is to be attached to an instance, and says what it waits for.
+func (e *Engine) wish(ctx context.Context, disk rack.Disk, instanceID string, records book) error {
+	if e.opts.Policy == Never {
+		return fmt.Errorf("disk %q (%s) can be attached to instance %s while that is stopped only, and --restart-policy=never forbids to restart it: stop the instance until this is done, or allow restarts: %w",
+			disk.Name, disk.ID, instanceID, ErrPlanned)
+	}
+	if err := e.checkRoom(ctx, disk, instanceID, records); err != nil {
+		return err
+	}
+	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.outlook(e.want(disk.ID, instanceID)), ErrPlanned)
+}
+
+// want notes a wish, or that it was repeated.
+func (e *Engine) want(disk, instance string) wish {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.clock.Now()
+	w := e.wishes[disk]
+	if w == nil || w.instance != instance {
+		w = &wish{disk: disk, instance: instance, first: now}
+		e.wishes[disk] = w
+		e.nudge()
+	}
+	w.repeated = now
+	return *w
+}
+
+// outlook says what a wish waits for.
+func (e *Engine) outlook(w wish) string {
+	switch {
+	case w.problem != "":
+		return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, w.problem)
+	case e.opts.Policy == Plan:
+		return fmt.Sprintf("instance %s would be restarted for it, and --restart-policy=plan only says so: stop the instance until the disk is attached, or allow restarts", w.instance)
+	}
+	return fmt.Sprintf("instance %s is restarted for it, %s after the first such wish at the earliest", w.instance, e.opts.Window)
+}
+
+// checkRoom refuses what the instance has no room for even after all that is lazy was detached.
+func (e *Engine) checkRoom(ctx context.Context, disk rack.Disk, instanceID string, records book) error {
+	disks, err := e.rack.InstanceDisks(ctx, instanceID)
+	if err != nil {
+		return err
+	}
+	after := map[string]bool{}
+	for _, other := range disks {
+		if !records.lazyOn(other.ID, instanceID) {
+			after[other.ID] = true
+		}
+	}
+	for _, other := range e.wishesFor(instanceID) {
+		after[other.disk] = true
+	}
+	delete(after, disk.ID)
+	if len(after) >= e.opts.MaxDisks {
+		return fmt.Errorf("instance %s has or is to get %d disks: %w", instanceID, len(after), ErrFull)
+	}
+	return nil
+}
+
+// Unpublish ends the wish for a disk, and detaches it. From an instance that runs it is not detached: a record says that
+// nobody uses it there any more, and the next restart of the instance takes it away.
+func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) error {
+	release, err := e.claim(ctx, diskID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	e.unwish(diskID, instanceID)
+	disk, err := e.rack.Disk(ctx, diskID)
+	if err != nil || disk.InstanceID != instanceID {
+		return err
+	}
+	_, err = e.rack.Detach(ctx, diskID, instanceID)
+	if !errors.Is(err, rack.ErrNotStopped) {
+		return err
+	}
+	return e.release(ctx, diskID, instanceID)
+}
+
+// unwish ends the wish for a disk on an instance.
+func (e *Engine) unwish(diskID, instanceID string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.wishes[diskID]; w != nil && w.instance == instanceID {
+		delete(e.wishes, diskID)
+	}
+}
+
+// release records that nobody uses an attached disk any more.
+func (e *Engine) release(ctx context.Context, diskID, instanceID string) error {
+	mine := lazyRecord{Version: 1, Cluster: e.opts.Cluster, Disk: diskID, Instance: instanceID}
+	for range 2 {
+		_, err := e.rack.CreateRecord(ctx, lazyName(diskID), encode(mine))
+		if !errors.Is(err, rack.ErrAlreadyExists) {
+			return err
+		}
+		records, err := e.read(ctx)
+		if err != nil || records.lazyOn(diskID, instanceID) {
+			return err
+		}
+		if old, ok := records.lazy[diskID]; ok {
+			// It is about an earlier time on another instance.
+			if err := e.erase(ctx, old.recordID); err != nil {
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("the anti-affinity group %q is not of this cluster: delete it if no other cluster uses disk %s: %w", lazyName(diskID), diskID, rack.ErrConflict)
+}
+
+// Forget clears away what is recorded about a disk that was deleted.
+func (e *Engine) Forget(ctx context.Context, diskID string) error {
+	records, err := e.read(ctx)
+	if err != nil {
+		return err
+	}
+	if l, ok := records.lazy[diskID]; ok {
+		return e.erase(ctx, l.recordID)
+	}
+	return nil
+}
+
+// Lazy are the instances that hold disks for nobody any more, by disk.
+func (e *Engine) Lazy(ctx context.Context) (map[string]string, error) {
+	records, err := e.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	lazy := make(map[string]string, len(records.lazy))
+	for disk, l := range records.lazy {
+		lazy[disk] = l.Instance
+	}
+	return lazy, nil
+}
+
+// Await waits until some disk was attached, or so long.
+func (e *Engine) Await(ctx context.Context, wait time.Duration) error {
+	e.mu.Lock()
+	changed := e.changed
+	e.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return e.clock.Wait(ctx, changed)
+}

@@ -1,0 +1,208 @@
+package restart
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// Names of records. They are permanent: a newer version must find what an older one has left behind.
+const (
+	restartPrefix = "csi-restart-"
+	lazyPrefix    = "csi-lazy-"
+)
+
+// restartRecord is the text of a record of a restart. Its fields are permanent; together they have at most 512 bytes.
+type restartRecord struct {
+	Version int    `json:"v"`
+	Cluster string `json:"cluster"`
+	// ID names the restart, through all its epochs.
+	ID       string `json:"id"`
+	Instance string `json:"instance"`
+	// Holder is the process that works on it.
+	Holder string `json:"by"`
+	// Beat changes as long as the holder lives.
+	Beat int `json:"beat"`
+	// Asked says that the instance may go down because of it.
+	Asked bool `json:"asked,omitempty"`
+	// Handover says that somebody else is to do it: the holder runs on this very instance.
+	Handover bool `json:"handover,omitempty"`
+	// Disks are to be attached, so that whoever takes over knows them, each as 16 bytes in base64.
+	Disks []string `json:"disks,omitempty"`
+
+	slot, epoch  int
+	recordID     string
+	recordedText string
+}
+
+// lazyRecord is the text of a record of a volume that was unpublished and whose disk is still attached.
+type lazyRecord struct {
+	Version  int    `json:"v"`
+	Cluster  string `json:"cluster"`
+	Disk     string `json:"disk"`
+	Instance string `json:"instance"`
+
+	recordID string
+}
+
+func restartName(cluster string, slot, epoch int) string {
+	return fmt.Sprintf("%s%s-%d-%d", restartPrefix, rack.ClusterHash(cluster), slot, epoch)
+}
+
+func lazyName(disk string) string { return lazyPrefix + disk }
+
+func encode(record any) string {
+	text, err := json.Marshal(record)
+	if err != nil {
+		panic(fmt.Sprintf("a record of strings and numbers always encodes: %v", err))
+	}
+	return string(text)
+}
+
+// book is what the records of one cluster say.
+type book struct {
+	// restarts are the restarts that count: one for each slot at most, sorted by slot.
+	restarts []restartRecord
+	// outbid are records of restarts with a higher epoch beside them.
+	outbid []restartRecord
+	// lazy are the volumes that are unpublished and attached, by disk.
+	lazy map[string]lazyRecord
+}
+
+func (b book) slotTaken(slot int) bool {
+	return slices.ContainsFunc(b.restarts, func(r restartRecord) bool { return r.slot == slot })
+}
+
+// restartOf is the record of an instance's restart, with another ID than the given one.
+func (b book) restartOf(instance, except string) (restartRecord, bool) {
+	for _, r := range b.restarts {
+		if r.Instance == instance && r.ID != except {
+			return r, true
+		}
+	}
+	return restartRecord{}, false
+}
+
+// lazyOn reports whether the disk is attached to that instance for nobody any more.
+func (b book) lazyOn(disk, instance string) bool {
+	l, ok := b.lazy[disk]
+	return ok && l.Instance == instance
+}
+
+// read lists the records of this cluster. Other clusters' are left alone, and so is what does not read as ours.
+func (e *Engine) read(ctx context.Context) (book, error) {
+	records, err := e.rack.Records(ctx)
+	if err != nil {
+		return book{}, err
+	}
+	b := book{lazy: map[string]lazyRecord{}}
+	for _, record := range records {
+		if l, ok := e.parseLazy(record); ok {
+			b.lazy[l.Disk] = l
+		} else if r, ok := e.parseRestart(record); ok {
+			b.restarts = append(b.restarts, r)
+		}
+	}
+	slices.SortFunc(b.restarts, func(x, y restartRecord) int {
+		if x.slot != y.slot {
+			return x.slot - y.slot
+		}
+		return y.epoch - x.epoch
+	})
+	counting := b.restarts[:0:0]
+	for _, r := range b.restarts {
+		if len(counting) > 0 && counting[len(counting)-1].slot == r.slot {
+			b.outbid = append(b.outbid, r)
+			continue
+		}
+		counting = append(counting, r)
+	}
+	b.restarts = counting
+	return b, nil
+}
+
+func (e *Engine) parseLazy(record rack.Record) (lazyRecord, bool) {
+	if !strings.HasPrefix(record.Name, lazyPrefix) {
+		return lazyRecord{}, false
+	}
+	l := lazyRecord{recordID: record.ID}
+	if json.Unmarshal([]byte(record.Text), &l) != nil || l.Cluster != e.opts.Cluster || record.Name != lazyName(l.Disk) {
+		return lazyRecord{}, false
+	}
+	return l, true
+}
+
+func (e *Engine) parseRestart(record rack.Record) (restartRecord, bool) {
+	rest, ok := strings.CutPrefix(record.Name, restartPrefix+rack.ClusterHash(e.opts.Cluster)+"-")
+	slot, epoch, _ := strings.Cut(rest, "-")
+	r := restartRecord{recordID: record.ID, recordedText: record.Text}
+	if !ok || json.Unmarshal([]byte(record.Text), &r) != nil || r.Cluster != e.opts.Cluster {
+		return restartRecord{}, false
+	}
+	var errSlot, errEpoch error
+	r.slot, errSlot = strconv.Atoi(slot)
+	r.epoch, errEpoch = strconv.Atoi(epoch)
+	return r, errSlot == nil && errEpoch == nil
+}
+
+// create makes a record of a restart. False means that somebody else was faster.
+func (e *Engine) create(ctx context.Context, r restartRecord) (restartRecord, bool, error) {
+	record, err := e.rack.CreateRecord(ctx, restartName(r.Cluster, r.slot, r.epoch), encode(r))
+	if errors.Is(err, rack.ErrAlreadyExists) {
+		return r, false, nil
+	}
+	r.recordID, r.recordedText = record.ID, record.Text
+	return r, err == nil, err
+}
+
+// write puts the holder's state into its record; false means that it has no record any more.
+func (e *Engine) write(ctx context.Context, r restartRecord) (bool, error) {
+	err := e.rack.UpdateRecord(ctx, r.recordID, encode(r))
+	if errors.Is(err, rack.ErrNotFound) {
+		return false, e.rack.ConfirmProject(ctx)
+	}
+	return err == nil, err
+}
+
+// erase deletes a record; one that is gone already is as good.
+func (e *Engine) erase(ctx context.Context, recordID string) error {
+	err := e.rack.DeleteRecord(ctx, recordID)
+	if errors.Is(err, rack.ErrNotFound) {
+		return e.rack.ConfirmProject(ctx)
+	}
+	return err
+}
+
+// shorten writes disk IDs for a record, as many as an instance can take at most.
+func shorten(disks []string) []string {
+	var short []string
+	for _, disk := range disks {
+		if id, err := uuid.Parse(disk); err == nil && len(short) < maxRecordedDisks {
+			short = append(short, base64.RawURLEncoding.EncodeToString(id[:]))
+		}
+	}
+	return short
+}
+
+// maxRecordedDisks is what a record has room for; an instance takes 12 disks at most, and one is its boot disk.
+const maxRecordedDisks = 11
+
+// lengthen reads what shorten wrote.
+func lengthen(short []string) []string {
+	var disks []string
+	for _, text := range short {
+		if raw, err := base64.RawURLEncoding.DecodeString(text); err == nil && len(raw) == len(uuid.UUID{}) {
+			disks = append(disks, uuid.UUID(raw).String())
+		}
+	}
+	return disks
+}

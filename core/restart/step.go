@@ -1,0 +1,554 @@
+package restart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// stage is how far a restart is.
+type stage string
+
+const (
+	// stagePlanned: the record stands, and nothing has been asked.
+	stagePlanned stage = "planned"
+	// stageAsking: the record says that the instance may go down from here on.
+	stageAsking stage = "asking"
+	// stageAnswer: the node plugin has been asked.
+	stageAnswer stage = "awaiting the node plugin's answer"
+	// stageStopping: the instance goes down.
+	stageStopping stage = "stopping"
+	// stageApplying: the instance is stopped, and its disks are changed.
+	stageApplying stage = "changing disks"
+	// stageStarting: the instance is to run again.
+	stageStarting stage = "starting"
+	// stageBack: the instance runs, and its node plugin is waited for.
+	stageBack stage = "awaiting the node plugin"
+	// stageRecovering: somebody else had asked, and what became of it is to be found out.
+	stageRecovering stage = "recovering"
+)
+
+// work is a restart that this process holds.
+type work struct {
+	record restartRecord
+	stage  stage
+	// since is when the stage began, beat when the record was last written.
+	since, beat time.Time
+	// takenFrom is the record that was outbid, and must have been there at that moment; empty where that was seen to be so.
+	takenFrom string
+	// recovering says that somebody else had asked: this process stops nothing.
+	recovering bool
+	// sent says that the guest or the rack may have got the word.
+	sent bool
+	// told is the last problem that was reported, which is not repeated.
+	told string
+}
+
+func (e *Engine) enter(w *work, s stage) {
+	w.stage, w.since = s, e.clock.Now()
+	e.opts.Log.Info("restart", "instance_id", w.record.Instance, "restart_id", w.record.ID, "stage", string(s))
+}
+
+func (e *Engine) passed(what timer, w *work, d time.Duration) bool {
+	return e.clock.Passed(what, w.record.ID, w.since, d)
+}
+
+// step takes a restart one step further. The records were listed just now and say that it is ours.
+func (e *Engine) step(ctx context.Context, w *work, records book) error {
+	err := e.next(ctx, w, records)
+	if errors.Is(err, errGone) {
+		e.opts.Log.Info("the instance of a restart was deleted", "instance_id", w.record.Instance, "restart_id", w.record.ID)
+		return e.drop(ctx, w)
+	}
+	return err
+}
+
+func (e *Engine) next(ctx context.Context, w *work, records book) error {
+	if done, err := e.settle(ctx, w, records); done || err != nil {
+		return err
+	}
+	if e.clock.Passed(timerBeat, w.record.ID, w.beat, e.opts.Lease/leaseShare) {
+		if held, err := e.update(ctx, w); err != nil || !held {
+			return err
+		}
+	}
+	switch w.stage {
+	case stagePlanned:
+		return e.begin(ctx, w, records)
+	case stageAsking:
+		return e.ask(ctx, w)
+	case stageAnswer:
+		return e.awaitAnswer(ctx, w)
+	case stageStopping:
+		return e.awaitStop(ctx, w)
+	case stageApplying:
+		done, err := e.apply(ctx, w)
+		if done {
+			e.enter(w, stageStarting)
+		}
+		return err
+	case stageStarting:
+		return e.start(ctx, w)
+	case stageBack:
+		return e.awaitBack(ctx, w)
+	case stageRecovering:
+		return e.recover(ctx, w)
+	}
+	return fmt.Errorf("restart %s: no such stage: %q", w.record.ID, w.stage)
+}
+
+// settle clears away the records of this slot that are outbid. A restart that was taken over when it had already ended is
+// given up: its record was not there any more.
+func (e *Engine) settle(ctx context.Context, w *work, records book) (done bool, err error) {
+	if w.takenFrom != "" {
+		alive := false
+		for _, r := range records.outbid {
+			alive = alive || r.recordID == w.takenFrom
+		}
+		if !alive {
+			return true, e.drop(ctx, w)
+		}
+		w.takenFrom = ""
+	}
+	for _, r := range records.outbid {
+		if r.slot == w.record.slot {
+			if err := e.erase(ctx, r.recordID); err != nil {
+				return false, err
+			}
+		}
+	}
+	return false, nil
+}
+
+// update writes the record. False means that it is not ours any more.
+func (e *Engine) update(ctx context.Context, w *work) (bool, error) {
+	now := e.clock.Now()
+	w.record.Beat++
+	held, err := e.write(ctx, w.record)
+	if err != nil {
+		return false, err
+	}
+	if !held {
+		delete(e.works, w.record.ID)
+		return false, nil
+	}
+	w.beat = now
+	return true, nil
+}
+
+// drop ends a restart, whatever came of it.
+func (e *Engine) drop(ctx context.Context, w *work) error {
+	if err := e.erase(ctx, w.record.recordID); err != nil {
+		return err
+	}
+	delete(e.works, w.record.ID)
+	e.announce() // what was attached can be published now
+	return nil
+}
+
+// begin makes sure that nobody else restarts the instance, that it runs, and that it is still worth it.
+func (e *Engine) begin(ctx context.Context, w *work, records book) error {
+	id := w.record.Instance
+	if _, taken := records.restartOf(id, w.record.ID); taken {
+		return e.drop(ctx, w)
+	}
+	if w.record.Handover {
+		return e.handOver(ctx, w)
+	}
+	useful, err := e.useful(ctx, records, e.allWishes())
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(useful, func(c candidate) bool { return c.instance == id }) {
+		return e.drop(ctx, w)
+	}
+	instance, err := e.instance(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case instance.RunState == rack.Stopped:
+		// By somebody else, who will start it.
+		done, err := e.apply(ctx, w)
+		if done {
+			return errors.Join(err, e.drop(ctx, w))
+		}
+		return err
+	case instance.RunState != rack.Running:
+		return e.drop(ctx, w)
+	case e.self(id):
+		w.record.Handover, w.since = true, e.clock.Now()
+		_, err := e.update(ctx, w)
+		return err
+	}
+	w.record.Asked = true
+	held, err := e.update(ctx, w)
+	if err != nil || !held {
+		return err
+	}
+	e.enter(w, stageAsking)
+	return e.ask(ctx, w) // at once: the shorter the time, the surer it is who stopped the instance
+}
+
+// handOver waits for another process to take over what this one cannot survive.
+func (e *Engine) handOver(ctx context.Context, w *work) error {
+	if !e.passed(timerHandover, w, handoverTimeout) {
+		return nil
+	}
+	e.refuse(ctx, w, "this controller runs on it, and no other controller took over: run a second one on another node")
+	return e.drop(ctx, w)
+}
+
+// ask has the guest shut down, in the way that is configured. It is repeated until it was done for certain.
+func (e *Engine) ask(ctx context.Context, w *work) error {
+	id := w.record.Instance
+	instance, err := e.instance(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case instance.RunState != rack.Running && !w.sent:
+		return e.drop(ctx, w) // somebody else was faster, and will start it
+	case instance.RunState != rack.Running:
+		e.enter(w, stageStopping)
+		return nil
+	}
+	if e.opts.Shutdown == Hard {
+		w.sent = true
+		e.enter(w, stageStopping)
+		return e.rack.StopInstance(ctx, id)
+	}
+	if e.opts.Shutdown == Drain {
+		if gone, err := e.drain(ctx, w); err != nil || !gone {
+			return err
+		}
+	}
+	w.sent = true
+	if err := e.opts.Asker.Ask(ctx, id, w.record.ID); err != nil {
+		if e.passed(timerHalt, w, e.opts.HaltTimeout) {
+			return e.cancel(ctx, w, "its node plugin could not be asked: "+err.Error())
+		}
+		return err
+	}
+	e.tell(ctx, w, "RestartPlanned", "the instance is restarted to change its disks")
+	e.enter(w, stageAnswer)
+	return nil
+}
+
+// drain takes the work off the node. True means that all has gone.
+func (e *Engine) drain(ctx context.Context, w *work) (bool, error) {
+	left, err := e.opts.Asker.(metadata.Drainer).Drain(ctx, w.record.Instance, w.record.ID)
+	if err != nil {
+		left = []string{err.Error()}
+	} else if len(left) == 0 {
+		return true, nil
+	}
+	if e.passed(timerHalt, w, e.opts.HaltTimeout) {
+		return false, e.cancel(ctx, w, fmt.Sprintf("it could not be drained in %s: %s", e.opts.HaltTimeout, few(left)))
+	}
+	return false, err
+}
+
+// few names some of what there may be much of.
+func few(names []string) string {
+	const most = 3
+	if len(names) > most {
+		return fmt.Sprintf("%v and %d more", names[:most], len(names)-most)
+	}
+	return fmt.Sprint(names)
+}
+
+// awaitAnswer waits for what the node plugin says.
+func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
+	answer, err := e.opts.Asker.Answer(ctx, w.record.Instance, w.record.ID)
+	if err != nil {
+		return err
+	}
+	switch answer.State {
+	case metadata.RestartAccepted, metadata.RestartBack:
+		e.enter(w, stageStopping)
+		return nil
+	case metadata.RestartRefused:
+		return e.cancel(ctx, w, "its node plugin refuses: "+answer.Reason)
+	}
+	if e.passed(timerAnswer, w, answerTimeout) {
+		return e.cancel(ctx, w, fmt.Sprintf("its node plugin has said nothing for %s: see that it runs with --attach-mode=restart", answerTimeout))
+	}
+	return nil
+}
+
+// cancel gives a restart up with nothing stopped, unless it turns out that the guest is going down already.
+func (e *Engine) cancel(ctx context.Context, w *work, why string) error {
+	answer, err := e.opts.Asker.Withdraw(ctx, w.record.Instance, w.record.ID)
+	if err != nil {
+		return err
+	}
+	if answer.State == metadata.RestartAccepted {
+		e.enter(w, stageStopping)
+		return nil
+	}
+	e.refuse(ctx, w, why)
+	return e.finish(ctx, w)
+}
+
+// refuse leaves the instance alone for a while, and says why.
+func (e *Engine) refuse(ctx context.Context, w *work, why string) {
+	e.rest[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
+	e.problem(ctx, w, "RestartRefused", why)
+	e.count(EventRefused)
+}
+
+// awaitStop waits until the instance is seen stopped.
+func (e *Engine) awaitStop(ctx context.Context, w *work) error {
+	id := w.record.Instance
+	instance, err := e.instance(ctx, id)
+	if err != nil {
+		return err
+	}
+	switch instance.RunState {
+	case rack.Stopped:
+		e.enter(w, stageApplying)
+		return nil
+	case rack.Failed:
+		// Its sled is gone, and the guest with it. Stopped, it takes disks and can be started elsewhere.
+		return e.rack.StopInstance(ctx, id)
+	case rack.Running:
+	default:
+		return nil
+	}
+	if e.opts.Shutdown == Hard {
+		if w.recovering {
+			return e.finish(ctx, w)
+		}
+		if e.passed(timerHalt, w, e.opts.HaltTimeout) {
+			e.refuse(ctx, w, "the rack does not stop it")
+			return e.finish(ctx, w)
+		}
+		return e.rack.StopInstance(ctx, id)
+	}
+	answer, err := e.opts.Asker.Answer(ctx, id, w.record.ID)
+	if err != nil {
+		return err
+	}
+	switch {
+	case answer.State == metadata.RestartBack && w.recovering:
+		return e.finish(ctx, w)
+	case answer.State == metadata.RestartBack:
+		e.refuse(ctx, w, "its guest has rebooted and not powered off")
+		return e.finish(ctx, w)
+	case answer.State != metadata.RestartAccepted:
+		return e.cancel(ctx, w, "its node plugin has taken its word back")
+	case e.passed(timerHalt, w, e.opts.HaltTimeout):
+		e.problem(ctx, w, "RestartHangs", fmt.Sprintf("the guest accepted and has not halted in %s: look at its console, and stop it if it hangs; it is started again, and until then no other instance takes its place", e.opts.HaltTimeout))
+	}
+	return nil
+}
+
+// apply changes the disks of a stopped instance: what is lazy goes, what is wished for comes. What the rack does not answer to
+// is tried again for a while. A disk that cannot be changed stays as it is: neither the others nor the instance wait for it.
+func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
+	id := w.record.Instance
+	disks, err := e.rack.InstanceDisks(ctx, id)
+	if err != nil {
+		return e.passed(timerApply, w, applyTimeout), err
+	}
+	var failed error
+	for _, disk := range disks {
+		err := e.detachLazy(ctx, disk, id)
+		switch {
+		case errors.Is(err, rack.ErrNotStopped):
+			return true, nil // somebody has started it: the wishes wait for the next time
+		case errors.Is(err, rack.ErrConflict), errors.Is(err, rack.ErrRefused):
+			e.opts.Log.Warn("an unpublished volume could not be detached", "disk_id", disk.ID, "instance_id", id, "error", err.Error())
+		case err != nil:
+			failed = errors.Join(failed, err)
+		}
+	}
+	for _, wanted := range e.wishesFor(id) {
+		err := e.attachWished(ctx, wanted.disk, id)
+		switch {
+		case err == nil:
+		case errors.Is(err, rack.ErrNotStopped):
+			return true, nil // somebody has started it
+		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound):
+			e.opts.Log.Warn("a volume could not be attached", "disk_id", wanted.disk, "instance_id", id, "error", err.Error())
+			e.refuseWish(wanted.disk, "although it was stopped, the disk could not be attached: "+err.Error())
+		default:
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed == nil || e.passed(timerApply, w, applyTimeout), failed
+}
+
+// detachLazy detaches a disk if it is lazy, and nobody has wished it back.
+func (e *Engine) detachLazy(ctx context.Context, disk rack.Disk, instance string) error {
+	release, err := e.claim(ctx, disk.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if e.wished(disk.ID, instance) {
+		return nil
+	}
+	records, err := e.read(ctx)
+	if err != nil || !records.lazyOn(disk.ID, instance) {
+		return err
+	}
+	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
+		return err
+	}
+	return e.erase(ctx, records.lazy[disk.ID].recordID)
+}
+
+// attachWished attaches a disk if it is still wished for. It is lazy until the orchestrator asks for it once more: whoever
+// wished for it may have told another process in the meantime that the wish is over.
+func (e *Engine) attachWished(ctx context.Context, diskID, instance string) error {
+	release, err := e.claim(ctx, diskID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !e.wished(diskID, instance) {
+		return nil
+	}
+	disk, err := e.rack.Disk(ctx, diskID)
+	if err != nil {
+		return err
+	}
+	if disk.InstanceID == "" {
+		if err := e.checkTwin(ctx, disk, instance); err != nil {
+			return err
+		}
+		if err := e.release(ctx, diskID, instance); err != nil {
+			return err
+		}
+		disk, err = e.rack.Attach(ctx, diskID, instance)
+		if err != nil {
+			return err
+		}
+	}
+	if disk.InstanceID != instance {
+		return fmt.Errorf("disk %q (%s) is attached to instance %s: %w", disk.Name, disk.ID, disk.InstanceID, rack.ErrRefused)
+	}
+	e.announce()
+	return nil
+}
+
+func (e *Engine) wished(disk, instance string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w := e.wishes[disk]
+	return w != nil && w.instance == instance
+}
+
+// checkTwin refuses a disk of which the guest would not know which one it is (docs/rack.md §9).
+func (e *Engine) checkTwin(ctx context.Context, wanted rack.Disk, instance string) error {
+	disks, err := e.rack.InstanceDisks(ctx, instance)
+	if err != nil {
+		return err
+	}
+	for _, other := range disks {
+		if other.ID != wanted.ID && rack.Serial(other.Name) == rack.Serial(wanted.Name) {
+			return fmt.Errorf("disk %q (%s) of instance %s has the same first %d bytes in its name: %w", other.Name, other.ID, instance, rack.SerialBytes, rack.ErrRefused)
+		}
+	}
+	return nil
+}
+
+// start starts the instance, and goes on until it does.
+func (e *Engine) start(ctx context.Context, w *work) error {
+	id := w.record.Instance
+	instance, err := e.instance(ctx, id)
+	if err != nil {
+		return err
+	}
+	switch instance.RunState {
+	case rack.Running:
+		e.count(EventRestarted)
+		e.enter(w, stageBack)
+		return nil
+	case rack.Stopped, rack.Failed:
+	default:
+		return nil
+	}
+	if err := e.rack.StartInstance(ctx, id); err != nil && !errors.Is(err, rack.ErrConflict) {
+		e.problem(ctx, w, "RestartNotStarted", "the instance is stopped, and the rack does not start it, which is tried again: "+err.Error())
+		return err
+	}
+	return nil
+}
+
+// awaitBack waits for the node plugin of an instance that runs again.
+func (e *Engine) awaitBack(ctx context.Context, w *work) error {
+	if e.opts.Shutdown == Hard {
+		return e.finish(ctx, w)
+	}
+	answer, err := e.opts.Asker.Answer(ctx, w.record.Instance, w.record.ID)
+	switch {
+	case err == nil && (answer.State == metadata.RestartBack || answer.State == metadata.RestartUnanswered):
+		return e.finish(ctx, w)
+	case e.passed(timerBack, w, backTimeout):
+		e.problem(ctx, w, "RestartNotBack", fmt.Sprintf("the instance runs, and its node plugin has not said a word in %s: look at the node", backTimeout))
+		return e.finish(ctx, w)
+	}
+	return err
+}
+
+// recover brings back an instance whose restart somebody else had begun.
+func (e *Engine) recover(ctx context.Context, w *work) error {
+	instance, err := e.instance(ctx, w.record.Instance)
+	if err != nil {
+		return err
+	}
+	switch {
+	case instance.RunState == rack.Stopped, instance.RunState == rack.Failed:
+		e.enter(w, stageStopping)
+		return nil
+	case instance.RunState != rack.Running:
+		return nil
+	case e.opts.Shutdown == Hard:
+		return e.finish(ctx, w)
+	}
+	answer, err := e.opts.Asker.Withdraw(ctx, w.record.Instance, w.record.ID)
+	if err != nil {
+		return err
+	}
+	if answer.State == metadata.RestartAccepted {
+		e.enter(w, stageStopping)
+		return nil
+	}
+	return e.finish(ctx, w)
+}
+
+// finish clears away what was said, and ends the restart.
+func (e *Engine) finish(ctx context.Context, w *work) error {
+	if e.opts.Shutdown != Hard {
+		if err := e.opts.Asker.Forget(ctx, w.record.Instance, w.record.ID); err != nil {
+			return err
+		}
+	}
+	if drainer, ok := e.opts.Asker.(metadata.Drainer); ok && e.opts.Shutdown == Drain {
+		if err := drainer.Undrain(ctx, w.record.Instance, w.record.ID); err != nil {
+			return err
+		}
+	}
+	return e.drop(ctx, w)
+}
+
+// errGone says that the instance was deleted.
+var errGone = errors.New("the instance is gone")
+
+// instance looks at an instance. One that was deleted, as far as that can be believed, needs no restart.
+func (e *Engine) instance(ctx context.Context, id string) (rack.Instance, error) {
+	instance, err := e.rack.Instance(ctx, id)
+	if errors.Is(err, rack.ErrNotFound) {
+		if unconfirmed := e.rack.ConfirmProject(ctx); unconfirmed != nil {
+			return rack.Instance{}, unconfirmed
+		}
+		return rack.Instance{}, fmt.Errorf("%w: %w", errGone, err)
+	}
+	return instance, err
+}
