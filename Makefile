@@ -27,13 +27,26 @@ build: ## build the plugin and the simulated rack into bin/
 	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -gcflags $(GCFLAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-csi ./cmd/oxide-csi
 	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-sim ./cmd/oxide-sim
 
-# The tag that the manifests name, and the programs that the node plugin calls.
-IMAGE       ?= oxidecomputer/oxide-csi-plugin:v0.1.0
-IMAGE_TOOLS := blkid btrfs e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
+# The names that the manifests have, and the programs that the node plugin calls.
+IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0
+CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:v0.1.0
+IMAGE_TOOLS      := blkid btrfs e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
+IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxide-csi -label org.opencontainers.image.version=$(VERSION) \
+	-label org.opencontainers.image.source=https://github.com/oxidecomputer/oxide-csi-plugin -label org.opencontainers.image.licenses=MPL-2.0
 
 .PHONY: image
-image: deps build ## the plugin's container image in bin/oxide-csi-image.tar, made on a Debian without a daemon
-	go run ./deploy/image -o bin/oxide-csi-image.tar -program bin/oxide-csi -tag $(IMAGE) -version $(VERSION) -user 65532:65532 $(IMAGE_TOOLS)
+image: deps build ## both container images, of the node and of the controller alone, in bin/*.tar, made on a Debian without a daemon
+	go run ./deploy/image -o bin/oxide-csi-plugin.tar -program bin/oxide-csi -tag $(IMAGE) $(IMAGE_FLAGS) $(IMAGE_TOOLS)
+	go run ./deploy/image -o bin/oxide-csi-controller.tar -program bin/oxide-csi -tag $(CONTROLLER_IMAGE) $(IMAGE_FLAGS) -certificates
+
+.PHONY: image-load
+image-load: image ## both images, given to whichever of docker, podman and buildah is there
+	deploy/image/load.sh bin/oxide-csi-plugin.tar bin/oxide-csi-controller.tar
+
+.PHONY: image-roots
+image-roots: deps build ## the files of both images in bin/image, for the Dockerfile
+	go run ./deploy/image -root bin/image/node -program bin/oxide-csi $(IMAGE_TOOLS)
+	go run ./deploy/image -root bin/image/controller -program bin/oxide-csi -certificates
 
 .PHONY: print-image-tools
 print-image-tools:
@@ -60,8 +73,14 @@ test-identity: deps ## a node's identity asked of a real Kubernetes API server a
 .PHONY: e2e-k8s
 e2e-k8s: ## the manifests and the chart in a real Kubernetes, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
-	test/programs/build.sh cluster sidecars
+	test/programs/build.sh cluster sidecars helm
 	go run ./test/all -tags=k8s -count=1 ./test/k8s
+
+.PHONY: e2e-k8s-conformance
+e2e-k8s-conformance: ## Kubernetes' own tests of storage on the same cluster, or those that FOCUS names; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars conformance
+	go run ./test/all -tags=k8s,conformance -count=1 -timeout=60m -run=TestConformance ./test/k8s
 
 .PHONY: e2e-nomad
 e2e-nomad: ## the job files on a real Nomad of two clients, built once into a cache; as root
@@ -103,8 +122,8 @@ chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, a
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet -tags vm,identity,k8s,nomad,systemd,helm ./...
-	go run $(STATICCHECK) -tags vm,identity,k8s,nomad,systemd,helm ./...
+	go vet -tags vm,identity,k8s,conformance,nomad,systemd,helm ./...
+	go run $(STATICCHECK) -tags vm,identity,k8s,conformance,nomad,systemd,helm ./...
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

@@ -1,11 +1,13 @@
 // Command image makes a container image of one static program, and of Debian's tools that it calls, without a daemon and
 // without a registry:
 //
-//	image -o FILE -program PROGRAM -tag NAME:TAG [-user UID] [-version VERSION] [TOOL...]
+//	image -o FILE -program PROGRAM -tag NAME:TAG [-user UID] [-label KEY=VALUE] [-certificates] [TOOL...]
+//	image -root FOLDER -program PROGRAM [-certificates] [TOOL...]
 //
-// FILE is an archive that docker load, podman load, ctr images import and skopeo take. Tools are taken from this machine, which
-// must be a Debian, with the libraries they need, the copyright of their packages, and a record of these where scanners look for
-// it; nothing else is in the image, no shell and no package manager. What is the same on two machines makes the same image.
+// FILE is an archive that docker load, podman load, ctr images import and skopeo take; FOLDER gets the image's files alone, for a
+// Dockerfile. Tools are taken from this machine, which must be a Debian, with the libraries they need, the copyright of their
+// packages, and a record of these where scanners look for it; so are the certificates of those that one trusts, which come with
+// tools. Nothing else is in the image, no shell and no package manager. What is the same on two machines makes the same image.
 package main
 
 import (
@@ -17,6 +19,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path"
@@ -28,12 +31,21 @@ import (
 )
 
 func main() {
-	var opts options
+	opts := options{labels: map[string]string{}}
 	flag.StringVar(&opts.output, "o", "image.tar", "archive to write")
 	flag.StringVar(&opts.program, "program", "", "static program to run")
 	flag.StringVar(&opts.tag, "tag", "", "name of the image, with its tag")
 	flag.StringVar(&opts.user, "user", "", "user to run as, root where empty")
-	flag.StringVar(&opts.version, "version", "", "version to note in the image")
+	flag.StringVar(&opts.root, "root", "", "folder to write the files to, instead of an archive")
+	flag.BoolVar(&opts.certificates, "certificates", false, "with certificates of authorities, where there are no tools")
+	flag.Func("label", "label of the image, KEY=VALUE", func(text string) error {
+		key, value, found := strings.Cut(text, "=")
+		if !found {
+			return errors.New("KEY=VALUE is wanted")
+		}
+		opts.labels[key] = value
+		return nil
+	})
 	flag.Parse()
 	opts.tools = flag.Args()
 	if err := opts.run(); err != nil {
@@ -43,13 +55,15 @@ func main() {
 }
 
 type options struct {
-	output, program, tag, user, version string
-	tools                               []string
+	output, root, program, tag, user string
+	labels                           map[string]string
+	certificates                     bool
+	tools                            []string
 }
 
 func (o options) run() error {
-	if o.program == "" || o.tag == "" {
-		return errors.New("-program and -tag are required")
+	if o.program == "" || o.tag == "" && o.root == "" {
+		return errors.New("-program is required, and -tag or -root")
 	}
 	program := newLayer()
 	name := "/" + filepath.Base(o.program)
@@ -57,12 +71,20 @@ func (o options) run() error {
 		return err
 	}
 	layers := []*layer{program}
-	if len(o.tools) > 0 {
+	if len(o.tools) > 0 || o.certificates {
 		tools, err := system(o.tools)
 		if err != nil {
 			return err
 		}
 		layers = []*layer{tools, program} // what changes least comes first
+	}
+	if o.root != "" {
+		for _, l := range layers {
+			if err := l.write(o.root); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	return writeFile(o.output, func(w io.Writer) error { return o.archive(w, layers, name) })
 }
@@ -93,10 +115,7 @@ func (o options) archive(w io.Writer, layers []*layer, entrypoint string) error 
 	config.Config.User = o.user
 	config.Config.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	config.Config.Entrypoint = []string{entrypoint}
-	config.Config.Labels = map[string]string{"org.opencontainers.image.title": strings.TrimPrefix(entrypoint, "/")}
-	if o.version != "" {
-		config.Config.Labels["org.opencontainers.image.version"] = o.version
-	}
+	config.Config.Labels = o.labels
 	all := newLayer()
 	var names []string
 	for i, l := range layers {
@@ -126,7 +145,7 @@ func (o options) archive(w io.Writer, layers []*layer, entrypoint string) error 
 	return err
 }
 
-// system is a root filesystem with tools of this machine.
+// system is a root filesystem with tools of this machine, or with certificates alone.
 func system(tools []string) (*layer, error) {
 	l := newLayer()
 	// As in Debian, where programs and libraries are all below /usr.
@@ -136,7 +155,7 @@ func system(tools []string) (*layer, error) {
 	l.link("/proc/self/mounts", "etc/mtab")
 	l.add("etc/passwd", 0o644, []byte("root:x:0:0:root:/:/usr/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/usr/sbin/nologin\n"))
 	l.add("etc/group", 0o644, []byte("root:x:0:\nnonroot:x:65532:\n"))
-	files := []string{"/etc/mke2fs.conf"} // what mkfs.ext4 makes of a disk by default
+	var files []string
 	for _, tool := range tools {
 		found, err := exec.LookPath(tool)
 		if err != nil {
@@ -147,6 +166,9 @@ func system(tools []string) (*layer, error) {
 			return nil, err
 		}
 		files = append(append(files, found), libraries...)
+		if strings.HasPrefix(tool, "mkfs.ext") {
+			files = append(files, "/etc/mke2fs.conf") // what it makes of a disk by default
+		}
 	}
 	slices.Sort(files)
 	for _, file := range slices.Compact(files) {
@@ -256,6 +278,29 @@ func (l *layer) copy(from, name string) error {
 		mode = 0o755
 	}
 	l.add(name, mode, content)
+	return nil
+}
+
+// write writes the files below a folder.
+func (l *layer) write(root string) error {
+	for name, e := range l.entries {
+		file := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		err := os.Remove(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if e.link != "" {
+			err = os.Symlink(e.link, file)
+		} else {
+			err = os.WriteFile(file, e.content, fs.FileMode(e.mode))
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -71,13 +71,23 @@ func prepare(dir string) error {
 			return err
 		}
 	}
+	if alsoPrepare != nil {
+		if err := alsoPrepare(dir, built); err != nil {
+			return err
+		}
+	}
 	return definitions(filepath.Join(dir, "definitions"))
 }
+
+// alsoPrepare makes images that other tests than TestKubernetes need.
+var alsoPrepare func(dir, built string) error
 
 // ingredients are what an image of the manifests is made of. The versions of those that are built must be the ones asked for.
 func ingredients(dir, built, image string) ([]string, error) {
 	name, version, _ := strings.Cut(path.Base(image), ":")
 	switch name {
+	case "oxide-csi-controller":
+		return []string{"-program=" + filepath.Join(dir, "oxide-csi"), "-user=65532:65532", "-certificates"}, nil
 	case "oxide-csi-plugin":
 		tools, err := command("make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools")
 		return append([]string{"-program=" + filepath.Join(dir, "oxide-csi"), "-user=65532:65532"}, strings.Fields(tools)...), err

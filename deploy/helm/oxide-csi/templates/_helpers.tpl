@@ -3,10 +3,10 @@
 app.kubernetes.io/name: oxide-csi-driver
 {{- end }}
 
-{{/* The plugin's image. */}}
+{{/* The plugin's image: {repository, root}. */}}
 {{- define "oxide-csi.image" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
-{{- with .Values.image.pullPolicy }}
+image: {{ printf "%s:%s" .repository (.root.Values.image.tag | default .root.Chart.AppVersion) }}
+{{- with .root.Values.image.pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
