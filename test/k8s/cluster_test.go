@@ -23,16 +23,21 @@ const maxDisks = 10
 
 // cluster is a Kubernetes of some nodes, which are instances of a rack.
 type cluster struct {
+	// t is the test at whose end all ends, whichever part of it has started something.
+	t             *testing.T
 	dir, programs string
 	sim           *lab.Sim
 	a, b          *node
+	// west and c are another rack and its node, which come later.
+	west *lab.Sim
+	c    *node
 }
 
 // newCluster starts the rack and a cluster of two nodes, without the plugin.
 func newCluster(t *testing.T) *cluster {
 	built, err := programs()
 	must(t, err)
-	c := &cluster{dir: os.Getenv(inside), programs: built}
+	c := &cluster{t: t, dir: os.Getenv(inside), programs: built}
 	c.sim = c.startRack(t, "rack", rackAddress, "node-a", "node-b")
 	c.startControlPlane(t)
 	c.a, c.b = c.newNode(c.sim, "node-a", nodeA), c.newNode(c.sim, "node-b", nodeB)
@@ -48,7 +53,7 @@ func (c *cluster) startRack(t *testing.T, name, address string, instances ...str
 		"--instances=" + strings.Join(instances, ","), "--guest-root=" + c.path("guests/"+name), "--state=" + c.path("racks/"+name),
 	}})
 	must(t, err)
-	t.Cleanup(func() { must(t, sim.Stop()) })
+	c.t.Cleanup(func() { must(c.t, sim.Stop()) })
 	return sim
 }
 
@@ -57,10 +62,10 @@ func (c *cluster) join(t *testing.T, nodes ...*node) {
 	t.Helper()
 	for _, n := range nodes {
 		n.start(t)
-		t.Cleanup(func() {
-			n.stop(t)
-			if t.Failed() {
-				t.Log(n.logs())
+		c.t.Cleanup(func() {
+			n.stop(c.t)
+			if c.t.Failed() {
+				c.t.Log(n.logs())
 			}
 		})
 	}
@@ -71,7 +76,15 @@ func (c *cluster) join(t *testing.T, nodes ...*node) {
 func (c *cluster) ready(t *testing.T, nodes ...*node) {
 	t.Helper()
 	for _, n := range nodes {
-		eventually(t, "node "+n.Name+" is registered", func() bool { _, err := c.try("get", "node", n.Name); return err == nil })
+		eventually(t, "node "+n.Name+" is registered", func() bool {
+			select {
+			case <-n.ended:
+				t.Fatalf("node %s has ended before its time", n.Name)
+			default:
+			}
+			_, err := c.try("get", "node", n.Name)
+			return err == nil
+		})
 		c.kubectl(t, "wait", "--for=condition=Ready", "node/"+n.Name, "--timeout="+patience.String())
 	}
 }

@@ -42,13 +42,18 @@ func TestKubernetes(t *testing.T) {
 		{"no more volumes than the node takes", c.limit},
 		{"the plugin is killed in the middle of it", c.killed},
 		{"the rack fails when a volume is to go", c.failingDelete},
+		{"a power cut", c.powerCut},
+		{"from the manifests to the chart", c.chart},
+		{"a node joins", c.joins},
+		{"two racks", c.racks},
+		{"a node is given up", c.drained},
+		{"uninstalled", c.uninstalled},
 	} {
 		if !t.Run(show.name, show.how) {
 			return // What comes after would fail for the same reason.
 		}
 		t.Run("nothing is left", c.nothingLeft)
 	}
-	c.memory(t)
 }
 
 // install does what the manifests tell an operator to do, and waits until the plugin is there.
@@ -64,11 +69,7 @@ func (c *cluster) install(t *testing.T) {
 			t.Log(c.try("-n", namespace, "logs", "--prefix", "--tail=30", "--all-containers", "--max-log-requests=20", "-l", "app in (oxide-csi-controller,oxide-csi-node)"))
 		}
 	})
-	for _, workload := range []string{"daemonset/oxide-csi-node", "deployment/oxide-csi-controller"} {
-		if _, err := c.try("-n", namespace, "rollout", "status", workload, "--timeout="+patience.String()); err != nil {
-			t.Fatalf("%v\n%s", err, c.kubectl(t, "-n", namespace, "describe", "pods"))
-		}
-	}
+	c.rolledOut(t)
 }
 
 func (c *cluster) registration(t *testing.T) {
@@ -322,13 +323,6 @@ func (c *cluster) nothingLeft(t *testing.T) {
 	}
 }
 
-// memory says what the plugin's processes take once all is done.
-func (c *cluster) memory(t *testing.T) {
-	out, err := command("sh", "-c", `for p in $(pgrep -x oxide-csi); do tr '\0' ' ' </proc/$p/cmdline | grep -o 'mode=[a-z]*'; grep VmRSS /proc/$p/status; done`)
-	must(t, err)
-	t.Logf("measured: memory of the plugin: %s", strings.Join(strings.Fields(out), " "))
-}
-
 // share says how long a volume takes from claim and pod to a running container, and how much of it is the plugin's own: all its
 // RPCs together, of which the rack's answers are a part. It is printed and not judged, since others use the machine, too.
 func (c *cluster) share(t *testing.T) {
@@ -383,10 +377,22 @@ func (c *cluster) metrics(t *testing.T) map[string]float64 {
 	return found
 }
 
-// left is what the rack holds.
+// left is what the racks hold.
 func (c *cluster) left(t *testing.T) lab.Leftovers {
 	t.Helper()
-	left, err := c.sim.Leftovers(t.Context())
+	left := c.leftOn(t, c.sim)
+	if c.west != nil {
+		also := c.leftOn(t, c.west)
+		left.Disks, left.Snapshots, left.Loops = left.Disks+also.Disks, left.Snapshots+also.Snapshots, left.Loops+also.Loops
+		left.Mounts, left.Files, left.GuestErrors = left.Mounts+also.Mounts, left.Files+also.Files, append(left.GuestErrors, also.GuestErrors...)
+	}
+	return left
+}
+
+// leftOn is what a rack holds.
+func (c *cluster) leftOn(t *testing.T, sim *lab.Sim) lab.Leftovers {
+	t.Helper()
+	left, err := sim.Leftovers(t.Context())
 	must(t, err)
 	return left
 }

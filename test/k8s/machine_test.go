@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -147,9 +148,9 @@ func inherit(group, parent string) error {
 	return nil
 }
 
-// leave removes what outlives the namespaces: control groups, loop devices of a rack that was killed, the folder.
-func leave(dir string) error {
-	errs := []error{eachHierarchy(cgroups(dir), func(group, _ string) error {
+// removeGroups removes control groups that have no processes any more, and those below them.
+func removeGroups(name string) error {
+	return eachHierarchy(name, func(group, _ string) error {
 		var groups []string
 		err := filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
@@ -160,11 +161,16 @@ func leave(dir string) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		for i := len(groups) - 1; i >= 0; i-- {
-			err = errors.Join(err, syscall.Rmdir(groups[i]))
+		for _, group := range slices.Backward(groups) {
+			err = errors.Join(err, syscall.Rmdir(group))
 		}
 		return err
-	})}
+	})
+}
+
+// leave removes what outlives the namespaces: control groups, loop devices of a rack that was killed, the folder.
+func leave(dir string) error {
+	errs := []error{removeGroups(cgroups(dir))}
 	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	errs = append(errs, err)
 	for _, loop := range loops {

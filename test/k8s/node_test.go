@@ -78,6 +78,7 @@ func (n *node) stop(t *testing.T) {
 	default:
 		must(t, n.init.Process.Kill())
 		<-n.ended
+		must(t, removeGroups(n.cgroups())) // kubelet would take them for pods that run
 	}
 }
 

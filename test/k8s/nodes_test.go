@@ -1,0 +1,224 @@
+//go:build k8s
+
+package k8s_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// startupTaint is the one in values.yaml.
+const startupTaint = "csi.oxide.computer/agent-not-ready"
+
+// powerCut ends a node without a word, and does what the documentation says: its volume is soon elsewhere, with all that was
+// synced; and the node comes back.
+func (c *cluster) powerCut(t *testing.T) {
+	c.apply(t, claim{name: "survives"}.String()+pod{name: "survives", claim: "survives", on: c.b}.String())
+	c.running(t, "survives")
+	c.sh(t, "survives", "echo here >/data/file; sync")
+	must(t, c.sim.PowerCut(t.Context(), c.b.Name))
+	c.b.stop(t)
+	eventually(t, "Kubernetes misses the node", func() bool {
+		return c.get(t, `.status.conditions[?(@.type=="Ready")].status`, "node", c.b.Name) == "Unknown"
+	})
+	c.kubectl(t, "taint", "node", c.b.Name, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
+	eventually(t, "the volume is taken away", func() bool { return len(c.attached(t, c.b)) == 0 })
+	c.apply(t, pod{name: "again", claim: "survives", on: c.a}.String())
+	c.running(t, "again")
+	if got := c.sh(t, "again", "/busybox cat /data/file"); got != "here" {
+		t.Errorf("after the power cut the volume has %q", got)
+	}
+
+	must(t, c.sim.SetRunState(t.Context(), c.b.Name, "running"))
+	c.b.start(t)
+	c.ready(t, c.b)
+	c.kubectl(t, "taint", "node", c.b.Name, "node.kubernetes.io/out-of-service-")
+	c.registered(t, c.b, "default")
+	c.gone(t, "pod", "again")
+	c.apply(t, pod{name: "back", claim: "survives", on: c.b}.String())
+	c.running(t, "back")
+	c.gone(t, "pod/back", "pvc/survives")
+}
+
+// chart has helm take over what the manifests have made, while a volume is in use, with a second rack.
+func (c *cluster) chart(t *testing.T) {
+	c.apply(t, claim{name: "stays"}.String()+pod{name: "stays", claim: "stays", on: c.a}.String())
+	c.running(t, "stays")
+	c.sh(t, "stays", "echo here >/data/file; sync")
+
+	c.west = c.startRack(t, "west", westAddress, "node-c")
+	c.kubectl(t, "label", "node", c.a.Name, c.b.Name, "oxide.computer/rack=default")
+	for secret, token := range map[string]string{"oxide-default": c.sim.Token, "oxide-west": c.west.Token} {
+		c.kubectl(t, "-n", namespace, "create", "secret", "generic", secret, "--from-literal=token="+token)
+	}
+	c.kubectl(t, "-n", namespace, "delete", "deployment/oxide-csi-controller", "daemonset/oxide-csi-node") // a merge would leave parts of them
+	c.helm(t, "install", "oxide-csi", "../../deploy/helm/oxide-csi", "--take-ownership", "--values=values.yaml")
+	c.rolledOut(t)
+	if got := c.get(t, ".spec.template.spec.containers[*].name", "-n", namespace, "daemonset", "oxide-csi-node"); got != "oxide-plugin" {
+		t.Errorf("the node's pods have the containers %s", got)
+	}
+	for _, n := range []*node{c.a, c.b} {
+		c.registered(t, n, "default")
+	}
+	if got := c.sh(t, "stays", "/busybox cat /data/file"); got != "here" {
+		t.Errorf("the volume that was in use has %q", got)
+	}
+	c.gone(t, "pod/stays", "pvc/stays")
+}
+
+// joins shows that a new node keeps its taint until the scheduler knows what it takes, and that its plugin may do that to no
+// other node; and how much memory the plugin takes there, which has done nothing yet.
+func (c *cluster) joins(t *testing.T) {
+	n := c.newNode(c.west, "node-c", nodeC)
+	n.Rack, n.Taint = "west", startupTaint
+	c.c = n
+	c.join(t, n)
+	eventually(t, "the startup taint is removed", func() bool {
+		return !strings.Contains(c.get(t, ".spec.taints[*].key", "node", n.Name), startupTaint)
+	})
+	if got := c.get(t, ".spec.drivers[0].allocatable.count", "csinode", n.Name); got != strconv.Itoa(maxDisks-1) {
+		t.Errorf("when the taint was gone the limit was %q", got)
+	}
+	c.registered(t, n, "west")
+
+	for _, tc := range []struct{ name, node, change, want string }{
+		{"another node's taints", c.a.Name, `{"spec":{"taints":[]}}`, "may change no other Node than its own"},
+		{"a new taint", n.Name, `{"spec":{"taints":[{"key":"a.example.com/b","effect":"NoSchedule"}]}}`, "may only take taints off its Node"},
+		{"a label", n.Name, `{"metadata":{"labels":{"a":"b"}}}`, "may only take taints off its Node"},
+		{"cordon", n.Name, `{"spec":{"unschedulable":true}}`, "may only take taints off its Node"},
+	} {
+		_, err := c.try("patch", "node", tc.node, "--type=merge", "--patch="+tc.change, "--as=system:serviceaccount:"+namespace+":oxide-csi-node",
+			"--as-user-extra=authentication.kubernetes.io/node-name="+n.Name)
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+		}
+	}
+	t.Run("memory", func(t *testing.T) {
+		const most = 20e6 // bytes
+		bytes := c.memory(t, n)
+		t.Logf("measured: resident memory of a node's plugin, which registers by itself and has no volume: %.1f MB", bytes/1e6)
+		if bytes > most {
+			t.Errorf("that is more than %.0f MB", most/1e6)
+		}
+	})
+}
+
+// memory is what is resident of the plugin on a node, in bytes. The pod's other process is a stand-in for Kubernetes' pause, which
+// takes less than half a megabyte.
+func (c *cluster) memory(t *testing.T, n *node) (bytes float64) {
+	t.Helper()
+	uid := c.get(t, ".items[*].metadata.uid", "-n", namespace, "pods", "-l", "app=oxide-csi-node", "--field-selector=spec.nodeName="+n.Name)
+	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
+	must(t, err)
+	for _, file := range files {
+		groups, err := os.ReadFile(file)
+		if err != nil || uid == "" || !strings.Contains(string(groups), "/pod"+uid+"/") {
+			continue // Gone, or another's.
+		}
+		status, err := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		must(t, err)
+		if match := regexp.MustCompile(`(?s)^Name:\s+oxide-csi\n.*VmRSS:\s+(\d+) kB`).FindSubmatch(status); match != nil {
+			kib, err := strconv.ParseFloat(string(match[1]), 64)
+			must(t, err)
+			bytes += 1024 * kib
+		}
+	}
+	if bytes == 0 {
+		t.Errorf("no plugin of pod %q is found", uid)
+	}
+	return bytes
+}
+
+// racks shows that volumes are made where their pods are, and stay there.
+func (c *cluster) racks(t *testing.T) {
+	c.capacities(t, "default", "west")
+	c.apply(t, claim{name: "west"}.String()+pod{name: "west", claim: "west", on: c.c}.String())
+	c.running(t, "west")
+	if here, there := c.leftOn(t, c.sim).Disks, c.leftOn(t, c.west).Disks; here != 0 || there != 1 {
+		t.Errorf("%d disks on the one rack, %d on the other", here, there)
+	}
+	c.apply(t, pod{name: "elsewhere", claim: "west", on: c.a}.String())
+	c.unschedulable(t, "elsewhere", "didn't match PersistentVolume's node affinity")
+	c.apply(t, "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: west}\nspec: {volumeSnapshotClassName: oxide-disk, source: {persistentVolumeClaimName: west}}\n---\n"+
+		claim{name: "restored", source: "{apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: west}"}.String()+pod{name: "restored", claim: "restored", on: c.c}.String())
+	c.running(t, "restored")
+	c.gone(t, "pod/elsewhere", "pod/west", "pod/restored", "pvc/west", "pvc/restored", "volumesnapshot/west")
+}
+
+// drained shows that the plugin of a node that is given up stays until its volumes are detached, and that otherwise it does not.
+func (c *cluster) drained(t *testing.T) {
+	c.apply(t, claim{name: "leaves"}.String()+pod{name: "leaves", claim: "leaves", on: c.b}.String())
+	c.running(t, "leaves")
+	plugin := func() string {
+		return c.get(t, ".items[*].metadata.name", "-n", namespace, "pods", "-l", "app=oxide-csi-node", "--field-selector=spec.nodeName="+c.b.Name)
+	}
+	c.kubectl(t, "-n", namespace, "delete", "pod", plugin(), "--timeout=60s") // the wait would be longer
+	c.rolledOut(t)
+
+	c.kubectl(t, "cordon", c.b.Name)
+	last := plugin()
+	c.kubectl(t, "-n", namespace, "delete", "pod", last, "--wait=false")
+	if _, err := c.try("-n", namespace, "wait", "--for=delete", "pod/"+last, "--timeout=10s"); err == nil {
+		t.Fatal("the plugin is gone, and the volume still attached")
+	}
+	c.kubectl(t, "drain", c.b.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+patience.String())
+	eventually(t, "the volume is detached", func() bool { return len(c.attached(t, c.b)) == 0 })
+	if _, err := c.try("-n", namespace, "wait", "--for=delete", "pod/"+last, "--timeout=60s"); err != nil {
+		t.Errorf("nothing is attached, and the plugin is still there: %v", err)
+	}
+	if got := c.get(t, ".items[?(@.reason==\"FailedPreStopHook\")].message", "-n", namespace, "events"); got != "" {
+		t.Errorf("the hook failed: %s", got)
+	}
+	c.kubectl(t, "uncordon", c.b.Name)
+	c.rolledOut(t)
+	c.gone(t, "pvc", "leaves")
+}
+
+// uninstalled does what the documentation says, and finds nothing of the plugin.
+func (c *cluster) uninstalled(t *testing.T) {
+	c.helm(t, "uninstall", "oxide-csi")
+	for _, n := range []*node{c.a, c.b, c.c} {
+		eventually(t, n.Name+" has no plugin", func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" })
+	}
+	kinds := "deployments,daemonsets,pods,serviceaccounts,roles,rolebindings,configmaps,poddisruptionbudgets,services,csistoragecapacities"
+	eventually(t, "its objects are gone", func() bool {
+		names := strings.Fields(c.get(t, ".items[*].metadata.name", "-n", namespace, kinds))
+		names = slices.DeleteFunc(names, func(name string) bool { return name == "default" || name == "kube-root-ca.crt" })
+		return len(names) == 0
+	})
+	wide := "clusterroles,clusterrolebindings,csidrivers,storageclasses,volumesnapshotclasses,validatingadmissionpolicies,validatingadmissionpolicybindings"
+	if got := c.get(t, ".items[*].metadata.name", wide, "-l", "app.kubernetes.io/name=oxide-csi-driver"); got != "" {
+		t.Errorf("left in the cluster: %s", got)
+	}
+}
+
+// rolledOut waits until the plugin runs everywhere.
+func (c *cluster) rolledOut(t *testing.T) {
+	t.Helper()
+	for _, workload := range []string{"daemonset/oxide-csi-node", "deployment/oxide-csi-controller"} {
+		if _, err := c.try("-n", namespace, "rollout", "status", workload, "--timeout="+patience.String()); err != nil {
+			t.Fatalf("%v\n%s", err, c.kubectl(t, "-n", namespace, "describe", "pods"))
+		}
+	}
+}
+
+// helm runs helm as the administrator.
+func (c *cluster) helm(t *testing.T, args ...string) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(c.programs, "helm"), append(args, "--namespace="+namespace, "--kubeconfig="+c.path("admin.kubeconfig"))...)
+	cmd.Env = append(os.Environ(), "HOME="+c.dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("helm %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
