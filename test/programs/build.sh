@@ -4,6 +4,7 @@
 #   test/programs/build.sh kubernetes    kube-apiserver and etcd
 #   test/programs/build.sh cluster       those, and the rest of a cluster: controller-manager, scheduler, kubelet, kubectl
 #   test/programs/build.sh sidecars      the CSI sidecars that the manifests name, and the snapshot controller
+#   test/programs/build.sh conformance   Kubernetes' own tests of storage, what runs them, and what their pods run
 #   test/programs/build.sh helm          helm and kustomize
 #   test/programs/build.sh nomad         nomad
 #
@@ -83,6 +84,16 @@ sidecars() {
     built sidecars "$key"
 }
 
+conformance() {
+    local dir=$here/kubernetes key
+    key=$(key "$dir"/go.{mod,sum} "$dir"/e2e/*)
+    fresh conformance "$key" && return
+    echo "programs: building Kubernetes' own tests"
+    build "$dir" "" k8s.io/kubernetes/test/images/agnhost github.com/onsi/ginkgo/v2/ginkgo
+    (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go test -c -vet=off -mod=readonly -trimpath -ldflags "-s -w" -o "$programs/e2e.test" ./e2e)
+    built conformance "$key"
+}
+
 helm() {
     local dir=$here/helm key packages
     key=$(key "$dir"/go.{mod,sum})
@@ -118,9 +129,9 @@ nomad() {
 
 for name; do
     case $name in
-    kubernetes | cluster | sidecars | helm | nomad) "$name" ;;
+    kubernetes | cluster | sidecars | conformance | helm | nomad) "$name" ;;
     *)
-        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, helm, nomad" >&2
+        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, nomad" >&2
         exit 2
         ;;
     esac

@@ -1,0 +1,259 @@
+//go:build k8s && conformance
+
+package k8s_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// officialTests are those that Kubernetes' own tests have for a driver that describes itself.
+const officialTests = `External.Storage`
+
+// leftOut are tests that are not asked for, and why. All others are: those that need what the plugin does not advertise say so
+// themselves.
+var leftOut = []struct{ pattern, why string }{
+	{`\[Disruptive\]`, "restarts kubelet by systemctl or over SSH, and the nodes have neither"},
+	{`any volume data source`, "is about volume populators, which are not the plugin's and whose images cannot be had"},
+	{`performance`, "measures on a machine of its own"},
+}
+
+// TestConformance runs Kubernetes' own tests of storage, with testdriver.yaml for what the plugin says that it can do.
+func TestConformance(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: namespaces, mounts, loop devices")
+	}
+	c := newCluster(t)
+	c.install(t)
+	var skip []string
+	for _, out := range leftOut {
+		skip = append(skip, out.pattern)
+	}
+	// Most of the time they wait.
+	args := []string{"run", "--procs=6", "--no-color", "--timeout=50m", "--focus=" + cmp.Or(os.Getenv("FOCUS"), officialTests), "--skip=" + strings.Join(skip, "|"),
+		"--silence-skips", "--output-dir=" + c.dir, "--json-report=conformance.json", filepath.Join(c.programs, "e2e.test"), "--",
+		"--kubeconfig=" + c.path("admin.kubeconfig"), "--kubectl-path=" + filepath.Join(c.programs, "kubectl"), "--provider=local",
+		"--storage.testdriver=" + absolute(t, "testdriver.yaml"), "--dump-logs-on-failure=false"}
+	cmd := exec.Command(filepath.Join(c.programs, "ginkgo"), args...)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	failed := cmd.Run()
+	if text, err := os.ReadFile(c.path("conformance.json")); err != nil {
+		t.Error(err)
+	} else {
+		summarise(t, text)
+	}
+	if failed != nil {
+		text := said.String()
+		t.Errorf("%v:\n%s", failed, text[max(0, len(text)-100_000):])
+	}
+	t.Run("nothing is left", c.nothingLeft)
+}
+
+func absolute(t *testing.T, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(name)
+	must(t, err)
+	return path
+}
+
+// summarise says what has run, and what has not and why. What is left out must be there, since a pattern that nothing matches
+// leaves nothing out.
+func summarise(t *testing.T, text []byte) {
+	t.Helper()
+	var reports []struct {
+		SpecReports []struct {
+			ContainerHierarchyTexts           []string
+			LeafNodeType, LeafNodeText, State string
+			Failure                           struct{ Message string }
+		}
+	}
+	must(t, json.Unmarshal(text, &reports))
+	states, skipped := map[string]int{}, map[string]int{}
+	for _, report := range reports {
+		for _, spec := range report.SpecReports {
+			name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
+			if spec.LeafNodeType != "It" || !regexp.MustCompile(officialTests).MatchString(name) {
+				continue
+			}
+			states[spec.State]++
+			if spec.State == "skipped" {
+				skipped[why(name, spec.Failure.Message)]++
+			}
+			if spec.State != "skipped" && spec.State != "passed" {
+				t.Errorf("%s: %s: %s", spec.State, name, spec.Failure.Message)
+			}
+		}
+	}
+	t.Logf("measured: Kubernetes' own tests: %v", states)
+	var reasons []string
+	for reason, count := range skipped {
+		reasons = append(reasons, fmt.Sprintf("%4d skipped: %s", count, reason))
+	}
+	slices.Sort(reasons)
+	for _, reason := range slices.Backward(reasons) {
+		t.Logf("measured: %s", reason)
+	}
+	if states["passed"] == 0 {
+		t.Error("none has passed")
+	}
+}
+
+// names are what makes equal reasons differ.
+var names = regexp.MustCompile(`^Driver "?csi\.oxide\.computer"? |"?csi\.oxide\.computer"? ?`)
+
+// why is why a test was skipped: it says so itself, or is left out.
+func why(name, message string) string {
+	if message != "" {
+		first, _, _ := strings.Cut(message, "\n")
+		return strings.TrimSpace(names.ReplaceAllString(first, "the driver "))
+	}
+	for _, out := range leftOut {
+		if regexp.MustCompile(out.pattern).MatchString(name) {
+			return out.pattern + ": " + out.why
+		}
+	}
+	return "not asked for by FOCUS"
+}
+
+func init() { alsoPrepare = officialImages }
+
+// officialImages makes those that Kubernetes' own tests name, of this machine's programs. Where the tests want something that a
+// busybox does not do, there is the program itself; sh is bash, since busybox' own runs its own programs whatever PATH says.
+func officialImages(dir, built string) error {
+	for _, image := range []struct {
+		tags     []string
+		programs []string
+		command  []string
+	}{
+		{[]string{"registry.k8s.io/e2e-test-images/busybox:1.37.0-1"}, nil, []string{"/bin/sh"}},
+		{[]string{"registry.k8s.io/e2e-test-images/agnhost:2.63.0"}, []string{filepath.Join(built, "agnhost"), "bash", "nsenter"}, []string{"/agnhost", "pause"}},
+		{[]string{"registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0", "registry.k8s.io/e2e-test-images/nginx:1.15-4"},
+			[]string{"bash", "dd", "sha256sum", "md5sum", "stat", "cat", "ls", "blkid"}, []string{"/bin/sh"}},
+	} {
+		files, err := busyboxWith(image.programs)
+		if err != nil {
+			return err
+		}
+		name := strings.NewReplacer("/", "-", ":", "-").Replace(image.tags[0])
+		if err := writeImage(filepath.Join(dir, "images", name+".tar"), files, image.tags, image.command); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// file is one in an image: a link where to is not empty.
+type file struct {
+	content []byte
+	to      string
+	folder  bool
+}
+
+// busyboxWith is a root filesystem of busybox and of programs with their libraries.
+func busyboxWith(programs []string) (map[string]file, error) {
+	busybox, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]file{
+		"bin/busybox": {content: busybox}, "usr/bin/env": {to: "/bin/busybox"}, "tmp": {folder: true}, "root": {folder: true}, "mnt": {folder: true}, "uploads": {folder: true},
+		"etc/passwd": {content: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
+		"etc/group":  {content: []byte("root:x:0:\nnogroup:x:65534:\n")},
+	}
+	applets, err := command("/bin/busybox", "--list")
+	if err != nil {
+		return nil, err
+	}
+	for _, applet := range strings.Fields(applets) {
+		if applet != "busybox" {
+			files["bin/"+applet] = file{to: "/bin/busybox"}
+		}
+	}
+	for _, program := range programs {
+		path, err := exec.LookPath(program)
+		if err != nil {
+			return nil, err
+		}
+		name := "bin/" + filepath.Base(path)
+		if filepath.Base(path) == "agnhost" {
+			name = "agnhost"
+			files["agnhost-2"] = file{to: "/agnhost"}
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		files[name] = file{content: content}
+		if program == "bash" {
+			files["bin/sh"] = file{to: "/bin/bash"}
+		}
+		libraries, err := exec.Command("ldd", path).Output()
+		if err != nil {
+			continue // It is static.
+		}
+		for _, library := range regexp.MustCompile(`/\S+`).FindAllString(string(libraries), -1) {
+			if content, err = os.ReadFile(library); err != nil {
+				return nil, err
+			}
+			files[strings.TrimPrefix(library, "/")] = file{content: content}
+		}
+	}
+	return files, nil
+}
+
+// writeImage writes an archive such as docker save makes.
+func writeImage(name string, files map[string]file, tags, command []string) error {
+	layer, err := archive(files)
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(map[string]any{
+		"architecture": "amd64", "os": "linux", "rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+		"config": map[string]any{"Cmd": command, "Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}},
+	})
+	if err != nil {
+		return err
+	}
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": tags, "Layers": []string{"layer.tar"}}})
+	if err != nil {
+		return err
+	}
+	all, err := archive(map[string]file{"config.json": {content: config}, "manifest.json": {content: manifest}, "layer.tar": {content: layer}})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, all, 0o644)
+}
+
+func archive(files map[string]file) ([]byte, error) {
+	var text bytes.Buffer
+	w := tar.NewWriter(&text)
+	for name, f := range files {
+		header := &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(f.content))}
+		switch {
+		case f.folder:
+			header.Typeflag, header.Mode = tar.TypeDir, 0o1777
+		case f.to != "":
+			header.Typeflag, header.Linkname = tar.TypeSymlink, f.to
+		}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f.content); err != nil {
+			return nil, err
+		}
+	}
+	return text.Bytes(), w.Close()
+}

@@ -1,0 +1,31 @@
+// Package e2e is Kubernetes' own tests of storage, and of those only the ones that a driver's own description is for: the whole of
+// Kubernetes' tests is several times as large. It is run as a program of its own, e2e.test.
+package e2e
+
+import (
+	"flag"
+	"testing"
+
+	"k8s.io/kubernetes/test/e2e"
+	_ "k8s.io/kubernetes/test/e2e/feature"
+	"k8s.io/kubernetes/test/e2e/framework"
+	"k8s.io/kubernetes/test/e2e/framework/config"
+	_ "k8s.io/kubernetes/test/e2e/framework/debug/init"
+	_ "k8s.io/kubernetes/test/e2e/framework/metrics/init"
+	_ "k8s.io/kubernetes/test/e2e/framework/node/init"
+	"k8s.io/kubernetes/test/e2e/framework/testfiles"
+	_ "k8s.io/kubernetes/test/e2e/storage/external"
+	manifests "k8s.io/kubernetes/test/e2e/testing-manifests"
+)
+
+func TestMain(m *testing.M) {
+	config.CopyFlags(config.Flags, flag.CommandLine)
+	framework.RegisterCommonFlags(flag.CommandLine)
+	framework.RegisterClusterFlags(flag.CommandLine)
+	flag.Parse()
+	testfiles.AddFileSource(manifests.GetE2ETestingManifestsFS())
+	framework.AfterReadingAllFlags(&framework.TestContext)
+	m.Run()
+}
+
+func TestStorage(t *testing.T) { e2e.RunE2ETests(t) }
