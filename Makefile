@@ -90,7 +90,7 @@ e2e-nomad: ## the job files on a real Nomad of two clients, built once into a ca
 
 .PHONY: test-systemd
 test-systemd: ## the units under a real systemd in namespaces of its own; as root
-	@test/deps.sh $(PACKAGES) systemd
+	@test/deps.sh $(PACKAGES) systemd dbus
 	go run ./test/all -tags=systemd -count=1 ./test/systemd
 
 .PHONY: test-helm
