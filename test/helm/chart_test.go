@@ -51,8 +51,9 @@ func TestKustomize(t *testing.T) {
 		{"registration", "base", []string{"registration"}, []string{"--set=node.registration=plugin"}},
 		{"startup taint", "base", []string{"startup-taint"}, []string{"--set=node.startupTaint=csi.oxide.computer/agent-not-ready"}},
 		{"await detach", "base", []string{"await-detach"}, []string{"--set=node.registration=plugin,node.awaitDetachSeconds=300"}},
-		{"all of it", ".", []string{"startup-taint", "await-detach"}, []string{
-			"--set=snapshots.enabled=true,node.startupTaint=csi.oxide.computer/agent-not-ready,node.registration=plugin,node.awaitDetachSeconds=300"}},
+		{"planned restarts", "base", []string{"restart"}, []string{"--set=attachMode=restart"}},
+		{"all of it", ".", []string{"startup-taint", "await-detach", "restart", "restart-drain"}, []string{
+			"--set=snapshots.enabled=true,attachMode=restart,restartDrain=true,node.startupTaint=csi.oxide.computer/agent-not-ready,node.registration=plugin,node.awaitDetachSeconds=300"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			want := parse(t, run(t, kustomize, "build", overlay(t, tc.folder, tc.components)))
@@ -88,7 +89,8 @@ func overlay(t *testing.T, folder string, components []string) string {
 	return dir
 }
 
-// sortLists puts containers, and the variables and mounts of each, into the order of their names.
+// sortLists puts containers, the variables and mounts of each, and volumes into the order of their names, and rules into that of
+// their texts.
 func sortLists(t *testing.T, objects map[string]object) {
 	byName := func(list any) []any {
 		items, _ := list.([]any)
@@ -96,10 +98,17 @@ func sortLists(t *testing.T, objects map[string]object) {
 		return items
 	}
 	for _, name := range []string{"Deployment/oxide-csi/oxide-csi-controller", "DaemonSet/oxide-csi/oxide-csi-node"} {
-		for _, container := range byName(at[object](t, objects[name], "spec", "template", "spec")["containers"]) {
+		spec := at[object](t, objects[name], "spec", "template", "spec")
+		byName(spec["volumes"])
+		for _, container := range byName(spec["containers"]) {
 			for _, list := range []string{"env", "volumeMounts"} {
 				byName(container.(object)[list])
 			}
+		}
+	}
+	for name, o := range objects {
+		if strings.HasPrefix(name, "ClusterRole/") {
+			slices.SortFunc(at[[]any](t, o, "rules"), func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 		}
 	}
 }
@@ -274,6 +283,7 @@ func TestRefused(t *testing.T) {
 		{"several racks, and nobody who knows which", "is for one rack", []string{"--values=" + values("racks"), "--set=node.identity=guest"}},
 		{"a wait without the registration that it needs", "needs node.registration plugin", []string{"--set=node.awaitDetachSeconds=300"}},
 		{"a taint that is none", "/node/startupTaint", []string{"--set=node.startupTaint=a/b/c"}},
+		{"another way to attach", "/attachMode", []string{"--set=attachMode=cold"}},
 		{"one disk", "/maxDisks", []string{"--set=maxDisks=1"}},
 		{"no controller", "/controller/replicas", []string{"--set=controller.replicas=0"}},
 		{"an unknown filesystem", "/storageClasses/0/fsType", []string{"--set=storageClasses[0].name=a,storageClasses[0].fsType=ext2"}},
