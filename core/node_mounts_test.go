@@ -139,7 +139,7 @@ func (r *nodeRig) reboot(volumes ...*volume) {
 	for i, v := range volumes {
 		disks = append(disks, simrack.GuestDisk{ID: v.id, Name: v.disk, Slot: len(volumes) - i, SizeBytes: volumeBytes, BlockSize: 512})
 	}
-	must(r.t, r.guests.PowerOn(guestID, disks))
+	must(r.t, r.guests.PowerOn(guestID, disks, nil))
 	r.start()
 }
 

@@ -72,7 +72,7 @@ func newNodeRig(t *testing.T, change ...func(*core.NodeOptions)) *nodeRig {
 	t.Cleanup(r.unmountAll)
 	must(t, r.guests.CreateInstance(guestID, "node-a"))
 	r.makeDisk("boot")
-	must(t, r.guests.PowerOn(guestID, []simrack.GuestDisk{{ID: "boot", Name: "node-a-boot", SizeBytes: volumeBytes, BlockSize: 512, Boot: true}}))
+	must(t, r.guests.PowerOn(guestID, []simrack.GuestDisk{{ID: "boot", Name: "node-a-boot", SizeBytes: volumeBytes, BlockSize: 512, Boot: true}}, nil))
 	r.start()
 	return r
 }

@@ -353,7 +353,8 @@ func readMachineKey(req *http.Request) (string, error) {
 	return body.Instance, err
 }
 
-// postHalt lets the guest power itself off: it comes down in order, then the rack notices (docs/rack.md §5).
+// postHalt lets the guest power itself off: it comes down in order, then the rack notices (docs/rack.md §5). A guest with
+// processes is only asked to, and does it in its own time, if it does.
 func (r *Rack) postHalt(req *http.Request) (int, any, error) {
 	key, err := readMachineKey(req)
 	if err != nil {
@@ -362,6 +363,14 @@ func (r *Rack) postHalt(req *http.Request) (int, any, error) {
 	return r.onMachine(key, func(i *instance) error {
 		if i.RunState != runRunning && i.RunState != runMigrating {
 			return fmt.Errorf("instance %q is %s, so its guest cannot halt: %w", key, i.RunState, errNotNow)
+		}
+		asked := false
+		err := r.onGuests("halt "+i.ID, func(g Guests) (err error) {
+			asked, err = g.Halt(i.ID)
+			return err
+		})
+		if asked || err != nil {
+			return err
 		}
 		if err := r.powerOff(i, true); err != nil {
 			return err

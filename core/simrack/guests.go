@@ -32,10 +32,16 @@ type Guests interface {
 	DeleteInstance(instanceID string) error
 
 	// PowerOn starts the guest with these disks in its slots: what docs/rack.md §9 describes for a boot. It returns when
-	// device nodes and sysfs stand.
-	PowerOn(instanceID string, disks []GuestDisk) error
-	// PowerOff stops the guest. Orderly means that the guest halted by itself: its filesystems are synced and unmounted
-	// first. Otherwise it is a power cut: nothing is flushed, mounted filesystems are shut down and answer EIO.
+	// device nodes and sysfs stand. A guest may have processes; these are started last, and ended is called once when they
+	// have ended: because the guest powers itself off or resets itself, or because of PowerOff. Disks are as they were
+	// until PowerOff is called. The call of ended may take as long as it likes.
+	PowerOn(instanceID string, disks []GuestDisk, ended func(reset bool)) error
+	// Halt asks the processes of a running guest to power it off in order, as its power button does, and waits for nothing.
+	// False says that there are none.
+	Halt(instanceID string) (asked bool, err error)
+	// PowerOff stops the guest. Orderly means that the guest halts by itself: its filesystems are synced and unmounted
+	// first. Otherwise it is a power cut: nothing is flushed, mounted filesystems are shut down and answer EIO. No process
+	// of the guest is left when it returns, and nothing that only they held.
 	PowerOff(instanceID string, orderly bool) error
 	// Plug shows one more disk to a running guest.
 	Plug(instanceID string, disk GuestDisk) error

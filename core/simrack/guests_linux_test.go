@@ -129,7 +129,7 @@ func (g *witness) CreateInstance(id, name string) error {
 	return errors.Join(g.note("create instance", "/instances/"+id), g.Guests.CreateInstance(id, name))
 }
 
-func (g *witness) PowerOn(id string, disks []simrack.GuestDisk) error {
+func (g *witness) PowerOn(id string, disks []simrack.GuestDisk, ended func(bool)) error {
 	ids := []string{id}
 	for _, d := range disks {
 		ids = append(ids, d.ID)
@@ -138,7 +138,7 @@ func (g *witness) PowerOn(id string, disks []simrack.GuestDisk) error {
 	if err := g.note("power on", "/instances/"+id); err != nil {
 		return err
 	}
-	return g.Guests.PowerOn(id, disks)
+	return g.Guests.PowerOn(id, disks, ended)
 }
 
 func (g *witness) PowerOff(id string, orderly bool) error {
@@ -166,11 +166,19 @@ func (g *witness) Unplug(id, diskID string) error {
 // newGuestWorld is a world with guests, without instances.
 func newGuestWorld(t *testing.T, o simrack.Options) (*world, *witness) {
 	t.Helper()
+	return newMachineWorld(t, o, "")
+}
+
+// newMachineWorld is a world with guests that boot a program, unless that is empty.
+func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *witness) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: guests have loop devices and device nodes")
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	guests, err := guest.New(guest.Options{Root: filepath.Join(t.TempDir(), "guests"), StateDir: t.TempDir(), Log: log})
+	guests, err := guest.New(guest.Options{
+		Root: filepath.Join(t.TempDir(), "guests"), StateDir: t.TempDir(), Boot: boot, HaltTime: time.Second, Log: log,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

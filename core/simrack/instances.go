@@ -47,8 +47,9 @@ type instance struct {
 	project *project
 	// disks are those that have a slot here, in no order.
 	disks []*disk
-	// hasGuest says that the guest was made, powered that it is on.
+	// hasGuest says that the guest was made, powered that it is on. boots counts how often it was powered on.
 	hasGuest, powered bool
+	boots             int
 	// turn counts the changes of RunState: what was begun in an earlier turn is not finished in a later one.
 	turn int
 }
@@ -138,9 +139,48 @@ func (r *Rack) powerOn(i *instance) error {
 		}
 	}
 	slices.SortFunc(shown, func(a, b GuestDisk) int { return a.Slot - b.Slot })
-	err := r.onGuests("power on "+i.ID, func(g Guests) error { return g.PowerOn(i.ID, shown) })
+	i.boots++
+	id, boot := i.ID, i.boots // the record belongs to whoever has mu
+	ended := func(reset bool) { r.guestEnded(id, boot, reset) }
+	err := r.onGuests("power on "+id, func(g Guests) error { return g.PowerOn(id, shown, ended) })
 	i.powered = err == nil
 	return err
+}
+
+// guestEnded is told when the processes of a guest have ended. If it is not because its power was taken, the guest has powered
+// itself off, and its instance stops, or it has reset itself, and its instance reboots (docs/rack.md §5). What is on the way to
+// another state already goes on.
+func (r *Rack) guestEnded(id string, boot int, reset bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var i *instance
+	release, err := r.hold(func() ([]string, error) {
+		if i = r.instances[id]; i == nil {
+			return nil, errNothingToDo
+		}
+		return []string{id}, nil
+	})
+	if err != nil {
+		return
+	}
+	defer release()
+	// Only now, for whoever was powering it on has held it.
+	if i.boots != boot || !i.powered || r.isClosed() {
+		return
+	}
+	if err := r.powerOff(i, false); err != nil || r.isClosed() {
+		return // what failed is noted for the control endpoint
+	}
+	if i.RunState != runRunning && i.RunState != runMigrating {
+		return
+	}
+	on, to := runStopping, runStopped
+	if reset {
+		on, to = runRebooting, runRunning
+	}
+	if err := r.setOut(i, on, to); err != nil {
+		r.log.Error("changing an instance's state failed", "instance", id, "state", on, "error", err)
+	}
 }
 
 // powerOff stops the guest, unless it is off. The caller holds the instance.

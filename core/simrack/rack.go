@@ -257,11 +257,20 @@ func (r *Rack) ensureProject(name string) (*project, error) {
 // bytes of the disks are too, unless there is a state folder. The rack's handlers must not be in use any more. It reports
 // what the guests could not let go of.
 func (r *Rack) Close() error {
-	r.closing.Do(func() { close(r.closed) })
+	r.closing.Do(func() {
+		r.mu.Lock() // nobody who has it begins anything afterwards
+		defer r.mu.Unlock()
+		close(r.closed)
+	})
 	r.background.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
+	for _, i := range r.instances {
+		if i.powered { // all of them at once, not each when the one before is off
+			errs = append(errs, r.onGuests("halt "+i.ID, func(g Guests) error { _, err := g.Halt(i.ID); return err }))
+		}
+	}
 	for _, i := range r.instances {
 		errs = append(errs, r.powerOff(i, true), r.dropGuest(i))
 	}
@@ -302,6 +311,15 @@ func (r *Rack) listInstances() (list []InstanceInfo) {
 		}
 	}
 	return list
+}
+
+func (r *Rack) isClosed() bool {
+	select {
+	case <-r.closed:
+		return true
+	default:
+		return false
+	}
 }
 
 func (r *Rack) guestDir(instanceID string) string {

@@ -21,9 +21,15 @@ import (
 // The variable that makes a process of this test binary serve a rack with the state folder that it names.
 const serveState = "SIMRACK_TEST_STATE"
 
+// The variable that makes a process of this test binary reset the machine, if it is the first one of a guest.
+const resetMachine = "SIMRACK_TEST_RESET"
+
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(serveState); dir != "" {
 		serveForever(dir)
+	}
+	if os.Getenv(resetMachine) != "" && os.Getpid() == 1 {
+		resetThis()
 	}
 	os.Exit(m.Run())
 }

@@ -197,6 +197,11 @@ func (r *Rack) resumeInstance(i *instance) error {
 	if i.RunState == runCreating {
 		return r.removeInstance(i)
 	}
+	release, err := r.hold(func() ([]string, error) { return []string{i.ID}, nil })
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := r.makeGuest(i); err != nil {
 		return err
 	}

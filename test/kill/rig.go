@@ -51,7 +51,7 @@ func newRig(dir, name, program string) (*rig, error) {
 	}
 	err = errors.Join(r.guests.CreateInstance(instanceID, "node"), r.guests.CreateDisk("boot", mib))
 	if err == nil {
-		err = r.guests.PowerOn(instanceID, []simrack.GuestDisk{{ID: "boot", Name: "node-boot", SizeBytes: mib, BlockSize: 512, Boot: true}})
+		err = r.guests.PowerOn(instanceID, []simrack.GuestDisk{{ID: "boot", Name: "node-boot", SizeBytes: mib, BlockSize: 512, Boot: true}}, nil)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.guests.Close())

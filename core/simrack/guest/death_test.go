@@ -131,7 +131,7 @@ func TestOrderlyHalt(t *testing.T) {
 		}
 	}
 	noLoops(t, w.state)
-	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}))
+	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}, nil))
 	alive := mounted(t, w.node(nodeA, disk), "ext4")
 	if diff := cmp.Diff("kept", contents(t, alive)["unflushed"]); diff != "" {
 		t.Errorf("content after the halt (-want +got):\n%s", diff)
@@ -155,7 +155,7 @@ func TestOrderlyHaltWithABusyMount(t *testing.T) {
 	if err := busy.Sync(); !errors.Is(err, unix.EIO) {
 		t.Errorf("fsync on the dead filesystem: got %v, want EIO", err)
 	}
-	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}))
+	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}, nil))
 	if isMounted(t, dir) {
 		t.Error("a machine that has just booted has a mount")
 	}
@@ -337,7 +337,7 @@ func TestForeignLoop(t *testing.T) {
 	w.must(w.CreateInstance(nodeA, "node-a"))
 	foreign, err := w.bind(w.store(disk.ID), 512, false)
 	must(t, err)
-	if err := w.PowerOn(nodeA, []simrack.GuestDisk{disk}); err == nil {
+	if err := w.PowerOn(nodeA, []simrack.GuestDisk{disk}, nil); err == nil {
 		t.Error("a store went behind a second loop device")
 	}
 	w.oneLoopEach()
@@ -346,8 +346,9 @@ func TestForeignLoop(t *testing.T) {
 	}
 	file, _, err := w.store(disk.ID).stat()
 	must(t, err)
-	w.must(w.sever(boundLoop{loop: foreign, diskID: disk.ID, file: file}))
-	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}))
+	bound := boundLoop{loop: foreign, diskID: disk.ID, file: file}
+	w.must(errors.Join(w.starve(bound), w.unbind(bound)))
+	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}, nil))
 }
 
 // TestOtherNamespace mounts the disk in a mount namespace of its own, as a container does.

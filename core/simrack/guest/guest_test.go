@@ -44,9 +44,16 @@ func newWorld(t *testing.T) *world {
 
 func openWorld(t *testing.T, root, state string) *world {
 	t.Helper()
+	return openWorldWith(t, Options{Root: root, StateDir: state})
+}
+
+func openWorldWith(t *testing.T, options Options) *world {
+	t.Helper()
+	root, state := options.Root, options.StateDir
 	w := &world{t: t, root: root, state: state}
+	options.Log = slog.New(slog.DiscardHandler)
 	var err error
-	if w.Guests, err = New(Options{Root: root, StateDir: state, Log: slog.New(slog.DiscardHandler)}); err != nil {
+	if w.Guests, err = New(options); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -116,7 +123,7 @@ func (w *world) data(slot int, name string, sizeMiB int64) simrack.GuestDisk {
 func (w *world) on(instanceID, name string, disks ...simrack.GuestDisk) {
 	w.t.Helper()
 	w.must(w.CreateInstance(instanceID, name))
-	w.must(w.PowerOn(instanceID, disks))
+	w.must(w.PowerOn(instanceID, disks, nil))
 }
 
 // node is the path of the disk's device node in a guest, which must show it.

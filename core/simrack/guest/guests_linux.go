@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,6 +33,11 @@ type Options struct {
 	// StateDir is the folder of the disks' backing stores, which stay when the simulator ends. It is made when it is not
 	// there, and belongs to one simulator at a time.
 	StateDir string
+	// Boot is an executable file that is run as the first process of each guest while its power is on. Empty means that
+	// guests have no processes: whoever likes acts as one from outside.
+	Boot string
+	// HaltTime is how long [Guests.PowerOff] waits for processes that halt in order; 0 means 5 s.
+	HaltTime time.Duration
 	// Log takes what cannot be told in an error; nil is [slog.Default].
 	Log *slog.Logger
 }
@@ -41,6 +47,8 @@ type Options struct {
 type Guests struct {
 	root, stateDir string
 	madeRoot       bool
+	boot           string // Empty when guests have no processes.
+	haltTime       time.Duration
 	log            *slog.Logger
 	control        *os.File // /dev/loop-control.
 	claim          *os.File // The state directory, locked.
@@ -65,7 +73,7 @@ func New(options Options) (_ *Guests, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("guests need root, for loop devices and device nodes: run as root, or without guests")
 	}
-	g := &Guests{log: options.Log, machines: map[string]*machine{}}
+	g := &Guests{haltTime: cmp.Or(options.HaltTime, 5*time.Second), log: options.Log, machines: map[string]*machine{}}
 	if g.log == nil {
 		g.log = slog.Default()
 	}
@@ -76,6 +84,11 @@ func New(options Options) (_ *Guests, err error) {
 	}()
 	if err := checkKernel(); err != nil {
 		return nil, err
+	}
+	if options.Boot != "" {
+		if g.boot, err = checkBoot(options.Boot); err != nil {
+			return nil, fmt.Errorf("boot guests: %w", err)
+		}
 	}
 	if g.stateDir, _, err = makeDir(options.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state directory: %w", err)
@@ -197,7 +210,7 @@ func (g *Guests) clearStale() error {
 		if err := g.shutDown(mounts, b.loop); err != nil {
 			return err
 		}
-		if err := g.sever(b); err != nil {
+		if err := errors.Join(g.starve(b), g.unbind(b)); err != nil {
 			return err
 		}
 	}
@@ -256,7 +269,8 @@ func clearDir(dir string) error {
 			return err
 		}
 	}
-	return errors.Join(removeEmpty(filepath.Join(dir, "dev")), remove(filepath.Join(dir, "metadata.env")))
+	return errors.Join(removeEmpty(filepath.Join(dir, "dev")), remove(filepath.Join(dir, "metadata.env")),
+		remove(filepath.Join(dir, consoleName)))
 }
 
 // Close halts all running guests in order and removes their folders. It fails when something still holds a loop device
@@ -270,6 +284,10 @@ func (g *Guests) Close() error {
 	g.mu.Unlock()
 
 	var errs []error
+	for _, m := range machines { // All of them at once, not each when the one before is off.
+		_, err := g.Halt(m.id)
+		errs = append(errs, err)
+	}
 	for _, m := range machines {
 		errs = append(errs, g.PowerOff(m.id, true), g.DeleteInstance(m.id))
 	}
@@ -335,12 +353,20 @@ func (g *Guests) heldError(mounts []mount, b boundLoop) error {
 	return fmt.Errorf("%s is still held although disk %s has no guest: %s", b.loop, b.diskID, who)
 }
 
-// cut takes the power from disks; package guest's comment says how. A disk that somebody holds is no error: it is as dead
-// as the others.
-func (g *Guests) cut(devices ...*device) error {
+// cut takes the power from disks of a machine; package guest's comment says how. A disk that somebody holds is no error: it
+// is as dead as the others.
+func (g *Guests) cut(m *machine, devices ...*device) error {
 	mounts, err := allMounts()
 	if err != nil {
 		return err
+	}
+	release := func() error { return nil }
+	if m.system != nil {
+		var inside []mount
+		if inside, release, err = m.system.look(); err != nil {
+			return err
+		}
+		mounts = append(mounts, inside...)
 	}
 	var errs []error
 	for _, d := range devices {
@@ -350,7 +376,18 @@ func (g *Guests) cut(devices ...*device) error {
 	}
 	for _, d := range devices {
 		if !d.refused {
-			errs = append(errs, g.sever(boundLoop{loop: d.loop, diskID: d.disk.ID, file: d.file}))
+			errs = append(errs, g.starve(d.bound()))
+		}
+	}
+	return errors.Join(append(errs, release())...)
+}
+
+// detach takes the stores of disks that were cut off from their loop devices.
+func (g *Guests) detach(devices ...*device) error {
+	var errs []error
+	for _, d := range devices {
+		if !d.refused {
+			errs = append(errs, g.unbind(d.bound()))
 		}
 	}
 	return errors.Join(errs...)

@@ -169,7 +169,7 @@ func TestParallel(t *testing.T) {
 		must(t, w.CreateInstance(instanceID, fmt.Sprint("node-", n)))
 		all.Go(func() {
 			for range 3 {
-				if err := w.PowerOn(instanceID, disks); err != nil {
+				if err := w.PowerOn(instanceID, disks, nil); err != nil {
 					t.Error(err)
 					return
 				}
@@ -251,7 +251,7 @@ func waitToBeKilled(t *testing.T, place string) {
 	must(t, g.CreateDisk(boot.ID, boot.SizeBytes))
 	must(t, g.CreateDisk(disk.ID, disk.SizeBytes))
 	must(t, g.CreateInstance(nodeA, "node-a"))
-	must(t, g.PowerOn(nodeA, []simrack.GuestDisk{boot, disk}))
+	must(t, g.PowerOn(nodeA, []simrack.GuestDisk{boot, disk}, nil))
 	node := filepath.Join(g.Dir(nodeA), "dev", g.Device(nodeA, disk.ID))
 	run(t, "mkfs.ext4", "-q", node)
 	must(t, unix.Mount(node, parts[2], "ext4", 0, ""))

@@ -118,10 +118,42 @@ func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
 	return l, nil
 }
 
-// sever cuts a loop device off its store and detaches it; package guest's comment says how. Whoever holds the device
-// keeps it, with no capacity and no way to the store. The loop device may have let go of the store by itself and have
-// another user by now: then there is nothing to do.
-func (g *Guests) sever(b boundLoop) (err error) {
+// starve cuts a loop device off its store; package guest's comment says how. Whoever holds the device keeps it, with no
+// capacity and no way to the store.
+func (g *Guests) starve(b boundLoop) error {
+	return g.withBound(b, func(device *os.File, info *unix.LoopInfo64) (err error) {
+		s := g.store(b.diskID)
+		if current, _, err := s.stat(); err == nil && current == b.file {
+			if err := s.setImmutable(true); err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, s.setImmutable(false)) }()
+		}
+		info.Sizelimit = severedLimit
+		// The second call changes nothing but waits, as the first did, for the requests that the device had let in: those
+		// that passed the check against its capacity before the first call lowered it.
+		for range 2 {
+			if err := unix.IoctlLoopSetStatus64(int(device.Fd()), info); err != nil {
+				return fmt.Errorf("take the capacity from %s: %w", b.loop, err)
+			}
+		}
+		return nil
+	})
+}
+
+// unbind detaches a loop device from its store, which it lets go of when its last holder does.
+func (g *Guests) unbind(b boundLoop) error {
+	return g.withBound(b, func(device *os.File, _ *unix.LoopInfo64) error {
+		if _, err := unix.IoctlRetInt(int(device.Fd()), unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
+			return fmt.Errorf("detach %s: %w", b.loop, err)
+		}
+		return nil
+	})
+}
+
+// withBound does something to a loop device. The loop device may have let go of the store by itself and have another user by
+// now: then there is nothing to do.
+func (g *Guests) withBound(b boundLoop, do func(*os.File, *unix.LoopInfo64) error) (err error) {
 	g.loops.Lock()
 	defer g.loops.Unlock()
 	device, err := g.openLoop(b.loop, os.O_RDONLY)
@@ -141,27 +173,7 @@ func (g *Guests) sever(b boundLoop) (err error) {
 	if err != nil {
 		return fmt.Errorf("read the state of %s: %w", b.loop, err)
 	}
-	s := g.store(b.diskID)
-	if current, _, err := s.stat(); err == nil && current == b.file {
-		if err := s.setImmutable(true); err != nil {
-			return err
-		}
-		defer func() {
-			err = errors.Join(err, s.setImmutable(false))
-		}()
-	}
-	info.Sizelimit = severedLimit
-	// The second call changes nothing but waits, as the first did, for the requests that the device had let in: those
-	// that passed the check against its capacity before the first call lowered it.
-	for range 2 {
-		if err := unix.IoctlLoopSetStatus64(int(device.Fd()), info); err != nil {
-			return fmt.Errorf("take the capacity from %s: %w", b.loop, err)
-		}
-	}
-	if _, err := unix.IoctlRetInt(int(device.Fd()), unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
-		return fmt.Errorf("detach %s: %w", b.loop, err)
-	}
-	return nil
+	return do(device, info)
 }
 
 // writeCount tells whether anything was written to a loop device between two looks.

@@ -23,6 +23,8 @@ type machine struct {
 
 	mu      sync.Mutex
 	running bool
+	// system is what runs in it, nil when nothing does.
+	system  *system
 	devices map[string]*device // By disk ID.
 	// vanished are block devices that somebody may still hold although their disk is gone. The kernel keeps their
 	// numbers taken for as long.
@@ -30,7 +32,7 @@ type machine struct {
 }
 
 // powerOn makes a machine without power boot with the disks in its slots. After an error it is off again.
-func (g *Guests) powerOn(m *machine, disks []simrack.GuestDisk) error {
+func (g *Guests) powerOn(m *machine, disks []simrack.GuestDisk, ended func(reset bool)) error {
 	if m.running {
 		return errors.New("it is running")
 	}
@@ -39,6 +41,9 @@ func (g *Guests) powerOn(m *machine, disks []simrack.GuestDisk) error {
 	}
 	m.running = true
 	err := m.boot(g, disks)
+	if err == nil && g.boot != "" {
+		m.system, err = g.start(m, ended)
+	}
 	if err != nil {
 		err = errors.Join(err, g.powerOff(m, false))
 	}
@@ -156,7 +161,7 @@ func (g *Guests) unplug(m *machine, d *device) error {
 		return d.hide(m.dir)
 	}
 	m.vanished = append(m.vanished, d)
-	return errors.Join(g.cut(d), d.hide(m.dir))
+	return errors.Join(g.cut(m, d), g.detach(d), d.hide(m.dir))
 }
 
 // powerOff stops a machine; one that is off stays so.
@@ -166,15 +171,25 @@ func (g *Guests) powerOff(m *machine, orderly bool) error {
 	}
 	var errs []error
 	devices := slices.Collect(maps.Values(m.devices))
-	if orderly {
+	switch {
+	case orderly && m.system == nil:
 		errs = append(errs, g.halt(m, devices))
+	case orderly:
+		errs = append(errs, m.system.halt(g.haltTime))
+		if !m.system.halted() {
+			g.log.Warn("a guest does not halt and loses its power", "guest", m.dir)
+		}
 	}
-	errs = append(errs, g.cut(devices...))
+	errs = append(errs, g.cut(m, devices...))
+	if m.system != nil {
+		errs = append(errs, m.system.kill(), m.system.close())
+	}
+	errs = append(errs, g.detach(devices...))
 	for _, d := range devices {
 		errs = append(errs, d.hide(m.dir))
 	}
 	clear(m.devices)
-	m.vanished, m.running = nil, false
+	m.vanished, m.running, m.system = nil, false, nil
 	entries, err := os.ReadDir(filepath.Join(m.dir, "sys"))
 	errs = append(errs, err)
 	for _, entry := range entries {

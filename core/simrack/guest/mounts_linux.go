@@ -2,6 +2,7 @@ package guest
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -41,6 +42,10 @@ func mountsIn(process, via string) ([]mount, error) {
 		return nil, err
 	}
 	defer f.Close() // Opened for reading.
+	return readMounts(f, via)
+}
+
+func readMounts(f io.Reader, via string) ([]mount, error) {
 	infos, err := mountinfo.GetMountsFromReader(f, nil)
 	if err != nil {
 		return nil, err

@@ -169,13 +169,25 @@ func (g *Guests) DeleteInstance(instanceID string) error {
 }
 
 // PowerOn implements [simrack.Guests].
-func (g *Guests) PowerOn(instanceID string, disks []simrack.GuestDisk) error {
+func (g *Guests) PowerOn(instanceID string, disks []simrack.GuestDisk, ended func(reset bool)) error {
 	return g.with(instanceID, "power on", func(m *machine) error {
-		return g.powerOn(m, disks)
+		return g.powerOn(m, disks, ended)
 	})
 }
 
-// PowerOff implements [simrack.Guests]. A mount that somebody keeps busy does not hinder it: its filesystem is shut down,
+// Halt implements [simrack.Guests].
+func (g *Guests) Halt(instanceID string) (asked bool, err error) {
+	err = g.with(instanceID, "halt", func(m *machine) error {
+		if asked = m.system != nil; !asked {
+			return nil
+		}
+		return m.system.halt(g.haltTime)
+	})
+	return asked, err
+}
+
+// PowerOff implements [simrack.Guests]. Processes that are told to halt in order and do not do so in time lose the power. In a
+// guest without processes a mount that somebody keeps busy does not hinder it: its filesystem is shut down,
 // after everything was written if the guest halts in order.
 func (g *Guests) PowerOff(instanceID string, orderly bool) error {
 	return g.with(instanceID, "power off", func(m *machine) error { return g.powerOff(m, orderly) })

@@ -68,6 +68,10 @@ type device struct {
 	file fileID
 }
 
+func (d *device) bound() boundLoop {
+	return boundLoop{loop: d.loop, diskID: d.disk.ID, file: d.file}
+}
+
 // serial is what NVMe's identify data has room for of the disk's name: its first 20 bytes.
 func serial(disk simrack.GuestDisk) string { return disk.Name[:min(len(disk.Name), 20)] }
 

@@ -223,7 +223,7 @@ func TestTwins(t *testing.T) {
 		t.Errorf("PCI functions without driver after unplugging (-want +got):\n%s", diff)
 	}
 	w.must(w.PowerOff(nodeA, true))
-	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{boot, second}))
+	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{boot, second}, nil))
 	if got := w.Device(nodeA, second.ID); got != "nvme1n1" {
 		t.Errorf("after a boot without its twin: got %q, want nvme1n1", got)
 	}
@@ -334,7 +334,7 @@ func TestBlockSizes(t *testing.T) {
 
 	w.must(w.PowerOff(nodeA, true))
 	disks[0].ReadOnly = true
-	w.must(w.PowerOn(nodeA, disks))
+	w.must(w.PowerOn(nodeA, disks, nil))
 	node := w.node(nodeA, disks[0])
 	writable, err := os.OpenFile(node, os.O_WRONLY, 0)
 	if err == nil {

@@ -1,0 +1,487 @@
+//go:build linux
+
+package guest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+)
+
+// machines is a world whose guests have processes, in a folder for what these leave on the host.
+type machines struct {
+	*world
+	notes string
+	// ended gets what each guest that has ended said about a reset.
+	ended chan bool
+}
+
+// newMachines makes guests whose first process is a shell script. In it, $notes is a folder on the host.
+func newMachines(t *testing.T, script string) *machines {
+	t.Helper()
+	needRoot(t)
+	m := &machines{notes: t.TempDir(), ended: make(chan bool, 10)}
+	m.world = openWorldWith(t, Options{
+		Root: filepath.Join(t.TempDir(), "guests"), StateDir: t.TempDir(), Boot: m.script(t, script), HaltTime: 100 * time.Millisecond,
+	})
+	return m
+}
+
+// script writes the boot program. A guest that has something to say says it with "say".
+func (m *machines) script(t *testing.T, script string) string {
+	path := filepath.Join(t.TempDir(), "boot")
+	text := fmt.Sprintf("#!/bin/sh\nset -eu\nnotes=%s\nsay() { echo \"$2\" >\"$notes/.new\"; mv \"$notes/.new\" \"$notes/$1\"; }\n%s\n", m.notes, script)
+	must(t, os.WriteFile(path, []byte(text), 0o755))
+	return path
+}
+
+// said waits until the guest has said something, and returns it once.
+func (m *machines) said(what string) string {
+	m.t.Helper()
+	path := filepath.Join(m.notes, what)
+	eventually(m.t, "the guest says "+what, func() bool { _, err := os.Stat(path); return err == nil })
+	text, err := os.ReadFile(path)
+	m.must(err)
+	m.must(os.Remove(path))
+	return strings.TrimSpace(string(text))
+}
+
+// boot powers a guest on.
+func (m *machines) boot(instanceID string, disks ...simrack.GuestDisk) {
+	m.t.Helper()
+	m.must(m.PowerOn(instanceID, disks, func(reset bool) { m.ended <- reset }))
+}
+
+// end waits until a guest has ended, and returns whether by a reset.
+func (m *machines) end() bool {
+	m.t.Helper()
+	select {
+	case reset := <-m.ended:
+		return reset
+	case <-time.After(10 * time.Second):
+		m.t.Fatal("not within 10 s: the guest ends")
+		return false
+	}
+}
+
+// volume is a disk of 64 MiB with an ext4.
+func (m *machines) volume() simrack.GuestDisk {
+	m.t.Helper()
+	disk := m.data(1, "volume", 64)
+	run(m.t, "mkfs.ext4", "-q", m.store(disk.ID).path)
+	return disk
+}
+
+// content is what the files on a disk with a filesystem hold, seen without any guest.
+func (m *machines) content(disk simrack.GuestDisk) map[string]string {
+	m.t.Helper()
+	dir := m.t.TempDir()
+	run(m.t, "mount", "-o", "loop", m.store(disk.ID).path, dir)
+	found := contents(m.t, dir)
+	run(m.t, "umount", dir)
+	return found
+}
+
+// running lists the processes whose command line has the text in it.
+func running(t *testing.T, text string) (found []string) {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, path := range lines {
+		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), text) {
+			found = append(found, filepath.Base(filepath.Dir(path)))
+		}
+	}
+	return found
+}
+
+// mountVolume has a guest mount the disk in slot 1, with a file that is on the disk and another that is not there yet.
+const mountVolume = `
+mkdir -p "$notes/mnt"
+mount "$OXIDE_SIM_GUEST/dev/nvme0n1" "$notes/mnt"
+echo safe >"$notes/mnt/flushed"
+sync -f "$notes/mnt"
+echo lost >"$notes/mnt/unflushed"
+`
+
+// forever keeps the first process alive, whatever it is asked.
+const forever = "say up \"$$\"\nwhile :; do sleep 1000; done"
+
+// TestAGuestIsAMachine looks around in a guest.
+func TestAGuestIsAMachine(t *testing.T) {
+	// A folder that shows its mounts to others, as the root of a machine with systemd does.
+	shared := t.TempDir()
+	must(t, unix.Mount("tmpfs", shared, "tmpfs", 0, ""))
+	defer func() { must(t, unix.Unmount(shared, unix.MNT_DETACH)) }()
+	must(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
+	w := newMachines(t, `
+shared=`+shared+`
+say me "$$ $(cut -d ' ' -f 1 /proc/self/stat | wc -l) $(ls -d /proc/[0-9]* | wc -l)"
+say where "$OXIDE_SIM_GUEST $OXIDE_SIM_INSTANCE $OXIDE_SIM_INSTANCE_ID $(cat "$OXIDE_SIM_GUEST/metadata.env" | head -n 1)"
+say input "$(wc -c)"
+mkdir "$shared/inside"
+mount -t tmpfs tmpfs "$shared/inside"
+mkdir "$shared/inside/nested"
+mount -t tmpfs tmpfs "$shared/inside/nested"
+say mounts "$(grep -c "$shared/inside" /proc/self/mountinfo) $(grep "$shared/inside/nested" /proc/self/mountinfo | cut -d ' ' -f 7 | cut -d : -f 1)"
+while ! grep -q "$shared/late" /proc/self/mountinfo; do sleep 0.01; done
+say late ""
+echo on the console
+`+forever)
+	w.must(w.CreateInstance(nodeA, "node-a"))
+	w.boot(nodeA)
+	if got := strings.Fields(w.said("me")); got[0] != "1" || got[1] != "1" || len(got[2]) > 1 {
+		t.Errorf("the first process, and how many there are: %v", got)
+	}
+	if want := fmt.Sprintf("%s node-a %s OXIDE_INSTANCE_ID=%s", w.Dir(nodeA), nodeA, nodeA); w.said("where") != want {
+		t.Errorf("the guest does not know %q", want)
+	}
+	if got := w.said("input"); got != "0" {
+		t.Errorf("standard input has %s bytes", got)
+	}
+	if got := w.said("mounts"); got != "2 shared" {
+		t.Errorf("the mount in the guest: %s", got)
+	}
+	if isMounted(t, filepath.Join(shared, "inside")) {
+		t.Error("a mount of the guest shows on the host")
+	}
+	// What comes to the host later comes to the guest.
+	late := filepath.Join(shared, "late")
+	must(t, os.Mkdir(late, 0o755))
+	must(t, unix.Mount("tmpfs", late, "tmpfs", 0, ""))
+	w.said("late")
+	w.said("up")
+	console, err := os.ReadFile(filepath.Join(w.Dir(nodeA), "console"))
+	must(t, err)
+	if string(console) != "on the console\n" {
+		t.Errorf("the console shows %q", console)
+	}
+	w.must(w.PowerOff(nodeA, false))
+	if w.end() {
+		t.Error("a power cut is told as a reset")
+	}
+}
+
+// TestAPowerCutEndsAll takes the power from a guest with processes of all kinds: none outlives it, nor anything they held, and
+// nothing that was in memory alone reaches the disk.
+func TestAPowerCutEndsAll(t *testing.T) {
+	mark := fmt.Sprintf("100%d", os.Getpid())
+	for _, orderly := range []bool{false, true} {
+		t.Run(fmt.Sprintf("orderly %t", orderly), func(t *testing.T) {
+			w := newMachines(t, mountVolume+`
+trap '' TERM INT HUP
+( setsid sleep `+mark+` & )
+( cd "$notes/mnt"; setsid sleep `+mark+` & )
+setsid unshare --pid --fork --mount-proc --mount sh -c 'trap "" TERM; sleep `+mark+`; :' &
+exec 9>"$notes/mnt/open" # held
+( exec 8<>"$OXIDE_SIM_GUEST/dev/nvme1n1"; echo lost >&8; exec sleep `+mark+` ) &
+while [ "$(pgrep -cf '^sleep `+mark+`')" -lt 4 ]; do sleep 0.01; done
+`+forever)
+			volume, raw := w.volume(), w.data(2, "raw", 8)
+			w.must(w.CreateInstance(nodeA, "node-a"))
+			for range 2 {
+				w.boot(nodeA, volume, raw)
+				w.said("up")
+				if got := running(t, mark); len(got) < 4 {
+					t.Fatalf("%d processes run", len(got))
+				}
+				w.must(w.PowerOff(nodeA, orderly))
+				// All at once, not eventually: the instance is about to show stopped.
+				if got := running(t, mark); len(got) > 0 {
+					t.Errorf("processes %v outlive the guest", got)
+				}
+				if got := loopsBelow(t, w.state); len(got) > 0 {
+					t.Errorf("%v outlive the guest", got)
+				}
+				w.end()
+			}
+			if diff := cmp.Diff(map[string]string{"flushed": "safe\n"}, w.content(volume)); diff != "" {
+				t.Errorf("what is on the disk (-want +got):\n%s", diff)
+			}
+			text, err := os.ReadFile(w.store(raw.ID).path)
+			must(t, err)
+			if strings.HasPrefix(string(text), "lost") {
+				t.Error("a power cut flushes what was written to a block device")
+			}
+		})
+	}
+}
+
+// TestAGuestPowersItselfOff ends the first process.
+func TestAGuestPowersItselfOff(t *testing.T) {
+	reboot := fmt.Sprintf("exec env %s=%d %s", resetEnv, unix.LINUX_REBOOT_CMD_RESTART, os.Args[0])
+	for _, test := range []struct {
+		name, script string
+		reset        bool
+		want         map[string]string
+	}{
+		{"with its disk unmounted", `umount "$notes/mnt"; exit 0`, false, map[string]string{"flushed": "safe\n", "unflushed": "lost\n"}},
+		{"with its disk mounted", `exit 0`, false, map[string]string{"flushed": "safe\n"}},
+		{"with its disk mounted below another root", `
+mkdir "$notes/root"
+mount --rbind / "$notes/root"
+cd "$notes/root"
+mount --make-rprivate /
+pivot_root . "$notes/root/$notes/root" 2>&1 || pivot_root . mnt
+umount -l /mnt 2>/dev/null || umount -l "$notes/root"
+[ -s "$notes/mnt/flushed" ] && say below "$(cat "$notes/mnt/flushed")"
+exit 0`, false, map[string]string{"flushed": "safe\n"}},
+		{"by failing", `exit 3`, false, map[string]string{"flushed": "safe\n"}},
+		{"by a reset", reboot, true, map[string]string{"flushed": "safe\n"}},
+		{"by the call that powers machines off", strings.ReplaceAll(reboot, strconv.Itoa(unix.LINUX_REBOOT_CMD_RESTART), strconv.Itoa(unix.LINUX_REBOOT_CMD_POWER_OFF)), false,
+			map[string]string{"flushed": "safe\n"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newMachines(t, mountVolume+test.script)
+			volume := w.volume()
+			w.must(w.CreateInstance(nodeA, "node-a"))
+			w.boot(nodeA, volume)
+			if reset := w.end(); reset != test.reset {
+				t.Errorf("told as a reset: %t", reset)
+			}
+			if strings.Contains(test.name, "another root") && w.said("below") != "safe" {
+				t.Error("the guest's new root does not have the disk")
+			}
+			// Its power is off, and yet nothing has happened to the disks until the rack has seen it.
+			if got := loopsBelow(t, w.state); len(got) != 1 {
+				t.Errorf("%v are there", got)
+			}
+			w.must(w.PowerOff(nodeA, false))
+			if got := loopsBelow(t, w.state); len(got) > 0 {
+				t.Errorf("%v outlive the guest", got)
+			}
+			if diff := cmp.Diff(test.want, w.content(volume)); diff != "" {
+				t.Errorf("what is on the disk (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWhatAGuestLeavesMountedIsShutDown lets a guest end with a disk mounted. When its power is taken the filesystem answers as
+// one does whose disk is gone, even where the answer is in memory: the kernel, which unmounts it later, cannot write any more.
+func TestWhatAGuestLeavesMountedIsShutDown(t *testing.T) {
+	w := newMachines(t, mountVolume+`cat "$notes/mnt/flushed"; exit 0`)
+	volume := w.volume()
+	w.must(w.CreateInstance(nodeA, "node-a"))
+	w.boot(nodeA, volume)
+	w.end()
+	m := w.find(nodeA)
+	mounts, release, err := m.system.look()
+	w.must(err)
+	i := slices.IndexFunc(mounts, func(m mount) bool { return m.Mountpoint == filepath.Join(w.notes, "mnt") })
+	if i < 0 {
+		t.Fatalf("no mount is left of %d", len(mounts))
+	}
+	flushed := filepath.Join(mounts[i].path(), "flushed")
+	if text, err := os.ReadFile(flushed); err != nil || string(text) != "safe\n" {
+		t.Errorf("before its power is taken: %q, %v", text, err)
+	}
+	w.must(w.cut(m, m.devices[volume.ID]))
+	if _, err := os.ReadFile(flushed); !errors.Is(err, unix.EIO) {
+		t.Errorf("after its power was taken: got %v, want EIO", err)
+	}
+	w.must(release())
+	w.must(w.PowerOff(nodeA, false))
+}
+
+// resetEnv makes the test binary call reboot(2) with its value.
+const resetEnv = "GUEST_TEST_REBOOT"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(resetEnv); text != "" {
+		command, err := strconv.Atoi(text)
+		if err == nil && os.Getpid() == 1 { // which is none of the host's
+			err = unix.Reboot(command)
+		}
+		fmt.Fprintln(os.Stderr, "not reset:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// TestHalt asks guests to power themselves off.
+func TestHalt(t *testing.T) {
+	t.Run("one that does", func(t *testing.T) {
+		w := newMachines(t, mountVolume+`
+trap 'umount "$notes/mnt"; exit 0' 38
+say up ""
+while :; do sleep 1000 & wait || :; done`)
+		volume := w.volume()
+		w.must(w.CreateInstance(nodeA, "node-a"))
+		w.boot(nodeA, volume)
+		w.said("up")
+		if asked, err := w.Halt(nodeA); !asked || err != nil {
+			t.Fatalf("asked %t, %v", asked, err)
+		}
+		if w.end() {
+			t.Error("a halt is told as a reset")
+		}
+		w.must(w.PowerOff(nodeA, false))
+		if diff := cmp.Diff(map[string]string{"flushed": "safe\n", "unflushed": "lost\n"}, w.content(volume)); diff != "" {
+			t.Errorf("what is on the disk (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("one that does not", func(t *testing.T) {
+		w := newMachines(t, `trap 'say asked ""' 38; say up ""; while :; do sleep 1000 & wait || :; done`)
+		w.must(w.CreateInstance(nodeA, "node-a"))
+		w.boot(nodeA)
+		w.said("up")
+		asked, err := w.Halt(nodeA)
+		if !asked || err != nil {
+			t.Fatalf("asked %t, %v", asked, err)
+		}
+		w.said("asked")
+		select {
+		case <-w.ended:
+			t.Error("the guest has ended")
+		default:
+		}
+		w.must(w.PowerOff(nodeA, true))
+		w.end()
+	})
+	t.Run("one that has ended", func(t *testing.T) {
+		w := newMachines(t, "exit 0")
+		w.must(w.CreateInstance(nodeA, "node-a"))
+		w.boot(nodeA)
+		w.end()
+		if asked, err := w.Halt(nodeA); !asked || err != nil {
+			t.Errorf("asked %t, %v", asked, err)
+		}
+	})
+	t.Run("one without processes", func(t *testing.T) {
+		w := newWorld(t)
+		w.on(nodeA, "node-a")
+		if asked, err := w.Halt(nodeA); asked || err != nil {
+			t.Errorf("asked %t, %v", asked, err)
+		}
+	})
+}
+
+// TestHotplugIntoAGuest shows disks to a guest that runs, and takes one that it has mounted.
+func TestHotplugIntoAGuest(t *testing.T) {
+	w := newMachines(t, `
+say up ""
+while [ ! -b "$OXIDE_SIM_GUEST/dev/nvme0n1" ]; do sleep 0.01; done
+`+mountVolume+`
+say mounted ""
+while cat "$notes/mnt/flushed" >/dev/null 2>&1; do sleep 0.01; done
+say gone ""
+`+forever)
+	volume := w.volume()
+	w.must(w.CreateInstance(nodeA, "node-a"))
+	w.boot(nodeA)
+	w.said("up")
+	w.must(w.Plug(nodeA, volume))
+	w.said("mounted")
+	w.must(w.Unplug(nodeA, volume.ID))
+	w.said("gone")
+	w.must(w.PowerOff(nodeA, false))
+	eventually(t, "the disk is free", func() bool { return len(loopsBelow(t, w.state)) == 0 })
+	if diff := cmp.Diff(map[string]string{"flushed": "safe\n"}, w.content(volume)); diff != "" {
+		t.Errorf("what is on the disk (-want +got):\n%s", diff)
+	}
+}
+
+// TestBootRefuses tries programs that cannot be run.
+func TestBootRefuses(t *testing.T) {
+	needRoot(t)
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, nil, 0o644))
+	for _, path := range []string{file, t.TempDir(), file + "-missing"} {
+		g, err := New(Options{Root: t.TempDir(), StateDir: t.TempDir(), Boot: path})
+		if err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: got %v", path, err)
+		}
+		if err == nil {
+			must(t, g.Close())
+		}
+	}
+}
+
+// TestASimulatorIsKilledAndItsGuestsDie ends a simulator as kill -9 does. The next one finds the disks free.
+func TestASimulatorIsKilledAndItsGuestsDie(t *testing.T) {
+	needRoot(t)
+	if place := os.Getenv(killedEnv); place != "" {
+		parts := strings.Split(place, ":")
+		g, err := New(Options{Root: parts[0], StateDir: parts[1], Boot: parts[2], Log: slog.New(slog.DiscardHandler)})
+		must(t, err)
+		must(t, g.CreateInstance(nodeA, "node-a"))
+		disk := simrack.GuestDisk{ID: "volume", Name: "volume", SizeBytes: 64 * mib, BlockSize: 512}
+		must(t, g.PowerOn(nodeA, []simrack.GuestDisk{disk}, func(bool) {}))
+		fmt.Println("on")
+		select {}
+	}
+	mark := fmt.Sprintf("100%d", os.Getpid())
+	root, state := filepath.Join(t.TempDir(), "guests"), t.TempDir()
+	m := &machines{world: &world{t: t}, notes: t.TempDir()}
+	boot := m.script(t, mountVolume+"setsid sleep "+mark+" &\n"+forever)
+	must(t, store{filepath.Join(state, "volume"+storeSuffix)}.create(64*mib))
+	run(t, "mkfs.ext4", "-q", filepath.Join(state, "volume"+storeSuffix))
+
+	child := exec.Command(os.Args[0], "-test.run", "^TestASimulatorIsKilledAndItsGuestsDie$")
+	child.Env = append(os.Environ(), killedEnv+"="+strings.Join([]string{root, state, boot}, ":"))
+	out, err := child.StdoutPipe()
+	must(t, err)
+	must(t, child.Start())
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "on\n" {
+		t.Fatalf("the simulator to be killed: %q, %v", line, err)
+	}
+	m.said("up")
+	if len(running(t, mark)) == 0 {
+		t.Fatal("the guest does not run")
+	}
+	must(t, child.Process.Kill())
+	if err := child.Wait(); err == nil {
+		t.Fatal("the simulator ended in peace")
+	}
+	eventually(t, "the guest is dead", func() bool { return len(running(t, mark)) == 0 && len(running(t, boot)) == 0 })
+
+	w := openWorld(t, root, state)
+	if entries, err := os.ReadDir(root); err != nil || len(entries) > 0 {
+		t.Errorf("the killed simulator's guests are there: %v, %v", entries, err)
+	}
+	eventually(t, "the disks are free", func() bool { return len(loopsBelow(t, state)) == 0 })
+	m.world = w
+	if got := m.content(simrack.GuestDisk{ID: "volume"}); got["flushed"] != "safe\n" {
+		t.Errorf("on the disk: %v", got)
+	}
+}
+
+// TestNoThreadIsLeftInAGuest looks into a guest's namespace, and then at all threads: one that stayed there would run
+// whatever comes next in the wrong place.
+func TestNoThreadIsLeftInAGuest(t *testing.T) {
+	w := newMachines(t, forever)
+	w.must(w.CreateInstance(nodeA, "node-a"))
+	w.boot(nodeA)
+	w.said("up")
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	must(t, err)
+	_, release, err := w.find(nodeA).system.look()
+	must(t, err)
+	must(t, release())
+	threads, err := filepath.Glob("/proc/self/task/*/ns/mnt")
+	must(t, err)
+	for _, thread := range threads {
+		if other, err := os.Readlink(thread); err == nil && other != own {
+			eventually(t, regexp.MustCompile(`task/\d+`).FindString(thread)+" ends", func() bool {
+				_, err := os.Readlink(thread)
+				return err != nil
+			})
+		}
+	}
+}
