@@ -1,0 +1,185 @@
+package pid1
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Requests to the first process of a machine. The real-time signals are those of systemd: SIGRTMIN+4 and SIGRTMIN+5.
+const (
+	PowerOff = syscall.Signal(34 + 4)
+	Reboot   = syscall.Signal(34 + 5)
+)
+
+// killTime is how long processes may take to die of SIGKILL before the filesystems are unmounted without waiting for them.
+const killTime = 5 * time.Second
+
+// Options say what the machine is for.
+type Options struct {
+	// Services are executable files, which are started in this order. One that ends is not started again.
+	Services []string
+	// Grace is how long processes may take to end after SIGTERM, before SIGKILL.
+	Grace time.Duration
+	// Log is for what happens.
+	Log *slog.Logger
+}
+
+// Run is the whole life of a machine. It returns when that is to lose its power, by the end of this process, or does not return,
+// since the machine was reset. SIGTERM means what [PowerOff] means.
+//
+// It refuses to run as any other process than the first, for in the end it ends all the others that it sees.
+func Run(o Options) error {
+	if os.Getpid() != 1 {
+		return errors.New("it is not the first process of a machine: name a program that runs it to oxide-sim serve --guest-boot")
+	}
+	requests, children := make(chan os.Signal, 8), make(chan os.Signal, 1)
+	signal.Notify(requests, PowerOff, Reboot, syscall.SIGTERM)
+	signal.Notify(children, syscall.SIGCHLD)
+	before, err := mounts()
+	if err != nil {
+		return err
+	}
+	m := &machine{Options: o, services: map[int]string{}, children: children}
+	for _, path := range o.Services {
+		if err := m.start(path); err != nil {
+			return err
+		}
+	}
+	for {
+		select {
+		case <-children:
+			m.reap()
+		case request := <-requests:
+			o.Log.Info("going down", "signal", request)
+			m.end()
+			m.unmount(before)
+			o.Log.Info("down")
+			if request == Reboot {
+				return unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+			}
+			return nil
+		}
+	}
+}
+
+// machine is what runs.
+type machine struct {
+	Options
+	// services are the paths of those that run, by process ID.
+	services map[int]string
+	children <-chan os.Signal
+}
+
+// start starts a service in a session of its own. Its output is ours.
+func (m *machine) start(path string) error {
+	// Not os.StartProcess, whose children must be waited for one by one, while the first process has to reap whatever ends.
+	pid, err := syscall.ForkExec(path, []string{path}, &syscall.ProcAttr{
+		Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return fmt.Errorf("start %s: %w", path, err)
+	}
+	m.services[pid] = path
+	return nil
+}
+
+// reap takes leave of all children that have ended, and reports whether there are others.
+func (m *machine) reap() (more bool) {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case err != nil:
+			return false // There are none.
+		case pid == 0:
+			return true
+		}
+		if path, is := m.services[pid]; is {
+			delete(m.services, pid)
+			m.Log.Info("a service has ended", "service", path, "exit_code", status.ExitStatus(), "signal", status.Signal())
+		}
+	}
+}
+
+// end ends all processes: in order, and those that take too long at once.
+func (m *machine) end() {
+	if m.signalAll(syscall.SIGTERM, m.Grace) {
+		return
+	}
+	m.Log.Warn("processes are killed", "after", m.Grace)
+	if !m.signalAll(syscall.SIGKILL, killTime) {
+		m.Log.Error("processes do not die", "after", killTime)
+	}
+}
+
+// signalAll sends a signal to all other processes and waits until there are none.
+func (m *machine) signalAll(s syscall.Signal, patience time.Duration) (none bool) {
+	// Once: to many programs a second SIGTERM means that they should not care about order any more.
+	if err := syscall.Kill(-1, s); err != nil && !errors.Is(err, syscall.ESRCH) {
+		m.Log.Error("processes cannot be signalled", "error", err)
+	}
+	deadline := time.After(patience)
+	for m.reap() {
+		select {
+		case <-m.children:
+		case <-deadline:
+			return false
+		}
+	}
+	return true
+}
+
+// unmount undoes all mounts that were not there before, the latest first, until none of them can be undone any more.
+func (m *machine) unmount(before []*mountinfo.Info) {
+	for {
+		now, err := mounts()
+		if err != nil {
+			m.Log.Error("mounts cannot be seen", "error", err)
+			return
+		}
+		left := slices.DeleteFunc(now, func(one *mountinfo.Info) bool {
+			return slices.ContainsFunc(before, func(other *mountinfo.Info) bool { return same(one, other) })
+		})
+		progress := false
+		var errs []error
+		for _, one := range slices.Backward(left) {
+			if err := unix.Unmount(one.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", one.Mountpoint, err))
+				continue
+			}
+			progress = true
+		}
+		if !progress {
+			for _, err := range errs {
+				m.Log.Error("a filesystem stays mounted", "error", err)
+			}
+			return
+		}
+	}
+}
+
+// same says whether it is the same mount; its ID alone may be that of another one by now.
+func same(a, b *mountinfo.Info) bool {
+	return a.ID == b.ID && a.Mountpoint == b.Mountpoint && a.Root == b.Root && a.Major == b.Major && a.Minor == b.Minor
+}
+
+// mounts lists the mounts of this namespace.
+func mounts() ([]*mountinfo.Info, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	return mountinfo.GetMountsFromReader(bytes.NewReader(text), nil)
+}
