@@ -21,8 +21,8 @@ import (
 // serveFlags are the flags of serve as they were written. They are texts, so that all that is wrong with them can be
 // told at once.
 type serveFlags struct {
-	listen, control, token, project, instances, guestRoot, state, hotplug string
-	maxDisks, quota, space, latency, stateTime, apiVersionMax             string
+	listen, control, token, project, instances, guestRoot, guestBoot, state, hotplug string
+	maxDisks, quota, space, latency, stateTime, apiVersionMax                        string
 }
 
 func (f *serveFlags) define(flags *pflag.FlagSet) {
@@ -33,6 +33,7 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.project, "project", "demo", "`NAME` of the project")
 	flags.StringVar(&f.instances, "instances", "node-a,node-b", "`NAMES` of running instances, with commas between them")
 	flags.StringVar(&f.guestRoot, "guest-root", "", "show disks to guests, whose dev and sys are below `DIR`; root only (default no guests)")
+	flags.StringVar(&f.guestBoot, "guest-boot", "", "run `FILE`, a program, as the first process of each guest; oxide-sim guest-init --help shows one (default none)")
 	flags.StringVar(&f.state, "state", "", "keep everything in `DIR`, and go on with what is there (default keep nothing)")
 	flags.StringVar(&f.hotplug, "hotplug", "", "let disks come and go while an instance runs; `async`: by way of attaching and detaching")
 	flags.Lookup("hotplug").NoOptDefVal = hotplugOn
@@ -52,9 +53,10 @@ const (
 
 // serveConfig is what serve is to do.
 type serveConfig struct {
-	listen, control  string // Control is empty when there is none.
-	guestRoot, state string // Empty when there is none.
-	rack             simrack.Options
+	listen, control string // Control is empty when there is none.
+	// Empty when there is none.
+	guestRoot, guestBoot, state string
+	rack                        simrack.Options
 }
 
 // parse reads the flags. Its error is [config.Problems].
@@ -65,10 +67,13 @@ func (f *serveFlags) parse() (serveConfig, error) {
 			problems = append(problems, config.Problem{Flag: flag, What: err.Error()})
 		}
 	}
-	c := serveConfig{listen: f.listen, control: f.control, guestRoot: f.guestRoot, state: f.state}
+	c := serveConfig{listen: f.listen, control: f.control, guestRoot: f.guestRoot, guestBoot: f.guestBoot, state: f.state}
 	check("--listen", checkAddress(f.listen))
 	if f.control != "" {
 		check("--control", checkLoopback(f.control))
+	}
+	if f.guestBoot != "" && f.guestRoot == "" {
+		check("--guest-boot", errors.New("there are no guests without --guest-root"))
 	}
 	r := &c.rack
 	r.Token, r.Project, r.APIVersionMax = f.token, f.project, f.apiVersionMax

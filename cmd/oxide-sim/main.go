@@ -4,8 +4,8 @@
 // part of what is shipped.
 //
 // Its subcommand serve simulates a rack on a loopback address until it is told to end; demo starts such a rack and the
-// plugin and tells one volume's whole life. Bad flags end it with exit code 2 and a line for each, anything else that goes
-// wrong with exit code 1.
+// plugin and tells one volume's whole life; guest-init is what a guest of such a rack may run. Bad flags end it with exit
+// code 2 and a line for each, anything else that goes wrong with exit code 1.
 package main
 
 import (
@@ -55,7 +55,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{{Flag: "command line", What: err.Error()}}
 	})
-	root.AddCommand(serveCommand(stdout, stderr), demoCommand())
+	root.AddCommand(serveCommand(stdout, stderr), demoCommand(), guestInitCommand(stderr))
 
 	err := root.ExecuteContext(context.Background())
 	if err == nil {

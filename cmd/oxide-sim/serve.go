@@ -26,6 +26,8 @@ import (
 const (
 	// drainTime is how long requests that are under way may take once the simulator is told to end.
 	drainTime = 3 * time.Second
+	// haltTime is how long guests may take to halt once the simulator is told to end.
+	haltTime = 4 * time.Second
 	// endTime is how long ending may take in all.
 	endTime = 9 * time.Second
 )
@@ -142,7 +144,7 @@ func (s *server) guests(c serveConfig, log *slog.Logger) (*guest.Guests, error) 
 		}
 		s.undo = append(s.undo, func() error { return os.RemoveAll(stateDir) })
 	}
-	guests, err := guest.New(guest.Options{Root: c.guestRoot, StateDir: stateDir, Log: log})
+	guests, err := guest.New(guest.Options{Root: c.guestRoot, StateDir: stateDir, Boot: c.guestBoot, HaltTime: haltTime, Log: log})
 	if err != nil {
 		return nil, err
 	}

@@ -333,6 +333,7 @@ func TestBadFlags(t *testing.T) {
 		{"size", []string{"serve", "--quota=10GB"}, []string{`config: --quota: "10GB" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`}},
 		{"size beyond all", []string{"serve", "--space=8388608TiB"}, []string{`config: --space: "8388608TiB" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`}},
 		{"negative size", []string{"serve", "--space=-1"}, []string{`config: --space: "-1" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`}},
+		{"guests that boot nowhere", []string{"serve", "--guest-boot=/bin/true"}, []string{`config: --guest-boot: there are no guests without --guest-root`}},
 		{"several", []string{"serve", "--token=x", "--latency=5", "--state-time=-1s"}, []string{
 			`config: --token: token must begin with "oxide-token-"`,
 			`config: --latency: "5" is not a time: write one such as 50ms or 2s`,

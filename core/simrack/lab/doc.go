@@ -6,5 +6,6 @@
 //   - process.go: starting a process and ending it
 //   - sim.go: a simulated rack
 //   - control.go: its control endpoint
+//   - boot.go: what its guests run
 //   - plugin.go: a plugin
 package lab

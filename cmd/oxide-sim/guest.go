@@ -1,0 +1,37 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/guest/pid1"
+)
+
+// guestInitCommand is an init for those guests of serve that have no other.
+func guestInitCommand(stderr io.Writer) *cobra.Command {
+	var grace time.Duration
+	cmd := &cobra.Command{
+		Use:   "guest-init PROGRAM...",
+		Short: "Be the first process of a guest",
+		Long: "guest-init is the first process of a guest of oxide-sim serve: a script for --guest-boot ends with\n\n" +
+			"    exec oxide-sim guest-init PROGRAM...\n\n" +
+			"It starts each PROGRAM, an executable file, and waits for a request to power the machine off: SIGRTMIN+4, which\n" +
+			"/v0/halt sends and systemd knows, too, or SIGTERM. Then every process gets SIGTERM and, after the grace, SIGKILL;\n" +
+			"what was mounted since the start is unmounted; and the machine is off. SIGRTMIN+5 resets it instead.",
+		RunE: func(_ *cobra.Command, programs []string) error {
+			if grace < 0 {
+				return config.Problems{{Flag: "--grace", What: fmt.Sprintf("%s is not a time: write one such as 10s", grace)}}
+			}
+			return pid1.Run(pid1.Options{Services: programs, Grace: grace, Log: slog.New(slog.NewTextHandler(stderr, nil))})
+		},
+	}
+	cmd.Flags().DurationVar(&grace, "grace", 10*time.Second, "leave processes `TIME` between SIGTERM and SIGKILL")
+	return cmd
+}

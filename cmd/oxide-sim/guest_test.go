@@ -1,0 +1,192 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// machines is a simulator whose guests run guest-init with one service.
+type machines struct {
+	*sim
+	// notes is a folder that the services know as $notes, state that of the disks.
+	notes, state string
+}
+
+func startMachines(t *testing.T, service string, args ...string) machines {
+	t.Helper()
+	needRoot(t)
+	path, err := binary()
+	must(t, err)
+	m := machines{notes: t.TempDir(), state: t.TempDir()}
+	boot, err := lab.WriteBoot(t.TempDir(), path, time.Second, fmt.Sprintf("notes=%s/$OXIDE_SIM_INSTANCE\n%s", m.notes, service))
+	must(t, err)
+	must(t, os.MkdirAll(filepath.Join(m.notes, "node-a", "mnt"), 0o755))
+	m.sim = start(t, append([]string{"--listen=127.0.0.1:0", "--control=127.0.0.1:0", "--instances=node-a", "--state", m.state,
+		"--guest-root", filepath.Join(t.TempDir(), "guests"), "--guest-boot", boot}, args...)...)
+	return m
+}
+
+// eventually waits for something that a guest does in its own time.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// said waits until the service has said something, and forgets it.
+func (m machines) said(what string) {
+	m.t.Helper()
+	path := filepath.Join(m.notes, "node-a", what)
+	eventually(m.t, "the guest says "+what, func() bool { return os.Remove(path) == nil })
+}
+
+func (m machines) waitFor(state string) {
+	m.t.Helper()
+	id, _ := m.instance("node-a")
+	eventually(m.t, "node-a is "+state, func() bool {
+		var view struct {
+			RunState string `json:"run_state"`
+		}
+		m.call("GET", "/v1/instances/"+id, nil, &view)
+		return view.RunState == state
+	})
+}
+
+func (m machines) do(what string) {
+	m.t.Helper()
+	id, _ := m.instance("node-a")
+	var ignored any
+	m.call("POST", "/v1/instances/"+id+"/"+what, nil, &ignored)
+}
+
+// alive counts the processes whose command line has the text in it.
+func alive(t *testing.T, text string) (n int) {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, path := range lines {
+		if line, err := os.ReadFile(path); err == nil && bytes.Contains(line, []byte(text)) {
+			n++
+		}
+	}
+	return n
+}
+
+// database mounts the disk that comes second, makes a filesystem on it first when there is none, and writes to it without a
+// sync.
+const database = `
+disk=$OXIDE_SIM_GUEST/dev/nvme1n1
+if [ -b "$disk" ]; then
+    blkid -p "$disk" >/dev/null || mkfs.ext4 -q "$disk"
+    mount "$disk" "$notes/mnt"
+    echo more >>"$notes/mnt/log"
+    cp "$notes/mnt/log" "$notes/log"
+fi
+: >"$notes/up"
+`
+
+// TestAGuestHaltsInOrder takes an instance through planned restarts: what its services have written is there afterwards, though
+// they never sync; and through one that nobody has told them of, which costs them what they have written since.
+func TestAGuestHaltsInOrder(t *testing.T) {
+	mark := fmt.Sprintf("300%d", os.Getpid())
+	m := startMachines(t, database+"exec sleep "+mark)
+	m.said("up")
+	halt := func() {
+		t.Helper()
+		res, err := http.Post(m.value("OXIDE_SIM_CONTROL")+"/v0/halt", "application/json", strings.NewReader(`{"instance":"node-a"}`))
+		must(t, err)
+		must(t, res.Body.Close())
+		m.waitFor("stopped")
+		if n := alive(t, mark); n > 0 {
+			t.Errorf("%d processes are left", n)
+		}
+	}
+	halt()
+	var disk diskView
+	m.call("POST", "/v1/disks?project=demo", map[string]any{"name": "volume", "description": "", "size": 1 << 30,
+		"disk_backend": map[string]any{"type": "distributed", "disk_source": map[string]any{"type": "blank", "block_size": 512}}}, &disk)
+	id, _ := m.instance("node-a")
+	m.call("POST", "/v1/instances/"+id+"/disks/attach", map[string]any{"disk": disk.ID}, &disk)
+	log := func() string {
+		t.Helper()
+		m.do("start")
+		m.said("up")
+		m.waitFor("running")
+		text, err := os.ReadFile(filepath.Join(m.notes, "node-a", "log"))
+		must(t, err)
+		return string(text)
+	}
+	var logs []string
+	logs = append(logs, log())
+	halt()
+	logs = append(logs, log())
+	m.do("stop")
+	m.waitFor("stopped")
+	if n := alive(t, mark); n > 0 {
+		t.Errorf("%d processes are left", n)
+	}
+	logs = append(logs, log())
+	if diff := cmp.Diff([]string{"more\n", "more\nmore\n", "more\nmore\n"}, logs); diff != "" {
+		t.Errorf("what the service finds at its starts (-want +got):\n%s", diff)
+	}
+	if _, code, _ := m.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code after SIGTERM: got %d\n%s", code, m.stderr.String())
+	}
+	if left := loopsBelow(t, m.state); len(left) > 0 || alive(t, mark) > 0 {
+		t.Errorf("left: %v, and %d processes", left, alive(t, mark))
+	}
+}
+
+// TestGuestsDieWithTheirSimulator ends a simulator as a crash does, and in order with a guest that does not halt.
+func TestGuestsDieWithTheirSimulator(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		t.Run(signal.String(), func(t *testing.T) {
+			mark := fmt.Sprintf("300%d", os.Getpid())
+			m := startMachines(t, "trap '' TERM\n: >\"$notes/up\"\nsetsid sleep "+mark+"\nsleep "+mark)
+			m.said("up")
+			eventually(t, "the service runs", func() bool { return alive(t, mark) > 0 })
+			_, code, took := m.end(signal)
+			if signal == syscall.SIGTERM && code != 0 || took > 10*time.Second {
+				t.Errorf("exit code %d after %s\n%s", code, took, m.stderr.String())
+			}
+			eventually(t, "its guests are dead", func() bool { return alive(t, mark) == 0 })
+		})
+	}
+}
+
+// TestGuestInit is what the command says of itself, and to who calls it as something else than a machine's first process.
+func TestGuestInit(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"guest-init", "true"}, 1, "oxide-sim: it is not the first process of a machine"},
+		{[]string{"guest-init", "--grace=-1s"}, 2, `config: --grace: -1s is not a time: write one such as 10s`},
+		{[]string{"guest-init", "--help"}, 0, "exec oxide-sim guest-init PROGRAM..."},
+	} {
+		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
+			cmd := command(t, test.args...)
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != test.code || !strings.Contains(string(out), test.want) {
+				t.Errorf("got %v: %s", err, out)
+			}
+		})
+	}
+}

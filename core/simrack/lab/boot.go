@@ -1,0 +1,30 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// WriteBoot writes a program for oxide-sim serve --guest-boot into an existing folder and returns its path: each guest is a
+// machine whose services are shell scripts with these texts, in which $OXIDE_SIM_GUEST is the guest's folder,
+// $OXIDE_SIM_INSTANCE the instance's name and $OXIDE_SIM_INSTANCE_ID its ID. They are started anew at each boot, and have the
+// grace between SIGTERM and SIGKILL when the guest halts. What they print goes to the file console in the guest's folder.
+func WriteBoot(dir, sim string, grace time.Duration, services ...string) (string, error) {
+	boot := fmt.Sprintf("exec '%s' guest-init --grace=%s", sim, grace)
+	for n, text := range services {
+		path := filepath.Join(dir, fmt.Sprintf("service-%d", n))
+		if err := writeScript(path, text); err != nil {
+			return "", err
+		}
+		boot += " '" + path + "'"
+	}
+	path := filepath.Join(dir, "boot")
+	return path, writeScript(path, boot)
+}
+
+func writeScript(path, text string) error {
+	return os.WriteFile(path, []byte("#!/bin/sh\n"+strings.TrimSuffix(text, "\n")+"\n"), 0o755)
+}
