@@ -47,6 +47,12 @@ variable "max_disks" {
   description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
 }
 
+variable "attach_mode" {
+  type        = string
+  default     = "hot"
+  description = "hot; or restart, for planned restarts, in controller and nodes alike; with ACLs on it needs the policies policies/restart-*"
+}
+
 variable "detach_grace" {
   type        = string
   default     = "60s"
@@ -129,6 +135,11 @@ job "oxide-csi-controller" {
         command = var.command
       }
 
+      # NOMAD_UNIX_ADDR and NOMAD_TOKEN, to ask nodes for planned restarts. Without a policy they allow nothing.
+      identity {
+        env = true
+      }
+
       # CSI_ENDPOINT comes from Nomad.
       env {
         OXIDE_CSI_MODE          = "controller"
@@ -138,6 +149,7 @@ job "oxide-csi-controller" {
         OXIDE_CSI_CLUSTER_ID    = var.cluster_id
         OXIDE_RACK              = var.rack
         OXIDE_CSI_MAX_DISKS     = var.max_disks
+        OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
       }

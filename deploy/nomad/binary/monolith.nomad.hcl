@@ -43,6 +43,12 @@ variable "max_disks" {
   description = "disks that an instance takes, boot disk included: 12 on racks from release 18 on"
 }
 
+variable "attach_mode" {
+  type        = string
+  default     = "hot"
+  description = "hot; or restart, for planned restarts, which with ACLs on needs the policies policies/restart-*"
+}
+
 variable "detach_grace" {
   type        = string
   default     = "60s"
@@ -134,6 +140,7 @@ job "oxide-csi" {
         OXIDE_CSI_CLUSTER_ID    = var.cluster_id
         OXIDE_RACK              = "${meta.oxide.rack}"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
+        OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_STATE_DIR     = var.state_dir
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"

@@ -31,6 +31,12 @@ variable "max_disks" {
   description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
 }
 
+variable "attach_mode" {
+  type        = string
+  default     = "hot"
+  description = "hot; or restart, for planned restarts, in controller and nodes alike; with ACLs on it needs the policies policies/restart-*"
+}
+
 variable "http_address" {
   type        = string
   default     = "127.0.0.1"
@@ -116,6 +122,7 @@ job "oxide-csi-node" {
       env {
         OXIDE_CSI_MODE          = "node"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
+        OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_STATE_DIR     = var.state_dir
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
       }

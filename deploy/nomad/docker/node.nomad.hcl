@@ -25,6 +25,12 @@ variable "max_disks" {
   description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
 }
 
+variable "attach_mode" {
+  type        = string
+  default     = "hot"
+  description = "hot; or restart, for planned restarts, in controller and nodes alike; with ACLs on it needs the policies policies/restart-*"
+}
+
 variable "http_address" {
   type        = string
   default     = "127.0.0.1"
@@ -104,6 +110,9 @@ job "oxide-csi-node" {
         privileged      = true
         readonly_rootfs = true
 
+        # By which a planned restart powers the guest off.
+        volumes = var.attach_mode == "restart" ? ["/run/dbus:/run/dbus:ro"] : []
+
         mount {
           type   = "bind"
           source = "/dev"
@@ -126,6 +135,7 @@ job "oxide-csi-node" {
       env {
         OXIDE_CSI_MODE          = "node"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
+        OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
       }
 
