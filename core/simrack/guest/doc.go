@@ -13,7 +13,8 @@
 // names and users, are what a machine takes with it when it loses its power: with the first process the kernel ends all the
 // others, and with them what they have mounted. The program finds its folder, and whose it is, in the environment variables
 // OXIDE_SIM_GUEST, OXIDE_SIM_INSTANCE and OXIDE_SIM_INSTANCE_ID, beside those of the simulator; what it prints goes to
-// the file console in that folder. Its namespaces see what is mounted on the host, and the host nothing of theirs; among
+// the file console in that folder. As long as it keeps its /proc, the boot ID there is that of this boot, as it is in the
+// file boot_id in that folder. Its namespaces see what is mounted on the host, and the host nothing of theirs; among
 // the namespaces that it makes mounts are shared. It can go on to a root, a network or a name of its own.
 //
 // When the first process ends, or calls reboot(2), the guest has powered itself off or reset itself. The mount namespace is

@@ -270,7 +270,7 @@ func clearDir(dir string) error {
 		}
 	}
 	return errors.Join(removeEmpty(filepath.Join(dir, "dev")), remove(filepath.Join(dir, "metadata.env")),
-		remove(filepath.Join(dir, consoleName)))
+		remove(filepath.Join(dir, consoleName)), remove(filepath.Join(dir, bootIDName)))
 }
 
 // Close halts all running guests in order and removes their folders. It fails when something still holds a loop device

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,6 +23,8 @@ const (
 	killTime = 10 * time.Second
 	// consoleName is the file in a guest's folder that takes what its first process prints, over all its boots.
 	consoleName = "console"
+	// bootIDName is the file there that holds the ID of the boot.
+	bootIDName = "boot_id"
 )
 
 // Environment variables of a guest's first process.
@@ -33,8 +36,9 @@ const (
 
 // setUp makes the new namespaces a machine's, once standard input says that the simulator holds them, and becomes the first
 // process. What is mounted on the host, such as a guest folder, appears in there, but nothing the other way round; and a
-// machine's mounts are shared among the namespaces that its services make.
+// machine's mounts are shared among the namespaces that its services make. Every boot has an ID of its own.
 const setUp = `read -r _ && mount --make-rslave / && mount --make-rshared / && mount -t proc proc /proc &&
+mount --bind "$` + envDir + `/` + bootIDName + `" /proc/sys/kernel/random/boot_id &&
 echo up >&3 && exec "$0" </dev/null 3>&-`
 
 // system is what runs in a guest: a first process in a PID and a mount namespace of its own, and all that it starts.
@@ -52,6 +56,9 @@ type system struct {
 // start makes the boot program the first process of a guest. Once that has ended, ended is called with whether it reset the
 // machine.
 func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
+	if err := os.WriteFile(filepath.Join(m.dir, bootIDName), []byte(uuid.NewString()+"\n"), 0o444); err != nil {
+		return nil, err
+	}
 	console, err := os.OpenFile(filepath.Join(m.dir, consoleName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err

@@ -133,6 +133,7 @@ func TestAGuestIsAMachine(t *testing.T) {
 shared=`+shared+`
 say me "$$ $(cut -d ' ' -f 1 /proc/self/stat | wc -l) $(ls -d /proc/[0-9]* | wc -l)"
 say where "$OXIDE_SIM_GUEST $OXIDE_SIM_INSTANCE $OXIDE_SIM_INSTANCE_ID $(cat "$OXIDE_SIM_GUEST/metadata.env" | head -n 1)"
+say boot "$(cat /proc/sys/kernel/random/boot_id) $(cat "$OXIDE_SIM_GUEST/boot_id")"
 say input "$(wc -c)"
 mkdir "$shared/inside"
 mount -t tmpfs tmpfs "$shared/inside"
@@ -150,6 +151,11 @@ echo on the console
 	}
 	if want := fmt.Sprintf("%s node-a %s OXIDE_INSTANCE_ID=%s", w.Dir(nodeA), nodeA, nodeA); w.said("where") != want {
 		t.Errorf("the guest does not know %q", want)
+	}
+	boot := strings.Fields(w.said("boot"))
+	if host, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err != nil || len(boot) != 2 || boot[0] != boot[1] ||
+		boot[0] == strings.TrimSpace(string(host)) {
+		t.Errorf("boot IDs of the guest %v and of the host %s, %v", boot, host, err)
 	}
 	if got := w.said("input"); got != "0" {
 		t.Errorf("standard input has %s bytes", got)
@@ -174,6 +180,10 @@ echo on the console
 	w.must(w.PowerOff(nodeA, false))
 	if w.end() {
 		t.Error("a power cut is told as a reset")
+	}
+	w.boot(nodeA)
+	if next := strings.Fields(w.said("boot")); next[0] == boot[0] {
+		t.Error("the next boot has the ID of the last")
 	}
 }
 
