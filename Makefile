@@ -13,6 +13,8 @@ PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount dbus-daemon gcc l
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
 # And for the nodes of e2e-k8s.
 K8S_PACKAGES := containerd runc containernetworking-plugins iproute2 busybox-static
+# And for the clients of e2e-nomad: a root for tasks, and what Debian's dockerd needs.
+NOMAD_PACKAGES := busybox-static containerd runc libdevmapper1.02.1 libsystemd0
 
 .PHONY: help
 help: ## show this list
@@ -84,8 +86,8 @@ e2e-k8s-conformance: ## Kubernetes' own tests of storage on the same cluster, or
 
 .PHONY: e2e-nomad
 e2e-nomad: ## the job files on a real Nomad of two clients, built once into a cache; as root
-	@test/deps.sh $(PACKAGES) busybox-static
-	test/programs/build.sh nomad
+	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
+	test/programs/build.sh nomad docker
 	go run ./test/all -tags=nomad -count=1 ./test/nomad
 
 .PHONY: test-systemd

@@ -57,9 +57,9 @@ func run(m *testing.M) int {
 type cluster struct {
 	t   *testing.T
 	dir string
-	// nomad is the path of the program.
-	nomad   string
-	address string
+	// nomad, dockerd and docker are paths of programs.
+	nomad, dockerd, docker string
+	address                string
 	// management is the token that may do everything.
 	management string
 	admin      *api.Client
@@ -72,7 +72,7 @@ type cluster struct {
 
 // newCluster starts everything and waits until the clients are ready.
 func newCluster(t *testing.T) *cluster {
-	c := &cluster{t: t, nomad: program(t), clients: map[string]*machine{}}
+	c := &cluster{t: t, nomad: program(t, "nomad"), dockerd: program(t, "dockerd"), docker: program(t, "docker"), clients: map[string]*machine{}}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: Nomad clients that run tasks, and guests with disks")
 	}
@@ -216,7 +216,9 @@ type machine struct {
 // newMachine starts a client in namespaces of its own. It is started again when it ends, as systemd would do.
 func (c *cluster) newMachine(name string, rpc int) *machine {
 	folder := filepath.Join(c.dir, name)
-	must(c.t, os.MkdirAll(filepath.Join(folder, "data"), 0o755))
+	for _, dir := range []string{"data", dockerFolder, filepath.Join(dockerState, "guest")} {
+		must(c.t, os.MkdirAll(filepath.Join(folder, dir), 0o755))
+	}
 	must(c.t, os.MkdirAll(c.host(), 0o755))
 	config := filepath.Join(folder, "client.hcl")
 	// Nothing but the loopback interface; the fingerprinters of clouds would ask link-local addresses.
@@ -248,17 +250,38 @@ plugin "raw_exec" {
     enabled = true
   }
 }
-`, rpc, c.cgroup(name), 20000+5000*len(c.clients), 24999+5000*len(c.clients), filepath.Join(c.dir, "chroot"))+
+
+plugin "docker" {
+  config {
+    endpoint         = "unix://%s"
+    allow_privileged = true
+
+    volumes {
+      enabled = true
+    }
+
+    gc {
+      image = false
+    }
+  }
+}
+`, rpc, c.cgroup(name), 20000+5000*len(c.clients), 24999+5000*len(c.clients), filepath.Join(c.dir, "chroot"), filepath.Join(c.host(), dockerFolder, dockerSocket))+
 		c.common(name, filepath.Join(c.host(), "data"), freePort(c.t), freePort(c.t), freePort(c.t)))
 	c.t.Cleanup(func() { c.removeCgroups(name) }) // after the namespace has ended
 	guest := c.sim.Instance(name).Guest
-	script := `mount --bind "$1" "$2" && mount --make-rshared / || exit 1
+	script := `mount --bind "$1" "$2" && mount --bind "$5" "$2/` + dockerState + `/guest" && mount --make-rshared / || exit 1
+docker=$2/` + dockerFolder + `
+mkdir -p "$docker/data" && mount -t tmpfs tmpfs "$docker/data" || exit 1
+"$6" --data-root="$docker/data" --exec-root="$docker/exec" --pidfile="$docker/pid" --host="unix://$docker/` + dockerSocket + `" \
+    --storage-driver=overlay2 --bridge=none --iptables=false --ip-forward=false --cgroup-parent="/$7" \
+    --add-runtime="here=$8" --default-runtime=here >"$docker/log" 2>&1 &
+until [ -S "$docker/` + dockerSocket + `" ]; do kill -0 $! || { cat "$docker/log"; exit 1; }; sleep 0.1; done
 while :; do "$3" agent -config="$4"; done`
 	// Tasks of raw_exec have the agent's environment.
 	p := start(c.t, name,
 		[]string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys", "OXIDE_CSI_LOG_LEVEL=debug"},
 		"unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc",
-		"sh", "-c", script, "sh", folder, c.host(), c.nomad, config)
+		"sh", "-c", script, "sh", folder, c.host(), c.nomad, config, guest, c.dockerd, c.cgroup(name), c.runtime())
 	m := &machine{process: p, cluster: c}
 	c.t.Cleanup(func() {
 		if c.t.Failed() {
@@ -342,11 +365,11 @@ func find(parent int, text string) int {
 	for _, child := range children(parent) {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child)) // none when it has ended
 		if strings.Contains(strings.ReplaceAll(string(line), "\x00", " "), text) && strings.Contains(text, "agent") {
-			if filepath.Base(string(bytes.SplitN(line, []byte{0}, 2)[0])) == "nomad" {
+			if path, _, _ := bytes.Cut(line, []byte{0}); filepath.Base(string(path)) == "nomad" {
 				return child
 			}
 		}
-		if bytes.HasPrefix(line, []byte(programs.Plugin)) {
+		if path, _, _ := bytes.Cut(line, []byte{0}); filepath.Base(string(path)) == filepath.Base(programs.Plugin) {
 			environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", child)) // none when it has ended
 			if strings.Contains("\x00"+string(environ), text) {
 				return child
@@ -498,8 +521,8 @@ func eventually(t *testing.T, what string, ask func() bool) {
 	}
 }
 
-// program is the path of Nomad, which test/programs/build.sh has built.
-func program(t *testing.T) string {
+// program is the path of a program that test/programs/build.sh has made.
+func program(t *testing.T, name string) string {
 	t.Helper()
 	dir := os.Getenv("OXIDE_CSI_PROGRAMS")
 	if dir == "" {
@@ -507,9 +530,9 @@ func program(t *testing.T) string {
 		must(t, err)
 		dir = filepath.Join(cache, "oxide-csi-plugin", "programs")
 	}
-	path := filepath.Join(dir, "nomad")
+	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("needs nomad, which is not in %s: run test/programs/build.sh nomad", dir)
+		t.Skipf("needs %s, which is not in %s: run test/programs/build.sh nomad docker", name, dir)
 	}
 	return path
 }

@@ -27,6 +27,7 @@ func TestNomad(t *testing.T) {
 	c.part("a volume put in again", c.again)
 	c.part("another token", c.rotate)
 	c.part("monolith", c.monolith)
+	c.part("docker", c.containers)
 }
 
 // part runs a part of the story, which the test's output then names.
@@ -42,7 +43,7 @@ func (c *cluster) values() []string {
 		"NOMAD_VAR_oxide_host=" + c.sim.Host,
 		"NOMAD_VAR_oxide_project=" + c.sim.Project,
 		"NOMAD_VAR_cluster_id=nomad-test",
-		"NOMAD_VAR_image=registry.example.com/oxide-csi:1.0",
+		"NOMAD_VAR_image=" + pluginImage,
 		"NOMAD_VAR_command=" + programs.Plugin,
 		"NOMAD_VAR_data_dir=" + filepath.Join(c.host(), "data"),
 		"NOMAD_VAR_state_dir=" + filepath.Join(c.host(), "state"),
@@ -363,14 +364,20 @@ func (c *cluster) lines(t *testing.T, user cli, alloc string, writers ...string)
 	for _, writer := range writers {
 		fmt.Fprintf(&want, "written by %s\n", writer)
 	}
+	c.logged(t, user, alloc, want.String())
+}
+
+// logged checks what an allocation has printed.
+func (c *cluster) logged(t *testing.T, user cli, alloc, want string) {
+	t.Helper()
 	got := ""
-	eventually(t, "the allocation says "+want.String(), func() bool {
+	eventually(t, "the allocation says "+want, func() bool {
 		stdout, _, err := user.try("alloc", "logs", alloc)
 		got = stdout
-		return err == nil && len(got) >= want.Len()
+		return err == nil && len(got) >= len(want)
 	})
-	if got != want.String() {
-		t.Errorf("the file holds %q, want %q", got, want.String())
+	if got != want {
+		t.Errorf("the allocation says %q, want %q", got, want)
 	}
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds, through the Go module proxy and from nothing else, the programs of orchestrators that tests run:
+# Builds, through the Go module proxy, the programs of orchestrators that tests run:
 #
 #   test/programs/build.sh kubernetes    kube-apiserver and etcd
 #   test/programs/build.sh cluster       those, and the rest of a cluster: controller-manager, scheduler, kubelet, kubectl
@@ -7,6 +7,7 @@
 #   test/programs/build.sh conformance   Kubernetes' own tests of storage, what runs them, and what their pods run
 #   test/programs/build.sh helm          helm and kustomize
 #   test/programs/build.sh nomad         nomad
+#   test/programs/build.sh docker        Debian's dockerd and docker, unpacked: installed, they would be started
 #
 # They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs) and are built again only when their versions change. From an
 # empty build cache each takes about five minutes on two cores.
@@ -127,11 +128,28 @@ nomad() {
     built nomad "$key"
 }
 
+docker() {
+    local key folder=$programs/docker.io
+    key=$(. /etc/os-release && echo "$ID $VERSION_ID")
+    fresh docker "$key" && return
+    echo "programs: unpacking docker.io of $key"
+    rm -rf "$folder"
+    mkdir "$folder"
+    (
+        cd "$folder"
+        apt-get download -qq docker.io 2>/dev/null || { apt-get update -qq && apt-get download -qq docker.io; }
+        dpkg-deb -x docker.io_*.deb .
+        mv usr/sbin/dockerd usr/bin/docker ..
+    )
+    rm -rf "$folder"
+    built docker "$key"
+}
+
 for name; do
     case $name in
-    kubernetes | cluster | sidecars | conformance | helm | nomad) "$name" ;;
+    kubernetes | cluster | sidecars | conformance | helm | nomad | docker) "$name" ;;
     *)
-        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, nomad" >&2
+        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, nomad, docker" >&2
         exit 2
         ;;
     esac

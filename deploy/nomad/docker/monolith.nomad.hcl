@@ -115,7 +115,7 @@ job "oxide-csi" {
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
-      # Disks come and go while it runs, so it needs the host's /dev itself.
+      # Disks come and go while it runs. Nomad mounts the host's /dev by itself.
       config {
         image           = var.image
         network_mode    = "host"
@@ -124,12 +124,6 @@ job "oxide-csi" {
 
         # By which a planned restart powers the guest off.
         volumes = var.attach_mode == "restart" ? ["/run/dbus:/run/dbus:ro"] : []
-
-        mount {
-          type   = "bind"
-          source = "/dev"
-          target = "/dev"
-        }
 
         mount {
           type   = "bind"

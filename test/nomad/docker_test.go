@@ -1,0 +1,151 @@
+//go:build nomad
+
+package nomad_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/nomad/api"
+)
+
+const (
+	// pluginImage is the plugin's, consumerImage has a shell for those who use volumes.
+	pluginImage   = "oxidecomputer/oxide-csi-plugin:test"
+	consumerImage = "consumer:test"
+
+	// Folders of a client: Docker's own, and the one that the job files mount at /var/lib/oxide-csi. In that is the guest, since
+	// /dev and /sys of a container are this machine's.
+	dockerFolder = "docker"
+	dockerSocket = "docker.sock"
+	dockerState  = "docker-state"
+	guestInTask  = "/var/lib/oxide-csi/guest"
+)
+
+// runtime is what starts containers: runc. Docker asks it to give a privileged container all capabilities that the kernel knows, and
+// runc fails on a machine that has been left without one; so there it is not asked for that one.
+func (c *cluster) runtime() string {
+	path := filepath.Join(c.dir, "runc")
+	must(c.t, os.WriteFile(path, []byte(`#!/bin/sh
+bounds=0x$(sed -n 's/^CapBnd:\t//p' /proc/self/status)
+bundle=$(printf %s "$*" | sed -n 's/.* create .*--bundle \([^ ]*\).*/\1/p')
+if [ -n "$bundle" ] && [ $((bounds >> 24 & 1)) = 0 ]; then
+    sed -i 's/"CAP_SYS_RESOURCE",//g' "$bundle/config.json"
+fi
+exec runc "$@"
+`), 0o755))
+	return path
+}
+
+// containers has controller and node plugin run by Docker, as their job files say, but for where the node finds its guest.
+func (c *cluster) containers(t *testing.T) {
+	c.images(t)
+	root := c.as(c.management, append(c.values(), "NOMAD_VAR_state_dir="+filepath.Join(c.host(), dockerState))...)
+	root.run(t, "job", "run", "docker/controller.nomad.hcl")
+	root.run(t, "job", "run", c.withGuest(t, "docker/node.nomad.hcl", "node"))
+	c.healthy(2, 2)
+	operator := c.operator(t)
+	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
+	first := c.example(t, operator, "data", "node-a")
+	c.lines(t, operator, first, first)
+	c.part("container killed", func(t *testing.T) {
+		m := c.clients["node-a"]
+		c.startedAgain(m, "node", func() { m.docker(t, "kill", m.container(t, "oxide-csi-node")) })
+		c.healthy(2, 2)
+		c.running(first)
+	})
+	c.stop(t, operator, "data")
+	second := c.example(t, operator, "data", "node-b")
+	c.lines(t, operator, second, first, second)
+	c.stop(t, operator, "data")
+	operator.run(t, "volume", "delete", "data")
+	c.part("raw", func(t *testing.T) { c.raw(t, operator) })
+	c.nothingLeft(t)
+	root.run(t, "job", "stop", "-purge", "oxide-csi-node")
+	root.run(t, "job", "stop", "-purge", "oxide-csi-controller")
+}
+
+// raw uses a volume without a filesystem, from one container after the other.
+func (c *cluster) raw(t *testing.T, operator cli) {
+	operator.run(t, "volume", "create", testdata(t, "raw.volume.hcl"))
+	before := strings.Repeat("0", 36) // as long as the ID of an allocation
+	for _, name := range nodes {
+		operator.variables = []string{"NOMAD_VAR_client=" + name}
+		operator.run(t, "job", "run", "-detach", testdata(t, "raw.nomad.hcl"))
+		alloc := c.placed(name)
+		c.logged(t, operator, alloc, "found "+before+"\n")
+		c.stop(t, operator, "raw")
+		before = alloc
+	}
+	operator.run(t, "volume", "delete", "raw")
+}
+
+func testdata(t *testing.T, file string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("testdata", file))
+	must(t, err)
+	return path
+}
+
+// images makes the plugin's image as make does, and one for those who use volumes, and gives them to the clients.
+func (c *cluster) images(t *testing.T) {
+	t.Helper()
+	tools := strings.Fields(c.output(t, "make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools"))
+	plugin := filepath.Join(c.dir, "plugin.tar")
+	c.output(t, "go", append([]string{"run", "../../deploy/image", "-o=" + plugin, "-program=" + programs.Plugin, "-tag=" + pluginImage,
+		"-version=test", "-user=65532:65532"}, tools...)...)
+	consumer := filepath.Join(c.dir, "consumer")
+	must(t, os.MkdirAll(filepath.Join(consumer, "bin"), 0o755))
+	busybox, err := exec.LookPath("busybox")
+	must(t, err)
+	c.copy(busybox, filepath.Join(consumer, "bin", "busybox"))
+	c.output(t, "tar", "--create", "--file="+consumer+".tar", "--directory="+consumer, "bin")
+	for _, name := range nodes {
+		m := c.clients[name]
+		m.docker(t, "load", "--input="+plugin)
+		m.docker(t, "import", consumer+".tar", consumerImage)
+	}
+}
+
+// withGuest is a job file of a node plugin that finds its devices in the guest of the simulated rack.
+func (c *cluster) withGuest(t *testing.T, file, mode string) string {
+	t.Helper()
+	line := `OXIDE_CSI_MODE          = "` + mode + `"`
+	return c.filled(t, file, line, line+`
+        OXIDE_CSI_DEV_ROOT = "`+guestInTask+`/dev"
+        OXIDE_CSI_SYS_ROOT = "`+guestInTask+`/sys"`)
+}
+
+func (c *cluster) output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", cmd, err, output)
+	}
+	return string(output)
+}
+
+// docker speaks to the daemon of a client.
+func (m *machine) docker(t *testing.T, args ...string) string {
+	t.Helper()
+	host := "--host=unix://" + filepath.Join(m.cluster.dir, m.name, dockerFolder, dockerSocket)
+	return m.cluster.output(t, m.cluster.docker, append([]string{host}, args...)...)
+}
+
+// container is the ID of the container in which a job runs on a client.
+func (m *machine) container(t *testing.T, job string) string {
+	t.Helper()
+	allocs, _, err := m.cluster.admin.Jobs().Allocations(job, false, nil)
+	must(t, err)
+	for _, alloc := range allocs {
+		if alloc.NodeName == m.name && alloc.ClientStatus == api.AllocClientStatusRunning {
+			return strings.TrimSpace(m.docker(t, "ps", "--quiet", "--no-trunc", "--filter=name="+alloc.ID))
+		}
+	}
+	t.Fatalf("%s has no allocation of %s", m.name, job)
+	return ""
+}
