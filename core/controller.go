@@ -12,6 +12,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
 
 // Controller is the CSI Controller service: it talks to the rack and never touches a device.
@@ -26,17 +27,22 @@ type Controller struct {
 	cursors  *cursors
 	capacity *capacities
 	sweeper  *sweeper
-	metrics  *metrics.Metrics
-	log      *slog.Logger
+	// engines plan restarts, in attach mode restart; restartWait is how long an RPC waits for one.
+	engines     map[*rack.Client]*restart.Engine
+	restartWait time.Duration
+	metrics     *metrics.Metrics
+	log         *slog.Logger
 }
 
 // onRack is the controller at work on one rack.
 type onRack struct {
 	*Controller
 	rack *rack.Client
+	// engine is nil but in attach mode restart.
+	engine *restart.Engine
 }
 
-func (c *Controller) on(client *rack.Client) onRack { return onRack{c, client} }
+func (c *Controller) on(client *rack.Client) onRack { return onRack{c, client, c.engines[client]} }
 
 // ControllerOptions configure a [Controller].
 type ControllerOptions struct {
@@ -50,6 +56,8 @@ type ControllerOptions struct {
 	DetachGrace time.Duration
 	// TemporaryAge is how old the temporary snapshot of a clone must be before it is taken for left behind; 0 means an hour.
 	TemporaryAge time.Duration
+	// Restarts is for attach mode restart. Nil means attach mode hot.
+	Restarts *PlannedRestarts
 	// Metrics gets the number of volumes. Nil means that nobody wants it.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
@@ -69,6 +77,9 @@ func NewController(opts ControllerOptions) *Controller {
 		log:      opts.Log,
 	}
 	c.sweeper = newSweeper(c, opts.TemporaryAge)
+	if opts.Restarts != nil {
+		c.engines, c.restartWait = c.newEngines(*opts.Restarts), opts.Restarts.Wait
+	}
 	return c
 }
 
@@ -99,11 +110,16 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	case errors.Is(err, rack.ErrRefused):
 		// Somebody attached it in between, most likely.
 		if now, lookErr := on.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
-			return nil, inUse(now)
+			return nil, on.inUse(ctx, now)
 		}
 		return nil, err
 	case err != nil:
 		return nil, err
+	}
+	if on.engine != nil {
+		if err := on.engine.Forget(ctx, id); err != nil {
+			on.log.Warn("a record about a deleted disk stays", "disk_id", id, "error", err.Error())
+		}
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }
@@ -131,7 +147,7 @@ func (c onRack) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 	}
 	*disk = settled
 	if disk.InstanceID != "" {
-		return inUse(*disk)
+		return c.inUse(ctx, *disk)
 	}
 	return nil
 }
@@ -148,7 +164,11 @@ func (c onRack) checkProject(ctx context.Context, disk rack.Disk) error {
 	return nil
 }
 
-func inUse(disk rack.Disk) error {
+func (c onRack) inUse(ctx context.Context, disk rack.Disk) error {
+	if lazy, err := c.lazy(ctx); err == nil && lazy[disk.ID] == disk.InstanceID {
+		return logged(slog.LevelInfo, failedPrecondition("disk %q (%s) is unpublished, and instance %s still has it: it will be detached with the next planned restart of that instance, or now if you stop the instance yourself; nothing is restarted to delete a volume",
+			disk.Name, disk.ID, disk.InstanceID))
+	}
 	return failedPrecondition("disk %q (%s) is attached to instance %s and is not deleted: unpublish the volume from that node first", disk.Name, disk.ID, disk.InstanceID)
 }
 

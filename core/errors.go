@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -88,6 +89,8 @@ var codeTable = []struct {
 	{rack.ErrInternal, codes.Internal, "the rack failed; CreateVolume turns it into UNAVAILABLE, since a disk may exist"},
 	{rack.ErrBusy, codes.Aborted, "the wait inside the RPC was too short; every orchestrator asks again"},
 	{rack.ErrRefused, codes.Internal, "a refusal that no look at disk and instance explains"},
+
+	{restart.ErrPlanned, codes.FailedPrecondition, "a restart is planned; Nomad asks again for a day for this code only, Kubernetes' attacher for every one"},
 
 	// First of these, since errors further down wrap it.
 	{tool.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},

@@ -22,6 +22,13 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		return nil, err
 	}
 	counts := volumeCounts{}
+	lazy := map[*rack.Client]map[string]string{}
+	for _, client := range c.racks.all {
+		var err error
+		if lazy[client], err = c.on(client).lazy(ctx); err != nil {
+			return nil, err
+		}
+	}
 	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
 		ours := c.owns(disk)
 		if !listed(disk, ours) {
@@ -32,7 +39,7 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		}
 		return &csi.ListVolumesResponse_Entry{
 			Volume: on.volume(disk, parameters{}),
-			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy[on.rack])},
 		}
 	})
 	if err != nil {
@@ -71,8 +78,10 @@ func (v volumeCounts) add(on *rack.Client, disk rack.Disk) {
 	v[on] = count
 }
 
-func publishedNodes(disk rack.Disk) []string {
-	if disk.InstanceID == "" {
+// publishedNodes are the nodes that a volume is published on: the instance that holds its disk, unless it does so for nobody
+// any more.
+func publishedNodes(disk rack.Disk, lazy map[string]string) []string {
+	if disk.InstanceID == "" || lazy[disk.ID] == disk.InstanceID {
 		return nil
 	}
 	return []string{disk.InstanceID}
@@ -90,9 +99,13 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	if err != nil {
 		return nil, err
 	}
+	lazy, err := on.lazy(ctx)
+	if err != nil {
+		return nil, err
+	}
 	return &csi.ControllerGetVolumeResponse{
 		Volume: on.volume(disk, parameters{}),
-		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy)},
 	}, nil
 }
 

@@ -38,7 +38,12 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 	}
 	if disk.InstanceID == instanceID {
 		err = on.checkNoBootDisk(ctx, disk, instanceID)
-	} else {
+	}
+	switch {
+	case err != nil:
+	case on.engine != nil:
+		disk, err = on.publishPlanned(ctx, disk, instanceID)
+	case disk.InstanceID != instanceID:
 		disk, err = on.attach(ctx, disk, instanceID)
 	}
 	if err != nil {
@@ -126,18 +131,35 @@ func (c onRack) attachable(ctx context.Context, disk rack.Disk) error {
 
 // checkRoom refuses what the rack would accept and the guest could not use, and counts the disks.
 func (c onRack) checkRoom(ctx context.Context, disk rack.Disk, instanceID string) error {
+	disks, err := c.instanceDisks(ctx, instanceID)
+	if err != nil {
+		return err
+	}
+	if err := checkTwins(disk, disks, instanceID); err != nil {
+		return err
+	}
+	if len(disks) >= c.maxDisks {
+		return c.full(instanceID, len(disks))
+	}
+	return nil
+}
+
+// instanceDisks lists the disks of an instance, and says NOT_FOUND only where that is to be believed.
+func (c onRack) instanceDisks(ctx context.Context, instanceID string) ([]rack.Disk, error) {
 	disks, err := c.rack.InstanceDisks(ctx, instanceID)
 	if err != nil {
-		return c.nodeError(ctx, instanceID, err)
+		return nil, c.nodeError(ctx, instanceID, err)
 	}
+	return disks, nil
+}
+
+// checkTwins refuses a disk of which the guest would not know which one it is (docs/rack.md §9).
+func checkTwins(disk rack.Disk, disks []rack.Disk, instanceID string) error {
 	for _, other := range disks {
 		if other.ID != disk.ID && rack.Serial(other.Name) == rack.Serial(disk.Name) {
 			return failedPrecondition("disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names: the guest would see one of them only, and nobody knows which; publish the volume on another node",
 				disk.Name, disk.ID, other.Name, other.ID, instanceID, rack.SerialBytes)
 		}
-	}
-	if len(disks) >= c.maxDisks {
-		return c.full(instanceID, len(disks))
 	}
 	return nil
 }
@@ -194,8 +216,7 @@ func (c onRack) refusedAttach(ctx context.Context, disk rack.Disk, instanceID st
 	}
 	switch {
 	case instance.ProjectID != disk.ProjectID:
-		return rack.Disk{}, failedPrecondition("instance %q (%s) and disk %q (%s) are in different projects: a volume is for instances of project %q only",
-			instance.Name, instance.ID, disk.Name, disk.ID, c.rack.ProjectName())
+		return rack.Disk{}, c.differentProjects(instance, disk)
 	case errors.Is(refusal, rack.ErrFull):
 		disks, err := c.rack.InstanceDisks(ctx, instanceID)
 		if err != nil {
@@ -210,10 +231,15 @@ func (c onRack) refusedAttach(ctx context.Context, disk rack.Disk, instanceID st
 	return rack.Disk{}, refusal
 }
 
-// notStopped tells an operator the two ways out of what every rack up to now demands (docs/rack.md §4). Nomad asks again
+func (c onRack) differentProjects(instance rack.Instance, disk rack.Disk) error {
+	return failedPrecondition("instance %q (%s) and disk %q (%s) are in different projects: a volume is for instances of project %q only",
+		instance.Name, instance.ID, disk.Name, disk.ID, c.rack.ProjectName())
+}
+
+// notStopped tells an operator the ways out of what every rack up to now demands (docs/rack.md §4). Nomad asks again
 // for this code only, Kubernetes' attacher for every one.
 func notStopped(what string, disk rack.Disk, instance rack.Instance, refusal error) error {
-	return failedPrecondition("cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: either stop the instance until this is done and start it again, or use racks that can hot-plug: %w",
+	return failedPrecondition("cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done and start it again, use --attach-mode=restart, which plans that, or racks that can hot-plug: %w",
 		what, disk.Name, disk.ID, instance.Name, instance.ID, instance.RunState, refusal)
 }
 
@@ -249,6 +275,9 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context, req *csi.Con
 	}
 	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
 		c.grace.forget(disk.ID)
+		if on.engine != nil {
+			on.engine.Unwish(disk.ID, nodeID)
+		}
 		return done, nil
 	}
 	project, err := on.rack.ProjectID(ctx)
@@ -273,6 +302,9 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 	}
 	if err := c.awaitGrace(ctx, disk); err != nil {
 		return err
+	}
+	if c.engine != nil {
+		return c.unpublishPlanned(ctx, disk)
 	}
 	detached, err := c.rack.Detach(ctx, disk.ID, instanceID)
 	if err != nil {

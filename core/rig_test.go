@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -53,6 +54,8 @@ type rig struct {
 	options rigOptions
 	// patience is a deadline for each call; 0 is none.
 	patience *atomic.Int64
+	// crash ends the planning of restarts in the middle of whatever it is doing.
+	crash func()
 }
 
 type rigOptions struct {
@@ -63,6 +66,8 @@ type rigOptions struct {
 	detachGrace time.Duration
 	// sweepAge makes the controller sweep temporary snapshots of that age.
 	sweepAge time.Duration
+	// restarts is for attach mode restart.
+	restarts *core.PlannedRestarts
 	log      io.Writer
 }
 
@@ -138,8 +143,10 @@ func (r *rig) startWith(t *testing.T, racks ...*rack.Client) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(r.options.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	controller := core.NewController(core.ControllerOptions{
-		Racks: racks, Cluster: r.options.cluster, MaxDisks: r.options.maxDisks, DetachGrace: r.options.detachGrace, TemporaryAge: r.options.sweepAge, Log: log,
+		Racks: racks, Cluster: r.options.cluster, MaxDisks: r.options.maxDisks, DetachGrace: r.options.detachGrace, TemporaryAge: r.options.sweepAge,
+		Restarts: r.options.restarts, Log: log,
 	})
+	r.planRestarts(t, controller, racks)
 	if r.options.sweepAge > 0 {
 		controller.StartSweeping(t.Context())
 	}
@@ -150,6 +157,20 @@ func (r *rig) startWith(t *testing.T, racks ...*rack.Client) {
 		Log:        log,
 	})
 	r.serve(t)
+}
+
+// planRestarts has the controller's engines work until the test ends, or until [rig.crash].
+func (r *rig) planRestarts(t *testing.T, controller *core.Controller, racks []*rack.Client) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var engines sync.WaitGroup
+	for _, client := range racks {
+		engines.Go(func() { controller.PlanRestarts(ctx, client) })
+	}
+	r.crash = func() {
+		cancel()
+		engines.Wait()
+	}
+	t.Cleanup(r.crash)
 }
 
 // again is another controller before the same rack: a replica, or the same one after a restart.

@@ -152,7 +152,7 @@ func TestConfigurationProblems(t *testing.T) {
 		{"a provider that there is not", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=aws"}, []string{"--metadata"}},
 		{"a provider that lacks what it needs", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--node-name"}},
 		{"a mode that is none", nil, append(slices.Clone(controller), "--mode=both", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"), []string{"--mode"}},
-		{"an attach mode that is not built", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--attach-mode"}},
+		{"restarts of which nobody can tell the nodes", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--restart-shutdown"}},
 		{"a file that is not there", nil, append(slices.Clone(controller), "--config="+dir+"/none.yaml"), []string{"--config"}},
 		{"unknown flag", nil, append(slices.Clone(controller), "--bogus"), []string{"--bogus"}},
 		{"unknown short flag", nil, append(slices.Clone(controller), "-z"), []string{"-z"}},

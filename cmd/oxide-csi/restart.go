@@ -3,15 +3,71 @@ package main
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 )
 
-var _ = newAsker // for the engine
+// plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
+func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *core.PlannedRestarts {
+	if cfg.AttachMode != config.AttachRestart {
+		return nil
+	}
+	times, _ := cfg.RestartTimes()
+	return &core.PlannedRestarts{
+		Wait: cfg.RestartWait,
+		Options: restart.Options{
+			Policy:      restart.Policy(cfg.RestartPolicy),
+			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
+			Asker:       newAsker(cfg),
+			Self:        ownInstance(ctx, cfg, background, log),
+			Window:      cfg.RestartWindow,
+			MaxDown:     cfg.RestartMaxDown,
+			CoolDown:    cfg.RestartCoolDown,
+			Open:        times.Open,
+			HaltTimeout: cfg.RestartHaltTimeout,
+		},
+	}
+}
+
+// ownInstance tells on which instance this controller runs, as soon as that is known.
+func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) func() (string, bool) {
+	switch cfg.RestartSelf {
+	case config.SelfNone:
+		return func() (string, bool) { return "", true }
+	case config.SelfAuto:
+	default:
+		id, _ := metadata.ParseInstanceID(cfg.RestartSelf)
+		return func() (string, bool) { return id, true }
+	}
+	var found atomic.Pointer[string]
+	identity := provider(cfg, log)
+	told := false
+	background.run("find out on which instance the controller runs", func() {
+		self, err := metadata.Await(ctx, identity, func(err error) bool {
+			if !told {
+				log.Warn("nothing is restarted before this controller knows on which instance it runs itself: give it what --metadata needs, or set --restart-self", "error", err)
+			}
+			told = true
+			return true
+		})
+		if err == nil {
+			found.Store(&self.ID)
+		}
+	})
+	return func() (string, bool) {
+		if id := found.Load(); id != nil {
+			return *id, true
+		}
+		return "", false
+	}
+}
 
 // newAsker is what carries a controller's word of planned restarts, or nil where there is no orchestrator to do so.
 func newAsker(cfg config.Config) metadata.RestartAsker {

@@ -103,10 +103,16 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, re
 			Cluster:     cfg.ClusterID,
 			MaxDisks:    cfg.MaxDisks,
 			DetachGrace: cfg.DetachGrace,
+			Restarts:    plannedRestarts(ctx, cfg, background, log),
 			Metrics:     measured,
 			Log:         log,
 		})
 		opts.Controller.StartSweeping(ctx)
+		if cfg.AttachMode == config.AttachRestart {
+			for _, client := range racks {
+				background.run("plan restarts on rack "+client.Name(), func() { opts.Controller.PlanRestarts(ctx, client) })
+			}
+		}
 	}
 	if cfg.Mode.Node() {
 		identity := provider(cfg, log)

@@ -57,6 +57,24 @@ type Config struct {
 
 	// AttachMode is AttachHot or AttachRestart.
 	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses; restart plans restarts of instances (docs/racks-without-hotplug.md)"`
+	// RestartPolicy is RestartNever, RestartPlan or RestartAllow.
+	RestartPolicy string `koanf:"restartPolicy" flag:"restart-policy" env:"OXIDE_CSI_RESTART_POLICY" default:"allow" help:"whether instances may be restarted with --attach-mode=restart: never, plan, which only tells what would be restarted, or allow. Ignored in mode node"`
+	// RestartShutdown is ShutdownGuest, ShutdownDrain or ShutdownHard.
+	RestartShutdown string `koanf:"restartShutdown" flag:"restart-shutdown" env:"OXIDE_CSI_RESTART_SHUTDOWN" default:"guest" help:"how a guest goes down for a planned restart: guest, where its node plugin powers it off, drain, where its work is moved to other nodes before, or hard, a stop by the rack, which is a power cut. Ignored in mode node"`
+	// RestartWindow is how long wishes are collected.
+	RestartWindow time.Duration `koanf:"restartWindow" flag:"restart-window" env:"OXIDE_CSI_RESTART_WINDOW" default:"10s" help:"how long attaches to an instance are collected from the first on, before it is restarted for all of them: up to 60s. Ignored in mode node"`
+	// RestartMaxDown is how many instances of a rack may be down at once for planned restarts.
+	RestartMaxDown int `koanf:"restartMaxDown" flag:"restart-max-down" env:"OXIDE_CSI_RESTART_MAX_DOWN" default:"1" help:"instances of a rack that may be down at once for planned restarts, 1 to 16. Ignored in mode node"`
+	// RestartCoolDown is how long an instance is left alone.
+	RestartCoolDown time.Duration `koanf:"restartCoolDown" flag:"restart-cool-down" env:"OXIDE_CSI_RESTART_COOL_DOWN" default:"5m" help:"how long an instance is left alone after it was started, or after it refused a planned restart. Ignored in mode node"`
+	// RestartHaltTimeout is how long a guest may take to halt, and a drain.
+	RestartHaltTimeout time.Duration `koanf:"restartHaltTimeout" flag:"restart-halt-timeout" env:"OXIDE_CSI_RESTART_HALT_TIMEOUT" default:"2m" help:"how long a node may take to be drained before its restart is given up, and its guest to halt before somebody is called to look at it. Ignored in mode node"`
+	// RestartWait is how long an RPC waits.
+	RestartWait time.Duration `koanf:"restartWait" flag:"restart-wait" env:"OXIDE_CSI_RESTART_WAIT" default:"0s" help:"how long ControllerPublishVolume waits for a planned restart before it answers that one is planned: 0s under Nomad, which serves nobody else meanwhile; up to 10m. Ignored in mode node"`
+	// RestartHours is what [Config.RestartTimes] reads.
+	RestartHours string `koanf:"restartHours" flag:"restart-hours" env:"OXIDE_CSI_RESTART_HOURS" help:"times in UTC at which planned restarts may begin, such as \"Sat,Sun 01:00-05:00\" or \"Mon-Fri 22:00-04:00, Sun 00:00-24:00\"; always where empty. Ignored in mode node"`
+	// RestartSelf is SelfAuto, SelfNone or the ID of an instance in lower case with hyphens.
+	RestartSelf string `koanf:"restartSelf" flag:"restart-self" env:"OXIDE_CSI_RESTART_SELF" default:"auto" help:"instance on which the controller runs, whose restart it leaves to another controller: its UUID, none if it runs elsewhere, or auto, which asks --metadata. Ignored in mode node"`
 	// RestartPoweroff is what [Config.PoweroffSignal] reads.
 	RestartPoweroff string `koanf:"restartPoweroff" flag:"restart-poweroff" env:"OXIDE_CSI_RESTART_POWEROFF" default:"systemd" help:"how a node powers its guest off for a planned restart: systemd, over D-Bus, or signal:NAME, such as signal:SIGUSR2 for busybox, to the guest's first process. Ignored in mode controller"`
 	// RestartDespiteGracefulShutdown is for nodes whose kubelet would end its pods.
@@ -170,8 +188,20 @@ func (m Mode) Node() bool { return m == ModeNode || m == ModeAll }
 const (
 	AttachHot     = "hot"
 	AttachRestart = "restart"
-	LogText       = "text"
-	LogJSON       = "json"
+
+	RestartNever = "never"
+	RestartPlan  = "plan"
+	RestartAllow = "allow"
+
+	ShutdownGuest = "guest"
+	ShutdownDrain = "drain"
+	ShutdownHard  = "hard"
+
+	SelfAuto = "auto"
+	SelfNone = "none"
+
+	LogText = "text"
+	LogJSON = "json"
 
 	MetadataAuto       = "auto"
 	MetadataStatic     = "static"

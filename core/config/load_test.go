@@ -91,7 +91,10 @@ func TestDefaults(t *testing.T) {
 	}
 	want := Config{
 		Endpoint: "/csi/csi.sock", Mode: ModeAll, OxideHost: "https://rack.example.com", OxideProject: "demo", OxideToken: NewToken(token),
-		ClusterID: "c1", Rack: "default", AttachMode: "hot", RestartPoweroff: "systemd", MaxDisks: 8, Metadata: "auto", InstanceID: instanceA,
+		ClusterID: "c1", Rack: "default", AttachMode: "hot", RestartPoweroff: "systemd",
+		RestartPolicy: "allow", RestartShutdown: "guest", RestartWindow: 10 * time.Second, RestartMaxDown: 1, RestartCoolDown: 5 * time.Minute,
+		RestartHaltTimeout: 2 * time.Minute, RestartSelf: "auto",
+		MaxDisks: 8, Metadata: "auto", InstanceID: instanceA,
 		StateDir: "/var/lib/oxide-csi", BlankScanLimit: 32 << 30, DeviceTimeout: time.Minute, LogFormat: "text", DevRoot: "/dev", SysRoot: "/sys",
 		InstanceLabel: "oxide.computer/instance-id", RackLabel: "oxide.computer/rack", KubernetesPort: "443",
 	}
@@ -128,6 +131,15 @@ func samples(t *testing.T) map[string]struct {
 		"clusterID":                      {"0123", "0123"}, // YAML would make a number of it.
 		"rack":                           {"east", "east"},
 		"attachMode":                     {"hot", "hot"},
+		"restartPolicy":                  {"plan", "plan"},
+		"restartShutdown":                {"drain", "drain"},
+		"restartWindow":                  {"20s", 20 * time.Second},
+		"restartMaxDown":                 {"3", 3},
+		"restartCoolDown":                {"1m", time.Minute},
+		"restartHaltTimeout":             {"3m", 3 * time.Minute},
+		"restartWait":                    {"4m", 4 * time.Minute},
+		"restartHours":                   {"Sat,Sun 01:00-05:00", "Sat,Sun 01:00-05:00"},
+		"restartSelf":                    {"none", "none"},
 		"restartPoweroff":                {"signal:SIGUSR2", "signal:SIGUSR2"},
 		"restartDespiteGracefulShutdown": {"true", true},
 		"maxDisks":                       {"12", 12},

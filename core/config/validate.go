@@ -198,13 +198,11 @@ func (c Config) checkNode(p *Problems) {
 	switch c.AttachMode {
 	case AttachHot:
 	case AttachRestart:
-		if c.Mode.Controller() {
-			p.add("--attach-mode", "this build does not have restart in modes controller and all; use hot")
-		}
 		c.checkRestart(p)
 	default:
 		p.add("--attach-mode", "%s is not one of hot, restart", quote(c.AttachMode))
 	}
+	c.checkPlanning(p)
 	if _, err := c.PoweroffSignal(); err != nil {
 		p.add("--restart-poweroff", "%v", err)
 	}
@@ -236,8 +234,11 @@ func (c Config) checkNode(p *Problems) {
 	}
 }
 
-// checkRestart checks how a node hears of planned restarts.
+// checkRestart checks how restarts are planned, and how a node hears of them.
 func (c Config) checkRestart(p *Problems) {
+	if c.Mode.Controller() && (c.RestartShutdown == ShutdownGuest || c.RestartShutdown == ShutdownDrain) && c.Orchestrator() == "" {
+		p.add("--restart-shutdown", "%s needs Kubernetes or Nomad to carry the word to the nodes; run under one of them, or use hard, which cuts the power", quote(c.RestartShutdown))
+	}
 	if c.Mode.Node() && c.Orchestrator() == MetadataKubernetes && c.NodeName == "" && c.Metadata != MetadataKubernetes {
 		p.add("--node-name", "is required with --attach-mode=restart in Kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
 	}

@@ -77,7 +77,20 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--rack=", "config: --rack: the rack name is empty"},
 		{"--rack=${meta.oxide.rack}", `config: --rack: the rack name is "${meta.oxide.rack}", a template that the orchestrator did not fill in`},
 		{"--rack=a/b", `config: --rack: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`},
-		{"--attach-mode=restart", "config: --attach-mode: this build does not have restart in modes controller and all; use hot"},
+		{"--attach-mode=restart", `config: --restart-shutdown: "guest" needs Kubernetes or Nomad to carry the word to the nodes; run under one of them, or use hard, which cuts the power`},
+		{"--restart-policy=yes", `config: --restart-policy: "yes" is not one of never, plan, allow`},
+		{"--restart-shutdown=soft", `config: --restart-shutdown: "soft" is not one of guest, drain, hard`},
+		{"--restart-window=61s", "config: --restart-window: 1m1s is not between 0s and 1m0s"},
+		{"--restart-max-down=0", "config: --restart-max-down: 0 is not between 1 and 16"},
+		{"--restart-max-down=17", "config: --restart-max-down: 17 is not between 1 and 16"},
+		{"--restart-cool-down=25h", "config: --restart-cool-down: 25h0m0s is not between 0s and 24h0m0s"},
+		{"--restart-halt-timeout=0s", "config: --restart-halt-timeout: 0s is not between 1s and 1h0m0s"},
+		{"--restart-wait=11m", "config: --restart-wait: 11m0s is not between 0s and 10m0s"},
+		{"--restart-hours=Sat", `config: --restart-hours: "Sat" has no time after it, such as 01:00-05:00`},
+		{"--restart-hours=Sat 1:00-5:00", `config: --restart-hours: "1:00-5:00" is not a time; write it as in 22:00-04:00`},
+		{"--restart-hours=24:00-05:00 Sat", `config: --restart-hours: "24:00-05:00" is not a day or days; write them as in Mon-Fri,Sun`},
+		{"--restart-hours=Sat 01:00-05:00 UTC", `config: --restart-hours: "Sat 01:00-05:00 UTC" is not days and a time, such as Sat,Sun 01:00-05:00`},
+		{"--restart-self=node-a", `config: --restart-self: the instance ID "node-a" is not a UUID; write auto, none or a UUID`},
 		{"--attach-mode=cold", `config: --attach-mode: "cold" is not one of hot, restart`},
 		{"--restart-poweroff=SIGUSR2", `config: --restart-poweroff: "SIGUSR2" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
 		{"--restart-poweroff=signal:", `config: --restart-poweroff: "signal:" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
@@ -321,9 +334,9 @@ func TestNothingConfigured(t *testing.T) {
 func TestAllProblemsAtOnce(t *testing.T) {
 	environ := []string{
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
-		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=restart", "OXIDE_CSI_MAX_DISKS=eight",
+		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=cold", "OXIDE_CSI_MAX_DISKS=eight",
 	}
-	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--startup-taint=-", "--restart-poweroff=x", "--restart-despite-graceful-shutdown=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--startup-taint=-", "--restart-poweroff=x", "--restart-policy=x", "--restart-shutdown=x", "--restart-window=x", "--restart-max-down=x", "--restart-cool-down=x", "--restart-halt-timeout=x", "--restart-wait=x", "--restart-hours=x", "--restart-self=x", "--restart-despite-graceful-shutdown=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
 	_, _, err := load(t, args, environ, yaml)
 	got := strings.Join(problemsOf(t, err), "\n")

@@ -26,6 +26,8 @@ type Metrics struct {
 	rackRequests                           family
 	volumes, volumesAttached               family
 	nodeAttached, nodeMounted              family
+	restartsWanted, restartsUnderWay       family
+	restarts, restartDown                  family
 	build                                  family
 
 	driver string
@@ -44,6 +46,9 @@ var operationBuckets = []float64{.001, .005, .025, .1, .25, .5, 1, 2.5, 5, 10, 1
 
 // rackBuckets reach to the five minutes that the transport waits for an answer. In seconds.
 var rackBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
+
+// restartBuckets are about the four minutes that a planned restart should take at most. In seconds.
+var restartBuckets = []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 600, 1800}
 
 // New returns metrics in which nothing has happened yet.
 func New(process Process) *Metrics {
@@ -88,6 +93,26 @@ func New(process Process) *Metrics {
 			name: "oxide_csi_node_volumes_mounted", kind: gauge,
 			help: "Those of them that are staged or published; missing together with the former",
 		},
+		restartsWanted: family{
+			name: "oxide_csi_restart_volumes_waiting", kind: gauge,
+			labels: []string{"rack"},
+			help:   "Volumes that wait for a restart of an instance, in attach mode restart",
+		},
+		restartsUnderWay: family{
+			name: "oxide_csi_restarts_in_flight", kind: gauge,
+			labels: []string{"rack"},
+			help:   "Restarts of instances that this process is carrying out",
+		},
+		restarts: family{
+			name: "oxide_csi_restarts_total", kind: counter,
+			labels: []string{"rack", "outcome"},
+			help:   "Planned restarts that this process has carried out (restarted), or given up with nothing changed (refused)",
+		},
+		restartDown: family{
+			name: "oxide_csi_restart_down_seconds", kind: histogram, buckets: restartBuckets,
+			labels: []string{"rack"},
+			help:   "How long instances were stopped for a planned restart",
+		},
 		build: family{
 			name: "oxide_csi_build_info", kind: gauge,
 			labels: []string{"version", "mode"},
@@ -106,6 +131,7 @@ func (m *Metrics) families() []*family {
 		&m.rackRequests,
 		&m.volumes, &m.volumesAttached,
 		&m.nodeAttached, &m.nodeMounted,
+		&m.restartsWanted, &m.restartsUnderWay, &m.restarts, &m.restartDown,
 		&m.build,
 	}
 }
@@ -163,6 +189,30 @@ func (m *Metrics) SawVolumes(rack string, volumes, attached int) {
 	defer m.mu.Unlock()
 	m.volumes.set(float64(volumes), rack)
 	m.volumesAttached.set(float64(attached), rack)
+}
+
+// SawRestarts sets how many volumes of a rack wait for a restart, and how many restarts are under way.
+func (m *Metrics) SawRestarts(rack string, waiting, underWay int) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.restartsWanted.set(float64(waiting), rack)
+	m.restartsUnderWay.set(float64(underWay), rack)
+}
+
+// RestartEnded counts a restart, and how long the instance was stopped for it; 0 if it was not.
+func (m *Metrics) RestartEnded(rack, outcome string, down time.Duration) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.restarts.add(1, rack, outcome)
+	if down > 0 {
+		m.restartDown.observe(down, rack)
+	}
 }
 
 // CountNode makes every page show what count finds then. It is called once, before anything is served.

@@ -94,7 +94,6 @@ type operations struct {
 	UtilizationView    func(context.Context) (*oxide.Utilization, error)
 
 	AntiAffinityGroupList   func(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
-	AntiAffinityGroupView   func(context.Context, oxide.AntiAffinityGroupViewParams) (*oxide.AntiAffinityGroup, error)
 	AntiAffinityGroupCreate func(context.Context, oxide.AntiAffinityGroupCreateParams) (*oxide.AntiAffinityGroup, error)
 	AntiAffinityGroupUpdate func(context.Context, oxide.AntiAffinityGroupUpdateParams) (*oxide.AntiAffinityGroup, error)
 	AntiAffinityGroupDelete func(context.Context, oxide.AntiAffinityGroupDeleteParams) error
@@ -120,7 +119,6 @@ func operationsOf(sdk *oxide.Client) operations {
 		UtilizationView:    sdk.UtilizationView,
 
 		AntiAffinityGroupList:   sdk.AntiAffinityGroupList,
-		AntiAffinityGroupView:   sdk.AntiAffinityGroupView,
 		AntiAffinityGroupCreate: sdk.AntiAffinityGroupCreate,
 		AntiAffinityGroupUpdate: sdk.AntiAffinityGroupUpdate,
 		AntiAffinityGroupDelete: sdk.AntiAffinityGroupDelete,

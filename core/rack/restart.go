@@ -57,15 +57,6 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	}
 }
 
-// Record returns a record by its name. As with [Client.DiskByName], [ErrNotFound] is to be believed.
-func (c *Client) Record(ctx context.Context, name string) (Record, error) {
-	group, err := c.sdk.AntiAffinityGroupView(ctx, oxide.AntiAffinityGroupViewParams{AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef()})
-	if err != nil {
-		return Record{}, c.translate(ctx, err, "look up anti-affinity group %q in project %q", name, c.project)
-	}
-	return recordFrom(group), nil
-}
-
 // CreateRecord makes a record. [ErrAlreadyExists] says that the name is taken, perhaps by an earlier attempt of ours.
 func (c *Client) CreateRecord(ctx context.Context, name, text string) (Record, error) {
 	group, err := c.sdk.AntiAffinityGroupCreate(ctx, oxide.AntiAffinityGroupCreateParams{

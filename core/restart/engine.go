@@ -84,9 +84,9 @@ type Options struct {
 	Poll, Idle time.Duration
 	// Lease is how long a holder may be silent. 0 means the default.
 	Lease time.Duration
-	// Count is told of events, for metrics. Nil means that nobody wants to know.
-	Count func(Event)
-	Log   *slog.Logger
+	// Observe is told what is to be measured. Nil means that nobody wants to know.
+	Observe func(Observation)
+	Log     *slog.Logger
 }
 
 const (
@@ -252,10 +252,11 @@ func (e *Engine) Tick(ctx context.Context) error {
 		failed = errors.Join(failed, e.look(ctx, r, records))
 	}
 	e.forgetUnseen(records)
-	if failed != nil {
-		return failed
+	if failed == nil {
+		failed = e.plan(ctx, records)
 	}
-	return e.plan(ctx, records)
+	e.observe("", 0)
+	return failed
 }
 
 // look takes one restart further if it is ours, or has become so.

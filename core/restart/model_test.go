@@ -24,7 +24,7 @@ import (
 // Time is a choice: what an engine waits for has passed, or has not, as far as the package's own rules on time allow it. That
 // is where the model trusts something: a holder that lives does what it decided on before its lease is over.
 
-var modelTime = flag.Duration("model", 0, "explore for so long per scenario, with one more fault; 0 is the everyday bound")
+var modelTime = flag.Duration("model", 10*time.Second, "explore for so long in all; from a minute on with one more fault and one more switch in each run")
 
 const modelCluster = "model"
 
@@ -1113,15 +1113,19 @@ var scenarios = []scenario{
 }
 
 func TestModel(t *testing.T) {
+	states, left := 0, len(scenarios)
+	deadline := time.Now().Add(*modelTime)
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
-			if *modelTime > 0 {
+			if *modelTime >= time.Minute {
 				s.faults++
+				s.switches++
 			}
 			x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
 			begun := time.Now()
-			whole := x.explore(begun.Add(max(*modelTime, 20*time.Second)))
-			t.Logf("%d states, %d steps, whole: %v, %s", len(x.seen), x.steps, whole, time.Since(begun).Round(time.Millisecond))
+			whole := x.explore(begun.Add(time.Until(deadline) / time.Duration(left)))
+			t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(begun).Round(time.Millisecond), whole)
+			states += len(x.seen)
 			if !whole {
 				return
 			}
@@ -1131,5 +1135,7 @@ func TestModel(t *testing.T) {
 				again.explore(time.Now().Add(time.Hour))
 			}
 		})
+		left--
 	}
+	t.Logf("%d states in all", states)
 }

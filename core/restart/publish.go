@@ -170,7 +170,7 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) error
 		return err
 	}
 	defer release()
-	e.unwish(diskID, instanceID)
+	e.Unwish(diskID, instanceID)
 	disk, err := e.rack.Disk(ctx, diskID)
 	if err != nil || disk.InstanceID != instanceID {
 		return err
@@ -182,11 +182,11 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) error
 	return e.release(ctx, diskID, instanceID)
 }
 
-// unwish ends the wish for a disk on an instance.
-func (e *Engine) unwish(diskID, instanceID string) {
+// Unwish ends the wish for a disk on an instance, or on any if none is named.
+func (e *Engine) Unwish(diskID, instanceID string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[diskID]; w != nil && w.instance == instanceID {
+	if w := e.wishes[diskID]; w != nil && (instanceID == "" || w.instance == instanceID) {
 		delete(e.wishes, diskID)
 	}
 }

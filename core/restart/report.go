@@ -2,24 +2,38 @@ package restart
 
 import (
 	"context"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Event is what is counted.
-type Event string
+// Observation is what there is to be measured.
+type Observation struct {
+	// Wanted are the disks that wait for a restart.
+	Wanted int
+	// Restarts are those under way in this process.
+	Restarts int
+	// Ended is "restarted" or "refused" if a restart has just come to that, else empty.
+	Ended string
+	// Down is how long the instance was stopped, with Ended "restarted".
+	Down time.Duration
+}
 
+// What a restart comes to.
 const (
-	// EventRestarted: an instance that was stopped runs again.
-	EventRestarted Event = "restarted"
-	// EventRefused: a restart was given up with nothing stopped, or nothing changed.
-	EventRefused Event = "refused"
+	Restarted = "restarted"
+	Refused   = "refused"
 )
 
-func (e *Engine) count(event Event) {
-	if e.opts.Count != nil {
-		e.opts.Count(event)
+// observe tells how things stand, and how a restart ended.
+func (e *Engine) observe(ended string, down time.Duration) {
+	if e.opts.Observe == nil {
+		return
 	}
+	e.mu.Lock()
+	wanted := len(e.wishes)
+	e.mu.Unlock()
+	e.opts.Observe(Observation{Wanted: wanted, Restarts: len(e.works), Ended: ended, Down: down})
 }
 
 // tell reports to those who watch the node. That it may fail is not worth more than a line.

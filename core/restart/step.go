@@ -39,6 +39,8 @@ type work struct {
 	stage  stage
 	// since is when the stage began, beat when the record was last written.
 	since, beat time.Time
+	// stopped is when the instance was seen stopped.
+	stopped time.Time
 	// takenFrom is the record that was outbid, and must have been there at that moment; empty where that was seen to be so.
 	takenFrom string
 	// recovering says that somebody else had asked: this process stops nothing.
@@ -298,7 +300,7 @@ func (e *Engine) cancel(ctx context.Context, w *work, why string) error {
 func (e *Engine) refuse(ctx context.Context, w *work, why string) {
 	e.rest[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
 	e.problem(ctx, w, "RestartRefused", why)
-	e.count(EventRefused)
+	e.observe(Refused, 0)
 }
 
 // awaitStop waits until the instance is seen stopped.
@@ -310,6 +312,7 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	}
 	switch instance.RunState {
 	case rack.Stopped:
+		w.stopped = e.clock.Now()
 		e.enter(w, stageApplying)
 		return nil
 	case rack.Failed:
@@ -467,7 +470,7 @@ func (e *Engine) start(ctx context.Context, w *work) error {
 	}
 	switch instance.RunState {
 	case rack.Running:
-		e.count(EventRestarted)
+		e.observe(Restarted, e.clock.Now().Sub(w.stopped))
 		e.enter(w, stageBack)
 		return nil
 	case rack.Stopped, rack.Failed:

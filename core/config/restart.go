@@ -1,0 +1,145 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Bounds of the settings of planned restarts.
+const (
+	mostRestartWindow = time.Minute
+	mostRestartWait   = 10 * time.Minute
+	mostMaxDown       = 16
+)
+
+// checkPlanning checks how a controller plans restarts.
+func (c Config) checkPlanning(p *Problems) {
+	oneOf := func(flag, value string, allowed ...string) {
+		if !slices.Contains(allowed, value) {
+			p.add(flag, "%s is not one of %s", quote(value), strings.Join(allowed, ", "))
+		}
+	}
+	oneOf("--restart-policy", c.RestartPolicy, RestartNever, RestartPlan, RestartAllow)
+	oneOf("--restart-shutdown", c.RestartShutdown, ShutdownGuest, ShutdownDrain, ShutdownHard)
+	between := func(flag string, value, least, most time.Duration) {
+		if value < least || value > most {
+			p.add(flag, "%s is not between %s and %s", value, least, most)
+		}
+	}
+	between("--restart-window", c.RestartWindow, 0, mostRestartWindow)
+	between("--restart-cool-down", c.RestartCoolDown, 0, 24*time.Hour)
+	between("--restart-halt-timeout", c.RestartHaltTimeout, time.Second, time.Hour)
+	between("--restart-wait", c.RestartWait, 0, mostRestartWait)
+	if c.RestartMaxDown < 1 || c.RestartMaxDown > mostMaxDown {
+		p.add("--restart-max-down", "%d is not between 1 and %d", c.RestartMaxDown, mostMaxDown)
+	}
+	if _, err := c.RestartTimes(); err != nil {
+		p.add("--restart-hours", "%v", err)
+	}
+	if c.RestartSelf != SelfAuto && c.RestartSelf != SelfNone {
+		if _, err := metadata.ParseInstanceID(c.RestartSelf); err != nil {
+			p.add("--restart-self", "%v; write auto, none or a UUID", err)
+		}
+	}
+}
+
+// Times are times of the week, in UTC.
+type Times []timesOfDay
+
+// timesOfDay is the same time on several days.
+type timesOfDay struct {
+	days     [7]bool // from Sunday on
+	from, to int     // minutes of the day; to may be below from, for the next day
+}
+
+var days = []string{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"}
+
+const minutesOfDay = 24 * 60
+
+// Open reports whether a moment is among the times. No times at all mean always.
+func (t Times) Open(at time.Time) bool {
+	at = at.UTC()
+	day, minute := int(at.Weekday()), at.Hour()*60+at.Minute()
+	for _, one := range t {
+		switch {
+		case one.days[day] && one.from <= minute && (minute < one.to || one.to <= one.from):
+			return true
+		case one.to <= one.from && one.days[(day+6)%7] && minute < one.to:
+			return true
+		}
+	}
+	return len(t) == 0
+}
+
+// RestartTimes are the times at which planned restarts may begin.
+func (c Config) RestartTimes() (Times, error) {
+	var times Times
+	if c.RestartHours == "" {
+		return nil, nil
+	}
+	// A comma stands between days, and between times too: what has no time goes with what comes after it.
+	var listed []string
+	for _, part := range strings.Split(c.RestartHours, ",") {
+		fields := strings.Fields(part)
+		switch len(fields) {
+		case 1:
+			listed = append(listed, fields[0])
+		case 2:
+			one, err := parseTimes(append(listed, fields[0]), fields[1])
+			if err != nil {
+				return nil, err
+			}
+			times, listed = append(times, one), nil
+		default:
+			return nil, fmt.Errorf("%s is not days and a time, such as Sat,Sun 01:00-05:00", quote(strings.TrimSpace(part)))
+		}
+	}
+	if len(listed) > 0 {
+		return nil, fmt.Errorf("%s has no time after it, such as 01:00-05:00", quote(strings.Join(listed, ",")))
+	}
+	return times, nil
+}
+
+func parseTimes(listed []string, hours string) (timesOfDay, error) {
+	var one timesOfDay
+	for _, text := range listed {
+		first, last, several := strings.Cut(text, "-")
+		if !several {
+			last = first
+		}
+		from, to := slices.Index(days, first), slices.Index(days, last)
+		if from < 0 || to < 0 {
+			return one, fmt.Errorf("%s is not a day or days; write them as in Mon-Fri,Sun", quote(text))
+		}
+		for day := from; ; day = (day + 1) % len(days) {
+			one.days[day] = true
+			if day == to {
+				break
+			}
+		}
+	}
+	begin, end, _ := strings.Cut(hours, "-")
+	var errFrom, errTo error
+	one.from, errFrom = parseMinute(begin)
+	one.to, errTo = parseMinute(end)
+	if errFrom != nil || errTo != nil || one.from == minutesOfDay {
+		return one, fmt.Errorf("%s is not a time; write it as in 22:00-04:00", quote(hours))
+	}
+	return one, nil
+}
+
+func parseMinute(text string) (int, error) {
+	if text == "24:00" {
+		return minutesOfDay, nil
+	}
+	at, err := time.Parse("15:04", text)
+	if err != nil || len(text) != len("15:04") {
+		return 0, errors.New("no time of day")
+	}
+	return at.Hour()*60 + at.Minute(), nil
+}

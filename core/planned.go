@@ -1,0 +1,117 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+)
+
+// PlannedRestarts configure attach mode restart.
+type PlannedRestarts struct {
+	restart.Options
+	// Wait is how long ControllerPublishVolume waits for a restart before it answers that one is planned.
+	Wait time.Duration
+}
+
+// newEngines makes what plans the restarts of each rack's instances.
+func (c *Controller) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Engine {
+	engines := map[*rack.Client]*restart.Engine{}
+	for _, client := range c.racks.all {
+		own := opts.Options
+		own.Cluster, own.MaxDisks, own.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
+		own.Observe = func(seen restart.Observation) {
+			c.metrics.SawRestarts(client.Name(), seen.Wanted, seen.Restarts)
+			if seen.Ended != "" {
+				c.metrics.RestartEnded(client.Name(), seen.Ended, seen.Down)
+			}
+		}
+		engines[client] = restart.New(client, own)
+	}
+	return engines
+}
+
+// PlanRestarts plans and carries out the restarts of one rack's instances until ctx ends, in attach mode restart.
+func (c *Controller) PlanRestarts(ctx context.Context, client *rack.Client) {
+	if engine := c.engines[client]; engine != nil {
+		engine.Run(ctx)
+	}
+}
+
+// publishPlanned attaches a disk, or has a restart of its instance planned that will. What only an orchestrator's own mistake
+// could cause is refused before anything is planned.
+func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	switch disk.State {
+	case rack.Detached:
+		disks, err := c.instanceDisks(ctx, instanceID)
+		if err != nil {
+			return rack.Disk{}, err
+		}
+		if err := checkTwins(disk, disks, instanceID); err != nil {
+			return rack.Disk{}, err
+		}
+	case rack.Attached:
+	default:
+		return rack.Disk{}, c.attachable(ctx, disk)
+	}
+	until := time.Now().Add(min(c.restartWait, patience(ctx)))
+	for {
+		attached, err := c.engine.Publish(ctx, disk.ID, instanceID)
+		switch {
+		case err == nil:
+			return c.settled(ctx, attached)
+		case errors.Is(err, restart.ErrElsewhere):
+			return rack.Disk{}, c.attachable(ctx, disk)
+		case errors.Is(err, restart.ErrFull):
+			return rack.Disk{}, resourceExhausted("%w: --max-disks is %d; unpublish another volume from that node first", err, c.maxDisks)
+		case !errors.Is(err, restart.ErrPlanned):
+			return c.refusedAttach(ctx, disk, instanceID, err)
+		}
+		if err := c.checkInstance(ctx, disk, instanceID); err != nil {
+			return rack.Disk{}, err
+		}
+		left := time.Until(until)
+		if left <= 0 {
+			return rack.Disk{}, logged(slog.LevelInfo, err)
+		}
+		if waited := c.engine.Await(ctx, left); waited != nil && ctx.Err() != nil {
+			return rack.Disk{}, logged(slog.LevelInfo, err)
+		}
+	}
+}
+
+// checkInstance refuses to wait for the restart of an instance for which the disk is not.
+func (c onRack) checkInstance(ctx context.Context, disk rack.Disk, instanceID string) error {
+	instance, err := c.instance(ctx, instanceID)
+	if err == nil && instance.ProjectID != disk.ProjectID {
+		c.engine.Unwish(disk.ID, instanceID)
+		return c.differentProjects(instance, disk)
+	}
+	return err
+}
+
+// unpublishPlanned detaches a disk, or records that the next restart of its instance is to do so.
+func (c onRack) unpublishPlanned(ctx context.Context, disk rack.Disk) error {
+	err := c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)
+	if err != nil && !errors.Is(err, rack.ErrNotFound) {
+		return c.refusedDetach(ctx, disk, err)
+	}
+	return err
+}
+
+// lazy are the disks that no node has published although an instance holds them, and these instances. There are none outside
+// of attach mode restart.
+func (c onRack) lazy(ctx context.Context) (map[string]string, error) {
+	if c.engine == nil {
+		return nil, nil
+	}
+	lazy, err := c.engine.Lazy(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("which volumes are only waiting to be detached cannot be told: %w", err)
+	}
+	return lazy, nil
+}

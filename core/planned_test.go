@@ -1,0 +1,467 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// newRestartRig is a controller in attach mode restart before a rack without hot-plug. Unless changed, the rack stops instances.
+func newRestartRig(t *testing.T, change ...func(*rigOptions)) *rig {
+	t.Helper()
+	return newRig(t, append([]func(*rigOptions){func(o *rigOptions) {
+		o.rack.Hotplug = false
+		o.rack.Instances = []string{"node-a", "node-b", "node-c"}
+		o.restarts = &core.PlannedRestarts{Options: restart.Options{
+			Policy: restart.Allow, Shutdown: restart.Hard, Window: 100 * time.Millisecond, MaxDown: 1, HaltTimeout: 5 * time.Second,
+			Poll: 10 * time.Millisecond, Idle: 20 * time.Millisecond, Lease: 2 * time.Second,
+		}}
+	}}, change...)...)
+}
+
+// published asks for a volume on a node until it is there, as an orchestrator does.
+func (r *rig) published(t *testing.T, volumeID, nodeID string) {
+	t.Helper()
+	eventually(t, "the volume is published", func() bool {
+		err := r.publish(t, volumeID, nodeID)
+		if err != nil && status.Code(err) != codes.FailedPrecondition {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	if got := r.holder(t, volumeID); got != nodeID {
+		t.Fatalf("the volume is published on %s, and its disk is on %q", nodeID, got)
+	}
+}
+
+// restarts is how often instances were stopped and started.
+func (r *rig) restarts(t *testing.T) (stops, starts int) {
+	t.Helper()
+	calls, err := r.sim.Calls(t.Context())
+	r.must(t, err)
+	return calls.Counts["instance_stop"], calls.Counts["instance_start"]
+}
+
+func (r *rig) wantRestarts(t *testing.T, want int) {
+	t.Helper()
+	if stops, starts := r.restarts(t); stops != want || starts != want {
+		t.Errorf("%d stops and %d starts, want %d of each", stops, starts, want)
+	}
+}
+
+// runState is the state of an instance.
+func (r *rig) runState(t *testing.T, id string) oxide.InstanceState {
+	t.Helper()
+	instance, err := r.sdk.InstanceView(t.Context(), oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
+	r.must(t, err)
+	return instance.RunState
+}
+
+// records are the names of the records that the controller keeps.
+func (r *rig) records(t *testing.T, prefix string) []string {
+	t.Helper()
+	groups, err := r.sdk.AntiAffinityGroupListAllPages(t.Context(), oxide.AntiAffinityGroupListParams{Project: testProject})
+	r.must(t, err)
+	var names []string
+	for _, group := range groups {
+		if strings.HasPrefix(string(group.Name), prefix) {
+			names = append(names, string(group.Name))
+		}
+	}
+	return names
+}
+
+// rest waits until no restart is under way.
+func (r *rig) rest(t *testing.T) {
+	t.Helper()
+	eventually(t, "no restart is under way", func() bool { return len(r.records(t, "csi-restart-")) == 0 })
+}
+
+// publishedNodes is what ListVolumes says.
+func (r *rig) publishedNodes(t *testing.T, volumeID string) []string {
+	t.Helper()
+	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	r.must(t, err)
+	one, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: volumeID})
+	r.must(t, err)
+	for _, entry := range list.GetEntries() {
+		if entry.GetVolume().GetVolumeId() == volumeID {
+			if diff := cmp.Diff(entry.GetStatus().GetPublishedNodeIds(), one.GetStatus().GetPublishedNodeIds()); diff != "" {
+				t.Errorf("ListVolumes and ControllerGetVolume differ (-list +get):\n%s", diff)
+			}
+			return entry.GetStatus().GetPublishedNodeIds()
+		}
+	}
+	t.Fatalf("ListVolumes has no volume %s", volumeID)
+	return nil
+}
+
+// All that is wanted of an instance within the window costs one restart.
+func TestPlannedTogether(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
+	node := r.node(t, "node-a")
+	var volumes []string
+	for i := range 8 {
+		volumes = append(volumes, r.create(t, fmt.Sprintf("v%d", i)))
+	}
+	var publishing sync.WaitGroup
+	for _, volume := range volumes {
+		publishing.Go(func() { r.published(t, volume, node) })
+	}
+	publishing.Wait()
+	r.wantRestarts(t, 1)
+	r.rest(t)
+	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
+		t.Errorf("the instance is %s", got)
+	}
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+	for _, volume := range volumes {
+		if diff := cmp.Diff([]string{node}, r.publishedNodes(t, volume)); diff != "" {
+			t.Errorf("published nodes (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// A volume that returns to its node costs no restart, however many do so.
+func TestPlannedReturn(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
+	node := r.node(t, "node-a")
+	var volumes []string
+	for i := range 8 {
+		volumes = append(volumes, r.create(t, fmt.Sprintf("v%d", i)))
+	}
+	var publishing sync.WaitGroup
+	for _, volume := range volumes {
+		publishing.Go(func() { r.published(t, volume, node) })
+	}
+	publishing.Wait()
+	r.rest(t)
+	for _, volume := range volumes {
+		r.must(t, r.unpublish(t, volume, node))
+		r.must(t, r.unpublish(t, volume, node)) // as Nomad does
+		if got := r.publishedNodes(t, volume); len(got) > 0 {
+			t.Errorf("an unpublished volume is shown on %v", got)
+		}
+		if got := r.holder(t, volume); got != node {
+			t.Errorf("the disk was detached from a running instance: %q", got)
+		}
+	}
+	if got := len(r.records(t, "csi-lazy-")); got != len(volumes) {
+		t.Errorf("%d records of %d volumes that are unpublished and attached", got, len(volumes))
+	}
+	for _, volume := range volumes {
+		r.must(t, r.publish(t, volume, node))
+	}
+	r.wantRestarts(t, 1)
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+}
+
+// A volume that moves costs a restart of either node, and is never on two. What is lazy there too goes at the same time.
+func TestPlannedMove(t *testing.T) {
+	r := newRestartRig(t)
+	from, to := r.node(t, "node-a"), r.node(t, "node-b")
+	moving, other := r.create(t, "moving"), r.create(t, "other")
+	var publishing sync.WaitGroup
+	for _, volume := range []string{moving, other} {
+		publishing.Go(func() { r.published(t, volume, from) })
+	}
+	publishing.Wait()
+	if err := r.publish(t, moving, to); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "unpublish the volume") {
+		t.Errorf("a volume that is in use: %v", err)
+	}
+	r.must(t, r.unpublish(t, moving, from))
+	r.must(t, r.unpublish(t, other, from))
+	r.published(t, moving, to)
+	r.wantRestarts(t, 3)
+	if got := r.holder(t, other); got != "" {
+		t.Errorf("the other unpublished volume is still on %s", got)
+	}
+	r.rest(t)
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+}
+
+// To delete a volume restarts nothing.
+func TestPlannedDelete(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	r.published(t, volume, node)
+	r.rest(t)
+	r.must(t, r.unpublish(t, volume, node))
+	err := r.delete(t, volume)
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "next planned restart") {
+		t.Errorf("deleting a volume that is still attached: %v", err)
+	}
+	other := r.create(t, "other")
+	r.published(t, other, node)
+	r.must(t, r.delete(t, volume))
+	r.wantRestarts(t, 2)
+	r.rest(t)
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+}
+
+// On an instance that somebody else has stopped, attach and detach simply work, and nobody starts it.
+func TestPlannedOnStopped(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+	volume := r.create(t, "v")
+	r.must(t, r.publish(t, volume, node))
+	r.must(t, r.unpublish(t, volume, node))
+	if got := r.holder(t, volume); got != "" {
+		t.Errorf("the disk is still on %s", got)
+	}
+	r.wantRestarts(t, 0)
+}
+
+// An instance that is full of what nobody uses any more gets what somebody does.
+func TestPlannedRoom(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 3 })
+	node := r.node(t, "node-a")
+	volumes := []string{r.create(t, "v0"), r.create(t, "v1"), r.create(t, "v2")}
+	var publishing sync.WaitGroup
+	for _, volume := range volumes[:2] {
+		publishing.Go(func() { r.published(t, volume, node) })
+	}
+	publishing.Wait()
+	if err := r.publish(t, volumes[2], node); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more than there is room for: %v", err)
+	}
+	r.must(t, r.unpublish(t, volumes[0], node))
+	r.published(t, volumes[2], node)
+	if got := r.holder(t, volumes[0]); got != "" {
+		t.Errorf("the disk that made room is on %s", got)
+	}
+	r.wantRestarts(t, 2)
+}
+
+// A roll-out over several nodes restarts each of them once, one after the other.
+func TestPlannedRollOut(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
+	nodes := []string{r.node(t, "node-a"), r.node(t, "node-b"), r.node(t, "node-c")}
+	var publishing sync.WaitGroup
+	for i := range 24 {
+		volume := r.create(t, fmt.Sprintf("v%d", i))
+		publishing.Go(func() { r.published(t, volume, nodes[i%3]) })
+	}
+	publishing.Wait()
+	r.wantRestarts(t, 3)
+}
+
+func TestPlannedPolicies(t *testing.T) {
+	for _, test := range []struct {
+		policy restart.Policy
+		says   string
+	}{
+		{restart.Never, "--restart-policy=never"},
+		{restart.Plan, "--restart-policy=plan"},
+	} {
+		t.Run(string(test.policy), func(t *testing.T) {
+			r := newRestartRig(t, func(o *rigOptions) { o.restarts.Policy = test.policy })
+			node := r.node(t, "node-a")
+			volume := r.create(t, "v")
+			eventually(t, "the answer says why nothing is restarted", func() bool {
+				err := r.publish(t, volume, node)
+				if status.Code(err) != codes.FailedPrecondition {
+					t.Fatal(err)
+				}
+				return strings.Contains(err.Error(), test.says)
+			})
+			r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+			r.published(t, volume, node)
+			r.wantRestarts(t, 0)
+		})
+	}
+}
+
+// An RPC may wait for the restart.
+func TestPlannedWait(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Wait = time.Minute })
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	r.must(t, r.publish(t, volume, node))
+	r.wantRestarts(t, 1)
+	if got := r.publishedNodes(t, volume); !cmp.Equal(got, []string{node}) {
+		t.Errorf("published on %v", got)
+	}
+}
+
+// Whoever dies while an instance is down: another controller starts it, as soon as the lease is over.
+func TestPlannedCrash(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	if err := r.publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) != oxide.InstanceStateRunning })
+	r.crash()
+	other := r.again(t)
+	eventually(t, "somebody starts the instance", func() bool { return r.runState(t, node) == oxide.InstanceStateRunning })
+	other.rest(t)
+	other.published(t, volume, node)
+	// The record tells the disk to whoever takes over: no second restart.
+	if stops, _ := r.restarts(t); stops != 0 {
+		t.Errorf("%d stops after the crash, want none", stops)
+	}
+}
+
+// guests plays the orchestrator and the node plugins of guests that shut down when they are asked to.
+type guests struct {
+	r       *rig
+	refusal string
+
+	mu      sync.Mutex
+	asked   map[string]string // restart ID by instance
+	answers map[string]metadata.RestartAnswer
+	reports []metadata.RestartReport
+}
+
+func newGuests() *guests {
+	return &guests{asked: map[string]string{}, answers: map[string]metadata.RestartAnswer{}}
+}
+
+func (g *guests) Ask(ctx context.Context, instance, id string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[instance] == id {
+		return nil
+	}
+	g.asked[instance], g.answers[instance] = id, metadata.RestartAnswer{State: metadata.RestartAccepted}
+	if g.refusal != "" {
+		g.answers[instance] = metadata.RestartAnswer{State: metadata.RestartRefused, Reason: g.refusal}
+		return nil
+	}
+	return g.r.sim.Halt(ctx, instance)
+}
+
+func (g *guests) Answer(ctx context.Context, instance, id string) (metadata.RestartAnswer, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[instance] != id {
+		return metadata.RestartAnswer{}, nil
+	}
+	calls, err := g.r.sim.Calls(ctx)
+	if err == nil && calls.Counts["instance_start"] > 0 && g.answers[instance].State == metadata.RestartAccepted {
+		g.answers[instance] = metadata.RestartAnswer{State: metadata.RestartBack}
+	}
+	return g.answers[instance], err
+}
+
+func (g *guests) Withdraw(_ context.Context, instance, id string) (metadata.RestartAnswer, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[instance] != id {
+		return metadata.RestartAnswer{}, nil
+	}
+	said := g.answers[instance]
+	if said.State != metadata.RestartAccepted {
+		delete(g.asked, instance)
+	}
+	return said, nil
+}
+
+func (g *guests) Forget(_ context.Context, instance, id string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[instance] == id {
+		delete(g.asked, instance)
+	}
+	return nil
+}
+
+func (g *guests) Report(_ context.Context, _ string, report metadata.RestartReport) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.reports = append(g.reports, report)
+	return nil
+}
+
+// The rack's own stop is a power cut, which a guest that shuts itself down is spared.
+func TestPlannedGuest(t *testing.T) {
+	g := newGuests()
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, g })
+	g.r = r
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	r.published(t, volume, node)
+	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
+		t.Errorf("%d stops and %d starts, want 0 and 1", stops, starts)
+	}
+	r.rest(t)
+	if len(g.asked) > 0 {
+		t.Errorf("questions are left: %v", g.asked)
+	}
+}
+
+// What a node refuses is told to whoever wants the volume, and nothing is stopped.
+func TestPlannedRefused(t *testing.T) {
+	g := newGuests()
+	g.refusal = "graceful node shutdown is on: turn it off"
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, g })
+	g.r = r
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	eventually(t, "the answer says what the node says", func() bool {
+		err := r.publish(t, volume, node)
+		return status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), g.refusal)
+	})
+	r.wantRestarts(t, 0)
+	r.rest(t)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.reports) == 0 || !g.reports[len(g.reports)-1].Problem {
+		t.Errorf("nobody who watches the node is told: %v", g.reports)
+	}
+}
+
+// A controller leaves its own instance to another one, and restarts nothing before it knows which one that is.
+func TestPlannedOwnInstance(t *testing.T) {
+	first := newRestartRig(t, func(o *rigOptions) {
+		o.restarts.Self = func() (string, bool) { return "", false }
+	})
+	node := first.node(t, "node-a")
+	volume := first.create(t, "v")
+	eventually(t, "nothing is restarted before it is known where the controller runs", func() bool {
+		err := first.publish(t, volume, node)
+		return err != nil && strings.Contains(err.Error(), "does not know yet")
+	})
+	first.crash()
+	on := func(instance string) *rig {
+		restarts := *first.options.restarts
+		restarts.Self = func() (string, bool) { return instance, true }
+		other := *first
+		other.options.restarts = &restarts
+		return other.again(t)
+	}
+	here := on(node)
+	if err := here.publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	eventually(t, "the restart is planned", func() bool { return len(here.records(t, "csi-restart-")) == 1 })
+	here.wantRestarts(t, 0)
+	there := on(here.node(t, "node-b"))
+	here.published(t, volume, node)
+	there.wantRestarts(t, 1)
+}
