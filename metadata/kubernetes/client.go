@@ -35,6 +35,8 @@ type request struct {
 	// body is what is sent, or nil: a JSON patch, RFC 6902, unless mediaType says something else.
 	body      []byte
 	mediaType string
+	// accept is asked for instead of the whole object, where it is not empty.
+	accept string
 	// what it does, for errors.
 	what string
 	// kind and name are those of the object that is to be answered.
@@ -109,7 +111,7 @@ func (a access) send(ctx context.Context, r request) (status int, body []byte, e
 	if err != nil {
 		return 0, nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the API server's address in " + a.from + " is no URL", Next: "write https://host:port"}
 	}
-	httpRequest.Header.Set("Accept", "application/json")
+	httpRequest.Header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	if r.body != nil {
 		httpRequest.Header.Set("Content-Type", cmp.Or(r.mediaType, "application/json-patch+json"))
 	}

@@ -277,8 +277,11 @@ func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.Re
 // restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store, not of
 // its cache: what was withdrawn must not be read any more.
 func (c client) restart(ctx context.Context, name string) (asked string, said metadata.RestartAnswer, err error) {
+	r := getNode("get Node "+name, name)
+	// Most of a Node is its status, the list of its images above all.
+	r.accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	var n node
-	if _, err := c.do(ctx, getNode("get Node "+name, name), nil, &n); err != nil {
+	if _, err := c.do(ctx, r, nil, &n); err != nil {
 		return "", metadata.RestartAnswer{}, err
 	}
 	asked, said = n.restart()

@@ -140,6 +140,9 @@ func (c *cluster) handle(r *http.Request) (status int, answer any) {
 			return c.patch(c.nodes[what], r.Header.Get("Content-Type"), body)
 		}
 		n := clone(c.t, c.nodes[what])
+		if strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") {
+			delete(n, "spec")
+		}
 		if c.meddle != nil {
 			meddle := c.meddle
 			c.meddle = nil
