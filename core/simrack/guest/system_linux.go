@@ -36,8 +36,13 @@ const (
 
 // setUp makes the new namespaces a machine's, once standard input says that the simulator holds them, and becomes the first
 // process. What is mounted on the host, such as a guest folder, appears in there, but nothing the other way round; and a
-// machine's mounts are shared among the namespaces that its services make. Every boot has an ID of its own.
+// machine's mounts are shared among the namespaces that its services make. Disks of guests that somebody has mounted on the host
+// are no business of this one, which would hold them for as long as it runs; one that cannot be unmounted was below another.
+// Every boot has an ID of its own.
 const setUp = `read -r _ && mount --make-rslave / && mount --make-rshared / && mount -t proc proc /proc &&
+while read -r _ _ device _ place rest; do
+    case "$device $rest" in "7:"*" - "*"/dev/nvme"*) umount -l "$place" || : ;; esac
+done </proc/self/mountinfo &&
 mount --bind "$` + envDir + `/` + bootIDName + `" /proc/sys/kernel/random/boot_id &&
 echo up >&3 && exec "$0" </dev/null 3>&-`
 

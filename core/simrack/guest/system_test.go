@@ -407,6 +407,27 @@ say gone ""
 	}
 }
 
+// TestABootHoldsNoDisksOfOthers boots a guest while the disk of another one, without processes, is mounted on the host.
+func TestABootHoldsNoDisksOfOthers(t *testing.T) {
+	w, other := newMachines(t, `say others "$(grep -c "$OTHER" /proc/self/mountinfo)"; `+forever), newWorld(t)
+	disk := other.data(1, "volume", 64)
+	other.on(nodeB, "node-b", disk)
+	run(t, "mkfs.ext4", "-q", other.node(nodeB, disk))
+	dir := mounted(t, other.node(nodeB, disk), "ext4")
+	t.Setenv("OTHER", dir)
+	w.must(w.CreateInstance(nodeA, "node-a"))
+	w.boot(nodeA)
+	if got := w.said("others"); got != "0" {
+		t.Errorf("the guest has mounted %s disks of another", got)
+	}
+	w.said("up")
+	must(t, unix.Unmount(dir, 0))
+	other.must(other.Unplug(nodeB, disk.ID))
+	if left := loopsBelow(t, other.state); len(left) > 0 {
+		t.Errorf("%v are held", left)
+	}
+}
+
 // TestBootRefuses tries programs that cannot be run.
 func TestBootRefuses(t *testing.T) {
 	needRoot(t)

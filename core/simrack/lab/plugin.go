@@ -16,9 +16,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Plugin is a running oxide-csi with a client for each of its services.
+// Plugin is a running oxide-csi.
 type Plugin struct {
 	*Process
+	*Client
+}
+
+// Client calls the services of a plugin.
+type Client struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
@@ -94,31 +99,48 @@ func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plugin{Process: process, Socket: opts.Socket()}
-	if err := p.connect(); err != nil {
+	client, err := connect(opts.Socket(), process.Done())
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %s", err, process.Stderr()), process.Kill())
 	}
-	return p, nil
+	return &Plugin{Process: process, Client: client}, nil
 }
 
-func (p *Plugin) connect() error {
-	conn, err := grpc.NewClient("unix://"+p.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+// Connect waits for a plugin that somebody else has started or will start, in a guest for example, until it says that it is
+// ready.
+func Connect(socket string) (*Client, error) { return connect(socket, nil) }
+
+func connect(socket string, ended <-chan struct{}) (*Client, error) {
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// The first attempts come before the socket is there.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p.conn = conn
-	p.IdentityClient, p.ControllerClient, p.NodeClient = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	c := &Client{
+		IdentityClient: csi.NewIdentityClient(conn), ControllerClient: csi.NewControllerClient(conn), NodeClient: csi.NewNodeClient(conn),
+		Socket: socket, conn: conn,
+	}
+	if err := c.await(ended); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// await waits until the plugin is ready, or its process has ended.
+func (c *Client) await(ended <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 	defer cancel()
 	for {
-		resp, err := p.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		resp, err := c.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
 		if err == nil && resp.GetReady().GetValue() {
 			return nil
 		}
 		select {
-		case <-p.Done():
+		case <-ended:
 			return errors.New("oxide-csi ended before it was ready")
 		case <-ctx.Done():
 			return fmt.Errorf("oxide-csi is not ready after %s: %w", readyTimeout, err)
@@ -128,7 +150,7 @@ func (p *Plugin) connect() error {
 }
 
 // Stop ends the plugin with SIGTERM; see [Process.Stop].
-func (p *Plugin) Stop() error { return errors.Join(p.conn.Close(), p.Process.Stop()) }
+func (p *Plugin) Stop() error { return errors.Join(p.Close(), p.Process.Stop()) }
 
 // Kill ends the plugin with SIGKILL.
-func (p *Plugin) Kill() error { return errors.Join(p.conn.Close(), p.Process.Kill()) }
+func (p *Plugin) Kill() error { return errors.Join(p.Close(), p.Process.Kill()) }

@@ -1,0 +1,183 @@
+package blackbox
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// TestANodePluginInAGuest has the node plugin run in a guest that really goes down, with a volume in use: what a guest that
+// halts in order had written is there at the next boot, synced or not; after a power cut what was not synced is lost, and the
+// rest is there. The disks come and go on a rack without hot-plug.
+func TestANodePluginInAGuest(t *testing.T) {
+	needRoot(t)
+	// Not beside others: what they have mounted would stay mounted in the guest.
+	dir := shortDir(t)
+	place := filepath.Join(dir, "node-a")
+	if err := os.Mkdir(place, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	node := lab.PluginOptions{Mode: "node", Dir: place, Instance: lab.Instance{Guest: "$OXIDE_SIM_GUEST"}}
+	flags, err := node.Flags()
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot, err := lab.WriteBoot(dir, programs.Sim, 10*time.Second, fmt.Sprintf(`exec %s "%s"`, programs.Plugin, strings.Join(flags, `" "`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sim := startSimWithGuests(t, dir, "--instances=node-a", "--guest-boot="+boot)
+	guest := &machine{t: t, sim: sim, Instance: sim.Instance("node-a"), socket: node.Socket()}
+	controller := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+	c := newClient()
+
+	guest.halt()
+	volume := twice(t, c, controller.CreateVolume, createRequest("guest", mountVolume(""))).GetVolume()
+	published := twice(t, c, controller.ControllerPublishVolume, publishRequest(volume, guest.Instance, mountVolume("")))
+	// life is a boot with a workload that finds these files, and writes others.
+	life := func(finds map[string]string, writes ...string) (*mounted, func()) {
+		t.Helper()
+		plugin, root := guest.start()
+		m := stageAndPublish(t, c, &lab.Plugin{Client: plugin}, place, volume, mountVolume(""), published.GetPublishContext())
+		data := filepath.Join(root, m.target)
+		found := map[string]string{}
+		files, err := filepath.Glob(filepath.Join(data, "*.txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range files {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found[filepath.Base(path)] = string(text)
+		}
+		if diff := cmp.Diff(finds, found); diff != "" {
+			t.Errorf("what the workload finds (-want +got):\n%s", diff)
+		}
+		for _, name := range writes {
+			writeText(t, filepath.Join(data, name), name)
+		}
+		return m, func() {
+			if err := plugin.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	_, gone := life(map[string]string{}, "synced-1.txt", "quiet-1.txt")
+	gone()
+	guest.halt()
+	first := map[string]string{"synced-1.txt": "synced-1.txt", "quiet-1.txt": "quiet-1.txt"}
+	_, gone = life(first, "synced-2.txt", "quiet-2.txt")
+	gone()
+	if err := sim.PowerCut(within(t, time.Minute), guest.ID); err != nil {
+		t.Fatal(err)
+	}
+	guest.await("stopped")
+	first["synced-2.txt"] = "synced-2.txt"
+	m, gone := life(first)
+	m.unpublishAndUnstage(t)
+	gone()
+	guest.halt()
+	twice(t, c, controller.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: guest.ID})
+	twice(t, c, controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+	checkLeftovers(t, sim, 0)
+	if len(c.failed) > 0 {
+		t.Errorf("requests failed although nothing was wrong: %v", c.failed)
+	}
+}
+
+// machine is an instance whose guest runs the node plugin.
+type machine struct {
+	lab.Instance
+	t      *testing.T
+	sim    *lab.Sim
+	socket string
+}
+
+// pids are the processes of the host that have the plugin's socket in their command lines.
+func (m *machine) pids() (found []string) {
+	m.t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, path := range lines {
+		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), "--endpoint=unix://"+m.socket+"\x00") {
+			found = append(found, filepath.Dir(path))
+		}
+	}
+	return found
+}
+
+// start starts the instance, unless it runs, and waits for its plugin. Root is where its files are seen from here.
+func (m *machine) start() (plugin *lab.Client, root string) {
+	m.t.Helper()
+	if err := m.sim.SetRunState(within(m.t, time.Minute), m.ID, "running"); err != nil {
+		m.t.Fatal(err)
+	}
+	plugin, err := lab.Connect(m.socket)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	pids := m.pids()
+	if len(pids) != 1 {
+		m.t.Fatalf("the plugin runs %d times", len(pids))
+	}
+	return plugin, filepath.Join(pids[0], "root")
+}
+
+// halt presses the power button.
+func (m *machine) halt() {
+	m.t.Helper()
+	plugin, _ := m.start() // only a guest that is up knows the button
+	if err := plugin.Close(); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := m.sim.Halt(within(m.t, time.Minute), m.ID); err != nil {
+		m.t.Fatal(err)
+	}
+	m.await("stopped")
+}
+
+// await waits until the instance is in a state in which nothing of its guest is left.
+func (m *machine) await(state string) {
+	m.t.Helper()
+	eventually(m.t, m.Name+" is "+state, func() bool {
+		list, err := m.sim.ListInstances(within(m.t, time.Minute))
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		return list[0].RunState == state
+	})
+	if left := m.pids(); len(left) > 0 {
+		m.t.Errorf("processes %v are left in a guest that is %s", left, state)
+	}
+}
+
+// writeText writes a file, and syncs it if its name says so.
+func writeText(t *testing.T, path, text string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteString(text)
+	if err == nil && strings.HasPrefix(filepath.Base(path), "synced") {
+		err = f.Sync()
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
