@@ -110,7 +110,7 @@ func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Pr
 		log.Warn("neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)")
 		return
 	}
-	agent, err := shutdown.New(listener, poweroff(cfg), shutdown.BootIDFile, log)
+	agent, err := shutdown.New(listener, poweroff(cfg), cfg.BootIDFile, log)
 	if err != nil {
 		log.Error("planned restarts are not answered", "error", err)
 		return

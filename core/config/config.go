@@ -142,6 +142,8 @@ type Config struct {
 	// DevRoot and SysRoot are absolute paths.
 	DevRoot string `koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"where the host's /dev is seen"`
 	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"where the host's /sys is seen"`
+	// BootIDFile is an absolute path.
+	BootIDFile string `koanf:"bootIDFile" flag:"boot-id-file" env:"OXIDE_CSI_BOOT_ID_FILE" default:"/proc/sys/kernel/random/boot_id" help:"file whose content is another one after each boot of the guest, by which a node tells that a planned restart is over. Ignored in mode controller"`
 }
 
 // Orchestrator is which of MetadataKubernetes and MetadataNomad can carry a word between controller and nodes, or empty.

@@ -95,7 +95,7 @@ func TestDefaults(t *testing.T) {
 		RestartPolicy: "allow", RestartShutdown: "guest", RestartWindow: 10 * time.Second, RestartMaxDown: 1, RestartCoolDown: 5 * time.Minute,
 		RestartHaltTimeout: 2 * time.Minute, RestartSelf: "auto",
 		MaxDisks: 8, Metadata: "auto", InstanceID: instanceA,
-		StateDir: "/var/lib/oxide-csi", BlankScanLimit: 32 << 30, DeviceTimeout: time.Minute, LogFormat: "text", DevRoot: "/dev", SysRoot: "/sys",
+		StateDir: "/var/lib/oxide-csi", BlankScanLimit: 32 << 30, DeviceTimeout: time.Minute, LogFormat: "text", DevRoot: "/dev", SysRoot: "/sys", BootIDFile: "/proc/sys/kernel/random/boot_id",
 		InstanceLabel: "oxide.computer/instance-id", RackLabel: "oxide.computer/rack", KubernetesPort: "443",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -174,6 +174,7 @@ func samples(t *testing.T) map[string]struct {
 		"logFormat":                      {"json", "json"},
 		"devRoot":                        {"/host/dev", "/host/dev"},
 		"sysRoot":                        {"/host/sys", "/host/sys"},
+		"bootIDFile":                     {"/guest/boot_id", "/guest/boot_id"},
 	}
 }
 

@@ -224,6 +224,7 @@ func (c Config) checkNode(p *Problems) {
 		p.add("--detach-grace", "%s is negative", c.DetachGrace)
 	}
 	checkAbsolute(p, "--dev-root", c.DevRoot)
+	checkAbsolute(p, "--boot-id-file", c.BootIDFile)
 	c.checkKubelet(p)
 	switch {
 	case c.StartupTaint == "" || !c.Mode.Node():

@@ -336,7 +336,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
 		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=cold", "OXIDE_CSI_MAX_DISKS=eight",
 	}
-	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--startup-taint=-", "--restart-poweroff=x", "--restart-policy=x", "--restart-shutdown=x", "--restart-window=x", "--restart-max-down=x", "--restart-cool-down=x", "--restart-halt-timeout=x", "--restart-wait=x", "--restart-hours=x", "--restart-self=x", "--restart-despite-graceful-shutdown=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--instance-label=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--kubelet-endpoint=x", "--startup-taint=-", "--restart-poweroff=x", "--boot-id-file=x", "--restart-policy=x", "--restart-shutdown=x", "--restart-window=x", "--restart-max-down=x", "--restart-cool-down=x", "--restart-halt-timeout=x", "--restart-wait=x", "--restart-hours=x", "--restart-self=x", "--restart-despite-graceful-shutdown=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
 	_, _, err := load(t, args, environ, yaml)
 	got := strings.Join(problemsOf(t, err), "\n")

@@ -43,10 +43,7 @@ type Agent struct {
 	problem string
 }
 
-// BootIDFile is where Linux tells which boot this is.
-const BootIDFile = "/proc/sys/kernel/random/boot_id"
-
-// New makes an agent.
+// New makes an agent. The file has the boot ID: Linux has it in /proc/sys/kernel/random/boot_id.
 func New(listener metadata.RestartListener, way Way, bootIDFile string, log *slog.Logger) (*Agent, error) {
 	text, err := os.ReadFile(bootIDFile)
 	boot := strings.TrimSpace(string(text))

@@ -177,7 +177,7 @@ func TestWithoutABootID(t *testing.T) {
 			t.Errorf("%s: no error", file)
 		}
 	}
-	if _, err := shutdown.New(&guest{}, &guest{}, shutdown.BootIDFile, slog.New(slog.DiscardHandler)); err != nil {
+	if _, err := shutdown.New(&guest{}, &guest{}, "/proc/sys/kernel/random/boot_id", slog.New(slog.DiscardHandler)); err != nil {
 		t.Error(err)
 	}
 }

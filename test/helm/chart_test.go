@@ -150,6 +150,8 @@ func TestPluginUnderstands(t *testing.T) {
 		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, "", ""}},
 		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, "", ""}},
 		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, "", ""}},
+		{"planned restarts", []string{"--set=attachMode=restart"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
+		{"planned restarts of emptied nodes", []string{"--set=attachMode=restart,restartDrain=true"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/registration/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -193,7 +195,7 @@ func load(t *testing.T, objects map[string]object, key, kind string, add func(*p
 	root := t.TempDir()
 	mount(t, root, objects, spec, container)
 
-	environ := []string{}
+	environ := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1"} // as in every pod
 	for _, v := range at[[]any](t, container, "env") {
 		name, value := v.(object)["name"].(string), "https://rack.example.com"
 		switch literal := v.(object)["value"].(type) {
