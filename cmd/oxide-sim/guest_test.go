@@ -23,9 +23,10 @@ type machines struct {
 	*sim
 	// notes is a folder that the services know as $notes, state that of the disks.
 	notes, state string
+	args         []string
 }
 
-func startMachines(t *testing.T, service string, args ...string) machines {
+func startMachines(t *testing.T, service string) machines {
 	t.Helper()
 	needRoot(t)
 	path, err := binary()
@@ -34,8 +35,9 @@ func startMachines(t *testing.T, service string, args ...string) machines {
 	boot, err := lab.WriteBoot(t.TempDir(), path, time.Second, fmt.Sprintf("notes=%s/$OXIDE_SIM_INSTANCE\n%s", m.notes, service))
 	must(t, err)
 	must(t, os.MkdirAll(filepath.Join(m.notes, "node-a", "mnt"), 0o755))
-	m.sim = start(t, append([]string{"--listen=127.0.0.1:0", "--control=127.0.0.1:0", "--instances=node-a", "--state", m.state,
-		"--guest-root", filepath.Join(t.TempDir(), "guests"), "--guest-boot", boot}, args...)...)
+	m.args = []string{"--listen=127.0.0.1:0", "--control=127.0.0.1:0", "--instances=node-a", "--state", m.state,
+		"--guest-root", filepath.Join(t.TempDir(), "guests"), "--guest-boot", boot}
+	m.sim = start(t, m.args...)
 	return m
 }
 
@@ -166,6 +168,14 @@ func TestGuestsDieWithTheirSimulator(t *testing.T) {
 				t.Errorf("exit code %d after %s\n%s", code, took, m.stderr.String())
 			}
 			eventually(t, "its guests are dead", func() bool { return alive(t, mark) == 0 })
+			if signal == syscall.SIGKILL { // whose loop devices the next one clears, for its guests to boot with the disks
+				m.sim = start(t, m.args...)
+				m.said("up")
+				_, code, _ = m.end(syscall.SIGTERM)
+			}
+			if left := loopsBelow(t, m.state); len(left) > 0 || code != 0 {
+				t.Errorf("exit code %d, and loop devices are left: %v", code, left)
+			}
 		})
 	}
 }
