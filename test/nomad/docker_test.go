@@ -96,7 +96,7 @@ func (c *cluster) images(t *testing.T) {
 	tools := strings.Fields(c.output(t, "make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools"))
 	plugin := filepath.Join(c.dir, "plugin.tar")
 	c.output(t, "go", append([]string{"run", "../../deploy/image", "-o=" + plugin, "-program=" + programs.Plugin, "-tag=" + pluginImage,
-		"-version=test", "-user=65532:65532"}, tools...)...)
+		"-user=65532:65532"}, tools...)...)
 	consumer := filepath.Join(c.dir, "consumer")
 	must(t, os.MkdirAll(filepath.Join(consumer, "bin"), 0o755))
 	busybox, err := exec.LookPath("busybox")

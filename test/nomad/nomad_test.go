@@ -119,6 +119,9 @@ func (c *cluster) life(t *testing.T) {
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
 	first := c.example(t, operator, "data", "node-a")
 	c.lines(t, operator, first, first)
+	c.part("status", func(t *testing.T) { c.status(t, operator, first) })
+	c.part("refused", func(t *testing.T) { c.refused(t, operator) })
+	c.running(first)
 
 	c.part("agent killed", func(t *testing.T) {
 		m := c.clients["node-a"]
@@ -138,14 +141,6 @@ func (c *cluster) life(t *testing.T) {
 	c.part("another program at the same path", func(t *testing.T) {
 		c.startedAgain(c.clients["node-a"], "node", func() { c.as(c.management).run(t, "job", "restart", "-yes", "oxide-csi-node") })
 		c.healthy(2, 2)
-		c.running(first)
-	})
-	c.part("delete while in use", func(t *testing.T) {
-		// Nomad asks the plugin before it looks at its own claims.
-		_, stderr, err := operator.try("volume", "delete", "data")
-		if err == nil || !strings.Contains(stderr, "attached") {
-			t.Errorf("%v: %s", err, stderr)
-		}
 		c.running(first)
 	})
 	c.part("stop while the node plugin is away", func(t *testing.T) {
@@ -168,8 +163,7 @@ func (c *cluster) life(t *testing.T) {
 	c.part("upgrade of the controller", func(t *testing.T) {
 		// To what differs enough: the exec driver, with the program in the clients' chroot_env, and a short grace from here on.
 		c.grace = "1s"
-		c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).run(t, "job", "run", "binary/controller.nomad.hcl")
-		c.healthy(2, 2)
+		c.execController(t)
 	})
 
 	second := c.example(t, operator, "data", "node-b")
@@ -188,12 +182,86 @@ func (c *cluster) life(t *testing.T) {
 		operator.run(t, "volume", "create", c.filled(t, "volumes/restore.volume.hcl", "SNAPSHOT-ID", snapshot))
 		restored := c.example(t, operator, "restored", "node-a")
 		c.lines(t, operator, restored, first, second, restored)
+		again := c.withoutController(t, operator, "restored", "node-a")
+		c.lines(t, operator, again, first, second, restored, again)
 		c.stop(t, operator, "restored")
 		operator.run(t, "volume", "snapshot", "delete", "oxide", snapshot)
 		operator.run(t, "volume", "delete", "restored")
 	})
 	operator.run(t, "volume", "delete", "data")
 	c.nothingLeft(t)
+}
+
+// execController runs the controller by the exec driver.
+func (c *cluster) execController(t *testing.T) {
+	t.Helper()
+	c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).run(t, "job", "run", "binary/controller.nomad.hcl")
+	c.healthy(2, 2)
+}
+
+// withoutController stops the example while there is no controller: Nomad releases the claim, and nobody detaches the disk. The
+// next job finds it attached. It returns that one's allocation.
+func (c *cluster) withoutController(t *testing.T, operator cli, volume, client string) string {
+	t.Helper()
+	c.as(c.management).run(t, "job", "stop", "oxide-csi-controller")
+	c.healthy(0, 2)
+	operator.run(t, "job", "stop", "-detach", "example")
+	c.unclaimed(volume)
+	if n := c.attached(t); n != 1 {
+		t.Errorf("%d disks are attached, want the one that nobody has detached", n)
+	}
+	c.execController(t)
+	return c.example(t, operator, volume, client)
+}
+
+// status is what Nomad tells of a volume that is in use.
+func (c *cluster) status(t *testing.T, operator cli, alloc string) {
+	info, _, err := c.admin.CSIVolumes().Info("data", nil)
+	must(t, err)
+	for _, show := range []struct {
+		args  []string
+		tells []string
+	}{
+		{[]string{"volume", "status"}, []string{"data", "oxide", "single-node-writer"}},
+		{[]string{"volume", "status", "-verbose"}, []string{info.ExternalID, "OK", c.sim.Instance("node-a").ID}},
+		{[]string{"volume", "status", "-verbose", "data"}, []string{info.ExternalID, "csi.oxide.computer", "topology.csi.oxide.computer/rack=default", alloc}},
+	} {
+		said := operator.run(t, show.args...)
+		for _, text := range show.tells {
+			if !strings.Contains(said, text) {
+				t.Errorf("nomad %s does not tell %q:\n%s", strings.Join(show.args, " "), text, said)
+			}
+		}
+	}
+}
+
+// refused is what must not work, while the volume is in use, and what whoever tries it is told.
+func (c *cluster) refused(t *testing.T, operator cli) {
+	const noDisk = "6f1d1e6e-0000-4000-8000-000000000000"
+	create := "volumes/create.volume.hcl"
+	other := []string{`"data"`, `"other"`}
+	for _, test := range []struct {
+		name string
+		user cli
+		args []string
+		says string
+	}{
+		// Nomad asks the plugin before it looks at its own claims.
+		{"delete it", operator, []string{"volume", "delete", "data"}, "is attached to instance " + c.sim.Instance("node-a").ID},
+		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "expand is not implemented by this controller plugin"},
+		{"more than one node", operator, []string{"volume", "create", c.filled(t, create, append(other, "single-node-writer", "multi-node-multi-writer")...)}, "use a single-node mode"},
+		{"another rack", operator, []string{"volume", "create", c.filled(t, create, append(other, `= "default"
+      }`, `= "nowhere"
+      }`)...)}, "this plugin serves topology.csi.oxide.computer/rack=default"},
+		{"a disk that is not there", operator, []string{"volume", "register", c.filled(t, "volumes/register.volume.hcl", "DISK-ID", noDisk, "DISK-NAME", "x")}, "could not be found"},
+		// Nomad looks for an allocation that the command has not named.
+		{"detach it", c.as(c.management), []string{"volume", "detach", "data", c.node("node-a").ID}, "Unknown allocation"},
+	} {
+		if _, stderr, err := test.user.try(test.args...); err == nil || !strings.Contains(stderr, test.says) {
+			t.Errorf("%s: %v: %s", test.name, err, stderr)
+		}
+	}
+	operator.run(t, "volume", "snapshot", "delete", "oxide", noDisk) // there is none, as there should be
 }
 
 // killPlugin kills a plugin and waits until Nomad has started it again.
@@ -391,11 +459,16 @@ func (c *cluster) stop(t *testing.T, user cli, volume string) {
 // released waits until a volume is free: for Nomad, and on the rack.
 func (c *cluster) released(t *testing.T, volume string) {
 	t.Helper()
+	c.unclaimed(volume)
+	eventually(t, "the disk is detached", func() bool { return c.attached(t) == 0 })
+}
+
+func (c *cluster) unclaimed(volume string) {
+	c.t.Helper()
 	c.server.eventually("the claims of "+volume+" are released", func() bool {
 		info, _, err := c.admin.CSIVolumes().Info(volume, nil)
 		return err == nil && len(info.ReadAllocs)+len(info.WriteAllocs) == 0
 	})
-	eventually(t, "the disk is detached", func() bool { return c.attached(t) == 0 })
 }
 
 // attached counts the disks, but for boot disks, that instances of the rack have.
