@@ -14,7 +14,7 @@ import (
 var kubernetes = []string{
 	"CreateContainerConfigError", "CrashLoopBackOff", "violates PodSecurity", "Init:0/1", "CSINode … does not contain driver csi.oxide.computer",
 	"detected topology value collision", "Pending", "waiting for first consumer", "did not have enough free storage", "exceed max volume count",
-	"Multi-Attach error", "Terminating", "readyToUse", "reclaimPolicy: Delete", "cluster-id",
+	"Multi-Attach error", "Terminating", "readyToUse", "reclaimPolicy: Delete", "cluster-id", "FailedPreStopHook",
 }
 
 // TestSymptoms looks for what docs/kubernetes.md says that one sees: an operator finds the row by the plugin's own words.

@@ -87,6 +87,14 @@ func (s *server) documentation(t *testing.T) {
 		var o object
 		must(t, yaml.Unmarshal(block[1], &o))
 		shown++
+		if o["kind"] == "Kustomization" {
+			var components []string
+			for _, component := range at[[]any](t, o, "components") {
+				components = append(components, strings.TrimPrefix(component.(string), "deploy/k8s/"))
+			}
+			run(t, program(t, "kustomize", "helm"), "build", overlay(t, ".", components))
+			continue
+		}
 		if o["kind"] != nil {
 			s.post(t, paths[at[string](t, o, "kind")]+"?dryRun=All&fieldValidation=Strict", o)
 			continue

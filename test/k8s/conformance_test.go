@@ -133,21 +133,21 @@ func init() { alsoPrepare = officialImages }
 // busybox does not do, there is the program itself; sh is bash, since busybox' own runs its own programs whatever PATH says.
 func officialImages(dir, built string) error {
 	for _, image := range []struct {
-		tags     []string
-		programs []string
-		command  []string
+		tags       []string
+		programs   []string
+		entrypoint []string
 	}{
-		{[]string{"registry.k8s.io/e2e-test-images/busybox:1.37.0-1"}, nil, []string{"/bin/sh"}},
-		{[]string{"registry.k8s.io/e2e-test-images/agnhost:2.63.0"}, []string{filepath.Join(built, "agnhost"), "bash", "nsenter"}, []string{"/agnhost", "pause"}},
+		{[]string{"registry.k8s.io/e2e-test-images/busybox:1.37.0-1"}, nil, nil},
+		{[]string{"registry.k8s.io/e2e-test-images/agnhost:2.63.0"}, []string{filepath.Join(built, "agnhost"), "bash", "nsenter"}, []string{"/agnhost"}},
 		{[]string{"registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0", "registry.k8s.io/e2e-test-images/nginx:1.15-4"},
-			[]string{"bash", "dd", "sha256sum", "md5sum", "stat", "cat", "ls", "blkid"}, []string{"/bin/sh"}},
+			[]string{"bash", "dd", "sha256sum", "md5sum", "stat", "cat", "ls", "blkid"}, nil},
 	} {
 		files, err := busyboxWith(image.programs)
 		if err != nil {
 			return err
 		}
 		name := strings.NewReplacer("/", "-", ":", "-").Replace(image.tags[0])
-		if err := writeImage(filepath.Join(dir, "images", name+".tar"), files, image.tags, image.command); err != nil {
+		if err := writeImage(filepath.Join(dir, "images", name+".tar"), files, image.tags, image.entrypoint); err != nil {
 			return err
 		}
 	}
@@ -214,14 +214,18 @@ func busyboxWith(programs []string) (map[string]file, error) {
 }
 
 // writeImage writes an archive such as docker save makes.
-func writeImage(name string, files map[string]file, tags, command []string) error {
+func writeImage(name string, files map[string]file, tags, entrypoint []string) error {
 	layer, err := archive(files)
 	if err != nil {
 		return err
 	}
+	with := map[string]any{"Cmd": []string{"sh"}, "Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}}
+	if entrypoint != nil {
+		with["Entrypoint"], with["Cmd"] = entrypoint, []string{"pause"}
+	}
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux", "rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
-		"config": map[string]any{"Cmd": command, "Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}},
+		"config": with,
 	})
 	if err != nil {
 		return err

@@ -42,6 +42,7 @@ func TestKubernetes(t *testing.T) {
 		{"no more volumes than the node takes", c.limit},
 		{"the plugin is killed in the middle of it", c.killed},
 		{"the rack fails when a volume is to go", c.failingDelete},
+		{"another token", c.rotation},
 		{"a power cut", c.powerCut},
 		{"from the manifests to the chart", c.chart},
 		{"a node joins", c.joins},

@@ -194,7 +194,7 @@ func (n *node) configureKubelet() error {
 		taints = fmt.Sprintf("registerWithTaints: [{key: %q, effect: NoExecute}]\n", n.Taint)
 	}
 	// What is not as usual is for machines with control groups of the first version, to find out within seconds instead of tens
-	// of them what a node has let go of, and to keep images, since they cannot be pulled again. There is no DNS.
+	// of them what a node has let go of and what a Secret has become, and to keep images, since they cannot be pulled again. There is no DNS.
 	return errors.Join(n.write("resolv.conf", ""), n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: %[1]s
@@ -212,6 +212,7 @@ clusterDNS: [10.96.0.10]
 makeIPTablesUtilChains: false
 volumePluginDir: /var/lib/kubelet/volumeplugins
 nodeStatusUpdateFrequency: 2s
+syncFrequency: 10s
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
 %[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), taints)),

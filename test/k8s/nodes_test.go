@@ -3,7 +3,9 @@
 package k8s_test
 
 import (
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -46,6 +48,36 @@ func (c *cluster) powerCut(t *testing.T) {
 	c.apply(t, pod{name: "back", claim: "survives", on: c.b}.String())
 	c.running(t, "back")
 	c.gone(t, "pod/back", "pvc/survives")
+}
+
+// rotation gives the plugin another token as the documentation says, and takes the old one away: nothing is restarted.
+func (c *cluster) rotation(t *testing.T) {
+	pods := func() string {
+		return c.get(t, ".items[*]['metadata.uid', 'status.containerStatuses[*].restartCount']", "-n", namespace, "pods", "-l", "app=oxide-csi-controller")
+	}
+	before, old := pods(), c.sim.Token
+	token, err := c.sim.NewToken(t.Context(), "limited-collaborator")
+	must(t, err)
+	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge", "-p", `{"data":{"token":"`+base64.StdEncoding.EncodeToString([]byte(token))+`"}}`)
+	for _, uid := range strings.Fields(c.get(t, ".items[*].metadata.uid", "-n", namespace, "pods", "-l", "app=oxide-csi-controller")) {
+		eventually(t, "kubelet has written the token", func() bool {
+			for _, n := range []*node{c.a, c.b} {
+				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/var/lib/kubelet/pods/%s/volumes/kubernetes.io~secret/token/token", n.init.Process.Pid, uid))
+				if err == nil && string(text) == token {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	must(t, c.sim.RevokeToken(t.Context(), old))
+	c.sim.Token = token
+	c.apply(t, claim{name: "rotated"}.String()+pod{name: "rotated", claim: "rotated"}.String())
+	c.running(t, "rotated")
+	if after := pods(); after != before {
+		t.Errorf("the controllers were %s, and are %s", before, after)
+	}
+	c.gone(t, "pod/rotated", "pvc/rotated")
 }
 
 // chart has helm take over what the manifests have made, while a volume is in use, with a second rack.
