@@ -31,6 +31,8 @@ type access struct {
 	config transport.Config
 	// proxy overrides the environment's, where it is not nil.
 	proxy *url.URL
+	// kept is used for requests, where it is not nil.
+	kept *http.Client
 }
 
 // access reads how to ask the API server. It is read anew for each call: tokens
@@ -76,13 +78,13 @@ func (a access) checkFiles() error {
 	return e
 }
 
-// http makes a client for one request, after which its connection is closed.
-func (a access) http() (*http.Client, error) {
+// http makes a client for one request, after which its connection is closed unless it is kept.
+func (a access) http(keep bool) (*http.Client, error) {
 	tlsConfig, err := transport.TLSConfigFor(&a.config)
 	if err != nil {
 		return nil, err
 	}
-	base := &http.Transport{TLSClientConfig: tlsConfig, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
+	base := &http.Transport{TLSClientConfig: tlsConfig, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: !keep}
 	if a.proxy != nil {
 		base.Proxy = http.ProxyURL(a.proxy)
 	}

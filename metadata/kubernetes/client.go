@@ -18,13 +18,17 @@ import (
 const maxBytes = 8 << 20
 
 // client asks the API server about one Node.
-type client struct{ options Options }
+type client struct {
+	options Options
+	// line is kept where there are many questions; nil where each is asked by itself.
+	line *line
+}
 
 func newClient(options Options) client {
 	if options.ServiceAccount == "" {
 		options.ServiceAccount = serviceAccount
 	}
-	return client{options}
+	return client{options: options}
 }
 
 // request is one to the API server.
@@ -103,9 +107,9 @@ func (c client) ask(ctx context.Context, r request, answer interface{ answers(re
 
 // send sends a request, and returns the answer whatever it is.
 func (a access) send(ctx context.Context, r request) (status int, body []byte, err error) {
-	sender, err := a.http()
+	sender, err := a.sender()
 	if err != nil {
-		return 0, nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "use the credentials of " + a.from, Cause: oneLine(err), Next: "repair them, or name a kubeconfig by --kubeconfig"}
+		return 0, nil, err
 	}
 	httpRequest, err := http.NewRequestWithContext(ctx, r.method, a.server+r.path, bytes.NewReader(r.body))
 	if err != nil {
@@ -130,6 +134,22 @@ func (a access) send(ctx context.Context, r request) (status int, body []byte, e
 		return 0, nil, a.explain(ctx, err)
 	}
 	return response.StatusCode, body, nil
+}
+
+// sender is what sends requests.
+func (a access) sender() (*http.Client, error) {
+	if a.kept != nil {
+		return a.kept, nil
+	}
+	sender, err := a.http(false)
+	if err != nil {
+		return nil, a.unusable(err)
+	}
+	return sender, nil
+}
+
+func (a access) unusable(err error) error {
+	return &metadata.Error{Kind: metadata.ErrInvalid, What: "use the credentials of " + a.from, Cause: oneLine(err), Next: "repair them, or name a kubeconfig by --kubeconfig"}
 }
 
 // refused turns an HTTP status into the contract's error. What the API server

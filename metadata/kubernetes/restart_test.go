@@ -39,6 +39,8 @@ type cluster struct {
 	calls   []string
 	fault   metadatatest.Fault
 	status  int // answered to everything
+	token   string
+	peers   map[string]bool
 	repairs chan struct{}
 	// meddle changes something when a Node is read, once.
 	meddle func(c *cluster)
@@ -49,7 +51,7 @@ const otherName = "worker-4.example"
 func newCluster(t *testing.T) *cluster {
 	c := &cluster{
 		t: t, dir: t.TempDir(), nodes: map[string]object{}, csiNodes: map[string]object{}, pods: map[string]object{},
-		covered: map[string]int{}, repairs: make(chan struct{}),
+		covered: map[string]int{}, repairs: make(chan struct{}), token: token, peers: map[string]bool{},
 	}
 	c.Server = httptest.NewTLSServer(c)
 	t.Cleanup(c.Close)
@@ -101,9 +103,10 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls = append(c.calls, r.Method+" "+r.URL.Path)
+	c.peers[r.RemoteAddr] = true
 	status, answer := c.status, any(nil)
 	switch {
-	case r.Header.Get("Authorization") != "Bearer "+token:
+	case r.Header.Get("Authorization") != "Bearer "+c.token:
 		status = http.StatusUnauthorized
 	case fault == metadatatest.Denied:
 		status = http.StatusForbidden
@@ -595,5 +598,39 @@ func TestRestartsWithoutCredentials(t *testing.T) {
 	_, _, err := kubernetes.NewListener(c.options(nodeName)).Wanted(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "wait for the token in") {
 		t.Error(err)
+	}
+}
+
+// A node keeps its connection, notices when it is not known any more, and comes back by new credentials.
+func TestListenerKeepsItsLine(t *testing.T) {
+	c := newCluster(t)
+	l := kubernetes.NewListener(c.options(nodeName))
+	wanted := func() error { _, _, err := l.Wanted(t.Context()); return err }
+	for range 5 {
+		if err := wanted(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.set(func() {
+		if len(c.peers) != 1 {
+			t.Errorf("connections from %v", c.peers)
+		}
+		c.token = "another"
+	})
+	if err := wanted(); err == nil || !strings.Contains(err.Error(), "HTTP 401") {
+		t.Errorf("with an old token: %v", err)
+	}
+	(&server{t: t, dir: c.dir}).write("token", "another\n")
+	if err := wanted(); err != nil {
+		t.Errorf("with a new token: %v", err)
+	}
+	c.CloseClientConnections()
+	c.set(func() { c.fault = metadatatest.Down })
+	if err := wanted(); err == nil {
+		t.Error("of a server that is down: no error")
+	}
+	c.set(func() { c.fault = "" })
+	if err := wanted(); err != nil {
+		t.Errorf("of a server that is up again: %v", err)
 	}
 }
