@@ -1,10 +1,14 @@
 package blackbox
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,11 +16,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // TestANodePluginInAGuest has the node plugin run in a guest that really goes down, with a volume in use: what a guest that
-// halts in order had written is there at the next boot, synced or not; after a power cut what was not synced is lost, and the
-// rest is there. The disks come and go on a rack without hot-plug.
+// halts in order had written is there at the next boot, synced or not, and no less if it was the plugin itself that powered it
+// off for a planned restart; after a power cut what was not synced is lost, and the rest is there. The disks come and go on a rack
+// without hot-plug.
 func TestANodePluginInAGuest(t *testing.T) {
 	needRoot(t)
 	// Not beside others: what they have mounted would stay mounted in the guest.
@@ -25,7 +31,10 @@ func TestANodePluginInAGuest(t *testing.T) {
 	if err := os.Mkdir(place, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	node := lab.PluginOptions{Mode: "node", Dir: place, Instance: lab.Instance{Guest: "$OXIDE_SIM_GUEST"}}
+	api, kubeconfig := startNodeAPI(t, "worker")
+	node := lab.PluginOptions{Mode: "node", Dir: place, Instance: lab.Instance{Guest: "$OXIDE_SIM_GUEST"}, Args: []string{
+		"--attach-mode=restart", "--restart-poweroff=signal:SIGRTMIN+4", "--node-name=worker", "--kubeconfig=" + kubeconfig,
+	}}
 	flags, err := node.Flags()
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +92,17 @@ func TestANodePluginInAGuest(t *testing.T) {
 	}
 	guest.await("stopped")
 	first["synced-2.txt"] = "synced-2.txt"
+	_, gone = life(first, "quiet-3.txt")
+	gone()
+	api.annotate("csi.oxide.computer/restart", "7-1")
+	guest.await("stopped") // though nobody has told the rack to stop it
+	accepted := api.answer("7-1")
+	first["quiet-3.txt"] = "quiet-3.txt"
 	m, gone := life(first)
+	eventually(t, "the plugin says that its guest is back", func() bool { return api.answer("7-1").State == metadata.RestartBack })
+	if back := api.answer("7-1"); accepted.State != metadata.RestartAccepted || accepted.Boot == "" || accepted.Boot == back.Boot {
+		t.Errorf("said %+v, and then %+v", accepted, back)
+	}
 	m.unpublishAndUnstage(t)
 	gone()
 	guest.halt()
@@ -93,6 +112,62 @@ func TestANodePluginInAGuest(t *testing.T) {
 	if len(c.failed) > 0 {
 		t.Errorf("requests failed although nothing was wrong: %v", c.failed)
 	}
+}
+
+// nodeAPI plays the API server of Kubernetes for one Node.
+type nodeAPI struct {
+	name        string
+	mu          sync.Mutex
+	annotations map[string]string
+}
+
+func startNodeAPI(t *testing.T, name string) (api *nodeAPI, kubeconfig string) {
+	t.Helper()
+	api = &nodeAPI{name: name, annotations: map[string]string{}}
+	server := httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
+users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, server.URL)
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return api, kubeconfig
+}
+
+func (a *nodeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/api/v1/nodes/"+a.name {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	if r.Method == http.MethodPatch {
+		var patch struct {
+			Metadata struct{ Annotations map[string]string }
+		}
+		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		for key, value := range patch.Metadata.Annotations {
+			a.annotate(key, value)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Node", "metadata": map[string]any{"name": a.name, "annotations": a.annotations}}) // a client that has gone
+}
+
+func (a *nodeAPI) annotate(key, value string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.annotations[key] = value
+}
+
+// answer is what the node has said about a planned restart.
+func (a *nodeAPI) answer(restartID string) metadata.RestartAnswer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return metadata.ParseRestartAnswer(a.annotations["csi.oxide.computer/restart-answer"], restartID)
 }
 
 // machine is an instance whose guest runs the node plugin.
