@@ -87,9 +87,9 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
-func noArgs(_ *cobra.Command, args []string) error {
+func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return config.Problems{config.FlagProblem(fmt.Errorf("%q is no command: see oxide-csi --help", args[0]))}
+		return config.Problems{config.FlagProblem(fmt.Errorf("%q is no command: see %s --help", args[0], cmd.CommandPath()))}
 	}
 	return nil
 }

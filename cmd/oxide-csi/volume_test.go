@@ -473,7 +473,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		code int
 		says string
 	}{
-		{"a command that there is not", []string{"volume", "grow", id}, 2, `"grow" is no command`},
+		{"a command that there is not", []string{"volume", "grow", id}, 2, `"grow" is no command: see oxide-csi volume --help`},
 		{"no name", []string{"volume", "create"}, 2, "needs NAME, not 0 arguments"},
 		{"an empty name", []string{"volume", "show", ""}, 2, "VOLUME is empty"},
 		{"a name like an ID", []string{"volume", "create", instanceID, "--size=1GiB"}, 2, "a name that is written like an ID"},
