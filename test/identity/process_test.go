@@ -167,6 +167,7 @@ type gate struct {
 	mu       sync.Mutex
 	listener net.Listener
 	held     chan struct{} // closed when connections are let through
+	through  []net.Conn    // that were, some of which have ended
 }
 
 // newGate opens a gate to an address.
@@ -198,20 +199,30 @@ func (g *gate) open() {
 	}()
 }
 
-// shut refuses connections.
+// cut ends the connections that there are.
+func (g *gate) cut() {
+	for _, conn := range g.through {
+		_ = conn.Close() // nothing is lost
+	}
+	g.through = nil
+}
+
+// shut refuses connections, and ends those that there are.
 func (g *gate) shut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.cut()
 	if g.listener != nil {
 		_ = g.listener.Close() // nothing is lost
 	}
 	g.listener = nil
 }
 
-// hold takes connections and says nothing until release.
+// hold takes connections and says nothing until release; those that there are end.
 func (g *gate) hold() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.cut()
 	g.held = make(chan struct{})
 }
 
@@ -228,6 +239,7 @@ func (g *gate) release() {
 func (g *gate) pass(from net.Conn) {
 	g.mu.Lock()
 	held := g.held
+	g.through = append(g.through, from)
 	g.mu.Unlock()
 	<-held
 	to, err := net.Dial("tcp", g.to)
