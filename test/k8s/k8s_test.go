@@ -349,7 +349,7 @@ func (c *cluster) share(t *testing.T) {
 			}
 		}
 		slices.Sort(parts)
-		t.Logf("measured: from claim and pod to a container with 1 GiB of ext4: %.1f s, the plugin's own share %.0f ms (requests to the rack, of 5 ms each and more: %.0f ms): %s",
+		t.Logf("measured: from claim and pod to a container with 1 GiB of ext4: %.1f s, the plugin's own share %.0f ms (all requests to the rack meanwhile, of 5 ms each and more: %.0f ms): %s",
 			took.Seconds(), 1000*own, 1000*rack, strings.Join(parts, ", "))
 		c.gone(t, "pod/"+name, "pvc/"+name)
 	}

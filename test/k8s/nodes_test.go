@@ -53,13 +53,17 @@ func (c *cluster) powerCut(t *testing.T) {
 // rotation gives the plugin another token as the documentation says, and takes the old one away: nothing is restarted.
 func (c *cluster) rotation(t *testing.T) {
 	pods := func() string {
-		return c.get(t, ".items[*]['metadata.uid', 'status.containerStatuses[*].restartCount']", "-n", namespace, "pods", "-l", "app=oxide-csi-controller")
+		of := func(field string) string {
+			return c.get(t, ".items[*]."+field, "-n", namespace, "pods", "-l", "app=oxide-csi-controller")
+		}
+		return of("metadata.uid") + " with restarts " + of("status.containerStatuses[*].restartCount")
 	}
 	before, old := pods(), c.sim.Token
 	token, err := c.sim.NewToken(t.Context(), "limited-collaborator")
 	must(t, err)
 	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge", "-p", `{"data":{"token":"`+base64.StdEncoding.EncodeToString([]byte(token))+`"}}`)
-	for _, uid := range strings.Fields(c.get(t, ".items[*].metadata.uid", "-n", namespace, "pods", "-l", "app=oxide-csi-controller")) {
+	uids, _, _ := strings.Cut(before, " with ")
+	for _, uid := range strings.Fields(uids) {
 		eventually(t, "kubelet has written the token", func() bool {
 			for _, n := range []*node{c.a, c.b} {
 				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/var/lib/kubelet/pods/%s/volumes/kubernetes.io~secret/token/token", n.init.Process.Pid, uid))
