@@ -13,6 +13,7 @@ const (
 	timerWish     timer = "wish"
 	timerLease    timer = "lease"
 	timerBeat     timer = "beat"
+	timerTaking   timer = "taking"
 	timerRest     timer = "rest"
 	timerCoolDown timer = "cool-down"
 	timerAnswer   timer = "answer"

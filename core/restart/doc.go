@@ -29,5 +29,6 @@
 // # Time
 //
 // No two clocks are compared. A holder is silent when its record has had the same text for the length of the lease, by the
-// clock of whoever watches. A holder does within half a lease after it listed the records what it then decided on.
+// clock of whoever watches. A holder does within three quarters of a lease after it listed the records what it then decided on;
+// for so long does whoever outbids it wait before it believes what the record says.
 package restart

@@ -92,7 +92,7 @@ type Options struct {
 const (
 	defaultPoll  = 2 * time.Second
 	defaultIdle  = 30 * time.Second
-	defaultLease = 90 * time.Second
+	defaultLease = time.Minute
 	// answerTimeout is how long a node plugin may take to say anything.
 	answerTimeout = time.Minute
 	// backTimeout is how long after the start of its instance a node plugin is waited for.
@@ -228,9 +228,13 @@ func (e *Engine) tick(ctx context.Context) time.Duration {
 	return e.opts.Idle
 }
 
-// leaseShare is the part of a lease in which a tick has to be done, and after which a holder shows that it lives. What a tick
-// has asked of the rack in its last moment is waited for 30 s longer (core/rack), which is within the lease, too.
-const leaseShare = 4
+const (
+	// leaseShare is the part of a lease in which a tick has to be done, and after which a holder shows that it lives.
+	leaseShare = 4
+	// takingShare of a lease is what a tick may last that has asked something of the rack in its last moment: that is waited for
+	// 30 s longer (core/rack). So long does whoever outbids a holder do nothing.
+	takingShare = 3 / 4.0
+)
 
 func (e *Engine) nudge() {
 	select {
@@ -311,12 +315,8 @@ func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 // hold begins to work on a restart that another process held.
 func (e *Engine) hold(mine, from restartRecord) {
 	e.opts.Log.Warn("took over a restart", "instance_id", from.Instance, "restart_id", from.ID, "holder", from.Holder, "asked", from.Asked)
-	stage := stagePlanned
-	if from.Asked {
-		stage = stageRecovering
-	}
 	now := e.clock.Now()
-	e.works[mine.ID] = &work{record: mine, stage: stage, since: now, beat: now, takenFrom: from.recordID, recovering: from.Asked}
+	e.works[mine.ID] = &work{record: mine, stage: stagePlanned, since: now, beat: now, takenFrom: from.recordID}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, disk := range lengthen(mine.Disks) {

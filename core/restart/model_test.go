@@ -24,7 +24,7 @@ import (
 // Time is a choice: what an engine waits for has passed, or has not, as far as the package's own rules on time allow it. That
 // is where the model trusts something: a holder that lives does what it decided on before its lease is over.
 
-var modelTime = flag.Duration("model", 10*time.Second, "explore for so long in all; from a minute on with one more fault and one more switch in each run")
+var modelTime = flag.Duration("model", 10*time.Second, "explore for so long in all")
 
 const modelCluster = "model"
 
@@ -54,7 +54,6 @@ type modelInstance struct {
 	// question is the restart that its node plugin is asked for.
 	question string
 	answer   metadata.RestartAnswer
-	reports  int
 }
 
 type modelDisk struct {
@@ -127,6 +126,8 @@ type model struct {
 	faults     int
 	// switches is how often an activity may still be left in the middle for another one.
 	switches int
+	// idle are the hashes of world and process with which a tick or an RPC changed nothing, by what it was.
+	idle map[string]uint64
 	// last is the activity that ran last.
 	last    *activity
 	failure string
@@ -140,6 +141,7 @@ type lateCall struct {
 }
 
 type scenario struct {
+	// name of the scenario.
 	name      string
 	shutdown  Shutdown
 	maxDown   int
@@ -149,6 +151,10 @@ type scenario struct {
 	selves    []string
 	faults    int
 	switches  int
+	// prelude are what begins of which RPCs run to their end before the exploration begins.
+	prelude []string
+	// early lets the orchestrator give a volume up before it was published.
+	early bool
 	// kinds of faults, all where empty.
 	kinds []string
 }
@@ -161,7 +167,7 @@ func instanceID(i int) string { return fmt.Sprintf("10000000-0000-4000-8000-0000
 func diskID(i int) string     { return fmt.Sprintf("20000000-0000-4000-8000-00000000000%d", i) }
 
 func newModel(t testing.TB, s scenario) *model {
-	m := &model{t: t, scenario: s, records: map[string]rack.Record{}, faults: s.faults, switches: s.switches}
+	m := &model{t: t, scenario: s, records: map[string]rack.Record{}, idle: map[string]uint64{}, faults: s.faults, switches: s.switches}
 	for i := range 2 {
 		m.instances = append(m.instances, &modelInstance{id: instanceID(i), run: rack.Running, guest: guestUp})
 	}
@@ -181,7 +187,24 @@ func newModel(t testing.TB, s scenario) *model {
 		m.processes = append(m.processes, p)
 		m.boot(p)
 	}
+	for _, begin := range s.prelude {
+		m.run(begin)
+	}
 	return m
+}
+
+// run lets something begin and come to its end without anything else in between.
+func (m *model) run(begin string) {
+	for _, o := range m.options() {
+		if strings.HasPrefix(o.what+" "+o.which, begin) {
+			m.take(o)
+			for m.last != nil {
+				m.take(m.options()[0])
+			}
+			return
+		}
+	}
+	m.t.Fatalf("%s: %q cannot begin", m.scenario.name, begin)
 }
 
 func (m *model) boot(p *modelProcess) {
@@ -489,7 +512,9 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 		// They end what would go on for ever. That they may do so at any time is a fault of its own.
 		return c.choose(what)
 	case timerLease:
-		return c.m.silent(key, c)
+		return c.m.silent(key, func() bool { return c.choose(what) })
+	case timerTaking:
+		return c.m.silent(key, func() bool { return true })
 	case timerAnswer:
 		return c.m.guestOf(key) == guestSilent || c.choose(what)
 	case timerHalt:
@@ -533,7 +558,7 @@ func (m *model) guestOf(restartID string) guest {
 
 // silent says whether the lease of a record may be over: its holder has died, and what it had sent has arrived; or it lives and
 // is slow, which is a fault, but is not just doing what it decided on.
-func (m *model) silent(recordID string, c modelClock) bool {
+func (m *model) silent(recordID string, slow func() bool) bool {
 	var r restartRecord
 	for _, record := range m.records {
 		if record.ID == recordID {
@@ -552,7 +577,7 @@ func (m *model) silent(recordID string, c modelClock) bool {
 				return false
 			}
 		}
-		return c.choose(timerLease)
+		return slow()
 	}
 	return true
 }
@@ -641,10 +666,13 @@ func yes(b bool) string {
 // --- the orchestrator
 
 func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
-	v.busy, v.released = true, false
+	v.released = false
+	ended := m.began("publish "+v.disk+p.name, p)
+	v.busy = true
 	m.begin(p, "publish "+v.disk, false, func(ctx context.Context) {
 		disk, err := p.engine.Publish(ctx, v.disk, instance)
 		v.busy = false
+		defer ended()
 		if err != nil {
 			return
 		}
@@ -703,12 +731,14 @@ func (m *model) options() []option {
 		})
 	}
 	for _, p := range m.processes {
-		if !p.ticking {
+		if !p.ticking && !m.pointless("tick "+p.name, p) {
 			m.add("tick", p.name, func() {
+				ended := m.began("tick "+p.name, p)
 				p.ticking = true
 				m.begin(p, "tick", true, func(ctx context.Context) {
 					_ = p.engine.Tick(ctx)
 					p.ticking = false
+					ended()
 				})
 			})
 		}
@@ -820,7 +850,16 @@ func (m *model) volumeOptions(p *modelProcess, v *modelVolume) {
 		return
 	}
 	if on := v.goal[v.at]; on != "" {
+		if m.pointless("publish "+v.disk+p.name, p) {
+			return
+		}
 		m.add("publish "+v.disk+" on "+on, p.name, func() { m.publish(p, v, on) })
+		if m.scenario.early {
+			m.add("give up "+v.disk+" on "+on, p.name, func() {
+				v.at++
+				m.unpublish(p, v, on)
+			})
+		}
 		return
 	}
 	from := v.published
@@ -924,22 +963,7 @@ func (m *model) settled() bool {
 func (m *model) hash() uint64 {
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
-	for _, i := range m.instances {
-		write(&h, i.run, string(i.guest), yes(i.down), yes(i.foreign), yes(i.owned), i.question, string(i.answer.State))
-	}
-	for _, d := range m.disks {
-		write(&h, d.instance)
-	}
-	for _, v := range m.volumes {
-		maphash.WriteComparable(&h, v.at)
-		write(&h, v.published, yes(v.released), yes(v.busy))
-	}
-	for _, name := range sortedKeys(m.records) {
-		write(&h, m.records[name].ID, m.records[name].Text)
-	}
-	for _, l := range m.late {
-		write(&h, l.holder, l.name)
-	}
+	m.world(&h)
 	for _, p := range m.processes {
 		m.memory(&h, p)
 	}
@@ -957,6 +981,52 @@ func (m *model) hash() uint64 {
 		maphash.WriteComparable(&h, m.activityHash(m.last))
 	}
 	return h.Sum64()
+}
+
+// seenBy is what a process could come to see, and what it knows.
+func (m *model) seenBy(p *modelProcess) uint64 {
+	var h maphash.Hash
+	h.SetSeed(modelSeed)
+	m.world(&h)
+	m.memory(&h, p)
+	return h.Sum64()
+}
+
+// pointless reports whether this has changed nothing the last time, and nothing has changed since. As long as it may be left in
+// the middle it is not: what happens meanwhile may be to the point.
+func (m *model) pointless(what string, p *modelProcess) bool {
+	return m.switches == 0 && len(m.activities) == 0 && m.idle[what] == m.seenBy(p)
+}
+
+// began notes how the world is at the beginning of something, and returns what notes whether that has changed at its end.
+func (m *model) began(what string, p *modelProcess) (ended func()) {
+	before, faults, switches := m.seenBy(p), m.faults, m.switches
+	return func() {
+		delete(m.idle, what)
+		if m.seenBy(p) == before && m.faults == faults && m.switches == switches {
+			m.idle[what] = before
+		}
+	}
+}
+
+// world is all but the processes.
+func (m *model) world(h *maphash.Hash) {
+	for _, i := range m.instances {
+		write(h, i.run, string(i.guest), yes(i.down), yes(i.foreign), yes(i.owned), i.question, string(i.answer.State))
+	}
+	for _, d := range m.disks {
+		write(h, d.instance)
+	}
+	for _, v := range m.volumes {
+		maphash.WriteComparable(h, v.at)
+		write(h, v.published, yes(v.released), yes(v.busy))
+	}
+	for _, name := range sortedKeys(m.records) {
+		write(h, m.records[name].ID, m.records[name].Text)
+	}
+	for _, l := range m.late {
+		write(h, l.holder, l.name)
+	}
 }
 
 func (m *model) activityHash(a *activity) uint64 {
@@ -1089,53 +1159,72 @@ func (x *explorer) stuck() map[uint64]bool {
 
 var n0, n1 = instanceID(0), instanceID(1)
 
-var scenarios = []scenario{
-	{name: "one volume", shutdown: Guest, maxDown: 1, processes: 1, faults: 1, switches: 1,
-		goals: [][]string{{n0}}},
-	{name: "one volume, power cut", shutdown: Hard, maxDown: 1, processes: 1, faults: 1, switches: 1,
-		goals: [][]string{{n0}}},
-	{name: "a volume that comes back", shutdown: Guest, maxDown: 1, processes: 1, faults: 1, switches: 1,
-		attached: []string{n0}, goals: [][]string{{"", n0}, {n0}}},
-	{name: "a volume that moves", shutdown: Hard, maxDown: 1, processes: 1, faults: 1, switches: 1,
-		attached: []string{n0}, goals: [][]string{{"", n1}}},
-	{name: "two instances at once", shutdown: Hard, maxDown: 2, processes: 1, faults: 1, switches: 1,
-		goals: [][]string{{n0}, {n1}}},
-	{name: "one after the other", shutdown: Hard, maxDown: 1, processes: 2, faults: 1, switches: 1,
-		goals: [][]string{{n0}, {n1}}},
-	{name: "two controllers", shutdown: Guest, maxDown: 1, processes: 2, faults: 1, switches: 1,
-		goals: [][]string{{n0}}},
-	{name: "two controllers, two slots", shutdown: Hard, maxDown: 2, processes: 2, faults: 1, switches: 1,
-		goals: [][]string{{n0}}},
-	{name: "the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, faults: 1, switches: 1,
-		goals: [][]string{{n0}}},
-	{name: "three volumes", shutdown: Guest, maxDown: 1, processes: 2, faults: 1, switches: 1,
-		attached: []string{n0, n1}, goals: [][]string{{"", n1}, {"", n1}, {n0}}},
+// bases are what there is to do, and who does it.
+var bases = []scenario{
+	{name: "one volume", shutdown: Guest, maxDown: 1, processes: 1, goals: [][]string{{n0}}},
+	{name: "one volume and a power cut", shutdown: Hard, maxDown: 1, processes: 1, goals: [][]string{{n0}}},
+	{name: "a volume that comes back", shutdown: Hard, maxDown: 1, processes: 1, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
+		prelude: []string{"publish " + diskID(1), "unpublish " + diskID(0)}},
+	{name: "a volume that moves", shutdown: Hard, maxDown: 1, processes: 1, attached: []string{n0}, goals: [][]string{{"", n1}},
+		prelude: []string{"unpublish " + diskID(0), "publish " + diskID(0)}},
+	{name: "two controllers", shutdown: Guest, maxDown: 1, processes: 2, goals: [][]string{{n0}},
+		prelude: []string{"publish " + diskID(0)}},
+	{name: "two controllers want the same", shutdown: Hard, maxDown: 2, processes: 2, goals: [][]string{{n0}},
+		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "publish " + diskID(0) + " on " + n0 + " p1"}},
+	{name: "two controllers and a volume that comes back", shutdown: Hard, maxDown: 1, processes: 2, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
+		prelude: []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0)}},
+	{name: "two controllers and a volume that is given up", shutdown: Hard, maxDown: 1, processes: 2, goals: [][]string{{n0, ""}}, early: true,
+		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0"}},
+	{name: "one instance after the other", shutdown: Hard, maxDown: 1, processes: 2, goals: [][]string{{n0}, {n1}},
+		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "publish " + diskID(1) + " on " + n1 + " p1"}},
+	{name: "the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, goals: [][]string{{n0}},
+		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0"}},
+	{name: "three volumes change places", shutdown: Guest, maxDown: 1, processes: 2, attached: []string{n0, n1}, goals: [][]string{{"", n1}, {"", n0}, {n0}},
+		prelude: []string{"unpublish " + diskID(0), "unpublish " + diskID(1), "publish " + diskID(0), "publish " + diskID(1)}},
 }
 
+// bounds are what may go wrong in one run.
+var bounds = []struct {
+	name             string
+	faults, switches int
+	kinds            []string
+}{
+	{"any order", 0, 2, nil},
+	{"crashes", 2, 0, []string{"crash"}},
+	{"answers that do not come", 2, 0, []string{"lost", "refused"}},
+	{"a slow holder", 1, 1, []string{"early lease"}},
+	{"one of all", 1, 1, nil},
+	{"early ends, guests and users", 2, 0, []string{
+		"user stop", "refuses", "hangs", "silent", "early answer", "early halt", "early back", "early wish", "early beat", "early apply", "early handover", "early lease",
+	}},
+}
+
+// TestModel explores as many runs as the time allows, the shortest first, or all within the bounds where these are few enough.
 func TestModel(t *testing.T) {
-	states, left := 0, len(scenarios)
+	states, whole, left := 0, 0, len(bases)*len(bounds)
 	deadline := time.Now().Add(*modelTime)
-	for _, s := range scenarios {
-		t.Run(s.name, func(t *testing.T) {
-			if *modelTime >= time.Minute {
-				s.faults++
-				s.switches++
-			}
-			x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
-			begun := time.Now()
-			whole := x.explore(begun.Add(time.Until(deadline) / time.Duration(left)))
-			t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(begun).Round(time.Millisecond), whole)
-			states += len(x.seen)
-			if !whole {
-				return
-			}
-			if stuck := x.stuck(); len(stuck) > 0 {
-				t.Errorf("%d of %d states never come to rest (%d are at rest)", len(stuck), len(x.seen), len(x.good))
-				again := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}, unwanted: stuck}
-				again.explore(time.Now().Add(time.Hour))
-			}
-		})
-		left--
+	for _, s := range bases {
+		for _, bound := range bounds {
+			s := s
+			s.faults, s.switches, s.kinds = bound.faults, bound.switches, bound.kinds
+			t.Run(s.name+"/"+bound.name, func(t *testing.T) {
+				x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
+				begun := time.Now()
+				all := x.explore(begun.Add(time.Until(deadline) / time.Duration(left)))
+				t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(begun).Round(time.Millisecond), all)
+				states += len(x.seen)
+				if !all {
+					return
+				}
+				whole++
+				if stuck := x.stuck(); len(stuck) > 0 {
+					t.Errorf("%d of %d states never come to rest (%d are at rest)", len(stuck), len(x.seen), len(x.good))
+					again := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}, unwanted: stuck}
+					again.explore(time.Now().Add(time.Hour))
+				}
+			})
+			left--
+		}
 	}
-	t.Logf("%d states in all", states)
+	t.Logf("%d states; %d of %d explorations came to their end", states, whole, len(bases)*len(bounds))
 }

@@ -71,13 +71,13 @@ func (e *Engine) step(ctx context.Context, w *work, records book) error {
 }
 
 func (e *Engine) next(ctx context.Context, w *work, records book) error {
-	if done, err := e.settle(ctx, w, records); done || err != nil {
-		return err
-	}
 	if e.clock.Passed(timerBeat, w.record.ID, w.beat, e.opts.Lease/leaseShare) {
 		if held, err := e.update(ctx, w); err != nil || !held {
 			return err
 		}
+	}
+	if ready, err := e.settle(ctx, w, records); !ready || err != nil {
+		return err
 	}
 	switch w.stage {
 	case stagePlanned:
@@ -104,18 +104,27 @@ func (e *Engine) next(ctx context.Context, w *work, records book) error {
 	return fmt.Errorf("restart %s: no such stage: %q", w.record.ID, w.stage)
 }
 
-// settle clears away the records of this slot that are outbid. A restart that was taken over when it had already ended is
-// given up: its record was not there any more.
-func (e *Engine) settle(ctx context.Context, w *work, records book) (done bool, err error) {
+// settle clears away the records of this slot that are outbid, and reports whether there is something to go on with. A holder
+// that was outbid may have listed the records just before: what it does until its tick is over has to be waited for, and then to
+// be believed.
+func (e *Engine) settle(ctx context.Context, w *work, records book) (ready bool, err error) {
 	if w.takenFrom != "" {
-		alive := false
-		for _, r := range records.outbid {
-			alive = alive || r.recordID == w.takenFrom
+		i := slices.IndexFunc(records.outbid, func(r restartRecord) bool { return r.recordID == w.takenFrom })
+		switch {
+		case i < 0:
+			return false, e.drop(ctx, w) // the restart had ended already
+		case !records.outbid[i].Handover && !e.clock.Passed(timerTaking, w.takenFrom, w.since, time.Duration(takingShare*float64(e.opts.Lease))):
+			return false, nil
+		case records.outbid[i].Asked && !w.record.Asked:
+			w.record.Asked = true
+			if held, err := e.update(ctx, w); err != nil || !held {
+				return false, err
+			}
 		}
-		if !alive {
-			return true, e.drop(ctx, w)
+		w.takenFrom, w.recovering = "", w.record.Asked
+		if w.recovering {
+			e.enter(w, stageRecovering)
 		}
-		w.takenFrom = ""
 	}
 	for _, r := range records.outbid {
 		if r.slot == w.record.slot {
@@ -124,7 +133,7 @@ func (e *Engine) settle(ctx context.Context, w *work, records book) (done bool, 
 			}
 		}
 	}
-	return false, nil
+	return true, nil
 }
 
 // update writes the record. False means that it is not ours any more.
