@@ -68,9 +68,11 @@ func (c *cluster) jobFiles(t *testing.T) {
 	}
 	root := c.as(c.management, c.values()...)
 	root.run(t, "fmt", "-check", "-recursive", ".")
-	for _, file := range files {
-		if said := root.run(t, "job", "validate", file); strings.Contains(strings.ToLower(said), "warning") {
-			t.Errorf("%s: %s", file, said)
+	for _, user := range []cli{root, c.as(c.management, append(c.values(), "NOMAD_VAR_attach_mode=restart")...)} {
+		for _, file := range files {
+			if said := user.run(t, "job", "validate", file); strings.Contains(strings.ToLower(said), "warning") {
+				t.Errorf("%s: %s", file, said)
+			}
 		}
 	}
 	// Without its values a controller is refused, rather than sharing a cluster ID with another one.
