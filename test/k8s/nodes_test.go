@@ -139,11 +139,10 @@ func (c *cluster) joins(t *testing.T) {
 	}
 	t.Run("memory", func(t *testing.T) {
 		const most = 20e6 // bytes
-		bytes := c.memory(t, n)
+		// What starting has used is given back when the collector has run, which it does every two minutes.
+		var bytes float64
+		eventually(t, "the plugin takes at most 20 MB", func() bool { bytes = c.memory(t, n); return bytes <= most })
 		t.Logf("measured: resident memory of a node's plugin, which registers by itself and has no volume: %.1f MB", bytes/1e6)
-		if bytes > most {
-			t.Errorf("that is more than %.0f MB", most/1e6)
-		}
 	})
 }
 
