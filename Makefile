@@ -108,6 +108,10 @@ fuzz: deps ## made-up contents of disks against the scanner that proves them bla
 	@test "$$(id -u)" = 0 || { echo "fuzz: needs root: loop devices and device nodes"; exit 1; }
 	go test ./core/device -run '^$$' -fuzz '^FuzzProveBlank$$' -fuzztime $(FUZZTIME)
 
+.PHONY: model
+model: ## planned restarts in every order of calls, crashes and lost answers, for MODEL (1m)
+	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=30m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| steps in '
+
 .PHONY: chaos
 chaos: chaos-node chaos-controller ## everything that kills the plugin on purpose: the two below
 
@@ -116,6 +120,7 @@ chaos-node: deps ## the node plugin killed at hundreds of its steps; as root
 	go run ./test/kill
 
 DURATION ?= 2m
+MODEL ?= 1m
 
 .PHONY: chaos-controller
 chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, and rack and controller are killed; as root with data

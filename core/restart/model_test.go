@@ -8,8 +8,10 @@ import (
 	"hash/maphash"
 	"iter"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -126,8 +128,6 @@ type model struct {
 	faults     int
 	// switches is how often an activity may still be left in the middle for another one.
 	switches int
-	// idle are the hashes of world and process with which a tick or an RPC changed nothing, by what it was.
-	idle map[string]uint64
 	// last is the activity that ran last.
 	last    *activity
 	failure string
@@ -167,7 +167,7 @@ func instanceID(i int) string { return fmt.Sprintf("10000000-0000-4000-8000-0000
 func diskID(i int) string     { return fmt.Sprintf("20000000-0000-4000-8000-00000000000%d", i) }
 
 func newModel(t testing.TB, s scenario) *model {
-	m := &model{t: t, scenario: s, records: map[string]rack.Record{}, idle: map[string]uint64{}, faults: s.faults, switches: s.switches}
+	m := &model{t: t, scenario: s, records: map[string]rack.Record{}, faults: s.faults, switches: s.switches}
 	for i := range 2 {
 		m.instances = append(m.instances, &modelInstance{id: instanceID(i), run: rack.Running, guest: guestUp})
 	}
@@ -666,13 +666,10 @@ func yes(b bool) string {
 // --- the orchestrator
 
 func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
-	v.released = false
-	ended := m.began("publish "+v.disk+p.name, p)
-	v.busy = true
+	v.busy, v.released = true, false
 	m.begin(p, "publish "+v.disk, false, func(ctx context.Context) {
 		disk, err := p.engine.Publish(ctx, v.disk, instance)
 		v.busy = false
-		defer ended()
 		if err != nil {
 			return
 		}
@@ -731,14 +728,12 @@ func (m *model) options() []option {
 		})
 	}
 	for _, p := range m.processes {
-		if !p.ticking && !m.pointless("tick "+p.name, p) {
+		if !p.ticking {
 			m.add("tick", p.name, func() {
-				ended := m.began("tick "+p.name, p)
 				p.ticking = true
 				m.begin(p, "tick", true, func(ctx context.Context) {
 					_ = p.engine.Tick(ctx)
 					p.ticking = false
-					ended()
 				})
 			})
 		}
@@ -850,9 +845,6 @@ func (m *model) volumeOptions(p *modelProcess, v *modelVolume) {
 		return
 	}
 	if on := v.goal[v.at]; on != "" {
-		if m.pointless("publish "+v.disk+p.name, p) {
-			return
-		}
 		m.add("publish "+v.disk+" on "+on, p.name, func() { m.publish(p, v, on) })
 		if m.scenario.early {
 			m.add("give up "+v.disk+" on "+on, p.name, func() {
@@ -981,32 +973,6 @@ func (m *model) hash() uint64 {
 		maphash.WriteComparable(&h, m.activityHash(m.last))
 	}
 	return h.Sum64()
-}
-
-// seenBy is what a process could come to see, and what it knows.
-func (m *model) seenBy(p *modelProcess) uint64 {
-	var h maphash.Hash
-	h.SetSeed(modelSeed)
-	m.world(&h)
-	m.memory(&h, p)
-	return h.Sum64()
-}
-
-// pointless reports whether this has changed nothing the last time, and nothing has changed since. As long as it may be left in
-// the middle it is not: what happens meanwhile may be to the point.
-func (m *model) pointless(what string, p *modelProcess) bool {
-	return m.switches == 0 && len(m.activities) == 0 && m.idle[what] == m.seenBy(p)
-}
-
-// began notes how the world is at the beginning of something, and returns what notes whether that has changed at its end.
-func (m *model) began(what string, p *modelProcess) (ended func()) {
-	before, faults, switches := m.seenBy(p), m.faults, m.switches
-	return func() {
-		delete(m.idle, what)
-		if m.seenBy(p) == before && m.faults == faults && m.switches == switches {
-			m.idle[what] = before
-		}
-	}
 }
 
 // world is all but the processes.
@@ -1201,30 +1167,32 @@ var bounds = []struct {
 
 // TestModel explores as many runs as the time allows, the shortest first, or all within the bounds where these are few enough.
 func TestModel(t *testing.T) {
-	states, whole, left := 0, 0, len(bases)*len(bounds)
-	deadline := time.Now().Add(*modelTime)
-	for _, s := range bases {
-		for _, bound := range bounds {
-			s := s
-			s.faults, s.switches, s.kinds = bound.faults, bound.switches, bound.kinds
-			t.Run(s.name+"/"+bound.name, func(t *testing.T) {
-				x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
-				begun := time.Now()
-				all := x.explore(begun.Add(time.Until(deadline) / time.Duration(left)))
-				t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(begun).Round(time.Millisecond), all)
-				states += len(x.seen)
-				if !all {
-					return
-				}
-				whole++
-				if stuck := x.stuck(); len(stuck) > 0 {
-					t.Errorf("%d of %d states never come to rest (%d are at rest)", len(stuck), len(x.seen), len(x.good))
-					again := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}, unwanted: stuck}
-					again.explore(time.Now().Add(time.Hour))
-				}
-			})
-			left--
+	var states, whole atomic.Int64
+	explorations := len(bases) * len(bounds)
+	each := *modelTime * time.Duration(runtime.GOMAXPROCS(0)) / time.Duration(explorations)
+	t.Run("of", func(t *testing.T) {
+		for _, s := range bases {
+			for _, bound := range bounds {
+				s.faults, s.switches, s.kinds = bound.faults, bound.switches, bound.kinds
+				t.Run(s.name+"/"+bound.name, func(t *testing.T) {
+					t.Parallel()
+					x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
+					begun := time.Now()
+					all := x.explore(begun.Add(each))
+					t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(begun).Round(time.Millisecond), all)
+					states.Add(int64(len(x.seen)))
+					if !all {
+						return
+					}
+					whole.Add(1)
+					if stuck := x.stuck(); len(stuck) > 0 {
+						t.Errorf("%d of %d states never come to rest (%d are at rest)", len(stuck), len(x.seen), len(x.good))
+						again := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}, unwanted: stuck}
+						again.explore(time.Now().Add(time.Hour))
+					}
+				})
+			}
 		}
-	}
-	t.Logf("%d states; %d of %d explorations came to their end", states, whole, len(bases)*len(bounds))
+	})
+	t.Logf("%d states; %d of %d explorations came to their end", states.Load(), whole.Load(), explorations)
 }
