@@ -4,5 +4,8 @@
 // Each client is in a mount and PID namespace of its own, with its own folder at the same path, as two machines would be; ending
 // the namespace's first process ends all that runs there, as pulling the plug would.
 //
+// Beside each client runs Debian's dockerd, for the job files that are for Docker. Containers see this machine's /dev and /sys, so
+// that their node plugin is told where its guest is; nothing else of the job files is changed.
+//
 // It has the build tag "nomad", since building Nomad takes minutes: make e2e-nomad.
 package nomad
