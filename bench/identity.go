@@ -73,11 +73,7 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 		if local {
 			rows = append(rows, median("ready/"+s.name, "ms", atMost(20), ready))
 		}
-		limit := strictly(atMost(16))
-		if s.name == "kubernetes" {
-			limit.strict = false // TLS alone takes one MiB: it is at the bar, now below and now above
-		}
-		rows = append(rows, median("memory/node/"+s.name, "MiB", limit, memory))
+		rows = append(rows, median("memory/node/"+s.name, "MiB", strictly(atMost(idleMiB)), memory))
 	}
 	return rows, nil
 }
