@@ -1,14 +1,11 @@
 package blackbox
 
 import (
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -94,13 +91,13 @@ func TestANodePluginInAGuest(t *testing.T) {
 	first["synced-2.txt"] = "synced-2.txt"
 	_, gone = life(first, "quiet-3.txt")
 	gone()
-	api.annotate("csi.oxide.computer/restart", "7-1")
+	api.AskRestart("7-1")
 	guest.await("stopped") // though nobody has told the rack to stop it
-	accepted := api.answer("7-1")
+	accepted := api.RestartAnswer("7-1")
 	first["quiet-3.txt"] = "quiet-3.txt"
 	m, gone := life(first)
-	eventually(t, "the plugin says that its guest is back", func() bool { return api.answer("7-1").State == metadata.RestartBack })
-	if back := api.answer("7-1"); accepted.State != metadata.RestartAccepted || accepted.Boot == "" || accepted.Boot == back.Boot {
+	eventually(t, "the plugin says that its guest is back", func() bool { return api.RestartAnswer("7-1").State == metadata.RestartBack })
+	if back := api.RestartAnswer("7-1"); accepted.State != metadata.RestartAccepted || accepted.Boot == "" || accepted.Boot == back.Boot {
 		t.Errorf("said %+v, and then %+v", accepted, back)
 	}
 	m.unpublishAndUnstage(t)
@@ -114,60 +111,17 @@ func TestANodePluginInAGuest(t *testing.T) {
 	}
 }
 
-// nodeAPI plays the API server of Kubernetes for one Node.
-type nodeAPI struct {
-	name        string
-	mu          sync.Mutex
-	annotations map[string]string
-}
-
-func startNodeAPI(t *testing.T, name string) (api *nodeAPI, kubeconfig string) {
+// startNodeAPI starts what a node plugin takes for the API server of Kubernetes.
+func startNodeAPI(t *testing.T, name string) (api *lab.Node, kubeconfig string) {
 	t.Helper()
-	api = &nodeAPI{name: name, annotations: map[string]string{}}
+	api = &lab.Node{Name: name}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
-users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, server.URL)
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(kubeconfig, []byte(api.Kubeconfig(server.URL)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return api, kubeconfig
-}
-
-func (a *nodeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path != "/api/v1/nodes/"+a.name {
-		w.WriteHeader(http.StatusNotFound)
-		return
-	}
-	if r.Method == http.MethodPatch {
-		var patch struct {
-			Metadata struct{ Annotations map[string]string }
-		}
-		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
-			w.WriteHeader(http.StatusBadRequest)
-			return
-		}
-		for key, value := range patch.Metadata.Annotations {
-			a.annotate(key, value)
-		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Node", "metadata": map[string]any{"name": a.name, "annotations": a.annotations}}) // a client that has gone
-}
-
-func (a *nodeAPI) annotate(key, value string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.annotations[key] = value
-}
-
-// answer is what the node has said about a planned restart.
-func (a *nodeAPI) answer(restartID string) metadata.RestartAnswer {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return metadata.ParseRestartAnswer(a.annotations["csi.oxide.computer/restart-answer"], restartID)
 }
 
 // machine is an instance whose guest runs the node plugin.

@@ -3,61 +3,27 @@
 package systemd_test
 
 import (
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
-
-// asking plays the API server for the machine's Node, of which restarts are asked for.
-type asking struct {
-	mu          sync.Mutex
-	annotations map[string]string
-}
-
-func (a *asking) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var patch struct {
-		Metadata struct{ Annotations map[string]string }
-	}
-	_ = json.NewDecoder(r.Body).Decode(&patch) // a GET has none
-	for key, value := range patch.Metadata.Annotations {
-		a.annotations[key] = value
-	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Node", "metadata": map[string]any{"name": "worker", "annotations": a.annotations}}) // a client that has gone
-}
-
-func (a *asking) ask(id string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.annotations["csi.oxide.computer/restart"] = id
-}
-
-func (a *asking) answer(id string) metadata.RestartAnswer {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return metadata.ParseRestartAnswer(a.annotations["csi.oxide.computer/restart-answer"], id)
-}
 
 // TestPlannedRestart has the node plugin power the machine off: with its unit's rights, over the machine's own D-Bus.
 func TestPlannedRestart(t *testing.T) {
 	m := boot(t)
 	m.install()
 	m.run("systemctl", "start", "dbus.socket")
-	api := &asking{annotations: map[string]string{}}
+	api := &lab.Node{Name: "worker"}
 	s := httptest.NewServer(api)
 	t.Cleanup(s.Close)
 	kubeconfig := filepath.Join(m.dir, "kubeconfig")
-	must(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
-users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL), 0o600))
+	must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
 	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_ATTACH_MODE=restart\nOXIDE_CSI_NODE_NAME=worker\nOXIDE_CSI_KUBECONFIG="+kubeconfig+"\n", 0o640)
 	m.run("systemctl", "restart", "oxide-csi-node")
 	m.dial("node")
@@ -75,9 +41,9 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		locks, err := m.try("systemd-inhibit", "--list")
 		return err == nil && strings.Contains(locks, "kubelet")
 	})
-	api.ask("7-1")
-	m.eventually("it refuses", func() bool { return api.answer("7-1").State == metadata.RestartRefused })
-	if why := api.answer("7-1").Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
+	api.AskRestart("7-1")
+	m.eventually("it refuses", func() bool { return api.RestartAnswer("7-1").State == metadata.RestartRefused })
+	if why := api.RestartAnswer("7-1").Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
 		t.Errorf("it refuses since %s", why)
 	}
 	m.run("systemctl", "stop", "kubelet")
@@ -87,12 +53,12 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	if string(before) != "started\n" {
 		t.Errorf("before, the service says %q", before)
 	}
-	api.ask("7-2")
+	api.AskRestart("7-2")
 	m.eventually("the machine is down", func() bool {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", m.init))
 		return os.IsNotExist(err)
 	})
-	if answer := api.answer("7-2"); answer.State != metadata.RestartAccepted || answer.Boot == "" {
+	if answer := api.RestartAnswer("7-2"); answer.State != metadata.RestartAccepted || answer.Boot == "" {
 		t.Errorf("it has said %+v", answer)
 	}
 	after, err := os.ReadFile(diary)

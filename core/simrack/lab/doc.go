@@ -8,4 +8,5 @@
 //   - control.go: its control endpoint
 //   - boot.go: what its guests run
 //   - plugin.go: a plugin
+//   - node.go: what asks the node plugin for planned restarts
 package lab

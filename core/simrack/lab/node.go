@@ -1,0 +1,102 @@
+package lab
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Node plays the API server of Kubernetes for one Node, and its controller, which asks for planned restarts.
+type Node struct {
+	// Name is the Node's.
+	Name string
+	// ProviderID says which instance it is, where it says so.
+	ProviderID string
+
+	mu          sync.Mutex
+	annotations map[string]string
+	// version counts the changes. A patch of another version than the last is refused.
+	version int
+}
+
+// Annotations of a Node by which a restart is asked for and answered (package metadata/kubernetes).
+const (
+	restartAnnotation = "csi.oxide.computer/restart"
+	answerAnnotation  = restartAnnotation + "-answer"
+)
+
+// Kubeconfig is a file by which a node plugin finds this API server at a URL.
+func (n *Node) Kubeconfig(url string) string {
+	return fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}], users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, url)
+}
+
+// AskRestart asks for a planned restart, whatever was asked before.
+func (n *Node) AskRestart(id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.annotate(map[string]*string{restartAnnotation: &id})
+}
+
+// RestartAnswer is what the node has said about a planned restart.
+func (n *Node) RestartAnswer(id string) metadata.RestartAnswer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return metadata.ParseRestartAnswer(n.annotations[answerAnnotation], id)
+}
+
+// annotate writes annotations; nil removes one.
+func (n *Node) annotate(values map[string]*string) {
+	if n.annotations == nil {
+		n.annotations = map[string]string{}
+	}
+	for key, value := range values {
+		if value == nil {
+			delete(n.annotations, key)
+		} else {
+			n.annotations[key] = *value
+		}
+	}
+	n.version++
+}
+
+// ServeHTTP answers GET and PATCH of the Node.
+func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/api/v1/nodes/"+n.Name {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r.Method == http.MethodPatch {
+		if status := n.patch(r); status != http.StatusOK {
+			w.WriteHeader(status)
+			return
+		}
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{ // its error is a client that has gone
+		"kind": "Node", "spec": map[string]any{"providerID": n.ProviderID},
+		"metadata": map[string]any{"name": n.Name, "annotations": n.annotations, "resourceVersion": strconv.Itoa(n.version)},
+	})
+}
+
+// patch applies a merge patch (RFC 7386).
+func (n *Node) patch(r *http.Request) (status int) {
+	var patch struct {
+		Metadata struct {
+			ResourceVersion string
+			Annotations     map[string]*string
+		}
+	}
+	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+		return http.StatusBadRequest
+	}
+	if version := patch.Metadata.ResourceVersion; version != "" && version != strconv.Itoa(n.version) {
+		return http.StatusConflict
+	}
+	n.annotate(patch.Metadata.Annotations)
+	return http.StatusOK
+}
