@@ -3,6 +3,9 @@ package core_test
 import (
 	"context"
 	"fmt"
+	"maps"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -464,4 +467,43 @@ func TestPlannedOwnInstance(t *testing.T) {
 	there := on(here.node(t, "node-b"))
 	here.published(t, volume, node)
 	there.wantRestarts(t, 1)
+}
+
+// What the RPCs ask of the rack is what docs/api-calls.md says.
+func TestPlannedAPICalls(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) {
+		o.restarts.Poll, o.restarts.Idle, o.restarts.Window = time.Hour, time.Hour, time.Hour
+	})
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	r.crash() // only the RPCs' own calls are counted
+	page, err := os.ReadFile("../docs/api-calls.md")
+	r.must(t, err)
+	says := func(what string, call func() error, want codes.Code) {
+		t.Helper()
+		r.clearCalls(t)
+		if err := call(); status.Code(err) != want {
+			t.Fatalf("%s: %v", what, err)
+		}
+		calls, err := r.sim.Calls(t.Context())
+		r.must(t, err)
+		var counts []string
+		for _, operation := range slices.Sorted(maps.Keys(calls.Counts)) {
+			counts = append(counts, fmt.Sprintf("%s %d", operation, calls.Counts[operation]))
+		}
+		if line := fmt.Sprintf("| %s | %s |", what, strings.Join(counts, ", ")); !strings.Contains(string(page), line) {
+			t.Errorf("docs/api-calls.md lacks the line\n%s", line)
+		}
+	}
+	publish := func() error { return r.publish(t, volume, node) }
+	unpublish := func() error { return r.unpublish(t, volume, node) }
+	says("`ControllerPublishVolume`, a restart is needed", publish, codes.FailedPrecondition)
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+	says("`ControllerPublishVolume`, the instance is stopped", publish, codes.OK)
+	r.must(t, r.sim.SetRunState(t.Context(), node, "running"))
+	says("`ControllerUnpublishVolume`, the instance runs", unpublish, codes.OK)
+	says("`ControllerPublishVolume`, on the node that still has the disk", publish, codes.OK)
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+	says("`ControllerUnpublishVolume`, the instance is stopped", unpublish, codes.OK)
+	says("`DeleteVolume`", func() error { return r.delete(t, volume) }, codes.OK)
 }
