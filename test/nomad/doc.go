@@ -7,5 +7,9 @@
 // Beside each client runs Debian's dockerd, for the job files that are for Docker. Containers see this machine's /dev and /sys, so
 // that their node plugin is told where its guest is; nothing else of the job files is changed.
 //
+// TestPlannedRestart has a rack without hot-plug, whose instances boot: each is a machine of its own that runs its Nomad client,
+// really goes down when its node plugin says so, and comes up with other disks. Of a real machine it lacks a kernel and a network
+// of its own.
+//
 // It has the build tag "nomad", since building Nomad takes minutes: make e2e-nomad.
 package nomad
