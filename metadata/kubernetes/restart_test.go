@@ -634,3 +634,40 @@ func TestListenerKeepsItsLine(t *testing.T) {
 		t.Errorf("of a server that is up again: %v", err)
 	}
 }
+
+// What happens between reading a Node and writing it: the other half's word, of which there is one that counts.
+func TestWordsThatCross(t *testing.T) {
+	accepted := metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}
+	setup := func() (*cluster, *kubernetes.Restarts, *kubernetes.Listener) {
+		c := newCluster(t)
+		r, l := kubernetes.NewRestarts(c.options("")), kubernetes.NewListener(c.options(nodeName))
+		if err := r.Ask(t.Context(), idA, "1"); err != nil {
+			t.Fatal(err)
+		}
+		return c, r, l
+	}
+	t.Run("withdrawn before it is accepted", func(t *testing.T) {
+		c, _, l := setup()
+		c.set(func() {
+			c.meddle = func(c *cluster) {
+				delete(c.annotations(nodeName), "csi.oxide.computer/restart")
+				heartbeat(c)
+			}
+		})
+		if err := l.Say(t.Context(), "1", accepted); err == nil || c.annotations(nodeName)["csi.oxide.computer/restart-answer"] != nil {
+			t.Errorf("said: %v, %v", err, c.annotations(nodeName))
+		}
+	})
+	t.Run("accepted before it is withdrawn", func(t *testing.T) {
+		c, r, _ := setup()
+		c.set(func() {
+			c.meddle = func(c *cluster) {
+				c.annotations(nodeName)["csi.oxide.computer/restart-answer"] = accepted.Text("1")
+				heartbeat(c)
+			}
+		})
+		if got, err := r.Withdraw(t.Context(), idA, "1"); err != nil || got != accepted || c.annotations(nodeName)["csi.oxide.computer/restart"] != "1" {
+			t.Errorf("withdrawn: %+v, %v, %v", got, err, c.annotations(nodeName))
+		}
+	})
+}
