@@ -18,7 +18,7 @@ NOMAD_PACKAGES := busybox-static containerd runc libdevmapper1.02.1 libsystemd0
 
 .PHONY: help
 help: ## show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 .PHONY: deps
 deps: ## install the Debian packages that demo and test need, and say so
