@@ -469,6 +469,24 @@ func TestPlannedOwnInstance(t *testing.T) {
 	there.wantRestarts(t, 1)
 }
 
+// What an orchestrator unpublishes because the node is down for a restart, and brings back afterwards, costs no other one.
+func TestPlannedUnpublishedMeanwhile(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
+	node := r.node(t, "node-a")
+	first, second := r.create(t, "first"), r.create(t, "second")
+	r.published(t, first, node)
+	r.rest(t)
+	if err := r.publish(t, second, node); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	eventually(t, "the instance is stopped", func() bool { return r.runState(t, node) == oxide.InstanceStateStopped })
+	r.must(t, r.unpublish(t, first, node))
+	r.rest(t)
+	r.published(t, first, node)
+	r.published(t, second, node)
+	r.wantRestarts(t, 2)
+}
+
 // What the RPCs ask of the rack is what docs/api-calls.md says.
 func TestPlannedAPICalls(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) {

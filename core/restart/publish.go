@@ -163,7 +163,8 @@ func (e *Engine) checkRoom(ctx context.Context, disk rack.Disk, instanceID strin
 }
 
 // Unpublish ends the wish for a disk, and detaches it. From an instance that runs it is not detached: a record says that
-// nobody uses it there any more, and the next restart of the instance takes it away.
+// nobody uses it there any more, and the next restart of the instance takes it away. Nor is it while the instance is being
+// restarted: an orchestrator that takes the node for lost may bring its work back there.
 func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) error {
 	release, err := e.claim(ctx, diskID)
 	if err != nil {
@@ -175,9 +176,15 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) error
 	if err != nil || disk.InstanceID != instanceID {
 		return err
 	}
-	_, err = e.rack.Detach(ctx, diskID, instanceID)
-	if !errors.Is(err, rack.ErrNotStopped) {
+	records, err := e.read(ctx)
+	if err != nil {
 		return err
+	}
+	if _, restarting := records.restartOf(instanceID, ""); !restarting {
+		_, err = e.rack.Detach(ctx, diskID, instanceID)
+		if !errors.Is(err, rack.ErrNotStopped) {
+			return err
+		}
 	}
 	return e.release(ctx, diskID, instanceID)
 }

@@ -47,6 +47,8 @@ type work struct {
 	recovering bool
 	// sent says that the guest or the rack may have got the word.
 	sent bool
+	// goes are the disks that were lazy when the restart began. What has become so since may have done so because of it.
+	goes map[string]bool
 	// told is the last problem that was reported, which is not repeated.
 	told string
 }
@@ -201,6 +203,10 @@ func (e *Engine) begin(ctx context.Context, w *work, records book) error {
 	if err != nil || !held {
 		return err
 	}
+	w.goes = map[string]bool{}
+	for disk := range records.lazy {
+		w.goes[disk] = true
+	}
 	e.enter(w, stageAsking)
 	return e.ask(ctx, w) // at once: the shorter the time, the surer it is who stopped the instance
 }
@@ -275,6 +281,9 @@ func few(names []string) string {
 // awaitAnswer waits for what the node plugin says.
 func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
 	answer, err := e.opts.Asker.Answer(ctx, w.record.Instance, w.record.ID)
+	if err != nil && e.passed(timerAnswer, w, answerTimeout) {
+		return errors.Join(err, e.cancel(ctx, w, "what its node plugin says could not be read: "+err.Error()))
+	}
 	if err != nil {
 		return err
 	}
@@ -359,7 +368,8 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	return nil
 }
 
-// apply changes the disks of a stopped instance: what is lazy goes, what is wished for comes. What the rack does not answer to
+// apply changes the disks of a stopped instance: what was lazy before goes, and all that is where room is needed; what is wished
+// for comes. What the rack does not answer to
 // is tried again for a while. A disk that cannot be changed stays as it is: neither the others nor the instance wait for it.
 func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
 	id := w.record.Instance
@@ -368,7 +378,11 @@ func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
 		return e.passed(timerApply, w, applyTimeout), err
 	}
 	var failed error
+	full := len(disks)+len(e.wishesFor(id)) > e.opts.MaxDisks
 	for _, disk := range disks {
+		if !full && !w.goes[disk.ID] && !e.wishedElsewhere(disk.ID, id) {
+			continue
+		}
 		err := e.detachLazy(ctx, disk, id)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
@@ -447,6 +461,13 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 	}
 	e.announce()
 	return nil
+}
+
+func (e *Engine) wishedElsewhere(disk, instance string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w := e.wishes[disk]
+	return w != nil && w.instance != instance
 }
 
 func (e *Engine) wished(disk, instance string) bool {
