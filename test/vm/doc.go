@@ -1,13 +1,15 @@
 // Package vm tests the node half of the plugin on a real kernel: a small Linux guest in QEMU, with NVMe disks that carry
 // our serials, as a rack's virtual machines have them. Disks come and go while the guest runs, and the guest loses its
-// power at bad moments. The built plugin runs inside; the test speaks to its socket as an orchestrator would.
+// power at bad moments, or powers itself off for a planned restart. The built plugin runs inside; the test speaks to its
+// socket as an orchestrator would.
 //
 // The tests have the build tag vm and run with
 //
 //	make test-vm
 //
 // which installs QEMU and fails where it cannot be had. The processor is emulated, so nothing but Debian's packages is
-// needed, and nothing leaves the machine. guest.sh builds the guest, init is its first process, agent its ear.
+// needed, and nothing leaves the machine. guest.sh builds the guest; init starts it, and
+// down ends it, which busybox' init calls as inittab says; agent is its ear.
 //
 // # How it differs from a rack
 //

@@ -47,7 +47,7 @@ release=${package#linux-image-}
 key=$({
     apt-cache show --no-all-versions "$package" | grep '^Version:'
     dpkg-query -W busybox-static e2fsprogs xfsprogs btrfs-progs util-linux mount coreutils libc6
-    cat "${BASH_SOURCE[0]}" "$here/init"
+    cat "${BASH_SOURCE[0]}" "$here/init" "$here/inittab" "$here/down"
 } | sha256sum | cut -c 1-16)
 guest=$cache/$release-$key
 if [ -e "$guest/root.cpio" ]; then
@@ -94,6 +94,8 @@ done
 cp "$kernel/lib/modules/$release"/modules.{builtin,builtin.modinfo,order} "$root/lib/modules/$release/"
 depmod -b "$root" "$release"
 install -m 755 "$here/init" "$root/init"
+install -m 755 "$here/down" "$root/etc/down"
+install -m 644 "$here/inittab" "$root/etc/inittab"
 
 mkdir "$work/guest"
 cp "$kernel/boot/vmlinuz-$release" "$work/guest/vmlinuz"

@@ -31,6 +31,9 @@ const (
 	plugTime = 60 * time.Second
 )
 
+// serverInGuest is where a guest sees a server of the host.
+const serverInGuest = "10.0.2.100:6443"
+
 // disk is a disk of a rack, and what is on it.
 type disk struct {
 	// id is its UUID on the rack. The guest sees the first 20 bytes of its name as the serial.
@@ -126,6 +129,13 @@ type machine struct {
 // failed test shows what the guest said.
 func boot(t *testing.T, attached slots) *machine {
 	t.Helper()
+	return bootAs(t, uuid.NewString(), "", attached)
+}
+
+// bootAs starts the machine that is a certain instance. A server on the host, if there is one, is seen in its guest at
+// [serverInGuest].
+func bootAs(t *testing.T, instance, server string, attached slots) *machine {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "vm") // t.TempDir's path is too long for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +146,7 @@ func boot(t *testing.T, attached slots) *machine {
 		}
 	})
 	m := &machine{
-		instance: uuid.NewString(),
+		instance: instance,
 		slots:    slots{},
 		ended:    make(chan struct{}),
 		console:  filepath.Join(dir, "console"), pluginLog: filepath.Join(dir, "plugin"),
@@ -151,7 +161,6 @@ func boot(t *testing.T, attached slots) *machine {
 		"-smbios", fmt.Sprintf("type=1,manufacturer=Oxide,product=OxVM,serial=%s,uuid=%s", m.instance, m.instance),
 		"-serial", "file:" + m.console, "-serial", "file:" + m.pluginLog,
 		"-qmp", "unix:" + socket + ",server=on,wait=off",
-		"-netdev", "user,id=net,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:0-:9000", "-device", "virtio-net-pci,netdev=net,romfile=,addr=0x8",
 	}
 	for slot, d := range attached {
 		if d.stallAfter > 0 {
@@ -160,6 +169,11 @@ func boot(t *testing.T, attached slots) *machine {
 		args = append(args, "-blockdev", encode(t, d.content(slot)), "-device", encode(t, d.device(slot)))
 		m.slots[slot] = d
 	}
+	network := "user,id=net,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:0-:9000"
+	if server != "" {
+		network += ",guestfwd=tcp:" + serverInGuest + "-cmd:busybox nc " + strings.Replace(server, ":", " ", 1)
+	}
+	args = append(args, "-netdev", network, "-device", "virtio-net-pci,netdev=net,romfile=,addr=0x8")
 	var said bytes.Buffer
 	m.process = exec.Command("qemu-system-x86_64", args...)
 	m.process.Stdout, m.process.Stderr = &said, &said
