@@ -14,19 +14,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// TestPlannedRestart has the node plugin power the machine off: with its unit's rights, over the machine's own D-Bus.
+// TestPlannedRestart has the node plugin power the machine off: with its unit's rights, over the machine's own D-Bus. The next
+// machine is the same Node's, and says so. A boot's ID is the test's, since the kernel goes on.
 func TestPlannedRestart(t *testing.T) {
-	m := boot(t)
-	m.install()
-	m.run("systemctl", "start", "dbus.socket")
 	api := &lab.Node{Name: "worker"}
 	s := httptest.NewServer(api)
 	t.Cleanup(s.Close)
-	kubeconfig := filepath.Join(m.dir, "kubeconfig")
-	must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
-	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_ATTACH_MODE=restart\nOXIDE_CSI_NODE_NAME=worker\nOXIDE_CSI_KUBECONFIG="+kubeconfig+"\n", 0o640)
-	m.run("systemctl", "restart", "oxide-csi-node")
-	m.dial("node")
+	start := func(bootID string) *machine {
+		m := boot(t)
+		m.install()
+		m.run("systemctl", "start", "dbus.socket")
+		kubeconfig := filepath.Join(m.dir, "kubeconfig")
+		must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
+		m.write("/etc/boot-id", bootID, 0o644)
+		m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_ATTACH_MODE=restart\nOXIDE_CSI_NODE_NAME=worker\nOXIDE_CSI_BOOT_ID_FILE=/etc/boot-id\nOXIDE_CSI_KUBECONFIG="+kubeconfig+"\n", 0o640)
+		m.run("systemctl", "restart", "oxide-csi-node")
+		m.dial("node")
+		return m
+	}
+	m := start("first")
 	// A service that needs a moment to end, and says in a folder that outlives the machine how it did.
 	diary := filepath.Join(m.dir, "diary")
 	m.write("/etc/systemd/system/database.service", fmt.Sprintf(`[Service]
@@ -58,7 +64,7 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", m.init))
 		return os.IsNotExist(err)
 	})
-	if answer := api.RestartAnswer("7-2"); answer.State != metadata.RestartAccepted || answer.Boot == "" {
+	if answer := api.RestartAnswer("7-2"); answer.State != metadata.RestartAccepted || answer.Boot != "first" {
 		t.Errorf("it has said %+v", answer)
 	}
 	after, err := os.ReadFile(diary)
@@ -66,4 +72,7 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	if string(after) != "started\nasked\nended\n" {
 		t.Errorf("the service says %q", after)
 	}
+	start("second")
+	back := metadata.RestartAnswer{State: metadata.RestartBack, Boot: "second"}
+	m.eventually("it says that it is back", func() bool { return api.RestartAnswer("7-2") == back })
 }
