@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -22,12 +23,9 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		return nil, err
 	}
 	counts := volumeCounts{}
-	lazy := map[*rack.Client]map[string]string{}
-	for _, client := range c.racks.all {
-		var err error
-		if lazy[client], err = c.on(client).lazy(ctx); err != nil {
-			return nil, err
-		}
+	lazy, err := c.allLazy(ctx)
+	if err != nil {
+		return nil, err
 	}
 	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
 		ours := c.owns(disk)
@@ -39,11 +37,19 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		}
 		return &csi.ListVolumesResponse_Entry{
 			Volume: on.volume(disk, parameters{}),
-			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy[on.rack])},
+			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy)},
 		}
 	})
 	if err != nil {
 		return nil, err
+	}
+	if lazy, err = c.allLazy(ctx); err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if nodes := entry.GetStatus().GetPublishedNodeIds(); len(nodes) > 0 && lazy[entry.GetVolume().GetVolumeId()] == nodes[0] {
+			entry.Status.PublishedNodeIds = nil
+		}
 	}
 	if req.GetStartingToken() == "" && next == "" {
 		for _, client := range c.racks.all {
@@ -78,8 +84,22 @@ func (v volumeCounts) add(on *rack.Client, disk rack.Disk) {
 	v[on] = count
 }
 
+// allLazy is [onRack.lazy] for all racks.
+func (c *Controller) allLazy(ctx context.Context) (map[string]string, error) {
+	all := map[string]string{}
+	for _, client := range c.racks.all {
+		lazy, err := c.on(client).lazy(ctx)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(all, lazy)
+	}
+	return all, nil
+}
+
 // publishedNodes are the nodes that a volume is published on: the instance that holds its disk, unless it does so for nobody
-// any more.
+// any more. A restart records that before it attaches a disk, and until after it has detached one: so what is lazy has to be
+// asked for before the disk is looked at, and again afterwards.
 func publishedNodes(disk rack.Disk, lazy map[string]string) []string {
 	if disk.InstanceID == "" || lazy[disk.ID] == disk.InstanceID {
 		return nil
@@ -99,14 +119,33 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	if err != nil {
 		return nil, err
 	}
-	lazy, err := on.lazy(ctx)
-	if err != nil {
-		return nil, err
+	nodes := publishedNodes(disk, nil)
+	if on.engine != nil && len(nodes) > 0 {
+		if disk, nodes, err = on.publishedNow(ctx, disk.ID); err != nil {
+			return nil, err
+		}
 	}
 	return &csi.ControllerGetVolumeResponse{
 		Volume: on.volume(disk, parameters{}),
-		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy)},
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: nodes},
 	}, nil
+}
+
+// publishedNow looks at a disk, and where it is published, in attach mode restart.
+func (c onRack) publishedNow(ctx context.Context, diskID string) (rack.Disk, []string, error) {
+	before, err := c.lazy(ctx)
+	if err != nil {
+		return rack.Disk{}, nil, err
+	}
+	_, disk, err := c.disk(ctx, diskID)
+	if err != nil {
+		return rack.Disk{}, nil, err
+	}
+	after, err := c.lazy(ctx)
+	if err != nil || after[diskID] == disk.InstanceID {
+		return disk, nil, err
+	}
+	return disk, publishedNodes(disk, before), nil
 }
 
 // ListSnapshots lists the snapshots of the project, whoever made them, without those that this plugin makes for a moment in

@@ -69,7 +69,15 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 		case errors.Is(err, restart.ErrFull):
 			return rack.Disk{}, resourceExhausted("%w: --max-disks is %d; unpublish another volume from that node first", err, c.maxDisks)
 		case !errors.Is(err, restart.ErrPlanned):
-			return c.refusedAttach(ctx, disk, instanceID, err)
+			if _, err := c.refusedAttach(ctx, disk, instanceID, err); err != nil {
+				return rack.Disk{}, err
+			}
+			// It is attached after all. Whether it stays so, only the engine can tell: for the rack a disk that is to be
+			// detached with the next restart looks the same.
+			if attached, err = c.engine.Publish(ctx, disk.ID, instanceID); err != nil {
+				return rack.Disk{}, err
+			}
+			return c.settled(ctx, attached)
 		}
 		if err := c.checkInstance(ctx, disk, instanceID); err != nil {
 			return rack.Disk{}, err

@@ -19,6 +19,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -236,6 +237,24 @@ func TestPlannedOnStopped(t *testing.T) {
 		t.Errorf("the disk is still on %s", got)
 	}
 	r.wantRestarts(t, 0)
+}
+
+// What was unpublished while its instance ran, and is unpublished again once somebody has stopped that, leaves no record.
+func TestPlannedAgainOnStopped(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	r.published(t, volume, node)
+	r.rest(t)
+	r.must(t, r.unpublish(t, volume, node))
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+	r.must(t, r.unpublish(t, volume, node))
+	if got := r.holder(t, volume); got != "" {
+		t.Errorf("the disk is still on %s", got)
+	}
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
 }
 
 // An instance that is full of what nobody uses any more gets what somebody does.
@@ -524,4 +543,87 @@ func TestPlannedAPICalls(t *testing.T) {
 	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
 	says("`ControllerUnpublishVolume`, the instance is stopped", unpublish, codes.OK)
 	says("`DeleteVolume`", func() error { return r.delete(t, volume) }, codes.OK)
+}
+
+// What is unpublished is not shown as published while its disk is detached, or attached for a wish: the rack cannot be asked
+// for its disks and for the records of a restart at once.
+func TestPlannedShownMeanwhile(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	leaving, coming := r.create(t, "leaving"), r.create(t, "coming")
+	r.published(t, leaving, node)
+	r.rest(t)
+	r.must(t, r.unpublish(t, leaving, node))
+	r.crash() // from here on this test does what a restart does
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+
+	// meanwhile does something while a call of the rack takes its time, and says where the volume is shown after that.
+	meanwhile := func(operation string, do func(), shown func() []string) []string {
+		_, err := r.sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultDelay, DelayMillis: 500})
+		r.must(t, err)
+		var nodes []string
+		var asking sync.WaitGroup
+		asking.Go(func() { nodes = shown() })
+		eventually(t, "the rack takes its time", func() bool {
+			faults, err := r.sim.Faults(t.Context())
+			r.must(t, err)
+			return faults[len(faults)-1].Hits == 1
+		})
+		do()
+		asking.Wait()
+		return nodes
+	}
+	shown := meanwhile("anti_affinity_group_list", func() {
+		_, err := r.sdk.InstanceDiskDetach(t.Context(), oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}})
+		r.must(t, err)
+		r.must(t, r.sdk.AntiAffinityGroupDelete(t.Context(), oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving), Project: testProject}))
+	}, func() []string {
+		one, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: leaving})
+		r.must(t, err)
+		return one.GetStatus().GetPublishedNodeIds()
+	})
+	if len(shown) > 0 {
+		t.Errorf("ControllerGetVolume shows a volume on %v that was being detached", shown)
+	}
+	shown = meanwhile("disk_list", func() {
+		_, err := r.sdk.AntiAffinityGroupCreate(t.Context(), oxide.AntiAffinityGroupCreateParams{Project: testProject, Body: &oxide.AntiAffinityGroupCreate{
+			Name: oxide.Name("csi-lazy-" + coming), Description: fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":%q}`, testCluster, coming, node),
+			Policy: oxide.AffinityPolicyAllow, FailureDomain: oxide.FailureDomainSled,
+		}})
+		r.must(t, err)
+		r.attachByHand(t, coming, node)
+	}, func() []string {
+		list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		r.must(t, err)
+		for _, entry := range list.GetEntries() {
+			if entry.GetVolume().GetVolumeId() == coming {
+				return entry.GetStatus().GetPublishedNodeIds()
+			}
+		}
+		return nil
+	})
+	if len(shown) > 0 {
+		t.Errorf("ListVolumes shows a volume on %v that was being attached for a wish", shown)
+	}
+}
+
+// An attached disk is not published before it is certain that no restart detaches it.
+func TestPlannedUncertain(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	r.published(t, volume, node)
+	r.rest(t)
+	r.must(t, r.unpublish(t, volume, node))
+	r.crash()
+	_, err := r.sim.Inject(t.Context(), lab.Fault{Operation: "anti_affinity_group_list", Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error", Count: new(int)})
+	r.must(t, err)
+	if err := r.publish(t, volume, node); err == nil {
+		t.Error("a volume is published although nobody knows whether a restart detaches it")
+	}
+	r.must(t, r.sim.ClearFaults(t.Context()))
+	r.must(t, r.publish(t, volume, node))
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
 }

@@ -182,7 +182,12 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) error
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
 		_, err = e.rack.Detach(ctx, diskID, instanceID)
-		if !errors.Is(err, rack.ErrNotStopped) {
+		old, lazy := records.lazy[diskID]
+		switch {
+		case errors.Is(err, rack.ErrNotStopped):
+		case err == nil && lazy: // it was unpublished before, while the instance ran
+			return e.erase(ctx, old.recordID)
+		default:
 			return err
 		}
 	}
