@@ -7,6 +7,7 @@
 //   - latency.go: one RPC beside the bare SDK call
 //   - throughput.go: many CreateVolume at once, beside the bare SDK doing the same
 //   - attach.go: many ControllerPublishVolume at once, on many instances, beside the bare SDK attaching
+//   - restarts.go: planned restarts on a rack without hot-plug: how many volumes cost, and how long instances are down
 //   - list.go: the list of 10,000 disks: time, calls, peak memory, size
 //   - startup.go: from exec to the first answer
 //   - identity.go: a node by the source that tells it who it is: time until it knows, memory
@@ -41,6 +42,7 @@ var measurements = []struct {
 	{"latency", latency},
 	{"throughput", throughput},
 	{"attach", attachMany},
+	{"restarts", plannedRestarts},
 	{"list", lists},
 	{"startup", startup},
 	{"identity", identity},

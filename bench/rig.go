@@ -22,14 +22,19 @@ type rig struct {
 	node   lab.Instance
 }
 
-func (b *bench) newRig(simFlags ...string) (_ *rig, err error) {
+func (b *bench) newRig(simFlags ...string) (*rig, error) {
+	return b.newRigOn(append([]string{"--instances=node-a", "--hotplug"}, simFlags...)...)
+}
+
+// newRigOn is newRig with a rack that is only what the flags say.
+func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 	r := &rig{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.stop())
 		}
 	}()
-	if r.sim, err = lab.StartSim(b.programs.Sim, nil, append([]string{"--instances=node-a", "--hotplug"}, simFlags...)...); err != nil {
+	if r.sim, err = lab.StartSim(b.programs.Sim, nil, simFlags...); err != nil {
 		return nil, err
 	}
 	r.node = r.sim.Instances[0]
