@@ -126,6 +126,10 @@ MODEL ?= 1m
 chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, and rack and controller are killed; as root with data
 	go run ./test/chaos -duration $(DURATION)
 
+.PHONY: chaos-restart
+chaos-restart: deps ## planned restarts for DURATION (2m) while the rack fails, and rack and two controllers are killed
+	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }

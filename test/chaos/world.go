@@ -161,13 +161,16 @@ func (w *world) startRack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hotplug := "--hotplug"
-	if w.random.IntN(2) == 0 {
-		hotplug = "--hotplug=async"
+	disks := "--hotplug"
+	switch {
+	case w.restarts:
+		disks = "--state-time=300ms"
+	case w.random.IntN(2) == 0:
+		disks = "--hotplug=async"
 	}
 	quota := int64(w.workers)*roomPerWorker + int64(len(nodes))*gib
 	args := []string{"--listen=" + w.api, "--control=" + w.control, "--state=" + w.path("rack"), "--instances=" + strings.Join(nodes, ","),
-		hotplug, "--latency=" + latency.String(), fmt.Sprintf("--quota=%d", quota)}
+		disks, "--latency=" + latency.String(), fmt.Sprintf("--quota=%d", quota)}
 	if w.guests {
 		args = append(args, "--guest-root="+w.path("guests"))
 	}

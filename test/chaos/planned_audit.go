@@ -1,0 +1,204 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+)
+
+// restartRecord and lazyRecord are what the controllers keep on the rack, as far as it is looked at.
+type restartRecord struct {
+	Instance string `json:"instance"`
+	Asked    bool   `json:"asked"`
+}
+
+type lazyRecord struct {
+	Disk     string `json:"disk"`
+	Instance string `json:"instance"`
+}
+
+type records struct {
+	restarts []restartRecord
+	lazy     []lazyRecord
+}
+
+// readRecords lists them, and notes of which instances a restart may take down.
+func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
+	var found records
+	groups, err := p.rack.AntiAffinityGroupListAllPages(ctx, oxide.AntiAffinityGroupListParams{Project: oxide.NameOrId(p.sim.Project)})
+	if err != nil {
+		return found, err
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, group := range groups {
+		switch {
+		case strings.HasPrefix(string(group.Name), "csi-restart-"):
+			var r restartRecord
+			if err := json.Unmarshal([]byte(group.Description), &r); err != nil {
+				return found, err
+			}
+			if r.Asked {
+				p.asked[r.Instance] = now
+			}
+			found.restarts = append(found.restarts, r)
+		case strings.HasPrefix(string(group.Name), "csi-lazy-"):
+			var l lazyRecord
+			if err := json.Unmarshal([]byte(group.Description), &l); err != nil {
+				return found, err
+			}
+			found.lazy = append(found.lazy, l)
+		}
+	}
+	return found, nil
+}
+
+// longestDown is how long an instance may be down for a restart, whatever dies.
+const longestDown = plannedLease + time.Minute
+
+// watch looks at the rack all the time: how many instances are down, for how long, and where the published volumes are.
+func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
+	downSince := map[string]time.Time{}
+	held := map[string]bool{}
+	for pause(ctx, 20*time.Millisecond) == nil {
+		foreign := p.foreignNow()
+		before := publications(actors)
+		list, err := p.control.ListInstances(ctx)
+		if err != nil {
+			continue // the rack is dead
+		}
+		_, _ = p.readRecords(ctx) // for what is asked; one that fails is made up for by the next
+		after, foreignAfter := publications(actors), p.foreignNow()
+		p.books.count("looks at the whole rack")
+		p.watchDown(list, foreign, foreignAfter, downSince)
+		on := map[string]string{}
+		for _, instance := range list {
+			for _, disk := range instance.Disks {
+				on[disk.ID] = instance.ID
+			}
+		}
+		for disk, publication := range before {
+			if after[disk] == publication && on[disk] != publication.node && !held[disk] {
+				held[disk] = true
+				p.books.violation("volume %s is published on %s, and its disk is on %q: %s", disk, publication.node, on[disk], publication.actor.story())
+			}
+		}
+	}
+}
+
+// watchDown looks at the instances that are down and not stopped by somebody else.
+func (p *plannedWorld) watchDown(list []lab.SimInstance, before, after map[string]time.Time, since map[string]time.Time) {
+	down := 0
+	for _, instance := range list {
+		_, foreign := before[instance.ID]
+		if _, now := after[instance.ID]; foreign || now || instance.RunState == "running" {
+			delete(since, instance.ID)
+			continue
+		}
+		down++
+		if since[instance.ID].IsZero() {
+			since[instance.ID] = time.Now()
+			p.books.count("instance taken down for a restart")
+		}
+		if took := time.Since(since[instance.ID]); took > longestDown {
+			p.books.violation("instance %s is %s since %s", instance.ID, instance.RunState, stamp(since[instance.ID]))
+			since[instance.ID] = time.Now()
+		}
+	}
+	if down > mostDown {
+		p.books.violation("%d instances are down for restarts: %+v", down, list)
+	}
+}
+
+func (p *plannedWorld) foreignNow() map[string]time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.foreign)
+}
+
+// settle waits until nothing is under way any more, and looks at what must be then.
+func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
+	for {
+		found, err := p.readRecords(ctx)
+		list, listErr := p.control.ListInstances(ctx)
+		running := !slices.ContainsFunc(list, func(i lab.SimInstance) bool { return i.RunState != "running" })
+		if err == nil && listErr == nil && running && len(found.restarts) == 0 {
+			p.auditRecords(ctx, found, list)
+			break
+		}
+		if pause(ctx, 100*time.Millisecond) != nil {
+			p.books.violation("a restart does not end, or an instance does not run: %+v %+v %v %v", found.restarts, list, err, listErr)
+			return
+		}
+	}
+	for _, a := range actors {
+		a.look(ctx)
+	}
+}
+
+// auditRecords looks that a volume is said to wait for its detach only if its disk is attached there. A record may outlive
+// its disk: a controller that is killed, or whose rack fails, after it has deleted the disk leaves it.
+func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []lab.SimInstance) {
+	disks, err := p.disksOnRack(ctx)
+	if err != nil {
+		p.books.violation("the disks cannot be listed: %v", err)
+		return
+	}
+	for _, l := range found.lazy {
+		if _, lives := disks[l.Disk]; !lives {
+			p.books.count("record left of a deleted disk")
+			continue
+		}
+		attached := slices.ContainsFunc(list, func(i lab.SimInstance) bool {
+			return i.ID == l.Instance && slices.ContainsFunc(i.Disks, func(d lab.SimDisk) bool { return d.ID == l.Disk })
+		})
+		if !attached {
+			p.books.violation("a record says that instance %s still holds disk %s, which it does not", l.Instance, l.Disk)
+		}
+	}
+}
+
+// emptyAll stops all instances, as somebody might, and deletes all volumes: nothing may be left, and nothing be started.
+func (p *plannedWorld) emptyAll(ctx context.Context, actors []*actor) {
+	for _, instance := range p.instances {
+		p.put(ctx, instance, "stopped")
+	}
+	for _, a := range actors {
+		if a.id == "" {
+			continue
+		}
+		for ctx.Err() == nil {
+			_, err := p.leading().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.id})
+			if err == nil {
+				_, err = p.leading().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: a.id})
+			}
+			if err == nil {
+				break
+			}
+			_ = pause(ctx, 100*time.Millisecond) // the loop looks at the context
+		}
+	}
+	found, err := p.readRecords(ctx)
+	left, leftErr := p.control.Leftovers(ctx)
+	list, listErr := p.control.ListInstances(ctx)
+	p.auditRecords(ctx, found, list)
+	if err != nil || leftErr != nil || listErr != nil || len(found.restarts)+left.Disks > 0 {
+		p.books.violation("left on the rack: %+v, %+v, %v, %v, %v", found, left, err, leftErr, listErr)
+	}
+	for _, instance := range list {
+		if instance.RunState != "stopped" {
+			p.books.violation("instance %s was stopped by somebody else, and is %s", instance.ID, instance.RunState)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+)
+
+// planner is set in the environment of a process that is a controller in attach mode restart. The plugin's own program is the
+// same but for its lease of 90 s, with which a process that was killed would be missed for most of a run.
+const planner = "CHAOS_PLANNER"
+
+// What the planners are given.
+const (
+	plannedLease = 12 * time.Second
+	mostDown     = 2
+)
+
+// runPlanner serves until it gets a signal. It knows the flags that lab.StartPlugin gives a controller.
+func runPlanner(args []string) (err error) {
+	flags := flag.NewFlagSet("planner", flag.ContinueOnError)
+	endpoint, mode := flags.String("endpoint", "", ""), flags.String("mode", "", "")
+	host, project := flags.String("oxide-host", "", ""), flags.String("oxide-project", "", "")
+	token, cluster := flags.String("oxide-token-file", "", ""), flags.String("cluster-id", "", "")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("pid", os.Getpid())
+	client, err := rack.New(rack.Config{
+		Name: "default", Host: *host, Project: *project, Log: log,
+		Token: func() (string, error) {
+			text, err := os.ReadFile(*token)
+			return strings.TrimSpace(string(text)), err
+		},
+	})
+	if err != nil {
+		return err
+	}
+	controller := core.NewController(core.ControllerOptions{
+		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: mostDisks, Log: log,
+		Restarts: &core.PlannedRestarts{Options: restart.Options{
+			Policy: restart.Allow, Shutdown: restart.Hard, Window: 300 * time.Millisecond, MaxDown: mostDown, CoolDown: time.Second,
+			HaltTimeout: 10 * time.Second, Poll: 100 * time.Millisecond, Idle: 500 * time.Millisecond, Lease: plannedLease,
+		}},
+	})
+	server := core.NewServer(core.ServerOptions{Mode: *mode, Identity: core.NewIdentity("chaos", *cluster, &core.Readiness{}), Controller: controller, Log: log})
+	listener, err := core.Listen(strings.TrimPrefix(*endpoint, "unix://"))
+	if err != nil {
+		return err
+	}
+	var running sync.WaitGroup
+	running.Go(func() { controller.PlanRestarts(ctx, client) })
+	var served error
+	running.Go(func() { served = server.Serve(listener) })
+	<-ctx.Done()
+	server.StopNow()
+	running.Wait()
+	return errors.Join(served)
+}
