@@ -224,8 +224,8 @@ func (f Formatter) path(diskID uuid.UUID) string {
 	return filepath.Join(f.StateDir, "format", diskID.String())
 }
 
-// write needs no stable storage: a record counts only until the kernel's next start, and what outlives the kernel is the
-// marker's to tell.
+// write brings the record to stable storage before it has its name: a power cut may lose it, since what outlives the kernel is the
+// marker's to tell, but must not leave an empty one, which could not be read.
 func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
 	boot, err := bootID()
 	if err != nil {
@@ -236,7 +236,7 @@ func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, s
 		return err
 	}
 	path := f.path(want.DiskID)
-	err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path+".new", append(content, '\n'), 0o600))
+	err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), writeSynced(path+".new", append(content, '\n')))
 	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
@@ -244,6 +244,18 @@ func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, s
 		return fmt.Errorf("%w: %w", tool.ErrState, err)
 	}
 	return nil
+}
+
+func writeSynced(path string, content []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	if err == nil {
+		err = file.Sync()
+	}
+	return errors.Join(err, file.Close())
 }
 
 func bootID() (string, error) {

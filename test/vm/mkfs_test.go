@@ -50,6 +50,7 @@ func TestPowerCutInMkfs(t *testing.T) {
 	m := boot(t, attached)
 	m.mountSystemDisk(t)
 	p := startPlugin(t, m)
+	m.keepUnsynced(t)
 	logs := map[int][]write{}
 	for slot := 1; slot <= loggedSlots; slot++ {
 		succeed(t, p.stage(t, all[slot]))
@@ -61,6 +62,8 @@ func TestPowerCutInMkfs(t *testing.T) {
 			return strings.TrimSpace(m.sh(t, "grep -l '^mkfs' /proc/[0-9]*/comm | wc -l")) == fmt.Sprint(slot-loggedSlots)
 		})
 	}
+	// Names are brought to the system disk with somebody else's file, and without what is in the files that have them.
+	m.sh(t, "echo >/tmp/other && dd if=/tmp/other of=/var/lib/other conv=fsync")
 	m.cutPower(t)
 	for slot := loggedSlots + 1; slot < slotCount; slot++ {
 		if len(p.entries(t, "answered", all[slot].id)) > 0 {
