@@ -552,7 +552,7 @@ func TestVolumeErrorsSayItOnce(t *testing.T) {
 	must(t, h.sim.Set(t.Context(), lab.Settings{Hotplug: &off}))
 	id := h.ok(t, "volume", "create", "cold", "--size=1GiB")
 	said := h.fails(t, 5, "volume", "attach", id)
-	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "either stop the instance", "volume show"} {
+	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "stop the instance until this is done", "volume show"} {
 		if strings.Count(said, part) != 1 {
 			t.Errorf("%q stands there %d times: %s", part, strings.Count(said, part), said)
 		}
