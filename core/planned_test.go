@@ -627,3 +627,37 @@ func TestPlannedUncertain(t *testing.T) {
 		t.Errorf("records are left: %v", got)
 	}
 }
+
+// Two volumes that change places wait for each other's node.
+func TestPlannedSwap(t *testing.T) {
+	r := newRestartRig(t)
+	a, b := r.node(t, "node-a"), r.node(t, "node-b")
+	one, other := r.create(t, "one"), r.create(t, "other")
+	r.published(t, one, a)
+	r.published(t, other, b)
+	r.must(t, r.unpublish(t, one, a))
+	r.must(t, r.unpublish(t, other, b))
+	var publishing sync.WaitGroup
+	publishing.Go(func() { r.published(t, one, b) })
+	publishing.Go(func() { r.published(t, other, a) })
+	publishing.Wait()
+}
+
+// A volume that is wished for while its new node is being restarted for another one, and still on its old node, is waited for.
+func TestPlannedLate(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
+	from, to := r.node(t, "node-a"), r.node(t, "node-b")
+	moving, other := r.create(t, "moving"), r.create(t, "other")
+	r.published(t, moving, from)
+	r.rest(t)
+	r.must(t, r.unpublish(t, moving, from))
+	if err := r.publish(t, other, to); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	eventually(t, "the new node is stopping", func() bool { return r.runState(t, to) == oxide.InstanceStateStopping })
+	if err := r.publish(t, moving, to); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	r.published(t, moving, to)
+	r.published(t, other, to)
+}

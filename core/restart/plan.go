@@ -46,7 +46,8 @@ func (e *Engine) plan(ctx context.Context, records book) error {
 		if _, taken := records.restartOf(c.instance, ""); taken {
 			continue
 		}
-		if c.waits && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees && other.instance != c.instance }) {
+		// One that frees a disk goes before what waits for it, but not where each waits for the other.
+		if c.waits && !c.frees && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees && other.instance != c.instance }) {
 			continue
 		}
 		if e.may(c) {

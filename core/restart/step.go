@@ -457,7 +457,7 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 		}
 	}
 	if disk.InstanceID != instance {
-		return fmt.Errorf("disk %q (%s) is attached to instance %s: %w", disk.Name, disk.ID, disk.InstanceID, rack.ErrRefused)
+		return nil // another restart frees it: the wish waits for the next time
 	}
 	e.announce()
 	return nil
