@@ -68,7 +68,9 @@ type rigOptions struct {
 	sweepAge time.Duration
 	// restarts is for attach mode restart.
 	restarts *core.PlannedRestarts
-	log      io.Writer
+	// unplanned leaves out what plans them.
+	unplanned bool
+	log       io.Writer
 }
 
 func newRig(t *testing.T, change ...func(*rigOptions)) *rig {
@@ -146,7 +148,9 @@ func (r *rig) startWith(t *testing.T, racks ...*rack.Client) {
 		Racks: racks, Cluster: r.options.cluster, MaxDisks: r.options.maxDisks, DetachGrace: r.options.detachGrace, TemporaryAge: r.options.sweepAge,
 		Restarts: r.options.restarts, Log: log,
 	})
-	r.planRestarts(t, controller, racks)
+	if !r.options.unplanned {
+		r.planRestarts(t, controller, racks)
+	}
 	if r.options.sweepAge > 0 {
 		controller.StartSweeping(t.Context())
 	}
