@@ -506,6 +506,27 @@ func TestPlannedUnpublishedMeanwhile(t *testing.T) {
 	r.wantRestarts(t, 2)
 }
 
+// A record about a disk that is gone is cleared away, whoever has deleted it.
+func TestPlannedSweep(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	volume, kept := r.create(t, "v"), r.create(t, "kept")
+	r.published(t, volume, node)
+	r.published(t, kept, node)
+	r.rest(t)
+	r.must(t, r.unpublish(t, volume, node))
+	r.must(t, r.unpublish(t, kept, node))
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+	_, err := r.sdk.InstanceDiskDetach(t.Context(), oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(volume)}})
+	r.must(t, err)
+	r.must(t, r.sdk.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(volume)}))
+	r.crash()
+	other := r.again(t)
+	eventually(t, "the record of the deleted disk is gone", func() bool {
+		return cmp.Equal(other.records(t, "csi-"), []string{"csi-lazy-" + kept})
+	})
+}
+
 // What the RPCs ask of the rack is what docs/api-calls.md says.
 func TestPlannedAPICalls(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.unplanned = true }) // only the RPCs' own calls are counted

@@ -21,6 +21,7 @@ const (
 	timerApply    timer = "apply"
 	timerBack     timer = "back"
 	timerHandover timer = "handover"
+	timerSweep    timer = "sweep"
 )
 
 // clock is the only time that an engine knows.

@@ -101,6 +101,8 @@ const (
 	applyTimeout = time.Minute
 	// handoverTimeout is how long somebody else may take to take over the restart of our own instance.
 	handoverTimeout = 2 * time.Minute
+	// sweepInterval is how often records about deleted disks are looked for, from the start of the process on.
+	sweepInterval = time.Hour
 	// wishLifetime ends a wish that nobody has repeated.
 	wishLifetime = 10 * time.Minute
 )
@@ -131,6 +133,8 @@ type Engine struct {
 	works map[string]*work
 	// seen is since when the text of somebody else's record is as it is, by record ID.
 	seen map[string]sighting
+	// swept is when records about deleted disks were last looked for.
+	swept time.Time
 	// rest is until when an instance is left alone after a refusal, and why.
 	rest map[string]refusal
 }
@@ -259,8 +263,28 @@ func (e *Engine) Tick(ctx context.Context) error {
 	if failed == nil {
 		failed = e.plan(ctx, records)
 	}
+	if failed == nil && e.clock.Passed(timerSweep, "", e.swept, sweepInterval) {
+		failed = e.sweep(ctx, records)
+	}
 	e.observe("", 0)
 	return failed
+}
+
+// sweep clears away what is recorded about disks that are gone: whoever deleted one may have died before it could do so.
+func (e *Engine) sweep(ctx context.Context, records book) error {
+	for _, disk := range sortedKeys(records.lazy) {
+		_, err := e.rack.Disk(ctx, disk)
+		if errors.Is(err, rack.ErrNotFound) {
+			if err = e.rack.ConfirmProject(ctx); err == nil {
+				err = e.erase(ctx, records.lazy[disk].recordID)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	e.swept = e.clock.Now()
+	return nil
 }
 
 // look takes one restart further if it is ours, or has become so.

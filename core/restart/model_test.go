@@ -508,6 +508,8 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 	switch what {
 	case timerWindow, timerRest, timerCoolDown:
 		return true
+	case timerSweep:
+		return false // no disk is deleted here
 	case timerBeat, timerWish, timerBack, timerApply, timerHandover:
 		// They end what would go on for ever. That they may do so at any time is a fault of its own.
 		return c.choose(what)

@@ -20,7 +20,7 @@ import (
 )
 
 // planner is set in the environment of a process that is a controller in attach mode restart. The plugin's own program is the
-// same but for its lease of 90 s, with which a process that was killed would be missed for most of a run.
+// same but for its lease of a minute, with which a process that was killed would be missed for most of a run.
 const planner = "CHAOS_PLANNER"
 
 // What the planners are given.
