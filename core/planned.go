@@ -60,6 +60,7 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 	}
 	until := time.Now().Add(min(c.restartWait, patience(ctx)))
 	for {
+		changed := c.engine.Changed()
 		attached, err := c.engine.Publish(ctx, disk.ID, instanceID)
 		switch {
 		case err == nil:
@@ -86,7 +87,14 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 		if left <= 0 {
 			return rack.Disk{}, logged(slog.LevelInfo, err)
 		}
-		if waited := c.engine.Await(ctx, left); waited != nil && ctx.Err() != nil {
+		timer := time.NewTimer(left)
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
 			return rack.Disk{}, logged(slog.LevelInfo, err)
 		}
 	}

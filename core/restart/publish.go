@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
@@ -250,12 +249,10 @@ func (e *Engine) Lazy(ctx context.Context) (map[string]string, error) {
 	return lazy, nil
 }
 
-// Await waits until some disk was attached, or so long.
-func (e *Engine) Await(ctx context.Context, wait time.Duration) error {
+// Changed returns what is closed when the next disk has been attached or the next restart is over. It is asked for before
+// [Engine.Publish], whose answer it may make obsolete.
+func (e *Engine) Changed() <-chan struct{} {
 	e.mu.Lock()
-	changed := e.changed
-	e.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	return e.clock.Wait(ctx, changed)
+	defer e.mu.Unlock()
+	return e.changed
 }
