@@ -1175,6 +1175,7 @@ func TestModel(t *testing.T) {
 	t.Run("of", func(t *testing.T) {
 		for _, s := range bases {
 			for _, bound := range bounds {
+				s := s // the explorations run side by side
 				s.faults, s.switches, s.kinds = bound.faults, bound.switches, bound.kinds
 				t.Run(s.name+"/"+bound.name, func(t *testing.T) {
 					t.Parallel()
