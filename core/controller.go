@@ -146,6 +146,11 @@ func (c onRack) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 		return err
 	}
 	*disk = settled
+	if disk.InstanceID != "" && c.engine != nil {
+		if *disk, err = c.detachUnused(ctx, *disk); err != nil {
+			return err
+		}
+	}
 	if disk.InstanceID != "" {
 		return c.inUse(ctx, *disk)
 	}

@@ -119,6 +119,19 @@ func (c onRack) unpublishPlanned(ctx context.Context, disk rack.Disk) error {
 	return err
 }
 
+// detachUnused detaches a disk that an instance holds for nobody any more, where somebody has stopped that, and returns the disk
+// as it then is.
+func (c onRack) detachUnused(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	lazy, err := c.lazy(ctx)
+	if err != nil || lazy[disk.ID] != disk.InstanceID {
+		return disk, err
+	}
+	if err := c.unpublishPlanned(ctx, disk); err != nil {
+		return disk, err
+	}
+	return c.rack.Disk(ctx, disk.ID)
+}
+
 // lazy are the disks that no node has published although an instance holds them, and these instances. There are none outside
 // of attach mode restart.
 func (c onRack) lazy(ctx context.Context) (map[string]string, error) {
