@@ -36,7 +36,7 @@ type Rack interface {
 type Policy string
 
 const (
-	// Never restarts nothing: a volume that needs a restart is refused.
+	// Never restarts nothing: a volume that needs a restart waits until somebody stops its instance.
 	Never Policy = "never"
 	// Plan restarts nothing either, and tells what it would restart.
 	Plan Policy = "plan"
@@ -192,13 +192,13 @@ func newID() string {
 	return strings.ReplaceAll(uuid.NewString(), "-", "")[:16]
 }
 
-// self reports whether this process runs on an instance, as far as that is known.
-func (e *Engine) self(instance string) bool {
+// self reports whether this process runs on an instance, and whether it knows on which it runs at all.
+func (e *Engine) self(instance string) (own, known bool) {
 	if e.opts.Self == nil {
-		return false
+		return false, true
 	}
-	own, _ := e.opts.Self()
-	return own == instance
+	id, known := e.opts.Self()
+	return known && id == instance, known
 }
 
 // Run works until ctx ends. A restart that is under way then is left to whoever reads its record: another replica, or this
@@ -293,10 +293,11 @@ func (e *Engine) look(ctx context.Context, r restartRecord, records book) error 
 		w.record = r
 		return e.step(ctx, w, records)
 	}
+	own, known := e.self(r.Instance)
 	switch {
 	case r.Holder == e.holder:
 		return e.adopt(ctx, r, records)
-	case e.silent(r) || (r.Handover && !e.self(r.Instance)):
+	case e.silent(r) || (r.Handover && known && !own):
 		return e.takeOver(ctx, r)
 	}
 	return nil

@@ -72,24 +72,31 @@ func (e *Engine) may(c candidate) bool {
 	if c.stopped {
 		return true
 	}
-	why := ""
-	known := true
-	if e.opts.Self != nil {
-		_, known = e.opts.Self()
-	}
+	why := e.forbidden()
+	_, known := e.self(c.instance)
 	switch {
+	case why != "":
 	case !known:
 		why = "this controller does not know yet on which instance it runs itself"
-	case e.opts.Policy == Plan:
-		why = "--restart-policy=plan restarts nothing"
 	case e.opts.Open != nil && !e.opts.Open(e.clock.Now()):
 		why = "not before the next of the times in --restart-hours"
-	}
-	if why == "" {
+	default:
 		return true
 	}
 	e.hinderAll(c.instance, why)
 	return false
+}
+
+// forbidden says why no instance at all is restarted, empty where they are.
+func (e *Engine) forbidden() string {
+	const instead = "stop it until the disk is attached, or allow restarts"
+	switch e.opts.Policy {
+	case Never:
+		return "--restart-policy=never forbids that: " + instead
+	case Plan:
+		return "--restart-policy=plan only says so: " + instead
+	}
+	return ""
 }
 
 // hinderAll notes what stands in the way of all wishes for an instance.
@@ -105,6 +112,7 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) error {
 	for _, wanted := range e.wishesFor(c.instance) {
 		disks = append(disks, wanted.disk)
 	}
+	own, _ := e.self(c.instance)
 	w := &work{
 		record: restartRecord{
 			Version:  1,
@@ -112,7 +120,7 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) error {
 			ID:       e.newID(),
 			Instance: c.instance,
 			Holder:   e.holder,
-			Handover: e.self(c.instance) && !c.stopped,
+			Handover: own && !c.stopped,
 			Disks:    shorten(disks),
 			slot:     slot,
 			epoch:    1,
@@ -154,7 +162,11 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 		case records.lazyOn(w.disk, disk.InstanceID):
 			at(w.instance).waits = true
 			at(disk.InstanceID).frees = true
-			e.hinder(w.disk, fmt.Sprintf("instance %s, which still has the disk, is restarted first", disk.InstanceID))
+			first := "is restarted first"
+			if why := e.forbidden(); why != "" {
+				first = "would be first, and " + why
+			}
+			e.hinder(w.disk, fmt.Sprintf("instance %s, which still has the disk, %s", disk.InstanceID, first))
 		default:
 			e.hinder(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
@@ -203,10 +215,10 @@ func (e *Engine) able(ctx context.Context, candidates []candidate) ([]candidate,
 		c.stopped = instance.RunState == rack.Stopped
 		rest, resting := e.rest[c.instance]
 		switch {
+		case c.stopped:
 		case resting:
 			e.hinderAll(c.instance, rest.reason)
 			continue
-		case c.stopped:
 		case instance.RunState != rack.Running:
 			e.hinderAll(c.instance, "it is "+instance.RunState)
 			continue

@@ -103,10 +103,6 @@ func (e *Engine) postpone(disk rack.Disk, r restartRecord) error {
 
 // wish notes that a disk is to be attached to an instance, and says what it waits for.
 func (e *Engine) wish(ctx context.Context, disk rack.Disk, instanceID string, records book) error {
-	if e.opts.Policy == Never {
-		return fmt.Errorf("disk %q (%s) can be attached to instance %s while that is stopped only, and --restart-policy=never forbids to restart it: stop the instance until this is done, or allow restarts: %w",
-			disk.Name, disk.ID, instanceID, ErrPlanned)
-	}
 	if err := e.checkRoom(ctx, disk, instanceID, records); err != nil {
 		return err
 	}
@@ -130,11 +126,12 @@ func (e *Engine) want(disk, instance string) wish {
 
 // outlook says what a wish waits for.
 func (e *Engine) outlook(w wish) string {
-	switch {
-	case w.problem != "":
-		return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, w.problem)
-	case e.opts.Policy == Plan:
-		return fmt.Sprintf("instance %s would be restarted for it, and --restart-policy=plan only says so: stop the instance until the disk is attached, or allow restarts", w.instance)
+	problem := w.problem
+	if problem == "" {
+		problem = e.forbidden()
+	}
+	if problem != "" {
+		return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, problem)
 	}
 	return fmt.Sprintf("instance %s is restarted for it, %s after the first such wish at the earliest", w.instance, e.opts.Window)
 }

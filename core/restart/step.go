@@ -193,7 +193,10 @@ func (e *Engine) begin(ctx context.Context, w *work, records book) error {
 		return err
 	case instance.RunState != rack.Running:
 		return e.drop(ctx, w)
-	case e.self(id):
+	case !e.may(candidate{instance: id}):
+		return e.drop(ctx, w) // another process had planned it, which was allowed to
+	}
+	if own, _ := e.self(id); own {
 		w.record.Handover, w.since = true, e.clock.Now()
 		_, err := e.update(ctx, w)
 		return err

@@ -1,0 +1,34 @@
+package restart
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// oneInstance is a rack of which only the state of an instance is asked.
+type oneInstance struct {
+	Rack
+	run string
+}
+
+func (r oneInstance) Instance(context.Context, string) (rack.Instance, error) {
+	return rack.Instance{RunState: r.run}, nil
+}
+
+// What its node plugin has refused says nothing about an instance that somebody stops after that.
+func TestRefusedThenStopped(t *testing.T) {
+	for run, want := range map[string]int{rack.Running: 0, rack.Stopped: 1} {
+		t.Run(run, func(t *testing.T) {
+			e := New(oneInstance{run: run}, Options{CoolDown: time.Hour, Log: slog.New(slog.DiscardHandler)})
+			e.rest["i"] = refusal{since: time.Now(), reason: "no"}
+			able, err := e.able(t.Context(), []candidate{{instance: "i", frees: true}})
+			if err != nil || len(able) != want {
+				t.Errorf("able: %+v, %v, want %d", able, err, want)
+			}
+		})
+	}
+}
