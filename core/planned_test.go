@@ -329,6 +329,29 @@ func TestPlannedWait(t *testing.T) {
 	}
 }
 
+// An RPC that waits hears of the end of a restart that another process carries out.
+func TestPlannedWaitForAnother(t *testing.T) {
+	here := newRestartRig(t, func(o *rigOptions) { o.restarts.Wait = time.Minute })
+	node := here.node(t, "node-a")
+	on := func(instance string) *rig {
+		restarts := *here.options.restarts
+		restarts.Self = func() (string, bool) { return instance, true }
+		other := *here
+		other.options.restarts = &restarts
+		return other.again(t)
+	}
+	here.crash()
+	here = on(node)
+	there := on(here.node(t, "node-b"))
+	volume := there.create(t, "v")
+	began := time.Now()
+	here.must(t, here.publish(t, volume, node))
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	here.wantRestarts(t, 1)
+}
+
 // Whoever dies while an instance is down: another controller starts it, as soon as the lease is over.
 func TestPlannedCrash(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })

@@ -126,6 +126,8 @@ type Engine struct {
 	claimed map[string]chan struct{}
 	// changed is closed when a restart is over, and then replaced.
 	changed chan struct{}
+	// underway are the IDs of restarts, of whichever process, whose end callers may wait for.
+	underway map[string]bool
 
 	// What follows belongs to Tick.
 
@@ -172,18 +174,19 @@ func New(r Rack, opts Options) *Engine {
 		opts.Lease = defaultLease
 	}
 	return &Engine{
-		rack:    r,
-		opts:    opts,
-		clock:   wallClock{},
-		holder:  newID(),
-		newID:   newID,
-		wake:    make(chan struct{}, 1),
-		wishes:  map[string]*wish{},
-		claimed: map[string]chan struct{}{},
-		changed: make(chan struct{}),
-		works:   map[string]*work{},
-		seen:    map[string]sighting{},
-		rest:    map[string]refusal{},
+		rack:     r,
+		opts:     opts,
+		clock:    wallClock{},
+		holder:   newID(),
+		newID:    newID,
+		wake:     make(chan struct{}, 1),
+		wishes:   map[string]*wish{},
+		claimed:  map[string]chan struct{}{},
+		changed:  make(chan struct{}),
+		underway: map[string]bool{},
+		works:    map[string]*work{},
+		seen:     map[string]sighting{},
+		rest:     map[string]refusal{},
 	}
 }
 
@@ -254,6 +257,7 @@ func (e *Engine) Tick(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	e.hearOfEnds(records)
 	e.dropLost(records)
 	var failed error
 	for _, r := range records.restarts {
@@ -436,6 +440,31 @@ func (e *Engine) announce() {
 	defer e.mu.Unlock()
 	close(e.changed)
 	e.changed = make(chan struct{})
+}
+
+// hearOfEnds tells those who wait of restarts that are over, since another process that carries one out does not.
+func (e *Engine) hearOfEnds(records book) {
+	now := map[string]bool{}
+	for _, r := range records.restarts {
+		now[r.ID] = true
+	}
+	e.mu.Lock()
+	over := false
+	for id := range e.underway {
+		over = over || !now[id]
+	}
+	e.underway = now
+	e.mu.Unlock()
+	if over {
+		e.announce()
+	}
+}
+
+// awaits notes that a caller may wait for the end of a restart.
+func (e *Engine) awaits(r restartRecord) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.underway[r.ID] = true
 }
 
 // refuseWish notes that a restart did not help.

@@ -97,6 +97,7 @@ func (e *Engine) keep(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 
 // postpone leaves a disk that is attached for the time after the restart of its instance, and wishes that it stays.
 func (e *Engine) postpone(disk rack.Disk, r restartRecord) error {
+	e.awaits(r)
 	e.want(disk.ID, disk.InstanceID)
 	return fmt.Errorf("disk %q (%s): instance %s is being restarted (%s): ask again when it runs: %w", disk.Name, disk.ID, disk.InstanceID, r.ID, ErrPlanned)
 }
