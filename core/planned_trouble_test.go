@@ -1,13 +1,20 @@
 package core_test
 
 import (
+	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
 
 // stop stops an instance as its owner would.
@@ -71,6 +78,7 @@ func TestPlannedByAnother(t *testing.T) {
 		"self unknown": func(o *restart.Options, _ string) { o.Self = func() (string, bool) { return "", false } },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			first := newRestartRig(t)
 			node := first.node(t, "node-a")
 			volume := first.create(t, "v")
@@ -100,5 +108,196 @@ func TestPlannedByAnother(t *testing.T) {
 				t.Errorf("the disk is on %s", got)
 			}
 		})
+	}
+}
+
+// A disk that a snapshot is being taken of when its instance is down comes with the same restart.
+func TestPlannedSnapshotMeanwhile(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 200 * time.Millisecond })
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
+	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	r.must(t, r.sim.SetDiskState(t.Context(), volume, "maintenance"))
+	r.clearCalls(t)
+	eventually(t, "its disks are to be changed", func() bool { return r.calls(t)["instance_disk_list"] > 1 })
+	r.must(t, r.sim.SetDiskState(t.Context(), volume, "detached"))
+	r.published(t, volume, node)
+	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
+		t.Errorf("%d stops and %d starts since it went down, want 0 and 1", stops, starts)
+	}
+}
+
+// An instance that is stopped takes no more disks than one that runs.
+func TestPlannedFullOnStopped(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 3 })
+	node := r.node(t, "node-a")
+	unused := r.unused(t, "unused", node)
+	r.stop(t, node)
+	first, second, third := r.create(t, "first"), r.create(t, "second"), r.create(t, "third")
+	r.must(t, r.publish(t, first, node))
+	r.published(t, second, node)
+	if got := r.holder(t, unused); got != "" {
+		t.Errorf("the disk that makes room is on %s", got)
+	}
+	if err := r.publish(t, third, node); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more than there is room for: %v", err)
+	}
+	r.wantRestarts(t, 0)
+}
+
+// What was in the way before a restart is not told while it is under way.
+func TestPlannedOldNews(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) {
+		o.restarts.CoolDown, o.rack.StateTime = 500*time.Millisecond, 300*time.Millisecond
+	})
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	eventually(t, "the answer says what it waits for", func() bool {
+		return strings.Contains(fmt.Sprint(r.publish(t, volume, node)), "started less than")
+	})
+	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	if err := r.publish(t, volume, node); err == nil || strings.Contains(err.Error(), "started less than") {
+		t.Errorf("while the instance goes down: %v", err)
+	}
+}
+
+// A volume that is attached for nobody any more can be copied, as any other.
+func TestPlannedCopyOfUnused(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	volume := r.unused(t, "v", node)
+	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: "s"})
+	r.must(t, err)
+	request := createRequest("clone")
+	request.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: volume}}}
+	_, err = r.CreateVolume(t.Context(), request)
+	r.must(t, err)
+	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()})
+	r.must(t, err)
+	if got := r.publishedNodes(t, volume); len(got) > 0 {
+		t.Errorf("published on %v", got)
+	}
+	r.wantRestarts(t, 0)
+}
+
+// An instance that is neither running nor stopped is left alone until it is one or the other.
+func TestPlannedMigrating(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	r.must(t, r.sim.SetRunState(t.Context(), node, "migrating"))
+	eventually(t, "the answer says what it waits for", func() bool {
+		err := r.publish(t, volume, node)
+		wantCode(t, err, codes.FailedPrecondition)
+		return strings.Contains(err.Error(), "it is migrating")
+	})
+	r.wantRestarts(t, 0)
+	r.must(t, r.sim.SetRunState(t.Context(), node, "running"))
+	r.published(t, volume, node)
+	r.wantRestarts(t, 1)
+}
+
+// A disk that fails while it is waited for keeps neither the others nor the instance.
+func TestPlannedFaulted(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 200 * time.Millisecond })
+	node := r.node(t, "node-a")
+	bad, good := r.create(t, "bad"), r.create(t, "good")
+	for _, volume := range []string{bad, good} {
+		wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
+	}
+	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	r.must(t, r.sim.SetDiskState(t.Context(), bad, "faulted"))
+	r.published(t, good, node)
+	r.rest(t)
+	wantCode(t, r.publish(t, bad, node), codes.Internal)
+	r.wantRestarts(t, 1)
+}
+
+// An instance that is deleted in the middle of its restart keeps nobody waiting.
+func TestPlannedDeleted(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 100 * time.Millisecond })
+	node, other := r.node(t, "node-a"), r.node(t, "node-b")
+	volume := r.create(t, "v")
+	wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
+	eventually(t, "the instance can be deleted", func() bool {
+		return r.sdk.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(node)}) == nil
+	})
+	r.rest(t)
+	wantCode(t, r.publish(t, volume, node), codes.NotFound)
+	r.published(t, volume, other)
+}
+
+// Whatever the rack fails to answer to, and how often, a restart comes to its end, and costs no second one.
+func TestPlannedFailingRack(t *testing.T) {
+	for _, operation := range []string{
+		"instance_stop", "instance_start", "instance_view", "instance_disk_list", "instance_disk_attach", "disk_view",
+		"anti_affinity_group_list", "anti_affinity_group_create", "anti_affinity_group_update", "anti_affinity_group_delete",
+	} {
+		for _, kind := range []string{"500", "429", "lost"} {
+			t.Run(operation+" "+kind, func(t *testing.T) {
+				t.Parallel()
+				r := newRestartRig(t)
+				node := r.node(t, "node-a")
+				volume, leaving := r.create(t, "v"), r.unused(t, "leaving", node)
+				fault := lab.Fault{Operation: operation, Kind: kind, Count: new(2 * attempts)}
+				if code, err := strconv.Atoi(kind); err == nil {
+					fault.Kind, fault.Status, fault.Message = lab.FaultStatus, code, "no"
+				}
+				_, err := r.sim.Inject(t.Context(), fault)
+				r.must(t, err)
+				eventually(t, "the volume is published", func() bool { return r.publish(t, volume, node) == nil })
+				r.rest(t)
+				if got := r.holder(t, leaving); got != "" {
+					t.Errorf("the unused volume is still on %s", got)
+				}
+				if got := r.runState(t, node); got != oxide.InstanceStateRunning {
+					t.Errorf("the instance is %s", got)
+				}
+				if got := r.publishedNodes(t, volume); !cmp.Equal(got, []string{node}) {
+					t.Errorf("published on %v", got)
+				}
+			})
+		}
+	}
+}
+
+// Two clusters in one project restart their own instances only, and leave each other's records alone.
+func TestPlannedTwoClusters(t *testing.T) {
+	r := newRestartRig(t)
+	other := *r
+	other.options.cluster = strings.Repeat("c", 63)
+	other.start(t)
+	node, theirs := r.node(t, "node-a"), r.node(t, "node-b")
+	volume, unused := other.create(t, "v"), other.unused(t, "unused", theirs)
+	own := r.unused(t, "own", node)
+	other.published(t, volume, theirs)
+	other.rest(t)
+	if got := r.holder(t, own); got != node {
+		t.Errorf("the other cluster's restart has detached a disk of ours: it is on %q", got)
+	}
+	if got := r.holder(t, unused); got != "" {
+		t.Errorf("the unused disk is on %s", got)
+	}
+	if got := r.records(t, "csi-"); !cmp.Equal(got, []string{"csi-lazy-" + own}) {
+		t.Errorf("records: %v", got)
+	}
+	other.wantRestarts(t, 1)
+}
+
+// The boot disk stays, whatever is asked.
+func TestPlannedBootDisk(t *testing.T) {
+	r := newRestartRig(t)
+	node := r.node(t, "node-a")
+	instance, err := r.sdk.InstanceView(t.Context(), oxide.InstanceViewParams{Instance: oxide.NameOrId(node)})
+	r.must(t, err)
+	boot := instance.BootDiskId
+	wantCode(t, r.publish(t, boot, node), codes.FailedPrecondition)
+	r.must(t, r.unpublish(t, boot, node))
+	volume := r.create(t, "v")
+	r.published(t, volume, node)
+	r.rest(t)
+	if got := r.holder(t, boot); got != node {
+		t.Errorf("the boot disk is on %q", got)
 	}
 }

@@ -476,11 +476,11 @@ func (e *Engine) refuseWish(disk, problem string) {
 	}
 }
 
-// hinder notes what stands in the way of a wish.
+// hinder notes what stands in the way of a wish for which an instance may be restarted.
 func (e *Engine) hinder(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil {
+	if w := e.wishes[disk]; w != nil && !w.refused {
 		w.problem = problem
 	}
 }

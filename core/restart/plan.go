@@ -133,6 +133,7 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) error {
 	}
 	w.record = record
 	e.works[record.ID] = w
+	e.hinderAll(c.instance, "") // nothing any more
 	e.opts.Log.Info("planned a restart", "instance_id", c.instance, "restart_id", record.ID, "disks", strings.Join(disks, ","), "slot", slot)
 	return nil
 }
@@ -157,6 +158,8 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 			return nil, err
 		case disk.InstanceID == w.instance:
 			// It is for the orchestrator to ask for it once more.
+		case disk.InstanceID == "" && disk.State != rack.Detached:
+			e.hinder(w.disk, "the disk is "+string(disk.State))
 		case disk.InstanceID == "":
 			at(w.instance).attaches = true
 		case records.lazyOn(w.disk, disk.InstanceID):

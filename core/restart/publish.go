@@ -42,24 +42,34 @@ func (e *Engine) Publish(ctx context.Context, diskID, instanceID string) (rack.D
 	if !records.lazyOn(disk.ID, disk.InstanceID) {
 		return rack.Disk{}, fmt.Errorf("disk %q (%s) on instance %s: %w", disk.Name, disk.ID, disk.InstanceID, ErrElsewhere)
 	}
-	return rack.Disk{}, e.wish(ctx, disk, instanceID, records)
+	disks, err := e.rack.InstanceDisks(ctx, instanceID)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	return rack.Disk{}, e.wish(disk, instanceID, disks, records)
 }
 
 // attach attaches a disk that is not attached anywhere, or wishes it were.
 func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
-	attached, err := e.rack.Attach(ctx, disk.ID, instanceID)
-	switch {
-	case err == nil:
-		// A record may be left of an earlier life on this instance.
-		return e.keep(ctx, attached)
-	case !errors.Is(err, rack.ErrNotStopped) && !errors.Is(err, rack.ErrFull):
+	disks, err := e.rack.InstanceDisks(ctx, instanceID)
+	if err != nil {
 		return rack.Disk{}, err
+	}
+	if len(disks) < e.opts.MaxDisks {
+		attached, err := e.rack.Attach(ctx, disk.ID, instanceID)
+		switch {
+		case err == nil:
+			// A record may be left of an earlier life on this instance.
+			return e.keep(ctx, attached)
+		case !errors.Is(err, rack.ErrNotStopped) && !errors.Is(err, rack.ErrFull):
+			return rack.Disk{}, err
+		}
 	}
 	records, err := e.read(ctx)
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	return rack.Disk{}, e.wish(ctx, disk, instanceID, records)
+	return rack.Disk{}, e.wish(disk, instanceID, disks, records)
 }
 
 // keep makes sure that an attached disk stays so, which is what a publication is: that it is lazy no more, and that no restart
@@ -102,9 +112,9 @@ func (e *Engine) postpone(disk rack.Disk, r restartRecord) error {
 	return fmt.Errorf("disk %q (%s): instance %s is being restarted (%s): ask again when it runs: %w", disk.Name, disk.ID, disk.InstanceID, r.ID, ErrPlanned)
 }
 
-// wish notes that a disk is to be attached to an instance, and says what it waits for.
-func (e *Engine) wish(ctx context.Context, disk rack.Disk, instanceID string, records book) error {
-	if err := e.checkRoom(ctx, disk, instanceID, records); err != nil {
+// wish notes that a disk is to be attached to an instance that has these, and says what it waits for.
+func (e *Engine) wish(disk rack.Disk, instanceID string, disks []rack.Disk, records book) error {
+	if err := e.checkRoom(disk, instanceID, disks, records); err != nil {
 		return err
 	}
 	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.outlook(e.want(disk.ID, instanceID)), ErrPlanned)
@@ -138,11 +148,7 @@ func (e *Engine) outlook(w wish) string {
 }
 
 // checkRoom refuses what the instance has no room for even after all that is lazy was detached.
-func (e *Engine) checkRoom(ctx context.Context, disk rack.Disk, instanceID string, records book) error {
-	disks, err := e.rack.InstanceDisks(ctx, instanceID)
-	if err != nil {
-		return err
-	}
+func (e *Engine) checkRoom(disk rack.Disk, instanceID string, disks []rack.Disk, records book) error {
 	after := map[string]bool{}
 	for _, other := range disks {
 		if !records.lazyOn(other.ID, instanceID) {

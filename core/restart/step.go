@@ -377,7 +377,13 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
 	id := w.record.Instance
 	disks, err := e.rack.InstanceDisks(ctx, id)
-	if err != nil {
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		if _, gone := e.instance(ctx, id); gone != nil {
+			return false, gone
+		}
+		return false, err
+	case err != nil:
 		return e.passed(timerApply, w, applyTimeout), err
 	}
 	var failed error
@@ -447,8 +453,11 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 	if err != nil {
 		return err
 	}
+	if disk.State.Passing() {
+		return fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, rack.ErrBusy)
+	}
 	if disk.InstanceID == "" {
-		if err := e.checkTwin(ctx, disk, instance); err != nil {
+		if err := e.checkFits(ctx, disk, instance); err != nil {
 			return err
 		}
 		if err := e.release(ctx, diskID, instance); err != nil {
@@ -480,11 +489,15 @@ func (e *Engine) wished(disk, instance string) bool {
 	return w != nil && w.instance == instance
 }
 
-// checkTwin refuses a disk of which the guest would not know which one it is (docs/rack.md §9).
-func (e *Engine) checkTwin(ctx context.Context, wanted rack.Disk, instance string) error {
+// checkFits refuses a disk for which there is no room after all, or of which the guest would not know which one it is
+// (docs/rack.md §9).
+func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance string) error {
 	disks, err := e.rack.InstanceDisks(ctx, instance)
 	if err != nil {
 		return err
+	}
+	if len(disks) >= e.opts.MaxDisks {
+		return fmt.Errorf("instance %s has %d disks already: %w", instance, len(disks), rack.ErrFull)
 	}
 	for _, other := range disks {
 		if other.ID != wanted.ID && rack.Serial(other.Name) == rack.Serial(wanted.Name) {
