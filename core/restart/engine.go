@@ -3,7 +3,9 @@ package restart
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -95,7 +97,8 @@ const (
 	defaultLease = time.Minute
 	// answerTimeout is how long a node plugin may take to say anything.
 	answerTimeout = time.Minute
-	// backTimeout is how long after the start of its instance a node plugin is waited for.
+	// backTimeout is how long after the start of its instance a node plugin is waited for, and then an orchestrator that cannot be
+	// told that all is over.
 	backTimeout = 5 * time.Minute
 	// applyTimeout is how long disks are tried to be changed of which the rack says nothing.
 	applyTimeout = time.Minute
@@ -218,8 +221,15 @@ func (e *Engine) Run(ctx context.Context) {
 	}
 }
 
-// tick is Tick within the time for which what it reads may be believed, and says when to look again.
-func (e *Engine) tick(ctx context.Context) time.Duration {
+// tick is Tick within the time for which what it reads may be believed, and says when to look again. A panic is an error like
+// others: instances may be down that nobody else brings back.
+func (e *Engine) tick(ctx context.Context) (again time.Duration) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			e.opts.Log.Error("panic", "task", "planned restarts", "type", fmt.Sprintf("%T", reason), "stack", string(debug.Stack()))
+			again = e.opts.Poll
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
 	defer cancel()
 	if err := e.Tick(ctx); err != nil && !errors.Is(err, context.Canceled) {

@@ -572,11 +572,15 @@ func (e *Engine) recover(ctx context.Context, w *work) error {
 	return e.finish(ctx, w)
 }
 
-// finish clears away what was said, and ends the restart.
+// finish clears away what was said, and ends the restart: also where the orchestrator knows the node no more, for the instance is
+// not down, and what was said to this restart does nothing to the next one.
 func (e *Engine) finish(ctx context.Context, w *work) error {
 	if e.opts.Shutdown != Hard {
 		if err := e.opts.Asker.Forget(ctx, w.record.Instance, w.record.ID); err != nil {
-			return err
+			if !e.passed(timerBack, w, backTimeout) {
+				return err
+			}
+			e.opts.Log.Warn("the word of a restart that is over could not be taken back", "instance_id", w.record.Instance, "restart_id", w.record.ID, "error", err.Error())
 		}
 	}
 	if drainer, ok := e.opts.Asker.(metadata.Drainer); ok && e.opts.Shutdown == Drain {
