@@ -22,17 +22,20 @@ type PlannedRestarts struct {
 func (c *Controller) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Engine {
 	engines := map[*rack.Client]*restart.Engine{}
 	for _, client := range c.racks.all {
-		own := opts.Options
-		own.Cluster, own.MaxDisks, own.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
-		own.Observe = func(seen restart.Observation) {
-			c.metrics.SawRestarts(client.Name(), seen.Wanted, seen.Restarts)
-			if seen.Ended != "" {
-				c.metrics.RestartEnded(client.Name(), seen.Ended, seen.Down)
-			}
-		}
-		engines[client] = restart.New(client, own)
+		engines[client] = c.newEngine(client, opts.Options)
 	}
 	return engines
+}
+
+func (c *Controller) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
+	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
+	opts.Observe = func(seen restart.Observation) {
+		c.metrics.SawRestarts(client.Name(), seen.Wanted, seen.Restarts)
+		if seen.Ended != "" {
+			c.metrics.RestartEnded(client.Name(), seen.Ended, seen.Down)
+		}
+	}
+	return restart.New(client, opts)
 }
 
 // PlanRestarts plans and carries out the restarts of one rack's instances until ctx ends, in attach mode restart.
@@ -40,6 +43,13 @@ func (c *Controller) PlanRestarts(ctx context.Context, client *rack.Client) {
 	if engine := c.engines[client]; engine != nil {
 		engine.Run(ctx)
 	}
+}
+
+// EndRestarts ends what controllers in attach mode restart have left behind on a rack, for one in attach mode hot. Whether a
+// guest was asked to go down it cannot find out, and waits for that for the options' HaltTimeout.
+func (c *Controller) EndRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
+	opts.Policy, opts.Shutdown = restart.Never, restart.Hard
+	c.newEngine(client, opts).WindUp(ctx)
 }
 
 // publishPlanned attaches a disk, or has a restart of its instance planned that will. What only an orchestrator's own mistake

@@ -301,3 +301,24 @@ func TestPlannedBootDisk(t *testing.T) {
 		t.Errorf("the boot disk is on %q", got)
 	}
 }
+
+// Whoever goes back to attach mode hot in the middle of a restart gets the instance back, and no later restart takes for unused
+// what is published in attach mode hot.
+func TestPlannedThenHot(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
+	node, other := r.node(t, "node-a"), r.node(t, "node-b")
+	unused, volume := r.unused(t, "unused", other), r.create(t, "v")
+	wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
+	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	r.crash()
+	hot := *r
+	hot.options.restarts = nil
+	hot.options.endRestarts = &restart.Options{Lease: time.Second, Poll: 10 * time.Millisecond, Idle: 20 * time.Millisecond}
+	hot.start(t)
+	eventually(t, "nothing is recorded any more", func() bool { return len(r.records(t, "csi-")) == 0 })
+	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
+		t.Errorf("the instance is %s", got)
+	}
+	r.must(t, hot.publish(t, volume, node))
+	r.must(t, hot.publish(t, unused, other))
+}

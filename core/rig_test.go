@@ -24,6 +24,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/openapi"
@@ -68,6 +69,8 @@ type rigOptions struct {
 	sweepAge time.Duration
 	// restarts is for attach mode restart.
 	restarts *core.PlannedRestarts
+	// endRestarts is for attach mode hot after it.
+	endRestarts *restart.Options
 	// unplanned leaves out what plans them.
 	unplanned bool
 	log       io.Writer
@@ -168,7 +171,12 @@ func (r *rig) planRestarts(t *testing.T, controller *core.Controller, racks []*r
 	ctx, cancel := context.WithCancel(context.Background())
 	var engines sync.WaitGroup
 	for _, client := range racks {
-		engines.Go(func() { controller.PlanRestarts(ctx, client) })
+		engines.Go(func() {
+			if r.options.endRestarts != nil {
+				controller.EndRestarts(ctx, client, *r.options.endRestarts)
+			}
+			controller.PlanRestarts(ctx, client)
+		})
 	}
 	r.crash = func() {
 		cancel()

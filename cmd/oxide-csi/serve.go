@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
@@ -108,9 +109,13 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, re
 			Log:         log,
 		})
 		opts.Controller.StartSweeping(ctx)
-		if cfg.AttachMode == config.AttachRestart {
-			for _, client := range racks {
+		for _, client := range racks {
+			if cfg.AttachMode == config.AttachRestart {
 				background.run("plan restarts on rack "+client.Name(), func() { opts.Controller.PlanRestarts(ctx, client) })
+			} else {
+				background.run("end restarts on rack "+client.Name(), func() {
+					opts.Controller.EndRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
+				})
 			}
 		}
 	}

@@ -18,6 +18,7 @@ const (
 	timerCoolDown timer = "cool-down"
 	timerAnswer   timer = "answer"
 	timerHalt     timer = "halt"
+	timerGoing    timer = "going"
 	timerApply    timer = "apply"
 	timerBack     timer = "back"
 	timerHandover timer = "handover"

@@ -506,7 +506,7 @@ func (modelClock) Now() time.Time { return time.Time{} }
 
 func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration) bool {
 	switch what {
-	case timerWindow, timerRest, timerCoolDown:
+	case timerWindow, timerRest, timerCoolDown, timerGoing:
 		return true
 	case timerSweep:
 		return false // no disk is deleted here

@@ -559,6 +559,10 @@ func (e *Engine) recover(ctx context.Context, w *work) error {
 	case instance.RunState != rack.Running:
 		return nil
 	case e.opts.Shutdown == Hard:
+		// Whoever began it may have asked the guest, which takes its time to go down.
+		if !e.passed(timerGoing, w, e.opts.HaltTimeout) {
+			return nil
+		}
 		return e.finish(ctx, w)
 	}
 	answer, err := e.opts.Asker.Withdraw(ctx, w.record.Instance, w.record.ID)
