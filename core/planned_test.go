@@ -331,18 +331,8 @@ func TestPlannedWait(t *testing.T) {
 
 // An RPC that waits hears of the end of a restart that another process carries out.
 func TestPlannedWaitForAnother(t *testing.T) {
-	here := newRestartRig(t, func(o *rigOptions) { o.restarts.Wait = time.Minute })
+	here, there := newRestartPair(t, func(o *rigOptions) { o.restarts.Wait = time.Minute })
 	node := here.node(t, "node-a")
-	on := func(instance string) *rig {
-		restarts := *here.options.restarts
-		restarts.Self = func() (string, bool) { return instance, true }
-		other := *here
-		other.options.restarts = &restarts
-		return other.again(t)
-	}
-	here.crash()
-	here = on(node)
-	there := on(here.node(t, "node-b"))
 	volume := there.create(t, "v")
 	began := time.Now()
 	here.must(t, here.publish(t, volume, node))
@@ -350,6 +340,33 @@ func TestPlannedWaitForAnother(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 	here.wantRestarts(t, 1)
+}
+
+// A controller leaves it to another one, too, to free a disk that its own instance still has.
+func TestPlannedMoveFromOwnInstance(t *testing.T) {
+	here, _ := newRestartPair(t)
+	a, b := here.node(t, "node-a"), here.node(t, "node-b")
+	volume := here.create(t, "v")
+	here.published(t, volume, a)
+	here.rest(t)
+	here.must(t, here.unpublish(t, volume, a))
+	here.published(t, volume, b)
+	here.wantRestarts(t, 3)
+}
+
+// newRestartPair are controllers in attach mode restart that run on node-a and node-b.
+func newRestartPair(t *testing.T, change ...func(*rigOptions)) (onA, onB *rig) {
+	t.Helper()
+	first := newRestartRig(t, change...)
+	first.crash()
+	on := func(name string) *rig {
+		instance, restarts := first.node(t, name), *first.options.restarts
+		restarts.Self = func() (string, bool) { return instance, true }
+		other := *first
+		other.options.restarts = &restarts
+		return other.again(t)
+	}
+	return on("node-a"), on("node-b")
 }
 
 // Whoever dies while an instance is down: another controller starts it, as soon as the lease is over.

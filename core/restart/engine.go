@@ -150,6 +150,9 @@ type wish struct {
 	first, repeated time.Time
 	// problem is what stands in the way, for the RPC's error.
 	problem string
+	// restart is the one that this process has taken over and that told of the wish, empty once somebody has asked this process
+	// itself. Without that it ends with the restart: who asks another process unpublishes there, too.
+	restart string
 	// refused says that the rack would not attach the disk although the instance was stopped. No instance is restarted for it
 	// again, but it is tried whenever one is.
 	refused bool
@@ -360,7 +363,7 @@ func (e *Engine) hold(mine, from restartRecord) {
 	defer e.mu.Unlock()
 	for _, disk := range lengthen(mine.Disks) {
 		if e.wishes[disk] == nil {
-			e.wishes[disk] = &wish{disk: disk, instance: mine.Instance, first: now, repeated: now}
+			e.wishes[disk] = &wish{disk: disk, instance: mine.Instance, first: now, repeated: now, restart: mine.ID}
 		}
 	}
 }
@@ -389,11 +392,15 @@ func (e *Engine) forgetUnseen(records book) {
 	}
 }
 
-// endWishes ends those that nobody has repeated.
+// endWishes ends those that nobody has repeated, and those that were taken over with a restart that is over.
 func (e *Engine) endWishes() {
 	e.mu.Lock()
 	repeated := map[string]time.Time{}
 	for disk, w := range e.wishes {
+		if w.restart != "" && e.works[w.restart] == nil {
+			delete(e.wishes, disk)
+			continue
+		}
 		repeated[disk] = w.repeated
 	}
 	e.mu.Unlock()

@@ -634,7 +634,7 @@ func (m *model) memory(h *maphash.Hash, p *modelProcess) {
 	e := p.engine
 	write(h, e.holder)
 	for _, d := range sortedKeys(e.wishes) {
-		write(h, "wish", d, e.wishes[d].instance, yes(e.wishes[d].refused))
+		write(h, "wish", d, e.wishes[d].instance, e.wishes[d].restart, yes(e.wishes[d].refused))
 	}
 	for _, d := range sortedKeys(e.claimed) {
 		write(h, "claim", d)

@@ -15,8 +15,8 @@ type candidate struct {
 	instance string
 	// attaches is true where a disk that is wished for can be attached.
 	attaches bool
-	// frees is true where it gives up a disk that another instance waits for.
-	frees bool
+	// frees is a disk that it gives up and another instance waits for, empty where there is none.
+	frees string
 	// waits is true where a disk that is wished for here is still on another instance.
 	waits bool
 	// stopped is true where the instance is stopped already, by somebody else: nothing has to be asked of it.
@@ -47,7 +47,7 @@ func (e *Engine) plan(ctx context.Context, records book) error {
 			continue
 		}
 		// One that frees a disk goes before what waits for it, but not where each waits for the other.
-		if c.waits && !c.frees && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees && other.instance != c.instance }) {
+		if c.waits && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }) {
 			continue
 		}
 		if e.may(c) {
@@ -61,7 +61,7 @@ func rank(c candidate) int {
 	switch {
 	case c.stopped:
 		return 0
-	case c.frees:
+	case c.frees != "":
 		return 1
 	}
 	return 2
@@ -120,12 +120,14 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) error {
 			ID:       e.newID(),
 			Instance: c.instance,
 			Holder:   e.holder,
-			Handover: own && !c.stopped,
 			Disks:    shorten(disks),
 			slot:     slot,
 			epoch:    1,
 		},
 		stage: stagePlanned, since: e.clock.Now(), beat: e.clock.Now(),
+	}
+	if own && !c.stopped {
+		w.record.handOver(c.frees)
 	}
 	record, ok, err := e.create(ctx, w.record)
 	if err != nil || !ok {
@@ -164,7 +166,7 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 			at(w.instance).attaches = true
 		case records.lazyOn(w.disk, disk.InstanceID):
 			at(w.instance).waits = true
-			at(disk.InstanceID).frees = true
+			at(disk.InstanceID).frees = w.disk
 			first := "is restarted first"
 			if why := e.forbidden(); why != "" {
 				first = "would be first, and " + why
@@ -174,7 +176,7 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 			e.hinder(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
-	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attaches && !c.frees }), nil
+	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attaches && c.frees == "" }), nil
 }
 
 // due are the wishes that have been collected for long enough: with the first of an instance, all of them.

@@ -131,7 +131,7 @@ func (e *Engine) want(disk, instance string) wish {
 		e.wishes[disk] = w
 		e.nudge()
 	}
-	w.repeated = now
+	w.repeated, w.restart = now, ""
 	return *w
 }
 

@@ -38,6 +38,9 @@ type restartRecord struct {
 	Handover bool `json:"handover,omitempty"`
 	// Disks are to be attached, so that whoever takes over knows them, each as 16 bytes in base64.
 	Disks []string `json:"disks,omitempty"`
+	// Frees is a disk that the instance holds for nobody and another one waits for, written alike. Only who hands the restart over
+	// says so: whoever takes it over has no such wish.
+	Frees string `json:"frees,omitempty"`
 
 	slot, epoch  int
 	recordID     string
@@ -76,6 +79,20 @@ type book struct {
 	outbid []restartRecord
 	// lazy are the volumes that are unpublished and attached, by disk.
 	lazy map[string]lazyRecord
+}
+
+// handOver has somebody else do it, who is told of a disk that it frees, or of none. There is room for that beside two disks less.
+func (r *restartRecord) handOver(frees string) {
+	r.Handover = true
+	if short := shorten([]string{frees}); len(short) > 0 {
+		r.Frees, r.Disks = short[0], r.Disks[:min(len(r.Disks), maxRecordedDisks-2)]
+	}
+}
+
+// frees reports whether the disk that a restart was handed over for is still to be freed.
+func (b book) frees(r restartRecord) bool {
+	disks := lengthen([]string{r.Frees})
+	return len(disks) > 0 && b.lazyOn(disks[0], r.Instance)
 }
 
 func (b book) slotTaken(slot int) bool {

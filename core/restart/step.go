@@ -177,7 +177,8 @@ func (e *Engine) begin(ctx context.Context, w *work, records book) error {
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(useful, func(c candidate) bool { return c.instance == id }) {
+	i := slices.IndexFunc(useful, func(c candidate) bool { return c.instance == id })
+	if i < 0 && !records.frees(w.record) {
 		return e.drop(ctx, w)
 	}
 	instance, err := e.instance(ctx, id)
@@ -197,6 +198,9 @@ func (e *Engine) begin(ctx context.Context, w *work, records book) error {
 		return e.drop(ctx, w) // another process had planned it, which was allowed to
 	}
 	if own, _ := e.self(id); own {
+		if i >= 0 {
+			w.record.handOver(useful[i].frees)
+		}
 		w.record.Handover, w.since = true, e.clock.Now()
 		_, err := e.update(ctx, w)
 		return err
