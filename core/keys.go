@@ -8,6 +8,13 @@ const PluginName = "csi.oxide.computer"
 // every disk holds it. The commands of oxide-csi read it, since disks are named after it; orchestrators do not.
 const ManifestClusterID = "clusterID"
 
+// Metadata of gRPC in which the commands of oxide-csi ask ListVolumes and ControllerGetVolume for planned restarts, with any
+// value, and in which the controller answers, with a JSON array of [restart.Restart]. Without planned restarts there is no answer.
+const (
+	MetadataAskRestarts = "oxide-csi-ask-restarts"
+	MetadataRestarts    = "oxide-csi-restarts-bin"
+)
+
 // TopologySegmentRack is the only topology segment: the configured name of a rack. CreateVolume writes it into the
 // accessible topology of a volume, NodeGetInfo into that of a node; the orchestrator compares the two.
 const TopologySegmentRack = "topology.csi.oxide.computer/rack"

@@ -51,6 +51,9 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 			entry.Status.PublishedNodeIds = nil
 		}
 	}
+	if err := c.tellRestarts(ctx, ""); err != nil {
+		return nil, err
+	}
 	if req.GetStartingToken() == "" && next == "" {
 		for _, client := range c.racks.all {
 			c.metrics.SawVolumes(client.Name(), counts[client].all, counts[client].attached)
@@ -124,6 +127,9 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 		if disk, nodes, err = on.publishedNow(ctx, disk.ID); err != nil {
 			return nil, err
 		}
+	}
+	if err := c.tellRestarts(ctx, disk.ID); err != nil {
+		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
 		Volume: on.volume(disk, parameters{}),

@@ -2,10 +2,15 @@ package core
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
+
+	"google.golang.org/grpc"
+	grpcmetadata "google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -31,6 +36,9 @@ func (c *Controller) newEngine(client *rack.Client, opts restart.Options) *resta
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.Observe = func(seen restart.Observation) {
 		c.metrics.SawRestarts(client.Name(), seen.Wanted, seen.Restarts)
+		for reason, instances := range seen.Waiting {
+			c.metrics.SawWaiting(client.Name(), string(reason), instances)
+		}
 		if seen.Ended != "" {
 			c.metrics.RestartEnded(client.Name(), seen.Ended, seen.Down)
 		}
@@ -140,6 +148,33 @@ func (c onRack) detachUnused(ctx context.Context, disk rack.Disk) (rack.Disk, er
 		return disk, err
 	}
 	return c.rack.Disk(ctx, disk.ID)
+}
+
+// tellRestarts puts what is known of planned restarts beside the answer, if the caller asked for that, which orchestrators do
+// not: it is no message of the specification. Volume health is not the place for it. A volume that waits is not ill, and one that
+// is still attached for nobody even less, but Kubernetes shows what a plugin reports there as the condition of the claim. With a
+// volume ID only what concerns that volume is told.
+func (c *Controller) tellRestarts(ctx context.Context, volumeID string) error {
+	asked, _ := grpcmetadata.FromIncomingContext(ctx)
+	if c.engines == nil || len(asked.Get(MetadataAskRestarts)) == 0 {
+		return nil
+	}
+	all := []restart.Restart{}
+	for _, client := range c.racks.all {
+		restarts, err := c.engines[client].Report(ctx)
+		if err != nil {
+			return fmt.Errorf("what restarts are planned on rack %q cannot be told: %w", client.Name(), err)
+		}
+		all = append(all, restarts...)
+	}
+	if volumeID != "" {
+		all = slices.DeleteFunc(all, func(r restart.Restart) bool { return !r.Concerns(volumeID) })
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return grpc.SetHeader(ctx, grpcmetadata.Pairs(MetadataRestarts, string(text)))
 }
 
 // lazy are the disks that no node has published although an instance holds them, and these instances. There are none outside

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
@@ -600,6 +601,14 @@ func TestPlannedAPICalls(t *testing.T) {
 	says("`ControllerPublishVolume`, on the node that still has the disk", publish, codes.OK)
 	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
 	says("`ControllerUnpublishVolume`, the instance is stopped", unpublish, codes.OK)
+	list := func(ctx context.Context) error {
+		_, err := r.ListVolumes(ctx, &csi.ListVolumesRequest{})
+		return err
+	}
+	says("`ListVolumes`", func() error { return list(t.Context()) }, codes.OK)
+	says("`ListVolumes`, for `oxide-csi volume list`", func() error {
+		return list(grpcmetadata.AppendToOutgoingContext(t.Context(), core.MetadataAskRestarts, "yes"))
+	}, codes.OK)
 	says("`DeleteVolume`", func() error { return r.delete(t, volume) }, codes.OK)
 }
 

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
@@ -73,6 +74,7 @@ type rigOptions struct {
 	endRestarts *restart.Options
 	// unplanned leaves out what plans them.
 	unplanned bool
+	metrics   *metrics.Metrics
 	log       io.Writer
 }
 
@@ -149,7 +151,7 @@ func (r *rig) startWith(t *testing.T, racks ...*rack.Client) {
 	log := slog.New(slog.NewTextHandler(r.options.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	controller := core.NewController(core.ControllerOptions{
 		Racks: racks, Cluster: r.options.cluster, MaxDisks: r.options.maxDisks, DetachGrace: r.options.detachGrace, TemporaryAge: r.options.sweepAge,
-		Restarts: r.options.restarts, Log: log,
+		Restarts: r.options.restarts, Metrics: r.options.metrics, Log: log,
 	})
 	if !r.options.unplanned {
 		r.planRestarts(t, controller, racks)

@@ -27,6 +27,7 @@ type Metrics struct {
 	volumes, volumesAttached               family
 	nodeAttached, nodeMounted              family
 	restartsWanted, restartsUnderWay       family
+	restartsWaiting                        family
 	restarts, restartDown                  family
 	build                                  family
 
@@ -98,6 +99,11 @@ func New(process Process) *Metrics {
 			labels: []string{"rack"},
 			help:   "Volumes that wait for a restart of an instance, in attach mode restart",
 		},
+		restartsWaiting: family{
+			name: "oxide_csi_restart_instances_waiting", kind: gauge,
+			labels: []string{"rack", "reason"},
+			help:   "Instances that would have to be restarted for volumes, or are going to be, by why this has not begun",
+		},
 		restartsUnderWay: family{
 			name: "oxide_csi_restarts_in_flight", kind: gauge,
 			labels: []string{"rack"},
@@ -131,7 +137,7 @@ func (m *Metrics) families() []*family {
 		&m.rackRequests,
 		&m.volumes, &m.volumesAttached,
 		&m.nodeAttached, &m.nodeMounted,
-		&m.restartsWanted, &m.restartsUnderWay, &m.restarts, &m.restartDown,
+		&m.restartsWanted, &m.restartsWaiting, &m.restartsUnderWay, &m.restarts, &m.restartDown,
 		&m.build,
 	}
 }
@@ -200,6 +206,16 @@ func (m *Metrics) SawRestarts(rack string, waiting, underWay int) {
 	defer m.mu.Unlock()
 	m.restartsWanted.set(float64(waiting), rack)
 	m.restartsUnderWay.set(float64(underWay), rack)
+}
+
+// SawWaiting sets how many instances of a rack would have to be restarted, and for this reason are not yet.
+func (m *Metrics) SawWaiting(rack, reason string, instances int) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.restartsWaiting.set(float64(instances), rack, reason)
 }
 
 // RestartEnded counts a restart, and how long the instance was stopped for it; 0 if it was not.

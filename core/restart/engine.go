@@ -131,6 +131,8 @@ type Engine struct {
 	changed chan struct{}
 	// underway are the IDs of restarts, of whichever process, whose end callers may wait for.
 	underway map[string]bool
+	// outlooks are the instances whose restart is wanted or under way.
+	outlooks outlooks
 
 	// What follows belongs to Tick.
 
@@ -148,8 +150,10 @@ type Engine struct {
 type wish struct {
 	disk, instance  string
 	first, repeated time.Time
-	// problem is what stands in the way, for the RPC's error.
+	// problem is what stands in the way of this disk alone, for the RPC's error.
 	problem string
+	// holder is the instance that still has the disk, for nobody, and so has to be restarted first; empty if none.
+	holder string
 	// restart is the one that this process has taken over and that told of the wish, empty once somebody has asked this process
 	// itself. Without that it ends with the restart: who asks another process unpublishes there, too.
 	restart string
@@ -190,6 +194,7 @@ func New(r Rack, opts Options) *Engine {
 		claimed:  map[string]chan struct{}{},
 		changed:  make(chan struct{}),
 		underway: map[string]bool{},
+		outlooks: outlooks{},
 		works:    map[string]*work{},
 		seen:     map[string]sighting{},
 		rest:     map[string]refusal{},
@@ -277,9 +282,11 @@ func (e *Engine) Tick(ctx context.Context) error {
 		failed = errors.Join(failed, e.look(ctx, r, records))
 	}
 	e.forgetUnseen(records)
+	known := e.underWay(records)
 	if failed == nil {
-		failed = e.plan(ctx, records)
+		failed = e.plan(ctx, records, known)
 	}
+	e.show(known, failed == nil)
 	if failed == nil && e.clock.Passed(timerSweep, "", e.swept, sweepInterval) {
 		failed = e.sweep(ctx, records)
 	}
@@ -490,15 +497,6 @@ func (e *Engine) refuseWish(disk, problem string) {
 	defer e.mu.Unlock()
 	if w := e.wishes[disk]; w != nil {
 		w.problem, w.refused = problem, true
-	}
-}
-
-// hinder notes what stands in the way of a wish for which an instance may be restarted.
-func (e *Engine) hinder(disk, problem string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil && !w.refused {
-		w.problem = problem
 	}
 }
 

@@ -23,38 +23,53 @@ type candidate struct {
 	stopped bool
 }
 
-// plan begins the next restart, if there is one to begin.
-func (e *Engine) plan(ctx context.Context, records book) error {
+// plan begins the next restart, if there is one to begin. What all others wait for becomes known.
+func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
+	due, collecting := e.due()
+	for _, instance := range collecting {
+		known.add(instance, ReasonWindow, fmt.Sprintf("what else is wanted of it is collected for %s", e.opts.Window))
+	}
 	slot := 0
 	for records.slotTaken(slot) {
 		slot++
 	}
 	if slot >= e.opts.MaxDown {
+		e.afterOthers(known, due)
 		return nil
 	}
-	useful, err := e.useful(ctx, records, e.due())
+	useful, err := e.useful(ctx, records, due)
 	if err != nil {
 		return err
 	}
-	candidates, err := e.able(ctx, useful)
+	candidates, err := e.able(ctx, useful, known)
 	if err != nil {
 		return err
 	}
 	// What frees a disk comes first: what waits for it then needs one restart and not two.
 	slices.SortStableFunc(candidates, func(x, y candidate) int { return rank(x) - rank(y) })
+	var chosen *candidate
 	for _, c := range candidates {
 		if _, taken := records.restartOf(c.instance, ""); taken {
 			continue
 		}
+		hindered, text := e.may(c)
+		switch {
 		// One that frees a disk goes before what waits for it, but not where each waits for the other.
-		if c.waits && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }) {
-			continue
-		}
-		if e.may(c) {
-			return e.begins(ctx, c, slot)
+		case c.waits && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }):
+			known.add(c.instance, ReasonOthers, "an instance that still has a disk for it is restarted first")
+		case hindered != "":
+			known.add(c.instance, hindered, text)
+		case chosen != nil:
+			known.add(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
+		default:
+			chosen = &c
 		}
 	}
-	return nil
+	if chosen == nil {
+		return nil
+	}
+	known.add(chosen.instance, ReasonUnderWay, string(stagePlanned))
+	return e.begins(ctx, *chosen, slot)
 }
 
 func rank(c candidate) int {
@@ -67,24 +82,20 @@ func rank(c candidate) int {
 	return 2
 }
 
-// may says whether an instance may be restarted just now, and tells those who wait if it may not.
-func (e *Engine) may(c candidate) bool {
-	if c.stopped {
-		return true
-	}
+// may says why an instance may not be restarted just now; the reason is empty if it may.
+func (e *Engine) may(c candidate) (Reason, string) {
 	why := e.forbidden()
 	_, known := e.self(c.instance)
 	switch {
+	case c.stopped:
 	case why != "":
+		return ReasonPolicy, why
 	case !known:
-		why = "this controller does not know yet on which instance it runs itself"
+		return ReasonSelf, "this controller does not know yet on which instance it runs itself"
 	case e.opts.Open != nil && !e.opts.Open(e.clock.Now()):
-		why = "not before the next of the times in --restart-hours"
-	default:
-		return true
+		return ReasonHours, "not before the next of the times in --restart-hours"
 	}
-	e.hinderAll(c.instance, why)
-	return false
+	return "", ""
 }
 
 // forbidden says why no instance at all is restarted, empty where they are.
@@ -97,13 +108,6 @@ func (e *Engine) forbidden() string {
 		return "--restart-policy=plan only says so: " + instead
 	}
 	return ""
-}
-
-// hinderAll notes what stands in the way of all wishes for an instance.
-func (e *Engine) hinderAll(instance, problem string) {
-	for _, w := range e.wishesFor(instance) {
-		e.hinder(w.disk, problem)
-	}
 }
 
 // begins makes the record of a restart. Nothing is asked before the records were read once more.
@@ -135,7 +139,6 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) error {
 	}
 	w.record = record
 	e.works[record.ID] = w
-	e.hinderAll(c.instance, "") // nothing any more
 	e.opts.Log.Info("planned a restart", "instance_id", c.instance, "restart_id", record.ID, "disks", strings.Join(disks, ","), "slot", slot)
 	return nil
 }
@@ -159,19 +162,16 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 		case err != nil:
 			return nil, err
 		case disk.InstanceID == w.instance:
-			// It is for the orchestrator to ask for it once more.
+			e.hinder(w.disk, "the disk is attached by now: ask for it once more")
 		case disk.InstanceID == "" && disk.State != rack.Detached:
 			e.hinder(w.disk, "the disk is "+string(disk.State))
 		case disk.InstanceID == "":
 			at(w.instance).attaches = true
+			e.hinder(w.disk, "")
 		case records.lazyOn(w.disk, disk.InstanceID):
 			at(w.instance).waits = true
 			at(disk.InstanceID).frees = w.disk
-			first := "is restarted first"
-			if why := e.forbidden(); why != "" {
-				first = "would be first, and " + why
-			}
-			e.hinder(w.disk, fmt.Sprintf("instance %s, which still has the disk, %s", disk.InstanceID, first))
+			e.waitFor(w.disk, disk.InstanceID)
 		default:
 			e.hinder(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
@@ -179,8 +179,9 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attaches && c.frees == "" }), nil
 }
 
-// due are the wishes that have been collected for long enough: with the first of an instance, all of them.
-func (e *Engine) due() []wish {
+// due are the wishes that have been collected for long enough: with the first of an instance, all of them. The instances of all
+// others are still collecting.
+func (e *Engine) due() (due []wish, collecting []string) {
 	all := e.allWishes()
 	ripe := map[string]bool{}
 	for _, w := range all {
@@ -188,7 +189,12 @@ func (e *Engine) due() []wish {
 			ripe[w.instance] = e.clock.Passed(timerWindow, w.instance, w.first, e.opts.Window)
 		}
 	}
-	return slices.DeleteFunc(all, func(w wish) bool { return !ripe[w.instance] })
+	for _, instance := range sortedKeys(ripe) {
+		if !ripe[instance] {
+			collecting = append(collecting, instance)
+		}
+	}
+	return slices.DeleteFunc(all, func(w wish) bool { return !ripe[w.instance] }), collecting
 }
 
 // allWishes are copies of all wishes for which an instance may be restarted, the oldest first.
@@ -205,14 +211,14 @@ func (e *Engine) allWishes() []wish {
 	return all
 }
 
-// able are the candidates that are running and have been for long enough, or are stopped.
-func (e *Engine) able(ctx context.Context, candidates []candidate) ([]candidate, error) {
+// able are the candidates that are running and have been for long enough, or are stopped. What hinders the others becomes known.
+func (e *Engine) able(ctx context.Context, candidates []candidate, known outlooks) ([]candidate, error) {
 	var able []candidate
 	for _, c := range candidates {
 		instance, err := e.instance(ctx, c.instance)
 		switch {
 		case errors.Is(err, errGone):
-			e.hinderAll(c.instance, "the instance is gone")
+			known.add(c.instance, ReasonState, "the instance is gone")
 			continue
 		case err != nil:
 			return nil, err
@@ -220,15 +226,15 @@ func (e *Engine) able(ctx context.Context, candidates []candidate) ([]candidate,
 		c.stopped = instance.RunState == rack.Stopped
 		rest, resting := e.rest[c.instance]
 		switch {
-		case c.stopped:
+		case c.stopped, e.forbidden() != "":
 		case resting:
-			e.hinderAll(c.instance, rest.reason)
+			known.add(c.instance, ReasonRefused, e.again(rest))
 			continue
 		case instance.RunState != rack.Running:
-			e.hinderAll(c.instance, "it is "+instance.RunState)
+			known.add(c.instance, ReasonState, "it is "+instance.RunState)
 			continue
 		case !e.clock.Passed(timerCoolDown, c.instance, instance.RunStateSince, e.opts.CoolDown):
-			e.hinderAll(c.instance, fmt.Sprintf("it started less than %s ago", e.opts.CoolDown))
+			known.add(c.instance, ReasonCoolDown, fmt.Sprintf("it started less than %s ago, and is left alone until %s", e.opts.CoolDown, moment(instance.RunStateSince.Add(e.opts.CoolDown))))
 			continue
 		}
 		able = append(able, c)

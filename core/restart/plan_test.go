@@ -25,7 +25,7 @@ func TestRefusedThenStopped(t *testing.T) {
 		t.Run(run, func(t *testing.T) {
 			e := New(oneInstance{run: run}, Options{CoolDown: time.Hour, Log: slog.New(slog.DiscardHandler)})
 			e.rest["i"] = refusal{since: time.Now(), reason: "no"}
-			able, err := e.able(t.Context(), []candidate{{instance: "i", frees: "d"}})
+			able, err := e.able(t.Context(), []candidate{{instance: "i", frees: "d"}}, outlooks{})
 			if err != nil || len(able) != want {
 				t.Errorf("able: %+v, %v, want %d", able, err, want)
 			}

@@ -117,7 +117,7 @@ func (e *Engine) wish(disk rack.Disk, instanceID string, disks []rack.Disk, reco
 	if err := e.checkRoom(disk, instanceID, disks, records); err != nil {
 		return err
 	}
-	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.outlook(e.want(disk.ID, instanceID)), ErrPlanned)
+	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.waitsFor(e.want(disk.ID, instanceID)), ErrPlanned)
 }
 
 // want notes a wish, or that it was repeated.
@@ -133,18 +133,6 @@ func (e *Engine) want(disk, instance string) wish {
 	}
 	w.repeated, w.restart = now, ""
 	return *w
-}
-
-// outlook says what a wish waits for.
-func (e *Engine) outlook(w wish) string {
-	problem := w.problem
-	if problem == "" {
-		problem = e.forbidden()
-	}
-	if problem != "" {
-		return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, problem)
-	}
-	return fmt.Sprintf("instance %s is restarted for it, %s after the first such wish at the earliest", w.instance, e.opts.Window)
 }
 
 // checkRoom refuses what the instance has no room for even after all that is lazy was detached.

@@ -11,6 +11,8 @@ import (
 type Observation struct {
 	// Wanted are the disks that wait for a restart.
 	Wanted int
+	// Waiting are the instances whose restart is wanted and has not begun, for each reason that there is.
+	Waiting map[Reason]int
 	// Restarts are those under way in this process.
 	Restarts int
 	// Ended is "restarted" or "refused" if a restart has just come to that, else empty.
@@ -33,7 +35,7 @@ func (e *Engine) observe(ended string, down time.Duration) {
 	e.mu.Lock()
 	wanted := len(e.wishes)
 	e.mu.Unlock()
-	e.opts.Observe(Observation{Wanted: wanted, Restarts: len(e.works), Ended: ended, Down: down})
+	e.opts.Observe(Observation{Wanted: wanted, Waiting: e.count(), Restarts: len(e.works), Ended: ended, Down: down})
 }
 
 // tell reports to those who watch the node. That it may fail is not worth more than a line.
@@ -43,7 +45,7 @@ func (e *Engine) tell(ctx context.Context, w *work, reason, message string) {
 
 // problem reports what somebody should look at, once, and lets the RPCs that wait for the restart say it.
 func (e *Engine) problem(ctx context.Context, w *work, reason, message string) {
-	e.hinderAll(w.record.Instance, message)
+	w.trouble = message
 	if w.told == reason {
 		return
 	}

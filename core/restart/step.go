@@ -49,12 +49,12 @@ type work struct {
 	sent bool
 	// goes are the disks that were lazy when the restart began. What has become so since may have done so because of it.
 	goes map[string]bool
-	// told is the last problem that was reported, which is not repeated.
-	told string
+	// told is the last problem that was reported, which is not repeated; trouble is its text, until the next stage.
+	told, trouble string
 }
 
 func (e *Engine) enter(w *work, s stage) {
-	w.stage, w.since = s, e.clock.Now()
+	w.stage, w.since, w.trouble = s, e.clock.Now(), ""
 	e.opts.Log.Info("restart", "instance_id", w.record.Instance, "restart_id", w.record.ID, "stage", string(s))
 }
 
@@ -194,7 +194,8 @@ func (e *Engine) begin(ctx context.Context, w *work, records book) error {
 		return err
 	case instance.RunState != rack.Running:
 		return e.drop(ctx, w)
-	case !e.may(candidate{instance: id}):
+	}
+	if reason, _ := e.may(candidate{instance: id}); reason != "" {
 		return e.drop(ctx, w) // another process had planned it, which was allowed to
 	}
 	if own, _ := e.self(id); own {
@@ -324,6 +325,7 @@ func (e *Engine) cancel(ctx context.Context, w *work, why string) error {
 // refuse leaves the instance alone for a while, and says why.
 func (e *Engine) refuse(ctx context.Context, w *work, why string) {
 	e.rest[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
+	e.gaveUp(w.record.Instance, why)
 	e.problem(ctx, w, "RestartRefused", why)
 	e.observe(Refused, 0)
 }
@@ -338,6 +340,7 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	switch instance.RunState {
 	case rack.Stopped:
 		w.stopped = e.clock.Now()
+		e.gaveUp(id, "")
 		e.enter(w, stageApplying)
 		return nil
 	case rack.Failed:
