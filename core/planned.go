@@ -128,13 +128,14 @@ func (c onRack) checkInstance(ctx context.Context, disk rack.Disk, instanceID st
 	return err
 }
 
-// unpublishPlanned detaches a disk, or records that the next restart of its instance is to do so.
-func (c onRack) unpublishPlanned(ctx context.Context, disk rack.Disk) error {
-	err := c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)
-	if err != nil && !errors.Is(err, rack.ErrNotFound) {
-		return c.refusedDetach(ctx, disk, err)
+// unpublishPlanned detaches a disk, or records that the next restart of its instance is to do so. It returns the disk as it then
+// is, unless it is gone.
+func (c onRack) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	now, err := c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)
+	if err != nil {
+		return disk, c.refusedDetach(ctx, disk, err)
 	}
-	return err
+	return c.settled(ctx, now)
 }
 
 // detachUnused detaches a disk that an instance holds for nobody any more, where somebody has stopped that, and returns the disk
@@ -144,10 +145,7 @@ func (c onRack) detachUnused(ctx context.Context, disk rack.Disk) (rack.Disk, er
 	if err != nil || lazy[disk.ID] != disk.InstanceID {
 		return disk, err
 	}
-	if err := c.unpublishPlanned(ctx, disk); err != nil {
-		return disk, err
-	}
-	return c.rack.Disk(ctx, disk.ID)
+	return c.unpublishPlanned(ctx, disk)
 }
 
 // tellRestarts puts what is known of planned restarts beside the answer, if the caller asked for that, which orchestrators do

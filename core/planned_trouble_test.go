@@ -322,3 +322,26 @@ func TestPlannedThenHot(t *testing.T) {
 	r.must(t, hot.publish(t, volume, node))
 	r.must(t, hot.publish(t, unused, other))
 }
+
+// On a rack that changes running instances nothing is restarted, and what an answer says has come to be.
+func TestPlannedHotplug(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) {
+		o.rack.Hotplug, o.rack.HotplugAsync, o.rack.Latency = true, true, 100*time.Millisecond
+	})
+	node, other := r.node(t, "node-a"), r.node(t, "node-b")
+	volume := r.create(t, "v")
+	r.must(t, r.publish(t, volume, node))
+	if got := r.publishedNodes(t, volume); !cmp.Equal(got, []string{node}) {
+		t.Errorf("published on %v", got)
+	}
+	r.must(t, r.unpublish(t, volume, node))
+	r.must(t, r.sim.Set(t.Context(), lab.Settings{LatencyMillis: new(int)})) // it is looked at without a delay
+	if got := r.disk(t, volume).State.State(); got != oxide.DiskStateStateDetached {
+		t.Errorf("the disk is %s", got)
+	}
+	r.must(t, r.publish(t, volume, other))
+	r.wantRestarts(t, 0)
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+}

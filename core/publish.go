@@ -304,7 +304,8 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 		return err
 	}
 	if c.engine != nil {
-		return c.unpublishPlanned(ctx, disk)
+		_, err := c.unpublishPlanned(ctx, disk)
+		return err
 	}
 	detached, err := c.rack.Detach(ctx, disk.ID, instanceID)
 	if err != nil {

@@ -54,12 +54,21 @@ func TestPublishAndUnpublish(t *testing.T) {
 func TestPublishWaitsForTheRack(t *testing.T) {
 	r := newRig(t, func(o *rigOptions) { o.rack.HotplugAsync, o.rack.Latency = true, 100*time.Millisecond })
 	id, node := r.create(t, "v"), r.node(t, "node-a")
+	// looked is what the rack shows at once.
+	looked := func() oxide.DiskStateState {
+		latency := 0
+		r.must(t, r.sim.Set(t.Context(), lab.Settings{LatencyMillis: &latency}))
+		state := r.disk(t, id).State.State()
+		latency = 100
+		r.must(t, r.sim.Set(t.Context(), lab.Settings{LatencyMillis: &latency}))
+		return state
+	}
 	r.must(t, r.publish(t, id, node))
-	if got := r.holder(t, id); got != node {
-		t.Fatalf("published, and the disk is on %q", got)
+	if state := looked(); state != oxide.DiskStateStateAttached {
+		t.Fatalf("published, and the disk is %s", state)
 	}
 	r.must(t, r.unpublish(t, id, node))
-	if state := r.disk(t, id).State.State(); state != oxide.DiskStateStateDetached {
+	if state := looked(); state != oxide.DiskStateStateDetached {
 		t.Fatalf("unpublished, and the disk is %s", state)
 	}
 }

@@ -686,7 +686,7 @@ func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
 func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
 	v.busy, v.published = true, ""
 	m.begin(p, "unpublish "+v.disk, false, func(ctx context.Context) {
-		err := p.engine.Unpublish(ctx, v.disk, instance)
+		_, err := p.engine.Unpublish(ctx, v.disk, instance)
 		v.busy = false
 		if err == nil {
 			v.released = true

@@ -155,34 +155,35 @@ func (e *Engine) checkRoom(disk rack.Disk, instanceID string, disks []rack.Disk,
 
 // Unpublish ends the wish for a disk, and detaches it. From an instance that runs it is not detached: a record says that
 // nobody uses it there any more, and the next restart of the instance takes it away. Nor is it while the instance is being
-// restarted: an orchestrator that takes the node for lost may bring its work back there.
-func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) error {
+// restarted: an orchestrator that takes the node for lost may bring its work back there. It returns the disk as the rack shows it
+// then, which may be detaching on a rack that changes running instances.
+func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack.Disk, error) {
 	release, err := e.claim(ctx, diskID)
 	if err != nil {
-		return err
+		return rack.Disk{}, err
 	}
 	defer release()
 	e.Unwish(diskID, instanceID)
 	disk, err := e.rack.Disk(ctx, diskID)
 	if err != nil || disk.InstanceID != instanceID {
-		return err
+		return disk, err
 	}
 	records, err := e.read(ctx)
 	if err != nil {
-		return err
+		return rack.Disk{}, err
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
-		_, err = e.rack.Detach(ctx, diskID, instanceID)
+		detached, err := e.rack.Detach(ctx, diskID, instanceID)
 		old, lazy := records.lazy[diskID]
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
 		case err == nil && lazy: // it was unpublished before, while the instance ran
-			return e.erase(ctx, old.recordID)
+			return detached, e.erase(ctx, old.recordID)
 		default:
-			return err
+			return detached, err
 		}
 	}
-	return e.release(ctx, diskID, instanceID)
+	return disk, e.release(ctx, diskID, instanceID)
 }
 
 // Unwish ends the wish for a disk on an instance, or on any if none is named.
