@@ -9,6 +9,7 @@ import (
 	"iter"
 	"log/slog"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -1169,9 +1170,15 @@ var bounds = []struct {
 
 // TestModel explores as many runs as the time allows, the shortest first, or all within the bounds where these are few enough.
 func TestModel(t *testing.T) {
-	var states, whole atomic.Int64
+	var states, whole, begun atomic.Int64
 	explorations := len(bases) * len(bounds)
-	each := *modelTime * time.Duration(runtime.GOMAXPROCS(0)) / time.Duration(explorations)
+	deadline := time.Now().Add(*modelTime)
+	// What one has left over of its time the others have.
+	share := func() time.Duration {
+		left := explorations + 1 - int(begun.Add(1))
+		return time.Until(deadline) * time.Duration(runtime.GOMAXPROCS(0)) / time.Duration(max(left, runtime.GOMAXPROCS(0)))
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a run leaves nothing behind
 	t.Run("of", func(t *testing.T) {
 		for _, s := range bases {
 			for _, bound := range bounds {
@@ -1180,9 +1187,9 @@ func TestModel(t *testing.T) {
 				t.Run(s.name+"/"+bound.name, func(t *testing.T) {
 					t.Parallel()
 					x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
-					begun := time.Now()
-					all := x.explore(begun.Add(each))
-					t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(begun).Round(time.Millisecond), all)
+					start := time.Now()
+					all := x.explore(start.Add(share()))
+					t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(start).Round(time.Millisecond), all)
 					states.Add(int64(len(x.seen)))
 					if !all {
 						return
