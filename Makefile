@@ -113,7 +113,7 @@ model: ## planned restarts in every order of calls, crashes and lost answers, fo
 	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=30m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| steps in '
 
 .PHONY: chaos
-chaos: chaos-node chaos-controller ## everything that kills the plugin on purpose: the two below
+chaos: chaos-node chaos-controller chaos-restart ## everything that kills the plugin on purpose: the three below
 
 .PHONY: chaos-node
 chaos-node: deps ## the node plugin killed at hundreds of its steps; as root
