@@ -152,7 +152,7 @@ type scenario struct {
 	selves    []string
 	faults    int
 	switches  int
-	// prelude are what begins of which RPCs run to their end before the exploration begins.
+	// prelude is what happens before the exploration begins, see [model.run].
 	prelude []string
 	// early lets the orchestrator give a volume up before it was published.
 	early bool
@@ -194,18 +194,24 @@ func newModel(t testing.TB, s scenario) *model {
 	return m
 }
 
-// run lets something begin and come to its end without anything else in between.
-func (m *model) run(begin string) {
+// run lets something begin or go on to its end without anything else in between, or to before its first call of the name that
+// stands behind a bar.
+func (m *model) run(step string) {
+	begin, call, stops := strings.Cut(step, " | ")
 	for _, o := range m.options() {
-		if strings.HasPrefix(o.what+" "+o.which, begin) {
+		if strings.HasPrefix(strings.TrimSpace(o.what+" "+o.which), begin) {
 			m.take(o)
-			for m.last != nil {
+			for m.last != nil && !(stops && strings.HasPrefix(m.last.pending.name, call)) {
 				m.take(m.options()[0])
 			}
+			if stops && m.last == nil {
+				break
+			}
+			m.last = nil
 			return
 		}
 	}
-	m.t.Fatalf("%s: %q cannot begin", m.scenario.name, begin)
+	m.t.Fatalf("%s: %q cannot be", m.scenario.name, step)
 }
 
 func (m *model) boot(p *modelProcess) {
@@ -218,13 +224,13 @@ func (m *model) boot(p *modelProcess) {
 	})
 	p.engine.clock = modelClock{m: m, p: p}
 	p.engine.holder = fmt.Sprintf("%s.%d", p.name, p.crashes)
-	p.engine.newID = m.unusedID
+	p.engine.newID = func() string { return m.unusedID(p.engine.holder) }
 }
 
-// unusedID is the first name of a restart that nobody remembers: names come back, so that the number of states is finite.
-func (m *model) unusedID() string {
+// unusedID is a holder's first name of a restart that nobody remembers: names come back, so that the number of states is finite.
+func (m *model) unusedID(holder string) string {
 	for n := 0; ; n++ {
-		id := fmt.Sprintf("r%d", n)
+		id := fmt.Sprintf("%s.r%d", holder, n)
 		used := slices.ContainsFunc(m.instances, func(i *modelInstance) bool { return i.question == id })
 		for _, r := range m.records {
 			used = used || strings.Contains(r.Text, `"`+id+`"`)
@@ -346,6 +352,11 @@ func (v *modelView) Detach(_ context.Context, id, instance string) (rack.Disk, e
 }
 
 func (v *modelView) StopInstance(_ context.Context, id string) error {
+	for _, w := range v.m.current.process.engine.works {
+		if w.record.Instance == id && w.recovering && v.m.instance(id).run != rack.Failed {
+			v.m.fail("instance %s is stopped by a process that is to bring it back", id)
+		}
+	}
 	_, err := ask(v, true, "stop "+id, func() (struct{}, error) {
 		if i := v.m.instance(id); i.run == rack.Running {
 			i.run, i.down = "stopping", true
@@ -622,7 +633,15 @@ func (m *model) answer(a *activity, value any, err error) {
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
 	maphash.WriteComparable(&h, a.history)
-	write(&h, a.pending.name, fmt.Sprint(value, err))
+	write(&h, a.pending.name)
+	if records, ok := value.([]rack.Record); ok {
+		for _, r := range records {
+			write(&h, r.ID, r.Text)
+		}
+	} else {
+		write(&h, fmt.Sprint(value))
+	}
+	write(&h, fmt.Sprint(err))
 	m.memory(&h, a.process)
 	a.history = h.Sum64()
 	m.resume(a)
@@ -705,8 +724,17 @@ type option struct {
 	do            func()
 }
 
+// cost puts what may happen only so often behind all else.
+func cost(o option) int {
+	if o.fault {
+		return 1
+	}
+	return 0
+}
+
 // options are all that can happen next, in an order that depends on the state alone. To leave an activity that could go on is
-// limited: most of what goes wrong with concurrency needs few such switches.
+// limited: most of what goes wrong with concurrency needs few such switches. What was left in the middle goes on last, so that
+// runs in which much happens meanwhile are among the first.
 func (m *model) options() []option {
 	m.opts = m.opts[:0]
 	if m.last != nil && m.ready(m.last) {
@@ -716,10 +744,8 @@ func (m *model) options() []option {
 		}
 	}
 	before := len(m.opts)
-	for _, a := range m.activities {
-		if a != m.last && m.ready(a) {
-			m.callOptions(a)
-		}
+	for _, i := range m.instances {
+		m.instanceOptions(i)
 	}
 	for i, l := range m.late {
 		m.add("late", l.name, func() {
@@ -744,9 +770,12 @@ func (m *model) options() []option {
 			m.volumeOptions(p, v)
 		}
 	}
-	for _, i := range m.instances {
-		m.instanceOptions(i)
+	for _, a := range m.activities {
+		if a != m.last && m.ready(a) {
+			m.callOptions(a)
+		}
 	}
+	slices.SortStableFunc(m.opts[before:], func(x, y option) int { return cost(x) - cost(y) })
 	for i := before; before > 0 && i < len(m.opts); i++ {
 		m.opts[i].leaves = true
 	}
@@ -803,7 +832,10 @@ func (m *model) callOptions(a *activity) {
 			m.answer(a, nil, errTransient)
 		})
 	}
-	m.fault("crash", "crash before", where, func() { m.crash(a.process) })
+	if c.changes || a.history == 0 {
+		// Before anything else that only looks it comes to the same as before the next change.
+		m.fault("crash", "crash before", where, func() { m.crash(a.process) })
+	}
 	if c.changes {
 		if a.tick {
 			m.fault("crash", "crash, and later", where, func() {
@@ -915,6 +947,19 @@ func (m *model) check() {
 	}
 	if down > m.scenario.maxDown {
 		m.fail("%d instances are down", down)
+	}
+	for _, i := range m.instances {
+		var sent []string
+		for _, p := range m.processes {
+			for id, w := range p.engine.works {
+				if w.record.Instance == i.id && w.sent {
+					sent = append(sent, id)
+				}
+			}
+		}
+		if len(sent) > 1 && sent[0] != sent[1] {
+			m.fail("instance %s is taken down by two restarts: %s", i.id, sent)
+		}
 	}
 	for i, v := range m.volumes {
 		d := m.disks[i]
@@ -1041,21 +1086,23 @@ func (x *explorer) explore(deadline time.Time) bool {
 }
 
 // expand repeats a path and goes on behind it, always with the first option, as far as it leads to states that were not seen
-// before. It returns the paths that branch off.
+// before. It returns the paths that branch off. A path has what was taken where there was a choice.
 func (x *explorer) expand(path []byte) [][]byte {
 	m := newModel(x.t, x.scenario)
 	defer m.end()
 	var from uint64
+	free := true // how a path ends is counted as free where it is
 	for n, taken := range path {
-		opts := m.options()
+		opts := x.choices(m, path[:n])
 		if n == len(path)-1 {
 			from = m.hash()
 		}
+		free = !opts[taken].fault
 		x.take(m, opts[taken], path[:n+1])
 	}
 	var branches [][]byte
-	free := true // a path ends with what was taken last, which is counted as free where it is
-	for n := len(path); ; n++ {
+	for {
+		opts := x.choices(m, path)
 		h := m.hash()
 		if from != 0 && free {
 			x.back[h] = append(x.back[h], from)
@@ -1070,15 +1117,25 @@ func (x *explorer) expand(path []byte) [][]byte {
 		if m.settled() {
 			x.good = append(x.good, h)
 		}
-		opts := m.options()
-		if len(opts) == 0 {
-			x.fail(path, "nothing can happen any more")
-		}
 		for i := 1; i < len(opts); i++ {
 			branches = append(branches, append(slices.Clone(path), byte(i)))
 		}
 		from, free = h, !opts[0].fault
 		path = append(path, 0)
+		x.take(m, opts[0], path)
+	}
+}
+
+// choices goes on to where an activity has come to its end or more than one thing can happen, and returns what can.
+func (x *explorer) choices(m *model, path []byte) []option {
+	for {
+		opts := m.options()
+		if len(opts) == 0 {
+			x.fail(path, "nothing can happen any more")
+		}
+		if len(opts) > 1 || m.last == nil {
+			return opts
+		}
 		x.take(m, opts[0], path)
 	}
 }
@@ -1097,10 +1154,18 @@ func (x *explorer) fail(path []byte, failure string) {
 	m := newModel(x.t, x.scenario)
 	defer m.end()
 	var story strings.Builder
-	for _, taken := range path {
-		o := m.options()[taken]
+	for n := 0; m.failure == "" || n < len(path); {
+		opts := m.options()
+		o := opts[0]
+		if len(opts) > 1 || m.last == nil {
+			if n == len(path) {
+				break
+			}
+			o, n = opts[path[n]], n+1
+		}
 		fmt.Fprintf(&story, "%s %s\n", o.what, o.which)
 		m.take(o)
+		m.check()
 	}
 	x.t.Fatalf("%s: %s after:\n%s", x.scenario.name, failure, &story)
 }
@@ -1146,6 +1211,17 @@ var bases = []scenario{
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0"}},
 	{name: "one instance after the other", shutdown: Hard, maxDown: 1, processes: 2, goals: [][]string{{n0}, {n1}},
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "publish " + diskID(1) + " on " + n1 + " p1"}},
+	{name: "two slots and two controllers", shutdown: Hard, maxDown: 2, processes: 2, goals: [][]string{{n1}, {n0}},
+		prelude: []string{"publish " + diskID(0) + " on " + n1 + " p0", "tick p0", "tick p0", "stopped", "tick p0", "tick p0", "tick p0", "running", "tick p0",
+			"publish " + diskID(1) + " on " + n0 + " p0", "publish " + diskID(1) + " on " + n0 + " p1",
+			"tick p0 | create", "tick p1", "p0 tick"}},
+	{name: "a holder that is outbid", shutdown: Guest, maxDown: 1, processes: 2, goals: [][]string{{n0, ""}}, early: true,
+		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "tick p0", "tick p1"}},
+	{name: "a restart that ends while its volume comes back", shutdown: Hard, maxDown: 1, processes: 2, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
+		prelude: []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0), "tick p0", "tick p0", "stopped"}},
+	{name: "a volume that comes back as a restart begins", shutdown: Hard, maxDown: 1, processes: 2, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
+		prelude: []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0), "publish " + diskID(0) + " on " + n0 + " p1 | delete",
+			"tick p0", "tick p0", "stopped"}},
 	{name: "the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, goals: [][]string{{n0}},
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0"}},
 	{name: "three volumes change places", shutdown: Guest, maxDown: 1, processes: 2, attached: []string{n0, n1}, goals: [][]string{{"", n1}, {"", n0}, {n0}},
@@ -1161,7 +1237,9 @@ var bounds = []struct {
 	{"any order", 0, 2, nil},
 	{"crashes", 2, 0, []string{"crash"}},
 	{"answers that do not come", 2, 0, []string{"lost", "refused"}},
-	{"a slow holder", 1, 1, []string{"early lease"}},
+	{"a slow holder", 1, 2, []string{"early lease"}},
+	{"a user in between", 1, 1, []string{"user stop"}},
+	{"crashes and users", 2, 0, []string{"crash", "user stop"}},
 	{"one of all", 1, 1, nil},
 	{"early ends, guests and users", 2, 0, []string{
 		"user stop", "refuses", "hangs", "silent", "early answer", "early halt", "early back", "early wish", "early beat", "early apply", "early handover", "early lease",
