@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,17 +78,19 @@ func (m machines) do(what string) {
 	m.call("POST", "/v1/instances/"+id+"/"+what, nil, &ignored)
 }
 
-// alive counts the processes whose command line has the text in it.
-func alive(t *testing.T, text string) (n int) {
+// alive are the processes whose command line has the text in it.
+func alive(t *testing.T, text string) (pids []int) {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	must(t, err)
 	for _, path := range lines {
 		if line, err := os.ReadFile(path); err == nil && bytes.Contains(line, []byte(text)) {
-			n++
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			must(t, err)
+			pids = append(pids, pid)
 		}
 	}
-	return n
+	return pids
 }
 
 // database mounts the disk that comes second, makes a filesystem on it first when there is none, and writes to it without a
@@ -106,16 +109,34 @@ fi
 // TestAGuestHaltsInOrder takes an instance through planned restarts: what its services have written is there afterwards, though
 // they never sync; and through one that nobody has told them of, which costs them what they have written since.
 func TestAGuestHaltsInOrder(t *testing.T) {
+	haltsInOrder(t, "exec sleep", func(int) func() { return func() {} })
+}
+
+// TestAGuestHaltsBeforeItsMountsEnd is the same for a service with a mount namespace of its own, as containers have one, which
+// the kernel undoes only when the machine is off.
+func TestAGuestHaltsBeforeItsMountsEnd(t *testing.T) {
+	haltsInOrder(t, "exec unshare --mount --propagation=private sleep", func(pid int) func() {
+		namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		must(t, err)
+		return func() { must(t, namespace.Close()) }
+	})
+}
+
+// haltsInOrder has the database run, and then a program with a number as its argument. While the guest halts, that one's mounts
+// are held.
+func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func())) {
 	mark := fmt.Sprintf("300%d", os.Getpid())
-	m := startMachines(t, database+"exec sleep "+mark)
+	m := startMachines(t, database+program+" "+mark)
 	m.said("up")
 	halt := func() {
 		t.Helper()
+		eventually(t, "the program runs", func() bool { return len(alive(t, "sleep\x00"+mark)) == 1 })
+		defer hold(alive(t, "sleep\x00"+mark)[0])()
 		res, err := http.Post(m.value("OXIDE_SIM_CONTROL")+"/v0/halt", "application/json", strings.NewReader(`{"instance":"node-a"}`))
 		must(t, err)
 		must(t, res.Body.Close())
 		m.waitFor("stopped")
-		if n := alive(t, mark); n > 0 {
+		if n := len(alive(t, mark)); n > 0 {
 			t.Errorf("%d processes are left", n)
 		}
 	}
@@ -140,7 +161,7 @@ func TestAGuestHaltsInOrder(t *testing.T) {
 	logs = append(logs, log())
 	m.do("stop")
 	m.waitFor("stopped")
-	if n := alive(t, mark); n > 0 {
+	if n := len(alive(t, mark)); n > 0 {
 		t.Errorf("%d processes are left", n)
 	}
 	logs = append(logs, log())
@@ -150,8 +171,8 @@ func TestAGuestHaltsInOrder(t *testing.T) {
 	if _, code, _ := m.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code after SIGTERM: got %d\n%s", code, m.stderr.String())
 	}
-	if left := loopsBelow(t, m.state); len(left) > 0 || alive(t, mark) > 0 {
-		t.Errorf("left: %v, and %d processes", left, alive(t, mark))
+	if left := loopsBelow(t, m.state); len(left) > 0 || len(alive(t, mark)) > 0 {
+		t.Errorf("left: %v, and %d processes", left, len(alive(t, mark)))
 	}
 }
 
@@ -162,12 +183,12 @@ func TestGuestsDieWithTheirSimulator(t *testing.T) {
 			mark := fmt.Sprintf("300%d", os.Getpid())
 			m := startMachines(t, "trap '' TERM\n: >\"$notes/up\"\nsetsid sleep "+mark+"\nsleep "+mark)
 			m.said("up")
-			eventually(t, "the service runs", func() bool { return alive(t, mark) > 0 })
+			eventually(t, "the service runs", func() bool { return len(alive(t, mark)) > 0 })
 			_, code, took := m.end(signal)
 			if signal == syscall.SIGTERM && code != 0 || took > 10*time.Second {
 				t.Errorf("exit code %d after %s\n%s", code, took, m.stderr.String())
 			}
-			eventually(t, "its guests are dead", func() bool { return alive(t, mark) == 0 })
+			eventually(t, "its guests are dead", func() bool { return len(alive(t, mark)) == 0 })
 			if signal == syscall.SIGKILL { // whose loop devices the next one clears, for its guests to boot with the disks
 				m.sim = start(t, m.args...)
 				m.said("up")

@@ -24,6 +24,9 @@ const (
 // killTime is how long processes may take to die of SIGKILL before the filesystems are unmounted without waiting for them.
 const killTime = 5 * time.Second
 
+// loopMajor is the number of the kernel's driver of loop devices.
+const loopMajor = 7
+
 // Options say what the machine is for.
 type Options struct {
 	// Services are executable files, which are started in this order. One that ends is not started again.
@@ -62,6 +65,7 @@ func Run(o Options) error {
 		case request := <-requests:
 			o.Log.Info("going down", "signal", request)
 			m.end()
+			m.sync()
 			m.unmount(before)
 			o.Log.Info("down")
 			if request == Reboot {
@@ -139,6 +143,33 @@ func (m *machine) signalAll(s syscall.Signal, patience time.Duration) (none bool
 		}
 	}
 	return true
+}
+
+// sync writes what the filesystems on the machine's disks, which are loop devices, have in memory. To unmount them is not enough:
+// the kernel takes its time to undo the mounts of a namespace whose last process has ended, and with them the filesystem.
+func (m *machine) sync() {
+	now, err := mounts()
+	if err != nil {
+		m.Log.Error("mounts cannot be seen", "error", err)
+		return
+	}
+	for _, one := range now {
+		if one.Major != loopMajor {
+			continue
+		}
+		if err := syncFilesystem(one.Mountpoint); err != nil {
+			m.Log.Error("a filesystem is not written", "mounted", one.Mountpoint, "error", err)
+		}
+	}
+}
+
+func syncFilesystem(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) // Nothing was written to it.
+	return unix.Syncfs(fd)
 }
 
 // unmount undoes all mounts that were not there before, the latest first, until none of them can be undone any more.
