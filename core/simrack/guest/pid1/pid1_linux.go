@@ -65,7 +65,7 @@ func Run(o Options) error {
 		case request := <-requests:
 			o.Log.Info("going down", "signal", request)
 			m.end()
-			m.sync()
+			m.sync(before)
 			m.unmount(before)
 			o.Log.Info("down")
 			if request == Reboot {
@@ -147,13 +147,13 @@ func (m *machine) signalAll(s syscall.Signal, patience time.Duration) (none bool
 
 // sync writes what the filesystems on the machine's disks, which are loop devices, have in memory. To unmount them is not enough:
 // the kernel takes its time to undo the mounts of a namespace whose last process has ended, and with them the filesystem.
-func (m *machine) sync() {
-	now, err := mounts()
+func (m *machine) sync(before []*mountinfo.Info) {
+	mounted, err := since(before)
 	if err != nil {
 		m.Log.Error("mounts cannot be seen", "error", err)
 		return
 	}
-	for _, one := range now {
+	for _, one := range mounted {
 		if one.Major != loopMajor {
 			continue
 		}
@@ -175,14 +175,11 @@ func syncFilesystem(path string) error {
 // unmount undoes all mounts that were not there before, the latest first, until none of them can be undone any more.
 func (m *machine) unmount(before []*mountinfo.Info) {
 	for {
-		now, err := mounts()
+		left, err := since(before)
 		if err != nil {
 			m.Log.Error("mounts cannot be seen", "error", err)
 			return
 		}
-		left := slices.DeleteFunc(now, func(one *mountinfo.Info) bool {
-			return slices.ContainsFunc(before, func(other *mountinfo.Info) bool { return same(one, other) })
-		})
 		progress := false
 		var errs []error
 		for _, one := range slices.Backward(left) {
@@ -199,6 +196,14 @@ func (m *machine) unmount(before []*mountinfo.Info) {
 			return
 		}
 	}
+}
+
+// since lists the mounts that were not there before.
+func since(before []*mountinfo.Info) ([]*mountinfo.Info, error) {
+	now, err := mounts()
+	return slices.DeleteFunc(now, func(one *mountinfo.Info) bool {
+		return slices.ContainsFunc(before, func(other *mountinfo.Info) bool { return same(one, other) })
+	}), err
 }
 
 // same says whether it is the same mount; its ID alone may be that of another one by now.
