@@ -23,6 +23,7 @@
 //   - identity.go, controller.go, node.go: the services
 //   - create.go: making a volume, blank or from a snapshot; clone.go: from another volume; sweep.go: what a crash in between leaves
 //   - publish.go: attaching and detaching; snapshot.go; list.go: volumes and snapshots by pages; capacity.go; controller_health.go
+//   - planned.go: both of these where an instance has to be restarted for it
 //   - racks.go: which of several racks has a volume
 //   - node_stage.go, node_publish.go: what is mounted where; node_content.go: what is on the disk, and whether mkfs may run
 //   - node_volumes.go: which volume is at a path; node_health.go, node_probe.go: how it and its disk are
@@ -35,6 +36,7 @@
 //   - server.go: the socket
 //
 // Below it: core/rack talks to the rack, core/device finds and reads block devices, core/mount makes and mounts
-// filesystems, core/config is the configuration. core/simrack is a simulated rack for tests and the demo and is linked
+// filesystems, core/restart plans restarts of instances and core/shutdown powers a guest off for one, core/config is the
+// configuration. core/simrack is a simulated rack for tests and the demo and is linked
 // by nothing that ships.
 package core
