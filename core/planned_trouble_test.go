@@ -1,9 +1,12 @@
 package core_test
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // stop stops an instance as its owner would.
@@ -358,5 +362,123 @@ func TestPlannedHotplug(t *testing.T) {
 	r.wantRestarts(t, 0)
 	if got := r.records(t, "csi-"); len(got) > 0 {
 		t.Errorf("records are left: %v", got)
+	}
+}
+
+// drained is an orchestrator that takes the work off a node first.
+type drained struct {
+	*guests
+
+	state    sync.Mutex
+	left     []string
+	undrains int
+}
+
+func (d *drained) Drain(context.Context, string, string) ([]string, error) {
+	d.state.Lock()
+	defer d.state.Unlock()
+	return d.left, nil
+}
+
+func (d *drained) Undrain(context.Context, string, string) error {
+	d.state.Lock()
+	defer d.state.Unlock()
+	d.undrains++
+	return nil
+}
+
+func (d *drained) empty() {
+	d.state.Lock()
+	defer d.state.Unlock()
+	d.left = nil
+}
+
+// A node that cannot be drained in time is not taken down, and is used again; once it can be, it is.
+func TestPlannedDrain(t *testing.T) {
+	t.Parallel()
+	d := &drained{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
+	r := newRestartRig(t, func(o *rigOptions) {
+		o.restarts.Shutdown, o.restarts.Asker, o.restarts.HaltTimeout = restart.Drain, d, 300*time.Millisecond
+	})
+	d.guests.r = r
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	eventually(t, "the answer says what stays", func() bool {
+		err := r.publish(t, volume, node)
+		wantCode(t, err, codes.FailedPrecondition)
+		return strings.Contains(err.Error(), "web-0")
+	})
+	r.wantRestarts(t, 0)
+	d.guests.mu.Lock()
+	asked := len(d.asked)
+	d.guests.mu.Unlock()
+	if asked > 0 {
+		t.Error("the guest was asked to go down with work on it")
+	}
+	eventually(t, "the node is used again", func() bool {
+		d.state.Lock()
+		defer d.state.Unlock()
+		return d.undrains > 0
+	})
+	d.empty()
+	r.published(t, volume, node)
+	r.rest(t)
+	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
+		t.Errorf("%d stops and %d starts, want 0 and 1", stops, starts)
+	}
+}
+
+// A wish that ends while its instance goes down does not keep that down, and the disk stays where it is.
+func TestPlannedGivenUp(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 200 * time.Millisecond })
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
+	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	r.must(t, r.unpublish(t, volume, node))
+	r.rest(t)
+	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
+		t.Errorf("the instance is %s", got)
+	}
+	if got := r.holder(t, volume); got != "" {
+		t.Errorf("the disk is on %s", got)
+	}
+	r.must(t, r.delete(t, volume))
+}
+
+// An RPC that may wait for a restart answers within the caller's time all the same.
+func TestPlannedWaitNotTooLong(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Wait, o.restarts.Policy = time.Minute, restart.Plan })
+	volume, node := r.create(t, "v"), r.node(t, "node-a")
+	_, err := r.ControllerPublishVolume(withTimeout(t, 3*time.Second), &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: mountWriter()})
+	wantCode(t, err, codes.FailedPrecondition, "--restart-policy=plan")
+}
+
+// A rack that has no room for the instance any more is asked until it has, and somebody is told.
+func TestPlannedNoRoomOnTheRack(t *testing.T) {
+	t.Parallel()
+	g := newGuests()
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, g })
+	g.r = r
+	volume, node := r.create(t, "v"), r.node(t, "node-a")
+	times := 20
+	_, err := r.sim.Inject(t.Context(), lab.Fault{
+		Operation: "instance_start", Kind: lab.FaultStatus, Status: 507, ErrorCode: "InsufficientCapacity", Count: &times,
+		Message: "Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed",
+	})
+	r.must(t, err)
+	eventually(t, "whoever asks is told", func() bool {
+		err := r.publish(t, volume, node)
+		return err != nil && strings.Contains(err.Error(), "Could not find any valid sled")
+	})
+	r.published(t, volume, node)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !slices.ContainsFunc(g.reports, func(report metadata.RestartReport) bool {
+		return report.Problem && report.Reason == "RestartNotStarted"
+	}) {
+		t.Errorf("nobody who watches the node is told: %v", g.reports)
 	}
 }

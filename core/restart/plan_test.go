@@ -32,3 +32,19 @@ func TestRefusedThenStopped(t *testing.T) {
 		})
 	}
 }
+
+// A wish lasts as long as somebody repeats it.
+func TestWishEnds(t *testing.T) {
+	e := New(nil, Options{Log: slog.New(slog.DiscardHandler)})
+	e.want("repeated", "i")
+	e.want("not repeated", "i")
+	e.wishes["repeated"].repeated = time.Now().Add(-wishLifetime + time.Minute)
+	e.wishes["not repeated"].repeated = time.Now().Add(-wishLifetime)
+	e.endWishes()
+	if len(e.wishes) != 1 || e.wishes["repeated"] == nil {
+		t.Errorf("left are %v", sortedKeys(e.wishes))
+	}
+	if wishLifetime != 10*time.Minute {
+		t.Errorf("the docs say 10 minutes, not %s", wishLifetime)
+	}
+}

@@ -109,7 +109,11 @@ func (e *Engine) keep(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 func (e *Engine) postpone(disk rack.Disk, r restartRecord) error {
 	e.awaits(r)
 	e.want(disk.ID, disk.InstanceID)
-	return fmt.Errorf("disk %q (%s): instance %s is being restarted (%s): ask again when it runs: %w", disk.Name, disk.ID, disk.InstanceID, r.ID, ErrPlanned)
+	stage := string(stagePlanned)
+	if o := e.outlook(disk.InstanceID); o.reason == ReasonUnderWay {
+		stage = o.message()
+	}
+	return fmt.Errorf("disk %q (%s): instance %s is being restarted (%s), ask again when it runs: %s: %w", disk.Name, disk.ID, disk.InstanceID, r.ID, stage, ErrPlanned)
 }
 
 // wish notes that a disk is to be attached to an instance that has these, and says what it waits for.
