@@ -24,6 +24,7 @@ import (
 //
 //   - volume.go: what they have in common
 //   - volume_rack.go: volumes on the rack: create, list, show, delete
+//   - volume_restart.go: what is told of planned restarts
 //   - volume_node.go: volumes on nodes: attach, mount, unmount, detach
 //   - snapshot.go: snapshots
 //   - client: what the plugin is asked
@@ -270,7 +271,8 @@ func complete[T any](b *byHand, list func(context.Context, *client.Client) ([]T,
 
 func (b *byHand) completeVolume() cobra.CompletionFunc {
 	return complete(b, func(ctx context.Context, plugin *client.Client) ([]client.Volume, error) {
-		return plugin.ListVolumes(ctx, false)
+		list, err := plugin.ListVolumes(ctx, false)
+		return list.Volumes, err
 	},
 		func(v client.Volume) string { return v.ID + "\t" + sizeText(v.SizeBytes) + ", " + where(v) })
 }

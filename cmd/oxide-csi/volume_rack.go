@@ -70,19 +70,25 @@ func (b *byHand) listVolumes() *cobra.Command {
 		Use:   "list",
 		Short: "List volumes",
 		Long: `list lists the volumes that the plugin made for its cluster, with the node that each is attached to. A rack has no names of
-volumes: the ID is the disk's, and the name shown is that of the disk on the rack, which follows from the volume's.`,
+volumes: the ID is the disk's, and the name shown is that of the disk on the rack, which follows from the volume's.
+
+Where the controller plans restarts (attach mode restart), the nodes follow that would have to be restarted for volumes or are being
+restarted, with what their restart attaches and detaches, and why it has not begun. That is what this one controller knows.`,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "list also the other disks of the project that are attached to an instance, boot disks included")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Volume, error) {
+		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
 			return plugin.ListVolumes(ctx, all)
 		},
-			func(w io.Writer, volumes []client.Volume) {
+			func(w io.Writer, list client.VolumeList) {
 				line(w, "VOLUME ID", "SIZE", "DISK", "RACK", "NODE")
-				for _, v := range volumes {
+				for _, v := range list.Volumes {
 					line(w, v.ID, sizeText(v.SizeBytes), v.DiskName, v.Rack, cmp.Or(v.NodeID, "-"))
+				}
+				if list.Restarts != nil {
+					sayRestarts(w, list.Restarts)
 				}
 			})
 	}
@@ -91,8 +97,11 @@ volumes: the ID is the disk's, and the name shown is that of the disk on the rac
 
 func (b *byHand) showVolume() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "show VOLUME",
-		Short:             "Show a volume and what is wrong with it",
+		Use:   "show VOLUME",
+		Short: "Show a volume and what is wrong with it",
+		Long: `show tells where a volume is and what is wrong with it. Where the controller plans restarts (attach mode restart), also: which
+node's restart it waits for, since when, and why that has not begun; and which node still has its disk although it is published
+there no more.`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: first(b.completeVolume()),
 	}
@@ -112,6 +121,9 @@ func (b *byHand) showVolume() *cobra.Command {
 					line(w, "made from:", "volume "+v.SourceVolumeID)
 				}
 				line(w, "state:", where(v))
+				if v.Planned() {
+					sayRestartOf(w, v)
+				}
 				for _, wrong := range v.Health {
 					line(w, "health:", wrong.Status+": "+wrong.Message)
 				}

@@ -34,6 +34,9 @@ type host struct {
 	controller, node *lab.Plugin
 	dir              string
 	environ          []string
+	// restarts takes hot-plug from the rack, and has the controller plan restarts, as args say.
+	restarts bool
+	args     []string
 	// words replaces what differs from run to run.
 	words []string
 	// script has the commands with their output.
@@ -62,7 +65,10 @@ func newHostWithGuest(t *testing.T, together bool) *host {
 
 func (h *host) start(t *testing.T, together bool, simArgs ...string) {
 	t.Helper()
-	h.sim = startSim(t, append([]string{"--hotplug"}, simArgs...)...)
+	if !h.restarts {
+		simArgs = append([]string{"--hotplug"}, simArgs...)
+	}
+	h.sim = startSim(t, simArgs...)
 	h.environ = []string{"OXIDE_CSI_STAGING_DIR=" + filepath.Join(h.dir, "staging")}
 	if guest := h.sim.Instances[0].Guest; guest != "" {
 		h.environ = append(h.environ, "OXIDE_CSI_SYS_ROOT="+filepath.Join(guest, "sys"))
@@ -72,7 +78,7 @@ func (h *host) start(t *testing.T, together bool, simArgs ...string) {
 		h.node = h.controller
 		h.environ = append(h.environ, "CSI_ENDPOINT=unix://"+h.node.Socket)
 	} else {
-		h.controller = startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
+		h.controller = startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: h.args})
 		h.node = startPlugin(t, lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]})
 		h.environ = append(h.environ, "OXIDE_CSI_CONTROLLER_ENDPOINT="+h.controller.Socket, "OXIDE_CSI_NODE_ENDPOINT="+h.node.Socket)
 	}

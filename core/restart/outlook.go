@@ -113,6 +113,23 @@ func (e *Engine) afterOthers(known outlooks, due []wish) {
 	}
 }
 
+// holderFirst is said of an instance that waits for what another one still has.
+const holderFirst = "an instance that still has a disk for it is restarted first"
+
+// afterHolders adds what waits for other instances to give up disks.
+func (e *Engine) afterHolders(known outlooks) {
+	forbidden := e.forbidden()
+	for _, w := range e.allWishes() {
+		switch {
+		case w.holder == "":
+		case forbidden != "":
+			known.add(w.instance, ReasonPolicy, forbidden)
+		default:
+			known.add(w.instance, ReasonOthers, holderFirst)
+		}
+	}
+}
+
 // show makes this how things stand, and logs what has changed. What is not complete leaves all else as it was.
 func (e *Engine) show(known outlooks, complete bool) {
 	now := e.clock.Now()
@@ -263,6 +280,9 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 		one := at(r.Instance)
 		if one.ID != r.ID {
 			*one = Restart{InstanceID: r.Instance, Reason: ReasonUnderWay, Message: elsewhere, ID: r.ID}
+			if r.Holder == e.holder {
+				one.Message = string(stagePlanned) // a moment ago
+			}
 		}
 		for _, disk := range lengthen(r.Disks) {
 			if r.Holder != e.holder && !e.wishes[disk].on(r.Instance) {

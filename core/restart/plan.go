@@ -41,6 +41,7 @@ func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
 	if err != nil {
 		return err
 	}
+	e.afterHolders(known)
 	candidates, err := e.able(ctx, useful, known)
 	if err != nil {
 		return err
@@ -54,11 +55,11 @@ func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
 		}
 		hindered, text := e.may(c)
 		switch {
-		// One that frees a disk goes before what waits for it, but not where each waits for the other.
-		case c.waits && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }):
-			known.add(c.instance, ReasonOthers, "an instance that still has a disk for it is restarted first")
 		case hindered != "":
 			known.add(c.instance, hindered, text)
+		// One that frees a disk goes before what waits for it, but not where each waits for the other.
+		case c.waits && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }):
+			known.add(c.instance, ReasonOthers, holderFirst)
 		case chosen != nil:
 			known.add(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
 		default:
@@ -68,8 +69,11 @@ func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
 	if chosen == nil {
 		return nil
 	}
-	known.add(chosen.instance, ReasonUnderWay, string(stagePlanned))
-	return e.begins(ctx, *chosen, slot)
+	id, err := e.begins(ctx, *chosen, slot)
+	if id != "" {
+		known[chosen.instance] = outlook{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
+	}
+	return err
 }
 
 func rank(c candidate) int {
@@ -110,8 +114,9 @@ func (e *Engine) forbidden() string {
 	return ""
 }
 
-// begins makes the record of a restart. Nothing is asked before the records were read once more.
-func (e *Engine) begins(ctx context.Context, c candidate, slot int) error {
+// begins makes the record of a restart, and returns its ID, empty where somebody else was faster. Nothing is asked before the
+// records were read once more.
+func (e *Engine) begins(ctx context.Context, c candidate, slot int) (id string, err error) {
 	var disks []string
 	for _, wanted := range e.wishesFor(c.instance) {
 		disks = append(disks, wanted.disk)
@@ -135,12 +140,12 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) error {
 	}
 	record, ok, err := e.create(ctx, w.record)
 	if err != nil || !ok {
-		return err
+		return "", err
 	}
 	w.record = record
 	e.works[record.ID] = w
 	e.opts.Log.Info("planned a restart", "instance_id", c.instance, "restart_id", record.ID, "disks", strings.Join(disks, ","), "slot", slot)
-	return nil
+	return record.ID, nil
 }
 
 // useful are the instances whose restart would fulfil one of these wishes, or a part of it.

@@ -121,7 +121,12 @@ func (e *Engine) wish(disk rack.Disk, instanceID string, disks []rack.Disk, reco
 	if err := e.checkRoom(disk, instanceID, disks, records); err != nil {
 		return err
 	}
-	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.waitsFor(e.want(disk.ID, instanceID)), ErrPlanned)
+	wanted := e.want(disk.ID, instanceID)
+	if disk.InstanceID != "" {
+		e.waitFor(disk.ID, disk.InstanceID)
+		wanted.holder = disk.InstanceID
+	}
+	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.waitsFor(wanted), ErrPlanned)
 }
 
 // want notes a wish, or that it was repeated.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
@@ -27,8 +28,14 @@ type Volume struct {
 	SourceSnapshotID string `json:"sourceSnapshotID,omitempty"`
 	// NodeID is the node that the volume is attached to.
 	NodeID string `json:"nodeID,omitempty"`
+	// WaitsFor is the restart that the volume waits for; StillOn is that with which it leaves a node on which it is published no
+	// more. Both are nil in attach mode hot.
+	WaitsFor *Waits   `json:"waitsFor,omitempty"`
+	StillOn  *Restart `json:"stillOn,omitempty"`
 	// Health is what is wrong with it; nobody was asked where it is nil.
 	Health []Health `json:"health,omitempty"`
+
+	planned bool
 }
 
 // Health is something that is wrong with a volume.
@@ -153,11 +160,11 @@ func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) 
 // pageEntries keeps an answer far below what gRPC takes in one message.
 const pageEntries = 500
 
-// volumes are all that the plugin lists.
-func (c *Client) volumes(ctx context.Context) iter.Seq2[Volume, error] {
+// volumes are all that the plugin lists; options are for each page.
+func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.Seq2[Volume, error] {
 	return func(yield func(Volume, error) bool) {
 		for token, more := "", true; more; more = token != "" {
-			page, err := c.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token})
+			page, err := c.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token}, options...)
 			if err != nil {
 				yield(Volume{}, err)
 				return
@@ -174,15 +181,23 @@ func (c *Client) volumes(ctx context.Context) iter.Seq2[Volume, error] {
 
 // ListVolumes lists the volumes whose disks this plugin made, and with all every disk that is attached to an instance of the
 // project, too.
-func (c *Client) ListVolumes(ctx context.Context, all bool) ([]Volume, error) {
-	list := []Volume{}
-	for volume, err := range c.volumes(ctx) {
+func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) {
+	list := VolumeList{Volumes: []Volume{}}
+	asking, header, told := askRestarts(ctx)
+	for volume, err := range c.volumes(asking, header) {
 		if err != nil {
-			return nil, err
+			return VolumeList{}, err
 		}
 		if all || volume.MadeByPlugin() {
-			list = append(list, volume)
+			list.Volumes = append(list.Volumes, volume)
 		}
+	}
+	var err error
+	if list.Restarts, err = told(); err != nil {
+		return VolumeList{}, err
+	}
+	for i := range list.Volumes {
+		list.Volumes[i].concerned(list.Restarts)
 	}
 	return list, nil
 }
@@ -228,8 +243,8 @@ func (c *Client) cluster(ctx context.Context) (string, error) {
 	return cluster, nil
 }
 
-func (c *Client) getVolume(ctx context.Context, id string) (*csi.ControllerGetVolumeResponse, error) {
-	return c.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+func (c *Client) getVolume(ctx context.Context, id string, options ...grpc.CallOption) (*csi.ControllerGetVolumeResponse, error) {
+	return c.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id}, options...)
 }
 
 // ShowVolume tells what there is to know of a volume.
@@ -238,7 +253,12 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	got, err := c.getVolume(ctx, id)
+	asking, header, told := askRestarts(ctx)
+	got, err := c.getVolume(asking, id, header)
+	if err != nil {
+		return Volume{}, err
+	}
+	restarts, err := told()
 	if err != nil {
 		return Volume{}, err
 	}
@@ -247,6 +267,7 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 		return Volume{}, err
 	}
 	volume := volumeOf(got.GetVolume(), got.GetStatus().GetPublishedNodeIds())
+	volume.concerned(restarts)
 	for _, wrong := range health.GetVolumeHealth().GetHealthStatuses() {
 		volume.Health = append(volume.Health, Health{Status: wrong.GetStatus().String(), Reason: wrong.GetReason(), Message: wrong.GetMessage()})
 	}

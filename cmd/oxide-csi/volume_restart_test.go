@@ -1,0 +1,110 @@
+package main_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What the commands tell of planned restarts, on a rack without hot-plug: of a volume that waits, of one that is left attached,
+// and of one that moves.
+func TestVolumeRestarts(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), restarts: true, args: []string{
+		"--attach-mode=restart", "--restart-policy=plan", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s",
+	}}
+	h.start(t, false, "--instances=node-a,node-b")
+	a, b := h.sim.Instance("node-a").ID, h.sim.Instance("node-b").ID
+	// Restarts are told in the order of the nodes' IDs, which is not always the same.
+	if a > b {
+		a, b = b, a
+	}
+	h.words = []string{h.dir, "DIR", a, "NODE-A", b, "NODE-B"}
+	node := func(id string) string { return "--node=" + id }
+	// shows waits until a volume's restart is told like this.
+	shows := func(volume, text string) {
+		t.Helper()
+		eventually(t, "volume show says "+text, func() bool { return strings.Contains(h.run(t, "volume", "show", volume).stdout, text) })
+	}
+	lazy, waiting := h.run(t, "volume", "create", "one", "--size=1GiB").stdout, h.run(t, "volume", "create", "other", "--size=1GiB").stdout
+	lazy, waiting = strings.TrimSpace(min(lazy, waiting)), strings.TrimSpace(max(lazy, waiting)) // volumes are listed by ID
+	for _, v := range []struct{ id, name string }{{lazy, "LAZY"}, {waiting, "WAITING"}} {
+		var shown struct{ DiskName string }
+		must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", v.id, "--json").stdout), &shown))
+		h.words = append(h.words, v.id, v.name, shown.DiskName, "DISK-"+v.name)
+	}
+	h.ok(t, "volume", "list")
+	h.ok(t, "volume", "show", waiting)
+
+	must(t, h.sim.SetRunState(t.Context(), a, "stopped"))
+	h.ok(t, "volume", "attach", lazy, node(a))
+	must(t, h.sim.SetRunState(t.Context(), a, "running"))
+	h.ok(t, "volume", "detach", lazy, node(a), "--unmounted")
+	h.ok(t, "volume", "show", lazy)
+	h.ok(t, "volume", "show", lazy, "--json")
+
+	if said := h.run(t, "volume", "attach", waiting, node(a)); said.code != 5 || !strings.Contains(said.stderr, "--restart-policy=plan") {
+		t.Errorf("attach says %+v", said)
+	}
+	shows(waiting, "would be restarted")
+	h.ok(t, "volume", "show", waiting)
+	h.ok(t, "volume", "show", waiting, "--json")
+	h.ok(t, "volume", "list")
+
+	if said := h.run(t, "volume", "attach", lazy, node(b)); said.code != 5 || !strings.Contains(said.stderr, a) || !strings.Contains(said.stderr, b) {
+		t.Errorf("attach says %+v", said)
+	}
+	shows(lazy, "is to be restarted first")
+	h.ok(t, "volume", "show", lazy)
+	h.ok(t, "volume", "list")
+	h.compare(t, "testdata/restart.txt")
+
+	// Nothing is lost in JSON: each volume has what concerns it.
+	var list []struct {
+		VolumeID          string
+		WaitsFor, StillOn struct{ NodeID, Reason, Problem string }
+	}
+	must(t, json.Unmarshal([]byte(h.ok(t, "volume", "list", "--json")), &list))
+	got := map[string]string{}
+	for _, v := range list {
+		got[v.VolumeID] = fmt.Sprint(v.WaitsFor.NodeID, " ", v.WaitsFor.Reason, " ", v.WaitsFor.Problem != "", ", ", v.StillOn.NodeID, " ", v.StillOn.Reason)
+	}
+	want := map[string]string{waiting: a + " policy false,  ", lazy: b + " policy true, " + a + " policy"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("volume list --json (-want +got):\n%s", diff)
+	}
+	if calls, err := h.sim.Calls(t.Context()); err != nil || calls.Counts["instance_stop"] > 0 {
+		t.Errorf("%v: a policy that only plans has stopped an instance: %v", err, calls.Counts)
+	}
+}
+
+// A restart that is under way is told with its stage and its ID.
+func TestVolumeRestartUnderWay(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), restarts: true, args: []string{
+		"--attach-mode=restart", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s",
+	}}
+	h.start(t, false, "--state-time=1s")
+	node := h.sim.Instances[0].ID
+	id := h.ok(t, "volume", "create", "v", "--size=1GiB")
+	if said := h.run(t, "volume", "attach", id, "--node="+node); said.code != 5 {
+		t.Errorf("attach says %+v", said)
+	}
+	underWay := regexp.MustCompile(`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, wanted since `)
+	eventually(t, "volume list says that the node is being restarted", func() bool { return underWay.MatchString(h.run(t, "volume", "list").stdout) })
+	var shown struct {
+		WaitsFor struct{ Reason, RestartID string }
+	}
+	must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", id, "--json").stdout), &shown))
+	if shown.WaitsFor.Reason != "under-way" || shown.WaitsFor.RestartID == "" {
+		t.Errorf("volume show --json tells %+v", shown)
+	}
+	eventually(t, "the volume is attached", func() bool { return h.run(t, "volume", "attach", id, "--node="+node).code == 0 })
+	if said := h.ok(t, "volume", "list"); !strings.Contains(said, "no restart of a node is wanted") {
+		t.Errorf("after the restart: %s", said)
+	}
+}
