@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -480,5 +481,45 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 		return report.Problem && report.Reason == "RestartNotStarted"
 	}) {
 		t.Errorf("nobody who watches the node is told: %v", g.reports)
+	}
+}
+
+// One controller restarts instances of several racks, and one rack that does not answer keeps nothing of the other's.
+func TestPlannedOnSeveralRacks(t *testing.T) {
+	t.Parallel()
+	site := func(name string) (*rig, *rack.Client) {
+		r := newRestartRig(t, func(o *rigOptions) { o.rackName, o.unplanned = name, true })
+		client, err := rack.New(rack.Config{Name: name, Host: r.sim.Host, Project: testProject, Token: func() (string, error) { return testToken, nil }})
+		r.must(t, err)
+		return r, client
+	}
+	east, eastClient := site("east")
+	west, westClient := site("west")
+	both := *east
+	both.options.unplanned = false
+	both.startWith(t, eastClient, westClient)
+	at := func(site *rig) *rig { // what the test looks at
+		r := both
+		r.sim, r.sdk = site.sim, site.sdk
+		return &r
+	}
+	first, second := east.create(t, "east"), west.create(t, "west")
+	at(east).published(t, first, east.node(t, "node-a"))
+	at(west).published(t, second, west.node(t, "node-a"))
+	east.wantRestarts(t, 1)
+	west.wantRestarts(t, 1)
+	for site, volume := range map[*rig]string{east: first, west: second} {
+		if got := at(site).publishedNodes(t, volume); !cmp.Equal(got, []string{site.node(t, "node-a")}) {
+			t.Errorf("published on %v", got)
+		}
+	}
+	at(east).rest(t)
+	at(west).rest(t)
+	_, err := east.sim.Inject(t.Context(), lab.Fault{Operation: "*", Kind: lab.FaultStatus, Status: 503, Message: "no", Count: new(1000)})
+	east.must(t, err)
+	third := west.create(t, "third")
+	at(west).published(t, third, west.node(t, "node-b"))
+	if _, err := both.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("a list without a rack: %v", err)
 	}
 }
