@@ -53,81 +53,91 @@ var restartBuckets = []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 60
 
 // New returns metrics in which nothing has happened yet.
 func New(process Process) *Metrics {
-	m := &Metrics{
-		driver: process.Driver,
-		// Names and labels are what kubernetes-csi/csi-lib-utils (metrics/metrics.go, v0.25.0) keeps for plugins.
-		operations: family{
-			name: "csi_plugin_operations_seconds", kind: histogram, buckets: operationBuckets,
-			labels: []string{"driver_name", "method_name", "grpc_status_code"},
-			help:   "Duration of answered RPCs, the wait for other operations on the same volume included",
-		},
-		operationsInFlight: family{
-			name: "csi_plugin_operations_in_flight", kind: gauge,
-			labels: []string{"driver_name", "method_name"},
-			help:   "RPCs that are not answered yet",
-		},
-		panics: family{
-			name: "csi_plugin_panics_total", kind: counter,
-			labels: []string{"driver_name"},
-			help:   "RPCs that ended in a panic, each of them a defect of the plugin",
-		},
-		rackRequests: family{
-			name: "oxide_csi_rack_request_duration_seconds", kind: histogram, buckets: rackBuckets,
-			labels: []string{"rack", "operation", "code"},
-			help:   "Duration of requests to a rack's API until the head of the answer, each repetition for itself; the code is the HTTP status, or error where no answer came",
-		},
-		volumes: family{
-			name: "oxide_csi_volumes", kind: gauge,
-			labels: []string{"rack"},
-			help:   "Volumes of this cluster on a rack, as of the last complete list; missing before the first",
-		},
-		volumesAttached: family{
-			name: "oxide_csi_volumes_attached", kind: gauge,
-			labels: []string{"rack"},
-			help:   "Volumes that were attached to an instance in that list",
-		},
-		nodeAttached: family{
-			name: "oxide_csi_node_volumes_attached", kind: gauge,
-			help: "Disks in this guest that are volumes; missing where there is no node service, or the guest's disks cannot be read",
-		},
-		nodeMounted: family{
-			name: "oxide_csi_node_volumes_mounted", kind: gauge,
-			help: "Those of them that are staged or published; missing together with the former",
-		},
-		restartsWanted: family{
-			name: "oxide_csi_restart_volumes_waiting", kind: gauge,
-			labels: []string{"rack"},
-			help:   "Volumes that wait for a restart of an instance, in attach mode restart",
-		},
-		restartsWaiting: family{
-			name: "oxide_csi_restart_instances_waiting", kind: gauge,
-			labels: []string{"rack", "reason"},
-			help:   "Instances that would have to be restarted for volumes, or are going to be, by why this has not begun",
-		},
-		restartsUnderWay: family{
-			name: "oxide_csi_restarts_in_flight", kind: gauge,
-			labels: []string{"rack"},
-			help:   "Restarts of instances that this process is carrying out",
-		},
-		restarts: family{
-			name: "oxide_csi_restarts_total", kind: counter,
-			labels: []string{"rack", "outcome"},
-			help:   "Planned restarts that this process has carried out (restarted), or given up with nothing changed (refused)",
-		},
-		restartDown: family{
-			name: "oxide_csi_restart_down_seconds", kind: histogram, buckets: restartBuckets,
-			labels: []string{"rack"},
-			help:   "How long instances were stopped for a planned restart",
-		},
-		build: family{
-			name: "oxide_csi_build_info", kind: gauge,
-			labels: []string{"version", "mode"},
-			help:   "Always 1; the labels tell what runs",
-		},
+	m := &Metrics{driver: process.Driver}
+	m.describeRPCs()
+	m.describeVolumes()
+	m.describeRestarts()
+	m.build = family{
+		name: "oxide_csi_build_info", kind: gauge,
+		labels: []string{"version", "mode"},
+		help:   "Always 1; the labels tell what runs",
 	}
 	m.panics.add(0, process.Driver)
 	m.build.set(1, process.Version, process.Mode)
 	return m
+}
+
+// describeRPCs: names and labels are what kubernetes-csi/csi-lib-utils (metrics/metrics.go, v0.25.0) keeps for plugins.
+func (m *Metrics) describeRPCs() {
+	m.operations = family{
+		name: "csi_plugin_operations_seconds", kind: histogram, buckets: operationBuckets,
+		labels: []string{"driver_name", "method_name", "grpc_status_code"},
+		help:   "Duration of answered RPCs, the wait for other operations on the same volume included",
+	}
+	m.operationsInFlight = family{
+		name: "csi_plugin_operations_in_flight", kind: gauge,
+		labels: []string{"driver_name", "method_name"},
+		help:   "RPCs that are not answered yet",
+	}
+	m.panics = family{
+		name: "csi_plugin_panics_total", kind: counter,
+		labels: []string{"driver_name"},
+		help:   "RPCs that ended in a panic, each of them a defect of the plugin",
+	}
+}
+
+func (m *Metrics) describeVolumes() {
+	m.rackRequests = family{
+		name: "oxide_csi_rack_request_duration_seconds", kind: histogram, buckets: rackBuckets,
+		labels: []string{"rack", "operation", "code"},
+		help:   "Duration of requests to a rack's API until the head of the answer, each repetition for itself; the code is the HTTP status, or error where no answer came",
+	}
+	m.volumes = family{
+		name: "oxide_csi_volumes", kind: gauge,
+		labels: []string{"rack"},
+		help:   "Volumes of this cluster on a rack, as of the last complete list; missing before the first",
+	}
+	m.volumesAttached = family{
+		name: "oxide_csi_volumes_attached", kind: gauge,
+		labels: []string{"rack"},
+		help:   "Volumes that were attached to an instance in that list",
+	}
+	m.nodeAttached = family{
+		name: "oxide_csi_node_volumes_attached", kind: gauge,
+		help: "Disks in this guest that are volumes; missing where there is no node service, or the guest's disks cannot be read",
+	}
+	m.nodeMounted = family{
+		name: "oxide_csi_node_volumes_mounted", kind: gauge,
+		help: "Those of them that are staged or published; missing together with the former",
+	}
+}
+
+func (m *Metrics) describeRestarts() {
+	m.restartsWanted = family{
+		name: "oxide_csi_restart_volumes_waiting", kind: gauge,
+		labels: []string{"rack"},
+		help:   "Volumes that wait for a restart of an instance, in attach mode restart",
+	}
+	m.restartsWaiting = family{
+		name: "oxide_csi_restart_instances_waiting", kind: gauge,
+		labels: []string{"rack", "reason"},
+		help:   "Instances that would have to be restarted for volumes, or are going to be, by why this has not begun",
+	}
+	m.restartsUnderWay = family{
+		name: "oxide_csi_restarts_in_flight", kind: gauge,
+		labels: []string{"rack"},
+		help:   "Restarts of instances that this process is carrying out",
+	}
+	m.restarts = family{
+		name: "oxide_csi_restarts_total", kind: counter,
+		labels: []string{"rack", "outcome"},
+		help:   "Planned restarts that this process has carried out (restarted), or given up with nothing changed (refused)",
+	}
+	m.restartDown = family{
+		name: "oxide_csi_restart_down_seconds", kind: histogram, buckets: restartBuckets,
+		labels: []string{"rack"},
+		help:   "How long instances were stopped for a planned restart",
+	}
 }
 
 // families are all metrics, in the order in which they are shown.
