@@ -90,64 +90,79 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, re
 		Log:      log,
 	}
 	if cfg.Mode.Controller() {
-		var racks []*rack.Client
-		for _, of := range cfg.RackList() {
-			client, err := newRack(of, measured, log)
-			if err != nil {
-				return core.ServerOptions{}, err
-			}
-			racks = append(racks, client)
-			background.run("check rack "+client.Name(), func() { checkRack(ctx, client, log) })
+		controller, err := buildController(ctx, cfg, measured, background, log)
+		if err != nil {
+			return core.ServerOptions{}, err
 		}
-		opts.Controller = core.NewController(core.ControllerOptions{
-			Racks:       racks,
-			Cluster:     cfg.ClusterID,
-			MaxDisks:    cfg.MaxDisks,
-			DetachGrace: cfg.DetachGrace,
-			Restarts:    plannedRestarts(ctx, cfg, background, log),
-			Metrics:     measured,
-			Log:         log,
-		})
-		opts.Controller.StartSweeping(ctx)
-		for _, client := range racks {
-			if cfg.AttachMode == config.AttachRestart {
-				background.run("plan restarts on rack "+client.Name(), func() { opts.Controller.PlanRestarts(ctx, client) })
-			} else {
-				background.run("end restarts on rack "+client.Name(), func() {
-					opts.Controller.EndRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
-				})
-			}
-		}
+		opts.Controller = controller
 	}
 	if cfg.Mode.Node() {
-		identity := provider(cfg, log)
-		readiness.Await("identity of this node")
-		opts.Node = core.NewNode(core.NodeOptions{
-			Provider:       identity,
-			Rack:           cfg.Rack,
-			MaxDisks:       cfg.MaxDisks,
-			ReserveDisks:   cfg.ReserveDisks,
-			Devices:        device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot},
-			StateDir:       cfg.StateDir,
-			BlankScanLimit: int64(cfg.BlankScanLimit),
-			DeviceTimeout:  cfg.DeviceTimeout,
-			Log:            log,
-		})
+		opts.Node = buildNode(ctx, cfg, readiness, registration, background, log)
 		measured.CountNode(opts.Node.Volumes)
-		background.run("find out which node this is, and register it", func() {
-			readiness.AwaitIdentity(ctx, identity, log)
-			registration.Run(ctx)
-		})
-		if cfg.AttachMode == config.AttachRestart {
-			background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
-		}
-		if cfg.StartupTaint != "" {
-			background.run("take the startup taint off", func() {
-				nodelife.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
-			})
-		}
 	}
 	return opts, nil
+}
+
+// buildController makes the controller service, and starts what looks after its racks.
+func buildController(ctx context.Context, cfg config.Config, measured *metrics.Metrics, background *tasks, log *slog.Logger) (*core.Controller, error) {
+	var racks []*rack.Client
+	for _, of := range cfg.RackList() {
+		client, err := newRack(of, measured, log)
+		if err != nil {
+			return nil, err
+		}
+		racks = append(racks, client)
+		background.run("check rack "+client.Name(), func() { checkRack(ctx, client, log) })
+	}
+	controller := core.NewController(core.ControllerOptions{
+		Racks:       racks,
+		Cluster:     cfg.ClusterID,
+		MaxDisks:    cfg.MaxDisks,
+		DetachGrace: cfg.DetachGrace,
+		Restarts:    plannedRestarts(ctx, cfg, background, log),
+		Metrics:     measured,
+		Log:         log,
+	})
+	controller.StartSweeping(ctx)
+	for _, client := range racks {
+		background.run("planned restarts on rack "+client.Name(), func() {
+			if cfg.AttachMode == config.AttachRestart {
+				controller.PlanRestarts(ctx, client)
+			} else {
+				controller.EndRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
+			}
+		})
+	}
+	return controller, nil
+}
+
+// buildNode makes the node service, and starts what has to find out which node this is.
+func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness, registration *kubelet.Registration, background *tasks, log *slog.Logger) *core.Node {
+	identity := provider(cfg, log)
+	readiness.Await("identity of this node")
+	background.run("find out which node this is, and register it", func() {
+		readiness.AwaitIdentity(ctx, identity, log)
+		registration.Run(ctx)
+	})
+	if cfg.AttachMode == config.AttachRestart {
+		background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
+	}
+	if cfg.StartupTaint != "" {
+		background.run("take the startup taint off", func() {
+			nodelife.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
+		})
+	}
+	return core.NewNode(core.NodeOptions{
+		Provider:       identity,
+		Rack:           cfg.Rack,
+		MaxDisks:       cfg.MaxDisks,
+		ReserveDisks:   cfg.ReserveDisks,
+		Devices:        device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot},
+		StateDir:       cfg.StateDir,
+		BlankScanLimit: int64(cfg.BlankScanLimit),
+		DeviceTimeout:  cfg.DeviceTimeout,
+		Log:            log,
+	})
 }
 
 const (
