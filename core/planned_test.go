@@ -114,6 +114,33 @@ func (r *rig) publishedNodes(t *testing.T, volumeID string) []string {
 	return nil
 }
 
+// A rack that does not attach to an instance that runs detaches nothing from it either: there is nothing to be put off.
+func TestPlannedDetachGrace(t *testing.T) {
+	grace := func(o *rigOptions) { o.detachGrace = time.Hour }
+	r := newRestartRig(t, grace)
+	node, volume := r.node(t, "node-a"), r.create(t, "data")
+	r.published(t, volume, node)
+	r.rest(t)
+	for range 2 { // as Nomad asks
+		r.must(t, r.unpublish(t, volume, node))
+	}
+	if got := r.holder(t, volume); got != node {
+		t.Errorf("the disk is on %q: it was to stay", got)
+	}
+	if got := r.publishedNodes(t, volume); len(got) > 0 {
+		t.Errorf("the volume is published on %v", got)
+	}
+	r.published(t, volume, node)
+	r.wantRestarts(t, 1)
+
+	// One that does attach to it would detach, too.
+	r = newRestartRig(t, grace, func(o *rigOptions) { o.rack.Hotplug = true })
+	node, volume = r.node(t, "node-a"), r.create(t, "data")
+	r.published(t, volume, node)
+	wantCode(t, r.unpublish(t, volume, node), codes.FailedPrecondition, "--detach-grace")
+	r.wantRestarts(t, 0)
+}
+
 // All that is wanted of an instance within the window costs one restart.
 func TestPlannedTogether(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })

@@ -300,7 +300,7 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 	if err := c.refusals.remembered(opDetach, disk.ID, instanceID); err != nil {
 		return err
 	}
-	if err := c.awaitGrace(ctx, disk); err != nil {
+	if left, err := c.awaitGrace(ctx, disk); left || err != nil {
 		return err
 	}
 	if c.engine != nil {
@@ -321,26 +321,32 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 }
 
 // awaitGrace refuses to detach from a running instance before the wish is old enough: an orchestrator whose node plugin is
-// away for a moment asks for the detach although the filesystem is still mounted.
-func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) error {
+// away for a moment asks for the detach although the filesystem is still mounted. True means that there is nothing to be put off:
+// the rack would not detach it, and it stays for the instance's next planned restart.
+func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) (left bool, err error) {
 	due := c.grace.due(disk.ID, disk.InstanceID)
-	left := time.Until(due)
-	if left <= 0 {
-		return nil
+	remaining := time.Until(due)
+	if remaining <= 0 {
+		return false, nil
 	}
 	instance, err := c.rack.Instance(ctx, disk.InstanceID)
 	if errors.Is(err, rack.ErrNotFound) {
-		return nil // the look at the disk after the detach decides
+		return false, nil // the look at the disk after the detach decides
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if instance.RunState != rack.Running {
-		return nil
+		return false, nil
+	}
+	if c.engine != nil {
+		if left, err := c.engine.Leave(ctx, disk.ID, disk.InstanceID); left || err != nil {
+			return left, err
+		}
 	}
 	refusal := failedPrecondition("disk %q (%s) is detached from the running instance %q (%s) at %s at the earliest, as --detach-grace demands: ask again",
 		disk.Name, disk.ID, instance.Name, instance.ID, due.UTC().Format(time.RFC3339))
-	return logged(slog.LevelInfo, c.refusals.remember(opDetach, disk.ID, disk.InstanceID, left, refusal))
+	return false, logged(slog.LevelInfo, c.refusals.remember(opDetach, disk.ID, disk.InstanceID, remaining, refusal))
 }
 
 // refusedDetach finds out why the rack did not detach a disk; it may be gone from the instance after all.

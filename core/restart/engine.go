@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -121,6 +122,8 @@ type Engine struct {
 	newID func() string
 	// wake is for whoever ticks.
 	wake chan struct{}
+	// hotplugs says that the rack was last seen to attach a disk to an instance that runs.
+	hotplugs atomic.Bool
 
 	mu sync.Mutex
 	// wishes are disks that are to be attached, by disk.

@@ -59,9 +59,12 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 		attached, err := e.rack.Attach(ctx, disk.ID, instanceID)
 		switch {
 		case err == nil:
+			e.notice(ctx, instanceID)
 			// A record may be left of an earlier life on this instance.
 			return e.keep(ctx, attached)
-		case !errors.Is(err, rack.ErrNotStopped) && !errors.Is(err, rack.ErrFull):
+		case errors.Is(err, rack.ErrNotStopped):
+			e.hotplugs.Store(false)
+		case !errors.Is(err, rack.ErrFull):
 			return rack.Disk{}, err
 		}
 	}
@@ -70,6 +73,16 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 		return rack.Disk{}, err
 	}
 	return rack.Disk{}, e.wish(disk, instanceID, disks, records)
+}
+
+// notice finds out whether the rack has attached a disk to an instance that runs.
+func (e *Engine) notice(ctx context.Context, instanceID string) {
+	if e.hotplugs.Load() {
+		return
+	}
+	if instance, err := e.rack.Instance(ctx, instanceID); err == nil && instance.RunState == rack.Running {
+		e.hotplugs.Store(true)
+	}
 }
 
 // keep makes sure that an attached disk stays so, which is what a publication is: that it is lazy no more, and that no restart
@@ -193,6 +206,25 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 		}
 	}
 	return disk, e.release(ctx, diskID, instanceID)
+}
+
+// Leave is [Engine.Unpublish] for a disk that may still be mounted on an instance that runs, and so is not detached from it. False
+// means that nothing was done: the rack was last seen to attach to such an instance, and would detach once asked later.
+func (e *Engine) Leave(ctx context.Context, diskID, instanceID string) (left bool, err error) {
+	if e.hotplugs.Load() {
+		return false, nil
+	}
+	release, err := e.claim(ctx, diskID)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	e.Unwish(diskID, instanceID)
+	disk, err := e.rack.Disk(ctx, diskID)
+	if err == nil && disk.InstanceID == instanceID {
+		err = e.release(ctx, diskID, instanceID)
+	}
+	return err == nil, err
 }
 
 // Unwish ends the wish for a disk on an instance, or on any if none is named.
