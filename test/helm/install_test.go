@@ -39,6 +39,7 @@ func TestInstall(t *testing.T) {
 	s := newServer(t)
 	t.Run("cluster ID", s.clusterID)
 	t.Run("what the documentation shows", s.documentation)
+	t.Run("examples", s.examples)
 	for _, set := range sets {
 		t.Run(set, func(t *testing.T) {
 			s.strict(t, "--values="+values(set))
@@ -105,6 +106,32 @@ func (s *server) documentation(t *testing.T) {
 	}
 	if shown < 4 {
 		t.Errorf("the page shows %d things", shown)
+	}
+}
+
+// examples gives the API server the objects of deploy/k8s/examples.
+func (s *server) examples(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(manifests, "examples", "*.yaml"))
+	must(t, err)
+	paths := map[string]string{
+		"PersistentVolume": "/api/v1/persistentvolumes", "PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
+		"Service": "/api/v1/namespaces/default/services", "StatefulSet": "/apis/apps/v1/namespaces/default/statefulsets",
+	}
+	shown := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		must(t, err)
+		for key, o := range parse(t, text) {
+			path := paths[at[string](t, o, "kind")]
+			if path == "" {
+				t.Fatalf("%s: where are objects of its kind?", key)
+			}
+			s.post(t, path+"?dryRun=All&fieldValidation=Strict", o)
+			shown++
+		}
+	}
+	if shown < 4 {
+		t.Errorf("the examples are %d objects", shown)
 	}
 }
 
