@@ -63,12 +63,12 @@ func (c *cluster) jobFiles(t *testing.T) {
 		}
 		return err
 	}))
-	if len(files) != 7 {
+	if len(files) != 8 {
 		t.Fatalf("found %d job files: %v", len(files), files)
 	}
-	root := c.as(c.management, c.values()...)
+	root := c.as(c.management, append(c.values(), "NOMAD_VAR_client=node-a")...)
 	root.run(t, "fmt", "-check", "-recursive", ".")
-	for _, user := range []cli{root, c.as(c.management, append(c.values(), "NOMAD_VAR_attach_mode=restart")...)} {
+	for _, user := range []cli{root, c.as(c.management, append(root.variables, "NOMAD_VAR_attach_mode=restart")...)} {
 		for _, file := range files {
 			if said := user.run(t, "job", "validate", file); strings.Contains(strings.ToLower(said), "warning") {
 				t.Errorf("%s: %s", file, said)

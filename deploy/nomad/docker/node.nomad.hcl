@@ -61,6 +61,11 @@ job "oxide-csi-node" {
       port "http" {}
     }
 
+    # By this Nomad has a client that is away for disconnected, and not for down: allocations that wait for it go on waiting.
+    disconnect {
+      lost_after = "24h"
+    }
+
     # Nothing can be mounted while it is away, and by default a system job waits for 15 s.
     restart {
       attempts = 10

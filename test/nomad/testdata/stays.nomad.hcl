@@ -1,12 +1,14 @@
-# A job that stays on its client while that restarts. With a volume it writes a line into a file of it each time that it starts.
+# A job that stays on its client while that restarts: one allocation with any number of volumes, which writes and shows what
+# deploy/nomad/group.nomad.hcl does.
 
 variable "name" {
   type = string
 }
 
-variable "volume" {
-  type    = string
-  default = ""
+variable "volumes" {
+  type        = map(string)
+  default     = {}
+  description = "IDs of volumes by the names of the folders below /data where they are mounted"
 }
 
 job "stays" {
@@ -19,20 +21,10 @@ job "stays" {
   }
 
   group "stays" {
-    # A client that is away for less is waited for.
     disconnect {
-      lost_after = "10m"
-      replace    = false
+      replace = false
     }
 
-    restart {
-      attempts = 10
-      interval = "10m"
-      delay    = "1s"
-      mode     = "delay"
-    }
-
-    # One that waits for its volume ends when the client's agent does.
     reschedule {
       delay          = "5s"
       delay_function = "constant"
@@ -40,8 +32,8 @@ job "stays" {
     }
 
     dynamic "volume" {
-      for_each = var.volume == "" ? [] : [var.volume]
-      labels   = ["data"]
+      for_each = var.volumes
+      labels   = [volume.key]
 
       content {
         type            = "csi"
@@ -54,19 +46,19 @@ job "stays" {
     task "stays" {
       driver       = "exec"
       user         = "nobody"
-      kill_timeout = "5s"
+      kill_timeout = "1s"
 
       config {
         command = "/bin/sh"
-        args    = ["-c", "mkdir -p /data; echo written by $NOMAD_ALLOC_ID >>/data/lines; sync; cat /data/lines; exec sleep 1000000"]
+        args    = ["-c", "for dir in /data/*; do test ! -d $dir || { echo written by $NOMAD_ALLOC_ID >>$dir/lines; cat $dir/lines; }; done; exec sleep 1000000"]
       }
 
       dynamic "volume_mount" {
-        for_each = var.volume == "" ? [] : [var.volume]
+        for_each = var.volumes
 
         content {
-          volume      = "data"
-          destination = "/data"
+          volume      = volume_mount.key
+          destination = "/data/${volume_mount.key}"
         }
       }
 
