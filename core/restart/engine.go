@@ -94,7 +94,7 @@ type Options struct {
 
 const (
 	defaultPoll  = 2 * time.Second
-	defaultIdle  = 30 * time.Second
+	defaultIdle  = 10 * time.Second
 	defaultLease = time.Minute
 	// answerTimeout is how long a node plugin may take to say anything.
 	answerTimeout = time.Minute
@@ -250,7 +250,8 @@ func (e *Engine) tick(ctx context.Context) (again time.Duration) {
 	e.mu.Lock()
 	busy := len(e.wishes) > 0
 	e.mu.Unlock()
-	if busy || len(e.works) > 0 {
+	// A restart of somebody else is watched as closely as one's own: an instance may be down while its holder has died.
+	if busy || len(e.works) > 0 || len(e.seen) > 0 {
 		return e.opts.Poll
 	}
 	return e.opts.Idle

@@ -77,3 +77,33 @@ func TestPanic(t *testing.T) {
 		t.Errorf("the rack was asked %d times", r.calls)
 	}
 }
+
+// ticking is a rack with the records that it is given.
+type ticking struct {
+	Rack
+	records []rack.Record
+}
+
+func (r ticking) Records(context.Context) ([]rack.Record, error) { return r.records, nil }
+
+// An instance that a process has taken down, and died, is back within the lease and about a minute: so long is the lease itself, what
+// has to be waited for after it, and the time between two looks.
+func TestWatchedClosely(t *testing.T) {
+	record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", Asked: true}
+	for _, test := range []struct {
+		records []rack.Record
+		again   time.Duration
+	}{
+		{nil, defaultIdle},
+		{[]rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}, defaultPoll},
+	} {
+		e := New(ticking{records: test.records}, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
+		if got := e.tick(t.Context()); got != test.again {
+			t.Errorf("with %d records it looks again after %s, want %s", len(test.records), got, test.again)
+		}
+	}
+	waits := time.Duration(takingShare * float64(defaultLease))
+	if worst, most := defaultIdle+waits+2*defaultPoll, time.Minute; worst > most {
+		t.Errorf("the instance is brought back up to %s after the lease, want %s", worst, most)
+	}
+}
