@@ -52,6 +52,26 @@ func (r *rig) published(t *testing.T, volumeID, nodeID string) {
 	}
 }
 
+// publishedTogether is published for several volumes at once.
+func (r *rig) publishedTogether(t *testing.T, nodeID string, volumeIDs ...string) {
+	t.Helper()
+	var publishing sync.WaitGroup
+	for _, volumeID := range volumeIDs {
+		publishing.Go(func() { r.published(t, volumeID, nodeID) })
+	}
+	publishing.Wait()
+}
+
+// createSome makes volumes.
+func (r *rig) createSome(t *testing.T, count int) []string {
+	t.Helper()
+	var volumes []string
+	for i := range count {
+		volumes = append(volumes, r.create(t, fmt.Sprintf("v%d", i)))
+	}
+	return volumes
+}
+
 // restarts is how often instances were stopped and started.
 func (r *rig) restarts(t *testing.T) (stops, starts int) {
 	t.Helper()
@@ -145,15 +165,8 @@ func TestPlannedDetachGrace(t *testing.T) {
 func TestPlannedTogether(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
 	node := r.node(t, "node-a")
-	var volumes []string
-	for i := range 8 {
-		volumes = append(volumes, r.create(t, fmt.Sprintf("v%d", i)))
-	}
-	var publishing sync.WaitGroup
-	for _, volume := range volumes {
-		publishing.Go(func() { r.published(t, volume, node) })
-	}
-	publishing.Wait()
+	volumes := r.createSome(t, 8)
+	r.publishedTogether(t, node, volumes...)
 	r.wantRestarts(t, 1)
 	r.rest(t)
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
@@ -173,15 +186,8 @@ func TestPlannedTogether(t *testing.T) {
 func TestPlannedReturn(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
 	node := r.node(t, "node-a")
-	var volumes []string
-	for i := range 8 {
-		volumes = append(volumes, r.create(t, fmt.Sprintf("v%d", i)))
-	}
-	var publishing sync.WaitGroup
-	for _, volume := range volumes {
-		publishing.Go(func() { r.published(t, volume, node) })
-	}
-	publishing.Wait()
+	volumes := r.createSome(t, 8)
+	r.publishedTogether(t, node, volumes...)
 	r.rest(t)
 	for _, volume := range volumes {
 		r.must(t, r.unpublish(t, volume, node))
@@ -210,11 +216,7 @@ func TestPlannedMove(t *testing.T) {
 	r := newRestartRig(t)
 	from, to := r.node(t, "node-a"), r.node(t, "node-b")
 	moving, other := r.create(t, "moving"), r.create(t, "other")
-	var publishing sync.WaitGroup
-	for _, volume := range []string{moving, other} {
-		publishing.Go(func() { r.published(t, volume, from) })
-	}
-	publishing.Wait()
+	r.publishedTogether(t, from, moving, other)
 	if err := r.publish(t, moving, to); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "unpublish the volume") {
 		t.Errorf("a volume that is in use: %v", err)
 	}
@@ -290,11 +292,7 @@ func TestPlannedRoom(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 3 })
 	node := r.node(t, "node-a")
 	volumes := []string{r.create(t, "v0"), r.create(t, "v1"), r.create(t, "v2")}
-	var publishing sync.WaitGroup
-	for _, volume := range volumes[:2] {
-		publishing.Go(func() { r.published(t, volume, node) })
-	}
-	publishing.Wait()
+	r.publishedTogether(t, node, volumes[:2]...)
 	if err := r.publish(t, volumes[2], node); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("one more than there is room for: %v", err)
 	}
