@@ -64,6 +64,9 @@ func disksOf(wanted []restart.Wanted) (ids []string) {
 	return ids
 }
 
+// later is when restarts may begin where they may not now.
+func later(now time.Time) time.Time { return now.Add(time.Hour) }
+
 // Whoever asks is told for which volumes an instance is to be restarted, since when, and why it has not been.
 func TestPlannedTold(t *testing.T) {
 	for _, test := range []struct {
@@ -74,7 +77,7 @@ func TestPlannedTold(t *testing.T) {
 	}{
 		{"the window", func(o *rigOptions) { o.restarts.Window = time.Hour }, restart.ReasonWindow, "1h"},
 		{"the cool-down", func(o *rigOptions) { o.restarts.CoolDown = time.Hour }, restart.ReasonCoolDown, "left alone until"},
-		{"the hours", func(o *rigOptions) { o.restarts.Open = func(time.Time) bool { return false } }, restart.ReasonHours, "--restart-hours"},
+		{"the hours", func(o *rigOptions) { o.restarts.Next = later }, restart.ReasonHours, ", the next of the times in --restart-hours"},
 		{"the policy", func(o *rigOptions) { o.restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--restart-policy=plan"},
 		{"not known where the controller runs", func(o *rigOptions) {
 			o.restarts.Self = func() (string, bool) { return "", false }
@@ -152,14 +155,14 @@ func (a answering) Answer(context.Context, string, string) (metadata.RestartAnsw
 // A volume that moves waits for two instances. What nobody uses any more is told to be there still, and so is what waits for a
 // slot; another controller tells of it what the records say, and of a wish nothing before there is a record.
 func TestPlannedToldOfSeveral(t *testing.T) {
-	open := make(chan struct{})
+	closed := make(chan struct{})
 	r := newRestartRig(t, func(o *rigOptions) {
-		o.restarts.Open = func(time.Time) bool {
+		o.restarts.Next = func(now time.Time) time.Time {
 			select {
-			case <-open:
-				return false
+			case <-closed:
+				return later(now)
 			default:
-				return true
+				return now
 			}
 		}
 	})
@@ -167,7 +170,7 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 	moving := r.create(t, "moving")
 	r.published(t, moving, from)
 	r.rest(t)
-	close(open)
+	close(closed)
 	other := r.again(t)
 	r.must(t, r.unpublish(t, moving, from))
 	for _, controller := range []*rig{r, other} {
@@ -220,6 +223,30 @@ func TestPlannedToldByAnother(t *testing.T) {
 	if waits := other.tells(t, second, b, restart.ReasonOthers); !strings.Contains(waits.Message, "--restart-max-down") {
 		t.Errorf("told %+v", waits)
 	}
+}
+
+// A volume that was attached and has not been asked for again does not wait for a restart, whatever else is under way.
+func TestPlannedToldWhenAttached(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
+	a, b := r.node(t, "node-a"), r.node(t, "node-b")
+	first, second := r.create(t, "first"), r.create(t, "second")
+	if err := r.publish(t, first, a); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	eventually(t, "the disk is attached", func() bool { return r.holder(t, first) == a })
+	r.rest(t)
+	if err := r.publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	r.tells(t, second, b, restart.ReasonUnderWay)
+	eventually(t, "the other restart is over", func() bool {
+		for _, one := range r.told(t, first) {
+			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "ask for it once more") {
+				t.Fatalf("told %+v", one)
+			}
+		}
+		return len(r.records(t, "csi-restart-")) == 0
+	})
 }
 
 // An orchestrator does not ask, and is told nothing; nor is there anything to tell in attach mode hot.

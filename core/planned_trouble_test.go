@@ -82,7 +82,7 @@ func TestPlannedByAnother(t *testing.T) {
 	for name, change := range map[string]func(*restart.Options, string){
 		"never":        func(o *restart.Options, _ string) { o.Policy = restart.Never },
 		"plan":         func(o *restart.Options, _ string) { o.Policy = restart.Plan },
-		"closed":       func(o *restart.Options, _ string) { o.Open = func(time.Time) bool { return false } },
+		"closed":       func(o *restart.Options, _ string) { o.Next = later },
 		"self unknown": func(o *restart.Options, _ string) { o.Self = func() (string, bool) { return "", false } },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -30,7 +30,7 @@ func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, 
 			Window:      cfg.RestartWindow,
 			MaxDown:     cfg.RestartMaxDown,
 			CoolDown:    cfg.RestartCoolDown,
-			Open:        times.Open,
+			Next:        times.Next,
 			HaltTimeout: cfg.RestartHaltTimeout,
 		},
 	}

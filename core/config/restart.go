@@ -76,6 +76,24 @@ func (t Times) Open(at time.Time) bool {
 	return len(t) == 0
 }
 
+// Next is the first moment among the times, at or after the given one.
+func (t Times) Next(at time.Time) time.Time {
+	if t.Open(at) {
+		return at
+	}
+	midnight := at.UTC().Truncate(24 * time.Hour)
+	var next time.Time
+	for day := range 8 {
+		for _, one := range t {
+			begins := midnight.AddDate(0, 0, day).Add(time.Duration(one.from) * time.Minute)
+			if one.days[begins.Weekday()] && begins.After(at) && (next.IsZero() || begins.Before(next)) {
+				next = begins
+			}
+		}
+	}
+	return next
+}
+
 // RestartTimes are the times at which planned restarts may begin.
 func (c Config) RestartTimes() (Times, error) {
 	var times Times

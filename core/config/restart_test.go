@@ -44,6 +44,17 @@ func TestRestartTimes(t *testing.T) {
 					t.Errorf("%s is open", moment)
 				}
 			}
+			// The next time is the first one that comes, from wherever in the week.
+			var next time.Time
+			for minute := 2*7*24*60 - 1; minute >= 0; minute-- {
+				moment := at("Sun 00:00").Add(time.Duration(minute) * time.Minute)
+				if times.Open(moment) {
+					next = moment
+				}
+				if got := times.Next(moment); minute < 7*24*60 && !got.Equal(next) {
+					t.Fatalf("after %s comes %s, want %s", moment.Format("Mon 15:04"), got.Format("Mon 15:04"), next.Format("Mon 15:04"))
+				}
+			}
 		})
 	}
 }

@@ -78,8 +78,8 @@ type Options struct {
 	MaxDown int
 	// CoolDown is how long an instance is left alone after its run state changed, and after a restart that was refused.
 	CoolDown time.Duration
-	// Open says whether restarts may begin at a time. Nil means always.
-	Open func(time.Time) bool
+	// Next is the first time at which restarts may begin, at or after the given one. Nil means that they may at any.
+	Next func(time.Time) time.Time
 	// HaltTimeout is how long a guest may take from accepting until its instance has stopped, and a drain until all has gone.
 	HaltTimeout time.Duration
 	// Poll is the time from one look at a restart that is under way to the next; Idle is that between looks for what others

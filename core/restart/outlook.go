@@ -103,6 +103,7 @@ func (e *Engine) afterOthers(known outlooks, due []wish) {
 	for _, w := range due {
 		refused, resting := e.rest[w.instance]
 		switch forbidden := e.forbidden(); {
+		case w.problem != "" && w.holder == "": // no restart helps
 		case forbidden != "":
 			known.add(w.instance, ReasonPolicy, forbidden)
 		case resting:
@@ -112,6 +113,9 @@ func (e *Engine) afterOthers(known outlooks, due []wish) {
 		}
 	}
 }
+
+// attachedAlready is said of a disk that nobody has asked for since it was attached.
+const attachedAlready = "the disk is attached by now: ask for it once more"
 
 // holderFirst is said of an instance that waits for what another one still has.
 const holderFirst = "an instance that still has a disk for it is restarted first"

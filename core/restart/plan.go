@@ -88,7 +88,7 @@ func rank(c candidate) int {
 
 // may says why an instance may not be restarted just now; the reason is empty if it may.
 func (e *Engine) may(c candidate) (Reason, string) {
-	why := e.forbidden()
+	why, now := e.forbidden(), e.clock.Now()
 	_, known := e.self(c.instance)
 	switch {
 	case c.stopped:
@@ -96,8 +96,8 @@ func (e *Engine) may(c candidate) (Reason, string) {
 		return ReasonPolicy, why
 	case !known:
 		return ReasonSelf, "this controller does not know yet on which instance it runs itself"
-	case e.opts.Open != nil && !e.opts.Open(e.clock.Now()):
-		return ReasonHours, "not before the next of the times in --restart-hours"
+	case e.opts.Next != nil && e.opts.Next(now).After(now):
+		return ReasonHours, fmt.Sprintf("not before %s, the next of the times in --restart-hours", moment(e.opts.Next(now)))
 	}
 	return "", ""
 }
@@ -167,7 +167,7 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 		case err != nil:
 			return nil, err
 		case disk.InstanceID == w.instance:
-			e.hinder(w.disk, "the disk is attached by now: ask for it once more")
+			e.hinder(w.disk, attachedAlready)
 		case disk.InstanceID == "" && disk.State != rack.Detached:
 			e.hinder(w.disk, "the disk is "+string(disk.State))
 		case disk.InstanceID == "":

@@ -478,6 +478,7 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 	if disk.InstanceID != instance {
 		return nil // another restart frees it: the wish waits for the next time
 	}
+	e.hinder(diskID, attachedAlready)
 	e.announce()
 	return nil
 }
