@@ -3,6 +3,10 @@ package metadata
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
 )
 
 // A planned restart (docs/racks-without-hotplug.md) needs a word between the controller, which decides on it, and the node
@@ -61,6 +65,23 @@ func ParseRestartAnswer(text, restartID string) RestartAnswer {
 		return RestartAnswer{State: said.State, Reason: said.Reason, Boot: said.Boot}
 	}
 	return RestartAnswer{}
+}
+
+// restartIDBytes is the length of an ID: half is the time in seconds, half is random, both in hexadecimal digits.
+const restartIDBytes = 16
+
+// NewRestartID names a restart that is planned now.
+func NewRestartID(now time.Time) string {
+	return fmt.Sprintf("%08x%08x", uint32(now.Unix()), rand.Uint32())
+}
+
+// RestartPlannedAt is when the restart of an ID was planned, by the clock of the controller; false where the ID does not tell.
+func RestartPlannedAt(restartID string) (time.Time, bool) {
+	if len(restartID) != restartIDBytes {
+		return time.Time{}, false
+	}
+	seconds, err := strconv.ParseUint(restartID[:restartIDBytes/2], 16, 32)
+	return time.Unix(int64(seconds), 0), err == nil
 }
 
 // RestartAsker is the controller's half. A restart is named by an ID that is never used twice, of a-z, 0-9 and '-'; what was

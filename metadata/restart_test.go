@@ -2,6 +2,7 @@ package metadata_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -23,6 +24,22 @@ func TestRestartAnswerText(t *testing.T) {
 	for _, text := range []string{"", "{", "null", `"accepted"`, `{"restart":"1"}`, `{"restart":"1","state":"maybe"}`, `{"state":"accepted"}`} {
 		if got := metadata.ParseRestartAnswer(text, "1"); got != (metadata.RestartAnswer{}) {
 			t.Errorf("read %+v from %s", got, text)
+		}
+	}
+}
+
+func TestRestartID(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	id := metadata.NewRestartID(now)
+	if got, ok := metadata.RestartPlannedAt(id); !ok || !got.Equal(now) || id[:8] != "69a42a40" {
+		t.Errorf("%s was planned at %s, want %s", id, got, now)
+	}
+	if other := metadata.NewRestartID(now); other == id {
+		t.Errorf("%s names two restarts", id)
+	}
+	for _, id := range []string{"", "7-prod-0001", "0123456789abcde", "not a number at all"} {
+		if at, ok := metadata.RestartPlannedAt(id); ok {
+			t.Errorf("%q was planned at %s", id, at)
 		}
 	}
 }

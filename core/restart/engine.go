@@ -191,7 +191,7 @@ func New(r Rack, opts Options) *Engine {
 		opts:     opts,
 		clock:    wallClock{},
 		holder:   newID(),
-		newID:    newID,
+		newID:    func() string { return metadata.NewRestartID(time.Now()) },
 		wake:     make(chan struct{}, 1),
 		wishes:   map[string]*wish{},
 		claimed:  map[string]chan struct{}{},

@@ -19,6 +19,9 @@ const (
 	interval = 5 * time.Second
 	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
 	lookTimeout = time.Minute
+	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A question
+	// can outlive everybody who would start the instance again, when the plugin is removed for instance, and be found years later.
+	longAgo = 2 * time.Hour
 )
 
 // Way is a way of powering the guest off.
@@ -92,7 +95,11 @@ func (a *Agent) look(ctx context.Context) error {
 	}
 	switch {
 	case said.State == metadata.RestartUnanswered:
-		if err := a.way.Check(ctx); err != nil {
+		err := checkAge(restart)
+		if err == nil {
+			err = a.way.Check(ctx)
+		}
+		if err != nil {
 			a.log.Warn("a planned restart is refused", "restart", restart, "reason", err)
 			return a.say(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
 		}
@@ -103,6 +110,15 @@ func (a *Agent) look(ctx context.Context) error {
 	case said.State == metadata.RestartAccepted:
 		// Accepted by a process before this one, or by a call whose answer was lost: who accepts goes down.
 		return a.goDown(ctx, restart)
+	}
+	return nil
+}
+
+// checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far apart, nothing
+// is powered off.
+func checkAge(restart string) error {
+	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > longAgo {
+		return fmt.Errorf("restart %s was planned at %s, which is more than %s ago by this guest's clock: if it was planned just now, set the clocks", restart, planned.UTC().Format(time.RFC3339), longAgo)
 	}
 	return nil
 }

@@ -118,6 +118,19 @@ func TestRefused(t *testing.T) {
 	g.did(t, "a refusal is not taken back")
 }
 
+// Nobody starts an instance again that goes down for what was asked long ago.
+func TestAskedLongAgo(t *testing.T) {
+	for ago, want := range map[time.Duration][]string{
+		time.Hour:            {"say accepted", "power off"},
+		3 * time.Hour:        {"say refused"},
+		300 * 24 * time.Hour: {"say refused"},
+	} {
+		g := &guest{wanted: metadata.NewRestartID(time.Now().Add(-ago))}
+		g.boot(t, "first").Look(t.Context())
+		g.did(t, "asked "+ago.String()+" ago", want...)
+	}
+}
+
 // Whatever dies between the two, who has accepted goes down, and who has not does not.
 func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
