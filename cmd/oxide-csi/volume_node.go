@@ -49,7 +49,10 @@ func (b *byHand) detach() *cobra.Command {
 		Short: "Detach a volume from a node",
 		Long: `detach detaches a volume's disk from this instance, or from the one that --node names; it is done where the disk is not attached
 to it. It refuses while the volume is mounted here. What is mounted on another node cannot be seen from here, and a disk that
-is taken from under a filesystem loses what was written last: say with --unmounted that it is not.`,
+is taken from under a filesystem loses what was written last: say with --unmounted that it is not.
+
+Where the controller plans restarts (attach mode restart), a node that runs keeps the disk until its next restart, for nobody; show
+says so.`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: first(b.completeVolume()),
 	}
