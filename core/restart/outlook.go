@@ -80,6 +80,8 @@ func (e *Engine) underWay(records book) outlooks {
 		switch {
 		case w != nil && w.trouble != "":
 			o.text = w.trouble
+		case w != nil && w.takenFrom != "":
+			o.text = "taken over, and goes on as soon as the controller that had it can do nothing more"
 		case w != nil && r.Handover:
 			o.text = "this controller runs on it, and waits for another one to take over"
 		case w != nil:

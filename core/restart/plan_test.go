@@ -48,3 +48,31 @@ func TestWishEnds(t *testing.T) {
 		t.Errorf("the docs say 10 minutes, not %s", wishLifetime)
 	}
 }
+
+// records is a rack of which only the records are asked.
+type records struct {
+	Rack
+	all []rack.Record
+}
+
+func (r records) Records(context.Context) ([]rack.Record, error) { return r.all, nil }
+
+// A restart that another process carries out is looked at as often as one's own: how long its instance stays down, should that
+// process die, depends on how soon it is missed.
+func TestLooksAfterOthers(t *testing.T) {
+	theirs := restartRecord{Version: 1, Cluster: "c", ID: "r", Instance: "i", Holder: "another"}
+	for name, test := range map[string]struct {
+		all  []rack.Record
+		want time.Duration
+	}{
+		"nobody's":  {nil, defaultIdle},
+		"another's": {[]rack.Record{{ID: "1", Name: restartName("c", 0, 1), Text: encode(theirs)}}, defaultPoll},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := New(records{all: test.all}, Options{Cluster: "c", MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+			if got := e.tick(t.Context()); got != test.want {
+				t.Errorf("looks again after %s, want %s", got, test.want)
+			}
+		})
+	}
+}
