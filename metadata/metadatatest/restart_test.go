@@ -18,6 +18,8 @@ type board struct {
 	nodes   map[string]*note
 	fault   Fault
 	repairs chan struct{}
+	// looked and withdrawn are for the bug checksFirst: with it, every withdrawal comes between the look and the word.
+	looked, withdrawn chan struct{}
 }
 
 type note struct {
@@ -121,6 +123,13 @@ func (a *boardAsker) Withdraw(ctx context.Context, instanceID, restartID string)
 	if err := a.enter(ctx); err != nil {
 		return nothing, err
 	}
+	if a.checksFirst {
+		select {
+		case <-a.looked:
+			defer func() { a.withdrawn <- struct{}{} }()
+		case <-ctx.Done():
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	n, err := a.node(instanceID)
@@ -206,7 +215,11 @@ func (l *boardListener) Say(ctx context.Context, restartID string, answer metada
 	asked := n.asked
 	if l.checksFirst {
 		l.mu.Unlock()
-		<-time.After(time.Millisecond) // long enough for a withdrawal
+		select {
+		case l.looked <- struct{}{}:
+			<-l.withdrawn
+		case <-ctx.Done():
+		}
 		l.mu.Lock()
 	}
 	if asked != restartID && !l.saysUnasked {
@@ -223,7 +236,7 @@ func (l *boardListener) Say(ctx context.Context, restartID string, answer metada
 }
 
 func restartHarness(t *testing.T, bugs restartBugs) RestartHarness {
-	b := &board{restartBugs: bugs, nodes: map[string]*note{idA: {}, idB: {}}, repairs: make(chan struct{})}
+	b := &board{restartBugs: bugs, nodes: map[string]*note{idA: {}, idB: {}}, repairs: make(chan struct{}), looked: make(chan struct{}), withdrawn: make(chan struct{})}
 	repair := func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
