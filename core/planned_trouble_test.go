@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,7 +123,7 @@ func TestPlannedByAnother(t *testing.T) {
 // A disk that a snapshot is being taken of when its instance is down comes with the same restart.
 func TestPlannedSnapshotMeanwhile(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 200 * time.Millisecond })
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 500 * time.Millisecond })
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
 	wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
@@ -159,16 +160,24 @@ func TestPlannedFullOnStopped(t *testing.T) {
 // What was in the way before a restart is not told while it is under way.
 func TestPlannedOldNews(t *testing.T) {
 	t.Parallel()
+	var open atomic.Bool
 	r := newRestartRig(t, func(o *rigOptions) {
-		o.restarts.CoolDown, o.rack.StateTime = 500*time.Millisecond, 300*time.Millisecond
+		o.rack.StateTime = 500 * time.Millisecond
+		o.restarts.Next = func(now time.Time) time.Time {
+			if open.Load() {
+				return now
+			}
+			return now.Add(time.Hour)
+		}
 	})
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
 	eventually(t, "the answer says what it waits for", func() bool {
-		return strings.Contains(fmt.Sprint(r.publish(t, volume, node)), "started less than")
+		return strings.Contains(fmt.Sprint(r.publish(t, volume, node)), "--restart-hours")
 	})
+	open.Store(true)
 	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
-	if err := r.publish(t, volume, node); err == nil || strings.Contains(err.Error(), "started less than") {
+	if err := r.publish(t, volume, node); err == nil || strings.Contains(err.Error(), "--restart-hours") {
 		t.Errorf("while the instance goes down: %v", err)
 	}
 }
@@ -214,7 +223,7 @@ func TestPlannedMigrating(t *testing.T) {
 // A disk that fails while it is waited for keeps neither the others nor the instance.
 func TestPlannedFaulted(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 200 * time.Millisecond })
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 500 * time.Millisecond })
 	node := r.node(t, "node-a")
 	bad, good := r.create(t, "bad"), r.create(t, "good")
 	for _, volume := range []string{bad, good} {
@@ -324,7 +333,7 @@ func TestPlannedBootDisk(t *testing.T) {
 // what is published in attach mode hot.
 func TestPlannedThenHot(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 500 * time.Millisecond })
 	node, other := r.node(t, "node-a"), r.node(t, "node-b")
 	unused, volume := r.unused(t, "unused", other), r.create(t, "v")
 	wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
@@ -432,7 +441,7 @@ func TestPlannedDrain(t *testing.T) {
 // A wish that ends while its instance goes down does not keep that down, and the disk stays where it is.
 func TestPlannedGivenUp(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 200 * time.Millisecond })
+	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 500 * time.Millisecond })
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
 	wantCode(t, r.publish(t, volume, node), codes.FailedPrecondition)
