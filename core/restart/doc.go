@@ -29,7 +29,8 @@
 // # Time
 //
 // No two clocks are compared where safety depends on it; the cool-down counts from when the rack says that an instance started,
-// and a node plugin refuses what its own clock takes for planned hours ago (core/shutdown). A holder is silent when its record has had the same text for the length of the lease, by the
-// clock of whoever watches. A holder does within three quarters of a lease after it listed the records what it then decided on;
-// for so long does whoever outbids it wait before it believes what the record says.
+// and a node plugin refuses what its own clock takes for planned hours ago (core/shutdown). A holder is silent when its record has
+// had the same text for the length of the lease, by the clock of whoever watches. A holder does within three quarters of a lease
+// after it listed the records what it then decided on; for so long does whoever outbids it wait before it believes what the
+// record says.
 package restart
