@@ -304,6 +304,33 @@ func TestPlannedRoom(t *testing.T) {
 	r.wantRestarts(t, 2)
 }
 
+// What was listed as attached may have made room before its record was looked for, which is gone then.
+func TestPlannedRoomMeanwhile(t *testing.T) {
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 2 })
+	node := r.node(t, "node-a")
+	leaving, coming := r.create(t, "leaving"), r.create(t, "coming")
+	r.published(t, leaving, node)
+	r.rest(t)
+	r.must(t, r.unpublish(t, leaving, node))
+	r.crash() // from here on this test does what a restart does
+	_, err := r.sim.Inject(t.Context(), lab.Fault{Operation: "anti_affinity_group_list", Kind: lab.FaultDelay, DelayMillis: 500})
+	r.must(t, err)
+	var answer error
+	var asking sync.WaitGroup
+	asking.Go(func() { answer = r.publish(t, coming, node) })
+	eventually(t, "the rack takes its time", func() bool {
+		faults, err := r.sim.Faults(t.Context())
+		r.must(t, err)
+		return faults[len(faults)-1].Hits == 1
+	})
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+	_, err = r.sdk.InstanceDiskDetach(t.Context(), oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}})
+	r.must(t, err)
+	r.must(t, r.sdk.AntiAffinityGroupDelete(t.Context(), oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving), Project: testProject}))
+	asking.Wait()
+	wantCode(t, answer, codes.FailedPrecondition)
+}
+
 // A roll-out over several nodes restarts each of them once, one after the other.
 func TestPlannedRollOut(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })

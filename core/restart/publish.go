@@ -46,7 +46,7 @@ func (e *Engine) Publish(ctx context.Context, diskID, instanceID string) (rack.D
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	return rack.Disk{}, e.wish(disk, instanceID, disks, records)
+	return rack.Disk{}, e.wish(ctx, disk, instanceID, disks, records)
 }
 
 // attach attaches a disk that is not attached anywhere, or wishes it were.
@@ -72,7 +72,7 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	return rack.Disk{}, e.wish(disk, instanceID, disks, records)
+	return rack.Disk{}, e.wish(ctx, disk, instanceID, disks, records)
 }
 
 // notice finds out whether the rack has attached a disk to an instance that runs.
@@ -130,8 +130,8 @@ func (e *Engine) postpone(disk rack.Disk, r restartRecord) error {
 }
 
 // wish notes that a disk is to be attached to an instance that has these, and says what it waits for.
-func (e *Engine) wish(disk rack.Disk, instanceID string, disks []rack.Disk, records book) error {
-	if err := e.checkRoom(disk, instanceID, disks, records); err != nil {
+func (e *Engine) wish(ctx context.Context, disk rack.Disk, instanceID string, disks []rack.Disk, records book) error {
+	if err := e.checkRoom(ctx, disk, instanceID, disks, records); err != nil {
 		return err
 	}
 	wanted := e.want(disk.ID, instanceID)
@@ -157,8 +157,24 @@ func (e *Engine) want(disk, instance string) wish {
 	return *w
 }
 
-// checkRoom refuses what the instance has no room for even after all that is lazy was detached.
-func (e *Engine) checkRoom(disk rack.Disk, instanceID string, disks []rack.Disk, records book) error {
+// checkRoom refuses what the instance has no room for even after all that is lazy was detached. A restart detaches a disk and then
+// erases its record: before a refusal, the disks have to be listed after the records.
+func (e *Engine) checkRoom(ctx context.Context, disk rack.Disk, instanceID string, disks []rack.Disk, records book) error {
+	if e.taken(disk, instanceID, disks, records) < e.opts.MaxDisks {
+		return nil
+	}
+	disks, err := e.rack.InstanceDisks(ctx, instanceID)
+	if err != nil {
+		return err
+	}
+	if taken := e.taken(disk, instanceID, disks, records); taken >= e.opts.MaxDisks {
+		return fmt.Errorf("instance %s has or is to get %d disks: %w", instanceID, taken, ErrFull)
+	}
+	return nil
+}
+
+// taken is how many other disks the instance is to have.
+func (e *Engine) taken(disk rack.Disk, instanceID string, disks []rack.Disk, records book) int {
 	after := map[string]bool{}
 	for _, other := range disks {
 		if !records.lazyOn(other.ID, instanceID) {
@@ -169,10 +185,7 @@ func (e *Engine) checkRoom(disk rack.Disk, instanceID string, disks []rack.Disk,
 		after[other.disk] = true
 	}
 	delete(after, disk.ID)
-	if len(after) >= e.opts.MaxDisks {
-		return fmt.Errorf("instance %s has or is to get %d disks: %w", instanceID, len(after), ErrFull)
-	}
-	return nil
+	return len(after)
 }
 
 // Unpublish ends the wish for a disk, and detaches it. From an instance that runs it is not detached: a record says that
