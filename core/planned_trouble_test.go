@@ -68,11 +68,9 @@ func TestPlannedMoveOnStopped(t *testing.T) {
 			r.stop(t, from)
 			r.stop(t, to)
 			r.published(t, volume, to)
-			r.rest(t)
+			// The engine may just be planning what has come true meanwhile, and then finds that it is not worth it any more.
+			eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })
 			r.wantRestarts(t, 0)
-			if got := r.records(t, "csi-"); len(got) > 0 {
-				t.Errorf("records are left: %v", got)
-			}
 		})
 	}
 }
