@@ -24,10 +24,11 @@ const maxDisks = 10
 // cluster is a Kubernetes of some nodes, which are instances of a rack.
 type cluster struct {
 	// t is the test at whose end all ends, whichever part of it has started something.
-	t             *testing.T
-	dir, programs string
-	sim           *lab.Sim
-	a, b          *node
+	t *testing.T
+	// made is the folder of what was made for all tests, dir that of this cluster, programs that of Kubernetes' own.
+	made, dir, programs string
+	sim                 *lab.Sim
+	a, b                *node
 	// west and c are another rack and its node, which come later.
 	west *lab.Sim
 	c    *node
@@ -35,23 +36,31 @@ type cluster struct {
 
 // newCluster starts the rack and a cluster of two nodes, without the plugin.
 func newCluster(t *testing.T) *cluster {
-	built, err := programs()
-	must(t, err)
-	c := &cluster{t: t, dir: os.Getenv(inside), programs: built}
-	c.sim = c.startRack(t, "rack", rackAddress, "node-a", "node-b")
-	c.startControlPlane(t)
+	c := newControlPlane(t)
+	c.sim = c.startRack(t, "rack", rackAddress, "node-a,node-b", "--hotplug=async")
 	c.a, c.b = c.newNode(c.sim, "node-a", nodeA), c.newNode(c.sim, "node-b", nodeB)
 	c.join(t, c.a, c.b)
 	return c
 }
 
+// newControlPlane starts a cluster without nodes.
+func newControlPlane(t *testing.T) *cluster {
+	built, err := programs()
+	must(t, err)
+	made := os.Getenv(inside)
+	c := &cluster{t: t, made: made, dir: filepath.Join(made, t.Name()), programs: built}
+	must(t, os.Mkdir(c.dir, 0o755))
+	c.startControlPlane(t)
+	return c
+}
+
 // startRack starts a rack, with instances that run.
-func (c *cluster) startRack(t *testing.T, name, address string, instances ...string) *lab.Sim {
+func (c *cluster) startRack(t *testing.T, name, address, instances string, also ...string) *lab.Sim {
 	t.Helper()
-	sim, err := lab.StartSimWith(filepath.Join(c.dir, "oxide-sim"), lab.SimOptions{Args: []string{
-		"--listen=" + address + ":12220", "--hotplug=async", fmt.Sprintf("--max-disks=%d", maxDisks), "--latency=5ms",
-		"--instances=" + strings.Join(instances, ","), "--guest-root=" + c.path("guests/"+name), "--state=" + c.path("racks/"+name),
-	}})
+	sim, err := lab.StartSimWith(filepath.Join(c.made, "oxide-sim"), lab.SimOptions{Args: append([]string{
+		"--listen=" + address + ":12220", fmt.Sprintf("--max-disks=%d", maxDisks), "--latency=5ms",
+		"--instances=" + instances, "--guest-root=" + filepath.Join(c.made, "guests", name), "--state=" + c.path("racks/"+name),
+	}, also...)})
 	must(t, err)
 	c.t.Cleanup(func() { must(c.t, sim.Stop()) })
 	return sim
@@ -127,7 +136,7 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		c.start(t, name, append(flags, "--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config, "--leader-elect=false")...)
 	}
 	eventually(t, "the controller manager makes service accounts", func() bool { _, err := c.try("get", "serviceaccount", "default"); return err == nil })
-	c.kubectl(t, "create", "-f", c.path("definitions"))
+	c.kubectl(t, "create", "-f", filepath.Join(c.made, "definitions"))
 	// It belongs to the cluster, not to a plugin.
 	c.start(t, "snapshot-controller", "--kubeconfig="+c.path("admin.kubeconfig"))
 }

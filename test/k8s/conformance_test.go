@@ -35,7 +35,7 @@ func TestConformance(t *testing.T) {
 		t.Skip("needs root: namespaces, mounts, loop devices")
 	}
 	c := newCluster(t)
-	c.install(t)
+	c.install(t, "overlay")
 	var skip []string
 	for _, out := range leftOut {
 		skip = append(skip, out.pattern)

@@ -26,7 +26,7 @@ func TestKubernetes(t *testing.T) {
 		t.Skip("needs root: namespaces, mounts, loop devices")
 	}
 	c := newCluster(t)
-	c.install(t)
+	c.install(t, "overlay")
 	for _, show := range []struct {
 		name string
 		how  func(*testing.T)
@@ -58,12 +58,12 @@ func TestKubernetes(t *testing.T) {
 }
 
 // install does what the manifests tell an operator to do, and waits until the plugin is there.
-func (c *cluster) install(t *testing.T) {
+func (c *cluster) install(t *testing.T, overlay string) {
 	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // for its namespace
 	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-secret", "--from-literal=host="+c.sim.Host, "--from-literal=project="+c.sim.Project,
 		"--from-literal=token="+c.sim.Token, "--from-literal=cluster-id="+c.get(t, ".metadata.uid", "namespace", "kube-system"))
 	c.kubectl(t, "apply", "--dry-run=server", "-k", manifests+"/several-racks")
-	c.kubectl(t, "apply", "-k", "overlay")
+	c.kubectl(t, "apply", "-k", overlay)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.try("get", "events", "-A", "--field-selector=type!=Normal", "--sort-by=.lastTimestamp"))

@@ -3,7 +3,6 @@
 package k8s_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,9 +35,8 @@ func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run()) // where everything skips
 	}
-	if text := os.Getenv(asNode); text != "" {
-		var n node
-		err := json.Unmarshal([]byte(text), &n)
+	if file := os.Getenv(asNode); file != "" {
+		n, err := readNode(file)
 		if err == nil {
 			err = n.boot()
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
 
-// asNode hands a node to the process that is to be it.
+// asNode names the file with a node to the process that is to be it.
 const asNode = "OXIDE_CSI_TEST_K8S_NODE"
 
 // guestInNode is where a node has the devices of its simulated instance: in a folder that the manifests mount as it is.
@@ -33,12 +34,16 @@ type node struct {
 	Instance, Guest string
 	// Rack is written as the label of the Node that says so, Taint as one that it registers with; neither where empty.
 	Rack, Taint string
-	// Dir is the folder of the run, Programs that of what was built.
-	Dir, Programs string
+	// ShutdownGrace says that its kubelet has graceful node shutdown on.
+	ShutdownGrace bool
+	// Made is the folder of what was made for all tests, Dir that of the cluster, Programs that of Kubernetes' own.
+	Made, Dir, Programs string
 
 	// sim is the rack.
 	sim  *lab.Sim
 	init *exec.Cmd
+	// booted says that the rack has made the namespaces, and mounted what belongs to them.
+	booted bool
 	// ended is closed when the machine is down.
 	ended chan struct{}
 }
@@ -46,19 +51,41 @@ type node struct {
 // newNode makes a node of an instance of a rack. It does not start it.
 func (c *cluster) newNode(sim *lab.Sim, name, address string) *node {
 	instance := sim.Instance(name)
-	return &node{Name: name, Address: address, Instance: instance.ID, Guest: instance.Guest, Dir: c.dir, Programs: c.programs, sim: sim}
+	return &node{Name: name, Address: address, Instance: instance.ID, Guest: instance.Guest, Made: c.made, Dir: c.dir, Programs: c.programs, sim: sim}
+}
+
+// readNode is the node in a file, as what it is to this process: the guest that the rack has booted, where it is one.
+func readNode(file string) (n node, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return node{}, err
+	}
+	if err := json.Unmarshal(text, &n); err != nil {
+		return node{}, err
+	}
+	if guest := os.Getenv("OXIDE_SIM_GUEST"); guest != "" {
+		n.booted, n.Guest, n.Instance = true, guest, os.Getenv("OXIDE_SIM_INSTANCE_ID")
+	}
+	return n, nil
+}
+
+// save writes the node for its next start.
+func (n *node) save(t *testing.T) (file string) {
+	t.Helper()
+	text, err := json.Marshal(n)
+	must(t, err)
+	must(t, n.write("node.json", string(text)))
+	return n.path("node.json")
 }
 
 // start boots the node, and returns before it is ready. Its instance must run.
 func (n *node) start(t *testing.T) {
 	t.Helper()
-	text, err := json.Marshal(n)
-	must(t, err)
-	must(t, os.MkdirAll(n.path(), 0o755))
+	file := n.save(t)
 	log, err := os.Create(n.path("console.log"))
 	must(t, err)
 	n.init = exec.Command(os.Args[0])
-	n.init.Env = append(os.Environ(), asNode+"="+string(text))
+	n.init.Env = append(os.Environ(), asNode+"="+file)
 	n.init.Stdout, n.init.Stderr = log, log
 	n.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
 	must(t, n.init.Start())
@@ -78,7 +105,6 @@ func (n *node) stop(t *testing.T) {
 	default:
 		must(t, n.init.Process.Kill())
 		<-n.ended
-		must(t, removeGroups(n.cgroups())) // kubelet would take them for pods that run
 	}
 }
 
@@ -90,9 +116,9 @@ func (n *node) path(name ...string) string {
 // logs are the ends of what is said on a node.
 func (n *node) logs() string {
 	var text strings.Builder
-	for _, name := range []string{"console", "containerd", "kubelet"} {
-		said, err := os.ReadFile(n.path(name + ".log"))
-		fmt.Fprintf(&text, "%s of %s: %v\n%s\n", name, n.Name, err, said[max(0, len(said)-3000):])
+	for _, name := range []string{n.path("console.log"), n.path("dbus-daemon.log"), n.path("containerd.log"), n.path("kubelet.log"), filepath.Join(n.Guest, "console")} {
+		said, err := os.ReadFile(name)
+		fmt.Fprintf(&text, "%s: %v\n%s\n", name, err, said[max(0, len(said)-3000):])
 	}
 	return text.String()
 }
@@ -109,6 +135,12 @@ func (n *node) boot() error {
 	if err := errors.Join(n.configureContainerd(), n.configureKubelet()); err != nil {
 		return err
 	}
+	systemd := &manager{pods: n.cgroups()}
+	if n.booted {
+		if err := n.startBus(systemd); err != nil {
+			return err
+		}
+	}
 	containerd, err := n.run("/usr/bin/containerd", "--config="+n.path("containerd.toml"))
 	if err != nil {
 		return err
@@ -116,19 +148,41 @@ func (n *node) boot() error {
 	if err := n.images(); err != nil {
 		return err
 	}
-	kubelet, err := n.run(filepath.Join(n.Programs, "kubelet"), "--config="+n.path("kubelet.yaml"), "--kubeconfig="+n.path("kubeconfig"),
-		"--cert-dir="+n.path("pki"), "--hostname-override="+n.Name, "--node-ip="+n.Address, "--node-labels="+n.labels(), "--v=2")
-	if err != nil {
-		return err
-	}
-	for {
-		var status syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &status, 0, nil) // whatever is orphaned, too
-		if err != nil && !errors.Is(err, syscall.EINTR) {
+	for starts := 1; ; {
+		kubelet, err := n.run(filepath.Join(n.Programs, "kubelet"), "--config="+n.path("kubelet.yaml"), "--kubeconfig="+n.path("kubeconfig"),
+			"--cert-dir="+n.path("pki"), "--hostname-override="+n.Name, "--node-ip="+n.Address, "--node-labels="+n.labels(), "--v=2")
+		if err != nil {
 			return err
 		}
-		if pid == containerd || pid == kubelet {
-			return fmt.Errorf("process %d has ended: status %d; containerd is %d, kubelet is %d", pid, status, containerd, kubelet)
+		systemd.kubelet.Store(int64(kubelet))
+		ended, status, err := firstOf(containerd, kubelet)
+		switch {
+		case err != nil:
+			return err
+		case ended == kubelet && systemd.stopping.Load():
+			_, _, err := firstOf(containerd)
+			return err
+		case ended == kubelet && starts < mostStarts:
+			starts++
+			time.Sleep(time.Second)
+		default:
+			return fmt.Errorf("process %d has ended: status %d; containerd is %d, kubelet is %d", ended, status, containerd, kubelet)
+		}
+	}
+}
+
+// mostStarts is how often kubelet is started: it gives up where containerd is not ready yet, as it may on a node that boots again.
+const mostStarts = 5
+
+// firstOf waits until one of these processes has ended, and takes leave of whatever is orphaned, too.
+func firstOf(pids ...int) (ended int, status syscall.WaitStatus, err error) {
+	for {
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		if err != nil && !errors.Is(err, syscall.EINTR) {
+			return 0, 0, err
+		}
+		if slices.Contains(pids, pid) {
+			return pid, status, nil
 		}
 	}
 }
@@ -147,16 +201,19 @@ var places = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
 // furnish makes the namespaces a machine of their own: what they mount is seen nowhere else, and what kubelet keeps at fixed
 // places lies on the node's disk.
 func (n *node) furnish() error {
-	errs := []error{
-		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
-		mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED), // kubelet wants its folder shared with its pods
-		mount("proc", "/proc", "proc", 0),
-		mount("tmpfs", "/run", "tmpfs", 0),
+	var errs []error
+	if !n.booted {
+		errs = append(errs,
+			mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
+			mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED), // kubelet wants its folder shared with its pods
+			mount("proc", "/proc", "proc", 0))
 	}
+	errs = append(errs, mount("tmpfs", "/run", "tmpfs", 0))
 	for _, place := range places {
 		errs = append(errs, os.MkdirAll(n.path(place), 0o755), mount(n.path(place), place, "", syscall.MS_BIND))
 	}
 	errs = append(errs, mount(n.Guest, guestInNode, "", syscall.MS_BIND))
+	errs = append(errs, removeGroups(n.cgroups())) // of its last life, which kubelet would take for pods that run
 	errs = append(errs, eachHierarchy(n.cgroups(), func(group, parent string) error {
 		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
@@ -167,7 +224,7 @@ func (n *node) furnish() error {
 }
 
 // cgroups is the name of the control groups below which kubelet puts its pods.
-func (n *node) cgroups() string { return filepath.Join(cgroups(n.Dir), n.Name) }
+func (n *node) cgroups() string { return filepath.Join(cgroups(n.Made), n.Name) }
 
 func (n *node) configureContainerd() error {
 	return errors.Join(
@@ -189,9 +246,12 @@ state = "/run/containerd"
 }
 
 func (n *node) configureKubelet() error {
-	taints := ""
+	also := ""
 	if n.Taint != "" {
-		taints = fmt.Sprintf("registerWithTaints: [{key: %q, effect: NoExecute}]\n", n.Taint)
+		also = fmt.Sprintf("registerWithTaints: [{key: %q, effect: NoExecute}]\n", n.Taint)
+	}
+	if n.ShutdownGrace {
+		also += "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 5s\n"
 	}
 	// What is not as usual is for machines with control groups of the first version, to find out within seconds instead of tens
 	// of them what a node has let go of and what a Secret has become, and to keep images, since they cannot be pulled again. There is no DNS.
@@ -215,7 +275,7 @@ nodeStatusUpdateFrequency: 2s
 syncFrequency: 10s
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
-%[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), taints)),
+%[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), also)),
 		n.write("kubeconfig", kubeconfig(n.Dir, "system:node:"+n.Name)))
 }
 
@@ -234,7 +294,7 @@ func (n *node) images() error {
 	if _, err := os.Stat(done); err == nil {
 		return nil
 	}
-	images, err := filepath.Glob(filepath.Join(n.Dir, "images/*.tar"))
+	images, err := filepath.Glob(filepath.Join(n.Made, "images/*.tar"))
 	if err != nil {
 		return err
 	}

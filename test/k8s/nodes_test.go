@@ -90,7 +90,7 @@ func (c *cluster) chart(t *testing.T) {
 	c.running(t, "stays")
 	c.sh(t, "stays", "echo here >/data/file; sync")
 
-	c.west = c.startRack(t, "west", westAddress, "node-c")
+	c.west = c.startRack(t, "west", westAddress, "node-c", "--hotplug=async")
 	c.kubectl(t, "label", "node", c.a.Name, c.b.Name, "oxide.computer/rack=default")
 	for secret, token := range map[string]string{"oxide-default": c.sim.Token, "oxide-west": c.west.Token} {
 		c.kubectl(t, "-n", namespace, "create", "secret", "generic", secret, "--from-literal=token="+token)

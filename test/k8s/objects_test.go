@@ -67,3 +67,46 @@ spec:
 ---
 `, p.name, place, user, busyboxImage, volume, p.claim)
 }
+
+// set is a StatefulSet of pods on a node, each with a volume of its own, which all begin at once. Each pod keeps a diary on its
+// volume: when it begins, and when it is asked to end.
+type set struct {
+	name string
+	pods int
+	on   *node
+}
+
+func (s set) String() string {
+	return fmt.Sprintf(`apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: %[1]s}
+spec:
+  replicas: %[2]d
+  podManagementPolicy: Parallel
+  serviceName: %[1]s
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: %[3]s}
+      automountServiceAccountToken: false
+      securityContext: {runAsUser: 1000, runAsGroup: 1000, fsGroup: 2000}
+      containers:
+        - name: container
+          image: %[4]s
+          command: [/busybox, sh, -c, "trap 'echo asked >>/data/diary; exit' TERM; echo began >>/data/diary; while :; do /busybox sleep 1 & wait; done"]
+          volumeMounts: [{name: data, mountPath: /data}]
+  volumeClaimTemplates:
+    - metadata: {name: data}
+      spec: {storageClassName: %[5]s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+---
+`, s.name, s.pods, s.on.Name, busyboxImage, class)
+}
+
+// names are those of its pods.
+func (s set) names() (names []string) {
+	for i := range s.pods {
+		names = append(names, fmt.Sprintf("%s-%d", s.name, i))
+	}
+	return names
+}
