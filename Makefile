@@ -76,7 +76,7 @@ test-identity: deps ## a node's identity asked of a real Kubernetes API server a
 e2e-k8s: ## the manifests and the chart in a real Kubernetes, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars helm
-	go run ./test/all -tags=k8s -count=1 ./test/k8s
+	go run ./test/all -tags=k8s -count=1 -timeout=30m ./test/k8s
 
 .PHONY: e2e-k8s-conformance
 e2e-k8s-conformance: ## Kubernetes' own tests of storage on the same cluster, or those that FOCUS names; as root
