@@ -333,11 +333,10 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 
 // A roll-out over several nodes restarts each of them once, one after the other.
 func TestPlannedRollOut(t *testing.T) {
-	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks, o.restarts.Window = 12, time.Second })
 	nodes := []string{r.node(t, "node-a"), r.node(t, "node-b"), r.node(t, "node-c")}
 	var publishing sync.WaitGroup
-	for i := range 24 {
-		volume := r.create(t, fmt.Sprintf("v%d", i))
+	for i, volume := range r.createSome(t, 24) {
 		publishing.Go(func() { r.published(t, volume, nodes[i%3]) })
 	}
 	publishing.Wait()
