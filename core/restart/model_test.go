@@ -1224,6 +1224,8 @@ var bases = []scenario{
 			"tick p0", "tick p0", "stopped"}},
 	{name: "the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, goals: [][]string{{n0}},
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0"}},
+	{name: "a volume that leaves the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, attached: []string{n0}, goals: [][]string{{"", n1}},
+		prelude: []string{"unpublish " + diskID(0) + " from " + n0 + " p0", "publish " + diskID(0) + " on " + n1 + " p0"}},
 	{name: "three volumes change places", shutdown: Guest, maxDown: 1, processes: 2, attached: []string{n0, n1}, goals: [][]string{{"", n1}, {"", n0}, {n0}},
 		prelude: []string{"unpublish " + diskID(0), "unpublish " + diskID(1), "publish " + diskID(0), "publish " + diskID(1)}},
 }
