@@ -14,6 +14,8 @@ if [ "$(id -u)" != 0 ]; then
     exit 0
 fi
 echo "deps: installing the Debian packages:$missing"
+exec 9>/run/lock/oxide-csi-deps # apt does not wait for another of its kind
+flock 9
 export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086 # a list of words
 { apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null
