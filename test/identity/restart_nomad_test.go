@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,9 +76,14 @@ func (r *nomadRestarts) run(spec *api.Job) {
 	_, _, err := r.admin.Jobs().Register(spec, nil)
 	must(r.t, err)
 	r.t.Cleanup(func() {
-		if _, _, err := r.admin.Jobs().Deregister(*spec.ID, true, nil); err != nil {
+		if _, _, err := r.admin.Jobs().Deregister(*spec.ID, false, nil); err != nil {
 			r.t.Error(err)
 		}
+		// The agent, which is stopped next, leaves running what runs.
+		r.server.eventually(*spec.ID+" has ended", func() bool {
+			allocs, _, err := r.admin.Jobs().Allocations(*spec.ID, true, nil)
+			return err == nil && !slices.ContainsFunc(allocs, func(a *api.AllocationListStub) bool { return a.ClientStatus == api.AllocClientStatusRunning })
+		})
 	})
 }
 
