@@ -142,6 +142,7 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 	readiness.Await("identity of this node")
 	background.run("find out which node this is, and register it", func() {
 		readiness.AwaitIdentity(ctx, identity, log)
+		debug.FreeOSMemory() // what it took to find out is not needed for as long as the node lives
 		registration.Run(ctx)
 	})
 	if cfg.AttachMode == config.AttachRestart {
@@ -150,6 +151,7 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 	if cfg.StartupTaint != "" {
 		background.run("take the startup taint off", func() {
 			nodelife.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
+			debug.FreeOSMemory()
 		})
 	}
 	return core.NewNode(core.NodeOptions{
