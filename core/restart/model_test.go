@@ -137,6 +137,7 @@ type model struct {
 
 // lateCall was sent by a process that has died since.
 type lateCall struct {
+	process      *modelProcess
 	holder, name string
 	do           func() (any, error)
 }
@@ -526,9 +527,9 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 		// They end what would go on for ever. That they may do so at any time is a fault of its own.
 		return c.choose(what)
 	case timerLease:
-		return c.m.silent(key, func() bool { return c.choose(what) })
+		return c.arrived() && c.m.silent(key, func() bool { return c.choose(what) })
 	case timerTaking:
-		return c.m.silent(key, func() bool { return true })
+		return c.arrived() && c.m.silent(key, func() bool { return true })
 	case timerAnswer:
 		return c.m.guestOf(key) == guestSilent || c.choose(what)
 	case timerHalt:
@@ -536,6 +537,12 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 	}
 	c.m.fail("no such timer: %s", what)
 	return false
+}
+
+// arrived reports whether all that this process had sent in earlier lives has arrived: that does not take as long as a lease,
+// nor as whoever outbids somebody waits.
+func (c modelClock) arrived() bool {
+	return !slices.ContainsFunc(c.m.late, func(l lateCall) bool { return l.process == c.p })
 }
 
 // choose lets a wait end early, at the price of a fault.
@@ -839,7 +846,7 @@ func (m *model) callOptions(a *activity) {
 	if c.changes {
 		if a.tick {
 			m.fault("crash", "crash, and later", where, func() {
-				m.late = append(m.late, lateCall{holder: a.process.engine.holder, name: c.name, do: c.do})
+				m.late = append(m.late, lateCall{process: a.process, holder: a.process.engine.holder, name: c.name, do: c.do})
 				m.crash(a.process)
 			})
 		}
@@ -952,7 +959,8 @@ func (m *model) check() {
 		var sent []string
 		for _, p := range m.processes {
 			for id, w := range p.engine.works {
-				if w.record.Instance == i.id && w.sent {
+				// Without its record it is over, which its holder has yet to see.
+				if m.records[restartName(modelCluster, w.record.slot, w.record.epoch)].ID == w.record.recordID && w.record.Instance == i.id && w.sent {
 					sent = append(sent, id)
 				}
 			}

@@ -562,6 +562,7 @@ func (e *Engine) recover(ctx context.Context, w *work) error {
 	}
 	switch {
 	case instance.RunState == rack.Stopped, instance.RunState == rack.Failed:
+		e.silence(ctx, w)
 		e.enter(w, stageStopping)
 		return nil
 	case instance.RunState != rack.Running:
@@ -582,6 +583,17 @@ func (e *Engine) recover(ctx context.Context, w *work) error {
 		return nil
 	}
 	return e.finish(ctx, w)
+}
+
+// silence takes back a question that nobody has answered before somebody else stopped the instance: its node plugin would heed it
+// as soon as it is up again. That it may fail is no reason to leave the instance down.
+func (e *Engine) silence(ctx context.Context, w *work) {
+	if e.opts.Shutdown == Hard {
+		return
+	}
+	if _, err := e.opts.Asker.Withdraw(ctx, w.record.Instance, w.record.ID); err != nil {
+		e.opts.Log.Warn("the question of a restart could not be taken back", "instance_id", w.record.Instance, "restart_id", w.record.ID, "error", err.Error())
+	}
 }
 
 // finish clears away what was said, and ends the restart: also where the orchestrator knows the node no more, for the instance is
