@@ -234,7 +234,7 @@ func TestCloseEndsWhatRunsInGuests(t *testing.T) {
 	mark, log := fmt.Sprintf("200%d", os.Getpid()), filepath.Join(t.TempDir(), "log")
 	t.Run("rack", func(t *testing.T) {
 		m := newMachines(t, simrack.Options{}, `
-[ "$OXIDE_SIM_INSTANCE" = hangs ] || trap 'echo halted >>`+log+`; exit 0' 38
+[ "$OXIDE_SIM_INSTANCE" = hangs ] || trap 'echo halted >>`+log+`; sleep 0.2; exit 0' 38
 sleep `+mark+` &
 say "$OXIDE_SIM_INSTANCE" ""
 while :; do wait; done`)

@@ -175,7 +175,9 @@ func (g *Guests) powerOff(m *machine, orderly bool) error {
 	case orderly && m.system == nil:
 		errs = append(errs, g.halt(m, devices))
 	case orderly:
-		errs = append(errs, m.system.halt(g.haltTime))
+		if m.system.haltBy.IsZero() { // to be told again in the middle of it could begin it again
+			errs = append(errs, m.system.halt(g.haltTime))
+		}
 		if !m.system.halted() {
 			g.log.Warn("a guest does not halt and loses its power", "guest", m.dir)
 		}
