@@ -118,8 +118,10 @@ mount -t tmpfs tmpfs "$dir/mnt/nested" # over the other
 cd "$dir/mnt/nested"
 ( sleep 0.01 & ) # an orphan
 trap 'say told; exit 0' TERM
+sleep 1000 &
+until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done # until then it is this shell, and loses the signal
 say up
-while :; do sleep 1000 & wait; done`
+while :; do wait; done`
 
 func TestPowerOff(t *testing.T) {
 	for _, request := range []syscall.Signal{PowerOff, syscall.SIGTERM} {
