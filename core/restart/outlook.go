@@ -77,6 +77,7 @@ func (e *Engine) underWay(records book) outlooks {
 	for _, r := range records.restarts {
 		o := outlook{reason: ReasonUnderWay, restart: r.ID, text: elsewhere}
 		w := e.works[r.ID]
+		refused, resting := e.rest[r.Instance]
 		switch {
 		case w != nil && w.trouble != "":
 			o.text = w.trouble
@@ -86,15 +87,12 @@ func (e *Engine) underWay(records book) outlooks {
 			o.text = "this controller runs on it, and waits for another one to take over"
 		case w != nil:
 			o.text = string(w.stage)
+		case r.Holder == e.holder && resting: // given up in this tick
+			o = outlook{reason: ReasonRefused, text: e.again(refused)}
 		case r.Holder == e.holder:
 			o.text = "done"
 		}
 		all[r.Instance] = o
-	}
-	for instance, refused := range e.rest {
-		if all[instance].text == "done" {
-			all[instance] = outlook{reason: ReasonRefused, text: e.again(refused)}
-		}
 	}
 	return all
 }
