@@ -217,6 +217,7 @@ func TestCreateVolumeWhoseLookupFails(t *testing.T) {
 }
 
 func TestCreateVolumeDeadline(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	_, err := r.sim.Inject(t.Context(), lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 2000})
 	r.must(t, err)

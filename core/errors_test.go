@@ -68,6 +68,7 @@ type errorRow struct {
 
 // The whole way: what the rack answers to one call of the API, and what the orchestrator is told.
 func TestRackErrorsToCodes(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		rpc  string
 		call func(t *testing.T, r *rig, volumeID, nodeID string) error
@@ -203,6 +204,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 				name += " " + strconv.Itoa(row.fault.Status) + " " + row.fault.Message
 			}
 			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				r := newRig(t)
 				volumeID, nodeID := r.create(t, "v"), r.node(t, "node-a")
 				fault := row.fault

@@ -180,6 +180,7 @@ func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 
 // What changes nothing waits for nobody.
 func TestReadsTakeNoLock(t *testing.T) {
+	t.Parallel()
 	e := newEverything(t)
 	_, err := e.sim.Inject(t.Context(), lab.Fault{Operation: "disk_delete", Kind: lab.FaultDelay, DelayMillis: 3000})
 	e.must(t, err)

@@ -69,6 +69,7 @@ func later(now time.Time) time.Time { return now.Add(time.Hour) }
 
 // Whoever asks is told for which volumes an instance is to be restarted, since when, and why it has not been.
 func TestPlannedTold(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		change func(*rigOptions)
@@ -155,6 +156,7 @@ func (a answering) Answer(context.Context, string, string) (metadata.RestartAnsw
 // A volume that moves waits for two instances. What nobody uses any more is told to be there still, and so is what waits for a
 // slot; another controller tells of it what the records say, and of a wish nothing before there is a record.
 func TestPlannedToldOfSeveral(t *testing.T) {
+	t.Parallel()
 	closed := make(chan struct{})
 	r := newRestartRig(t, func(o *rigOptions) {
 		o.restarts.Next = func(now time.Time) time.Time {
@@ -205,6 +207,7 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 
 // Of a restart that another controller carries out the records tell, and what waits for it is told to wait.
 func TestPlannedToldByAnother(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, hanging() })
 	a, b := r.node(t, "node-a"), r.node(t, "node-b")
 	first, second := r.create(t, "first"), r.create(t, "second")
@@ -227,6 +230,7 @@ func TestPlannedToldByAnother(t *testing.T) {
 
 // A volume that was attached and has not been asked for again does not wait for a restart, whatever else is under way.
 func TestPlannedToldWhenAttached(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
 	a, b := r.node(t, "node-a"), r.node(t, "node-b")
 	first, second := r.create(t, "first"), r.create(t, "second")
@@ -251,6 +255,7 @@ func TestPlannedToldWhenAttached(t *testing.T) {
 
 // An orchestrator does not ask, and is told nothing; nor is there anything to tell in attach mode hot.
 func TestPlannedToldToNobodyElse(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Policy = restart.Plan })
 	var header grpcmetadata.MD
 	_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}, grpc.Header(&header))
@@ -269,6 +274,7 @@ func TestPlannedToldToNobodyElse(t *testing.T) {
 
 // What would be restarted, and why it is not, is counted and logged, once.
 func TestPlannedMeasured(t *testing.T) {
+	t.Parallel()
 	m := metrics.New(metrics.Process{Driver: core.PluginName, Version: "test", Mode: "controller"})
 	log := &lab.Output{}
 	r := newRestartRig(t, func(o *rigOptions) {

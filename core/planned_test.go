@@ -136,6 +136,7 @@ func (r *rig) publishedNodes(t *testing.T, volumeID string) []string {
 
 // A rack that does not attach to an instance that runs detaches nothing from it either: there is nothing to be put off.
 func TestPlannedDetachGrace(t *testing.T) {
+	t.Parallel()
 	grace := func(o *rigOptions) { o.detachGrace = time.Hour }
 	r := newRestartRig(t, grace)
 	node, volume := r.node(t, "node-a"), r.create(t, "data")
@@ -163,6 +164,7 @@ func TestPlannedDetachGrace(t *testing.T) {
 
 // All that is wanted of an instance within the window costs one restart.
 func TestPlannedTogether(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
 	node := r.node(t, "node-a")
 	volumes := r.createSome(t, 8)
@@ -184,6 +186,7 @@ func TestPlannedTogether(t *testing.T) {
 
 // A volume that returns to its node costs no restart, however many do so.
 func TestPlannedReturn(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 12 })
 	node := r.node(t, "node-a")
 	volumes := r.createSome(t, 8)
@@ -213,6 +216,7 @@ func TestPlannedReturn(t *testing.T) {
 
 // A volume that moves costs a restart of either node, and is never on two. What is lazy there too goes at the same time.
 func TestPlannedMove(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	from, to := r.node(t, "node-a"), r.node(t, "node-b")
 	moving, other := r.create(t, "moving"), r.create(t, "other")
@@ -235,6 +239,7 @@ func TestPlannedMove(t *testing.T) {
 
 // To delete a volume restarts nothing.
 func TestPlannedDelete(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
@@ -257,6 +262,7 @@ func TestPlannedDelete(t *testing.T) {
 
 // On an instance that somebody else has stopped, attach and detach simply work, and nobody starts it.
 func TestPlannedOnStopped(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	node := r.node(t, "node-a")
 	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
@@ -271,6 +277,7 @@ func TestPlannedOnStopped(t *testing.T) {
 
 // What was unpublished while its instance ran, and is unpublished again once somebody has stopped that, leaves no record.
 func TestPlannedAgainOnStopped(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
@@ -289,6 +296,7 @@ func TestPlannedAgainOnStopped(t *testing.T) {
 
 // An instance that is full of what nobody uses any more gets what somebody does.
 func TestPlannedRoom(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 3 })
 	node := r.node(t, "node-a")
 	volumes := []string{r.create(t, "v0"), r.create(t, "v1"), r.create(t, "v2")}
@@ -306,6 +314,7 @@ func TestPlannedRoom(t *testing.T) {
 
 // What was listed as attached may have made room before its record was looked for, which is gone then.
 func TestPlannedRoomMeanwhile(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks = 2 })
 	node := r.node(t, "node-a")
 	leaving, coming := r.create(t, "leaving"), r.create(t, "coming")
@@ -333,6 +342,7 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 
 // A roll-out over several nodes restarts each of them once, one after the other.
 func TestPlannedRollOut(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks, o.restarts.Window = 12, time.Second })
 	nodes := []string{r.node(t, "node-a"), r.node(t, "node-b"), r.node(t, "node-c")}
 	var publishing sync.WaitGroup
@@ -344,6 +354,7 @@ func TestPlannedRollOut(t *testing.T) {
 }
 
 func TestPlannedPolicies(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		policy restart.Policy
 		says   string
@@ -371,6 +382,7 @@ func TestPlannedPolicies(t *testing.T) {
 
 // An RPC may wait for the restart.
 func TestPlannedWait(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Wait = time.Minute })
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
@@ -383,6 +395,7 @@ func TestPlannedWait(t *testing.T) {
 
 // An RPC that waits hears of the end of a restart that another process carries out.
 func TestPlannedWaitForAnother(t *testing.T) {
+	t.Parallel()
 	here, there := newRestartPair(t, func(o *rigOptions) { o.restarts.Wait = time.Minute })
 	node := here.node(t, "node-a")
 	volume := there.create(t, "v")
@@ -396,6 +409,7 @@ func TestPlannedWaitForAnother(t *testing.T) {
 
 // A controller leaves it to another one, too, to free a disk that its own instance still has.
 func TestPlannedMoveFromOwnInstance(t *testing.T) {
+	t.Parallel()
 	here, _ := newRestartPair(t)
 	a, b := here.node(t, "node-a"), here.node(t, "node-b")
 	volume := here.create(t, "v")
@@ -423,6 +437,7 @@ func newRestartPair(t *testing.T, change ...func(*rigOptions)) (onA, onB *rig) {
 
 // Whoever dies while an instance is down: another controller starts it, as soon as the lease is over.
 func TestPlannedCrash(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
@@ -514,6 +529,7 @@ func (g *guests) Report(_ context.Context, _ string, report metadata.RestartRepo
 
 // The rack's own stop is a power cut, which a guest that shuts itself down is spared.
 func TestPlannedGuest(t *testing.T) {
+	t.Parallel()
 	g := newGuests()
 	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, g })
 	g.r = r
@@ -531,6 +547,7 @@ func TestPlannedGuest(t *testing.T) {
 
 // What a node refuses is told to whoever wants the volume, and nothing is stopped.
 func TestPlannedRefused(t *testing.T) {
+	t.Parallel()
 	g := newGuests()
 	g.refusal = "graceful node shutdown is on: turn it off"
 	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, g })
@@ -552,6 +569,7 @@ func TestPlannedRefused(t *testing.T) {
 
 // A controller leaves its own instance to another one, and restarts nothing before it knows which one that is.
 func TestPlannedOwnInstance(t *testing.T) {
+	t.Parallel()
 	first := newRestartRig(t, func(o *rigOptions) {
 		o.restarts.Self = func() (string, bool) { return "", false }
 	})
@@ -582,6 +600,7 @@ func TestPlannedOwnInstance(t *testing.T) {
 
 // What an orchestrator unpublishes because the node is down for a restart, and brings back afterwards, costs no other one.
 func TestPlannedUnpublishedMeanwhile(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
 	node := r.node(t, "node-a")
 	first, second := r.create(t, "first"), r.create(t, "second")
@@ -600,6 +619,7 @@ func TestPlannedUnpublishedMeanwhile(t *testing.T) {
 
 // A record about a disk that is gone is cleared away, whoever has deleted it.
 func TestPlannedSweep(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	node := r.node(t, "node-a")
 	volume, kept := r.create(t, "v"), r.create(t, "kept")
@@ -621,6 +641,7 @@ func TestPlannedSweep(t *testing.T) {
 
 // What the RPCs ask of the rack is what docs/api-calls.md says.
 func TestPlannedAPICalls(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.unplanned = true }) // only the RPCs' own calls are counted
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
@@ -666,6 +687,7 @@ func TestPlannedAPICalls(t *testing.T) {
 // What is unpublished is not shown as published while its disk is detached, or attached for a wish: the rack cannot be asked
 // for its disks and for the records of a restart at once.
 func TestPlannedShownMeanwhile(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	node := r.node(t, "node-a")
 	leaving, coming := r.create(t, "leaving"), r.create(t, "coming")
@@ -727,6 +749,7 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 
 // An attached disk is not published before it is certain that no restart detaches it.
 func TestPlannedUncertain(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
@@ -748,6 +771,7 @@ func TestPlannedUncertain(t *testing.T) {
 
 // Two volumes that change places wait for each other's node.
 func TestPlannedSwap(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t)
 	a, b := r.node(t, "node-a"), r.node(t, "node-b")
 	one, other := r.create(t, "one"), r.create(t, "other")
@@ -763,6 +787,7 @@ func TestPlannedSwap(t *testing.T) {
 
 // A volume that is wished for while its new node is being restarted for another one, and still on its old node, is waited for.
 func TestPlannedLate(t *testing.T) {
+	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.rack.StateTime = 300 * time.Millisecond })
 	from, to := r.node(t, "node-a"), r.node(t, "node-b")
 	moving, other := r.create(t, "moving"), r.create(t, "other")

@@ -205,6 +205,7 @@ func TestPublishAnInstanceOfAnotherProject(t *testing.T) {
 }
 
 func TestPublishThroughFaults(t *testing.T) {
+	t.Parallel()
 	for _, operation := range []string{"disk_view", "instance_disk_list", "instance_disk_attach"} {
 		for _, fault := range []struct {
 			kind string
@@ -227,6 +228,7 @@ func TestPublishThroughFaults(t *testing.T) {
 }
 
 func TestUnpublishThroughFaults(t *testing.T) {
+	t.Parallel()
 	for _, operation := range []string{"disk_view", "instance_disk_detach"} {
 		for _, fault := range []struct {
 			kind string

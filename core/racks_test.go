@@ -218,8 +218,10 @@ func TestCreateVolumeOnSeveralRacks(t *testing.T) {
 
 // While one rack is out of reach, it stops what it could have a part in, and nothing else.
 func TestOneRackOutOfReach(t *testing.T) {
+	t.Parallel()
 	for _, line := range []string{lineDown, lineSlow, lineAnother} {
 		t.Run(line, func(t *testing.T) {
+			t.Parallel()
 			s := newSeveral(t)
 			there, here := s.on(t, "north", "there"), s.on(t, "west", "here")
 			node := s.racks["west"].node(t, "node-west")

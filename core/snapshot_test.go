@@ -508,6 +508,7 @@ func TestClone(t *testing.T) {
 
 // Whatever call fails in whatever way, no temporary snapshot stays, and a retry leaves exactly one copy.
 func TestCloneThroughFaults(t *testing.T) {
+	t.Parallel()
 	for _, operation := range []string{"disk_view", "snapshot_create", "disk_create", "snapshot_delete", "snapshot_view"} {
 		for _, fault := range []struct {
 			kind string

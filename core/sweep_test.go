@@ -36,6 +36,7 @@ func (r *rig) waitSnapshots(t *testing.T, want ...string) {
 
 // What a crash left goes without anybody asking for anything, once it is old enough; nothing else does.
 func TestSweep(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	volume := r.create(t, "v")
 	keep := []string{r.left(t, "another-cluster", "copy", volume)}
@@ -88,6 +89,7 @@ func TestSweepThroughFaults(t *testing.T) {
 
 // A temporary snapshot that a call could not delete, or not know of, is deleted later.
 func TestSweepAfterAClone(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]lab.Fault{
 		"that could not be deleted": {Operation: "snapshot_delete", Kind: lab.FaultStatus, Status: 503, Count: new(2)},
 		"that was made unseen":      {Operation: "snapshot_create", Kind: lab.FaultLost},
