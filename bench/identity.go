@@ -73,7 +73,7 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 		if local {
 			rows = append(rows, median("ready/"+s.name, "ms", atMost(20), ready))
 		}
-		rows = append(rows, median("memory/node/"+s.name, "MiB", strictly(atMost(idleMiB)), memory))
+		rows = append(rows, median("memory/node/"+s.name, "MiB", strictly(atMost(nodeMiB)), memory))
 	}
 	return rows, nil
 }

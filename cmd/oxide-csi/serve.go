@@ -29,7 +29,7 @@ import (
 // serve builds the parts and serves until a signal.
 func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
 	log := newLogger(cfg, stderr)
-	tuneGC()
+	tuneGC(cfg.Mode)
 	klog.SetSlogLogger(log)
 	for _, warning := range warnings {
 		log.Warn(warning)
@@ -142,16 +142,16 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 	readiness.Await("identity of this node")
 	background.run("find out which node this is, and register it", func() {
 		readiness.AwaitIdentity(ctx, identity, log)
-		debug.FreeOSMemory() // what it took to find out is not needed for as long as the node lives
+		giveBack(log) // what it took to find out is not needed again
 		registration.Run(ctx)
 	})
+	background.run("give memory back", func() { keepSmall(ctx, log) })
 	if cfg.AttachMode == config.AttachRestart {
 		background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
 	}
 	if cfg.StartupTaint != "" {
 		background.run("take the startup taint off", func() {
 			nodelife.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
-			debug.FreeOSMemory()
 		})
 	}
 	return core.NewNode(core.NodeOptions{
@@ -165,19 +165,6 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 		DeviceTimeout:  cfg.DeviceTimeout,
 		Log:            log,
 	})
-}
-
-const (
-	// gcPercent lets garbage grow to a few times the live heap, which is below 1 MB: at Go's default, a burst of calls
-	// spends a tenth of its time on collecting 4 MB again and again (bench, throughput).
-	gcPercent = 400
-	// memoryLimit makes the collector work harder before a burst gets near what a container is usually given, in bytes.
-	memoryLimit = 64 << 20
-)
-
-func tuneGC() {
-	debug.SetGCPercent(gcPercent)
-	debug.SetMemoryLimit(memoryLimit)
 }
 
 // newRegistration returns nil where no kubelet is to know of this process.

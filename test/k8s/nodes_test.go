@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // startupTaint is the one in values.yaml.
@@ -140,9 +141,17 @@ func (c *cluster) joins(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		const most = 20e6 // bytes
 		// What starting has used is given back when the collector has run, which it does every two minutes.
-		var bytes float64
-		eventually(t, "the plugin takes at most 20 MB", func() bool { bytes = c.memory(t, n); return bytes <= most })
-		t.Logf("measured: resident memory of a node's plugin, which registers by itself and has no volume: %.1f MB", bytes/1e6)
+		eventually(t, "the plugin takes at most 20 MB", func() bool { return c.memory(t, n) <= most })
+		// And that is not the low tide only: the plugin is asked how it is, and looks at its Node.
+		var highest float64
+		for range 20 {
+			highest = max(highest, c.memory(t, n))
+			time.Sleep(2 * time.Second)
+		}
+		if highest > most {
+			t.Errorf("the plugin takes up to %.1f MB", highest/1e6)
+		}
+		t.Logf("measured: resident memory of a node's plugin, which registers by itself and has no volume: up to %.1f MB", highest/1e6)
 	})
 }
 
