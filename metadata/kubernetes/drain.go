@@ -49,16 +49,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 
 // Undrain implements [metadata.Drainer].
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	name, err := r.find(ctx, instanceID)
-	if err != nil {
-		return err
-	}
-	return r.change(ctx, "uncordon Node "+name, name, func(n node) map[string]any {
-		if n.Metadata.Annotations[cordonAnnotation] != restartID {
-			return nil
-		}
-		return cordoned(n, nil, nil)
-	})
+	return r.undo(ctx, "uncordon Node ", instanceID, cordonAnnotation, restartID, func(n node) map[string]any { return cordoned(n, nil, nil) })
 }
 
 // cordon marks a Node as unschedulable and remembers for which restart, unless somebody else has marked it.

@@ -99,15 +99,27 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 
 // Forget implements [metadata.RestartAsker].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	name, err := r.find(ctx, instanceID)
-	if err != nil {
+	return r.undo(ctx, "forget the restart of Node ", instanceID, restartAnnotation, restartID, func(n node) map[string]any {
+		return annotations{restartAnnotation: nil, answerAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+	})
+}
+
+// undo patches the Node of an instance while an annotation names this restart. While the plugin there is not registered, the
+// Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with its Node.
+func (r *Restarts) undo(ctx context.Context, what, instanceID, annotation, restartID string, patch func(node) map[string]any) error {
+	marked := func(n node) bool { return n.Metadata.Annotations[annotation] == restartID }
+	name, err := r.lookUp(ctx, instanceID)
+	if err == nil && name == "" {
+		name, err = search(ctx, r.client, nodes, marked)
+	}
+	if err != nil || name == "" {
 		return err
 	}
-	return r.change(ctx, "forget the restart of Node "+name, name, func(n node) map[string]any {
-		if asked, _ := n.restart(); asked != restartID {
+	return r.change(ctx, what+name, name, func(n node) map[string]any {
+		if !marked(n) {
 			return nil
 		}
-		return annotations{restartAnnotation: nil, answerAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+		return patch(n)
 	})
 }
 
@@ -144,9 +156,21 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	return err
 }
 
-// find is the name of the Node that is an instance. The kubelet says so in a CSINode, as long as the node plugin is registered
-// with it, and so does the Node's provider ID, where there is a cloud controller manager.
+// find is the name of the Node that is an instance.
 func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) {
+	name, err := r.lookUp(ctx, instanceID)
+	if err == nil && name == "" {
+		return "", &metadata.Error{
+			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID", instanceID, driver),
+			Next: "check that the node plugin runs there and is registered with the kubelet",
+		}
+	}
+	return name, err
+}
+
+// lookUp is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node plugin is
+// registered with it, and so does the Node's provider ID, where there is a cloud controller manager.
+func (r *Restarts) lookUp(ctx context.Context, instanceID string) (string, error) {
 	if name, err := r.stillThere(ctx, instanceID); err != nil || name != "" {
 		return name, err
 	}
@@ -154,14 +178,8 @@ func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) 
 	if err == nil && name == "" {
 		name, err = search(ctx, r.client, nodes, func(n node) bool { return n.provides(instanceID) })
 	}
-	if err != nil {
+	if err != nil || name == "" {
 		return "", err
-	}
-	if name == "" {
-		return "", &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID", instanceID, driver),
-			Next: "check that the node plugin runs there and is registered with the kubelet",
-		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

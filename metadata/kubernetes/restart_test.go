@@ -578,6 +578,50 @@ func TestCordon(t *testing.T) {
 	}
 }
 
+// A restart comes to its end though its Node does not: what it wrote is found where its plugin is not registered, and is gone
+// with a Node that was deleted.
+func TestUndoneWithoutItsNode(t *testing.T) {
+	for name, change := range map[string]func(c *cluster){
+		"not registered": func(c *cluster) { delete(c.csiNodes, nodeName) },
+		"deleted": func(c *cluster) {
+			delete(c.csiNodes, nodeName)
+			delete(c.nodes, nodeName)
+		},
+		"deleted and made anew": func(c *cluster) {
+			c.nodes[nodeName]["metadata"].(object)["annotations"] = object{}
+			c.nodes[nodeName]["spec"] = object{}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			r := kubernetes.NewRestarts(c.options(""))
+			for instanceID, restartID := range map[string]string{idA: "1", idB: "2"} {
+				if err := r.Ask(t.Context(), instanceID, restartID); err != nil {
+					t.Fatal(err)
+				}
+				if left, err := r.Drain(t.Context(), instanceID, restartID); err != nil || len(left) > 0 {
+					t.Fatal(left, err)
+				}
+			}
+			c.set(func() { change(c) })
+			for range 2 {
+				if err := r.Forget(t.Context(), idA, "1"); err != nil {
+					t.Error(err)
+				}
+				if err := r.Undrain(t.Context(), idA, "1"); err != nil {
+					t.Error(err)
+				}
+			}
+			if n := c.nodes[nodeName]; n != nil && (len(c.annotations(nodeName)) > 0 || n["spec"].(object)["unschedulable"] != nil) {
+				t.Errorf("something is left: %v", n)
+			}
+			if len(c.annotations(otherName)) != 2 || c.nodes[otherName]["spec"].(object)["unschedulable"] != true {
+				t.Errorf("what another restart wrote is undone: %v", c.nodes[otherName])
+			}
+		})
+	}
+}
+
 func leftBehind(c *cluster) {
 	c.nodes[nodeName]["spec"] = object{"unschedulable": true}
 	c.nodes[nodeName]["metadata"].(object)["annotations"] = object{"csi.oxide.computer/restart-cordon": "0"}

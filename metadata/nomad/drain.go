@@ -54,12 +54,32 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	return left, nil
 }
 
-// Undrain implements [metadata.Drainer].
+// ineligible is said of a node that gets no new work.
+const ineligible = "ineligible"
+
+// Undrain implements [metadata.Drainer]. While the plugin there is not known, the node is known by what its drain has written. Where
+// there is no such node, it was purged, and its drain with it.
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	node, err := r.find(ctx, r.options, instanceID)
+	known, err := r.lookUp(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
+	var all []struct{ ID, SchedulingEligibility string }
+	if err := r.options.query(ctx, "look for a drained node", "/v1/nodes", 0, &all, nil); err != nil {
+		return err
+	}
+	for _, node := range all {
+		if node.ID != known && (known != "" || node.SchedulingEligibility != ineligible) {
+			continue
+		}
+		if err := r.undrain(ctx, node.ID, restartID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Restarts) undrain(ctx context.Context, node, restartID string) error {
 	meta, err := r.options.readAnywhere(ctx, node)
 	if err != nil || meta[keyDrain] != restartID {
 		return err
@@ -81,7 +101,6 @@ func (r *Restarts) close(ctx context.Context, node, restartID string) error {
 	if err != nil {
 		return err
 	}
-	const ineligible = "ineligible"
 	by := meta[keyDrain]
 	if info.SchedulingEligibility == ineligible && (by == "" || by == restartID) {
 		return nil

@@ -281,9 +281,21 @@ type nodes struct {
 	seen map[string]string
 }
 
-// find is the ID of the node that is an instance, as the node plugin there says. While that plugin is not up, it is the node
-// where it was last seen.
+// find is the ID of the node that is an instance.
 func (n *nodes) find(ctx context.Context, o Options, instanceID string) (string, error) {
+	node, err := n.lookUp(ctx, o, instanceID)
+	if err == nil && node == "" {
+		return "", &metadata.Error{
+			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Nomad node is instance %s: no node plugin of %s calls itself so", instanceID, driver),
+			Next: "check that the node plugin runs there and is healthy: nomad plugin status",
+		}
+	}
+	return node, err
+}
+
+// lookUp is the ID of the node that is an instance, as the node plugin there says, or empty. While that plugin is not up, it is
+// the node where it was last seen.
+func (n *nodes) lookUp(ctx context.Context, o Options, instanceID string) (string, error) {
 	node, err := o.search(ctx, instanceID)
 	if err != nil {
 		return "", err
@@ -291,13 +303,7 @@ func (n *nodes) find(ctx context.Context, o Options, instanceID string) (string,
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if node == "" {
-		node = n.seen[instanceID]
-	}
-	if node == "" {
-		return "", &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Nomad node is instance %s: no node plugin of %s calls itself so", instanceID, driver),
-			Next: "check that the node plugin runs there and is healthy: nomad plugin status",
-		}
+		return n.seen[instanceID], nil
 	}
 	if n.seen == nil {
 		n.seen = map[string]string{}

@@ -147,6 +147,14 @@ func (r *region) handle(q *http.Request, local string) (status int, answer any) 
 			nodes[node] = object{"NodeInfo": object{"ID": instance}}
 		}
 		return http.StatusOK, object{"ID": "oxide", "Nodes": nodes}
+	case q.URL.Path == "/v1/nodes":
+		list := []object{}
+		for node, eligibility := range r.eligibility {
+			list = append(list, object{"ID": node, "SchedulingEligibility": eligibility})
+		}
+		return http.StatusOK, list
+	case len(path) == 4 && path[2] == "node" && r.known[path[3]] == nil:
+		return http.StatusNotFound, "node not found"
 	case len(path) == 4 && path[2] == "node":
 		var after uint64
 		if _, err := fmt.Sscan(q.URL.Query().Get("index"), &after); err == nil {
@@ -407,6 +415,50 @@ func TestEligibility(t *testing.T) {
 			}
 			if left := r.read(nodeA, "unique.oxide.restart_drain"); left != "" && tt.want == "eligible" {
 				t.Errorf("%q is left in the metadata", left)
+			}
+		})
+	}
+}
+
+// A restart comes to its end though its node does not: what its drain has done is found where its plugin is not known, and is gone
+// with a node that was purged.
+func TestUndrainedWithoutItsNode(t *testing.T) {
+	purge := func(r *region) {
+		delete(r.instances, nodeA)
+		delete(r.eligibility, nodeA)
+		delete(r.known, nodeA)
+		r.down[nodeA] = true
+	}
+	for name, tt := range map[string]struct {
+		change func(r *region)
+		anew   bool // the controller has started since
+	}{
+		"not known":               {func(r *region) { delete(r.instances, nodeA) }, true},
+		"purged":                  {purge, false},
+		"purged, another process": {purge, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegion(t)
+			asker := nomad.NewRestarts(r.agent("none"))
+			for instanceID, restartID := range map[string]string{idA: "1", idB: "2"} {
+				if left, err := asker.Drain(t.Context(), instanceID, restartID); err != nil || len(left) > 0 {
+					t.Fatal(left, err)
+				}
+			}
+			r.set(func() { tt.change(r) })
+			if tt.anew {
+				asker = nomad.NewRestarts(r.agent("none"))
+			}
+			for range 2 {
+				if err := asker.Undrain(t.Context(), idA, "1"); err != nil {
+					t.Error(err)
+				}
+			}
+			if got := r.eligibility[nodeA]; got == "ineligible" {
+				t.Error("it is still drained")
+			}
+			if r.eligibility[nodeB] != "ineligible" || r.read(nodeB, "unique.oxide.restart_drain") != "2" {
+				t.Error("the drain of another restart is undone")
 			}
 		})
 	}
