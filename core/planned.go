@@ -53,6 +53,20 @@ func (c *Controller) PlanRestarts(ctx context.Context, client *rack.Client) {
 	}
 }
 
+// RetireRestarts ends the planning of restarts, and hands over those that are under way: another controller goes on with them at once.
+// Without it, that waits until this one has been silent for long enough. It returns when ctx ends at the latest.
+func (c *Controller) RetireRestarts(ctx context.Context) {
+	for _, engine := range c.engines {
+		engine.Retire()
+	}
+	for _, engine := range c.engines {
+		select {
+		case <-engine.Retired():
+		case <-ctx.Done():
+		}
+	}
+}
+
 // EndRestarts ends what controllers in attach mode restart have left behind on a rack, for one in attach mode hot. Whether a
 // guest was asked to go down it cannot find out, and waits for that for the options' HaltTimeout.
 func (c *Controller) EndRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
@@ -109,6 +123,8 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 		select {
 		case <-changed:
 		case <-timer.C:
+		case <-c.engine.Retiring(): // another controller goes on with it: that one is to be asked
+			until = time.Time{}
 		case <-ctx.Done():
 		}
 		timer.Stop()

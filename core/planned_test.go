@@ -435,6 +435,34 @@ func newRestartPair(t *testing.T, change ...func(*rigOptions)) (onA, onB *rig) {
 	return on("node-a"), on("node-b")
 }
 
+// A controller that is told to end while an instance is down does not leave it down for as long as one that dies: the next one goes
+// on at once.
+func TestPlannedRetire(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *rigOptions) {
+		o.rack.StateTime, o.restarts.Lease, o.restarts.Wait = 300*time.Millisecond, time.Hour, time.Hour
+	})
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	answered := make(chan error)
+	go func() { answered <- r.publish(t, volume, node) }()
+	eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	r.retire()
+	wantCode(t, <-answered, codes.FailedPrecondition, "being restarted")
+	before := r.calls(t)["anti_affinity_group_list"]
+	time.Sleep(100 * time.Millisecond)
+	if after := r.calls(t)["anti_affinity_group_list"]; after != before {
+		t.Errorf("it goes on: %d looks, %d before", after, before)
+	}
+	other := r.again(t)
+	eventually(t, "the instance runs again", func() bool { return r.runState(t, node) == oxide.InstanceStateRunning })
+	other.published(t, volume, node)
+	other.rest(t)
+	if stops, starts := other.restarts(t); stops != 0 || starts != 1 {
+		t.Errorf("%d stops and %d starts since then, want 0 and 1", stops, starts)
+	}
+}
+
 // Whoever dies while an instance is down: another controller starts it, as soon as the lease is over.
 func TestPlannedCrash(t *testing.T) {
 	t.Parallel()

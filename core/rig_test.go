@@ -56,8 +56,8 @@ type rig struct {
 	options rigOptions
 	// patience is a deadline for each call; 0 is none.
 	patience *atomic.Int64
-	// crash ends the planning of restarts in the middle of whatever it is doing.
-	crash func()
+	// crash ends the planning of restarts in the middle of whatever it is doing, retire as a controller does that is told to end.
+	crash, retire func()
 }
 
 type rigOptions struct {
@@ -184,6 +184,7 @@ func (r *rig) planRestarts(t *testing.T, controller *core.Controller, racks []*r
 		cancel()
 		engines.Wait()
 	}
+	r.retire = func() { controller.RetireRestarts(t.Context()) }
 	t.Cleanup(r.crash)
 }
 

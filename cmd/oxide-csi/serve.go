@@ -74,7 +74,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	// Not one of the tasks in the background: after a second signal nobody waits for it.
 	go func() { served <- server.Serve(listener) }()
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
-	if err := serveUntilSignal(served, signals, server, log); err != nil {
+	if err := serveUntilSignal(served, signals, func() { stopServing(ctx, server, services.Controller) }, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
 	}
 	log.Info("stopped")
@@ -239,20 +239,40 @@ func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
 	}
 }
 
-// serveUntilSignal lets what is being answered end in peace after the first signal, and returns at once after the second,
-// which is an error.
-func serveUntilSignal(served <-chan error, signals <-chan os.Signal, server *core.Server, log *slog.Logger) error {
+// serveUntilSignal stops serving after the first signal, and returns when that is done; after the second it returns at once, which
+// is an error.
+func serveUntilSignal(served <-chan error, signals <-chan os.Signal, stop func(), log *slog.Logger) error {
 	select {
 	case err := <-served:
 		return err
 	case s := <-signals:
 		log.Info("stopping: calls in flight are answered first; a second signal ends them", "signal", s.String())
 	}
-	go server.Stop() // served tells when it is done
+	stopped := make(chan struct{})
+	go func() {
+		stop()
+		close(stopped)
+	}()
 	select {
-	case err := <-served:
-		return err
+	case <-stopped:
+		return <-served
 	case s := <-signals:
 		return fmt.Errorf("a second signal (%s) ended calls in flight", s)
 	}
+}
+
+// retireTime is how long handing restarts over may take; what is not handed over is taken over later.
+const retireTime = 5 * time.Second
+
+// stopServing lets what is being answered end in peace, and hands over the restarts that are under way. The calls that wait for
+// these are answered then.
+func stopServing(ctx context.Context, server *core.Server, controller *core.Controller) {
+	var both sync.WaitGroup
+	both.Go(server.Stop)
+	if controller != nil {
+		ctx, cancel := context.WithTimeout(ctx, retireTime)
+		defer cancel()
+		controller.RetireRestarts(ctx)
+	}
+	both.Wait()
 }

@@ -25,7 +25,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 )
@@ -126,6 +128,51 @@ func TestTerminationFinishesCallsInFlight(t *testing.T) {
 	left, err := sim.Leftovers(t.Context())
 	if err != nil || left.Disks != 1 {
 		t.Errorf("%+v, %v: want the disk that was reported", left, err)
+	}
+}
+
+// A controller that is replaced in the middle of a restart hands it over, and answers the call that waits for it: an instance that
+// is down does not wait until the lease of a minute is over.
+func TestTerminationHandsRestartsOver(t *testing.T) {
+	t.Parallel()
+	sim := startSim(t, "--state-time=2s")
+	start := func(wait string) *lab.Plugin {
+		return startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{
+			"--attach-mode=restart", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s", "--restart-wait=" + wait,
+		}})
+	}
+	count := func(operation string) int {
+		calls, err := sim.Calls(t.Context())
+		must(t, err)
+		return calls.Counts[operation]
+	}
+	first := start("100s")
+	created, err := first.CreateVolume(t.Context(), createRequest("v"))
+	must(t, err)
+	request := &csi.ControllerPublishVolumeRequest{
+		VolumeId: created.GetVolume().GetVolumeId(), NodeId: sim.Instance("node-a").ID, VolumeCapability: createRequest("v").GetVolumeCapabilities()[0],
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := first.ControllerPublishVolume(t.Context(), request)
+		answered <- err
+	}()
+	eventually(t, "the instance is stopped", func() bool { return count("instance_stop") > 0 })
+	must(t, first.Signal(syscall.SIGTERM))
+	if code, err := first.ExitCode(within(t, 15*time.Second)); err != nil || code != 0 {
+		t.Errorf("exit code %d, %v: %s", code, err, first.Stderr())
+	}
+	if err := <-answered; status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the call that waited: %v", err)
+	}
+	second := start("0s")
+	eventually(t, "the instance is started", func() bool { return count("instance_start") > 0 })
+	eventually(t, "the volume is published", func() bool {
+		_, err := second.ControllerPublishVolume(t.Context(), request)
+		return err == nil
+	})
+	if stops, starts := count("instance_stop"), count("instance_start"); stops != 1 || starts != 1 {
+		t.Errorf("%d stops and %d starts, want one of each", stops, starts)
 	}
 }
 

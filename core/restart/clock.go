@@ -22,6 +22,7 @@ const (
 	timerApply    timer = "apply"
 	timerBack     timer = "back"
 	timerHandover timer = "handover"
+	timerOwed     timer = "owed"
 	timerSweep    timer = "sweep"
 )
 

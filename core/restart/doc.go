@@ -18,7 +18,8 @@
 //     there are as many as instances may be down at once, and an epoch. Nothing is asked of a guest or of the rack before the
 //     record says "asked". Its holder keeps it fresh; of several for one slot, the one with the highest epoch counts. When a
 //     holder has gone silent, another process creates the next epoch, and then only brings the instance back: it never
-//     stops one. A holder lists the records before each step, and stops working when it was outbid.
+//     stops one. A holder lists the records before each step, and stops working when it was outbid. One that is told to end, or
+//     runs on the very instance, writes that it hands the restart over and does nothing more about it: then nobody waits.
 //   - A lazy record says that a volume has been unpublished and its disk is still attached. The disk is detached when its
 //     instance is restarted for whatever reason. A volume that returns to the same instance costs no restart.
 //

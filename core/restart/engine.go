@@ -122,6 +122,9 @@ type Engine struct {
 	newID func() string
 	// wake is for whoever ticks.
 	wake chan struct{}
+	// retiring is closed to have Run hand over what it holds and end, retired once it has ended.
+	retiring, retired chan struct{}
+	retire            sync.Once
 	// hotplugs says that the rack was last seen to attach a disk to an instance that runs.
 	hotplugs atomic.Bool
 
@@ -147,6 +150,8 @@ type Engine struct {
 	swept time.Time
 	// rest is until when an instance is left alone after a refusal, and why.
 	rest map[string]refusal
+	// failed is when a tick last failed, after which the rack may still do what it has not answered to.
+	failed time.Time
 }
 
 // wish is a disk that is to be attached to an instance.
@@ -193,6 +198,8 @@ func New(r Rack, opts Options) *Engine {
 		holder:   newID(),
 		newID:    func() string { return metadata.NewRestartID(time.Now()) },
 		wake:     make(chan struct{}, 1),
+		retiring: make(chan struct{}),
+		retired:  make(chan struct{}),
 		wishes:   map[string]*wish{},
 		claimed:  map[string]chan struct{}{},
 		changed:  make(chan struct{}),
@@ -218,17 +225,63 @@ func (e *Engine) self(instance string) (own, known bool) {
 	return known && id == instance, known
 }
 
-// Run works until ctx ends. A restart that is under way then is left to whoever reads its record: another replica, or this
-// plugin once it is started again.
+// Run works until ctx ends, or until [Engine.Retire]. When ctx ends, a restart that is under way is left to whoever reads its record
+// once the lease is over: another replica, or this plugin once it is started again. It is called once.
 func (e *Engine) Run(ctx context.Context) {
+	defer close(e.retired)
 	for ctx.Err() == nil {
 		timer := time.NewTimer(e.tick(ctx))
 		select {
 		case <-timer.C:
 		case <-e.wake:
+		case <-e.retiring:
 		case <-ctx.Done():
 		}
 		timer.Stop()
+		select {
+		case <-e.retiring:
+			e.handAllOver(ctx)
+			return
+		default:
+		}
+	}
+}
+
+// Retire has Run end between two looks, with all restarts that it holds handed over: whoever reads their records goes on with them at
+// once, and does not wait for the lease.
+func (e *Engine) Retire() { e.retire.Do(func() { close(e.retiring) }) }
+
+// Retiring is closed when the engine is to end: nothing that is wished for comes true here any more.
+func (e *Engine) Retiring() <-chan struct{} { return e.retiring }
+
+// Retired is closed when Run has ended.
+func (e *Engine) Retired() <-chan struct{} { return e.retired }
+
+// handAllOver marks what this process holds as free for others, and does nothing about it any more. Where the rack owes an answer, or
+// another process may do so to the holder before, only time makes it safe to go on: that is left to the lease.
+func (e *Engine) handAllOver(ctx context.Context) {
+	if len(e.works) == 0 || !e.clock.Passed(timerOwed, "", e.failed, time.Duration(takingShare*float64(e.opts.Lease))) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
+	defer cancel()
+	records, err := e.read(ctx)
+	if err != nil {
+		e.opts.Log.Warn("restarts could not be handed over: whoever goes on with them waits for the end of the lease", "error", err.Error())
+		return
+	}
+	for _, r := range records.restarts {
+		w := e.works[r.ID]
+		if w == nil || r.Holder != e.holder || w.takenFrom != "" {
+			continue
+		}
+		w.record = r
+		w.record.handOver("")
+		if held, err := e.update(ctx, w); err != nil || !held {
+			e.opts.Log.Warn("a restart could not be handed over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
+			continue
+		}
+		e.opts.Log.Info("handed a restart over", "instance_id", r.Instance, "restart_id", r.ID, "stage", string(w.stage))
 	}
 }
 
@@ -238,12 +291,16 @@ func (e *Engine) tick(ctx context.Context) (again time.Duration) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			e.opts.Log.Error("panic", "task", "planned restarts", "type", fmt.Sprintf("%T", reason), "stack", string(debug.Stack()))
-			again = e.opts.Poll
+			again, e.failed = e.opts.Poll, e.clock.Now()
 		}
 	}()
 	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
 	defer cancel()
-	if err := e.Tick(ctx); err != nil && !errors.Is(err, context.Canceled) {
+	err := e.Tick(ctx)
+	if err != nil {
+		e.failed = e.clock.Now()
+	}
+	if err != nil && !errors.Is(err, context.Canceled) {
 		e.opts.Log.Warn("planned restarts could not be looked after, which is tried again", "error", err.Error())
 		return e.opts.Poll
 	}

@@ -83,6 +83,8 @@ type modelProcess struct {
 	self    string
 	crashes int
 	ticking bool
+	// retired is true once it has handed over what it held and only has to end.
+	retired bool
 }
 
 // modelCall is where an activity stands.
@@ -521,6 +523,8 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 	switch what {
 	case timerWindow, timerRest, timerCoolDown, timerGoing:
 		return true
+	case timerOwed:
+		return true // here the rack does at once what it does not answer to, but for the late calls of who has died
 	case timerSweep:
 		return false // no disk is deleted here
 	case timerBeat, timerWish, timerBack, timerApply, timerHandover:
@@ -773,6 +777,15 @@ func (m *model) options() []option {
 				})
 			})
 		}
+		if !p.ticking && len(p.engine.works) > 0 {
+			m.fault("retire", "retires", p.name, func() {
+				p.ticking = true
+				m.begin(p, "retire", true, func(ctx context.Context) {
+					p.engine.handAllOver(ctx)
+					p.retired = true
+				})
+			})
+		}
 		for _, v := range m.volumes {
 			m.volumeOptions(p, v)
 		}
@@ -810,6 +823,11 @@ func (m *model) take(o option) {
 		m.switches--
 	}
 	o.do()
+	for _, p := range m.processes {
+		if p.retired {
+			m.crash(p)
+		}
+	}
 	if m.last != nil && !slices.Contains(m.activities, m.last) {
 		m.last = nil
 	}
@@ -877,7 +895,7 @@ func (m *model) crash(p *modelProcess) {
 			m.instance(w.record.Instance).foreign = false // the one moment in which a crash leaves that open
 		}
 	}
-	p.ticking = false
+	p.ticking, p.retired = false, false
 	p.crashes++
 	m.boot(p)
 }
@@ -1246,13 +1264,15 @@ var bounds = []struct {
 }{
 	{"any order", 0, 2, nil},
 	{"crashes", 2, 0, []string{"crash"}},
+	{"processes that retire", 2, 1, []string{"retire", "crash"}},
 	{"answers that do not come", 2, 0, []string{"lost", "refused"}},
 	{"a slow holder", 1, 2, []string{"early lease"}},
+	{"a slow holder, and one that retires", 2, 2, []string{"early lease", "retire"}},
 	{"a user in between", 1, 1, []string{"user stop"}},
 	{"crashes and users", 2, 0, []string{"crash", "user stop"}},
 	{"one of all", 1, 1, nil},
 	{"early ends, guests and users", 2, 0, []string{
-		"user stop", "refuses", "hangs", "silent", "early answer", "early halt", "early back", "early wish", "early beat", "early apply", "early handover", "early lease",
+		"retire", "user stop", "refuses", "hangs", "silent", "early answer", "early halt", "early back", "early wish", "early beat", "early apply", "early handover", "early lease",
 	}},
 }
 

@@ -34,7 +34,7 @@ type restartRecord struct {
 	Beat int `json:"beat"`
 	// Asked says that the instance may go down because of it.
 	Asked bool `json:"asked,omitempty"`
-	// Handover says that somebody else is to do it: the holder runs on this very instance.
+	// Handover says that somebody else is to do it: the holder runs on this very instance, or has ended.
 	Handover bool `json:"handover,omitempty"`
 	// Disks are to be attached, so that whoever takes over knows them, each as 16 bytes in base64.
 	Disks []string `json:"disks,omitempty"`

@@ -58,7 +58,7 @@ func TestRecordsFit(t *testing.T) {
 	}
 	planned := restartRecord{Version: 1, Cluster: cluster, ID: newID(), Instance: uuid.NewString(), Holder: newID(), Beat: 999_999, Asked: true, Disks: shorten(disks)}
 	handedOver := planned
-	handedOver.Asked, handedOver.Handover = false, true
+	handedOver.handOver("")
 	lazy := lazyRecord{Version: 1, Cluster: cluster, Disk: disks[0], Instance: disks[1]}
 	for _, text := range []string{encode(planned), encode(handedOver), encode(lazy)} {
 		if len(text) > textLimit {
