@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -186,9 +187,24 @@ func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error 
 	}
 }
 
+// inOrder is how long a controller that is told to end may take before it is killed.
+const inOrder = 3 * time.Second
+
+// killController ends a controller, half of the times in order if it does so in time, and starts another one.
 func (p *plannedWorld) killController(ctx context.Context, i int) error {
-	p.killed["controller"]++
 	p.breaks.Add(1)
+	if p.random.IntN(2) == 0 {
+		p.killed["controller, told to end"]++
+		if err := p.controllers[i].Signal(syscall.SIGTERM); err != nil {
+			return err
+		}
+		select {
+		case <-p.controllers[i].Done():
+		case <-time.After(inOrder):
+		}
+	} else {
+		p.killed["controller"]++
+	}
 	if err := p.controllers[i].Kill(); err != nil {
 		return err
 	}

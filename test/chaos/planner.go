@@ -29,7 +29,7 @@ const (
 	mostDown     = 2
 )
 
-// runPlanner serves until it gets a signal. It knows the flags that lab.StartPlugin gives a controller.
+// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that lab.StartPlugin gives a controller.
 func runPlanner(args []string) (err error) {
 	flags := flag.NewFlagSet("planner", flag.ContinueOnError)
 	endpoint, mode := flags.String("endpoint", "", ""), flags.String("mode", "", "")
@@ -38,7 +38,9 @@ func runPlanner(args []string) (err error) {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("pid", os.Getpid())
 	client, err := rack.New(rack.Config{
@@ -67,8 +69,10 @@ func runPlanner(args []string) (err error) {
 	running.Go(func() { controller.PlanRestarts(ctx, client) })
 	var served error
 	running.Go(func() { served = server.Serve(listener) })
-	<-ctx.Done()
-	server.StopNow()
+	<-signals
+	running.Go(server.Stop)
+	controller.RetireRestarts(ctx)
+	stop()
 	running.Wait()
 	return errors.Join(served)
 }
