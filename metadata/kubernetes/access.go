@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/transport"
 
@@ -78,13 +79,16 @@ func (a access) checkFiles() error {
 	return e
 }
 
+// idleTime is for how long a connection is kept that is not used.
+const idleTime = time.Minute
+
 // http makes a client for one request, after which its connection is closed unless it is kept.
 func (a access) http(keep bool) (*http.Client, error) {
 	tlsConfig, err := transport.TLSConfigFor(&a.config)
 	if err != nil {
 		return nil, err
 	}
-	base := &http.Transport{TLSClientConfig: tlsConfig, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: !keep}
+	base := &http.Transport{TLSClientConfig: tlsConfig, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: !keep, IdleConnTimeout: idleTime}
 	if a.proxy != nil {
 		base.Proxy = http.ProxyURL(a.proxy)
 	}

@@ -80,14 +80,7 @@ func (o object) answers(r request) bool { return o.Kind == r.kind && o.Metadata.
 // ask sends a request and decodes the answer. That the object is not there, or has changed, is for the caller to explain, who gets
 // the HTTP status; every other answer than the object is an error of the contract.
 func (c client) ask(ctx context.Context, r request, answer interface{ answers(request) bool }) (status int, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, &metadata.Error{Kind: metadata.ErrNotReady, What: r.what + ": not asked", Cause: err, Next: "ask again"}
-	}
-	a, err := c.access()
-	if err != nil {
-		return 0, err
-	}
-	status, body, err := a.send(ctx, r)
+	a, status, body, err := c.send(ctx, r)
 	switch {
 	case err != nil:
 		return 0, err
@@ -103,6 +96,26 @@ func (c client) ask(ctx context.Context, r request, answer interface{ answers(re
 		}
 	}
 	return status, nil
+}
+
+// send sends a request, by the line that is kept where there is one, and returns the answer whatever it is, and who gave it.
+func (c client) send(ctx context.Context, r request) (a access, status int, body []byte, err error) {
+	if err := ctx.Err(); err != nil {
+		return access{}, 0, nil, &metadata.Error{Kind: metadata.ErrNotReady, What: r.what + ": not asked", Cause: err, Next: "ask again"}
+	}
+	if c.line == nil {
+		a, err = c.access()
+	} else {
+		a, err = c.line.open(c)
+	}
+	if err != nil {
+		return access{}, 0, nil, err
+	}
+	status, body, err = a.send(ctx, r)
+	if c.line != nil && (err != nil || status == http.StatusUnauthorized) {
+		c.line.drop()
+	}
+	return a, status, body, err
 }
 
 // send sends a request, and returns the answer whatever it is.

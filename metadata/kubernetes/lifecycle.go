@@ -14,12 +14,12 @@ import (
 
 // Node is the Node on which the plugin runs, for what the plugin does at the
 // beginning and at the end of that Node's life. Its errors are those of
-// [metadata.Provider]. Like a [Provider], it keeps nothing from one call to the
-// next.
+// [metadata.Provider]. It is asked every few seconds for a while, and keeps its
+// connection from one call to the next.
 type Node struct{ client }
 
 // NewNode makes a Node. It reads nothing.
-func NewNode(options Options) *Node { return &Node{newClient(options)} }
+func NewNode(options Options) *Node { return &Node{newClient(options).keep()} }
 
 // Registration is what kubelet writes into a CSINode of a plugin.
 type Registration struct {

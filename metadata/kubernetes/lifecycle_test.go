@@ -66,6 +66,7 @@ func TestRemoveTaint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
+			s.kept = true
 			s.object = tt.node
 			patch := ""
 			s.more = func(call, body string) (int, any) {
@@ -109,6 +110,7 @@ func TestLeaving(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
+			s.kept = true
 			s.object = tt.node
 			got, err := kubernetes.NewNode(s.options()).Leaving(context.Background())
 			if got != tt.want || err != nil {
@@ -142,6 +144,7 @@ func TestAttachments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
+			s.kept = true
 			s.more = func(call, _ string) (int, any) {
 				for next, page := range tt.pages {
 					if call == fmt.Sprintf(attachments, next) {

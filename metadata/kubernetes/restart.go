@@ -265,60 +265,10 @@ func (n node) provides(instanceID string) bool {
 // Node, which a kubelet's credentials have.
 type Listener struct {
 	client
-	line line
 }
 
 // NewListener makes the node's half. It asks nothing yet.
-func NewListener(options Options) *Listener {
-	l := &Listener{client: newClient(options)}
-	l.client.line = &l.line
-	return l
-}
-
-// line is a connection to the API server that is kept: a node asks every few seconds, and to connect anew each time would cost
-// both sides more than the question.
-type line struct {
-	mu sync.Mutex
-	a  access
-	// until is when the credentials are read anew, which are short-lived.
-	until time.Time
-}
-
-// lineTime is for how long a line is kept.
-const lineTime = 5 * time.Minute
-
-// open is the line as it is, or a new one.
-func (l *line) open(c client) (access, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.a.kept != nil && time.Now().Before(l.until) {
-		return l.a, nil
-	}
-	l.close()
-	a, err := c.access()
-	if err != nil {
-		return access{}, err
-	}
-	if a.kept, err = a.http(true); err != nil {
-		return access{}, a.unusable(err)
-	}
-	l.a, l.until = a, time.Now().Add(lineTime)
-	return a, nil
-}
-
-// drop gives the line up, so that the next question opens a new one.
-func (l *line) drop() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.close()
-}
-
-func (l *line) close() {
-	if l.a.kept != nil {
-		l.a.kept.CloseIdleConnections()
-		l.a = access{}
-	}
-}
+func NewListener(options Options) *Listener { return &Listener{client: newClient(options).keep()} }
 
 // Wanted implements [metadata.RestartListener].
 func (l *Listener) Wanted(ctx context.Context) (string, metadata.RestartAnswer, error) {
@@ -412,33 +362,15 @@ func post(what, path, resource string) request {
 	return request{method: http.MethodPost, path: path, mediaType: "application/json", what: what, verb: "create", resource: resource}
 }
 
-// open is the access to the API server, by the line that is kept where there is one.
-func (c client) open() (access, error) {
-	if c.line != nil {
-		return c.line.open(c)
-	}
-	return c.access()
-}
-
 // do sends a request that must succeed, with in as JSON unless it is nil, and reads the answer into out unless that is nil.
 // Statuses in also are no error either; nothing is read then.
 func (c client) do(ctx context.Context, r request, in, out any, also ...int) (status int, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, &metadata.Error{Kind: metadata.ErrNotReady, What: r.what + ": not asked", Cause: err, Next: "ask again"}
-	}
-	a, err := c.open()
-	if err != nil {
-		return 0, err
-	}
 	if in != nil {
 		if r.body, err = json.Marshal(in); err != nil {
 			return 0, err
 		}
 	}
-	status, body, err := a.send(ctx, r)
-	if c.line != nil && (err != nil || status == http.StatusUnauthorized) {
-		c.line.drop()
-	}
+	a, status, body, err := c.send(ctx, r)
 	switch {
 	case err != nil:
 		return 0, err

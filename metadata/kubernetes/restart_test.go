@@ -646,36 +646,48 @@ func TestRestartsWithoutCredentials(t *testing.T) {
 }
 
 // A node keeps its connection, notices when it is not known any more, and comes back by new credentials.
-func TestListenerKeepsItsLine(t *testing.T) {
-	c := newCluster(t)
-	l := kubernetes.NewListener(c.options(nodeName))
-	wanted := func() error { _, _, err := l.Wanted(t.Context()); return err }
-	for range 5 {
-		if err := wanted(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c.set(func() {
-		if len(c.peers) != 1 {
-			t.Errorf("connections from %v", c.peers)
-		}
-		c.token = "another"
-	})
-	if err := wanted(); err == nil || !strings.Contains(err.Error(), "HTTP 401") {
-		t.Errorf("with an old token: %v", err)
-	}
-	(&server{t: t, dir: c.dir}).write("token", "another\n")
-	if err := wanted(); err != nil {
-		t.Errorf("with a new token: %v", err)
-	}
-	c.CloseClientConnections()
-	c.set(func() { c.fault = metadatatest.Down })
-	if err := wanted(); err == nil {
-		t.Error("of a server that is down: no error")
-	}
-	c.set(func() { c.fault = "" })
-	if err := wanted(); err != nil {
-		t.Errorf("of a server that is up again: %v", err)
+func TestLineIsKept(t *testing.T) {
+	for name, asks := range map[string]func(kubernetes.Options) func() error{
+		"Listener": func(options kubernetes.Options) func() error {
+			l := kubernetes.NewListener(options)
+			return func() error { _, _, err := l.Wanted(t.Context()); return err }
+		},
+		"Node": func(options kubernetes.Options) func() error {
+			n := kubernetes.NewNode(options)
+			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, kubernetes.Registration{}); return err }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			ask := asks(c.options(nodeName))
+			for range 5 {
+				if err := ask(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.set(func() {
+				if len(c.peers) != 1 {
+					t.Errorf("connections from %v", c.peers)
+				}
+				c.token = "another"
+			})
+			if err := ask(); err == nil || !strings.Contains(err.Error(), "HTTP 401") {
+				t.Errorf("with an old token: %v", err)
+			}
+			(&server{t: t, dir: c.dir}).write("token", "another\n")
+			if err := ask(); err != nil {
+				t.Errorf("with a new token: %v", err)
+			}
+			c.CloseClientConnections()
+			c.set(func() { c.fault = metadatatest.Down })
+			if err := ask(); err == nil {
+				t.Error("of a server that is down: no error")
+			}
+			c.set(func() { c.fault = "" })
+			if err := ask(); err != nil {
+				t.Errorf("of a server that is up again: %v", err)
+			}
+		})
 	}
 }
 
