@@ -71,9 +71,13 @@ func NewServer(opts ServerOptions) *Server {
 // said any, so it also bounds that.
 const handshakeTimeout = 5 * time.Second
 
-// Serve answers RPCs until [Server.Stop] or [Server.StopNow], then removes the socket and returns nil.
+// Serve answers RPCs until [Server.Stop] or [Server.StopNow], which may have been called already, then removes the socket and
+// returns nil.
 func (s *Server) Serve(listener net.Listener) error {
-	return s.grpc.Serve(listener)
+	if err := s.grpc.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
 }
 
 // Stop refuses new RPCs and returns when those in flight are answered.

@@ -368,6 +368,27 @@ func must(t *testing.T, err error) {
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // A server that stops answers what it has begun and takes nothing new.
+// A signal can come before the first call to serve.
+func TestStopBeforeServe(t *testing.T) {
+	for name, stop := range map[string]func(*core.Server){"in peace": (*core.Server).Stop, "at once": (*core.Server).StopNow} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "csi.sock")
+			listener, err := core.Listen(socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := core.NewServer(core.ServerOptions{Mode: "node", Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: slog.New(slog.DiscardHandler)})
+			stop(server)
+			if err := server.Serve(listener); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the socket is still there: %v", err)
+			}
+		})
+	}
+}
+
 func TestStopFinishesCallsInFlight(t *testing.T) {
 	gate := newGate()
 	r, conn, server := gatedController(t, gate)
