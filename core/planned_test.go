@@ -342,14 +342,31 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 
 // A roll-out over several nodes restarts each of them once, one after the other.
 func TestPlannedRollOut(t *testing.T) {
-	t.Parallel()
-	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks, o.restarts.Window = 12, time.Second })
+	r := newRestartRig(t, func(o *rigOptions) { o.maxDisks, o.restarts.Window, o.restarts.Lease = 12, time.Second, time.Minute })
 	nodes := []string{r.node(t, "node-a"), r.node(t, "node-b"), r.node(t, "node-c")}
+	volumes := r.createSome(t, 24)
 	var publishing sync.WaitGroup
-	for i, volume := range r.createSome(t, 24) {
-		publishing.Go(func() { r.published(t, volume, nodes[i%3]) })
+	for i, volume := range volumes {
+		publishing.Go(func() {
+			// Without a pause between their questions, two dozen would leave the controller no time for anything else.
+			for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+				err := r.publish(t, volume, nodes[i%3])
+				if err == nil {
+					return
+				}
+				if status.Code(err) != codes.FailedPrecondition || time.Now().After(deadline) {
+					t.Error(err)
+					return
+				}
+			}
+		})
 	}
 	publishing.Wait()
+	for i, volume := range volumes {
+		if got := r.holder(t, volume); got != nodes[i%3] {
+			t.Errorf("volume %d is on %q", i, got)
+		}
+	}
 	r.wantRestarts(t, 3)
 }
 
