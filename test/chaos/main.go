@@ -25,9 +25,9 @@
 //
 // With -restarts (make chaos-restart) the rack changes disks only of stopped instances, and two controllers restart these,
 // with a lease of 12 seconds. Orchestrators publish, repeat, move and delete volumes and ask now one controller, now the
-// other; controllers and rack are killed, controllers also told to end, and somebody else stops and starts instances. All the while the rack is looked at:
-// what is published stays attached, no more instances are down than may be, none for longer than the lease and a minute, and
-// none that somebody else has stopped is started (planned.go, actor.go, planned_audit.go, planner.go).
+// other; controllers and rack are killed, controllers also told to end, and somebody else stops and starts instances. All the
+// while the rack is looked at: what is published stays attached, no more instances are down than may be, none for longer than
+// the lease and a minute, and none that somebody else has stopped is started (planned.go, actor.go, planned_audit.go, planner.go).
 package main
 
 import (

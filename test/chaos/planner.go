@@ -29,7 +29,8 @@ const (
 	mostDown     = 2
 )
 
-// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that lab.StartPlugin gives a controller.
+// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that lab.StartPlugin gives a
+// controller.
 func runPlanner(args []string) (err error) {
 	flags := flag.NewFlagSet("planner", flag.ContinueOnError)
 	endpoint, mode := flags.String("endpoint", "", ""), flags.String("mode", "", "")

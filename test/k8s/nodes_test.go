@@ -140,7 +140,7 @@ func (c *cluster) joins(t *testing.T) {
 	}
 	t.Run("memory", func(t *testing.T) {
 		const most = 20e6 // bytes
-		// What starting has used is given back when the collector has run, which it does every two minutes.
+		// What starting has used is given back within a minute.
 		eventually(t, "the plugin takes at most 20 MB", func() bool { return c.memory(t, n) <= most })
 		// And that is not the low tide only: the plugin is asked how it is, and looks at its Node.
 		var highest float64
