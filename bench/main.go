@@ -30,7 +30,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // measurements run in this order, one at a time: two at once would measure each other.

@@ -61,7 +61,7 @@ func within(path, parent string) bool {
 func TestLinks(t *testing.T) {
 	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
 	tests := []string{
-		module + "/core/simrack", module + "/core/device/devicetest", module + "/core/metrics/metricstest", module + "/metadata/metadatatest", "testing",
+		module + "/test/simrack", module + "/core/device/devicetest", module + "/core/metrics/metricstest", module + "/metadata/metadatatest", "testing",
 		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp", "github.com/prometheus",
 	}
 	for _, test := range []struct {
@@ -93,7 +93,7 @@ func TestLinks(t *testing.T) {
 
 // Who may import what, tests excepted. Each row has an importer that must be there, lest the row looks at nothing.
 func TestImports(t *testing.T) {
-	simulated := func(path string) bool { return within(path, module+"/core/simrack") }
+	simulated := func(path string) bool { return within(path, module+"/test/simrack") }
 	packages := goList(t, false, module+"/...")
 	for _, test := range []struct {
 		what string
@@ -134,16 +134,16 @@ func TestImports(t *testing.T) {
 // The simulator imports nothing of the plugin that it is to judge, and the plugin nothing of the simulator.
 func TestSimulatorStandsAlone(t *testing.T) {
 	for _, p := range goList(t, false, module+"/...") {
-		own := within(p.ImportPath, module+"/core/simrack") || within(p.ImportPath, module+"/cmd/oxide-sim") ||
+		own := within(p.ImportPath, module+"/test/simrack") || within(p.ImportPath, module+"/cmd/oxide-sim") ||
 			within(p.ImportPath, module+"/test") || within(p.ImportPath, module+"/bench")
 		for _, imported := range p.Imports {
-			if !own && within(imported, module+"/core/simrack") {
+			if !own && within(imported, module+"/test/simrack") {
 				t.Errorf("%s imports %s", p.ImportPath, imported)
 			}
 		}
 	}
-	for _, p := range goList(t, true, module+"/core/simrack") {
-		if within(p.ImportPath, module) && !within(p.ImportPath, module+"/core/simrack") {
+	for _, p := range goList(t, true, module+"/test/simrack") {
+		if within(p.ImportPath, module) && !within(p.ImportPath, module+"/test/simrack") {
 			t.Errorf("package simrack links %s", p.ImportPath)
 		}
 	}

@@ -37,6 +37,6 @@
 //
 // Below it: core/rack talks to the rack, core/device finds and reads block devices, core/mount makes and mounts
 // filesystems, core/restart plans restarts of instances and core/shutdown powers a guest off for one, core/config is the
-// configuration. core/simrack is a simulated rack for tests and the demo and is linked
+// configuration. test/simrack is a simulated rack for tests and the demo and is linked
 // by nothing that ships.
 package core

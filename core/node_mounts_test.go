@@ -20,8 +20,8 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // What users, crashes and other programs leave where volumes are staged and published.

@@ -27,9 +27,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest"
 )
 
 const (

@@ -20,8 +20,8 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // newRestartRig is a controller in attach mode restart before a rack without hot-plug. Unless changed, the rack stops instances.

@@ -26,9 +26,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/openapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/openapi"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 const instanceID = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 var countSeries = regexp.MustCompile(`^(?:csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi\.v1\.(\w+/\w+)"}|` +

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // cluster plays the API server for one Node; test/k8s has a real one.

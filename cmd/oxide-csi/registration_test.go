@@ -17,7 +17,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet/kubelettest"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // registrationSocket is the name that node-driver-registrar would give it.

@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // asking plays the API server for one Node, of which a restart is asked for.

@@ -18,7 +18,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // The demo stands in these files:

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // shell is where the commands of the story are typed. Everybody can type them there: all that makes it this place stands in a

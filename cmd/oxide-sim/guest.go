@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/guest/pid1"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest/pid1"
 )
 
 // guestInitCommand is an init for those guests of serve that have no other.

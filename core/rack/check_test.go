@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // What is wrong is one sentence that ends with what to do.

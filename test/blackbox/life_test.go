@@ -7,7 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // TestLife moves a volume with data in it from one node to another, as when its workload is rescheduled: one controller,

@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // temporaryPrefix begins the names of the snapshots through which clones are made.

@@ -27,10 +27,10 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 const (

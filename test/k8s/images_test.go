@@ -12,7 +12,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // The folders of the repository that the tests use.

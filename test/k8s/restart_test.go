@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // TestPlannedRestart is a rack without hot-plug whose instances are nodes that the rack boots, and which really go down: processes

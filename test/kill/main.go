@@ -6,7 +6,7 @@
 //	make chaos-node
 //
 // A step is a system call that reads or changes the world: see tracer.go. The built plugin runs alone, with a guest of loop
-// devices below it (core/simrack/guest), is watched through ptrace from the moment a call is sent, and is killed just before
+// devices below it (test/simrack/guest), is watched through ptrace from the moment a call is sent, and is killed just before
 // its N-th step, for each N in turn: the plugin alone, whose mkfs or mount may then live on, or all its programs with it, as
 // when a container is killed. Its steps and those of its programs are counted together.
 //
@@ -29,7 +29,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 func init() {

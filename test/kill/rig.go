@@ -22,8 +22,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest"
 )
 
 const (

@@ -22,7 +22,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // deploy is where the job files are.

@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // TestNomad is one story, since each part needs what the one before it has left.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // TestPlannedRestart is a rack without hot-plug whose instances are machines with processes and mounts of their own, which

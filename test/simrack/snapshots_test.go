@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // The rows of docs/rack.md §1, §2 and §6 that are no cases of §11.

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // statesOn are the kinds of filesystem that the state directory may be on: ext4 has ways that others have not.

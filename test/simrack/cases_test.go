@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // scene is where a case of docs/rack.md §11 plays: project proj, caller with the role limited-collaborator, d a detached

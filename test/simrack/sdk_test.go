@@ -6,7 +6,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // TestTheSDKSeesARack takes a disk through its life with the real client: its types decode what the rack says, and its

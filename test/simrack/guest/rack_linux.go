@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // CreateDisk implements [simrack.Guests]. It fails when the disk has a backing store already.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // machine is one guest.

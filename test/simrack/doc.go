@@ -7,7 +7,7 @@
 //
 // A [Rack] has two outsides. [Rack.API] is the rack as every client knows it. [Rack.Control] is what only a test or a demo
 // may touch: faults to inject, settings to change, machines to cut off from power, calls to count. The guests inside the
-// instances are not here: [Guests] is what the rack asks of them, and core/simrack/guest keeps them.
+// instances are not here: [Guests] is what the rack asks of them, and test/simrack/guest keeps them.
 //
 // # Files
 //

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // TestManyAtOnce lets many clients do everything to few disks and instances at once, some of it through the control

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
 // Each test here sends requests that violate two rows of a table of docs/rack.md at once: the row that comes first

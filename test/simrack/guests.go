@@ -6,7 +6,7 @@ import "errors"
 var ErrDiskBusy = errors.New("the disk is written to without a pause")
 
 // Guests is what a [Rack] drives when its instances have machines inside them: it keeps the bytes of the disks and shows
-// the disks of a running instance to that instance's guest. The package core/simrack/guest implements it with loop
+// the disks of a running instance to that instance's guest. The package test/simrack/guest implements it with loop
 // devices; a Rack without Guests keeps no bytes at all.
 //
 // The rack calls it in the order in which things happen to one disk and to one instance, never twice at a time for the
