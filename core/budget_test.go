@@ -124,7 +124,7 @@ var budgets = map[string][2]path{
 
 // The page says what each RPC asks of a rack, and the rack counts it.
 func TestAPICallBudgets(t *testing.T) {
-	page, err := os.ReadFile("../docs/api-calls.md")
+	page, err := os.ReadFile("../docs/reference/api-calls.md")
 	must(t, err)
 	rows := map[string][2]string{}
 	for line := range strings.Lines(string(page)) {

@@ -4,7 +4,7 @@ import "github.com/container-storage-interface/spec/lib/go/csi"
 
 // What this plugin offers. Everything else that CSI v1.13 knows is left out, for these reasons:
 //
-//   - EXPAND_VOLUME, MODIFY_VOLUME: a rack changes nothing of a disk, neither size nor name (docs/rack.md §2).
+//   - EXPAND_VOLUME, MODIFY_VOLUME: a rack changes nothing of a disk, neither size nor name (docs/reference/rack.md §2).
 //   - PUBLISH_READONLY: a rack stores no such flag of an attachment; read-only is NodePublishVolume's readonly.
 //   - VOLUME_MOUNT_GROUP: kubelet would then leave fsGroup to us instead of applying it itself.
 //   - GROUP_CONTROLLER_SERVICE, SNAPSHOT_METADATA_SERVICE: a rack has neither.

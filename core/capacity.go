@@ -16,7 +16,7 @@ const (
 	// capacityAge is how old a rack's word on its storage may be. Kubernetes' provisioner asks for each storage class and
 	// topology segment, one right after the other.
 	capacityAge = 10 * time.Second
-	// maxDistributedBytes is the largest distributed disk (docs/rack.md §2).
+	// maxDistributedBytes is the largest distributed disk (docs/reference/rack.md §2).
 	maxDistributedBytes = 1023 * gib
 )
 

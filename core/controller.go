@@ -157,7 +157,7 @@ func (c onRack) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 	return nil
 }
 
-// checkProject refuses disks of other projects: an ID is looked up in the whole silo (docs/rack.md §1).
+// checkProject refuses disks of other projects: an ID is looked up in the whole silo (docs/reference/rack.md §1).
 func (c onRack) checkProject(ctx context.Context, disk rack.Disk) error {
 	project, err := c.rack.ProjectID(ctx)
 	if err != nil {

@@ -39,7 +39,7 @@ func (c *Controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, nil
 }
 
-// diskHealth reads the state of a disk, docs/rack.md §2. All other states are part of a volume's ordinary life.
+// diskHealth reads the state of a disk, docs/reference/rack.md §2. All other states are part of a volume's ordinary life.
 func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.ID}
 	switch disk.State {

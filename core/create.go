@@ -28,7 +28,7 @@ func (w wanted) blank() bool { return w.snapshotID == "" && w.cloneOf == "" }
 // CreateVolume makes a disk: a blank one, one from a snapshot, or a copy of another disk. The name of the disk follows from the
 // volume's, so that a repetition finds it: CSI spec, CreateVolume. What a failed create left behind is looked up before
 // anything is answered, since the rack may have made the disk and lost the answer, or may refuse a name that exists for want
-// of quota (docs/rack.md §2).
+// of quota (docs/reference/rack.md §2).
 func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if err := validateCreateVolume(req); err != nil {
 		return nil, err

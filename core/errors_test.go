@@ -25,7 +25,7 @@ func refusal(status int, code, message string) lab.Fault {
 	return lab.Fault{Kind: lab.FaultStatus, Status: status, ErrorCode: code, Message: message}
 }
 
-// Answers of a rack, docs/rack.md §1 to §7, and of whatever may stand before it.
+// Answers of a rack, docs/reference/rack.md §1 to §7, and of whatever may stand before it.
 var (
 	refused400      = refusal(400, "InvalidRequest", "a reason that this plugin has never heard")
 	badSize         = refusal(400, "InvalidValue", `unsupported value for "size": total size must be less than 1023 GiB`)

@@ -684,13 +684,13 @@ func TestPlannedSweep(t *testing.T) {
 	})
 }
 
-// What the RPCs ask of the rack is what docs/api-calls.md says.
+// What the RPCs ask of the rack is what docs/reference/api-calls.md says.
 func TestPlannedAPICalls(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *rigOptions) { o.unplanned = true }) // only the RPCs' own calls are counted
 	node := r.node(t, "node-a")
 	volume := r.create(t, "v")
-	page, err := os.ReadFile("../docs/api-calls.md")
+	page, err := os.ReadFile("../docs/reference/api-calls.md")
 	r.must(t, err)
 	says := func(what string, call func() error, want codes.Code) {
 		t.Helper()
@@ -705,7 +705,7 @@ func TestPlannedAPICalls(t *testing.T) {
 			counts = append(counts, fmt.Sprintf("%s %d", operation, calls.Counts[operation]))
 		}
 		if line := fmt.Sprintf("| %s | %s |", what, strings.Join(counts, ", ")); !strings.Contains(string(page), line) {
-			t.Errorf("docs/api-calls.md lacks the line\n%s", line)
+			t.Errorf("docs/reference/api-calls.md lacks the line\n%s", line)
 		}
 	}
 	publish := func() error { return r.publish(t, volume, node) }

@@ -73,7 +73,7 @@ func (c onRack) settled(ctx context.Context, disk rack.Disk) (rack.Disk, error) 
 	return c.rack.Settled(ctx, disk, patience(ctx))
 }
 
-// checkNoBootDisk refuses the boot disk of the instance that holds it. Only an attached disk can be one (docs/rack.md §5).
+// checkNoBootDisk refuses the boot disk of the instance that holds it. Only an attached disk can be one (docs/reference/rack.md §5).
 func (c onRack) checkNoBootDisk(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err != nil {
@@ -153,7 +153,7 @@ func (c onRack) instanceDisks(ctx context.Context, instanceID string) ([]rack.Di
 	return disks, nil
 }
 
-// checkTwins refuses a disk of which the guest would not know which one it is (docs/rack.md §9).
+// checkTwins refuses a disk of which the guest would not know which one it is (docs/reference/rack.md §9).
 func checkTwins(disk rack.Disk, disks []rack.Disk, instanceID string) error {
 	for _, other := range disks {
 		if other.ID != disk.ID && rack.Serial(other.Name) == rack.Serial(disk.Name) {
@@ -236,7 +236,7 @@ func (c onRack) differentProjects(instance rack.Instance, disk rack.Disk) error 
 		instance.Name, instance.ID, disk.Name, disk.ID, c.rack.ProjectName())
 }
 
-// notStopped tells an operator the ways out of what every rack up to now demands (docs/rack.md §4). Nomad asks again
+// notStopped tells an operator the ways out of what every rack up to now demands (docs/reference/rack.md §4). Nomad asks again
 // for this code only, Kubernetes' attacher for every one.
 func notStopped(what string, disk rack.Disk, instance rack.Instance, refusal error) error {
 	return failedPrecondition("cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done and start it again, use --attach-mode=restart, which plans that, or racks that can hot-plug: %w",

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// racks are the racks of a controller. An ID says nothing of its rack, and no two racks have the same ID (docs/rack.md §8):
+// racks are the racks of a controller. An ID says nothing of its rack, and no two racks have the same ID (docs/reference/rack.md §8):
 // a disk is looked for on the rack where it was seen last, else on all. That it is gone is said only when every rack that
 // could have it has said so.
 type racks struct {

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// gib is the unit of disk sizes: a rack takes whole GiB only (docs/rack.md §2).
+	// gib is the unit of disk sizes: a rack takes whole GiB only (docs/reference/rack.md §2).
 	gib int64 = 1 << 30
 	// defaultSizeBytes is the size of a volume for which nothing was requested.
 	defaultSizeBytes = 10 * gib

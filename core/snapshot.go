@@ -15,7 +15,7 @@ import (
 
 // CreateSnapshot makes a snapshot of a volume: CSI spec, CreateSnapshot. Like a disk's, its name follows from the one that the
 // orchestrator gives. It shows what the volume would hold after a power cut; nothing in the guest is frozen
-// (docs/rack.md §6).
+// (docs/reference/rack.md §6).
 func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	if err := validateCreateSnapshot(req); err != nil {
 		return nil, err

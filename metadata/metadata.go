@@ -1,6 +1,6 @@
 // Package metadata says how the plugin learns who it is: which Oxide instance
 // it runs in, and on which rack. Oxide has no instance metadata service
-// (docs/rack.md §9), so the answer comes from whatever knows it: the operator,
+// (docs/reference/rack.md §9), so the answer comes from whatever knows it: the operator,
 // Kubernetes, Nomad, the guest's firmware. Each of these is a [Provider].
 //
 // The package is the contract and nothing else: it knows no orchestrator and no

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A planned restart (docs/racks-without-hotplug.md) needs a word between the controller, which decides on it, and the node
+// A planned restart (docs/explanation/racks-without-hotplug.md) needs a word between the controller, which decides on it, and the node
 // plugin of the instance, which shuts its guest down from inside. They share no network, but an orchestrator, which both may
 // ask. What carries the word is a second contract beside [Provider], in two halves.
 

@@ -19,7 +19,7 @@ const awaitDetachHelp = `oxide-csi await-detach is for the preStop hook of the n
 more, so that the plugin, which unmounts them, is there until then. On any other Node it ends at once: an update of the
 plugin waits for nothing.
 
-It asks Kubernetes as the plugin does, with the same settings; see docs/configuration.md. The pod's
+It asks Kubernetes as the plugin does, with the same settings; see docs/reference/configuration.md. The pod's
 terminationGracePeriodSeconds must be longer than --timeout.
 
 Exit codes: 0, there is nothing to wait for any more; 1, volumes are attached still, or Kubernetes cannot be asked; 2,

@@ -1,6 +1,6 @@
 // Command oxide-csi is the Oxide CSI plugin: it serves the CSI services of the package core on a unix socket.
 //
-// Without a subcommand it serves. Its configuration is described in docs/configuration.md; problems with it end the
+// Without a subcommand it serves. Its configuration is described in docs/reference/configuration.md; problems with it end the
 // process with exit code 2 and a line each, anything else that goes wrong with exit code 1.
 package main
 
@@ -56,7 +56,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "oxide-csi",
 		Short:         "CSI plugin for Oxide disks",
-		Long:          "oxide-csi serves the Container Storage Interface for the disks of an Oxide rack.\n\nEvery flag can also be given by an environment variable or in a YAML file; docs/configuration.md lists them.",
+		Long:          "oxide-csi serves the Container Storage Interface for the disks of an Oxide rack.\n\nEvery flag can also be given by an environment variable or in a YAML file; docs/reference/configuration.md lists them.",
 		Version:       version,
 		Args:          noArgs,
 		SilenceUsage:  true,

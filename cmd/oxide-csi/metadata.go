@@ -25,7 +25,7 @@ const metadataHelp = `oxide-csi metadata finds out which Oxide instance this is,
 the plugin reads (--metadata-file). As an init container it keeps an orchestrator's credentials out of the plugin's own.
 
 It takes the settings with which the plugin finds out the same, as flags, from the environment or from a file; see
-docs/configuration.md and docs/identity.md.
+docs/reference/configuration.md and docs/how-to/identity.md.
 
 Exit codes: 0, the identity was printed or written; 1, it cannot be used, or not written; 2, the configuration is
 wrong; 3, no source answered in time. Nothing is written unless it is 0.`

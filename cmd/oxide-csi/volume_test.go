@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
-var update = flag.Bool("update", false, "rewrite testdata/volume.txt and docs/cli.md")
+var update = flag.Bool("update", false, "rewrite testdata/volume.txt and docs/reference/cli.md")
 
 // host is a host without an orchestrator, as a person there sees it: a plugin for the controller, one for the node, and a
 // shell.
@@ -771,10 +771,10 @@ func TestLongVolumeList(t *testing.T) {
 	}
 }
 
-// commandPage is docs/cli.md: what every command says of itself, after an introduction that is written by hand.
+// commandPage is docs/reference/cli.md: what every command says of itself, after an introduction that is written by hand.
 func commandPage(t *testing.T) string {
 	t.Helper()
-	const page, begin = "../../docs/cli.md", "<!-- From here on made from --help by: go test ./cmd/oxide-csi -run TestCommandPage -update -->\n"
+	const page, begin = "../../docs/reference/cli.md", "<!-- From here on made from --help by: go test ./cmd/oxide-csi -run TestCommandPage -update -->\n"
 	text, err := os.ReadFile(page)
 	must(t, err)
 	written, _, ok := strings.Cut(string(text), begin)
@@ -798,7 +798,7 @@ func commandPage(t *testing.T) string {
 	return b.String()
 }
 
-func TestCommandPage(t *testing.T) { checkFile(t, "../../docs/cli.md", commandPage(t)) }
+func TestCommandPage(t *testing.T) { checkFile(t, "../../docs/reference/cli.md", commandPage(t)) }
 
 func publishRequest(id, node string) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: createRequest("").GetVolumeCapabilities()[0]}
@@ -808,7 +808,7 @@ func publishRequest(id, node string) *csi.ControllerPublishVolumeRequest {
 func TestCommandPageExample(t *testing.T) {
 	t.Parallel()
 	h := newHostWithGuest(t, true)
-	page, err := os.ReadFile("../../docs/cli.md")
+	page, err := os.ReadFile("../../docs/reference/cli.md")
 	must(t, err)
 	_, rest, _ := strings.Cut(string(page), "```sh\n")
 	example, _, ok := strings.Cut(rest, "```\n")

@@ -27,7 +27,7 @@ type shell struct {
 
 const envFile = "env"
 
-// exitInTheWay is the exit code of oxide-csi where the plugin answers FAILED_PRECONDITION (docs/cli.md).
+// exitInTheWay is the exit code of oxide-csi where the plugin answers FAILED_PRECONDITION (docs/reference/cli.md).
 const exitInTheWay = 5
 
 // newShell makes a shell in a folder, in which the variables are set.

@@ -8,7 +8,7 @@
 //
 // The tags of [Config] are the one place where a setting is described: flags,
 // environment variables, keys of the file, the text of --help and
-// docs/configuration.md are all made from them. To add a setting, add a field,
+// docs/reference/configuration.md are all made from them. To add a setting, add a field,
 // its rule in [Config.Validate], and its rows in the tests, which ask for them.
 package config
 
@@ -56,7 +56,7 @@ type Config struct {
 	RackGiven bool
 
 	// AttachMode is AttachHot or AttachRestart.
-	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses; restart plans restarts of instances (docs/racks-without-hotplug.md)"`
+	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses; restart plans restarts of instances (docs/explanation/racks-without-hotplug.md)"`
 	// RestartPolicy is RestartNever, RestartPlan or RestartAllow.
 	RestartPolicy string `koanf:"restartPolicy" flag:"restart-policy" env:"OXIDE_CSI_RESTART_POLICY" default:"allow" help:"whether instances may be restarted with --attach-mode=restart: never, plan, which only tells what would be restarted, or allow. Ignored in mode node"`
 	// RestartShutdown is ShutdownGuest, ShutdownDrain or ShutdownHard.

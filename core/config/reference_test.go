@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-var update = flag.Bool("update", false, "rewrite the table of docs/configuration.md")
+var update = flag.Bool("update", false, "rewrite the table of docs/reference/configuration.md")
 
 const (
-	reference  = "../../docs/configuration.md"
+	reference  = "../../docs/reference/configuration.md"
 	tableBegin = "<!-- Made from the struct in core/config by: go test ./core/config -update -->\n"
 	tableEnd   = "<!-- End of what is made. -->\n"
 )

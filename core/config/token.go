@@ -12,7 +12,7 @@ import (
 )
 
 // TokenPrefix begins every API token; the rack takes a bearer without it for no
-// credentials at all (docs/rack.md §1).
+// credentials at all (docs/reference/rack.md §1).
 const TokenPrefix = "oxide-token-"
 
 const redacted = "(redacted)"

@@ -28,7 +28,7 @@ var (
 	// clusterIDs is a rule of our own: what any orchestrator's identifiers,
 	// UUIDs included, can be written in.
 	clusterIDs = regexp.MustCompile(`^[a-z0-9-]+$`)
-	// oxideNames is the rack's rule for names (docs/rack.md §2); UUIDs, which it
+	// oxideNames is the rack's rule for names (docs/reference/rack.md §2); UUIDs, which it
 	// takes as well, stand for IDs.
 	oxideNames = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 	// nodeNames and labelNames are Kubernetes' rules for the names of Nodes (DNS

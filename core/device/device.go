@@ -4,7 +4,7 @@
 // # Which device is it
 //
 // A rack shows each disk as an NVMe controller of its own whose serial is the first 20 bytes of the disk's name
-// (docs/rack.md §9). That serial is the only link between the rack's view and the guest's: kernel names (nvme1n1) and
+// (docs/reference/rack.md §9). That serial is the only link between the rack's view and the guest's: kernel names (nvme1n1) and
 // device numbers move when disks come and go, so neither is ever stored. [Roots.Find] looks the serial up each time, in
 // /sys/block and not in /sys/class/nvme, where a controller stands before it knows its serial.
 //
@@ -181,7 +181,7 @@ func (r Roots) partitions(name string) (map[string]Number, error) {
 }
 
 // attribute reads a sysfs file. Serials may be padded with spaces, as the NVMe standard asks, or with zero bytes, as a
-// rack does (docs/rack.md §9).
+// rack does (docs/reference/rack.md §9).
 func (r Roots) attribute(name, file string) (string, error) {
 	content, err := os.ReadFile(r.sys("block", name, file))
 	return strings.Trim(string(content), "\x00 \n"), err

@@ -28,7 +28,7 @@ const (
 
 // Want says which disk is looked for.
 type Want struct {
-	// Serial is the NVMe serial under which a guest sees the disk: its name, as far as it fits (docs/rack.md §9).
+	// Serial is the NVMe serial under which a guest sees the disk: its name, as far as it fits (docs/reference/rack.md §9).
 	Serial string
 	// SizeBytes is the disk's size on the rack, 0 when it is not known.
 	SizeBytes int64

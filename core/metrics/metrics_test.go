@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
 )
 
-var update = flag.Bool("update", false, "rewrite the table of docs/metrics.md")
+var update = flag.Bool("update", false, "rewrite the table of docs/reference/metrics.md")
 
 const (
 	create = "/csi.v1.Controller/CreateVolume"
@@ -245,7 +245,7 @@ func TestReferenceNamesNothingElse(t *testing.T) {
 }
 
 const (
-	reference  = "../../docs/metrics.md"
+	reference  = "../../docs/reference/metrics.md"
 	tableBegin = "<!-- Made from core/metrics by: go test ./core/metrics -update -->\n"
 	tableEnd   = "<!-- End of what is made. -->\n"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 )
 
-// growFrom is how much of a disk lies idle before its filesystem is grown. Disks come in whole GiB (docs/rack.md §2), and
+// growFrom is how much of a disk lies idle before its filesystem is grown. Disks come in whole GiB (docs/reference/rack.md §2), and
 // what a filesystem leaves because it does not fill another of its groups is less than the 128 MiB of a group of ext.
 const growFrom = 128 << 20
 

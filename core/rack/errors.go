@@ -13,7 +13,7 @@ import (
 // Errors of this package. Each call wraps one of them with what was being done and what the rack said.
 var (
 	// ErrNotFound says that the rack knows no such disk or instance, or that the token may not see it: a rack answers
-	// 404 to both (docs/rack.md §1). It is believed only after [Client.ConfirmProject].
+	// 404 to both (docs/reference/rack.md §1). It is believed only after [Client.ConfirmProject].
 	ErrNotFound = errors.New("not found")
 	// ErrProject says that the configured project is not there, or hidden from this token.
 	ErrProject = errors.New("the project cannot be used")
@@ -25,12 +25,12 @@ var (
 	ErrForbidden = errors.New("forbidden")
 	// ErrSize says that the rack does not make disks of this size.
 	ErrSize = errors.New("size is not supported")
-	// ErrCapacity says that quota or space does not suffice. A rack checks the quota before the name (docs/rack.md §2),
+	// ErrCapacity says that quota or space does not suffice. A rack checks the quota before the name (docs/reference/rack.md §2),
 	// so a disk of that name may exist all the same.
 	ErrCapacity = errors.New("insufficient capacity")
 	// ErrRefused says that the state of disk or instance does not allow the call; nothing was changed.
 	ErrRefused = errors.New("refused")
-	// ErrNotStopped is an [ErrRefused] because the instance is not stopped (docs/rack.md §4).
+	// ErrNotStopped is an [ErrRefused] because the instance is not stopped (docs/reference/rack.md §4).
 	ErrNotStopped = fmt.Errorf("%w: the instance is not stopped", ErrRefused)
 	// ErrFull is an [ErrRefused] because the instance has as many disks as it takes.
 	ErrFull = fmt.Errorf("%w: the instance takes no more disks", ErrRefused)
@@ -80,7 +80,7 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 	return fmt.Errorf("%s: %w: %s (HTTP %d, request ID %s)", doing, kind, passOn(message), status, passOn(requestID))
 }
 
-// classify decides by status and error code, see docs/rack.md §1.
+// classify decides by status and error code, see docs/reference/rack.md §1.
 func classify(err *oxide.HTTPError) error {
 	code, message := "", ""
 	if err.ErrorResponse != nil {
@@ -120,7 +120,7 @@ func classify(err *oxide.HTTPError) error {
 }
 
 // refusal is the last resort of reading a message: for a rack that refuses an attach or a detach, states alone do not
-// tell "not stopped" from "full" where racks can hot-plug. docs/rack.md §4 has the texts.
+// tell "not stopped" from "full" where racks can hot-plug. docs/reference/rack.md §4 has the texts.
 func refusal(message string) error {
 	switch {
 	case strings.HasSuffix(message, "instance is not fully stopped"):

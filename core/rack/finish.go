@@ -12,7 +12,7 @@ import (
 const finishTime = 30 * time.Second
 
 // finishing goes on waiting for the answer to what changes something when whoever wanted it has gone: the rack does it all
-// the same, whenever it comes to it (docs/rack.md §1). The RPC keeps its volume locked meanwhile, so that the next one finds
+// the same, whenever it comes to it (docs/reference/rack.md §1). The RPC keeps its volume locked meanwhile, so that the next one finds
 // what was done. Given up at once, an attach could be done after the volume was unpublished, and a detach after it was
 // published again and mounted.
 type finishing struct {

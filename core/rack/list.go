@@ -15,7 +15,7 @@ const (
 )
 
 // Cursor is a place in a list that is sorted by ID: behind LastID. PageToken is the rack's own for a page that begins no later;
-// it is up to 512 bytes, and means nothing to anybody else (docs/rack.md §1).
+// it is up to 512 bytes, and means nothing to anybody else (docs/reference/rack.md §1).
 type Cursor struct {
 	LastID    string
 	PageToken string
@@ -94,7 +94,7 @@ func list[T any](idOf func(T) string, from Cursor, wanted int, read func(token s
 	}
 }
 
-// Storage returns the quota of the silo and what is taken of it, in bytes, docs/rack.md §7. What other projects of the silo
+// Storage returns the quota of the silo and what is taken of it, in bytes, docs/reference/rack.md §7. What other projects of the silo
 // take counts too; the space on the rack is nobody's to see.
 func (c *Client) Storage(ctx context.Context) (quotaBytes, usedBytes uint64, err error) {
 	utilization, err := c.sdk.UtilizationView(ctx)

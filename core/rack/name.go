@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// SerialBytes is how much of a disk's name the guest sees as the NVMe serial (docs/rack.md §9). Two disks of one
+// SerialBytes is how much of a disk's name the guest sees as the NVMe serial (docs/reference/rack.md §9). Two disks of one
 // instance whose names agree in these bytes cannot both be seen.
 const SerialBytes = 20
 

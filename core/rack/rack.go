@@ -132,7 +132,7 @@ func (c *Client) Name() string { return c.name }
 func (c *Client) ProjectName() string { return c.project }
 
 // ParseID reads the ID of a disk or an instance. Only the hyphenated form counts: a rack takes the other notations of a
-// UUID for the same ID, and everything else for a name (docs/rack.md §1). The result is in lower case, as racks write it.
+// UUID for the same ID, and everything else for a name (docs/reference/rack.md §1). The result is in lower case, as racks write it.
 func ParseID(text string) (string, bool) {
 	id, err := uuid.Parse(text)
 	if err != nil || len(text) != len("00000000-0000-0000-0000-000000000000") {
@@ -141,7 +141,7 @@ func ParseID(text string) (string, bool) {
 	return id.String(), true
 }
 
-// State is the state of a disk, docs/rack.md §2.
+// State is the state of a disk, docs/reference/rack.md §2.
 type State string
 
 // The states that this plugin distinguishes.
@@ -185,7 +185,7 @@ func diskFrom(d *oxide.Disk) Disk {
 		Name:        string(d.Name),
 		Description: d.Description,
 		ProjectID:   d.ProjectId,
-		SizeBytes:   int64(d.Size), // a rack's sizes are at most 2^63-1 (docs/rack.md §2)
+		SizeBytes:   int64(d.Size), // a rack's sizes are at most 2^63-1 (docs/reference/rack.md §2)
 		BlockSize:   int64(d.BlockSize),
 		Local:       d.DiskType == oxide.DiskTypeLocal,
 		ReadOnly:    d.ReadOnly != nil && *d.ReadOnly,
@@ -230,7 +230,7 @@ func (d NewDisk) backend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
 }
 
-// CreateDisk makes a disk. The state in the answer says creating even where the disk is ready (docs/rack.md §2).
+// CreateDisk makes a disk. The state in the answer says creating even where the disk is ready (docs/reference/rack.md §2).
 func (c *Client) CreateDisk(ctx context.Context, disk NewDisk) (Disk, error) {
 	created, err := c.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: c.projectRef(),
@@ -279,13 +279,13 @@ type Instance struct {
 	ProjectID string
 	// BootDiskID is empty when no boot disk is set.
 	BootDiskID string
-	// RunState is one of docs/rack.md §5: "running", "stopped", …
+	// RunState is one of docs/reference/rack.md §5: "running", "stopped", …
 	RunState string
 	// RunStateSince is when it became so, by the rack's clock.
 	RunStateSince time.Time
 }
 
-// Run states that this plugin distinguishes, docs/rack.md §5.
+// Run states that this plugin distinguishes, docs/reference/rack.md §5.
 const (
 	Running = string(oxide.InstanceStateRunning)
 	Failed  = string(oxide.InstanceStateFailed)
@@ -402,7 +402,7 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 
 // ConfirmProject asks the rack whether the token still sees the project that it saw before. A 404 for a disk or an
 // instance means that the thing is gone only if it does: a token that lost its role gets 404 for everything
-// (docs/rack.md §1).
+// (docs/reference/rack.md §1).
 func (c *Client) ConfirmProject(ctx context.Context) error {
 	if _, err := c.lookUpProject(ctx); err != nil {
 		return fmt.Errorf("the answer \"not found\" cannot be believed, check the token and its role on project %q: %w", c.project, err)

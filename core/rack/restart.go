@@ -8,21 +8,21 @@ import (
 )
 
 // StopInstance asks the rack to stop an instance, which is a power cut for its guest; it answers before that has happened.
-// An instance that is stopped or stopping already stays so (docs/rack.md §5).
+// An instance that is stopped or stopping already stays so (docs/reference/rack.md §5).
 func (c *Client) StopInstance(ctx context.Context, id string) error {
 	_, err := c.sdk.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "stop instance %s", id)
 }
 
 // StartInstance asks the rack to start an instance; one that is starting or running stays so. [ErrConflict] says that it has
-// not finished stopping, or that somebody else was faster, [ErrCapacity] that it does not fit on any sled (docs/rack.md §5).
+// not finished stopping, or that somebody else was faster, [ErrCapacity] that it does not fit on any sled (docs/reference/rack.md §5).
 func (c *Client) StartInstance(ctx context.Context, id string) error {
 	_, err := c.sdk.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "start instance %s", id)
 }
 
 // Record is a small text that the rack keeps under a name, for all who use the project: an anti-affinity group without
-// members, which affects nothing and counts against no quota (docs/rack.md §8). To create one is atomic, since names are
+// members, which affects nothing and counts against no quota (docs/reference/rack.md §8). To create one is atomic, since names are
 // unique; to update one is not.
 type Record struct {
 	ID   string

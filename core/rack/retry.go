@@ -20,7 +20,7 @@ const (
 )
 
 // retries sends again what has got no answer, or HTTP 503, which is the only one that a rack gives for a moment's trouble
-// (docs/rack.md §7), and what does no harm when it is done twice. An answer that was lost may have been given.
+// (docs/reference/rack.md §7), and what does no harm when it is done twice. An answer that was lost may have been given.
 type retries struct {
 	next http.RoundTripper
 }

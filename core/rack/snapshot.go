@@ -8,7 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// SnapshotState is the state of a snapshot, docs/rack.md §6.
+// SnapshotState is the state of a snapshot, docs/reference/rack.md §6.
 type SnapshotState string
 
 // The states that this plugin distinguishes.
@@ -53,7 +53,7 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 	return snapshot
 }
 
-// CreateSnapshot makes a snapshot of a disk. The rack answers when it is ready (docs/rack.md §6).
+// CreateSnapshot makes a snapshot of a disk. The rack answers when it is ready (docs/reference/rack.md §6).
 func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
 	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.projectRef(),

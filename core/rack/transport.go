@@ -23,7 +23,7 @@ func NewHTTPClient(roots *x509.CertPool) *http.Client {
 	// Answers are a few hundred bytes, of which compression saves the network little and costs both ends time.
 	transport.DisableCompression = true
 	// A rack that accepts a connection and then says nothing must not hold a call that has no deadline for ever; a
-	// create may take minutes on a loaded rack (docs/rack.md §2).
+	// create may take minutes on a loaded rack (docs/reference/rack.md §2).
 	transport.ResponseHeaderTimeout = 5 * time.Minute
 	if roots != nil {
 		transport.TLSClientConfig = &tls.Config{RootCAs: roots}

@@ -33,7 +33,7 @@ var apiVersions = []string{"2026060800.0.0", "2026032500.0.0", "2026021301.0.0"}
 // it before anything else; one of release 17 or older does not look, and would take our requests for its own other ones.
 const noVersion = "9999123100.0.0"
 
-// refusedVersion begins what a rack says to a version that is newer than it is (docs/rack.md §1).
+// refusedVersion begins what a rack says to a version that is newer than it is (docs/reference/rack.md §1).
 const refusedVersion = "server does not support this API version"
 
 // askTimeout bounds the question which version a rack serves: others wait for the answer.

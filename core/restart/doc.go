@@ -1,5 +1,5 @@
 // Package restart attaches and detaches disks on racks that do so only while an instance is stopped: it collects what is
-// wanted, takes each instance down once, changes all its disks, and brings it up again. docs/racks-without-hotplug.md tells
+// wanted, takes each instance down once, changes all its disks, and brings it up again. docs/explanation/racks-without-hotplug.md tells
 // operators what happens when.
 //
 // # Wishes

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// What a rack takes as a name and as a text, docs/rack.md §2 and §8.
+// What a rack takes as a name and as a text, docs/reference/rack.md §2 and §8.
 const (
 	nameLimit = 63
 	textLimit = 512

@@ -498,7 +498,7 @@ func (e *Engine) wished(disk, instance string) bool {
 }
 
 // checkFits refuses a disk for which there is no room after all, or of which the guest would not know which one it is
-// (docs/rack.md §9).
+// (docs/reference/rack.md §9).
 func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance string) error {
 	disks, err := e.rack.InstanceDisks(ctx, instance)
 	if err != nil {

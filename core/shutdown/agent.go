@@ -1,4 +1,4 @@
-// Package shutdown is the node's half of a planned restart (docs/racks-without-hotplug.md): it hears by way of the orchestrator
+// Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way of the orchestrator
 // that the controller wants its instance stopped, and powers the guest off from inside, so that services and containers are
 // asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
 package shutdown

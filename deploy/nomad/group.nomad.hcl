@@ -1,5 +1,5 @@
 # A job for volumes that belong together, on a rack without hot-plug: as many volumes as it has, they cost their client one
-# restart, and stay there (docs/racks-without-hotplug.md).
+# restart, and stay there (docs/explanation/racks-without-hotplug.md).
 #
 # Each volume has an allocation of its own, so that all are asked for at once. Of several volumes in one allocation Nomad asks for
 # the next when it has got the one before, and each would cost a restart: have this job bring them to the client, stop it, and run

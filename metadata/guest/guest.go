@@ -1,6 +1,6 @@
 // Package guest is the metadata provider that asks the virtual machine itself:
 // an Oxide rack writes the instance's ID into the firmware tables (SMBIOS) of
-// every instance (docs/rack.md §9), where Linux shows it below /sys. It needs no
+// every instance (docs/reference/rack.md §9), where Linux shows it below /sys. It needs no
 // configuration, no network and no credentials.
 //
 // It refuses a machine that is not Oxide's, whose firmware holds an ID as well,
@@ -25,7 +25,7 @@ import (
 const (
 	// vendor is what sys_vendor holds on every rack. The product's name and the
 	// serial number may come to differ from instance to instance; the UUID always
-	// is the instance's (docs/rack.md §9).
+	// is the instance's (docs/reference/rack.md §9).
 	vendor = "Oxide"
 	// CloudInit is where cloud-init leaves what it learned at this boot. Its copies
 	// below /var/lib outlive the cloning of an image, and prove nothing.

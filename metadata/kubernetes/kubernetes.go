@@ -15,7 +15,7 @@
 //     manager;
 //   - the label or annotation oxide.computer/instance-id, set by an operator;
 //   - status.nodeInfo.systemUUID, which the kubelet reads from the machine's
-//     firmware (docs/rack.md §9).
+//     firmware (docs/reference/rack.md §9).
 //
 // # The rack
 //

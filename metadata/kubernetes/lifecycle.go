@@ -92,7 +92,7 @@ func (n *Node) registered(ctx context.Context, registration Registration) error 
 	}
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady, What: fmt.Sprintf("wait for the kubelet to write %s, as node %s, and its limit of volumes into CSINode %q", registration.Driver, registration.NodeID, n.options.NodeName),
-		Next: "check that the plugin is registered with the kubelet: docs/registration.md",
+		Next: "check that the plugin is registered with the kubelet: docs/how-to/registration.md",
 	}
 }
 

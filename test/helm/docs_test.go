@@ -17,9 +17,9 @@ var kubernetes = []string{
 	"Multi-Attach error", "Terminating", "readyToUse", "reclaimPolicy: Delete", "cluster-id", "FailedPreStopHook",
 }
 
-// TestSymptoms looks for what docs/kubernetes.md says that one sees: an operator finds the row by the plugin's own words.
+// TestSymptoms looks for what docs/how-to/kubernetes.md says that one sees: an operator finds the row by the plugin's own words.
 func TestSymptoms(t *testing.T) {
-	page, err := os.ReadFile("../../docs/kubernetes.md")
+	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,9 +75,9 @@ func (s *server) clusterID(t *testing.T) {
 	s.uninstall(t)
 }
 
-// documentation gives the API server the objects that stand in docs/kubernetes.md, and the chart the values.
+// documentation gives the API server the objects that stand in docs/how-to/kubernetes.md, and the chart the values.
 func (s *server) documentation(t *testing.T) {
-	page, err := os.ReadFile("../../docs/kubernetes.md")
+	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
 	must(t, err)
 	paths := map[string]string{
 		"PersistentVolume": "/api/v1/persistentvolumes", "PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",

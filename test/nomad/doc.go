@@ -1,5 +1,5 @@
 // Package nomad runs the job files of deploy/nomad on a real Nomad: a server and two clients with ACLs on, before a simulated
-// rack whose instances the two clients are. What is typed here is what docs/nomad.md says to type.
+// rack whose instances the two clients are. What is typed here is what docs/how-to/nomad.md says to type.
 //
 // Each client is in a mount and PID namespace of its own, with its own folder at the same path, as two machines would be; ending
 // the namespace's first process ends all that runs there, as pulling the plug would.

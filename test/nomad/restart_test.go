@@ -21,7 +21,7 @@ import (
 //
 // What runs there without volumes comes back as the allocation that it was. What uses volumes does not: a client that boots knows
 // of no node plugin, and Nomad 1.11 fails each allocation that claims a volume there before the servers know of one again.
-// It is replaced, and as its job is bound to the client, there (docs/nomad.md).
+// It is replaced, and as its job is bound to the client, there (docs/how-to/nomad.md).
 func TestPlannedRestart(t *testing.T) {
 	c := newBootingCluster(t)
 	c.installForRestarts(t)

@@ -79,7 +79,7 @@ func (r *Rack) attach(who caller, p pair) (answer, error) {
 	return answer{202, d.view()}, nil
 }
 
-// checkAttach is the attach table of docs/rack.md §4, in its order. The row for a local disk on an instance that is being
+// checkAttach is the attach table of docs/reference/rack.md §4, in its order. The row for a local disk on an instance that is being
 // placed has no place here: while this rack places an instance the instance shows starting, which an earlier row refuses.
 func (r *Rack) checkAttach(i *instance, d *disk) error {
 	if d.ProjectID != i.ProjectID {
@@ -198,7 +198,7 @@ func (r *Rack) detach(who caller, p pair) (answer, error) {
 	return answer{202, d.view()}, nil
 }
 
-// checkDetach is the detach table of docs/rack.md §4, in its order.
+// checkDetach is the detach table of docs/reference/rack.md §4, in its order.
 func (r *Rack) checkDetach(i *instance, d *disk) error {
 	elsewhere := d.InstanceID != i.ID
 	switch {

@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxBodyBytes is the largest request body the rack reads (docs/rack.md §1).
+// maxBodyBytes is the largest request body the rack reads (docs/reference/rack.md §1).
 const maxBodyBytes = 1 << 20
 
 // fields is a JSON object of a request, its values not yet looked at. Fields that nobody asks for are ignored, as the rack
@@ -291,7 +291,7 @@ func quoteWords(words []string) string {
 	return "one of " + quoted
 }
 
-// maxDescription is the width of the rack's column, in characters; a longer text ends as 500 (docs/rack.md §2).
+// maxDescription is the width of the rack's column, in characters; a longer text ends as 500 (docs/reference/rack.md §2).
 const maxDescription = 512
 
 func checkDescription(s string) error {

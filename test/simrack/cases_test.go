@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// scene is where a case of docs/rack.md §11 plays: project proj, caller with the role limited-collaborator, d a detached
+// scene is where a case of docs/reference/rack.md §11 plays: project proj, caller with the role limited-collaborator, d a detached
 // disk of 1 GiB with 512-byte blocks, i a stopped instance without disks.
 type scene struct {
 	*world
@@ -43,7 +43,7 @@ type oneRequest struct {
 	then         func(t *testing.T, s scene, r reply)
 }
 
-// cases are those of docs/rack.md §11 that are one request after some preparation.
+// cases are those of docs/reference/rack.md §11 that are one request after some preparation.
 var cases = []oneRequest{
 	{id: "T1", token: "none at all", method: "GET", path: "/disks?project=proj",
 		want: wants{401, "Unauthorized", "credentials missing or invalid"}},
@@ -326,9 +326,9 @@ var cases = []oneRequest{
 // otherCases have a test of their own, by that name.
 var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3"}
 
-// TestEveryCaseOfThePageIsATest compares the table of docs/rack.md §11 with the tests here.
+// TestEveryCaseOfThePageIsATest compares the table of docs/reference/rack.md §11 with the tests here.
 func TestEveryCaseOfThePageIsATest(t *testing.T) {
-	page, err := os.ReadFile("../../docs/rack.md")
+	page, err := os.ReadFile("../../docs/reference/rack.md")
 	if err != nil {
 		t.Fatal(err)
 	}

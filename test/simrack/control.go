@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// Control is what a test or a demo may do to the rack and no client can: its requests are those of docs/rack.md, "The
+// Control is what a test or a demo may do to the rack and no client can: its requests are those of docs/reference/rack.md, "The
 // control endpoint". It asks nobody who they are, so it belongs on a loopback address only.
 func (r *Rack) Control() http.Handler {
 	mux := http.NewServeMux()
@@ -353,7 +353,7 @@ func readMachineKey(req *http.Request) (string, error) {
 	return body.Instance, err
 }
 
-// postHalt lets the guest power itself off: it comes down in order, then the rack notices (docs/rack.md §5). A guest with
+// postHalt lets the guest power itself off: it comes down in order, then the rack notices (docs/reference/rack.md §5). A guest with
 // processes is only asked to, and does it in its own time, if it does.
 func (r *Rack) postHalt(req *http.Request) (int, any, error) {
 	key, err := readMachineKey(req)

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// The states of a disk that this rack produces (docs/rack.md §2).
+// The states of a disk that this rack produces (docs/reference/rack.md §2).
 const (
 	diskCreating    = "creating"
 	diskDetached    = "detached"
@@ -158,7 +158,7 @@ type pending struct {
 // diskCheck refuses a disk that cannot be made beside those before it, and returns it with what its source decides.
 type diskCheck func(p *project, spec diskSpec, before pending) (diskSpec, error)
 
-// checkDisk refuses a disk that cannot be made, with the checks of docs/rack.md §2 in their order. The first one, the
+// checkDisk refuses a disk that cannot be made, with the checks of docs/reference/rack.md §2 in their order. The first one, the
 // project, is behind us.
 func (r *Rack) checkDisk(p *project, spec diskSpec, before pending) (diskSpec, error) {
 	spec, err := r.checkSource(p, spec)
@@ -456,7 +456,7 @@ func parseDiskDelete(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return answer{status: 204}, r.deleteDisk(who, t) }, nil
 }
 
-// deleteDisk removes a disk (docs/rack.md §3). The bytes go before the record, so that a rack that dies in between deletes
+// deleteDisk removes a disk (docs/reference/rack.md §3). The bytes go before the record, so that a rack that dies in between deletes
 // them once more when it is asked again.
 func (r *Rack) deleteDisk(who caller, t target) error {
 	r.mu.Lock()

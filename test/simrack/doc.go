@@ -2,7 +2,7 @@
 // instances, with the checks, messages, states and limits of a real one, and with knobs that a real one does not have.
 //
 // It exists so that everything above it is tested, tried and shown with the real SDK over real HTTP, without a rack.
-// docs/rack.md says how racks behave, in numbered sections; comments here cite it as "docs/rack.md §4", and the tests of
+// docs/reference/rack.md says how racks behave, in numbered sections; comments here cite it as "docs/reference/rack.md §4", and the tests of
 // this package are its table of cases.
 //
 // A [Rack] has two outsides. [Rack.API] is the rack as every client knows it. [Rack.Control] is what only a test or a demo
@@ -12,7 +12,7 @@
 // # Files
 //
 //   - rack.go: options, the Rack, starting and stopping it, and who may work on what at one time
-//   - disks.go, instances.go, attach.go, snapshots.go, groups.go: the state machine, one file per section of docs/rack.md
+//   - disks.go, instances.go, attach.go, snapshots.go, groups.go: the state machine, one file per section of docs/reference/rack.md
 //   - names.go: names, UUIDs, and the selectors that may be either
 //   - http.go: versions, routes, authentication, answers; body.go: request bodies; page.go: lists; wire.go: the JSON views
 //   - faults.go, calls.go, control.go: what the control endpoint offers

@@ -7,7 +7,7 @@ import (
 )
 
 // What an anti-affinity group does when instances cannot be kept apart, and how far apart it keeps them
-// (docs/rack.md §8).
+// (docs/reference/rack.md §8).
 var (
 	groupPolicies  = []string{"allow", "fail"}
 	failureDomains = []string{"sled"}

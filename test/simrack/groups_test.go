@@ -40,7 +40,7 @@ func (w *world) group(name string) string {
 	return w.must("POST", "/anti-affinity-groups?project=proj", groupBody(name)).ID
 }
 
-// The rows of docs/rack.md §1 and §8 that are no cases of §11. In each of them the group g exists.
+// The rows of docs/reference/rack.md §1 and §8 that are no cases of §11. In each of them the group g exists.
 func TestGroupRefusals(t *testing.T) {
 	long := string(quote(strings.Repeat("ü", 513)))
 	internal := wants{500, "Internal", "Internal Server Error"}

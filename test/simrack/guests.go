@@ -31,7 +31,7 @@ type Guests interface {
 	// DeleteInstance removes the guest's folder. The guest is powered off.
 	DeleteInstance(instanceID string) error
 
-	// PowerOn starts the guest with these disks in its slots: what docs/rack.md §9 describes for a boot. It returns when
+	// PowerOn starts the guest with these disks in its slots: what docs/reference/rack.md §9 describes for a boot. It returns when
 	// device nodes and sysfs stand. A guest may have processes; these are started last, and ended is called once when they
 	// have ended: because the guest powers itself off or resets itself, or because of PowerOff. Disks are as they were
 	// until PowerOff is called. The call of ended may take as long as it likes.

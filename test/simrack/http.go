@@ -18,7 +18,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// oldestAPIVersion is the first version that release 20 still serves; at an older one no route exists (docs/rack.md §1).
+// oldestAPIVersion is the first version that release 20 still serves; at an older one no route exists (docs/reference/rack.md §1).
 var oldestAPIVersion = apiVersion{2025112000, 0, 0}
 
 // action does what a parsed request asks, for an authenticated caller.
@@ -31,7 +31,7 @@ type answer struct {
 }
 
 // route is one operation of the API. Its parse reads path, query and body, in this order, and looks at nothing else:
-// parsing comes before authentication (docs/rack.md §1).
+// parsing comes before authentication (docs/reference/rack.md §1).
 type route struct {
 	method    string
 	path      []string // "*" stands for one segment

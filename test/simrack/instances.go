@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// The states of an instance that this rack produces (docs/rack.md §5).
+// The states of an instance that this rack produces (docs/reference/rack.md §5).
 const (
 	runCreating  = "creating"
 	runStarting  = "starting"
@@ -148,7 +148,7 @@ func (r *Rack) powerOn(i *instance) error {
 }
 
 // guestEnded is told when the processes of a guest have ended. If it is not because its power was taken, the guest has powered
-// itself off, and its instance stops, or it has reset itself, and its instance reboots (docs/rack.md §5). What is on the way to
+// itself off, and its instance stops, or it has reset itself, and its instance reboots (docs/reference/rack.md §5). What is on the way to
 // another state already goes on.
 func (r *Rack) guestEnded(id string, boot int, reset bool) {
 	r.mu.Lock()
@@ -304,7 +304,7 @@ func parseInstanceStart(r *Rack, q *request) (action, error)  { return parseChan
 func parseInstanceStop(r *Rack, q *request) (action, error)   { return parseChange(r, q, r.stop) }
 func parseInstanceReboot(r *Rack, q *request) (action, error) { return parseChange(r, q, r.reboot) }
 
-// start is the start column of the table in docs/rack.md §5.
+// start is the start column of the table in docs/reference/rack.md §5.
 func (r *Rack) start(i *instance) error {
 	switch i.RunState {
 	case runStopped, runFailed:
@@ -353,7 +353,7 @@ func (r *Rack) setOut(i *instance, on, to string) error {
 	return nil
 }
 
-// stop is the stop column of the table in docs/rack.md §5. What the sled would decide is decided for stopping.
+// stop is the stop column of the table in docs/reference/rack.md §5. What the sled would decide is decided for stopping.
 func (r *Rack) stop(i *instance) error {
 	switch i.RunState {
 	case runCreating:
@@ -366,7 +366,7 @@ func (r *Rack) stop(i *instance) error {
 	return r.setOut(i, runStopping, runStopped)
 }
 
-// reboot is the reboot column of the table in docs/rack.md §5. What the sled would decide is to change nothing.
+// reboot is the reboot column of the table in docs/reference/rack.md §5. What the sled would decide is to change nothing.
 func (r *Rack) reboot(i *instance) error {
 	switch i.RunState {
 	case runCreating:

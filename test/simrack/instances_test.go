@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// TestInstanceStates is the table of docs/rack.md §5, for the states that this rack can be brought to.
+// TestInstanceStates is the table of docs/reference/rack.md §5, for the states that this rack can be brought to.
 func TestInstanceStates(t *testing.T) {
 	const (
 		notStopped = "cannot delete instance: instance is running or has not yet fully stopped"
@@ -181,7 +181,7 @@ func TestBootDiskIsSetWhileStopped(t *testing.T) {
 		wants{400, "", "unable to parse JSON body: missing field `auto_restart_policy`"})
 }
 
-// TestLocalDisksTakeSpaceWithTheirFirstStart follows docs/rack.md §2: until then they only count against the quota.
+// TestLocalDisksTakeSpaceWithTheirFirstStart follows docs/reference/rack.md §2: until then they only count against the quota.
 func TestLocalDisksTakeSpaceWithTheirFirstStart(t *testing.T) {
 	w := newWorld(t, simrack.Options{SpaceBytes: 2 * gib})
 	i := w.instance("i")

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// maxNameBytes is the longest name the rack takes (docs/rack.md §2).
+// maxNameBytes is the longest name the rack takes (docs/reference/rack.md §2).
 const maxNameBytes = 63
 
 // parseUUID reads the notations that a rack takes for a UUID: 32 hex digits, the usual form with hyphens, that form in
 // braces, and that form as a URN. It returns the usual form in lower case. Whatever it accepts is an ID wherever a name or
-// an ID may stand (docs/rack.md §1).
+// an ID may stand (docs/reference/rack.md §1).
 func parseUUID(s string) (string, bool) {
 	switch {
 	case len(s) == 38 && s[0] == '{' && s[37] == '}':
@@ -32,7 +32,7 @@ func parseUUID(s string) (string, bool) {
 	return strings.ToLower(s), true
 }
 
-// checkName says in the rack's words why s is no name, or nil (docs/rack.md §2). The published schema allows upper case;
+// checkName says in the rack's words why s is no name, or nil (docs/reference/rack.md §2). The published schema allows upper case;
 // the rack does not.
 func checkName(s string) error {
 	if len(s) > maxNameBytes {
@@ -59,7 +59,7 @@ func checkName(s string) error {
 }
 
 // kind is a kind of things: its name in refusals, and what they say when a thing is addressed by an ID with a project, or by
-// a name alone. The rack has no one wording for that (docs/rack.md §1).
+// a name alone. The rack has no one wording for that (docs/reference/rack.md §1).
 type kind struct{ name, idAndProject, nameAlone string }
 
 var (

@@ -8,7 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// Each test here sends requests that violate two rows of a table of docs/rack.md at once: the row that comes first
+// Each test here sends requests that violate two rows of a table of docs/reference/rack.md at once: the row that comes first
 // answers. Rows are named by the condition; where two neighbours cannot be violated at once, why says so.
 
 const missingUUID = "00000000-1111-4222-8333-444444444444"

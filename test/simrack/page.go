@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The sort orders of lists (docs/rack.md §1).
+// The sort orders of lists (docs/reference/rack.md §1).
 const (
 	sortName       = "name_ascending"
 	sortNameDown   = "name_descending"

@@ -16,7 +16,7 @@ import (
 
 const (
 	gib = int64(1) << 30
-	// slots is how many disks the virtual machine has PCI addresses for (docs/rack.md §4).
+	// slots is how many disks the virtual machine has PCI addresses for (docs/reference/rack.md §4).
 	slots = 12
 	// unlimited is what utilization shows as capacity where no quota is set; a real silo always has one.
 	unlimited = int64(1) << 60

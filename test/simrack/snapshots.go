@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// The states of a snapshot that this rack produces (docs/rack.md §6).
+// The states of a snapshot that this rack produces (docs/reference/rack.md §6).
 const (
 	snapshotCreating = "creating"
 	snapshotReady    = "ready"
@@ -162,7 +162,7 @@ func (r *Rack) holdForSnapshot(who caller, p *project, spec snapshotSpec) (d *di
 	return d, release, err
 }
 
-// checkSnapshot has the checks of docs/rack.md §6 that follow those of the disk itself, in their order.
+// checkSnapshot has the checks of docs/reference/rack.md §6 that follow those of the disk itself, in their order.
 func (r *Rack) checkSnapshot(p *project, d *disk, spec snapshotSpec) error {
 	set := r.settings.Load()
 	if set.SpaceBytes > 0 && d.SizeBytes > set.SpaceBytes-r.usedSpace {

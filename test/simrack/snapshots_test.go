@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// The rows of docs/rack.md §1, §2 and §6 that are no cases of §11.
+// The rows of docs/reference/rack.md §1, §2 and §6 that are no cases of §11.
 func TestSnapshotRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name         string

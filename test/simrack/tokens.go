@@ -49,7 +49,7 @@ func (t *token) caller() caller {
 	return who
 }
 
-// may answers nil, or missing for a thing that the caller may not even see, or 403 (docs/rack.md §1).
+// may answers nil, or missing for a thing that the caller may not even see, or 403 (docs/reference/rack.md §1).
 func (c caller) may(want access, missing error) error {
 	switch {
 	case c.most == accessNone:

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The error codes of the API (docs/rack.md §1). Parse and routing errors have none.
+// The error codes of the API (docs/reference/rack.md §1). Parse and routing errors have none.
 const (
 	codeNotFound         = "ObjectNotFound"
 	codeExists           = "ObjectAlreadyExists"

@@ -27,7 +27,7 @@ import (
 
 const deploy = "../../deploy/systemd"
 
-// Upper bounds of what systemd-analyze security says, in tenths; docs/bare-host.md names them.
+// Upper bounds of what systemd-analyze security says, in tenths; docs/how-to/bare-host.md names them.
 var exposure = map[string]int{"oxide-csi-controller": 12, "oxide-csi-node": 51}
 
 func TestSystemd(t *testing.T) {
@@ -165,7 +165,7 @@ func (m *machine) write(path, text string, mode os.FileMode) {
 	must(m.t, os.WriteFile(m.in(path), []byte(text), mode))
 }
 
-// install does what docs/bare-host.md says. A drop-in says where the simulated guest is, and what its disks are made of.
+// install does what docs/how-to/bare-host.md says. A drop-in says where the simulated guest is, and what its disks are made of.
 func (m *machine) install() {
 	for range 2 { // the second time as an upgrade would
 		m.run("/root/deploy/install.sh", filepath.Join(m.dir, "oxide-csi"), "controller", "node")

@@ -67,7 +67,7 @@ func (d *disk) serial() string { return d.name[:min(20, len(d.name))] }
 // slots are the disks of a machine by their slot, 0 to 11 as on a rack.
 type slots map[int]*disk
 
-// address is where in the guest's PCI bus a slot is (docs/rack.md §9).
+// address is where in the guest's PCI bus a slot is (docs/reference/rack.md §9).
 func address(slot int) string {
 	if slot < 8 {
 		return fmt.Sprintf("%02x", 0x10+slot)

@@ -1,5 +1,5 @@
 // Package devicetest makes disks for tests: loop devices shown as NVMe disks by a small sysfs below a temporary folder.
-// What stands there is what docs/rack.md §9 describes of a guest, so far as package device looks at it.
+// What stands there is what docs/reference/rack.md §9 describes of a guest, so far as package device looks at it.
 package devicetest
 
 import (

@@ -1,7 +1,7 @@
 // Package guest shows the disks of a simulated rack to processes that act as the rack's virtual machines, with loop
 // devices on Linux. It needs root and is the only part of the simulator that does.
 //
-// A guest is a folder. Its dev holds the block device nodes, its sys the part of sysfs that docs/rack.md describes for
+// A guest is a folder. Its dev holds the block device nodes, its sys the part of sysfs that docs/reference/rack.md describes for
 // NVMe disks and firmware tables, made of ordinary directories, files and relative links; what ext4 shows of a mounted
 // filesystem is a link to the machine's own sysfs. A plugin that is pointed at the
 // two folders sees one virtual machine; several folders are several machines on one kernel.

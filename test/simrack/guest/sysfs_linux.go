@@ -56,7 +56,7 @@ func write(dir string, entries []entry) error {
 type device struct {
 	disk simrack.GuestDisk
 	// refused says that the kernel turned the controller away, because another one has the same serial: only the PCI
-	// function shows (docs/rack.md, NVMe disks in the guest).
+	// function shows (docs/reference/rack.md, NVMe disks in the guest).
 	refused bool
 	// The controller is nvme<controller>. The block device is nvme<subsystem>n<namespace>: its number is the
 	// subsystem's, which is not the controller's when the subsystem was there before, see machine.number.
@@ -75,7 +75,7 @@ func (d *device) bound() boundLoop {
 // serial is what NVMe's identify data has room for of the disk's name: its first 20 bytes.
 func serial(disk simrack.GuestDisk) string { return disk.Name[:min(len(disk.Name), 20)] }
 
-// pciAddress is the address of the PCI function in a slot of the virtual machine (docs/rack.md §9).
+// pciAddress is the address of the PCI function in a slot of the virtual machine (docs/reference/rack.md §9).
 func pciAddress(slot int) string {
 	number := 0x10 + slot
 	if slot >= 8 {
@@ -214,7 +214,7 @@ func makeNode(path string, number uint64) error {
 	return os.Chmod(path, 0o660)
 }
 
-// firmware is what the machine's firmware tables show (docs/rack.md §9).
+// firmware is what the machine's firmware tables show (docs/reference/rack.md §9).
 func firmware(instanceID string) []entry {
 	const dmi = "class/dmi/id/"
 	return []entry{

@@ -135,7 +135,7 @@ func bootedGuest(number, loop map[string]string) map[string]string {
 	return want
 }
 
-// TestBoot compares a guest's whole folder, byte for byte, with the layout in docs/rack.md.
+// TestBoot compares a guest's whole folder, byte for byte, with the layout in docs/reference/rack.md.
 func TestBoot(t *testing.T) {
 	w := newWorld(t)
 	boot, volume := w.data(0, "node-a-boot", 64), w.data(1, "abcdefghij-klmnopqrstuvw", 64)
