@@ -8,13 +8,13 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // A missing program is the reason of several errors, and the operator's to mend in each of them.
 func TestMissingProgramDecidesTheCode(t *testing.T) {
 	for _, err := range []error{mount.ErrFormat, mount.ErrMount, device.ErrNotBlank, device.ErrUnreadable} {
-		wrapped := fmt.Errorf("%w: %w", err, tool.ErrMissing)
+		wrapped := fmt.Errorf("%w: %w", err, hostexec.ErrMissing)
 		if got := statusOf(t.Context(), wrapped).Code(); got != codes.FailedPrecondition {
 			t.Errorf("%v: %s, want %s", wrapped, got, codes.FailedPrecondition)
 		}

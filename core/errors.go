@@ -10,10 +10,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -93,7 +94,7 @@ var codeTable = []struct {
 	{restart.ErrPlanned, codes.FailedPrecondition, "a restart is planned; Nomad asks again for a day for this code only, Kubernetes' attacher for every one"},
 
 	// First of these, since errors further down wrap it.
-	{tool.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},
+	{hostexec.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},
 	{device.ErrNotFound, codes.Unavailable, "attached and not in the guest yet: the orchestrator asks again, and the disk is not gone"},
 	{device.ErrAmbiguous, codes.FailedPrecondition, "which device it is cannot be known; nothing is touched"},
 	{device.ErrMismatch, codes.FailedPrecondition, "the device is not the disk that was asked for; nothing is touched"},
@@ -106,10 +107,11 @@ var codeTable = []struct {
 	{mount.ErrDamaged, codes.FailedPrecondition, "the filesystem needs an operator's decision; nothing is mounted"},
 	{mount.ErrGrow, codes.Internal, "the disk is as it was; the next try grows again"},
 	{mount.ErrMount, codes.Internal, "the kernel refused to mount"},
+	{mount.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
 	{mount.ErrBusy, codes.FailedPrecondition, "a process holds it; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "the path holds something that this plugin did not put there"},
-	{tool.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
-	{tool.ErrClaimed, codes.Aborted, "what it does to the disk is not known before it has ended; the orchestrator asks again"},
+	{volumelock.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
+	{volumelock.ErrHeld, codes.Aborted, "what it does to the disk is not known before it has ended; the orchestrator asks again"},
 
 	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
 	{metadata.ErrConflict, codes.FailedPrecondition, "sources of identity contradict each other: an operator must act"},

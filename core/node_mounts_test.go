@@ -20,7 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -730,7 +730,7 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 // nothing is said to be done.
 func TestProgramsOfAKilledPlugin(t *testing.T) {
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-		_, end, err := tool.Claim(t.Context(), r.path("state"), uuid.MustParse(v.id), 0)
+		_, end, err := volumelock.Acquire(t.Context(), r.path("state"), uuid.MustParse(v.id), 0)
 		must(t, err)
 		brief := func(call func(context.Context) error) func() error {
 			return func() error {

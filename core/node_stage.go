@@ -16,7 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 )
 
 // NodeStageVolume finds the volume's disk, makes a filesystem on it if it is provably blank, and mounts it at the staging
@@ -47,7 +47,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 // claim waits for what an earlier run of the plugin may have started for the volume and left at work: a mount, for one,
 // that is in nobody's list yet.
 func (n *Node) claim(ctx context.Context, volume uuid.UUID) (claimed context.Context, release func(), err error) {
-	claimed, release, err = tool.Claim(ctx, n.stateDir, volume, patience(ctx))
+	claimed, release, err = volumelock.Acquire(ctx, n.stateDir, volume, patience(ctx))
 	if err != nil {
 		return nil, nil, fmt.Errorf("volume %s: %w: ask again", volume, err)
 	}

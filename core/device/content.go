@@ -6,7 +6,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // Content is what blkid found on a device: at most one filesystem, or one of the many other things it knows. The zero
@@ -84,7 +84,7 @@ func HeadIsZero(ctx context.Context, dev Device) (zero bool, err error) {
 }
 
 func probe(ctx context.Context, dev Device) (Content, error) {
-	result, err := tool.Run(ctx, "blkid", "-p", "-o", "export", dev.Path)
+	result, err := hostexec.Run(ctx, "blkid", "-p", "-o", "export", dev.Path)
 	if err != nil {
 		return Content{}, err
 	}

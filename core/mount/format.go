@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // formatTime is how long mkfs may take. It runs on when its caller has gone: a filesystem half made helps nobody, and the
@@ -59,7 +59,7 @@ type record struct {
 }
 
 // Format makes the filesystem on a disk that was proved blank and verifies that it is there. mkfs is called by no other
-// code. The errors are [ErrFormat], [tool.ErrState], [tool.ErrMissing] and those of [device.Blank.Format]; after each of them
+// code. The errors are [ErrFormat], [ErrState], [hostexec.ErrMissing] and those of [device.Blank.Format]; after each of them
 // the call may be repeated with a new proof. When ctx ends meanwhile, mkfs still runs to its end, at most for 15 min. It
 // returns how long mkfs itself ran.
 func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFilesystem) (took time.Duration, err error) {
@@ -78,7 +78,7 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 	err = blank.Format(func(path string) error {
 		begun = true
 		start := time.Now()
-		result, err := tool.Run(ctx, name, append(args, path)...)
+		result, err := hostexec.Run(ctx, name, append(args, path)...)
 		took = time.Since(start)
 		if err != nil {
 			return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
@@ -203,11 +203,11 @@ func (f Formatter) read(diskID uuid.UUID) (*record, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", tool.ErrState, err)
+		return nil, fmt.Errorf("%w: %w", ErrState, err)
 	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w: remove the file if the disk is known to hold nothing", tool.ErrState, f.path(diskID), err)
+		return nil, fmt.Errorf("%w: %s: %w: remove the file if the disk is known to hold nothing", ErrState, f.path(diskID), err)
 	}
 	return &r, nil
 }
@@ -215,7 +215,7 @@ func (f Formatter) read(diskID uuid.UUID) (*record, error) {
 // Forget removes the record of a format and leaves the disk alone. No record is no error.
 func (f Formatter) Forget(diskID uuid.UUID) error {
 	if err := os.Remove(f.path(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %w", tool.ErrState, err)
+		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil
 }
@@ -241,7 +241,7 @@ func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, s
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", tool.ErrState, err)
+		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // growFrom is how much of a disk lies idle before its filesystem is grown. Disks come in whole GiB (docs/reference/rack.md §2), and
@@ -105,7 +105,7 @@ func needsGrowth(dev device.Device, fsType string) (bool, error) {
 func grow(ctx context.Context, dev device.Device, program string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
 	defer cancel()
-	result, err := tool.Run(ctx, program, args...)
+	result, err := hostexec.Run(ctx, program, args...)
 	if err != nil {
 		return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
 	}
@@ -132,7 +132,7 @@ func check(ctx context.Context, dev device.Device, flags ...string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
 	defer cancel()
-	result, err := tool.Run(ctx, "e2fsck", append(flags, dev.Path)...)
+	result, err := hostexec.Run(ctx, "e2fsck", append(flags, dev.Path)...)
 	if err != nil {
 		return fmt.Errorf("check of %s: %w", dev, err)
 	}
@@ -151,7 +151,7 @@ func isExt(fsType string) bool { return strings.HasPrefix(fsType, "ext") }
 
 // damaged reports whether mount(8) says that the kernel found the filesystem itself in disorder: EUCLEAN or EBADMSG, of which
 // its versions make different sentences.
-func damaged(result tool.Result) bool {
+func damaged(result hostexec.Result) bool {
 	return slices.ContainsFunc([]string{"Structure needs cleaning", "Bad message", "probably corrupted filesystem"}, func(said string) bool {
 		return strings.Contains(result.Stderr, said)
 	})

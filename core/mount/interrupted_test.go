@@ -18,7 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 var interruptedID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
@@ -50,7 +50,7 @@ func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 		if err != nil {
 			return err
 		}
-		result, err := tool.Run(t.Context(), name, append(args, path)...)
+		result, err := hostexec.Run(t.Context(), name, append(args, path)...)
 		if err == nil && result.ExitCode != 0 {
 			err = errors.New(result.Said())
 		}

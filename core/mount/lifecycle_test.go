@@ -19,7 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 )
 
 const (
@@ -183,7 +182,7 @@ func TestFormatFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, tool.ErrState) {
+		if _, err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, mount.ErrState) {
 			t.Errorf("%v, want ErrState", err)
 		}
 		if err := blank.Close(); err != nil {
@@ -258,7 +257,7 @@ func TestFormatAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Write(filepath.Join(r.state, "format", diskID.String()), "{")
-		if err := r.format(t, "ext4"); !errors.Is(err, tool.ErrState) {
+		if err := r.format(t, "ext4"); !errors.Is(err, mount.ErrState) {
 			t.Errorf("%v, want ErrState", err)
 		}
 	})

@@ -26,7 +26,7 @@ import (
 	mountutils "k8s.io/mount-utils"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // The errors of this package, wrapped with the paths and devices they are about.
@@ -47,6 +47,8 @@ var (
 	ErrBusy = errors.New("still in use")
 	// ErrForeign says that a path holds something that this plugin did not put there and therefore leaves alone.
 	ErrForeign = errors.New("path holds something that is not ours")
+	// ErrState means that the folder for records of formatting under way cannot be used.
+	ErrState = errors.New("state folder cannot be used")
 )
 
 // Options say how a filesystem is mounted.
@@ -136,7 +138,7 @@ func splitFlags(flags []string) []string {
 
 // Filesystem mounts the filesystem on the device at the folder target, which exists and has no mount yet, and verifies
 // that it is there. The kernel replays a journal by itself; only where it refuses a filesystem as damaged is ext checked,
-// once, unless it is to be mounted read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and [tool.ErrMissing].
+// once, unless it is to be mounted read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and [hostexec.ErrMissing].
 // What mount(8) says goes into the error only when no flags were given that it might repeat.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := CheckFlags(options.Flags); err != nil {
@@ -159,7 +161,7 @@ func mountFilesystem(ctx context.Context, dev device.Device, target, fsType stri
 		write = nil
 	}
 	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(dev.Path, target, fsType, nil, options.list(fsType), write)
-	result, err := tool.Run(ctx, "mount", args...)
+	result, err := hostexec.Run(ctx, "mount", args...)
 	if err != nil {
 		return fmt.Errorf("%w: %s at %s as %s: %w", ErrMount, dev, target, fsType, err)
 	}

@@ -1,9 +1,9 @@
-// Package tool runs the few programs that the node needs beside the kernel: blkid, mkfs, mount, and those that check and
-// grow filesystems.
+// Package hostexec runs the host's programs that the node plugin needs beside the kernel: blkid, mkfs, mount, and the
+// programs that check and grow filesystems.
 //
-// A program is looked for in fixed folders, not along a PATH that whoever starts the plugin may have set; it gets no
-// environment of ours, no shell, no input, and speaks English whatever the machine's locale.
-package tool
+// It looks for a program in fixed folders, not along PATH, which depends on who started the plugin. A program gets no
+// shell, no input and none of the plugin's environment, and it prints English whatever the machine's locale is.
+package hostexec
 
 import (
 	"bytes"
@@ -54,9 +54,9 @@ func (r Result) Said() string {
 	return "no message"
 }
 
-// Run runs a program to its end and returns what it left behind, whatever its exit code. It is killed when ctx ends,
-// which is an error then, as is a program that cannot be started ([ErrMissing] when it is not installed). The error holds
-// the program's name and none of its arguments. The program takes part in the context's [Claim].
+// Run runs a program to its end and returns its output, whatever its exit code is. It kills the program when ctx ends and
+// then returns an error. A program that cannot be started is an error too: [ErrMissing] if it is not installed. The error
+// names the program and none of its arguments. The program inherits the file given to [WithInherited].
 func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	path, err := find(name)
 	if err != nil {
@@ -68,7 +68,9 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	// Without the cache of libblkid: what it says of a disk may be minutes old, and another disk's.
 	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null"}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.ExtraFiles = inherited(ctx)
+	if file, ok := ctx.Value(inheritedKey{}).(*os.File); ok {
+		cmd.ExtraFiles = []*os.File{file}
+	}
 	cmd.WaitDelay = time.Second // a child of the program may keep the pipes open after it was killed
 	err = cmd.Run()
 	if ctx.Err() != nil {
@@ -79,6 +81,13 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 		return Result{}, fmt.Errorf("run %s: %w", name, err)
 	}
 	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}, nil
+}
+
+type inheritedKey struct{}
+
+// WithInherited returns a context whose programs inherit an open file, for a lock that must last as long as they run.
+func WithInherited(ctx context.Context, file *os.File) context.Context {
+	return context.WithValue(ctx, inheritedKey{}, file)
 }
 
 func find(name string) (string, error) {
