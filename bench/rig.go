@@ -10,6 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -144,7 +145,7 @@ func (r *rig) createDiskFrom(ctx context.Context, cluster, name string, source o
 	disk, err := r.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(r.sim.Project),
 		Body: &oxide.DiskCreate{
-			Name:        oxide.Name(rack.DiskName(cluster, name)),
+			Name:        oxide.Name(diskname.ForVolume(cluster, name)),
 			Description: rack.NewDescription(cluster, name, "").Encode(),
 			Size:        volumeBytes,
 			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}},

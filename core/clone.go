@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // cleanTime is how long the temporary snapshot of a clone may take to delete once the caller's own time has run out.
@@ -58,7 +59,7 @@ func (c onRack) readySource(ctx context.Context, disk rack.Disk) (rack.Disk, err
 
 // copyDisk makes the copy, unless it is there already. Whatever comes of it, the temporary snapshot goes first.
 func (c onRack) copyDisk(ctx context.Context, want wanted, sizeBytes int64) (disk rack.Disk, err error) {
-	disk, err = c.rack.DiskByName(ctx, rack.DiskName(c.cluster, want.name))
+	disk, err = c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
 	case err == nil:
 		if disk, err = c.accept(ctx, want, disk); err == nil {
@@ -86,7 +87,7 @@ func (c onRack) copyDisk(ctx context.Context, want wanted, sizeBytes int64) (dis
 
 // takeTemporary makes the temporary snapshot. One that an earlier call has left shows the disk as it was then, and is replaced.
 func (c onRack) takeTemporary(ctx context.Context, want wanted) (rack.Snapshot, error) {
-	name := rack.TemporaryName(c.cluster, want.name)
+	name := diskname.ForClone(c.cluster, want.name)
 	description := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage).Encode()
 	snapshot, err := c.createSnapshot(ctx, name, description, want.cloneOf)
 	if errors.Is(err, rack.ErrAlreadyExists) {
@@ -123,7 +124,7 @@ func (c onRack) checkTemporary(snapshot rack.Snapshot) error {
 func (c onRack) dropTemporary(ctx context.Context, want wanted) {
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
-	name := rack.TemporaryName(c.cluster, want.name)
+	name := diskname.ForClone(c.cluster, want.name)
 	snapshot, err := c.rack.SnapshotByName(clean, name)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
 
@@ -89,7 +90,7 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if err := validateDeleteVolume(req); err != nil {
 		return nil, err
 	}
-	id, ok := rack.ParseID(req.GetVolumeId())
+	id, ok := diskname.ParseID(req.GetVolumeId())
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil // no disk has such an ID
 	}
@@ -233,7 +234,7 @@ func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 // disk returns the disk of a volume and the rack that has it. That there is none is said only after the racks confirmed that this
 // token would see it.
 func (c *Controller) disk(ctx context.Context, volumeID string) (onRack, rack.Disk, error) {
-	id, ok := rack.ParseID(volumeID)
+	id, ok := diskname.ParseID(volumeID)
 	if !ok {
 		return onRack{}, rack.Disk{}, notFound("volume_id %q is no disk ID: the ID of a volume is the UUID of its disk", volumeID)
 	}

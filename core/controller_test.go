@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -28,7 +29,7 @@ func TestCreateVolume(t *testing.T) {
 	r.must(t, err)
 	wantCalls(t, r, map[string]int{"disk_create": 1})
 
-	name := rack.DiskName(testCluster, "pvc-1")
+	name := diskname.ForVolume(testCluster, "pvc-1")
 	wantSame(t, got, &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId:      got.GetVolume().GetVolumeId(),
 		CapacityBytes: 2 * gib,
@@ -150,12 +151,12 @@ func TestCreateVolumeConflicts(t *testing.T) {
 		})
 	}
 	t.Run("made by a user", func(t *testing.T) {
-		r.userDisk(t, testProject, rack.DiskName(testCluster, "mine"), "precious")
+		r.userDisk(t, testProject, diskname.ForVolume(testCluster, "mine"), "precious")
 		_, err := r.CreateVolume(t.Context(), createRequest("mine"))
 		wantCode(t, err, codes.AlreadyExists, "precious", "not made by this plugin")
 	})
 	t.Run("of another volume whose name has the same hash, as far as it is in the disk's name", func(t *testing.T) {
-		r.userDisk(t, testProject, rack.DiskName(testCluster, "x"), rack.NewDescription(testCluster, "y", "").Encode())
+		r.userDisk(t, testProject, diskname.ForVolume(testCluster, "x"), rack.NewDescription(testCluster, "y", "").Encode())
 		_, err := r.CreateVolume(t.Context(), createRequest("x"))
 		wantCode(t, err, codes.AlreadyExists, `volume "y"`)
 	})
@@ -378,7 +379,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities, block)
 		}, true, ""},
 		{"context of this disk", func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{core.KeyDiskName: rack.DiskName(testCluster, "v"), "users": "own"}
+			r.VolumeContext = map[string]string{core.KeyDiskName: diskname.ForVolume(testCluster, "v"), "users": "own"}
 			r.Parameters = map[string]string{core.KeyBlockSize: "4096"}
 		}, true, ""},
 		{"several nodes", func(r *csi.ValidateVolumeCapabilitiesRequest) {

@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // wanted is the volume that a CreateVolume request asks for.
@@ -71,14 +72,14 @@ func (c *Controller) parseWanted(req *csi.CreateVolumeRequest) (wanted, error) {
 		description: rack.NewDescription(c.cluster, req.GetName(), params.claim),
 	}
 	if source := req.GetVolumeContentSource().GetSnapshot(); source != nil {
-		id, ok := rack.ParseID(source.GetSnapshotId())
+		id, ok := diskname.ParseID(source.GetSnapshotId())
 		if !ok {
 			return wanted{}, notFound("volume_content_source: snapshot_id %q is no snapshot ID: the ID of a snapshot is its UUID on the rack", source.GetSnapshotId())
 		}
 		want.snapshotID = id
 	}
 	if source := req.GetVolumeContentSource().GetVolume(); source != nil {
-		id, ok := rack.ParseID(source.GetVolumeId())
+		id, ok := diskname.ParseID(source.GetVolumeId())
 		if !ok {
 			return wanted{}, notFound("volume_content_source: volume_id %q is no disk ID: the ID of a volume is the UUID of its disk", source.GetVolumeId())
 		}
@@ -120,7 +121,7 @@ func (c *Controller) createBlank(ctx context.Context, want wanted, candidates []
 
 // madeBefore looks for the disk on all these racks. Without one, the rack returned is nil.
 func (c *Controller) madeBefore(ctx context.Context, want wanted, candidates []*rack.Client) (onRack, rack.Disk, error) {
-	name := rack.DiskName(c.cluster, want.name)
+	name := diskname.ForVolume(c.cluster, want.name)
 	var found []rack.Disk
 	var at []*rack.Client
 	for client, looked := range askAll(ctx, candidates, func(ctx context.Context, client *rack.Client) (rack.Disk, error) {
@@ -147,7 +148,7 @@ func (c *Controller) madeBefore(ctx context.Context, want wanted, candidates []*
 // make makes the disk on this rack, from a snapshot if one is given, or finds that it is there already.
 func (c onRack) make(ctx context.Context, want wanted, sizeBytes int64, snapshotID string) (rack.Disk, error) {
 	disk, err := c.rack.CreateDisk(ctx, rack.NewDisk{
-		Name:        rack.DiskName(c.cluster, want.name),
+		Name:        diskname.ForVolume(c.cluster, want.name),
 		Description: want.description.Encode(),
 		SizeBytes:   sizeBytes,
 		BlockSize:   cmp.Or(want.params.blockSize, defaultBlockSize),
@@ -171,7 +172,7 @@ func (c onRack) existing(ctx context.Context, want wanted, createErr error) (rac
 		}
 		return rack.Disk{}, createErr
 	}
-	disk, err := c.rack.DiskByName(ctx, rack.DiskName(c.cluster, want.name))
+	disk, err := c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
 	case errors.Is(err, rack.ErrNotFound) && errors.Is(createErr, rack.ErrCapacity):
 		return rack.Disk{}, createErr

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -101,8 +102,9 @@ var codeTable = []struct {
 	{device.ErrInUse, codes.FailedPrecondition, "somebody else uses the device"},
 	{device.ErrNotBlank, codes.FailedPrecondition, "nothing is formatted that may hold data; an operator must look at it"},
 	{device.ErrUnreadable, codes.FailedPrecondition, "what cannot be read may hold data"},
-	{mount.ErrOption, codes.InvalidArgument, "an option of mkfs or mount that is not allowed"},
-	{mount.ErrUnsupported, codes.InvalidArgument, "a filesystem that this plugin does not make"},
+	{filesystem.ErrOption, codes.InvalidArgument, "an mkfs option that is not allowed"},
+	{mount.ErrOption, codes.InvalidArgument, "a mount option that is not allowed"},
+	{filesystem.ErrUnsupported, codes.InvalidArgument, "a filesystem that this plugin does not make"},
 	{mount.ErrFormat, codes.Internal, "mkfs failed on a blank device; the next try formats again"},
 	{mount.ErrDamaged, codes.FailedPrecondition, "the filesystem needs an operator's decision; nothing is mounted"},
 	{mount.ErrGrow, codes.Internal, "the disk is as it was; the next try grows again"},

@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // ListVolumes lists the disks that this plugin has made for its cluster, and every attached disk of the project: Kubernetes'
@@ -160,7 +161,7 @@ func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 	if err := validateListSnapshots(req); err != nil {
 		return nil, err
 	}
-	source, sourceOK := rack.ParseID(req.GetSourceVolumeId())
+	source, sourceOK := diskname.ParseID(req.GetSourceVolumeId())
 	if req.GetSourceVolumeId() != "" && !sourceOK {
 		return &csi.ListSnapshotsResponse{}, nil // no disk has such an ID
 	}
@@ -186,7 +187,7 @@ func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 // listSnapshot is a list of one snapshot, or of none.
 func (c *Controller) listSnapshot(ctx context.Context, id string, entry func(onRack, rack.Snapshot) *csi.ListSnapshotsResponse_Entry) (*csi.ListSnapshotsResponse, error) {
 	list := &csi.ListSnapshotsResponse{}
-	if _, ok := rack.ParseID(id); !ok {
+	if _, ok := diskname.ParseID(id); !ok {
 		return list, nil // no snapshot has such an ID
 	}
 	on, snapshot, err := c.snapshot(ctx, id)
@@ -279,7 +280,7 @@ func (c *Controller) startOf(token string) (from int, at rack.Cursor, err error)
 		return 0, at, aborted("starting_token %.80q is none of this plugin's: begin the list anew", token)
 	}
 	name := token[:end]
-	id, ok := rack.ParseID(token[end+1:])
+	id, ok := diskname.ParseID(token[end+1:])
 	from = slices.IndexFunc(c.racks.all, func(client *rack.Client) bool { return client.Name() == name })
 	if !ok || from < 0 {
 		return 0, at, aborted("starting_token %.80q is none of this plugin's: begin the list anew", token)

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -228,7 +229,7 @@ func TestListSnapshots(t *testing.T) {
 	}
 	all = append(all, r.userSnapshot(t, testProject, "mine", "", v))
 	byVolume[v] = append(byVolume[v], all[len(all)-1])
-	r.userSnapshot(t, testProject, rack.TemporaryName(testCluster, "copy"), rack.NewTemporaryDescription(testCluster, "copy", nil).Encode(), v)
+	r.userSnapshot(t, testProject, diskname.ForClone(testCluster, "copy"), rack.NewTemporaryDescription(testCluster, "copy", nil).Encode(), v)
 	for _, test := range []struct {
 		name string
 		req  *csi.ListSnapshotsRequest

@@ -169,7 +169,7 @@ func TestNodeVolumes(t *testing.T) {
 		want("staged", 1, 1)
 		must(r.t, r.publish(v, "target", capability, false))
 		want("published", 1, 1)
-		must(r.t, r.stage(own, filesystem("ext4", writer)))
+		must(r.t, r.stage(own, filesystemVolume("ext4", writer)))
 		want("the user's disk staged too", 2, 2)
 		must(r.t, r.unpublish(v, "target"))
 		must(r.t, r.unstage(v))

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -172,7 +173,7 @@ func volumeAt(table mount.Table, id uuid.UUID, path string) (mount.Entry, error)
 // isVolume reports whether a mount can be one of ours: a bound NVMe disk, or a filesystem that we mount, on a whole
 // NVMe disk. What a user has mounted elsewhere from a disk of his own looks the same.
 func isVolume(entry mount.Entry) bool {
-	return entry.Block() || mount.Supported(entry.FSType) && device.IsDiskName(path.Base(entry.Source))
+	return entry.Block() || filesystem.Supported(entry.FSType) && device.IsDiskName(path.Base(entry.Source))
 }
 
 // blockStagingPath is the file below the staging path to which the device node of a raw block volume is bound.

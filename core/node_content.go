@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
 
@@ -30,11 +31,11 @@ func (n *Node) filesystem(ctx context.Context, volume nodeVolume, dev device.Dev
 		return "", err
 	}
 	if content.Empty() || interrupted != nil {
-		return n.format(ctx, volume, dev, firstOf(wanted, mount.Filesystems()[0]), interrupted)
+		return n.format(ctx, volume, dev, firstOf(wanted, filesystem.Types()[0]), interrupted)
 	}
-	if content.Type == "" || !mount.Supported(content.Type) || content.PartitionTable != "" {
+	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
 		return "", failedPrecondition("volume %s: the disk %s holds %s, not a filesystem that this plugin mounts (%s): use the volume as raw block, or another volume",
-			volume.id, dev, content, strings.Join(mount.Filesystems(), ", "))
+			volume.id, dev, content, strings.Join(filesystem.Types(), ", "))
 	}
 	if wanted != "" && wanted != content.Type {
 		return "", failedPrecondition("volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced", volume.id, dev, content, wanted)
@@ -80,7 +81,7 @@ func (n *Node) format(ctx context.Context, volume nodeVolume, dev device.Device,
 	case volume.readOnly:
 		return "", failedPrecondition("volume %s: no filesystem is found on the disk %s, and the disk is read-only", volume.id, dev)
 	}
-	options, err := mount.ParseMkfsOptions(fsType, volume.mkfsOptions)
+	options, err := filesystem.ParseMkfsOptions(fsType, volume.mkfsOptions)
 	if err != nil {
 		return "", err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
@@ -76,7 +77,7 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 			r.run("mkfs.ext4", "-q", "-U", tc.fsUUID, r.node(v))
 			tc.prepare(v)
 			before := r.digest(v)
-			wantCode(t, r.stage(v, filesystem("", writer)), tc.code)
+			wantCode(t, r.stage(v, filesystemVolume("", writer)), tc.code)
 			if tc.code != codes.OK {
 				r.wantMounts()
 				if r.digest(v) != before {
@@ -101,12 +102,12 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 
 // A volume and its restored copy on one node carry the same filesystem.
 func TestNodeTwins(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		for _, copyFirst := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, copy first %t", fsType, copyFirst), func(t *testing.T) {
 				r := newNodeRig(t)
 				original := r.newVolume(volumeA, diskA)
-				capability := filesystem(fsType, writer)
+				capability := filesystemVolume(fsType, writer)
 				must(t, r.stage(original, capability))
 				must(t, os.WriteFile(filepath.Join(original.staging, "file"), []byte("data"), 0o600))
 				must(t, r.unstage(original))
@@ -144,11 +145,11 @@ func TestNodeTwins(t *testing.T) {
 
 // A volume made from a smaller one's snapshot has all of its size to use, once.
 func TestNodeGrowsFilesystem(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newNodeRig(t)
 			source := r.newVolume(volumeA, diskA)
-			capability := filesystem(fsType, writer)
+			capability := filesystemVolume(fsType, writer)
 			must(t, r.stage(source, capability))
 			must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
@@ -163,7 +164,7 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 				must(t, err)
 				return stats.GetUsage()[0].GetTotal()
 			}
-			readOnly := filesystem(fsType, writer, "ro")
+			readOnly := filesystemVolume(fsType, writer, "ro")
 			must(t, r.stage(v, readOnly))
 			if size := total(); size > volumeBytes {
 				t.Errorf("mounted read-only it was grown to %d bytes", size)
@@ -190,7 +191,7 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 			}
 			r := newNodeRig(t)
 			source := r.newVolume(volumeA, diskA)
-			capability := filesystem(fsType, writer)
+			capability := filesystemVolume(fsType, writer)
 			must(t, r.stage(source, capability))
 			must(t, r.unstage(source))
 			v := r.restore(source, volumeB, diskB, 2*volumeBytes)
@@ -205,7 +206,7 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 		t.Run(fsType+", larger than its disk", func(t *testing.T) {
 			r := newNodeRig(t)
 			source := r.newVolume(volumeA, diskA)
-			capability := filesystem(fsType, writer)
+			capability := filesystemVolume(fsType, writer)
 			must(t, r.stage(source, capability))
 			must(t, r.unstage(source))
 			v := r.restore(source, volumeB, diskB, volumeBytes-32<<20)
@@ -226,12 +227,12 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 		t.Helper()
 		r := newNodeRig(t)
 		v := r.newVolume(volumeA, diskA)
-		must(t, r.stage(v, filesystem(fsType, writer)))
+		must(t, r.stage(v, filesystemVolume(fsType, writer)))
 		must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 		must(t, r.unstage(v))
 		return r, v
 	}
-	capability := filesystem("", writer)
+	capability := filesystemVolume("", writer)
 	t.Run("ext4 that e2fsck mends by itself", func(t *testing.T) {
 		r, v := made(t, "ext4")
 		// The root folder's inode with a wrong checksum.
@@ -252,11 +253,11 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 		wantCode(t, r.stage(v, capability), codes.FailedPrecondition, "xfs_repair")
 		r.wantMounts()
 	})
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run("a journal to replay needs no check, "+fsType, func(t *testing.T) {
 			r := newNodeRig(t)
 			source := r.newVolume(volumeA, diskA)
-			must(t, r.stage(source, filesystem(fsType, writer)))
+			must(t, r.stage(source, filesystemVolume(fsType, writer)))
 			must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
 			v := r.restore(source, volumeB, diskB, volumeBytes)
@@ -271,11 +272,11 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 
 // A snapshot of a disk in use is what a power cut leaves. Made into a read-only disk, nothing of it is ever changed.
 func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newNodeRig(t)
 			source := r.newVolume(volumeA, diskA)
-			must(t, r.stage(source, filesystem(fsType, writer)))
+			must(t, r.stage(source, filesystemVolume(fsType, writer)))
 			must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
 			if fsType != "btrfs" {
@@ -287,7 +288,7 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 			must(t, r.unstage(source))
 			must(t, r.guests.Unplug(guestID, source.id))
 			before := r.digest(v)
-			capability := filesystem("", readerOnly)
+			capability := filesystemVolume("", readerOnly)
 			must(t, r.stage(v, capability))
 			must(t, r.publish(v, "target", capability, true))
 			if fsType == "btrfs" {
@@ -361,7 +362,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		pieces = written
 		r.poke(v, start, string(mixed))
 
-		capability := filesystem("ext4", writer)
+		capability := filesystemVolume("ext4", writer)
 		must(t, r.stage(v, capability))
 		wantContent(t, filepath.Join(v.staging, "file"), "data")
 		stats, err := r.stats(v.id, v.staging, "")
@@ -386,7 +387,7 @@ func TestNodeGrowthSparesABootLoader(t *testing.T) {
 	v := r.newVolume(volumeA, diskA)
 	r.run("mkfs.ext4", "-q", r.node(v), "65536")
 	r.poke(v, 100, "boot loader")
-	wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.Internal, "resize2fs")
+	wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.Internal, "resize2fs")
 	r.wantMounts()
 	file, err := os.Open(r.node(v))
 	must(t, err)

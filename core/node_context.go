@@ -11,7 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // nodeVolume is what a request to the Node service says of its volume.
@@ -41,7 +41,7 @@ type rootFolder struct {
 
 // want is what to look for among the guest's disks.
 func (v nodeVolume) want() device.Want {
-	return device.Want{Serial: rack.Serial(v.diskName), SizeBytes: v.sizeBytes}
+	return device.Want{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes}
 }
 
 // mayCarry reports whether a filesystem with this UUID belongs on the volume's disk.
@@ -56,7 +56,7 @@ func (v nodeVolume) mayCarry(fsUUID string) bool {
 
 // parseVolumeID understands a volume ID. One that is no UUID is none that this plugin ever gave out.
 func parseVolumeID(volumeID string) (uuid.UUID, error) {
-	id, ok := rack.ParseID(volumeID)
+	id, ok := diskname.ParseID(volumeID)
 	if !ok {
 		return uuid.UUID{}, notFound("volume %q does not exist: volume IDs are UUIDs of disks", volumeID)
 	}

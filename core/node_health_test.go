@@ -69,32 +69,32 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		harm       func(r *nodeRig, v *volume)
 		want       []string
 	}{
-		{"healthy ext4", filesystem("ext4", writer), nil, nil},
-		{"healthy xfs", filesystem("xfs", writer), nil, nil},
-		{"healthy btrfs", filesystem("btrfs", writer), nil, nil},
+		{"healthy ext4", filesystemVolume("ext4", writer), nil, nil},
+		{"healthy xfs", filesystemVolume("xfs", writer), nil, nil},
+		{"healthy btrfs", filesystemVolume("btrfs", writer), nil, nil},
 		{"healthy raw block", rawBlock(writer), nil, nil},
-		{"ext4, disk gone", filesystem("ext4", writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
-		{"xfs, disk gone", filesystem("xfs", writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
+		{"ext4, disk gone", filesystemVolume("ext4", writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
+		{"xfs, disk gone", filesystemVolume("xfs", writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
 		{"raw block, disk gone", rawBlock(writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
-		{"disk gone and back", filesystem("ext4", writer), func(r *nodeRig, v *volume) { r.unplug(v); r.plug(v) }, []string{"INACCESSIBLE DiskGone"}},
-		{"xfs that shut itself down", filesystem("xfs", writer), func(r *nodeRig, v *volume) {
+		{"disk gone and back", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) { r.unplug(v); r.plug(v) }, []string{"INACCESSIBLE DiskGone"}},
+		{"xfs that shut itself down", filesystemVolume("xfs", writer), func(r *nodeRig, v *volume) {
 			r.run("xfs_io", "-x", "-c", "shutdown", v.staging)
 		}, []string{"INACCESSIBLE FilesystemShutdown"}},
-		{"xfs with a damaged root folder", filesystem("xfs", writer), (*nodeRig).damageRoot, []string{"DATA_LOSS FilesystemCorrupted"}},
-		{"controller not live", filesystem("ext4", writer), func(r *nodeRig, v *volume) {
+		{"xfs with a damaged root folder", filesystemVolume("xfs", writer), (*nodeRig).damageRoot, []string{"DATA_LOSS FilesystemCorrupted"}},
+		{"controller not live", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) {
 			r.setState(v, "resetting")
 		}, []string{"INACCESSIBLE ControllerNotLive"}},
-		{"read errors", filesystem("ext4", writer), func(r *nodeRig, v *volume) {
+		{"read errors", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) {
 			must(r.t, os.Truncate(r.path("disks/"+v.id+".disk"), 0))
 		}, []string{"INACCESSIBLE DiskNotReadable"}},
-		{"ext4 with damage, going on", filesystem("ext4", writer, "errors=continue"), (*nodeRig).breakFilesystem, []string{"DATA_LOSS FilesystemCorrupted"}},
-		{"ext4 with damage, read-only since", filesystem("ext4", writer, "errors=remount-ro"), (*nodeRig).breakFilesystem,
+		{"ext4 with damage, going on", filesystemVolume("ext4", writer, "errors=continue"), (*nodeRig).breakFilesystem, []string{"DATA_LOSS FilesystemCorrupted"}},
+		{"ext4 with damage, read-only since", filesystemVolume("ext4", writer, "errors=remount-ro"), (*nodeRig).breakFilesystem,
 			[]string{"DATA_LOSS FilesystemCorrupted", "DEGRADED FilesystemReadOnly"}},
-		{"read-only on purpose", filesystem("ext4", writer), func(r *nodeRig, v *volume) {
+		{"read-only on purpose", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) {
 			must(r.t, r.unpublish(v, "target"))
 			must(r.t, r.unstage(v))
-			must(r.t, r.stage(v, filesystem("ext4", writer, "ro")))
-			must(r.t, r.publish(v, "target", filesystem("ext4", writer, "ro"), false))
+			must(r.t, r.stage(v, filesystemVolume("ext4", writer, "ro")))
+			must(r.t, r.publish(v, "target", filesystemVolume("ext4", writer, "ro"), false))
 		}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 // damageRoot damages the root folder of an xfs that is published, where it lies on the disk.
 func (r *nodeRig) damageRoot(v *volume) {
 	r.t.Helper()
-	capability := filesystem("xfs", writer)
+	capability := filesystemVolume("xfs", writer)
 	for i := range 200 { // more than have room in the folder's inode
 		must(r.t, os.WriteFile(filepath.Join(v.staging, fmt.Sprint("file-", i)), nil, 0o600))
 	}
@@ -145,7 +145,7 @@ func (r *nodeRig) setState(v *volume, state string) {
 func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
-	capability := filesystem("ext4", writer)
+	capability := filesystemVolume("ext4", writer)
 	must(t, r.stage(v, capability))
 	r.breakFilesystem(v)
 	must(t, r.unstage(v))
@@ -189,7 +189,7 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 			good := *v
 			good.publish = maps.Clone(v.publish)
 			tc.prepare(r, v)
-			if err := r.stage(v, filesystem("ext4", writer)); err == nil {
+			if err := r.stage(v, filesystemVolume("ext4", writer)); err == nil {
 				t.Fatal("it was staged")
 			}
 			req := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: r.path("target"), StagingTargetPath: v.staging}
@@ -200,7 +200,7 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 				t.Errorf("another volume: %v", got)
 			}
 			if tc.name == "another size" {
-				must(t, r.stage(&good, filesystem("ext4", writer)))
+				must(t, r.stage(&good, filesystemVolume("ext4", writer)))
 			} else {
 				must(t, r.unstage(v))
 			}
@@ -227,8 +227,8 @@ func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
 		t.Errorf("of a volume that is nowhere: %v", got)
 	}
 	// What is wrong with one volume is not told of another, even when asked for at its path.
-	must(t, r.stage(v, filesystem("ext4", writer)))
-	must(t, r.stage(w, filesystem("ext4", writer)))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
+	must(t, r.stage(w, filesystemVolume("ext4", writer)))
 	r.breakFilesystem(w)
 	for _, who := range []string{"the process that staged it", "another process"} {
 		if got := r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id, StagingTargetPath: w.staging}); got != nil {
@@ -242,8 +242,8 @@ func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
 func TestNodeGetVolumeHealthHangs(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
-	must(t, r.stage(v, filesystem("ext4", writer)))
-	must(t, r.publish(v, "target", filesystem("ext4", writer), false))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
+	must(t, r.publish(v, "target", filesystemVolume("ext4", writer), false))
 	// A frozen disk: nothing opens its node any more.
 	node := r.node(v)
 	must(t, os.Rename(node, node+".aside"))
@@ -327,7 +327,7 @@ func TestNodeGetVolumeStatsWithoutStagingPath(t *testing.T) {
 	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
 	for _, volume := range []*volume{v, w} {
 		r.run("mkfs.ext4", "-q", r.node(volume))
-		must(t, r.stage(volume, filesystem("ext4", writer)))
+		must(t, r.stage(volume, filesystemVolume("ext4", writer)))
 	}
 	_, err := r.stats(v.id, w.staging, "")
 	wantCode(t, err, codes.NotFound, "another volume")
@@ -343,7 +343,7 @@ func TestNodeGetVolumeStatsOfFullVolume(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			r := newNodeRig(t)
 			v := r.newVolume(volumeA, diskA)
-			must(t, r.stage(v, filesystem(fsType, writer)))
+			must(t, r.stage(v, filesystemVolume(fsType, writer)))
 			file, err := os.Create(filepath.Join(v.staging, "file"))
 			must(t, err)
 			at := int64(0)

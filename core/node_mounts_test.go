@@ -27,7 +27,7 @@ import (
 // What users, crashes and other programs leave where volumes are staged and published.
 
 // accesses are a volume with each of the two ways of access.
-var accesses = map[string]*csi.VolumeCapability{"filesystem": filesystem("ext4", writer), "raw block": rawBlock(writer)}
+var accesses = map[string]*csi.VolumeCapability{"filesystem": filesystemVolume("ext4", writer), "raw block": rawBlock(writer)}
 
 // eachAccess runs a test for both, with a volume that is not staged.
 func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.VolumeCapability)) {
@@ -166,7 +166,7 @@ func TestNodeStageWhereSomethingIs(t *testing.T) {
 			w := r.newVolume(volumeB, diskB)
 			w.staging = r.path(staging)
 			r.mkdir(staging)
-			must(r.t, r.stage(w, filesystem("ext4", writer)))
+			must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
 		}, "staging"},
 		{"another raw block volume", func(r *nodeRig, staging string) {
 			w := r.newVolume(volumeB, diskB)
@@ -208,8 +208,8 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 		{"a foreign mount", func(r *nodeRig) { r.mkdir("targets/one"); r.foreign("targets/one") }, "filesystem, raw block", "not ours"},
 		{"another volume's filesystem", func(r *nodeRig) {
 			w := r.newVolume(volumeB, diskB)
-			must(r.t, r.stage(w, filesystem("ext4", writer)))
-			must(r.t, r.publish(w, "targets/one", filesystem("ext4", writer), false))
+			must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
+			must(r.t, r.publish(w, "targets/one", filesystemVolume("ext4", writer), false))
 		}, "filesystem, raw block", "another disk"},
 		{"another raw block volume", func(r *nodeRig) {
 			w := r.newVolume(volumeB, diskB)
@@ -278,7 +278,7 @@ func TestNodeAfterReboot(t *testing.T) {
 
 // The disk goes by surprise and comes back under another name, while it is mounted.
 func TestNodeDeadMounts(t *testing.T) {
-	capabilities := map[string]*csi.VolumeCapability{"ext4": filesystem("ext4", writer), "xfs": filesystem("xfs", writer), "raw block": rawBlock(writer)}
+	capabilities := map[string]*csi.VolumeCapability{"ext4": filesystemVolume("ext4", writer), "xfs": filesystemVolume("xfs", writer), "raw block": rawBlock(writer)}
 	replug := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		before := r.node(v)
 		r.unplug(v)
@@ -436,7 +436,7 @@ func TestNodeStackedMounts(t *testing.T) {
 			t.Run("a foreign one below", func(t *testing.T) {
 				r := newNodeRig(t)
 				v := r.newVolume(volumeA, diskA)
-				call, path := prepare(r, v, filesystem("ext4", writer))
+				call, path := prepare(r, v, filesystemVolume("ext4", writer))
 				r.mkdir("aside")
 				r.bind(path, "aside")
 				r.umount(path, 0)
@@ -465,8 +465,8 @@ func TestNodeStackedMounts(t *testing.T) {
 							r.run("mkfs.ext4", "-q", r.node(volume))
 						}
 					}
-					call, path := prepare(r, v, filesystem("ext4", writer))
-					must(t, r.stage(w, filesystem("ext4", writer)))
+					call, path := prepare(r, v, filesystemVolume("ext4", writer))
+					must(t, r.stage(w, filesystemVolume("ext4", writer)))
 					r.bind("staging-"+diskB, path)
 					if known != "which is known" {
 						r.start()
@@ -515,7 +515,7 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 	t.Run("read-only", func(t *testing.T) {
 		r := newNodeRig(t)
 		v := r.newVolume(volumeA, diskA)
-		capability := filesystem("ext4", multiWriter, "errors=remount-ro")
+		capability := filesystemVolume("ext4", multiWriter, "errors=remount-ro")
 		must(t, r.stage(v, capability))
 		must(t, r.publish(v, "target", capability, false))
 		// What has not reached the disk is lost.
@@ -542,7 +542,7 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 		for _, fsType := range []string{"ext4", "xfs"} {
 			r := newNodeRig(t)
 			v := r.newVolume(volumeA, diskA)
-			capability := filesystem(fsType, writer)
+			capability := filesystemVolume(fsType, writer)
 			must(t, r.stage(v, capability))
 			must(t, r.publish(v, "target", capability, false))
 			r.run("xfs_io", "-x", "-c", "shutdown", v.staging)
@@ -559,12 +559,12 @@ func TestNodeStageWithOtherFlags(t *testing.T) {
 	const line = "does not show some of the mount flags"
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
-	must(t, r.stage(v, filesystem("ext4", writer, "noatime", "commit=7")))
-	must(t, r.stage(v, filesystem("ext4", writer, "noatime,commit=7")))
+	must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=7")))
+	must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime,commit=7")))
 	if strings.Contains(r.log.String(), line) {
 		t.Error("the same flags are called others")
 	}
-	must(t, r.stage(v, filesystem("ext4", writer, "noatime", "commit=8754", "data=writeback")))
+	must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=8754", "data=writeback")))
 	log := r.log.String()
 	if !strings.Contains(log, line) || !strings.Contains(log, "mount_flags=2") {
 		t.Errorf("the log does not tell:\n%s", log)
@@ -643,8 +643,8 @@ func TestNodeUnstageWhilePublished(t *testing.T) {
 func TestNodePublishReadOnlyOfWritable(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
-	must(t, r.stage(v, filesystem("ext4", writer)))
-	must(t, r.publish(v, "target", filesystem("ext4", writer), true))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
+	must(t, r.publish(v, "target", filesystemVolume("ext4", writer), true))
 	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing: %v, want EROFS", err)
 	}
@@ -653,12 +653,12 @@ func TestNodePublishReadOnlyOfWritable(t *testing.T) {
 	must(t, r.unstage(v))
 
 	// Staged read-only by a mount flag, it cannot be written at a target, and asking for it is no error: the flag says so.
-	must(t, r.stage(v, filesystem("ext4", writer, "ro")))
-	must(t, r.publish(v, "target", filesystem("ext4", writer, "ro"), false))
+	must(t, r.stage(v, filesystemVolume("ext4", writer, "ro")))
+	must(t, r.publish(v, "target", filesystemVolume("ext4", writer, "ro"), false))
 	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing: %v, want EROFS", err)
 	}
-	wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.AlreadyExists, "read-only")
+	wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.AlreadyExists, "read-only")
 }
 
 func TestNodeRawBlockOfAnotherSize(t *testing.T) {
@@ -699,7 +699,7 @@ func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 	must(t, r.unpublish(v, "target"))
 	must(t, r.unstage(v))
 	// A filesystem on it can be written again.
-	must(t, r.stage(v, filesystem("ext4", writer)))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 }
 

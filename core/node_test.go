@@ -26,6 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
@@ -233,7 +234,7 @@ const (
 	readerOnly   = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
 )
 
-func filesystem(fsType string, mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
+func filesystemVolume(fsType string, mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags}},
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
@@ -291,7 +292,7 @@ func TestNodeFilesystemLife(t *testing.T) {
 		t.Run("fs_type "+fsType, func(t *testing.T) {
 			r := newNodeRig(t)
 			v := r.newVolume(volumeA, diskA)
-			capability := filesystem(fsType, writer, "noatime")
+			capability := filesystemVolume(fsType, writer, "noatime")
 			repeat := func(what string, do func() error) {
 				t.Helper()
 				for _, who := range []string{"once", "again", "by another process"} {
@@ -331,7 +332,7 @@ func TestNodeFilesystemLife(t *testing.T) {
 			r.unplug(v)
 			wantCode(t, r.stage(v, capability), codes.Unavailable, diskA, "after 1")
 			r.plug(v)
-			must(t, r.stage(v, filesystem("", writer)))
+			must(t, r.stage(v, filesystemVolume("", writer)))
 			wantContent(t, filepath.Join(v.staging, "file"), "data")
 			if want := firstNonEmpty(fsType, "ext4"); stagedType(t, v.staging) != want {
 				t.Errorf("staged is %s, want %s", stagedType(t, v.staging), want)
@@ -417,7 +418,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 		t.Errorf("the disk holds %q, want what was written to the target", content)
 	}
 	// Now it holds data, and no filesystem is made over it.
-	wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.FailedPrecondition, "refusing to format")
+	wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "refusing to format")
 }
 
 func TestNodeNeverFormats(t *testing.T) {
@@ -474,7 +475,7 @@ func TestNodeNeverFormats(t *testing.T) {
 			v := r.newVolume(volumeA, diskA)
 			tc.prepare(r, v)
 			before, mounts := r.digest(v), r.mounts()
-			wantCode(t, r.stage(v, filesystem("ext4", writer)), tc.code, tc.mentions)
+			wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), tc.code, tc.mentions)
 			if r.digest(v) != before {
 				t.Error("the disk was written to")
 			}
@@ -487,13 +488,13 @@ func TestNodeFormatsRestoredBlankDisk(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
 	v.publish[core.KeyOrigin] = core.OriginImage
-	must(t, r.stage(v, filesystem("ext4", writer)))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	must(t, r.unstage(v))
 
 	r = newNodeRig(t, func(opts *core.NodeOptions) { opts.BlankScanLimit = volumeBytes - 1 })
 	v = r.newVolume(volumeA, diskA)
 	v.publish[core.KeyOrigin] = core.OriginImage
-	wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.FailedPrecondition, "--blank-scan-limit")
+	wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "--blank-scan-limit")
 }
 
 // A crash in the middle of mkfs leaves a record, and mkfs runs again; but never over a filesystem that has been mounted, for
@@ -531,7 +532,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 			tc.prepare(r, v)
 			record(r)
 			formatted := strings.Count(r.log.String(), "making a filesystem")
-			wantCode(t, r.stage(v, filesystem("ext4", writer)), tc.code)
+			wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), tc.code)
 			formatted = strings.Count(r.log.String(), "making a filesystem") - formatted
 			if (formatted == 0) != tc.keeps {
 				t.Errorf("mkfs ran %d times, want what was there to stay: %t", formatted, tc.keeps)
@@ -558,10 +559,10 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 			"This disk was blank, and a filesystem is being made on it. Where this still stands beside no filesystem, or beside one that\n"+
 			"was never mounted, making it was interrupted: NodeStageVolume makes it again and then removes this text.\n")
 		r.poke(v, volumeBytes/19*7/4096*4096, string(marker))
-		must(t, r.stage(v, filesystem("ext4", writer)))
+		must(t, r.stage(v, filesystemVolume("ext4", writer)))
 		must(t, r.unstage(v))
 		r.poke(v, 0, string(make([]byte, 64<<10)))
-		wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.FailedPrecondition, "refusing to format")
+		wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "refusing to format")
 	})
 	t.Run("used as raw block since", func(t *testing.T) {
 		r := newNodeRig(t)
@@ -579,22 +580,22 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 func TestNodeMountsFromVolumeContext(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
-	must(t, r.stage(v, filesystem("xfs", writer)))
+	must(t, r.stage(v, filesystemVolume("xfs", writer)))
 	must(t, r.unstage(v))
 	v.publish = nil
-	must(t, r.stage(v, filesystem("xfs", writer)))
-	must(t, r.publish(v, "target", filesystem("xfs", writer), false))
+	must(t, r.stage(v, filesystemVolume("xfs", writer)))
+	must(t, r.publish(v, "target", filesystemVolume("xfs", writer), false))
 	must(t, os.WriteFile(r.path("target/file"), []byte("data"), 0o600))
 	must(t, r.unpublish(v, "target"))
 	must(t, r.unstage(v))
 
 	v.volume = nil
-	wantCode(t, r.stage(v, filesystem("xfs", writer)), codes.FailedPrecondition, core.KeyDiskName)
-	wantCode(t, r.publish(v, "target", filesystem("xfs", writer), false), codes.FailedPrecondition, core.KeyDiskName)
+	wantCode(t, r.stage(v, filesystemVolume("xfs", writer)), codes.FailedPrecondition, core.KeyDiskName)
+	wantCode(t, r.publish(v, "target", filesystemVolume("xfs", writer), false), codes.FailedPrecondition, core.KeyDiskName)
 }
 
 func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newNodeRig(t)
 			v := r.newVolume(volumeA, diskA)
@@ -603,7 +604,7 @@ func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
 			if ext {
 				v.volume[core.KeyMkfsOptions] = "-N 4096"
 			}
-			capability := filesystem(fsType, writer)
+			capability := filesystemVolume(fsType, writer)
 			root := func() string {
 				t.Helper()
 				info, err := os.Stat(v.staging)
@@ -637,26 +638,26 @@ func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
 func TestNodeStageAgainDifferently(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
-	must(t, r.stage(v, filesystem("ext4", writer)))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	for name, capability := range map[string]*csi.VolumeCapability{
-		"another filesystem": filesystem("xfs", writer),
-		"read-only":          filesystem("ext4", writer, "ro"),
+		"another filesystem": filesystemVolume("xfs", writer),
+		"read-only":          filesystemVolume("ext4", writer, "ro"),
 		"raw block":          rawBlock(writer),
-		"SELinux context":    filesystem("ext4", writer, "context=system_u:object_r:x:s0"),
+		"SELinux context":    filesystemVolume("ext4", writer, "context=system_u:object_r:x:s0"),
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, r.stage(v, capability), codes.AlreadyExists) })
 	}
-	must(t, r.stage(v, filesystem("", multiWriter, "noatime")))
+	must(t, r.stage(v, filesystemVolume("", multiWriter, "noatime")))
 	elsewhere := *v
 	elsewhere.staging = r.path("staging-2")
 	must(t, os.Mkdir(elsewhere.staging, 0o755))
-	wantCode(t, r.stage(&elsewhere, filesystem("ext4", writer)), codes.FailedPrecondition, v.staging)
+	wantCode(t, r.stage(&elsewhere, filesystemVolume("ext4", writer)), codes.FailedPrecondition, v.staging)
 	r.wantMounts("staging-" + diskA)
 	must(t, r.unstage(v))
 
 	w := r.newVolume(volumeB, diskB)
 	must(t, r.stage(w, rawBlock(writer)))
-	wantCode(t, r.stage(w, filesystem("ext4", writer)), codes.AlreadyExists, "raw block")
+	wantCode(t, r.stage(w, filesystemVolume("ext4", writer)), codes.AlreadyExists, "raw block")
 	must(t, r.unstage(w))
 }
 
@@ -665,10 +666,10 @@ func TestNodePublishTargets(t *testing.T) {
 		capability *csi.VolumeCapability
 		second     codes.Code
 	}{
-		{filesystem("ext4", writer), codes.FailedPrecondition},
-		{filesystem("ext4", singleWriter), codes.FailedPrecondition},
-		{filesystem("ext4", readerOnly), codes.FailedPrecondition},
-		{filesystem("ext4", multiWriter), codes.OK},
+		{filesystemVolume("ext4", writer), codes.FailedPrecondition},
+		{filesystemVolume("ext4", singleWriter), codes.FailedPrecondition},
+		{filesystemVolume("ext4", readerOnly), codes.FailedPrecondition},
+		{filesystemVolume("ext4", multiWriter), codes.OK},
 		{rawBlock(writer), codes.FailedPrecondition},
 		{rawBlock(singleWriter), codes.FailedPrecondition},
 		{rawBlock(multiWriter), codes.OK},
@@ -705,7 +706,7 @@ func TestNodePublishReadOnly(t *testing.T) {
 	t.Run("filesystem", func(t *testing.T) {
 		r := newNodeRig(t)
 		v := r.newVolume(volumeA, diskA)
-		capability := filesystem("ext4", multiWriter)
+		capability := filesystemVolume("ext4", multiWriter)
 		must(t, r.stage(v, capability))
 		must(t, r.publish(v, "read", capability, true))
 		must(t, r.publish(v, "read", capability, true))
@@ -720,7 +721,7 @@ func TestNodePublishReadOnly(t *testing.T) {
 	t.Run("reader only", func(t *testing.T) {
 		r := newNodeRig(t)
 		v := r.newVolume(volumeA, diskA)
-		capability := filesystem("ext4", readerOnly)
+		capability := filesystemVolume("ext4", readerOnly)
 		must(t, r.stage(v, capability))
 		must(t, r.publish(v, "target", capability, false))
 		if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -752,11 +753,11 @@ func TestNodePublishReadOnly(t *testing.T) {
 		_, err = file.WriteAt([]byte("x"), 0)
 		must(t, errors.Join(err, file.Close()))
 	})
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run("a disk that the rack has read-only, "+fsType, func(t *testing.T) {
 			r := newNodeRig(t)
 			v := r.newVolume(volumeA, diskA)
-			capability := filesystem(fsType, writer)
+			capability := filesystemVolume(fsType, writer)
 			must(t, r.stage(v, capability))
 			must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 			must(t, r.unstage(v))
@@ -806,7 +807,7 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 		}
 	}
 
-	capability := filesystem("ext4", writer)
+	capability := filesystemVolume("ext4", writer)
 	must(t, r.stage(v, capability))
 	wantCode(t, r.publish(v, "full", capability, false), codes.FailedPrecondition, "not empty")
 	wantCode(t, r.publish(v, "foreign", capability, false), codes.FailedPrecondition, "not ours")
@@ -824,7 +825,7 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 // when the disk is back.
 func TestNodeDiskGone(t *testing.T) {
 	for name, capability := range map[string]*csi.VolumeCapability{
-		"ext4": filesystem("ext4", writer), "xfs": filesystem("xfs", writer), "raw block": rawBlock(writer),
+		"ext4": filesystemVolume("ext4", writer), "xfs": filesystemVolume("xfs", writer), "raw block": rawBlock(writer),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newNodeRig(t)
@@ -859,7 +860,7 @@ func TestNodeDiskGone(t *testing.T) {
 func TestNodeUnstageWaitsForTheHolder(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
-	must(t, r.stage(v, filesystem("ext4", writer)))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	holder := exec.Command("sleep", "600")
 	holder.Dir = v.staging
 	must(t, holder.Start())
@@ -881,7 +882,7 @@ func TestNodeGetVolumeStatsNotFound(t *testing.T) {
 	r := newNodeRig(t)
 	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
 	for _, volume := range []*volume{v, w} {
-		must(t, r.stage(volume, filesystem("ext4", writer)))
+		must(t, r.stage(volume, filesystemVolume("ext4", writer)))
 	}
 	must(t, os.Mkdir(r.path("folder"), 0o755))
 	must(t, os.Mkdir(r.path("foreign"), 0o755))
@@ -922,7 +923,7 @@ func TestNodeGetInfo(t *testing.T) {
 	v := r.newVolume(volumeB, "a-disk-of-the-users")
 	want.MaxVolumesPerNode = 6
 	wantSame(t, info(), want)
-	must(t, r.stage(v, filesystem("ext4", writer)))
+	must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	want.MaxVolumesPerNode = 7
 	wantSame(t, info(), want)
 
@@ -960,8 +961,8 @@ func TestNodeUnknownVolumes(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
 	v.id = "some-volume"
-	wantCode(t, r.stage(v, filesystem("ext4", writer)), codes.NotFound, "some-volume")
-	wantCode(t, r.publish(v, "target", filesystem("ext4", writer), false), codes.NotFound, "some-volume")
+	wantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.NotFound, "some-volume")
+	wantCode(t, r.publish(v, "target", filesystemVolume("ext4", writer), false), codes.NotFound, "some-volume")
 	must(t, r.unpublish(v, "target"))
 	must(t, r.unstage(v))
 	v.id = "../../" + volumeA
@@ -979,7 +980,7 @@ func TestNodeMountFlagsStaySecret(t *testing.T) {
 	}{
 		{"loop=" + secret, codes.InvalidArgument}, {"password=" + secret, codes.Internal},
 	} {
-		err := r.stage(v, filesystem("ext4", writer, tc.flag))
+		err := r.stage(v, filesystemVolume("ext4", writer, tc.flag))
 		wantCode(t, err, tc.code)
 		if strings.Contains(err.Error(), secret) {
 			t.Errorf("the answer shows the flag: %v", err)

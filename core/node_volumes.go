@@ -11,7 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Unstage, unpublish, stats and health are asked with a volume ID and paths, and the kernel's mount table knows no volume
@@ -88,7 +88,7 @@ func (s *stagedDisks) diskOf(id uuid.UUID) (serial string, number device.Number,
 // them. A user's own disk that was staged before the plugin restarted counts as another, so that rather too few volumes are
 // sent to this node than too many.
 func (n *Node) isVolumeDisk(disk device.Disk) bool {
-	return n.staged.has(disk.Serial) || rack.MadeHere(disk.Serial)
+	return n.staged.has(disk.Serial) || diskname.OfVolume(disk.Serial)
 }
 
 // Volumes counts the disks of this guest that are volumes, and those of them that are mounted. It reads /sys and the table

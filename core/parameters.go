@@ -8,7 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 // parameters are the parameters of a CreateVolume request, understood.
@@ -74,7 +74,7 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 	case KeyMkfsOptions:
 		for _, capability := range capabilities {
 			if m := capability.GetMount(); m != nil {
-				if _, err := mount.ParseMkfsOptions(m.GetFsType(), value); err != nil {
+				if _, err := filesystem.ParseMkfsOptions(m.GetFsType(), value); err != nil {
 					return invalidArgument("parameter %s: %w", key, err)
 				}
 			}

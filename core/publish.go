@@ -12,6 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // ControllerPublishVolume attaches the disk of a volume to an instance: CSI spec, ControllerPublishVolume. Everything that
@@ -26,7 +27,7 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 	if err != nil {
 		return nil, err
 	}
-	instanceID, ok := rack.ParseID(req.GetNodeId())
+	instanceID, ok := diskname.ParseID(req.GetNodeId())
 	if !ok {
 		return nil, notFound("node_id %q is no instance ID: the ID of a node is the UUID of its instance", req.GetNodeId())
 	}
@@ -156,9 +157,9 @@ func (c onRack) instanceDisks(ctx context.Context, instanceID string) ([]rack.Di
 // checkTwins refuses a disk of which the guest would not know which one it is (docs/reference/rack.md §9).
 func checkTwins(disk rack.Disk, disks []rack.Disk, instanceID string) error {
 	for _, other := range disks {
-		if other.ID != disk.ID && rack.Serial(other.Name) == rack.Serial(disk.Name) {
+		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return failedPrecondition("disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names: the guest would see one of them only, and nobody knows which; publish the volume on another node",
-				disk.Name, disk.ID, other.Name, other.ID, instanceID, rack.SerialBytes)
+				disk.Name, disk.ID, other.Name, other.ID, instanceID, diskname.SerialBytes)
 		}
 	}
 	return nil
@@ -251,8 +252,8 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context, req *csi.Con
 		return nil, err
 	}
 	done := &csi.ControllerUnpublishVolumeResponse{}
-	diskID, diskOK := rack.ParseID(req.GetVolumeId())
-	nodeID, nodeOK := rack.ParseID(req.GetNodeId())
+	diskID, diskOK := diskname.ParseID(req.GetVolumeId())
+	nodeID, nodeOK := diskname.ParseID(req.GetNodeId())
 	if !diskOK || (!nodeOK && req.GetNodeId() != "") {
 		return done, nil // neither a disk nor an instance has such an ID
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -26,7 +26,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	r.must(t, err)
 	wantCalls(t, r, map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1})
 	wantSame(t, first, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
-		"diskName": rack.DiskName(testCluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
+		"diskName": diskname.ForVolume(testCluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
 		"origin": "blank", "readOnly": "false", "fsLineage": "",
 	}})
 	if got := r.holder(t, id); got != node {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -114,7 +115,7 @@ func (s *several) on(t *testing.T, rackName, volume string) string {
 func (s *several) where(t *testing.T, volume string) (names []string) {
 	t.Helper()
 	for _, name := range rackNames {
-		_, err := s.racks[name].sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(rack.DiskName(testCluster, volume)), Project: testProject})
+		_, err := s.racks[name].sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(diskname.ForVolume(testCluster, volume)), Project: testProject})
 		if errors.Is(err, oxide.ErrObjectNotFound) {
 			continue
 		}

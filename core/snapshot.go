@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // CreateSnapshot makes a snapshot of a volume: CSI spec, CreateSnapshot. Like a disk's, its name follows from the one that the
@@ -63,7 +64,7 @@ func (c onRack) takeSnapshot(ctx context.Context, name string, source rack.Disk)
 	source, err := c.readySource(ctx, source)
 	var snapshot rack.Snapshot
 	if err == nil {
-		snapshot, err = c.createSnapshot(ctx, rack.SnapshotName(c.cluster, name), want.Encode(), source.ID)
+		snapshot, err = c.createSnapshot(ctx, diskname.ForSnapshot(c.cluster, name), want.Encode(), source.ID)
 	}
 	if err == nil {
 		return snapshot, nil
@@ -103,7 +104,7 @@ const conflictPoll = 500 * time.Millisecond
 // snapshotTaken looks for a snapshot by the name that follows from the orchestrator's. One that is there and is not this one is an
 // error.
 func (c onRack) snapshotTaken(ctx context.Context, want rack.Description, sourceID string) (snapshot rack.Snapshot, found bool, err error) {
-	snapshot, err = c.rack.SnapshotByName(ctx, rack.SnapshotName(c.cluster, want.Name))
+	snapshot, err = c.rack.SnapshotByName(ctx, diskname.ForSnapshot(c.cluster, want.Name))
 	if errors.Is(err, rack.ErrNotFound) {
 		return snapshot, false, nil
 	}
@@ -123,7 +124,7 @@ func (c onRack) snapshotTaken(ctx context.Context, want rack.Description, source
 
 // snapshotOfGone answers a call for a snapshot whose volume is gone: it may have been made before.
 func (c *Controller) snapshotOfGone(ctx context.Context, req *csi.CreateSnapshotRequest, candidates []*rack.Client, gone error) (*csi.CreateSnapshotResponse, error) {
-	id, _ := rack.ParseID(req.GetSourceVolumeId()) // a volume was looked for under it
+	id, _ := diskname.ParseID(req.GetSourceVolumeId()) // a volume was looked for under it
 	want := rack.NewSnapshotDescription(c.cluster, req.GetName(), nil)
 	for _, client := range candidates {
 		on := c.on(client)
@@ -171,7 +172,7 @@ func (c onRack) snapshotMessage(snapshot rack.Snapshot) *csi.Snapshot {
 // snapshot returns a snapshot and the rack that has it. That there is none is said only after the racks confirmed that this
 // token would see it.
 func (c *Controller) snapshot(ctx context.Context, snapshotID string) (onRack, rack.Snapshot, error) {
-	id, ok := rack.ParseID(snapshotID)
+	id, ok := diskname.ParseID(snapshotID)
 	if !ok {
 		return onRack{}, rack.Snapshot{}, notFound("snapshot_id %q is no snapshot ID: the ID of a snapshot is its UUID on the rack", snapshotID)
 	}
@@ -186,7 +187,7 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 		return nil, err
 	}
 	done := &csi.DeleteSnapshotResponse{}
-	id, ok := rack.ParseID(req.GetSnapshotId())
+	id, ok := diskname.ParseID(req.GetSnapshotId())
 	if !ok {
 		return done, nil // no snapshot has such an ID
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -144,7 +145,7 @@ func TestCreateSnapshotRefuses(t *testing.T) {
 		}, nil, codes.FailedPrecondition, "another project"},
 		{"a foreign snapshot of that name", func(t *testing.T, r *rig) string {
 			id := r.create(t, "v")
-			r.userSnapshot(t, testProject, rack.SnapshotName(testCluster, "s"), "mine", id)
+			r.userSnapshot(t, testProject, diskname.ForSnapshot(testCluster, "s"), "mine", id)
 			return id
 		}, nil, codes.AlreadyExists, `"mine"`},
 	} {
@@ -544,7 +545,7 @@ func TestCloneThroughFaults(t *testing.T) {
 func TestCloneReplacesAnOldSnapshot(t *testing.T) {
 	r := newRig(t)
 	volume := r.create(t, "v")
-	name := rack.TemporaryName(testCluster, "copy")
+	name := diskname.ForClone(testCluster, "copy")
 	old := r.userSnapshot(t, testProject, name, rack.NewTemporaryDescription(testCluster, "copy", []string{volume}).Encode(), volume)
 	got, err := r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
 	r.must(t, err)
@@ -555,7 +556,7 @@ func TestCloneReplacesAnOldSnapshot(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 	// One that only has the name is nobody's to delete.
-	mine := rack.TemporaryName(testCluster, "second")
+	mine := diskname.ForClone(testCluster, "second")
 	r.userSnapshot(t, testProject, mine, "mine", volume)
 	_, err = r.CreateVolume(t.Context(), from("second", fromVolume(volume)))
 	wantCode(t, err, codes.AlreadyExists, mine)
@@ -621,7 +622,7 @@ func (r *rig) setQuota(t *testing.T, quotaBytes int64) {
 
 func (r *rig) volumeNamed(t *testing.T, name string) string {
 	t.Helper()
-	disk, err := r.sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(rack.DiskName(testCluster, name)), Project: testProject})
+	disk, err := r.sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(diskname.ForVolume(testCluster, name)), Project: testProject})
 	r.must(t, err)
 	return disk.Id
 }

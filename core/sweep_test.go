@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -14,7 +15,7 @@ const sweepAge = 400 * time.Millisecond
 // left makes a temporary snapshot as a crash leaves it, and returns its name.
 func (r *rig) left(t *testing.T, cluster, volume, of string) string {
 	t.Helper()
-	name := rack.TemporaryName(cluster, volume)
+	name := diskname.ForClone(cluster, volume)
 	r.userSnapshot(t, testProject, name, rack.NewTemporaryDescription(cluster, volume, []string{of}).Encode(), of)
 	return name
 }
@@ -41,7 +42,7 @@ func TestSweep(t *testing.T) {
 	volume := r.create(t, "v")
 	keep := []string{r.left(t, "another-cluster", "copy", volume)}
 	r.snapshot(t, "s", volume)
-	keep = append(keep, rack.SnapshotName(testCluster, "s"), rack.TemporaryName(testCluster, "only the name"))
+	keep = append(keep, diskname.ForSnapshot(testCluster, "s"), diskname.ForClone(testCluster, "only the name"))
 	r.userSnapshot(t, testProject, keep[2], "mine", volume)
 	old := r.left(t, testCluster, "old", volume)
 	time.Sleep(sweepAge)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 // Every check on a request stands in this file, one function per RPC: no I/O, no state. What a request means is the
@@ -331,8 +331,8 @@ func supportedCapability(capability *csi.VolumeCapability) error {
 	if group := capability.GetMount().GetVolumeMountGroup(); group != "" {
 		return invalidArgument("volume_mount_group is not supported: the orchestrator sets the group itself, or use the parameters %s and %s", KeyRootGID, KeyRootMode)
 	}
-	if fsType := capability.GetMount().GetFsType(); !mount.Supported(fsType) {
-		return invalidArgument("fs_type %q is not supported: use one of %s", fsType, strings.Join(mount.Filesystems(), ", "))
+	if fsType := capability.GetMount().GetFsType(); !filesystem.Supported(fsType) {
+		return invalidArgument("fs_type %q is not supported: use one of %s", fsType, strings.Join(filesystem.Types(), ", "))
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 func (b *byHand) attach() *cobra.Command {
@@ -98,14 +98,14 @@ TARGET becomes a file that is the disk itself.`,
 		ValidArgsFunction: first(b.completeVolume()),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.fsType, "fs-type", "", "filesystem: "+strings.Join(mount.Filesystems(), ", ")+" (default what is on the disk, else "+mount.Filesystems()[0]+")")
+	flags.StringVar(&f.fsType, "fs-type", "", "filesystem: "+strings.Join(filesystem.Types(), ", ")+" (default what is on the disk, else "+filesystem.Types()[0]+")")
 	flags.BoolVar(&f.block, "block", false, "the raw disk, no filesystem")
 	flags.BoolVar(&f.readOnly, "read-only", false, "mount it read-only at TARGET")
 	flags.StringArrayVar(&f.options, "option", nil, "mount option such as noatime; may be repeated")
 	flags.StringVar(&f.accessMode, "access-mode", "SINGLE_NODE_WRITER", "access mode of the specification; SINGLE_NODE_MULTI_WRITER allows several targets")
 	f.context = keyValues(flags, "volume-context", "mkfsOptions, rootUid, rootGid, rootMode of a new filesystem; verifyFilesystem=false; diskName of a disk made by hand; may be repeated")
 	flags.StringVar(&f.attachment, "attachment", "", "file with the answer of attach --json, - for stdin: then no controller is asked")
-	completeFlag(cmd, "fs-type", cobra.FixedCompletions(mount.Filesystems(), cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(cmd, "fs-type", cobra.FixedCompletions(filesystem.Types(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "access-mode", cobra.FixedCompletions(accessModes, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		opts, err := f.parse(cmd.InOrStdin())

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // forMount are the parameters that only the node needs, when it makes a filesystem. The rack does not store them.
@@ -41,7 +41,7 @@ The name holds within the cluster ID that the plugin was given: whoever creates 
 	completeFlag(cmd, "from-volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		want.Name, want.SizeBytes, want.Parameters = args[0], int64(size), *parameters
-		if _, like := rack.ParseID(want.Name); like {
+		if _, like := diskname.ParseID(want.Name); like {
 			return usage("%q is a name that is written like an ID, and the volume would not be found by it: choose another", want.Name)
 		}
 		made := want.FromSnapshot != "" || want.FromVolume != ""

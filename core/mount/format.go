@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
@@ -41,7 +42,7 @@ type Formatter struct {
 type NewFilesystem struct {
 	// DiskID is the disk's UUID on the rack.
 	DiskID uuid.UUID
-	// Type is one of [Filesystems]; MkfsOptions come from [ParseMkfsOptions] for this type.
+	// Type is one of [filesystem.Types]; MkfsOptions come from [filesystem.ParseMkfsOptions] for this type.
 	Type        string
 	MkfsOptions []string
 }
@@ -101,7 +102,7 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 }
 
 // mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name
-// the same thing; among those that the allow-list of [ParseMkfsOptions] lets through, none touches the UUID. No option
+// the same thing; among those that the allow-list of [filesystem.ParseMkfsOptions] lets through, none touches the UUID. No option
 // forces anything (-f, -F): that would silence the checks that mkfs makes itself.
 func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err error) {
 	switch want.Type {
@@ -115,7 +116,7 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 	case "btrfs":
 		return "mkfs.btrfs", append([]string{"-q", "-K", "-U", fsUUID}, want.MkfsOptions...), nil
 	}
-	return "", nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, want.Type, strings.Join(Filesystems(), ", "))
+	return "", nil, fmt.Errorf("%w: %q: use one of %s", filesystem.ErrUnsupported, want.Type, strings.Join(filesystem.Types(), ", "))
 }
 
 // mergeExtended adds ours to the extended options of ext: of several -E only the last counts.

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 func TestTableAt(t *testing.T) {
@@ -80,8 +81,8 @@ func TestMkfsArguments(t *testing.T) {
 			}
 		})
 	}
-	if name, _, err := mkfs(NewFilesystem{Type: "ntfs"}, uuid); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("ntfs: %s, %v; want ErrUnsupported", name, err)
+	if name, _, err := mkfs(NewFilesystem{Type: "ntfs"}, uuid); !errors.Is(err, filesystem.ErrUnsupported) {
+		t.Errorf("ntfs: %s, %v; want filesystem.ErrUnsupported", name, err)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
@@ -157,7 +158,7 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 		{"xfs", []string{"", "-d agcount=2", "-l size=64m", "-i size=1024"}},
 		{"btrfs", []string{""}},
 	} {
-		if !Supported(tc.fsType) {
+		if !filesystem.Supported(tc.fsType) {
 			continue
 		}
 		for _, options := range tc.options {
@@ -166,7 +167,7 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 					continue // takes too long, or too much of the machine's own disk
 				}
 				t.Run(fmt.Sprintf("%s %s %d MiB", tc.fsType, options, size/mib), func(t *testing.T) {
-					parsed, err := ParseMkfsOptions(tc.fsType, options)
+					parsed, err := filesystem.ParseMkfsOptions(tc.fsType, options)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -194,7 +195,7 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 // After a power cut in the middle of mkfs any of its writes may be on the disk, and any may be missing.
 func TestFormatAfterPowerCut(t *testing.T) {
 	const size = 320 << 20
-	for _, fsType := range Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			reference, disk := newDisk(t, size)
 			runMkfs(t, reference, NewFilesystem{DiskID: interruptedID, Type: fsType})
@@ -282,7 +283,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 
 // A marker counts for nothing once somebody has mounted the filesystem.
 func TestMarkerBesideMountedFilesystem(t *testing.T) {
-	for _, fsType := range Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			dev, disk := newDisk(t, 320<<20)
 			runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: fsType})

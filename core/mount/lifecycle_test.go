@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
 
@@ -126,7 +127,7 @@ func TestFilesystemUUID(t *testing.T) {
 }
 
 func TestFormatMountUnmount(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newRig(t)
 			target := r.mounted(t, fsType, mount.Options{Flags: []string{"noatime"}})
@@ -214,7 +215,7 @@ func TestFormatFails(t *testing.T) {
 
 // A record that mkfs was begun is what lets it run again, and only where nobody can have used its result.
 func TestFormatAgain(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newRig(t)
 			record := filepath.Join(r.state, "format", diskID.String())
@@ -362,7 +363,7 @@ func TestMountRefuses(t *testing.T) {
 
 // A snapshot of a filesystem in use has a journal that wants replaying, which a read-only disk does not allow.
 func TestMountReadOnlyDisk(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newRig(t)
 			target := r.mounted(t, fsType, mount.Options{})

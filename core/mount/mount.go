@@ -19,7 +19,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -31,10 +30,8 @@ import (
 
 // The errors of this package, wrapped with the paths and devices they are about.
 var (
-	// ErrOption says that mkfs options or mount flags hold something that is not allowed.
+	// ErrOption means that mount flags hold an option that is not allowed.
 	ErrOption = errors.New("option is not allowed")
-	// ErrUnsupported says that a filesystem is not one of [Filesystems].
-	ErrUnsupported = errors.New("filesystem is not supported")
 	// ErrFormat says that mkfs failed, or that what it made is not what was asked of it.
 	ErrFormat = errors.New("making the filesystem failed")
 	// ErrMount says that the kernel or mount(8) refused a mount.
@@ -308,11 +305,3 @@ func Remove(path string) error {
 	}
 	return err
 }
-
-// Supported reports whether this plugin can make and mount the filesystem; an empty name means the default.
-func Supported(fsType string) bool {
-	return fsType == "" || slices.Contains(Filesystems(), fsType)
-}
-
-// Filesystems lists the supported filesystems, the default first.
-func Filesystems() []string { return []string{"ext4", "ext3", "xfs", "btrfs"} }

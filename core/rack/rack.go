@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
@@ -130,16 +129,6 @@ func (c *Client) Name() string { return c.name }
 
 // ProjectName is the configured project: a name or an ID.
 func (c *Client) ProjectName() string { return c.project }
-
-// ParseID reads the ID of a disk or an instance. Only the hyphenated form counts: a rack takes the other notations of a
-// UUID for the same ID, and everything else for a name (docs/reference/rack.md §1). The result is in lower case, as racks write it.
-func ParseID(text string) (string, bool) {
-	id, err := uuid.Parse(text)
-	if err != nil || len(text) != len("00000000-0000-0000-0000-000000000000") {
-		return "", false
-	}
-	return id.String(), true
-}
 
 // State is the state of a disk, docs/reference/rack.md §2.
 type State string

@@ -35,11 +35,6 @@ func recordFrom(g *oxide.AntiAffinityGroup) Record {
 	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description}
 }
 
-// ClusterHash stands for a cluster in the names of records. It is permanent, like [DiskName].
-func ClusterHash(cluster string) string {
-	return hashText(kindRestart, cluster, "")[:hashLetters]
-}
-
 // Records lists all records of the project, other people's groups included, by name.
 func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	var records []Record

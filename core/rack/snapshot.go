@@ -2,10 +2,11 @@ package rack
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // SnapshotState is the state of a snapshot, docs/reference/rack.md §6.
@@ -34,7 +35,7 @@ type Snapshot struct {
 // cluster.
 func (s Snapshot) Temporary() bool {
 	_, ours := ParseDescription(s.Description)
-	return ours && strings.HasPrefix(s.Name, temporaryPrefix)
+	return ours && diskname.Temporary(s.Name)
 }
 
 func snapshotFrom(s *oxide.Snapshot) Snapshot {

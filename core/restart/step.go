@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -508,8 +509,8 @@ func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance strin
 		return fmt.Errorf("instance %s has %d disks already: %w", instance, len(disks), rack.ErrFull)
 	}
 	for _, other := range disks {
-		if other.ID != wanted.ID && rack.Serial(other.Name) == rack.Serial(wanted.Name) {
-			return fmt.Errorf("disk %q (%s) of instance %s has the same first %d bytes in its name: %w", other.Name, other.ID, instance, rack.SerialBytes, rack.ErrRefused)
+		if other.ID != wanted.ID && diskname.Serial(other.Name) == diskname.Serial(wanted.Name) {
+			return fmt.Errorf("disk %q (%s) of instance %s has the same first %d bytes in its name: %w", other.Name, other.ID, instance, diskname.SerialBytes, rack.ErrRefused)
 		}
 	}
 	return nil

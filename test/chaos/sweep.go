@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.etcd.io/bbolt"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -38,7 +38,7 @@ func (w *world) auditTemporary(ctx context.Context, workers []*worker, b *books)
 	killed := map[string]bool{}
 	for _, worker := range workers {
 		for _, v := range append(worker.volumes, worker.volumesPast...) {
-			killed[rack.TemporaryName(lab.ClusterID, v.name)] = v.killedIn
+			killed[diskname.ForClone(lab.ClusterID, v.name)] = v.killedIn
 		}
 	}
 	for _, name := range left {

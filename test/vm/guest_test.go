@@ -18,8 +18,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 const (
@@ -73,7 +73,7 @@ const rawBlock kind = "block"
 // kinds are all that this plugin offers, but for ext3, which is the ext4 driver's work too.
 func kinds() []kind {
 	kinds := []kind{rawBlock}
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		if fsType != "ext3" {
 			kinds = append(kinds, kind(fsType))
 		}
@@ -86,13 +86,13 @@ func (k kind) volume(d *disk) *volume {
 	if k == rawBlock {
 		return block(d)
 	}
-	return filesystem(d, string(k))
+	return filesystemVolume(d, string(k))
 }
 
 // newVolumeDisk makes a disk as the controller does for a volume of this name.
 func newVolumeDisk(t *testing.T, volumeName string) *disk {
 	t.Helper()
-	return newDisk(t, rack.DiskName("vm", t.Name()+volumeName), gib)
+	return newDisk(t, diskname.ForVolume("vm", t.Name()+volumeName), gib)
 }
 
 // overwrite writes to the disk behind the guest's back.
@@ -378,7 +378,7 @@ func testReusedNumber(t *testing.T, p *plugin) {
 // tells which of the two it has.
 func testHotTwin(t *testing.T, p *plugin) {
 	m := p.machine
-	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
 	twin.name += "-twin"
 	m.plug(t, firstFree, v.disk)
 	p.stageAndPublish(t, v)
@@ -402,7 +402,7 @@ func testHotTwin(t *testing.T, p *plugin) {
 // testShownTwin: should a kernel ever show both, the plugin takes neither.
 func testShownTwin(t *testing.T, p *plugin) {
 	m := p.machine
-	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
 	twin.ownSubsystem = true
 	m.plug(t, firstFree, v.disk)
 	m.plug(t, firstFree+1, twin.disk)

@@ -71,7 +71,7 @@ type volume struct {
 }
 
 // filesystem is a volume with a filesystem; block is one without.
-func filesystem(d *disk, fsType string) *volume {
+func filesystemVolume(d *disk, fsType string) *volume {
 	return newVolume(d, &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}})
 }
 

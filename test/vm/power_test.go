@@ -61,7 +61,7 @@ func TestPowerCut(t *testing.T) {
 				t.Errorf("%q was not synced and is there, so that nothing is proved", found)
 			}
 			p.unpublishAndUnstage(t, u.volume)
-			fresh := filesystem(second[u.then-1], "")
+			fresh := filesystemVolume(second[u.then-1], "")
 			p.stageAndPublish(t, fresh)
 			p.unpublishAndUnstage(t, fresh)
 		})
@@ -77,7 +77,7 @@ func TestPowerCut(t *testing.T) {
 // TestSameSerialCold boots with two disks of one serial. Which of the two the kernel shows is chance.
 func TestSameSerialCold(t *testing.T) {
 	t.Parallel()
-	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
 	twin.name += "-twin"
 	m := boot(t, slots{1: v.disk, 2: twin.disk})
 	p := startPlugin(t, m)

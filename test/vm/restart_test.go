@@ -96,7 +96,7 @@ func TestPlannedRestart(t *testing.T) {
 				m.checkFile(t, path.Join(u.target, "diary"), "ended\n")
 			}
 			p.unpublishAndUnstage(t, u.volume)
-			fresh := filesystem(second[2*i+2], "")
+			fresh := filesystemVolume(second[2*i+2], "")
 			p.stageAndPublish(t, fresh)
 			p.check(t, fresh, p.write(t, fresh))
 			p.unpublishAndUnstage(t, fresh)

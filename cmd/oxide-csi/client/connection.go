@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Options say which plugin a [Client] asks, and how.
@@ -236,7 +236,7 @@ func (c *Client) nodeOr(ctx context.Context, named string) (string, error) {
 
 // parseID refuses what cannot be an ID: the plugin finds nothing under it and may call that done.
 func parseID(what, text string) (string, error) {
-	id, ok := rack.ParseID(text)
+	id, ok := diskname.ParseID(text)
 	if !ok {
 		return "", failed(codes.InvalidArgument, "%q is no %s ID, which is a UUID", text, what)
 	}

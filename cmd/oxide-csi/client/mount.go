@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Mounted is a volume that is mounted on this node.
@@ -155,7 +155,7 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	serial := rack.Serial(got.GetVolume().GetVolumeContext()[core.KeyDiskName])
+	serial := diskname.Serial(got.GetVolume().GetVolumeContext()[core.KeyDiskName])
 	disks, err := device.Roots{Sys: c.opts.SysRoot}.Disks()
 	if err != nil {
 		return err

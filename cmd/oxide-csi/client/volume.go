@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Volume is what the plugin tells of a volume.
@@ -69,7 +69,7 @@ func rackOf(topologies []*csi.Topology) string {
 }
 
 // MadeByPlugin reports whether the volume's disk is named as this plugin names those that it makes.
-func (v Volume) MadeByPlugin() bool { return rack.MadeHere(v.DiskName) }
+func (v Volume) MadeByPlugin() bool { return diskname.OfVolume(v.DiskName) }
 
 // anyUse is what volumes are made and attached for: the rack stores no capability, and the node is told at the mount.
 var anyUse = &csi.VolumeCapability{
@@ -204,14 +204,14 @@ func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) 
 
 // volumeID understands a volume's ID, or the name that it was made with.
 func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
-	if id, ok := rack.ParseID(text); ok {
+	if id, ok := diskname.ParseID(text); ok {
 		return id, nil
 	}
 	cluster, err := c.cluster(ctx)
 	if err != nil {
 		return "", fmt.Errorf("%q is no volume ID, and to know it as a name: %w", text, err)
 	}
-	disk := rack.DiskName(cluster, text)
+	disk := diskname.ForVolume(cluster, text)
 	var found []string
 	for volume, err := range c.volumes(ctx) {
 		if err != nil {

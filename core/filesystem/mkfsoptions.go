@@ -1,4 +1,4 @@
-package mount
+package filesystem
 
 import (
 	"fmt"
@@ -103,7 +103,7 @@ func ParseMkfsOptions(fsType, options string) ([]string, error) {
 	case "btrfs":
 		rules = btrfsRules
 	default:
-		return nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, fsType, strings.Join(Filesystems(), ", "))
+		return nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, fsType, strings.Join(Types(), ", "))
 	}
 	var args []string
 	words := strings.Fields(options)
@@ -139,7 +139,7 @@ func ParseMkfsOptions(fsType, options string) ([]string, error) {
 
 func nameOf(fsType string) string {
 	if fsType == "" {
-		return Filesystems()[0]
+		return Types()[0]
 	}
 	return fsType
 }

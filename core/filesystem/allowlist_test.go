@@ -1,4 +1,4 @@
-package mount
+package filesystem
 
 import (
 	"regexp/syntax"

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // These vectors are permanent: a plugin that names disks otherwise does not find the volumes of its predecessor.
@@ -27,7 +29,7 @@ func TestNamesArePermanent(t *testing.T) {
 			description: `{"v":1,"cluster":"prod","h":"hadXYxBumU1IfW7T1FB5VxzyqehYoa/nBPnd+23WuO0=","name":"postgres"}`,
 		},
 	} {
-		if got := DiskName(test.cluster, test.volume); got != test.name {
+		if got := diskname.ForVolume(test.cluster, test.volume); got != test.name {
 			t.Errorf("disk name of %q in %q is %q, want %q", test.volume, test.cluster, got, test.name)
 		}
 		if got := NewDescription(test.cluster, test.volume, test.claim).Encode(); got != test.description {
@@ -46,15 +48,15 @@ func TestNamesOfSnapshotsArePermanent(t *testing.T) {
 		what, name, wantName, description, wantDescription string
 	}{
 		{
-			"a snapshot", SnapshotName("prod", "snapshot-1"), "csi-snap-p7xps33tg5twonbep6xwhq4ltevasxyc",
+			"a snapshot", diskname.ForSnapshot("prod", "snapshot-1"), "csi-snap-p7xps33tg5twonbep6xwhq4ltevasxyc",
 			NewSnapshotDescription("prod", "snapshot-1", lineage).Encode(), `{"v":1,"cluster":"prod","h":"f+75b3M3Z2c0JH+vY8OLmSoJXwLiIRzDneILvrjSDjU=","fs":["6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"],"name":"snapshot-1"}`,
 		},
 		{
-			"a temporary snapshot", TemporaryName("prod", "copy"), "csi-tmp-g37iaqz4pydvl5fa4r3uyiltcgkihtgi",
+			"a temporary snapshot", diskname.ForClone("prod", "copy"), "csi-tmp-g37iaqz4pydvl5fa4r3uyiltcgkihtgi",
 			NewTemporaryDescription("prod", "copy", lineage).Encode(), `{"v":1,"cluster":"prod","h":"Nv6AQzx+B1X0oOR3TCFzEZSDzMiFMBc9SndVvm4whIs=","fs":["6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"],"name":"copy"}`,
 		},
 		{
-			"a clone", DiskName("prod", "copy"), "csi-ogh54f6pyfhdd3yq",
+			"a clone", diskname.ForVolume("prod", "copy"), "csi-ogh54f6pyfhdd3yq",
 			clone.Encode(), `{"v":1,"cluster":"prod","h":"cY/eF8/BTjHvEJ/2NecguOMC5PZ72aSXyNfPDDSxQnY=","fs":["6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"],"clone":true,"name":"copy"}`,
 		},
 	} {
@@ -95,21 +97,6 @@ func TestLineage(t *testing.T) {
 				t.Errorf("the ancestors were changed (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestDiskNameIsTheSerial(t *testing.T) {
-	for _, volume := range []string{"a", "pvc-1", strings.Repeat("x", 128), "Ünïcode", " "} {
-		name := DiskName("cluster", volume)
-		if len(name) != SerialBytes || Serial(name) != name {
-			t.Errorf("disk name %q of volume %q is not a whole serial", name, volume)
-		}
-		if strings.Trim(name[len(diskPrefix):], "abcdefghijklmnopqrstuvwxyz234567") != "" || !strings.HasPrefix(name, diskPrefix) {
-			t.Errorf("disk name %q has characters that a rack refuses", name)
-		}
-	}
-	if DiskName("ab", "c") == DiskName("a", "bc") {
-		t.Error("cluster and volume run together")
 	}
 }
 
@@ -163,43 +150,6 @@ func TestForeignDescriptions(t *testing.T) {
 	for _, text := range []string{"", "my disk", "{}", `{"v":1}`, `{"v":0,"cluster":"a","h":"b"}`, `[1]`, `{"v":1,"cluster":"a"`, `{"v":"1","cluster":"a","h":"b"}`} {
 		if d, ours := ParseDescription(text); ours {
 			t.Errorf("%q counts as ours: %+v", text, d)
-		}
-	}
-}
-
-func TestParseID(t *testing.T) {
-	const id = "6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
-	for text, want := range map[string]string{
-		id:                                     id,
-		strings.ToUpper(id):                    id,
-		strings.ReplaceAll(id, "-", ""):        "",
-		"urn:uuid:" + id:                       "",
-		"{" + id + "}":                         "",
-		"":                                     "",
-		"postgres":                             "",
-		"csi-abcdefghijklmnop":                 "",
-		"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4g": "",
-		"6f1b2c3d-4e5f-4a6b-8c7d9e0f1a2b3c4d-": "",
-	} {
-		if got, ok := ParseID(text); got != want || ok != (want != "") {
-			t.Errorf("ParseID(%q) = %q, %t, want %q", text, got, ok, want)
-		}
-	}
-}
-
-func TestMadeHere(t *testing.T) {
-	for serial, want := range map[string]bool{
-		DiskName("prod", "postgres"): true,
-		"csi-abcdefghijklmnop":       true,
-		"csi-abcdefghijklmno":        false,
-		"csi-abcdefghijklmnopq":      false,
-		"csi-abcdefghijklmno1":       false,
-		"csi-ABCDEFGHIJKLMNOP":       false,
-		"boot-abcdefghijklmno":       false,
-		"":                           false,
-	} {
-		if got := MadeHere(serial); got != want {
-			t.Errorf("MadeHere(%q) = %t", serial, got)
 		}
 	}
 }

@@ -1,86 +1,18 @@
 package rack
 
 import (
-	"crypto/sha256"
-	"encoding/base32"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// SerialBytes is how much of a disk's name the guest sees as the NVMe serial (docs/reference/rack.md §9). Two disks of one
-// instance whose names agree in these bytes cannot both be seen.
-const SerialBytes = 20
-
-const (
-	diskPrefix      = "csi-"
-	snapshotPrefix  = "csi-snap-"
-	temporaryPrefix = "csi-tmp-"
-	// descriptionBytes keeps a description below the rack's 512 with room for a later field.
-	descriptionBytes = 480
-	// hashLetters fill a disk's name up to SerialBytes, so that the whole name is the serial. No guest sees a snapshot's
-	// name, which takes more of the hash.
-	hashLetters         = SerialBytes - len(diskPrefix)
-	snapshotHashLetters = 32
-)
-
-// The kinds of things that have a name of ours. They are part of the hash, so that a volume and a snapshot of one name
-// differ in it.
-const (
-	kindVolume   = "volume"
-	kindSnapshot = "snapshot"
-	kindClone    = "clone"
-	kindRestart  = "restart"
-)
-
-const base32Letters = "abcdefghijklmnopqrstuvwxyz234567"
-
-var lowerBase32 = base32.NewEncoding(base32Letters).WithPadding(base32.NoPadding)
-
-// Serial is what the guest shows as the NVMe serial of a disk of this name.
-func Serial(diskName string) string {
-	return diskName[:min(len(diskName), SerialBytes)]
-}
-
-// DiskName names the disk of a volume: "csi-" and 16 letters of the hash of cluster and volume name. It is permanent:
-// the name is how a repeated CreateVolume finds its disk again. The cluster ID keeps apart clusters that share a project.
-func DiskName(cluster, volume string) string {
-	return diskPrefix + hashText(kindVolume, cluster, volume)[:hashLetters]
-}
-
-// SnapshotName names a snapshot that an orchestrator asked for. It is permanent, like [DiskName].
-func SnapshotName(cluster, snapshot string) string {
-	return snapshotPrefix + hashText(kindSnapshot, cluster, snapshot)[:snapshotHashLetters]
-}
-
-// TemporaryName names the snapshot through which a volume is made as a clone of another: it follows from the new
-// volume's name, so that a repetition finds what an earlier one left behind.
-func TemporaryName(cluster, volume string) string {
-	return temporaryPrefix + hashText(kindClone, cluster, volume)[:snapshotHashLetters]
-}
-
-// MadeHere reports whether a disk of this serial has the name of one that this plugin made, for whichever cluster.
-func MadeHere(serial string) bool {
-	return hashed(serial, diskPrefix, hashLetters)
-}
-
-// hashed reports whether a name is this prefix with so many letters of a hash.
-func hashed(name, prefix string, letters int) bool {
-	rest, ok := strings.CutPrefix(name, prefix)
-	return ok && len(rest) == letters && strings.Trim(rest, base32Letters) == ""
-}
-
-func hash(kind, cluster, name string) [sha256.Size]byte {
-	return sha256.Sum256([]byte(kind + "\x00" + cluster + "\x00" + name))
-}
-
-func hashText(kind, cluster, name string) string {
-	sum := hash(kind, cluster, name)
-	return lowerBase32.EncodeToString(sum[:])
-}
+// descriptionBytes keeps a description below the rack's 512 bytes, with room for a later field.
+const descriptionBytes = 480
 
 // Description is what we write into the description of a disk or a snapshot, as JSON: a rack has no labels, and a
 // description never changes. Its fields are permanent.
@@ -105,14 +37,14 @@ type Description struct {
 
 // NewDescription describes the disk of a volume. The claim may be empty.
 func NewDescription(cluster, volume, claim string) Description {
-	d := describe(kindVolume, cluster, volume)
+	d := describe(diskname.Volume, cluster, volume)
 	d.PVC = claim
 	return d
 }
 
 // NewSnapshotDescription describes a snapshot that an orchestrator asked for, of the data of these disks.
 func NewSnapshotDescription(cluster, snapshot string, lineage []string) Description {
-	d := describe(kindSnapshot, cluster, snapshot)
+	d := describe(diskname.Snapshot, cluster, snapshot)
 	d.Lineage = lineage
 	return d
 }
@@ -120,13 +52,13 @@ func NewSnapshotDescription(cluster, snapshot string, lineage []string) Descript
 // NewTemporaryDescription describes the snapshot through which a volume is made as a clone. Only it proves that the
 // snapshot is ours to delete.
 func NewTemporaryDescription(cluster, volume string, lineage []string) Description {
-	d := describe(kindClone, cluster, volume)
+	d := describe(diskname.Clone, cluster, volume)
 	d.Lineage = lineage
 	return d
 }
 
-func describe(kind, cluster, name string) Description {
-	sum := hash(kind, cluster, name)
+func describe(kind diskname.Kind, cluster, name string) Description {
+	sum := diskname.Hash(kind, cluster, name)
 	return Description{Version: 1, Cluster: cluster, Hash: base64.StdEncoding.EncodeToString(sum[:]), Name: name}
 }
 
@@ -146,7 +78,7 @@ const (
 func Lineage(diskID string, ancestors []string) []string {
 	lineage := []string{diskID}
 	for _, text := range ancestors {
-		if id, ok := ParseID(text); ok {
+		if id, ok := diskname.ParseID(text); ok {
 			lineage = append(lineage, id)
 		}
 	}
