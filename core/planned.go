@@ -70,7 +70,7 @@ func (c *Controller) RetireRestarts(ctx context.Context) {
 // EndRestarts ends what controllers in attach mode restart have left behind on a rack, for one in attach mode hot. Whether a
 // guest was asked to go down it cannot find out, and waits for that for the options' HaltTimeout.
 func (c *Controller) EndRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
-	opts.Policy, opts.Shutdown = restart.Never, restart.Hard
+	opts.Policy, opts.Shutdown = restart.Plan, restart.Hard
 	c.newEngine(client, opts).WindUp(ctx)
 }
 

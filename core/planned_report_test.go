@@ -79,7 +79,7 @@ func TestPlannedTold(t *testing.T) {
 		{"the window", func(o *rigOptions) { o.restarts.Window = time.Hour }, restart.ReasonWindow, "1h"},
 		{"the cool-down", func(o *rigOptions) { o.restarts.CoolDown = time.Hour }, restart.ReasonCoolDown, "left alone until"},
 		{"the hours", func(o *rigOptions) { o.restarts.Next = later }, restart.ReasonHours, ", the next of the times in --restart-hours"},
-		{"the policy", func(o *rigOptions) { o.restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--restart-policy=plan"},
+		{"the policy", func(o *rigOptions) { o.restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--attach-mode=plan"},
 		{"not known where the controller runs", func(o *rigOptions) {
 			o.restarts.Self = func() (string, bool) { return "", false }
 		}, restart.ReasonSelf, "does not know yet"},

@@ -370,31 +370,22 @@ func TestPlannedRollOut(t *testing.T) {
 	r.wantRestarts(t, 3)
 }
 
+// With attach mode plan nothing is restarted, and a volume is attached once its instance is stopped.
 func TestPlannedPolicies(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		policy restart.Policy
-		says   string
-	}{
-		{restart.Never, "--restart-policy=never"},
-		{restart.Plan, "--restart-policy=plan"},
-	} {
-		t.Run(string(test.policy), func(t *testing.T) {
-			r := newRestartRig(t, func(o *rigOptions) { o.restarts.Policy = test.policy })
-			node := r.node(t, "node-a")
-			volume := r.create(t, "v")
-			eventually(t, "the answer says why nothing is restarted", func() bool {
-				err := r.publish(t, volume, node)
-				if status.Code(err) != codes.FailedPrecondition {
-					t.Fatal(err)
-				}
-				return strings.Contains(err.Error(), test.says)
-			})
-			r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
-			r.published(t, volume, node)
-			r.wantRestarts(t, 0)
-		})
-	}
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Policy = restart.Plan })
+	node := r.node(t, "node-a")
+	volume := r.create(t, "v")
+	eventually(t, "the answer says why nothing is restarted", func() bool {
+		err := r.publish(t, volume, node)
+		if status.Code(err) != codes.FailedPrecondition {
+			t.Fatal(err)
+		}
+		return strings.Contains(err.Error(), "--attach-mode=plan")
+	})
+	r.must(t, r.sim.SetRunState(t.Context(), node, "stopped"))
+	r.published(t, volume, node)
+	r.wantRestarts(t, 0)
 }
 
 // An RPC may wait for the restart.

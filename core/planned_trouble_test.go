@@ -60,7 +60,7 @@ func TestPlannedDeleteOnStopped(t *testing.T) {
 // Without any restart, volumes move where somebody stops the instances.
 func TestPlannedMoveOnStopped(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []restart.Policy{restart.Never, restart.Plan, restart.Allow} {
+	for _, policy := range []restart.Policy{restart.Plan, restart.Allow} {
 		t.Run(string(policy), func(t *testing.T) {
 			r := newRestartRig(t, func(o *rigOptions) { o.restarts.Policy, o.restarts.CoolDown = policy, time.Hour })
 			from, to := r.node(t, "node-a"), r.node(t, "node-b")
@@ -79,7 +79,6 @@ func TestPlannedMoveOnStopped(t *testing.T) {
 func TestPlannedByAnother(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*restart.Options, string){
-		"never":        func(o *restart.Options, _ string) { o.Policy = restart.Never },
 		"plan":         func(o *restart.Options, _ string) { o.Policy = restart.Plan },
 		"closed":       func(o *restart.Options, _ string) { o.Next = later },
 		"self unknown": func(o *restart.Options, _ string) { o.Self = func() (string, bool) { return "", false } },
@@ -461,7 +460,7 @@ func TestPlannedWaitNotTooLong(t *testing.T) {
 	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Wait, o.restarts.Policy = time.Minute, restart.Plan })
 	volume, node := r.create(t, "v"), r.node(t, "node-a")
 	_, err := r.ControllerPublishVolume(withTimeout(t, 3*time.Second), &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: mountWriter()})
-	wantCode(t, err, codes.FailedPrecondition, "--restart-policy=plan")
+	wantCode(t, err, codes.FailedPrecondition, "--attach-mode=plan")
 }
 
 // A rack that has no room for the instance any more is asked until it has, and somebody is told.

@@ -82,8 +82,8 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 	t.Parallel()
 	dir, addr, nomad := shortDir(t), freePort(t), freePort(t)
 	opts := lab.PluginOptions{Mode: "node", Dir: dir, Args: []string{
-		"--metadata=auto", "--instance-id=", "--sys-root=" + machine(t, instanceID), "--http-endpoint=" + addr, "--nomad-address=http://" + nomad,
-	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary)}
+		"--metadata=auto", "--instance-id=", "--sys-root=" + machine(t, instanceID), "--http-endpoint=" + addr,
+	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary, "NOMAD_ADDR=http://"+nomad)}
 	type started struct {
 		plugin *lab.Plugin
 		err    error

@@ -23,7 +23,7 @@ import (
 // registrationSocket is the name that node-driver-registrar would give it.
 const registrationSocket = "csi.oxide.computer-reg.sock"
 
-// kubeletNode is a node plugin that registers with a kubelet which is told another path of its socket than its own.
+// kubeletNode is a node plugin that registers with a kubelet.
 type kubeletNode struct {
 	opts               lab.PluginOptions
 	registry, identity string
@@ -34,10 +34,10 @@ func newKubeletNode(t *testing.T) kubeletNode {
 	t.Helper()
 	dir := shortDir(t)
 	n := kubeletNode{registry: filepath.Join(dir, "registry"), identity: filepath.Join(dir, "identity.env"), http: "http://" + freePort(t)}
-	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "block"), 0o755), os.Mkdir(n.registry, 0o755), os.Symlink(dir, filepath.Join(dir, "host"))))
+	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "block"), 0o755), os.Mkdir(n.registry, 0o755)))
 	n.opts = lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: "unused"}, Args: []string{
 		"--instance-id=", "--metadata-file=" + n.identity, "--sys-root=" + dir, "--http-endpoint=" + strings.TrimPrefix(n.http, "http://"),
-		"--kubelet-registration-dir=" + n.registry, "--kubelet-endpoint=" + filepath.Join(dir, "host", "csi.sock"),
+		"--kubelet-registration-dir=" + n.registry,
 	}}
 	return n
 }
@@ -50,9 +50,6 @@ func (n kubeletNode) makeKnown(t *testing.T) {
 
 // accept asks a plugin for its node ID, as the kubelet does.
 func accept(ctx context.Context, info *api.PluginInfo) (err error) {
-	if !strings.HasSuffix(info.GetEndpoint(), "/host/csi.sock") {
-		return errors.New("this is not the kubelet's path of the socket: " + info.GetEndpoint())
-	}
 	conn, err := grpc.NewClient("unix:"+info.GetEndpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
@@ -166,7 +163,7 @@ func TestControllerDoesNotRegister(t *testing.T) {
 	sim, dir, addr := startSim(t), shortDir(t), freePort(t)
 	k := startKubelet(t, filepath.Join(dir, "registry"), kubelettest.Options{})
 	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
-		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--kubelet-endpoint=" + filepath.Join(dir, "csi.sock"), "--http-endpoint=" + addr,
+		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--http-endpoint=" + addr,
 	}})
 	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 {
 		t.Errorf("/readyz: %d %q", code, body)

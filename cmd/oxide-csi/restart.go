@@ -16,14 +16,18 @@ import (
 
 // plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
 func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *core.PlannedRestarts {
-	if cfg.AttachMode != config.AttachRestart {
+	if !cfg.RestartsPlanned() {
 		return nil
+	}
+	policy := restart.Allow
+	if cfg.AttachMode == config.AttachPlan {
+		policy = restart.Plan
 	}
 	times, _ := cfg.RestartTimes()
 	return &core.PlannedRestarts{
 		Wait: cfg.RestartWait,
 		Options: restart.Options{
-			Policy:      restart.Policy(cfg.RestartPolicy),
+			Policy:      policy,
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
 			Asker:       newAsker(cfg),
 			Self:        ownInstance(ctx, cfg, background, log),
@@ -38,13 +42,8 @@ func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, 
 
 // ownInstance tells on which instance this controller runs, as soon as that is known.
 func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) func() (string, bool) {
-	switch cfg.RestartSelf {
-	case config.SelfNone:
+	if cfg.Metadata == config.MetadataNone {
 		return func() (string, bool) { return "", true }
-	case config.SelfAuto:
-	default:
-		id, _ := metadata.ParseInstanceID(cfg.RestartSelf)
-		return func() (string, bool) { return id, true }
 	}
 	var found atomic.Pointer[string]
 	identity := provider(cfg, log)
@@ -52,7 +51,8 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	background.run("find out on which instance the controller runs", func() {
 		self, err := metadata.Await(ctx, identity, func(err error) bool {
 			if !told {
-				log.Warn("nothing is restarted before this controller knows on which instance it runs itself: give it what --metadata needs, or set --restart-self", "error", err)
+				log.Warn("no instance is restarted until this controller knows its own: set --instance-id, or --metadata=none if it runs on no instance of the rack",
+					"error", err)
 			}
 			told = true
 			return true
@@ -69,7 +69,7 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newAsker is what carries a controller's word of planned restarts, or nil where there is no orchestrator to do so.
+// newAsker is what carries a controller's requests for restarts to the nodes, or nil without an orchestrator.
 func newAsker(cfg config.Config) metadata.RestartAsker {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -80,7 +80,7 @@ func newAsker(cfg config.Config) metadata.RestartAsker {
 	return nil
 }
 
-// newListener is what hears the controller's word on the node that is this instance, or nil.
+// newListener is what receives the controller's requests on the node that is this instance, or nil without an orchestrator.
 func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -96,7 +96,7 @@ func poweroff(cfg config.Config) shutdown.Way {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
 		return shutdown.Signal{Signal: signal}
 	}
-	return shutdown.Systemd{Bus: shutdown.SystemBus, DespiteGracefulShutdown: cfg.RestartDespiteGracefulShutdown}
+	return shutdown.Systemd{Bus: shutdown.SystemBus}
 }
 
 // answerRestarts answers planned restarts of this node until ctx ends.

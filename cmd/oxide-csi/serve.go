@@ -126,7 +126,7 @@ func buildController(ctx context.Context, cfg config.Config, measured *metrics.M
 	controller.StartSweeping(ctx)
 	for _, client := range racks {
 		background.run("planned restarts on rack "+client.Name(), func() {
-			if cfg.AttachMode == config.AttachRestart {
+			if cfg.RestartsPlanned() {
 				controller.PlanRestarts(ctx, client)
 			} else {
 				controller.EndRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
@@ -146,7 +146,7 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 		registration.Run(ctx)
 	})
 	background.run("give memory back", func() { keepSmall(ctx, log) })
-	if cfg.AttachMode == config.AttachRestart {
+	if cfg.RestartsPlanned() {
 		background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
 	}
 	if cfg.StartupTaint != "" {
@@ -173,7 +173,7 @@ func newRegistration(cfg config.Config, log *slog.Logger) *kubelet.Registration 
 	if socket == "" {
 		return nil
 	}
-	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.KubeletEndpoint, Log: log})
+	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.Endpoint, Log: log})
 }
 
 // tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.

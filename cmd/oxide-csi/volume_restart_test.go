@@ -15,7 +15,7 @@ import (
 func TestVolumeRestarts(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
-		"--attach-mode=restart", "--restart-policy=plan", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s",
+		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--instances=node-a,node-b")
 	a, b := h.sim.Instance("node-a").ID, h.sim.Instance("node-b").ID
@@ -47,7 +47,7 @@ func TestVolumeRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", lazy)
 	h.ok(t, "volume", "show", lazy, "--json")
 
-	if said := h.run(t, "volume", "attach", waiting, node(a)); said.code != 5 || !strings.Contains(said.stderr, "--restart-policy=plan") {
+	if said := h.run(t, "volume", "attach", waiting, node(a)); said.code != 5 || !strings.Contains(said.stderr, "--attach-mode=plan") {
 		t.Errorf("attach says %+v", said)
 	}
 	shows(waiting, "would be restarted")
@@ -86,7 +86,7 @@ func TestVolumeRestarts(t *testing.T) {
 func TestVolumeRestartUnderWay(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
-		"--attach-mode=restart", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s",
+		"--attach-mode=restart", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--state-time=1s")
 	node := h.sim.Instances[0].ID

@@ -104,12 +104,8 @@ func (e *Engine) may(c candidate) (Reason, string) {
 
 // forbidden says why no instance at all is restarted, empty where they are.
 func (e *Engine) forbidden() string {
-	const instead = "stop it until the disk is attached, or allow restarts"
-	switch e.opts.Policy {
-	case Never:
-		return "--restart-policy=never forbids that: " + instead
-	case Plan:
-		return "--restart-policy=plan only says so: " + instead
+	if e.opts.Policy == Plan {
+		return "--attach-mode=plan only says so: stop it until the disk is attached, or set --attach-mode=restart"
 	}
 	return ""
 }

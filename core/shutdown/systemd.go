@@ -2,6 +2,7 @@ package shutdown
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,8 +21,6 @@ const SystemBus = "/run/dbus/system_bus_socket"
 type Systemd struct {
 	// Bus is the path of the system bus' socket, as this process sees it.
 	Bus string
-	// DespiteGracefulShutdown goes on although the kubelet would want to end its pods first.
-	DespiteGracefulShutdown bool
 }
 
 const (
@@ -54,7 +53,7 @@ func (s Systemd) Check(ctx context.Context) error {
 		return fmt.Errorf("ask logind who objects to a shutdown: %w", err)
 	}
 	for _, i := range held {
-		if err := s.judge(i); err != nil {
+		if err := i.judge(); err != nil {
 			return err
 		}
 	}
@@ -68,14 +67,14 @@ type inhibitor struct {
 }
 
 // judge says whether an inhibitor forbids a power-off.
-func (s Systemd) judge(i inhibitor) error {
+func (i inhibitor) judge() error {
 	switch {
 	case !slices.Contains(strings.Split(i.What, ":"), "shutdown"):
 		return nil
 	case strings.HasPrefix(i.Mode, "block"):
 		return fmt.Errorf("%.64q (process %d) forbids a shutdown of the guest at the moment: %.256q; see systemd-inhibit --list", i.Who, i.PID, i.Why)
-	case i.Mode == "delay" && i.Who == "kubelet" && !s.DespiteGracefulShutdown:
-		return fmt.Errorf("the kubelet has graceful node shutdown on, which is for nodes that do not come back: take shutdownGracePeriod out of its configuration, or set --restart-despite-graceful-shutdown")
+	case i.Mode == "delay" && i.Who == "kubelet":
+		return errors.New("the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod from its configuration")
 	}
 	return nil
 }

@@ -159,18 +159,15 @@ func TestSystemdCheck(t *testing.T) {
 		locks    []lock
 		fails    *dbus.Error
 		nologind bool
-		despite  bool
 		says     string // empty: it may be powered off
 	}{
 		"no logind":          {nologind: true},
 		"nobody objects":     {},
-		"graceful shutdown":  {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which is for nodes that do not come back: take shutdownGracePeriod out"},
-		"despite it":         {locks: []lock{kubelet}, despite: true},
+		"graceful shutdown":  {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod"},
 		"another delay":      {locks: []lock{{"shutdown:sleep", "NetworkManager", "wants to say goodbye", "delay", 0, 8}}},
 		"sleep only":         {locks: []lock{{"sleep:idle", "backup", "runs", "block", 0, 9}}},
 		"blocked":            {locks: []lock{{"sleep:shutdown", "dpkg", "upgrades", "block", 0, 9}}, says: `"dpkg" (process 9) forbids a shutdown of the guest at the moment: "upgrades"; see systemd-inhibit`},
 		"blocked weakly":     {locks: []lock{{"shutdown", "dpkg", "upgrades", "block-weak", 0, 9}}, says: "forbids a shutdown"},
-		"blocked, despite":   {locks: []lock{kubelet, {"shutdown", "dpkg", "upgrades", "block", 0, 9}}, despite: true, says: "forbids a shutdown"},
 		"logind is confused": {fails: dbus.MakeFailedError(errors.New("out of order")), says: "ask logind who objects to a shutdown: out of order"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +176,7 @@ func TestSystemdCheck(t *testing.T) {
 			if !tt.nologind {
 				b.logind(&logind{tt.locks, tt.fails})
 			}
-			err := shutdown.Systemd{Bus: b.socket, DespiteGracefulShutdown: tt.despite}.Check(t.Context())
+			err := shutdown.Systemd{Bus: b.socket}.Check(t.Context())
 			if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
 				t.Errorf("error %v, want one that says %q", err, tt.says)
 			}

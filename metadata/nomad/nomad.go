@@ -191,7 +191,7 @@ func (o Options) addresses() (all []string) {
 func (o Options) callAt(ctx context.Context, address, token string, why purpose, ask func(*api.Client) error) *metadata.Error {
 	httpClient, err := o.client(address)
 	if err != nil {
-		return &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "repair --nomad-address (NOMAD_ADDR), or the files that TLS needs"}
+		return &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "correct NOMAD_ADDR, or the files that TLS needs"}
 	}
 	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
 	if err != nil {

@@ -150,9 +150,10 @@ func TestPluginUnderstands(t *testing.T) {
 		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, "", ""}},
 		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, "", ""}},
 		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, "", ""}},
+		{"restarts that are only reported", []string{"--set=attachMode=plan"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts", []string{"--set=attachMode=restart"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts of emptied nodes", []string{"--set=attachMode=restart,restartDrain=true"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
-		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/registration/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
+		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/var/lib/kubelet/plugins_registry/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			objects := parse(t, render(t, tc.args...))

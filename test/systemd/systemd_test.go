@@ -175,7 +175,7 @@ func (m *machine) install() {
 		m.sim.Host, m.sim.Project), 0o640)
 	m.write("/etc/oxide-csi/token", m.sim.Token+"\n", 0o640)
 	m.run("chgrp", "oxide-csi", "/etc/oxide-csi/token")
-	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\nOXIDE_CSI_KUBELET_ENDPOINT=/run/oxide-csi/node/csi.sock\n", 0o640)
+	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\n", 0o640)
 	must(m.t, os.MkdirAll(m.in("/var/lib/kubelet/plugins_registry"), 0o755)) // which the kubelet makes
 	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
 		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)
