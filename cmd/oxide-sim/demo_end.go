@@ -158,9 +158,9 @@ func (d *demo) checkFolder() error {
 		inRack := below(path, filepath.Join(d.dir, rackFolder))
 		ofVolume := slices.ContainsFunc(d.volumes, func(id string) bool { return strings.Contains(entry.Name(), id) })
 		token := path == filepath.Join(d.dir, controllerFolder, "token")
-		claims := entry.Name() == "claims" // of a node: an empty file that only carries locks
+		locks := entry.Name() == "locks" // of a node: an empty file that only carries locks
 		shell := slices.ContainsFunc(d.cast.nodes, func(m *machine) bool { return path == m.shell.env })
-		unexpected := !entry.IsDir() && !inRack && !token && !claims && !shell
+		unexpected := !entry.IsDir() && !inRack && !token && !locks && !shell
 		if ofVolume || unexpected || entry.IsDir() && (entry.Name() == targetFolder || entry.Name() == guestsFolder) {
 			left = append(left, path)
 		}
