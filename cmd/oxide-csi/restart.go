@@ -5,8 +5,8 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -15,12 +15,12 @@ import (
 )
 
 // plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
-func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *core.PlannedRestarts {
+func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *controller.PlannedRestarts {
 	if cfg.AttachMode != config.AttachRestart {
 		return nil
 	}
 	times, _ := cfg.RestartTimes()
-	return &core.PlannedRestarts{
+	return &controller.PlannedRestarts{
 		Wait: cfg.RestartWait,
 		Options: restart.Options{
 			Policy:      restart.Policy(cfg.RestartPolicy),

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
@@ -40,7 +40,7 @@ func ClearTaint(ctx context.Context, node tainted, key string, identity metadata
 	if err != nil {
 		return // ctx has ended.
 	}
-	registration := kubernetes.Registration{Driver: core.PluginName, NodeID: self.ID}
+	registration := kubernetes.Registration{Driver: rpc.PluginName, NodeID: self.ID}
 	reason := ""
 	clean := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -94,7 +94,7 @@ func AwaitDetached(ctx context.Context, node leaving, log *slog.Logger) error {
 	log.Info("the node is given up: waiting for its volumes to be detached", "reason", why)
 	before := ""
 	for pause := firstPause; ; pause = min(2*pause, longestPause/2) {
-		volumes, err := persist(ctx, func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, core.PluginName) })
+		volumes, err := persist(ctx, func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) })
 		if err != nil {
 			return fmt.Errorf("not known what is attached: %w", err)
 		}

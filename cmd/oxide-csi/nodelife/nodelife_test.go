@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelife"
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
@@ -40,7 +40,7 @@ type node struct {
 
 func (n *node) RemoveTaint(_ context.Context, key string, r kubernetes.Registration) (bool, error) {
 	n.asked++
-	if key != taint || r != (kubernetes.Registration{Driver: core.PluginName, NodeID: instanceID}) {
+	if key != taint || r != (kubernetes.Registration{Driver: rpc.PluginName, NodeID: instanceID}) {
 		return false, errors.New("asked for something else")
 	}
 	after := time.Since(n.began)
@@ -55,7 +55,7 @@ func (n *node) RemoveTaint(_ context.Context, key string, r kubernetes.Registrat
 func (n *node) Leaving(context.Context) (string, error) { return n.leaving(time.Since(n.began)) }
 
 func (n *node) Attachments(_ context.Context, driver string) ([]string, error) {
-	if driver != core.PluginName {
+	if driver != rpc.PluginName {
 		return nil, errors.New("asked for another driver's")
 	}
 	n.asked++

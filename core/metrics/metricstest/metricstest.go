@@ -2,6 +2,8 @@
 package metricstest
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -82,4 +84,11 @@ func labelText(labels []*dto.LabelPair) string {
 	}
 	slices.Sort(texts)
 	return "{" + strings.Join(texts, ",") + "}"
+}
+
+// Page returns the metrics that a handler serves.
+func Page(handler http.Handler) string {
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return w.Body.String()
 }
