@@ -84,11 +84,11 @@ func TestPlannedTold(t *testing.T) {
 			o.restarts.Self = func() (string, bool) { return "", false }
 		}, restart.ReasonSelf, "does not know yet"},
 		{"what the node says", func(o *rigOptions) {
-			refuse := answering{newGuests(), metadata.RestartAnswer{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
-			o.restarts.Shutdown, o.restarts.Asker, o.restarts.CoolDown = restart.Guest, refuse, time.Second
+			refuse := answering{newGuests(), metadata.RestartReply{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
+			o.restarts.Shutdown, o.restarts.Requester, o.restarts.CoolDown = restart.Guest, refuse, time.Second
 		}, restart.ReasonRefused, "graceful node shutdown is on; it is tried again after"},
 		{"a guest that hangs", func(o *rigOptions) {
-			o.restarts.Shutdown, o.restarts.Asker, o.restarts.HaltTimeout = restart.Guest, hanging(), time.Millisecond
+			o.restarts.Shutdown, o.restarts.Requester, o.restarts.HaltTimeout = restart.Guest, hanging(), time.Millisecond
 		}, restart.ReasonUnderWay, "has not halted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -134,22 +134,22 @@ func TestPlannedTold(t *testing.T) {
 // answering are guests that answer whatever they are asked in one way, and go on running.
 type answering struct {
 	*guests
-	answer metadata.RestartAnswer
+	answer metadata.RestartReply
 }
 
 // hanging are guests that accept.
 func hanging() answering {
-	return answering{newGuests(), metadata.RestartAnswer{State: metadata.RestartAccepted}}
+	return answering{newGuests(), metadata.RestartReply{State: metadata.RestartAccepted}}
 }
 
-func (a answering) Ask(_ context.Context, instance, id string) error {
+func (a answering) Request(_ context.Context, instance, id string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked[instance], a.answers[instance] = id, a.answer
 	return nil
 }
 
-func (a answering) Answer(context.Context, string, string) (metadata.RestartAnswer, error) {
+func (a answering) Reply(context.Context, string, string) (metadata.RestartReply, error) {
 	return a.answer, nil
 }
 
@@ -208,7 +208,7 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 // Of a restart that another controller carries out the records tell, and what waits for it is told to wait.
 func TestPlannedToldByAnother(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, hanging() })
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Requester = restart.Guest, hanging() })
 	a, b := r.node(t, "node-a"), r.node(t, "node-b")
 	first, second := r.create(t, "first"), r.create(t, "second")
 	if err := r.publish(t, first, a); status.Code(err) != codes.FailedPrecondition {

@@ -406,7 +406,7 @@ func TestPlannedDrain(t *testing.T) {
 	t.Parallel()
 	d := &drained{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
 	r := newRestartRig(t, func(o *rigOptions) {
-		o.restarts.Shutdown, o.restarts.Asker, o.restarts.HaltTimeout = restart.Drain, d, 300*time.Millisecond
+		o.restarts.Shutdown, o.restarts.Requester, o.restarts.HaltTimeout = restart.Drain, d, 300*time.Millisecond
 	})
 	d.guests.r = r
 	node := r.node(t, "node-a")
@@ -468,7 +468,7 @@ func TestPlannedWaitNotTooLong(t *testing.T) {
 func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	t.Parallel()
 	g := newGuests()
-	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Asker = restart.Guest, g })
+	r := newRestartRig(t, func(o *rigOptions) { o.restarts.Shutdown, o.restarts.Requester = restart.Guest, g })
 	g.r = r
 	volume, node := r.create(t, "v"), r.node(t, "node-a")
 	times := 20
