@@ -25,7 +25,7 @@ func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, 
 		Options: restart.Options{
 			Policy:      restart.Policy(cfg.RestartPolicy),
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
-			Asker:       newAsker(cfg),
+			Requester:   newRequester(cfg),
 			Self:        ownInstance(ctx, cfg, background, log),
 			Window:      cfg.RestartWindow,
 			MaxDown:     cfg.RestartMaxDown,
@@ -69,8 +69,8 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newAsker is what carries a controller's word of planned restarts, or nil where there is no orchestrator to do so.
-func newAsker(cfg config.Config) metadata.RestartAsker {
+// newRequester is what carries a controller's word of planned restarts, or nil where there is no orchestrator to do so.
+func newRequester(cfg config.Config) metadata.RestartRequester {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
 		return kubernetes.NewRestarts(kubernetesOptions(cfg))
@@ -92,7 +92,7 @@ func newListener(cfg config.Config, instanceID string) metadata.RestartListener 
 }
 
 // poweroff is the way in which the guest is powered off. The configuration was validated.
-func poweroff(cfg config.Config) shutdown.Way {
+func poweroff(cfg config.Config) shutdown.PowerOffMethod {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
 		return shutdown.Signal{Signal: signal}
 	}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet"
-	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelife"
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
@@ -156,7 +156,7 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 	}
 	if cfg.StartupTaint != "" {
 		background.run("take the startup taint off", func() {
-			nodelife.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
+			nodelifecycle.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
 		})
 	}
 	return node.New(node.Options{

@@ -85,11 +85,11 @@ func TestPlannedTold(t *testing.T) {
 			o.Restarts.Self = func() (string, bool) { return "", false }
 		}, restart.ReasonSelf, "does not know yet"},
 		{"what the node says", func(o *coretest.Options) {
-			refuse := answering{newGuests(), metadata.RestartAnswer{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
-			o.Restarts.Shutdown, o.Restarts.Asker, o.Restarts.CoolDown = restart.Guest, refuse, time.Second
+			refuse := answering{newGuests(), metadata.RestartReply{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
+			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.CoolDown = restart.Guest, refuse, time.Second
 		}, restart.ReasonRefused, "graceful node shutdown is on; it is tried again after"},
 		{"a guest that hangs", func(o *coretest.Options) {
-			o.Restarts.Shutdown, o.Restarts.Asker, o.Restarts.HaltTimeout = restart.Guest, hanging(), time.Millisecond
+			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Guest, hanging(), time.Millisecond
 		}, restart.ReasonUnderWay, "has not halted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -135,22 +135,22 @@ func TestPlannedTold(t *testing.T) {
 // answering are guests that answer whatever they are asked in one way, and go on running.
 type answering struct {
 	*guests
-	answer metadata.RestartAnswer
+	answer metadata.RestartReply
 }
 
 // hanging are guests that accept.
 func hanging() answering {
-	return answering{newGuests(), metadata.RestartAnswer{State: metadata.RestartAccepted}}
+	return answering{newGuests(), metadata.RestartReply{State: metadata.RestartAccepted}}
 }
 
-func (a answering) Ask(_ context.Context, instance, id string) error {
+func (a answering) Request(_ context.Context, instance, id string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked[instance], a.answers[instance] = id, a.answer
 	return nil
 }
 
-func (a answering) Answer(context.Context, string, string) (metadata.RestartAnswer, error) {
+func (a answering) Reply(context.Context, string, string) (metadata.RestartReply, error) {
 	return a.answer, nil
 }
 
@@ -209,7 +209,7 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 // Of a restart that another controller carries out the records tell, and what waits for it is told to wait.
 func TestPlannedToldByAnother(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Asker = restart.Guest, hanging() })
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, hanging() })
 	a, b := r.Node(t, "node-a"), r.Node(t, "node-b")
 	first, second := r.Create(t, "first"), r.Create(t, "second")
 	if err := r.Publish(t, first, a); status.Code(err) != codes.FailedPrecondition {

@@ -512,46 +512,46 @@ type guests struct {
 
 	mu      sync.Mutex
 	asked   map[string]string // restart ID by instance
-	answers map[string]metadata.RestartAnswer
+	answers map[string]metadata.RestartReply
 	reports []metadata.RestartReport
 }
 
 func newGuests() *guests {
-	return &guests{asked: map[string]string{}, answers: map[string]metadata.RestartAnswer{}}
+	return &guests{asked: map[string]string{}, answers: map[string]metadata.RestartReply{}}
 }
 
-func (g *guests) Ask(ctx context.Context, instance, id string) error {
+func (g *guests) Request(ctx context.Context, instance, id string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asked[instance] == id {
 		return nil
 	}
-	g.asked[instance], g.answers[instance] = id, metadata.RestartAnswer{State: metadata.RestartAccepted}
+	g.asked[instance], g.answers[instance] = id, metadata.RestartReply{State: metadata.RestartAccepted}
 	if g.refusal != "" {
-		g.answers[instance] = metadata.RestartAnswer{State: metadata.RestartRefused, Reason: g.refusal}
+		g.answers[instance] = metadata.RestartReply{State: metadata.RestartRefused, Reason: g.refusal}
 		return nil
 	}
 	return g.r.Sim.Halt(ctx, instance)
 }
 
-func (g *guests) Answer(ctx context.Context, instance, id string) (metadata.RestartAnswer, error) {
+func (g *guests) Reply(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asked[instance] != id {
-		return metadata.RestartAnswer{}, nil
+		return metadata.RestartReply{}, nil
 	}
 	calls, err := g.r.Sim.Calls(ctx)
 	if err == nil && calls.Counts["instance_start"] > 0 && g.answers[instance].State == metadata.RestartAccepted {
-		g.answers[instance] = metadata.RestartAnswer{State: metadata.RestartBack}
+		g.answers[instance] = metadata.RestartReply{State: metadata.RestartBack}
 	}
 	return g.answers[instance], err
 }
 
-func (g *guests) Withdraw(_ context.Context, instance, id string) (metadata.RestartAnswer, error) {
+func (g *guests) Withdraw(_ context.Context, instance, id string) (metadata.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asked[instance] != id {
-		return metadata.RestartAnswer{}, nil
+		return metadata.RestartReply{}, nil
 	}
 	said := g.answers[instance]
 	if said.State != metadata.RestartAccepted {
@@ -580,7 +580,7 @@ func (g *guests) Report(_ context.Context, _ string, report metadata.RestartRepo
 func TestPlannedGuest(t *testing.T) {
 	t.Parallel()
 	g := newGuests()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Asker = restart.Guest, g })
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, g })
 	g.r = r
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
@@ -599,7 +599,7 @@ func TestPlannedRefused(t *testing.T) {
 	t.Parallel()
 	g := newGuests()
 	g.refusal = "graceful node shutdown is on: turn it off"
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Asker = restart.Guest, g })
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, g })
 	g.r = r
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")

@@ -407,7 +407,7 @@ func TestPlannedDrain(t *testing.T) {
 	t.Parallel()
 	d := &drained{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
 	r := newRestartRig(t, func(o *coretest.Options) {
-		o.Restarts.Shutdown, o.Restarts.Asker, o.Restarts.HaltTimeout = restart.Drain, d, 300*time.Millisecond
+		o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Drain, d, 300*time.Millisecond
 	})
 	d.guests.r = r
 	node := r.Node(t, "node-a")
@@ -469,7 +469,7 @@ func TestPlannedWaitNotTooLong(t *testing.T) {
 func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	t.Parallel()
 	g := newGuests()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Asker = restart.Guest, g })
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, g })
 	g.r = r
 	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
 	times := 20

@@ -31,7 +31,7 @@ const (
 	loginPath   = "/org/freedesktop/login1"
 )
 
-// Check implements [Way].
+// Check implements [PowerOffMethod].
 func (s Systemd) Check(ctx context.Context) error {
 	bus, err := s.connect(ctx)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s Systemd) judge(i inhibitor) error {
 	return nil
 }
 
-// PowerOff implements [Way].
+// PowerOff implements [PowerOffMethod].
 func (s Systemd) PowerOff(ctx context.Context) error {
 	bus, err := s.connect(ctx)
 	if err != nil {

@@ -22,10 +22,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv("SHUTDOWN_TEST") == "" {
 		os.Exit(m.Run())
 	}
-	way := shutdown.Signal{Signal: syscall.SIGUSR2}
-	err := way.Check(context.Background())
+	method := shutdown.Signal{Signal: syscall.SIGUSR2}
+	err := method.Check(context.Background())
 	if err == nil {
-		err = way.PowerOff(context.Background())
+		err = method.PowerOff(context.Background())
 	}
 	if err != nil {
 		fmt.Println(err)
@@ -210,12 +210,12 @@ func TestSystemdIsNotThere(t *testing.T) {
 func TestSystemdPowerOff(t *testing.T) {
 	b := newBus(t)
 	m := b.systemd()
-	way := shutdown.Systemd{Bus: b.socket}
-	if err := way.PowerOff(t.Context()); err != nil || m.units() != "poweroff.target replace-irreversibly" {
+	method := shutdown.Systemd{Bus: b.socket}
+	if err := method.PowerOff(t.Context()); err != nil || m.units() != "poweroff.target replace-irreversibly" {
 		t.Errorf("started %q, %v", m.units(), err)
 	}
 	m.fail(dbus.NewError("org.freedesktop.systemd1.TransactionIsDestructive", []any{"a reboot is under way"}))
-	if err := way.PowerOff(t.Context()); err == nil || !strings.Contains(err.Error(), "ask systemd for poweroff.target: a reboot is under way") {
+	if err := method.PowerOff(t.Context()); err == nil || !strings.Contains(err.Error(), "ask systemd for poweroff.target: a reboot is under way") {
 		t.Error(err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package nodelife is what the plugin does for its Kubernetes Node at the beginning and at the end of that Node's life, where an
+// Package nodelifecycle is what the plugin does for its Kubernetes Node at the beginning and at the end of its life, where an
 // operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node takes, and
 // it keeps the plugin going until the volumes of a Node that is given up are detached.
-package nodelife
+package nodelifecycle
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package nodelife_test
+package nodelifecycle_test
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelife"
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
@@ -96,7 +96,7 @@ func TestClearTaint(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log bytes.Buffer
 				n := &node{began: time.Now(), tainted: tc.tainted}
-				nodelife.ClearTaint(t.Context(), n, taint, identity{}, slog.New(slog.NewTextHandler(&log, nil)))
+				nodelifecycle.ClearTaint(t.Context(), n, taint, identity{}, slog.New(slog.NewTextHandler(&log, nil)))
 				if !slices.EqualFunc(n.clearedAt, tc.cleared, func(got, want time.Duration) bool { return got >= want && got <= want+10*time.Second }) {
 					t.Errorf("cleared at %v, want about %v", n.clearedAt, tc.cleared)
 				}
@@ -126,7 +126,7 @@ func TestClearTaintEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		n := &node{began: time.Now(), tainted: func(time.Duration) (bool, error) { return true, errDown }}
-		nodelife.ClearTaint(ctx, n, taint, identity{}, slog.New(slog.DiscardHandler))
+		nodelifecycle.ClearTaint(ctx, n, taint, identity{}, slog.New(slog.DiscardHandler))
 		if took := time.Since(n.began); took != time.Minute {
 			t.Errorf("it goes on until %s", took)
 		}
@@ -170,7 +170,7 @@ func TestAwaitDetached(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 				defer cancel()
 				n := &node{began: time.Now(), leaving: tc.leaving, attached: tc.attached}
-				err := nodelife.AwaitDetached(ctx, n, slog.New(slog.DiscardHandler))
+				err := nodelifecycle.AwaitDetached(ctx, n, slog.New(slog.DiscardHandler))
 				if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)) {
 					t.Errorf("%v, want %q", err, tc.want)
 				}

@@ -10,34 +10,34 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// AsNobody calls a provider that reads files as an ordinary user for as long as
+// Unprivileged calls a provider that reads files as an ordinary user for as long as
 // denied is set: file modes mean nothing to root, who runs these tests too.
-func AsNobody(provider metadata.Provider, denied *atomic.Bool) metadata.Provider {
+func Unprivileged(provider metadata.Provider, denied *atomic.Bool) metadata.Provider {
 	if os.Geteuid() != 0 {
 		return provider
 	}
-	return asNobody{provider, denied}
+	return unprivileged{provider, denied}
 }
 
-type asNobody struct {
+type unprivileged struct {
 	metadata.Provider
 	denied *atomic.Bool
 }
 
-func (a asNobody) Instance(ctx context.Context) (metadata.Instance, error) {
-	defer a.enter()()
-	return a.Provider.Instance(ctx)
+func (u unprivileged) Instance(ctx context.Context) (metadata.Instance, error) {
+	defer u.enter()()
+	return u.Provider.Instance(ctx)
 }
 
-func (a asNobody) Known(ctx context.Context) (metadata.Instance, error) {
-	defer a.enter()()
-	return a.Provider.(metadata.Partial).Known(ctx)
+func (u unprivileged) Known(ctx context.Context) (metadata.Instance, error) {
+	defer u.enter()()
+	return u.Provider.(metadata.Partial).Known(ctx)
 }
 
 // enter makes the thread an ordinary user's as far as files are concerned, where
 // access is denied, and returns what ends that.
-func (a asNobody) enter() (leave func()) {
-	if !a.denied.Load() {
+func (u unprivileged) enter() (leave func()) {
+	if !u.denied.Load() {
 		return func() {}
 	}
 	// The file system user belongs to the thread alone, and so does the change.
