@@ -1,10 +1,6 @@
 # Every target works as the plain command that it echoes. Go fetches the toolchain that go.mod names by itself.
 SHELL       := /bin/bash
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-# grpcnotrace leaves out gRPC's own tracing pages, which nothing here serves.
-TAGS        := grpcnotrace
-# Without inlining the program is a tenth smaller, and so is what it keeps in memory; it waits for racks and kernels anyway.
-GCFLAGS     := all=-l
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector needs.
@@ -26,8 +22,7 @@ deps: ## install the Debian packages that demo and test need, and say so
 
 .PHONY: build
 build: ## build the plugin and the simulated rack into bin/
-	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -gcflags $(GCFLAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-csi ./cmd/oxide-csi
-	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-sim ./cmd/oxide-sim
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-sim
 
 # The names that the manifests have, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0

@@ -65,7 +65,7 @@ func TestLinks(t *testing.T) {
 	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
 	tests := []string{
 		module + "/test", module + "/core/coretest", module + "/core/device/devicetest", module + "/core/metrics/metricstest", module + "/metadata/metadatatest", "testing",
-		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp", "github.com/prometheus",
+		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp",
 	}
 	for _, test := range []struct {
 		name, pattern string
@@ -120,6 +120,8 @@ func TestImports(t *testing.T) {
 			func(path string) bool { return within(path, "github.com/oxidecomputer/oxide.go") }, []string{module + "/core/rack"}},
 		{"Kubernetes' client", func(path string) bool { return !within(path, module+"/test") },
 			func(path string) bool { return within(path, "k8s.io/client-go") }, []string{module + "/metadata/kubernetes"}},
+		{"Prometheus' client", ships,
+			func(path string) bool { return within(path, "github.com/prometheus") }, []string{module + "/core/metrics"}},
 		{"Nomad's client", func(path string) bool { return !within(path, module+"/test") },
 			func(path string) bool { return within(path, "github.com/hashicorp/nomad") }, []string{module + "/metadata/nomad"}},
 		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && ships(path) },

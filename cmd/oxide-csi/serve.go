@@ -32,7 +32,6 @@ import (
 // serve builds the parts and serves until a signal.
 func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
 	log := newLogger(cfg, stderr)
-	tuneGC(cfg.Mode)
 	klog.SetSlogLogger(log)
 	for _, warning := range warnings {
 		log.Warn(warning)
@@ -147,10 +146,8 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 	readiness.Await("identity of this node")
 	background.run("find out which node this is, and register it", func() {
 		readiness.AwaitIdentity(ctx, identity, log)
-		giveBack(log) // what it took to find out is not needed again
 		registration.Run(ctx)
 	})
-	background.run("give memory back", func() { keepSmall(ctx, log) })
 	if cfg.AttachMode == config.AttachRestart {
 		background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
 	}
