@@ -42,6 +42,8 @@ image-load: image ## both images, given to whichever of docker, podman and build
 
 .PHONY: image-roots
 image-roots: deps build ## the files of both images in bin/image, for the Dockerfile
+	rm -rf bin/image
+	mkdir -p bin/image
 	go run ./deploy/image -root bin/image/node -program bin/oxide-csi $(IMAGE_TOOLS)
 	go run ./deploy/image -root bin/image/controller -program bin/oxide-csi -certificates
 

@@ -23,9 +23,9 @@ variable "rack" {
   description = "the rack's name, for ever: what oxide.rack says in the metadata of its clients"
 }
 
-variable "image" {
+variable "controller_image" {
   type        = string
-  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or where you keep it"
+  description = "the controller's image: oxidecomputer/oxide-csi-controller:<version>, or where you keep it"
 }
 
 variable "controllers" {
@@ -127,7 +127,7 @@ job "oxide-csi-controller" {
 
       # Root, because socket and token are, and without any of its capabilities.
       config {
-        image           = var.image
+        image           = var.controller_image
         network_mode    = "host"
         cap_drop        = ["all"]
         readonly_rootfs = true

@@ -122,8 +122,12 @@ job "oxide-csi" {
         privileged      = true
         readonly_rootfs = true
 
-        # By which a planned restart powers the guest off.
-        volumes = var.attach_mode == "restart" ? ["/run/dbus:/run/dbus:ro"] : []
+        # The node's image has no certificates, so the plugin trusts the authorities that the client trusts. A planned
+        # restart powers the guest off by D-Bus.
+        volumes = concat(
+          ["/etc/ssl/certs:/etc/ssl/certs:ro"],
+          var.attach_mode == "restart" ? ["/run/dbus:/run/dbus:ro"] : [],
+        )
 
         mount {
           type   = "bind"
