@@ -2,7 +2,8 @@
 SHELL       := /bin/bash
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS     := -s -w -X main.version=$(VERSION)
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Where test/programs/build.sh puts what it builds.
+PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs)
 # Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector needs.
 PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount dbus-daemon gcc libc6-dev ca-certificates
 # And for the guest that test-vm boots: the machine, and what the guest is made of.
@@ -128,10 +129,14 @@ chaos-restart: deps ## planned restarts for DURATION (2m) while the rack fails, 
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck
-	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet -tags vm,identity,k8s,conformance,nomad,systemd,helm ./...
-	go run $(STATICCHECK) -tags vm,identity,k8s,conformance,nomad,systemd,helm ./...
+lint: ## golangci-lint as .golangci.yaml says, built once into a cache
+	test/programs/build.sh lint
+	$(PROGRAMS)/golangci-lint run
+
+.PHONY: fmt
+fmt: ## format every Go file as lint wants it
+	test/programs/build.sh lint
+	$(PROGRAMS)/golangci-lint fmt
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

@@ -33,7 +33,7 @@ type RestartHarness struct {
 	Cannot map[Ability]string
 }
 
-// CanBeTwo: there can be a second node.
+// CanBeTwo means that there can be a second node.
 const CanBeTwo Ability = "be two"
 
 // RunRestart runs the suite for [metadata.RestartRequester] and [metadata.RestartListener].
