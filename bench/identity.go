@@ -71,9 +71,9 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		if local {
-			rows = append(rows, median("ready/"+s.name, "ms", atMost(20), ready))
+			rows = append(rows, median("ready/"+s.name, "ms", atMost(readyMilliseconds), ready))
 		}
-		rows = append(rows, median("memory/node/"+s.name, "MiB", strictly(atMost(nodeMiB)), memory))
+		rows = append(rows, memory.rows("memory/node/"+s.name, anonymousNodeMiB)...)
 	}
 	return rows, nil
 }
@@ -91,18 +91,20 @@ func (b *bench) kubeconfig(server *httptest.Server) (string, error) {
 }
 
 // identify starts nodes, times each until it says who it is, and reads the memory of others that have been idle since they knew.
-func (b *bench) identify(ctx context.Context, s source, instanceID string, timed bool) (ready, memory []float64, err error) {
+func (b *bench) identify(
+	ctx context.Context, s source, instanceID string, timed bool,
+) (ready []float64, memory memorySamples, err error) {
 	for range startupRounds {
 		if !timed {
 			break
 		}
 		n, err := b.startNode(ctx, s, instanceID)
 		if err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
 		ready = append(ready, milliseconds(n.took))
 		if err := n.stop(); err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
 	}
 	var plugins []*lab.Plugin
@@ -114,15 +116,15 @@ func (b *bench) identify(ctx context.Context, s source, instanceID string, timed
 	for range memoryProcesses {
 		dir, err := os.MkdirTemp(b.dir, "")
 		if err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
 		p, err := lab.StartPlugin(b.programs.Plugin, lab.PluginOptions{Mode: "node", Dir: dir, Own: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env})
 		if err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
 		plugins = append(plugins, p)
 	}
-	memory, err = resident(ctx, plugins)
+	memory, err = memoryOfAll(ctx, plugins)
 	return ready, memory, err
 }
 

@@ -5,6 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Identity is the CSI Identity service. It answers without asking anybody: orchestrators give it as little as a second.
@@ -23,9 +25,9 @@ func NewIdentity(version, clusterID string, readiness *Readiness) *Identity {
 
 // GetPluginInfo tells name and version, and the cluster ID in the manifest: CSI spec, GetPluginInfo.
 func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	info := &csi.GetPluginInfoResponse{Name: PluginName, VendorVersion: i.version}
+	info := &csi.GetPluginInfoResponse{Name: rpc.PluginName, VendorVersion: i.version}
 	if i.clusterID != "" {
-		info.Manifest = map[string]string{ManifestClusterID: i.clusterID}
+		info.Manifest = map[string]string{rpc.ManifestClusterID: i.clusterID}
 	}
 	return info, nil
 }

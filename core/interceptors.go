@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -17,6 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // interceptors are what every RPC passes through, outermost first.
@@ -42,7 +43,7 @@ func (s *Server) report(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	level := slog.LevelInfo
 	switch {
 	case err != nil:
-		level = logLevel(err)
+		level = rpc.LogLevel(err)
 		attrs = append(attrs, slog.String("error", result.Message()))
 	case quiet(method):
 		level = slog.LevelDebug
@@ -70,24 +71,11 @@ func (s *Server) recoverPanic(ctx context.Context, req any, info *grpc.UnaryServ
 		if reason := recover(); reason != nil {
 			s.metrics.Panicked()
 			// The panic's own text may hold anything, the request's secrets included; the stack has addresses only.
-			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", stack())
-			resp, err = nil, internal("the plugin failed in %s, which is a defect: its log has the stack", methodName(info.FullMethod))
+			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", rpc.Stack())
+			resp, err = nil, rpc.Internal("the plugin failed in %s, which is a defect: its log has the stack", methodName(info.FullMethod))
 		}
 	}()
 	return handler(ctx, req)
-}
-
-// stack is the stack without the arguments of its calls.
-func stack() string {
-	lines := strings.Split(string(debug.Stack()), "\n")
-	kept := lines[:0]
-	for _, line := range lines {
-		if name, _, found := strings.Cut(line, "("); found && strings.HasPrefix(line, "panic(") {
-			line = name
-		}
-		kept = append(kept, line)
-	}
-	return strings.Join(kept, "\n")
 }
 
 // serveMode refuses the RPCs of a service that this process does not serve.
@@ -106,12 +94,12 @@ func (s *Server) serialize(ctx context.Context, req any, info *grpc.UnaryServerI
 	if key == "" {
 		return handler(ctx, req)
 	}
-	release, ok := s.locks.acquire(ctx, key)
+	release, ok := s.locks.Acquire(ctx, key, rpc.WaitBudget(ctx))
 	if !ok {
 		if err := ctx.Err(); err != nil {
 			return nil, status.FromContextError(err).Err()
 		}
-		return nil, aborted("another operation on %s is still under way: ask again", key)
+		return nil, rpc.Aborted("another operation on %s is still under way: ask again", key)
 	}
 	defer release()
 	return handler(ctx, req)

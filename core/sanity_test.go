@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -116,7 +117,7 @@ func runSanity(t *testing.T, socket, dir string) (report types.Report) {
 		config.TargetPath = filepath.Join(dir, round+"-target")
 		config.StagingPath = filepath.Join(dir, round+"-staging")
 		config.TestVolumeAccessType = round
-		config.TestVolumeSize = gib
+		config.TestVolumeSize = coretest.GiB
 		config.TestNodeVolumeAttachLimit = true
 		config.IdempotentCount = 5
 		config.IDGen = idGenerator{}

@@ -14,6 +14,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 )
 
@@ -22,10 +23,10 @@ type Server struct {
 	log        *slog.Logger
 	metrics    *metrics.Metrics
 	mode       string
-	controller *Controller
-	node       *Node
+	controller csi.ControllerServer
+	node       csi.NodeServer
 	grpc       *grpc.Server
-	locks      *locks
+	locks      *keylock.Locks
 	requests   requestCounter
 }
 
@@ -34,8 +35,8 @@ type Server struct {
 type ServerOptions struct {
 	Mode       string
 	Identity   *Identity
-	Controller *Controller
-	Node       *Node
+	Controller csi.ControllerServer
+	Node       csi.NodeServer
 	// Metrics counts the RPCs. Nil means nobody does.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
@@ -49,7 +50,7 @@ func NewServer(opts ServerOptions) *Server {
 		mode:       opts.Mode,
 		controller: opts.Controller,
 		node:       opts.Node,
-		locks:      newLocks(),
+		locks:      keylock.New(),
 	}
 	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...), grpc.ConnectionTimeout(handshakeTimeout))
 	csi.RegisterIdentityServer(s.grpc, opts.Identity)

@@ -9,62 +9,63 @@ import (
 	"time"
 )
 
-// A planned restart (docs/explanation/racks-without-hotplug.md) needs a word between the controller, which decides on it, and the node
-// plugin of the instance, which shuts its guest down from inside. They share no network, but an orchestrator, which both may
-// ask. What carries the word is a second contract beside [Provider], in two halves.
+// A planned restart (docs/explanation/racks-without-hotplug.md) needs messages between the controller, which decides on it, and
+// the node plugin of the instance, which shuts its guest down from inside. The two share no network, but both can call the
+// orchestrator. This second contract beside [Provider] carries the messages, in two halves.
 
 // RestartState is how far the node plugin of an instance is with a planned restart.
 type RestartState string
 
 const (
-	// RestartUnanswered: the node plugin has not said anything yet.
+	// RestartUnanswered means that the node plugin has not answered yet.
 	RestartUnanswered RestartState = ""
-	// RestartAccepted: the guest is going down. It cannot be taken back.
+	// RestartAccepted means that the guest is going down. It cannot be taken back.
 	RestartAccepted RestartState = "accepted"
-	// RestartRefused: the guest stays up, and Reason says why and what to do.
+	// RestartRefused means that the guest stays up. Reason says why and what to do.
 	RestartRefused RestartState = "refused"
-	// RestartBack: the guest has booted since it accepted, and its node plugin serves again.
+	// RestartBack means that the guest has booted since it accepted, and that its node plugin serves again.
 	RestartBack RestartState = "back"
 )
 
-// RestartAnswer is what the node plugin of an instance says to a planned restart.
-type RestartAnswer struct {
+// RestartReply is the reply of an instance's node plugin to the request for a planned restart.
+type RestartReply struct {
 	State RestartState
 	// Reason is one line for an operator, with State RestartRefused.
 	Reason string
-	// Boot is the boot ID of the guest that speaks (/proc/sys/kernel/random/boot_id): whoever reads of another one than its own
-	// has booted since.
+	// Boot is the boot ID of the guest at the time of the reply (/proc/sys/kernel/random/boot_id). A node plugin that reads
+	// another boot ID than its own knows that the guest has booted since.
 	Boot string
 }
 
-// saidText is how an answer is written where an orchestrator keeps texts.
-type saidText struct {
+// replyText is a reply as an orchestrator stores it.
+type replyText struct {
 	Restart string       `json:"restart"`
 	State   RestartState `json:"state"`
 	Reason  string       `json:"reason,omitempty"`
 	Boot    string       `json:"boot,omitempty"`
 }
 
-// Text is an answer to a restart as one line, for [ParseRestartAnswer].
-func (a RestartAnswer) Text(restartID string) string {
-	text, err := json.Marshal(saidText{Restart: restartID, State: a.State, Reason: a.Reason, Boot: a.Boot})
+// Text is the reply to a restart as one line, for [ParseRestartReply].
+func (a RestartReply) Text(restartID string) string {
+	text, err := json.Marshal(replyText{Restart: restartID, State: a.State, Reason: a.Reason, Boot: a.Boot})
 	if err != nil {
 		panic(err) // strings only
 	}
 	return string(text)
 }
 
-// ParseRestartAnswer is what a text says about a restart. One about another restart, or none at all, says nothing.
-func ParseRestartAnswer(text, restartID string) RestartAnswer {
-	var said saidText
+// ParseRestartReply returns the reply to a restart that a text holds. The result is the zero reply if the text is about another
+// restart, or is no reply.
+func ParseRestartReply(text, restartID string) RestartReply {
+	var said replyText
 	if err := json.Unmarshal([]byte(text), &said); err != nil || said.Restart != restartID {
-		return RestartAnswer{}
+		return RestartReply{}
 	}
 	switch said.State {
 	case RestartAccepted, RestartRefused, RestartBack:
-		return RestartAnswer{State: said.State, Reason: said.Reason, Boot: said.Boot}
+		return RestartReply{State: said.State, Reason: said.Reason, Boot: said.Boot}
 	}
-	return RestartAnswer{}
+	return RestartReply{}
 }
 
 // restartIDBytes is the length of an ID: half is the time in seconds, half is random, both in hexadecimal digits.
@@ -84,27 +85,26 @@ func RestartPlannedAt(restartID string) (time.Time, bool) {
 	return time.Unix(int64(seconds), 0), err == nil
 }
 
-// RestartAsker is the controller's half. A restart is named by an ID that is never used twice, of a-z, 0-9 and '-'; what was
-// said about another ID counts as nothing. Every method is idempotent, safe for concurrent use, and ends with ctx. An error
-// is one line for an operator, without secrets; whether anything was done is then unknown.
-type RestartAsker interface {
-	// Ask asks the node plugin of an instance to shut its guest down.
-	Ask(ctx context.Context, instanceID, restartID string) error
-	// Answer is what the node plugin has said.
-	Answer(ctx context.Context, instanceID, restartID string) (RestartAnswer, error)
-	// Withdraw takes the question with that ID back, unless the node plugin has accepted, and returns what it has said. After any
-	// other answer than [RestartAccepted] the guest does not go down for that ID any more.
-	Withdraw(ctx context.Context, instanceID, restartID string) (RestartAnswer, error)
-	// Forget removes question and answer of that ID, once the restart is over; another ID's stay.
+// RestartRequester is the controller's half. The ID of a restart is never used twice, and has only a-z, 0-9 and '-'. A reply to
+// another ID MUST be ignored. Every method is idempotent, safe for concurrent use, and ends with ctx. An error is one line for an
+// operator, without secrets; after an error it is unknown whether the change was made.
+type RestartRequester interface {
+	// Request asks the node plugin of an instance to shut its guest down.
+	Request(ctx context.Context, instanceID, restartID string) error
+	// Reply returns the reply of the node plugin, or the zero reply if there is none yet.
+	Reply(ctx context.Context, instanceID, restartID string) (RestartReply, error)
+	// Withdraw takes the request with that ID back unless the node plugin has accepted it, and returns the reply. After any
+	// reply other than [RestartAccepted] the guest does not go down for that ID any more.
+	Withdraw(ctx context.Context, instanceID, restartID string) (RestartReply, error)
+	// Forget removes the request and the reply of that ID once the restart is over. Those of another ID stay.
 	Forget(ctx context.Context, instanceID, restartID string) error
-	// Report tells those who watch the node what is going on with it: an event, where the orchestrator has such. It is
-	// best effort.
+	// Report publishes what happens to the node, as an event where the orchestrator has events. It is best effort.
 	Report(ctx context.Context, instanceID string, report RestartReport) error
 }
 
-// RestartReport is told to those who watch a node.
+// RestartReport is what [RestartRequester.Report] publishes.
 type RestartReport struct {
-	// Problem says that somebody should look at it.
+	// Problem says that an operator should look at the node.
 	Problem bool
 	// Reason is one word in CamelCase: "RestartPlanned", "RestartRefused", …
 	Reason string
@@ -112,7 +112,7 @@ type RestartReport struct {
 	Message string
 }
 
-// Drainer is what a [RestartAsker] can do besides whose orchestrator can take its work off a node first.
+// Drainer is a further ability of a [RestartRequester], for an orchestrator that can move its work off a node first.
 type Drainer interface {
 	// Drain keeps new work away from the node of an instance, asks what works there to go, and says what is still there: empty
 	// once all has gone. What belongs to the node itself, or merely waits for a volume there, stays and is not named. It is
@@ -122,10 +122,11 @@ type Drainer interface {
 	Undrain(ctx context.Context, instanceID, restartID string) error
 }
 
-// RestartListener is the node's half: the node plugin's own node, and no other. Methods are as those of [RestartAsker].
+// RestartListener is the node's half: the node plugin's own node, and no other. Methods are as those of [RestartRequester].
 type RestartListener interface {
-	// Wanted is the ID of the restart that the controller asks of this node, empty if none, and what this node has said to it.
-	Wanted(ctx context.Context) (restartID string, said RestartAnswer, err error)
-	// Say answers. It is an error, and nothing is said, if another restart or none is asked for by now.
-	Say(ctx context.Context, restartID string, answer RestartAnswer) error
+	// Requested returns the ID of the restart that the controller requests of this node, and the node's reply to it. The ID is
+	// empty if none is requested.
+	Requested(ctx context.Context) (restartID string, reply RestartReply, err error)
+	// Reply writes the node's reply. It is an error, and nothing is written, if this restart is not requested any more.
+	Reply(ctx context.Context, restartID string, reply RestartReply) error
 }

@@ -8,21 +8,21 @@ import (
 )
 
 func TestRestartAnswerText(t *testing.T) {
-	for name, answer := range map[string]metadata.RestartAnswer{
+	for name, answer := range map[string]metadata.RestartReply{
 		"accepted": {State: metadata.RestartAccepted, Boot: "b"},
 		"refused":  {State: metadata.RestartRefused, Reason: "a \"block\" inhibitor\n${x}", Boot: "b"},
 		"back":     {State: metadata.RestartBack},
 	} {
 		text := answer.Text("1")
-		if got := metadata.ParseRestartAnswer(text, "1"); got != answer {
+		if got := metadata.ParseRestartReply(text, "1"); got != answer {
 			t.Errorf("%s: read %+v from %s", name, got, text)
 		}
-		if got := metadata.ParseRestartAnswer(text, "2"); got != (metadata.RestartAnswer{}) {
+		if got := metadata.ParseRestartReply(text, "2"); got != (metadata.RestartReply{}) {
 			t.Errorf("%s: says %+v about another restart", name, got)
 		}
 	}
 	for _, text := range []string{"", "{", "null", `"accepted"`, `{"restart":"1"}`, `{"restart":"1","state":"maybe"}`, `{"state":"accepted"}`} {
-		if got := metadata.ParseRestartAnswer(text, "1"); got != (metadata.RestartAnswer{}) {
+		if got := metadata.ParseRestartReply(text, "1"); got != (metadata.RestartReply{}) {
 			t.Errorf("read %+v from %s", got, text)
 		}
 	}

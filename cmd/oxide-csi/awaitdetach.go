@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelife"
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
@@ -56,7 +56,7 @@ func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		return nodelife.AwaitDetached(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), newLogger(cfg, stderr))
+		return nodelifecycle.AwaitDetached(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), newLogger(cfg, stderr))
 	}
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
@@ -37,7 +38,10 @@ func serveHTTP(cfg config.Config, readiness []waiting, measured *metrics.Metrics
 	})
 	mux.Handle("GET /metrics", measured)
 	if cfg.Pprof {
-		profiles(mux)
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	listener, err := net.Listen("tcp", cfg.HTTPEndpoint)
 	if err != nil {

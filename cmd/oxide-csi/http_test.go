@@ -133,7 +133,7 @@ func TestHTTPEndpoint(t *testing.T) {
 		pages map[string]int
 	}{
 		{"without profiles", nil, map[string]int{"/livez": 200, "/readyz": 200, "/metrics": 200, "/debug/pprof/": 404, "/": 404}},
-		{"with profiles", []string{"--pprof"}, map[string]int{"/livez": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 200}},
+		{"with profiles", []string{"--pprof"}, map[string]int{"/livez": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 200, "/debug/pprof/profile?seconds=1": 200, "/debug/pprof/trace?seconds=1": 200}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			addr := freePort(t)

@@ -87,7 +87,7 @@ func TestKubeletRegistration(t *testing.T) {
 	flags, err := n.opts.Flags()
 	must(t, err)
 	plugin := begin(t, flags...)
-	defer plugin.cmd.Process.Kill() // fails where the test has done it
+	defer func() { _ = plugin.cmd.Process.Kill() }() // fails where the test has done it
 	eventually(t, "the plugin waits for its identity", func() bool {
 		code, body := get(t, n.http+"/readyz")
 		return code == 503 && strings.Contains(body, n.identity)
@@ -106,7 +106,7 @@ func TestKubeletRegistration(t *testing.T) {
 	n.awaitRegistered(t, second)
 
 	must(t, plugin.cmd.Process.Kill())
-	<-plugin.ended
+	_ = <-plugin.ended // it was killed
 	if !isThere(t, filepath.Join(n.registry, registrationSocket)) {
 		t.Fatal("no socket was left: this test shows nothing")
 	}

@@ -5,8 +5,8 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -15,7 +15,7 @@ import (
 )
 
 // plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
-func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *core.PlannedRestarts {
+func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *controller.PlannedRestarts {
 	if !cfg.RestartsPlanned() {
 		return nil
 	}
@@ -24,12 +24,12 @@ func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, 
 		policy = restart.Plan
 	}
 	times, _ := cfg.RestartTimes()
-	return &core.PlannedRestarts{
+	return &controller.PlannedRestarts{
 		Wait: cfg.RestartWait,
 		Options: restart.Options{
 			Policy:      policy,
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
-			Asker:       newAsker(cfg),
+			Requester:   newRequester(cfg),
 			Self:        ownInstance(ctx, cfg, background, log),
 			Window:      cfg.RestartWindow,
 			MaxDown:     cfg.RestartMaxDown,
@@ -69,8 +69,8 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newAsker is what carries a controller's requests for restarts to the nodes, or nil without an orchestrator.
-func newAsker(cfg config.Config) metadata.RestartAsker {
+// newRequester is what carries a controller's requests for restarts to the nodes, or nil without an orchestrator.
+func newRequester(cfg config.Config) metadata.RestartRequester {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
 		return kubernetes.NewRestarts(kubernetesOptions(cfg))
@@ -92,7 +92,7 @@ func newListener(cfg config.Config, instanceID string) metadata.RestartListener 
 }
 
 // poweroff is the way in which the guest is powered off. The configuration was validated.
-func poweroff(cfg config.Config) shutdown.Way {
+func poweroff(cfg config.Config) shutdown.PowerOffMethod {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
 		return shutdown.Signal{Signal: signal}
 	}

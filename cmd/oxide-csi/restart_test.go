@@ -45,10 +45,10 @@ func (a *asking) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Node", "metadata": map[string]any{"name": "worker", "annotations": a.annotations}}) // a client that has gone
 }
 
-func (a *asking) answer() metadata.RestartAnswer {
+func (a *asking) answer() metadata.RestartReply {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return metadata.ParseRestartAnswer(a.annotations["csi.oxide.computer/restart-answer"], "7-1")
+	return metadata.ParseRestartReply(a.annotations["csi.oxide.computer/restart-reply"], "7-1")
 }
 
 // guest is a boot of a guest whose init powers it off at SIGUSR2, with the node plugin as its service.
@@ -93,7 +93,7 @@ users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c,
 	if code := first.ProcessState.ExitCode(); code != 42 {
 		t.Fatalf("the guest has ended with code %d: %s", code, output)
 	}
-	if got, want := api.answer(), (metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "first"}); got != want {
+	if got, want := api.answer(), (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}); got != want {
 		t.Errorf("said %+v, want %+v", got, want)
 	}
 	second, output := boot("second")
@@ -104,6 +104,6 @@ users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c,
 			t.Errorf("the plugin says: %s", output)
 		}
 	})
-	want := metadata.RestartAnswer{State: metadata.RestartBack, Boot: "second"}
+	want := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
 	eventually(t, "it says that it is back", func() bool { return api.answer() == want })
 }

@@ -157,7 +157,7 @@ func readAttachment(name string, stdin io.Reader) (*client.Attachment, error) {
 		if err != nil {
 			return nil, config.Problems{{Flag: "--attachment", What: err.Error()}}
 		}
-		defer file.Close() // it was only read
+		defer func() { _ = file.Close() }() // it was only read
 		stdin = file
 	}
 	var attachment client.Attachment

@@ -9,13 +9,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // forMount are the parameters that only the node needs, when it makes a filesystem. The rack does not store them.
-var forMount = []string{core.KeyMkfsOptions, core.KeyRootUID, core.KeyRootGID, core.KeyRootMode}
+var forMount = []string{rpc.KeyMkfsOptions, rpc.KeyRootUID, rpc.KeyRootGID, rpc.KeyRootMode}
 
 func (b *byHand) createVolume() *cobra.Command {
 	var want client.NewVolume

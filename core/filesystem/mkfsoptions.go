@@ -6,30 +6,23 @@ import (
 	"strings"
 )
 
-// pattern is a regular expression for a whole value; empty where there is none. It is compiled when a value is checked,
-// which is seldom: compiled at start, all of them would stay in the memory of every process.
-type pattern string
-
-func (p pattern) matches(value string) bool {
-	return regexp.MustCompile(`^(?:` + string(p) + `)$`).MatchString(value)
-}
-
 // rule says what may follow an option of mkfs: a value as a whole, or a list of suboptions, or nothing.
 type rule struct {
-	// value matches the whole value, of an option without suboptions.
-	value pattern
-	// suboptions are those that may stand in the value, separated by commas, with what may follow "=". nil: none after it.
-	suboptions map[string]pattern
+	// value matches the value of an option that has no suboptions. Nil where the option takes no value.
+	value *regexp.Regexp
+	// suboptions may stand in the value, separated by commas. Each has a pattern of what follows its "="; nil: no "=".
+	suboptions map[string]*regexp.Regexp
 }
 
 var (
-	number   = pattern(`[0-9]+`)
-	size     = pattern(`[0-9]+[bskmgtKMGT]?`)
-	percent  = pattern(`[0-9]{1,2}`)
-	flag     = pattern(`[01]`)
-	label    = pattern(`[A-Za-z0-9._-]{1,12}`)
-	xfsBool  = map[string]pattern{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag, "inobtcount": flag, "bigtime": flag}
-	flag2    = pattern(`[012]`)
+	number  = whole(`[0-9]+`)
+	size    = whole(`[0-9]+[bskmgtKMGT]?`)
+	percent = whole(`[0-9]{1,2}`)
+	flag    = whole(`[01]`)
+	label   = whole(`[A-Za-z0-9._-]{1,12}`)
+	xfsBool = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag,
+		"inobtcount": flag, "bigtime": flag}
+	flag2    = whole(`[012]`)
 	features = listOf(`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extent|extents|extra_isize|fast_commit|filetype|flex_bg|` +
 		`has_journal|huge_file|inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|` +
 		`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`)
@@ -46,49 +39,55 @@ var (
 		"-G": {value: number},
 		"-i": {value: number},
 		"-I": {value: number},
-		"-J": {suboptions: map[string]pattern{"size": number, "fast_commit_size": number}},
+		"-J": {suboptions: map[string]*regexp.Regexp{"size": number, "fast_commit_size": number}},
 		"-L": {value: label},
 		"-m": {value: percent},
 		"-N": {value: number},
 		"-O": {value: features},
-		"-T": {value: pattern(`(default|small|news|largefile|largefile4|big|huge)`)},
-		"-E": {suboptions: map[string]pattern{
-			"lazy_itable_init": flag, "lazy_journal_init": flag, "packed_meta_blocks": flag, "num_backup_sb": pattern(`[0-2]`),
-			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "nodiscard": "",
+		"-T": {value: whole(`(default|small|news|largefile|largefile4|big|huge)`)},
+		"-E": {suboptions: map[string]*regexp.Regexp{
+			"lazy_itable_init": flag, "lazy_journal_init": flag, "packed_meta_blocks": flag, "num_backup_sb": whole(`[0-2]`),
+			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "nodiscard": nil,
 		}},
 	}
 	xfsRules = map[string]rule{
-		"-b": {suboptions: map[string]pattern{"size": size}},
-		"-d": {suboptions: map[string]pattern{
-			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": "",
+		"-b": {suboptions: map[string]*regexp.Regexp{"size": size}},
+		"-d": {suboptions: map[string]*regexp.Regexp{
+			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
 		}},
-		"-i": {suboptions: map[string]pattern{
+		"-i": {suboptions: map[string]*regexp.Regexp{
 			"attr": flag2, "maxpct": percent, "perblock": number, "size": size, "sparse": flag, "nrext64": flag, "align": flag, "projid32bit": flag,
 		}},
 		"-K": {},
-		"-l": {suboptions: map[string]pattern{"size": size, "su": size, "sunit": number, "lazy-count": flag, "version": flag2}},
+		"-l": {suboptions: map[string]*regexp.Regexp{
+			"size": size, "su": size, "sunit": number,
+			"lazy-count": flag, "version": flag2,
+		}},
 		"-L": {value: label},
 		"-m": {suboptions: xfsBool},
-		"-n": {suboptions: map[string]pattern{"size": size, "ftype": flag, "version": pattern(`(2|ci)`)}},
-		"-s": {suboptions: map[string]pattern{"size": size}},
+		"-n": {suboptions: map[string]*regexp.Regexp{"size": size, "ftype": flag, "version": whole(`(2|ci)`)}},
+		"-s": {suboptions: map[string]*regexp.Regexp{"size": size}},
 	}
 	btrfsRules = map[string]rule{
-		"-d":     {value: pattern(`(single|dup)`)},
+		"-d":     {value: whole(`(single|dup)`)},
 		"-K":     {},
 		"-L":     {value: label},
-		"-m":     {value: pattern(`(single|dup)`)},
+		"-m":     {value: whole(`(single|dup)`)},
 		"-M":     {},
 		"-n":     {value: size},
 		"-O":     {value: listOf(`block-group-tree|bgt|extref|free-space-tree|mixed-bg|no-holes|quota|skinny-metadata`)},
 		"-s":     {value: size},
-		"--csum": {value: pattern(`(crc32c|xxhash|sha256|blake2)`)},
+		"--csum": {value: whole(`(crc32c|xxhash|sha256|blake2)`)},
 	}
 )
 
+// whole compiles a regular expression that matches a value as a whole.
+func whole(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }
+
 // listOf matches a list, separated by commas, of these words, each of which may have a ^ before it.
-func listOf(words string) pattern {
+func listOf(words string) *regexp.Regexp {
 	one := `\^?(` + words + `)`
-	return pattern(`` + one + `(,` + one + `)*`)
+	return whole(one + `(,` + one + `)*`)
 }
 
 // ParseMkfsOptions takes mkfs options apart as a user writes them on a command line ("-i 65536 -E stride=4") and returns
@@ -119,7 +118,7 @@ func ParseMkfsOptions(fsType, options string) ([]string, error) {
 		if !ok {
 			return nil, fmt.Errorf("mkfs options for %s: %w: %q", nameOf(fsType), ErrOption, option)
 		}
-		if rule.value == "" && rule.suboptions == nil {
+		if rule.value == nil && rule.suboptions == nil {
 			if value != "" {
 				return nil, fmt.Errorf("mkfs options for %s: %w: %s takes no value", nameOf(fsType), ErrOption, option)
 			}
@@ -146,7 +145,7 @@ func nameOf(fsType string) string {
 
 func (r rule) check(value string) error {
 	if r.suboptions == nil {
-		if !r.value.matches(value) {
+		if !r.value.MatchString(value) {
 			return ErrOption
 		}
 		return nil
@@ -154,7 +153,7 @@ func (r rule) check(value string) error {
 	for _, part := range strings.Split(value, ",") {
 		key, given, hasValue := strings.Cut(part, "=")
 		allowed, ok := r.suboptions[key]
-		if !ok || hasValue != (allowed != "") || hasValue && !allowed.matches(given) {
+		if !ok || hasValue != (allowed != nil) || hasValue && !allowed.MatchString(given) {
 			return fmt.Errorf("%w: suboption %q", ErrOption, key)
 		}
 	}

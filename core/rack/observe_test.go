@@ -158,8 +158,8 @@ var capital = regexp.MustCompile(`([a-z])([A-Z])`)
 // operations are, in another spelling.
 func TestEveryOperationHasAName(t *testing.T) {
 	calls := reflect.TypeFor[operations]()
-	for i := range calls.NumField() {
-		method := calls.Field(i).Name
+	for i := range calls.NumMethod() {
+		method := calls.Method(i).Name
 		operation := strings.ToLower(capital.ReplaceAllString(method, "${1}_${2}"))
 		if !slices.ContainsFunc(requestNames, func(name struct{ pattern, operation string }) bool { return name.operation == operation }) {
 			t.Errorf("requestNames lacks %s, which %s asks for: its requests are counted as other", operation, method)

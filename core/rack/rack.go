@@ -68,60 +68,32 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
 	}
-	return &Client{sdk: operationsOf(sdk), versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
+	return &Client{sdk: sdk, versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
 }
 
-// operations are the SDK's calls that this package makes. They are held one by one instead of the SDK's client, because the
-// SDK expands its URLs with text/template, and the linker then keeps every method of every type that an interface value
-// leads to: all operations of the SDK, which are 1.9 MB of program and 1 MB of memory.
-type operations struct {
-	DiskCreate         func(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
-	DiskView           func(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
-	DiskList           func(context.Context, oxide.DiskListParams) (*oxide.DiskResultsPage, error)
-	DiskDelete         func(context.Context, oxide.DiskDeleteParams) error
-	SnapshotCreate     func(context.Context, oxide.SnapshotCreateParams) (*oxide.Snapshot, error)
-	SnapshotView       func(context.Context, oxide.SnapshotViewParams) (*oxide.Snapshot, error)
-	SnapshotList       func(context.Context, oxide.SnapshotListParams) (*oxide.SnapshotResultsPage, error)
-	SnapshotDelete     func(context.Context, oxide.SnapshotDeleteParams) error
-	InstanceView       func(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
-	InstanceDiskList   func(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
-	InstanceDiskAttach func(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
-	InstanceDiskDetach func(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
-	InstanceStop       func(context.Context, oxide.InstanceStopParams) (*oxide.Instance, error)
-	InstanceStart      func(context.Context, oxide.InstanceStartParams) (*oxide.Instance, error)
-	ProjectView        func(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
-	UtilizationView    func(context.Context) (*oxide.Utilization, error)
+// operations are the SDK's calls that this package makes.
+type operations interface {
+	DiskCreate(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
+	DiskView(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
+	DiskList(context.Context, oxide.DiskListParams) (*oxide.DiskResultsPage, error)
+	DiskDelete(context.Context, oxide.DiskDeleteParams) error
+	SnapshotCreate(context.Context, oxide.SnapshotCreateParams) (*oxide.Snapshot, error)
+	SnapshotView(context.Context, oxide.SnapshotViewParams) (*oxide.Snapshot, error)
+	SnapshotList(context.Context, oxide.SnapshotListParams) (*oxide.SnapshotResultsPage, error)
+	SnapshotDelete(context.Context, oxide.SnapshotDeleteParams) error
+	InstanceView(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
+	InstanceDiskList(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
+	InstanceDiskAttach(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
+	InstanceDiskDetach(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
+	InstanceStop(context.Context, oxide.InstanceStopParams) (*oxide.Instance, error)
+	InstanceStart(context.Context, oxide.InstanceStartParams) (*oxide.Instance, error)
+	ProjectView(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
+	UtilizationView(context.Context) (*oxide.Utilization, error)
 
-	AntiAffinityGroupList   func(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
-	AntiAffinityGroupCreate func(context.Context, oxide.AntiAffinityGroupCreateParams) (*oxide.AntiAffinityGroup, error)
-	AntiAffinityGroupUpdate func(context.Context, oxide.AntiAffinityGroupUpdateParams) (*oxide.AntiAffinityGroup, error)
-	AntiAffinityGroupDelete func(context.Context, oxide.AntiAffinityGroupDeleteParams) error
-}
-
-func operationsOf(sdk *oxide.Client) operations {
-	return operations{
-		DiskCreate:         sdk.DiskCreate,
-		DiskView:           sdk.DiskView,
-		DiskList:           sdk.DiskList,
-		DiskDelete:         sdk.DiskDelete,
-		SnapshotCreate:     sdk.SnapshotCreate,
-		SnapshotView:       sdk.SnapshotView,
-		SnapshotList:       sdk.SnapshotList,
-		SnapshotDelete:     sdk.SnapshotDelete,
-		InstanceView:       sdk.InstanceView,
-		InstanceDiskList:   sdk.InstanceDiskList,
-		InstanceDiskAttach: sdk.InstanceDiskAttach,
-		InstanceDiskDetach: sdk.InstanceDiskDetach,
-		InstanceStop:       sdk.InstanceStop,
-		InstanceStart:      sdk.InstanceStart,
-		ProjectView:        sdk.ProjectView,
-		UtilizationView:    sdk.UtilizationView,
-
-		AntiAffinityGroupList:   sdk.AntiAffinityGroupList,
-		AntiAffinityGroupCreate: sdk.AntiAffinityGroupCreate,
-		AntiAffinityGroupUpdate: sdk.AntiAffinityGroupUpdate,
-		AntiAffinityGroupDelete: sdk.AntiAffinityGroupDelete,
-	}
+	AntiAffinityGroupList(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
+	AntiAffinityGroupCreate(context.Context, oxide.AntiAffinityGroupCreateParams) (*oxide.AntiAffinityGroup, error)
+	AntiAffinityGroupUpdate(context.Context, oxide.AntiAffinityGroupUpdateParams) (*oxide.AntiAffinityGroup, error)
+	AntiAffinityGroupDelete(context.Context, oxide.AntiAffinityGroupDeleteParams) error
 }
 
 // Name is the rack's name in the topology.

@@ -65,8 +65,8 @@ type Options struct {
 	MaxDisks int
 	Policy   Policy
 	Shutdown Shutdown
-	// Asker carries word to the node plugins. It may be nil if Shutdown is Hard; for Drain it has to be a [metadata.Drainer].
-	Asker metadata.RestartAsker
+	// Requester carries word to the node plugins. It may be nil if Shutdown is Hard; for Drain it has to be a [metadata.Drainer].
+	Requester metadata.RestartRequester
 	// Self is the instance that this process runs on, empty if it runs on none; false means that this is not known yet. Nil means
 	// that it runs on none.
 	Self func() (instanceID string, known bool)

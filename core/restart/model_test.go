@@ -56,7 +56,7 @@ type modelInstance struct {
 	owned bool
 	// question is the restart that its node plugin is asked for.
 	question string
-	answer   metadata.RestartAnswer
+	answer   metadata.RestartReply
 }
 
 type modelDisk struct {
@@ -220,7 +220,7 @@ func (m *model) run(step string) {
 func (m *model) boot(p *modelProcess) {
 	view := &modelView{m: m}
 	p.engine = New(view, Options{
-		Cluster: modelCluster, MaxDisks: 8, Policy: Allow, Shutdown: m.scenario.shutdown, Asker: view,
+		Cluster: modelCluster, MaxDisks: 8, Policy: Allow, Shutdown: m.scenario.shutdown, Requester: view,
 		Self:   func() (string, bool) { return p.self, true },
 		Window: time.Second, MaxDown: m.scenario.maxDown, CoolDown: time.Second, HaltTimeout: time.Second,
 		Log: slog.New(slog.DiscardHandler),
@@ -466,34 +466,34 @@ func (v *modelView) DeleteRecord(_ context.Context, id string) error {
 	return err
 }
 
-func (v *modelView) Ask(_ context.Context, instance, id string) error {
+func (v *modelView) Request(_ context.Context, instance, id string) error {
 	_, err := ask(v, true, "ask "+instance, func() (struct{}, error) {
 		if i := v.m.instance(instance); i.question != id {
-			i.question, i.answer = id, metadata.RestartAnswer{}
+			i.question, i.answer = id, metadata.RestartReply{}
 		}
 		return struct{}{}, nil
 	})
 	return err
 }
 
-func (v *modelView) Answer(_ context.Context, instance, id string) (metadata.RestartAnswer, error) {
-	return ask(v, false, "answer "+instance, func() (metadata.RestartAnswer, error) {
+func (v *modelView) Reply(_ context.Context, instance, id string) (metadata.RestartReply, error) {
+	return ask(v, false, "answer "+instance, func() (metadata.RestartReply, error) {
 		if i := v.m.instance(instance); i.question == id {
 			return i.answer, nil
 		}
-		return metadata.RestartAnswer{}, nil
+		return metadata.RestartReply{}, nil
 	})
 }
 
-func (v *modelView) Withdraw(_ context.Context, instance, id string) (metadata.RestartAnswer, error) {
-	return ask(v, true, "withdraw "+instance, func() (metadata.RestartAnswer, error) {
+func (v *modelView) Withdraw(_ context.Context, instance, id string) (metadata.RestartReply, error) {
+	return ask(v, true, "withdraw "+instance, func() (metadata.RestartReply, error) {
 		i := v.m.instance(instance)
 		if i.question != id {
-			return metadata.RestartAnswer{}, nil
+			return metadata.RestartReply{}, nil
 		}
 		said := i.answer
 		if said.State != metadata.RestartAccepted {
-			i.question, i.answer = "", metadata.RestartAnswer{}
+			i.question, i.answer = "", metadata.RestartReply{}
 		}
 		return said, nil
 	})
@@ -502,7 +502,7 @@ func (v *modelView) Withdraw(_ context.Context, instance, id string) (metadata.R
 func (v *modelView) Forget(_ context.Context, instance, id string) error {
 	_, err := ask(v, true, "forget "+instance, func() (struct{}, error) {
 		if i := v.m.instance(instance); i.question == id {
-			i.question, i.answer = "", metadata.RestartAnswer{}
+			i.question, i.answer = "", metadata.RestartReply{}
 		}
 		return struct{}{}, nil
 	})

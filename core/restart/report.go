@@ -55,10 +55,10 @@ func (e *Engine) problem(ctx context.Context, w *work, reason, message string) {
 }
 
 func (e *Engine) send(ctx context.Context, w *work, report metadata.RestartReport) {
-	if e.opts.Asker == nil {
+	if e.opts.Requester == nil {
 		return
 	}
-	if err := e.opts.Asker.Report(ctx, w.record.Instance, report); err != nil {
+	if err := e.opts.Requester.Report(ctx, w.record.Instance, report); err != nil {
 		e.opts.Log.Warn("a report about a node could not be delivered", "instance_id", w.record.Instance, "error", err.Error())
 	}
 }

@@ -253,7 +253,7 @@ func (e *Engine) ask(ctx context.Context, w *work) error {
 		}
 	}
 	w.sent = true
-	if err := e.opts.Asker.Ask(ctx, id, w.record.ID); err != nil {
+	if err := e.opts.Requester.Request(ctx, id, w.record.ID); err != nil {
 		if e.passed(timerHalt, w, e.opts.HaltTimeout) {
 			return e.cancel(ctx, w, "its node plugin could not be asked: "+err.Error())
 		}
@@ -266,7 +266,7 @@ func (e *Engine) ask(ctx context.Context, w *work) error {
 
 // drain takes the work off the node. True means that all has gone.
 func (e *Engine) drain(ctx context.Context, w *work) (bool, error) {
-	left, err := e.opts.Asker.(metadata.Drainer).Drain(ctx, w.record.Instance, w.record.ID)
+	left, err := e.opts.Requester.(metadata.Drainer).Drain(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		left = []string{err.Error()}
 	} else if len(left) == 0 {
@@ -289,7 +289,7 @@ func few(names []string) string {
 
 // awaitAnswer waits for what the node plugin says.
 func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
-	answer, err := e.opts.Asker.Answer(ctx, w.record.Instance, w.record.ID)
+	answer, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
 	if err != nil && e.passed(timerAnswer, w, answerTimeout) {
 		return errors.Join(err, e.cancel(ctx, w, "what its node plugin says could not be read: "+err.Error()))
 	}
@@ -311,7 +311,7 @@ func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
 
 // cancel gives a restart up with nothing stopped, unless it turns out that the guest is going down already.
 func (e *Engine) cancel(ctx context.Context, w *work, why string) error {
-	answer, err := e.opts.Asker.Withdraw(ctx, w.record.Instance, w.record.ID)
+	answer, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		return err
 	}
@@ -361,7 +361,7 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 		}
 		return e.rack.StopInstance(ctx, id)
 	}
-	answer, err := e.opts.Asker.Answer(ctx, id, w.record.ID)
+	answer, err := e.opts.Requester.Reply(ctx, id, w.record.ID)
 	if err != nil {
 		return err
 	}
@@ -544,7 +544,7 @@ func (e *Engine) awaitBack(ctx context.Context, w *work) error {
 	if e.opts.Shutdown == Hard {
 		return e.finish(ctx, w)
 	}
-	answer, err := e.opts.Asker.Answer(ctx, w.record.Instance, w.record.ID)
+	answer, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
 	switch {
 	case err == nil && (answer.State == metadata.RestartBack || answer.State == metadata.RestartUnanswered):
 		return e.finish(ctx, w)
@@ -575,7 +575,7 @@ func (e *Engine) recover(ctx context.Context, w *work) error {
 		}
 		return e.finish(ctx, w)
 	}
-	answer, err := e.opts.Asker.Withdraw(ctx, w.record.Instance, w.record.ID)
+	answer, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		return err
 	}
@@ -592,7 +592,7 @@ func (e *Engine) silence(ctx context.Context, w *work) {
 	if e.opts.Shutdown == Hard {
 		return
 	}
-	if _, err := e.opts.Asker.Withdraw(ctx, w.record.Instance, w.record.ID); err != nil {
+	if _, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID); err != nil {
 		e.opts.Log.Warn("the question of a restart could not be taken back", "instance_id", w.record.Instance, "restart_id", w.record.ID, "error", err.Error())
 	}
 }
@@ -601,14 +601,14 @@ func (e *Engine) silence(ctx context.Context, w *work) {
 // not down, and what was said to this restart does nothing to the next one.
 func (e *Engine) finish(ctx context.Context, w *work) error {
 	if e.opts.Shutdown != Hard {
-		if err := e.opts.Asker.Forget(ctx, w.record.Instance, w.record.ID); err != nil {
+		if err := e.opts.Requester.Forget(ctx, w.record.Instance, w.record.ID); err != nil {
 			if !e.passed(timerBack, w, backTimeout) {
 				return err
 			}
 			e.opts.Log.Warn("the word of a restart that is over could not be taken back", "instance_id", w.record.Instance, "restart_id", w.record.ID, "error", err.Error())
 		}
 	}
-	if drainer, ok := e.opts.Asker.(metadata.Drainer); ok && e.opts.Shutdown == Drain {
+	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok && e.opts.Shutdown == Drain {
 		if err := drainer.Undrain(ctx, w.record.Instance, w.record.ID); err != nil {
 			return err
 		}

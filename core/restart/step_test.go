@@ -12,12 +12,12 @@ import (
 )
 
 // lostNode is an orchestrator that knows the node no more.
-type lostNode struct{ metadata.RestartAsker }
+type lostNode struct{ metadata.RestartRequester }
 
 var errLost = errors.New("no node is this instance")
 
-func (lostNode) Answer(context.Context, string, string) (metadata.RestartAnswer, error) {
-	return metadata.RestartAnswer{}, errLost
+func (lostNode) Reply(context.Context, string, string) (metadata.RestartReply, error) {
+	return metadata.RestartReply{}, errLost
 }
 func (lostNode) Forget(context.Context, string, string) error                 { return errLost }
 func (lostNode) Report(context.Context, string, metadata.RestartReport) error { return errLost }
@@ -40,7 +40,7 @@ func TestNodeLost(t *testing.T) {
 		erased int
 	}{{backTimeout / 2, 0}, {2 * backTimeout, 1}} {
 		r := &erasing{}
-		e := New(r, Options{Shutdown: Guest, Asker: lostNode{}, Log: slog.New(slog.DiscardHandler)})
+		e := New(r, Options{Shutdown: Guest, Requester: lostNode{}, Log: slog.New(slog.DiscardHandler)})
 		w := &work{record: restartRecord{ID: "1", Instance: "i", recordID: "r"}, stage: stageBack, since: time.Now().Add(-test.since)}
 		e.works["1"] = w
 		err := e.awaitBack(t.Context(), w)

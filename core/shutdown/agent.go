@@ -24,8 +24,8 @@ const (
 	longAgo = 2 * time.Hour
 )
 
-// Way is a way of powering the guest off.
-type Way interface {
+// PowerOffMethod is a way of powering the guest off.
+type PowerOffMethod interface {
 	// Check says why the guest cannot or must not be powered off now, and what to do: one line for an operator.
 	Check(ctx context.Context) error
 	// PowerOff begins it. It returns before the guest is down.
@@ -35,7 +35,7 @@ type Way interface {
 // Agent answers planned restarts of the guest that it runs in.
 type Agent struct {
 	listener metadata.RestartListener
-	way      Way
+	method   PowerOffMethod
 	// boot is the guest's boot ID.
 	boot string
 	log  *slog.Logger
@@ -47,7 +47,7 @@ type Agent struct {
 }
 
 // New makes an agent. The file has the boot ID: Linux has it in /proc/sys/kernel/random/boot_id.
-func New(listener metadata.RestartListener, way Way, bootIDFile string, log *slog.Logger) (*Agent, error) {
+func New(listener metadata.RestartListener, method PowerOffMethod, bootIDFile string, log *slog.Logger) (*Agent, error) {
 	text, err := os.ReadFile(bootIDFile)
 	boot := strings.TrimSpace(string(text))
 	if err == nil && boot == "" {
@@ -56,7 +56,7 @@ func New(listener metadata.RestartListener, way Way, bootIDFile string, log *slo
 	if err != nil {
 		return nil, fmt.Errorf("which boot of the guest this is cannot be told, so planned restarts are not answered: %w", err)
 	}
-	return &Agent{listener: listener, way: way, boot: boot, log: log}, nil
+	return &Agent{listener: listener, method: method, boot: boot, log: log}, nil
 }
 
 // Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over.
@@ -89,7 +89,7 @@ func (a *Agent) Look(ctx context.Context) {
 }
 
 func (a *Agent) look(ctx context.Context) error {
-	restart, said, err := a.listener.Wanted(ctx)
+	restart, said, err := a.listener.Requested(ctx)
 	if err != nil || restart == "" {
 		return err
 	}
@@ -97,7 +97,7 @@ func (a *Agent) look(ctx context.Context) error {
 	case said.State == metadata.RestartUnanswered:
 		err := checkAge(restart)
 		if err == nil {
-			err = a.way.Check(ctx)
+			err = a.method.Check(ctx)
 		}
 		if err != nil {
 			a.log.Warn("a planned restart is refused", "restart", restart, "reason", err)
@@ -132,7 +132,7 @@ func (a *Agent) goDown(ctx context.Context, restart string) error {
 		return err
 	}
 	a.log.Info("powering the guest off for a planned restart", "restart", restart)
-	if err := a.way.PowerOff(ctx); err != nil {
+	if err := a.method.PowerOff(ctx); err != nil {
 		return fmt.Errorf("power the guest off for restart %s: %w", restart, err)
 	}
 	a.going = restart
@@ -140,5 +140,5 @@ func (a *Agent) goDown(ctx context.Context, restart string) error {
 }
 
 func (a *Agent) say(ctx context.Context, restart string, state metadata.RestartState, reason string) error {
-	return a.listener.Say(ctx, restart, metadata.RestartAnswer{State: state, Reason: reason, Boot: a.boot})
+	return a.listener.Reply(ctx, restart, metadata.RestartReply{State: state, Reason: reason, Boot: a.boot})
 }

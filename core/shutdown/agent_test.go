@@ -22,16 +22,16 @@ import (
 type guest struct {
 	mu      sync.Mutex
 	wanted  string
-	said    metadata.RestartAnswer
+	said    metadata.RestartReply
 	refuses error // of Check
 	fails   error // of PowerOff
-	deaf    error // of Wanted
-	mute    error // of Say, after it has done what it should
+	deaf    error // of Requested
+	mute    error // of Reply, after it has done what it should
 	done    []string
 	logged  strings.Builder
 }
 
-func (g *guest) Wanted(context.Context) (string, metadata.RestartAnswer, error) {
+func (g *guest) Requested(context.Context) (string, metadata.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.wanted, g.said, g.deaf
@@ -43,7 +43,7 @@ func (g *guest) want(restart string) {
 	g.wanted = restart
 }
 
-func (g *guest) Say(_ context.Context, restartID string, answer metadata.RestartAnswer) error {
+func (g *guest) Reply(_ context.Context, restartID string, answer metadata.RestartReply) error {
 	if restartID != g.wanted {
 		return errors.New("nobody asks for it")
 	}
@@ -90,7 +90,7 @@ func TestAcceptedAndBack(t *testing.T) {
 	g.wanted = "1"
 	a.Look(t.Context())
 	g.did(t, "asked", "say accepted", "power off")
-	if g.said != (metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "first"}) {
+	if g.said != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
 		t.Errorf("said %+v", g.said)
 	}
 	a.Look(t.Context())
@@ -100,7 +100,7 @@ func TestAcceptedAndBack(t *testing.T) {
 	g.did(t, "up again", "say back")
 	a.Look(t.Context())
 	g.did(t, "said")
-	g.wanted, g.said = "2", metadata.RestartAnswer{}
+	g.wanted, g.said = "2", metadata.RestartReply{}
 	a.Look(t.Context())
 	g.did(t, "the next restart", "say accepted", "power off")
 }
@@ -134,7 +134,7 @@ func TestAskedLongAgo(t *testing.T) {
 // Whatever dies between the two, who has accepted goes down, and who has not does not.
 func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
-		g := &guest{wanted: "1", said: metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "first"}}
+		g := &guest{wanted: "1", said: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
 		a := g.boot(t, "first")
 		a.Look(t.Context())
 		g.did(t, "accepted before", "say accepted", "power off")
@@ -168,7 +168,7 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g := &guest{wanted: "1", fails: errors.New("no bus")}
 		a := g.boot(t, "first")
 		a.Look(t.Context())
-		g.done, g.wanted, g.said = nil, "", metadata.RestartAnswer{}
+		g.done, g.wanted, g.said = nil, "", metadata.RestartReply{}
 		a.Look(t.Context())
 		g.did(t, "nobody asks any more")
 	})

@@ -12,7 +12,7 @@ import (
 // for guests without systemd, or without D-Bus.
 type Signal struct{ Signal syscall.Signal }
 
-// Check implements [Way].
+// Check implements [PowerOffMethod].
 func (s Signal) Check(context.Context) error {
 	if os.Getpid() == 1 {
 		return errors.New("the plugin is the first process that it sees, so it is in a container with processes of its own: let it have the guest's (hostPID)")
@@ -23,7 +23,7 @@ func (s Signal) Check(context.Context) error {
 	return nil
 }
 
-// PowerOff implements [Way].
+// PowerOff implements [PowerOffMethod].
 func (s Signal) PowerOff(context.Context) error {
 	if err := syscall.Kill(1, s.Signal); err != nil {
 		return fmt.Errorf("send signal %d to the guest's first process: %w", s.Signal, err)

@@ -30,7 +30,7 @@ const (
 	loginPath   = "/org/freedesktop/login1"
 )
 
-// Check implements [Way].
+// Check implements [PowerOffMethod].
 func (s Systemd) Check(ctx context.Context) error {
 	bus, err := s.connect(ctx)
 	if err != nil {
@@ -79,7 +79,7 @@ func (i inhibitor) judge() error {
 	return nil
 }
 
-// PowerOff implements [Way].
+// PowerOff implements [PowerOffMethod].
 func (s Systemd) PowerOff(ctx context.Context) error {
 	bus, err := s.connect(ctx)
 	if err != nil {

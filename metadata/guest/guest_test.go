@@ -82,7 +82,7 @@ func TestConformance(t *testing.T) {
 			}
 		}
 		return metadatatest.Harness{
-			New: func() metadata.Provider { return metadatatest.AsNobody(guest.New(options), &denied) },
+			New: func() metadata.Provider { return metadatatest.Unprivileged(guest.New(options), &denied) },
 			Set: func(w metadatatest.World) {
 				changes := files{"product_uuid": "", "product_serial": "", cloudInit: beside}
 				if w.ID != nil {
@@ -176,7 +176,7 @@ func TestNotRoot(t *testing.T) {
 		}
 		var denied atomic.Bool
 		denied.Store(true)
-		got, err := metadatatest.AsNobody(guest.New(options), &denied).Instance(context.Background())
+		got, err := metadatatest.Unprivileged(guest.New(options), &denied).Instance(context.Background())
 		if !errors.Is(err, metadata.ErrInvalid) || !strings.HasSuffix(err.Error(), path+": permission denied; run the plugin as the host's root, who alone may read it") {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}

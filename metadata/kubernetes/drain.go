@@ -162,7 +162,7 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 }
 
 var _ interface {
-	metadata.RestartAsker
+	metadata.RestartRequester
 	metadata.Drainer
 } = (*Restarts)(nil)
 

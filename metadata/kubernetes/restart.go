@@ -20,8 +20,8 @@ import (
 const (
 	// restartAnnotation is the ID of the restart that the controller asks for. The node plugin reads it.
 	restartAnnotation = driver + "/restart"
-	// answerAnnotation is what the node plugin says to it. The controller reads it.
-	answerAnnotation = driver + "/restart-answer"
+	// replyAnnotation is what the node plugin says to it. The controller reads it.
+	replyAnnotation = driver + "/restart-reply"
 	// cordonAnnotation is the ID of the restart for which the controller has cordoned the Node, for itself to read.
 	cordonAnnotation = driver + "/restart-cordon"
 
@@ -29,7 +29,7 @@ const (
 	driver = "csi.oxide.computer"
 )
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartAsker] and a [metadata.Drainer]. It needs these
+// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. It needs these
 // rights, the last two only to drain:
 //
 //	rules:
@@ -51,8 +51,8 @@ func NewRestarts(options Options) *Restarts {
 	return &Restarts{client: newClient(options), names: map[string]string{}}
 }
 
-// Ask implements [metadata.RestartAsker].
-func (r *Restarts) Ask(ctx context.Context, instanceID, restartID string) error {
+// Request implements [metadata.RestartRequester].
+func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
 	name, err := r.find(ctx, instanceID)
 	if err != nil {
 		return err
@@ -61,46 +61,46 @@ func (r *Restarts) Ask(ctx context.Context, instanceID, restartID string) error 
 	return err
 }
 
-// Answer implements [metadata.RestartAsker].
-func (r *Restarts) Answer(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+// Reply implements [metadata.RestartRequester].
+func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
 	name, err := r.find(ctx, instanceID)
 	if err != nil {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
 	asked, said, err := r.restart(ctx, name)
 	if err != nil || asked != restartID {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
 	return said, nil
 }
 
-// Withdraw implements [metadata.RestartAsker].
-func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (said metadata.RestartAnswer, err error) {
+// Withdraw implements [metadata.RestartRequester].
+func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (said metadata.RestartReply, err error) {
 	name, err := r.find(ctx, instanceID)
 	if err != nil {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
 	err = r.change(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
 		var asked string
 		if asked, said = n.restart(); asked != restartID {
-			said = metadata.RestartAnswer{}
+			said = metadata.RestartReply{}
 			return nil
 		}
 		if said.State == metadata.RestartAccepted {
 			return nil
 		}
-		return annotations{restartAnnotation: nil, answerAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
 	})
 	if err != nil {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
 	return said, nil
 }
 
-// Forget implements [metadata.RestartAsker].
+// Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
 	return r.undo(ctx, "forget the restart of Node ", instanceID, restartAnnotation, restartID, func(n node) map[string]any {
-		return annotations{restartAnnotation: nil, answerAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
 	})
 }
 
@@ -126,7 +126,7 @@ func (r *Restarts) undo(ctx context.Context, what, instanceID, annotation, resta
 // repeatReport is for how long an event is not repeated.
 const repeatReport = 5 * time.Minute
 
-// Report implements [metadata.RestartAsker]: an event of the Node, which one sees with kubectl describe node.
+// Report implements [metadata.RestartRequester]: an event of the Node, which one sees with kubectl describe node.
 func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
 	name, err := r.find(ctx, instanceID)
 	if err != nil {
@@ -270,20 +270,20 @@ type Listener struct {
 // NewListener makes the node's half. It asks nothing yet.
 func NewListener(options Options) *Listener { return &Listener{client: newClient(options).keep()} }
 
-// Wanted implements [metadata.RestartListener].
-func (l *Listener) Wanted(ctx context.Context) (string, metadata.RestartAnswer, error) {
+// Requested implements [metadata.RestartListener].
+func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
 	return l.restart(ctx, l.options.NodeName)
 }
 
-// Say implements [metadata.RestartListener].
-func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.RestartAnswer) error {
+// Reply implements [metadata.RestartListener].
+func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
 	name, stands := l.options.NodeName, false
 	err := l.change(ctx, "answer to the restart of Node "+name, name, func(n node) map[string]any {
 		asked, said := n.restart()
 		if stands = asked == restartID; !stands || said == answer {
 			return nil
 		}
-		return annotations{answerAnnotation: answer.Text(restartID)}.patch(n.Metadata.ResourceVersion)
+		return annotations{replyAnnotation: answer.Text(restartID)}.patch(n.Metadata.ResourceVersion)
 	})
 	if err == nil && !stands {
 		return &metadata.Error{
@@ -296,23 +296,23 @@ func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.Re
 
 // restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store, not of
 // its cache: what was withdrawn must not be read any more.
-func (c client) restart(ctx context.Context, name string) (asked string, said metadata.RestartAnswer, err error) {
+func (c client) restart(ctx context.Context, name string) (asked string, said metadata.RestartReply, err error) {
 	r := getNode("get Node "+name, name)
 	// Most of a Node is its status, the list of its images above all.
 	r.accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	var n node
 	if _, err := c.do(ctx, r, nil, &n); err != nil {
-		return "", metadata.RestartAnswer{}, err
+		return "", metadata.RestartReply{}, err
 	}
 	asked, said = n.restart()
 	return asked, said, nil
 }
 
-func (n node) restart() (asked string, said metadata.RestartAnswer) {
+func (n node) restart() (asked string, said metadata.RestartReply) {
 	if asked = n.Metadata.Annotations[restartAnnotation]; asked == "" {
-		return "", metadata.RestartAnswer{}
+		return "", metadata.RestartReply{}
 	}
-	return asked, metadata.ParseRestartAnswer(n.Metadata.Annotations[answerAnnotation], asked)
+	return asked, metadata.ParseRestartReply(n.Metadata.Annotations[replyAnnotation], asked)
 }
 
 // change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No patch is

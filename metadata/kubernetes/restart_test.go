@@ -284,10 +284,10 @@ func TestRestartConformance(t *testing.T) {
 	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
 		c := newCluster(t)
 		return metadatatest.RestartHarness{
-			NewAsker:    func() metadata.RestartAsker { return kubernetes.NewRestarts(c.options("")) },
-			NewListener: func() metadata.RestartListener { return kubernetes.NewListener(c.options(nodeName)) },
-			NewOther:    func() metadata.RestartListener { return kubernetes.NewListener(c.options(otherName)) },
-			Instance:    idA, Other: idB,
+			NewRequester: func() metadata.RestartRequester { return kubernetes.NewRestarts(c.options("")) },
+			NewListener:  func() metadata.RestartListener { return kubernetes.NewListener(c.options(nodeName)) },
+			NewOther:     func() metadata.RestartListener { return kubernetes.NewListener(c.options(otherName)) },
+			Instance:     idA, Other: idB,
 			Break: func(f metadatatest.Fault) { c.set(func() { c.fault = f }) },
 			Repair: func() {
 				c.set(func() {
@@ -329,11 +329,11 @@ func TestNodeOfAnInstance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t)
 			r := kubernetes.NewRestarts(c.options(""))
-			if err := r.Ask(t.Context(), idA, "1"); err != nil {
+			if err := r.Request(t.Context(), idA, "1"); err != nil {
 				t.Fatal(err)
 			}
 			c.set(func() { tt.change(c) })
-			err := r.Ask(t.Context(), idA, "2")
+			err := r.Request(t.Context(), idA, "2")
 			if tt.says != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.says) {
 					t.Errorf("error %v, want one that says %q", err, tt.says)
@@ -360,7 +360,7 @@ func TestNodesAreRemembered(t *testing.T) {
 	c := newCluster(t)
 	r := kubernetes.NewRestarts(c.options(""))
 	for range 3 {
-		if _, err := r.Answer(t.Context(), idA, "1"); err != nil {
+		if _, err := r.Reply(t.Context(), idA, "1"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -379,13 +379,13 @@ func TestAnnotations(t *testing.T) {
 	c := newCluster(t)
 	r, l := kubernetes.NewRestarts(c.options("")), kubernetes.NewListener(c.options(nodeName))
 	c.nodes[nodeName]["metadata"].(object)["annotations"] = object{"other": "stays"}
-	if err := r.Ask(t.Context(), idA, "1"); err != nil {
+	if err := r.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Say(t.Context(), "1", metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}); err != nil {
+	if err := l.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}); err != nil {
 		t.Fatal(err)
 	}
-	want := object{"other": "stays", "csi.oxide.computer/restart": "1", "csi.oxide.computer/restart-answer": `{"restart":"1","state":"accepted","boot":"b"}`}
+	want := object{"other": "stays", "csi.oxide.computer/restart": "1", "csi.oxide.computer/restart-reply": `{"restart":"1","state":"accepted","boot":"b"}`}
 	if diff := cmp.Diff(want, c.annotations(nodeName)); diff != "" {
 		t.Error(diff)
 	}
@@ -407,7 +407,7 @@ func TestRefusedChanges(t *testing.T) {
 	} {
 		c.set(func() { c.status = status })
 		for what, call := range map[string]func() error{
-			"Ask":      func() error { return r.Ask(t.Context(), idA, "1") },
+			"Request":  func() error { return r.Request(t.Context(), idA, "1") },
 			"Withdraw": func() error { _, err := r.Withdraw(t.Context(), idA, "1"); return err },
 			"Forget":   func() error { return r.Forget(t.Context(), idA, "1") },
 		} {
@@ -596,7 +596,7 @@ func TestUndoneWithoutItsNode(t *testing.T) {
 			c := newCluster(t)
 			r := kubernetes.NewRestarts(c.options(""))
 			for instanceID, restartID := range map[string]string{idA: "1", idB: "2"} {
-				if err := r.Ask(t.Context(), instanceID, restartID); err != nil {
+				if err := r.Request(t.Context(), instanceID, restartID); err != nil {
 					t.Fatal(err)
 				}
 				if left, err := r.Drain(t.Context(), instanceID, restartID); err != nil || len(left) > 0 {
@@ -639,7 +639,7 @@ func TestRestartsWithoutCredentials(t *testing.T) {
 	if err := os.Remove(filepath.Join(c.dir, "token")); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := kubernetes.NewListener(c.options(nodeName)).Wanted(t.Context())
+	_, _, err := kubernetes.NewListener(c.options(nodeName)).Requested(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "wait for the token in") {
 		t.Error(err)
 	}
@@ -650,7 +650,7 @@ func TestLineIsKept(t *testing.T) {
 	for name, asks := range map[string]func(kubernetes.Options) func() error{
 		"Listener": func(options kubernetes.Options) func() error {
 			l := kubernetes.NewListener(options)
-			return func() error { _, _, err := l.Wanted(t.Context()); return err }
+			return func() error { _, _, err := l.Requested(t.Context()); return err }
 		},
 		"Node": func(options kubernetes.Options) func() error {
 			n := kubernetes.NewNode(options)
@@ -693,11 +693,11 @@ func TestLineIsKept(t *testing.T) {
 
 // What happens between reading a Node and writing it: the other half's word, of which there is one that counts.
 func TestWordsThatCross(t *testing.T) {
-	accepted := metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
 	setup := func() (*cluster, *kubernetes.Restarts, *kubernetes.Listener) {
 		c := newCluster(t)
 		r, l := kubernetes.NewRestarts(c.options("")), kubernetes.NewListener(c.options(nodeName))
-		if err := r.Ask(t.Context(), idA, "1"); err != nil {
+		if err := r.Request(t.Context(), idA, "1"); err != nil {
 			t.Fatal(err)
 		}
 		return c, r, l
@@ -710,7 +710,7 @@ func TestWordsThatCross(t *testing.T) {
 				heartbeat(c)
 			}
 		})
-		if err := l.Say(t.Context(), "1", accepted); err == nil || c.annotations(nodeName)["csi.oxide.computer/restart-answer"] != nil {
+		if err := l.Reply(t.Context(), "1", accepted); err == nil || c.annotations(nodeName)["csi.oxide.computer/restart-reply"] != nil {
 			t.Errorf("said: %v, %v", err, c.annotations(nodeName))
 		}
 	})
@@ -718,7 +718,7 @@ func TestWordsThatCross(t *testing.T) {
 		c, r, _ := setup()
 		c.set(func() {
 			c.meddle = func(c *cluster) {
-				c.annotations(nodeName)["csi.oxide.computer/restart-answer"] = accepted.Text("1")
+				c.annotations(nodeName)["csi.oxide.computer/restart-reply"] = accepted.Text("1")
 				heartbeat(c)
 			}
 		})

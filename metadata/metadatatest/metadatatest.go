@@ -56,12 +56,12 @@ func Text(s string) *string { return &s }
 type Fault string
 
 const (
-	// Down: the source is not there (no file, connection refused). Waiting is
-	// right: [metadata.ErrNotReady].
+	// Down means that the source is not there (no file, connection refused).
+	// Waiting is right: [metadata.ErrNotReady].
 	Down Fault = "down"
-	// Slow: the source does not answer until it is repaired.
+	// Slow means that the source does not answer until it is repaired.
 	Slow Fault = "slow"
-	// Denied: the source is there and we may not ask it: [metadata.ErrInvalid].
+	// Denied means that the source rejects our questions: [metadata.ErrInvalid].
 	Denied Fault = "denied"
 )
 
@@ -69,19 +69,21 @@ const (
 type Ability string
 
 const (
-	// CanDown, CanSlow and CanDeny: the source can fail in that way.
+	// CanDown means that the source can fail as in [Down].
 	CanDown Ability = "be down"
+	// CanSlow means that the source can fail as in [Slow].
 	CanSlow Ability = "be slow"
+	// CanDeny means that the source can fail as in [Denied].
 	CanDeny Ability = "deny access"
-	// CanKnowRack: the source may say which rack this is.
+	// CanKnowRack means that the source may say which rack this is.
 	CanKnowRack Ability = "know the rack"
-	// CanHoldAnyText: the source takes any text for an ID and rack.
+	// CanHoldAnyText means that the source takes any text for an ID and rack.
 	CanHoldAnyText Ability = "hold any text"
-	// CanChange: a new answer is seen by a provider that has given an old one.
+	// CanChange means that a provider which has given one answer sees a new one.
 	CanChange Ability = "change"
-	// CanKnowParts: the provider is a [metadata.Partial].
+	// CanKnowParts means that the provider is a [metadata.Partial].
 	CanKnowParts Ability = "know parts"
-	// CanHoldSecrets: there is a secret that could leak; Harness.Secrets has it.
+	// CanHoldSecrets means that there is a secret which could leak: Harness.Secrets has it.
 	CanHoldSecrets Ability = "hold secrets"
 )
 

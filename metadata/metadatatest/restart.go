@@ -16,9 +16,9 @@ import (
 // RestartHarness is an orchestrator that carries the word of planned restarts, with a node whose plugin listens. Each case gets
 // a new one, in which the orchestrator works and nothing is asked for.
 type RestartHarness struct {
-	// NewAsker and NewListener build the two halves, anew after a restart of the plugin.
-	NewAsker    func() metadata.RestartAsker
-	NewListener func() metadata.RestartListener
+	// NewRequester and NewListener build the two halves, anew after a restart of the plugin.
+	NewRequester func() metadata.RestartRequester
+	NewListener  func() metadata.RestartListener
 	// Instance is the listener's.
 	Instance string
 	// Other is an instance with a node plugin too, and NewOther its listener.
@@ -33,10 +33,10 @@ type RestartHarness struct {
 	Cannot map[Ability]string
 }
 
-// CanBeTwo: there can be a second node.
+// CanBeTwo means that there can be a second node.
 const CanBeTwo Ability = "be two"
 
-// RunRestart runs the suite for [metadata.RestartAsker] and [metadata.RestartListener].
+// RunRestart runs the suite for [metadata.RestartRequester] and [metadata.RestartListener].
 func RunRestart(t *testing.T, newHarness func(t *testing.T) RestartHarness) {
 	for _, c := range restartCases {
 		t.Run(c.name, func(t *testing.T) {
@@ -61,7 +61,7 @@ type restartCase struct {
 }
 
 func (c restartCase) check(h RestartHarness, soon time.Duration) []string {
-	p := &restartProbe{RestartHarness: h, soon: soon, asker: h.NewAsker(), listener: h.NewListener()}
+	p := &restartProbe{RestartHarness: h, soon: soon, requester: h.NewRequester(), listener: h.NewListener()}
 	c.run(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,10 +77,10 @@ const (
 )
 
 var (
-	accepted = metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: bootA}
-	back     = metadata.RestartAnswer{State: metadata.RestartBack, Boot: bootB}
-	refused  = metadata.RestartAnswer{State: metadata.RestartRefused, Reason: `a "block" inhibitor of dpkg (${x}, <é>, 100%): wait until it has gone`, Boot: bootA}
-	nothing  = metadata.RestartAnswer{}
+	accepted = metadata.RestartReply{State: metadata.RestartAccepted, Boot: bootA}
+	back     = metadata.RestartReply{State: metadata.RestartBack, Boot: bootB}
+	refused  = metadata.RestartReply{State: metadata.RestartRefused, Reason: `a "block" inhibitor of dpkg (${x}, <é>, 100%): wait until it has gone`, Boot: bootA}
+	nothing  = metadata.RestartReply{}
 )
 
 var restartCases = []restartCase{
@@ -103,7 +103,7 @@ var restartCases = []restartCase{
 		p.ask(restartA)
 		p.answer("asked again", restartA, accepted)
 		// Both plugins start anew: what was said does not depend on them.
-		p.asker, p.listener = p.NewAsker(), p.NewListener()
+		p.requester, p.listener = p.NewRequester(), p.NewListener()
 		p.wanted("after a restart of the plugin", restartA, accepted)
 		p.say(restartA, back)
 		p.answer("back", restartA, back)
@@ -194,14 +194,14 @@ var restartCases = []restartCase{
 	}},
 	{name: "unknown instance", run: func(p *restartProbe) {
 		p.Instance = unknown
-		p.mustFail("of an instance that is not there", func(ctx context.Context) error { return p.asker.Ask(ctx, unknown, restartA) })
-		p.mustFail("of an instance that is not there", func(ctx context.Context) error { _, err := p.asker.Answer(ctx, unknown, restartA); return err })
+		p.mustFail("of an instance that is not there", func(ctx context.Context) error { return p.requester.Request(ctx, unknown, restartA) })
+		p.mustFail("of an instance that is not there", func(ctx context.Context) error { _, err := p.requester.Reply(ctx, unknown, restartA); return err })
 		p.wanted("asked of another", "", nothing)
 	}},
 	{name: "report", run: func(p *restartProbe) {
 		for range 2 {
 			p.must("report", func(ctx context.Context) error {
-				return p.asker.Report(ctx, p.Instance, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: refused.Reason})
+				return p.requester.Report(ctx, p.Instance, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: refused.Reason})
 			})
 		}
 	}},
@@ -221,7 +221,7 @@ var restartCases = []restartCase{
 		}
 		p.Repair()
 		// What was given up may have been done all the same.
-		p.must("what is wanted once it is repaired", p.calls()["Wanted"])
+		p.must("what is wanted once it is repaired", p.calls()["Requested"])
 	}},
 }
 
@@ -234,11 +234,11 @@ func withdrawWhileAnswered(p *restartProbe) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), restartPatience)
 			defer cancel()
-			said <- p.listener.Say(ctx, id, accepted)
+			said <- p.listener.Reply(ctx, id, accepted)
 		}()
-		var answer metadata.RestartAnswer
+		var answer metadata.RestartReply
 		p.must("withdraw "+id, func(ctx context.Context) (err error) {
-			answer, err = p.asker.Withdraw(ctx, p.Instance, id)
+			answer, err = p.requester.Withdraw(ctx, p.Instance, id)
 			return err
 		})
 		err := <-said
@@ -273,9 +273,9 @@ func brokenThenRepaired(p *restartProbe, fault Fault) {
 // restartProbe uses both halves and collects what is wrong.
 type restartProbe struct {
 	RestartHarness
-	asker    metadata.RestartAsker
-	listener metadata.RestartListener
-	soon     time.Duration
+	requester metadata.RestartRequester
+	listener  metadata.RestartListener
+	soon      time.Duration
 
 	mu       sync.Mutex
 	problems []string
@@ -293,15 +293,15 @@ func (p *restartProbe) failf(format string, args ...any) {
 // calls are all methods of both halves.
 func (p *restartProbe) calls() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
-		"Ask":      func(ctx context.Context) error { return p.asker.Ask(ctx, p.Instance, restartA) },
-		"Answer":   func(ctx context.Context) error { _, err := p.asker.Answer(ctx, p.Instance, restartA); return err },
-		"Withdraw": func(ctx context.Context) error { _, err := p.asker.Withdraw(ctx, p.Instance, restartA); return err },
-		"Forget":   func(ctx context.Context) error { return p.asker.Forget(ctx, p.Instance, restartA) },
+		"Request":  func(ctx context.Context) error { return p.requester.Request(ctx, p.Instance, restartA) },
+		"Reply":    func(ctx context.Context) error { _, err := p.requester.Reply(ctx, p.Instance, restartA); return err },
+		"Withdraw": func(ctx context.Context) error { _, err := p.requester.Withdraw(ctx, p.Instance, restartA); return err },
+		"Forget":   func(ctx context.Context) error { return p.requester.Forget(ctx, p.Instance, restartA) },
 		"Report": func(ctx context.Context) error {
-			return p.asker.Report(ctx, p.Instance, metadata.RestartReport{Reason: "R"})
+			return p.requester.Report(ctx, p.Instance, metadata.RestartReport{Reason: "R"})
 		},
-		"Wanted": func(ctx context.Context) error { _, _, err := p.listener.Wanted(ctx); return err },
-		"Say":    func(ctx context.Context) error { return p.listener.Say(ctx, restartA, refused) },
+		"Requested":      func(ctx context.Context) error { _, _, err := p.listener.Requested(ctx); return err },
+		"Listener.Reply": func(ctx context.Context) error { return p.listener.Reply(ctx, restartA, refused) },
 	}
 }
 
@@ -356,13 +356,13 @@ func (p *restartProbe) mustFail(what string, call func(context.Context) error) {
 }
 
 func (p *restartProbe) ask(id string) {
-	p.must("ask for "+id, func(ctx context.Context) error { return p.asker.Ask(ctx, p.Instance, id) })
+	p.must("ask for "+id, func(ctx context.Context) error { return p.requester.Request(ctx, p.Instance, id) })
 }
 
 // withdraw demands that this was said.
-func (p *restartProbe) withdraw(id string, said metadata.RestartAnswer) {
+func (p *restartProbe) withdraw(id string, said metadata.RestartReply) {
 	p.must("withdraw "+id, func(ctx context.Context) error {
-		got, err := p.asker.Withdraw(ctx, p.Instance, id)
+		got, err := p.requester.Withdraw(ctx, p.Instance, id)
 		if err == nil && got != said {
 			p.failf("withdrawn is %s, to which was said %+v, want %+v", id, got, said)
 		}
@@ -371,21 +371,21 @@ func (p *restartProbe) withdraw(id string, said metadata.RestartAnswer) {
 }
 
 func (p *restartProbe) forget(id string) {
-	p.must("forget "+id, func(ctx context.Context) error { return p.asker.Forget(ctx, p.Instance, id) })
+	p.must("forget "+id, func(ctx context.Context) error { return p.requester.Forget(ctx, p.Instance, id) })
 }
 
-func (p *restartProbe) say(id string, answer metadata.RestartAnswer) {
-	p.must(fmt.Sprintf("say %q to %s", answer.State, id), func(ctx context.Context) error { return p.listener.Say(ctx, id, answer) })
+func (p *restartProbe) say(id string, answer metadata.RestartReply) {
+	p.must(fmt.Sprintf("say %q to %s", answer.State, id), func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) })
 }
 
-func (p *restartProbe) mustNotSay(id string, answer metadata.RestartAnswer) {
-	p.mustFail(fmt.Sprintf("say %q to %s, which is not asked for", answer.State, id), func(ctx context.Context) error { return p.listener.Say(ctx, id, answer) })
+func (p *restartProbe) mustNotSay(id string, answer metadata.RestartReply) {
+	p.mustFail(fmt.Sprintf("say %q to %s, which is not asked for", answer.State, id), func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) })
 }
 
 // wanted demands what the node hears, and what it has said.
-func (p *restartProbe) wanted(when, id string, said metadata.RestartAnswer) {
+func (p *restartProbe) wanted(when, id string, said metadata.RestartReply) {
 	p.must("what is wanted", func(ctx context.Context) error {
-		gotID, got, err := p.listener.Wanted(ctx)
+		gotID, got, err := p.listener.Requested(ctx)
 		if err == nil && (gotID != id || got != said) {
 			p.failf("%s: wanted is %q, to which was said %+v; want %q, %+v", when, gotID, got, id, said)
 		}
@@ -394,9 +394,9 @@ func (p *restartProbe) wanted(when, id string, said metadata.RestartAnswer) {
 }
 
 // answer demands what the controller hears.
-func (p *restartProbe) answer(when, id string, want metadata.RestartAnswer) {
+func (p *restartProbe) answer(when, id string, want metadata.RestartReply) {
 	p.must("what is answered", func(ctx context.Context) error {
-		got, err := p.asker.Answer(ctx, p.Instance, id)
+		got, err := p.requester.Reply(ctx, p.Instance, id)
 		if err == nil && got != want {
 			p.failf("%s: the answer to %s is %+v, want %+v", when, id, got, want)
 		}

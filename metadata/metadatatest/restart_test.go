@@ -24,7 +24,7 @@ type board struct {
 
 type note struct {
 	asked, about string
-	said         metadata.RestartAnswer
+	said         metadata.RestartReply
 }
 
 // restartBugs are what the suite must find.
@@ -82,12 +82,12 @@ func (b *board) node(instanceID string) (*note, error) {
 	return nil, errors.New("no such instance")
 }
 
-type boardAsker struct {
+type boardRequester struct {
 	*board
 	reported bool
 }
 
-func (a *boardAsker) Ask(ctx context.Context, instanceID, restartID string) error {
+func (a *boardRequester) Request(ctx context.Context, instanceID, restartID string) error {
 	if err := a.enter(ctx); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (a *boardAsker) Ask(ctx context.Context, instanceID, restartID string) erro
 	return err
 }
 
-func (a *boardAsker) Answer(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+func (a *boardRequester) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
 	if err := a.enter(ctx); err != nil {
 		return nothing, err
 	}
@@ -119,7 +119,7 @@ func (a *boardAsker) Answer(ctx context.Context, instanceID, restartID string) (
 	return n.said, nil
 }
 
-func (a *boardAsker) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+func (a *boardRequester) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
 	if err := a.enter(ctx); err != nil {
 		return nothing, err
 	}
@@ -150,7 +150,7 @@ func (a *boardAsker) Withdraw(ctx context.Context, instanceID, restartID string)
 	return said, nil
 }
 
-func (a *boardAsker) Forget(ctx context.Context, instanceID, restartID string) error {
+func (a *boardRequester) Forget(ctx context.Context, instanceID, restartID string) error {
 	if err := a.enter(ctx); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (a *boardAsker) Forget(ctx context.Context, instanceID, restartID string) e
 	return err
 }
 
-func (a *boardAsker) Report(ctx context.Context, _ string, _ metadata.RestartReport) error {
+func (a *boardRequester) Report(ctx context.Context, _ string, _ metadata.RestartReport) error {
 	if err := a.enter(ctx); err != nil {
 		return err
 	}
@@ -177,10 +177,10 @@ func (a *boardAsker) Report(ctx context.Context, _ string, _ metadata.RestartRep
 type boardListener struct {
 	*board
 	instanceID string
-	said       metadata.RestartAnswer
+	said       metadata.RestartReply
 }
 
-func (l *boardListener) Wanted(ctx context.Context) (string, metadata.RestartAnswer, error) {
+func (l *boardListener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
 	if err := l.enter(ctx); err != nil {
 		return "", nothing, err
 	}
@@ -202,7 +202,7 @@ func (l *boardListener) Wanted(ctx context.Context) (string, metadata.RestartAns
 	return n.asked, n.said, nil
 }
 
-func (l *boardListener) Say(ctx context.Context, restartID string, answer metadata.RestartAnswer) error {
+func (l *boardListener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
 	if err := l.enter(ctx); err != nil {
 		return err
 	}
@@ -246,10 +246,10 @@ func restartHarness(t *testing.T, bugs restartBugs) RestartHarness {
 	}
 	t.Cleanup(repair) // lets go of calls that a bug left behind
 	return RestartHarness{
-		NewAsker:    func() metadata.RestartAsker { return &boardAsker{board: b} },
-		NewListener: func() metadata.RestartListener { return &boardListener{board: b, instanceID: idA} },
-		NewOther:    func() metadata.RestartListener { return &boardListener{board: b, instanceID: idB} },
-		Instance:    idA, Other: idB,
+		NewRequester: func() metadata.RestartRequester { return &boardRequester{board: b} },
+		NewListener:  func() metadata.RestartListener { return &boardListener{board: b, instanceID: idA} },
+		NewOther:     func() metadata.RestartListener { return &boardListener{board: b, instanceID: idB} },
+		Instance:     idA, Other: idB,
 		Break: func(f Fault) {
 			b.mu.Lock()
 			defer b.mu.Unlock()

@@ -179,7 +179,7 @@ func (a allocation) hasVolume() bool {
 }
 
 var _ interface {
-	metadata.RestartAsker
+	metadata.RestartRequester
 	metadata.Drainer
 } = (*Restarts)(nil)
 

@@ -22,8 +22,8 @@ import (
 const (
 	// keyRestart is the ID of the restart that the controller asks for. The node plugin reads it.
 	keyRestart = "unique.oxide.restart"
-	// keyAnswer is what the node plugin says to it. The controller reads it.
-	keyAnswer = "unique.oxide.restart_answer"
+	// keyReply is what the node plugin says to it. The controller reads it.
+	keyReply = "unique.oxide.restart_reply"
 	// keyDrain is the ID of the restart for which the controller has made the node ineligible, for itself to read.
 	keyDrain = "unique.oxide.restart_drain"
 	// keyReport is for operators.
@@ -39,7 +39,7 @@ func restartPurpose(what string) purpose {
 	return purpose{what: what + " by way of", wrong: "the answer is not that of a Nomad agent", policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl"}
 }
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartAsker] and a [metadata.Drainer]. With ACLs on it needs
+// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. With ACLs on it needs
 //
 //	plugin { policy = "read" }
 //	node { policy = "write" }
@@ -52,8 +52,8 @@ type Restarts struct {
 // NewRestarts makes the controller's half. It asks nothing yet.
 func NewRestarts(options Options) *Restarts { return &Restarts{options: options} }
 
-// Ask implements [metadata.RestartAsker].
-func (r *Restarts) Ask(ctx context.Context, instanceID, restartID string) error {
+// Request implements [metadata.RestartRequester].
+func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
 	node, err := r.find(ctx, r.options, instanceID)
 	if err != nil {
 		return err
@@ -62,56 +62,56 @@ func (r *Restarts) Ask(ctx context.Context, instanceID, restartID string) error 
 	return err
 }
 
-// Answer implements [metadata.RestartAsker]. Of a client that is down it is what the servers know.
-func (r *Restarts) Answer(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+// Reply implements [metadata.RestartRequester]. Of a client that is down it is what the servers know.
+func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
 	node, err := r.find(ctx, r.options, instanceID)
 	if err != nil {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
 	meta, err := r.options.readAnywhere(ctx, node)
 	if err != nil || meta[keyRestart] != restartID {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
-	return metadata.ParseRestartAnswer(meta[keyAnswer], restartID), nil
+	return metadata.ParseRestartReply(meta[keyReply], restartID), nil
 }
 
-// Withdraw implements [metadata.RestartAsker].
-func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartAnswer, error) {
+// Withdraw implements [metadata.RestartRequester].
+func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
 	node, err := r.find(ctx, r.options, instanceID)
 	if err != nil {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
 	what := "withdraw the restart of " + node
 	meta, err := r.options.read(ctx, what, node)
 	if err != nil {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
-	said := metadata.ParseRestartAnswer(meta[keyAnswer], restartID)
+	said := metadata.ParseRestartReply(meta[keyReply], restartID)
 	switch asked := meta[keyRestart]; {
 	case asked != restartID && asked != "":
-		return metadata.RestartAnswer{}, nil
+		return metadata.RestartReply{}, nil
 	case asked == restartID && said.State == metadata.RestartAccepted:
 		return said, nil
 	case asked == restartID:
 		if meta, err = r.options.apply(ctx, what, node, keys{keyRestart: nil}); err != nil {
-			return metadata.RestartAnswer{}, err
+			return metadata.RestartReply{}, err
 		}
-		said = metadata.ParseRestartAnswer(meta[keyAnswer], restartID)
+		said = metadata.ParseRestartReply(meta[keyReply], restartID)
 	}
 	switch {
 	case said.State == metadata.RestartAccepted:
 		// It was first, here or in an earlier call that did not come to an end. What it does is looked for under its ID.
 		_, err = r.options.apply(ctx, what, node, keys{keyRestart: &restartID})
 	case said.State != metadata.RestartUnanswered:
-		_, err = r.options.apply(ctx, what, node, keys{keyAnswer: nil})
+		_, err = r.options.apply(ctx, what, node, keys{keyReply: nil})
 	}
 	if err != nil {
-		return metadata.RestartAnswer{}, err
+		return metadata.RestartReply{}, err
 	}
 	return said, nil
 }
 
-// Forget implements [metadata.RestartAsker].
+// Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
 	node, err := r.find(ctx, r.options, instanceID)
 	if err != nil {
@@ -122,11 +122,11 @@ func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) err
 	if err != nil || meta[keyRestart] != restartID {
 		return err
 	}
-	_, err = r.options.apply(ctx, what, node, keys{keyRestart: nil, keyAnswer: nil})
+	_, err = r.options.apply(ctx, what, node, keys{keyRestart: nil, keyReply: nil})
 	return err
 }
 
-// Report implements [metadata.RestartAsker]. Nomad has no events that others may write, so that the last report stands in the
+// Report implements [metadata.RestartRequester]. Nomad has no events that others may write, so that the last report stands in the
 // client's metadata: nomad node meta read.
 func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
 	node, err := r.find(ctx, r.options, instanceID)
@@ -156,18 +156,18 @@ func NewListener(options Options, instanceID string) *Listener {
 // own is the client of the agent that is asked.
 const own = ""
 
-// Wanted implements [metadata.RestartListener].
-func (l *Listener) Wanted(ctx context.Context) (string, metadata.RestartAnswer, error) {
+// Requested implements [metadata.RestartListener].
+func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
 	meta, err := l.options.read(ctx, "look whether a restart is asked for", own)
 	if err != nil || meta[keyRestart] == "" {
-		return "", metadata.RestartAnswer{}, err
+		return "", metadata.RestartReply{}, err
 	}
-	return meta[keyRestart], metadata.ParseRestartAnswer(meta[keyAnswer], meta[keyRestart]), nil
+	return meta[keyRestart], metadata.ParseRestartReply(meta[keyReply], meta[keyRestart]), nil
 }
 
-// Say implements [metadata.RestartListener]. An acceptance is said once the servers know of it: with the guest the client goes
+// Reply implements [metadata.RestartListener]. An acceptance is said once the servers know of it: with the guest the client goes
 // down that keeps it.
-func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.RestartAnswer) error {
+func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
 	what := "answer to a restart"
 	meta, err := l.options.read(ctx, what, own)
 	if err != nil {
@@ -177,11 +177,11 @@ func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.Re
 		return unasked(restartID)
 	}
 	text := answer.Text(restartID)
-	if meta, err = l.options.apply(ctx, what, own, keys{keyAnswer: &text}); err != nil {
+	if meta, err = l.options.apply(ctx, what, own, keys{keyReply: &text}); err != nil {
 		return err
 	}
 	if meta[keyRestart] != restartID {
-		if _, err := l.options.apply(ctx, what, own, keys{keyAnswer: nil}); err != nil {
+		if _, err := l.options.apply(ctx, what, own, keys{keyReply: nil}); err != nil {
 			return err
 		}
 		return unasked(restartID)
@@ -193,7 +193,7 @@ func (l *Listener) Say(ctx context.Context, restartID string, answer metadata.Re
 	if err != nil {
 		return err
 	}
-	return l.options.awaitServers(ctx, node, keyAnswer, text)
+	return l.options.awaitServers(ctx, node, keyReply, text)
 }
 
 func unasked(restartID string) error {

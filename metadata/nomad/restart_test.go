@@ -200,10 +200,10 @@ func TestRestartConformance(t *testing.T) {
 		r := newRegion(t)
 		controller, a, b := r.agent("none"), r.agent(nodeA), r.agent(nodeB)
 		return metadatatest.RestartHarness{
-			NewAsker:    func() metadata.RestartAsker { return nomad.NewRestarts(controller) },
-			NewListener: func() metadata.RestartListener { return nomad.NewListener(a, idA) },
-			NewOther:    func() metadata.RestartListener { return nomad.NewListener(b, idB) },
-			Instance:    idA, Other: idB,
+			NewRequester: func() metadata.RestartRequester { return nomad.NewRestarts(controller) },
+			NewListener:  func() metadata.RestartListener { return nomad.NewListener(a, idA) },
+			NewOther:     func() metadata.RestartListener { return nomad.NewListener(b, idB) },
+			Instance:     idA, Other: idB,
 			Break: func(f metadatatest.Fault) { r.set(func() { r.fault = f }) },
 			Repair: func() {
 				r.set(func() {
@@ -220,16 +220,16 @@ func TestRestartConformance(t *testing.T) {
 // With the guest the client goes down, and its metadata can be had of the servers only.
 func TestAcceptedOnceTheServersKnow(t *testing.T) {
 	r := newRegion(t)
-	asker, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
-	if err := asker.Ask(t.Context(), idA, "1"); err != nil {
+	requester, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
+	if err := requester.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
 	r.set(func() { r.lag = true })
-	accepted := metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
 	said := make(chan error, 1)
-	go func() { said <- listener.Say(t.Context(), "1", accepted) }()
+	go func() { said <- listener.Reply(t.Context(), "1", accepted) }()
 	// Whatever else changes meanwhile is not what is waited for.
-	for r.read(nodeA, "unique.oxide.restart_answer") == "" {
+	for r.read(nodeA, "unique.oxide.restart_reply") == "" {
 		r.set(func() {})
 	}
 	select {
@@ -242,13 +242,13 @@ func TestAcceptedOnceTheServersKnow(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.set(func() { r.down[nodeA] = true })
-	if got, err := asker.Answer(t.Context(), idA, "1"); err != nil || got != accepted {
+	if got, err := requester.Reply(t.Context(), idA, "1"); err != nil || got != accepted {
 		t.Errorf("of a node that is down: %+v, %v", got, err)
 	}
 	for what, call := range map[string]func() error{
-		"Ask":      func() error { return asker.Ask(t.Context(), idA, "2") },
-		"Withdraw": func() error { _, err := asker.Withdraw(t.Context(), idA, "1"); return err },
-		"Forget":   func() error { return asker.Forget(t.Context(), idA, "1") },
+		"Request":  func() error { return requester.Request(t.Context(), idA, "2") },
+		"Withdraw": func() error { _, err := requester.Withdraw(t.Context(), idA, "1"); return err },
+		"Forget":   func() error { return requester.Forget(t.Context(), idA, "1") },
 	} {
 		if err := call(); err == nil {
 			t.Errorf("%s of a node that is down: no error", what)
@@ -259,10 +259,10 @@ func TestAcceptedOnceTheServersKnow(t *testing.T) {
 		r.down[nodeA] = false
 		delete(r.instances, nodeA)
 	})
-	if got, err := asker.Answer(t.Context(), idA, "1"); err != nil || got != accepted {
+	if got, err := requester.Reply(t.Context(), idA, "1"); err != nil || got != accepted {
 		t.Errorf("of a node whose plugin is not up: %+v, %v", got, err)
 	}
-	if _, err := nomad.NewRestarts(r.agent("none")).Answer(t.Context(), idA, "1"); err == nil || !strings.Contains(err.Error(), "no Nomad node is instance "+idA) {
+	if _, err := nomad.NewRestarts(r.agent("none")).Reply(t.Context(), idA, "1"); err == nil || !strings.Contains(err.Error(), "no Nomad node is instance "+idA) {
 		t.Errorf("of a node that was never seen: %v", err)
 	}
 }
@@ -276,27 +276,27 @@ func (r *region) read(node, key string) string {
 // A withdrawal whose answer was lost, of a restart that was accepted in time: the guest goes down, and is looked for later.
 func TestWithdrawnTwice(t *testing.T) {
 	r := newRegion(t)
-	asker := nomad.NewRestarts(r.agent("none"))
-	accepted := metadata.RestartAnswer{State: metadata.RestartAccepted, Boot: "b"}
-	r.meta[nodeA]["unique.oxide.restart_answer"] = accepted.Text("1")
-	if got, err := asker.Withdraw(t.Context(), idA, "1"); err != nil || got != accepted {
+	requester := nomad.NewRestarts(r.agent("none"))
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
+	r.meta[nodeA]["unique.oxide.restart_reply"] = accepted.Text("1")
+	if got, err := requester.Withdraw(t.Context(), idA, "1"); err != nil || got != accepted {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	if got, err := asker.Answer(t.Context(), idA, "1"); err != nil || got != accepted {
+	if got, err := requester.Reply(t.Context(), idA, "1"); err != nil || got != accepted {
 		t.Fatalf("%+v, %v", got, err)
 	}
 }
 
 func TestRestartKeys(t *testing.T) {
 	r := newRegion(t)
-	asker, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
-	if err := asker.Ask(t.Context(), idA, "1"); err != nil {
+	requester, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
+	if err := requester.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := listener.Say(t.Context(), "1", metadata.RestartAnswer{State: metadata.RestartRefused, Reason: "why"}); err != nil {
+	if err := listener.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartRefused, Reason: "why"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := asker.Report(t.Context(), idA, metadata.RestartReport{Reason: "RestartRefused", Message: "why"}); err != nil {
+	if err := requester.Report(t.Context(), idA, metadata.RestartReport{Reason: "RestartRefused", Message: "why"}); err != nil {
 		t.Fatal(err)
 	}
 	report := r.read(nodeA, "unique.oxide.restart_report")
@@ -304,7 +304,7 @@ func TestRestartKeys(t *testing.T) {
 		t.Errorf("reported is %q", report)
 	}
 	want := map[string]string{
-		"vault": "canary", "unique.oxide.restart": "1", "unique.oxide.restart_answer": `{"restart":"1","state":"refused","reason":"why"}`, "unique.oxide.restart_report": report,
+		"vault": "canary", "unique.oxide.restart": "1", "unique.oxide.restart_reply": `{"restart":"1","state":"refused","reason":"why"}`, "unique.oxide.restart_report": report,
 	}
 	if diff := cmp.Diff(want, r.meta[nodeA]); diff != "" {
 		t.Error(diff)
@@ -344,10 +344,10 @@ func TestDrain(t *testing.T) {
 	r.allocate("0000000a", job("sysbatch"))
 	r.allocate("0000000b", with("ClientStatus", "complete"), with("DesiredStatus", "stop"))
 	r.allocate("0000000c", with("ClientStatus", "failed"))
-	asker := nomad.NewRestarts(r.agent("none"))
+	requester := nomad.NewRestarts(r.agent("none"))
 	drain := func(want ...string) {
 		t.Helper()
-		left, err := asker.Drain(t.Context(), idA, "1")
+		left, err := requester.Drain(t.Context(), idA, "1")
 		if diff := cmp.Diff(want, left); err != nil || diff != "" {
 			t.Errorf("%v\n%s", err, diff)
 		}
@@ -399,14 +399,14 @@ func TestEligibility(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRegion(t)
 			tt.before(r)
-			asker := nomad.NewRestarts(r.agent("none"))
+			requester := nomad.NewRestarts(r.agent("none"))
 			for range 2 {
-				if left, err := asker.Drain(t.Context(), idA, "1"); err != nil || len(left) > 0 {
+				if left, err := requester.Drain(t.Context(), idA, "1"); err != nil || len(left) > 0 {
 					t.Fatal(left, err)
 				}
 			}
 			for range 2 {
-				if err := asker.Undrain(t.Context(), idA, tt.undone); err != nil {
+				if err := requester.Undrain(t.Context(), idA, tt.undone); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -439,18 +439,18 @@ func TestUndrainedWithoutItsNode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegion(t)
-			asker := nomad.NewRestarts(r.agent("none"))
+			requester := nomad.NewRestarts(r.agent("none"))
 			for instanceID, restartID := range map[string]string{idA: "1", idB: "2"} {
-				if left, err := asker.Drain(t.Context(), instanceID, restartID); err != nil || len(left) > 0 {
+				if left, err := requester.Drain(t.Context(), instanceID, restartID); err != nil || len(left) > 0 {
 					t.Fatal(left, err)
 				}
 			}
 			r.set(func() { tt.change(r) })
 			if tt.anew {
-				asker = nomad.NewRestarts(r.agent("none"))
+				requester = nomad.NewRestarts(r.agent("none"))
 			}
 			for range 2 {
-				if err := asker.Undrain(t.Context(), idA, "1"); err != nil {
+				if err := requester.Undrain(t.Context(), idA, "1"); err != nil {
 					t.Error(err)
 				}
 			}

@@ -41,7 +41,7 @@ func TestConformance(t *testing.T) {
 		w.set(metadatatest.World{})
 		return metadatatest.Harness{
 			New: func() metadata.Provider {
-				return metadatatest.AsNobody(static.New(static.Options{File: w.file}), &w.denied)
+				return metadatatest.Unprivileged(static.New(static.Options{File: w.file}), &w.denied)
 			},
 			Set: w.set, Break: w.breakIt, Repair: w.repair,
 			Secrets: []string{secret},

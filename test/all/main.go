@@ -1,8 +1,8 @@
 // Command all runs every test of the module with the race detector and judges the skips: as root, a skipped test is a
 // failed one, since a test that nobody runs proves nothing. As an ordinary user it lists what was skipped, and why.
 //
-// The one skip that is allowed everywhere but in continuous integration is that of the API schema, which is not part of
-// the repository: see OXIDE_OPENAPI in CONTRIBUTING.md.
+// One skip is always allowed: that of the checks against the API schema where OXIDE_OPENAPI does not name the file, which is
+// not part of the repository.
 package main
 
 import (
@@ -184,5 +184,5 @@ func allowed(reason string) bool {
 	if os.Geteuid() != 0 {
 		return true
 	}
-	return strings.Contains(reason, "OXIDE_OPENAPI") && os.Getenv("CI") == ""
+	return strings.Contains(reason, "OXIDE_OPENAPI") && os.Getenv("OXIDE_OPENAPI") == ""
 }

@@ -93,11 +93,11 @@ func TestANodePluginInAGuest(t *testing.T) {
 	gone()
 	api.AskRestart("7-1")
 	guest.await("stopped") // though nobody has told the rack to stop it
-	accepted := api.RestartAnswer("7-1")
+	accepted := api.RestartReply("7-1")
 	first["quiet-3.txt"] = "quiet-3.txt"
 	m, gone := life(first)
-	eventually(t, "the plugin says that its guest is back", func() bool { return api.RestartAnswer("7-1").State == metadata.RestartBack })
-	if back := api.RestartAnswer("7-1"); accepted.State != metadata.RestartAccepted || accepted.Boot == "" || accepted.Boot == back.Boot {
+	eventually(t, "the plugin says that its guest is back", func() bool { return api.RestartReply("7-1").State == metadata.RestartBack })
+	if back := api.RestartReply("7-1"); accepted.State != metadata.RestartAccepted || accepted.Boot == "" || accepted.Boot == back.Boot {
 		t.Errorf("said %+v, and then %+v", accepted, back)
 	}
 	m.unpublishAndUnstage(t)

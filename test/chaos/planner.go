@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
@@ -54,9 +55,9 @@ func runPlanner(args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	controller := core.NewController(core.ControllerOptions{
+	controller := controller.New(controller.Options{
 		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: mostDisks, Log: log,
-		Restarts: &core.PlannedRestarts{Options: restart.Options{
+		Restarts: &controller.PlannedRestarts{Options: restart.Options{
 			Policy: restart.Allow, Shutdown: restart.Hard, Window: 300 * time.Millisecond, MaxDown: mostDown, CoolDown: time.Second,
 			HaltTimeout: 10 * time.Second, Poll: 100 * time.Millisecond, Idle: 500 * time.Millisecond, Lease: plannedLease,
 		}},

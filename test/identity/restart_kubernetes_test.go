@@ -158,7 +158,7 @@ func (r *restarts) options(account, node string) kubernetes.Options {
 	return kubernetes.Options{NodeName: node, Host: host, Port: port, ServiceAccount: r.accounts[account+" "+node]}
 }
 
-func (r *restarts) asker() *kubernetes.Restarts {
+func (r *restarts) requester() *kubernetes.Restarts {
 	return kubernetes.NewRestarts(r.options(controller, nodeName))
 }
 
@@ -170,7 +170,7 @@ func (r *restarts) awaitPolicy() {
 		return r.patch(account, nodeName, nodeName, fmt.Sprintf(`{"metadata":{"labels":{"x":"%d"}}}`, tries)) == http.StatusForbidden
 	})
 	r.server.eventually("the rights hold", func() bool {
-		return r.patch(account, nodeName, nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-answer":null}}}`) == http.StatusOK
+		return r.patch(account, nodeName, nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":null}}}`) == http.StatusOK
 	})
 }
 
@@ -193,10 +193,10 @@ func (r *restarts) conformance(t *testing.T) {
 	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
 		r.makeNodes()
 		return metadatatest.RestartHarness{
-			NewAsker:    func() metadata.RestartAsker { return r.asker() },
-			NewListener: func() metadata.RestartListener { return kubernetes.NewListener(r.options(account, nodeName)) },
-			NewOther:    func() metadata.RestartListener { return kubernetes.NewListener(r.options(account, otherName)) },
-			Instance:    idA, Other: idB,
+			NewRequester: func() metadata.RestartRequester { return r.requester() },
+			NewListener:  func() metadata.RestartListener { return kubernetes.NewListener(r.options(account, nodeName)) },
+			NewOther:     func() metadata.RestartListener { return kubernetes.NewListener(r.options(account, otherName)) },
+			Instance:     idA, Other: idB,
 			Break: func(f metadatatest.Fault) {
 				fault = f
 				switch f {
@@ -250,7 +250,7 @@ func (r *restarts) bindAll(granted bool) {
 // rights: a node's token can answer on its own Node, and change nothing else.
 func (r *restarts) rights(t *testing.T) {
 	r.makeNodes()
-	const answers = `{"metadata":{"annotations":{"csi.oxide.computer/restart-answer":"x"}}}`
+	const answers = `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":"x"}}}`
 	for name, tt := range map[string]struct {
 		node, patch string
 		want        int
@@ -262,11 +262,11 @@ func (r *restarts) rights(t *testing.T) {
 		"an annotation":             {nodeName, `{"metadata":{"annotations":{"other":"changes"}}}`, http.StatusForbidden},
 		"an annotation taken away":  {nodeName, `{"metadata":{"annotations":{"other":null}}}`, http.StatusForbidden},
 		"an annotation, empty":      {nodeName, `{"metadata":{"annotations":{"more":""}}}`, http.StatusForbidden},
-		"an answer, and more":       {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-answer":"x","more":"x"}}}`, http.StatusForbidden},
+		"an answer, and more":       {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":"x","more":"x"}}}`, http.StatusForbidden},
 		"a label":                   {nodeName, `{"metadata":{"labels":{"a":"c"}}}`, http.StatusForbidden},
 		"itself cordoned":           {nodeName, `{"spec":{"unschedulable":true}}`, http.StatusForbidden},
 		"a taint":                   {nodeName, `{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`, http.StatusForbidden},
-		"by its answer taken away":  {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-answer":null}}}`, http.StatusOK},
+		"by its answer taken away":  {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":null}}}`, http.StatusOK},
 		"nothing, on another's":     {otherName, `{}`, http.StatusForbidden},
 		"nothing":                   {nodeName, `{}`, http.StatusOK},
 		"a provider ID of another":  {otherName, `{"spec":{"providerID":"oxide://x"}}`, http.StatusForbidden},
@@ -296,7 +296,7 @@ func (r *restarts) rights(t *testing.T) {
 // report: what an operator sees with kubectl describe node.
 func (r *restarts) report(t *testing.T) {
 	r.makeNodes()
-	must(t, r.asker().Report(t.Context(), idA, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: "why and what to do"}))
+	must(t, r.requester().Report(t.Context(), idA, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: "why and what to do"}))
 	var node struct{ Metadata struct{ UID string } }
 	r.do("GET", "/api/v1/nodes/"+nodeName, nil, &node)
 	var events struct {
@@ -311,14 +311,14 @@ func (r *restarts) report(t *testing.T) {
 // drain: evictions by the API server's own rules.
 func (r *restarts) drain(t *testing.T) {
 	r.makeNodes()
-	asker := r.asker()
-	if _, err := asker.Drain(t.Context(), idA, "1"); err == nil || !strings.Contains(err.Error(), `the verb "list" on "pods"`) {
+	requester := r.requester()
+	if _, err := requester.Drain(t.Context(), idA, "1"); err == nil || !strings.Contains(err.Error(), `the verb "list" on "pods"`) {
 		t.Errorf("without the rights to drain: %v", err)
 	}
-	must(t, asker.Undrain(t.Context(), idA, "1"))
+	must(t, requester.Undrain(t.Context(), idA, "1"))
 	r.widen(manifests + "restart-drain/kustomization.yaml")
 	eventually(t, "the API server knows of the rights", func() bool {
-		_, err := asker.Drain(context.Background(), idA, "1")
+		_, err := requester.Drain(context.Background(), idA, "1")
 		return err == nil
 	})
 	// The pods of the plugin have no controller here.
@@ -337,7 +337,7 @@ func (r *restarts) drain(t *testing.T) {
 		}}, nil)
 	}
 	r.do("POST", "/apis/policy/v1/namespaces/default/poddisruptionbudgets", object{"metadata": object{"name": "guarded"}, "spec": object{"minAvailable": 1, "selector": object{"matchLabels": object{"app": "guarded"}}}}, nil)
-	left, err := asker.Drain(t.Context(), idA, "1")
+	left, err := requester.Drain(t.Context(), idA, "1")
 	want := append([]string{"pod default/app is ending", "pod default/guarded must not be evicted yet: a PodDisruptionBudget allows no disruption"}, own...)
 	if diff := cmp.Diff(want, left); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
@@ -347,14 +347,14 @@ func (r *restarts) drain(t *testing.T) {
 	}
 	r.do("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guarded", nil, nil)
 	eventually(t, "it is evicted once its budget is gone", func() bool {
-		left, err = asker.Drain(context.Background(), idA, "1")
+		left, err = requester.Drain(context.Background(), idA, "1")
 		return err == nil && strings.Contains(strings.Join(left, "\n"), "default/guarded is ending")
 	})
-	must(t, asker.Undrain(t.Context(), idA, "2"))
+	must(t, requester.Undrain(t.Context(), idA, "2"))
 	if !r.unschedulable() {
 		t.Error("another restart has undone it")
 	}
-	must(t, asker.Undrain(t.Context(), idA, "1"))
+	must(t, requester.Undrain(t.Context(), idA, "1"))
 	if r.unschedulable() {
 		t.Error("the Node is cordoned still")
 	}

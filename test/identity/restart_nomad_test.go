@@ -64,9 +64,9 @@ func (r *nomadRestarts) runPlugin() {
 	task.Resources = &api.Resources{CPU: pointer(50), MemoryMB: pointer(256)}
 	spec := api.NewSystemJob("oxide-csi-node", "oxide-csi-node", "global", 90).AddDatacenter("*").AddTaskGroup(api.NewTaskGroup("node", 1).AddTask(task))
 	r.run(spec)
-	asker := r.asker()
+	requester := r.requester()
 	r.server.eventually("the node plugin is healthy", func() bool {
-		_, err := asker.Answer(context.Background(), idA, "none")
+		_, err := requester.Reply(context.Background(), idA, "none")
 		return err == nil
 	})
 }
@@ -87,7 +87,7 @@ func (r *nomadRestarts) run(spec *api.Job) {
 	})
 }
 
-func (r *nomadRestarts) asker() *nomad.Restarts {
+func (r *nomadRestarts) requester() *nomad.Restarts {
 	return nomad.NewRestarts(nomad.Options{Address: "http://" + r.gate.address, Token: r.controller})
 }
 
@@ -97,14 +97,14 @@ func (r *nomadRestarts) listener() *nomad.Listener {
 
 func (r *nomadRestarts) conformance(t *testing.T) {
 	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
-		meta := map[string]*string{"unique.oxide.restart": nil, "unique.oxide.restart_answer": nil}
+		meta := map[string]*string{"unique.oxide.restart": nil, "unique.oxide.restart_reply": nil}
 		_, err := r.admin.Nodes().Meta().Apply(&api.NodeMetaApplyRequest{Meta: meta}, nil)
 		must(t, err)
 		var fault metadatatest.Fault
 		return metadatatest.RestartHarness{
-			NewAsker:    func() metadata.RestartAsker { return r.asker() },
-			NewListener: func() metadata.RestartListener { return r.listener() },
-			Instance:    idA,
+			NewRequester: func() metadata.RestartRequester { return r.requester() },
+			NewListener:  func() metadata.RestartListener { return r.listener() },
+			Instance:     idA,
 			Break: func(f metadatatest.Fault) {
 				fault = f
 				switch f {
@@ -150,11 +150,11 @@ func (r *nomadRestarts) allowAll(controller, node string, granted bool) {
 func (r *nomadRestarts) rights(t *testing.T) {
 	reader := r.make("reader", nodeRead)
 	l := nomad.NewListener(nomad.Options{Address: r.address, Token: reader}, idA)
-	must(t, r.asker().Ask(t.Context(), idA, "1"))
-	if got, _, err := l.Wanted(t.Context()); err != nil || got != "1" {
+	must(t, r.requester().Request(t.Context(), idA, "1"))
+	if got, _, err := l.Requested(t.Context()); err != nil || got != "1" {
 		t.Errorf("with the right to read: %q, %v", got, err)
 	}
-	err := l.Say(t.Context(), "1", metadata.RestartAnswer{State: metadata.RestartAccepted})
+	err := l.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartAccepted})
 	if err == nil || !strings.Contains(err.Error(), "give the token or the job a policy with the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl") {
 		t.Errorf("with the right to read: %v", err)
 	}
@@ -189,9 +189,9 @@ func (r *nomadRestarts) drain(t *testing.T) {
 		return n
 	}
 	eventually(t, "the jobs run", func() bool { return running("app") == 2 && running("batch") == 1 })
-	asker := r.asker()
+	requester := r.requester()
 	left := func() string {
-		all, err := asker.Drain(t.Context(), idA, "1")
+		all, err := requester.Drain(t.Context(), idA, "1")
 		must(t, err)
 		return strings.Join(all, "\n")
 	}
@@ -207,11 +207,11 @@ func (r *nomadRestarts) drain(t *testing.T) {
 	_, _, err := r.admin.Jobs().Deregister("batch", false, nil)
 	must(t, err)
 	eventually(t, "nothing is left", func() bool { return left() == "" })
-	must(t, asker.Undrain(t.Context(), idA, "2"))
+	must(t, requester.Undrain(t.Context(), idA, "2"))
 	if got := r.eligibility(); got != "ineligible" {
 		t.Errorf("after another restart's undrain the node is %s", got)
 	}
-	must(t, asker.Undrain(t.Context(), idA, "1"))
+	must(t, requester.Undrain(t.Context(), idA, "1"))
 	if got := r.eligibility(); got != "eligible" {
 		t.Errorf("at last the node is %s", got)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -83,10 +83,10 @@ func (c *cluster) registration(t *testing.T) {
 // registered waits until a node has the plugin, with what the plugin says of the node.
 func (c *cluster) registered(t *testing.T, n *node, rack string) {
 	t.Helper()
-	eventually(t, n.Name+" has the plugin", func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == core.PluginName })
+	eventually(t, n.Name+" has the plugin", func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == rpc.PluginName })
 	for field, want := range map[string]string{
 		".nodeID":            n.Instance,
-		".topologyKeys[0]":   core.TopologySegmentRack,
+		".topologyKeys[0]":   rpc.TopologySegmentRack,
 		".allocatable.count": strconv.Itoa(maxDisks - 1), // the boot disk is one
 	} {
 		if got := c.get(t, ".spec.drivers[0]"+field, "csinode", n.Name); got != want {
@@ -99,7 +99,7 @@ func (c *cluster) registered(t *testing.T, n *node, rack string) {
 }
 
 // rackLabel is the plugin's label of a Node in a path.
-var rackLabel = strings.ReplaceAll(core.TopologySegmentRack, ".", `\.`)
+var rackLabel = strings.ReplaceAll(rpc.TopologySegmentRack, ".", `\.`)
 
 // capacities waits until the scheduler is told what is free on racks, in the order of their names.
 func (c *cluster) capacities(t *testing.T, racks ...string) {
@@ -131,7 +131,7 @@ func (c *cluster) life(t *testing.T) {
 		t.Errorf("attached are %v, want one disk", disks)
 	}
 	pv := c.get(t, ".spec.volumeName", "pvc", "data")
-	if got := c.get(t, ".spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*]", "pv", pv); !strings.Contains(got, core.TopologySegmentRack) || !strings.Contains(got, "default") {
+	if got := c.get(t, ".spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*]", "pv", pv); !strings.Contains(got, rpc.TopologySegmentRack) || !strings.Contains(got, "default") {
 		t.Errorf("the volume's place is %s", got)
 	}
 	if got := c.sh(t, "first", "/busybox stat -c %g:%a /data"); got != "2000:2775" {
@@ -161,7 +161,7 @@ func (c *cluster) onePod(t *testing.T) {
 
 func (c *cluster) filesystems(t *testing.T) {
 	for _, fs := range []string{"xfs", "btrfs"} {
-		c.apply(t, fmt.Sprintf("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: %s}\nprovisioner: %s\nvolumeBindingMode: WaitForFirstConsumer\nparameters: {csi.storage.k8s.io/fstype: %[1]s}\n---\n", fs, core.PluginName)+
+		c.apply(t, fmt.Sprintf("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: %s}\nprovisioner: %s\nvolumeBindingMode: WaitForFirstConsumer\nparameters: {csi.storage.k8s.io/fstype: %[1]s}\n---\n", fs, rpc.PluginName)+
 			claim{name: fs, class: fs}.String()+pod{name: fs, claim: fs}.String())
 	}
 	for _, fs := range []string{"xfs", "btrfs"} {

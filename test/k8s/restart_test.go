@@ -91,7 +91,7 @@ func (c *cluster) restartedOnce(t *testing.T) {
 	if got := c.events(t, c.a, "RestartPlanned"); !strings.Contains(got, "is restarted to change its disks") {
 		t.Errorf("the node's events say %q", got)
 	}
-	if got := c.counted(t, `oxide_csi_restarts_total{rack="default",outcome="restarted"}`); got != 1 {
+	if got := c.counted(t, `oxide_csi_restarts_total{outcome="restarted",rack="default"}`); got != 1 {
 		t.Errorf("the metric says %v", got)
 	}
 	c.downtime(t, c.a, databases.names())

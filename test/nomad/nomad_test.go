@@ -44,6 +44,7 @@ func (c *cluster) values() []string {
 		"NOMAD_VAR_oxide_project=" + c.sim.Project,
 		"NOMAD_VAR_cluster_id=nomad-test",
 		"NOMAD_VAR_image=" + pluginImage,
+		"NOMAD_VAR_controller_image=" + controllerImage,
 		"NOMAD_VAR_command=" + programs.Plugin,
 		"NOMAD_VAR_data_dir=" + filepath.Join(c.host(), "data"),
 		"NOMAD_VAR_state_dir=" + filepath.Join(c.host(), "state"),

@@ -48,8 +48,8 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		return err == nil && strings.Contains(locks, "kubelet")
 	})
 	api.AskRestart("7-1")
-	m.eventually("it refuses", func() bool { return api.RestartAnswer("7-1").State == metadata.RestartRefused })
-	if why := api.RestartAnswer("7-1").Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
+	m.eventually("it refuses", func() bool { return api.RestartReply("7-1").State == metadata.RestartRefused })
+	if why := api.RestartReply("7-1").Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
 		t.Errorf("it refuses since %s", why)
 	}
 	m.run("systemctl", "stop", "kubelet")
@@ -64,7 +64,7 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", m.init))
 		return os.IsNotExist(err)
 	})
-	if answer := api.RestartAnswer("7-2"); answer.State != metadata.RestartAccepted || answer.Boot != "first" {
+	if answer := api.RestartReply("7-2"); answer.State != metadata.RestartAccepted || answer.Boot != "first" {
 		t.Errorf("it has said %+v", answer)
 	}
 	after, err := os.ReadFile(diary)
@@ -73,6 +73,6 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		t.Errorf("the service says %q", after)
 	}
 	start("second")
-	back := metadata.RestartAnswer{State: metadata.RestartBack, Boot: "second"}
-	m.eventually("it says that it is back", func() bool { return api.RestartAnswer("7-2") == back })
+	back := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
+	m.eventually("it says that it is back", func() bool { return api.RestartReply("7-2") == back })
 }

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 const (
@@ -90,12 +90,12 @@ func (v *volume) isBlock() bool { return v.capability.GetBlock() != nil }
 // publishContext is what the controller hands over for a disk that the rack made blank.
 func (v *volume) publishContext() map[string]string {
 	return map[string]string{
-		core.KeyDiskName:  v.name,
-		core.KeyDiskID:    v.id,
-		core.KeySizeBytes: strconv.FormatInt(v.sizeBytes, 10),
-		core.KeyBlockSize: "512",
-		core.KeyOrigin:    core.OriginBlank,
-		core.KeyReadOnly:  "false",
+		rpc.KeyDiskName:  v.name,
+		rpc.KeyDiskID:    v.id,
+		rpc.KeySizeBytes: strconv.FormatInt(v.sizeBytes, 10),
+		rpc.KeyBlockSize: "512",
+		rpc.KeyOrigin:    rpc.OriginBlank,
+		rpc.KeyReadOnly:  "false",
 	}
 }
 

@@ -71,7 +71,7 @@ func TestPlannedRestart(t *testing.T) {
 	api.AskRestart(restart)
 	m.awaitEnd(t)
 	t.Logf("the machine is off %s after the restart was asked for", time.Since(asked).Round(100*time.Millisecond))
-	accepted := api.RestartAnswer(restart)
+	accepted := api.RestartReply(restart)
 	if accepted.State != metadata.RestartAccepted || accepted.Boot == "" {
 		t.Errorf("it has said %+v", accepted)
 	}
@@ -81,8 +81,8 @@ func TestPlannedRestart(t *testing.T) {
 
 	p = start(second)
 	m = p.machine
-	m.await(t, callTime, "the plugin to say that it is back", func() bool { return api.RestartAnswer(restart).State == metadata.RestartBack })
-	if back := api.RestartAnswer(restart); back.Boot == "" || back.Boot == accepted.Boot {
+	m.await(t, callTime, "the plugin to say that it is back", func() bool { return api.RestartReply(restart).State == metadata.RestartBack })
+	if back := api.RestartReply(restart); back.Boot == "" || back.Boot == accepted.Boot {
 		t.Errorf("it was accepted in boot %q, and is back in boot %q", accepted.Boot, back.Boot)
 	}
 	for i, u := range all {

@@ -13,10 +13,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Mounted is a volume that is mounted on this node.
@@ -155,7 +155,7 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	serial := diskname.Serial(got.GetVolume().GetVolumeContext()[core.KeyDiskName])
+	serial := diskname.Serial(got.GetVolume().GetVolumeContext()[rpc.KeyDiskName])
 	disks, err := device.Roots{Sys: c.opts.SysRoot}.Disks()
 	if err != nil {
 		return err

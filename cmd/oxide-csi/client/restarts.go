@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Restart is how it stands with the restart of a node, as the controller knows it that was asked.
@@ -39,8 +39,8 @@ type Waits struct {
 // askRestarts has a controller tell which restarts are planned beside its answer, and returns how to read that.
 func askRestarts(ctx context.Context) (asking context.Context, header grpc.CallOption, told func() ([]restart.Restart, error)) {
 	var answer metadata.MD
-	return metadata.AppendToOutgoingContext(ctx, core.MetadataAskRestarts, "yes"), grpc.Header(&answer), func() ([]restart.Restart, error) {
-		texts := answer.Get(core.MetadataRestarts)
+	return metadata.AppendToOutgoingContext(ctx, rpc.MetadataAskRestarts, "yes"), grpc.Header(&answer), func() ([]restart.Restart, error) {
+		texts := answer.Get(rpc.MetadataRestarts)
 		if len(texts) == 0 {
 			return nil, nil // it plans none
 		}

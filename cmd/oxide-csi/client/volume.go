@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Volume is what the plugin tells of a volume.
@@ -48,13 +48,13 @@ type Health struct {
 func volumeOf(v *csi.Volume, nodes []string) Volume {
 	volume := Volume{
 		ID:               v.GetVolumeId(),
-		DiskName:         v.GetVolumeContext()[core.KeyDiskName],
+		DiskName:         v.GetVolumeContext()[rpc.KeyDiskName],
 		SizeBytes:        v.GetCapacityBytes(),
 		Rack:             rackOf(v.GetAccessibleTopology()),
 		SourceVolumeID:   v.GetContentSource().GetVolume().GetVolumeId(),
 		SourceSnapshotID: v.GetContentSource().GetSnapshot().GetSnapshotId(),
 	}
-	volume.BlockSize, _ = strconv.ParseInt(v.GetVolumeContext()[core.KeyBlockSize], 10, 64) // 0 where the plugin says nothing
+	volume.BlockSize, _ = strconv.ParseInt(v.GetVolumeContext()[rpc.KeyBlockSize], 10, 64) // 0 where the plugin says nothing
 	if len(nodes) > 0 {
 		volume.NodeID = nodes[0] // a disk is on one instance at a time
 	}
@@ -65,7 +65,7 @@ func rackOf(topologies []*csi.Topology) string {
 	if len(topologies) == 0 {
 		return ""
 	}
-	return topologies[0].GetSegments()[core.TopologySegmentRack]
+	return topologies[0].GetSegments()[rpc.TopologySegmentRack]
 }
 
 // MadeByPlugin reports whether the volume's disk is named as this plugin names those that it makes.
@@ -100,7 +100,7 @@ func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, erro
 		req.CapacityRange = &csi.CapacityRange{RequiredBytes: want.SizeBytes}
 	}
 	if want.Rack != "" {
-		on := []*csi.Topology{{Segments: map[string]string{core.TopologySegmentRack: want.Rack}}}
+		on := []*csi.Topology{{Segments: map[string]string{rpc.TopologySegmentRack: want.Rack}}}
 		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on}
 	}
 	if want.FromSnapshot != "" {
@@ -236,7 +236,7 @@ func (c *Client) cluster(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cluster := info.GetManifest()[core.ManifestClusterID]
+	cluster := info.GetManifest()[rpc.ManifestClusterID]
 	if cluster == "" {
 		return "", failed(codes.Unimplemented, "the plugin at %s has no cluster ID, as a controller does: name the socket of one with --controller-endpoint, or use the volume's ID", c.opts.Controller)
 	}

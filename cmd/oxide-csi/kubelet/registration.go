@@ -22,6 +22,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // csiVersion is the version of CSI that the kubelet is told. It looks at the major version alone.
@@ -101,7 +102,7 @@ func (r *Registration) offer(ctx context.Context) error {
 		return err
 	}
 	answers := &service{
-		info:     &api.PluginInfo{Type: api.CSIPlugin, Name: core.PluginName, Endpoint: r.options.Endpoint, SupportedVersions: []string{csiVersion}},
+		info:     &api.PluginInfo{Type: api.CSIPlugin, Name: rpc.PluginName, Endpoint: r.options.Endpoint, SupportedVersions: []string{csiVersion}},
 		outcomes: make(chan *api.RegistrationStatus),
 	}
 	server := grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout), grpc.WaitForHandlers(true))

@@ -152,6 +152,9 @@ job "oxide-csi-controller" {
         OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+
+        # A soft limit for Go's collector: below the task's memory.
+        GOMEMLIMIT = "58MiB"
       }
 
       # The plugin reads the file again when it changes, so a new token needs no restart.

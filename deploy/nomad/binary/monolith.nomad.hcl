@@ -144,6 +144,9 @@ job "oxide-csi" {
         OXIDE_CSI_STATE_DIR     = var.state_dir
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+
+        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        GOMEMLIMIT = "64MiB"
       }
 
       # The plugin reads the file again when it changes, so a new token needs no restart.

@@ -130,6 +130,9 @@ job "oxide-csi-node" {
         OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_STATE_DIR     = var.state_dir
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+
+        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        GOMEMLIMIT = "64MiB"
       }
 
       # Until the plugin knows who it is, it is not healthy, and a restart would mend nothing.

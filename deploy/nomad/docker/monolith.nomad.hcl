@@ -122,8 +122,12 @@ job "oxide-csi" {
         privileged      = true
         readonly_rootfs = true
 
-        # By which a planned restart powers the guest off.
-        volumes = var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : []
+        # The node's image has no certificates, so the plugin trusts the authorities that the client trusts. A planned
+        # restart powers the guest off by D-Bus.
+        volumes = concat(
+          ["/etc/ssl/certs:/etc/ssl/certs:ro"],
+          var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : [],
+        )
 
         mount {
           type   = "bind"
@@ -149,6 +153,9 @@ job "oxide-csi" {
         OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+
+        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        GOMEMLIMIT = "64MiB"
       }
 
       # The plugin reads the file again when it changes, so a new token needs no restart.

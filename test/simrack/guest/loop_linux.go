@@ -96,7 +96,7 @@ func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
 	if err := unix.Flock(int(g.control.Fd()), unix.LOCK_EX); err != nil {
 		return 0, fmt.Errorf("lock the loop devices: %w", err)
 	}
-	defer unix.Flock(int(g.control.Fd()), unix.LOCK_UN) // The descriptor's end would unlock it, too.
+	defer func() { _ = unix.Flock(int(g.control.Fd()), unix.LOCK_UN) }() // closing the descriptor would unlock it, too
 	number, err := unix.IoctlRetInt(int(g.control.Fd()), unix.LOOP_CTL_GET_FREE)
 	if err != nil {
 		return 0, fmt.Errorf("find a free loop device: %w", err)

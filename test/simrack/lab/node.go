@@ -26,7 +26,7 @@ type Node struct {
 // Annotations of a Node by which a restart is asked for and answered (package metadata/kubernetes).
 const (
 	restartAnnotation = "csi.oxide.computer/restart"
-	answerAnnotation  = restartAnnotation + "-answer"
+	replyAnnotation   = restartAnnotation + "-answer"
 )
 
 // Kubeconfig is a file by which a node plugin finds this API server at a URL.
@@ -41,11 +41,11 @@ func (n *Node) AskRestart(id string) {
 	n.annotate(map[string]*string{restartAnnotation: &id})
 }
 
-// RestartAnswer is what the node has said about a planned restart.
-func (n *Node) RestartAnswer(id string) metadata.RestartAnswer {
+// RestartReply is what the node has said about a planned restart.
+func (n *Node) RestartReply(id string) metadata.RestartReply {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return metadata.ParseRestartAnswer(n.annotations[answerAnnotation], id)
+	return metadata.ParseRestartReply(n.annotations[replyAnnotation], id)
 }
 
 // annotate writes annotations; nil removes one.
