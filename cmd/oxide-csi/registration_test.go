@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -33,11 +37,26 @@ type kubeletNode struct {
 func newKubeletNode(t *testing.T) kubeletNode {
 	t.Helper()
 	dir := shortDir(t)
-	n := kubeletNode{registry: filepath.Join(dir, "registry"), identity: filepath.Join(dir, "identity.env"), http: "http://" + freePort(t)}
-	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "block"), 0o755), os.Mkdir(n.registry, 0o755), os.Symlink(dir, filepath.Join(dir, "host"))))
+	n := kubeletNode{
+		registry: filepath.Join(dir, "registry"),
+		identity: filepath.Join(dir, "identity.env"),
+		http:     "http://" + freePort(t),
+	}
+	must(
+		t,
+		errors.Join(
+			os.Mkdir(filepath.Join(dir, "block"), 0o755),
+			os.Mkdir(n.registry, 0o755),
+			os.Symlink(dir, filepath.Join(dir, "host")),
+		),
+	)
 	n.opts = lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: "unused"}, Args: []string{
-		"--instance-id=", "--metadata-file=" + n.identity, "--sys-root=" + dir, "--http-endpoint=" + strings.TrimPrefix(n.http, "http://"),
-		"--kubelet-registration-dir=" + n.registry, "--kubelet-endpoint=" + filepath.Join(dir, "host", "csi.sock"),
+		"--instance-id=",
+		"--metadata-file=" + n.identity,
+		"--sys-root=" + dir,
+		"--http-endpoint=" + strings.TrimPrefix(n.http, "http://"),
+		"--kubelet-registration-dir=" + n.registry,
+		"--kubelet-endpoint=" + filepath.Join(dir, "host", "csi.sock"),
 	}}
 	return n
 }
@@ -142,7 +161,8 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	plugin := startPlugin(t, n.opts)
 	eventually(t, "it says why it is not ready", func() bool {
 		code, body := get(t, n.http+"/readyz")
-		return code == 503 && strings.Contains(body, "the kubelet refuses this plugin") && strings.Contains(body, "the server is down")
+		return code == 503 && strings.Contains(body, "the kubelet refuses this plugin") &&
+			strings.Contains(body, "the server is down")
 	})
 	if code, _ := get(t, n.http+"/livez"); code != 200 {
 		t.Errorf("/livez is %d", code)
@@ -150,10 +170,16 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	if probe, err := plugin.Probe(t.Context(), &csi.ProbeRequest{}); err != nil || !probe.GetReady().GetValue() {
 		t.Errorf("Probe: %v, %v", probe, err)
 	}
-	if info, err := plugin.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil || info.GetNodeId() != instanceID {
+	if info, err := plugin.NodeGetInfo(
+		t.Context(),
+		&csi.NodeGetInfoRequest{},
+	); err != nil ||
+		info.GetNodeId() != instanceID {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
-	if log := plugin.Stderr().String(); strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, "the server is down") {
+	if log := plugin.Stderr().
+		String(); strings.Count(log, "level=ERROR") != 1 ||
+		!strings.Contains(log, "the server is down") {
 		t.Errorf("the log says: %s", log)
 	}
 	mended.Store(true)
@@ -166,7 +192,12 @@ func TestControllerDoesNotRegister(t *testing.T) {
 	sim, dir, addr := startSim(t), shortDir(t), freePort(t)
 	k := startKubelet(t, filepath.Join(dir, "registry"), kubelettest.Options{})
 	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
-		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--kubelet-endpoint=" + filepath.Join(dir, "csi.sock"), "--http-endpoint=" + addr,
+		"--kubelet-registration-dir=" + filepath.Join(
+			dir,
+			"registry",
+		),
+		"--kubelet-endpoint=" + filepath.Join(dir, "csi.sock"),
+		"--http-endpoint=" + addr,
 	}})
 	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 {
 		t.Errorf("/readyz: %d %q", code, body)

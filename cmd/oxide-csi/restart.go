@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -15,7 +19,12 @@ import (
 )
 
 // plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
-func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *controller.PlannedRestarts {
+func plannedRestarts(
+	ctx context.Context,
+	cfg config.Config,
+	background *tasks,
+	log *slog.Logger,
+) *controller.PlannedRestarts {
 	if cfg.AttachMode != config.AttachRestart {
 		return nil
 	}
@@ -52,7 +61,11 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	background.run("find out on which instance the controller runs", func() {
 		self, err := metadata.Await(ctx, identity, func(err error) bool {
 			if !told {
-				log.Warn("nothing is restarted before this controller knows on which instance it runs itself: give it what --metadata needs, or set --restart-self", "error", err)
+				log.Warn(
+					"nothing is restarted before this controller knows on which instance it runs itself: give it what --metadata needs, or set --restart-self",
+					"error",
+					err,
+				)
 			}
 			told = true
 			return true
@@ -107,7 +120,9 @@ func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Pr
 	}
 	listener := newListener(cfg, self.ID)
 	if listener == nil {
-		log.Warn("neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)")
+		log.Warn(
+			"neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)",
+		)
 		return
 	}
 	agent, err := shutdown.New(listener, poweroff(cfg), cfg.BootIDFile, log)
@@ -115,6 +130,12 @@ func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Pr
 		log.Error("planned restarts are not answered", "error", err)
 		return
 	}
-	log.Info("planned restarts of this node are answered", "by_way_of", cfg.Orchestrator(), "poweroff", cfg.RestartPoweroff)
+	log.Info(
+		"planned restarts of this node are answered",
+		"by_way_of",
+		cfg.Orchestrator(),
+		"poweroff",
+		cfg.RestartPoweroff,
+	)
 	agent.Run(ctx)
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package config is the plugin's configuration: one struct, where its values
 // come from, and what is wrong with them.
 //
@@ -96,21 +100,21 @@ type Config struct {
 	Kubeconfig string `koanf:"kubeconfig" flag:"kubeconfig" env:"OXIDE_CSI_KUBECONFIG" use:"identity" help:"kubeconfig file to ask Kubernetes with; the pod's own service account where empty"`
 	// InstanceLabel and RackLabel are names of labels or annotations of the Node.
 	InstanceLabel string `koanf:"instanceLabel" flag:"instance-label" env:"OXIDE_CSI_INSTANCE_LABEL" default:"oxide.computer/instance-id" use:"identity" help:"label or annotation of the Node that holds the instance ID, where the Node has no provider ID"`
-	RackLabel     string `koanf:"rackLabel" flag:"rack-label" env:"OXIDE_CSI_RACK_LABEL" default:"oxide.computer/rack" use:"identity" help:"label or annotation of the Node that holds the rack's name, such as topology.kubernetes.io/zone"`
+	RackLabel     string `koanf:"rackLabel"     flag:"rack-label"     env:"OXIDE_CSI_RACK_LABEL"     default:"oxide.computer/rack"        use:"identity" help:"label or annotation of the Node that holds the rack's name, such as topology.kubernetes.io/zone"`
 	// KubernetesHost and KubernetesPort are what Kubernetes tells each pod.
 	KubernetesHost string `koanf:"kubernetesHost" env:"KUBERNETES_SERVICE_HOST" file:"no" help:"where the API server is; Kubernetes sets it in every pod"`
-	KubernetesPort string `koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" default:"443" help:"the API server's port; Kubernetes sets it in every pod"`
+	KubernetesPort string `koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" help:"the API server's port; Kubernetes sets it in every pod"   default:"443"`
 	// NomadAddress is a URL, or empty.
 	NomadAddress string `koanf:"nomadAddress" flag:"nomad-address" env:"NOMAD_ADDR" use:"identity" help:"address of this machine's Nomad client agent, http://127.0.0.1:4646 where empty; where it is given, auto asks Nomad"`
 	// NomadSocket is the unix:// URL of the task API.
 	NomadSocket string `koanf:"nomadSocket" env:"NOMAD_UNIX_ADDR" file:"no" help:"socket of Nomad's task API, asked before the address; Nomad sets it for a task with an identity block, and where it is set, auto asks Nomad"`
 	// NomadToken is used where there is no NomadTokenFile.
-	NomadToken     Token  `koanf:"nomadToken" env:"NOMAD_TOKEN" file:"no" help:"token for the Nomad agent, which Nomad sets for a task with an identity block; there is no flag for it"`
-	NomadTokenFile string `koanf:"nomadTokenFile" flag:"nomad-token-file" env:"OXIDE_CSI_NOMAD_TOKEN_FILE" use:"identity" help:"file with the token for the Nomad agent, read again for each question"`
+	NomadToken     Token  `koanf:"nomadToken"     env:"NOMAD_TOKEN"                file:"no" help:"token for the Nomad agent, which Nomad sets for a task with an identity block; there is no flag for it"`
+	NomadTokenFile string `koanf:"nomadTokenFile" env:"OXIDE_CSI_NOMAD_TOKEN_FILE"           help:"file with the token for the Nomad agent, read again for each question"                                  flag:"nomad-token-file" use:"identity"`
 	// For a Nomad agent with TLS: paths, and a name.
-	NomadCACert        string `koanf:"nomadCACert" env:"NOMAD_CACERT" help:"file with the CA of a Nomad agent that serves TLS"`
-	NomadClientCert    string `koanf:"nomadClientCert" env:"NOMAD_CLIENT_CERT" help:"file with the certificate to show to a Nomad agent"`
-	NomadClientKey     string `koanf:"nomadClientKey" env:"NOMAD_CLIENT_KEY" help:"file with the key of that certificate"`
+	NomadCACert        string `koanf:"nomadCACert"        env:"NOMAD_CACERT"          help:"file with the CA of a Nomad agent that serves TLS"`
+	NomadClientCert    string `koanf:"nomadClientCert"    env:"NOMAD_CLIENT_CERT"     help:"file with the certificate to show to a Nomad agent"`
+	NomadClientKey     string `koanf:"nomadClientKey"     env:"NOMAD_CLIENT_KEY"      help:"file with the key of that certificate"`
 	NomadTLSServerName string `koanf:"nomadTLSServerName" env:"NOMAD_TLS_SERVER_NAME" help:"name in the Nomad agent's certificate, where it is not that of the address"`
 
 	// KubeletRegistrationDir is an absolute path, empty where no kubelet is to know the plugin, or a sidecar tells it.
@@ -141,7 +145,7 @@ type Config struct {
 
 	// DevRoot and SysRoot are absolute paths.
 	DevRoot string `koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"where the host's /dev is seen"`
-	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"where the host's /sys is seen"`
+	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" help:"where the host's /sys is seen" use:"identity"`
 	// BootIDFile is an absolute path.
 	BootIDFile string `koanf:"bootIDFile" flag:"boot-id-file" env:"OXIDE_CSI_BOOT_ID_FILE" default:"/proc/sys/kernel/random/boot_id" help:"file whose content is another one after each boot of the guest, by which a node tells that a planned restart is over. Ignored in mode controller"`
 }
@@ -237,5 +241,14 @@ func (c Config) RackList() []Rack {
 	case len(c.Racks) > 0:
 		return c.Racks
 	}
-	return []Rack{{Name: c.Rack, Host: c.OxideHost, TokenFile: c.OxideTokenFile, Project: c.OxideProject, CAFile: c.OxideCAFile, Token: c.OxideToken}}
+	return []Rack{
+		{
+			Name:      c.Rack,
+			Host:      c.OxideHost,
+			TokenFile: c.OxideTokenFile,
+			Project:   c.OxideProject,
+			CAFile:    c.OxideCAFile,
+			Token:     c.OxideToken,
+		},
+	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -90,13 +94,35 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(warnings, err)
 	}
 	want := Config{
-		Endpoint: "/csi/csi.sock", Mode: ModeAll, OxideHost: "https://rack.example.com", OxideProject: "demo", OxideToken: NewToken(token),
-		ClusterID: "c1", Rack: "default", AttachMode: "hot", RestartPoweroff: "systemd",
-		RestartPolicy: "allow", RestartShutdown: "guest", RestartWindow: 10 * time.Second, RestartMaxDown: 1, RestartCoolDown: 5 * time.Minute,
-		RestartHaltTimeout: 2 * time.Minute, RestartSelf: "auto",
-		MaxDisks: 8, Metadata: "auto", InstanceID: instanceA,
-		StateDir: "/var/lib/oxide-csi", BlankScanLimit: 32 << 30, DeviceTimeout: time.Minute, LogFormat: "text", DevRoot: "/dev", SysRoot: "/sys", BootIDFile: "/proc/sys/kernel/random/boot_id",
-		InstanceLabel: "oxide.computer/instance-id", RackLabel: "oxide.computer/rack", KubernetesPort: "443",
+		Endpoint:           "/csi/csi.sock",
+		Mode:               ModeAll,
+		OxideHost:          "https://rack.example.com",
+		OxideProject:       "demo",
+		OxideToken:         NewToken(token),
+		ClusterID:          "c1",
+		Rack:               "default",
+		AttachMode:         "hot",
+		RestartPoweroff:    "systemd",
+		RestartPolicy:      "allow",
+		RestartShutdown:    "guest",
+		RestartWindow:      10 * time.Second,
+		RestartMaxDown:     1,
+		RestartCoolDown:    5 * time.Minute,
+		RestartHaltTimeout: 2 * time.Minute,
+		RestartSelf:        "auto",
+		MaxDisks:           8,
+		Metadata:           "auto",
+		InstanceID:         instanceA,
+		StateDir:           "/var/lib/oxide-csi",
+		BlankScanLimit:     32 << 30,
+		DeviceTimeout:      time.Minute,
+		LogFormat:          "text",
+		DevRoot:            "/dev",
+		SysRoot:            "/sys",
+		BootIDFile:         "/proc/sys/kernel/random/boot_id",
+		InstanceLabel:      "oxide.computer/instance-id",
+		RackLabel:          "oxide.computer/rack",
+		KubernetesPort:     "443",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -162,19 +188,22 @@ func samples(t *testing.T) map[string]struct {
 		"nomadClientKey":                 {"/etc/nomad.d/cli-key.pem", "/etc/nomad.d/cli-key.pem"},
 		"nomadTLSServerName":             {"client.global.nomad", "client.global.nomad"},
 		"kubeletRegistrationDir":         {"/registration", "/registration"},
-		"kubeletEndpoint":                {"unix:///var/lib/kubelet/plugins/x/csi.sock", "/var/lib/kubelet/plugins/x/csi.sock"},
-		"startupTaint":                   {"example.com/agent-not-ready", "example.com/agent-not-ready"},
-		"httpEndpoint":                   {":9808", ":9808"},
-		"pprof":                          {"true", true},
-		"stateDir":                       {"/state", "/state"},
-		"blankScanLimit":                 {"512MiB", Size(512 << 20)},
-		"deviceTimeout":                  {"1m30s", 90 * time.Second},
-		"detachGrace":                    {"60s", time.Minute},
-		"logLevel":                       {"debug", slog.LevelDebug},
-		"logFormat":                      {"json", "json"},
-		"devRoot":                        {"/host/dev", "/host/dev"},
-		"sysRoot":                        {"/host/sys", "/host/sys"},
-		"bootIDFile":                     {"/guest/boot_id", "/guest/boot_id"},
+		"kubeletEndpoint": {
+			"unix:///var/lib/kubelet/plugins/x/csi.sock",
+			"/var/lib/kubelet/plugins/x/csi.sock",
+		},
+		"startupTaint":   {"example.com/agent-not-ready", "example.com/agent-not-ready"},
+		"httpEndpoint":   {":9808", ":9808"},
+		"pprof":          {"true", true},
+		"stateDir":       {"/state", "/state"},
+		"blankScanLimit": {"512MiB", Size(512 << 20)},
+		"deviceTimeout":  {"1m30s", 90 * time.Second},
+		"detachGrace":    {"60s", time.Minute},
+		"logLevel":       {"debug", slog.LevelDebug},
+		"logFormat":      {"json", "json"},
+		"devRoot":        {"/host/dev", "/host/dev"},
+		"sysRoot":        {"/host/sys", "/host/sys"},
+		"bootIDFile":     {"/guest/boot_id", "/guest/boot_id"},
 	}
 }
 
@@ -302,7 +331,8 @@ func TestNamingTheFile(t *testing.T) {
 func TestNothingIsNotAValue(t *testing.T) {
 	environ := append([]string{"OXIDE_CSI_MAX_DISKS=", "OXIDE_RACK= ", "OXIDE_CSI_UNKNOWN"}, tokenEnv...)
 	got, warnings, err := load(t, complete, environ, "mode:\nlogFormat: ''\nlogLevel: ~\nracks:\n")
-	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.Mode != ModeAll || got.LogFormat != "text" {
+	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.Mode != ModeAll ||
+		got.LogFormat != "text" {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if len(warnings) > 0 {
@@ -348,7 +378,9 @@ func TestNodeHasNoRackAccess(t *testing.T) {
 			if err != nil || len(warnings) > 0 {
 				t.Fatal(warnings, err)
 			}
-			if got.OxideHost+got.OxideProject+got.OxideTokenFile+got.OxideCAFile+got.OxideToken.Reveal() != "" || got.RackList() != nil || got.Rack != tt.rack {
+			if got.OxideHost+got.OxideProject+got.OxideTokenFile+got.OxideCAFile+got.OxideToken.Reveal() != "" ||
+				got.RackList() != nil ||
+				got.Rack != tt.rack {
 				t.Errorf("a node got %+v", got)
 			}
 			for _, rack := range got.Racks {
@@ -486,12 +518,19 @@ func TestLoadIdentity(t *testing.T) {
 	if err := fs.Parse([]string{"--config=" + file, "--metadata=guest", "--sys-root=/host/sys"}); err != nil {
 		t.Fatal(err)
 	}
-	environ := []string{"OXIDE_TOKEN=" + token, "OXIDE_HOST=not a host", "OXIDE_CSI_MODE=controller", "OXIDE_CSI_NODE_NAME=worker-3", "NOMAD_TOKEN=t"}
+	environ := []string{
+		"OXIDE_TOKEN=" + token,
+		"OXIDE_HOST=not a host",
+		"OXIDE_CSI_MODE=controller",
+		"OXIDE_CSI_NODE_NAME=worker-3",
+		"NOMAD_TOKEN=t",
+	}
 	got, warnings, err := LoadIdentity(fs, environ)
 	if err != nil || len(warnings) > 0 {
 		t.Fatal(warnings, err)
 	}
-	if got.Metadata != "guest" || got.SysRoot != "/host/sys" || got.NodeName != "worker-3" || got.Rack != "east" || got.NomadToken.Reveal() != "t" {
+	if got.Metadata != "guest" || got.SysRoot != "/host/sys" || got.NodeName != "worker-3" || got.Rack != "east" ||
+		got.NomadToken.Reveal() != "t" {
 		t.Errorf("%+v", got)
 	}
 	if !got.OxideToken.Empty() || got.OxideHost != "" || got.Racks[0].TokenFile != "" {
@@ -501,7 +540,13 @@ func TestLoadIdentity(t *testing.T) {
 		t.Error("it has flags that it does not use")
 	}
 
-	environ = []string{"OXIDE_CSI_METADATA=aws", "OXIDE_RACK=-", "OXIDE_CSI_LOG_FORMAT=xml", "OXIDE_INSTANCE_ID=${x}", "CSI_ENDPOINT=tcp://x"}
+	environ = []string{
+		"OXIDE_CSI_METADATA=aws",
+		"OXIDE_RACK=-",
+		"OXIDE_CSI_LOG_FORMAT=xml",
+		"OXIDE_INSTANCE_ID=${x}",
+		"CSI_ENDPOINT=tcp://x",
+	}
 	_, _, err = LoadIdentity(nil, environ)
 	if got := problemsOf(t, err); len(got) != 4 {
 		t.Errorf("%d problems, want one of each setting that is asked for: %s", len(got), got)

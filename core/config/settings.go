@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -32,9 +36,18 @@ var settings = sync.OnceValue(func() []setting {
 			continue // Derived, not set by anybody.
 		}
 		all = append(all, setting{
-			key: key, flag: tag.Get("flag"), env: tag.Get("env"), def: tag.Get("default"),
-			required: tag.Get("required"), help: tag.Get("help"), inFile: tag.Get("file") != "no", identity: tag.Get("use") == "identity",
-			field: i, typ: t.Field(i).Type,
+			key:  key,
+			flag: tag.Get("flag"),
+			env:  tag.Get("env"),
+			def:  tag.Get("default"),
+			required: tag.Get(
+				"required",
+			),
+			help:     tag.Get("help"),
+			inFile:   tag.Get("file") != "no",
+			identity: tag.Get("use") == "identity",
+			field:    i,
+			typ:      t.Field(i).Type,
 		})
 	}
 	return all
