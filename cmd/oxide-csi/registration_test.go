@@ -128,7 +128,9 @@ func TestKubeletRegistration(t *testing.T) {
 	n.awaitRegistered(t, second)
 
 	must(t, plugin.cmd.Process.Kill())
-	_ = <-plugin.ended // it was killed
+	if err := <-plugin.ended; err == nil {
+		t.Error("the plugin ended by itself before it was killed")
+	}
 	if !isThere(t, filepath.Join(n.registry, registrationSocket)) {
 		t.Fatal("no socket was left: this test shows nothing")
 	}

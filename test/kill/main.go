@@ -88,7 +88,7 @@ func run(ctx context.Context, only string, point, most int) (err error) {
 				}
 			}
 			if r != nil {
-				errs[worker] = errors.Join(errs[worker], r.close())
+				errs[worker] = errors.Join(errs[worker], r.guests.Close())
 			}
 		})
 	}

@@ -69,8 +69,6 @@ func newRig(dir, name, program string) (*rig, error) {
 	return r, nil
 }
 
-func (r *rig) close() error { return r.guests.Close() }
-
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 
 // plugin is a running plugin.
