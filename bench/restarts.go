@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -111,7 +115,8 @@ func (r *rig) restartsOf(ctx context.Context, do func() error) (count int, down 
 	if err != nil {
 		return 0, nil, err
 	}
-	if stops, starts := calls.Counts["instance_stop"], calls.Counts["instance_start"]; starts != stops || len(down) != stops {
+	if stops, starts := calls.Counts["instance_stop"], calls.Counts["instance_start"]; starts != stops ||
+		len(down) != stops {
 		return 0, nil, fmt.Errorf("%d stops, %d starts, and instances were seen down %d times", stops, starts, len(down))
 	}
 	return calls.Counts["instance_stop"], down, nil

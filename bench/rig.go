@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -42,7 +46,11 @@ func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 	if r.plugin, err = b.startPlugin("controller", r.sim); err != nil {
 		return nil, err
 	}
-	r.sdk, err = oxide.NewClient(oxide.WithHost(r.sim.Host), oxide.WithToken(r.sim.Token), oxide.WithHTTPClient(rack.NewHTTPClient(nil)))
+	r.sdk, err = oxide.NewClient(
+		oxide.WithHost(r.sim.Host),
+		oxide.WithToken(r.sim.Token),
+		oxide.WithHTTPClient(rack.NewHTTPClient(nil)),
+	)
 	return r, err
 }
 
@@ -170,7 +178,10 @@ func (r *rig) publish(ctx context.Context, volumeID string) (map[string]string, 
 }
 
 func (r *rig) unpublish(ctx context.Context, volumeID string) error {
-	_, err := r.plugin.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: volumeID, NodeId: r.node.ID})
+	_, err := r.plugin.ControllerUnpublishVolume(
+		ctx,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volumeID, NodeId: r.node.ID},
+	)
 	return err
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -74,7 +78,10 @@ func (m memorySamples) rows(name string, anonymous float64) []row {
 // guests are the flags that turn guests on. They need root; without it a node has no disk to stage.
 func (b *bench) guests() []string {
 	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "memory: without root there are no guests, so the node is measured without having staged a volume")
+		fmt.Fprintln(
+			os.Stderr,
+			"memory: without root there are no guests, so the node is measured without having staged a volume",
+		)
 		return nil
 	}
 	return []string{"--guest-root=" + filepath.Join(b.dir, "guests")}
@@ -193,7 +200,11 @@ func stageAndBack(ctx context.Context, node *lab.Plugin, id string, publishConte
 		err = errors.Join(err, unpublishErr)
 	}()
 	if _, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: id, PublishContext: publishContext, StagingTargetPath: staging, TargetPath: target, VolumeCapability: mountCapability(),
+		VolumeId:          id,
+		PublishContext:    publishContext,
+		StagingTargetPath: staging,
+		TargetPath:        target,
+		VolumeCapability:  mountCapability(),
 	}); err != nil {
 		return err
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -61,7 +65,11 @@ func untilServed(ctx context.Context, program string, opts lab.PluginOptions) (t
 	if err != nil {
 		return 0, err
 	}
-	conn, err := grpc.NewClient("passthrough:///"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dialUntilServed))
+	conn, err := grpc.NewClient(
+		"passthrough:///"+opts.Socket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(dialUntilServed),
+	)
 	if err != nil {
 		return 0, err
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -59,12 +63,14 @@ type badInputRPC struct {
 }
 
 var badInputRPCs = map[string]badInputRPC{
-	"GetPluginInfo":             {valid: func(*everything) proto.Message { return &csi.GetPluginInfoRequest{} }},
-	"GetPluginCapabilities":     {valid: func(*everything) proto.Message { return &csi.GetPluginCapabilitiesRequest{} }},
-	"Probe":                     {valid: func(*everything) proto.Message { return &csi.ProbeRequest{} }},
-	"ControllerGetCapabilities": {valid: func(*everything) proto.Message { return &csi.ControllerGetCapabilitiesRequest{} }},
-	"NodeGetCapabilities":       {valid: func(*everything) proto.Message { return &csi.NodeGetCapabilitiesRequest{} }},
-	"NodeGetInfo":               {valid: func(*everything) proto.Message { return &csi.NodeGetInfoRequest{} }},
+	"GetPluginInfo":         {valid: func(*everything) proto.Message { return &csi.GetPluginInfoRequest{} }},
+	"GetPluginCapabilities": {valid: func(*everything) proto.Message { return &csi.GetPluginCapabilitiesRequest{} }},
+	"Probe":                 {valid: func(*everything) proto.Message { return &csi.ProbeRequest{} }},
+	"ControllerGetCapabilities": {
+		valid: func(*everything) proto.Message { return &csi.ControllerGetCapabilitiesRequest{} },
+	},
+	"NodeGetCapabilities": {valid: func(*everything) proto.Message { return &csi.NodeGetCapabilitiesRequest{} }},
+	"NodeGetInfo":         {valid: func(*everything) proto.Message { return &csi.NodeGetInfoRequest{} }},
 	"CreateVolume": {valid: func(*everything) proto.Message {
 		return &csi.CreateVolumeRequest{
 			Name:                      "new",
@@ -77,8 +83,11 @@ var badInputRPCs = map[string]badInputRPC{
 	}},
 	"CreateSnapshot": {want: codes.NotFound, valid: func(*everything) proto.Message {
 		return &csi.CreateSnapshotRequest{
-			Name: "new", SourceVolumeId: coretest.NoVolumeID, Parameters: map[string]string{rpc.ParameterPrefixCO + "anything": "s"},
-			Secrets: map[string]string{"key": "secret"}, AccessibilityRequirements: coretest.OnRack("default"),
+			Name:                      "new",
+			SourceVolumeId:            coretest.NoVolumeID,
+			Parameters:                map[string]string{rpc.ParameterPrefixCO + "anything": "s"},
+			Secrets:                   map[string]string{"key": "secret"},
+			AccessibilityRequirements: coretest.OnRack("default"),
 		}
 	}},
 	"DeleteSnapshot": {valid: func(*everything) proto.Message {
@@ -88,7 +97,12 @@ var badInputRPCs = map[string]badInputRPC{
 		return &csi.GetSnapshotRequest{SnapshotId: coretest.NoVolumeID, Secrets: map[string]string{"key": "secret"}}
 	}},
 	"ListSnapshots": {valid: func(*everything) proto.Message {
-		return &csi.ListSnapshotsRequest{MaxEntries: 1, SourceVolumeId: coretest.NoVolumeID, SnapshotId: coretest.NoVolumeID, Secrets: map[string]string{"key": "secret"}}
+		return &csi.ListSnapshotsRequest{
+			MaxEntries:     1,
+			SourceVolumeId: coretest.NoVolumeID,
+			SnapshotId:     coretest.NoVolumeID,
+			Secrets:        map[string]string{"key": "secret"},
+		}
 	}},
 	"ListVolumes": {valid: func(*everything) proto.Message { return &csi.ListVolumesRequest{MaxEntries: 1} }},
 	"ControllerGetVolume": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
@@ -103,7 +117,10 @@ var badInputRPCs = map[string]badInputRPC{
 	"GetCapacity": {valid: func(*everything) proto.Message {
 		return &csi.GetCapacityRequest{
 			VolumeCapabilities: []*csi.VolumeCapability{fullCapability(), fullCapability()},
-			Parameters:         map[string]string{rpc.KeyBlockSize: "4096"}, AccessibleTopology: coretest.OnRack("default").GetRequisite()[0],
+			Parameters: map[string]string{
+				rpc.KeyBlockSize: "4096",
+			},
+			AccessibleTopology: coretest.OnRack("default").GetRequisite()[0],
 		}
 	}},
 	"DeleteVolume": {valid: func(e *everything) proto.Message {
@@ -116,7 +133,11 @@ var badInputRPCs = map[string]badInputRPC{
 		}
 	}},
 	"ControllerUnpublishVolume": {valid: func(e *everything) proto.Message {
-		return &csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID, NodeId: e.nodeID, Secrets: map[string]string{"key": "secret"}}
+		return &csi.ControllerUnpublishVolumeRequest{
+			VolumeId: e.volumeID,
+			NodeId:   e.nodeID,
+			Secrets:  map[string]string{"key": "secret"},
+		}
 	}},
 	"ValidateVolumeCapabilities": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
 		return &csi.ValidateVolumeCapabilitiesRequest{
@@ -126,19 +147,35 @@ var badInputRPCs = map[string]badInputRPC{
 		}
 	}},
 	// The disk is in no guest, so these two go as far as they can without it.
-	"NodeStageVolume": {want: codes.FailedPrecondition, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodeStageVolumeRequest{
-			VolumeId: e.volumeID, PublishContext: map[string]string{rpc.KeyDiskName: "d"}, StagingTargetPath: e.path("no-such-folder/staging"),
-			VolumeCapability: fullCapability(), Secrets: map[string]string{"key": "secret"}, VolumeContext: map[string]string{"users": "own"},
-		}
-	}},
-	"NodePublishVolume": {want: codes.FailedPrecondition, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodePublishVolumeRequest{
-			VolumeId: e.volumeID, PublishContext: map[string]string{rpc.KeyDiskName: "d"},
-			StagingTargetPath: e.path("staging"), TargetPath: e.path("no-such-folder/target"),
-			VolumeCapability: fullCapability(), Secrets: map[string]string{"key": "secret"}, VolumeContext: map[string]string{"users": "own"},
-		}
-	}},
+	"NodeStageVolume": {
+		want:      codes.FailedPrecondition,
+		unknownID: codes.NotFound,
+		valid: func(e *everything) proto.Message {
+			return &csi.NodeStageVolumeRequest{
+				VolumeId:          e.volumeID,
+				PublishContext:    map[string]string{rpc.KeyDiskName: "d"},
+				StagingTargetPath: e.path("no-such-folder/staging"),
+				VolumeCapability:  fullCapability(),
+				Secrets:           map[string]string{"key": "secret"},
+				VolumeContext:     map[string]string{"users": "own"},
+			}
+		},
+	},
+	"NodePublishVolume": {
+		want:      codes.FailedPrecondition,
+		unknownID: codes.NotFound,
+		valid: func(e *everything) proto.Message {
+			return &csi.NodePublishVolumeRequest{
+				VolumeId:          e.volumeID,
+				PublishContext:    map[string]string{rpc.KeyDiskName: "d"},
+				StagingTargetPath: e.path("staging"),
+				TargetPath:        e.path("no-such-folder/target"),
+				VolumeCapability:  fullCapability(),
+				Secrets:           map[string]string{"key": "secret"},
+				VolumeContext:     map[string]string{"users": "own"},
+			}
+		},
+	},
 	"NodeUnstageVolume": {valid: func(e *everything) proto.Message {
 		return &csi.NodeUnstageVolumeRequest{VolumeId: e.volumeID, StagingTargetPath: e.path("staged")}
 	}},
@@ -146,10 +183,18 @@ var badInputRPCs = map[string]badInputRPC{
 		return &csi.NodeUnpublishVolumeRequest{VolumeId: e.volumeID, TargetPath: e.path("target")}
 	}},
 	"NodeGetVolumeStats": {want: codes.NotFound, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodeGetVolumeStatsRequest{VolumeId: e.volumeID, VolumePath: e.path("target"), StagingTargetPath: e.path("staging")}
+		return &csi.NodeGetVolumeStatsRequest{
+			VolumeId:          e.volumeID,
+			VolumePath:        e.path("target"),
+			StagingTargetPath: e.path("staging"),
+		}
 	}},
 	"NodeGetVolumeHealth": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodeGetVolumeHealthRequest{VolumeId: e.volumeID, VolumePublishPath: e.path("target"), StagingTargetPath: e.path("staging")}
+		return &csi.NodeGetVolumeHealthRequest{
+			VolumeId:          e.volumeID,
+			VolumePublishPath: e.path("target"),
+			StagingTargetPath: e.path("staging"),
+		}
 	}},
 	"NodeGetStorageHealth": {valid: func(*everything) proto.Message {
 		return &csi.NodeGetStorageHealthRequest{Secrets: map[string]string{"key": "secret"}}
@@ -204,7 +249,12 @@ func TestBadInput(t *testing.T) {
 	eachRPC(t, func(t *testing.T, method protoreflect.MethodDescriptor, served badInputRPC) {
 		e := newEverything(t)
 		valid := served.valid(e)
-		rows := slices.Concat(rowsOf(t, spec, method, valid.ProtoReflect()), capacityRows(method), modeRows(method), parameterRows(method))
+		rows := slices.Concat(
+			rowsOf(t, spec, method, valid.ProtoReflect()),
+			capacityRows(method),
+			modeRows(method),
+			parameterRows(method),
+		)
 		seen := map[string]bool{}
 		before, disks := e.files(t), e.Volumes(t)
 		for _, row := range rows {
@@ -247,7 +297,12 @@ func TestBadInput(t *testing.T) {
 }
 
 // rowsOf are the rows that the specification's fields make for an RPC.
-func rowsOf(t *testing.T, spec specification, method protoreflect.MethodDescriptor, valid protoreflect.Message) []badRow {
+func rowsOf(
+	t *testing.T,
+	spec specification,
+	method protoreflect.MethodDescriptor,
+	valid protoreflect.Message,
+) []badRow {
 	t.Helper()
 	var rows []badRow
 	var walk func(message protoreflect.Message, path []protoreflect.FieldDescriptor)
@@ -270,8 +325,14 @@ func rowsOf(t *testing.T, spec specification, method protoreflect.MethodDescript
 				t.Errorf("%s: is it required?", oneof.FullName())
 			}
 			rows = append(rows, badRow{
-				name: fmt.Sprintf("%s/none of %s", pathText(path, nil), oneof.Name()), code: codes.InvalidArgument, mentions: string(oneof.Name()),
-				change: func(root protoreflect.Message) { parent := descend(root, path); parent.Clear(parent.WhichOneof(oneof)) },
+				name: fmt.Sprintf(
+					"%s/none of %s",
+					pathText(path, nil),
+					oneof.Name(),
+				),
+				code:     codes.InvalidArgument,
+				mentions: string(oneof.Name()),
+				change:   func(root protoreflect.Message) { parent := descend(root, path); parent.Clear(parent.WhichOneof(oneof)) },
 			})
 		}
 		fields := message.Descriptor().Fields()
@@ -302,7 +363,11 @@ func rowsOf(t *testing.T, spec specification, method protoreflect.MethodDescript
 }
 
 // changes are the ways in which a field can be bad, whatever it means.
-func changes(t *testing.T, spec specification, field protoreflect.FieldDescriptor) map[string]func(protoreflect.Message) {
+func changes(
+	t *testing.T,
+	spec specification,
+	field protoreflect.FieldDescriptor,
+) map[string]func(protoreflect.Message) {
 	t.Helper()
 	comment := spec.comment(t, field.FullName())
 	set := func(value any) func(protoreflect.Message) {
@@ -343,7 +408,11 @@ func changes(t *testing.T, spec specification, field protoreflect.FieldDescripto
 }
 
 // refusedRows set a field that this plugin takes no value of, in every form that it has.
-func refusedRows(method protoreflect.MethodDescriptor, path []protoreflect.FieldDescriptor, field protoreflect.FieldDescriptor) []badRow {
+func refusedRows(
+	method protoreflect.MethodDescriptor,
+	path []protoreflect.FieldDescriptor,
+	field protoreflect.FieldDescriptor,
+) []badRow {
 	code := codes.InvalidArgument
 	if method.Name() == "ValidateVolumeCapabilities" {
 		code = codes.OK
@@ -365,7 +434,11 @@ func refusedRows(method protoreflect.MethodDescriptor, path []protoreflect.Field
 			row("empty "+string(member.Name()), func(m protoreflect.Message) { m.Mutable(field).Message().Mutable(member) }),
 			row("with "+string(member.Name()), func(m protoreflect.Message) {
 				id := member.Message().Fields().Get(0)
-				m.Mutable(field).Message().Mutable(member).Message().Set(id, protoreflect.ValueOfString("c0ffee00-0000-4000-8000-000000000000"))
+				m.Mutable(field).
+					Message().
+					Mutable(member).
+					Message().
+					Set(id, protoreflect.ValueOfString("c0ffee00-0000-4000-8000-000000000000"))
 			}))
 	}
 	return rows
@@ -377,9 +450,17 @@ func capacityRows(method protoreflect.MethodDescriptor) []badRow {
 		return nil
 	}
 	row := func(name string, required, limit int64, mentions string) badRow {
-		return badRow{name: "capacity_range/" + name, code: codes.OutOfRange, mentions: mentions, change: func(m protoreflect.Message) {
-			m.Interface().(*csi.CreateVolumeRequest).CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
-		}}
+		return badRow{
+			name:     "capacity_range/" + name,
+			code:     codes.OutOfRange,
+			mentions: mentions,
+			change: func(m protoreflect.Message) {
+				m.Interface().(*csi.CreateVolumeRequest).CapacityRange = &csi.CapacityRange{
+					RequiredBytes: required,
+					LimitBytes:    limit,
+				}
+			},
+		}
 	}
 	return []badRow{
 		row("limit below required", 2*coretest.GiB, coretest.GiB, "limit_bytes"),
@@ -422,13 +503,24 @@ func modeRows(method protoreflect.MethodDescriptor) []badRow {
 		}
 		rows = append(rows, badRow{name: "mode " + mode.String(), code: code, mentions: mode.String(), change: change(0)})
 		if capability.IsList() {
-			rows = append(rows, badRow{name: "second mode " + mode.String(), code: code, mentions: mode.String(), change: change(1)})
+			rows = append(
+				rows,
+				badRow{name: "second mode " + mode.String(), code: code, mentions: mode.String(), change: change(1)},
+			)
 		}
 	}
 	if capability.IsList() {
-		rows = append(rows, badRow{name: "second capability empty", code: codes.InvalidArgument, mentions: "access_mode", change: func(m protoreflect.Message) {
-			*capabilityOf(m, capability, 1) = csi.VolumeCapability{}
-		}})
+		rows = append(
+			rows,
+			badRow{
+				name:     "second capability empty",
+				code:     codes.InvalidArgument,
+				mentions: "access_mode",
+				change: func(m protoreflect.Message) {
+					*capabilityOf(m, capability, 1) = csi.VolumeCapability{}
+				},
+			},
+		)
 	}
 	return rows
 }
@@ -449,10 +541,20 @@ func parameterRows(method protoreflect.MethodDescriptor) []badRow {
 		{rpc.KeyBlockSize, "1024"}, {rpc.KeyBlockSize, ""}, {rpc.ParameterDiskType, "ssd"}, {rpc.KeyReadOnly, "yes"}, {rpc.KeyReadOnly, "true"},
 		{rpc.KeyMkfsOptions, "-J device=/dev/sda"}, {rpc.KeyRootUID, "-1"}, {rpc.KeyRootUID, "root"}, {rpc.KeyRootGID, "4294967295"}, {rpc.KeyRootMode, "0888"},
 	} {
-		rows = append(rows, badRow{name: "parameter " + parameter[0] + "=" + parameter[1], code: code, mentions: parameter[0], change: func(m protoreflect.Message) {
-			m.Set(m.Descriptor().Fields().ByName("parameters"), m.NewField(m.Descriptor().Fields().ByName("parameters")))
-			m.Mutable(m.Descriptor().Fields().ByName("parameters")).Map().Set(protoreflect.ValueOf(parameter[0]).MapKey(), protoreflect.ValueOf(parameter[1]))
-		}})
+		rows = append(
+			rows,
+			badRow{
+				name:     "parameter " + parameter[0] + "=" + parameter[1],
+				code:     code,
+				mentions: parameter[0],
+				change: func(m protoreflect.Message) {
+					m.Set(m.Descriptor().Fields().ByName("parameters"), m.NewField(m.Descriptor().Fields().ByName("parameters")))
+					m.Mutable(m.Descriptor().Fields().ByName("parameters")).
+						Map().
+						Set(protoreflect.ValueOf(parameter[0]).MapKey(), protoreflect.ValueOf(parameter[1]))
+				},
+			},
+		)
 	}
 	return rows
 }
@@ -489,7 +591,9 @@ func TestLegalExtremes(t *testing.T) {
 				rows = append(rows, legalRow{name + " of 4 KiB", func(m protoreflect.Message) {
 					key := rpc.ParameterPrefixCO + "anything"
 					m.Mutable(field).Map().Clear(protoreflect.ValueOf(rpc.KeyBlockSize).MapKey())
-					m.Mutable(field).Map().Set(protoreflect.ValueOf(key).MapKey(), protoreflect.ValueOf(strings.Repeat("v", mapLimit-len(key))))
+					m.Mutable(field).
+						Map().
+						Set(protoreflect.ValueOf(key).MapKey(), protoreflect.ValueOf(strings.Repeat("v", mapLimit-len(key))))
 				}, served.want})
 			case field.IsMap():
 				rows = append(rows, legalRow{name + " of 4 KiB", fillMap(field, mapLimit), served.want})
@@ -514,7 +618,14 @@ func TestLegalExtremes(t *testing.T) {
 		}, served.want})
 		if capability := capabilityField(method); capability != nil {
 			for _, mode := range modes {
-				rows = append(rows, legalRow{"mode " + mode.String(), func(m protoreflect.Message) { capabilityOf(m, capability, 0).AccessMode.Mode = mode }, served.want})
+				rows = append(
+					rows,
+					legalRow{
+						"mode " + mode.String(),
+						func(m protoreflect.Message) { capabilityOf(m, capability, 0).AccessMode.Mode = mode },
+						served.want,
+					},
+				)
 			}
 			rows = append(rows,
 				legalRow{"raw block", func(m protoreflect.Message) {
@@ -524,7 +635,10 @@ func TestLegalExtremes(t *testing.T) {
 					capabilityOf(m, capability, 0).AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}
 				}, served.want},
 				legalRow{"mount flags of 4 KiB", func(m protoreflect.Message) {
-					capabilityOf(m, capability, 0).GetMount().MountFlags = []string{"noatime", "x-" + strings.Repeat("y", mapLimit-len("noatimex-"))}
+					capabilityOf(m, capability, 0).GetMount().MountFlags = []string{
+						"noatime",
+						"x-" + strings.Repeat("y", mapLimit-len("noatimex-")),
+					}
 				}, served.want})
 		}
 		if method.Name() == "CreateVolume" {
@@ -534,7 +648,14 @@ func TestLegalExtremes(t *testing.T) {
 				}, codes.OK})
 			}
 			for name, text := range map[string]string{"white space": "a b\tc\nd\re", "letters": "Größe/ボリューム 💾 ..", "slashes": "../../etc"} {
-				rows = append(rows, legalRow{"name with " + name, func(m protoreflect.Message) { m.Interface().(*csi.CreateVolumeRequest).Name = text }, codes.OK})
+				rows = append(
+					rows,
+					legalRow{
+						"name with " + name,
+						func(m protoreflect.Message) { m.Interface().(*csi.CreateVolumeRequest).Name = text },
+						codes.OK,
+					},
+				)
 			}
 		}
 		e := newEverything(t)
@@ -603,8 +724,16 @@ func newEverything(t *testing.T, logs ...*slog.Logger) *everything {
 			Racks: []*rack.Client{client}, Cluster: coretest.Cluster, MaxDisks: 8, Log: log,
 		}),
 		Node: node.New(node.Options{
-			Provider: static.New(static.Options{InstanceID: e.nodeID}), Rack: "default", MaxDisks: 8, Devices: devicetest.NewBare(t).Roots(),
-			StateDir: e.path("state"), BlankScanLimit: coretest.GiB, DeviceTimeout: time.Millisecond, Log: log,
+			Provider: static.New(
+				static.Options{InstanceID: e.nodeID},
+			),
+			Rack:           "default",
+			MaxDisks:       8,
+			Devices:        devicetest.NewBare(t).Roots(),
+			StateDir:       e.path("state"),
+			BlankScanLimit: coretest.GiB,
+			DeviceTimeout:  time.Millisecond,
+			Log:            log,
 		}),
 		Log: log,
 	}))
@@ -632,11 +761,20 @@ func (e *everything) files(t *testing.T) map[string]string {
 }
 
 // invoke makes a call of any RPC.
-func (e *everything) invoke(ctx context.Context, method protoreflect.MethodDescriptor, request proto.Message) (proto.Message, error) {
+func (e *everything) invoke(
+	ctx context.Context,
+	method protoreflect.MethodDescriptor,
+	request proto.Message,
+) (proto.Message, error) {
 	return invoke(ctx, e.Conn, method, request)
 }
 
-func invoke(ctx context.Context, conn *grpc.ClientConn, method protoreflect.MethodDescriptor, request proto.Message) (proto.Message, error) {
+func invoke(
+	ctx context.Context,
+	conn *grpc.ClientConn,
+	method protoreflect.MethodDescriptor,
+	request proto.Message,
+) (proto.Message, error) {
 	kind, err := protoregistry.GlobalTypes.FindMessageByName(method.Output().FullName())
 	if err != nil {
 		return nil, err
@@ -712,7 +850,10 @@ func pathText(path []protoreflect.FieldDescriptor, field protoreflect.FieldDescr
 // capabilityField is the field of an RPC with the volume capability, or with several.
 func capabilityField(method protoreflect.MethodDescriptor) protoreflect.FieldDescriptor {
 	for i := range method.Input().Fields().Len() {
-		if field := method.Input().Fields().Get(i); !field.IsMap() && field.Message() != nil && field.Message().Name() == "VolumeCapability" {
+		if field := method.Input().
+			Fields().
+			Get(i); !field.IsMap() && field.Message() != nil &&
+			field.Message().Name() == "VolumeCapability" {
 			return field
 		}
 	}
@@ -783,7 +924,10 @@ func readSpecification(t *testing.T) specification {
 	spec := specification{}
 	var scope, comment []string // what is open, and what the lines before this one say
 	note := func(name, comment string) {
-		open := slices.DeleteFunc(slices.Concat([]string{"csi.v1"}, scope, []string{name}), func(s string) bool { return s == "" })
+		open := slices.DeleteFunc(
+			slices.Concat([]string{"csi.v1"}, scope, []string{name}),
+			func(s string) bool { return s == "" },
+		)
 		spec[protoreflect.FullName(strings.Join(open, "."))] = comment
 	}
 	for line := range strings.Lines(string(proto)) {

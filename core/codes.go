@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core
 
 import (
@@ -25,23 +29,47 @@ var codeTable = []struct {
 	code   codes.Code
 	reason string
 }{
-	{rack.ErrUnauthenticated, codes.Unauthenticated, "the token is missing, wrong or expired; retrying helps once it was replaced"},
+	{
+		rack.ErrUnauthenticated,
+		codes.Unauthenticated,
+		"the token is missing, wrong or expired; retrying helps once it was replaced",
+	},
 	{rack.ErrForbidden, codes.PermissionDenied, "the token's role does not allow it"},
-	{rack.ErrProject, codes.FailedPrecondition, "the configured project is wrong or not ours to see: an operator must act"},
-	{rack.ErrNotFound, codes.NotFound, "only after the project was seen to be there: without a role everything answers 404"},
+	{
+		rack.ErrProject,
+		codes.FailedPrecondition,
+		"the configured project is wrong or not ours to see: an operator must act",
+	},
+	{
+		rack.ErrNotFound,
+		codes.NotFound,
+		"only after the project was seen to be there: without a role everything answers 404",
+	},
 	{rack.ErrSize, codes.OutOfRange, "the rack's own limits on sizes; final for a provisioner, nothing was created"},
 	{rack.ErrCapacity, codes.ResourceExhausted, "quota or space; a provisioner looks for another topology segment"},
-	{rack.ErrUnavailable, codes.Unavailable, "outcome unknown or not now: the provisioner goes on asking instead of forgetting the volume"},
+	{
+		rack.ErrUnavailable,
+		codes.Unavailable,
+		"outcome unknown or not now: the provisioner goes on asking instead of forgetting the volume",
+	},
 	{rack.ErrConflict, codes.Unavailable, "a race on the rack that a repetition settles"},
 	{rack.ErrInternal, codes.Internal, "the rack failed; CreateVolume turns it into UNAVAILABLE, since a disk may exist"},
 	{rack.ErrBusy, codes.Aborted, "the wait inside the RPC was too short; every orchestrator asks again"},
 	{rack.ErrRefused, codes.Internal, "a refusal that no look at disk and instance explains"},
 
-	{restart.ErrPlanned, codes.FailedPrecondition, "a restart is planned; Nomad asks again for a day for this code only, Kubernetes' attacher for every one"},
+	{
+		restart.ErrPlanned,
+		codes.FailedPrecondition,
+		"a restart is planned; Nomad asks again for a day for this code only, Kubernetes' attacher for every one",
+	},
 
 	// First of these, since errors further down wrap it.
 	{hostexec.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},
-	{device.ErrNotFound, codes.Unavailable, "attached and not in the guest yet: the orchestrator asks again, and the disk is not gone"},
+	{
+		device.ErrNotFound,
+		codes.Unavailable,
+		"attached and not in the guest yet: the orchestrator asks again, and the disk is not gone",
+	},
 	{device.ErrAmbiguous, codes.FailedPrecondition, "which device it is cannot be known; nothing is touched"},
 	{device.ErrMismatch, codes.FailedPrecondition, "the device is not the disk that was asked for; nothing is touched"},
 	{device.ErrInUse, codes.FailedPrecondition, "somebody else uses the device"},
@@ -58,7 +86,11 @@ var codeTable = []struct {
 	{mount.ErrBusy, codes.FailedPrecondition, "a process holds it; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "the path holds something that this plugin did not put there"},
 	{volumelock.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
-	{volumelock.ErrHeld, codes.Aborted, "what it does to the disk is not known before it has ended; the orchestrator asks again"},
+	{
+		volumelock.ErrHeld,
+		codes.Aborted,
+		"what it does to the disk is not known before it has ended; the orchestrator asks again",
+	},
 
 	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
 	{metadata.ErrConflict, codes.FailedPrecondition, "sources of identity contradict each other: an operator must act"},

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -64,8 +68,17 @@ func within(path, parent string) bool {
 func TestLinks(t *testing.T) {
 	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
 	tests := []string{
-		module + "/test", module + "/core/coretest", module + "/core/device/devicetest", module + "/core/metrics/metricstest", module + "/metadata/metadatatest", "testing",
-		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp",
+		module + "/test",
+		module + "/core/coretest",
+		module + "/core/device/devicetest",
+		module + "/core/metrics/metricstest",
+		module + "/metadata/metadatatest",
+		"testing",
+		"github.com/kubernetes-csi/csi-test",
+		"github.com/getkin/kin-openapi",
+		"github.com/onsi/ginkgo",
+		"github.com/onsi/gomega",
+		"github.com/google/go-cmp",
 	}
 	for _, test := range []struct {
 		name, pattern string
@@ -91,7 +104,8 @@ func TestLinks(t *testing.T) {
 					if slices.Contains(test.hasNot, "!"+p.ImportPath) {
 						continue
 					}
-					if within(p.ImportPath, forbidden) || strings.HasPrefix(forbidden, "github.com/") && strings.HasPrefix(p.ImportPath, forbidden+"/v") {
+					if within(p.ImportPath, forbidden) ||
+						strings.HasPrefix(forbidden, "github.com/") && strings.HasPrefix(p.ImportPath, forbidden+"/v") {
 						t.Errorf("links %s", p.ImportPath)
 					}
 				}

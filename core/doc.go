@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package core serves the Container Storage Interface for the disks of Oxide racks: the Identity, Controller and Node
 // services on one unix socket. It knows no orchestrator; what differs between orchestrators is in package metadata and
 // under deploy/.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -165,7 +169,10 @@ func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 	for _, test := range []struct{ deadline, wait time.Duration }{{time.Second, 0}, {2500 * time.Millisecond, 500 * time.Millisecond}} {
 		start := time.Now()
 		// The same volume in capital letters is the same volume.
-		_, err := client.DeleteVolume(coretest.WithTimeout(t, test.deadline), &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(id)})
+		_, err := client.DeleteVolume(
+			coretest.WithTimeout(t, test.deadline),
+			&csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(id)},
+		)
 		coretest.WantCode(t, err, codes.Aborted, id, "ask again")
 		if took := time.Since(start); took < test.wait-50*time.Millisecond || took > test.deadline {
 			t.Errorf("with %s to go it took %s, want %s", test.deadline, took, test.wait)
@@ -197,7 +204,10 @@ func TestReadsTakeNoLock(t *testing.T) {
 		return faults[0].Hits == 1
 	})
 	// A call that wanted the volume would be told ABORTED at once, with a second to go.
-	_, err = controller.ControllerUnpublishVolume(coretest.WithTimeout(t, time.Second), &csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID})
+	_, err = controller.ControllerUnpublishVolume(
+		coretest.WithTimeout(t, time.Second),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID},
+	)
 	coretest.WantCode(t, err, codes.Aborted)
 	for name, call := range map[string]func(context.Context) error{
 		"ValidateVolumeCapabilities": func(ctx context.Context) error {
@@ -272,7 +282,10 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 	if capability := fullCapability(); true { // a flag that is refused
 		capability.GetMount().MountFlags = []string{"loop=" + canary, canary + `"`}
 		_, err := csi.NewNodeClient(e.Conn).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-			VolumeId: e.volumeID, StagingTargetPath: e.path("staging"), VolumeCapability: capability, PublishContext: map[string]string{rpc.KeyDiskName: "d"},
+			VolumeId:          e.volumeID,
+			StagingTargetPath: e.path("staging"),
+			VolumeCapability:  capability,
+			PublishContext:    map[string]string{rpc.KeyDiskName: "d"},
 		})
 		coretest.WantCode(t, err, codes.InvalidArgument, "mount flags")
 		if strings.Contains(err.Error(), canary) {
@@ -375,7 +388,11 @@ func records(t *testing.T, log *lab.Output, message string) []map[string]any {
 
 // gatedController is a controller whose HTTP requests pass a gate; the rig's own controller works on the same rack
 // without one.
-func gatedController(t *testing.T, gate *coretest.Gate, change ...func(*core.ServerOptions)) (*coretest.Rig, *grpc.ClientConn, *core.Server) {
+func gatedController(
+	t *testing.T,
+	gate *coretest.Gate,
+	change ...func(*core.ServerOptions),
+) (*coretest.Rig, *grpc.ClientConn, *core.Server) {
 	t.Helper()
 	r := coretest.New(t)
 	opts := coretest.ServerOptions("controller")
@@ -383,7 +400,15 @@ func gatedController(t *testing.T, gate *coretest.Gate, change ...func(*core.Ser
 		c(&opts)
 	}
 	client := coretest.RackClient(t, r, func(cfg *rack.Config) { cfg.HTTPClient = &http.Client{Transport: gate} })
-	opts.Controller = controller.New(controller.Options{Racks: []*rack.Client{client}, Cluster: coretest.Cluster, MaxDisks: 8, Metrics: opts.Metrics, Log: coretest.DiscardLog()})
+	opts.Controller = controller.New(
+		controller.Options{
+			Racks:    []*rack.Client{client},
+			Cluster:  coretest.Cluster,
+			MaxDisks: 8,
+			Metrics:  opts.Metrics,
+			Log:      coretest.DiscardLog(),
+		},
+	)
 	server := core.NewServer(opts)
 	conn, _ := coretest.Serve(t, server)
 	return r, conn, server

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -19,14 +23,19 @@ import (
 )
 
 // measuredController is a controller whose RPCs are counted, and its metrics.
-func measuredController(t *testing.T, gate *coretest.Gate) (*coretest.Rig, csi.ControllerClient, csi.NodeClient, *metrics.Metrics) {
+func measuredController(
+	t *testing.T,
+	gate *coretest.Gate,
+) (*coretest.Rig, csi.ControllerClient, csi.NodeClient, *metrics.Metrics) {
 	t.Helper()
 	m := metrics.New(metrics.Process{Driver: rpc.PluginName, Version: "test", Mode: "controller"})
 	r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) { o.Metrics = m })
 	return r, csi.NewControllerClient(conn), csi.NewNodeClient(conn), m
 }
 
-var operationCount = regexp.MustCompile(`^csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi.v1.(\w+/\w+)"}$`)
+var operationCount = regexp.MustCompile(
+	`^csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi.v1.(\w+/\w+)"}$`,
+)
 
 // rpcCounts are the RPCs by method and code, as "Controller/CreateVolume OK".
 func rpcCounts(t *testing.T, m *metrics.Metrics) map[string]int {
@@ -60,7 +69,9 @@ func TestRPCsAreCounted(t *testing.T) {
 	_, err = node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	coretest.WantCode(t, err, codes.Unimplemented)
 	_, err = controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
-		VolumeId: "00000000-0000-0000-0000-000000000000", NodeId: r.Node(t, "node-a"), VolumeCapability: coretest.MountWriter(),
+		VolumeId:         "00000000-0000-0000-0000-000000000000",
+		NodeId:           r.Node(t, "node-a"),
+		VolumeCapability: coretest.MountWriter(),
 	})
 	coretest.WantCode(t, err, codes.NotFound)
 
@@ -88,7 +99,11 @@ func TestRPCsAreCounted(t *testing.T) {
 	cancel()
 	coretest.WantCode(t, <-answered, codes.Canceled)
 	hold.Release()
-	coretest.Eventually(t, "the call that was given up has ended", func() bool { return metricstest.Read(t, metricstest.Page(m))[inFlight] == 0 })
+	coretest.Eventually(
+		t,
+		"the call that was given up has ended",
+		func() bool { return metricstest.Read(t, metricstest.Page(m))[inFlight] == 0 },
+	)
 
 	want := map[string]int{
 		"Controller/CreateVolume OK":                  3,
@@ -120,9 +135,15 @@ func TestMetricsDoNotGrow(t *testing.T) {
 		volume, err := controller.CreateVolume(t.Context(), coretest.CreateRequest(name))
 		coretest.Must(t, err)
 		id := volume.GetVolume().GetVolumeId()
-		_, err = controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: nodeID, VolumeCapability: coretest.MountWriter()})
+		_, err = controller.ControllerPublishVolume(
+			t.Context(),
+			&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: nodeID, VolumeCapability: coretest.MountWriter()},
+		)
 		coretest.Must(t, err)
-		_, err = controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: nodeID})
+		_, err = controller.ControllerUnpublishVolume(
+			t.Context(),
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: nodeID},
+		)
 		coretest.Must(t, err)
 		_, err = controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 		coretest.Must(t, err)
@@ -164,7 +185,10 @@ func TestVolumesAreCounted(t *testing.T) {
 		}
 	}
 	counts := func(all, attached float64) metricstest.Samples {
-		return metricstest.Samples{`oxide_csi_volumes{rack="default"}`: all, `oxide_csi_volumes_attached{rack="default"}`: attached}
+		return metricstest.Samples{
+			`oxide_csi_volumes{rack="default"}`:          all,
+			`oxide_csi_volumes_attached{rack="default"}`: attached,
+		}
 	}
 	want("before the first list", metricstest.Samples{})
 	page, err := list(&csi.ListVolumesRequest{MaxEntries: 1})

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core
 
 import (
@@ -123,7 +127,10 @@ func clearDeadSocket(path string) error {
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err == nil {
-		return errors.Join(fmt.Errorf("%s is in use: another plugin listens on it; stop it, or choose another endpoint", path), conn.Close())
+		return errors.Join(
+			fmt.Errorf("%s is in use: another plugin listens on it; stop it, or choose another endpoint", path),
+			conn.Close(),
+		)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%s: cannot tell whether another plugin listens on it: %w", path, err)

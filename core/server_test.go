@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -40,17 +44,33 @@ func TestCapabilities(t *testing.T) {
 	for _, capability := range plugin.GetCapabilities() {
 		services = append(services, capability.GetService().GetType().String())
 	}
-	coretest.WantSame(t, services, []string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"})
+	coretest.WantSame(
+		t,
+		services,
+		[]string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"},
+	)
 
-	controller, err := csi.NewControllerClient(e.Conn).ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
+	controller, err := csi.NewControllerClient(e.Conn).
+		ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 	e.Must(t, err)
 	var rpcs []string
 	for _, capability := range controller.GetCapabilities() {
 		rpcs = append(rpcs, capability.GetRpc().GetType().String())
 	}
 	coretest.WantSame(t, rpcs, []string{
-		"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "LIST_VOLUMES", "LIST_VOLUMES_PUBLISHED_NODES", "GET_VOLUME", "GET_VOLUME_HEALTH",
-		"LIST_VOLUME_HEALTH", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "GET_SNAPSHOT", "CLONE_VOLUME", "SINGLE_NODE_MULTI_WRITER",
+		"CREATE_DELETE_VOLUME",
+		"PUBLISH_UNPUBLISH_VOLUME",
+		"LIST_VOLUMES",
+		"LIST_VOLUMES_PUBLISHED_NODES",
+		"GET_VOLUME",
+		"GET_VOLUME_HEALTH",
+		"LIST_VOLUME_HEALTH",
+		"GET_CAPACITY",
+		"CREATE_DELETE_SNAPSHOT",
+		"LIST_SNAPSHOTS",
+		"GET_SNAPSHOT",
+		"CLONE_VOLUME",
+		"SINGLE_NODE_MULTI_WRITER",
 	})
 
 	node, err := csi.NewNodeClient(e.Conn).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
@@ -59,7 +79,17 @@ func TestCapabilities(t *testing.T) {
 	for _, capability := range node.GetCapabilities() {
 		rpcs = append(rpcs, capability.GetRpc().GetType().String())
 	}
-	coretest.WantSame(t, rpcs, []string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"})
+	coretest.WantSame(
+		t,
+		rpcs,
+		[]string{
+			"STAGE_UNSTAGE_VOLUME",
+			"GET_VOLUME_STATS",
+			"SINGLE_NODE_MULTI_WRITER",
+			"GET_VOLUME_HEALTH",
+			"GET_STORAGE_HEALTH",
+		},
+	)
 }
 
 // A service that is off answers that it is, and the plugin's description of itself is the same in every mode.
@@ -73,7 +103,14 @@ func TestModes(t *testing.T) {
 			r := coretest.New(t)
 			opts := coretest.ServerOptions(test.mode)
 			if test.controller {
-				opts.Controller = controller.New(controller.Options{Racks: []*rack.Client{coretest.RackClient(t, r, nil)}, Cluster: coretest.Cluster, MaxDisks: 8, Log: coretest.DiscardLog()})
+				opts.Controller = controller.New(
+					controller.Options{
+						Racks:    []*rack.Client{coretest.RackClient(t, r, nil)},
+						Cluster:  coretest.Cluster,
+						MaxDisks: 8,
+						Log:      coretest.DiscardLog(),
+					},
+				)
 			}
 			if test.node {
 				opts.Node = node.New(node.Options{
@@ -96,7 +133,8 @@ func TestModes(t *testing.T) {
 					}
 				}
 			}
-			description, err := csi.NewIdentityClient(conn).GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+			description, err := csi.NewIdentityClient(conn).
+				GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
 			r.Must(t, err)
 			descriptions = append(descriptions, description)
 		})
@@ -111,7 +149,11 @@ func TestModes(t *testing.T) {
 func TestUnknownServices(t *testing.T) {
 	e := newEverything(t)
 	for _, rpc := range rpcsOf(t, "GroupController", "SnapshotMetadata") {
-		stream, err := e.Conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, fmt.Sprintf("/%s/%s", rpc.Parent().FullName(), rpc.Name()))
+		stream, err := e.Conn.NewStream(
+			t.Context(),
+			&grpc.StreamDesc{ServerStreams: true},
+			fmt.Sprintf("/%s/%s", rpc.Parent().FullName(), rpc.Name()),
+		)
 		e.Must(t, err)
 		e.Must(t, stream.SendMsg(newRequest(t, rpc)))
 		coretest.WantCode(t, stream.RecvMsg(&csi.ProbeResponse{}), codes.Unimplemented, string(rpc.Parent().Name()))
@@ -133,7 +175,15 @@ func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	coretest.WantSame(t, info, &csi.GetPluginInfoResponse{Name: "csi.oxide.computer", VendorVersion: "1.2.3", Manifest: map[string]string{"clusterID": "prod-1"}})
+	coretest.WantSame(
+		t,
+		info,
+		&csi.GetPluginInfoResponse{
+			Name:          "csi.oxide.computer",
+			VendorVersion: "1.2.3",
+			Manifest:      map[string]string{"clusterID": "prod-1"},
+		},
+	)
 }
 
 func TestListen(t *testing.T) {
@@ -222,7 +272,10 @@ func TestListen(t *testing.T) {
 	})
 	t.Run("no folder", func(t *testing.T) {
 		path := filepath.Join(coretest.ShortDir(t), "missing", "csi.sock")
-		if _, err := core.Listen(path); err == nil || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "folder exists") {
+		if _, err := core.Listen(
+			path,
+		); err == nil || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) ||
+			!strings.Contains(err.Error(), "folder exists") {
 			t.Errorf("error %v", err)
 		}
 	})
@@ -314,7 +367,13 @@ func TestStopBeforeServe(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			server := core.NewServer(core.ServerOptions{Mode: "node", Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: slog.New(slog.DiscardHandler)})
+			server := core.NewServer(
+				core.ServerOptions{
+					Mode:     "node",
+					Identity: core.NewIdentity("test", "", &core.Readiness{}),
+					Log:      slog.New(slog.DiscardHandler),
+				},
+			)
 			stop(server)
 			if err := server.Serve(listener); err != nil {
 				t.Error(err)

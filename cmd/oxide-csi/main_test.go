@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -189,7 +193,14 @@ func TestConfigurationProblems(t *testing.T) {
 	tokenFile, empty := filepath.Join(dir, "token"), filepath.Join(dir, "empty")
 	must(t, os.WriteFile(tokenFile, []byte(canary+"\n"), 0o600))
 	must(t, os.WriteFile(empty, nil, 0o600))
-	controller := []string{"--endpoint=" + filepath.Join(dir, "csi.sock"), "--mode=controller", "--oxide-host=http://127.0.0.1:1", "--oxide-project=demo", "--oxide-token-file=" + tokenFile, "--cluster-id=c"}
+	controller := []string{
+		"--endpoint=" + filepath.Join(dir, "csi.sock"),
+		"--mode=controller",
+		"--oxide-host=http://127.0.0.1:1",
+		"--oxide-project=demo",
+		"--oxide-token-file=" + tokenFile,
+		"--cluster-id=c",
+	}
 	for _, test := range []struct {
 		name    string
 		environ []string
@@ -243,8 +254,22 @@ func TestConfigurationProblems(t *testing.T) {
 // The node holds no token, whatever its environment has.
 func TestNodeNeedsNoRack(t *testing.T) {
 	dir := shortDir(t)
-	got := runPlugin(t, []string{"OXIDE_HOST=not a host", "OXIDE_TOKEN=" + canary, "OXIDE_PROJECT=-", "OXIDE_CSI_PLUGIN_SERVICE_HOST=10.0.0.1"},
-		"--endpoint="+filepath.Join(dir, "missing", "csi.sock"), "--mode=node", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23")
+	got := runPlugin(
+		t,
+		[]string{
+			"OXIDE_HOST=not a host",
+			"OXIDE_TOKEN=" + canary,
+			"OXIDE_PROJECT=-",
+			"OXIDE_CSI_PLUGIN_SERVICE_HOST=10.0.0.1",
+		},
+		"--endpoint="+filepath.Join(
+			dir,
+			"missing",
+			"csi.sock",
+		),
+		"--mode=node",
+		"--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
+	)
 	// It gets as far as its socket, whose folder is missing: no problem of the configuration.
 	if got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
 		t.Errorf("%+v", got)

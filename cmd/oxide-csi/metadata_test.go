@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -57,7 +61,10 @@ func TestMetadataCommand(t *testing.T) {
 }
 
 func TestMetadataCommandReportsAllProblems(t *testing.T) {
-	found := problems(t, runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"))
+	found := problems(
+		t,
+		runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"),
+	)
 	var flags []string
 	for flag := range found {
 		flags = append(flags, flag)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -70,7 +74,13 @@ func kubernetesOptions(cfg config.Config) kubernetes.Options {
 // nomadOptions say how to ask the Nomad agent.
 func nomadOptions(cfg config.Config) nomad.Options {
 	return nomad.Options{
-		Socket: cfg.NomadSocket, Address: cfg.NomadAddress, TokenFile: cfg.NomadTokenFile, Token: cfg.NomadToken.Reveal(),
-		CACert: cfg.NomadCACert, ClientCert: cfg.NomadClientCert, ClientKey: cfg.NomadClientKey, TLSServerName: cfg.NomadTLSServerName,
+		Socket:        cfg.NomadSocket,
+		Address:       cfg.NomadAddress,
+		TokenFile:     cfg.NomadTokenFile,
+		Token:         cfg.NomadToken.Reveal(),
+		CACert:        cfg.NomadCACert,
+		ClientCert:    cfg.NomadClientCert,
+		ClientKey:     cfg.NomadClientKey,
+		TLSServerName: cfg.NomadTLSServerName,
 	}
 }

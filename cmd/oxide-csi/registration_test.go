@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -106,7 +110,9 @@ func TestKubeletRegistration(t *testing.T) {
 	n.awaitRegistered(t, second)
 
 	must(t, plugin.cmd.Process.Kill())
-	_ = <-plugin.ended // it was killed
+	if err := <-plugin.ended; err == nil {
+		t.Error("the plugin ended by itself before it was killed")
+	}
 	if !isThere(t, filepath.Join(n.registry, registrationSocket)) {
 		t.Fatal("no socket was left: this test shows nothing")
 	}
@@ -139,7 +145,8 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	plugin := startPlugin(t, n.opts)
 	eventually(t, "it says why it is not ready", func() bool {
 		code, body := get(t, n.http+"/readyz")
-		return code == 503 && strings.Contains(body, "the kubelet refuses this plugin") && strings.Contains(body, "the server is down")
+		return code == 503 && strings.Contains(body, "the kubelet refuses this plugin") &&
+			strings.Contains(body, "the server is down")
 	})
 	if code, _ := get(t, n.http+"/livez"); code != 200 {
 		t.Errorf("/livez is %d", code)
@@ -147,10 +154,16 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	if probe, err := plugin.Probe(t.Context(), &csi.ProbeRequest{}); err != nil || !probe.GetReady().GetValue() {
 		t.Errorf("Probe: %v, %v", probe, err)
 	}
-	if info, err := plugin.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil || info.GetNodeId() != instanceID {
+	if info, err := plugin.NodeGetInfo(
+		t.Context(),
+		&csi.NodeGetInfoRequest{},
+	); err != nil ||
+		info.GetNodeId() != instanceID {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
-	if log := plugin.Stderr().String(); strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, "the server is down") {
+	if log := plugin.Stderr().
+		String(); strings.Count(log, "level=ERROR") != 1 ||
+		!strings.Contains(log, "the server is down") {
 		t.Errorf("the log says: %s", log)
 	}
 	mended.Store(true)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -107,7 +111,9 @@ func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Pr
 	}
 	listener := newListener(cfg, self.ID)
 	if listener == nil {
-		log.Warn("neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)")
+		log.Warn(
+			"neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)",
+		)
 		return
 	}
 	agent, err := shutdown.New(listener, poweroff(cfg), cfg.BootIDFile, log)
@@ -115,6 +121,12 @@ func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Pr
 		log.Error("planned restarts are not answered", "error", err)
 		return
 	}
-	log.Info("planned restarts of this node are answered", "by_way_of", cfg.Orchestrator(), "poweroff", cfg.RestartPoweroff)
+	log.Info(
+		"planned restarts of this node are answered",
+		"by_way_of",
+		cfg.Orchestrator(),
+		"poweroff",
+		cfg.RestartPoweroff,
+	)
 	agent.Run(ctx)
 }

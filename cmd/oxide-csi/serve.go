@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -85,7 +89,15 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 
 // build makes the services that the configuration asks for, and starts what they need to know beside them. It also returns
 // what hands planned restarts over, which is nil without a controller.
-func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, registration *kubelet.Registration, measured *metrics.Metrics, background *tasks, log *slog.Logger) (opts core.ServerOptions, retire func(context.Context), err error) {
+func build(
+	ctx context.Context,
+	cfg config.Config,
+	readiness *core.Readiness,
+	registration *kubelet.Registration,
+	measured *metrics.Metrics,
+	background *tasks,
+	log *slog.Logger,
+) (opts core.ServerOptions, retire func(context.Context), err error) {
 	opts = core.ServerOptions{
 		Mode:     string(cfg.Mode),
 		Identity: core.NewIdentity(version, cfg.ClusterID, readiness),
@@ -108,7 +120,13 @@ func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, re
 }
 
 // buildController makes the controller service, and starts what looks after its racks.
-func buildController(ctx context.Context, cfg config.Config, measured *metrics.Metrics, background *tasks, log *slog.Logger) (*controller.Service, error) {
+func buildController(
+	ctx context.Context,
+	cfg config.Config,
+	measured *metrics.Metrics,
+	background *tasks,
+	log *slog.Logger,
+) (*controller.Service, error) {
 	var racks []*rack.Client
 	for _, of := range cfg.RackList() {
 		client, err := newRack(of, measured, log)
@@ -141,7 +159,14 @@ func buildController(ctx context.Context, cfg config.Config, measured *metrics.M
 }
 
 // buildNode makes the node service, and starts what has to find out which node this is.
-func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness, registration *kubelet.Registration, background *tasks, log *slog.Logger) *node.Service {
+func buildNode(
+	ctx context.Context,
+	cfg config.Config,
+	readiness *core.Readiness,
+	registration *kubelet.Registration,
+	background *tasks,
+	log *slog.Logger,
+) *node.Service {
 	identity := provider(cfg, log)
 	readiness.Await("identity of this node")
 	background.run("find out which node this is, and register it", func() {

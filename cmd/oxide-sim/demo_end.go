@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -91,7 +95,11 @@ func (d *demo) checkRack(ctx context.Context) error {
 		return err
 	}
 	if !slices.Equal(disks, d.disksBefore) {
-		return fmt.Errorf("the rack has the disks %s, it had %s", strings.Join(disks, ", "), strings.Join(d.disksBefore, ", "))
+		return fmt.Errorf(
+			"the rack has the disks %s, it had %s",
+			strings.Join(disks, ", "),
+			strings.Join(d.disksBefore, ", "),
+		)
 	}
 	left, err := d.cast.sim.Leftovers(ctx)
 	if err != nil {

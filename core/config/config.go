@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package config is the plugin's configuration: one struct, where its values
 // come from, and what is wrong with them.
 //
@@ -231,5 +235,14 @@ func (c Config) RackList() []Rack {
 	case len(c.Racks) > 0:
 		return c.Racks
 	}
-	return []Rack{{Name: c.Rack, Host: c.OxideHost, TokenFile: c.OxideTokenFile, Project: c.OxideProject, CAFile: c.OxideCAFile, Token: c.OxideToken}}
+	return []Rack{
+		{
+			Name:      c.Rack,
+			Host:      c.OxideHost,
+			TokenFile: c.OxideTokenFile,
+			Project:   c.OxideProject,
+			CAFile:    c.OxideCAFile,
+			Token:     c.OxideToken,
+		},
+	}
 }

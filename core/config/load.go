@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -45,7 +49,12 @@ func LoadIdentity(fs *pflag.FlagSet, environ []string) (Config, []string, error)
 	return loadAs(fs, environ, func(c *Config) { c.Mode = ModeNode }, Config.validateIdentity)
 }
 
-func loadAs(fs *pflag.FlagSet, environ []string, adjust func(*Config), validate func(Config) Problems) (Config, []string, error) {
+func loadAs(
+	fs *pflag.FlagSet,
+	environ []string,
+	adjust func(*Config),
+	validate func(Config) Problems,
+) (Config, []string, error) {
 	l := loader{merged: koanf.New(delim), from: map[string]string{}}
 	unknown := l.merge(fs, environ)
 	l.decode()
@@ -55,7 +64,10 @@ func loadAs(fs *pflag.FlagSet, environ []string, adjust func(*Config), validate 
 	l.config.RackGiven = l.from["rack"] != ""
 	warnings := l.resolve()
 	if len(unknown) > 0 {
-		warnings = append(warnings, fmt.Sprintf("config: unknown environment variables are ignored: %s", strings.Join(unknown, ", ")))
+		warnings = append(
+			warnings,
+			fmt.Sprintf("config: unknown environment variables are ignored: %s", strings.Join(unknown, ", ")),
+		)
 	}
 
 	for _, p := range validate(l.config) {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -339,7 +343,9 @@ func TestNodeHasNoRackAccess(t *testing.T) {
 			if err != nil || len(warnings) > 0 {
 				t.Fatal(warnings, err)
 			}
-			if got.OxideHost+got.OxideProject+got.OxideTokenFile+got.OxideCAFile+got.OxideToken.Reveal() != "" || got.RackList() != nil || got.Rack != tt.rack {
+			if got.OxideHost+got.OxideProject+got.OxideTokenFile+got.OxideCAFile+got.OxideToken.Reveal() != "" ||
+				got.RackList() != nil ||
+				got.Rack != tt.rack {
 				t.Errorf("a node got %+v", got)
 			}
 			for _, rack := range got.Racks {
@@ -478,12 +484,19 @@ func TestLoadIdentity(t *testing.T) {
 	if err := fs.Parse([]string{"--config=" + file, "--metadata=guest", "--sys-root=/host/sys"}); err != nil {
 		t.Fatal(err)
 	}
-	environ := []string{"OXIDE_TOKEN=" + token, "OXIDE_HOST=not a host", "OXIDE_CSI_MODE=controller", "OXIDE_CSI_NODE_NAME=worker-3", "NOMAD_TOKEN=t"}
+	environ := []string{
+		"OXIDE_TOKEN=" + token,
+		"OXIDE_HOST=not a host",
+		"OXIDE_CSI_MODE=controller",
+		"OXIDE_CSI_NODE_NAME=worker-3",
+		"NOMAD_TOKEN=t",
+	}
 	got, warnings, err := LoadIdentity(fs, environ)
 	if err != nil || len(warnings) > 0 {
 		t.Fatal(warnings, err)
 	}
-	if got.Metadata != "guest" || got.SysRoot != "/host/sys" || got.NodeName != "worker-3" || got.Rack != "east" || got.NomadToken.Reveal() != "t" {
+	if got.Metadata != "guest" || got.SysRoot != "/host/sys" || got.NodeName != "worker-3" || got.Rack != "east" ||
+		got.NomadToken.Reveal() != "t" {
 		t.Errorf("%+v", got)
 	}
 	if !got.OxideToken.Empty() || got.OxideHost != "" || got.Racks[0].TokenFile != "" {
@@ -493,7 +506,13 @@ func TestLoadIdentity(t *testing.T) {
 		t.Error("it has flags that it does not use")
 	}
 
-	environ = []string{"OXIDE_CSI_METADATA=aws", "OXIDE_RACK=-", "OXIDE_CSI_LOG_FORMAT=xml", "OXIDE_INSTANCE_ID=${x}", "CSI_ENDPOINT=tcp://x"}
+	environ = []string{
+		"OXIDE_CSI_METADATA=aws",
+		"OXIDE_RACK=-",
+		"OXIDE_CSI_LOG_FORMAT=xml",
+		"OXIDE_INSTANCE_ID=${x}",
+		"CSI_ENDPOINT=tcp://x",
+	}
 	_, _, err = LoadIdentity(nil, environ)
 	if got := problemsOf(t, err); len(got) != 4 {
 		t.Errorf("%d problems, want one of each setting that is asked for: %s", len(got), got)

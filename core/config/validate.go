@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -214,7 +218,13 @@ func (c Config) checkNode(p *Problems) {
 		p.add("--max-disks", "%d is not between %d and %d", c.MaxDisks, minMaxDisks, maxMaxDisks)
 	}
 	if most := c.MaxDisks - minMaxDisks; c.ReserveDisks < 0 || c.ReserveDisks > max(0, most) {
-		p.add("--reserve-disks", "%d is not between 0 and %d: of --max-disks %d, one is the boot disk and one must be left for a volume", c.ReserveDisks, max(0, most), c.MaxDisks)
+		p.add(
+			"--reserve-disks",
+			"%d is not between 0 and %d: of --max-disks %d, one is the boot disk and one must be left for a volume",
+			c.ReserveDisks,
+			max(0, most),
+			c.MaxDisks,
+		)
 	}
 	c.checkIdentity(p)
 	checkAbsolute(p, "--state-dir", c.StateDir)
@@ -256,7 +266,12 @@ func (c Config) checkKubelet(p *Problems) {
 	}
 	checkAbsolute(p, "--kubelet-registration-dir", c.KubeletRegistrationDir)
 	if length := len(filepath.Join(c.KubeletRegistrationDir, kubeletSocket)); length > maxSocketPath {
-		p.add("--kubelet-registration-dir", "the path of the socket in it has %d bytes, and a unix socket's has at most %d; use a shorter one", length, maxSocketPath)
+		p.add(
+			"--kubelet-registration-dir",
+			"the path of the socket in it has %d bytes, and a unix socket's has at most %d; use a shorter one",
+			length,
+			maxSocketPath,
+		)
 	}
 }
 
@@ -281,11 +296,17 @@ func (c Config) checkIdentity(p *Problems) {
 		}
 	case MetadataStatic:
 		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {
-			p.add("--metadata", "static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto")
+			p.add(
+				"--metadata",
+				"static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto",
+			)
 		}
 	case MetadataKubernetes:
 		if c.Mode.Node() && c.NodeName == "" {
-			p.add("--node-name", "is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
+			p.add(
+				"--node-name",
+				"is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
+			)
 		}
 	default:
 		p.add("--metadata", "%s is not one of auto, static, guest, kubernetes, nomad, none", quote(c.Metadata))
@@ -316,7 +337,11 @@ func (c Config) checkServing(p *Problems) {
 	if c.HTTPEndpoint != "" {
 		_, port, err := net.SplitHostPort(c.HTTPEndpoint)
 		if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
-			p.add("--http-endpoint", "%s is not host:port; write 127.0.0.1:9808, or :9808 for every address", quote(c.HTTPEndpoint))
+			p.add(
+				"--http-endpoint",
+				"%s is not host:port; write 127.0.0.1:9808, or :9808 for every address",
+				quote(c.HTTPEndpoint),
+			)
 		}
 	} else if c.Pprof {
 		p.add("--pprof", "needs --http-endpoint to be served on")
@@ -338,8 +363,14 @@ func checkProject(project string) error {
 	if project == "" {
 		return errors.New("is required; give the name or ID of the project that the disks live in")
 	}
-	if _, err := metadata.ParseInstanceID(project); err != nil && (len(project) > maxNameBytes || !oxideNames.MatchString(project)) {
-		return fmt.Errorf("%s is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID", quote(project))
+	if _, err := metadata.ParseInstanceID(
+		project,
+	); err != nil &&
+		(len(project) > maxNameBytes || !oxideNames.MatchString(project)) {
+		return fmt.Errorf(
+			"%s is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID",
+			quote(project),
+		)
 	}
 	return nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -183,7 +187,9 @@ func TestControllerWithoutAnInstance(t *testing.T) {
 func TestStaticNeedsAnIdentity(t *testing.T) {
 	args := append(without(complete, "instance-id"), "--metadata=static")
 	_, _, err := load(t, args, tokenEnv, "")
-	want := []string{"config: --metadata: static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto"}
+	want := []string{
+		"config: --metadata: static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto",
+	}
 	if diff := cmp.Diff(want, problemsOf(t, err)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -195,7 +201,9 @@ func TestStaticNeedsAnIdentity(t *testing.T) {
 func TestProblemsOfTheEnvironmentAndFileSayWhere(t *testing.T) {
 	yaml := "# first\nlogLevel: loud\ncluster-id: x\nclusterid: y\nracks: {}\nmaxDisks: [8]\nnodeName: a\nnodeName: b\noxideToken: " + token + "\nconfig: /x\n"
 	file := write(t, yaml)
-	environ := append([]string{"OXIDE_CSI_CONFIG=" + file, "OXIDE_CSI_DEVICE_TIMEOUT=soon", "OXIDE_CSI_LOG_FORMAT=xml"}, tokenEnv...)
+	environ := append(
+		[]string{"OXIDE_CSI_CONFIG=" + file, "OXIDE_CSI_DEVICE_TIMEOUT=soon", "OXIDE_CSI_LOG_FORMAT=xml"},
+		tokenEnv...)
 	_, _, err := load(t, complete, environ, "")
 	want := []string{
 		`config: --config: FILE line 3: unknown key "cluster-id"; it is written "clusterID"`,
@@ -235,7 +243,12 @@ func TestFilesThatAreNone(t *testing.T) {
 		})
 	}
 	_, _, err := load(t, append(complete, "--config="+dir), tokenEnv, "")
-	if got := problemsOf(t, err, dir); len(got) != 1 || got[0] != "config: --config: FILE is not a regular file; name a YAML file that the plugin may read" {
+	if got := problemsOf(
+		t,
+		err,
+		dir,
+	); len(got) != 1 ||
+		got[0] != "config: --config: FILE is not a regular file; name a YAML file that the plugin may read" {
 		t.Errorf("a directory: %q", got)
 	}
 	for _, nothing := range []string{"# nothing\n", "---\n", "~\n", "{}\n"} {
@@ -397,7 +410,10 @@ func TestCAFiles(t *testing.T) {
 	if pool, err := ReadCAs(""); pool != nil || err != nil {
 		t.Errorf("without a file: %v, %v", pool, err)
 	}
-	if _, err := ReadCAs(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "name a file with the CA's certificate") {
+	if _, err := ReadCAs(
+		filepath.Join(t.TempDir(), "none"),
+	); err == nil ||
+		!strings.Contains(err.Error(), "name a file with the CA's certificate") {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -41,7 +45,10 @@ func TestAbandonedCalls(t *testing.T) {
 		r := newRig(t)
 		volume, node := r.Create(t, "volume"), r.Node(t, "node-a")
 		r.lateCall(t, "instance_disk_attach", func(ctx context.Context) error {
-			_, err := r.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: capability})
+			_, err := r.ControllerPublishVolume(
+				ctx,
+				&csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: capability},
+			)
 			return err
 		})
 		r.Must(t, r.Unpublish(t, volume, node))

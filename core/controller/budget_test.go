@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -62,7 +66,13 @@ var (
 	publishIt   = func(t *testing.T, r *rig, id string) { _ = r.Publish(t, id, nodeOf(t, r)) }
 	unpublishIt = func(t *testing.T, r *rig, id string) { _ = r.Unpublish(t, id, nodeOf(t, r)) }
 	validateIt  = func(t *testing.T, r *rig, id string) {
-		_, _ = r.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}})
+		_, _ = r.ValidateVolumeCapabilities(
+			t.Context(),
+			&csi.ValidateVolumeCapabilitiesRequest{
+				VolumeId:           id,
+				VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()},
+			},
+		)
 	}
 	getVolume = func(t *testing.T, r *rig, id string) {
 		_, _ = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
@@ -101,29 +111,41 @@ func cloneInTheWay(t *testing.T, r *rig) string {
 	id := r.Create(t, "v")
 	r.left(t, coretest.Cluster, "c", id)
 	r.Inject(t, "disk_create", lab.FaultLost, 0)
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "snapshot_delete", Kind: lab.FaultStatus, Status: 503, Skip: 1})
+	_, err := r.Sim.Inject(
+		t.Context(),
+		lab.Fault{Operation: "snapshot_delete", Kind: lab.FaultStatus, Status: 503, Skip: 1},
+	)
 	r.Must(t, err)
 	return id
 }
 
 // budgets are the paths of the page, by the names of its rows: the happy one and the worst one.
 var budgets = map[string][2]path{
-	"CreateVolume":                 {{nothing, createBlank}, {faulty(nothing, "disk_create", lab.FaultLost, 0), createBlank}},
+	"CreateVolume": {
+		{nothing, createBlank},
+		{faulty(nothing, "disk_create", lab.FaultLost, 0), createBlank},
+	},
 	"CreateVolume from a snapshot": {{aSnapshot, restore}, {faulty(aSnapshot, "disk_create", lab.FaultLost, 0), restore}},
 	"CreateVolume from a volume":   {{aVolume, clone}, {cloneInTheWay, clone}},
-	"DeleteVolume":                 {{aVolume, deleteIt}, {faulty(aVolume, "disk_delete", lab.FaultStatus, 400), deleteIt}},
-	"ControllerPublishVolume":      {{aVolume, publishIt}, {running(aVolume), publishIt}},
-	"ControllerUnpublishVolume":    {{published, unpublishIt}, {running(published), unpublishIt}},
-	"ValidateVolumeCapabilities":   {{aVolume, validateIt}, {nothing, validateIt}},
-	"ListVolumes":                  {{aVolume, listVolumes}, {aVolume, listVolumes}},
-	"ControllerGetVolume":          {{aVolume, getVolume}, {nothing, getVolume}},
-	"GetCapacity":                  {{nothing, getCapacity}, {nothing, getCapacity}},
-	"CreateSnapshot":               {{aVolume, snapshotIt}, {faulty(aVolume, "snapshot_create", lab.FaultLost, 0), snapshotIt}},
-	"DeleteSnapshot":               {{aSnapshot, deleteSnapshot}, {nothing, deleteSnapshot}},
-	"ListSnapshots":                {{aSnapshot, listSnapshots}, {nothing, listSnapshots}},
-	"GetSnapshot":                  {{aSnapshot, getSnapshot}, {nothing, getSnapshot}},
-	"ControllerGetVolumeHealth":    {{aVolume, getHealth}, {nothing, getHealth}},
-	"ControllerListVolumeHealth":   {{aVolume, listHealth}, {aVolume, listHealth}},
+	"DeleteVolume": {
+		{aVolume, deleteIt},
+		{faulty(aVolume, "disk_delete", lab.FaultStatus, 400), deleteIt},
+	},
+	"ControllerPublishVolume":    {{aVolume, publishIt}, {running(aVolume), publishIt}},
+	"ControllerUnpublishVolume":  {{published, unpublishIt}, {running(published), unpublishIt}},
+	"ValidateVolumeCapabilities": {{aVolume, validateIt}, {nothing, validateIt}},
+	"ListVolumes":                {{aVolume, listVolumes}, {aVolume, listVolumes}},
+	"ControllerGetVolume":        {{aVolume, getVolume}, {nothing, getVolume}},
+	"GetCapacity":                {{nothing, getCapacity}, {nothing, getCapacity}},
+	"CreateSnapshot": {
+		{aVolume, snapshotIt},
+		{faulty(aVolume, "snapshot_create", lab.FaultLost, 0), snapshotIt},
+	},
+	"DeleteSnapshot":             {{aSnapshot, deleteSnapshot}, {nothing, deleteSnapshot}},
+	"ListSnapshots":              {{aSnapshot, listSnapshots}, {nothing, listSnapshots}},
+	"GetSnapshot":                {{aSnapshot, getSnapshot}, {nothing, getSnapshot}},
+	"ControllerGetVolumeHealth":  {{aVolume, getHealth}, {nothing, getHealth}},
+	"ControllerListVolumeHealth": {{aVolume, listHealth}, {aVolume, listHealth}},
 }
 
 // The page says what each RPC asks of a rack, and the rack counts it.

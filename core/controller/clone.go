@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -55,7 +59,13 @@ func (c onRack) readySource(ctx context.Context, disk rack.Disk) (rack.Disk, err
 	default:
 		return disk, nil
 	}
-	return disk, rpc.FailedPrecondition("rack %q makes no snapshot of disk %q (%s): it %s", c.rack.Name(), disk.Name, disk.ID, why)
+	return disk, rpc.FailedPrecondition(
+		"rack %q makes no snapshot of disk %q (%s): it %s",
+		c.rack.Name(),
+		disk.Name,
+		disk.ID,
+		why,
+	)
 }
 
 // copyDisk makes the copy, unless it is there already. Whatever comes of it, the temporary snapshot goes first.
@@ -108,17 +118,30 @@ func (c onRack) takeTemporary(ctx context.Context, want wanted) (rack.Snapshot, 
 	case err == nil, errors.Is(err, rack.ErrCapacity):
 		return snapshot, err
 	case errors.Is(err, rack.ErrNotFound):
-		return snapshot, rpc.Unavailable("volume %q: its source, disk %s, was there and is gone: ask again: %w", want.name, want.cloneOf, err)
+		return snapshot, rpc.Unavailable(
+			"volume %q: its source, disk %s, was there and is gone: ask again: %w",
+			want.name,
+			want.cloneOf,
+			err,
+		)
 	}
 	return snapshot, unknownOutcome(ctx, fmt.Errorf("volume %q: copy disk %s: %w", want.name, want.cloneOf, err))
 }
 
 // checkTemporary refuses to touch a snapshot that only has the name of one of ours.
 func (c onRack) checkTemporary(snapshot rack.Snapshot) error {
-	if owner, ours := rack.ParseDescription(snapshot.Description); ours && owner.Cluster == c.cluster && snapshot.Temporary() {
+	if owner, ours := rack.ParseDescription(
+		snapshot.Description,
+	); ours && owner.Cluster == c.cluster &&
+		snapshot.Temporary() {
 		return nil
 	}
-	return rpc.AlreadyExists("snapshot %q (%s) in project %q was not made by this plugin and has the name of a temporary one: rename or delete it", snapshot.Name, snapshot.ID, c.rack.ProjectName())
+	return rpc.AlreadyExists(
+		"snapshot %q (%s) in project %q was not made by this plugin and has the name of a temporary one: rename or delete it",
+		snapshot.Name,
+		snapshot.ID,
+		c.rack.ProjectName(),
+	)
 }
 
 // dropTemporary deletes the temporary snapshot of a volume, if there is one.
@@ -150,6 +173,14 @@ func (c onRack) deleteTemporary(ctx context.Context, snapshot rack.Snapshot) {
 }
 
 func (c onRack) leftTemporary(name string, err error) {
-	c.log.Warn("a temporary snapshot could not be deleted and will be within an hour or so", "name", name, "rack", c.rack.Name(), "error", err.Error())
+	c.log.Warn(
+		"a temporary snapshot could not be deleted and will be within an hour or so",
+		"name",
+		name,
+		"rack",
+		c.rack.Name(),
+		"error",
+		err.Error(),
+	)
 	c.sweeper.in(c.sweeper.age)
 }

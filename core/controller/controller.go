@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -134,8 +138,14 @@ func (c onRack) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 		if ours {
 			whose = fmt.Sprintf("belongs to cluster %q, this is cluster %q", owner.Cluster, c.cluster)
 		}
-		return rpc.FailedPrecondition("disk %q (%s) %s and is not deleted: delete it yourself on rack %q, with \"oxide disk delete --disk %s\", and the volume is gone",
-			disk.Name, disk.ID, whose, c.rack.Name(), disk.ID)
+		return rpc.FailedPrecondition(
+			"disk %q (%s) %s and is not deleted: delete it yourself on rack %q, with \"oxide disk delete --disk %s\", and the volume is gone",
+			disk.Name,
+			disk.ID,
+			whose,
+			c.rack.Name(),
+			disk.ID,
+		)
 	}
 	if err := c.checkProject(ctx, *disk); err != nil {
 		return err
@@ -166,21 +176,41 @@ func (c onRack) checkProject(ctx context.Context, disk rack.Disk) error {
 		return err
 	}
 	if disk.ProjectID != project {
-		return rpc.FailedPrecondition("disk %q (%s) is in another project than %q: this plugin uses disks of its own project only", disk.Name, disk.ID, c.rack.ProjectName())
+		return rpc.FailedPrecondition(
+			"disk %q (%s) is in another project than %q: this plugin uses disks of its own project only",
+			disk.Name,
+			disk.ID,
+			c.rack.ProjectName(),
+		)
 	}
 	return nil
 }
 
 func (c onRack) inUse(ctx context.Context, disk rack.Disk) error {
 	if lazy, err := c.lazy(ctx); err == nil && lazy[disk.ID] == disk.InstanceID {
-		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition("disk %q (%s) is unpublished, and instance %s still has it: it will be detached with the next planned restart of that instance, or now if you stop the instance yourself; nothing is restarted to delete a volume",
-			disk.Name, disk.ID, disk.InstanceID))
+		return rpc.LoggedAt(
+			slog.LevelInfo,
+			rpc.FailedPrecondition(
+				"disk %q (%s) is unpublished, and instance %s still has it: it will be detached with the next planned restart of that instance, or now if you stop the instance yourself; nothing is restarted to delete a volume",
+				disk.Name,
+				disk.ID,
+				disk.InstanceID,
+			),
+		)
 	}
-	return rpc.FailedPrecondition("disk %q (%s) is attached to instance %s and is not deleted: unpublish the volume from that node first", disk.Name, disk.ID, disk.InstanceID)
+	return rpc.FailedPrecondition(
+		"disk %q (%s) is attached to instance %s and is not deleted: unpublish the volume from that node first",
+		disk.Name,
+		disk.ID,
+		disk.InstanceID,
+	)
 }
 
 // ValidateVolumeCapabilities says whether a volume can be used in the given ways: CSI spec, ValidateVolumeCapabilities.
-func (c *Service) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (c *Service) ValidateVolumeCapabilities(
+	ctx context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest,
+) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if err := validateValidateVolumeCapabilities(req); err != nil {
 		return nil, err
 	}
@@ -204,7 +234,10 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valid
 
 // unsupported says why a volume cannot be used as asked: an error with a code of ours is the answer, another one a failure.
 func (c onRack) unsupported(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest, disk rack.Disk) error {
-	if err := rpc.FirstError(supportedCapabilities(req.GetVolumeCapabilities()), checkMutableParameters(req.GetMutableParameters())); err != nil {
+	if err := rpc.FirstError(
+		supportedCapabilities(req.GetVolumeCapabilities()),
+		checkMutableParameters(req.GetMutableParameters()),
+	); err != nil {
 		return err
 	}
 	params, err := parseParameters(req.GetParameters(), req.GetVolumeCapabilities())
@@ -228,7 +261,10 @@ func (c onRack) unsupported(ctx context.Context, req *csi.ValidateVolumeCapabili
 }
 
 // ControllerGetCapabilities: CSI spec, ControllerGetCapabilities.
-func (c *Service) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (c *Service) ControllerGetCapabilities(
+	context.Context,
+	*csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: controllerCapabilities()}, nil
 }
 
@@ -237,7 +273,10 @@ func (c *Service) ControllerGetCapabilities(context.Context, *csi.ControllerGetC
 func (c *Service) disk(ctx context.Context, volumeID string) (onRack, rack.Disk, error) {
 	id, ok := diskname.ParseID(volumeID)
 	if !ok {
-		return onRack{}, rack.Disk{}, rpc.NotFound("volume_id %q is no disk ID: the ID of a volume is the UUID of its disk", volumeID)
+		return onRack{}, rack.Disk{}, rpc.NotFound(
+			"volume_id %q is no disk ID: the ID of a volume is the UUID of its disk",
+			volumeID,
+		)
 	}
 	client, disk, err := find(ctx, c.racks, id, (*rack.Client).Disk)
 	return c.on(client), disk, err

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -35,7 +39,12 @@ func TestCreateVolume(t *testing.T) {
 		VolumeId:      got.GetVolume().GetVolumeId(),
 		CapacityBytes: 2 * coretest.GiB,
 		VolumeContext: map[string]string{
-			"diskName": name, "sizeBytes": "2147483648", "blockSize": "512", "mkfsOptions": "-m 1", "rootUid": "999", "rootMode": "0770",
+			"diskName":    name,
+			"sizeBytes":   "2147483648",
+			"blockSize":   "512",
+			"mkfsOptions": "-m 1",
+			"rootUid":     "999",
+			"rootMode":    "0770",
 		},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"topology.csi.oxide.computer/rack": "default"}}},
 	}})
@@ -43,7 +52,10 @@ func TestCreateVolume(t *testing.T) {
 	if string(disk.Name) != name || int(disk.BlockSize) != 512 || disk.DiskType != oxide.DiskTypeDistributed {
 		t.Errorf("the rack shows %+v", disk)
 	}
-	if owner, ours := rack.ParseDescription(disk.Description); !ours || owner.Name != "pvc-1" || owner.PVC != "db/data" || owner.Cluster != coretest.Cluster {
+	if owner, ours := rack.ParseDescription(
+		disk.Description,
+	); !ours || owner.Name != "pvc-1" || owner.PVC != "db/data" ||
+		owner.Cluster != coretest.Cluster {
 		t.Errorf("description %s", disk.Description)
 	}
 
@@ -148,7 +160,12 @@ func TestCreateVolumeConflicts(t *testing.T) {
 		coretest.WantCode(t, err, codes.AlreadyExists, "precious", "not made by this plugin")
 	})
 	t.Run("of another volume whose name has the same hash, as far as it is in the disk's name", func(t *testing.T) {
-		r.UserDisk(t, coretest.Project, diskname.ForVolume(coretest.Cluster, "x"), rack.NewDescription(coretest.Cluster, "y", "").Encode())
+		r.UserDisk(
+			t,
+			coretest.Project,
+			diskname.ForVolume(coretest.Cluster, "x"),
+			rack.NewDescription(coretest.Cluster, "y", "").Encode(),
+		)
 		_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("x"))
 		coretest.WantCode(t, err, codes.AlreadyExists, `volume "y"`)
 	})
@@ -324,7 +341,13 @@ func TestRevokedRoleIsNotGone(t *testing.T) {
 	coretest.WantCode(t, r.Delete(t, id), codes.Unavailable, "token", coretest.Project)
 	coretest.WantCode(t, r.Unpublish(t, id, node), codes.Unavailable, "token", coretest.Project)
 	coretest.WantCode(t, r.Publish(t, id, node), codes.Unavailable, "token", coretest.Project)
-	_, err = r.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}})
+	_, err = r.ValidateVolumeCapabilities(
+		t.Context(),
+		&csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId:           id,
+			VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()},
+		},
+	)
 	coretest.WantCode(t, err, codes.Unavailable, "token", coretest.Project)
 	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("w"))
 	coretest.WantCode(t, err, codes.FailedPrecondition, coretest.Project)
@@ -360,7 +383,10 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	multi.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	vfat := coretest.MountWriter()
 	vfat.GetMount().FsType = "vfat"
-	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{}, AccessMode: coretest.MountWriter().GetAccessMode()}
+	block := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{},
+		AccessMode: coretest.MountWriter().GetAccessMode(),
+	}
 	for _, test := range []struct {
 		name      string
 		change    func(*csi.ValidateVolumeCapabilitiesRequest)
@@ -384,7 +410,10 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		{"unknown parameter", func(r *csi.ValidateVolumeCapabilitiesRequest) { r.Parameters = map[string]string{"speed": "11"} }, false, "speed"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			req := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}}
+			req := &csi.ValidateVolumeCapabilitiesRequest{
+				VolumeId:           id,
+				VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()},
+			}
 			test.change(req)
 			resp, err := r.ValidateVolumeCapabilities(t.Context(), req)
 			r.Must(t, err)
@@ -401,6 +430,12 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 			}
 		})
 	}
-	_, err := r.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: uuid.NewString(), VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}})
+	_, err := r.ValidateVolumeCapabilities(
+		t.Context(),
+		&csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId:           uuid.NewString(),
+			VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()},
+		},
+	)
 	coretest.WantCode(t, err, codes.NotFound)
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -75,22 +79,34 @@ func (c *Service) parseWanted(req *csi.CreateVolumeRequest) (wanted, error) {
 	if source := req.GetVolumeContentSource().GetSnapshot(); source != nil {
 		id, ok := diskname.ParseID(source.GetSnapshotId())
 		if !ok {
-			return wanted{}, rpc.NotFound("volume_content_source: snapshot_id %q is no snapshot ID: the ID of a snapshot is its UUID on the rack", source.GetSnapshotId())
+			return wanted{}, rpc.NotFound(
+				"volume_content_source: snapshot_id %q is no snapshot ID: the ID of a snapshot is its UUID on the rack",
+				source.GetSnapshotId(),
+			)
 		}
 		want.snapshotID = id
 	}
 	if source := req.GetVolumeContentSource().GetVolume(); source != nil {
 		id, ok := diskname.ParseID(source.GetVolumeId())
 		if !ok {
-			return wanted{}, rpc.NotFound("volume_content_source: volume_id %q is no disk ID: the ID of a volume is the UUID of its disk", source.GetVolumeId())
+			return wanted{}, rpc.NotFound(
+				"volume_content_source: volume_id %q is no disk ID: the ID of a volume is the UUID of its disk",
+				source.GetVolumeId(),
+			)
 		}
 		want.cloneOf = id
 	}
 	switch {
 	case params.readOnly && want.snapshotID == "":
-		return wanted{}, rpc.InvalidArgument("parameter %s: only a volume made from a snapshot can be read-only", rpc.KeyReadOnly)
+		return wanted{}, rpc.InvalidArgument(
+			"parameter %s: only a volume made from a snapshot can be read-only",
+			rpc.KeyReadOnly,
+		)
 	case params.diskType == diskTypeLocal && !want.blank():
-		return wanted{}, rpc.InvalidArgument("parameter %s: a local disk is made blank only: leave out the parameter or the volume_content_source", rpc.ParameterDiskType)
+		return wanted{}, rpc.InvalidArgument(
+			"parameter %s: a local disk is made blank only: leave out the parameter or the volume_content_source",
+			rpc.ParameterDiskType,
+		)
 	}
 	return want, nil
 }
@@ -132,7 +148,10 @@ func (c *Service) madeBefore(ctx context.Context, want wanted, candidates []*rac
 		case looked.err == nil:
 			found, at = append(found, looked.thing), append(at, client)
 		case !errors.Is(looked.err, rack.ErrNotFound):
-			return onRack{}, rack.Disk{}, unknownOutcome(ctx, fmt.Errorf("volume %q may be on rack %q already, which does not tell: %w", want.name, client.Name(), looked.err))
+			return onRack{}, rack.Disk{}, unknownOutcome(
+				ctx,
+				fmt.Errorf("volume %q may be on rack %q already, which does not tell: %w", want.name, client.Name(), looked.err),
+			)
 		}
 	}
 	switch len(found) {
@@ -143,7 +162,13 @@ func (c *Service) madeBefore(ctx context.Context, want wanted, candidates []*rac
 		disk, err := on.accept(ctx, want, found[0])
 		return on, disk, err
 	}
-	return onRack{}, rack.Disk{}, rpc.AlreadyExists("volume %q: racks %q and %q both have a disk %q: delete the one that is not in use", want.name, at[0].Name(), at[1].Name(), name)
+	return onRack{}, rack.Disk{}, rpc.AlreadyExists(
+		"volume %q: racks %q and %q both have a disk %q: delete the one that is not in use",
+		want.name,
+		at[0].Name(),
+		at[1].Name(),
+		name,
+	)
 }
 
 // make makes the disk on this rack, from a snapshot if one is given, or finds that it is there already.
@@ -166,7 +191,8 @@ func (c onRack) make(ctx context.Context, want wanted, sizeBytes int64, snapshot
 // existing settles a create that the rack did not answer with a disk: it returns the disk where it is there after all and
 // is what was asked for, and otherwise the error to answer.
 func (c onRack) existing(ctx context.Context, want wanted, createErr error) (rack.Disk, error) {
-	mayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) || rack.OutcomeUnknown(createErr)
+	mayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) ||
+		rack.OutcomeUnknown(createErr)
 	if !mayExist {
 		if errors.Is(createErr, rack.ErrSize) {
 			return rack.Disk{}, rpc.OutOfRange("capacity_range: %w", createErr)
@@ -199,8 +225,13 @@ func (c onRack) accept(ctx context.Context, want wanted, disk rack.Disk) (rack.D
 	case err != nil:
 		return rack.Disk{}, err
 	case settled.State == rack.Faulted:
-		return rack.Disk{}, rpc.Unavailable("volume %q: disk %q (%s) is faulted and will not be handed out: delete it on rack %q, or have the rack's operator look at it",
-			want.name, disk.Name, disk.ID, c.rack.Name())
+		return rack.Disk{}, rpc.Unavailable(
+			"volume %q: disk %q (%s) is faulted and will not be handed out: delete it on rack %q, or have the rack's operator look at it",
+			want.name,
+			disk.Name,
+			disk.ID,
+			c.rack.Name(),
+		)
 	}
 	return settled, nil
 }
@@ -225,7 +256,14 @@ func unknownOutcome(ctx context.Context, err error) error {
 // compare refuses a disk that has the right name and is not what was asked for.
 func (c onRack) compare(disk rack.Disk, want wanted) error {
 	found := func(format string, args ...any) error {
-		return rpc.AlreadyExists("volume %q: disk %q (%s) exists in project %q, but %s", want.name, disk.Name, disk.ID, c.rack.ProjectName(), fmt.Sprintf(format, args...))
+		return rpc.AlreadyExists(
+			"volume %q: disk %q (%s) exists in project %q, but %s",
+			want.name,
+			disk.Name,
+			disk.ID,
+			c.rack.ProjectName(),
+			fmt.Sprintf(format, args...),
+		)
 	}
 	owner, ours := rack.ParseDescription(disk.Description)
 	switch {
@@ -234,7 +272,12 @@ func (c onRack) compare(disk rack.Disk, want wanted) error {
 	case !owner.SameThing(want.description):
 		return found("belongs to volume %q of cluster %q", owner.Name, owner.Cluster)
 	case !suits(disk.SizeBytes, want.capacity):
-		return found("has %d bytes, which is not in the range from %d to %d", disk.SizeBytes, want.capacity.GetRequiredBytes(), want.capacity.GetLimitBytes())
+		return found(
+			"has %d bytes, which is not in the range from %d to %d",
+			disk.SizeBytes,
+			want.capacity.GetRequiredBytes(),
+			want.capacity.GetLimitBytes(),
+		)
 	case want.blank() && want.params.blockSize != 0 && want.params.blockSize != disk.BlockSize:
 		return found("has blocks of %d bytes, not %d", disk.BlockSize, want.params.blockSize)
 	case want.params.diskType != "" && (want.params.diskType == diskTypeLocal) != disk.Local:
@@ -277,7 +320,11 @@ func (c *Service) restore(ctx context.Context, want wanted, candidates []*rack.C
 		return onRack{}, rack.Disk{}, err
 	}
 	if snapshot.Temporary() {
-		return onRack{}, rack.Disk{}, rpc.NotFound("volume_content_source: snapshot %q (%s) is a temporary one of this plugin's own", snapshot.Name, snapshot.ID)
+		return onRack{}, rack.Disk{}, rpc.NotFound(
+			"volume_content_source: snapshot %q (%s) is a temporary one of this plugin's own",
+			snapshot.Name,
+			snapshot.ID,
+		)
 	}
 	if snapshot, err = on.readySnapshot(ctx, snapshot); err != nil {
 		return onRack{}, rack.Disk{}, err
@@ -287,7 +334,11 @@ func (c *Service) restore(ctx context.Context, want wanted, candidates []*rack.C
 		return onRack{}, rack.Disk{}, err
 	}
 	if want.params.readOnly && size != snapshot.SizeBytes {
-		return onRack{}, rack.Disk{}, rpc.OutOfRange("capacity_range: a read-only volume has exactly the %d bytes of its snapshot, not %d", snapshot.SizeBytes, size)
+		return onRack{}, rack.Disk{}, rpc.OutOfRange(
+			"capacity_range: a read-only volume has exactly the %d bytes of its snapshot, not %d",
+			snapshot.SizeBytes,
+			size,
+		)
 	}
 	want.description.Lineage = lineageOf(snapshot)
 	disk, err := on.make(ctx, want, size, snapshot.ID)
@@ -306,7 +357,12 @@ func lineageOf(snapshot rack.Snapshot) []string {
 }
 
 // madeFromGone answers a create whose source cannot be had: the volume may have been made from it before it went.
-func (c *Service) madeFromGone(ctx context.Context, want wanted, candidates []*rack.Client, sourceErr error) (onRack, rack.Disk, error) {
+func (c *Service) madeFromGone(
+	ctx context.Context,
+	want wanted,
+	candidates []*rack.Client,
+	sourceErr error,
+) (onRack, rack.Disk, error) {
 	if !errors.Is(sourceErr, rack.ErrNotFound) {
 		return onRack{}, rack.Disk{}, sourceErr
 	}
@@ -320,14 +376,26 @@ func (c *Service) madeFromGone(ctx context.Context, want wanted, candidates []*r
 // checkSource refuses a source that is on a rack where the volume may not be, or in another project.
 func (c onRack) checkSource(ctx context.Context, kind, name, id, projectID string, candidates []*rack.Client) error {
 	if !slices.Contains(candidates, c.rack) {
-		return rpc.ResourceExhausted("accessibility_requirements do not allow rack %q, where %s %q (%s) is: what is made from it stays on its rack", c.rack.Name(), kind, name, id)
+		return rpc.ResourceExhausted(
+			"accessibility_requirements do not allow rack %q, where %s %q (%s) is: what is made from it stays on its rack",
+			c.rack.Name(),
+			kind,
+			name,
+			id,
+		)
 	}
 	project, err := c.rack.ProjectID(ctx)
 	if err != nil {
 		return err
 	}
 	if projectID != project {
-		return rpc.FailedPrecondition("%s %q (%s) is in another project than %q: this plugin uses its own project only", kind, name, id, c.rack.ProjectName())
+		return rpc.FailedPrecondition(
+			"%s %q (%s) is in another project than %q: this plugin uses its own project only",
+			kind,
+			name,
+			id,
+			c.rack.ProjectName(),
+		)
 	}
 	return nil
 }

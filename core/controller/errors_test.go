@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -20,12 +24,24 @@ func refusal(status int, code, message string) lab.Fault {
 
 // Answers of a rack, docs/reference/rack.md §1 to §7, and of whatever may stand before it.
 var (
-	refused400      = refusal(400, "InvalidRequest", "a reason that this plugin has never heard")
-	badSize         = refusal(400, "InvalidValue", `unsupported value for "size": total size coretest.Must be less than 1023 GiB`)
-	badBlockSize    = refusal(400, "InvalidValue", `unsupported value for "size and block_size": total size coretest.Must be a multiple of block size 4096`)
-	badValue        = refusal(400, "InvalidValue", `unsupported value for "description": too much of it`)
-	badJSON         = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: "unable to parse JSON body: EOF"}
-	badVersion      = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: "server does not support this API version: 2026060800.0.0"}
+	refused400 = refusal(400, "InvalidRequest", "a reason that this plugin has never heard")
+	badSize    = refusal(
+		400,
+		"InvalidValue",
+		`unsupported value for "size": total size coretest.Must be less than 1023 GiB`,
+	)
+	badBlockSize = refusal(
+		400,
+		"InvalidValue",
+		`unsupported value for "size and block_size": total size coretest.Must be a multiple of block size 4096`,
+	)
+	badValue   = refusal(400, "InvalidValue", `unsupported value for "description": too much of it`)
+	badJSON    = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: "unable to parse JSON body: EOF"}
+	badVersion = lab.Fault{
+		Kind:    lab.FaultStatus,
+		Status:  400,
+		Message: "server does not support this API version: 2026060800.0.0",
+	}
 	notStopped      = refusal(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
 	notStoppedOff   = refusal(400, "InvalidRequest", "cannot detach disk: instance is not fully stopped")
 	tooMany         = refusal(400, "InvalidRequest", "cannot attach more than 12 disks to instance")
@@ -46,7 +62,13 @@ var (
 	lost            = lab.Fault{Kind: lab.FaultLost}
 	reset           = lab.Fault{Kind: lab.FaultReset}
 	// Package rack sends again what is safe to be sent twice, so only what happens each time shows.
-	always503        = lab.Fault{Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable", Count: new(int)}
+	always503 = lab.Fault{
+		Kind:      lab.FaultStatus,
+		Status:    503,
+		ErrorCode: "ServiceNotAvailable",
+		Message:   "Service Unavailable",
+		Count:     new(int),
+	}
 	alwaysBadVersion = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: badVersion.Message, Count: new(int)}
 	resetAlways      = lab.Fault{Kind: lab.FaultReset, Count: new(int)}
 )
@@ -206,7 +228,9 @@ func TestRackErrorsToCodes(t *testing.T) {
 				r.Must(t, err)
 				err = test.call(t, r, volumeID, nodeID)
 				coretest.WantCode(t, err, row.code, row.mentions)
-				if message := status.Convert(err).Message(); strings.ContainsAny(message, "\r\n\t") || strings.Contains(message, coretest.Token) || strings.Contains(message, "oxide-token-") {
+				if message := status.Convert(err).
+					Message(); strings.ContainsAny(message, "\r\n\t") || strings.Contains(message, coretest.Token) ||
+					strings.Contains(message, "oxide-token-") {
 					t.Errorf("message %q is not one line for an operator", message)
 				}
 				faults, err := r.Sim.Faults(t.Context())

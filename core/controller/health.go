@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -10,7 +14,10 @@ import (
 
 // ControllerGetVolumeHealth tells what is wrong with a volume so far as its rack knows: CSI spec, ControllerGetVolumeHealth. A
 // volume that is gone is NOT_FOUND.
-func (c *Service) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+func (c *Service) ControllerGetVolumeHealth(
+	ctx context.Context,
+	req *csi.ControllerGetVolumeHealthRequest,
+) (*csi.ControllerGetVolumeHealthResponse, error) {
 	if err := validateControllerGetVolumeHealth(req); err != nil {
 		return nil, err
 	}
@@ -22,17 +29,27 @@ func (c *Service) ControllerGetVolumeHealth(ctx context.Context, req *csi.Contro
 }
 
 // ControllerListVolumeHealth lists the volumes with which something is wrong: CSI spec, ControllerListVolumeHealth.
-func (c *Service) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+func (c *Service) ControllerListVolumeHealth(
+	ctx context.Context,
+	req *csi.ControllerListVolumeHealthRequest,
+) (*csi.ControllerListVolumeHealthResponse, error) {
 	if err := validateControllerListVolumeHealth(req); err != nil {
 		return nil, err
 	}
-	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(_ onRack, disk rack.Disk) *csi.VolumeHealth {
-		health := diskHealth(disk)
-		if len(health.GetHealthStatuses()) == 0 || !listed(disk, c.owns(disk)) {
-			return nil
-		}
-		return health
-	})
+	entries, next, err := listPage(
+		ctx,
+		c,
+		(*rack.Client).Disks,
+		diskProject,
+		req,
+		func(_ onRack, disk rack.Disk) *csi.VolumeHealth {
+			health := diskHealth(disk)
+			if len(health.GetHealthStatuses()) == 0 || !listed(disk, c.owns(disk)) {
+				return nil
+			}
+			return health
+		},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -44,17 +61,21 @@ func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.ID}
 	switch disk.State {
 	case rack.Faulted:
-		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{{
-			Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
-			Reason:  "DiskFaulted",
-			Message: "the rack says that the disk " + disk.Name + " is faulted: it cannot be attached; have the rack's operator look at it",
-		}}
+		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{
+			{
+				Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
+				Reason:  "DiskFaulted",
+				Message: "the rack says that the disk " + disk.Name + " is faulted: it cannot be attached; have the rack's operator look at it",
+			},
+		}
 	case rack.Maintenance:
-		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{{
-			Status:  csi.VolumeHealthErrorType_DEGRADED,
-			Reason:  "DiskInMaintenance",
-			Message: "the rack is at work on the disk " + disk.Name + ", for a snapshot perhaps: it cannot be attached until that ends",
-		}}
+		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{
+			{
+				Status:  csi.VolumeHealthErrorType_DEGRADED,
+				Reason:  "DiskInMaintenance",
+				Message: "the rack is at work on the disk " + disk.Name + ", for a snapshot perhaps: it cannot be attached until that ends",
+			},
+		}
 	}
 	return health
 }

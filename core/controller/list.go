@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -29,19 +33,26 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	if err != nil {
 		return nil, err
 	}
-	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
-		ours := c.owns(disk)
-		if !listed(disk, ours) {
-			return nil
-		}
-		if ours {
-			counts.add(on.rack, disk)
-		}
-		return &csi.ListVolumesResponse_Entry{
-			Volume: on.volume(disk, parameters{}),
-			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy)},
-		}
-	})
+	entries, next, err := listPage(
+		ctx,
+		c,
+		(*rack.Client).Disks,
+		diskProject,
+		req,
+		func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
+			ours := c.owns(disk)
+			if !listed(disk, ours) {
+				return nil
+			}
+			if ours {
+				counts.add(on.rack, disk)
+			}
+			return &csi.ListVolumesResponse_Entry{
+				Volume: on.volume(disk, parameters{}),
+				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy)},
+			}
+		},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +60,9 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 		return nil, err
 	}
 	for _, entry := range entries {
-		if nodes := entry.GetStatus().GetPublishedNodeIds(); len(nodes) > 0 && lazy[entry.GetVolume().GetVolumeId()] == nodes[0] {
+		if nodes := entry.GetStatus().
+			GetPublishedNodeIds(); len(nodes) > 0 &&
+			lazy[entry.GetVolume().GetVolumeId()] == nodes[0] {
 			entry.Status.PublishedNodeIds = nil
 		}
 	}
@@ -116,7 +129,10 @@ func diskProject(disk rack.Disk) string             { return disk.ProjectID }
 func snapshotProject(snapshot rack.Snapshot) string { return snapshot.ProjectID }
 
 // ControllerGetVolume tells what there is to know of a volume: CSI spec, ControllerGetVolume.
-func (c *Service) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (c *Service) ControllerGetVolume(
+	ctx context.Context,
+	req *csi.ControllerGetVolumeRequest,
+) (*csi.ControllerGetVolumeResponse, error) {
 	if err := rpc.CheckVolumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -158,7 +174,10 @@ func (c onRack) publishedNow(ctx context.Context, diskID string) (rack.Disk, []s
 
 // ListSnapshots lists the snapshots of the project, whoever made them, without those that this plugin makes for a moment in
 // order to copy a disk. CSI spec, ListSnapshots.
-func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+func (c *Service) ListSnapshots(
+	ctx context.Context,
+	req *csi.ListSnapshotsRequest,
+) (*csi.ListSnapshotsResponse, error) {
 	if err := validateListSnapshots(req); err != nil {
 		return nil, err
 	}
@@ -186,7 +205,11 @@ func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsReque
 }
 
 // listSnapshot is a list of one snapshot, or of none.
-func (c *Service) listSnapshot(ctx context.Context, id string, entry func(onRack, rack.Snapshot) *csi.ListSnapshotsResponse_Entry) (*csi.ListSnapshotsResponse, error) {
+func (c *Service) listSnapshot(
+	ctx context.Context,
+	id string,
+	entry func(onRack, rack.Snapshot) *csi.ListSnapshotsResponse_Entry,
+) (*csi.ListSnapshotsResponse, error) {
 	list := &csi.ListSnapshotsResponse{}
 	if _, ok := diskname.ParseID(id); !ok {
 		return list, nil // no snapshot has such an ID
@@ -230,7 +253,10 @@ func listPage[T, E any](
 		on := c.on(client)
 		project, err := client.ProjectID(ctx)
 		if err != nil {
-			return nil, "", unknownOutcome(ctx, fmt.Errorf("a list without rack %q would not be complete: %w", client.Name(), err))
+			return nil, "", unknownOutcome(
+				ctx,
+				fmt.Errorf("a list without rack %q would not be complete: %w", client.Name(), err),
+			)
 		}
 		empty := true
 		wanted := 0
@@ -242,7 +268,13 @@ func listPage[T, E any](
 				return nil, "", unclear(ctx, err)
 			}
 			if of := projectOf(listed.Thing); of != project {
-				return nil, "", rpc.Unavailable("rack %q lists things of project %s, and project %q had the ID %s: check its host, token and project", client.Name(), of, client.ProjectName(), project)
+				return nil, "", rpc.Unavailable(
+					"rack %q lists things of project %s, and project %q had the ID %s: check its host, token and project",
+					client.Name(),
+					of,
+					client.ProjectName(),
+					project,
+				)
 			}
 			empty = false
 			one := entry(on, listed.Thing)

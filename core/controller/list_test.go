@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -230,7 +234,13 @@ func TestListSnapshots(t *testing.T) {
 	}
 	all = append(all, r.userSnapshot(t, coretest.Project, "mine", "", v))
 	byVolume[v] = append(byVolume[v], all[len(all)-1])
-	r.userSnapshot(t, coretest.Project, diskname.ForClone(coretest.Cluster, "copy"), rack.NewTemporaryDescription(coretest.Cluster, "copy", nil).Encode(), v)
+	r.userSnapshot(
+		t,
+		coretest.Project,
+		diskname.ForClone(coretest.Cluster, "copy"),
+		rack.NewTemporaryDescription(coretest.Cluster, "copy", nil).Encode(),
+		v,
+	)
 	for _, test := range []struct {
 		name string
 		req  *csi.ListSnapshotsRequest
@@ -249,7 +259,11 @@ func TestListSnapshots(t *testing.T) {
 		for _, size := range []int32{0, 1, 2} {
 			t.Run(fmt.Sprint(test.name, " by ", size), func(t *testing.T) {
 				var got []string
-				req := &csi.ListSnapshotsRequest{MaxEntries: size, SourceVolumeId: test.req.GetSourceVolumeId(), SnapshotId: test.req.GetSnapshotId()}
+				req := &csi.ListSnapshotsRequest{
+					MaxEntries:     size,
+					SourceVolumeId: test.req.GetSourceVolumeId(),
+					SnapshotId:     test.req.GetSnapshotId(),
+				}
 				for {
 					resp, err := r.ListSnapshots(t.Context(), req)
 					r.Must(t, err)
@@ -295,7 +309,8 @@ func TestGetCapacity(t *testing.T) {
 				return
 			}
 			r.Must(t, err)
-			if got.GetAvailableCapacity() != test.available || got.GetMaximumVolumeSize().GetValue() != test.largest || got.GetMinimumVolumeSize().GetValue() != test.smallest {
+			if got.GetAvailableCapacity() != test.available || got.GetMaximumVolumeSize().GetValue() != test.largest ||
+				got.GetMinimumVolumeSize().GetValue() != test.smallest {
 				t.Errorf("got %v", got)
 			}
 		})
@@ -332,7 +347,11 @@ func TestControllerVolumeHealth(t *testing.T) {
 		r.Must(t, r.Sim.SetDiskState(t.Context(), id, state))
 	}
 	r.Must(t, r.Delete(t, ids["gone"]))
-	want := map[string]string{"healthy": "", "faulted": "INACCESSIBLE DiskFaulted", "maintenance": "DEGRADED DiskInMaintenance"}
+	want := map[string]string{
+		"healthy":     "",
+		"faulted":     "INACCESSIBLE DiskFaulted",
+		"maintenance": "DEGRADED DiskInMaintenance",
+	}
 	text := func(health *csi.VolumeHealth) string {
 		var parts []string
 		for _, entry := range health.GetHealthStatuses() {

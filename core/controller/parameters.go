@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -43,7 +47,12 @@ func parseParameters(given map[string]string, capabilities []*csi.VolumeCapabili
 		}
 	}
 	if p.diskType == diskTypeLocal && p.blockSize != 0 && p.blockSize != defaultBlockSize {
-		return parameters{}, rpc.InvalidArgument("parameter %s: a local disk has blocks of %d bytes, not %d", rpc.KeyBlockSize, defaultBlockSize, p.blockSize)
+		return parameters{}, rpc.InvalidArgument(
+			"parameter %s: a local disk has blocks of %d bytes, not %d",
+			rpc.KeyBlockSize,
+			defaultBlockSize,
+			p.blockSize,
+		)
 	}
 	if namespace, name := given[rpc.ParameterPVCNamespace], given[rpc.ParameterPVCName]; name != "" {
 		p.claim = namespace + "/" + name
@@ -94,4 +103,12 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 	return nil
 }
 
-var knownParameters = []string{rpc.KeyBlockSize, rpc.ParameterDiskType, rpc.KeyReadOnly, rpc.KeyMkfsOptions, rpc.KeyRootUID, rpc.KeyRootGID, rpc.KeyRootMode}
+var knownParameters = []string{
+	rpc.KeyBlockSize,
+	rpc.ParameterDiskType,
+	rpc.KeyReadOnly,
+	rpc.KeyMkfsOptions,
+	rpc.KeyRootUID,
+	rpc.KeyRootGID,
+	rpc.KeyRootMode,
+}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -101,7 +105,11 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 		case errors.Is(err, restart.ErrElsewhere):
 			return rack.Disk{}, c.attachable(ctx, disk)
 		case errors.Is(err, restart.ErrFull):
-			return rack.Disk{}, rpc.ResourceExhausted("%w: --max-disks is %d; unpublish another volume from that node first", err, c.maxDisks)
+			return rack.Disk{}, rpc.ResourceExhausted(
+				"%w: --max-disks is %d; unpublish another volume from that node first",
+				err,
+				c.maxDisks,
+			)
 		case !errors.Is(err, restart.ErrPlanned):
 			if _, err := c.refusedAttach(ctx, disk, instanceID, err); err != nil {
 				return rack.Disk{}, err

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -106,7 +110,9 @@ func TestPlannedTold(t *testing.T) {
 				got = r.tells(t, volume, node, test.reason)
 				return strings.Contains(got.Message, test.says)
 			})
-			if len(got.Attach) != 1 || got.Attach[0].DiskID != volume || got.Attach[0].Since.Before(before) || got.Attach[0].Repeated.Before(got.Attach[0].Since) || len(got.Detach) > 0 {
+			if len(got.Attach) != 1 || got.Attach[0].DiskID != volume || got.Attach[0].Since.Before(before) ||
+				got.Attach[0].Repeated.Before(got.Attach[0].Since) ||
+				len(got.Detach) > 0 {
 				t.Errorf("told %+v", got)
 			}
 			if got.Since.Before(before) || (got.ID != "") != (test.reason == restart.ReasonUnderWay) {
@@ -185,7 +191,13 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 	if err := r.Publish(t, moving, to); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	if first := r.tells(t, moving, from, restart.ReasonHours); !cmp.Equal(first.Detach, []string{moving}) || len(first.Attach) > 0 {
+	if first := r.tells(
+		t,
+		moving,
+		from,
+		restart.ReasonHours,
+	); !cmp.Equal(first.Detach, []string{moving}) ||
+		len(first.Attach) > 0 {
 		t.Errorf("of the instance that has the disk: %+v", first)
 	}
 	coretest.Eventually(t, "the wish is told to wait for the other instance", func() bool {
@@ -209,7 +221,10 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 // Of a restart that another controller carries out the records tell, and what waits for it is told to wait.
 func TestPlannedToldByAnother(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, hanging() })
+	r := newRestartRig(
+		t,
+		func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, hanging() },
+	)
 	a, b := r.Node(t, "node-a"), r.Node(t, "node-b")
 	first, second := r.Create(t, "first"), r.Create(t, "second")
 	if err := r.Publish(t, first, a); status.Code(err) != codes.FailedPrecondition {
@@ -218,7 +233,8 @@ func TestPlannedToldByAnother(t *testing.T) {
 	mine := r.tells(t, first, a, restart.ReasonUnderWay)
 	other := r.again(t)
 	theirs := other.tells(t, first, a, restart.ReasonUnderWay)
-	if mine.ID == "" || theirs.ID != mine.ID || !cmp.Equal(disksOf(theirs.Attach), []string{first}) || !strings.Contains(theirs.Message, "another controller") {
+	if mine.ID == "" || theirs.ID != mine.ID || !cmp.Equal(disksOf(theirs.Attach), []string{first}) ||
+		!strings.Contains(theirs.Message, "another controller") {
 		t.Errorf("one tells %+v, the other %+v", mine, theirs)
 	}
 	if err := other.Publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
@@ -291,7 +307,8 @@ func TestPlannedMeasured(t *testing.T) {
 	}
 	coretest.Eventually(t, "the instance is counted", func() bool { return waiting("policy") == 1 })
 	samples := metricstest.Read(t, metricstest.Page(m))
-	if samples[`oxide_csi_restart_volumes_waiting{rack="default"}`] != 1 || samples[`oxide_csi_restarts_in_flight{rack="default"}`] != 0 {
+	if samples[`oxide_csi_restart_volumes_waiting{rack="default"}`] != 1 ||
+		samples[`oxide_csi_restarts_in_flight{rack="default"}`] != 0 {
 		t.Errorf("measured %v", samples.Matching("oxide_csi_restart"))
 	}
 	r.Must(t, r.Unpublish(t, volume, node))

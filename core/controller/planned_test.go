@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -33,8 +37,14 @@ func newRestartRig(t *testing.T, change ...func(*coretest.Options)) *rig {
 		o.Rack.Hotplug = false
 		o.Rack.Instances = []string{"node-a", "node-b", "node-c"}
 		o.Restarts = &controller.PlannedRestarts{Options: restart.Options{
-			Policy: restart.Allow, Shutdown: restart.Hard, Window: 100 * time.Millisecond, MaxDown: 1, HaltTimeout: 5 * time.Second,
-			Poll: 10 * time.Millisecond, Idle: 20 * time.Millisecond, Lease: 2 * time.Second,
+			Policy:      restart.Allow,
+			Shutdown:    restart.Hard,
+			Window:      100 * time.Millisecond,
+			MaxDown:     1,
+			HaltTimeout: 5 * time.Second,
+			Poll:        10 * time.Millisecond,
+			Idle:        20 * time.Millisecond,
+			Lease:       2 * time.Second,
 		}}
 	}}, change...)...)
 }
@@ -100,7 +110,10 @@ func (r *rig) runState(t *testing.T, id string) oxide.InstanceState {
 // records are the names of the records that the controller keeps.
 func (r *rig) records(t *testing.T, prefix string) []string {
 	t.Helper()
-	groups, err := r.SDK.AntiAffinityGroupListAllPages(t.Context(), oxide.AntiAffinityGroupListParams{Project: coretest.Project})
+	groups, err := r.SDK.AntiAffinityGroupListAllPages(
+		t.Context(),
+		oxide.AntiAffinityGroupListParams{Project: coretest.Project},
+	)
 	r.Must(t, err)
 	var names []string
 	for _, group := range groups {
@@ -223,7 +236,12 @@ func TestPlannedMove(t *testing.T) {
 	from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
 	moving, other := r.Create(t, "moving"), r.Create(t, "other")
 	r.publishedTogether(t, from, moving, other)
-	if err := r.Publish(t, moving, to); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "unpublish the volume") {
+	if err := r.Publish(
+		t,
+		moving,
+		to,
+	); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), "unpublish the volume") {
 		t.Errorf("a volume that is in use: %v", err)
 	}
 	r.Must(t, r.Unpublish(t, moving, from))
@@ -324,7 +342,10 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 	r.rest(t)
 	r.Must(t, r.Unpublish(t, leaving, node))
 	r.Crash() // from here on this test does what a restart does
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "anti_affinity_group_list", Kind: lab.FaultDelay, DelayMillis: 500})
+	_, err := r.Sim.Inject(
+		t.Context(),
+		lab.Fault{Operation: "anti_affinity_group_list", Kind: lab.FaultDelay, DelayMillis: 500},
+	)
 	r.Must(t, err)
 	var answer error
 	var asking sync.WaitGroup
@@ -335,9 +356,21 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 		return faults[len(faults)-1].Hits == 1
 	})
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
-	_, err = r.SDK.InstanceDiskDetach(t.Context(), oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}})
+	_, err = r.SDK.InstanceDiskDetach(
+		t.Context(),
+		oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}},
+	)
 	r.Must(t, err)
-	r.Must(t, r.SDK.AntiAffinityGroupDelete(t.Context(), oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving), Project: coretest.Project}))
+	r.Must(
+		t,
+		r.SDK.AntiAffinityGroupDelete(
+			t.Context(),
+			oxide.AntiAffinityGroupDeleteParams{
+				AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving),
+				Project:           coretest.Project,
+			},
+		),
+	)
 	asking.Wait()
 	coretest.WantCode(t, answer, codes.FailedPrecondition)
 }
@@ -458,7 +491,11 @@ func TestPlannedRetire(t *testing.T) {
 	volume := r.Create(t, "v")
 	answered := make(chan error)
 	go func() { answered <- r.Publish(t, volume, node) }()
-	coretest.Eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
+	)
 	r.Retire()
 	coretest.WantCode(t, <-answered, codes.FailedPrecondition, "being restarted")
 	before := r.Calls(t)["anti_affinity_group_list"]
@@ -467,7 +504,11 @@ func TestPlannedRetire(t *testing.T) {
 		t.Errorf("it goes on: %d looks, %d before", after, before)
 	}
 	other := r.again(t)
-	coretest.Eventually(t, "the instance runs again", func() bool { return r.runState(t, node) == oxide.InstanceStateRunning })
+	coretest.Eventually(
+		t,
+		"the instance runs again",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateRunning },
+	)
 	other.published(t, volume, node)
 	other.rest(t)
 	if stops, starts := other.restarts(t); stops != 0 || starts != 1 {
@@ -484,10 +525,18 @@ func TestPlannedCrash(t *testing.T) {
 	if err := r.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) != oxide.InstanceStateRunning })
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) != oxide.InstanceStateRunning },
+	)
 	r.Crash()
 	other := r.again(t)
-	coretest.Eventually(t, "somebody starts the instance", func() bool { return r.runState(t, node) == oxide.InstanceStateRunning })
+	coretest.Eventually(
+		t,
+		"somebody starts the instance",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateRunning },
+	)
 	other.rest(t)
 	other.published(t, volume, node)
 	// The record tells the disk to whoever takes over: no second restart.
@@ -649,7 +698,11 @@ func TestPlannedUnpublishedMeanwhile(t *testing.T) {
 	if err := r.Publish(t, second, node); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(t, "the instance is stopped", func() bool { return r.runState(t, node) == oxide.InstanceStateStopped })
+	coretest.Eventually(
+		t,
+		"the instance is stopped",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopped },
+	)
 	r.Must(t, r.Unpublish(t, first, node))
 	r.rest(t)
 	r.published(t, first, node)
@@ -669,7 +722,10 @@ func TestPlannedSweep(t *testing.T) {
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.Must(t, r.Unpublish(t, kept, node))
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
-	_, err := r.SDK.InstanceDiskDetach(t.Context(), oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(volume)}})
+	_, err := r.SDK.InstanceDiskDetach(
+		t.Context(),
+		oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(volume)}},
+	)
 	r.Must(t, err)
 	r.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(volume)}))
 	r.Crash()
@@ -754,9 +810,21 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 		return nodes
 	}
 	shown := meanwhile("anti_affinity_group_list", func() {
-		_, err := r.SDK.InstanceDiskDetach(t.Context(), oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}})
+		_, err := r.SDK.InstanceDiskDetach(
+			t.Context(),
+			oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}},
+		)
 		r.Must(t, err)
-		r.Must(t, r.SDK.AntiAffinityGroupDelete(t.Context(), oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving), Project: coretest.Project}))
+		r.Must(
+			t,
+			r.SDK.AntiAffinityGroupDelete(
+				t.Context(),
+				oxide.AntiAffinityGroupDeleteParams{
+					AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving),
+					Project:           coretest.Project,
+				},
+			),
+		)
 	}, func() []string {
 		one, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: leaving})
 		r.Must(t, err)
@@ -766,10 +834,17 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 		t.Errorf("ControllerGetVolume shows a volume on %v that was being detached", shown)
 	}
 	shown = meanwhile("disk_list", func() {
-		_, err := r.SDK.AntiAffinityGroupCreate(t.Context(), oxide.AntiAffinityGroupCreateParams{Project: coretest.Project, Body: &oxide.AntiAffinityGroupCreate{
-			Name: oxide.Name("csi-lazy-" + coming), Description: fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":%q}`, coretest.Cluster, coming, node),
-			Policy: oxide.AffinityPolicyAllow, FailureDomain: oxide.FailureDomainSled,
-		}})
+		_, err := r.SDK.AntiAffinityGroupCreate(
+			t.Context(),
+			oxide.AntiAffinityGroupCreateParams{Project: coretest.Project, Body: &oxide.AntiAffinityGroupCreate{
+				Name: oxide.Name(
+					"csi-lazy-" + coming,
+				),
+				Description:   fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":%q}`, coretest.Cluster, coming, node),
+				Policy:        oxide.AffinityPolicyAllow,
+				FailureDomain: oxide.FailureDomainSled,
+			}},
+		)
 		r.Must(t, err)
 		r.AttachByHand(t, coming, node)
 	}, func() []string {
@@ -797,7 +872,17 @@ func TestPlannedUncertain(t *testing.T) {
 	r.rest(t)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.Crash()
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "anti_affinity_group_list", Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error", Count: new(int)})
+	_, err := r.Sim.Inject(
+		t.Context(),
+		lab.Fault{
+			Operation: "anti_affinity_group_list",
+			Kind:      lab.FaultStatus,
+			Status:    500,
+			ErrorCode: "Internal",
+			Message:   "Internal Server Error",
+			Count:     new(int),
+		},
+	)
 	r.Must(t, err)
 	if err := r.Publish(t, volume, node); err == nil {
 		t.Error("a volume is published although nobody knows whether a restart detaches it")
@@ -837,7 +922,11 @@ func TestPlannedLate(t *testing.T) {
 	if err := r.Publish(t, other, to); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(t, "the new node is stopping", func() bool { return r.runState(t, to) == oxide.InstanceStateStopping })
+	coretest.Eventually(
+		t,
+		"the new node is stopping",
+		func() bool { return r.runState(t, to) == oxide.InstanceStateStopping },
+	)
 	if err := r.Publish(t, moving, to); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}

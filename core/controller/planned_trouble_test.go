@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -101,7 +105,11 @@ func TestPlannedByAnother(t *testing.T) {
 			if err := here.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
 				t.Fatal(err)
 			}
-			coretest.Eventually(t, "the restart is planned, and handed over", func() bool { return len(here.records(t, "csi-restart-")) == 1 })
+			coretest.Eventually(
+				t,
+				"the restart is planned, and handed over",
+				func() bool { return len(here.records(t, "csi-restart-")) == 1 },
+			)
 			here.Crash()
 			there := on(func(o *restart.Options) { change(o, node) })
 			for range 20 {
@@ -125,7 +133,11 @@ func TestPlannedSnapshotMeanwhile(t *testing.T) {
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
+	)
 	r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "maintenance"))
 	r.ClearCalls(t)
 	coretest.Eventually(t, "its disks are to be changed", func() bool { return r.Calls(t)["instance_disk_list"] > 1 })
@@ -174,7 +186,11 @@ func TestPlannedOldNews(t *testing.T) {
 		return strings.Contains(fmt.Sprint(r.Publish(t, volume, node)), "--restart-hours")
 	})
 	open.Store(true)
-	coretest.Eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
+	)
 	if err := r.Publish(t, volume, node); err == nil || strings.Contains(err.Error(), "--restart-hours") {
 		t.Errorf("while the instance goes down: %v", err)
 	}
@@ -189,7 +205,9 @@ func TestPlannedCopyOfUnused(t *testing.T) {
 	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: "s"})
 	r.Must(t, err)
 	request := coretest.CreateRequest("clone")
-	request.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: volume}}}
+	request.VolumeContentSource = &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: volume}},
+	}
 	_, err = r.CreateVolume(t.Context(), request)
 	r.Must(t, err)
 	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()})
@@ -227,7 +245,11 @@ func TestPlannedFaulted(t *testing.T) {
 	for _, volume := range []string{bad, good} {
 		coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
 	}
-	coretest.Eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
+	)
 	r.Must(t, r.Sim.SetDiskState(t.Context(), bad, "faulted"))
 	r.published(t, good, node)
 	r.rest(t)
@@ -335,11 +357,19 @@ func TestPlannedThenHot(t *testing.T) {
 	node, other := r.Node(t, "node-a"), r.Node(t, "node-b")
 	unused, volume := r.unused(t, "unused", other), r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
+	)
 	r.Crash()
 	hot := r.copy()
 	hot.Options.Restarts = nil
-	hot.Options.EndRestarts = &restart.Options{Lease: time.Second, Poll: 10 * time.Millisecond, Idle: 20 * time.Millisecond}
+	hot.Options.EndRestarts = &restart.Options{
+		Lease: time.Second,
+		Poll:  10 * time.Millisecond,
+		Idle:  20 * time.Millisecond,
+	}
 	hot.Start(t)
 	coretest.Eventually(t, "nothing is recorded any more", func() bool { return len(r.records(t, "csi-")) == 0 })
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
@@ -443,7 +473,11 @@ func TestPlannedGivenUp(t *testing.T) {
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(t, "the instance is stopping", func() bool { return r.runState(t, node) == oxide.InstanceStateStopping })
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
+	)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.rest(t)
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
@@ -473,8 +507,12 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
 	times := 20
 	_, err := r.Sim.Inject(t.Context(), lab.Fault{
-		Operation: "instance_start", Kind: lab.FaultStatus, Status: 507, ErrorCode: "InsufficientCapacity", Count: &times,
-		Message: "Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed",
+		Operation: "instance_start",
+		Kind:      lab.FaultStatus,
+		Status:    507,
+		ErrorCode: "InsufficientCapacity",
+		Count:     &times,
+		Message:   "Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed",
 	})
 	r.Must(t, err)
 	coretest.Eventually(t, "whoever asks is told", func() bool {
@@ -496,7 +534,14 @@ func TestPlannedOnSeveralRacks(t *testing.T) {
 	t.Parallel()
 	site := func(name string) (*rig, *rack.Client) {
 		r := newRestartRig(t, func(o *coretest.Options) { o.RackName, o.Unplanned = name, true })
-		client, err := rack.New(rack.Config{Name: name, Host: r.Sim.Host, Project: coretest.Project, Token: func() (string, error) { return coretest.Token, nil }})
+		client, err := rack.New(
+			rack.Config{
+				Name:    name,
+				Host:    r.Sim.Host,
+				Project: coretest.Project,
+				Token:   func() (string, error) { return coretest.Token, nil },
+			},
+		)
 		r.Must(t, err)
 		return r, client
 	}
@@ -522,7 +567,10 @@ func TestPlannedOnSeveralRacks(t *testing.T) {
 	}
 	at(east).rest(t)
 	at(west).rest(t)
-	_, err := east.Sim.Inject(t.Context(), lab.Fault{Operation: "*", Kind: lab.FaultStatus, Status: 503, Message: "no", Count: new(1000)})
+	_, err := east.Sim.Inject(
+		t.Context(),
+		lab.Fault{Operation: "*", Kind: lab.FaultStatus, Status: 503, Message: "no", Count: new(1000)},
+	)
 	east.Must(t, err)
 	third := west.Create(t, "third")
 	at(west).published(t, third, west.Node(t, "node-b"))

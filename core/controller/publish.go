@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -20,7 +24,10 @@ import (
 // could harm either is looked at before anything is changed; after a refusal, the disk and the instance are looked at
 // again, and what they show decides the code. The readonly flag is left to the node: a rack stores no such thing, and the
 // capability PUBLISH_READONLY is not advertised.
-func (c *Service) ControllerPublishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (c *Service) ControllerPublishVolume(
+	ctx context.Context,
+	req *csi.ControllerPublishVolumeRequest,
+) (*csi.ControllerPublishVolumeResponse, error) {
 	if err := validateControllerPublishVolume(req); err != nil {
 		return nil, err
 	}
@@ -30,7 +37,10 @@ func (c *Service) ControllerPublishVolume(ctx context.Context, req *csi.Controll
 	}
 	instanceID, ok := diskname.ParseID(req.GetNodeId())
 	if !ok {
-		return nil, rpc.NotFound("node_id %q is no instance ID: the ID of a node is the UUID of its instance", req.GetNodeId())
+		return nil, rpc.NotFound(
+			"node_id %q is no instance ID: the ID of a node is the UUID of its instance",
+			req.GetNodeId(),
+		)
 	}
 	if err := on.checkProject(ctx, disk); err != nil {
 		return nil, err
@@ -82,7 +92,13 @@ func (c onRack) checkNoBootDisk(ctx context.Context, disk rack.Disk, instanceID 
 		return err
 	}
 	if instance.BootDiskID == disk.ID {
-		return rpc.FailedPrecondition("disk %q (%s) is the boot disk of instance %q (%s): it is not published as a volume", disk.Name, disk.ID, instance.Name, instance.ID)
+		return rpc.FailedPrecondition(
+			"disk %q (%s) is the boot disk of instance %q (%s): it is not published as a volume",
+			disk.Name,
+			disk.ID,
+			instance.Name,
+			instance.ID,
+		)
 	}
 	return nil
 }
@@ -107,8 +123,14 @@ func (c onRack) attach(ctx context.Context, disk rack.Disk, instanceID string) (
 		return rack.Disk{}, err
 	}
 	if attached.InstanceID != instanceID {
-		return rack.Disk{}, rpc.Unavailable("disk %q (%s) is %s and not on instance %s, although rack %q had accepted to attach it: ask again",
-			attached.Name, attached.ID, attached.State, instanceID, c.rack.Name())
+		return rack.Disk{}, rpc.Unavailable(
+			"disk %q (%s) is %s and not on instance %s, although rack %q had accepted to attach it: ask again",
+			attached.Name,
+			attached.ID,
+			attached.State,
+			instanceID,
+			c.rack.Name(),
+		)
 	}
 	return attached, nil
 }
@@ -124,11 +146,22 @@ func (c onRack) attachable(ctx context.Context, disk rack.Disk) error {
 		if instance, err := c.rack.Instance(ctx, disk.InstanceID); err == nil {
 			name = fmt.Sprintf("%q ", instance.Name)
 		}
-		return rpc.FailedPrecondition("disk %q (%s) is attached to instance %s(%s): unpublish the volume from that node first", disk.Name, disk.ID, name, disk.InstanceID)
+		return rpc.FailedPrecondition(
+			"disk %q (%s) is attached to instance %s(%s): unpublish the volume from that node first",
+			disk.Name,
+			disk.ID,
+			name,
+			disk.InstanceID,
+		)
 	case rack.Faulted:
 		return rpc.Internal("disk %q (%s) is faulted: have the rack's operator look at it", disk.Name, disk.ID)
 	}
-	return rpc.FailedPrecondition("disk %q (%s) is in state %q and cannot be attached: finish its import first", disk.Name, disk.ID, disk.State)
+	return rpc.FailedPrecondition(
+		"disk %q (%s) is in state %q and cannot be attached: finish its import first",
+		disk.Name,
+		disk.ID,
+		disk.State,
+	)
 }
 
 // checkRoom refuses what the rack would accept and the guest could not use, and counts the disks.
@@ -159,15 +192,27 @@ func (c onRack) instanceDisks(ctx context.Context, instanceID string) ([]rack.Di
 func checkTwins(disk rack.Disk, disks []rack.Disk, instanceID string) error {
 	for _, other := range disks {
 		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
-			return rpc.FailedPrecondition("disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names: the guest would see one of them only, and nobody knows which; publish the volume on another node",
-				disk.Name, disk.ID, other.Name, other.ID, instanceID, diskname.SerialBytes)
+			return rpc.FailedPrecondition(
+				"disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names: the guest would see one of them only, and nobody knows which; publish the volume on another node",
+				disk.Name,
+				disk.ID,
+				other.Name,
+				other.ID,
+				instanceID,
+				diskname.SerialBytes,
+			)
 		}
 	}
 	return nil
 }
 
 func (c onRack) full(instanceID string, count int) error {
-	return rpc.ResourceExhausted("instance %s has %d disks, its boot disk included, and takes no more: --max-disks is %d; unpublish another volume from that node first", instanceID, count, c.maxDisks)
+	return rpc.ResourceExhausted(
+		"instance %s has %d disks, its boot disk included, and takes no more: --max-disks is %d; unpublish another volume from that node first",
+		instanceID,
+		count,
+		c.maxDisks,
+	)
 }
 
 // instance looks up an instance and says NOT_FOUND only where that is to be believed.
@@ -190,7 +235,12 @@ func (c onRack) nodeError(ctx context.Context, instanceID string, err error) err
 }
 
 // refusedAttach finds out why the rack did not attach a disk; it may have done so after all.
-func (c onRack) refusedAttach(ctx context.Context, disk rack.Disk, instanceID string, refusal error) (rack.Disk, error) {
+func (c onRack) refusedAttach(
+	ctx context.Context,
+	disk rack.Disk,
+	instanceID string,
+	refusal error,
+) (rack.Disk, error) {
 	now, err := c.rack.Disk(ctx, disk.ID)
 	if errors.Is(err, rack.ErrNotFound) {
 		if unconfirmed := c.unconfirmed(ctx); unconfirmed != nil {
@@ -226,29 +276,57 @@ func (c onRack) refusedAttach(ctx context.Context, disk rack.Disk, instanceID st
 		}
 		return rack.Disk{}, c.full(instanceID, len(disks))
 	case errors.Is(refusal, rack.ErrNotStopped):
-		return rack.Disk{}, c.refusals.remember(opAttach, disk.ID, instanceID, lasting, notStopped("attach", disk, instance, refusal))
+		return rack.Disk{}, c.refusals.remember(
+			opAttach,
+			disk.ID,
+			instanceID,
+			lasting,
+			notStopped("attach", disk, instance, refusal),
+		)
 	case instance.RunState == rack.Failed:
-		return rack.Disk{}, rpc.FailedPrecondition("instance %q (%s) has failed: the rack attaches nothing to it until it was started or stopped: %w", instance.Name, instance.ID, refusal)
+		return rack.Disk{}, rpc.FailedPrecondition(
+			"instance %q (%s) has failed: the rack attaches nothing to it until it was started or stopped: %w",
+			instance.Name,
+			instance.ID,
+			refusal,
+		)
 	}
 	return rack.Disk{}, refusal
 }
 
 func (c onRack) differentProjects(instance rack.Instance, disk rack.Disk) error {
-	return rpc.FailedPrecondition("instance %q (%s) and disk %q (%s) are in different projects: a volume is for instances of project %q only",
-		instance.Name, instance.ID, disk.Name, disk.ID, c.rack.ProjectName())
+	return rpc.FailedPrecondition(
+		"instance %q (%s) and disk %q (%s) are in different projects: a volume is for instances of project %q only",
+		instance.Name,
+		instance.ID,
+		disk.Name,
+		disk.ID,
+		c.rack.ProjectName(),
+	)
 }
 
 // notStopped tells an operator the ways out of what every rack up to now demands (docs/reference/rack.md §4). Nomad asks again
 // for this code only, Kubernetes' attacher for every one.
 func notStopped(what string, disk rack.Disk, instance rack.Instance, refusal error) error {
-	return rpc.FailedPrecondition("cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done and start it again, use --attach-mode=restart, which plans that, or racks that can hot-plug: %w",
-		what, disk.Name, disk.ID, instance.Name, instance.ID, instance.RunState, refusal)
+	return rpc.FailedPrecondition(
+		"cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done and start it again, use --attach-mode=restart, which plans that, or racks that can hot-plug: %w",
+		what,
+		disk.Name,
+		disk.ID,
+		instance.Name,
+		instance.ID,
+		instance.RunState,
+		refusal,
+	)
 }
 
 // ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. It is OK,
 // and detaches nothing, when the instance does not hold the disk: orchestrators ask late, twice, and for nodes that are no
 // more. Without a node ID the disk is detached from whichever instance holds it, as the specification demands.
-func (c *Service) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (c *Service) ControllerUnpublishVolume(
+	ctx context.Context,
+	req *csi.ControllerUnpublishVolumeRequest,
+) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if err := validateControllerUnpublishVolume(req); err != nil {
 		return nil, err
 	}
@@ -317,7 +395,13 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 		return err
 	}
 	if detached.InstanceID == instanceID {
-		return rpc.Unavailable("disk %q (%s) is still on instance %s, although rack %q had accepted to detach it: ask again", disk.Name, disk.ID, instanceID, c.rack.Name())
+		return rpc.Unavailable(
+			"disk %q (%s) is still on instance %s, although rack %q had accepted to detach it: ask again",
+			disk.Name,
+			disk.ID,
+			instanceID,
+			c.rack.Name(),
+		)
 	}
 	return nil
 }
@@ -346,8 +430,14 @@ func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) (left bool, err 
 			return left, err
 		}
 	}
-	refusal := rpc.FailedPrecondition("disk %q (%s) is detached from the running instance %q (%s) at %s at the earliest, as --detach-grace demands: ask again",
-		disk.Name, disk.ID, instance.Name, instance.ID, due.UTC().Format(time.RFC3339))
+	refusal := rpc.FailedPrecondition(
+		"disk %q (%s) is detached from the running instance %q (%s) at %s at the earliest, as --detach-grace demands: ask again",
+		disk.Name,
+		disk.ID,
+		instance.Name,
+		instance.ID,
+		due.UTC().Format(time.RFC3339),
+	)
 	return false, rpc.LoggedAt(slog.LevelInfo, c.refusals.remember(opDetach, disk.ID, disk.InstanceID, remaining, refusal))
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -77,7 +81,15 @@ func TestPublishWaitsForTheRack(t *testing.T) {
 func TestPublishToARunningInstanceIsRefused(t *testing.T) {
 	r := newRig(t, noHotplug)
 	id, node := r.Create(t, "v"), r.Node(t, "node-a")
-	coretest.WantCode(t, r.Publish(t, id, node), codes.FailedPrecondition, "running", "stop the instance", "hot-plug", node)
+	coretest.WantCode(
+		t,
+		r.Publish(t, id, node),
+		codes.FailedPrecondition,
+		"running",
+		"stop the instance",
+		"hot-plug",
+		node,
+	)
 
 	// The same is answered from memory for a while: an orchestrator that asks again and again does not cost the rack.
 	r.ClearCalls(t)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -75,7 +79,12 @@ func (r *racks) saw(id string, client *rack.Client) {
 
 // find asks the racks for the thing with an ID and returns it with its rack. [rack.ErrNotFound] means that it is on none of
 // them, and that each has confirmed that this token would see it; whatever else a rack answers leaves that open.
-func find[T any](ctx context.Context, r *racks, id string, ask func(*rack.Client, context.Context, string) (T, error)) (*rack.Client, T, error) {
+func find[T any](
+	ctx context.Context,
+	r *racks,
+	id string,
+	ask func(*rack.Client, context.Context, string) (T, error),
+) (*rack.Client, T, error) {
 	others := r.all
 	var missing error
 	if known := r.lastSeen(id); known != nil {
@@ -102,7 +111,13 @@ func find[T any](ctx context.Context, r *racks, id string, ask func(*rack.Client
 
 // findAnywhere asks racks at the same time and takes the first that has the thing. Missing is what a rack that was asked before
 // has answered.
-func findAnywhere[T any](ctx context.Context, clients []*rack.Client, id string, ask func(*rack.Client, context.Context, string) (T, error), missing error) (*rack.Client, T, error) {
+func findAnywhere[T any](
+	ctx context.Context,
+	clients []*rack.Client,
+	id string,
+	ask func(*rack.Client, context.Context, string) (T, error),
+	missing error,
+) (*rack.Client, T, error) {
 	var none T
 	var failed error
 	for client, found := range askAll(ctx, clients, func(ctx context.Context, client *rack.Client) (T, error) { return ask(client, ctx, id) }) {
@@ -145,7 +160,11 @@ type answer[T any] struct {
 
 // askAll puts a question to racks at the same time and yields their answers as they come in. Who has heard enough ends the other
 // questions.
-func askAll[T any](ctx context.Context, clients []*rack.Client, ask func(context.Context, *rack.Client) (T, error)) iter.Seq2[*rack.Client, answer[T]] {
+func askAll[T any](
+	ctx context.Context,
+	clients []*rack.Client,
+	ask func(context.Context, *rack.Client) (T, error),
+) iter.Seq2[*rack.Client, answer[T]] {
 	return func(yield func(*rack.Client, answer[T]) bool) {
 		if len(clients) == 1 {
 			thing, err := ask(ctx, clients[0])

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -58,9 +62,15 @@ func newSeveral(t *testing.T) *several {
 	s := &several{racks: map[string]*rackSite{}}
 	var clients []*rack.Client
 	for _, name := range rackNames {
-		site := &rackSite{hangUp: make(chan struct{}), rig: newRig(t, func(o *coretest.Options) { o.RackName = name; o.Rack.Instances = []string{"node-" + name} })}
+		site := &rackSite{
+			hangUp: make(chan struct{}),
+			rig:    newRig(t, func(o *coretest.Options) { o.RackName = name; o.Rack.Instances = []string{"node-" + name} }),
+		}
 		site.line.Store(lineUp)
-		site.elsewhere = proxyTo(t, coretest.Simulate(t, simrack.Options{Token: coretest.Token, Project: coretest.Project}).Host)
+		site.elsewhere = proxyTo(
+			t,
+			coretest.Simulate(t, simrack.Options{Token: coretest.Token, Project: coretest.Project}).Host,
+		)
 		direct := proxyTo(t, site.Sim.Host)
 		line := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			switch site.line.Load() {
@@ -79,7 +89,14 @@ func newSeveral(t *testing.T) *several {
 			}
 		}))
 		t.Cleanup(line.Close)
-		client, err := rack.New(rack.Config{Name: name, Host: line.URL, Project: coretest.Project, Token: func() (string, error) { return coretest.Token, nil }})
+		client, err := rack.New(
+			rack.Config{
+				Name:    name,
+				Host:    line.URL,
+				Project: coretest.Project,
+				Token:   func() (string, error) { return coretest.Token, nil },
+			},
+		)
 		coretest.Must(t, err)
 		_, err = client.ProjectID(t.Context())
 		coretest.Must(t, err)
@@ -116,7 +133,10 @@ func (s *several) on(t *testing.T, rackName, volume string) string {
 func (s *several) where(t *testing.T, volume string) (names []string) {
 	t.Helper()
 	for _, name := range rackNames {
-		_, err := s.racks[name].SDK.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(diskname.ForVolume(coretest.Cluster, volume)), Project: coretest.Project})
+		_, err := s.racks[name].SDK.DiskView(
+			t.Context(),
+			oxide.DiskViewParams{Disk: oxide.NameOrId(diskname.ForVolume(coretest.Cluster, volume)), Project: coretest.Project},
+		)
 		if errors.Is(err, oxide.ErrObjectNotFound) {
 			continue
 		}
@@ -131,7 +151,14 @@ func (s *several) forget(t *testing.T) {
 	t.Helper()
 	var clients []*rack.Client
 	for _, name := range rackNames {
-		client, err := rack.New(rack.Config{Name: name, Host: s.racks[name].Sim.Host, Project: coretest.Project, Token: func() (string, error) { return coretest.Token, nil }})
+		client, err := rack.New(
+			rack.Config{
+				Name:    name,
+				Host:    s.racks[name].Sim.Host,
+				Project: coretest.Project,
+				Token:   func() (string, error) { return coretest.Token, nil },
+			},
+		)
 		coretest.Must(t, err)
 		clients = append(clients, client)
 	}
@@ -163,10 +190,22 @@ func TestSeveralRacksLife(t *testing.T) {
 		req.AccessibilityRequirements = coretest.OnRack(elsewhere)
 		_, err = s.CreateVolume(t.Context(), req)
 		coretest.WantCode(t, err, codes.ResourceExhausted, name)
-		_, err = s.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "x-" + name, SourceVolumeId: id, AccessibilityRequirements: coretest.OnRack(elsewhere)})
+		_, err = s.CreateSnapshot(
+			t.Context(),
+			&csi.CreateSnapshotRequest{
+				Name:                      "x-" + name,
+				SourceVolumeId:            id,
+				AccessibilityRequirements: coretest.OnRack(elsewhere),
+			},
+		)
 		coretest.WantCode(t, err, codes.ResourceExhausted, name)
 		// A node of another rack.
-		coretest.WantCode(t, s.Publish(t, restored.GetVolume().GetVolumeId(), s.racks[elsewhere].Node(t, "node-"+elsewhere)), codes.NotFound, name)
+		coretest.WantCode(
+			t,
+			s.Publish(t, restored.GetVolume().GetVolumeId(), s.racks[elsewhere].Node(t, "node-"+elsewhere)),
+			codes.NotFound,
+			name,
+		)
 		coretest.Must(t, s.Unpublish(t, id, node))
 		for _, volume := range []string{id, restored.GetVolume().GetVolumeId(), copied.GetVolume().GetVolumeId()} {
 			coretest.Must(t, s.Delete(t, volume))
@@ -183,7 +222,10 @@ func TestSeveralRacksLife(t *testing.T) {
 func TestCreateVolumeOnSeveralRacks(t *testing.T) {
 	s := newSeveral(t)
 	preferred := func(names ...string) *csi.TopologyRequirement {
-		return &csi.TopologyRequirement{Requisite: coretest.OnRack(rackNames...).GetRequisite(), Preferred: coretest.OnRack(names...).GetRequisite()}
+		return &csi.TopologyRequirement{
+			Requisite: coretest.OnRack(rackNames...).GetRequisite(),
+			Preferred: coretest.OnRack(names...).GetRequisite(),
+		}
 	}
 	create := func(volume string, requirement *csi.TopologyRequirement) (string, error) {
 		req := coretest.CreateRequest(volume)
@@ -285,14 +327,20 @@ func TestCapacityOfSeveralRacks(t *testing.T) {
 	if all.GetAvailableCapacity() != 87*coretest.GiB || all.GetMaximumVolumeSize().GetValue() != 39*coretest.GiB {
 		t.Errorf("all: %v", all)
 	}
-	one, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: coretest.OnRack("north").GetRequisite()[0]})
+	one, err := s.GetCapacity(
+		t.Context(),
+		&csi.GetCapacityRequest{AccessibleTopology: coretest.OnRack("north").GetRequisite()[0]},
+	)
 	coretest.Must(t, err)
 	if one.GetAvailableCapacity() != 29*coretest.GiB || one.GetMaximumVolumeSize().GetValue() != 29*coretest.GiB {
 		t.Errorf("north: %v", one)
 	}
 	s = newSeveral(t)
 	s.cut("east", lineDown)
-	_, err = s.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: coretest.OnRack("north").GetRequisite()[0]})
+	_, err = s.GetCapacity(
+		t.Context(),
+		&csi.GetCapacityRequest{AccessibleTopology: coretest.OnRack("north").GetRequisite()[0]},
+	)
 	coretest.Must(t, err)
 	_, err = s.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 	coretest.WantCode(t, err, codes.Unavailable, "east")
@@ -340,7 +388,11 @@ func TestPanicOfOneRack(t *testing.T) {
 	r := newRig(t)
 	client := func(name string) *rack.Client {
 		client, err := rack.New(rack.Config{
-			Name: name, Host: r.Sim.Host, Project: coretest.Project, Token: func() (string, error) { return coretest.Token, nil }, HTTPClient: &http.Client{Transport: gate},
+			Name:       name,
+			Host:       r.Sim.Host,
+			Project:    coretest.Project,
+			Token:      func() (string, error) { return coretest.Token, nil },
+			HTTPClient: &http.Client{Transport: gate},
 		})
 		coretest.Must(t, err)
 		return client

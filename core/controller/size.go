@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -21,7 +25,11 @@ const (
 func sizeOf(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	if sourceBytes > 0 && limitBytes != 0 && limitBytes < sourceBytes {
-		return 0, rpc.OutOfRange("capacity_range: limit_bytes %d is less than the %d bytes of the volume_content_source", limitBytes, sourceBytes)
+		return 0, rpc.OutOfRange(
+			"capacity_range: limit_bytes %d is less than the %d bytes of the volume_content_source",
+			limitBytes,
+			sourceBytes,
+		)
 	}
 	if sourceBytes >= requiredBytes && sourceBytes > 0 {
 		return sourceBytes, nil
@@ -41,8 +49,12 @@ func sizeOf(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	}
 	size := (requiredBytes + gib - 1) / gib * gib
 	if limitBytes != 0 && size > limitBytes {
-		return 0, rpc.OutOfRange("capacity_range: disks are made in whole GiB, and %d bytes, the smallest such size for required_bytes %d, is more than limit_bytes %d",
-			size, requiredBytes, limitBytes)
+		return 0, rpc.OutOfRange(
+			"capacity_range: disks are made in whole GiB, and %d bytes, the smallest such size for required_bytes %d, is more than limit_bytes %d",
+			size,
+			requiredBytes,
+			limitBytes,
+		)
 	}
 	return size, nil
 }

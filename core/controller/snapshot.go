@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -18,7 +22,10 @@ import (
 // CreateSnapshot makes a snapshot of a volume: CSI spec, CreateSnapshot. Like a disk's, its name follows from the one that the
 // orchestrator gives. It shows what the volume would hold after a power cut; nothing in the guest is frozen
 // (docs/reference/rack.md §6).
-func (c *Service) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+func (c *Service) CreateSnapshot(
+	ctx context.Context,
+	req *csi.CreateSnapshotRequest,
+) (*csi.CreateSnapshotResponse, error) {
 	if err := validateCreateSnapshot(req); err != nil {
 		return nil, err
 	}
@@ -104,7 +111,11 @@ const conflictPoll = 500 * time.Millisecond
 
 // snapshotTaken looks for a snapshot by the name that follows from the orchestrator's. One that is there and is not this one is an
 // error.
-func (c onRack) snapshotTaken(ctx context.Context, want rack.Description, sourceID string) (snapshot rack.Snapshot, found bool, err error) {
+func (c onRack) snapshotTaken(
+	ctx context.Context,
+	want rack.Description,
+	sourceID string,
+) (snapshot rack.Snapshot, found bool, err error) {
 	snapshot, err = c.rack.SnapshotByName(ctx, diskname.ForSnapshot(c.cluster, want.Name))
 	if errors.Is(err, rack.ErrNotFound) {
 		return snapshot, false, nil
@@ -115,16 +126,33 @@ func (c onRack) snapshotTaken(ctx context.Context, want rack.Description, source
 	owner, ours := rack.ParseDescription(snapshot.Description)
 	switch {
 	case !ours || !owner.SameThing(want):
-		err = rpc.AlreadyExists("snapshot %q: %q (%s) exists in project %q and is not this one (its description is %.80q): rename or delete it",
-			want.Name, snapshot.Name, snapshot.ID, c.rack.ProjectName(), snapshot.Description)
+		err = rpc.AlreadyExists(
+			"snapshot %q: %q (%s) exists in project %q and is not this one (its description is %.80q): rename or delete it",
+			want.Name,
+			snapshot.Name,
+			snapshot.ID,
+			c.rack.ProjectName(),
+			snapshot.Description,
+		)
 	case snapshot.DiskID != sourceID:
-		err = rpc.AlreadyExists("snapshot %q (%s) exists, but of volume %s, not of %s", want.Name, snapshot.ID, snapshot.DiskID, sourceID)
+		err = rpc.AlreadyExists(
+			"snapshot %q (%s) exists, but of volume %s, not of %s",
+			want.Name,
+			snapshot.ID,
+			snapshot.DiskID,
+			sourceID,
+		)
 	}
 	return snapshot, err == nil, err
 }
 
 // snapshotOfGone answers a call for a snapshot whose volume is gone: it may have been made before.
-func (c *Service) snapshotOfGone(ctx context.Context, req *csi.CreateSnapshotRequest, candidates []*rack.Client, gone error) (*csi.CreateSnapshotResponse, error) {
+func (c *Service) snapshotOfGone(
+	ctx context.Context,
+	req *csi.CreateSnapshotRequest,
+	candidates []*rack.Client,
+	gone error,
+) (*csi.CreateSnapshotResponse, error) {
 	id, _ := diskname.ParseID(req.GetSourceVolumeId()) // a volume was looked for under it
 	want := rack.NewSnapshotDescription(c.cluster, req.GetName(), nil)
 	for _, client := range candidates {
@@ -148,12 +176,22 @@ func (c onRack) readySnapshot(ctx context.Context, snapshot rack.Snapshot) (rack
 	snapshot, err := c.rack.SettledSnapshot(ctx, snapshot, rpc.WaitBudget(ctx))
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		return snapshot, rpc.Unavailable("snapshot %q (%s) was being made and is gone: ask again: %w", snapshot.Name, snapshot.ID, err)
+		return snapshot, rpc.Unavailable(
+			"snapshot %q (%s) was being made and is gone: ask again: %w",
+			snapshot.Name,
+			snapshot.ID,
+			err,
+		)
 	case err != nil:
 		return snapshot, err
 	case snapshot.State != rack.SnapshotReady:
-		return snapshot, rpc.FailedPrecondition("snapshot %q (%s) is in state %q and cannot be used: delete it on rack %q, or have the rack's operator look at it",
-			snapshot.Name, snapshot.ID, snapshot.State, c.rack.Name())
+		return snapshot, rpc.FailedPrecondition(
+			"snapshot %q (%s) is in state %q and cannot be used: delete it on rack %q, or have the rack's operator look at it",
+			snapshot.Name,
+			snapshot.ID,
+			snapshot.State,
+			c.rack.Name(),
+		)
 	}
 	return snapshot, nil
 }
@@ -175,7 +213,10 @@ func (c onRack) snapshotMessage(snapshot rack.Snapshot) *csi.Snapshot {
 func (c *Service) snapshot(ctx context.Context, snapshotID string) (onRack, rack.Snapshot, error) {
 	id, ok := diskname.ParseID(snapshotID)
 	if !ok {
-		return onRack{}, rack.Snapshot{}, rpc.NotFound("snapshot_id %q is no snapshot ID: the ID of a snapshot is its UUID on the rack", snapshotID)
+		return onRack{}, rack.Snapshot{}, rpc.NotFound(
+			"snapshot_id %q is no snapshot ID: the ID of a snapshot is its UUID on the rack",
+			snapshotID,
+		)
 	}
 	client, snapshot, err := find(ctx, c.racks, id, (*rack.Client).Snapshot)
 	return c.on(client), snapshot, err
@@ -183,7 +224,10 @@ func (c *Service) snapshot(ctx context.Context, snapshotID string) (onRack, rack
 
 // DeleteSnapshot deletes a snapshot that this plugin made and nothing else; volumes made from it stay. CSI spec,
 // DeleteSnapshot.
-func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+func (c *Service) DeleteSnapshot(
+	ctx context.Context,
+	req *csi.DeleteSnapshotRequest,
+) (*csi.DeleteSnapshotResponse, error) {
 	if err := validateDeleteSnapshot(req); err != nil {
 		return nil, err
 	}
@@ -224,15 +268,26 @@ func (c onRack) checkSnapshotDeletable(ctx context.Context, snapshot rack.Snapsh
 		whose = fmt.Sprintf("belongs to cluster %q, this is cluster %q", owner.Cluster, c.cluster)
 	}
 	if whose != "" {
-		return rpc.FailedPrecondition("snapshot %q (%s) %s and is not deleted: delete it yourself on rack %q, with \"oxide snapshot delete --snapshot %s\"",
-			snapshot.Name, snapshot.ID, whose, c.rack.Name(), snapshot.ID)
+		return rpc.FailedPrecondition(
+			"snapshot %q (%s) %s and is not deleted: delete it yourself on rack %q, with \"oxide snapshot delete --snapshot %s\"",
+			snapshot.Name,
+			snapshot.ID,
+			whose,
+			c.rack.Name(),
+			snapshot.ID,
+		)
 	}
 	project, err := c.rack.ProjectID(ctx)
 	if err != nil {
 		return err
 	}
 	if snapshot.ProjectID != project {
-		return rpc.FailedPrecondition("snapshot %q (%s) is in another project than %q: this plugin deletes snapshots of its own project only", snapshot.Name, snapshot.ID, c.rack.ProjectName())
+		return rpc.FailedPrecondition(
+			"snapshot %q (%s) is in another project than %q: this plugin deletes snapshots of its own project only",
+			snapshot.Name,
+			snapshot.ID,
+			c.rack.ProjectName(),
+		)
 	}
 	return nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -21,11 +25,15 @@ import (
 )
 
 func fromSnapshot(id string) *csi.VolumeContentSource {
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+	return &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}},
+	}
 }
 
 func fromVolume(id string) *csi.VolumeContentSource {
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	return &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}},
+	}
 }
 
 // from is the request for a volume made from a source, as large as that.
@@ -59,7 +67,10 @@ func (r *rig) snapshots(t *testing.T) []string {
 func (r *rig) userSnapshot(t *testing.T, project, name, description, diskID string) string {
 	t.Helper()
 	snapshot, err := r.SDK.SnapshotCreate(t.Context(), oxide.SnapshotCreateParams{
-		Project: oxide.NameOrId(project), Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},
+		Project: oxide.NameOrId(
+			project,
+		),
+		Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},
 	})
 	r.Must(t, err)
 	return snapshot.Id
@@ -81,14 +92,22 @@ func TestCreateSnapshot(t *testing.T) {
 		t.Errorf("made %s ago", age)
 	}
 	coretest.WantSame(t, got, &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{
-		SnapshotId: got.GetSnapshot().GetSnapshotId(), SourceVolumeId: volume, SizeBytes: coretest.GiB, CreationTime: made, ReadyToUse: true,
+		SnapshotId: got.GetSnapshot().
+			GetSnapshotId(),
+		SourceVolumeId:     volume,
+		SizeBytes:          coretest.GiB,
+		CreationTime:       made,
+		ReadyToUse:         true,
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"topology.csi.oxide.computer/rack": "default"}}},
 	}})
 	again, err := r.CreateSnapshot(t.Context(), req)
 	r.Must(t, err)
 	coretest.WantSame(t, again, got)
 
-	single, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: strings.ToUpper(got.GetSnapshot().GetSnapshotId())})
+	single, err := r.GetSnapshot(
+		t.Context(),
+		&csi.GetSnapshotRequest{SnapshotId: strings.ToUpper(got.GetSnapshot().GetSnapshotId())},
+	)
 	r.Must(t, err)
 	coretest.WantSame(t, single.GetSnapshot(), got.GetSnapshot())
 
@@ -244,10 +263,29 @@ func TestCreateSnapshotAgain(t *testing.T) {
 func TestCreateSnapshotWaitsForAnother(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "snapshot_create", Kind: lab.FaultStatus, Status: 409, ErrorCode: "Conflict", Message: "volume repair lock"})
+	_, err := r.Sim.Inject(
+		t.Context(),
+		lab.Fault{
+			Operation: "snapshot_create",
+			Kind:      lab.FaultStatus,
+			Status:    409,
+			ErrorCode: "Conflict",
+			Message:   "volume repair lock",
+		},
+	)
 	r.Must(t, err)
 	r.snapshot(t, "s", volume)
-	_, err = r.Sim.Inject(t.Context(), lab.Fault{Operation: "snapshot_create", Kind: lab.FaultStatus, Status: 409, ErrorCode: "Conflict", Message: "volume repair lock", Count: new(0)})
+	_, err = r.Sim.Inject(
+		t.Context(),
+		lab.Fault{
+			Operation: "snapshot_create",
+			Kind:      lab.FaultStatus,
+			Status:    409,
+			ErrorCode: "Conflict",
+			Message:   "volume repair lock",
+			Count:     new(0),
+		},
+	)
 	r.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 	defer cancel()
@@ -276,7 +314,13 @@ func TestDeleteSnapshot(t *testing.T) {
 	mine := r.userSnapshot(t, coretest.Project, "mine", "", volume)
 	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: mine})
 	coretest.WantCode(t, err, codes.FailedPrecondition, "was not made by this plugin")
-	theirs := r.userSnapshot(t, coretest.Project, "theirs", rack.NewSnapshotDescription("another", "s", nil).Encode(), volume)
+	theirs := r.userSnapshot(
+		t,
+		coretest.Project,
+		"theirs",
+		rack.NewSnapshotDescription("another", "s", nil).Encode(),
+		volume,
+	)
 	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: theirs})
 	coretest.WantCode(t, err, codes.FailedPrecondition, `"another"`)
 	if got := len(r.snapshots(t)); got != 2 {
@@ -407,14 +451,25 @@ func TestLineageOfRestores(t *testing.T) {
 	first := r.Create(t, "first")
 	second, err := r.CreateVolume(t.Context(), from("second", fromSnapshot(r.snapshot(t, "s1", first))))
 	r.Must(t, err)
-	third, err := r.CreateVolume(t.Context(), from("third", fromSnapshot(r.snapshot(t, "s2", second.GetVolume().GetVolumeId()))))
+	third, err := r.CreateVolume(
+		t.Context(),
+		from("third", fromSnapshot(r.snapshot(t, "s2", second.GetVolume().GetVolumeId()))),
+	)
 	r.Must(t, err)
 	r.wantLineage(t, third.GetVolume().GetVolumeId(), second.GetVolume().GetVolumeId(), first)
 	node := r.Node(t, "node-a")
-	resp, err := r.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: third.GetVolume().GetVolumeId(), NodeId: node, VolumeCapability: coretest.MountWriter()})
+	resp, err := r.ControllerPublishVolume(
+		t.Context(),
+		&csi.ControllerPublishVolumeRequest{
+			VolumeId:         third.GetVolume().GetVolumeId(),
+			NodeId:           node,
+			VolumeCapability: coretest.MountWriter(),
+		},
+	)
 	r.Must(t, err)
 	context := resp.GetPublishContext()
-	if context[rpc.KeyOrigin] != rpc.OriginSnapshot || context[rpc.KeyFSLineage] != second.GetVolume().GetVolumeId()+","+first {
+	if context[rpc.KeyOrigin] != rpc.OriginSnapshot ||
+		context[rpc.KeyFSLineage] != second.GetVolume().GetVolumeId()+","+first {
 		t.Errorf("publish context %v", context)
 	}
 }
@@ -547,7 +602,13 @@ func TestCloneReplacesAnOldSnapshot(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
 	name := diskname.ForClone(coretest.Cluster, "copy")
-	old := r.userSnapshot(t, coretest.Project, name, rack.NewTemporaryDescription(coretest.Cluster, "copy", []string{volume}).Encode(), volume)
+	old := r.userSnapshot(
+		t,
+		coretest.Project,
+		name,
+		rack.NewTemporaryDescription(coretest.Cluster, "copy", []string{volume}).Encode(),
+		volume,
+	)
 	got, err := r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
 	r.Must(t, err)
 	if disk := r.Disk(t, got.GetVolume().GetVolumeId()); disk.SnapshotId == old {
@@ -623,7 +684,10 @@ func (r *rig) setQuota(t *testing.T, quotaBytes int64) {
 
 func (r *rig) volumeNamed(t *testing.T, name string) string {
 	t.Helper()
-	disk, err := r.SDK.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(diskname.ForVolume(coretest.Cluster, name)), Project: coretest.Project})
+	disk, err := r.SDK.DiskView(
+		t.Context(),
+		oxide.DiskViewParams{Disk: oxide.NameOrId(diskname.ForVolume(coretest.Cluster, name)), Project: coretest.Project},
+	)
 	r.Must(t, err)
 	return disk.Id
 }

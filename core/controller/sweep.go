@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -118,6 +122,14 @@ func (s *sweeper) later(ctx context.Context, on onRack, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	on.log.Warn("temporary snapshots could not be looked after, which is tried again", "rack", on.rack.Name(), "in", s.retry().String(), "error", err.Error())
+	on.log.Warn(
+		"temporary snapshots could not be looked after, which is tried again",
+		"rack",
+		on.rack.Name(),
+		"in",
+		s.retry().String(),
+		"error",
+		err.Error(),
+	)
 	s.in(s.retry())
 }

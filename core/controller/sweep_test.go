@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -72,7 +76,10 @@ func TestSweepThroughFaults(t *testing.T) {
 	r.left(t, coretest.Cluster, "old", volume)
 	time.Sleep(sweepAge)
 	for _, operation := range []string{"snapshot_list", "snapshot_delete"} {
-		_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultStatus, Status: 503, Count: new(5)})
+		_, err := r.Sim.Inject(
+			t.Context(),
+			lab.Fault{Operation: operation, Kind: lab.FaultStatus, Status: 503, Count: new(5)},
+		)
 		r.Must(t, err)
 	}
 	r.Options.SweepAge = sweepAge
@@ -103,7 +110,10 @@ func TestSweepAfterAClone(t *testing.T) {
 			_, err := r.Sim.Inject(t.Context(), fault)
 			r.Must(t, err)
 			if fault.Kind == lab.FaultLost {
-				_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "snapshot_view", Kind: lab.FaultStatus, Status: 503, Count: new(2 * coretest.Attempts)})
+				_, err := r.Sim.Inject(
+					t.Context(),
+					lab.Fault{Operation: "snapshot_view", Kind: lab.FaultStatus, Status: 503, Count: new(2 * coretest.Attempts)},
+				)
 				r.Must(t, err)
 			}
 			_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))

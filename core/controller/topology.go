@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller
 
 import (
@@ -38,8 +42,12 @@ func (r *racks) accessible(requirement *csi.TopologyRequirement) ([]*rack.Client
 	for _, topology := range requisite {
 		wanted = append(wanted, segmentsText(topology.GetSegments()))
 	}
-	return nil, rpc.ResourceExhausted("accessibility_requirements ask for %s, this plugin serves %s=%s: check the racks' names here and on the nodes",
-		strings.Join(wanted, " or "), rpc.TopologySegmentRack, r.names())
+	return nil, rpc.ResourceExhausted(
+		"accessibility_requirements ask for %s, this plugin serves %s=%s: check the racks' names here and on the nodes",
+		strings.Join(wanted, " or "),
+		rpc.TopologySegmentRack,
+		r.names(),
+	)
 }
 
 // within reports whether every wanted segment is one of own. A segment that this plugin knows nothing of cannot be

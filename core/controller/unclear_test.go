@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package controller_test
 
 import (
@@ -39,7 +43,17 @@ func TestUnclearCreates(t *testing.T) {
 		for operation, count := range r.Calls(t) {
 			for skip := range count {
 				t.Run(fmt.Sprintf("%s, %s %d", kind, operation, skip+1), func(t *testing.T) {
-					fault, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error", Skip: skip})
+					fault, err := r.Sim.Inject(
+						t.Context(),
+						lab.Fault{
+							Operation: operation,
+							Kind:      lab.FaultStatus,
+							Status:    500,
+							ErrorCode: "Internal",
+							Message:   "Internal Server Error",
+							Skip:      skip,
+						},
+					)
 					r.Must(t, err)
 					if err := create(fmt.Sprint(kind, operation, skip)); err != nil { // what is only tidied up may fail
 						coretest.WantCode(t, err, codes.Unavailable)

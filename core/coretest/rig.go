@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package coretest puts the plugin's services on a real socket before a simulated rack, in the process of the test.
 package coretest
 
@@ -160,8 +164,14 @@ func (r *Rig) StartWith(t *testing.T, racks ...*rack.Client) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(r.Options.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	controller := controller.New(controller.Options{
-		Racks: racks, Cluster: r.Options.Cluster, MaxDisks: r.Options.MaxDisks, DetachGrace: r.Options.DetachGrace, TemporaryAge: r.Options.SweepAge,
-		Restarts: r.Options.Restarts, Metrics: r.Options.Metrics, Log: log,
+		Racks:        racks,
+		Cluster:      r.Options.Cluster,
+		MaxDisks:     r.Options.MaxDisks,
+		DetachGrace:  r.Options.DetachGrace,
+		TemporaryAge: r.Options.SweepAge,
+		Restarts:     r.Options.Restarts,
+		Metrics:      r.Options.Metrics,
+		Log:          log,
 	})
 	if !r.Options.Unplanned {
 		r.PlanRestarts(t, controller, racks)
@@ -254,14 +264,20 @@ func (r *Rig) Create(t *testing.T, name string) string {
 // Publish attaches a volume to a node.
 func (r *Rig) Publish(t *testing.T, volumeID, nodeID string) error {
 	t.Helper()
-	_, err := r.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: volumeID, NodeId: nodeID, VolumeCapability: MountWriter()})
+	_, err := r.ControllerPublishVolume(
+		t.Context(),
+		&csi.ControllerPublishVolumeRequest{VolumeId: volumeID, NodeId: nodeID, VolumeCapability: MountWriter()},
+	)
 	return err
 }
 
 // Unpublish detaches a volume from a node.
 func (r *Rig) Unpublish(t *testing.T, volumeID, nodeID string) error {
 	t.Helper()
-	_, err := r.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: volumeID, NodeId: nodeID})
+	_, err := r.ControllerUnpublishVolume(
+		t.Context(),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volumeID, NodeId: nodeID},
+	)
 	return err
 }
 
@@ -275,7 +291,10 @@ func (r *Rig) Delete(t *testing.T, volumeID string) error {
 // Node returns the ID of an instance.
 func (r *Rig) Node(t *testing.T, name string) string {
 	t.Helper()
-	instance, err := r.SDK.InstanceView(t.Context(), oxide.InstanceViewParams{Instance: oxide.NameOrId(name), Project: Project})
+	instance, err := r.SDK.InstanceView(
+		t.Context(),
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(name), Project: Project},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,12 +323,17 @@ func (r *Rig) Holder(t *testing.T, id string) string {
 // UserDisk makes a disk as a user would by hand.
 func (r *Rig) UserDisk(t *testing.T, project, name, description string) *oxide.Disk {
 	t.Helper()
-	disk, err := r.SDK.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: oxide.NameOrId(project), Body: &oxide.DiskCreate{
-		Name:        oxide.Name(name),
-		Description: description,
-		Size:        oxide.ByteCount(GiB),
-		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}},
-	}})
+	disk, err := r.SDK.DiskCreate(
+		t.Context(),
+		oxide.DiskCreateParams{Project: oxide.NameOrId(project), Body: &oxide.DiskCreate{
+			Name:        oxide.Name(name),
+			Description: description,
+			Size:        oxide.ByteCount(GiB),
+			DiskBackend: oxide.DiskBackend{
+				Value: &oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}},
+			},
+		}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +343,13 @@ func (r *Rig) UserDisk(t *testing.T, project, name, description string) *oxide.D
 // AttachByHand attaches a disk as a user would.
 func (r *Rig) AttachByHand(t *testing.T, diskID, instanceID string) {
 	t.Helper()
-	_, err := r.SDK.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{Instance: oxide.NameOrId(instanceID), Body: &oxide.DiskPath{Disk: oxide.NameOrId(diskID)}})
+	_, err := r.SDK.InstanceDiskAttach(
+		t.Context(),
+		oxide.InstanceDiskAttachParams{
+			Instance: oxide.NameOrId(instanceID),
+			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +408,9 @@ const Attempts = 3
 func (r *Rig) Inject(t *testing.T, operation, kind string, code int) {
 	t.Helper()
 	fault := lab.Fault{Operation: operation, Kind: kind, Status: code}
-	if once := strings.HasSuffix(operation, "_create") || strings.HasSuffix(operation, "_delete"); !once && (kind != lab.FaultStatus || code == 503) {
+	if once := strings.HasSuffix(operation, "_create") ||
+		strings.HasSuffix(operation, "_delete"); !once &&
+		(kind != lab.FaultStatus || code == 503) {
 		fault.Count = new(Attempts)
 	}
 	switch code {
@@ -516,7 +548,10 @@ func Eventually(t *testing.T, what string, done func() bool) {
 func OnRack(names ...string) *csi.TopologyRequirement {
 	requirement := &csi.TopologyRequirement{}
 	for _, name := range names {
-		requirement.Requisite = append(requirement.Requisite, &csi.Topology{Segments: map[string]string{rpc.TopologySegmentRack: name}})
+		requirement.Requisite = append(
+			requirement.Requisite,
+			&csi.Topology{Segments: map[string]string{rpc.TopologySegmentRack: name}},
+		)
 	}
 	requirement.Preferred = requirement.Requisite
 	return requirement

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -92,7 +96,12 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 	case result.ExitCode == blkidFound:
 		content := parseExport(result.Stdout)
 		if content.Empty() {
-			return Content{}, fmt.Errorf("%w %s: blkid found something it has no name for: %s", ErrUnreadable, dev, result.Said())
+			return Content{}, fmt.Errorf(
+				"%w %s: blkid found something it has no name for: %s",
+				ErrUnreadable,
+				dev,
+				result.Said(),
+			)
 		}
 		return content, nil
 	case result.ExitCode == blkidNothing && result.Stdout == "" && result.Stderr == "":

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package filesystem
 
 import (
@@ -32,13 +36,31 @@ func TestAllowListNamesNothing(t *testing.T) {
 				}
 				ranges := classes(parsed)
 				free := slices.ContainsFunc(ranges, func(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' })
-				if slices.Contains(ranges, '/') || free && option != "-L" && strings.Trim(string(ranges), "0123456789bskmgtKMGT") != "" {
+				if slices.Contains(ranges, '/') ||
+					free && option != "-L" && strings.Trim(string(ranges), "0123456789bskmgtKMGT") != "" {
 					t.Errorf("%s %s: the value %s may name anything", fsType, name, value)
 				}
 			}
 			check(option, rule.value)
 			for suboption, value := range rule.suboptions {
-				if slices.Contains([]string{"device", "logdev", "rtdev", "name", "file", "offset", "uuid", "journal_dev", "internal", "agnum", "hash_seed", "test_fs", "root_owner"}, suboption) {
+				if slices.Contains(
+					[]string{
+						"device",
+						"logdev",
+						"rtdev",
+						"name",
+						"file",
+						"offset",
+						"uuid",
+						"journal_dev",
+						"internal",
+						"agnum",
+						"hash_seed",
+						"test_fs",
+						"root_owner",
+					},
+					suboption,
+				) {
 					t.Errorf("%s: %s %s is allowed", fsType, option, suboption)
 				}
 				check(option+" "+suboption, value)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package filesystem has the rules for the filesystems that this plugin supports: which types there are, and which mkfs
 // options a user may give. Controller and node both apply them; nothing here touches a disk.
 package filesystem

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package filesystem
 
 import (
@@ -23,9 +27,11 @@ var (
 	xfsBool = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag,
 		"inobtcount": flag, "bigtime": flag}
 	flag2    = whole(`[012]`)
-	features = listOf(`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extent|extents|extra_isize|fast_commit|filetype|flex_bg|` +
-		`has_journal|huge_file|inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|` +
-		`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`)
+	features = listOf(
+		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extent|extents|extra_isize|fast_commit|filetype|flex_bg|` +
+			`has_journal|huge_file|inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|` +
+			`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`,
+	)
 )
 
 // extRules, xfsRules and btrfsRules are the allow-list: every option that shapes the filesystem on this disk, and none that names
@@ -56,7 +62,14 @@ var (
 			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
 		}},
 		"-i": {suboptions: map[string]*regexp.Regexp{
-			"attr": flag2, "maxpct": percent, "perblock": number, "size": size, "sparse": flag, "nrext64": flag, "align": flag, "projid32bit": flag,
+			"attr":        flag2,
+			"maxpct":      percent,
+			"perblock":    number,
+			"size":        size,
+			"sparse":      flag,
+			"nrext64":     flag,
+			"align":       flag,
+			"projid32bit": flag,
 		}},
 		"-K": {},
 		"-l": {suboptions: map[string]*regexp.Regexp{

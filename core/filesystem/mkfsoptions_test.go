@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package filesystem_test
 
 import (
@@ -116,7 +120,8 @@ func TestAllowedOptionsWork(t *testing.T) {
 			if err := errors.Join(file.Truncate(320<<20), file.Close()); err != nil {
 				t.Fatal(err)
 			}
-			if out, err := exec.Command("/usr/sbin/mkfs."+tc.fsType, append(append([]string{"-q"}, options...), path)...).CombinedOutput(); err != nil {
+			if out, err := exec.Command("/usr/sbin/mkfs."+tc.fsType, append(append([]string{"-q"}, options...), path)...).
+				CombinedOutput(); err != nil {
 				t.Errorf("mkfs.%s %q: %v\n%s", tc.fsType, options, err, out)
 			}
 		})

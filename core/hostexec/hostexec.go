@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package hostexec runs the host's programs that the node plugin needs beside the kernel: blkid, mkfs, mount, and the
 // programs that check and grow filesystems.
 //

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package hostexec
 
 import (
@@ -44,7 +48,8 @@ func TestRun(t *testing.T) {
 func TestRunMissing(t *testing.T) {
 	program(t, "blkid", "")
 	_, err := Run(t.Context(), "mkfs.xfs", "secret")
-	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "xfsprogs") || strings.Contains(err.Error(), "secret") {
+	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "xfsprogs") ||
+		strings.Contains(err.Error(), "secret") {
 		t.Errorf("%v, want ErrMissing naming the package and no argument", err)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package metrics
 
 import (
@@ -36,7 +40,9 @@ func page(t *testing.T, m *Metrics) string {
 	t.Helper()
 	w := httptest.NewRecorder()
 	m.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	if got := w.Header().Get("Content-Type"); w.Code != http.StatusOK || !strings.HasPrefix(got, "text/plain; version=0.0.4; charset=utf-8") {
+	if got := w.Header().
+		Get("Content-Type"); w.Code != http.StatusOK ||
+		!strings.HasPrefix(got, "text/plain; version=0.0.4; charset=utf-8") {
 		t.Errorf("status %d, content type %q", w.Code, got)
 	}
 	return w.Body.String()

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount
 
 import (
@@ -148,7 +152,12 @@ func poke(t *testing.T, disk *devicetest.Disk, offset int64, content []byte) {
 // the filesystem no harm.
 func TestMarkerOutlivesMkfs(t *testing.T) {
 	const mib, gib = 1 << 20, 1 << 30
-	checks := map[string][]string{"ext3": {"e2fsck", "-fn"}, "ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check"}}
+	checks := map[string][]string{
+		"ext3":  {"e2fsck", "-fn"},
+		"ext4":  {"e2fsck", "-fn"},
+		"xfs":   {"xfs_repair", "-n"},
+		"btrfs": {"btrfs", "check"},
+	}
 	for _, tc := range []struct {
 		fsType  string
 		options []string
@@ -163,7 +172,8 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 		}
 		for _, options := range tc.options {
 			for _, size := range []int64{320 * mib, 1 * gib, 1023 * gib} {
-				if size > gib && (tc.fsType == "ext3" || strings.Contains(options, "-b 1024") || strings.Contains(options, "-g 8192")) {
+				if size > gib &&
+					(tc.fsType == "ext3" || strings.Contains(options, "-b 1024") || strings.Contains(options, "-g 8192")) {
 					continue // takes too long, or too much of the machine's own disk
 				}
 				t.Run(fmt.Sprintf("%s %s %d MiB", tc.fsType, options, size/mib), func(t *testing.T) {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package mount makes filesystems on disks that package device proved blank, mounts them, binds them to where workloads
 // use them, and takes all that down again.
 //
@@ -99,9 +103,47 @@ func (o Options) list(fsType string) []string {
 // forbiddenFlags are options of mount(8) and of filesystems that turn a mount of this disk into something else, or name
 // another device or file. A name stands for itself, with and without a value; a prefix ends in a dash or a dot.
 var forbiddenFlags = []string{
-	"bind", "rbind", "move", "remount", "make-", "shared", "rshared", "private", "rprivate", "slave", "rslave", "unbindable", "runbindable",
-	"loop", "offset", "sizelimit", "encryption", "X-mount.", "x-mount.", "helper", "uhelper", "verity.", "subvol", "subvolid", "device",
-	"logdev", "rtdev", "journal_dev", "journal_path", "sb", "nofail", "noload", "norecovery", "nologreplay", "usebackuproot", "rescue", "degraded", "user", "users", "owner", "group",
+	"bind",
+	"rbind",
+	"move",
+	"remount",
+	"make-",
+	"shared",
+	"rshared",
+	"private",
+	"rprivate",
+	"slave",
+	"rslave",
+	"unbindable",
+	"runbindable",
+	"loop",
+	"offset",
+	"sizelimit",
+	"encryption",
+	"X-mount.",
+	"x-mount.",
+	"helper",
+	"uhelper",
+	"verity.",
+	"subvol",
+	"subvolid",
+	"device",
+	"logdev",
+	"rtdev",
+	"journal_dev",
+	"journal_path",
+	"sb",
+	"nofail",
+	"noload",
+	"norecovery",
+	"nologreplay",
+	"usebackuproot",
+	"rescue",
+	"degraded",
+	"user",
+	"users",
+	"owner",
+	"group",
 }
 
 // CheckFlags returns [ErrOption] when the orchestrator's mount flags hold an option that this plugin does not pass on.
@@ -294,7 +336,11 @@ func Remove(path string) error {
 		return err
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
-		return fmt.Errorf("%w: %s is neither an empty file nor a folder: remove it by hand if nobody needs it", ErrForeign, path)
+		return fmt.Errorf(
+			"%w: %s is neither an empty file nor a folder: remove it by hand if nobody needs it",
+			ErrForeign,
+			path,
+		)
 	}
 	err = os.Remove(path)
 	switch {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node
 
 import (
@@ -16,7 +20,12 @@ import (
 
 // filesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
 // mkfs, and every doubt ends in an error.
-func (n *Service) filesystem(ctx context.Context, volume nodeVolume, dev device.Device, wanted string) (fsType string, err error) {
+func (n *Service) filesystem(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	wanted string,
+) (fsType string, err error) {
 	zero, err := device.HeadIsZero(ctx, dev)
 	if err != nil {
 		return "", err
@@ -35,11 +44,22 @@ func (n *Service) filesystem(ctx context.Context, volume nodeVolume, dev device.
 		return n.format(ctx, volume, dev, firstOf(wanted, filesystem.Types()[0]), interrupted)
 	}
 	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
-		return "", rpc.FailedPrecondition("volume %s: the disk %s holds %s, not a filesystem that this plugin mounts (%s): use the volume as raw block, or another volume",
-			volume.id, dev, content, strings.Join(filesystem.Types(), ", "))
+		return "", rpc.FailedPrecondition(
+			"volume %s: the disk %s holds %s, not a filesystem that this plugin mounts (%s): use the volume as raw block, or another volume",
+			volume.id,
+			dev,
+			content,
+			strings.Join(filesystem.Types(), ", "),
+		)
 	}
 	if wanted != "" && wanted != content.Type {
-		return "", rpc.FailedPrecondition("volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced", volume.id, dev, content, wanted)
+		return "", rpc.FailedPrecondition(
+			"volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced",
+			volume.id,
+			dev,
+			content,
+			wanted,
+		)
 	}
 	if err := n.checkIdentity(volume, dev, content); err != nil {
 		return "", err
@@ -59,7 +79,12 @@ func (n *Service) checkIdentity(volume nodeVolume, dev device.Device, content de
 			return err
 		}
 		if twin != "" {
-			return rpc.FailedPrecondition("volume %s: the btrfs on %s is on %s as well, and the kernel would mix the two: take one of them from this node, or give one another UUID (btrfstune -u)", volume.id, dev, twin)
+			return rpc.FailedPrecondition(
+				"volume %s: the btrfs on %s is on %s as well, and the kernel would mix the two: take one of them from this node, or give one another UUID (btrfstune -u)",
+				volume.id,
+				dev,
+				twin,
+			)
 		}
 	}
 	if volume.mayCarry(content.UUID) {
@@ -67,32 +92,79 @@ func (n *Service) checkIdentity(volume nodeVolume, dev device.Device, content de
 	}
 	found, err := uuid.Parse(content.UUID)
 	if err == nil && found.Version() == 5 && volume.origin == rpc.OriginBlank {
-		return rpc.FailedPrecondition("volume %s: the %s on %s is another volume's: its UUID is %s, and this disk, made blank, can only have %s: "+
-			"see which disk was copied here; set %s: \"false\" in the volume's context to use it all the same",
-			volume.id, content.Type, dev, content.UUID, mount.FilesystemUUID(volume.id), rpc.KeyVerifyFilesystem)
+		return rpc.FailedPrecondition(
+			"volume %s: the %s on %s is another volume's: its UUID is %s, and this disk, made blank, can only have %s: "+
+				"see which disk was copied here; set %s: \"false\" in the volume's context to use it all the same",
+			volume.id,
+			content.Type,
+			dev,
+			content.UUID,
+			mount.FilesystemUUID(volume.id),
+			rpc.KeyVerifyFilesystem,
+		)
 	}
-	n.log.Warn("mounting a filesystem that this plugin did not make for this disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", content.Type, "fs_uuid", content.UUID)
+	n.log.Warn(
+		"mounting a filesystem that this plugin did not make for this disk",
+		"volume_id",
+		volume.id.String(),
+		"device",
+		dev.String(),
+		"fs_type",
+		content.Type,
+		"fs_uuid",
+		content.UUID,
+	)
 	return nil
 }
 
-func (n *Service) format(ctx context.Context, volume nodeVolume, dev device.Device, fsType string, interrupted *device.Interrupted) (_ string, err error) {
+func (n *Service) format(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	fsType string,
+	interrupted *device.Interrupted,
+) (_ string, err error) {
 	switch {
 	case !volume.attached || volume.sizeBytes == 0:
-		return "", rpc.FailedPrecondition("volume %s: no filesystem is found on the disk %s, and a disk is formatted only with a publish context of the controller, which is missing: publish the volume through the controller", volume.id, dev)
+		return "", rpc.FailedPrecondition(
+			"volume %s: no filesystem is found on the disk %s, and a disk is formatted only with a publish context of the controller, which is missing: publish the volume through the controller",
+			volume.id,
+			dev,
+		)
 	case volume.readOnly:
-		return "", rpc.FailedPrecondition("volume %s: no filesystem is found on the disk %s, and the disk is read-only", volume.id, dev)
+		return "", rpc.FailedPrecondition(
+			"volume %s: no filesystem is found on the disk %s, and the disk is read-only",
+			volume.id,
+			dev,
+		)
 	}
 	options, err := filesystem.ParseMkfsOptions(fsType, volume.mkfsOptions)
 	if err != nil {
 		return "", err
 	}
 	start := time.Now()
-	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{DiskID: volume.id, Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted})
+	blank, err := device.ProveBlank(
+		ctx,
+		dev,
+		device.BlankOptions{DiskID: volume.id, Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted},
+	)
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
-	n.log.Info("making a filesystem on a blank disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType, "again", blank.Again(), "scan", time.Since(start))
+	n.log.Info(
+		"making a filesystem on a blank disk",
+		"volume_id",
+		volume.id.String(),
+		"device",
+		dev.String(),
+		"fs_type",
+		fsType,
+		"again",
+		blank.Again(),
+		"scan",
+		time.Since(start),
+	)
 	took, err := n.formatter.Format(ctx, blank, mount.NewFilesystem{DiskID: volume.id, Type: fsType, MkfsOptions: options})
 	if err != nil {
 		return "", err

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node_test
 
 import (
@@ -39,7 +43,10 @@ func (r *nodeRig) restore(source *volume, id, disk string, sizeBytes int64) *vol
 		volume: map[string]string{rpc.KeyDiskName: disk},
 	}
 	coretest.Must(r.t, os.Mkdir(v.staging, 0o755))
-	coretest.Must(r.t, r.guests.Plug(guestID, simrack.GuestDisk{ID: id, Name: disk, Slot: 3, SizeBytes: sizeBytes, BlockSize: 512}))
+	coretest.Must(
+		r.t,
+		r.guests.Plug(guestID, simrack.GuestDisk{ID: id, Name: disk, Slot: 3, SizeBytes: sizeBytes, BlockSize: 512}),
+	)
 	return v
 }
 
@@ -122,7 +129,13 @@ func TestNodeTwins(t *testing.T) {
 					r.wantMounts()
 					coretest.Must(t, r.guests.Unplug(guestID, second.id))
 					coretest.Must(t, r.stage(first, capability))
-					coretest.Must(t, r.guests.Plug(guestID, simrack.GuestDisk{ID: second.id, Name: second.disk, Slot: 4, SizeBytes: volumeBytes, BlockSize: 512}))
+					coretest.Must(
+						t,
+						r.guests.Plug(
+							guestID,
+							simrack.GuestDisk{ID: second.id, Name: second.disk, Slot: 4, SizeBytes: volumeBytes, BlockSize: 512},
+						),
+					)
 					coretest.WantCode(t, r.stage(second, capability), codes.FailedPrecondition, "mix")
 					coretest.Must(t, r.unstage(first))
 					return
@@ -333,7 +346,14 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 	for piece := 0; piece < pieces; piece++ {
 		r := newNodeRig(t)
 		v := r.newVolume(volumeA, diskA)
-		r.run("mkfs.ext4", "-q", "-U", mount.FilesystemUUID(uuid.MustParse(v.id)).String(), r.node(v), fmt.Sprint(mkfsBytes>>10))
+		r.run(
+			"mkfs.ext4",
+			"-q",
+			"-U",
+			mount.FilesystemUUID(uuid.MustParse(v.id)).String(),
+			r.node(v),
+			fmt.Sprint(mkfsBytes>>10),
+		)
 		r.run("mount", r.node(v), v.staging)
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 		r.run("umount", v.staging)

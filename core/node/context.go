@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node
 
 import (
@@ -72,12 +76,21 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 		mkfsOptions: volumeContext[rpc.KeyMkfsOptions],
 	}
 	if v.diskName == "" {
-		return nodeVolume{}, rpc.FailedPrecondition("volume %s: neither the publish context nor the volume context has the key %s: "+
-			"set it in the volume's context to the name of the disk on the rack", id, rpc.KeyDiskName)
+		return nodeVolume{}, rpc.FailedPrecondition(
+			"volume %s: neither the publish context nor the volume context has the key %s: "+
+				"set it in the volume's context to the name of the disk on the rack",
+			id,
+			rpc.KeyDiskName,
+		)
 	}
 	if diskID := publishContext[rpc.KeyDiskID]; diskID != "" {
 		if !strings.EqualFold(diskID, id.String()) {
-			return nodeVolume{}, rpc.InvalidArgument("publish_context: %s is %q, not the volume's ID %s", rpc.KeyDiskID, diskID, id)
+			return nodeVolume{}, rpc.InvalidArgument(
+				"publish_context: %s is %q, not the volume's ID %s",
+				rpc.KeyDiskID,
+				diskID,
+				id,
+			)
 		}
 		v.attached = true
 	}
@@ -88,14 +101,22 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 	}
 	if readOnly := publishContext[rpc.KeyReadOnly]; readOnly != "" {
 		if v.readOnly, err = strconv.ParseBool(readOnly); err != nil {
-			return nodeVolume{}, rpc.InvalidArgument("publish_context: %s: %q is not one of true, false", rpc.KeyReadOnly, readOnly)
+			return nodeVolume{}, rpc.InvalidArgument(
+				"publish_context: %s: %q is not one of true, false",
+				rpc.KeyReadOnly,
+				readOnly,
+			)
 		}
 	}
 	if v.lineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
 		return nodeVolume{}, err
 	}
 	if verify := volumeContext[rpc.KeyVerifyFilesystem]; verify != "" && verify != "true" && verify != "false" {
-		return nodeVolume{}, rpc.InvalidArgument("volume_context: %s: %q is not one of true, false", rpc.KeyVerifyFilesystem, verify)
+		return nodeVolume{}, rpc.InvalidArgument(
+			"volume_context: %s: %q is not one of true, false",
+			rpc.KeyVerifyFilesystem,
+			verify,
+		)
 	}
 	v.any = volumeContext[rpc.KeyVerifyFilesystem] == "false"
 	if v.root, err = rpc.ParseRootFolder(volumeContext); err != nil {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node
 
 import (
@@ -50,7 +54,10 @@ const (
 // NodeGetVolumeHealth tells what this node knows against a volume: of its mounts if it has any here, else why it could not
 // be staged of late. An empty list says that nothing is known, of a volume that this node has never heard of too. It waits
 // no longer than a few seconds for a disk that does not answer. CSI spec, NodeGetVolumeHealth.
-func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+func (n *Service) NodeGetVolumeHealth(
+	ctx context.Context,
+	req *csi.NodeGetVolumeHealthRequest,
+) (*csi.NodeGetVolumeHealthResponse, error) {
 	if err := validateNodeGetVolumeHealth(req); err != nil {
 		return nil, err
 	}
@@ -115,28 +122,57 @@ func (n *Service) mountsOf(ctx context.Context, table mount.Table, id uuid.UUID,
 // entryConditions are what the mount table itself tells.
 func entryConditions(entry mount.Entry) (found []*csi.VolumeHealth_VolumeHealthEntry) {
 	if entry.ShutDown {
-		found = append(found, inaccessible(reasonFilesystemShutdown, "the filesystem of %s has shut itself down after an error: unstage the volume and see the kernel's log", entry.Source))
+		found = append(
+			found,
+			inaccessible(
+				reasonFilesystemShutdown,
+				"the filesystem of %s has shut itself down after an error: unstage the volume and see the kernel's log",
+				entry.Source,
+			),
+		)
 	}
 	if entry.TurnedReadOnly {
-		found = append(found, condition(csi.VolumeHealthErrorType_DEGRADED, reasonFilesystemReadOnly,
-			"the filesystem of %s has become read-only after an error: unstage the volume, see the kernel's log, and check the filesystem before it is used again", entry.Source))
+		found = append(found, condition(
+			csi.VolumeHealthErrorType_DEGRADED,
+			reasonFilesystemReadOnly,
+			"the filesystem of %s has become read-only after an error: unstage the volume, see the kernel's log, and check the filesystem before it is used again",
+			entry.Source,
+		))
 	}
 	return found
 }
 
 // examine tells what is wrong with the disk and the filesystem that a mount shows.
-func (n *Service) examine(ctx context.Context, entry mount.Entry, number device.Number) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
+func (n *Service) examine(
+	ctx context.Context,
+	entry mount.Entry,
+	number device.Number,
+) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
 	dev, err := n.devices.ByNumber(number)
 	if errors.Is(err, device.ErrNotFound) || entry.NodeRemoved() {
-		return []*csi.VolumeHealth_VolumeHealthEntry{inaccessible(reasonDiskGone,
-			"the disk (device %s) has left this guest while it was mounted: end what uses the volume, so that it is unpublished and unstaged, and see on the rack where the disk is attached", number)}, nil
+		return []*csi.VolumeHealth_VolumeHealthEntry{
+			inaccessible(
+				reasonDiskGone,
+				"the disk (device %s) has left this guest while it was mounted: end what uses the volume, so that it is unpublished and unstaged, and see on the rack where the disk is attached",
+				number,
+			),
+		}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	var found []*csi.VolumeHealth_VolumeHealthEntry
 	if state := n.devices.ControllerState(dev.Name); state != "" && state != device.ControllerLive {
-		found = append(found, inaccessible(reasonControllerNotLive, "the NVMe controller of the disk %s is %q, not %q: see the kernel's log", dev, state, device.ControllerLive))
+		found = append(
+			found,
+			inaccessible(
+				reasonControllerNotLive,
+				"the NVMe controller of the disk %s is %q, not %q: see the kernel's log",
+				dev,
+				state,
+				device.ControllerLive,
+			),
+		)
 	}
 	root := entry.Path
 	if entry.Block() {
@@ -149,7 +185,10 @@ func (n *Service) examine(ctx context.Context, entry mount.Entry, number device.
 }
 
 // damage tells what a filesystem has noted of errors in itself. xfs notes nothing: it shuts itself down instead.
-func (n *Service) damage(dev device.Device, fsType, filesystemUUID string) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
+func (n *Service) damage(
+	dev device.Device,
+	fsType, filesystemUUID string,
+) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
 	switch fsType {
 	case "ext3", "ext4":
 		noted, err := n.devices.Ext4Errors(dev.Name)
@@ -160,21 +199,40 @@ func (n *Service) damage(dev device.Device, fsType, filesystemUUID string) ([]*c
 		if noted.Corruption {
 			status, reason = csi.VolumeHealthErrorType_DATA_LOSS, reasonFilesystemCorrupted
 		}
-		return []*csi.VolumeHealth_VolumeHealthEntry{condition(status, reason,
-			"the filesystem on %s has noted %d errors, the first at %s and the last at %s: unstage the volume, run e2fsck on the disk, and restore what it cannot mend",
-			dev, noted.Count, noted.First.Format(time.RFC3339), noted.Last.Format(time.RFC3339))}, nil
+		return []*csi.VolumeHealth_VolumeHealthEntry{
+			condition(
+				status,
+				reason,
+				"the filesystem on %s has noted %d errors, the first at %s and the last at %s: unstage the volume, run e2fsck on the disk, and restore what it cannot mend",
+				dev,
+				noted.Count,
+				noted.First.Format(time.RFC3339),
+				noted.Last.Format(time.RFC3339),
+			),
+		}, nil
 	case "btrfs":
 		count, err := n.devices.BtrfsCorruption(filesystemUUID)
 		if err != nil || count == 0 {
 			return nil, err
 		}
-		return []*csi.VolumeHealth_VolumeHealthEntry{condition(csi.VolumeHealthErrorType_DATA_LOSS, reasonFilesystemCorrupted,
-			"the filesystem on %s has read %d blocks that were damaged: run btrfs scrub, restore the files that it names, and reset the count with btrfs device stats -z", dev, count)}, nil
+		return []*csi.VolumeHealth_VolumeHealthEntry{
+			condition(
+				csi.VolumeHealthErrorType_DATA_LOSS,
+				reasonFilesystemCorrupted,
+				"the filesystem on %s has read %d blocks that were damaged: run btrfs scrub, restore the files that it names, and reset the count with btrfs device stats -z",
+				dev,
+				count,
+			),
+		}, nil
 	}
 	return nil, nil
 }
 
-func condition(status csi.VolumeHealthErrorType, reason, format string, args ...any) *csi.VolumeHealth_VolumeHealthEntry {
+func condition(
+	status csi.VolumeHealthErrorType,
+	reason, format string,
+	args ...any,
+) *csi.VolumeHealth_VolumeHealthEntry {
 	return &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
@@ -188,12 +246,18 @@ func fold(conditions []*csi.VolumeHealth_VolumeHealthEntry) []*csi.VolumeHealth_
 		return cmp.Or(cmp.Compare(b.GetStatus(), a.GetStatus()), strings.Compare(a.GetReason(), b.GetReason()))
 	}
 	slices.SortStableFunc(conditions, compare)
-	return slices.CompactFunc(conditions, func(a, b *csi.VolumeHealth_VolumeHealthEntry) bool { return compare(a, b) == 0 })
+	return slices.CompactFunc(
+		conditions,
+		func(a, b *csi.VolumeHealth_VolumeHealthEntry) bool { return compare(a, b) == 0 },
+	)
 }
 
 // NodeGetStorageHealth tells which of the guest's NVMe disks do not work, boot disk included: such a disk may be a volume's
 // that is about to be staged. CSI spec, NodeGetStorageHealth.
-func (n *Service) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+func (n *Service) NodeGetStorageHealth(
+	ctx context.Context,
+	req *csi.NodeGetStorageHealthRequest,
+) (*csi.NodeGetStorageHealthResponse, error) {
 	if err := validateNodeGetStorageHealth(req); err != nil {
 		return nil, err
 	}
@@ -214,15 +278,22 @@ func (n *Service) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStor
 		}
 	}
 	if len(dead) > 0 {
-		degraded(reasonControllerNotLive, "NVMe controllers that do not work: %s: see the kernel's log", strings.Join(dead, ", "))
+		degraded(
+			reasonControllerNotLive,
+			"NVMe controllers that do not work: %s: see the kernel's log",
+			strings.Join(dead, ", "),
+		)
 	}
 	unsettled, err := n.devices.Unsettled(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if len(unsettled) > 0 {
-		degraded(reasonFunctionNotUp, "NVMe functions that did not come up: %s: look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first 20 bytes of their names",
-			strings.Join(unsettled, ", "))
+		degraded(
+			reasonFunctionNotUp,
+			"NVMe functions that did not come up: %s: look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first 20 bytes of their names",
+			strings.Join(unsettled, ", "),
+		)
 	}
 	return resp, nil
 }
@@ -238,16 +309,41 @@ const (
 // nothing.
 func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHealthEntry) {
 	if p.silent {
-		found = append(found, inaccessible(reasonNotResponding, "the disk %s, or the filesystem on it, has not answered within %s: see the kernel's log", dev, probeTime))
+		found = append(
+			found,
+			inaccessible(
+				reasonNotResponding,
+				"the disk %s, or the filesystem on it, has not answered within %s: see the kernel's log",
+				dev,
+				probeTime,
+			),
+		)
 	}
 	if errors.Is(p.disk, unix.EIO) {
 		found = append(found, inaccessible(reasonDiskNotReadable, "the disk %s cannot be read: %s", dev, p.disk))
 	}
 	switch {
 	case errors.Is(p.root, unix.EIO):
-		found = append(found, inaccessible(reasonFilesystemShutdown, "the filesystem on %s answers with errors, as one does that has shut itself down: unstage the volume and see the kernel's log: %s", dev, p.root))
+		found = append(
+			found,
+			inaccessible(
+				reasonFilesystemShutdown,
+				"the filesystem on %s answers with errors, as one does that has shut itself down: unstage the volume and see the kernel's log: %s",
+				dev,
+				p.root,
+			),
+		)
 	case errors.Is(p.root, unix.EUCLEAN), errors.Is(p.root, unix.EBADMSG):
-		found = append(found, condition(csi.VolumeHealthErrorType_DATA_LOSS, reasonFilesystemCorrupted, "the root folder of the filesystem on %s is damaged: unstage the volume and check the filesystem: %s", dev, p.root))
+		found = append(
+			found,
+			condition(
+				csi.VolumeHealthErrorType_DATA_LOSS,
+				reasonFilesystemCorrupted,
+				"the root folder of the filesystem on %s is damaged: unstage the volume and check the filesystem: %s",
+				dev,
+				p.root,
+			),
+		)
 	}
 	return found
 }
@@ -281,7 +377,10 @@ func (f *failures) note(id uuid.UUID, err error) {
 	if len(f.list) == maxFailures {
 		f.list = slices.Delete(f.list, 0, 1)
 	}
-	f.list = append(f.list, failure{id, time.Now(), inaccessible(reason, "the volume could not be made available on this node: %s", err)})
+	f.list = append(
+		f.list,
+		failure{id, time.Now(), inaccessible(reason, "the volume could not be made available on this node: %s", err)},
+	)
 }
 
 // of returns nil where nothing is remembered.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node_test
 
 import (
@@ -124,7 +128,8 @@ func (r *nodeRig) damageRoot(v *volume) {
 	}
 	coretest.Must(r.t, r.unpublish(v, "target"))
 	coretest.Must(r.t, r.unstage(v))
-	out, err := exec.Command("xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v)).CombinedOutput()
+	out, err := exec.Command("xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v)).
+		CombinedOutput()
 	coretest.Must(r.t, err)
 	var sector int64
 	if _, err := fmt.Sscanf(strings.TrimSpace(string(out)), "current daddr is %d", &sector); err != nil {
@@ -152,12 +157,17 @@ func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
 	r.breakFilesystem(v)
 	coretest.Must(t, r.unstage(v))
 	coretest.Must(t, r.stage(v, capability))
-	if diff := cmp.Diff([]string{"DATA_LOSS FilesystemCorrupted"}, r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id})); diff != "" {
+	if diff := cmp.Diff(
+		[]string{"DATA_LOSS FilesystemCorrupted"},
+		r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id}),
+	); diff != "" {
 		t.Errorf("mounted anew (-want +got):\n%s", diff)
 	}
 	coretest.Must(t, r.unstage(v))
 	var exit *exec.ExitError
-	if out, err := exec.Command("e2fsck", "-fy", r.node(v)).CombinedOutput(); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {
+	if out, err := exec.Command("e2fsck", "-fy", r.node(v)).
+		CombinedOutput(); err != nil &&
+		(!errors.As(err, &exit) || exit.ExitCode() != 1) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	coretest.Must(t, r.stage(v, capability))
@@ -194,7 +204,11 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 			if err := r.stage(v, filesystemVolume("ext4", writer)); err == nil {
 				t.Fatal("it was staged")
 			}
-			req := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: r.path("target"), StagingTargetPath: v.staging}
+			req := &csi.NodeGetVolumeHealthRequest{
+				VolumeId:          v.id,
+				VolumePublishPath: r.path("target"),
+				StagingTargetPath: v.staging,
+			}
 			if diff := cmp.Diff(tc.want, r.health(req)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -217,7 +231,13 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 func (r *nodeRig) twin() {
 	r.t.Helper()
 	r.makeDisk("twin")
-	coretest.Must(r.t, r.guests.Plug(guestID, simrack.GuestDisk{ID: "twin", Name: diskA + "-twin", Slot: 5, SizeBytes: volumeBytes, BlockSize: 512}))
+	coretest.Must(
+		r.t,
+		r.guests.Plug(
+			guestID,
+			simrack.GuestDisk{ID: "twin", Name: diskA + "-twin", Slot: 5, SizeBytes: volumeBytes, BlockSize: 512},
+		),
+	)
 }
 
 func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
@@ -225,7 +245,13 @@ func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
 	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
 	_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "no-uuid"})
 	coretest.WantCode(t, err, codes.NotFound, "no-uuid")
-	if got := r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: r.path("no/such"), StagingTargetPath: r.path("path")}); got != nil {
+	if got := r.health(
+		&csi.NodeGetVolumeHealthRequest{
+			VolumeId:          v.id,
+			VolumePublishPath: r.path("no/such"),
+			StagingTargetPath: r.path("path"),
+		},
+	); got != nil {
 		t.Errorf("of a volume that is nowhere: %v", got)
 	}
 	// What is wrong with one volume is not told of another, even when asked for at its path.
@@ -263,7 +289,8 @@ func TestNodeGetVolumeHealthHangs(t *testing.T) {
 	}
 	for range 2 {
 		statuses := (<-answers).GetVolumeHealth().GetHealthStatuses()
-		if len(statuses) != 1 || statuses[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || statuses[0].GetReason() != "NotResponding" {
+		if len(statuses) != 1 || statuses[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE ||
+			statuses[0].GetReason() != "NotResponding" {
 			t.Errorf("a disk that does not answer: %v", statuses)
 		}
 	}

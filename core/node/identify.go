@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node
 
 import (
@@ -221,7 +225,11 @@ func (n *Service) knownMounts(table mount.Table, id uuid.UUID) (mounts []mount.E
 	if serial, number, ok := n.staged.diskOf(id); ok {
 		mounts = table.Of(number)
 		if disks, err := n.devices.Disks(); err == nil {
-			if i := slices.IndexFunc(disks, func(d device.Disk) bool { return d.Serial == serial }); i >= 0 && disks[i].Number != number {
+			if i := slices.IndexFunc(
+				disks,
+				func(d device.Disk) bool { return d.Serial == serial },
+			); i >= 0 &&
+				disks[i].Number != number {
 				mounts = append(mounts, table.Of(disks[i].Number)...) // it came back under another one
 			}
 		}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node_test
 
 import (
@@ -51,7 +55,12 @@ func TestVolumeLimit(t *testing.T) {
 				return info.GetMaxVolumesPerNode()
 			}
 			for i, name := range tc.disks {
-				guest.Sysfs(fmt.Sprintf("nvme%dn1", i), devicetest.Serial(name)+"\n", device.Number{Major: 259, Minor: uint32(i)}, coretest.GiB)
+				guest.Sysfs(
+					fmt.Sprintf("nvme%dn1", i),
+					devicetest.Serial(name)+"\n",
+					device.Number{Major: 259, Minor: uint32(i)},
+					coretest.GiB,
+				)
 			}
 			if got := limit(); got != tc.want {
 				t.Errorf("%d volumes, want %d", got, tc.want)

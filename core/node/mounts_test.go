@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node_test
 
 import (
@@ -28,7 +32,10 @@ import (
 // What users, crashes and other programs leave where volumes are staged and published.
 
 // accesses are a volume with each of the two ways of access.
-var accesses = map[string]*csi.VolumeCapability{"filesystem": filesystemVolume("ext4", writer), "raw block": rawBlock(writer)}
+var accesses = map[string]*csi.VolumeCapability{
+	"filesystem": filesystemVolume("ext4", writer),
+	"raw block":  rawBlock(writer),
+}
 
 // eachAccess runs a test for both, with a volume that is not staged.
 func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.VolumeCapability)) {
@@ -138,7 +145,10 @@ func (r *nodeRig) reboot(volumes ...*volume) {
 	coretest.Must(r.t, r.guests.PowerOff(guestID, false))
 	disks := []simrack.GuestDisk{{ID: "boot", Name: "node-a-boot", SizeBytes: volumeBytes, BlockSize: 512, Boot: true}}
 	for i, v := range volumes {
-		disks = append(disks, simrack.GuestDisk{ID: v.id, Name: v.disk, Slot: len(volumes) - i, SizeBytes: volumeBytes, BlockSize: 512})
+		disks = append(
+			disks,
+			simrack.GuestDisk{ID: v.id, Name: v.disk, Slot: len(volumes) - i, SizeBytes: volumeBytes, BlockSize: 512},
+		)
 	}
 	coretest.Must(r.t, r.guests.PowerOn(guestID, disks, nil))
 	r.start()
@@ -282,7 +292,11 @@ func TestNodeAfterReboot(t *testing.T) {
 
 // The disk goes by surprise and comes back under another name, while it is mounted.
 func TestNodeDeadMounts(t *testing.T) {
-	capabilities := map[string]*csi.VolumeCapability{"ext4": filesystemVolume("ext4", writer), "xfs": filesystemVolume("xfs", writer), "raw block": rawBlock(writer)}
+	capabilities := map[string]*csi.VolumeCapability{
+		"ext4":      filesystemVolume("ext4", writer),
+		"xfs":       filesystemVolume("xfs", writer),
+		"raw block": rawBlock(writer),
+	}
 	replug := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		before := r.node(v)
 		r.unplug(v)
@@ -309,7 +323,10 @@ func TestNodeDeadMounts(t *testing.T) {
 			r.unplug(v)
 			id := fmt.Sprint("in-the-way-", slot)
 			r.makeDisk(id)
-			coretest.Must(r.t, r.guests.Plug(guestID, simrack.GuestDisk{ID: id, Name: id, Slot: slot, SizeBytes: volumeBytes, BlockSize: 512}))
+			coretest.Must(
+				r.t,
+				r.guests.Plug(guestID, simrack.GuestDisk{ID: id, Name: id, Slot: slot, SizeBytes: volumeBytes, BlockSize: 512}),
+			)
 			r.plug(v)
 		}
 		r.t.Fatalf("the disk was device %d and is device %d: the loop device is somebody else's now", before, r.number(v))
@@ -507,7 +524,11 @@ func TestNodeMirroredMounts(t *testing.T) {
 		if got := len(r.mounts()); got != 6 {
 			r.t.Errorf("%d mounts, want each twice: %v", got, r.mounts())
 		}
-		r.refused(func() error { return r.publish(v, "kubelet/target-2", capability, false) }, codes.FailedPrecondition, "already published")
+		r.refused(
+			func() error { return r.publish(v, "kubelet/target-2", capability, false) },
+			codes.FailedPrecondition,
+			"already published",
+		)
 		r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "still published")
 		coretest.Must(r.t, r.unpublish(v, "kubelet/target"))
 		coretest.Must(r.t, r.unstage(v))
@@ -529,8 +550,16 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 		coretest.Must(t, errors.Join(err, file.Close()))
 		r.breakFilesystem(v)
 		r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, "read-only after an error")
-		r.refused(func() error { return r.publish(v, "target", capability, false) }, codes.FailedPrecondition, "read-only after an error")
-		r.refused(func() error { return r.publish(v, "target-2", capability, false) }, codes.FailedPrecondition, "read-only after an error")
+		r.refused(
+			func() error { return r.publish(v, "target", capability, false) },
+			codes.FailedPrecondition,
+			"read-only after an error",
+		)
+		r.refused(
+			func() error { return r.publish(v, "target-2", capability, false) },
+			codes.FailedPrecondition,
+			"read-only after an error",
+		)
 		// Who only wants to read can.
 		coretest.Must(t, r.publish(v, "reader", capability, true))
 		wantContent(t, r.path("reader/file"), "data")
@@ -598,7 +627,11 @@ func TestNodeWrongVolumeID(t *testing.T) {
 				}
 				tc.prepare(r)
 				r.refused(func() error { return r.unpublish(v, "target-"+diskB) }, codes.FailedPrecondition, "not this volume's")
-				r.refused(func() error { return r.unpublish(&volume{id: "no-uuid"}, "target-"+diskB) }, codes.FailedPrecondition, "not this volume's")
+				r.refused(
+					func() error { return r.unpublish(&volume{id: "no-uuid"}, "target-"+diskB) },
+					codes.FailedPrecondition,
+					"not this volume's",
+				)
 				_, err := r.stats(v.id, r.path("target-"+diskB), "")
 				coretest.WantCode(r.t, err, codes.NotFound, "another volume")
 				for _, path := range []string{"target-" + diskA, stagedAt(v, capability)} {
@@ -671,7 +704,12 @@ func TestNodeRawBlockOfAnotherSize(t *testing.T) {
 	capability := rawBlock(writer)
 	coretest.Must(t, r.stage(v, capability))
 	v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB)
-	r.refused(func() error { return r.publish(v, "target", capability, false) }, codes.FailedPrecondition, fmt.Sprint(coretest.GiB), fmt.Sprint(volumeBytes))
+	r.refused(
+		func() error { return r.publish(v, "target", capability, false) },
+		codes.FailedPrecondition,
+		fmt.Sprint(coretest.GiB),
+		fmt.Sprint(volumeBytes),
+	)
 	r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, fmt.Sprint(coretest.GiB))
 }
 
@@ -745,7 +783,11 @@ func TestProgramsOfAKilledPlugin(t *testing.T) {
 		}
 		stage := func(ctx context.Context) error {
 			_, err := r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-				VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability, PublishContext: v.publish, VolumeContext: v.volume,
+				VolumeId:          v.id,
+				StagingTargetPath: v.staging,
+				VolumeCapability:  capability,
+				PublishContext:    v.publish,
+				VolumeContext:     v.volume,
 			})
 			return err
 		}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node
 
 import (
@@ -82,7 +86,10 @@ func New(opts Options) *Service {
 // NodeGetVolumeStats tells how full the volume is: bytes and inodes of a filesystem, the size of a raw block volume. Every
 // path at which this volume is not is NOT_FOUND, one whose disk has left the guest included: the kernel would go on
 // answering for it from memory. CSI spec, NodeGetVolumeStats.
-func (n *Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (n *Service) NodeGetVolumeStats(
+	ctx context.Context,
+	req *csi.NodeGetVolumeStatsRequest,
+) (*csi.NodeGetVolumeStatsResponse, error) {
 	if err := validateNodeGetVolumeStats(req); err != nil {
 		return nil, err
 	}
@@ -108,26 +115,49 @@ func (n *Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 			return nil, err
 		}
 		if at, _ := staged.Device(); at != number {
-			return nil, rpc.NotFound("volume %s is staged from device %s, but %s shows device %s: the path belongs to another volume", id, at, entry.Path, number)
+			return nil, rpc.NotFound(
+				"volume %s is staged from device %s, but %s shows device %s: the path belongs to another volume",
+				id,
+				at,
+				entry.Path,
+				number,
+			)
 		}
 	}
 	dev, err := n.devices.ByNumber(number)
 	if errors.Is(err, device.ErrNotFound) || entry.NodeRemoved() {
-		return nil, rpc.NotFound("volume %s at %s: its disk (device %s) has left this guest: unpublish and unstage the volume", id, entry.Path, number)
+		return nil, rpc.NotFound(
+			"volume %s at %s: its disk (device %s) has left this guest: unpublish and unstage the volume",
+			id,
+			entry.Path,
+			number,
+		)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if entry.Block() {
-		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: dev.SizeBytes}}}, nil
+		return &csi.NodeGetVolumeStatsResponse{
+			Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: dev.SizeBytes}},
+		}, nil
 	}
 	usage, err := mount.Stats(entry.Path)
 	if err != nil {
 		return nil, err
 	}
-	all := []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: usage.TotalBytes, Used: usage.UsedBytes, Available: usage.AvailableBytes}}
+	all := []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: usage.TotalBytes, Used: usage.UsedBytes, Available: usage.AvailableBytes},
+	}
 	if usage.TotalInodes > 0 {
-		all = append(all, &csi.VolumeUsage{Unit: csi.VolumeUsage_INODES, Total: usage.TotalInodes, Used: usage.UsedInodes, Available: usage.AvailableInodes})
+		all = append(
+			all,
+			&csi.VolumeUsage{
+				Unit:      csi.VolumeUsage_INODES,
+				Total:     usage.TotalInodes,
+				Used:      usage.UsedInodes,
+				Available: usage.AvailableInodes,
+			},
+		)
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: all}, nil
 }
@@ -169,7 +199,10 @@ func blockStagingPath(staging string, id uuid.UUID) string {
 }
 
 // NodeGetCapabilities: CSI spec, NodeGetCapabilities.
-func (n *Service) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (n *Service) NodeGetCapabilities(
+	context.Context,
+	*csi.NodeGetCapabilitiesRequest,
+) (*csi.NodeGetCapabilitiesResponse, error) {
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: nodeCapabilities()}, nil
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node_test
 
 import (
@@ -70,13 +74,22 @@ func newNodeRig(t *testing.T, change ...func(*node.Options)) *nodeRig {
 			c(opts)
 		}
 	}}
-	r.guests, err = guest.New(guest.Options{Root: filepath.Join(dir, "guests"), StateDir: filepath.Join(dir, "disks"), Log: coretest.DiscardLog()})
+	r.guests, err = guest.New(
+		guest.Options{Root: filepath.Join(dir, "guests"), StateDir: filepath.Join(dir, "disks"), Log: coretest.DiscardLog()},
+	)
 	coretest.Must(t, err)
 	t.Cleanup(func() { coretest.Must(t, r.guests.Close()) })
 	t.Cleanup(r.unmountAll)
 	coretest.Must(t, r.guests.CreateInstance(guestID, "node-a"))
 	r.makeDisk("boot")
-	coretest.Must(t, r.guests.PowerOn(guestID, []simrack.GuestDisk{{ID: "boot", Name: "node-a-boot", SizeBytes: volumeBytes, BlockSize: 512, Boot: true}}, nil))
+	coretest.Must(
+		t,
+		r.guests.PowerOn(
+			guestID,
+			[]simrack.GuestDisk{{ID: "boot", Name: "node-a-boot", SizeBytes: volumeBytes, BlockSize: 512, Boot: true}},
+			nil,
+		),
+	)
 	r.start()
 	return r
 }
@@ -141,7 +154,10 @@ func (r *nodeRig) plug(v *volume) {
 	if v.id == volumeB {
 		slot = 2
 	}
-	coretest.Must(r.t, r.guests.Plug(guestID, simrack.GuestDisk{ID: v.id, Name: v.disk, Slot: slot, SizeBytes: volumeBytes, BlockSize: 512}))
+	coretest.Must(
+		r.t,
+		r.guests.Plug(guestID, simrack.GuestDisk{ID: v.id, Name: v.disk, Slot: slot, SizeBytes: volumeBytes, BlockSize: 512}),
+	)
 }
 
 func (r *nodeRig) unplug(v *volume) {
@@ -253,31 +269,49 @@ func rawBlock(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 
 func (r *nodeRig) stage(v *volume, capability *csi.VolumeCapability) error {
 	_, err := r.NodeStageVolume(r.t.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability, PublishContext: v.publish, VolumeContext: v.volume,
+		VolumeId:          v.id,
+		StagingTargetPath: v.staging,
+		VolumeCapability:  capability,
+		PublishContext:    v.publish,
+		VolumeContext:     v.volume,
 	})
 	return err
 }
 
 func (r *nodeRig) unstage(v *volume) error {
-	_, err := r.NodeUnstageVolume(r.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	_, err := r.NodeUnstageVolume(
+		r.t.Context(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging},
+	)
 	return err
 }
 
 func (r *nodeRig) publish(v *volume, target string, capability *csi.VolumeCapability, readOnly bool) error {
 	_, err := r.NodePublishVolume(r.t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: r.path(target), VolumeCapability: capability, Readonly: readOnly,
-		PublishContext: v.publish, VolumeContext: v.volume,
+		VolumeId:          v.id,
+		StagingTargetPath: v.staging,
+		TargetPath:        r.path(target),
+		VolumeCapability:  capability,
+		Readonly:          readOnly,
+		PublishContext:    v.publish,
+		VolumeContext:     v.volume,
 	})
 	return err
 }
 
 func (r *nodeRig) unpublish(v *volume, target string) error {
-	_, err := r.NodeUnpublishVolume(r.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: r.path(target)})
+	_, err := r.NodeUnpublishVolume(
+		r.t.Context(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: r.path(target)},
+	)
 	return err
 }
 
 func (r *nodeRig) stats(id, path, staging string) (*csi.NodeGetVolumeStatsResponse, error) {
-	return r.NodeGetVolumeStats(r.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path, StagingTargetPath: staging})
+	return r.NodeGetVolumeStats(
+		r.t.Context(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path, StagingTargetPath: staging},
+	)
 }
 
 // wantContent checks the content of a file; fs.ErrNotExist shows as an empty one.
@@ -317,8 +351,10 @@ func TestNodeFilesystemLife(t *testing.T) {
 				stats, err := r.stats(v.id, r.path(path), v.staging)
 				coretest.Must(t, err)
 				if usage := stats.GetUsage(); len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES ||
-					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes || usage[0].GetUsed() <= 0 || usage[0].GetAvailable() <= 0 ||
-					usage[1].GetUsed() <= 0 || usage[1].GetAvailable() <= 0 {
+					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes || usage[0].GetUsed() <= 0 ||
+					usage[0].GetAvailable() <= 0 ||
+					usage[1].GetUsed() <= 0 ||
+					usage[1].GetAvailable() <= 0 {
 					t.Errorf("stats at %s: %v", path, stats)
 				}
 			}
@@ -506,7 +542,14 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 	own := mount.FilesystemUUID(uuid.MustParse(volumeA)).String()
 	record := func(r *nodeRig) {
 		coretest.Must(r.t, os.MkdirAll(r.path("state/format"), 0o700))
-		coretest.Must(r.t, os.WriteFile(r.path("state/format/"+volumeA), []byte(`{"serial":"`+diskA+`","bootID":"before the crash","diskSequence":1}`), 0o600))
+		coretest.Must(
+			r.t,
+			os.WriteFile(
+				r.path("state/format/"+volumeA),
+				[]byte(`{"serial":"`+diskA+`","bootID":"before the crash","diskSequence":1}`),
+				0o600,
+			),
+		)
 	}
 	for _, tc := range []struct {
 		name    string
@@ -594,7 +637,12 @@ func TestNodeMountsFromVolumeContext(t *testing.T) {
 
 	v.volume = nil
 	coretest.WantCode(t, r.stage(v, filesystemVolume("xfs", writer)), codes.FailedPrecondition, rpc.KeyDiskName)
-	coretest.WantCode(t, r.publish(v, "target", filesystemVolume("xfs", writer), false), codes.FailedPrecondition, rpc.KeyDiskName)
+	coretest.WantCode(
+		t,
+		r.publish(v, "target", filesystemVolume("xfs", writer), false),
+		codes.FailedPrecondition,
+		rpc.KeyDiskName,
+	)
 }
 
 func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
@@ -819,7 +867,10 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 
 	v.staging = r.path("foreign")
 	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "staging-"+diskA) // its disk must not be taken away yet
-	coretest.Must(t, r.unstage(&volume{id: volumeB, staging: v.staging}))          // nothing of this volume is staged there
+	coretest.Must(
+		t,
+		r.unstage(&volume{id: volumeB, staging: v.staging}),
+	) // nothing of this volume is staged there
 	coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "not ours")
 	r.wantMounts("foreign", "staging-"+diskA)
 }
@@ -936,7 +987,8 @@ func TestNodeGetInfo(t *testing.T) {
 	})
 	resp, err := full.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	coretest.Must(t, err)
-	if resp.GetMaxVolumesPerNode() != 1 || resp.GetAccessibleTopology().GetSegments()[rpc.TopologySegmentRack] != "rack-2" {
+	if resp.GetMaxVolumesPerNode() != 1 ||
+		resp.GetAccessibleTopology().GetSegments()[rpc.TopologySegmentRack] != "rack-2" {
 		t.Errorf("a full guest: %v, want at most 1 volume, on the rack that the provider knows", resp)
 	}
 
@@ -955,7 +1007,16 @@ func TestNodeGetCapabilities(t *testing.T) {
 	for _, capability := range resp.GetCapabilities() {
 		got = append(got, capability.GetRpc().GetType().String())
 	}
-	if diff := cmp.Diff([]string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"}, got); diff != "" {
+	if diff := cmp.Diff(
+		[]string{
+			"STAGE_UNSTAGE_VOLUME",
+			"GET_VOLUME_STATS",
+			"SINGLE_NODE_MULTI_WRITER",
+			"GET_VOLUME_HEALTH",
+			"GET_STORAGE_HEALTH",
+		},
+		got,
+	); diff != "" {
 		t.Errorf("capabilities (-want +got):\n%s", diff)
 	}
 }

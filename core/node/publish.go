@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node
 
 import (
@@ -32,7 +36,10 @@ type publication struct {
 // file. It is published read-only if asked, if the access mode is SINGLE_NODE_READER_ONLY, or if the disk takes no
 // writes. A repetition succeeds; one with the other read-only flag is ALREADY_EXISTS; a second target is
 // FAILED_PRECONDITION unless the access mode is SINGLE_NODE_MULTI_WRITER. CSI spec, NodePublishVolume.
-func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (n *Service) NodePublishVolume(
+	ctx context.Context,
+	req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
 	if err := validateNodePublishVolume(req); err != nil {
 		return nil, err
 	}
@@ -83,7 +90,11 @@ func (n *Service) publishFilesystem(ctx context.Context, p publication) error {
 	}
 	staged, ok := table.At(p.staging)
 	if !ok || staged.Block() || staged.Number != p.dev.Number {
-		return rpc.FailedPrecondition("volume %s is not staged at %s with a filesystem: stage it first", p.volume.id, p.staging)
+		return rpc.FailedPrecondition(
+			"volume %s is not staged at %s with a filesystem: stage it first",
+			p.volume.id,
+			p.staging,
+		)
 	}
 	if err := checkWorks(p.volume, staged, p.readOnly); err != nil {
 		return err
@@ -116,8 +127,13 @@ func (n *Service) publishBlock(ctx context.Context, p publication) error {
 	// A read-only bind does not keep anybody from writing through a device node: the disk itself has to refuse, for all.
 	for _, other := range others {
 		if other.ReadOnly != p.readOnly {
-			return rpc.FailedPrecondition("volume %s cannot be published with read-only %t: it is published with read-only %t at %s, and a raw block volume is either for all",
-				p.volume.id, p.readOnly, other.ReadOnly, other.Path)
+			return rpc.FailedPrecondition(
+				"volume %s cannot be published with read-only %t: it is published with read-only %t at %s, and a raw block volume is either for all",
+				p.volume.id,
+				p.readOnly,
+				other.ReadOnly,
+				other.Path,
+			)
 		}
 	}
 	if err := setReadOnly(p.dev, p.readOnly); err != nil || published {
@@ -131,15 +147,30 @@ func (n *Service) publishBlock(ctx context.Context, p publication) error {
 
 // checkPublished reports whether the volume is at the target already as it is asked for, and at which other targets it
 // is. What a disk left at the target that has left the guest is taken away; whatever else stands in the way is an error.
-func (n *Service) checkPublished(ctx context.Context, table mount.Table, p publication, staged mount.Entry) (published bool, others []mount.Entry, err error) {
+func (n *Service) checkPublished(
+	ctx context.Context,
+	table mount.Table,
+	p publication,
+	staged mount.Entry,
+) (published bool, others []mount.Entry, err error) {
 	entry, ok := table.At(p.target)
 	for ok && !published {
 		number, known := entry.Device()
 		switch same := known && number == p.dev.Number && !entry.NodeRemoved(); {
 		case same && entry.Block() != staged.Block():
-			return false, nil, rpc.AlreadyExists("volume %s is published at %s with the other access type", p.volume.id, p.target)
+			return false, nil, rpc.AlreadyExists(
+				"volume %s is published at %s with the other access type",
+				p.volume.id,
+				p.target,
+			)
 		case same && entry.ReadOnly != p.readOnly:
-			return false, nil, rpc.AlreadyExists("volume %s is published at %s with read-only %t, not %t: unpublish it first", p.volume.id, p.target, entry.ReadOnly, p.readOnly)
+			return false, nil, rpc.AlreadyExists(
+				"volume %s is published at %s with read-only %t, not %t: unpublish it first",
+				p.volume.id,
+				p.target,
+				entry.ReadOnly,
+				p.readOnly,
+			)
 		case same:
 			published = true
 			continue
@@ -159,7 +190,11 @@ func (n *Service) checkPublished(ctx context.Context, table mount.Table, p publi
 		}
 	}
 	if !published && !p.several && len(others) > 0 {
-		return false, nil, rpc.FailedPrecondition("volume %s is already published at %s, and its access mode allows one target only: unpublish it there first", p.volume.id, others[0].Path)
+		return false, nil, rpc.FailedPrecondition(
+			"volume %s is already published at %s, and its access mode allows one target only: unpublish it there first",
+			p.volume.id,
+			others[0].Path,
+		)
 	}
 	return published, others, nil
 }
@@ -168,7 +203,10 @@ func (n *Service) checkPublished(ctx context.Context, table mount.Table, p publi
 // works when the disk has left the guest, and when nothing is there. It never removes anything that holds something, nor
 // takes away a mount that is none of this plugin's or, so far as can be known, another volume's. CSI spec,
 // NodeUnpublishVolume.
-func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (n *Service) NodeUnpublishVolume(
+	ctx context.Context,
+	req *csi.NodeUnpublishVolumeRequest,
+) (*csi.NodeUnpublishVolumeResponse, error) {
 	if err := validateNodeUnpublishVolume(req); err != nil {
 		return nil, err
 	}
@@ -204,7 +242,12 @@ func (n *Service) unmount(ctx context.Context, _ mount.Table, entry mount.Entry,
 
 // takeAway takes away everything that the volume has mounted at exactly this path, with the function given, and nothing
 // else. It changes nothing where it cannot tell what is the volume's.
-func (n *Service) takeAway(ctx context.Context, path string, id uuid.UUID, away func(context.Context, mount.Table, mount.Entry, device.Number) error) error {
+func (n *Service) takeAway(
+	ctx context.Context,
+	path string,
+	id uuid.UUID,
+	away func(context.Context, mount.Table, mount.Entry, device.Number) error,
+) error {
 	for {
 		table, err := mount.ReadTable()
 		if err != nil {
@@ -216,7 +259,12 @@ func (n *Service) takeAway(ctx context.Context, path string, id uuid.UUID, away 
 			return err
 		}
 		if !own[0] {
-			return rpc.FailedPrecondition("%s has a mount of volume %s, and over it one that is not the volume's: %s: take that away first", path, id, stack[0])
+			return rpc.FailedPrecondition(
+				"%s has a mount of volume %s, and over it one that is not the volume's: %s: take that away first",
+				path,
+				id,
+				stack[0],
+			)
 		}
 		number, ok := stack[0].Device()
 		if !ok {
@@ -254,7 +302,12 @@ func (n *Service) ownMounts(ctx context.Context, table mount.Table, stack []moun
 			own[i] = own[i] && (verdicts[i] == thisVolume || n.gone(stack[i]))
 		}
 	} else if len(slices.Compact(disks[unknown])) > 1 {
-		return nil, rpc.FailedPrecondition("%s has mounts of several disks, and which is that of volume %s cannot be told: %s and others: unmount by hand what is not", stack[0].Path, id, stack[0])
+		return nil, rpc.FailedPrecondition(
+			"%s has mounts of several disks, and which is that of volume %s cannot be told: %s and others: unmount by hand what is not",
+			stack[0].Path,
+			id,
+			stack[0],
+		)
 	}
 	return own, nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package node
 
 import (
@@ -24,7 +28,10 @@ import (
 // path; of a raw block volume it binds the device node. It waits for the disk to appear in the guest. A repetition finds
 // the mount and succeeds; one that asks for another filesystem, or for raw block instead, is ALREADY_EXISTS. CSI spec,
 // NodeStageVolume.
-func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+func (n *Service) NodeStageVolume(
+	ctx context.Context,
+	req *csi.NodeStageVolumeRequest,
+) (*csi.NodeStageVolumeResponse, error) {
 	if err := validateNodeStageVolume(req); err != nil {
 		return nil, err
 	}
@@ -105,8 +112,10 @@ func (n *Service) remember(volume nodeVolume, dev device.Device) error {
 func resolve(path string) (string, error) {
 	resolved, err := mount.Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", rpc.FailedPrecondition("the folder %s does not exist, which the orchestrator makes: check that it and the plugin see the same folders (hostPath mounts, stage_publish_base_dir)",
-			filepath.Dir(filepath.Clean(path)))
+		return "", rpc.FailedPrecondition(
+			"the folder %s does not exist, which the orchestrator makes: check that it and the plugin see the same folders (hostPath mounts, stage_publish_base_dir)",
+			filepath.Dir(filepath.Clean(path)),
+		)
 	}
 	if err != nil {
 		return "", err
@@ -117,7 +126,13 @@ func resolve(path string) (string, error) {
 	return resolved, nil
 }
 
-func (n *Service) stageFilesystem(ctx context.Context, volume nodeVolume, dev device.Device, staging string, capability *csi.VolumeCapability_MountVolume) error {
+func (n *Service) stageFilesystem(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	staging string,
+	capability *csi.VolumeCapability_MountVolume,
+) error {
 	options := volume.mountOptions(capability.GetMountFlags())
 	fsType, err := n.stagedType(ctx, volume, dev, staging, capability.GetFsType(), options)
 	if err != nil {
@@ -134,7 +149,15 @@ func (n *Service) stageFilesystem(ctx context.Context, volume nodeVolume, dev de
 	// Here and not where it is mounted: the plugin may have ended in between.
 	grown, err := mount.GrowMounted(ctx, dev, staging, fsType)
 	if grown {
-		n.log.Info("grew the filesystem to its disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType)
+		n.log.Info(
+			"grew the filesystem to its disk",
+			"volume_id",
+			volume.id.String(),
+			"device",
+			dev.String(),
+			"fs_type",
+			fsType,
+		)
 	}
 	if err != nil {
 		return err
@@ -143,7 +166,13 @@ func (n *Service) stageFilesystem(ctx context.Context, volume nodeVolume, dev de
 }
 
 // mountStaging mounts what is on the disk, or what it makes there, and returns the filesystem's type.
-func (n *Service) mountStaging(ctx context.Context, volume nodeVolume, dev device.Device, staging, wanted string, options mount.Options) (fsType string, err error) {
+func (n *Service) mountStaging(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	staging, wanted string,
+	options mount.Options,
+) (fsType string, err error) {
 	if err := mount.MakeFolder(staging); err != nil {
 		return "", err
 	}
@@ -156,7 +185,15 @@ func (n *Service) mountStaging(ctx context.Context, volume nodeVolume, dev devic
 	if !options.ReadOnly() {
 		grown, err := mount.GrowUnmounted(ctx, dev, fsType, volume.id)
 		if grown {
-			n.log.Info("grew the filesystem to its disk", "volume_id", volume.id.String(), "device", dev.String(), "fs_type", fsType)
+			n.log.Info(
+				"grew the filesystem to its disk",
+				"volume_id",
+				volume.id.String(),
+				"device",
+				dev.String(),
+				"fs_type",
+				fsType,
+			)
 		}
 		if err != nil {
 			return "", err
@@ -173,14 +210,24 @@ func (n *Service) mountStaging(ctx context.Context, volume nodeVolume, dev devic
 // stagedType returns the filesystem with which the volume is staged already as it is asked for, empty when it is not
 // staged. Mounts left over at the staging path from a disk that has left the guest are taken away; whatever else stands in
 // the way is an error.
-func (n *Service) stagedType(ctx context.Context, volume nodeVolume, dev device.Device, staging, fsType string, options mount.Options) (string, error) {
+func (n *Service) stagedType(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	staging, fsType string,
+	options mount.Options,
+) (string, error) {
 	for {
 		table, err := mount.ReadTable()
 		if err != nil {
 			return "", err
 		}
 		if _, ok := table.At(blockStagingPath(staging, volume.id)); ok {
-			return "", rpc.AlreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unstage it first", volume.id, staging)
+			return "", rpc.AlreadyExists(
+				"volume %s is staged at %s as raw block, not with a filesystem: unstage it first",
+				volume.id,
+				staging,
+			)
 		}
 		entry, ok := table.At(staging)
 		if !ok {
@@ -197,9 +244,22 @@ func (n *Service) stagedType(ctx context.Context, volume nodeVolume, dev device.
 
 // checkAlike refuses to take the filesystem that is staged for the one that is asked for when they differ in what matters.
 // Other mount flags do not: the kernel adds some and does not show others.
-func (n *Service) checkAlike(volume nodeVolume, dev device.Device, entry mount.Entry, fsType string, options mount.Options) error {
+func (n *Service) checkAlike(
+	volume nodeVolume,
+	dev device.Device,
+	entry mount.Entry,
+	fsType string,
+	options mount.Options,
+) error {
 	if owner, ok := n.staged.volumeOf(dev.Serial, dev.Number); ok && owner != volume.id {
-		return rpc.FailedPrecondition("volume %s cannot be staged: its disk %s is staged at %s as volume %s: see which of the two has the wrong %s", volume.id, dev, entry.Path, owner, rpc.KeyDiskName)
+		return rpc.FailedPrecondition(
+			"volume %s cannot be staged: its disk %s is staged at %s as volume %s: see which of the two has the wrong %s",
+			volume.id,
+			dev,
+			entry.Path,
+			owner,
+			rpc.KeyDiskName,
+		)
 	}
 	if err := checkWorks(volume, entry, options.ReadOnly()); err != nil {
 		return err
@@ -212,12 +272,21 @@ func (n *Service) checkAlike(volume nodeVolume, dev device.Device, entry mount.E
 	case !entry.ReadOnly && options.ReadOnly():
 		return rpc.AlreadyExists("volume %s is staged at %s writable, not read-only: unstage it first", volume.id, entry.Path)
 	case entry.SELinuxContext != options.SELinuxContext():
-		return rpc.AlreadyExists("volume %s is staged at %s with another SELinux context: unstage it first", volume.id, entry.Path)
+		return rpc.AlreadyExists(
+			"volume %s is staged at %s with another SELinux context: unstage it first",
+			volume.id,
+			entry.Path,
+		)
 	}
 	if lacks := entry.Lacks(options.Flags); lacks > 0 {
 		// How many, and no more: mount flags may be secret.
-		n.log.Info("the volume is staged already, and its mount does not show some of the mount flags that are asked for now: they have no effect until it is staged anew, unless the kernel just does not show them",
-			"volume_id", volume.id.String(), "mount_flags", lacks)
+		n.log.Info(
+			"the volume is staged already, and its mount does not show some of the mount flags that are asked for now: they have no effect until it is staged anew, unless the kernel just does not show them",
+			"volume_id",
+			volume.id.String(),
+			"mount_flags",
+			lacks,
+		)
 	}
 	return nil
 }
@@ -226,9 +295,17 @@ func (n *Service) checkAlike(volume nodeVolume, dev device.Device, entry mount.E
 func checkWorks(volume nodeVolume, staged mount.Entry, readOnly bool) error {
 	switch {
 	case staged.ShutDown:
-		return rpc.FailedPrecondition("volume %s is staged at %s, and its filesystem has shut itself down after an error: see the kernel's log, end what uses the volume, and unstage it", volume.id, staged.Path)
+		return rpc.FailedPrecondition(
+			"volume %s is staged at %s, and its filesystem has shut itself down after an error: see the kernel's log, end what uses the volume, and unstage it",
+			volume.id,
+			staged.Path,
+		)
 	case staged.TurnedReadOnly && !readOnly:
-		return rpc.FailedPrecondition("volume %s is staged at %s, and its filesystem has become read-only after an error: see the kernel's log, end what uses the volume, unstage it, and check the filesystem", volume.id, staged.Path)
+		return rpc.FailedPrecondition(
+			"volume %s is staged at %s, and its filesystem has become read-only after an error: see the kernel's log, end what uses the volume, unstage it, and check the filesystem",
+			volume.id,
+			staged.Path,
+		)
 	}
 	return nil
 }
@@ -241,12 +318,20 @@ func (n *Service) clearDead(ctx context.Context, table mount.Table, entry mount.
 		return rpc.FailedPrecondition("%s has a mount that is not ours: %s", entry.Path, entry)
 	}
 	if _, err := n.devices.ByNumber(number); err == nil && !entry.NodeRemoved() {
-		return rpc.FailedPrecondition("%s has a mount of another disk: %s: unstage or unpublish that volume first", entry.Path, entry)
+		return rpc.FailedPrecondition(
+			"%s has a mount of another disk: %s: unstage or unpublish that volume first",
+			entry.Path,
+			entry,
+		)
 	} else if err != nil && !errors.Is(err, device.ErrNotFound) {
 		return err
 	}
 	if others := publications(table, entry); len(others) > 0 {
-		return rpc.FailedPrecondition("%s has a mount of a disk that has left this guest, which is still published at %s: unpublish it first", entry.Path, others[0].Path)
+		return rpc.FailedPrecondition(
+			"%s has a mount of a disk that has left this guest, which is still published at %s: unpublish it first",
+			entry.Path,
+			others[0].Path,
+		)
 	}
 	n.log.Warn("taking away a mount whose disk has left this guest", "path", entry.Path, "device", number.String())
 	return mount.Unmount(ctx, entry.Path, number)
@@ -272,7 +357,12 @@ func publications(table mount.Table, entry mount.Entry) []mount.Entry {
 // checkUnused refuses a disk that is mounted anywhere.
 func checkUnused(volume nodeVolume, dev device.Device, table mount.Table) error {
 	for _, entry := range table.Of(dev.Number) {
-		return rpc.FailedPrecondition("volume %s cannot be staged: its disk %s is already mounted at %s", volume.id, dev, entry.Path)
+		return rpc.FailedPrecondition(
+			"volume %s cannot be staged: its disk %s is already mounted at %s",
+			volume.id,
+			dev,
+			entry.Path,
+		)
 	}
 	return nil
 }
@@ -293,7 +383,11 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	}
 	if entry, ok := table.At(staging); ok {
 		if entry.Number == dev.Number {
-			return rpc.AlreadyExists("volume %s is staged at %s with a filesystem, not as raw block: unstage it first", volume.id, staging)
+			return rpc.AlreadyExists(
+				"volume %s is staged at %s with a filesystem, not as raw block: unstage it first",
+				volume.id,
+				staging,
+			)
 		}
 		return rpc.FailedPrecondition("the staging path %s has a mount that is not ours: %s", staging, entry)
 	}
@@ -342,7 +436,11 @@ func makePinFolder(staging, pin string) error {
 	}
 	for _, entry := range entries {
 		if entry.Name() != filepath.Base(pin) {
-			return rpc.FailedPrecondition("the staging path %s holds %q, which is not this volume's: another volume may be staged there", staging, entry.Name())
+			return rpc.FailedPrecondition(
+				"the staging path %s holds %q, which is not this volume's: another volume may be staged there",
+				staging,
+				entry.Name(),
+			)
 		}
 	}
 	return nil
@@ -361,14 +459,22 @@ func bindVerified(dev device.Device, source, target string, readOnly bool) error
 	if number, known := entry.Device(); ok && known && number == dev.Number && entry.ReadOnly == readOnly {
 		return nil
 	}
-	return rpc.Internal("%s was bound to %s, but the mount table does not show it as asked (read-only %t): unpublish the volume and look at the kernel's log", dev, target, readOnly)
+	return rpc.Internal(
+		"%s was bound to %s, but the mount table does not show it as asked (read-only %t): unpublish the volume and look at the kernel's log",
+		dev,
+		target,
+		readOnly,
+	)
 }
 
 // NodeUnstageVolume unmounts the volume from the staging path, and succeeds only when nothing in this guest holds its disk
 // any more: the next thing to happen may be that the disk is taken away. It works when the disk is gone already. While
 // the volume is published anywhere, or known to be staged elsewhere, it is FAILED_PRECONDITION and changes nothing. What
 // is another volume's at the staging path, so far as can be known, is left alone. CSI spec, NodeUnstageVolume.
-func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+func (n *Service) NodeUnstageVolume(
+	ctx context.Context,
+	req *csi.NodeUnstageVolumeRequest,
+) (*csi.NodeUnstageVolumeResponse, error) {
 	if err := validateNodeUnstageVolume(req); err != nil {
 		return nil, err
 	}
@@ -396,7 +502,12 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 	}
 	// A mount whose disk has left the guest holds nothing that could be taken away.
 	if mounts := slices.DeleteFunc(n.knownMounts(table, id), n.gone); len(mounts) > 0 {
-		return nil, rpc.FailedPrecondition("volume %s is still mounted at %s, and not from the staging path %s: unpublish or unstage it there", id, mounts[0].Path, req.GetStagingTargetPath())
+		return nil, rpc.FailedPrecondition(
+			"volume %s is still mounted at %s, and not from the staging path %s: unpublish or unstage it there",
+			id,
+			mounts[0].Path,
+			req.GetStagingTargetPath(),
+		)
 	}
 	n.failures.note(id, nil)
 	return &csi.NodeUnstageVolumeResponse{}, nil
@@ -417,7 +528,11 @@ func (n *Service) unstage(ctx context.Context, staging string, id uuid.UUID) err
 // release unmounts what is not published anywhere, and waits until nothing holds the disk.
 func (n *Service) release(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error {
 	if others := publications(table, entry); len(others) > 0 {
-		return rpc.FailedPrecondition("the volume staged at %s is still published at %s: unpublish it first", entry.Path, others[0].Path)
+		return rpc.FailedPrecondition(
+			"the volume staged at %s is still published at %s: unpublish it first",
+			entry.Path,
+			others[0].Path,
+		)
 	}
 	dev, err := n.devices.ByNumber(number)
 	gone := errors.Is(err, device.ErrNotFound) || entry.NodeRemoved()

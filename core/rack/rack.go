@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -356,7 +360,14 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 		c.projectID = project.Id
 	}
 	if c.projectID != project.Id {
-		return "", fmt.Errorf("rack %q: project %q had the ID %s and now has %s: %w", c.name, c.project, c.projectID, project.Id, ErrProject)
+		return "", fmt.Errorf(
+			"rack %q: project %q had the ID %s and now has %s: %w",
+			c.name,
+			c.project,
+			c.projectID,
+			project.Id,
+			ErrProject,
+		)
 	}
 	return project.Id, nil
 }
@@ -366,7 +377,11 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 // (docs/reference/rack.md §1).
 func (c *Client) ConfirmProject(ctx context.Context) error {
 	if _, err := c.lookUpProject(ctx); err != nil {
-		return fmt.Errorf("the answer \"not found\" cannot be believed, check the token and its role on project %q: %w", c.project, err)
+		return fmt.Errorf(
+			"the answer \"not found\" cannot be believed, check the token and its role on project %q: %w",
+			c.project,
+			err,
+		)
 	}
 	return nil
 }

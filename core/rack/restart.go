@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -40,7 +44,10 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	var records []Record
 	for token := ""; ; {
 		page, err := c.sdk.AntiAffinityGroupList(ctx, oxide.AntiAffinityGroupListParams{
-			Project: c.projectRef(), PageToken: token, Limit: oxide.NewPointer(mostPage), SortBy: oxide.NameOrIdSortModeNameAscending,
+			Project:   c.projectRef(),
+			PageToken: token,
+			Limit:     oxide.NewPointer(mostPage),
+			SortBy:    oxide.NameOrIdSortModeNameAscending,
 		})
 		if err != nil {
 			return nil, c.translate(ctx, err, "list the anti-affinity groups of project %q", c.project)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -78,7 +82,10 @@ func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
 // SnapshotByName returns a snapshot of the project by its name. As with [Client.DiskByName], [ErrNotFound] is to be
 // believed.
 func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, error) {
-	snapshot, err := c.sdk.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: c.projectRef()})
+	snapshot, err := c.sdk.SnapshotView(
+		ctx,
+		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: c.projectRef()},
+	)
 	if err != nil {
 		return Snapshot{}, c.translate(ctx, err, "look up snapshot %q in project %q", name, c.project)
 	}

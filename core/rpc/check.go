@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rpc
 
 import (
@@ -65,7 +69,8 @@ func CheckCapability(field string, capability *csi.VolumeCapability) error {
 	if capability == nil {
 		return InvalidArgument("%s is missing", field)
 	}
-	if capability.GetAccessMode() == nil || capability.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN {
+	if capability.GetAccessMode() == nil ||
+		capability.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN {
 		return InvalidArgument("%s: access_mode is missing", field)
 	}
 	if capability.GetAccessType() == nil {
@@ -92,13 +97,20 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
 	default:
-		return InvalidArgument("access_mode %s is not supported: a rack attaches a disk to one instance at a time, use a single-node mode", mode)
+		return InvalidArgument(
+			"access_mode %s is not supported: a rack attaches a disk to one instance at a time, use a single-node mode",
+			mode,
+		)
 	}
 	if capability.GetMount() == nil {
 		return nil
 	}
 	if group := capability.GetMount().GetVolumeMountGroup(); group != "" {
-		return InvalidArgument("volume_mount_group is not supported: the orchestrator sets the group itself, or use the parameters %s and %s", KeyRootGID, KeyRootMode)
+		return InvalidArgument(
+			"volume_mount_group is not supported: the orchestrator sets the group itself, or use the parameters %s and %s",
+			KeyRootGID,
+			KeyRootMode,
+		)
 	}
 	if fsType := capability.GetMount().GetFsType(); !filesystem.Supported(fsType) {
 		return InvalidArgument("fs_type %q is not supported: use one of %s", fsType, strings.Join(filesystem.Types(), ", "))

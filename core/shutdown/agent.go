@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way of the orchestrator
 // that the controller wants its instance stopped, and powers the guest off from inside, so that services and containers are
 // asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
@@ -47,14 +51,22 @@ type Agent struct {
 }
 
 // New makes an agent. The file has the boot ID: Linux has it in /proc/sys/kernel/random/boot_id.
-func New(listener metadata.RestartListener, method PowerOffMethod, bootIDFile string, log *slog.Logger) (*Agent, error) {
+func New(
+	listener metadata.RestartListener,
+	method PowerOffMethod,
+	bootIDFile string,
+	log *slog.Logger,
+) (*Agent, error) {
 	text, err := os.ReadFile(bootIDFile)
 	boot := strings.TrimSpace(string(text))
 	if err == nil && boot == "" {
 		err = fmt.Errorf("%s is empty", bootIDFile)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("which boot of the guest this is cannot be told, so planned restarts are not answered: %w", err)
+		return nil, fmt.Errorf(
+			"which boot of the guest this is cannot be told, so planned restarts are not answered: %w",
+			err,
+		)
 	}
 	return &Agent{listener: listener, method: method, boot: boot, log: log}, nil
 }
@@ -118,7 +130,12 @@ func (a *Agent) look(ctx context.Context) error {
 // is powered off.
 func checkAge(restart string) error {
 	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > longAgo {
-		return fmt.Errorf("restart %s was planned at %s, which is more than %s ago by this guest's clock: if it was planned just now, set the clocks", restart, planned.UTC().Format(time.RFC3339), longAgo)
+		return fmt.Errorf(
+			"restart %s was planned at %s, which is more than %s ago by this guest's clock: if it was planned just now, set the clocks",
+			restart,
+			planned.UTC().Format(time.RFC3339),
+			longAgo,
+		)
 	}
 	return nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package shutdown_test
 
 import (
@@ -89,7 +93,11 @@ func (b *bus) export(name string, path dbus.ObjectPath, iface string, object any
 	if err := b.conn.Export(object, path, iface); err != nil {
 		b.t.Fatal(err)
 	}
-	if reply, err := b.conn.RequestName(name, dbus.NameFlagDoNotQueue); err != nil || reply != dbus.RequestNameReplyPrimaryOwner {
+	if reply, err := b.conn.RequestName(
+		name,
+		dbus.NameFlagDoNotQueue,
+	); err != nil ||
+		reply != dbus.RequestNameReplyPrimaryOwner {
 		b.t.Fatal(reply, err)
 	}
 }
@@ -190,13 +198,17 @@ func TestSystemdCheck(t *testing.T) {
 func TestSystemdIsNotThere(t *testing.T) {
 	none := shutdown.Systemd{Bus: filepath.Join(t.TempDir(), "none")}
 	for what, err := range map[string]error{"check": none.Check(t.Context()), "power off": none.PowerOff(t.Context())} {
-		if err == nil || !strings.Contains(err.Error(), "connect to the system bus: ") || !strings.Contains(err.Error(), "none, or set --restart-poweroff") {
+		if err == nil || !strings.Contains(err.Error(), "connect to the system bus: ") ||
+			!strings.Contains(err.Error(), "none, or set --restart-poweroff") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	b := newBus(t)
 	without := shutdown.Systemd{Bus: b.socket}
-	if err := without.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "systemd does not answer on the system bus: ") {
+	if err := without.Check(
+		t.Context(),
+	); err == nil ||
+		!strings.Contains(err.Error(), "systemd does not answer on the system bus: ") {
 		t.Error(err)
 	}
 	if err := without.PowerOff(t.Context()); err == nil {
@@ -212,7 +224,10 @@ func TestSystemdPowerOff(t *testing.T) {
 		t.Errorf("started %q, %v", m.units(), err)
 	}
 	m.fail(dbus.NewError("org.freedesktop.systemd1.TransactionIsDestructive", []any{"a reboot is under way"}))
-	if err := method.PowerOff(t.Context()); err == nil || !strings.Contains(err.Error(), "ask systemd for poweroff.target: a reboot is under way") {
+	if err := method.PowerOff(
+		t.Context(),
+	); err == nil ||
+		!strings.Contains(err.Error(), "ask systemd for poweroff.target: a reboot is under way") {
 		t.Error(err)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package shutdown
 
 import (
@@ -38,18 +42,27 @@ func (s Systemd) Check(ctx context.Context) error {
 	}
 	defer bus.Close() // nothing is lost with it
 	const get = "org.freedesktop.DBus.Properties.Get"
-	if err := bus.Object(manager, managerPath).CallWithContext(ctx, get, 0, manager+".Manager", "Version").Err; err != nil {
-		return fmt.Errorf("systemd does not answer on the system bus: %w; check that it is the guest's first process, or set --restart-poweroff to what this guest takes", err)
+	if err := bus.Object(manager, managerPath).
+		CallWithContext(ctx, get, 0, manager+".Manager", "Version").
+		Err; err != nil {
+		return fmt.Errorf(
+			"systemd does not answer on the system bus: %w; check that it is the guest's first process, or set --restart-poweroff to what this guest takes",
+			err,
+		)
 	}
 	var there bool
-	if err := bus.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, login).Store(&there); err != nil {
+	if err := bus.BusObject().
+		CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, login).
+		Store(&there); err != nil {
 		return fmt.Errorf("ask the system bus for logind: %w", err)
 	}
 	if !there {
 		return nil // and so nobody has an inhibitor
 	}
 	var held []inhibitor
-	if err := bus.Object(login, loginPath).CallWithContext(ctx, login+".Manager.ListInhibitors", 0).Store(&held); err != nil {
+	if err := bus.Object(login, loginPath).
+		CallWithContext(ctx, login+".Manager.ListInhibitors", 0).
+		Store(&held); err != nil {
 		return fmt.Errorf("ask logind who objects to a shutdown: %w", err)
 	}
 	for _, i := range held {
@@ -87,7 +100,8 @@ func (s Systemd) PowerOff(ctx context.Context) error {
 	}
 	defer bus.Close() // nothing is lost with it
 	// Irreversibly: no other job may take the place of this one.
-	call := bus.Object(manager, managerPath).CallWithContext(ctx, manager+".Manager.StartUnit", 0, "poweroff.target", "replace-irreversibly")
+	call := bus.Object(manager, managerPath).
+		CallWithContext(ctx, manager+".Manager.StartUnit", 0, "poweroff.target", "replace-irreversibly")
 	if call.Err != nil {
 		return fmt.Errorf("ask systemd for poweroff.target: %w", call.Err)
 	}
@@ -97,7 +111,11 @@ func (s Systemd) PowerOff(ctx context.Context) error {
 func (s Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
 	bus, err := dbus.Connect("unix:path="+dbus.EscapeBusAddressValue(s.Bus), dbus.WithContext(ctx))
 	if err != nil {
-		return nil, fmt.Errorf("connect to the system bus: %w; let the plugin have %s, or set --restart-poweroff to what this guest takes", err, s.Bus)
+		return nil, fmt.Errorf(
+			"connect to the system bus: %w; let the plugin have %s, or set --restart-poweroff to what this guest takes",
+			err,
+			s.Bus,
+		)
 	}
 	return bus, nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package guest is the metadata provider that asks the virtual machine itself:
 // an Oxide rack writes the instance's ID into the firmware tables (SMBIOS) of
 // every instance (docs/reference/rack.md §9), where Linux shows it below /sys. It needs no
@@ -137,7 +141,8 @@ func (p *Provider) firmwareID() (witness, error) {
 	switch {
 	case uuid.id == "" && serial.id == "":
 		return witness{}, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
+			Kind: metadata.ErrInvalid,
+			What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
 			Next: "set --instance-id, or choose another source by --metadata",
 		}
 	case uuid.id == "":

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package guest_test
 
 import (
@@ -154,7 +158,13 @@ func TestFirmware(t *testing.T) {
 			if !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(said, tt.want) || tt.want == idA {
 				t.Errorf("error %q, want an ErrInvalid that says %q", said, tt.want)
 			}
-			if conflict := strings.Contains(said, "says that this is instance"); errors.Is(err, metadata.ErrConflict) != conflict {
+			if conflict := strings.Contains(
+				said,
+				"says that this is instance",
+			); errors.Is(
+				err,
+				metadata.ErrConflict,
+			) != conflict {
 				t.Errorf("of two names for this instance errors.Is tells otherwise: %v", err)
 			}
 		})
@@ -177,7 +187,11 @@ func TestNotRoot(t *testing.T) {
 		var denied atomic.Bool
 		denied.Store(true)
 		got, err := metadatatest.Unprivileged(guest.New(options), &denied).Instance(context.Background())
-		if !errors.Is(err, metadata.ErrInvalid) || !strings.HasSuffix(err.Error(), path+": permission denied; run the plugin as the host's root, who alone may read it") {
+		if !errors.Is(err, metadata.ErrInvalid) ||
+			!strings.HasSuffix(
+				err.Error(),
+				path+": permission denied; run the plugin as the host's root, who alone may read it",
+			) {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}
 		if err := os.Chmod(path, 0o444); err != nil {

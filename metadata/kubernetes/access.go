@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes
 
 import (
@@ -88,7 +92,12 @@ func (a access) http(keep bool) (*http.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	base := &http.Transport{TLSClientConfig: tlsConfig, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: !keep, IdleConnTimeout: idleTime}
+	base := &http.Transport{
+		TLSClientConfig:   tlsConfig,
+		Proxy:             http.ProxyFromEnvironment,
+		DisableKeepAlives: !keep,
+		IdleConnTimeout:   idleTime,
+	}
 	if a.proxy != nil {
 		base.Proxy = http.ProxyURL(a.proxy)
 	}

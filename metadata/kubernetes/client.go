@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes
 
 import (
@@ -52,15 +56,24 @@ type request struct {
 // getNode is the request for the Node.
 func (c client) getNode() request {
 	return request{
-		method: http.MethodGet, path: "/api/v1/nodes/" + url.PathEscape(c.options.NodeName),
-		what: fmt.Sprintf("get Node %q", c.options.NodeName), kind: "Node", name: c.options.NodeName, verb: "get", resource: "nodes",
+		method: http.MethodGet,
+		path:   "/api/v1/nodes/" + url.PathEscape(c.options.NodeName),
+		what: fmt.Sprintf(
+			"get Node %q",
+			c.options.NodeName,
+		),
+		kind:     "Node",
+		name:     c.options.NodeName,
+		verb:     "get",
+		resource: "nodes",
 	}
 }
 
 // noNode explains that there is no such Node.
 func noNode(r request, status int) error {
 	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("%s: HTTP %d", r.what, status),
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf("%s: HTTP %d", r.what, status),
 		Next: "check that --node-name (OXIDE_CSI_NODE_NAME) is the Node's name, spec.nodeName of the pod, and that the kubelet has registered",
 	}
 }
@@ -91,7 +104,12 @@ func (c client) ask(ctx context.Context, r request, answer interface{ answers(re
 	}
 	if err := json.Unmarshal(body, answer); err != nil || !answer.answers(r) {
 		return 0, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s answered something that is not %s", a.server, strings.TrimSuffix(fmt.Sprintf("%s %q", r.kind, r.name), ` ""`)),
+			Kind: metadata.ErrInvalid,
+			What: fmt.Sprintf(
+				"%s answered something that is not %s",
+				a.server,
+				strings.TrimSuffix(fmt.Sprintf("%s %q", r.kind, r.name), ` ""`),
+			),
 			Next: "check that this is the address of a Kubernetes API server",
 		}
 	}
@@ -101,7 +119,12 @@ func (c client) ask(ctx context.Context, r request, answer interface{ answers(re
 // send sends a request, by the line that is kept where there is one, and returns the answer whatever it is, and who gave it.
 func (c client) send(ctx context.Context, r request) (a access, status int, body []byte, err error) {
 	if err := ctx.Err(); err != nil {
-		return access{}, 0, nil, &metadata.Error{Kind: metadata.ErrNotReady, What: r.what + ": not asked", Cause: err, Next: "ask again"}
+		return access{}, 0, nil, &metadata.Error{
+			Kind:  metadata.ErrNotReady,
+			What:  r.what + ": not asked",
+			Cause: err,
+			Next:  "ask again",
+		}
 	}
 	if c.line == nil {
 		a, err = c.access()
@@ -126,7 +149,11 @@ func (a access) send(ctx context.Context, r request) (status int, body []byte, e
 	}
 	httpRequest, err := http.NewRequestWithContext(ctx, r.method, a.server+r.path, bytes.NewReader(r.body))
 	if err != nil {
-		return 0, nil, &metadata.Error{Kind: metadata.ErrInvalid, What: "the API server's address in " + a.from + " is no URL", Next: "write https://host:port"}
+		return 0, nil, &metadata.Error{
+			Kind: metadata.ErrInvalid,
+			What: "the API server's address in " + a.from + " is no URL",
+			Next: "write https://host:port",
+		}
 	}
 	httpRequest.Header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	if r.body != nil {
@@ -162,7 +189,12 @@ func (a access) sender() (*http.Client, error) {
 }
 
 func (a access) unusable(err error) error {
-	return &metadata.Error{Kind: metadata.ErrInvalid, What: "use the credentials of " + a.from, Cause: oneLine(err), Next: "repair them, or name a kubeconfig by --kubeconfig"}
+	return &metadata.Error{
+		Kind:  metadata.ErrInvalid,
+		What:  "use the credentials of " + a.from,
+		Cause: oneLine(err),
+		Next:  "repair them, or name a kubeconfig by --kubeconfig",
+	}
 }
 
 // refused turns an HTTP status into the contract's error. What the API server
@@ -173,7 +205,11 @@ func (a access) refused(r request, status int) error {
 	case status == http.StatusUnauthorized:
 		e.Kind, e.Next = metadata.ErrInvalid, "the API server does not know the credentials of "+a.from+": check that they have not expired and are for this cluster"
 	case status == http.StatusForbidden:
-		e.Kind, e.Next = metadata.ErrInvalid, fmt.Sprintf("grant the plugin's service account the verb %q on %q (a ClusterRole and its binding)", r.verb, r.resource)
+		e.Kind, e.Next = metadata.ErrInvalid, fmt.Sprintf(
+			"grant the plugin's service account the verb %q on %q (a ClusterRole and its binding)",
+			r.verb,
+			r.resource,
+		)
 	case status == http.StatusGone: // A list has changed too much between its pages.
 		e.Next = "ask again"
 	case status == http.StatusTooManyRequests || status >= 500:

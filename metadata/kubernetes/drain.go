@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes
 
 import (
@@ -27,7 +31,11 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	query := url.Values{"fieldSelector": {"spec.nodeName=" + name}}
 	var pods struct{ Items []pod }
 	if _, err := r.do(ctx, request{
-		method: http.MethodGet, path: "/api/v1/pods?" + query.Encode(), what: "list the pods of Node " + name, verb: "list", resource: "pods",
+		method:   http.MethodGet,
+		path:     "/api/v1/pods?" + query.Encode(),
+		what:     "list the pods of Node " + name,
+		verb:     "list",
+		resource: "pods",
 	}, nil, &pods); err != nil {
 		return nil, err
 	}
@@ -49,7 +57,14 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 
 // Undrain implements [metadata.Drainer].
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(ctx, "uncordon Node ", instanceID, cordonAnnotation, restartID, func(n node) map[string]any { return cordoned(n, nil, nil) })
+	return r.undo(
+		ctx,
+		"uncordon Node ",
+		instanceID,
+		cordonAnnotation,
+		restartID,
+		func(n node) map[string]any { return cordoned(n, nil, nil) },
+	)
 }
 
 // cordon marks a Node as unschedulable and remembers for which restart, unless somebody else has marked it.

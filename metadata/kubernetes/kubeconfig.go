@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes
 
 import (
@@ -121,7 +125,10 @@ func makeAccess(c cluster, u user, dir string) (a access, err error) {
 		{"exec", !u.Exec.IsZero()}, {"auth-provider", !u.AuthProvider.IsZero()}, {"username", u.Username != ""}, {"as", u.Impersonate != ""},
 	} {
 		if way.used {
-			return access{}, fmt.Errorf("its user has %q, which this plugin does not do: give a token, a tokenFile or a client certificate", way.name)
+			return access{}, fmt.Errorf(
+				"its user has %q, which this plugin does not do: give a token, a tokenFile or a client certificate",
+				way.name,
+			)
 		}
 	}
 	path := func(name string) string {

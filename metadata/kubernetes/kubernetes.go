@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package kubernetes is the metadata provider that asks Kubernetes: it reads one
 // object, the Node on which the plugin runs, which has the instance's ID from the
 // Oxide cloud controller manager or from an operator. What the plugin may do
@@ -138,7 +142,11 @@ func (p *Provider) known(n node) (metadata.Instance, error) {
 	}
 	if rack != "" {
 		if err := metadata.CheckRack(rack); err != nil {
-			return metadata.Instance{}, p.invalid(p.options.RackLabel, err, "set it to the name that the controller uses for this rack, or name another label by --rack-label")
+			return metadata.Instance{}, p.invalid(
+				p.options.RackLabel,
+				err,
+				"set it to the name that the controller uses for this rack, or name another label by --rack-label",
+			)
 		}
 	}
 	return metadata.Instance{ID: id, Rack: rack}, nil
@@ -151,8 +159,11 @@ func (p *Provider) instanceID(n node) (string, error) {
 	if text != "" {
 		rest, ours := strings.CutPrefix(text, providerPrefix)
 		if !ours {
-			return "", p.invalid(from, fmt.Errorf("%.40q does not begin with %s", text, providerPrefix),
-				"this Node is no Oxide instance, or another cloud controller manager has claimed it: keep the plugin off it, or set --instance-id")
+			return "", p.invalid(
+				from,
+				fmt.Errorf("%.40q does not begin with %s", text, providerPrefix),
+				"this Node is no Oxide instance, or another cloud controller manager has claimed it: keep the plugin off it, or set --instance-id",
+			)
 		}
 		text = rest
 	} else {
@@ -191,7 +202,12 @@ func (p *Provider) mark(n node, name string) (string, error) {
 
 // invalid refuses something that the Node says.
 func (p *Provider) invalid(what string, cause error, next string) error {
-	return &metadata.Error{Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s of Node %q", what, p.options.NodeName), Cause: cause, Next: next}
+	return &metadata.Error{
+		Kind:  metadata.ErrInvalid,
+		What:  fmt.Sprintf("%s of Node %q", what, p.options.NodeName),
+		Cause: cause,
+		Next:  next,
+	}
 }
 
 // noID says why a Node names no instance.
@@ -200,14 +216,24 @@ func (p *Provider) noID(n node) error {
 		return p.uninitialized()
 	}
 	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("Node %q has no provider ID, no label %s and no system UUID", p.options.NodeName, p.options.InstanceLabel),
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf(
+			"Node %q has no provider ID, no label %s and no system UUID",
+			p.options.NodeName,
+			p.options.InstanceLabel,
+		),
 		Next: "check that the Oxide cloud controller manager runs and that the kubelet has --cloud-provider=external, or set that label to the UUID of this instance",
 	}
 }
 
 func (p *Provider) uninitialized() error {
 	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("wait for the cloud controller manager to initialise Node %q, which has the taint %s", p.options.NodeName, uninitialized),
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf(
+			"wait for the cloud controller manager to initialise Node %q, which has the taint %s",
+			p.options.NodeName,
+			uninitialized,
+		),
 		Next: "check that the Oxide cloud controller manager runs and what it logs about this Node",
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes_test
 
 import (
@@ -292,7 +296,8 @@ func TestStatuses(t *testing.T) {
 		s := newServer(t)
 		s.object, s.status = node(), status
 		_, err := kubernetes.New(s.options()).Instance(context.Background())
-		if !errors.Is(err, want) || !strings.Contains(err.Error(), fmt.Sprintf("HTTP %d; ", status)) || strings.Contains(err.Error(), "canary") {
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), fmt.Sprintf("HTTP %d; ", status)) ||
+			strings.Contains(err.Error(), "canary") {
 			t.Errorf("HTTP %d: %v, want %v", status, err, want)
 		}
 	}
@@ -306,7 +311,10 @@ func TestTokenRotation(t *testing.T) {
 	for i := range 3 {
 		fresh := fmt.Sprintf("%s%d", token, i)
 		s.set(func() { s.tokens = []string{fresh} })
-		if got, err := p.Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), "401") {
+		if got, err := p.Instance(
+			context.Background(),
+		); !errors.Is(err, metadata.ErrInvalid) ||
+			!strings.Contains(err.Error(), "401") {
 			t.Errorf("with the old token: %+v, %v", got, err)
 		}
 		s.write("token", fresh+"\n")
@@ -325,7 +333,9 @@ func TestCredentialsAreNotCarriedElsewhere(t *testing.T) {
 	s := newServer(t)
 	s.Server = redirects
 	s.write("ca.crt", string(s.ca()))
-	if got, err := kubernetes.New(s.options()).Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || asked {
+	if got, err := kubernetes.New(s.options()).
+		Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) ||
+		asked {
 		t.Errorf("got %+v, %v; followed: %v", got, err, asked)
 	}
 }
@@ -354,7 +364,8 @@ func TestInCluster(t *testing.T) {
 			options := s.options()
 			tt.change(s, &options)
 			got, err := kubernetes.New(options).Instance(context.Background())
-			if err == nil || !errors.Is(err, tt.kind) || !strings.Contains(strings.ReplaceAll(err.Error(), s.dir, "DIR"), tt.says) {
+			if err == nil || !errors.Is(err, tt.kind) ||
+				!strings.Contains(strings.ReplaceAll(err.Error(), s.dir, "DIR"), tt.says) {
 				t.Errorf("got %+v, %v; want %v that says %q", got, err, tt.kind, tt.says)
 			}
 		})
@@ -400,7 +411,10 @@ func TestKubeconfig(t *testing.T) {
 			s := newServer(t)
 			s.object = node(providerID("oxide://" + idA))
 			ca := base64.StdEncoding.EncodeToString(s.ca())
-			file := s.write("kubeconfig", strings.NewReplacer("CA", ca, "HOST", s.Listener.Addr().String(), "DIR", s.dir).Replace(tt.text))
+			file := s.write(
+				"kubeconfig",
+				strings.NewReplacer("CA", ca, "HOST", s.Listener.Addr().String(), "DIR", s.dir).Replace(tt.text),
+			)
 			options := s.options()
 			options.Kubeconfig, options.Host, options.ServiceAccount = file, "", ""
 			got, err := kubernetes.New(options).Instance(context.Background())

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes
 
 import (
@@ -47,7 +51,11 @@ func (n *Node) RemoveTaint(ctx context.Context, key string, registration Registr
 	for _, taint := range tainted.Spec.Taints {
 		var t struct{ Key string }
 		if err := json.Unmarshal(taint, &t); err != nil {
-			return false, &metadata.Error{Kind: metadata.ErrInvalid, What: fmt.Sprintf("a taint of Node %q cannot be read", n.options.NodeName), Next: "see what has written it"}
+			return false, &metadata.Error{
+				Kind: metadata.ErrInvalid,
+				What: fmt.Sprintf("a taint of Node %q cannot be read", n.options.NodeName),
+				Next: "see what has written it",
+			}
 		}
 		if t.Key != key {
 			kept = append(kept, taint)
@@ -80,8 +88,16 @@ func (n *Node) registered(ctx context.Context, registration Registration) error 
 		}
 	}
 	if _, err := n.ask(ctx, request{
-		method: http.MethodGet, path: "/apis/storage.k8s.io/v1/csinodes/" + url.PathEscape(n.options.NodeName),
-		what: fmt.Sprintf("get CSINode %q", n.options.NodeName), kind: "CSINode", name: n.options.NodeName, verb: "get", resource: "csinodes",
+		method: http.MethodGet,
+		path:   "/apis/storage.k8s.io/v1/csinodes/" + url.PathEscape(n.options.NodeName),
+		what: fmt.Sprintf(
+			"get CSINode %q",
+			n.options.NodeName,
+		),
+		kind:     "CSINode",
+		name:     n.options.NodeName,
+		verb:     "get",
+		resource: "csinodes",
 	}, &csiNode); err != nil {
 		return err
 	}
@@ -91,7 +107,13 @@ func (n *Node) registered(ctx context.Context, registration Registration) error 
 		}
 	}
 	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("wait for the kubelet to write %s, as node %s, and its limit of volumes into CSINode %q", registration.Driver, registration.NodeID, n.options.NodeName),
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf(
+			"wait for the kubelet to write %s, as node %s, and its limit of volumes into CSINode %q",
+			registration.Driver,
+			registration.NodeID,
+			n.options.NodeName,
+		),
 		Next: "check that the plugin is registered with the kubelet: docs/how-to/registration.md",
 	}
 }
@@ -109,10 +131,17 @@ func (n *Node) replaceTaints(ctx context.Context, were, are []json.RawMessage) e
 		return err
 	}
 	r := n.getNode()
-	r.method, r.body, r.what, r.verb = http.MethodPatch, patch, fmt.Sprintf("remove a taint from Node %q", n.options.NodeName), "patch"
+	r.method, r.body, r.what, r.verb = http.MethodPatch, patch, fmt.Sprintf(
+		"remove a taint from Node %q",
+		n.options.NodeName,
+	), "patch"
 	status, err := n.ask(ctx, r, &taintedNode{})
 	if err == nil && status != http.StatusOK {
-		err = &metadata.Error{Kind: metadata.ErrNotReady, What: fmt.Sprintf("%s: HTTP %d, it has changed meanwhile", r.what, status), Next: "try again"}
+		err = &metadata.Error{
+			Kind: metadata.ErrNotReady,
+			What: fmt.Sprintf("%s: HTTP %d, it has changed meanwhile", r.what, status),
+			Next: "try again",
+		}
 	}
 	return err
 }
@@ -192,7 +221,11 @@ func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string
 			return nil, err
 		}
 		if status != http.StatusOK {
-			return nil, &metadata.Error{Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s: HTTP %d", r.what, status), Next: "check that this is the address of a Kubernetes API server"}
+			return nil, &metadata.Error{
+				Kind: metadata.ErrInvalid,
+				What: fmt.Sprintf("%s: HTTP %d", r.what, status),
+				Next: "check that this is the address of a Kubernetes API server",
+			}
 		}
 		for _, item := range list.Items {
 			if item.Spec.Attacher == driver && item.Spec.NodeName == n.options.NodeName {

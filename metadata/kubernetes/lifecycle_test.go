@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes_test
 
 import (
@@ -81,7 +85,8 @@ func TestRemoveTaint(t *testing.T) {
 				}
 				return http.StatusNotFound, nil
 			}
-			had, err := kubernetes.NewNode(s.options()).RemoveTaint(context.Background(), taintKey, kubernetes.Registration{Driver: driver, NodeID: idA})
+			had, err := kubernetes.NewNode(s.options()).
+				RemoveTaint(context.Background(), taintKey, kubernetes.Registration{Driver: driver, NodeID: idA})
 			judge(t, err, tt.kind, tt.says)
 			if had != tt.had || patch != tt.patch {
 				t.Errorf("had the taint: %v, want %v; patched with\n%s, want\n%s", had, tt.had, patch, tt.patch)
@@ -93,7 +98,14 @@ func TestRemoveTaint(t *testing.T) {
 func TestLeaving(t *testing.T) {
 	taint := func(key string) func(object) { return taints(object{"key": key, "effect": "NoSchedule"}) }
 	ready := func(message string) func(object) {
-		return in("status", "conditions", []any{object{"type": "MemoryPressure", "message": "node is shutting down"}, object{"type": "Ready", "status": "False", "message": message}})
+		return in(
+			"status",
+			"conditions",
+			[]any{
+				object{"type": "MemoryPressure", "message": "node is shutting down"},
+				object{"type": "Ready", "status": "False", "message": message},
+			},
+		)
 	}
 	for name, tt := range map[string]struct {
 		node any
@@ -122,12 +134,19 @@ func TestLeaving(t *testing.T) {
 
 func TestAttachments(t *testing.T) {
 	attachment := func(attacher, node, volume string) any {
-		return object{"spec": object{"attacher": attacher, "nodeName": node, "source": object{"persistentVolumeName": volume}}}
+		return object{
+			"spec": object{"attacher": attacher, "nodeName": node, "source": object{"persistentVolumeName": volume}},
+		}
 	}
 	list := func(next string, items ...any) any {
 		return object{"kind": "VolumeAttachmentList", "metadata": object{"continue": next}, "items": items}
 	}
-	first := list("more of it", attachment(driver, nodeName, "ours"), attachment(driver, "worker-4", "elsewhere"), attachment("csi.example.org", nodeName, "another's"))
+	first := list(
+		"more of it",
+		attachment(driver, nodeName, "ours"),
+		attachment(driver, "worker-4", "elsewhere"),
+		attachment("csi.example.org", nodeName, "another's"),
+	)
 	second := list("", attachment(driver, nodeName, "ours too"))
 	for name, tt := range map[string]struct {
 		pages map[string]any
@@ -165,7 +184,8 @@ func TestAttachments(t *testing.T) {
 // judge wants no error, or one of a kind that says something and no secret.
 func judge(t *testing.T, err, kind error, says string) {
 	t.Helper()
-	if !errors.Is(err, kind) || err != nil && (!strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary")) {
+	if !errors.Is(err, kind) ||
+		err != nil && (!strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary")) {
 		t.Errorf("%v, want %v that says %q", err, kind, says)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes
 
 import (
@@ -57,7 +61,12 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 	if err != nil {
 		return err
 	}
-	_, err = r.do(ctx, patchNode("ask for a restart of Node "+name, name), annotations{restartAnnotation: restartID}.patch(""), nil)
+	_, err = r.do(
+		ctx,
+		patchNode("ask for a restart of Node "+name, name),
+		annotations{restartAnnotation: restartID}.patch(""),
+		nil,
+	)
 	return err
 }
 
@@ -99,14 +108,25 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 
 // Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(ctx, "forget the restart of Node ", instanceID, restartAnnotation, restartID, func(n node) map[string]any {
-		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
-	})
+	return r.undo(
+		ctx,
+		"forget the restart of Node ",
+		instanceID,
+		restartAnnotation,
+		restartID,
+		func(n node) map[string]any {
+			return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+		},
+	)
 }
 
 // undo patches the Node of an instance while an annotation names this restart. While the plugin there is not registered, the
 // Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with its Node.
-func (r *Restarts) undo(ctx context.Context, what, instanceID, annotation, restartID string, patch func(node) map[string]any) error {
+func (r *Restarts) undo(
+	ctx context.Context,
+	what, instanceID, annotation, restartID string,
+	patch func(node) map[string]any,
+) error {
 	marked := func(n node) bool { return n.Metadata.Annotations[annotation] == restartID }
 	name, err := r.lookUp(ctx, instanceID)
 	if err == nil && name == "" {
@@ -141,7 +161,9 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	if report.Problem {
 		kind = "Warning"
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", name, report.Reason, report.Message, now.Truncate(repeatReport).Unix()))
+	sum := sha256.Sum256(
+		fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", name, report.Reason, report.Message, now.Truncate(repeatReport).Unix()),
+	)
 	stamp := now.Format(time.RFC3339)
 	// Events of what is in no namespace are in this one.
 	const events = "/api/v1/namespaces/default/events"
@@ -161,7 +183,12 @@ func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) 
 	name, err := r.lookUp(ctx, instanceID)
 	if err == nil && name == "" {
 		return "", &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID", instanceID, driver),
+			Kind: metadata.ErrNotReady,
+			What: fmt.Sprintf(
+				"no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID",
+				instanceID,
+				driver,
+			),
 			Next: "check that the node plugin runs there and is registered with the kubelet",
 		}
 	}
@@ -197,7 +224,11 @@ func (r *Restarts) stillThere(ctx context.Context, instanceID string) (string, e
 	}
 	var n csiNode
 	status, err := r.do(ctx, request{
-		method: http.MethodGet, path: csiNodes + "/" + url.PathEscape(name), what: "get CSINode " + name, verb: "get", resource: "csinodes",
+		method:   http.MethodGet,
+		path:     csiNodes + "/" + url.PathEscape(name),
+		what:     "get CSINode " + name,
+		verb:     "get",
+		resource: "csinodes",
 	}, nil, &n, http.StatusNotFound)
 	if err != nil || status != http.StatusOK || !n.has(instanceID) {
 		return "", err
@@ -212,7 +243,12 @@ const (
 )
 
 // search is the name of the first object of a list that is meant, or empty.
-func search[T interface{ name() string }](ctx context.Context, c client, list string, meant func(T) bool) (string, error) {
+func search[T interface{ name() string }](
+	ctx context.Context,
+	c client,
+	list string,
+	meant func(T) bool,
+) (string, error) {
 	query := url.Values{"limit": {"250"}}
 	for {
 		var page struct {
@@ -220,7 +256,11 @@ func search[T interface{ name() string }](ctx context.Context, c client, list st
 			Items []T
 		}
 		if _, err := c.do(ctx, request{
-			method: http.MethodGet, path: list + "?" + query.Encode(), what: "look for an instance in " + list, verb: "list", resource: path.Base(list),
+			method:   http.MethodGet,
+			path:     list + "?" + query.Encode(),
+			what:     "look for an instance in " + list,
+			verb:     "list",
+			resource: path.Base(list),
 		}, nil, &page); err != nil {
 			return "", err
 		}
@@ -287,7 +327,8 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 	})
 	if err == nil && !stands {
 		return &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("nothing was said about restart %s of Node %s, which nobody asks for any more", restartID, name),
+			Kind: metadata.ErrNotReady,
+			What: fmt.Sprintf("nothing was said about restart %s of Node %s, which nobody asks for any more", restartID, name),
 			Next: "nothing is to be done",
 		}
 	}
@@ -348,7 +389,13 @@ func (a annotations) patch(resourceVersion string) map[string]any {
 
 // getNode and patchNode are requests for any Node.
 func getNode(what, name string) request {
-	return request{method: http.MethodGet, path: nodes + "/" + url.PathEscape(name), what: what, verb: "get", resource: "nodes"}
+	return request{
+		method:   http.MethodGet,
+		path:     nodes + "/" + url.PathEscape(name),
+		what:     what,
+		verb:     "get",
+		resource: "nodes",
+	}
 }
 
 func patchNode(what, name string) request {
@@ -359,7 +406,14 @@ func patchNode(what, name string) request {
 
 // post is a request that makes something.
 func post(what, path, resource string) request {
-	return request{method: http.MethodPost, path: path, mediaType: "application/json", what: what, verb: "create", resource: resource}
+	return request{
+		method:    http.MethodPost,
+		path:      path,
+		mediaType: "application/json",
+		what:      what,
+		verb:      "create",
+		resource:  resource,
+	}
 }
 
 // do sends a request that must succeed, with in as JSON unless it is nil, and reads the answer into out unless that is nil.
@@ -383,7 +437,9 @@ func (c client) do(ctx context.Context, r request, in, out any, also ...int) (st
 	}
 	if err := json.Unmarshal(body, out); err != nil {
 		return status, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: r.what + " from " + a.server + ": the answer is no such object", Next: "check that this is the address of a Kubernetes API server",
+			Kind: metadata.ErrInvalid,
+			What: r.what + " from " + a.server + ": the answer is no such object",
+			Next: "check that this is the address of a Kubernetes API server",
 		}
 	}
 	return status, nil

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package metadatatest is the conformance suite for [metadata.Provider]: what
 // the contract says, as tests that every provider runs.
 //
@@ -87,7 +91,16 @@ const (
 	CanHoldSecrets Ability = "hold secrets"
 )
 
-var abilities = []Ability{CanDown, CanSlow, CanDeny, CanKnowRack, CanHoldAnyText, CanChange, CanKnowParts, CanHoldSecrets}
+var abilities = []Ability{
+	CanDown,
+	CanSlow,
+	CanDeny,
+	CanKnowRack,
+	CanHoldAnyText,
+	CanChange,
+	CanKnowParts,
+	CanHoldSecrets,
+}
 
 // patience is how long a provider may take to notice that its context has
 // ended, and how long one that is not slow may take to answer.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build helm
 
 package helm_test
@@ -95,7 +99,10 @@ func overlay(t *testing.T, folder string, components []string) string {
 func sortLists(t *testing.T, objects map[string]object) {
 	byName := func(list any) []any {
 		items, _ := list.([]any)
-		slices.SortFunc(items, func(a, b any) int { return strings.Compare(at[string](t, a, "name"), at[string](t, b, "name")) })
+		slices.SortFunc(
+			items,
+			func(a, b any) int { return strings.Compare(at[string](t, a, "name"), at[string](t, b, "name")) },
+		)
 		return items
 	}
 	for _, name := range []string{controllerPods, nodePods} {
@@ -109,7 +116,10 @@ func sortLists(t *testing.T, objects map[string]object) {
 	}
 	for name, o := range objects {
 		if strings.HasPrefix(name, "ClusterRole/") {
-			slices.SortFunc(at[[]any](t, o, "rules"), func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+			slices.SortFunc(
+				at[[]any](t, o, "rules"),
+				func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) },
+			)
 		}
 	}
 }
@@ -326,7 +336,11 @@ func TestPluginUnderstands(t *testing.T) {
 				t.Errorf("want (-), got (+):\n%s", diff)
 			}
 			if controller.MaxDisks != node.MaxDisks {
-				t.Errorf("the controller attaches %d disks to an instance, and the node counts with %d", controller.MaxDisks, node.MaxDisks)
+				t.Errorf(
+					"the controller attaches %d disks to an instance, and the node counts with %d",
+					controller.MaxDisks,
+					node.MaxDisks,
+				)
 			}
 			if controller.Mode != config.ModeController || node.Mode != config.ModeNode {
 				t.Errorf("modes are %s and %s", controller.Mode, node.Mode)
@@ -347,7 +361,13 @@ func identityFlags(fs *pflag.FlagSet) {
 }
 
 // load reads the settings of a pod's first container of a kind as the plugin would, with the files that are mounted there.
-func load(t *testing.T, objects map[string]object, key, kind string, add func(*pflag.FlagSet), read func(*pflag.FlagSet, []string) (config.Config, []string, error)) config.Config {
+func load(
+	t *testing.T,
+	objects map[string]object,
+	key, kind string,
+	add func(*pflag.FlagSet),
+	read func(*pflag.FlagSet, []string) (config.Config, []string, error),
+) config.Config {
 	t.Helper()
 	spec := at[object](t, objects[key], "spec", "template", "spec")
 	container := at[[]any](t, spec, kind)[0].(object)
@@ -460,9 +480,18 @@ func TestRefused(t *testing.T) {
 
 // open are those values that are handed on as they are: what may stand in them is another's to say.
 var open = []string{
-	"controller.affinity", "controller.nodeSelector", "controller.podAnnotations", "controller.env", "controller.resources.requests",
-	"node.affinity", "node.nodeSelector", "node.podAnnotations", "node.env", "node.resources.requests",
-	"sidecars.resources.requests", "metrics.serviceMonitor.labels",
+	"controller.affinity",
+	"controller.nodeSelector",
+	"controller.podAnnotations",
+	"controller.env",
+	"controller.resources.requests",
+	"node.affinity",
+	"node.nodeSelector",
+	"node.podAnnotations",
+	"node.env",
+	"node.resources.requests",
+	"sidecars.resources.requests",
+	"metrics.serviceMonitor.labels",
 }
 
 // TestUnknownKeys puts a key that nobody knows into every map of values.yaml.
@@ -477,7 +506,13 @@ func TestUnknownKeys(t *testing.T) {
 	}
 	for _, path := range paths {
 		t.Run(path, func(t *testing.T) {
-			if said := refused(t, "--set="+strings.TrimPrefix(path+".unknownKey", ".")+"=1"); !strings.Contains(said, "unknownKey") {
+			if said := refused(
+				t,
+				"--set="+strings.TrimPrefix(path+".unknownKey", ".")+"=1",
+			); !strings.Contains(
+				said,
+				"unknownKey",
+			) {
 				t.Errorf("helm says %q", said)
 			}
 		})

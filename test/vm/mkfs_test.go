@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -122,7 +126,10 @@ func testAfterPowerCut(t *testing.T, attached slots, found map[int]*volume) {
 		case slices.Contains(overwritten, slot):
 			t.Run(fmt.Sprintf("slot %d overwritten", slot), func(t *testing.T) { p.checkRefused(t, v) })
 		case slices.Contains(handMade, slot):
-			t.Run(fmt.Sprintf("slot %d made by hand", slot), func(t *testing.T) { testMadeByHand(t, p, filesystemVolume(v.disk, "ext4")) })
+			t.Run(
+				fmt.Sprintf("slot %d made by hand", slot),
+				func(t *testing.T) { testMadeByHand(t, p, filesystemVolume(v.disk, "ext4")) },
+			)
 		default:
 			t.Run(fmt.Sprintf("slot %d", slot), func(t *testing.T) {
 				p.stageAndPublish(t, v)

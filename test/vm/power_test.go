@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -81,7 +85,12 @@ func TestSameSerialCold(t *testing.T) {
 	twin.name += "-twin"
 	m := boot(t, slots{1: v.disk, 2: twin.disk})
 	p := startPlugin(t, m)
-	m.await(t, plugTime, "the kernel to refuse one", func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") })
+	m.await(
+		t,
+		plugTime,
+		"the kernel to refuse one",
+		func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") },
+	)
 	fail(t, p.stage(t, v), codes.FailedPrecondition)
 	fail(t, p.stage(t, twin), codes.FailedPrecondition)
 	v.checkBlank(t)

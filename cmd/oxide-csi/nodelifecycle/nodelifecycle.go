@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package nodelifecycle is what the plugin does for its Kubernetes Node at the beginning and at the end of its life, where an
 // operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node takes, and
 // it keeps the plugin going until the volumes of a Node that is given up are detached.
@@ -94,7 +98,10 @@ func AwaitDetached(ctx context.Context, node leaving, log *slog.Logger) error {
 	log.Info("the node is given up: waiting for its volumes to be detached", "reason", why)
 	before := ""
 	for pause := firstPause; ; pause = min(2*pause, longestPause/2) {
-		volumes, err := persist(ctx, func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) })
+		volumes, err := persist(
+			ctx,
+			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) },
+		)
 		if err != nil {
 			return fmt.Errorf("not known what is attached: %w", err)
 		}
@@ -107,7 +114,10 @@ func AwaitDetached(ctx context.Context, node leaving, log *slog.Logger) error {
 			log.Info("volumes are attached", "volumes", now)
 		}
 		if !sleep(ctx, pause) {
-			return fmt.Errorf("still attached when the time was up: %s; see which pods use them: drain leaves those of daemon sets", before)
+			return fmt.Errorf(
+				"still attached when the time was up: %s; see which pods use them: drain leaves those of daemon sets",
+				before,
+			)
 		}
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package nodelifecycle_test
 
 import (
@@ -97,7 +101,11 @@ func TestClearTaint(t *testing.T) {
 				var log bytes.Buffer
 				n := &node{began: time.Now(), tainted: tc.tainted}
 				nodelifecycle.ClearTaint(t.Context(), n, taint, identity{}, slog.New(slog.NewTextHandler(&log, nil)))
-				if !slices.EqualFunc(n.clearedAt, tc.cleared, func(got, want time.Duration) bool { return got >= want && got <= want+10*time.Second }) {
+				if !slices.EqualFunc(
+					n.clearedAt,
+					tc.cleared,
+					func(got, want time.Duration) bool { return got >= want && got <= want+10*time.Second },
+				) {
 					t.Errorf("cleared at %v, want about %v", n.clearedAt, tc.cleared)
 				}
 				for _, text := range tc.says {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package diskname has the rules for the names and IDs of disks and snapshots. Controller and node both need them, and the
 // node must not link the rack's client.
 //

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package diskname
 
 import (
@@ -11,7 +15,8 @@ func TestDiskNameIsTheSerial(t *testing.T) {
 		if len(name) != SerialBytes || Serial(name) != name {
 			t.Errorf("disk name %q of volume %q is not a whole serial", name, volume)
 		}
-		if strings.Trim(name[len(diskPrefix):], "abcdefghijklmnopqrstuvwxyz234567") != "" || !strings.HasPrefix(name, diskPrefix) {
+		if strings.Trim(name[len(diskPrefix):], "abcdefghijklmnopqrstuvwxyz234567") != "" ||
+			!strings.HasPrefix(name, diskPrefix) {
 			t.Errorf("disk name %q has characters that a rack refuses", name)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package openapi checks the simulated rack, and its clients in tests, against the rack's published schema.
 //
 // The schema file is not part of this repository. Tests read it from the path in the environment variable OXIDE_OPENAPI.
