@@ -32,7 +32,16 @@ const (
 // how long the instances are down: all volumes of one instance at once, their return to it, and a roll-out over three.
 func plannedRestarts(ctx context.Context, b *bench) (_ []row, err error) {
 	with := *b
-	with.args = append(slices.Clone(b.args), "--max-disks=12", "--attach-mode=restart", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-max-down=3", "--restart-cool-down=0s")
+	with.args = append(
+		slices.Clone(b.args),
+		"--max-disks=12",
+		"--attach-mode=restart",
+		"--restart-shutdown=hard",
+		"--metadata=none",
+		"--restart-window=1s",
+		"--restart-max-down=3",
+		"--restart-cool-down=0s",
+	)
 	r, err := with.newRigOn("--instances=node-0,node-1,node-2,node-3", "--state-time="+restartTakes.String())
 	if err != nil {
 		return nil, err

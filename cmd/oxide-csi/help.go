@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -25,7 +29,7 @@ const rootExample = `  # A controller, which calls the rack and runs anywhere
 // usageWidth is the column at which descriptions of settings wrap.
 const usageWidth = 120
 
-// printUsage is cobra's usage text with two differences: examples come first, and the plugin's settings stand in groups.
+// printUsage is cobra's usage text with two differences: examples come first, and settings stand in groups.
 func printUsage(cmd *cobra.Command) error {
 	w := cmd.OutOrStderr()
 	if cmd.HasExample() {

@@ -111,7 +111,17 @@ func TestHelpAndVersion(t *testing.T) {
 func TestHelpShowsSettingsInGroups(t *testing.T) {
 	help := runPlugin(t, nil, "--help").stdout
 	headings := []string{
-		"Examples", "Usage", "Available Commands", "Serving", "Rack", "Node identity", "Attaching", "Kubernetes", "Nomad", "Diagnostics", "Flags",
+		"Examples",
+		"Usage",
+		"Available Commands",
+		"Serving",
+		"Rack",
+		"Node identity",
+		"Attaching",
+		"Kubernetes",
+		"Nomad",
+		"Diagnostics",
+		"Flags",
 	}
 	var got []string
 	for line := range strings.Lines(help) {
@@ -153,7 +163,8 @@ func TestExamplesOfTheHelp(t *testing.T) {
 	examples, _, _ = strings.Cut(examples, "Usage:")
 	tokenFile := filepath.Join(t.TempDir(), "token")
 	must(t, os.WriteFile(tokenFile, []byte(canary+"\n"), 0o600))
-	examples = strings.NewReplacer(" \\\n", " ", "/etc/oxide-csi/token", tokenFile, "unix:///run/oxide-csi", t.TempDir()+"/none").Replace(examples)
+	examples = strings.NewReplacer(" \\\n", " ", "/etc/oxide-csi/token", tokenFile, "unix:///run/oxide-csi", t.TempDir()+"/none").
+		Replace(examples)
 	for line := range strings.Lines(examples) {
 		args := strings.Fields(line)
 		if len(args) == 0 || args[0] != "oxide-csi" {

@@ -37,10 +37,17 @@ type kubeletNode struct {
 func newKubeletNode(t *testing.T) kubeletNode {
 	t.Helper()
 	dir := shortDir(t)
-	n := kubeletNode{registry: filepath.Join(dir, "registry"), identity: filepath.Join(dir, "identity.env"), http: "http://" + freePort(t)}
+	n := kubeletNode{
+		registry: filepath.Join(dir, "registry"),
+		identity: filepath.Join(dir, "identity.env"),
+		http:     "http://" + freePort(t),
+	}
 	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "block"), 0o755), os.Mkdir(n.registry, 0o755)))
 	n.opts = lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: "unused"}, Args: []string{
-		"--instance-id=", "--metadata-file=" + n.identity, "--sys-root=" + dir, "--http-endpoint=" + strings.TrimPrefix(n.http, "http://"),
+		"--instance-id=",
+		"--metadata-file=" + n.identity,
+		"--sys-root=" + dir,
+		"--http-endpoint=" + strings.TrimPrefix(n.http, "http://"),
 		"--kubelet-registration-dir=" + n.registry,
 	}}
 	return n

@@ -19,7 +19,12 @@ import (
 )
 
 // plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
-func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *controller.PlannedRestarts {
+func plannedRestarts(
+	ctx context.Context,
+	cfg config.Config,
+	background *tasks,
+	log *slog.Logger,
+) *controller.PlannedRestarts {
 	if !cfg.RestartsPlanned() {
 		return nil
 	}
@@ -55,8 +60,11 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	background.run("find out on which instance the controller runs", func() {
 		self, err := metadata.Await(ctx, identity, func(err error) bool {
 			if !told {
-				log.Warn("no instance is restarted until this controller knows its own: set --instance-id, or --metadata=none if it runs on no instance of the rack",
-					"error", err)
+				log.Warn(
+					"no instance is restarted until this controller knows its own: set --instance-id, or --metadata=none if it runs on no instance of the rack",
+					"error",
+					err,
+				)
 			}
 			told = true
 			return true
@@ -84,7 +92,8 @@ func newRequester(cfg config.Config) metadata.RestartRequester {
 	return nil
 }
 
-// newListener is what receives the controller's requests on the node that is this instance, or nil without an orchestrator.
+// newListener is what receives the controller's requests on the node that is this instance, or nil without an
+// orchestrator.
 func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:

@@ -145,7 +145,12 @@ func TestTerminationHandsRestartsOver(t *testing.T) {
 	sim := startSim(t, "--state-time=2s")
 	start := func(wait string) *lab.Plugin {
 		return startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{
-			"--attach-mode=restart", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s", "--restart-wait=" + wait,
+			"--attach-mode=restart",
+			"--restart-shutdown=hard",
+			"--metadata=none",
+			"--restart-window=1s",
+			"--restart-cool-down=0s",
+			"--restart-wait=" + wait,
 		}})
 	}
 	count := func(operation string) int {

@@ -71,7 +71,14 @@ func TestVolumeRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", lazy)
 	h.ok(t, "volume", "show", lazy, "--json")
 
-	if said := h.run(t, "volume", "attach", waiting, node(a)); said.code != 5 || !strings.Contains(said.stderr, "--attach-mode=plan") {
+	if said := h.run(
+		t,
+		"volume",
+		"attach",
+		waiting,
+		node(a),
+	); said.code != 5 ||
+		!strings.Contains(said.stderr, "--attach-mode=plan") {
 		t.Errorf("attach says %+v", said)
 	}
 	shows(waiting, "would be restarted")
@@ -127,7 +134,11 @@ func TestVolumeRestarts(t *testing.T) {
 func TestVolumeRestartUnderWay(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
-		"--attach-mode=restart", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
+		"--attach-mode=restart",
+		"--restart-shutdown=hard",
+		"--metadata=none",
+		"--restart-window=1s",
+		"--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--state-time=1s")
 	node := h.sim.Instances[0].ID

@@ -119,7 +119,7 @@ type Config struct {
 	StartupTaint string `koanf:"startupTaint" flag:"startup-taint" env:"OXIDE_CSI_STARTUP_TAINT" help:"key of a taint that the plugin removes from its Node once the CSINode has the plugin's limit of volumes, such as csi.oxide.computer/agent-not-ready; needs a node name. Ignored in mode controller"`
 	// KubernetesHost and KubernetesPort are set by Kubernetes in each pod.
 	KubernetesHost string `hidden:"yes" koanf:"kubernetesHost" env:"KUBERNETES_SERVICE_HOST" file:"no" help:"host of the API server"`
-	KubernetesPort string `hidden:"yes" koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" default:"443" help:"port of the API server"`
+	KubernetesPort string `hidden:"yes" koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" help:"port of the API server" default:"443"`
 
 	// NomadTokenFile is the path of a file with a token. NomadToken is used if it is empty.
 	NomadTokenFile string `group:"Nomad" koanf:"nomadTokenFile" flag:"nomad-token-file" env:"OXIDE_CSI_NOMAD_TOKEN_FILE" use:"identity" help:"file with the token for the Nomad agent, read for each request, as a token with a ttl is renewed there; NOMAD_TOKEN is used if no file is named"`
@@ -130,23 +130,24 @@ type Config struct {
 	// NomadToken is set by Nomad for a task with an identity block.
 	NomadToken Token `hidden:"yes" koanf:"nomadToken" env:"NOMAD_TOKEN" file:"no" help:"token for the Nomad agent"`
 	// For a Nomad agent with TLS: paths, and a name.
-	NomadCACert        string `hidden:"yes" koanf:"nomadCACert" env:"NOMAD_CACERT" file:"no" help:"file with the CA of a Nomad agent that serves TLS"`
-	NomadClientCert    string `hidden:"yes" koanf:"nomadClientCert" env:"NOMAD_CLIENT_CERT" file:"no" help:"file with the certificate to show to a Nomad agent"`
-	NomadClientKey     string `hidden:"yes" koanf:"nomadClientKey" env:"NOMAD_CLIENT_KEY" file:"no" help:"file with the key of that certificate"`
+	NomadCACert        string `hidden:"yes" koanf:"nomadCACert"        env:"NOMAD_CACERT"          file:"no" help:"file with the CA of a Nomad agent that serves TLS"`
+	NomadClientCert    string `hidden:"yes" koanf:"nomadClientCert"    env:"NOMAD_CLIENT_CERT"     file:"no" help:"file with the certificate to show to a Nomad agent"`
+	NomadClientKey     string `hidden:"yes" koanf:"nomadClientKey"     env:"NOMAD_CLIENT_KEY"      file:"no" help:"file with the key of that certificate"`
 	NomadTLSServerName string `hidden:"yes" koanf:"nomadTLSServerName" env:"NOMAD_TLS_SERVER_NAME" file:"no" help:"name in the Nomad agent's certificate, if it differs from the address"`
-	// NomadAllocation is set by Nomad for every task. It alone says that Nomad runs this process, and not how to reach an agent.
+	// NomadAllocation is set by Nomad for every task. It says that Nomad runs this process, not how to reach an agent.
 	NomadAllocation string `hidden:"yes" koanf:"nomadAllocation" env:"NOMAD_ALLOC_ID" file:"no" help:"ID of the allocation that this process is part of"`
 
 	// HTTPEndpoint is host:port, empty for off.
 	HTTPEndpoint string     `group:"Diagnostics" koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"host:port to serve /livez, /readyz and /metrics on; off if empty"`
-	LogLevel     slog.Level `koanf:"logLevel" flag:"log-level" env:"OXIDE_CSI_LOG_LEVEL" default:"info" use:"identity" help:"debug, info, warn or error; logs go to stderr"`
+	LogLevel     slog.Level `                    koanf:"logLevel"     flag:"log-level"     env:"OXIDE_CSI_LOG_LEVEL"     help:"debug, info, warn or error; logs go to stderr"                    default:"info" use:"identity"`
 	// LogFormat is LogText or LogJSON.
 	LogFormat string `koanf:"logFormat" flag:"log-format" env:"OXIDE_CSI_LOG_FORMAT" default:"text" use:"identity" help:"text or json"`
 	// Pprof adds /debug/pprof to the HTTP endpoint.
 	Pprof bool `hidden:"yes" koanf:"pprof" flag:"pprof" env:"OXIDE_CSI_PPROF" default:"false" help:"serve /debug/pprof on the HTTP endpoint too"`
 }
 
-// Orchestrator is which of MetadataKubernetes and MetadataNomad can carry messages between controller and nodes, or empty.
+// Orchestrator is which of MetadataKubernetes and MetadataNomad can carry messages between controller and nodes, or
+// empty.
 func (c Config) Orchestrator() string {
 	switch {
 	case c.Metadata == MetadataKubernetes, c.Metadata == MetadataNomad:
@@ -162,8 +163,8 @@ func (c Config) Orchestrator() string {
 // RestartsPlanned reports whether restarts of instances are planned, whether or not they are carried out.
 func (c Config) RestartsPlanned() bool { return c.AttachMode != AttachHot }
 
-// kubeletSocket is the socket's name in KubeletRegistrationDir. node-driver-registrar uses the same name, so that the two
-// collide, and are noticed, if both register the same plugin.
+// kubeletSocket is the socket's name in KubeletRegistrationDir. node-driver-registrar uses the same name, so that the
+// two collide, and are noticed, if both register the same plugin.
 const kubeletSocket = "csi.oxide.computer-reg.sock"
 
 // KubeletSocket is the path of the socket by which a node's plugin registers with the kubelet, empty if it does not.
@@ -177,6 +178,7 @@ func (c Config) KubeletSocket() string {
 // Mode says which CSI services a process serves. Identity is always served.
 type Mode string
 
+// The modes.
 const (
 	ModeController Mode = "controller"
 	ModeNode       Mode = "node"

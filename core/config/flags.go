@@ -52,7 +52,7 @@ type Group struct {
 	Note string
 }
 
-// Groups sorts the flags of fs that are to be shown and that [Flags] or [IdentityFlags] added. Others are all other flags of fs.
+// Groups sorts the visible flags of fs that [Flags] or [IdentityFlags] added. Others are all other flags of fs.
 func Groups(fs *pflag.FlagSet) (groups []Group, others *pflag.FlagSet) {
 	others = newFlagSet()
 	fs.VisitAll(func(flag *pflag.Flag) {

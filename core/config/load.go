@@ -196,8 +196,8 @@ func (l *loader) decode() {
 
 // Defaults that depend on the orchestrator.
 const (
-	// kubernetesRestartWait is within the two minutes that the manifests give csi-attacher for a call. Nomad serves no other
-	// volume of the plugin during a call, so there the call must not wait.
+	// kubernetesRestartWait is within the two minutes that the manifests give csi-attacher for a call. Nomad serves no
+	// other volume of the plugin during a call, so there the call must not wait.
 	kubernetesRestartWait = 100 * time.Second
 	// nomadDetachGrace outlasts the restart of a node plugin. Nomad asks for a detach before a node has unmounted, if that
 	// node's plugin is away (docs/how-to/nomad.md). Kubernetes does not.

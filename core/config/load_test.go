@@ -94,12 +94,32 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(warnings, err)
 	}
 	want := Config{
-		Endpoint: "/csi/csi.sock", Mode: ModeAll, OxideHost: "https://rack.example.com", OxideProject: "demo", OxideToken: NewToken(token),
-		ClusterID: "c1", Rack: "default", AttachMode: "hot", RestartPoweroff: "systemd", RestartShutdown: "guest",
-		RestartWindow: 10 * time.Second, RestartMaxDown: 1, RestartCoolDown: 5 * time.Minute, RestartHaltTimeout: 2 * time.Minute,
-		MaxDisks: 8, Metadata: "auto", InstanceID: instanceA,
-		StateDir: "/var/lib/oxide-csi", BlankScanLimit: 32 << 30, DeviceTimeout: time.Minute, LogFormat: "text", DevRoot: "/dev", SysRoot: "/sys", BootIDFile: "/proc/sys/kernel/random/boot_id",
-		RackLabel: "oxide.computer/rack", KubernetesPort: "443",
+		Endpoint:           "/csi/csi.sock",
+		Mode:               ModeAll,
+		OxideHost:          "https://rack.example.com",
+		OxideProject:       "demo",
+		OxideToken:         NewToken(token),
+		ClusterID:          "c1",
+		Rack:               "default",
+		AttachMode:         "hot",
+		RestartPoweroff:    "systemd",
+		RestartShutdown:    "guest",
+		RestartWindow:      10 * time.Second,
+		RestartMaxDown:     1,
+		RestartCoolDown:    5 * time.Minute,
+		RestartHaltTimeout: 2 * time.Minute,
+		MaxDisks:           8,
+		Metadata:           "auto",
+		InstanceID:         instanceA,
+		StateDir:           "/var/lib/oxide-csi",
+		BlankScanLimit:     32 << 30,
+		DeviceTimeout:      time.Minute,
+		LogFormat:          "text",
+		DevRoot:            "/dev",
+		SysRoot:            "/sys",
+		BootIDFile:         "/proc/sys/kernel/random/boot_id",
+		RackLabel:          "oxide.computer/rack",
+		KubernetesPort:     "443",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -297,7 +317,8 @@ func TestNamingTheFile(t *testing.T) {
 func TestNothingIsNotAValue(t *testing.T) {
 	environ := append([]string{"OXIDE_CSI_MAX_DISKS=", "OXIDE_RACK= ", "OXIDE_CSI_UNKNOWN"}, tokenEnv...)
 	got, warnings, err := load(t, complete, environ, "nodeName:\nlogFormat: ''\nlogLevel: ~\nracks:\n")
-	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.NodeName != "" || got.LogFormat != "text" {
+	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.NodeName != "" ||
+		got.LogFormat != "text" {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if len(warnings) > 0 {
@@ -539,7 +560,14 @@ func TestDerivedDefaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, _, err := load(t, append(tt.args, complete...), append(tt.environ, tokenEnv...), "")
 			if err != nil || got.RestartWait != tt.wait || got.DetachGrace != tt.grace {
-				t.Errorf("restart wait %s, want %s; detach grace %s, want %s; %v", got.RestartWait, tt.wait, got.DetachGrace, tt.grace, err)
+				t.Errorf(
+					"restart wait %s, want %s; detach grace %s, want %s; %v",
+					got.RestartWait,
+					tt.wait,
+					got.DetachGrace,
+					tt.grace,
+					err,
+				)
 			}
 		})
 	}

@@ -134,7 +134,8 @@ func TestEverySettingIsExplained(t *testing.T) {
 			continue
 		}
 		f := fs.Lookup(s.flag)
-		if f == nil || f.Hidden != s.hidden || f.DefValue != s.def || !strings.Contains(f.Usage, s.env) || f.Value.Type() == "" {
+		if f == nil || f.Hidden != s.hidden || f.DefValue != s.def || !strings.Contains(f.Usage, s.env) ||
+			f.Value.Type() == "" {
 			t.Errorf("--%s is missing or differs: %+v", s.flag, f)
 		}
 	}

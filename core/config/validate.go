@@ -251,11 +251,20 @@ func (c Config) checkNode(p *Problems) {
 
 // checkRestart checks how a controller reaches the nodes whose restarts it plans.
 func (c Config) checkRestart(p *Problems) {
-	if c.Mode.Controller() && (c.RestartShutdown == ShutdownGuest || c.RestartShutdown == ShutdownDrain) && c.Orchestrator() == "" {
-		p.add("--restart-shutdown", "%s needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power", quote(c.RestartShutdown))
+	if c.Mode.Controller() && (c.RestartShutdown == ShutdownGuest || c.RestartShutdown == ShutdownDrain) &&
+		c.Orchestrator() == "" {
+		p.add(
+			"--restart-shutdown",
+			"%s needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power",
+			quote(c.RestartShutdown),
+		)
 	}
 	if c.Mode.Node() && c.Orchestrator() == MetadataKubernetes && c.NodeName == "" && c.Metadata != MetadataKubernetes {
-		p.add("--node-name", "is required with --attach-mode=%s in Kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API", c.AttachMode)
+		p.add(
+			"--node-name",
+			"is required with --attach-mode=%s in Kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
+			c.AttachMode,
+		)
 	}
 }
 
@@ -292,7 +301,10 @@ func (c Config) checkIdentity(p *Problems) {
 		if c.Mode.Node() {
 			p.add("--metadata", "none is only for mode controller: a node must know its instance; use auto")
 		} else if c.InstanceID != "" || c.MetadataFile != "" {
-			p.add("--metadata", "none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them")
+			p.add(
+				"--metadata",
+				"none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them",
+			)
 		}
 	case MetadataStatic:
 		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {

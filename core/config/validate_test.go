@@ -175,7 +175,9 @@ func TestControllerWithoutAnInstance(t *testing.T) {
 	if _, _, err := load(t, args, tokenEnv, ""); err != nil {
 		t.Error(err)
 	}
-	want := []string{"config: --metadata: none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them"}
+	want := []string{
+		"config: --metadata: none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them",
+	}
 	for _, other := range []string{"--instance-id=" + instanceA, "--metadata-file=/run/id.env"} {
 		_, _, err := load(t, append(slices.Clone(args), other), tokenEnv, "")
 		if diff := cmp.Diff(want, problemsOf(t, err)); diff != "" {
@@ -359,7 +361,29 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
 		"OXIDE_CSI_CA_FILE=/none", "OXIDE_RACK=-", "OXIDE_CSI_ATTACH_MODE=cold", "OXIDE_CSI_MAX_DISKS=eight",
 	}
-	args := []string{"--mode=x", "--metadata=aws", "--instance-id=x", "--node-name=-", "--rack-label=-", "--reserve-disks=x", "--kubelet-registration-dir=x", "--startup-taint=-", "--restart-poweroff=x", "--boot-id-file=x", "--restart-shutdown=x", "--restart-window=x", "--restart-max-down=x", "--restart-cool-down=x", "--restart-halt-timeout=x", "--restart-wait=x", "--restart-hours=x", "--http-endpoint=x", "--pprof=x", "--state-dir=x", "--blank-scan-limit=x"}
+	args := []string{
+		"--mode=x",
+		"--metadata=aws",
+		"--instance-id=x",
+		"--node-name=-",
+		"--rack-label=-",
+		"--reserve-disks=x",
+		"--kubelet-registration-dir=x",
+		"--startup-taint=-",
+		"--restart-poweroff=x",
+		"--boot-id-file=x",
+		"--restart-shutdown=x",
+		"--restart-window=x",
+		"--restart-max-down=x",
+		"--restart-cool-down=x",
+		"--restart-halt-timeout=x",
+		"--restart-wait=x",
+		"--restart-hours=x",
+		"--http-endpoint=x",
+		"--pprof=x",
+		"--state-dir=x",
+		"--blank-scan-limit=x",
+	}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"
 	_, _, err := load(t, args, environ, yaml)
 	got := strings.Join(problemsOf(t, err), "\n")

@@ -494,7 +494,10 @@ func TestPlannedWaitNotTooLong(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Wait, o.Restarts.Policy = time.Minute, restart.Plan })
 	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
-	_, err := r.ControllerPublishVolume(coretest.WithTimeout(t, 3*time.Second), &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: coretest.MountWriter()})
+	_, err := r.ControllerPublishVolume(
+		coretest.WithTimeout(t, 3*time.Second),
+		&csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: coretest.MountWriter()},
+	)
 	coretest.WantCode(t, err, codes.FailedPrecondition, "--attach-mode=plan")
 }
 

@@ -43,7 +43,8 @@ type Rack interface {
 type Policy string
 
 const (
-	// Plan reports the restarts that it would make, and makes none. A volume that needs one waits until its instance is stopped.
+	// Plan reports the restarts that it would make, and makes none. A volume that needs one waits until its instance is
+	// stopped.
 	Plan Policy = "plan"
 	// Allow makes restarts.
 	Allow Policy = "allow"

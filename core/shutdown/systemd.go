@@ -85,9 +85,16 @@ func (i inhibitor) judge() error {
 	case !slices.Contains(strings.Split(i.What, ":"), "shutdown"):
 		return nil
 	case strings.HasPrefix(i.Mode, "block"):
-		return fmt.Errorf("%.64q (process %d) forbids a shutdown of the guest at the moment: %.256q; see systemd-inhibit --list", i.Who, i.PID, i.Why)
+		return fmt.Errorf(
+			"%.64q (process %d) forbids a shutdown of the guest at the moment: %.256q; see systemd-inhibit --list",
+			i.Who,
+			i.PID,
+			i.Why,
+		)
 	case i.Mode == "delay" && i.Who == "kubelet":
-		return errors.New("the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod from its configuration")
+		return errors.New(
+			"the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod from its configuration",
+		)
 	}
 	return nil
 }

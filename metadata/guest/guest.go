@@ -103,7 +103,8 @@ func (p *Provider) checkVendor() error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "the firmware tells nothing: there is no " + path,
+			Kind: metadata.ErrInvalid,
+			What: "the firmware tells nothing: there is no " + path,
 			Next: "check that the plugin sees the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
 		}
 	case err != nil:

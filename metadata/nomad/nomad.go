@@ -211,7 +211,12 @@ func (o Options) callAt(
 ) *metadata.Error {
 	httpClient, err := o.client(address)
 	if err != nil {
-		return &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "correct NOMAD_ADDR, or the files that TLS needs"}
+		return &metadata.Error{
+			Kind:  metadata.ErrInvalid,
+			What:  "the Nomad address cannot be used",
+			Cause: err,
+			Next:  "correct NOMAD_ADDR, or the files that TLS needs",
+		}
 	}
 	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
 	if err != nil {
