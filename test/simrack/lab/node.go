@@ -30,7 +30,7 @@ type Node struct {
 // Annotations of a Node by which a restart is asked for and answered (package metadata/kubernetes).
 const (
 	restartAnnotation = "csi.oxide.computer/restart"
-	replyAnnotation   = restartAnnotation + "-answer"
+	replyAnnotation   = restartAnnotation + "-reply"
 )
 
 // Kubeconfig is a file by which a node plugin finds this API server at a URL.
