@@ -20,18 +20,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // programs are built once, with the race detector where the test has it.
-var programs lab.Programs
+var programs simtest.Programs
 
 func TestMain(m *testing.M) { os.Exit(build(m)) }
 
 func build(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "oxide-csi")
 	if err == nil {
-		programs, err = lab.Build(dir, lab.RaceDetector())
+		programs, err = simtest.Build(dir, simtest.RaceDetector())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -329,13 +329,13 @@ func eventually(t *testing.T, what string, done func() bool) {
 // process is a plugin that may never become ready.
 type process struct {
 	cmd    *exec.Cmd
-	stderr *lab.Output
+	stderr *simtest.Output
 	ended  chan error
 }
 
 func begin(t *testing.T, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(programs.Plugin, args...), stderr: &lab.Output{}, ended: make(chan error, 1)}
+	p := &process{cmd: exec.Command(programs.Plugin, args...), stderr: &simtest.Output{}, ended: make(chan error, 1)}
 	p.cmd.Env = baseEnv()
 	p.cmd.Stderr = p.stderr
 	must(t, p.cmd.Start())

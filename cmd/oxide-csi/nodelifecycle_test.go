@@ -16,7 +16,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // cluster plays the API server for one Node; test/k8s has a real one.
@@ -80,12 +80,15 @@ func TestStartupTaint(t *testing.T) {
 		t,
 	)
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
-	startPlugin(t, lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: instanceID}, Args: []string{
-		"--sys-root=" + dir,
-		"--node-name=worker",
-		"--kubeconfig=" + c.kubeconfig,
-		"--startup-taint=csi.oxide.computer/agent-not-ready",
-	}})
+	startPlugin(
+		t,
+		simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: instanceID}, Args: []string{
+			"--sys-root=" + dir,
+			"--node-name=worker",
+			"--kubeconfig=" + c.kubeconfig,
+			"--startup-taint=csi.oxide.computer/agent-not-ready",
+		}},
+	)
 	eventually(t, "the taint is removed", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()

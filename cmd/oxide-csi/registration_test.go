@@ -21,7 +21,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet/kubelettest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // registrationSocket is the name that node-driver-registrar would give it.
@@ -29,7 +29,7 @@ const registrationSocket = "csi.oxide.computer-reg.sock"
 
 // kubeletNode is a node plugin that registers with a kubelet.
 type kubeletNode struct {
-	opts               lab.PluginOptions
+	opts               simtest.PluginOptions
 	registry, identity string
 	http               string
 }
@@ -43,7 +43,7 @@ func newKubeletNode(t *testing.T) kubeletNode {
 		http:     "http://" + freePort(t),
 	}
 	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "block"), 0o755), os.Mkdir(n.registry, 0o755)))
-	n.opts = lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: "unused"}, Args: []string{
+	n.opts = simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: "unused"}, Args: []string{
 		"--instance-id=",
 		"--metadata-file=" + n.identity,
 		"--sys-root=" + dir,
@@ -182,7 +182,7 @@ func TestControllerDoesNotRegister(t *testing.T) {
 	t.Parallel()
 	sim, dir, addr := startSim(t), shortDir(t), freePort(t)
 	k := startKubelet(t, filepath.Join(dir, "registry"), kubelettest.Options{})
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
 		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--http-endpoint=" + addr,
 	}})
 	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 {

@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // told is what a controller answers to whoever asks for planned restarts, of one volume or of all; nil if it does not answer.
@@ -293,7 +293,7 @@ func TestPlannedToldToNobodyElse(t *testing.T) {
 func TestPlannedMeasured(t *testing.T) {
 	t.Parallel()
 	m := metrics.New(metrics.Process{Driver: rpc.PluginName, Version: "test", Mode: "controller"})
-	log := &lab.Output{}
+	log := &simtest.Output{}
 	r := newRestartRig(t, func(o *coretest.Options) {
 		o.Restarts.Policy, o.Metrics, o.Log = restart.Plan, m, log
 	})

@@ -27,7 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // newRestartRig is a controller in attach mode restart before a rack without hot-plug. Unless changed, the rack stops instances.
@@ -344,7 +344,7 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 	r.Crash() // from here on this test does what a restart does
 	_, err := r.Sim.Inject(
 		t.Context(),
-		lab.Fault{Operation: "anti_affinity_group_list", Kind: lab.FaultDelay, DelayMillis: 500},
+		simtest.Fault{Operation: "anti_affinity_group_list", Kind: simtest.FaultDelay, DelayMillis: 500},
 	)
 	r.Must(t, err)
 	var answer error
@@ -795,7 +795,7 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 
 	// meanwhile does something while a call of the rack takes its time, and says where the volume is shown after that.
 	meanwhile := func(operation string, do func(), shown func() []string) []string {
-		_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultDelay, DelayMillis: 500})
+		_, err := r.Sim.Inject(t.Context(), simtest.Fault{Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 500})
 		r.Must(t, err)
 		var nodes []string
 		var asking sync.WaitGroup
@@ -874,9 +874,9 @@ func TestPlannedUncertain(t *testing.T) {
 	r.Crash()
 	_, err := r.Sim.Inject(
 		t.Context(),
-		lab.Fault{
+		simtest.Fault{
 			Operation: "anti_affinity_group_list",
-			Kind:      lab.FaultStatus,
+			Kind:      simtest.FaultStatus,
 			Status:    500,
 			ErrorCode: "Internal",
 			Message:   "Internal Server Error",

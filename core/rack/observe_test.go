@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // heard collects what is observed: how often each operation ended with each code, and the longest of each operation.
@@ -55,18 +55,18 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	}
 	_, err := r.Check(ctx)
 	must(t, err)
-	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 60})
+	r.inject(t, simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 60})
 	disk := r.create(t, "observed")
 	blank := NewDisk{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
 	_, err = r.CreateDisk(ctx, blank)
 	failing("a second disk of the name", err)
-	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultLost})
+	r.inject(t, simtest.Fault{Operation: "disk_create", Kind: simtest.FaultLost})
 	blank.Name = "lost"
 	_, err = r.CreateDisk(ctx, blank)
 	failing("a create whose answer is lost", err)
 	_, err = r.DiskByName(ctx, "lost")
 	must(t, err)
-	r.inject(t, lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: http.StatusServiceUnavailable})
+	r.inject(t, simtest.Fault{Operation: "disk_view", Kind: simtest.FaultStatus, Status: http.StatusServiceUnavailable})
 	_, err = r.Disk(ctx, disk.ID)
 	must(t, err)
 	_, err = r.Disk(ctx, "00000000-0000-0000-0000-000000000000")
@@ -75,7 +75,7 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	must(t, err)
 	_, err = r.InstanceDisks(ctx, node)
 	must(t, err)
-	r.inject(t, lab.Fault{Operation: "instance_disk_attach", Kind: lab.FaultReset})
+	r.inject(t, simtest.Fault{Operation: "instance_disk_attach", Kind: simtest.FaultReset})
 	_, err = r.Attach(ctx, disk.ID, node)
 	must(t, err)
 	failing("deleting an attached disk", r.DeleteDisk(ctx, disk.ID))

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // What may be done twice is sent again after a moment's trouble, a few times; all else is sent once.
@@ -38,11 +38,11 @@ func TestRetries(t *testing.T) {
 		},
 		"disk_delete": func(r *rig) error { return r.DeleteDisk(t.Context(), disk(r, "free")) },
 	}
-	trouble := map[string]lab.Fault{
-		"503":   {Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
-		"500":   {Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
-		"lost":  {Kind: lab.FaultLost},
-		"reset": {Kind: lab.FaultReset},
+	trouble := map[string]simtest.Fault{
+		"503":   {Kind: simtest.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+		"500":   {Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+		"lost":  {Kind: simtest.FaultLost},
+		"reset": {Kind: simtest.FaultReset},
 	}
 	for _, test := range []struct {
 		operation, trouble string
@@ -111,7 +111,13 @@ func TestRetriesKeepTheDeadline(t *testing.T) {
 	always := 0
 	r.inject(
 		t,
-		lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: 503, Message: "Service Unavailable", Count: &always},
+		simtest.Fault{
+			Operation: "disk_view",
+			Kind:      simtest.FaultStatus,
+			Status:    503,
+			Message:   "Service Unavailable",
+			Count:     &always,
+		},
 	)
 	ctx, cancel := context.WithTimeout(t.Context(), firstBackoff/2)
 	defer cancel()

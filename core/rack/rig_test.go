@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/openapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -31,7 +31,7 @@ const (
 type rig struct {
 	*Client
 	// sim has only a control endpoint.
-	sim *lab.Sim
+	sim *simtest.Sim
 	log *logBuffer
 	cfg Config
 
@@ -64,7 +64,7 @@ func newRig(t *testing.T, opts simrack.Options, change ...func(*Config)) *rig {
 	control := httptest.NewServer(sim.Control())
 	t.Cleanup(api.Close)
 	t.Cleanup(control.Close)
-	r.sim = &lab.Sim{Host: api.URL, Token: testToken, Project: testProject, Control: control.URL}
+	r.sim = &simtest.Sim{Host: api.URL, Token: testToken, Project: testProject, Control: control.URL}
 	r.cfg = Config{
 		Name: "east", Host: api.URL, Project: testProject, Token: FixedToken(testToken), UserAgent: "test/1",
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
@@ -104,7 +104,7 @@ func (r *rig) seenRequests() []string {
 	return seen
 }
 
-func (r *rig) inject(t *testing.T, fault lab.Fault) {
+func (r *rig) inject(t *testing.T, fault simtest.Fault) {
 	t.Helper()
 	_, err := r.sim.Inject(t.Context(), fault)
 	must(t, err)

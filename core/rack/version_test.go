@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // Every call of this package is made in the newest version that the rack serves, which is asked for once and said once.
@@ -228,7 +228,7 @@ func TestVersionGoesBack(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	r.create(t, "v")
 	older := "2026021301.0.0"
-	must(t, r.sim.Set(t.Context(), lab.Settings{APIVersionMax: &older}))
+	must(t, r.sim.Set(t.Context(), simtest.Settings{APIVersionMax: &older}))
 	r.requests()
 	var calls sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
@@ -262,7 +262,7 @@ func TestVersionThatIsRefusedLate(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	disk := r.create(t, "v")
 	older := "2026021301.0.0"
-	must(t, r.sim.Set(t.Context(), lab.Settings{APIVersionMax: &older}))
+	must(t, r.sim.Set(t.Context(), simtest.Settings{APIVersionMax: &older}))
 	held, goOn := make(chan struct{}), make(chan struct{})
 	r.intercept(func(_ http.ResponseWriter, req *http.Request) bool {
 		if req.Method == http.MethodDelete && req.Header.Get("Api-Version") != older {

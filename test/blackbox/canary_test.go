@@ -37,7 +37,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // The canaries: secrets that nothing may show. Each has signs that change in a URL, and a core that does not.
@@ -191,18 +191,18 @@ type suspect struct {
 	csi.ControllerClient
 	csi.NodeClient
 
-	plugin *lab.Plugin
+	plugin *simtest.Plugin
 	conn   *grpc.ClientConn
 	http   string
 }
 
 // startSuspect starts a plugin at debug level, with everything switched on that shows something.
-func startSuspect(t *testing.T, e *evidence, opts lab.PluginOptions) *suspect {
+func startSuspect(t *testing.T, e *evidence, opts simtest.PluginOptions) *suspect {
 	t.Helper()
 	s := &suspect{http: freeAddress(t)}
 	opts.Args = append(opts.Args, "--log-level=debug", "--http-endpoint="+s.http, "--pprof")
 	opts.Dir = shortDir(t)
-	plugin, err := lab.StartPlugin(programs.Plugin, opts)
+	plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,13 +298,13 @@ func TestCanary(t *testing.T) {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()
 			var e evidence
-			sim, mode := (*lab.Sim)(nil), "all"
+			sim, mode := (*simtest.Sim)(nil), "all"
 			if isRoot() {
 				sim = startSimWithGuests(t, shortDir(t), "--hotplug", "--instances=node-a", "--token="+canaryToken)
 			} else {
 				sim, mode = startSim(t, "--hotplug", "--instances=node-a", "--token="+canaryToken), "controller"
 			}
-			opts := lab.PluginOptions{
+			opts := simtest.PluginOptions{
 				Mode:     mode,
 				Sim:      sim,
 				Instance: sim.Instance("node-a"),
@@ -393,7 +393,7 @@ func plant(message protoreflect.Message) {
 
 // live is a volume's life with secrets in each request that has room for them, and with mount flags: once such that the
 // kernel takes, once such that it refuses.
-func (s *suspect) live(t *testing.T, sim *lab.Sim, format string) *csi.Volume {
+func (s *suspect) live(t *testing.T, sim *simtest.Sim, format string) *csi.Volume {
 	t.Helper()
 	c, node, capability := newClient(), sim.Instance("node-a"), mountVolume("ext4", canaryFlag)
 	create := createRequest("canary-"+format, capability)
@@ -486,20 +486,20 @@ func (s *suspect) liveOnNode(
 const echo = "credentials missing or invalid: Authorization: Bearer " + canaryToken
 
 // suffer asks for everything while each kind of fault holds for all calls.
-func (s *suspect) suffer(t *testing.T, sim *lab.Sim) {
+func (s *suspect) suffer(t *testing.T, sim *simtest.Sim) {
 	t.Helper()
 	ctx := within(t, 2*time.Minute)
 	c := newClient()
 	volume := send(t, c, s.CreateVolume, createRequest("sufferer", mountVolume(""))).GetVolume()
 	for _, fault := range append(slices.Collect(maps.Values(faultKinds)),
-		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "InvalidRequest"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "InvalidValue"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "ObjectAlreadyExists"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 404, ErrorCode: "ObjectNotFound"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 418},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 400, ErrorCode: "InvalidRequest"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 400, ErrorCode: "InvalidValue"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 400, ErrorCode: "ObjectAlreadyExists"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 404, ErrorCode: "ObjectNotFound"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 418},
 	) {
 		fault.Operation, fault.Count = "*", new(int)
-		if fault.Kind == lab.FaultStatus {
+		if fault.Kind == simtest.FaultStatus {
 			fault.Message = echo
 		}
 		if _, err := sim.Inject(ctx, fault); err != nil {
@@ -519,9 +519,9 @@ func (s *suspect) suffer(t *testing.T, sim *lab.Sim) {
 }
 
 // askController makes each RPC of the controller once, with a short deadline, and counts those that failed.
-func (s *suspect) askController(t *testing.T, sim *lab.Sim, volume *csi.Volume) (failed int) {
+func (s *suspect) askController(t *testing.T, sim *simtest.Sim, volume *csi.Volume) (failed int) {
 	t.Helper()
-	node, capability := lab.Instance{ID: volume.GetVolumeId()}, mountVolume("", canaryFlag)
+	node, capability := simtest.Instance{ID: volume.GetVolumeId()}, mountVolume("", canaryFlag)
 	if sim != nil {
 		node = sim.Instance("node-a")
 	}
@@ -610,8 +610,8 @@ func TestCanaryBrokenRack(t *testing.T) {
 	})
 	answers := brokenAnswers(thief.URL)
 	answer = answers["page"]
-	sim := &lab.Sim{Host: broken.URL, Token: canaryToken, Project: "demo"}
-	s := startSuspect(t, &e, lab.PluginOptions{Mode: "controller", Sim: sim})
+	sim := &simtest.Sim{Host: broken.URL, Token: canaryToken, Project: "demo"}
+	s := startSuspect(t, &e, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	volume := &csi.Volume{VolumeId: "6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"}
 	for name, do := range answers {
 		mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // faultyOperations are the operations of the rack that a volume's life needs.
@@ -34,27 +34,27 @@ var faultyOperations = []string{
 const shortDeadline = 500 * time.Millisecond
 
 // faultKinds are what can happen to a call, by the name of the row.
-var faultKinds = map[string]lab.Fault{
-	"401": {Kind: lab.FaultStatus, Status: 401, ErrorCode: "Unauthorized", Message: "credentials missing or invalid"},
-	"403": {Kind: lab.FaultStatus, Status: 403, ErrorCode: "Forbidden", Message: "Forbidden"},
+var faultKinds = map[string]simtest.Fault{
+	"401": {Kind: simtest.FaultStatus, Status: 401, ErrorCode: "Unauthorized", Message: "credentials missing or invalid"},
+	"403": {Kind: simtest.FaultStatus, Status: 403, ErrorCode: "Forbidden", Message: "Forbidden"},
 	"409": {
-		Kind:      lab.FaultStatus,
+		Kind:      simtest.FaultStatus,
 		Status:    409,
 		ErrorCode: "Conflict",
 		Message:   "instance changed state before it could be started",
 	},
-	"500": {Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
-	"502": {Kind: lab.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
-	"503": {Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+	"500": {Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+	"502": {Kind: simtest.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
+	"503": {Kind: simtest.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
 	"507": {
-		Kind:      lab.FaultStatus,
+		Kind:      simtest.FaultStatus,
 		Status:    507,
 		ErrorCode: "InsufficientCapacity",
 		Message:   "Insufficient capacity: Not enough storage",
 	},
-	"lost":  {Kind: lab.FaultLost},
-	"reset": {Kind: lab.FaultReset},
-	"delay": {Kind: lab.FaultDelay, DelayMillis: int(2 * shortDeadline / time.Millisecond)},
+	"lost":  {Kind: simtest.FaultLost},
+	"reset": {Kind: simtest.FaultReset},
+	"delay": {Kind: simtest.FaultDelay, DelayMillis: int(2 * shortDeadline / time.Millisecond)},
 }
 
 // TestFaults puts each kind of fault on each call that the rack gets in a volume's life, one at a time. Whatever the
@@ -90,8 +90,8 @@ func TestFaults(t *testing.T) {
 // faultWorld is a rack with one instance and one plugin. Rows of one world follow each other, since a fault would hit
 // another row's call.
 type faultWorld struct {
-	sim    *lab.Sim
-	plugin *lab.Plugin
+	sim    *simtest.Sim
+	plugin *simtest.Plugin
 	dir    string
 	lives  int
 }
@@ -105,13 +105,13 @@ func newFaultWorld(t *testing.T) *faultWorld {
 	} else {
 		w.sim = startSim(t, "--hotplug", "--instances=node-a")
 	}
-	w.plugin = startPlugin(t, lab.PluginOptions{Mode: mode, Sim: w.sim, Instance: w.sim.Instance("node-a")})
+	w.plugin = startPlugin(t, simtest.PluginOptions{Mode: mode, Sim: w.sim, Instance: w.sim.Instance("node-a")})
 	// The plugin asks for the project when it starts; the rows begin after that.
 	eventually(t, "the plugin has asked for the project", func() bool { return w.calls(t).Counts["project_view"] > 0 })
 	return w
 }
 
-func (w *faultWorld) calls(t *testing.T) lab.Calls {
+func (w *faultWorld) calls(t *testing.T) simtest.Calls {
 	t.Helper()
 	calls, err := w.sim.Calls(within(t, time.Minute))
 	if err != nil {
@@ -134,7 +134,7 @@ func (w *faultWorld) callsOfALife(t *testing.T) map[string]int {
 }
 
 // liveThrough lives a volume's life with one fault in it.
-func (w *faultWorld) liveThrough(t *testing.T, fault lab.Fault, withNode bool) {
+func (w *faultWorld) liveThrough(t *testing.T, fault simtest.Fault, withNode bool) {
 	ctx := within(t, time.Minute)
 	if err := w.sim.ClearFaults(ctx); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func (w *faultWorld) liveThrough(t *testing.T, fault lab.Fault, withNode bool) {
 		t.Fatal(err)
 	}
 	c := newClient()
-	if fault.Kind == lab.FaultDelay {
+	if fault.Kind == simtest.FaultDelay {
 		c.deadline = shortDeadline
 	}
 	w.live(t, c, withNode && isRoot(), func() { w.settle(t, fault) })
@@ -214,7 +214,7 @@ func (w *faultWorld) checkOneDisk(t *testing.T, volume *csi.Volume) {
 	checkLeftovers(t, w.sim, 1)
 }
 
-func (w *faultWorld) fault(t *testing.T) lab.Fault {
+func (w *faultWorld) fault(t *testing.T) simtest.Fault {
 	t.Helper()
 	faults, err := w.sim.Faults(within(t, time.Minute))
 	if err != nil {
@@ -227,16 +227,16 @@ func (w *faultWorld) fault(t *testing.T) lab.Fault {
 }
 
 // settle waits until the rack has done the call that it was to delay, if that was made.
-func (w *faultWorld) settle(t *testing.T, fault lab.Fault) {
+func (w *faultWorld) settle(t *testing.T, fault simtest.Fault) {
 	t.Helper()
-	if fault.Kind != lab.FaultDelay {
+	if fault.Kind != simtest.FaultDelay {
 		return
 	}
 	eventually(t, "the delayed call is done", func() bool { return w.fault(t).Hits == len(w.faulted(t, fault)) })
 }
 
 // faulted are the calls that a fault has hit and that are over.
-func (w *faultWorld) faulted(t *testing.T, fault lab.Fault) (list []lab.Call) {
+func (w *faultWorld) faulted(t *testing.T, fault simtest.Fault) (list []simtest.Call) {
 	t.Helper()
 	for _, call := range w.calls(t).Log {
 		if call.Fault == fault.Kind {
@@ -247,7 +247,7 @@ func (w *faultWorld) faulted(t *testing.T, fault lab.Fault) (list []lab.Call) {
 }
 
 // checkHit checks, by what the rack itself says, that the fault did what the row is about.
-func (w *faultWorld) checkHit(t *testing.T, fault lab.Fault) {
+func (w *faultWorld) checkHit(t *testing.T, fault simtest.Fault) {
 	t.Helper()
 	if hits := w.fault(t).Hits; hits != 1 {
 		t.Errorf("the fault was hit %d times, want once", hits)
@@ -256,14 +256,14 @@ func (w *faultWorld) checkHit(t *testing.T, fault lab.Fault) {
 	if len(calls) != 1 || calls[0].Operation != fault.Operation {
 		t.Fatalf("the rack's log shows the fault on %+v, want one call of %s", calls, fault.Operation)
 	}
-	if fault.Kind == lab.FaultStatus && calls[0].Status != fault.Status {
+	if fault.Kind == simtest.FaultStatus && calls[0].Status != fault.Status {
 		t.Errorf("the rack answered %d, want %d", calls[0].Status, fault.Status)
 	}
 }
 
 // checkCodes checks the codes of the attempts that failed. What a provisioner takes for final would make it forget a disk
 // that is there or may appear yet.
-func checkCodes(t *testing.T, c *client, fault lab.Fault) {
+func checkCodes(t *testing.T, c *client, fault simtest.Fault) {
 	t.Helper()
 	// An answer that says what was done needs no repetition, as when the call was done and only its answer was lost and
 	// a look at the rack settles it. A deadline, however, is always felt.
@@ -271,7 +271,7 @@ func checkCodes(t *testing.T, c *client, fault lab.Fault) {
 	for _, list := range c.failed {
 		late = late || slices.Contains(list, codes.DeadlineExceeded)
 	}
-	if fault.Kind == lab.FaultDelay && !late {
+	if fault.Kind == simtest.FaultDelay && !late {
 		t.Errorf("no attempt ran into its deadline: %v", c.failed)
 	}
 	if fault.Operation != "disk_create" && fault.Operation != "disk_view" {

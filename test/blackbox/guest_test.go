@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestANodePluginInAGuest has the node plugin run in a guest that really goes down, with a volume in use: what a guest that
@@ -33,14 +33,19 @@ func TestANodePluginInAGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	api, kubeconfig := startNodeAPI(t, "worker")
-	node := lab.PluginOptions{Mode: "node", Dir: place, Instance: lab.Instance{Guest: "$OXIDE_SIM_GUEST"}, Args: []string{
-		"--attach-mode=restart", "--restart-poweroff=signal:SIGRTMIN+4", "--node-name=worker", "--kubeconfig=" + kubeconfig,
-	}}
+	node := simtest.PluginOptions{
+		Mode:     "node",
+		Dir:      place,
+		Instance: simtest.Instance{Guest: "$OXIDE_SIM_GUEST"},
+		Args: []string{
+			"--attach-mode=restart", "--restart-poweroff=signal:SIGRTMIN+4", "--node-name=worker", "--kubeconfig=" + kubeconfig,
+		},
+	}
 	flags, err := node.Flags()
 	if err != nil {
 		t.Fatal(err)
 	}
-	boot, err := lab.WriteBoot(
+	boot, err := simtest.WriteBoot(
 		dir,
 		programs.Sim,
 		10*time.Second,
@@ -51,7 +56,7 @@ func TestANodePluginInAGuest(t *testing.T) {
 	}
 	sim := startSimWithGuests(t, dir, "--instances=node-a", "--guest-boot="+boot)
 	guest := &machine{t: t, sim: sim, Instance: sim.Instance("node-a"), socket: node.Socket()}
-	controller := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+	controller := startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	c := newClient()
 
 	guest.halt()
@@ -61,7 +66,15 @@ func TestANodePluginInAGuest(t *testing.T) {
 	life := func(finds map[string]string, writes ...string) (*mounted, func()) {
 		t.Helper()
 		plugin, root := guest.start()
-		m := stageAndPublish(t, c, &lab.Plugin{Client: plugin}, place, volume, mountVolume(""), published.GetPublishContext())
+		m := stageAndPublish(
+			t,
+			c,
+			&simtest.Plugin{Client: plugin},
+			place,
+			volume,
+			mountVolume(""),
+			published.GetPublishContext(),
+		)
 		data := filepath.Join(root, m.target)
 		found := map[string]string{}
 		files, err := filepath.Glob(filepath.Join(data, "*.txt"))
@@ -133,9 +146,9 @@ func TestANodePluginInAGuest(t *testing.T) {
 }
 
 // startNodeAPI starts what a node plugin takes for the API server of Kubernetes.
-func startNodeAPI(t *testing.T, name string) (api *lab.Node, kubeconfig string) {
+func startNodeAPI(t *testing.T, name string) (api *simtest.Node, kubeconfig string) {
 	t.Helper()
-	api = &lab.Node{Name: name}
+	api = &simtest.Node{Name: name}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
@@ -147,9 +160,9 @@ func startNodeAPI(t *testing.T, name string) (api *lab.Node, kubeconfig string) 
 
 // machine is an instance whose guest runs the node plugin.
 type machine struct {
-	lab.Instance
+	simtest.Instance
 	t      *testing.T
-	sim    *lab.Sim
+	sim    *simtest.Sim
 	socket string
 }
 
@@ -172,12 +185,12 @@ func (m *machine) pids() (found []string) {
 }
 
 // start starts the instance, unless it runs, and waits for its plugin. Root is where its files are seen from here.
-func (m *machine) start() (plugin *lab.Client, root string) {
+func (m *machine) start() (plugin *simtest.Client, root string) {
 	m.t.Helper()
 	if err := m.sim.SetRunState(within(m.t, time.Minute), m.ID, "running"); err != nil {
 		m.t.Fatal(err)
 	}
-	plugin, err := lab.Connect(m.socket)
+	plugin, err := simtest.Connect(m.socket)
 	if err != nil {
 		m.t.Fatal(err)
 	}

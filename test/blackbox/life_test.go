@@ -11,7 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestLife moves a volume with data in it from one node to another, as when its workload is rescheduled: one controller,
@@ -21,10 +21,10 @@ func TestLife(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	sim := startSimWithGuests(t, dir, "--hotplug", "--instances=node-a,node-b")
-	controller := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
-	nodes := map[string]*lab.Plugin{}
+	controller := startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
+	nodes := map[string]*simtest.Plugin{}
 	for _, instance := range sim.Instances {
-		nodes[instance.Name] = startPlugin(t, lab.PluginOptions{Mode: "node", Sim: sim, Instance: instance})
+		nodes[instance.Name] = startPlugin(t, simtest.PluginOptions{Mode: "node", Sim: sim, Instance: instance})
 		info, err := nodes[instance.Name].NodeGetInfo(within(t, time.Minute), &csi.NodeGetInfoRequest{})
 		if err != nil {
 			t.Fatal(err)

@@ -27,13 +27,13 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const gib = int64(1) << 30
 
 // programs are built once, with the race detector where the test has it.
-var programs lab.Programs
+var programs simtest.Programs
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -52,7 +52,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	code := 1
-	if programs, err = lab.Build(dir, lab.RaceDetector()); err == nil {
+	if programs, err = simtest.Build(dir, simtest.RaceDetector()); err == nil {
 		code = m.Run()
 	}
 	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
@@ -101,9 +101,9 @@ func shortDir(t *testing.T) string {
 }
 
 // startSim starts a simulated rack that ends with the test, without complaint and leaving nothing.
-func startSim(t *testing.T, args ...string) *lab.Sim {
+func startSim(t *testing.T, args ...string) *simtest.Sim {
 	t.Helper()
-	sim, err := lab.StartSim(programs.Sim, nil, args...)
+	sim, err := simtest.StartSim(programs.Sim, nil, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func startSim(t *testing.T, args ...string) *lab.Sim {
 }
 
 // startSimWithGuests is startSim with guests below dir, and with the check that no loop device stays behind.
-func startSimWithGuests(t *testing.T, dir string, args ...string) *lab.Sim {
+func startSimWithGuests(t *testing.T, dir string, args ...string) *simtest.Sim {
 	t.Helper()
 	state := filepath.Join(dir, "state")
 	t.Cleanup(func() {
@@ -128,13 +128,13 @@ func startSimWithGuests(t *testing.T, dir string, args ...string) *lab.Sim {
 	return startSim(t, append([]string{"--guest-root=" + filepath.Join(dir, "guests"), "--state=" + state}, args...)...)
 }
 
-// startPlugin starts a plugin that ends with the test. A test that ends it itself has to start it with lab.
-func startPlugin(t *testing.T, opts lab.PluginOptions) *lab.Plugin {
+// startPlugin starts a plugin that ends with the test. A test that ends the plugin itself calls simtest.StartPlugin instead.
+func startPlugin(t *testing.T, opts simtest.PluginOptions) *simtest.Plugin {
 	t.Helper()
 	if opts.Dir == "" {
 		opts.Dir = shortDir(t)
 	}
-	plugin, err := lab.StartPlugin(programs.Plugin, opts)
+	plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func startPlugin(t *testing.T, opts lab.PluginOptions) *lab.Plugin {
 }
 
 // logOf shows what a program said, for a test that failed. A data race is a failure of its own.
-func logOf(t *testing.T, name string, process *lab.Process) {
+func logOf(t *testing.T, name string, process *simtest.Process) {
 	t.Helper()
 	text := process.Stderr().String()
 	if strings.Contains(text, "DATA RACE") {
@@ -191,14 +191,14 @@ func loopsBelow(t *testing.T, dir string) (found []string) {
 }
 
 // checkLeftovers checks how many disks the rack has, boot disks excepted. Without any there must be no trace of one.
-func checkLeftovers(t *testing.T, sim *lab.Sim, disks int) {
+func checkLeftovers(t *testing.T, sim *simtest.Sim, disks int) {
 	t.Helper()
 	left, err := sim.Leftovers(within(t, time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if disks == 0 {
-		if diff := cmp.Diff(lab.Leftovers{}, left); diff != "" {
+		if diff := cmp.Diff(simtest.Leftovers{}, left); diff != "" {
 			t.Errorf("something is left on the rack (-want +got):\n%s", diff)
 		}
 		return
@@ -209,7 +209,7 @@ func checkLeftovers(t *testing.T, sim *lab.Sim, disks int) {
 }
 
 // disksOnRack asks the rack's API for all disks but the instances' boot disks.
-func disksOnRack(t *testing.T, sim *lab.Sim) []oxide.Disk {
+func disksOnRack(t *testing.T, sim *simtest.Sim) []oxide.Disk {
 	t.Helper()
 	client, err := oxide.NewClient(oxide.WithHost(sim.Host), oxide.WithToken(sim.Token))
 	if err != nil {
@@ -355,7 +355,7 @@ func createRequest(name string, capability *csi.VolumeCapability) *csi.CreateVol
 
 func publishRequest(
 	volume *csi.Volume,
-	node lab.Instance,
+	node simtest.Instance,
 	capability *csi.VolumeCapability,
 ) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{

@@ -18,13 +18,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // mounted is a volume on its way into and out of a workload on one node.
 type mounted struct {
 	client     *client
-	plugin     *lab.Plugin
+	plugin     *simtest.Plugin
 	volume     *csi.Volume
 	capability *csi.VolumeCapability
 	// staging and target are the paths that the orchestrator gives.
@@ -35,7 +35,7 @@ type mounted struct {
 func stageAndPublish(
 	t *testing.T,
 	c *client,
-	plugin *lab.Plugin,
+	plugin *simtest.Plugin,
 	dir string,
 	volume *csi.Volume,
 	capability *csi.VolumeCapability,

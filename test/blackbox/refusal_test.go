@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestRunningInstance is what happens on today's racks, which attach and detach disks only while the instance is stopped:
@@ -21,7 +21,7 @@ import (
 func TestRunningInstance(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t, "--instances=node-a")
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	ctx := within(t, 2*time.Minute)
 	capability, node := mountVolume(""), sim.Instance("node-a")
 	c := newClient()
@@ -90,7 +90,7 @@ func checkRefusal(t *testing.T, err error) {
 }
 
 // attachedDisks are the IDs of an instance's disks, without its boot disk.
-func attachedDisks(t *testing.T, sim *lab.Sim, instance lab.Instance) (ids []string) {
+func attachedDisks(t *testing.T, sim *simtest.Sim, instance simtest.Instance) (ids []string) {
 	t.Helper()
 	list, err := sim.ListInstances(within(t, time.Minute))
 	if err != nil {
@@ -107,7 +107,7 @@ func attachedDisks(t *testing.T, sim *lab.Sim, instance lab.Instance) (ids []str
 }
 
 // halt lets an instance power itself off, as an operator does, and waits until the rack says so.
-func halt(t *testing.T, sim *lab.Sim, instance lab.Instance) {
+func halt(t *testing.T, sim *simtest.Sim, instance simtest.Instance) {
 	t.Helper()
 	ctx := within(t, time.Minute)
 	if err := sim.Halt(ctx, instance.ID); err != nil {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestTwoControllers lets two controllers of one cluster do the same at the same time, as when a leader has been replaced
@@ -25,9 +25,9 @@ import (
 func TestTwoControllers(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t, "--hotplug", "--instances=node-a", "--latency=5ms")
-	var replicas [2]*lab.Plugin
+	var replicas [2]*simtest.Plugin
 	for i := range replicas {
-		replicas[i] = startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+		replicas[i] = startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	}
 	capability, node := mountVolume(""), sim.Instance("node-a")
 	const volumes = 6 // with the boot disk, what --max-disks allows
@@ -35,7 +35,9 @@ func TestTwoControllers(t *testing.T) {
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.CreateVolumeRequest, *csi.CreateVolumeResponse] { return p.CreateVolume },
+			func(p *simtest.Plugin) rpc[*csi.CreateVolumeRequest, *csi.CreateVolumeResponse] {
+				return p.CreateVolume
+			},
 			createRequest(fmt.Sprintf("pvc-%d", i), capability),
 		)
 	}, func(i int, answer proto.Message) {
@@ -46,7 +48,7 @@ func TestTwoControllers(t *testing.T) {
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
+			func(p *simtest.Plugin) rpc[*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
 				return p.ControllerPublishVolume
 			},
 			publishRequest(created[i], node, capability),
@@ -63,7 +65,7 @@ func TestTwoControllers(t *testing.T) {
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
+			func(p *simtest.Plugin) rpc[*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
 				return p.ControllerUnpublishVolume
 			},
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: created[i].GetVolumeId(), NodeId: node.ID},
@@ -72,7 +74,9 @@ func TestTwoControllers(t *testing.T) {
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] { return p.DeleteVolume },
+			func(p *simtest.Plugin) rpc[*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] {
+				return p.DeleteVolume
+			},
 			&csi.DeleteVolumeRequest{VolumeId: created[i].GetVolumeId()},
 		)
 	}, nil)
@@ -84,8 +88,8 @@ type call func(context.Context) (proto.Message, error)
 
 // sameCall is the same request to each replica.
 func sameCall[Request, Response proto.Message](
-	replicas [2]*lab.Plugin,
-	of func(*lab.Plugin) rpc[Request, Response],
+	replicas [2]*simtest.Plugin,
+	of func(*simtest.Plugin) rpc[Request, Response],
 	req Request,
 ) (calls [2]call) {
 	for i, replica := range replicas {
@@ -123,18 +127,18 @@ func both(t *testing.T, n int, pair func(int) [2]call, check func(int, proto.Mes
 // process must find it, before and after it is there.
 func TestKilledController(t *testing.T) {
 	for name, row := range map[string]struct {
-		fault lab.Fault
+		fault simtest.Fault
 		// first waits until the rack has done what the killed process had asked for.
 		first bool
 	}{
-		"the next process asks before the disk is there": {lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 1500}, false},
-		"the next process asks after the disk is there":  {lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 500}, true},
+		"the next process asks before the disk is there": {simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 1500}, false},
+		"the next process asks after the disk is there":  {simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 500}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sim := startSim(t, "--hotplug", "--instances=node-a")
 			ctx := within(t, time.Minute)
-			options := lab.PluginOptions{Mode: "controller", Sim: sim, Dir: shortDir(t)}
+			options := simtest.PluginOptions{Mode: "controller", Sim: sim, Dir: shortDir(t)}
 			killDuringCreate(t, sim, options, row.fault, createRequest("killed", mountVolume("")))
 			made := func() bool { // by the request of the process that was killed
 				calls, err := sim.Calls(ctx)
@@ -142,7 +146,7 @@ func TestKilledController(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, call := range calls.Log {
-					if call.Fault == lab.FaultDelay {
+					if call.Fault == simtest.FaultDelay {
 						return true
 					}
 				}
@@ -172,14 +176,14 @@ func TestKilledController(t *testing.T) {
 // killDuringCreate starts a plugin, asks it for a volume, and kills it when the rack has the request and delays it.
 func killDuringCreate(
 	t *testing.T,
-	sim *lab.Sim,
-	options lab.PluginOptions,
-	delay lab.Fault,
+	sim *simtest.Sim,
+	options simtest.PluginOptions,
+	delay simtest.Fault,
 	create *csi.CreateVolumeRequest,
 ) {
 	t.Helper()
 	ctx := within(t, time.Minute)
-	victim, err := lab.StartPlugin(programs.Plugin, options)
+	victim, err := simtest.StartPlugin(programs.Plugin, options)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ const (
 	mostDown     = 2
 )
 
-// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that lab.StartPlugin gives a
+// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that simtest.StartPlugin gives a
 // controller.
 func runPlanner(args []string) (err error) {
 	flags := flag.NewFlagSet("planner", flag.ContinueOnError)

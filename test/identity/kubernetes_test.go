@@ -34,7 +34,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -446,13 +446,13 @@ func (c *cluster) pluginWaits(t *testing.T) {
 	http := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755)) // a guest without disks
 	type started struct {
-		plugin *lab.Plugin
+		plugin *simtest.Plugin
 		err    error
 	}
 	ready := make(chan started, 1)
 	kubeconfig := c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}})
 	go func() {
-		p, err := lab.StartPlugin(plugin, lab.PluginOptions{Mode: "node", Dir: dir, Args: []string{
+		p, err := simtest.StartPlugin(plugin, simtest.PluginOptions{Mode: "node", Dir: dir, Args: []string{
 			"--instance-id=",
 			"--metadata=kubernetes",
 			"--node-name=" + nodeName,

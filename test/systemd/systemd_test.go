@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const deploy = "../../deploy/systemd"
@@ -59,7 +59,7 @@ func TestSystemd(t *testing.T) {
 type machine struct {
 	t   *testing.T
 	dir string
-	sim *lab.Sim
+	sim *simtest.Sim
 	// init is systemd's process ID.
 	init int
 	csi.ControllerClient
@@ -75,9 +75,9 @@ func boot(t *testing.T) *machine {
 	m.dir, err = os.MkdirTemp("", "systemd")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(m.dir)) })
-	programs, err := lab.Build(m.dir, false) // as it ships
+	programs, err := simtest.Build(m.dir, false) // as it ships
 	must(t, err)
-	m.sim, err = lab.StartSim(
+	m.sim, err = simtest.StartSim(
 		programs.Sim,
 		nil,
 		"--hotplug",
