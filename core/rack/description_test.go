@@ -119,7 +119,7 @@ func TestDescriptionFits(t *testing.T) {
 				t.Fatalf("%d bytes, valid %t", len(text), utf8.ValidString(text))
 			}
 			got, ours := ParseDescription(text)
-			if !ours || !got.SameThing(want) || got.Version != 1 {
+			if !ours || !got.SameObject(want) || got.Version != 1 {
 				t.Errorf("%q is not recognised", text)
 			}
 			if !strings.HasPrefix(test.volume, got.Name) || !strings.HasPrefix(test.claim, got.PVC) {
@@ -142,7 +142,7 @@ func TestLineageFits(t *testing.T) {
 		t.Fatalf("%d bytes: %s", len(text), text)
 	}
 	got, ours := ParseDescription(text)
-	if !ours || !got.SameThing(want) || !got.Clone {
+	if !ours || !got.SameObject(want) || !got.Clone {
 		t.Errorf("%s is not recognised", text)
 	}
 	if diff := cmp.Diff(lineage, got.Lineage); diff != "" || len(lineage) != lineageLength {

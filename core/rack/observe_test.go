@@ -57,7 +57,7 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	must(t, err)
 	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 60})
 	disk := r.create(t, "observed")
-	blank := NewDisk{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
+	blank := DiskSpec{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
 	_, err = r.CreateDisk(ctx, blank)
 	failing("a second disk of the name", err)
 	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultLost})
@@ -168,15 +168,15 @@ func TestEveryOperationHasAName(t *testing.T) {
 		method := calls.Method(i).Name
 		operation := strings.ToLower(capital.ReplaceAllString(method, "${1}_${2}"))
 		if !slices.ContainsFunc(
-			requestNames,
+			operationPatterns,
 			func(name struct{ pattern, operation string }) bool { return name.operation == operation },
 		) {
-			t.Errorf("requestNames lacks %s, which %s asks for: its requests are counted as other", operation, method)
+			t.Errorf("operationPatterns lacks %s, which %s asks for: its requests are counted as other", operation, method)
 		}
 	}
 }
 
-func TestRequestName(t *testing.T) {
+func TestOperationName(t *testing.T) {
 	for request, want := range map[string]string{
 		"POST /v1/disks":                         "disk_create",
 		"GET /v1/disks?project=demo&limit=100":   "disk_list",
@@ -195,7 +195,7 @@ func TestRequestName(t *testing.T) {
 		"POST /v1/instances/i/disks/move":        "other",
 	} {
 		method, target, _ := strings.Cut(request, " ")
-		if got := requestName(httptest.NewRequest(method, target, nil)); got != want {
+		if got := operationName(httptest.NewRequest(method, target, nil)); got != want {
 			t.Errorf("%s: %s, want %s", request, got, want)
 		}
 	}

@@ -33,7 +33,7 @@ func TestRetries(t *testing.T) {
 		"instance_disk_attach": func(r *rig) error { _, err := r.Attach(t.Context(), disk(r, "free"), r.node(t)); return err },
 		"instance_disk_detach": func(r *rig) error { _, err := r.Detach(t.Context(), disk(r, "used"), r.node(t)); return err },
 		"disk_create": func(r *rig) error {
-			_, err := r.CreateDisk(t.Context(), NewDisk{Name: "new", SizeBytes: gib, BlockSize: 4096})
+			_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "new", SizeBytes: gib, BlockSize: 4096})
 			return err
 		},
 		"disk_delete": func(r *rig) error { return r.DeleteDisk(t.Context(), disk(r, "free")) },
@@ -225,7 +225,7 @@ func TestConnectionsAreKept(t *testing.T) {
 			go func() {
 				resp, err := client.Get(server.URL)
 				if err == nil {
-					discard(resp)
+					drain(resp)
 				}
 				answers <- err
 			}()

@@ -120,7 +120,7 @@ func (r *rig) node(t *testing.T) string {
 
 func (r *rig) create(t *testing.T, name string) Disk {
 	t.Helper()
-	disk, err := r.CreateDisk(t.Context(), NewDisk{Name: name, Description: "d", SizeBytes: gib, BlockSize: 4096})
+	disk, err := r.CreateDisk(t.Context(), DiskSpec{Name: name, Description: "d", SizeBytes: gib, BlockSize: 4096})
 	must(t, err)
 	return disk
 }

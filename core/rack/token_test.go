@@ -72,7 +72,7 @@ func TestTokenRotation(t *testing.T) {
 						if n%16 == 0 { // a body that has to be sent whole
 							if _, err := r.CreateDisk(
 								t.Context(),
-								NewDisk{Name: fmt.Sprintf("v-%d-%d", worker, n), SizeBytes: gib, BlockSize: 4096},
+								DiskSpec{Name: fmt.Sprintf("v-%d-%d", worker, n), SizeBytes: gib, BlockSize: 4096},
 							); err != nil {
 								t.Errorf("create: %v", err)
 								return
@@ -165,7 +165,7 @@ func TestTokenFileThatIsGone(t *testing.T) {
 // A token that is refused is not tried again while it is the only one there is.
 func TestRefusedTokenIsSentOnce(t *testing.T) {
 	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Token = FixedToken("oxide-token-wrong") })
-	_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+	_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 	wantSentence(t, err, ErrUnauthenticated, "credentials missing or invalid")
 	if n := r.requests()["POST /v1/disks"]; n != 1 {
 		t.Errorf("%d requests, want 1", n)

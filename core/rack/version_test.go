@@ -25,11 +25,11 @@ func TestAPIVersions(t *testing.T) {
 		name, newest, want string
 		asked              []string
 	}{
-		{name: "release 20", newest: "2026060800.0.0", want: "2026060800.0.0", asked: []string{noVersion, "2026060800.0.0"}},
-		{name: "newer", newest: "2026073100.0.0", want: "2026060800.0.0", asked: []string{noVersion, "2026060800.0.0"}},
-		{name: "release 19", newest: "2026032500.0.0", want: "2026032500.0.0", asked: []string{noVersion, "2026060800.0.0", "2026032500.0.0"}},
-		{name: "between two releases", newest: "2026042900.0.0", want: "2026032500.0.0", asked: []string{noVersion, "2026060800.0.0", "2026032500.0.0"}},
-		{name: "release 18", newest: "2026021301.0.0", want: "2026021301.0.0", asked: []string{noVersion, "2026060800.0.0", "2026032500.0.0", "2026021301.0.0"}},
+		{name: "release 20", newest: "2026060800.0.0", want: "2026060800.0.0", asked: []string{futureVersion, "2026060800.0.0"}},
+		{name: "newer", newest: "2026073100.0.0", want: "2026060800.0.0", asked: []string{futureVersion, "2026060800.0.0"}},
+		{name: "release 19", newest: "2026032500.0.0", want: "2026032500.0.0", asked: []string{futureVersion, "2026060800.0.0", "2026032500.0.0"}},
+		{name: "between two releases", newest: "2026042900.0.0", want: "2026032500.0.0", asked: []string{futureVersion, "2026060800.0.0", "2026032500.0.0"}},
+		{name: "release 18", newest: "2026021301.0.0", want: "2026021301.0.0", asked: []string{futureVersion, "2026060800.0.0", "2026032500.0.0", "2026021301.0.0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRig(t, simrack.Options{APIVersionMax: test.newest})
@@ -96,7 +96,7 @@ func TestTooOldRacks(t *testing.T) {
 			},
 		},
 		{
-			name: "before read-only disks", newest: "2026013100.0.0", want: errNoVersion,
+			name: "before read-only disks", newest: "2026013100.0.0", want: errNoCommonVersion,
 			mentions: []string{"2026060800.0.0, 2026032500.0.0, 2026021301.0.0", "update the rack to release 18"},
 		},
 	} {
@@ -104,7 +104,7 @@ func TestTooOldRacks(t *testing.T) {
 			r := newRig(t, simrack.Options{APIVersionMax: test.newest})
 			r.intercept(test.before)
 			for range 2 {
-				_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+				_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 				wantSentence(t, err, ErrUnavailable, test.mentions...)
 			}
 			if _, err := r.Check(t.Context()); !errors.Is(err, test.want) {
@@ -168,7 +168,7 @@ func TestConcurrentCallsAskForTheVersionOnce(t *testing.T) {
 		calls.Go(func() {
 			if _, err := r.CreateDisk(
 				t.Context(),
-				NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096},
+				DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096},
 			); err != nil &&
 				!errors.Is(err, ErrAlreadyExists) {
 				t.Error(err)
@@ -196,7 +196,7 @@ func TestVersionWhoseAskerGoesAway(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() {
-		_, err := r.CreateDisk(ctx, NewDisk{Name: "a", SizeBytes: gib, BlockSize: 4096})
+		_, err := r.CreateDisk(ctx, DiskSpec{Name: "a", SizeBytes: gib, BlockSize: 4096})
 		first <- err
 	}()
 	<-asked
@@ -235,7 +235,7 @@ func TestVersionGoesBack(t *testing.T) {
 		calls.Go(func() {
 			disk, err := r.CreateDisk(
 				t.Context(),
-				NewDisk{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512},
+				DiskSpec{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512},
 			)
 			if err != nil || disk.Description != "whole "+name || disk.SizeBytes != 2*gib {
 				t.Errorf("%+v, %v", disk, err)
@@ -244,7 +244,7 @@ func TestVersionGoesBack(t *testing.T) {
 	}
 	calls.Wait()
 	requests := r.seenRequests()
-	for version, want := range map[string]int{noVersion: 1, "2026060800.0.0": 1, "2026032500.0.0": 1, older: 1} {
+	for version, want := range map[string]int{futureVersion: 1, "2026060800.0.0": 1, "2026032500.0.0": 1, older: 1} {
 		if n := count(requests, "GET /v1/ping "+version); n != want {
 			t.Errorf("version %s was asked for %d times, want %d", version, n, want)
 		}
@@ -294,10 +294,10 @@ func TestVersionThatIsRefusedInTheEnd(t *testing.T) {
 		if req.URL.Path == "/v1/ping" {
 			return false
 		}
-		refuse(w, 400, "", refusedVersion+": "+req.Header.Get("Api-Version"))
+		refuse(w, 400, "", versionRefusedPrefix+": "+req.Header.Get("Api-Version"))
 		return true
 	})
-	_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+	_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 	wantSentence(t, err, ErrUnavailable, "serves none of the API versions")
 	if n := r.requests()["POST /v1/disks"]; n != 2 {
 		t.Errorf("%d requests, want 2", n)
@@ -308,7 +308,7 @@ func TestVersionThatIsRefusedInTheEnd(t *testing.T) {
 func TestRefusalsThatAreOfSomethingElse(t *testing.T) {
 	for _, test := range []struct{ name, code, message string }{
 		{"another reason", "", "unable to parse JSON body: EOF"},
-		{"a disk of that name", "InvalidRequest", refusedVersion + " is my name"},
+		{"a disk of that name", "InvalidRequest", versionRefusedPrefix + " is my name"},
 		{"long", "InvalidRequest", strings.Repeat("x", 3*maxRefusal)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -320,7 +320,7 @@ func TestRefusalsThatAreOfSomethingElse(t *testing.T) {
 				refuse(w, 400, test.code, test.message)
 				return true
 			})
-			_, err = r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+			_, err = r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 			wantSentence(t, err, ErrRefused, test.message)
 			if diff := cmp.Diff(map[string]int{"POST /v1/disks": 1}, r.requests()); diff != "" {
 				t.Errorf("requests (-want +got):\n%s", diff)

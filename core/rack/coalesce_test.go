@@ -51,7 +51,7 @@ func (s *server) RoundTrip(req *http.Request) (*http.Response, error) {
 // asker asks for the same thing as others do.
 type asker struct {
 	t     *testing.T
-	reads *reads
+	reads *readCoalescer
 }
 
 // result is what a read was answered.
@@ -90,7 +90,7 @@ func (a asker) waiting(path string, followers int) {
 		a.reads.mu.Lock()
 		defer a.reads.mu.Unlock()
 		sent := a.reads.underWay["http://rack"+path]
-		return sent != nil && sent.then != nil && sent.then.followers == followers
+		return sent != nil && sent.next != nil && sent.next.followers == followers
 	})
 }
 
@@ -107,8 +107,8 @@ func (a asker) nothingLeft() {
 func newAsker(t *testing.T, patience time.Duration) (asker, *server) {
 	t.Helper()
 	s := newServer()
-	a := asker{t: t, reads: newReads(s)}
-	a.reads.patience = patience
+	a := asker{t: t, reads: newReadCoalescer(s)}
+	a.reads.maxWait = patience
 	t.Cleanup(a.nothingLeft)
 	return a, s
 }
@@ -285,7 +285,7 @@ func TestWritesAreNotShared(t *testing.T) {
 // Many callers who ask, give up and ask again get each the state of their time or a later one.
 func TestReadsUnderLoad(t *testing.T) {
 	var state atomic.Int64
-	a := asker{t: t, reads: newReads(roundTripper(func(req *http.Request) (*http.Response, error) {
+	a := asker{t: t, reads: newReadCoalescer(roundTripper(func(req *http.Request) (*http.Response, error) {
 		if state.Load()%7 == 0 && req.Context().Err() != nil {
 			return nil, req.Context().Err()
 		}
