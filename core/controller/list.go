@@ -71,7 +71,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	}
 	if req.GetStartingToken() == "" && next == "" {
 		for _, client := range c.racks.all {
-			c.metrics.SawVolumes(client.Name(), counts[client].all, counts[client].attached)
+			c.metrics.SetVolumes(client.Name(), counts[client].all, counts[client].attached)
 		}
 	}
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil

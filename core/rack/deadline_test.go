@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// silent is a rack that takes requests and never answers.
+// silent is a rack that accepts requests and never answers.
 type silent struct{}
 
 func (silent) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -22,7 +22,7 @@ func (silent) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, req.Context().Err()
 }
 
-// A change is waited for longer than the caller waits, but not for ever; a question is not.
+// A change is waited for longer than its caller waits, but not for ever. A read ends with its caller.
 func TestChangesOutliveTheirCaller(t *testing.T) {
 	for _, test := range []struct {
 		method string

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
-// Every call of this package is made in the newest version that the rack serves, which is asked for once and said once.
+// Every call uses the newest version that both sides support. It is negotiated once and logged once.
 func TestAPIVersions(t *testing.T) {
 	for _, test := range []struct {
 		name, newest, want string
@@ -76,8 +76,8 @@ func TestAPIVersions(t *testing.T) {
 	}
 }
 
-// A rack that is too old is told from the log and from every error, and nothing of what it might misunderstand reaches it.
-func TestTooOldRacks(t *testing.T) {
+// The error names a rack that is too old, and no request except the ping reaches such a rack.
+func TestRackTooOld(t *testing.T) {
 	for _, test := range []struct {
 		name, newest string
 		before       func(http.ResponseWriter, *http.Request) bool
@@ -137,8 +137,8 @@ func wantSentence(t *testing.T, err, want error, mentions ...string) {
 	}
 }
 
-// What neither serves nor refuses a version decides nothing; the next call asks again.
-func TestVersionIsAskedAgain(t *testing.T) {
+// An answer that neither serves nor refuses the version decides nothing. The next call negotiates again.
+func TestNegotiationFailureIsNotRemembered(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		answer   func(http.ResponseWriter)
@@ -161,7 +161,7 @@ func TestVersionIsAskedAgain(t *testing.T) {
 	}
 }
 
-func TestConcurrentCallsAskForTheVersionOnce(t *testing.T) {
+func TestConcurrentCallsNegotiateOnce(t *testing.T) {
 	r := newRig(t, simrack.Options{APIVersionMax: "2026032500.0.0"})
 	var calls sync.WaitGroup
 	for range 50 {
@@ -181,8 +181,8 @@ func TestConcurrentCallsAskForTheVersionOnce(t *testing.T) {
 	}
 }
 
-// Whoever asks for the version asks for all; when they go away, somebody else asks.
-func TestVersionWhoseAskerGoesAway(t *testing.T) {
+// One caller negotiates for all. If it leaves, another caller takes over.
+func TestNegotiatingCallerLeaves(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	asked, goOn := make(chan struct{}, 16), make(chan struct{})
 	r.intercept(func(_ http.ResponseWriter, req *http.Request) bool {
@@ -213,7 +213,7 @@ func TestVersionWhoseAskerGoesAway(t *testing.T) {
 	if err := <-first; !errors.Is(err, context.Canceled) {
 		t.Errorf("the first call: %v", err)
 	}
-	<-asked // by another one
+	<-asked // by another caller
 	close(goOn)
 	for range cap(others) {
 		if err := <-others; err != nil {
@@ -222,9 +222,9 @@ func TestVersionWhoseAskerGoesAway(t *testing.T) {
 	}
 }
 
-// A rack that goes back to an older release refuses the version in use. What it refuses is sent again, whole, in an older
-// one, and the rack is asked once for all.
-func TestVersionGoesBack(t *testing.T) {
+// A rack that is downgraded refuses the version in use. The refused requests are repeated completely in an older
+// version, which is negotiated once for all.
+func TestRackIsDowngraded(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	r.create(t, "v")
 	older := "2026021301.0.0"
@@ -257,8 +257,8 @@ func TestVersionGoesBack(t *testing.T) {
 	}
 }
 
-// A refusal that comes late, when another call has found the version that is served now, does not have it asked for again.
-func TestVersionThatIsRefusedLate(t *testing.T) {
+// A late refusal does not discard a version that another call has negotiated meanwhile.
+func TestVersionRefusedLate(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	disk := r.create(t, "v")
 	older := "2026021301.0.0"
@@ -287,8 +287,8 @@ func count(all []string, one string) int {
 	return len(slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s != one }))
 }
 
-// A rack that serves a version to a ping and to nothing else is not asked for ever.
-func TestVersionThatIsRefusedInTheEnd(t *testing.T) {
+// A rack that serves a version to a ping and refuses it for everything else gets a limited number of requests.
+func TestVersionRefusedAfterPing(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
 		if req.URL.Path == "/v1/ping" {
@@ -304,8 +304,8 @@ func TestVersionThatIsRefusedInTheEnd(t *testing.T) {
 	}
 }
 
-// Only the rack's own words at status 400 refuse a version, and whoever reads the answer afterwards gets all of it.
-func TestRefusalsThatAreOfSomethingElse(t *testing.T) {
+// Only the rack's own message with status 400 refuses a version. The caller can still read the whole answer.
+func TestOtherRefusals(t *testing.T) {
 	for _, test := range []struct{ name, code, message string }{
 		{"another reason", "", "unable to parse JSON body: EOF"},
 		{"a disk of that name", "InvalidRequest", versionRefusedPrefix + " is my name"},
