@@ -113,7 +113,7 @@ func build(
 	}
 	if cfg.Mode.Node() {
 		service := buildNode(ctx, cfg, readiness, registration, background, log)
-		measured.CountNode(service.Volumes)
+		measured.RegisterNodeVolumes(service.Volumes)
 		opts.Node = service
 	}
 	return opts, retire, nil

@@ -40,9 +40,9 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.Observe = func(seen restart.Observation) {
-		c.metrics.SawRestarts(client.Name(), seen.Wanted, seen.Restarts)
+		c.metrics.SetRestarts(client.Name(), seen.Wanted, seen.Restarts)
 		for reason, instances := range seen.Waiting {
-			c.metrics.SawWaiting(client.Name(), string(reason), instances)
+			c.metrics.SetRestartsWaiting(client.Name(), string(reason), instances)
 		}
 		if seen.Ended != "" {
 			c.metrics.RestartEnded(client.Name(), seen.Ended, seen.Down)

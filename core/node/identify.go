@@ -92,7 +92,7 @@ func (s *stagedDisks) diskOf(id uuid.UUID) (serial string, number device.Number,
 // them. A user's own disk that was staged before the plugin restarted counts as another, so that rather too few volumes are
 // sent to this node than too many.
 func (n *Service) isVolumeDisk(disk device.Disk) bool {
-	return n.staged.has(disk.Serial) || diskname.OfVolume(disk.Serial)
+	return n.staged.has(disk.Serial) || diskname.IsVolumeSerial(disk.Serial)
 }
 
 // Volumes counts the disks of this guest that are volumes, and those of them that are mounted. It reads /sys and the table

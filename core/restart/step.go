@@ -485,7 +485,7 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 	if err != nil {
 		return err
 	}
-	if disk.State.Passing() {
+	if disk.State.Transient() {
 		return fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, rack.ErrBusy)
 	}
 	if disk.InstanceID == "" {
