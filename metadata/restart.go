@@ -127,6 +127,9 @@ type RestartListener interface {
 	// Requested returns the ID of the restart that the controller requests of this node, and the node's reply to it. The ID is
 	// empty if none is requested.
 	Requested(ctx context.Context) (restartID string, reply RestartReply, err error)
+	// Changes returns a channel that receives soon after the call, and when what Requested returns may have changed, until ctx
+	// ends. Several changes may be one. An orchestrator that does not tell of changes is a reason to receive every few seconds.
+	Changes(ctx context.Context) <-chan struct{}
 	// Reply writes the node's reply. It is an error, and nothing is written, if this restart is not requested any more.
 	Reply(ctx context.Context, restartID string, reply RestartReply) error
 }

@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// interval lies between two looks. What a restart costs does not begin before the guest goes down.
-	interval = 5 * time.Second
+	// firstRetry and longestRetry are the bounds of the pause after a look that has failed. It doubles each time.
+	firstRetry   = 5 * time.Second
+	longestRetry = time.Minute
 	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
 	lookTimeout = time.Minute
 	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A question
@@ -59,22 +60,31 @@ func New(listener metadata.RestartListener, method PowerOffMethod, bootIDFile st
 	return &Agent{listener: listener, method: method, boot: boot, log: log}, nil
 }
 
-// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over.
+// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over. It looks when the
+// orchestrator tells of a change, and again after a look that has failed.
 func (a *Agent) Run(ctx context.Context) {
+	changes, retry := a.listener.Changes(ctx), firstRetry
+	timer := time.NewTimer(retry)
+	defer timer.Stop()
+	timer.Stop()
 	for {
-		a.Look(ctx)
-		timer := time.NewTimer(interval)
 		select {
+		case <-changes:
 		case <-timer.C:
 		case <-ctx.Done():
-			timer.Stop()
 			return
 		}
+		if timer.Stop(); a.Look(ctx) {
+			retry = firstRetry
+			continue
+		}
+		timer.Reset(retry)
+		retry = min(2*retry, longestRetry)
 	}
 }
 
-// Look looks once whether a restart is asked for, and answers.
-func (a *Agent) Look(ctx context.Context) {
+// Look looks once whether a restart is requested, and answers. It reports whether all went well.
+func (a *Agent) Look(ctx context.Context) bool {
 	looking, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	err := a.look(looking)
@@ -86,6 +96,7 @@ func (a *Agent) Look(ctx context.Context) {
 		a.problem = err.Error()
 		a.log.Error("planned restarts are not answered as they should be; it is tried again", "error", err)
 	}
+	return err == nil
 }
 
 func (a *Agent) look(ctx context.Context) error {

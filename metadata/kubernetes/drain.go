@@ -27,8 +27,8 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	query := url.Values{"fieldSelector": {"spec.nodeName=" + name}}
 	var pods struct{ Items []pod }
 	if _, err := r.do(ctx, request{
-		method: http.MethodGet, path: "/api/v1/pods?" + query.Encode(), what: "list the pods of Node " + name, verb: "list", resource: "pods",
-	}, nil, &pods); err != nil {
+		method: http.MethodGet, path: "/api/v1/pods", query: query, what: "list the pods of Node " + name, verb: "list", resource: "pods",
+	}, &pods); err != nil {
 		return nil, err
 	}
 	for _, p := range pods.Items {
@@ -142,12 +142,12 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 	case p.controller() == "":
 		return "has no controller that would make it again: delete it by hand", nil
 	}
-	path := "/api/v1/namespaces/" + url.PathEscape(m.Namespace) + "/pods/" + url.PathEscape(m.Name) + "/eviction"
-	status, err := r.do(ctx, post("evict pod "+m.Namespace+"/"+m.Name, path, "pods/eviction"), map[string]any{
+	path := "/api/v1/namespaces/" + m.Namespace + "/pods/" + m.Name + "/eviction"
+	status, err := r.do(ctx, post("evict pod "+m.Namespace+"/"+m.Name, path, "pods/eviction", map[string]any{
 		"apiVersion": "policy/v1", "kind": "Eviction", "metadata": map[string]any{"namespace": m.Namespace, "name": m.Name},
 		// A StatefulSet's next pod has the same name, and may be elsewhere.
 		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": m.UID}},
-	}, nil, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError)
+	}), nil, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError)
 	switch {
 	case err != nil:
 		return "", err

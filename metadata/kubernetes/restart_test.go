@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -111,6 +112,10 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case fault == metadatatest.Denied:
 		status = http.StatusForbidden
 	}
+	if status == 0 && r.URL.Query().Has("watch") {
+		c.watch(w, r)
+		return
+	}
 	if status == 0 {
 		status, answer = c.handle(r)
 	}
@@ -123,6 +128,22 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// watch sends a Node whenever it has another version. It is called with mu held.
+func (c *cluster) watch(w http.ResponseWriter, r *http.Request) {
+	name := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	for last := r.URL.Query().Get("resourceVersion"); r.Context().Err() == nil; {
+		n := c.nodes[name]
+		if now := n["metadata"].(object)["resourceVersion"].(string); now != last {
+			last = now
+			_ = json.NewEncoder(w).Encode(object{"type": "MODIFIED", "object": n}) // a client that has gone
+		}
+		_ = http.NewResponseController(w).Flush()
+		c.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		c.mu.Lock()
+	}
+}
+
 func (c *cluster) handle(r *http.Request) (status int, answer any) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -130,6 +151,12 @@ func (c *cluster) handle(r *http.Request) (status int, answer any) {
 	}
 	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch what := path[len(path)-1]; {
+	case r.URL.Path == "/api/v1/nodes" && r.URL.Query().Has("fieldSelector"):
+		name, items := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="), []object{}
+		if n := c.nodes[name]; n != nil {
+			items = append(items, n)
+		}
+		return http.StatusOK, object{"kind": "NodeList", "metadata": object{"resourceVersion": "1"}, "items": items}
 	case r.URL.Path == "/api/v1/nodes":
 		return http.StatusOK, page(c.nodes, r.URL.Query())
 	case r.URL.Path == "/apis/storage.k8s.io/v1/csinodes":
@@ -646,7 +673,7 @@ func TestRestartsWithoutCredentials(t *testing.T) {
 }
 
 // A node keeps its connection, notices when it is not known any more, and comes back by new credentials.
-func TestLineIsKept(t *testing.T) {
+func TestConnectionIsKept(t *testing.T) {
 	for name, asks := range map[string]func(kubernetes.Options) func() error{
 		"Listener": func(options kubernetes.Options) func() error {
 			l := kubernetes.NewListener(options)
@@ -654,7 +681,7 @@ func TestLineIsKept(t *testing.T) {
 		},
 		"Node": func(options kubernetes.Options) func() error {
 			n := kubernetes.NewNode(options)
-			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, kubernetes.Registration{}); return err }
+			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, metadata.Registration{}); return err }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-// Package nodelifecycle is what the plugin does for its Kubernetes Node at the beginning and at the end of its life, where an
+// Package nodelifecycle is what the plugin does for its node at the beginning and at the end of its life, where an
 // operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node takes, and
 // it keeps the plugin going until the volumes of a Node that is given up are detached.
 package nodelifecycle
@@ -13,7 +13,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
 const (
@@ -22,28 +21,28 @@ const (
 	// firstPause and longestPause lie between two questions that have not brought what is waited for.
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
-	// watch is for how long a taint that is not there is looked for: what makes Nodes may add its taints after the kubelet has
+	// watchTime is for how long a taint that is not there is looked for: what makes Nodes may add its taints after the kubelet has
 	// made the Node and started the plugin.
-	watch = 5 * time.Minute
+	watchTime = 5 * time.Minute
 )
 
-// tainted is a Node that may have a taint: see [kubernetes.Node].
-type tainted interface {
-	RemoveTaint(ctx context.Context, key string, registration kubernetes.Registration) (had bool, err error)
-}
-
-// ClearTaint takes a taint off the Node once the Node's CSINode has the plugin, as the instance that the provider finds, with a
-// limit of volumes. It returns when the taint has not been seen for five minutes, or when ctx ends. Failures are logged, and what
-// has failed is tried again.
-func ClearTaint(ctx context.Context, node tainted, key string, identity metadata.Provider, log *slog.Logger) {
+// ClearTaint takes a taint off the node once the orchestrator knows the plugin there, as the instance that the provider finds,
+// with a limit of volumes. It returns when the taint has not been seen for five minutes, or when ctx ends. Failures are logged,
+// and what has failed is tried again.
+func ClearTaint(
+	ctx context.Context, node metadata.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
+) {
 	self, err := metadata.Await(ctx, identity, func(error) bool { return true })
 	if err != nil {
 		return // ctx has ended.
 	}
-	registration := kubernetes.Registration{Driver: core.PluginName, NodeID: self.ID}
+	registration := metadata.Registration{Driver: core.PluginName, NodeID: self.ID}
+	following, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changes := node.Follow(following)
 	reason := ""
 	clean := time.Now()
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+	for pause := firstPause; ; {
 		had, err := attempt(ctx, func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) })
 		switch {
 		case ctx.Err() != nil:
@@ -57,10 +56,18 @@ func ClearTaint(ctx context.Context, node tainted, key string, identity metadata
 		case had:
 			log.Info("the startup taint is removed", "taint", key)
 			reason, clean, pause = "", time.Now(), firstPause
-		case time.Since(clean) > watch:
+		case time.Since(clean) >= watchTime:
 			return
 		}
-		if !sleep(ctx, pause) {
+		if err != nil {
+			pause = min(2*pause, longestPause)
+		} else {
+			pause = max(firstPause, watchTime-time.Since(clean))
+		}
+		select {
+		case <-time.After(pause):
+		case <-changes:
+		case <-ctx.Done():
 			return
 		}
 	}
@@ -74,15 +81,9 @@ func level(err error) slog.Level {
 	return slog.LevelError
 }
 
-// leaving is a Node that may be given up: see [kubernetes.Node].
-type leaving interface {
-	Leaving(ctx context.Context) (why string, err error)
-	Attachments(ctx context.Context, driver string) (volumes []string, err error)
-}
-
 // AwaitDetached returns nil at once when nobody gives the Node up, and otherwise when none of the plugin's volumes is attached to
 // it. When ctx ends before, the error names those that are.
-func AwaitDetached(ctx context.Context, node leaving, log *slog.Logger) error {
+func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logger) error {
 	why, err := persist(ctx, node.Leaving)
 	if err != nil {
 		return fmt.Errorf("not known whether the node is given up: %w", err)

@@ -14,7 +14,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
 const (
@@ -38,9 +37,27 @@ type node struct {
 	asked     int
 }
 
-func (n *node) RemoveTaint(_ context.Context, key string, r kubernetes.Registration) (bool, error) {
+// Follow signals every ten seconds.
+func (n *node) Follow(ctx context.Context) <-chan struct{} {
+	changes := make(chan struct{}, 1)
+	go func() {
+		ticker := time.NewTicker(10 * time.Second)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				metadata.Signal(changes)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return changes
+}
+
+func (n *node) RemoveTaint(_ context.Context, key string, r metadata.Registration) (bool, error) {
 	n.asked++
-	if key != taint || r != (kubernetes.Registration{Driver: core.PluginName, NodeID: instanceID}) {
+	if key != taint || r != (metadata.Registration{Driver: core.PluginName, NodeID: instanceID}) {
 		return false, errors.New("asked for something else")
 	}
 	after := time.Since(n.began)
