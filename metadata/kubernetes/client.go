@@ -163,13 +163,9 @@ func (o object) name() string { return o.Metadata.Name }
 // do sends a request that must succeed, and reads the answer into out unless that is nil. HTTP statuses in also are no error
 // either; then nothing is read.
 func (c *client) do(ctx context.Context, r request, out any, also ...int) (status int, err error) {
-	connected, made, err := c.prepare(ctx, r)
-	if err != nil {
+	connected, body, err := c.send(ctx, r)
+	if connected == nil {
 		return 0, err
-	}
-	body, err := made.Do(ctx).Raw()
-	if err == nil {
-		err = ctx.Err() // an answer that was cut off need not show as one
 	}
 	if err != nil {
 		if status = httpStatus(err); slices.Contains(also, status) {
@@ -183,6 +179,26 @@ func (c *client) do(ctx context.Context, r request, out any, also ...int) (statu
 		}
 	}
 	return http.StatusOK, nil
+}
+
+// send sends a request, and returns the error of client-go. It returns no connection if the request cannot be sent.
+//
+// A read that gets no answer is sent once more: the connection may have been an idle one that the other side has just closed.
+func (c *client) send(ctx context.Context, r request) (*connection, []byte, error) {
+	for again := r.method == http.MethodGet; ; again = false {
+		connected, made, err := c.prepare(ctx, r)
+		if err != nil {
+			return nil, nil, err
+		}
+		body, err := made.Do(ctx).Raw()
+		if err == nil {
+			err = ctx.Err() // an answer that was cut off need not show as one
+		}
+		if err == nil || httpStatus(err) != 0 || ctx.Err() != nil || !again {
+			return connected, body, err
+		}
+		c.drop(connected)
+	}
 }
 
 // stream sends a request whose answer is read bit by bit. It returns errGone for HTTP 410.

@@ -388,7 +388,8 @@ func (c *cluster) kubelet(t *testing.T) {
 // cut too.
 func (c *cluster) watch(t *testing.T) {
 	kubelet := kubernetes.Options{
-		NodeName: nodeName, Kubeconfig: c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}),
+		NodeName: nodeName, InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
+		Kubeconfig: c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}),
 	}
 	for name, options := range map[string]kubernetes.Options{"service account": c.options(), "kubelet": kubelet} {
 		t.Run(name, func(t *testing.T) {
