@@ -68,12 +68,15 @@ func (c *client) connect() (*connection, error) {
 }
 
 func newConnection(config *rest.Config) (*connection, error) {
-	sender, err := rest.HTTPClientFor(config)
+	transport, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, err
 	}
-	// Credentials go to the server that was configured, and nowhere else.
-	sender.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	sender := &http.Client{
+		Transport: transport,
+		// Credentials go to the server that was configured, and nowhere else.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 	// This package decodes for itself: rest needs a serializer only to be made.
 	config.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
 	made, err := rest.UnversionedRESTClientForConfigAndClient(config, sender)

@@ -94,7 +94,11 @@ func (n *Node) replaceTaints(ctx context.Context, were, are []taint) error {
 	}
 	name := n.options.NodeName
 	patch := []operation{{"test", "/spec/taints", were}, {"replace", "/spec/taints", are}}
-	_, err := n.do(ctx, patchNode(fmt.Sprintf("remove a taint from Node %q", name), name, jsonPatch, patch), nil)
+	var patched node
+	_, err := n.do(ctx, patchNode(fmt.Sprintf("remove a taint from Node %q", name), name, jsonPatch, patch), &patched)
+	if err == nil {
+		n.node.put(patched)
+	}
 	return err
 }
 

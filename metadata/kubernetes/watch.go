@@ -107,6 +107,14 @@ func (w *watch[T]) get(ctx context.Context) (s state[T], followed bool) {
 
 func (w *watch[T]) what() string { return fmt.Sprintf("%s %q", w.kind, w.client.options.NodeName) }
 
+// put takes what the API server has answered to a change of ours, so that the change is not made again before the watch tells of
+// it.
+func (w *watch[T]) put(o T) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.state.object = o
+}
+
 // set changes the state and signals the followers. A watch that was ended changes nothing any more.
 func (w *watch[T]) set(ctx context.Context, change func(*state[T])) {
 	w.mu.Lock()
