@@ -313,8 +313,8 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 	})
 	if err == nil && !stands {
 		return &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("nothing was said about restart %s of Node %s, which nobody asks for any more", restartID, name),
-			Next: "nothing is to be done",
+			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no reply was written: restart %s of Node %s is not requested any more", restartID, name),
+			Next: "no action is needed",
 		}
 	}
 	return err

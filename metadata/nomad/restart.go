@@ -220,7 +220,7 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 }
 
 func unasked(restartID string) error {
-	return &metadata.Error{Kind: metadata.ErrNotReady, What: "nothing was said about restart " + restartID + ", which nobody asks for any more", Next: "nothing is to be done"}
+	return &metadata.Error{Kind: metadata.ErrNotReady, What: "no reply was written: restart " + restartID + " is not requested any more", Next: "no action is needed"}
 }
 
 // keys are to be written to a client's metadata; nil removes one.
