@@ -4,9 +4,9 @@ import "context"
 
 // Follower is a further ability of a [Provider] whose source tells of its changes.
 type Follower interface {
-	// Follow keeps up with the source until ctx ends. Meanwhile the provider answers from what it has seen last, and an error
-	// lasts until the source can be followed again: asking costs the source nothing. The channel receives when the first answer is
-	// there, and when the answer may have changed. Several changes may be one. It is not closed.
+	// Follow keeps up with the source until ctx ends. Meanwhile the provider answers from what it has seen last, and an
+	// error lasts until the source can be followed again: asking costs the source nothing. The channel receives when
+	// the first answer is there, and when the answer may have changed. Several changes may be one. It is not closed.
 	Follow(ctx context.Context) <-chan struct{}
 }
 

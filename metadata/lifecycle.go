@@ -8,11 +8,12 @@ type Registration struct {
 	Driver, NodeID string
 }
 
-// StartupTaint is a node that takes no work before the plugin is registered there, by a taint that the plugin removes. Errors are
-// those of [Provider].
+// StartupTaint is a node that takes no work before the plugin is registered there, by a taint that the plugin removes.
+// Errors are those of [Provider].
 type StartupTaint interface {
-	// RemoveTaint takes the taint off the node once the orchestrator has the registration, with a limit of volumes, by which the
-	// scheduler goes; before that it is an error of kind [ErrNotReady]. It reports whether the node had the taint. Safe to repeat.
+	// RemoveTaint takes the taint off the node once the orchestrator has the registration, with a limit of volumes, by
+	// which the scheduler goes; before that it is an error of kind [ErrNotReady]. It reports whether the node had the
+	// taint. Safe to repeat.
 	RemoveTaint(ctx context.Context, key string, registration Registration) (had bool, err error)
 	// Follow is as that of [Follower], for what RemoveTaint reads.
 	Follow(ctx context.Context) <-chan struct{}
@@ -22,6 +23,7 @@ type StartupTaint interface {
 type Departure interface {
 	// Leaving says why the node is about to lose its work, or is empty.
 	Leaving(ctx context.Context) (why string, err error)
-	// Attachments are the names of the volumes of a driver that are attached to the node, or are about to be, or not detached yet.
+	// Attachments are the names of the volumes of a driver that are attached to the node, or are about to be, or not
+	// detached yet.
 	Attachments(ctx context.Context, driver string) (volumes []string, err error)
 }

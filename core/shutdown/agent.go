@@ -1,6 +1,6 @@
-// Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way of the orchestrator
-// that the controller wants its instance stopped, and powers the guest off from inside, so that services and containers are
-// asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
+// Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way
+// of the orchestrator that the controller wants its instance stopped, and powers the guest off from inside, so that
+// services and containers are asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
 package shutdown
 
 import (
@@ -20,8 +20,9 @@ const (
 	longestRetry = time.Minute
 	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
 	lookTimeout = time.Minute
-	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A question
-	// can outlive everybody who would start the instance again, when the plugin is removed for instance, and be found years later.
+	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A
+	// question can outlive everybody who would start the instance again, when the plugin is removed for instance, and
+	// be found years later.
 	longAgo = 2 * time.Hour
 )
 
@@ -48,20 +49,28 @@ type Agent struct {
 }
 
 // New makes an agent. The file has the boot ID: Linux has it in /proc/sys/kernel/random/boot_id.
-func New(listener metadata.RestartListener, method PowerOffMethod, bootIDFile string, log *slog.Logger) (*Agent, error) {
+func New(
+	listener metadata.RestartListener,
+	method PowerOffMethod,
+	bootIDFile string,
+	log *slog.Logger,
+) (*Agent, error) {
 	text, err := os.ReadFile(bootIDFile)
 	boot := strings.TrimSpace(string(text))
 	if err == nil && boot == "" {
 		err = fmt.Errorf("%s is empty", bootIDFile)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("which boot of the guest this is cannot be told, so planned restarts are not answered: %w", err)
+		return nil, fmt.Errorf(
+			"which boot of the guest this is cannot be told, so planned restarts are not answered: %w",
+			err,
+		)
 	}
 	return &Agent{listener: listener, method: method, boot: boot, log: log}, nil
 }
 
-// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over. It looks when the
-// orchestrator tells of a change, and again after a look that has failed.
+// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over. It looks when
+// the orchestrator tells of a change, and again after a look that has failed.
 func (a *Agent) Run(ctx context.Context) {
 	changes, retry := a.listener.Changes(ctx), firstRetry
 	timer := time.NewTimer(retry)
@@ -125,11 +134,17 @@ func (a *Agent) look(ctx context.Context) error {
 	return nil
 }
 
-// checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far apart, nothing
-// is powered off.
+// checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far
+// apart, nothing is powered off.
 func checkAge(restart string) error {
 	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > longAgo {
-		return fmt.Errorf("restart %s was planned at %s, which is more than %s ago by this guest's clock: if it was planned just now, set the clocks", restart, planned.UTC().Format(time.RFC3339), longAgo)
+		return fmt.Errorf(
+			"restart %s was planned at %s, which is more than %s ago by this guest's clock: "+
+				"if it was planned just now, set the clocks",
+			restart,
+			planned.UTC().Format(time.RFC3339),
+			longAgo,
+		)
 	}
 	return nil
 }

@@ -112,8 +112,8 @@ type request struct {
 	verb, resource string
 }
 
-// Media types of patches, and of objects of which only the metadata is read. Most of a Node is its status, the list of its
-// images above all.
+// Media types of patches, and of objects of which only the metadata is read. Most of a Node is its status, the list of
+// its images above all.
 const (
 	mergePatch   = "application/merge-patch+json" // RFC 7386
 	jsonPatch    = "application/json-patch+json"  // RFC 6902
@@ -134,7 +134,13 @@ func getNode(what, name string) request {
 
 func patchNode(what, name, mediaType string, patch any) request {
 	return request{
-		method: http.MethodPatch, path: nodes + "/" + name, what: what, verb: "patch", resource: "nodes", mediaType: mediaType, in: patch,
+		method:    http.MethodPatch,
+		path:      nodes + "/" + name,
+		what:      what,
+		verb:      "patch",
+		resource:  "nodes",
+		mediaType: mediaType,
+		in:        patch,
 	}
 }
 
@@ -146,8 +152,10 @@ func post(what, path, resource string, in any) request {
 // noNode explains that there is no such Node.
 func noNode(name string) error {
 	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("get Node %q: HTTP %d", name, http.StatusNotFound),
-		Next: "check that --node-name (OXIDE_CSI_NODE_NAME) is the Node's name, spec.nodeName of the pod, and that the kubelet has registered",
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf("get Node %q: HTTP %d", name, http.StatusNotFound),
+		Next: "check that --node-name (OXIDE_CSI_NODE_NAME) is the Node's name, spec.nodeName of the pod, " +
+			"and that the kubelet has registered",
 	}
 }
 
@@ -163,8 +171,8 @@ type object struct {
 
 func (o object) name() string { return o.Metadata.Name }
 
-// do sends a request that must succeed, and reads the answer into out unless that is nil. HTTP statuses in also are no error
-// either; then nothing is read.
+// do sends a request that must succeed, and reads the answer into out unless that is nil. HTTP statuses in also are no
+// error either; then nothing is read.
 func (c *client) do(ctx context.Context, r request, out any, also ...int) (status int, err error) {
 	connected, body, err := c.send(ctx, r)
 	if connected == nil {
@@ -186,7 +194,8 @@ func (c *client) do(ctx context.Context, r request, out any, also ...int) (statu
 
 // send sends a request, and returns the error of client-go. It returns no connection if the request cannot be sent.
 //
-// A read that gets no answer is sent once more: the connection may have been an idle one that the other side has just closed.
+// A read that gets no answer is sent once more: the connection may have been an idle one that the other side has just
+// closed.
 func (c *client) send(ctx context.Context, r request) (*connection, []byte, error) {
 	for again := r.method == http.MethodGet; ; again = false {
 		connected, made, err := c.prepare(ctx, r)
@@ -223,14 +232,22 @@ func (c *client) stream(ctx context.Context, r request) (io.ReadCloser, error) {
 // prepare makes a request of client-go.
 func (c *client) prepare(ctx context.Context, r request) (*connection, *rest.Request, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, nil, &metadata.Error{Kind: metadata.ErrNotReady, What: r.what + ": not sent", Cause: err, Next: "try again"}
+		return nil, nil, &metadata.Error{
+			Kind:  metadata.ErrNotReady,
+			What:  r.what + ": not sent",
+			Cause: err,
+			Next:  "try again",
+		}
 	}
 	connected, err := c.connect()
 	if err != nil {
 		return nil, nil, err
 	}
 	// Whoever calls tries again in time; what the API server says about it is not waited for here.
-	made := connected.Verb(r.method).AbsPath(r.path).MaxRetries(0).SetHeader("Accept", cmp.Or(r.accept, "application/json"))
+	made := connected.Verb(r.method).
+		AbsPath(r.path).
+		MaxRetries(0).
+		SetHeader("Accept", cmp.Or(r.accept, "application/json"))
 	for key, values := range r.query {
 		for _, value := range values {
 			made.Param(key, value)
@@ -255,8 +272,8 @@ func httpStatus(err error) int {
 	return 0
 }
 
-// failed turns an error of client-go into the contract's. What the API server says beside the HTTP status stays out: it knows the
-// names of others.
+// failed turns an error of client-go into the contract's. What the API server says beside the HTTP status stays out: it
+// knows the names of others.
 func (c *client) failed(ctx context.Context, connected *connection, r request, err error) error {
 	status := httpStatus(err)
 	if status == 0 || status == http.StatusUnauthorized {
@@ -265,14 +282,22 @@ func (c *client) failed(ctx context.Context, connected *connection, r request, e
 	if status == 0 {
 		return c.unreached(ctx, connected, err)
 	}
-	e := &metadata.Error{Kind: metadata.ErrNotReady, What: fmt.Sprintf("%s from %s: HTTP %d", r.what, connected.server, status)}
+	e := &metadata.Error{
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf("%s from %s: HTTP %d", r.what, connected.server, status),
+	}
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind = metadata.ErrInvalid
-		e.Next = "the API server does not know the credentials of " + c.options.source() + ": check that they have not expired and are for this cluster"
+		e.Next = "the API server does not know the credentials of " + c.options.source() +
+			": check that they have not expired and are for this cluster"
 	case status == http.StatusForbidden:
 		e.Kind = metadata.ErrInvalid
-		e.Next = fmt.Sprintf("grant the plugin's service account the verb %q on %q (a ClusterRole and its binding)", r.verb, r.resource)
+		e.Next = fmt.Sprintf(
+			"grant the plugin's service account the verb %q on %q (a ClusterRole and its binding)",
+			r.verb,
+			r.resource,
+		)
 	case status == http.StatusGone, status == http.StatusConflict, status == http.StatusUnprocessableEntity:
 		e.What, e.Next = e.What+", it has changed meanwhile", "try again"
 	case status == http.StatusTooManyRequests || status >= 500:
@@ -297,7 +322,8 @@ func (c *client) unreached(ctx context.Context, connected *connection, err error
 		e.Cause = ctx.Err()
 	case errors.As(err, &untrusted), errors.As(err, &unknown):
 		e.Kind = metadata.ErrInvalid
-		e.Next = "check that the CA in " + c.options.source() + " is this cluster's, and that the address is in the API server's certificate"
+		e.Next = "check that the CA in " + c.options.source() + " is this cluster's, " +
+			"and that the address is in the API server's certificate"
 	case credentials:
 		e.What = "get the credentials that " + c.options.source() + " describes"
 		e.Next = "check that its program runs here, as the plugin's user"

@@ -96,8 +96,10 @@ func fromKubeconfig(file string) (*rest.Config, error) {
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "wait for a file that the kubeconfig " + file + " names", Cause: oneLine(err),
-			Next: "check its path, and that the program that writes it has done so",
+			Kind:  metadata.ErrNotReady,
+			What:  "wait for a file that the kubeconfig " + file + " names",
+			Cause: oneLine(err),
+			Next:  "check its path, and that the program that writes it has done so",
 		}
 	}
 	if err != nil {

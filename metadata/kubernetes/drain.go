@@ -13,9 +13,10 @@ import (
 // Drain implements [metadata.Drainer]: it cordons the Node and asks for the eviction of its pods, which
 // PodDisruptionBudgets can refuse for a while.
 //
-// Pods of a DaemonSet and mirror pods belong to the node. A pod that has claims and none of whose containers has ever started
-// waits for its volumes, as far as one can tell: evicted, it would take its wish to another node, which would be restarted next.
-// A pod without a controller is not evicted, since nothing would make it again, and so keeps the Node from being drained.
+// Pods of a DaemonSet and mirror pods belong to the node. A pod that has claims and none of whose containers has ever
+// started waits for its volumes, as far as one can tell: evicted, it would take its wish to another node, which would
+// be restarted next. A pod without a controller is not evicted, since nothing would make it again, and so keeps the
+// Node from being drained.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
 	name, err := r.find(ctx, instanceID)
 	if err != nil {
@@ -27,7 +28,12 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	query := url.Values{"fieldSelector": {"spec.nodeName=" + name}}
 	var pods struct{ Items []pod }
 	if _, err := r.do(ctx, request{
-		method: http.MethodGet, path: "/api/v1/pods", query: query, what: "list the pods of Node " + name, verb: "list", resource: "pods",
+		method:   http.MethodGet,
+		path:     "/api/v1/pods",
+		query:    query,
+		what:     "list the pods of Node " + name,
+		verb:     "list",
+		resource: "pods",
 	}, &pods); err != nil {
 		return nil, err
 	}
@@ -49,7 +55,14 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 
 // Undrain implements [metadata.Drainer].
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(ctx, "uncordon Node ", instanceID, cordonAnnotation, restartID, func(n node) map[string]any { return cordoned(n, nil, nil) })
+	return r.undo(
+		ctx,
+		"uncordon Node ",
+		instanceID,
+		cordonAnnotation,
+		restartID,
+		func(n node) map[string]any { return cordoned(n, nil, nil) },
+	)
 }
 
 // cordon marks a Node as unschedulable and remembers for which restart, unless somebody else has marked it.
@@ -144,7 +157,9 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 	}
 	path := "/api/v1/namespaces/" + m.Namespace + "/pods/" + m.Name + "/eviction"
 	status, err := r.do(ctx, post("evict pod "+m.Namespace+"/"+m.Name, path, "pods/eviction", map[string]any{
-		"apiVersion": "policy/v1", "kind": "Eviction", "metadata": map[string]any{"namespace": m.Namespace, "name": m.Name},
+		"apiVersion": "policy/v1",
+		"kind":       "Eviction",
+		"metadata":   map[string]any{"namespace": m.Namespace, "name": m.Name},
 		// A StatefulSet's next pod has the same name, and may be elsewhere.
 		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": m.UID}},
 	}), nil, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError)

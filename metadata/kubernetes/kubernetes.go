@@ -183,7 +183,11 @@ func (p *Provider) known(n node) (metadata.Instance, error) {
 	}
 	if rack != "" {
 		if err := metadata.CheckRack(rack); err != nil {
-			return metadata.Instance{}, p.invalid(p.options.RackLabel, err, "set it to the name that the controller uses for this rack, or name another label by --rack-label")
+			return metadata.Instance{}, p.invalid(
+				p.options.RackLabel,
+				err,
+				"set it to the name that the controller uses for this rack, or name another label by --rack-label",
+			)
 		}
 	}
 	return metadata.Instance{ID: id, Rack: rack}, nil
@@ -192,12 +196,17 @@ func (p *Provider) known(n node) (metadata.Instance, error) {
 // instanceID is the first of the three IDs that the Node has, or empty.
 func (p *Provider) instanceID(n node) (string, error) {
 	label := p.options.InstanceLabel
-	text, from, next := n.Spec.ProviderID, "spec.providerID", "check the Oxide cloud controller manager, which writes it"
+	text, from := n.Spec.ProviderID, "spec.providerID"
+	next := "check the Oxide cloud controller manager, which writes it"
 	if text != "" {
 		rest, ours := strings.CutPrefix(text, providerPrefix)
 		if !ours {
-			return "", p.invalid(from, fmt.Errorf("%.40q does not begin with %s", text, providerPrefix),
-				"this Node is no Oxide instance, or another cloud controller manager has claimed it: keep the plugin off it, or set --instance-id")
+			return "", p.invalid(
+				from,
+				fmt.Errorf("%.40q does not begin with %s", text, providerPrefix),
+				"this Node is no Oxide instance, or another cloud controller manager has claimed it: "+
+					"keep the plugin off it, or set --instance-id",
+			)
 		}
 		text = rest
 	} else {
@@ -212,7 +221,8 @@ func (p *Provider) instanceID(n node) (string, error) {
 			if n.Status.NodeInfo.SystemUUID == "" || n.waiting() {
 				return "", nil
 			}
-			text, from, next = n.Status.NodeInfo.SystemUUID, "status.nodeInfo.systemUUID", "set the label "+label+" to the UUID of this instance"
+			text, from = n.Status.NodeInfo.SystemUUID, "status.nodeInfo.systemUUID"
+			next = "set the label " + label + " to the UUID of this instance"
 		}
 	}
 	id, err := metadata.ParseInstanceID(text)
@@ -236,7 +246,12 @@ func (p *Provider) mark(n node, name string) (string, error) {
 
 // invalid refuses something that the Node says.
 func (p *Provider) invalid(what string, cause error, next string) error {
-	return &metadata.Error{Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s of Node %q", what, p.options.NodeName), Cause: cause, Next: next}
+	return &metadata.Error{
+		Kind:  metadata.ErrInvalid,
+		What:  fmt.Sprintf("%s of Node %q", what, p.options.NodeName),
+		Cause: cause,
+		Next:  next,
+	}
 }
 
 // noID says why a Node names no instance.
@@ -245,14 +260,25 @@ func (p *Provider) noID(n node) error {
 		return p.uninitialized()
 	}
 	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("Node %q has no provider ID, no label %s and no system UUID", p.options.NodeName, p.options.InstanceLabel),
-		Next: "check that the Oxide cloud controller manager runs and that the kubelet has --cloud-provider=external, or set that label to the UUID of this instance",
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf(
+			"Node %q has no provider ID, no label %s and no system UUID",
+			p.options.NodeName,
+			p.options.InstanceLabel,
+		),
+		Next: "check that the Oxide cloud controller manager runs and that the kubelet has " +
+			"--cloud-provider=external, or set that label to the UUID of this instance",
 	}
 }
 
 func (p *Provider) uninitialized() error {
 	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("wait for the cloud controller manager to initialise Node %q, which has the taint %s", p.options.NodeName, uninitialized),
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf(
+			"wait for the cloud controller manager to initialise Node %q, which has the taint %s",
+			p.options.NodeName,
+			uninitialized,
+		),
 		Next: "check that the Oxide cloud controller manager runs and what it logs about this Node",
 	}
 }

@@ -297,7 +297,8 @@ func TestStatuses(t *testing.T) {
 		s := newServer(t)
 		s.object, s.status = node(), status
 		_, err := kubernetes.New(s.options()).Instance(context.Background())
-		if !errors.Is(err, want) || !strings.Contains(err.Error(), fmt.Sprintf("HTTP %d; ", status)) || strings.Contains(err.Error(), "canary") {
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), fmt.Sprintf("HTTP %d; ", status)) ||
+			strings.Contains(err.Error(), "canary") {
 			t.Errorf("HTTP %d: %v, want %v", status, err, want)
 		}
 	}
@@ -311,7 +312,10 @@ func TestTokenRotation(t *testing.T) {
 	for i := range 3 {
 		fresh := fmt.Sprintf("%s%d", token, i)
 		s.set(func() { s.tokens = []string{fresh} })
-		if got, err := p.Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), "401") {
+		if got, err := p.Instance(
+			context.Background(),
+		); !errors.Is(err, metadata.ErrInvalid) ||
+			!strings.Contains(err.Error(), "401") {
 			t.Errorf("with the old token: %+v, %v", got, err)
 		}
 		s.write("token", fresh+"\n")
@@ -330,7 +334,9 @@ func TestCredentialsAreNotCarriedElsewhere(t *testing.T) {
 	s := newServer(t)
 	s.Server = redirects
 	s.write("ca.crt", string(s.ca()))
-	if got, err := kubernetes.New(s.options()).Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || asked {
+	if got, err := kubernetes.New(s.options()).
+		Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) ||
+		asked {
 		t.Errorf("got %+v, %v; followed: %v", got, err, asked)
 	}
 }
@@ -359,7 +365,8 @@ func TestInCluster(t *testing.T) {
 			options := s.options()
 			tt.change(s, &options)
 			got, err := kubernetes.New(options).Instance(context.Background())
-			if err == nil || !errors.Is(err, tt.kind) || !strings.Contains(strings.ReplaceAll(err.Error(), s.dir, "DIR"), tt.says) {
+			if err == nil || !errors.Is(err, tt.kind) ||
+				!strings.Contains(strings.ReplaceAll(err.Error(), s.dir, "DIR"), tt.says) {
 				t.Errorf("got %+v, %v; want %v that says %q", got, err, tt.kind, tt.says)
 			}
 		})
@@ -405,7 +412,10 @@ func TestKubeconfig(t *testing.T) {
 			s := newServer(t)
 			s.object = node(providerID("oxide://" + idA))
 			ca := base64.StdEncoding.EncodeToString(s.ca())
-			file := s.write("kubeconfig", strings.NewReplacer("CA", ca, "HOST", s.Listener.Addr().String(), "DIR", s.dir).Replace(tt.text))
+			file := s.write(
+				"kubeconfig",
+				strings.NewReplacer("CA", ca, "HOST", s.Listener.Addr().String(), "DIR", s.dir).Replace(tt.text),
+			)
 			options := s.options()
 			options.Kubeconfig, options.Host, options.ServiceAccount = file, "", ""
 			got, err := kubernetes.New(options).Instance(context.Background())
@@ -469,7 +479,10 @@ func execUser(command, arg string) string {
 func TestExecCredentials(t *testing.T) {
 	s := newServer(t)
 	s.object = node(providerID("oxide://" + idA))
-	s.write("answer", `{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"`+token+`"}}`)
+	s.write(
+		"answer",
+		`{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"`+token+`"}}`,
+	)
 	s.write("other", `{"kind":"Canary","apiVersion":"client.authentication.k8s.io/v1","canary":"canary"}`)
 	s.write("empty", `{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1"}`)
 	for name, tt := range map[string]struct {
@@ -499,14 +512,22 @@ func TestExecCredentials(t *testing.T) {
 func TestImpersonation(t *testing.T) {
 	s := newServer(t)
 	s.object = node(providerID("oxide://" + idA))
-	text := config("certificate-authority: ca.crt", "token: "+token+", as: system:node:x, as-groups: [a, b], as-uid: u1, as-user-extra: {scope: [c]}")
+	text := config(
+		"certificate-authority: ca.crt",
+		"token: "+token+", as: system:node:x, as-groups: [a, b], as-uid: u1, as-user-extra: {scope: [c]}",
+	)
 	file := s.write("kubeconfig", strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
 	got, err := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: file}).Instance(t.Context())
 	if err != nil || got.ID != idA {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	want := http.Header{
-		"Impersonate-User": {"system:node:x"}, "Impersonate-Group": {"a", "b"}, "Impersonate-Uid": {"u1"}, "Impersonate-Extra-Scope": {"c"},
+		"Impersonate-User": {
+			"system:node:x",
+		},
+		"Impersonate-Group":       {"a", "b"},
+		"Impersonate-Uid":         {"u1"},
+		"Impersonate-Extra-Scope": {"c"},
 	}
 	if diff := cmp.Diff(want, s.impersonated); diff != "" {
 		t.Error(diff)

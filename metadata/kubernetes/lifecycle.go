@@ -64,7 +64,11 @@ func (n *Node) registered(ctx context.Context, registration metadata.Registratio
 	s, followed := n.csiNode.get(ctx)
 	if !followed {
 		r := request{
-			method: http.MethodGet, path: csiNodes + "/" + name, what: fmt.Sprintf("get CSINode %q", name), verb: "get", resource: "csinodes",
+			method:   http.MethodGet,
+			path:     csiNodes + "/" + name,
+			what:     fmt.Sprintf("get CSINode %q", name),
+			verb:     "get",
+			resource: "csinodes",
 		}
 		_, s.err = n.do(ctx, r, &s.object, http.StatusNotFound)
 	}
@@ -155,7 +159,12 @@ func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string
 			}
 		}
 		r := request{
-			method: http.MethodGet, path: volumeAttachments, query: query, what: "list VolumeAttachments", verb: "list", resource: "volumeattachments",
+			method:   http.MethodGet,
+			path:     volumeAttachments,
+			query:    query,
+			what:     "list VolumeAttachments",
+			verb:     "list",
+			resource: "volumeattachments",
 		}
 		if _, err := n.do(ctx, r, &list); err != nil {
 			return nil, err

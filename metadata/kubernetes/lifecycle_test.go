@@ -80,7 +80,8 @@ func TestRemoveTaint(t *testing.T) {
 				}
 				return http.StatusNotFound, nil
 			}
-			had, err := kubernetes.NewNode(s.options()).RemoveTaint(context.Background(), taintKey, metadata.Registration{Driver: driver, NodeID: idA})
+			had, err := kubernetes.NewNode(s.options()).
+				RemoveTaint(context.Background(), taintKey, metadata.Registration{Driver: driver, NodeID: idA})
 			judge(t, err, tt.kind, tt.says)
 			if had != tt.had || patch != tt.patch {
 				t.Errorf("had the taint: %v, want %v; patched with\n%s, want\n%s", had, tt.had, patch, tt.patch)
@@ -92,7 +93,14 @@ func TestRemoveTaint(t *testing.T) {
 func TestLeaving(t *testing.T) {
 	taint := func(key string) func(object) { return taints(object{"key": key, "effect": "NoSchedule"}) }
 	ready := func(message string) func(object) {
-		return in("status", "conditions", []any{object{"type": "MemoryPressure", "message": "node is shutting down"}, object{"type": "Ready", "status": "False", "message": message}})
+		return in(
+			"status",
+			"conditions",
+			[]any{
+				object{"type": "MemoryPressure", "message": "node is shutting down"},
+				object{"type": "Ready", "status": "False", "message": message},
+			},
+		)
 	}
 	for name, tt := range map[string]struct {
 		node any
@@ -120,12 +128,19 @@ func TestLeaving(t *testing.T) {
 
 func TestAttachments(t *testing.T) {
 	attachment := func(attacher, node, volume string) any {
-		return object{"spec": object{"attacher": attacher, "nodeName": node, "source": object{"persistentVolumeName": volume}}}
+		return object{
+			"spec": object{"attacher": attacher, "nodeName": node, "source": object{"persistentVolumeName": volume}},
+		}
 	}
 	list := func(next string, items ...any) any {
 		return object{"kind": "VolumeAttachmentList", "metadata": object{"continue": next}, "items": items}
 	}
-	first := list("more of it", attachment(driver, nodeName, "ours"), attachment(driver, "worker-4", "elsewhere"), attachment("csi.example.org", nodeName, "another's"))
+	first := list(
+		"more of it",
+		attachment(driver, nodeName, "ours"),
+		attachment(driver, "worker-4", "elsewhere"),
+		attachment("csi.example.org", nodeName, "another's"),
+	)
 	second := list("", attachment(driver, nodeName, "ours too"))
 	for name, tt := range map[string]struct {
 		pages map[string]any
@@ -162,7 +177,8 @@ func TestAttachments(t *testing.T) {
 // judge wants no error, or one of a kind that says something and no secret.
 func judge(t *testing.T, err, kind error, says string) {
 	t.Helper()
-	if !errors.Is(err, kind) || err != nil && (!strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary")) {
+	if !errors.Is(err, kind) ||
+		err != nil && (!strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary")) {
 		t.Errorf("%v, want %v that says %q", err, kind, says)
 	}
 }

@@ -28,8 +28,8 @@ const (
 	driver = "csi.oxide.computer"
 )
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. It needs these
-// rights, the last two only to drain:
+// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. It
+// needs these rights, the last two only to drain:
 //
 //	rules:
 //	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
@@ -56,7 +56,16 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 	if err != nil {
 		return err
 	}
-	_, err = r.do(ctx, patchNode("ask for a restart of Node "+name, name, mergePatch, annotations{restartAnnotation: restartID}.patch("")), nil)
+	_, err = r.do(
+		ctx,
+		patchNode(
+			"ask for a restart of Node "+name,
+			name,
+			mergePatch,
+			annotations{restartAnnotation: restartID}.patch(""),
+		),
+		nil,
+	)
 	return err
 }
 
@@ -98,14 +107,26 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 
 // Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(ctx, "forget the restart of Node ", instanceID, restartAnnotation, restartID, func(n node) map[string]any {
-		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
-	})
+	return r.undo(
+		ctx,
+		"forget the restart of Node ",
+		instanceID,
+		restartAnnotation,
+		restartID,
+		func(n node) map[string]any {
+			return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+		},
+	)
 }
 
-// undo patches the Node of an instance while an annotation names this restart. While the plugin there is not registered, the
-// Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with its Node.
-func (r *Restarts) undo(ctx context.Context, what, instanceID, annotation, restartID string, patch func(node) map[string]any) error {
+// undo patches the Node of an instance while an annotation names this restart. While the plugin there is not
+// registered, the Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with
+// its Node.
+func (r *Restarts) undo(
+	ctx context.Context,
+	what, instanceID, annotation, restartID string,
+	patch func(node) map[string]any,
+) error {
 	marked := func(n node) bool { return n.Metadata.Annotations[annotation] == restartID }
 	name, err := r.lookUp(ctx, instanceID)
 	if err == nil && name == "" {
@@ -140,7 +161,16 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	if report.Problem {
 		kind = "Warning"
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", name, report.Reason, report.Message, now.Truncate(repeatReport).Unix()))
+	sum := sha256.Sum256(
+		fmt.Appendf(
+			nil,
+			"%s\x00%s\x00%s\x00%d",
+			name,
+			report.Reason,
+			report.Message,
+			now.Truncate(repeatReport).Unix(),
+		),
+	)
 	stamp := now.Format(time.RFC3339)
 	// Events of what is in no namespace are in this one.
 	const events = "/api/v1/namespaces/default/events"
@@ -160,15 +190,20 @@ func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) 
 	name, err := r.lookUp(ctx, instanceID)
 	if err == nil && name == "" {
 		return "", &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID", instanceID, driver),
+			Kind: metadata.ErrNotReady,
+			What: fmt.Sprintf(
+				"no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID",
+				instanceID,
+				driver,
+			),
 			Next: "check that the node plugin runs there and is registered with the kubelet",
 		}
 	}
 	return name, err
 }
 
-// lookUp is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node plugin is
-// registered with it, and so does the Node's provider ID, where there is a cloud controller manager.
+// lookUp is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node
+// plugin is registered with it, and so does the Node's provider ID, where there is a cloud controller manager.
 func (r *Restarts) lookUp(ctx context.Context, instanceID string) (string, error) {
 	if name, err := r.stillThere(ctx, instanceID); err != nil || name != "" {
 		return name, err
@@ -196,7 +231,11 @@ func (r *Restarts) stillThere(ctx context.Context, instanceID string) (string, e
 	}
 	var n csiNode
 	status, err := r.do(ctx, request{
-		method: http.MethodGet, path: csiNodes + "/" + name, what: "get CSINode " + name, verb: "get", resource: "csinodes",
+		method:   http.MethodGet,
+		path:     csiNodes + "/" + name,
+		what:     "get CSINode " + name,
+		verb:     "get",
+		resource: "csinodes",
 	}, &n, http.StatusNotFound)
 	if err != nil || status != http.StatusOK || !n.has(instanceID) {
 		return "", err
@@ -213,7 +252,12 @@ func search[T named](ctx context.Context, c *client, list string, meant func(T) 
 			Items []T
 		}
 		if _, err := c.do(ctx, request{
-			method: http.MethodGet, path: list, query: query, what: "look for an instance in " + list, verb: "list", resource: path.Base(list),
+			method:   http.MethodGet,
+			path:     list,
+			query:    query,
+			what:     "look for an instance in " + list,
+			verb:     "list",
+			resource: path.Base(list),
 		}, &page); err != nil {
 			return "", err
 		}
@@ -255,8 +299,8 @@ func (n node) provides(instanceID string) bool {
 	return ours && err == nil && id == instanceID
 }
 
-// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the right to get, list, watch and
-// patch its own Node, which a kubelet's credentials have.
+// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the right to get, list, watch
+// and patch its own Node, which a kubelet's credentials have.
 type Listener struct {
 	*client
 	node *watch[node]
@@ -270,8 +314,8 @@ func NewListener(options Options) *Listener {
 	return &Listener{client: c, node: watch}
 }
 
-// Changes implements [metadata.RestartListener], by a watch of the Node's metadata. What kubelets and others write there is not
-// passed on.
+// Changes implements [metadata.RestartListener], by a watch of the Node's metadata. What kubelets and others write
+// there is not passed on.
 func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	changes, seen := make(chan struct{}, 1), l.node.follow(ctx)
 	go func() {
@@ -313,15 +357,16 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 	})
 	if err == nil && !stands {
 		return &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no reply was written: restart %s of Node %s is not requested any more", restartID, name),
+			Kind: metadata.ErrNotReady,
+			What: fmt.Sprintf("no reply was written: restart %s of Node %s is not requested any more", restartID, name),
 			Next: "no action is needed",
 		}
 	}
 	return err
 }
 
-// restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store, not of
-// its cache: what was withdrawn must not be read any more.
+// restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store,
+// not of its cache: what was withdrawn must not be read any more.
 func (c *client) restart(ctx context.Context, name string) (asked string, said metadata.RestartReply, err error) {
 	r := getNode("get Node "+name, name)
 	r.accept = metadataOnly
@@ -340,8 +385,8 @@ func (n node) restart() (asked string, said metadata.RestartReply) {
 	return asked, metadata.ParseRestartReply(n.Metadata.Annotations[replyAnnotation], asked)
 }
 
-// change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No patch is
-// no change.
+// change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No
+// patch is no change.
 func (c *client) change(ctx context.Context, what, name string, patch func(node) map[string]any) error {
 	for {
 		var n node

@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 )
 
-// cluster plays the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it; test/identity has a
-// real one.
+// cluster plays the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it; test/identity
+// has a real one.
 type cluster struct {
 	*httptest.Server
 	t   *testing.T
@@ -60,7 +60,11 @@ func newCluster(t *testing.T) *cluster {
 	s.write("ca.crt", string(s.ca()))
 	s.write("token", token)
 	for name, id := range map[string]string{nodeName: idA, otherName: idB} {
-		c.nodes[name] = object{"kind": "Node", "metadata": object{"name": name, "uid": "uid-of-" + name, "resourceVersion": "1"}, "spec": object{}}
+		c.nodes[name] = object{
+			"kind":     "Node",
+			"metadata": object{"name": name, "uid": "uid-of-" + name, "resourceVersion": "1"},
+			"spec":     object{},
+		}
 		c.register(name, id)
 	}
 	return c
@@ -235,7 +239,8 @@ func (c *cluster) patch(n object, mediaType string, body []byte) (status int, an
 	case "application/merge-patch+json":
 		var p object
 		c.decode(body, &p)
-		if want, ok := p["metadata"].(object)["resourceVersion"]; ok && want != n["metadata"].(object)["resourceVersion"] {
+		if want, ok := p["metadata"].(object)["resourceVersion"]; ok &&
+			want != n["metadata"].(object)["resourceVersion"] {
 			return http.StatusConflict, nil
 		}
 		merge(changed, p)
@@ -412,7 +417,11 @@ func TestAnnotations(t *testing.T) {
 	if err := l.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}); err != nil {
 		t.Fatal(err)
 	}
-	want := object{"other": "stays", "csi.oxide.computer/restart": "1", "csi.oxide.computer/restart-reply": `{"restart":"1","state":"accepted","boot":"b"}`}
+	want := object{
+		"other":                            "stays",
+		"csi.oxide.computer/restart":       "1",
+		"csi.oxide.computer/restart-reply": `{"restart":"1","state":"accepted","boot":"b"}`,
+	}
 	if diff := cmp.Diff(want, c.annotations(nodeName)); diff != "" {
 		t.Error(diff)
 	}
@@ -438,7 +447,8 @@ func TestRefusedChanges(t *testing.T) {
 			"Withdraw": func() error { _, err := r.Withdraw(t.Context(), idA, "1"); return err },
 			"Forget":   func() error { return r.Forget(t.Context(), idA, "1") },
 		} {
-			if err := call(); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary") {
+			if err := call(); err == nil || !strings.Contains(err.Error(), says) ||
+				strings.Contains(err.Error(), "canary") {
 				t.Errorf("%s, HTTP %d: error %v, want one that says %q", what, status, err, says)
 			}
 		}
@@ -458,10 +468,17 @@ func TestReport(t *testing.T) {
 	}
 	var got []string
 	for _, e := range c.events {
-		got = append(got, fmt.Sprint(e["type"], " ", e["reason"], " ", e["message"], " ", e["involvedObject"], " ", e["count"]))
+		got = append(
+			got,
+			fmt.Sprint(e["type"], " ", e["reason"], " ", e["message"], " ", e["involvedObject"], " ", e["count"]),
+		)
 	}
 	node := fmt.Sprint(object{"apiVersion": "v1", "kind": "Node", "name": nodeName, "uid": "uid-of-" + nodeName}, " 1")
-	want := []string{"Normal RestartPlanned 2 volumes " + node, "Normal RestartPlanned 3 volumes " + node, "Warning RestartRefused why " + node}
+	want := []string{
+		"Normal RestartPlanned 2 volumes " + node,
+		"Normal RestartPlanned 3 volumes " + node,
+		"Warning RestartRefused why " + node,
+	}
 	// At the turn of five minutes the second is said again.
 	if len(got) == 4 && got[0] == got[1] {
 		got = got[1:]
@@ -474,9 +491,17 @@ func TestReport(t *testing.T) {
 // workload makes a pod on the node with these changes.
 func (c *cluster) workload(name string, changes ...func(p object)) {
 	p := object{
-		"metadata": object{"namespace": "shop", "name": name, "uid": "uid-of-" + name, "ownerReferences": []object{{"kind": "ReplicaSet", "controller": true}}},
-		"spec":     object{"nodeName": nodeName, "volumes": []object{{"name": "data", "persistentVolumeClaim": object{"claimName": "data"}}}},
-		"status":   object{"phase": "Running", "containerStatuses": []object{{"state": object{"running": object{}}}}},
+		"metadata": object{
+			"namespace":       "shop",
+			"name":            name,
+			"uid":             "uid-of-" + name,
+			"ownerReferences": []object{{"kind": "ReplicaSet", "controller": true}},
+		},
+		"spec": object{
+			"nodeName": nodeName,
+			"volumes":  []object{{"name": "data", "persistentVolumeClaim": object{"claimName": "data"}}},
+		},
+		"status": object{"phase": "Running", "containerStatuses": []object{{"state": object{"running": object{}}}}},
 	}
 	for _, change := range changes {
 		change(p)
@@ -501,11 +526,29 @@ func TestDrain(t *testing.T) {
 	c.workload("guarded-twice")
 	c.workload("ending", func(p object) { p["metadata"].(object)["deletionTimestamp"] = "2026-01-02T03:04:05Z" })
 	c.workload("bare", func(p object) { delete(p["metadata"].(object), "ownerReferences") })
-	c.workload("pulls-no-claim", status("Pending", waiting), func(p object) { p["spec"].(object)["volumes"] = []object{{"name": "config"}} })
+	c.workload(
+		"pulls-no-claim",
+		status("Pending", waiting),
+		func(p object) { p["spec"].(object)["volumes"] = []object{{"name": "config"}} },
+	)
 	c.workload("initialises", func(p object) {
-		p["status"] = object{"phase": "Pending", "initContainerStatuses": []object{{"state": object{"running": object{}}}}, "containerStatuses": []object{waiting}}
+		p["status"] = object{
+			"phase":                 "Pending",
+			"initContainerStatuses": []object{{"state": object{"running": object{}}}},
+			"containerStatuses":     []object{waiting},
+		}
 	})
-	c.workload("crashes", status("Running", object{"restartCount": 3, "state": object{"waiting": object{"reason": "CrashLoopBackOff"}}, "lastState": object{"terminated": object{}}}))
+	c.workload(
+		"crashes",
+		status(
+			"Running",
+			object{
+				"restartCount": 3,
+				"state":        object{"waiting": object{"reason": "CrashLoopBackOff"}},
+				"lastState":    object{"terminated": object{}},
+			},
+		),
+	)
 	c.workload("replaced")
 	c.covered["shop/guarded"], c.covered["shop/guarded-twice"] = http.StatusTooManyRequests, http.StatusInternalServerError
 	// These stay, and are not named.
@@ -605,8 +648,8 @@ func TestCordon(t *testing.T) {
 	}
 }
 
-// A restart comes to its end though its Node does not: what it wrote is found where its plugin is not registered, and is gone
-// with a Node that was deleted.
+// A restart comes to its end though its Node does not: what it wrote is found where its plugin is not registered, and
+// is gone with a Node that was deleted.
 func TestUndoneWithoutItsNode(t *testing.T) {
 	for name, change := range map[string]func(c *cluster){
 		"not registered": func(c *cluster) { delete(c.csiNodes, nodeName) },
@@ -639,7 +682,8 @@ func TestUndoneWithoutItsNode(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if n := c.nodes[nodeName]; n != nil && (len(c.annotations(nodeName)) > 0 || n["spec"].(object)["unschedulable"] != nil) {
+			if n := c.nodes[nodeName]; n != nil &&
+				(len(c.annotations(nodeName)) > 0 || n["spec"].(object)["unschedulable"] != nil) {
 				t.Errorf("something is left: %v", n)
 			}
 			if len(c.annotations(otherName)) != 2 || c.nodes[otherName]["spec"].(object)["unschedulable"] != true {
@@ -737,7 +781,12 @@ func TestWordsThatCross(t *testing.T) {
 				heartbeat(c)
 			}
 		})
-		if err := l.Reply(t.Context(), "1", accepted); err == nil || c.annotations(nodeName)["csi.oxide.computer/restart-reply"] != nil {
+		if err := l.Reply(
+			t.Context(),
+			"1",
+			accepted,
+		); err == nil ||
+			c.annotations(nodeName)["csi.oxide.computer/restart-reply"] != nil {
 			t.Errorf("said: %v, %v", err, c.annotations(nodeName))
 		}
 	})
@@ -749,7 +798,12 @@ func TestWordsThatCross(t *testing.T) {
 				heartbeat(c)
 			}
 		})
-		if got, err := r.Withdraw(t.Context(), idA, "1"); err != nil || got != accepted || c.annotations(nodeName)["csi.oxide.computer/restart"] != "1" {
+		if got, err := r.Withdraw(
+			t.Context(),
+			idA,
+			"1",
+		); err != nil || got != accepted ||
+			c.annotations(nodeName)["csi.oxide.computer/restart"] != "1" {
 			t.Errorf("withdrawn: %+v, %v, %v", got, err, c.annotations(nodeName))
 		}
 	})

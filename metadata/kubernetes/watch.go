@@ -28,9 +28,9 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// watch keeps one object in memory as it is now, while anybody follows it: it lists the object, then watches it. When a watch
-// ends or breaks, the next one resumes at the last resource version that was seen. When the API server does not know that version
-// any more (410 Gone), the object is listed anew.
+// watch keeps one object in memory as it is now, while anybody follows it: it lists the object, then watches it. When a
+// watch ends or breaks, the next one resumes at the last resource version that was seen. When the API server does not
+// know that version any more (410 Gone), the object is listed anew.
 type watch[T named] struct {
 	client *client
 	// collection is the path of the list, and resource and kind are those of the object.
@@ -58,7 +58,8 @@ type state[T any] struct {
 	err error
 }
 
-// follow keeps the object in memory until ctx ends. The channel receives when the state is known, and after each change of it.
+// follow keeps the object in memory until ctx ends. The channel receives when the state is known, and after each change
+// of it.
 func (w *watch[T]) follow(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{}, 1)
 	w.mu.Lock()
@@ -107,8 +108,8 @@ func (w *watch[T]) get(ctx context.Context) (s state[T], followed bool) {
 
 func (w *watch[T]) what() string { return fmt.Sprintf("%s %q", w.kind, w.client.options.NodeName) }
 
-// put takes what the API server has answered to a change of ours, so that the change is not made again before the watch tells of
-// it.
+// put takes what the API server has answered to a change of ours, so that the change is not made again before the watch
+// tells of it.
 func (w *watch[T]) put(o T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -168,8 +169,8 @@ func (w *watch[T]) run(ctx context.Context) {
 	}
 }
 
-// listAndWatch watches the object from a resource version on, and lists it first if that is empty. It keeps the version that was
-// seen last. It returns nil when the watch has ended or is broken.
+// listAndWatch watches the object from a resource version on, and lists it first if that is empty. It keeps the version
+// that was seen last. It returns nil when the watch has ended or is broken.
 func (w *watch[T]) listAndWatch(ctx context.Context, version *string) error {
 	if *version == "" {
 		var err error

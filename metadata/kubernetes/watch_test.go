@@ -21,7 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
-// watched plays the API server for lists and watches of one Node and its CSINode. It remembers every event, and counts requests.
+// watched plays the API server for lists and watches of one Node and its CSINode. It remembers every event, and counts
+// requests.
 type watched struct {
 	*httptest.Server
 	t       *testing.T
@@ -111,7 +112,11 @@ func (w *watched) add(collection, kind string, o object) {
 func (w *watched) bookmark() {
 	w.update(func() {
 		w.version += 1000
-		w.add(allNodes, "BOOKMARK", object{"kind": "Node", "metadata": object{"resourceVersion": strconv.Itoa(w.version)}})
+		w.add(
+			allNodes,
+			"BOOKMARK",
+			object{"kind": "Node", "metadata": object{"resourceVersion": strconv.Itoa(w.version)}},
+		)
 	})
 }
 
@@ -155,7 +160,10 @@ func (w *watched) ServeHTTP(response http.ResponseWriter, r *http.Request) {
 		if o := w.objects[r.URL.Path]; o != nil {
 			items = append(items, o)
 		}
-		w.answer(response, object{"kind": "List", "metadata": object{"resourceVersion": strconv.Itoa(w.version)}, "items": items})
+		w.answer(
+			response,
+			object{"kind": "List", "metadata": object{"resourceVersion": strconv.Itoa(w.version)}, "items": items},
+		)
 	case since < w.oldest:
 		status = http.StatusGone
 	default:
@@ -264,7 +272,8 @@ const (
 // restarting is a Node of which a restart is requested.
 func restarting(id string) object { return node(annotation("csi.oxide.computer/restart", id)) }
 
-// A node that waits for planned restarts has one watch open, and sends nothing else, whatever kubelets write into the Node.
+// A node that waits for planned restarts has one watch open, and sends nothing else, whatever kubelets write into the
+// Node.
 func TestIdleNodeHasOneWatch(t *testing.T) {
 	t.Parallel()
 	w := newWatched(t)
@@ -440,7 +449,12 @@ func TestIdentityIsAwaitedByAWatch(t *testing.T) {
 		}
 	}
 	w.await("found", 0)
-	if got, err := metadata.Await(t.Context(), kubernetes.New(w.options), func(error) bool { return false }); err != nil || got.ID != idA {
+	if got, err := metadata.Await(
+		t.Context(),
+		kubernetes.New(w.options),
+		func(error) bool { return false },
+	); err != nil ||
+		got.ID != idA {
 		t.Errorf("known at once: %+v, %v", got, err)
 	}
 	w.await("known at once", 0, get)
@@ -507,7 +521,8 @@ func TestStartupTaintIsWatched(t *testing.T) {
 		step.change()
 		for late := time.After(10 * time.Second); ; {
 			had, err := n.RemoveTaint(t.Context(), taintKey, registration)
-			if had == step.had && errors.Is(err, step.kind) && (err == nil || strings.Contains(err.Error(), step.says)) {
+			if had == step.had && errors.Is(err, step.kind) &&
+				(err == nil || strings.Contains(err.Error(), step.says)) {
 				break
 			}
 			select {

@@ -1,6 +1,6 @@
 // Package nodelifecycle is what the plugin does for its node at the beginning and at the end of its life, where an
-// operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node takes, and
-// it keeps the plugin going until the volumes of a Node that is given up are detached.
+// operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node
+// takes, and it keeps the plugin going until the volumes of a Node that is given up are detached.
 package nodelifecycle
 
 import (
@@ -21,14 +21,14 @@ const (
 	// firstPause and longestPause lie between two questions that have not brought what is waited for.
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
-	// watchTime is for how long a taint that is not there is looked for: what makes Nodes may add its taints after the kubelet has
-	// made the Node and started the plugin.
+	// watchTime is for how long a taint that is not there is looked for: what makes Nodes may add its taints after the
+	// kubelet has made the Node and started the plugin.
 	watchTime = 5 * time.Minute
 )
 
-// ClearTaint takes a taint off the node once the orchestrator knows the plugin there, as the instance that the provider finds,
-// with a limit of volumes. It returns when the taint has not been seen for five minutes, or when ctx ends. Failures are logged,
-// and what has failed is tried again.
+// ClearTaint takes a taint off the node once the orchestrator knows the plugin there, as the instance that the provider
+// finds, with a limit of volumes. It returns when the taint has not been seen for five minutes, or when ctx ends.
+// Failures are logged, and what has failed is tried again.
 func ClearTaint(
 	ctx context.Context, node metadata.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
 ) {
@@ -43,7 +43,10 @@ func ClearTaint(
 	reason := ""
 	clean := time.Now()
 	for pause := firstPause; ; {
-		had, err := attempt(ctx, func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) })
+		had, err := attempt(
+			ctx,
+			func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) },
+		)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -81,8 +84,8 @@ func level(err error) slog.Level {
 	return slog.LevelError
 }
 
-// AwaitDetached returns nil at once when nobody gives the Node up, and otherwise when none of the plugin's volumes is attached to
-// it. When ctx ends before, the error names those that are.
+// AwaitDetached returns nil at once when nobody gives the Node up, and otherwise when none of the plugin's volumes is
+// attached to it. When ctx ends before, the error names those that are.
 func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logger) error {
 	why, err := persist(ctx, node.Leaving)
 	if err != nil {
@@ -95,7 +98,10 @@ func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logge
 	log.Info("the node is given up: waiting for its volumes to be detached", "reason", why)
 	before := ""
 	for pause := firstPause; ; pause = min(2*pause, longestPause/2) {
-		volumes, err := persist(ctx, func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, core.PluginName) })
+		volumes, err := persist(
+			ctx,
+			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, core.PluginName) },
+		)
 		if err != nil {
 			return fmt.Errorf("not known what is attached: %w", err)
 		}
@@ -108,13 +114,16 @@ func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logge
 			log.Info("volumes are attached", "volumes", now)
 		}
 		if !sleep(ctx, pause) {
-			return fmt.Errorf("still attached when the time was up: %s; see which pods use them: drain leaves those of daemon sets", before)
+			return fmt.Errorf(
+				"still attached when the time was up: %s; see which pods use them: drain leaves those of daemon sets",
+				before,
+			)
 		}
 	}
 }
 
-// persist asks until there is an answer, an error that waiting does not mend, or no time left; then the error is that of the last
-// answer.
+// persist asks until there is an answer, an error that waiting does not mend, or no time left; then the error is that
+// of the last answer.
 func persist[T any](ctx context.Context, ask func(context.Context) (T, error)) (answer T, err error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		var said error

@@ -114,7 +114,11 @@ func TestClearTaint(t *testing.T) {
 				var log bytes.Buffer
 				n := &node{began: time.Now(), tainted: tc.tainted}
 				nodelifecycle.ClearTaint(t.Context(), n, taint, identity{}, slog.New(slog.NewTextHandler(&log, nil)))
-				if !slices.EqualFunc(n.clearedAt, tc.cleared, func(got, want time.Duration) bool { return got >= want && got <= want+10*time.Second }) {
+				if !slices.EqualFunc(
+					n.clearedAt,
+					tc.cleared,
+					func(got, want time.Duration) bool { return got >= want && got <= want+10*time.Second },
+				) {
 					t.Errorf("cleared at %v, want about %v", n.clearedAt, tc.cleared)
 				}
 				for _, text := range tc.says {
@@ -188,7 +192,8 @@ func TestAwaitDetached(t *testing.T) {
 				defer cancel()
 				n := &node{began: time.Now(), leaving: tc.leaving, attached: tc.attached}
 				err := nodelifecycle.AwaitDetached(ctx, n, slog.New(slog.DiscardHandler))
-				if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)) {
+				if tc.want == "" && err != nil ||
+					tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)) {
 					t.Errorf("%v, want %q", err, tc.want)
 				}
 				if took := time.Since(n.began); took < tc.end || took > tc.end+5*time.Second {
