@@ -1,12 +1,9 @@
 # Every target works as the plain command that it echoes. Go fetches the toolchain that go.mod names by itself.
 SHELL       := /bin/bash
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-# grpcnotrace leaves out gRPC's own tracing pages, which nothing here serves.
-TAGS        := grpcnotrace
-# Without inlining the program is a tenth smaller, and so is what it keeps in memory; it waits for racks and kernels anyway.
-GCFLAGS     := all=-l
 LDFLAGS     := -s -w -X main.version=$(VERSION)
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Where test/programs/build.sh puts what it builds.
+PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs)
 # Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector needs.
 PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount dbus-daemon gcc libc6-dev ca-certificates
 # And for the guest that test-vm boots: the machine, and what the guest is made of.
@@ -26,8 +23,7 @@ deps: ## install the Debian packages that demo and test need, and say so
 
 .PHONY: build
 build: ## build the plugin and the simulated rack into bin/
-	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -gcflags $(GCFLAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-csi ./cmd/oxide-csi
-	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags "$(LDFLAGS)" -o bin/oxide-sim ./cmd/oxide-sim
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-sim
 
 # The names that the manifests have, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0
@@ -47,6 +43,8 @@ image-load: image ## both images, given to whichever of docker, podman and build
 
 .PHONY: image-roots
 image-roots: deps build ## the files of both images in bin/image, for the Dockerfile
+	rm -rf bin/image
+	mkdir -p bin/image
 	go run ./deploy/image -root bin/image/node -program bin/oxide-csi $(IMAGE_TOOLS)
 	go run ./deploy/image -root bin/image/controller -program bin/oxide-csi -certificates
 
@@ -131,10 +129,14 @@ chaos-restart: deps ## planned restarts for DURATION (2m) while the rack fails, 
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck
-	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet -tags vm,identity,k8s,conformance,nomad,systemd,helm ./...
-	go run $(STATICCHECK) -tags vm,identity,k8s,conformance,nomad,systemd,helm ./...
+lint: ## golangci-lint as .golangci.yaml says, built once into a cache
+	test/programs/build.sh lint
+	$(PROGRAMS)/golangci-lint run
+
+.PHONY: fmt
+fmt: ## format every Go file as lint wants it
+	test/programs/build.sh lint
+	$(PROGRAMS)/golangci-lint fmt
 
 .PHONY: bench
 bench: ## what it costs, beside the bare SDK; writes bench/results.json

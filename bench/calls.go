@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -26,9 +30,21 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		{"CreateVolume", atMost(1), func(name string) (err error) { id, err = r.createVolume(ctx, name); return err }},
 		{"ControllerPublishVolume", atMost(3), func(string) error { _, err := r.publish(ctx, id); return err }},
 		{"ControllerUnpublishVolume", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
-		{"CreateSnapshot", atMost(2), func(name string) (err error) { snapshot, err = r.createSnapshot(ctx, name, id); return err }},
-		{"CreateVolume/restored", atMost(2), func(name string) (err error) { restored, err = r.restore(ctx, name+"-restored", snapshot); return err }},
-		{"CreateVolume/cloned", atMost(5), func(name string) (err error) { cloned, err = r.clone(ctx, name+"-cloned", id); return err }},
+		{
+			"CreateSnapshot",
+			atMost(2),
+			func(name string) (err error) { snapshot, err = r.createSnapshot(ctx, name, id); return err },
+		},
+		{
+			"CreateVolume/restored",
+			atMost(2),
+			func(name string) (err error) { restored, err = r.restore(ctx, name+"-restored", snapshot); return err },
+		},
+		{
+			"CreateVolume/cloned",
+			atMost(5),
+			func(name string) (err error) { cloned, err = r.clone(ctx, name+"-cloned", id); return err },
+		},
 		{"DeleteSnapshot", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
 		{"DeleteVolume/restored", atMost(2), func(string) error { return r.deleteVolume(ctx, restored) }},
 		{"DeleteVolume/cloned", atMost(2), func(string) error { return r.deleteVolume(ctx, cloned) }},

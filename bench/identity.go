@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -41,7 +45,11 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 	answers := http.NewServeMux()
 	answers.HandleFunc("GET /api/v1/nodes/node-a", func(w http.ResponseWriter, _ *http.Request) {
 		// A client that has gone is noticed by itself.
-		_, _ = fmt.Fprintf(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-a","labels":{"oxide.computer/rack":"r"}},"spec":{"providerID":"oxide://%s"}}`, r.node.ID)
+		_, _ = fmt.Fprintf(
+			w,
+			`{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-a","labels":{"oxide.computer/rack":"r"}},"spec":{"providerID":"oxide://%s"}}`,
+			r.node.ID,
+		)
 	})
 	answers.HandleFunc("GET /v1/client/metadata", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"Meta":{"oxide.instance_id":"%s","oxide.rack":"r"}}`, r.node.ID)
@@ -60,7 +68,10 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 		{name: "nomad", flags: []string{"--metadata=nomad"}, env: []string{"NOMAD_ADDR=" + plain.URL}},
 	}
 	if r.node.Guest != "" {
-		guest := source{name: "guest", flags: []string{"--metadata=guest", "--rack=r", "--sys-root=" + filepath.Join(r.node.Guest, "sys")}}
+		guest := source{
+			name:  "guest",
+			flags: []string{"--metadata=guest", "--rack=r", "--sys-root=" + filepath.Join(r.node.Guest, "sys")},
+		}
 		sources = append(sources, guest)
 	}
 	var rows []row
@@ -71,9 +82,9 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		if local {
-			rows = append(rows, median("ready/"+s.name, "ms", atMost(20), ready))
+			rows = append(rows, median("ready/"+s.name, "ms", atMost(readyMilliseconds), ready))
 		}
-		rows = append(rows, median("memory/node/"+s.name, "MiB", strictly(atMost(nodeMiB)), memory))
+		rows = append(rows, memory.rows("memory/node/"+s.name, anonymousNodeMiB)...)
 	}
 	return rows, nil
 }
@@ -81,28 +92,38 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 // kubeconfig writes one for the server.
 func (b *bench) kubeconfig(server *httptest.Server) (string, error) {
 	ca := filepath.Join(b.dir, "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(
+		ca,
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		0o600,
+	); err != nil {
 		return "", err
 	}
 	file := filepath.Join(b.dir, "kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"+
-		"clusters: [{name: k, cluster: {server: %q, certificate-authority: %q}}]\nusers: [{name: u, user: {token: t}}]\n", server.URL, ca)
+	text := fmt.Sprintf(
+		"apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"+
+			"clusters: [{name: k, cluster: {server: %q, certificate-authority: %q}}]\nusers: [{name: u, user: {token: t}}]\n",
+		server.URL,
+		ca,
+	)
 	return file, os.WriteFile(file, []byte(text), 0o600)
 }
 
 // identify starts nodes, times each until it says who it is, and reads the memory of others that have been idle since they knew.
-func (b *bench) identify(ctx context.Context, s source, instanceID string, timed bool) (ready, memory []float64, err error) {
+func (b *bench) identify(
+	ctx context.Context, s source, instanceID string, timed bool,
+) (ready []float64, memory memorySamples, err error) {
 	for range startupRounds {
 		if !timed {
 			break
 		}
 		n, err := b.startNode(ctx, s, instanceID)
 		if err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
 		ready = append(ready, milliseconds(n.took))
 		if err := n.stop(); err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
 	}
 	var plugins []*lab.Plugin
@@ -114,15 +135,18 @@ func (b *bench) identify(ctx context.Context, s source, instanceID string, timed
 	for range memoryProcesses {
 		dir, err := os.MkdirTemp(b.dir, "")
 		if err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
-		p, err := lab.StartPlugin(b.programs.Plugin, lab.PluginOptions{Mode: "node", Dir: dir, Own: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env})
+		p, err := lab.StartPlugin(
+			b.programs.Plugin,
+			lab.PluginOptions{Mode: "node", Dir: dir, Own: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env},
+		)
 		if err != nil {
-			return nil, nil, err
+			return nil, memory, err
 		}
 		plugins = append(plugins, p)
 	}
-	memory, err = resident(ctx, plugins)
+	memory, err = memoryOfAll(ctx, plugins)
 	return ready, memory, err
 }
 
@@ -144,11 +168,17 @@ func (b *bench) startNode(ctx context.Context, s source, instanceID string) (*no
 		return nil, err
 	}
 	opts := lab.PluginOptions{Dir: dir}
-	conn, err := grpc.NewClient("passthrough:///"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dialUntilServed))
+	conn, err := grpc.NewClient(
+		"passthrough:///"+opts.Socket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(dialUntilServed),
+	)
 	if err != nil {
 		return nil, err
 	}
-	flags := append([]string{"--endpoint=unix://" + opts.Socket(), "--mode=node", "--state-dir=" + filepath.Join(dir, "state")}, s.flags...)
+	flags := append(
+		[]string{"--endpoint=unix://" + opts.Socket(), "--mode=node", "--state-dir=" + filepath.Join(dir, "state")},
+		s.flags...)
 	n := &node{cmd: exec.Command(b.programs.Plugin, append(flags, b.args...)...), conn: conn}
 	n.cmd.Env = append([]string{}, s.env...)
 	start := time.Now()

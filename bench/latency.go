@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -50,13 +54,22 @@ func (r *rig) restoreLatency(ctx context.Context) (_ []row, err error) {
 	rows, err := r.createLatency(ctx, "CreateVolume/restored",
 		func(ctx context.Context, name string) (string, error) { return r.restore(ctx, name, snapshot) },
 		func(ctx context.Context, name string) (string, error) {
-			return r.createDiskFrom(ctx, anotherCluster, name, oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: snapshot}})
+			return r.createDiskFrom(
+				ctx,
+				anotherCluster,
+				name,
+				oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: snapshot}},
+			)
 		})
 	return rows, errors.Join(err, r.deleteSnapshot(ctx, snapshot), r.deleteVolume(ctx, id))
 }
 
 // createLatency makes disks in both ways, in turns, and deletes them.
-func (r *rig) createLatency(ctx context.Context, rpc string, byPlugin, bySDK func(context.Context, string) (string, error)) ([]row, error) {
+func (r *rig) createLatency(
+	ctx context.Context,
+	rpc string,
+	byPlugin, bySDK func(context.Context, string) (string, error),
+) ([]row, error) {
 	plugin, sdk := contestant{create: byPlugin}, contestant{create: bySDK}
 	for round := range latencyRounds {
 		for i := range perRound {
@@ -120,7 +133,10 @@ func (r *rig) lookAndAttach(ctx context.Context, diskID string) error {
 	if _, err := r.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(diskID)}); err != nil {
 		return err
 	}
-	if _, err := r.sdk.InstanceDiskList(ctx, oxide.InstanceDiskListParams{Instance: oxide.NameOrId(r.node.ID)}); err != nil {
+	if _, err := r.sdk.InstanceDiskList(
+		ctx,
+		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(r.node.ID)},
+	); err != nil {
 		return err
 	}
 	return r.attach(ctx, diskID)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -41,7 +45,12 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 	volumes := listedDisks - foreignDisks + len(r.sim.Instances)
 	whole := &lister{name: "list/whole", volumes: volumes, calls: atMost(22)}
 	pages := &lister{name: "list/pages", volumes: volumes, pageSize: listPage, calls: atMost(200)}
-	replica := &lister{name: "list/another replica", volumes: (volumes-1)%listPage + 1, pageSize: listPage, calls: atMost(22)}
+	replica := &lister{
+		name:     "list/another replica",
+		volumes:  (volumes-1)%listPage + 1,
+		pageSize: listPage,
+		calls:    atMost(22),
+	}
 	for _, l := range []*lister{whole, pages, replica} {
 		if l.plugin, err = b.startPlugin("controller", r.sim); err != nil {
 			return nil, err
@@ -51,7 +60,11 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 	var sdk contestant
 	// The first round does not count: connections are made, and the plugins make the calls that check their rack at start.
 	for round := range listRounds + 1 {
-		if err := errors.Join(whole.measure(ctx, r), pages.measure(ctx, r), replica.takeOver(ctx, r, pages.lastToken)); err != nil {
+		if err := errors.Join(
+			whole.measure(ctx, r),
+			pages.measure(ctx, r),
+			replica.takeOver(ctx, r, pages.lastToken),
+		); err != nil {
 			return nil, err
 		}
 		if err := sdk.time(func() error { return r.listDisks(ctx) }); err != nil {
@@ -71,7 +84,12 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 		median("list/pages/ratio", "×", bar{}, ratios(pages.rounds, sdk.rounds)),
 		median("list/whole/response", "MB", bar{}, []float64{float64(whole.bytes) / megabyte}),
 		// So that as many volumes as there are disks here fit into what a client takes.
-		median("list/whole/entry", "bytes", strictly(atMost(receiveLimit/listedDisks)), []float64{float64(whole.bytes) / float64(volumes)}),
+		median(
+			"list/whole/entry",
+			"bytes",
+			strictly(atMost(receiveLimit/listedDisks)),
+			[]float64{float64(whole.bytes) / float64(volumes)},
+		),
 	}
 	for _, l := range []*lister{whole, pages, replica} {
 		more, err := l.rows()
@@ -146,7 +164,11 @@ func (l *lister) list(ctx context.Context) error {
 	entries := 0
 	l.bytes = 0
 	for token := l.from; ; {
-		resp, err := l.plugin.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: l.pageSize, StartingToken: token}, grpc.MaxCallRecvMsgSize(math.MaxInt32))
+		resp, err := l.plugin.ListVolumes(
+			ctx,
+			&csi.ListVolumesRequest{MaxEntries: l.pageSize, StartingToken: token},
+			grpc.MaxCallRecvMsgSize(math.MaxInt32),
+		)
 		if err != nil {
 			return err
 		}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Command bench measures what the plugin costs. The built programs run as processes of their own, a simulated rack and
 // plugins; the bare SDK does the same work from this process. It prints a table and writes bench/results.json.
 //
@@ -63,8 +67,16 @@ type bench struct {
 const resultsFile = "bench/results.json"
 
 func main() {
-	only := flag.String("run", "", "run only the measurements whose names match this regular `expression`; results are not written then")
-	args := flag.String("args", "", "further `flags` for the plugin, separated by spaces, to profile it or to try something; results are not written then")
+	only := flag.String(
+		"run",
+		"",
+		"run only the measurements whose names match this regular `expression`; results are not written then",
+	)
+	args := flag.String(
+		"args",
+		"",
+		"further `flags` for the plugin, separated by spaces, to profile it or to try something; results are not written then",
+	)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -96,7 +108,14 @@ func run(ctx context.Context, only string, args []string) (err error) {
 	if err := table(os.Stdout, rows); err != nil {
 		return err
 	}
-	fmt.Printf("\n%d CPUs, %s/%s, %s; took %s\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(), time.Since(start).Round(time.Second))
+	fmt.Printf(
+		"\n%d CPUs, %s/%s, %s; took %s\n",
+		runtime.NumCPU(),
+		runtime.GOOS,
+		runtime.GOARCH,
+		runtime.Version(),
+		time.Since(start).Round(time.Second),
+	)
 	if only == "" && len(args) == 0 {
 		if err := write(resultsFile, rows); err != nil {
 			return err

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -28,7 +32,16 @@ const (
 // how long the instances are down: all volumes of one instance at once, their return to it, and a roll-out over three.
 func plannedRestarts(ctx context.Context, b *bench) (_ []row, err error) {
 	with := *b
-	with.args = append(slices.Clone(b.args), "--max-disks=12", "--attach-mode=restart", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-max-down=3", "--restart-cool-down=0s")
+	with.args = append(
+		slices.Clone(b.args),
+		"--max-disks=12",
+		"--attach-mode=restart",
+		"--restart-shutdown=hard",
+		"--metadata=none",
+		"--restart-window=1s",
+		"--restart-max-down=3",
+		"--restart-cool-down=0s",
+	)
 	r, err := with.newRigOn("--instances=node-0,node-1,node-2,node-3", "--state-time="+restartTakes.String())
 	if err != nil {
 		return nil, err
@@ -111,7 +124,8 @@ func (r *rig) restartsOf(ctx context.Context, do func() error) (count int, down 
 	if err != nil {
 		return 0, nil, err
 	}
-	if stops, starts := calls.Counts["instance_stop"], calls.Counts["instance_start"]; starts != stops || len(down) != stops {
+	if stops, starts := calls.Counts["instance_stop"], calls.Counts["instance_start"]; starts != stops ||
+		len(down) != stops {
 		return 0, nil, fmt.Errorf("%d stops, %d starts, and instances were seen down %d times", stops, starts, len(down))
 	}
 	return calls.Counts["instance_stop"], down, nil

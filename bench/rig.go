@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -10,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -41,7 +46,11 @@ func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 	if r.plugin, err = b.startPlugin("controller", r.sim); err != nil {
 		return nil, err
 	}
-	r.sdk, err = oxide.NewClient(oxide.WithHost(r.sim.Host), oxide.WithToken(r.sim.Token), oxide.WithHTTPClient(rack.NewHTTPClient(nil)))
+	r.sdk, err = oxide.NewClient(
+		oxide.WithHost(r.sim.Host),
+		oxide.WithToken(r.sim.Token),
+		oxide.WithHTTPClient(rack.NewHTTPClient(nil)),
+	)
 	return r, err
 }
 
@@ -144,7 +153,7 @@ func (r *rig) createDiskFrom(ctx context.Context, cluster, name string, source o
 	disk, err := r.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(r.sim.Project),
 		Body: &oxide.DiskCreate{
-			Name:        oxide.Name(rack.DiskName(cluster, name)),
+			Name:        oxide.Name(diskname.ForVolume(cluster, name)),
 			Description: rack.NewDescription(cluster, name, "").Encode(),
 			Size:        volumeBytes,
 			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}},
@@ -169,7 +178,10 @@ func (r *rig) publish(ctx context.Context, volumeID string) (map[string]string, 
 }
 
 func (r *rig) unpublish(ctx context.Context, volumeID string) error {
-	_, err := r.plugin.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: volumeID, NodeId: r.node.ID})
+	_, err := r.plugin.ControllerUnpublishVolume(
+		ctx,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volumeID, NodeId: r.node.ID},
+	)
 	return err
 }
 

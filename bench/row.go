@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -71,7 +75,15 @@ func worst(name, unit string, b bar, samples []float64) row {
 }
 
 func newRow(name, unit string, b bar, samples []float64, value float64) row {
-	return row{Name: name, Value: rounded(value), Unit: unit, Bar: b.String(), OK: b.holds(value), bar: b, samples: samples}
+	return row{
+		Name:    name,
+		Value:   rounded(value),
+		Unit:    unit,
+		Bar:     b.String(),
+		OK:      b.holds(value),
+		bar:     b,
+		samples: samples,
+	}
 }
 
 func middle[T cmp.Ordered](samples []T) T {

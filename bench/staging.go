@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -32,7 +36,14 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sim, err := lab.StartSim(b.programs.Sim, nil, "--hotplug", "--instances=node-a", "--guest-root="+filepath.Join(dir, "guests"), "--state="+filepath.Join(dir, "state"))
+	sim, err := lab.StartSim(
+		b.programs.Sim,
+		nil,
+		"--hotplug",
+		"--instances=node-a",
+		"--guest-root="+filepath.Join(dir, "guests"),
+		"--state="+filepath.Join(dir, "state"),
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +62,11 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 		defer func() { err = errors.Join(err, plugin.Stop()) }()
 		plugins[mode] = plugin
 	}
-	s := &stagingRig{rig: &rig{sim: sim, plugin: plugins["controller"], node: sim.Instances[0]}, guest: plugins["node"], dir: dir}
+	s := &stagingRig{
+		rig:   &rig{sim: sim, plugin: plugins["controller"], node: sim.Instances[0]},
+		guest: plugins["node"],
+		dir:   dir,
+	}
 	rows, err := s.appearance(ctx)
 	if err != nil {
 		return nil, err
@@ -91,7 +106,9 @@ func (s *stagingRig) newVolume(ctx context.Context, name, fsType string, size in
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 	}
 	resp, err := s.plugin.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size << 30}, VolumeCapabilities: []*csi.VolumeCapability{capability},
+		Name:               name,
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: size << 30},
+		VolumeCapabilities: []*csi.VolumeCapability{capability},
 	})
 	if err != nil {
 		return nil, err
@@ -110,7 +127,11 @@ func (s *stagingRig) attachVolume(ctx context.Context, v *stagedVolume) (err err
 
 func (s *stagingRig) stage(ctx context.Context, v *stagedVolume) error {
 	_, err := s.guest.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability, VolumeContext: v.context, PublishContext: v.publishContext,
+		VolumeId:          v.id,
+		StagingTargetPath: v.staging,
+		VolumeCapability:  v.capability,
+		VolumeContext:     v.context,
+		PublishContext:    v.publishContext,
 	})
 	return err
 }
@@ -126,12 +147,20 @@ func (s *stagingRig) life(ctx context.Context, v *stagedVolume) error {
 		return err
 	}
 	_, err := s.guest.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability, VolumeContext: v.context, PublishContext: v.publishContext,
+		VolumeId:          v.id,
+		StagingTargetPath: v.staging,
+		TargetPath:        v.target,
+		VolumeCapability:  v.capability,
+		VolumeContext:     v.context,
+		PublishContext:    v.publishContext,
 	})
 	if err != nil {
 		return err
 	}
-	if _, err := s.guest.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target}); err != nil {
+	if _, err := s.guest.NodeUnpublishVolume(
+		ctx,
+		&csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target},
+	); err != nil {
 		return err
 	}
 	return s.unstage(ctx, v)
@@ -268,7 +297,10 @@ func (s *stagingRig) lives(ctx context.Context, fsType string, size int64) (_ []
 		name string
 		bar  bar
 	}{{"all", bar{}}, {"scan", atMost(5)}, {"mkfs", bar{}}, {"mount", bar{}}, {"rest", atMost(10)}} {
-		rows = append(rows, median(fmt.Sprintf("staging/%s-%dGiB/%s", fsType, size, part.name), "ms", part.bar, parts[part.name]))
+		rows = append(
+			rows,
+			median(fmt.Sprintf("staging/%s-%dGiB/%s", fsType, size, part.name), "ms", part.bar, parts[part.name]),
+		)
 	}
 	return rows, nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -20,6 +24,8 @@ import (
 const (
 	startupRounds = 11
 	startupLimit  = 10 * time.Second
+	// readyMilliseconds is how long a plugin may take until its first answer.
+	readyMilliseconds = 25
 	// dialRetry is how long a refused connection waits for the next try: short beside what is measured, and long enough
 	// to leave the processor to the plugin.
 	dialRetry = 200 * time.Microsecond
@@ -46,7 +52,7 @@ func startup(ctx context.Context, b *bench) (_ []row, err error) {
 			}
 			samples = append(samples, milliseconds(took))
 		}
-		rows = append(rows, median("startup/"+mode, "ms", atMost(20), samples))
+		rows = append(rows, median("startup/"+mode, "ms", atMost(readyMilliseconds), samples))
 	}
 	return rows, nil
 }
@@ -59,7 +65,11 @@ func untilServed(ctx context.Context, program string, opts lab.PluginOptions) (t
 	if err != nil {
 		return 0, err
 	}
-	conn, err := grpc.NewClient("passthrough:///"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dialUntilServed))
+	conn, err := grpc.NewClient(
+		"passthrough:///"+opts.Socket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(dialUntilServed),
+	)
 	if err != nil {
 		return 0, err
 	}

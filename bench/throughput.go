@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -61,7 +65,11 @@ func throughput(ctx context.Context, b *bench) (_ []row, err error) {
 
 // createMany makes many volumes at once and returns how many that was per second. The rack is asked whether they are all
 // there; then they are deleted.
-func (r *rig) createMany(ctx context.Context, create func(context.Context, string) (string, error), latencyMillis int) (perSecond float64, err error) {
+func (r *rig) createMany(
+	ctx context.Context,
+	create func(context.Context, string) (string, error),
+	latencyMillis int,
+) (perSecond float64, err error) {
 	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: &latencyMillis}); err != nil {
 		return 0, err
 	}

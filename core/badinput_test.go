@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -25,8 +29,12 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
@@ -55,36 +63,46 @@ type badInputRPC struct {
 }
 
 var badInputRPCs = map[string]badInputRPC{
-	"GetPluginInfo":             {valid: func(*everything) proto.Message { return &csi.GetPluginInfoRequest{} }},
-	"GetPluginCapabilities":     {valid: func(*everything) proto.Message { return &csi.GetPluginCapabilitiesRequest{} }},
-	"Probe":                     {valid: func(*everything) proto.Message { return &csi.ProbeRequest{} }},
-	"ControllerGetCapabilities": {valid: func(*everything) proto.Message { return &csi.ControllerGetCapabilitiesRequest{} }},
-	"NodeGetCapabilities":       {valid: func(*everything) proto.Message { return &csi.NodeGetCapabilitiesRequest{} }},
-	"NodeGetInfo":               {valid: func(*everything) proto.Message { return &csi.NodeGetInfoRequest{} }},
+	"GetPluginInfo":         {valid: func(*everything) proto.Message { return &csi.GetPluginInfoRequest{} }},
+	"GetPluginCapabilities": {valid: func(*everything) proto.Message { return &csi.GetPluginCapabilitiesRequest{} }},
+	"Probe":                 {valid: func(*everything) proto.Message { return &csi.ProbeRequest{} }},
+	"ControllerGetCapabilities": {
+		valid: func(*everything) proto.Message { return &csi.ControllerGetCapabilitiesRequest{} },
+	},
+	"NodeGetCapabilities": {valid: func(*everything) proto.Message { return &csi.NodeGetCapabilitiesRequest{} }},
+	"NodeGetInfo":         {valid: func(*everything) proto.Message { return &csi.NodeGetInfoRequest{} }},
 	"CreateVolume": {valid: func(*everything) proto.Message {
 		return &csi.CreateVolumeRequest{
 			Name:                      "new",
-			CapacityRange:             &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
+			CapacityRange:             &csi.CapacityRange{RequiredBytes: coretest.GiB, LimitBytes: 2 * coretest.GiB},
 			VolumeCapabilities:        []*csi.VolumeCapability{fullCapability(), fullCapability()},
-			Parameters:                map[string]string{core.KeyBlockSize: "4096"},
+			Parameters:                map[string]string{rpc.KeyBlockSize: "4096"},
 			Secrets:                   map[string]string{"key": "secret"},
-			AccessibilityRequirements: onRack("default"),
+			AccessibilityRequirements: coretest.OnRack("default"),
 		}
 	}},
 	"CreateSnapshot": {want: codes.NotFound, valid: func(*everything) proto.Message {
 		return &csi.CreateSnapshotRequest{
-			Name: "new", SourceVolumeId: noVolumeID, Parameters: map[string]string{core.ParameterPrefixCO + "anything": "s"},
-			Secrets: map[string]string{"key": "secret"}, AccessibilityRequirements: onRack("default"),
+			Name:                      "new",
+			SourceVolumeId:            coretest.NoVolumeID,
+			Parameters:                map[string]string{rpc.ParameterPrefixCO + "anything": "s"},
+			Secrets:                   map[string]string{"key": "secret"},
+			AccessibilityRequirements: coretest.OnRack("default"),
 		}
 	}},
 	"DeleteSnapshot": {valid: func(*everything) proto.Message {
-		return &csi.DeleteSnapshotRequest{SnapshotId: noVolumeID, Secrets: map[string]string{"key": "secret"}}
+		return &csi.DeleteSnapshotRequest{SnapshotId: coretest.NoVolumeID, Secrets: map[string]string{"key": "secret"}}
 	}},
 	"GetSnapshot": {want: codes.NotFound, valid: func(*everything) proto.Message {
-		return &csi.GetSnapshotRequest{SnapshotId: noVolumeID, Secrets: map[string]string{"key": "secret"}}
+		return &csi.GetSnapshotRequest{SnapshotId: coretest.NoVolumeID, Secrets: map[string]string{"key": "secret"}}
 	}},
 	"ListSnapshots": {valid: func(*everything) proto.Message {
-		return &csi.ListSnapshotsRequest{MaxEntries: 1, SourceVolumeId: noVolumeID, SnapshotId: noVolumeID, Secrets: map[string]string{"key": "secret"}}
+		return &csi.ListSnapshotsRequest{
+			MaxEntries:     1,
+			SourceVolumeId: coretest.NoVolumeID,
+			SnapshotId:     coretest.NoVolumeID,
+			Secrets:        map[string]string{"key": "secret"},
+		}
 	}},
 	"ListVolumes": {valid: func(*everything) proto.Message { return &csi.ListVolumesRequest{MaxEntries: 1} }},
 	"ControllerGetVolume": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
@@ -99,7 +117,10 @@ var badInputRPCs = map[string]badInputRPC{
 	"GetCapacity": {valid: func(*everything) proto.Message {
 		return &csi.GetCapacityRequest{
 			VolumeCapabilities: []*csi.VolumeCapability{fullCapability(), fullCapability()},
-			Parameters:         map[string]string{core.KeyBlockSize: "4096"}, AccessibleTopology: onRack("default").GetRequisite()[0],
+			Parameters: map[string]string{
+				rpc.KeyBlockSize: "4096",
+			},
+			AccessibleTopology: coretest.OnRack("default").GetRequisite()[0],
 		}
 	}},
 	"DeleteVolume": {valid: func(e *everything) proto.Message {
@@ -112,29 +133,49 @@ var badInputRPCs = map[string]badInputRPC{
 		}
 	}},
 	"ControllerUnpublishVolume": {valid: func(e *everything) proto.Message {
-		return &csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID, NodeId: e.nodeID, Secrets: map[string]string{"key": "secret"}}
+		return &csi.ControllerUnpublishVolumeRequest{
+			VolumeId: e.volumeID,
+			NodeId:   e.nodeID,
+			Secrets:  map[string]string{"key": "secret"},
+		}
 	}},
 	"ValidateVolumeCapabilities": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
 		return &csi.ValidateVolumeCapabilitiesRequest{
 			VolumeId: e.volumeID, VolumeContext: map[string]string{"users": "own"},
 			VolumeCapabilities: []*csi.VolumeCapability{fullCapability(), fullCapability()},
-			Parameters:         map[string]string{core.KeyBlockSize: "4096"}, Secrets: map[string]string{"key": "secret"},
+			Parameters:         map[string]string{rpc.KeyBlockSize: "4096"}, Secrets: map[string]string{"key": "secret"},
 		}
 	}},
 	// The disk is in no guest, so these two go as far as they can without it.
-	"NodeStageVolume": {want: codes.FailedPrecondition, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodeStageVolumeRequest{
-			VolumeId: e.volumeID, PublishContext: map[string]string{core.KeyDiskName: "d"}, StagingTargetPath: e.path("no-such-folder/staging"),
-			VolumeCapability: fullCapability(), Secrets: map[string]string{"key": "secret"}, VolumeContext: map[string]string{"users": "own"},
-		}
-	}},
-	"NodePublishVolume": {want: codes.FailedPrecondition, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodePublishVolumeRequest{
-			VolumeId: e.volumeID, PublishContext: map[string]string{core.KeyDiskName: "d"},
-			StagingTargetPath: e.path("staging"), TargetPath: e.path("no-such-folder/target"),
-			VolumeCapability: fullCapability(), Secrets: map[string]string{"key": "secret"}, VolumeContext: map[string]string{"users": "own"},
-		}
-	}},
+	"NodeStageVolume": {
+		want:      codes.FailedPrecondition,
+		unknownID: codes.NotFound,
+		valid: func(e *everything) proto.Message {
+			return &csi.NodeStageVolumeRequest{
+				VolumeId:          e.volumeID,
+				PublishContext:    map[string]string{rpc.KeyDiskName: "d"},
+				StagingTargetPath: e.path("no-such-folder/staging"),
+				VolumeCapability:  fullCapability(),
+				Secrets:           map[string]string{"key": "secret"},
+				VolumeContext:     map[string]string{"users": "own"},
+			}
+		},
+	},
+	"NodePublishVolume": {
+		want:      codes.FailedPrecondition,
+		unknownID: codes.NotFound,
+		valid: func(e *everything) proto.Message {
+			return &csi.NodePublishVolumeRequest{
+				VolumeId:          e.volumeID,
+				PublishContext:    map[string]string{rpc.KeyDiskName: "d"},
+				StagingTargetPath: e.path("staging"),
+				TargetPath:        e.path("no-such-folder/target"),
+				VolumeCapability:  fullCapability(),
+				Secrets:           map[string]string{"key": "secret"},
+				VolumeContext:     map[string]string{"users": "own"},
+			}
+		},
+	},
 	"NodeUnstageVolume": {valid: func(e *everything) proto.Message {
 		return &csi.NodeUnstageVolumeRequest{VolumeId: e.volumeID, StagingTargetPath: e.path("staged")}
 	}},
@@ -142,21 +183,26 @@ var badInputRPCs = map[string]badInputRPC{
 		return &csi.NodeUnpublishVolumeRequest{VolumeId: e.volumeID, TargetPath: e.path("target")}
 	}},
 	"NodeGetVolumeStats": {want: codes.NotFound, unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodeGetVolumeStatsRequest{VolumeId: e.volumeID, VolumePath: e.path("target"), StagingTargetPath: e.path("staging")}
+		return &csi.NodeGetVolumeStatsRequest{
+			VolumeId:          e.volumeID,
+			VolumePath:        e.path("target"),
+			StagingTargetPath: e.path("staging"),
+		}
 	}},
 	"NodeGetVolumeHealth": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
-		return &csi.NodeGetVolumeHealthRequest{VolumeId: e.volumeID, VolumePublishPath: e.path("target"), StagingTargetPath: e.path("staging")}
+		return &csi.NodeGetVolumeHealthRequest{
+			VolumeId:          e.volumeID,
+			VolumePublishPath: e.path("target"),
+			StagingTargetPath: e.path("staging"),
+		}
 	}},
 	"NodeGetStorageHealth": {valid: func(*everything) proto.Message {
 		return &csi.NodeGetStorageHealthRequest{Secrets: map[string]string{"key": "secret"}}
 	}},
 }
 
-// noVolumeID is the ID of nothing on any rack.
-const noVolumeID = "00000000-0000-4000-8000-000000000000"
-
 func fullCapability() *csi.VolumeCapability {
-	capability := mountWriter()
+	capability := coretest.MountWriter()
 	capability.GetMount().FsType = "ext4"
 	capability.GetMount().MountFlags = []string{"noatime"}
 	return capability
@@ -200,12 +246,17 @@ type badRow struct {
 
 func TestBadInput(t *testing.T) {
 	spec := readSpecification(t)
-	eachRPC(t, func(t *testing.T, rpc protoreflect.MethodDescriptor, served badInputRPC) {
+	eachRPC(t, func(t *testing.T, method protoreflect.MethodDescriptor, served badInputRPC) {
 		e := newEverything(t)
 		valid := served.valid(e)
-		rows := slices.Concat(rowsOf(t, spec, rpc, valid.ProtoReflect()), capacityRows(rpc), modeRows(rpc), parameterRows(rpc))
+		rows := slices.Concat(
+			rowsOf(t, spec, method, valid.ProtoReflect()),
+			capacityRows(method),
+			modeRows(method),
+			parameterRows(method),
+		)
 		seen := map[string]bool{}
-		before, disks := e.files(t), e.volumes(t)
+		before, disks := e.files(t), e.Volumes(t)
 		for _, row := range rows {
 			if seen[row.name] {
 				t.Fatalf("two rows are called %q", row.name)
@@ -217,18 +268,18 @@ func TestBadInput(t *testing.T) {
 				if proto.Equal(request, valid) {
 					t.Fatal("the row changes nothing")
 				}
-				e.clearCalls(t)
-				response, err := e.invoke(t.Context(), rpc, request)
+				e.ClearCalls(t)
+				response, err := e.invoke(t.Context(), method, request)
 				if row.code == codes.OK {
-					e.must(t, err)
+					e.Must(t, err)
 					validated := response.(*csi.ValidateVolumeCapabilitiesResponse)
 					if validated.GetConfirmed() != nil || !strings.Contains(validated.GetMessage(), row.mentions) {
 						t.Errorf("answered %v: must not be confirmed, with a message about %q", validated, row.mentions)
 					}
 				} else {
-					wantCode(t, err, row.code, row.mentions)
+					coretest.WantCode(t, err, row.code, row.mentions)
 				}
-				for operation, n := range e.calls(t) {
+				for operation, n := range e.Calls(t) {
 					// A size is judged by the rack, an answer about a volume needs the volume.
 					if operation != "disk_view" && (operation != "disk_create" || row.code != codes.OutOfRange) {
 						t.Errorf("the rack was asked for %s %d times", operation, n)
@@ -239,14 +290,19 @@ func TestBadInput(t *testing.T) {
 		if diff := cmp.Diff(before, e.files(t)); diff != "" {
 			t.Errorf("files (-before +after):\n%s", diff)
 		}
-		if diff := cmp.Diff(disks, e.volumes(t)); diff != "" {
+		if diff := cmp.Diff(disks, e.Volumes(t)); diff != "" {
 			t.Errorf("disks (-before +after):\n%s", diff)
 		}
 	})
 }
 
 // rowsOf are the rows that the specification's fields make for an RPC.
-func rowsOf(t *testing.T, spec specification, rpc protoreflect.MethodDescriptor, valid protoreflect.Message) []badRow {
+func rowsOf(
+	t *testing.T,
+	spec specification,
+	method protoreflect.MethodDescriptor,
+	valid protoreflect.Message,
+) []badRow {
 	t.Helper()
 	var rows []badRow
 	var walk func(message protoreflect.Message, path []protoreflect.FieldDescriptor)
@@ -256,7 +312,7 @@ func rowsOf(t *testing.T, spec specification, rpc protoreflect.MethodDescriptor,
 			if other, has := badInputMentions[field.Name()]; has {
 				mentions = other
 			}
-			if other, has := badInputAnswers[fmt.Sprintf("%s %s %s", rpc.Name(), field.Name(), what)]; has {
+			if other, has := badInputAnswers[fmt.Sprintf("%s %s %s", method.Name(), field.Name(), what)]; has {
 				code, mentions = other.code, other.mentions
 			}
 			rows = append(rows, badRow{name: fmt.Sprintf("%s/%s", pathText(path, field), what), code: code, mentions: mentions,
@@ -269,8 +325,14 @@ func rowsOf(t *testing.T, spec specification, rpc protoreflect.MethodDescriptor,
 				t.Errorf("%s: is it required?", oneof.FullName())
 			}
 			rows = append(rows, badRow{
-				name: fmt.Sprintf("%s/none of %s", pathText(path, nil), oneof.Name()), code: codes.InvalidArgument, mentions: string(oneof.Name()),
-				change: func(root protoreflect.Message) { parent := descend(root, path); parent.Clear(parent.WhichOneof(oneof)) },
+				name: fmt.Sprintf(
+					"%s/none of %s",
+					pathText(path, nil),
+					oneof.Name(),
+				),
+				code:     codes.InvalidArgument,
+				mentions: string(oneof.Name()),
+				change:   func(root protoreflect.Message) { parent := descend(root, path); parent.Clear(parent.WhichOneof(oneof)) },
 			})
 		}
 		fields := message.Descriptor().Fields()
@@ -280,7 +342,7 @@ func rowsOf(t *testing.T, spec specification, rpc protoreflect.MethodDescriptor,
 				add(field, what, change)
 			}
 			if _, is := refused[field.Name()]; is {
-				rows = append(rows, refusedRows(rpc, path, field)...)
+				rows = append(rows, refusedRows(method, path, field)...)
 				continue
 			}
 			switch {
@@ -301,7 +363,11 @@ func rowsOf(t *testing.T, spec specification, rpc protoreflect.MethodDescriptor,
 }
 
 // changes are the ways in which a field can be bad, whatever it means.
-func changes(t *testing.T, spec specification, field protoreflect.FieldDescriptor) map[string]func(protoreflect.Message) {
+func changes(
+	t *testing.T,
+	spec specification,
+	field protoreflect.FieldDescriptor,
+) map[string]func(protoreflect.Message) {
 	t.Helper()
 	comment := spec.comment(t, field.FullName())
 	set := func(value any) func(protoreflect.Message) {
@@ -342,9 +408,13 @@ func changes(t *testing.T, spec specification, field protoreflect.FieldDescripto
 }
 
 // refusedRows set a field that this plugin takes no value of, in every form that it has.
-func refusedRows(rpc protoreflect.MethodDescriptor, path []protoreflect.FieldDescriptor, field protoreflect.FieldDescriptor) []badRow {
+func refusedRows(
+	method protoreflect.MethodDescriptor,
+	path []protoreflect.FieldDescriptor,
+	field protoreflect.FieldDescriptor,
+) []badRow {
 	code := codes.InvalidArgument
-	if rpc.Name() == "ValidateVolumeCapabilities" {
+	if method.Name() == "ValidateVolumeCapabilities" {
 		code = codes.OK
 	}
 	row := func(what string, set func(protoreflect.Message)) badRow {
@@ -364,28 +434,40 @@ func refusedRows(rpc protoreflect.MethodDescriptor, path []protoreflect.FieldDes
 			row("empty "+string(member.Name()), func(m protoreflect.Message) { m.Mutable(field).Message().Mutable(member) }),
 			row("with "+string(member.Name()), func(m protoreflect.Message) {
 				id := member.Message().Fields().Get(0)
-				m.Mutable(field).Message().Mutable(member).Message().Set(id, protoreflect.ValueOfString("c0ffee00-0000-4000-8000-000000000000"))
+				m.Mutable(field).
+					Message().
+					Mutable(member).
+					Message().
+					Set(id, protoreflect.ValueOfString("c0ffee00-0000-4000-8000-000000000000"))
 			}))
 	}
 	return rows
 }
 
 // capacityRows are the sizes that make no sense, or that no rack has.
-func capacityRows(rpc protoreflect.MethodDescriptor) []badRow {
-	if rpc.Name() != "CreateVolume" {
+func capacityRows(method protoreflect.MethodDescriptor) []badRow {
+	if method.Name() != "CreateVolume" {
 		return nil
 	}
 	row := func(name string, required, limit int64, mentions string) badRow {
-		return badRow{name: "capacity_range/" + name, code: codes.OutOfRange, mentions: mentions, change: func(m protoreflect.Message) {
-			m.Interface().(*csi.CreateVolumeRequest).CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
-		}}
+		return badRow{
+			name:     "capacity_range/" + name,
+			code:     codes.OutOfRange,
+			mentions: mentions,
+			change: func(m protoreflect.Message) {
+				m.Interface().(*csi.CreateVolumeRequest).CapacityRange = &csi.CapacityRange{
+					RequiredBytes: required,
+					LimitBytes:    limit,
+				}
+			},
+		}
 	}
 	return []badRow{
-		row("limit below required", 2*gib, gib, "limit_bytes"),
-		row("no whole GiB between required and limit", gib+1, gib+2, "limit_bytes"),
+		row("limit below required", 2*coretest.GiB, coretest.GiB, "limit_bytes"),
+		row("no whole GiB between required and limit", coretest.GiB+1, coretest.GiB+2, "limit_bytes"),
 		row("limit below the smallest disk", 0, 1, "limit_bytes"),
 		row("more than 2^62", 1<<62+1, 0, "capacity_range"),
-		row("more than 2^62, exactly", 1<<62+gib, 1<<62+gib, "capacity_range"),
+		row("more than 2^62, exactly", 1<<62+coretest.GiB, 1<<62+coretest.GiB, "capacity_range"),
 		row("the largest number", math.MaxInt64, 0, "required_bytes"),
 		row("the largest number, exactly", math.MaxInt64, math.MaxInt64, "required_bytes"),
 	}
@@ -400,13 +482,13 @@ var modes = []csi.VolumeCapability_AccessMode_Mode{
 }
 
 // modeRows ask for each access mode that a rack cannot serve, alone and behind one that it can.
-func modeRows(rpc protoreflect.MethodDescriptor) []badRow {
-	capability := capabilityField(rpc)
+func modeRows(method protoreflect.MethodDescriptor) []badRow {
+	capability := capabilityField(method)
 	if capability == nil {
 		return nil
 	}
 	code := codes.InvalidArgument
-	if rpc.Name() == "ValidateVolumeCapabilities" {
+	if method.Name() == "ValidateVolumeCapabilities" {
 		code = codes.OK
 	}
 	var rows []badRow
@@ -421,21 +503,32 @@ func modeRows(rpc protoreflect.MethodDescriptor) []badRow {
 		}
 		rows = append(rows, badRow{name: "mode " + mode.String(), code: code, mentions: mode.String(), change: change(0)})
 		if capability.IsList() {
-			rows = append(rows, badRow{name: "second mode " + mode.String(), code: code, mentions: mode.String(), change: change(1)})
+			rows = append(
+				rows,
+				badRow{name: "second mode " + mode.String(), code: code, mentions: mode.String(), change: change(1)},
+			)
 		}
 	}
 	if capability.IsList() {
-		rows = append(rows, badRow{name: "second capability empty", code: codes.InvalidArgument, mentions: "access_mode", change: func(m protoreflect.Message) {
-			*capabilityOf(m, capability, 1) = csi.VolumeCapability{}
-		}})
+		rows = append(
+			rows,
+			badRow{
+				name:     "second capability empty",
+				code:     codes.InvalidArgument,
+				mentions: "access_mode",
+				change: func(m protoreflect.Message) {
+					*capabilityOf(m, capability, 1) = csi.VolumeCapability{}
+				},
+			},
+		)
 	}
 	return rows
 }
 
 // parameterRows are parameters that CreateVolume does not have, or not with this value.
-func parameterRows(rpc protoreflect.MethodDescriptor) []badRow {
+func parameterRows(method protoreflect.MethodDescriptor) []badRow {
 	code := codes.InvalidArgument
-	switch rpc.Name() {
+	switch method.Name() {
 	default:
 		return nil
 	case "CreateVolume":
@@ -445,13 +538,23 @@ func parameterRows(rpc protoreflect.MethodDescriptor) []badRow {
 	var rows []badRow
 	for _, parameter := range [][2]string{
 		{"speed", "11"}, {"blocksize", "512"}, {"", "x"}, {"csi.storage.k8s.io", "x"},
-		{core.KeyBlockSize, "1024"}, {core.KeyBlockSize, ""}, {core.ParameterDiskType, "ssd"}, {core.KeyReadOnly, "yes"}, {core.KeyReadOnly, "true"},
-		{core.KeyMkfsOptions, "-J device=/dev/sda"}, {core.KeyRootUID, "-1"}, {core.KeyRootUID, "root"}, {core.KeyRootGID, "4294967295"}, {core.KeyRootMode, "0888"},
+		{rpc.KeyBlockSize, "1024"}, {rpc.KeyBlockSize, ""}, {rpc.ParameterDiskType, "ssd"}, {rpc.KeyReadOnly, "yes"}, {rpc.KeyReadOnly, "true"},
+		{rpc.KeyMkfsOptions, "-J device=/dev/sda"}, {rpc.KeyRootUID, "-1"}, {rpc.KeyRootUID, "root"}, {rpc.KeyRootGID, "4294967295"}, {rpc.KeyRootMode, "0888"},
 	} {
-		rows = append(rows, badRow{name: "parameter " + parameter[0] + "=" + parameter[1], code: code, mentions: parameter[0], change: func(m protoreflect.Message) {
-			m.Set(m.Descriptor().Fields().ByName("parameters"), m.NewField(m.Descriptor().Fields().ByName("parameters")))
-			m.Mutable(m.Descriptor().Fields().ByName("parameters")).Map().Set(protoreflect.ValueOf(parameter[0]).MapKey(), protoreflect.ValueOf(parameter[1]))
-		}})
+		rows = append(
+			rows,
+			badRow{
+				name:     "parameter " + parameter[0] + "=" + parameter[1],
+				code:     code,
+				mentions: parameter[0],
+				change: func(m protoreflect.Message) {
+					m.Set(m.Descriptor().Fields().ByName("parameters"), m.NewField(m.Descriptor().Fields().ByName("parameters")))
+					m.Mutable(m.Descriptor().Fields().ByName("parameters")).
+						Map().
+						Set(protoreflect.ValueOf(parameter[0]).MapKey(), protoreflect.ValueOf(parameter[1]))
+				},
+			},
+		)
 	}
 	return rows
 }
@@ -459,7 +562,7 @@ func parameterRows(rpc protoreflect.MethodDescriptor) []badRow {
 // What is legal is not refused, however unusual: it is answered as the ordinary request is.
 func TestLegalExtremes(t *testing.T) {
 	spec := readSpecification(t)
-	eachRPC(t, func(t *testing.T, rpc protoreflect.MethodDescriptor, served badInputRPC) {
+	eachRPC(t, func(t *testing.T, method protoreflect.MethodDescriptor, served badInputRPC) {
 		type legalRow struct {
 			name   string
 			change func(protoreflect.Message)
@@ -467,7 +570,7 @@ func TestLegalExtremes(t *testing.T) {
 		}
 		rows := []legalRow{{"as it is", func(protoreflect.Message) {}, served.want}}
 		var bare []func(protoreflect.Message)
-		fields := rpc.Input().Fields()
+		fields := method.Input().Fields()
 		for i := range fields.Len() {
 			field := fields.Get(i)
 			name := string(field.Name())
@@ -486,9 +589,11 @@ func TestLegalExtremes(t *testing.T) {
 			switch {
 			case name == "parameters":
 				rows = append(rows, legalRow{name + " of 4 KiB", func(m protoreflect.Message) {
-					key := core.ParameterPrefixCO + "anything"
-					m.Mutable(field).Map().Clear(protoreflect.ValueOf(core.KeyBlockSize).MapKey())
-					m.Mutable(field).Map().Set(protoreflect.ValueOf(key).MapKey(), protoreflect.ValueOf(strings.Repeat("v", mapLimit-len(key))))
+					key := rpc.ParameterPrefixCO + "anything"
+					m.Mutable(field).Map().Clear(protoreflect.ValueOf(rpc.KeyBlockSize).MapKey())
+					m.Mutable(field).
+						Map().
+						Set(protoreflect.ValueOf(key).MapKey(), protoreflect.ValueOf(strings.Repeat("v", mapLimit-len(key))))
 				}, served.want})
 			case field.IsMap():
 				rows = append(rows, legalRow{name + " of 4 KiB", fillMap(field, mapLimit), served.want})
@@ -511,9 +616,16 @@ func TestLegalExtremes(t *testing.T) {
 				clear(m)
 			}
 		}, served.want})
-		if capability := capabilityField(rpc); capability != nil {
+		if capability := capabilityField(method); capability != nil {
 			for _, mode := range modes {
-				rows = append(rows, legalRow{"mode " + mode.String(), func(m protoreflect.Message) { capabilityOf(m, capability, 0).AccessMode.Mode = mode }, served.want})
+				rows = append(
+					rows,
+					legalRow{
+						"mode " + mode.String(),
+						func(m protoreflect.Message) { capabilityOf(m, capability, 0).AccessMode.Mode = mode },
+						served.want,
+					},
+				)
 			}
 			rows = append(rows,
 				legalRow{"raw block", func(m protoreflect.Message) {
@@ -523,34 +635,44 @@ func TestLegalExtremes(t *testing.T) {
 					capabilityOf(m, capability, 0).AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}
 				}, served.want},
 				legalRow{"mount flags of 4 KiB", func(m protoreflect.Message) {
-					capabilityOf(m, capability, 0).GetMount().MountFlags = []string{"noatime", "x-" + strings.Repeat("y", mapLimit-len("noatimex-"))}
+					capabilityOf(m, capability, 0).GetMount().MountFlags = []string{
+						"noatime",
+						"x-" + strings.Repeat("y", mapLimit-len("noatimex-")),
+					}
 				}, served.want})
 		}
-		if rpc.Name() == "CreateVolume" {
+		if method.Name() == "CreateVolume" {
 			for name, capacity := range map[string]*csi.CapacityRange{"empty": {}, "one byte": {RequiredBytes: 1}, "largest limit": {LimitBytes: math.MaxInt64}} {
 				rows = append(rows, legalRow{"capacity_range " + name, func(m protoreflect.Message) {
 					m.Interface().(*csi.CreateVolumeRequest).CapacityRange = capacity
 				}, codes.OK})
 			}
 			for name, text := range map[string]string{"white space": "a b\tc\nd\re", "letters": "Größe/ボリューム 💾 ..", "slashes": "../../etc"} {
-				rows = append(rows, legalRow{"name with " + name, func(m protoreflect.Message) { m.Interface().(*csi.CreateVolumeRequest).Name = text }, codes.OK})
+				rows = append(
+					rows,
+					legalRow{
+						"name with " + name,
+						func(m protoreflect.Message) { m.Interface().(*csi.CreateVolumeRequest).Name = text },
+						codes.OK,
+					},
+				)
 			}
 		}
 		e := newEverything(t)
 		for i, row := range rows {
 			t.Run(row.name, func(t *testing.T) {
-				if e.volumeID == "" || rpc.Name() == "DeleteVolume" || rpc.Name() == "ControllerPublishVolume" {
-					e.volumeID = e.create(t, fmt.Sprint("legal ", i)) // the one before has been deleted, or published
+				if e.volumeID == "" || method.Name() == "DeleteVolume" || method.Name() == "ControllerPublishVolume" {
+					e.volumeID = e.Create(t, fmt.Sprint("legal ", i)) // the one before has been deleted, or published
 				}
 				request := served.valid(e)
 				if create, is := request.(*csi.CreateVolumeRequest); is {
 					create.Name = fmt.Sprint("new ", i)
 				}
 				row.change(request.ProtoReflect())
-				_, err := e.invoke(t.Context(), rpc, request)
-				wantCode(t, err, row.want)
-				if rpc.Name() == "ControllerPublishVolume" && err == nil {
-					e.must(t, e.unpublish(t, e.volumeID, e.nodeID))
+				_, err := e.invoke(t.Context(), method, request)
+				coretest.WantCode(t, err, row.want)
+				if method.Name() == "ControllerPublishVolume" && err == nil {
+					e.Must(t, e.Unpublish(t, e.volumeID, e.nodeID))
 				}
 			})
 		}
@@ -559,14 +681,14 @@ func TestLegalExtremes(t *testing.T) {
 
 // A range without a size is none: the default size, as for no range at all.
 func TestCreateVolumeWithoutSize(t *testing.T) {
-	r := newRig(t)
+	r := coretest.New(t)
 	for name, capacity := range map[string]*csi.CapacityRange{"no range": nil, "empty range": {}, "no limit to speak of": {LimitBytes: math.MaxInt64}} {
 		t.Run(name, func(t *testing.T) {
-			req := createRequest(name)
+			req := coretest.CreateRequest(name)
 			req.CapacityRange = capacity
 			resp, err := r.CreateVolume(t.Context(), req)
-			r.must(t, err)
-			if got := resp.GetVolume().GetCapacityBytes(); got != 10*gib {
+			r.Must(t, err)
+			if got := resp.GetVolume().GetCapacityBytes(); got != 10*coretest.GiB {
 				t.Errorf("%d bytes, want 10 GiB", got)
 			}
 		})
@@ -575,7 +697,7 @@ func TestCreateVolumeWithoutSize(t *testing.T) {
 
 // everything is a rig with a node, in one server.
 type everything struct {
-	*rig
+	*coretest.Rig
 	conn *grpc.ClientConn
 	// dir is where the orchestrator's folders are, and the guest's.
 	dir              string
@@ -584,30 +706,38 @@ type everything struct {
 
 func newEverything(t *testing.T, logs ...*slog.Logger) *everything {
 	t.Helper()
-	log := discard()
+	log := coretest.DiscardLog()
 	if len(logs) > 0 {
 		log = logs[0]
 	}
-	r := newRig(t)
-	e := &everything{rig: r, dir: t.TempDir(), nodeID: r.node(t, "node-a")}
+	r := coretest.New(t)
+	e := &everything{Rig: r, dir: t.TempDir(), nodeID: r.Node(t, "node-a")}
 	for _, folder := range []string{"staging", "staged", "state"} {
-		r.must(t, os.Mkdir(e.path(folder), 0o755))
+		r.Must(t, os.Mkdir(e.path(folder), 0o755))
 	}
-	r.must(t, os.WriteFile(e.path("staged/precious"), []byte("data"), 0o600))
-	client := rackClient(t, r, nil)
-	e.conn, _ = serve(t, core.NewServer(core.ServerOptions{
+	r.Must(t, os.WriteFile(e.path("staged/precious"), []byte("data"), 0o600))
+	client := coretest.RackClient(t, r, nil)
+	e.Conn, _ = coretest.Serve(t, core.NewServer(core.ServerOptions{
 		Mode:     "all",
 		Identity: core.NewIdentity("test", "", &core.Readiness{}),
-		Controller: core.NewController(core.ControllerOptions{
-			Racks: []*rack.Client{client}, Cluster: testCluster, MaxDisks: 8, Log: log,
+		Controller: controller.New(controller.Options{
+			Racks: []*rack.Client{client}, Cluster: coretest.Cluster, MaxDisks: 8, Log: log,
 		}),
-		Node: core.NewNode(core.NodeOptions{
-			Provider: static.New(static.Options{InstanceID: e.nodeID}), Rack: "default", MaxDisks: 8, Devices: devicetest.NewBare(t).Roots(),
-			StateDir: e.path("state"), BlankScanLimit: gib, DeviceTimeout: time.Millisecond, Log: log,
+		Node: node.New(node.Options{
+			Provider: static.New(
+				static.Options{InstanceID: e.nodeID},
+			),
+			Rack:           "default",
+			MaxDisks:       8,
+			Devices:        devicetest.NewBare(t).Roots(),
+			StateDir:       e.path("state"),
+			BlankScanLimit: coretest.GiB,
+			DeviceTimeout:  time.Millisecond,
+			Log:            log,
 		}),
 		Log: log,
 	}))
-	e.volumeID = e.create(t, "existing")
+	e.volumeID = e.Create(t, "existing")
 	return e
 }
 
@@ -617,7 +747,7 @@ func (e *everything) path(name string) string { return filepath.Join(e.dir, name
 func (e *everything) files(t *testing.T) map[string]string {
 	t.Helper()
 	files := map[string]string{}
-	e.must(t, filepath.WalkDir(e.dir, func(path string, entry fs.DirEntry, err error) error {
+	e.Must(t, filepath.WalkDir(e.dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -631,32 +761,41 @@ func (e *everything) files(t *testing.T) map[string]string {
 }
 
 // invoke makes a call of any RPC.
-func (e *everything) invoke(ctx context.Context, rpc protoreflect.MethodDescriptor, request proto.Message) (proto.Message, error) {
-	return invoke(ctx, e.conn, rpc, request)
+func (e *everything) invoke(
+	ctx context.Context,
+	method protoreflect.MethodDescriptor,
+	request proto.Message,
+) (proto.Message, error) {
+	return invoke(ctx, e.Conn, method, request)
 }
 
-func invoke(ctx context.Context, conn *grpc.ClientConn, rpc protoreflect.MethodDescriptor, request proto.Message) (proto.Message, error) {
-	kind, err := protoregistry.GlobalTypes.FindMessageByName(rpc.Output().FullName())
+func invoke(
+	ctx context.Context,
+	conn *grpc.ClientConn,
+	method protoreflect.MethodDescriptor,
+	request proto.Message,
+) (proto.Message, error) {
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(method.Output().FullName())
 	if err != nil {
 		return nil, err
 	}
 	response := kind.New().Interface()
-	return response, conn.Invoke(ctx, fmt.Sprintf("/%s/%s", rpc.Parent().FullName(), rpc.Name()), request, response)
+	return response, conn.Invoke(ctx, fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name()), request, response)
 }
 
 // eachRPC runs a test for each RPC that this plugin serves, and makes sure that there is no other.
 func eachRPC(t *testing.T, test func(*testing.T, protoreflect.MethodDescriptor, badInputRPC)) {
 	t.Helper()
 	e := newEverything(t)
-	for _, rpc := range rpcsOf(t, services...) {
-		served, has := badInputRPCs[string(rpc.Name())]
+	for _, method := range rpcsOf(t, services...) {
+		served, has := badInputRPCs[string(method.Name())]
 		if !has {
-			if _, err := e.invoke(t.Context(), rpc, newRequest(t, rpc)); status.Code(err) != codes.Unimplemented {
-				t.Errorf("%s is served (%v) and has no rows here", rpc.Name(), err)
+			if _, err := e.invoke(t.Context(), method, newRequest(t, method)); status.Code(err) != codes.Unimplemented {
+				t.Errorf("%s is served (%v) and has no rows here", method.Name(), err)
 			}
 			continue
 		}
-		t.Run(string(rpc.Name()), func(t *testing.T) { test(t, rpc, served) })
+		t.Run(string(method.Name()), func(t *testing.T) { test(t, method, served) })
 	}
 }
 
@@ -676,9 +815,9 @@ func rpcsOf(t *testing.T, names ...string) []protoreflect.MethodDescriptor {
 	return rpcs
 }
 
-func newRequest(t *testing.T, rpc protoreflect.MethodDescriptor) proto.Message {
+func newRequest(t *testing.T, method protoreflect.MethodDescriptor) proto.Message {
 	t.Helper()
-	kind, err := protoregistry.GlobalTypes.FindMessageByName(rpc.Input().FullName())
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -709,9 +848,12 @@ func pathText(path []protoreflect.FieldDescriptor, field protoreflect.FieldDescr
 }
 
 // capabilityField is the field of an RPC with the volume capability, or with several.
-func capabilityField(rpc protoreflect.MethodDescriptor) protoreflect.FieldDescriptor {
-	for i := range rpc.Input().Fields().Len() {
-		if field := rpc.Input().Fields().Get(i); !field.IsMap() && field.Message() != nil && field.Message().Name() == "VolumeCapability" {
+func capabilityField(method protoreflect.MethodDescriptor) protoreflect.FieldDescriptor {
+	for i := range method.Input().Fields().Len() {
+		if field := method.Input().
+			Fields().
+			Get(i); !field.IsMap() && field.Message() != nil &&
+			field.Message().Name() == "VolumeCapability" {
 			return field
 		}
 	}
@@ -782,7 +924,10 @@ func readSpecification(t *testing.T) specification {
 	spec := specification{}
 	var scope, comment []string // what is open, and what the lines before this one say
 	note := func(name, comment string) {
-		open := slices.DeleteFunc(slices.Concat([]string{"csi.v1"}, scope, []string{name}), func(s string) bool { return s == "" })
+		open := slices.DeleteFunc(
+			slices.Concat([]string{"csi.v1"}, scope, []string{name}),
+			func(s string) bool { return s == "" },
+		)
 		spec[protoreflect.FullName(strings.Join(open, "."))] = comment
 	}
 	for line := range strings.Lines(string(proto)) {
@@ -878,20 +1023,4 @@ func TestSpecificationIsReadWhole(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("fields (-descriptors +csi.proto):\n%s", diff)
 	}
-}
-
-func rackClient(t *testing.T, r *rig, change func(*rack.Config)) *rack.Client {
-	t.Helper()
-	cfg := rack.Config{Name: "default", Host: r.sim.Host, Project: testProject, Token: rack.FixedToken(testToken)}
-	if change != nil {
-		change(&cfg)
-	}
-	client, err := rack.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.ProjectID(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return client
 }

@@ -1,22 +1,116 @@
-package core
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package core_test
 
 import (
-	"fmt"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// A missing program is the reason of several errors, and the operator's to mend in each of them.
-func TestMissingProgramDecidesTheCode(t *testing.T) {
-	for _, err := range []error{mount.ErrFormat, mount.ErrMount, device.ErrNotBlank, device.ErrUnreadable} {
-		wrapped := fmt.Errorf("%w: %w", err, tool.ErrMissing)
-		if got := statusOf(t.Context(), wrapped).Code(); got != codes.FailedPrecondition {
-			t.Errorf("%v: %s, want %s", wrapped, got, codes.FailedPrecondition)
+// rowless are the sentinels without a row in codeTable, and why.
+var rowless = map[string]string{
+	"rack.ErrAlreadyExists": "CreateVolume looks at the disk and decides",
+	"rack.ErrNotStopped":    "is an ErrRefused",
+	"rack.ErrFull":          "is an ErrRefused",
+	"restart.ErrElsewhere":  "ControllerPublishVolume names the instance",
+	"restart.ErrFull":       "ControllerPublishVolume tells the limit",
+}
+
+// Every error that a layer below declares has a row, and a reason for its code.
+func TestCodeTableIsComplete(t *testing.T) {
+	rows := map[string]string{}
+	ast.Inspect(parse(t, "codes.go"), func(node ast.Node) bool {
+		spec, is := node.(*ast.ValueSpec)
+		if !is || spec.Names[0].Name != "codeTable" {
+			return true
+		}
+		for _, element := range spec.Values[0].(*ast.CompositeLit).Elts {
+			row := element.(*ast.CompositeLit).Elts
+			sentinel := row[0].(*ast.SelectorExpr)
+			rows[sentinel.X.(*ast.Ident).Name+"."+sentinel.Sel.Name] = row[2].(*ast.BasicLit).Value
+		}
+		return false
+	})
+	sentinels := map[string]bool{}
+	for _, dir := range []string{"rack", "device", "filesystem", "mount", "hostexec", "volumelock", "restart", "../metadata"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		coretest.Must(t, err)
+		before := len(sentinels)
+		for _, file := range files {
+			if !strings.HasSuffix(file, "_test.go") {
+				for _, name := range sentinelsOf(parse(t, file)) {
+					sentinels[filepath.Base(dir)+"."+name] = true
+				}
+			}
+		}
+		if len(sentinels) == before {
+			t.Errorf("package %s declares no errors, as far as this test sees", dir)
 		}
 	}
+	for name := range sentinels {
+		reason, has := rows[name]
+		if why := rowless[name]; has == (why != "") {
+			t.Errorf("%s: has a row: %t; why it has none: %q", name, has, why)
+		}
+		if has && len(reason) < 10 {
+			t.Errorf("%s: reason %s", name, reason)
+		}
+	}
+	for name := range rows {
+		if !sentinels[name] {
+			t.Errorf("%s has a row and is declared nowhere", name)
+		}
+	}
+	for name := range rowless {
+		if !sentinels[name] {
+			t.Errorf("%s is declared nowhere", name)
+		}
+	}
+	for _, err := range []error{rack.ErrNotStopped, rack.ErrFull} {
+		if !errors.Is(err, rack.ErrRefused) {
+			t.Errorf("%v is no %v, so it has no code", err, rack.ErrRefused)
+		}
+	}
+}
+
+var sentinelName = regexp.MustCompile(`^Err[A-Z]`)
+
+// sentinelsOf are the exported errors that a file declares.
+func sentinelsOf(file *ast.File) []string {
+	var names []string
+	for _, declaration := range file.Decls {
+		general, is := declaration.(*ast.GenDecl)
+		if !is || general.Tok != token.VAR {
+			continue
+		}
+		for _, spec := range general.Specs {
+			for _, name := range spec.(*ast.ValueSpec).Names {
+				if sentinelName.MatchString(name.Name) {
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+func parse(t *testing.T, path string) *ast.File {
+	t.Helper()
+	source, err := os.ReadFile(path)
+	coretest.Must(t, err)
+	file, err := parser.ParseFile(token.NewFileSet(), path, source, 0)
+	coretest.Must(t, err)
+	return file
 }

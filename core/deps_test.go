@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -9,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 )
 
 const module = "github.com/oxidecomputer/oxide-csi-plugin"
@@ -57,12 +63,22 @@ func within(path, parent string) bool {
 	return path == parent || strings.HasPrefix(path, parent+"/")
 }
 
-// What is linked: package core knows no orchestrator, and nothing that ships has the simulator or a test library in it.
+// Links are what a package and all that it imports have in them: core knows no orchestrator, the node has no client of a
+// rack, the controller touches no device, and nothing that ships has the simulator or a test library in it.
 func TestLinks(t *testing.T) {
 	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
 	tests := []string{
-		module + "/test/simrack", module + "/core/device/devicetest", module + "/core/metrics/metricstest", module + "/metadata/metadatatest", "testing",
-		"github.com/kubernetes-csi/csi-test", "github.com/getkin/kin-openapi", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "github.com/google/go-cmp", "github.com/prometheus",
+		module + "/test",
+		module + "/core/coretest",
+		module + "/core/device/devicetest",
+		module + "/core/metrics/metricstest",
+		module + "/metadata/metadatatest",
+		"testing",
+		"github.com/kubernetes-csi/csi-test",
+		"github.com/getkin/kin-openapi",
+		"github.com/onsi/ginkgo",
+		"github.com/onsi/gomega",
+		"github.com/google/go-cmp",
 	}
 	for _, test := range []struct {
 		name, pattern string
@@ -70,7 +86,13 @@ func TestLinks(t *testing.T) {
 		hasNot        []string
 	}{
 		{"core", module + "/core", "google.golang.org/grpc", slices.Concat(orchestrators, tests)},
-		{"everything below core that ships", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide", orchestrators},
+		{"the node", module + "/core/node", module + "/core/rack/diskname", []string{
+			module + "/core/rack", "!" + module + "/core/rack/diskname", module + "/core/restart", module + "/core/controller", "github.com/oxidecomputer/oxide.go",
+		}},
+		{"the controller", module + "/core/controller", module + "/core/rack", []string{
+			module + "/core/device", module + "/core/mount", module + "/core/hostexec", module + "/core/node", "k8s.io/mount-utils",
+		}},
+		{"everything below core", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide", orchestrators},
 		// A typed clientset, and the types of the whole API with it, would double the program.
 		{"the plugin", module + "/cmd/oxide-csi", "k8s.io/client-go/rest",
 			append(slices.Clone(tests), "k8s.io/client-go/kubernetes", "k8s.io/api")},
@@ -80,7 +102,11 @@ func TestLinks(t *testing.T) {
 			for _, p := range goList(t, true, test.pattern) {
 				found = found || p.ImportPath == test.has
 				for _, forbidden := range test.hasNot {
-					if within(p.ImportPath, forbidden) || strings.HasPrefix(forbidden, "github.com/") && strings.HasPrefix(p.ImportPath, forbidden+"/v") {
+					if slices.Contains(test.hasNot, "!"+p.ImportPath) {
+						continue
+					}
+					if within(p.ImportPath, forbidden) ||
+						strings.HasPrefix(forbidden, "github.com/") && strings.HasPrefix(p.ImportPath, forbidden+"/v") {
 						t.Errorf("links %s", p.ImportPath)
 					}
 				}
@@ -94,7 +120,7 @@ func TestLinks(t *testing.T) {
 
 // Who may import what, tests excepted. Each row has an importer that must be there, lest the row looks at nothing.
 func TestImports(t *testing.T) {
-	simulated := func(path string) bool { return within(path, module+"/test/simrack") }
+	ships := func(path string) bool { return !within(path, module+"/test") && !strings.HasSuffix(path, "test") }
 	packages := goList(t, false, module+"/...")
 	for _, test := range []struct {
 		what string
@@ -104,21 +130,24 @@ func TestImports(t *testing.T) {
 		only     []string
 	}{
 		{"the rack's SDK", func(path string) bool {
-			return within(path, module+"/core") || within(path, module+"/metadata") || path == module+"/cmd/oxide-csi"
+			return ships(path) && !within(path, module+"/cmd/oxide-sim") && !within(path, module+"/bench")
 		},
 			func(path string) bool { return within(path, "github.com/oxidecomputer/oxide.go") }, []string{module + "/core/rack"}},
 		{"Kubernetes' client", func(path string) bool { return !within(path, module+"/test") },
 			func(path string) bool { return within(path, "k8s.io/client-go") }, []string{module + "/metadata/kubernetes"}},
+		{"Prometheus' client", ships,
+			func(path string) bool { return within(path, "github.com/prometheus") }, []string{module + "/core/metrics"}},
 		{"Nomad's client", func(path string) bool { return !within(path, module+"/test") },
 			func(path string) bool { return within(path, "github.com/hashicorp/nomad") }, []string{module + "/metadata/nomad"}},
-		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && !simulated(path) },
+		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && ships(path) },
 			func(path string) bool {
 				return path == "google.golang.org/grpc/codes" || path == "google.golang.org/grpc/status"
-			}, []string{module + "/core"}},
+			}, []string{module + "/core", module + "/core/rpc"}},
 		{"the environment's reader", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") },
 			func(path string) bool { return within(path, "github.com/knadh/koanf") }, []string{module + "/core/config"}},
-		{"CSI", func(path string) bool { return within(path, module+"/core") && !simulated(path) },
-			func(path string) bool { return within(path, "github.com/container-storage-interface/spec") }, []string{module + "/core"}},
+		{"CSI", func(path string) bool { return within(path, module+"/core") && ships(path) },
+			func(path string) bool { return within(path, "github.com/container-storage-interface/spec") },
+			[]string{module + "/core", module + "/core/controller", module + "/core/node", module + "/core/rpc"}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			var importers []string
@@ -127,7 +156,7 @@ func TestImports(t *testing.T) {
 					importers = append(importers, p.ImportPath)
 				}
 			}
-			wantSame(t, importers, test.only)
+			coretest.WantSame(t, importers, test.only)
 		})
 	}
 }
@@ -135,8 +164,8 @@ func TestImports(t *testing.T) {
 // The simulator imports nothing of the plugin that it is to judge, and the plugin nothing of the simulator.
 func TestSimulatorStandsAlone(t *testing.T) {
 	for _, p := range goList(t, false, module+"/...") {
-		own := within(p.ImportPath, module+"/test/simrack") || within(p.ImportPath, module+"/cmd/oxide-sim") ||
-			within(p.ImportPath, module+"/test") || within(p.ImportPath, module+"/bench")
+		own := within(p.ImportPath, module+"/test") || within(p.ImportPath, module+"/cmd/oxide-sim") ||
+			within(p.ImportPath, module+"/bench") || p.ImportPath == module+"/core/coretest"
 		for _, imported := range p.Imports {
 			if !own && within(imported, module+"/test/simrack") {
 				t.Errorf("%s imports %s", p.ImportPath, imported)

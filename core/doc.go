@@ -1,42 +1,64 @@
-// Package core is the CSI plugin itself: the Identity, Controller and Node services on one unix socket. It knows no
-// orchestrator; what is particular to one is a metadata provider (package metadata) or a file under deploy/.
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Package core serves the Container Storage Interface for the disks of Oxide racks: the Identity, Controller and Node
+// services on one unix socket. It knows no orchestrator; what differs between orchestrators is in package metadata and
+// under deploy/.
 //
-// # What CSI asks, and what a rack offers
+// # The calls, and what a rack offers for them
 //
-// An orchestrator calls, in this order and backwards again: CreateVolume, ControllerPublishVolume, NodeStageVolume,
-// NodePublishVolume. A rack has disks and instances.
+// An orchestrator makes these calls in this order, and their opposites in the reverse order. A rack has disks and
+// instances.
 //
-//	CreateVolume              make a disk; its name follows from the volume's, so that a repetition finds it
-//	ControllerPublishVolume   attach the disk to an instance; the guest then shows an NVMe device
-//	NodeStageVolume           find that device by its serial, prove it blank or know its filesystem, mount it once
-//	NodePublishVolume         bind the mount, or the device itself, to where a workload wants it
+//	CreateVolume              makes a disk; its name follows from the volume's name, so that a repeated call finds it
+//	ControllerPublishVolume   attaches the disk to an instance; the guest then shows an NVMe device
+//	NodeStageVolume           finds that device by its serial, formats it if it is provably blank, mounts it once
+//	NodePublishVolume         binds the mount, or the device itself, to the path that a workload uses
 //
-// The volume ID is the disk's UUID and the node ID the instance's. The guest knows a disk by its serial only, which is
-// its name cut to 20 bytes: the name therefore travels in the volume context and in the publish context.
+// The volume ID is the disk's UUID, and the node ID is the instance's UUID. The guest knows a disk only by its serial,
+// which is the disk's name cut to 20 bytes. So the name travels in the volume context and in the publish context.
 //
-// Each call may come twice, late, or after its opposite, and either side may have failed in between. So no call believes
-// what an earlier one did: it looks at the rack, the device and the mount table, does what is missing, and answers what
-// it sees. What cannot be proved is refused; no data is ever risked on a guess.
+// # The states of a volume
+//
+// Three places hold the state of a volume, and no call trusts what an earlier call reported about them: each call looks,
+// does what is missing, and answers what it sees.
+//
+//	                  rack                 guest                    mounts in the guest
+//	                  (core/controller)    (core/node, core/device) (core/node, core/mount)
+//
+//	nothing           no disk              -                        -
+//	   │ CreateVolume            ▲ DeleteVolume
+//	created           detached             no device                none
+//	   │ ControllerPublish       ▲ ControllerUnpublish
+//	attached          attached             NVMe device,             none
+//	                                       blank or formatted
+//	   │ NodeStage               ▲ NodeUnstage: only when nothing holds the device any more
+//	staged            attached             formatted device         one at the staging path
+//	   │ NodePublish             ▲ NodeUnpublish
+//	published         attached             formatted device         the staging path and each target path
+//
+// The places can disagree, because a call can come twice, late or after its opposite, and each side can fail between two
+// steps. A disk can be attached although its volume is unpublished (on a rack without hot-plug it waits for the next
+// planned restart). A device can be gone under a mount (an instance was stopped by force). The mounts are gone after a
+// reboot while the rack still shows the disk attached. What cannot be proved is refused: no call formats, mounts, detaches
+// or deletes on a guess.
 //
 // # Map
 //
-//   - identity.go, controller.go, node.go: the services
-//   - create.go: making a volume, blank or from a snapshot; clone.go: from another volume; sweep.go: what a crash in between leaves
-//   - publish.go: attaching and detaching; snapshot.go; list.go: volumes and snapshots by pages; capacity.go; controller_health.go
-//   - planned.go: both of these where an instance has to be restarted for it
-//   - racks.go: which of several racks has a volume
-//   - node_stage.go, node_publish.go: what is mounted where; node_content.go: what is on the disk, and whether mkfs may run
-//   - node_volumes.go: which volume is at a path; node_health.go, node_probe.go: how it and its disk are
-//   - capabilities.go: what is advertised, and why the rest is not
-//   - validate.go: every check on a request; parameters.go, size.go, topology.go: what its fields mean
-//   - keys.go: the keys of contexts and parameters, which are permanent
-//   - errors.go: from the errors of the layers below to gRPC codes
-//   - interceptors.go, locks.go: what every RPC passes through
-//   - memory.go: what the controller remembers for a moment; readiness.go: waiting for the node's identity
-//   - server.go: the socket
+//   - server.go: the socket and the services on it; interceptors.go: what every RPC passes through
+//   - identity.go, capabilities.go: the Identity service; readiness.go: waiting for the node's identity
+//   - codes.go: the one table from the errors of the packages below to gRPC codes
+//   - core/controller: the Controller service; core/node: the Node service; core/rpc: what both need
+//   - core/keylock: one operation per volume at a time
+//   - core/rack: the rack's client, the only package that imports the SDK; core/rack/diskname: names of disks
+//   - core/restart: plans restarts of instances; core/shutdown: powers the guest off for one
+//   - core/device, core/mount: block devices, proving them blank, formatting, mounting; core/filesystem: supported
+//     types and mkfs options
+//   - core/hostexec, core/volumelock: programs of the host; a lock that they inherit
+//   - core/config, core/metrics: settings and metrics
+//   - core/coretest: the services before a simulated rack (test/simrack), for tests
 //
-// Below it: core/rack talks to the rack, core/device finds and reads block devices, core/mount makes and mounts
-// filesystems, core/restart plans restarts of instances and core/shutdown powers a guest off for one, core/config is the
-// configuration. test/simrack is a simulated rack for tests and the demo and is linked
-// by nothing that ships.
+// Arrows point one way: core/node never imports the rack's client, and core/controller never a device or a mount. A test
+// in this package holds that.
 package core

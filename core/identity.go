@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core
 
 import (
@@ -5,6 +9,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Identity is the CSI Identity service. It answers without asking anybody: orchestrators give it as little as a second.
@@ -23,16 +29,19 @@ func NewIdentity(version, clusterID string, readiness *Readiness) *Identity {
 
 // GetPluginInfo tells name and version, and the cluster ID in the manifest: CSI spec, GetPluginInfo.
 func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	info := &csi.GetPluginInfoResponse{Name: PluginName, VendorVersion: i.version}
+	info := &csi.GetPluginInfoResponse{Name: rpc.PluginName, VendorVersion: i.version}
 	if i.clusterID != "" {
-		info.Manifest = map[string]string{ManifestClusterID: i.clusterID}
+		info.Manifest = map[string]string{rpc.ManifestClusterID: i.clusterID}
 	}
 	return info, nil
 }
 
 // GetPluginCapabilities is the same in every mode, as the specification demands of one plugin's parts: CSI spec,
 // GetPluginCapabilities.
-func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (i *Identity) GetPluginCapabilities(
+	context.Context,
+	*csi.GetPluginCapabilitiesRequest,
+) (*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: pluginCapabilities()}, nil
 }
 

@@ -1,10 +1,13 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -17,6 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // interceptors are what every RPC passes through, outermost first.
@@ -25,7 +30,12 @@ func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
 }
 
 // report gives each RPC an ID, turns its error into a gRPC status, and logs and counts what became of it.
-func (s *Server) report(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) report(
+	ctx context.Context,
+	req any,
+	info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler,
+) (any, error) {
 	method := methodName(info.FullMethod)
 	log := s.log.With("method", method, "request_id", strconv.FormatUint(s.requests.Add(1), 10))
 	if log.Enabled(ctx, slog.LevelDebug) {
@@ -42,7 +52,7 @@ func (s *Server) report(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	level := slog.LevelInfo
 	switch {
 	case err != nil:
-		level = logLevel(err)
+		level = rpc.LogLevel(err)
 		attrs = append(attrs, slog.String("error", result.Message()))
 	case quiet(method):
 		level = slog.LevelDebug
@@ -65,53 +75,63 @@ func quiet(method string) bool {
 }
 
 // recoverPanic turns a panic into INTERNAL: one broken request must not take the mounts of every other volume with it.
-func (s *Server) recoverPanic(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+func (s *Server) recoverPanic(
+	ctx context.Context,
+	req any,
+	info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler,
+) (resp any, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			s.metrics.Panicked()
 			// The panic's own text may hold anything, the request's secrets included; the stack has addresses only.
-			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", stack())
-			resp, err = nil, internal("the plugin failed in %s, which is a defect: its log has the stack", methodName(info.FullMethod))
+			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", rpc.Stack())
+			resp, err = nil, rpc.Internal(
+				"the plugin failed in %s, which is a defect: its log has the stack",
+				methodName(info.FullMethod),
+			)
 		}
 	}()
 	return handler(ctx, req)
 }
 
-// stack is the stack without the arguments of its calls.
-func stack() string {
-	lines := strings.Split(string(debug.Stack()), "\n")
-	kept := lines[:0]
-	for _, line := range lines {
-		if name, _, found := strings.Cut(line, "("); found && strings.HasPrefix(line, "panic(") {
-			line = name
-		}
-		kept = append(kept, line)
-	}
-	return strings.Join(kept, "\n")
-}
-
 // serveMode refuses the RPCs of a service that this process does not serve.
-func (s *Server) serveMode(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) serveMode(
+	ctx context.Context,
+	req any,
+	info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler,
+) (any, error) {
 	service := strings.TrimPrefix(info.FullMethod, "/csi.v1.")
 	service, _, _ = strings.Cut(service, "/")
 	if (service == "Controller" && s.controller == nil) || (service == "Node" && s.node == nil) {
-		return nil, status.Errorf(codes.Unimplemented, "the %s service is not served in mode %q", strings.ToLower(service), s.mode)
+		return nil, status.Errorf(
+			codes.Unimplemented,
+			"the %s service is not served in mode %q",
+			strings.ToLower(service),
+			s.mode,
+		)
 	}
 	return handler(ctx, req)
 }
 
 // serialize lets one operation at a time work on a volume. Reading needs no turn.
-func (s *Server) serialize(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) serialize(
+	ctx context.Context,
+	req any,
+	info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler,
+) (any, error) {
 	key := operationKey(req)
 	if key == "" {
 		return handler(ctx, req)
 	}
-	release, ok := s.locks.acquire(ctx, key)
+	release, ok := s.locks.Acquire(ctx, key, rpc.WaitBudget(ctx))
 	if !ok {
 		if err := ctx.Err(); err != nil {
 			return nil, status.FromContextError(err).Err()
 		}
-		return nil, aborted("another operation on %s is still under way: ask again", key)
+		return nil, rpc.Aborted("another operation on %s is still under way: ask again", key)
 	}
 	defer release()
 	return handler(ctx, req)

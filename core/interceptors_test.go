@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -5,11 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +22,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -36,14 +41,14 @@ func TestPanic(t *testing.T) {
 		"map":    map[string]string{"key": canary},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gate, log := newGate(), &lab.Output{}
+			gate, log := &coretest.Gate{}, &lab.Output{}
 			r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) {
 				o.Log = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			})
 			client := csi.NewControllerClient(conn)
-			gate.panic("POST", "/v1/disks", value)
-			_, err := client.CreateVolume(t.Context(), createRequest("v"))
-			wantCode(t, err, codes.Internal, "CreateVolume", "log")
+			gate.Panic("POST", "/v1/disks", value)
+			_, err := client.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+			coretest.WantCode(t, err, codes.Internal, "CreateVolume", "log")
 			if strings.Contains(err.Error(), canary) || strings.Contains(log.String(), canary) {
 				t.Errorf("the panic's value is shown: %v\n%s", err, log)
 			}
@@ -54,13 +59,13 @@ func TestPanic(t *testing.T) {
 				t.Errorf("the stack does not show where: %s", stack)
 			}
 			// So short a deadline leaves no time to wait for the volume.
-			if _, err := client.CreateVolume(withTimeout(t, time.Second), createRequest("v")); err != nil {
+			if _, err := client.CreateVolume(coretest.WithTimeout(t, time.Second), coretest.CreateRequest("v")); err != nil {
 				t.Errorf("the next call: %v", err)
 			}
 			if answered := records(t, log, "answered"); len(answered) != 2 {
 				t.Errorf("%d calls logged, want 2", len(answered))
 			}
-			if ids := r.volumes(t); len(ids) != 1 {
+			if ids := r.Volumes(t); len(ids) != 1 {
 				t.Errorf("%d disks, want 1", len(ids))
 			}
 		})
@@ -82,27 +87,27 @@ func TestVolumeIsFreeAfter(t *testing.T) {
 		}, codes.Canceled},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			gate := newGate()
+			gate := &coretest.Gate{}
 			r, conn, _ := gatedController(t, gate)
 			client := csi.NewControllerClient(conn)
-			hold := gate.hold("POST", "/v1/disks")
+			hold := gate.Hold("POST", "/v1/disks")
 			ctx, cancel := test.end(t.Context())
 			defer cancel()
 			answered := make(chan error, 1)
 			go func() {
-				_, err := client.CreateVolume(ctx, createRequest("v"))
+				_, err := client.CreateVolume(ctx, coretest.CreateRequest("v"))
 				answered <- err
 			}()
-			hold.entered(t)
+			hold.Entered(t)
 			if test.code == codes.Canceled {
 				cancel()
 			}
-			wantCode(t, <-answered, test.code)
-			hold.release()
-			if _, err := client.CreateVolume(withTimeout(t, 10*time.Second), createRequest("v")); err != nil {
+			coretest.WantCode(t, <-answered, test.code)
+			hold.Release()
+			if _, err := client.CreateVolume(coretest.WithTimeout(t, 10*time.Second), coretest.CreateRequest("v")); err != nil {
 				t.Errorf("the next call: %v", err)
 			}
-			if ids := r.volumes(t); len(ids) != 1 {
+			if ids := r.Volumes(t); len(ids) != 1 {
 				t.Errorf("%d disks, want 1", len(ids))
 			}
 		})
@@ -111,27 +116,27 @@ func TestVolumeIsFreeAfter(t *testing.T) {
 
 // A second call waits for the first and finds the work done; other volumes are not concerned.
 func TestSecondCallWaits(t *testing.T) {
-	gate, log := newGate(), &lab.Output{}
+	gate, log := &coretest.Gate{}, &lab.Output{}
 	r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) {
 		o.Log = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
 	client := csi.NewControllerClient(conn)
-	hold := gate.hold("POST", "/v1/disks")
+	hold := gate.Hold("POST", "/v1/disks")
 	type answer struct {
 		resp *csi.CreateVolumeResponse
 		err  error
 	}
 	answers := make(chan answer, 2)
 	create := func() {
-		resp, err := client.CreateVolume(t.Context(), createRequest("v"))
+		resp, err := client.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 		answers <- answer{resp, err}
 	}
 	go create()
-	hold.entered(t)
+	hold.Entered(t)
 	go create()
-	eventually(t, "the second call has come", func() bool { return len(records(t, log, "request")) == 2 })
+	coretest.Eventually(t, "the second call has come", func() bool { return len(records(t, log, "request")) == 2 })
 
-	if _, err := client.CreateVolume(withTimeout(t, 5*time.Second), createRequest("w")); err != nil {
+	if _, err := client.CreateVolume(coretest.WithTimeout(t, 5*time.Second), coretest.CreateRequest("w")); err != nil {
 		t.Errorf("another volume: %v", err)
 	}
 	select {
@@ -139,33 +144,36 @@ func TestSecondCallWaits(t *testing.T) {
 		t.Fatalf("answered while the first call was held up: %v", a)
 	default:
 	}
-	hold.release()
+	hold.Release()
 	first, second := <-answers, <-answers
-	must(t, errors.Join(first.err, second.err))
-	wantSame(t, first.resp, second.resp)
-	if ids := r.volumes(t); len(ids) != 2 {
+	coretest.Must(t, errors.Join(first.err, second.err))
+	coretest.WantSame(t, first.resp, second.resp)
+	if ids := r.Volumes(t); len(ids) != 2 {
 		t.Errorf("%d disks, want 2", len(ids))
 	}
 }
 
 // ABORTED is for whoever has no time left: two seconds before the deadline, so that the answer still arrives.
 func TestWaitEndsBeforeTheDeadline(t *testing.T) {
-	gate := newGate()
+	gate := &coretest.Gate{}
 	r, conn, _ := gatedController(t, gate)
 	client := csi.NewControllerClient(conn)
-	id := r.create(t, "v")
-	hold := gate.hold("DELETE", "/v1/disks/")
+	id := r.Create(t, "v")
+	hold := gate.Hold("DELETE", "/v1/disks/")
 	answered := make(chan error, 1)
 	go func() {
 		_, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 		answered <- err
 	}()
-	hold.entered(t)
+	hold.Entered(t)
 	for _, test := range []struct{ deadline, wait time.Duration }{{time.Second, 0}, {2500 * time.Millisecond, 500 * time.Millisecond}} {
 		start := time.Now()
 		// The same volume in capital letters is the same volume.
-		_, err := client.DeleteVolume(withTimeout(t, test.deadline), &csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(id)})
-		wantCode(t, err, codes.Aborted, id, "ask again")
+		_, err := client.DeleteVolume(
+			coretest.WithTimeout(t, test.deadline),
+			&csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(id)},
+		)
+		coretest.WantCode(t, err, codes.Aborted, id, "ask again")
 		if took := time.Since(start); took < test.wait-50*time.Millisecond || took > test.deadline {
 			t.Errorf("with %s to go it took %s, want %s", test.deadline, took, test.wait)
 		}
@@ -173,34 +181,37 @@ func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	_, err := client.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id})
-	wantCode(t, err, codes.Canceled)
-	hold.release()
-	must(t, <-answered)
+	coretest.WantCode(t, err, codes.Canceled)
+	hold.Release()
+	coretest.Must(t, <-answered)
 }
 
 // What changes nothing waits for nobody.
 func TestReadsTakeNoLock(t *testing.T) {
 	t.Parallel()
 	e := newEverything(t)
-	_, err := e.sim.Inject(t.Context(), lab.Fault{Operation: "disk_delete", Kind: lab.FaultDelay, DelayMillis: 3000})
-	e.must(t, err)
-	controller, node, identity := csi.NewControllerClient(e.conn), csi.NewNodeClient(e.conn), csi.NewIdentityClient(e.conn)
+	_, err := e.Sim.Inject(t.Context(), lab.Fault{Operation: "disk_delete", Kind: lab.FaultDelay, DelayMillis: 3000})
+	e.Must(t, err)
+	controller, node, identity := csi.NewControllerClient(e.Conn), csi.NewNodeClient(e.Conn), csi.NewIdentityClient(e.Conn)
 	answered := make(chan error, 1)
 	go func() {
 		_, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: e.volumeID})
 		answered <- err
 	}()
-	eventually(t, "the rack is at it", func() bool {
-		faults, err := e.sim.Faults(t.Context())
-		e.must(t, err)
+	coretest.Eventually(t, "the rack is at it", func() bool {
+		faults, err := e.Sim.Faults(t.Context())
+		e.Must(t, err)
 		return faults[0].Hits == 1
 	})
 	// A call that wanted the volume would be told ABORTED at once, with a second to go.
-	_, err = controller.ControllerUnpublishVolume(withTimeout(t, time.Second), &csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID})
-	wantCode(t, err, codes.Aborted)
+	_, err = controller.ControllerUnpublishVolume(
+		coretest.WithTimeout(t, time.Second),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID},
+	)
+	coretest.WantCode(t, err, codes.Aborted)
 	for name, call := range map[string]func(context.Context) error{
 		"ValidateVolumeCapabilities": func(ctx context.Context) error {
-			resp, err := controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: e.volumeID, VolumeCapabilities: []*csi.VolumeCapability{mountWriter()}})
+			resp, err := controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: e.volumeID, VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}})
 			if err == nil && resp.GetConfirmed() == nil {
 				return fmt.Errorf("not confirmed: %s", resp.GetMessage())
 			}
@@ -208,7 +219,7 @@ func TestReadsTakeNoLock(t *testing.T) {
 		},
 		"NodeGetVolumeStats": func(ctx context.Context) error {
 			_, err := node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: e.volumeID, VolumePath: e.path("target")})
-			wantCode(t, err, codes.NotFound)
+			coretest.WantCode(t, err, codes.NotFound)
 			return nil
 		},
 		"NodeGetInfo": func(ctx context.Context) error {
@@ -236,7 +247,7 @@ func TestReadsTakeNoLock(t *testing.T) {
 			return err
 		},
 	} {
-		if err := call(withTimeout(t, time.Second)); err != nil {
+		if err := call(coretest.WithTimeout(t, time.Second)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -245,7 +256,7 @@ func TestReadsTakeNoLock(t *testing.T) {
 		t.Fatalf("the deletion ended too early for this test (%v)", err)
 	default:
 	}
-	must(t, <-answered)
+	coretest.Must(t, <-answered)
 }
 
 // The log at its most talkative has everything that identifies a request, and nothing that must not be known.
@@ -270,10 +281,13 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 	}
 	if capability := fullCapability(); true { // a flag that is refused
 		capability.GetMount().MountFlags = []string{"loop=" + canary, canary + `"`}
-		_, err := csi.NewNodeClient(e.conn).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-			VolumeId: e.volumeID, StagingTargetPath: e.path("staging"), VolumeCapability: capability, PublishContext: map[string]string{core.KeyDiskName: "d"},
+		_, err := csi.NewNodeClient(e.Conn).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+			VolumeId:          e.volumeID,
+			StagingTargetPath: e.path("staging"),
+			VolumeCapability:  capability,
+			PublishContext:    map[string]string{rpc.KeyDiskName: "d"},
 		})
-		wantCode(t, err, codes.InvalidArgument, "mount flags")
+		coretest.WantCode(t, err, codes.InvalidArgument, "mount flags")
 		if strings.Contains(err.Error(), canary) {
 			t.Error(err)
 		}
@@ -315,10 +329,10 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 func TestRequestsAreLoggedAtDebugOnly(t *testing.T) {
 	log := &lab.Output{}
 	e := newEverything(t, slog.New(slog.NewJSONHandler(log, nil)))
-	_, err := csi.NewControllerClient(e.conn).CreateVolume(t.Context(), createRequest("v"))
-	e.must(t, err)
-	_, err = csi.NewIdentityClient(e.conn).Probe(t.Context(), &csi.ProbeRequest{})
-	e.must(t, err)
+	_, err := csi.NewControllerClient(e.Conn).CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	e.Must(t, err)
+	_, err = csi.NewIdentityClient(e.Conn).Probe(t.Context(), &csi.ProbeRequest{})
+	e.Must(t, err)
 	if lines := strings.Count(log.String(), "\n"); lines != 1 || len(records(t, log, "answered")) != 1 {
 		t.Errorf("want one line, of CreateVolume, got\n%s", log)
 	}
@@ -374,90 +388,28 @@ func records(t *testing.T, log *lab.Output, message string) []map[string]any {
 
 // gatedController is a controller whose HTTP requests pass a gate; the rig's own controller works on the same rack
 // without one.
-func gatedController(t *testing.T, gate *gate, change ...func(*core.ServerOptions)) (*rig, *grpc.ClientConn, *core.Server) {
+func gatedController(
+	t *testing.T,
+	gate *coretest.Gate,
+	change ...func(*core.ServerOptions),
+) (*coretest.Rig, *grpc.ClientConn, *core.Server) {
 	t.Helper()
-	r := newRig(t)
-	opts := serverOptions("controller")
+	r := coretest.New(t)
+	opts := coretest.ServerOptions("controller")
 	for _, c := range change {
 		c(&opts)
 	}
-	client := rackClient(t, r, func(cfg *rack.Config) { cfg.HTTPClient = &http.Client{Transport: gate} })
-	opts.Controller = core.NewController(core.ControllerOptions{Racks: []*rack.Client{client}, Cluster: testCluster, MaxDisks: 8, Metrics: opts.Metrics, Log: discard()})
+	client := coretest.RackClient(t, r, func(cfg *rack.Config) { cfg.HTTPClient = &http.Client{Transport: gate} })
+	opts.Controller = controller.New(
+		controller.Options{
+			Racks:    []*rack.Client{client},
+			Cluster:  coretest.Cluster,
+			MaxDisks: 8,
+			Metrics:  opts.Metrics,
+			Log:      coretest.DiscardLog(),
+		},
+	)
 	server := core.NewServer(opts)
-	conn, _ := serve(t, server)
+	conn, _ := coretest.Serve(t, server)
 	return r, conn, server
-}
-
-// gate holds up HTTP requests, or panics in their place, as a defect in the code below would.
-type gate struct {
-	mu    sync.Mutex
-	rules []*rule
-}
-
-// rule concerns the next request that matches.
-type rule struct {
-	method, prefix string
-	value          any
-	came, free     chan struct{}
-}
-
-func newGate() *gate { return &gate{} }
-
-func (g *gate) add(r *rule) *rule {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.rules = append(g.rules, r)
-	return r
-}
-
-// hold makes the next request wait until it is released or given up.
-func (g *gate) hold(method, prefix string) *rule {
-	return g.add(&rule{method: method, prefix: prefix, came: make(chan struct{}), free: make(chan struct{})})
-}
-
-// panic makes the next request panic with a value.
-func (g *gate) panic(method, prefix string, value any) {
-	g.add(&rule{method: method, prefix: prefix, value: value})
-}
-
-// entered waits until the request has come.
-func (r *rule) entered(t *testing.T) {
-	t.Helper()
-	select {
-	case <-r.came:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("no request %s %s came", r.method, r.prefix)
-	}
-}
-
-func (r *rule) release() { close(r.free) }
-
-func (g *gate) take(req *http.Request) *rule {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for i, r := range g.rules {
-		if r.method == req.Method && strings.HasPrefix(req.URL.Path, r.prefix) {
-			g.rules = append(g.rules[:i:i], g.rules[i+1:]...)
-			return r
-		}
-	}
-	return nil
-}
-
-// RoundTrip implements http.RoundTripper.
-func (g *gate) RoundTrip(req *http.Request) (*http.Response, error) {
-	switch r := g.take(req); {
-	case r == nil:
-	case r.value != nil:
-		panic(r.value)
-	default:
-		close(r.came)
-		select {
-		case <-r.free:
-		case <-req.Context().Done():
-			_, err := io.Copy(io.Discard, req.Body)
-			return nil, errors.Join(req.Context().Err(), err, req.Body.Close())
-		}
-	}
-	return http.DefaultTransport.RoundTrip(req)
 }

@@ -1,9 +1,11 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
 	"context"
-	"net/http"
-	"net/http/httptest"
 	"regexp"
 	"strings"
 	"testing"
@@ -13,33 +15,33 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
 // measuredController is a controller whose RPCs are counted, and its metrics.
-func measuredController(t *testing.T, gate *gate) (*rig, csi.ControllerClient, csi.NodeClient, *metrics.Metrics) {
+func measuredController(
+	t *testing.T,
+	gate *coretest.Gate,
+) (*coretest.Rig, csi.ControllerClient, csi.NodeClient, *metrics.Metrics) {
 	t.Helper()
-	m := metrics.New(metrics.Process{Driver: core.PluginName, Version: "test", Mode: "controller"})
+	m := metrics.New(metrics.Process{Driver: rpc.PluginName, Version: "test", Mode: "controller"})
 	r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) { o.Metrics = m })
 	return r, csi.NewControllerClient(conn), csi.NewNodeClient(conn), m
 }
 
-func metricsPage(m *metrics.Metrics) string {
-	w := httptest.NewRecorder()
-	m.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	return w.Body.String()
-}
-
-var operationCount = regexp.MustCompile(`^csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi.v1.(\w+/\w+)"}$`)
+var operationCount = regexp.MustCompile(
+	`^csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi.v1.(\w+/\w+)"}$`,
+)
 
 // rpcCounts are the RPCs by method and code, as "Controller/CreateVolume OK".
 func rpcCounts(t *testing.T, m *metrics.Metrics) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
-	for series, value := range metricstest.Read(t, metricsPage(m)).Matching("csi_plugin_operations_seconds_count") {
+	for series, value := range metricstest.Read(t, metricstest.Page(m)).Matching("csi_plugin_operations_seconds_count") {
 		parts := operationCount.FindStringSubmatch(series)
 		if parts == nil {
 			t.Fatalf("a series %s", series)
@@ -51,51 +53,57 @@ func rpcCounts(t *testing.T, m *metrics.Metrics) map[string]int {
 
 // However an RPC ends, it is counted once, with the code that it is answered with, and is in flight no more.
 func TestRPCsAreCounted(t *testing.T) {
-	gate := newGate()
+	gate := &coretest.Gate{}
 	r, controller, node, m := measuredController(t, gate)
 	if counts := rpcCounts(t, m); len(counts) != 0 {
 		t.Errorf("before the first RPC: %v", counts)
 	}
 	var ids []string
 	for _, name := range []string{"a", "b"} {
-		volume, err := controller.CreateVolume(t.Context(), createRequest(name))
-		must(t, err)
+		volume, err := controller.CreateVolume(t.Context(), coretest.CreateRequest(name))
+		coretest.Must(t, err)
 		ids = append(ids, volume.GetVolume().GetVolumeId())
 	}
 	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
-	wantCode(t, err, codes.InvalidArgument)
+	coretest.WantCode(t, err, codes.InvalidArgument)
 	_, err = node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	wantCode(t, err, codes.Unimplemented)
+	coretest.WantCode(t, err, codes.Unimplemented)
 	_, err = controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
-		VolumeId: "00000000-0000-0000-0000-000000000000", NodeId: r.node(t, "node-a"), VolumeCapability: mountWriter(),
+		VolumeId:         "00000000-0000-0000-0000-000000000000",
+		NodeId:           r.Node(t, "node-a"),
+		VolumeCapability: coretest.MountWriter(),
 	})
-	wantCode(t, err, codes.NotFound)
+	coretest.WantCode(t, err, codes.NotFound)
 
-	gate.panic("DELETE", "/v1/disks", "defect")
+	gate.Panic("DELETE", "/v1/disks", "defect")
 	_, err = controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: ids[0]})
-	wantCode(t, err, codes.Internal)
+	coretest.WantCode(t, err, codes.Internal)
 	for _, id := range ids {
 		_, err = controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		must(t, err)
+		coretest.Must(t, err)
 	}
 
 	// One that its caller gives up goes on: what the rack was asked to do is seen through. It counts as what came of it.
-	hold := gate.hold("POST", "/v1/disks")
+	hold := gate.Hold("POST", "/v1/disks")
 	ctx, cancel := context.WithCancel(t.Context())
 	answered := make(chan error, 1)
 	go func() {
-		_, err := controller.CreateVolume(ctx, createRequest("c"))
+		_, err := controller.CreateVolume(ctx, coretest.CreateRequest("c"))
 		answered <- err
 	}()
-	hold.entered(t)
+	hold.Entered(t)
 	const inFlight = `csi_plugin_operations_in_flight{driver_name="csi.oxide.computer",method_name="/csi.v1.Controller/CreateVolume"}`
-	if n := metricstest.Read(t, metricsPage(m))[inFlight]; n != 1 {
+	if n := metricstest.Read(t, metricstest.Page(m))[inFlight]; n != 1 {
 		t.Errorf("%v in flight, want 1", n)
 	}
 	cancel()
-	wantCode(t, <-answered, codes.Canceled)
-	hold.release()
-	eventually(t, "the call that was given up has ended", func() bool { return metricstest.Read(t, metricsPage(m))[inFlight] == 0 })
+	coretest.WantCode(t, <-answered, codes.Canceled)
+	hold.Release()
+	coretest.Eventually(
+		t,
+		"the call that was given up has ended",
+		func() bool { return metricstest.Read(t, metricstest.Page(m))[inFlight] == 0 },
+	)
 
 	want := map[string]int{
 		"Controller/CreateVolume OK":                  3,
@@ -108,7 +116,7 @@ func TestRPCsAreCounted(t *testing.T) {
 	if diff := cmp.Diff(want, rpcCounts(t, m)); diff != "" {
 		t.Errorf("RPCs (-want +got):\n%s", diff)
 	}
-	samples := metricstest.Read(t, metricsPage(m))
+	samples := metricstest.Read(t, metricstest.Page(m))
 	for series, value := range samples.Matching("csi_plugin_operations_in_flight") {
 		if value != 0 {
 			t.Errorf("%s: %v with nothing in flight", series, value)
@@ -121,26 +129,32 @@ func TestRPCsAreCounted(t *testing.T) {
 
 // A page does not grow with what the plugin serves, and nothing on it tells of a single volume or of the token.
 func TestMetricsDoNotGrow(t *testing.T) {
-	r, controller, _, m := measuredController(t, newGate())
-	nodeID := r.node(t, "node-a")
+	r, controller, _, m := measuredController(t, &coretest.Gate{})
+	nodeID := r.Node(t, "node-a")
 	life := func(name string) string {
-		volume, err := controller.CreateVolume(t.Context(), createRequest(name))
-		must(t, err)
+		volume, err := controller.CreateVolume(t.Context(), coretest.CreateRequest(name))
+		coretest.Must(t, err)
 		id := volume.GetVolume().GetVolumeId()
-		_, err = controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: nodeID, VolumeCapability: mountWriter()})
-		must(t, err)
-		_, err = controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: nodeID})
-		must(t, err)
+		_, err = controller.ControllerPublishVolume(
+			t.Context(),
+			&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: nodeID, VolumeCapability: coretest.MountWriter()},
+		)
+		coretest.Must(t, err)
+		_, err = controller.ControllerUnpublishVolume(
+			t.Context(),
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: nodeID},
+		)
+		coretest.Must(t, err)
 		_, err = controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		must(t, err)
+		coretest.Must(t, err)
 		return id
 	}
-	secrets := []string{nodeID, testToken, "volume-", life("volume-0")}
-	before := len(metricstest.Read(t, metricsPage(m)))
+	secrets := []string{nodeID, coretest.Token, "volume-", life("volume-0")}
+	before := len(metricstest.Read(t, metricstest.Page(m)))
 	for _, name := range []string{"volume-1", "volume-2", "volume-3", "volume-4"} {
 		secrets = append(secrets, life(name))
 	}
-	page := metricsPage(m)
+	page := metricstest.Page(m)
 	if after := len(metricstest.Read(t, page)); after != before {
 		t.Errorf("%d samples after one volume, %d after five", before, after)
 	}
@@ -151,81 +165,51 @@ func TestMetricsDoNotGrow(t *testing.T) {
 	}
 }
 
-// The boot disk and users' own disks are no volumes; a user's disk that was staged is one.
-func TestNodeVolumes(t *testing.T) {
-	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-		want := func(when string, attached, mounted int) {
-			t.Helper()
-			gotAttached, gotMounted, err := r.service.Volumes()
-			must(r.t, err)
-			if gotAttached != attached || gotMounted != mounted {
-				r.t.Errorf("%s: %d attached, %d mounted; want %d and %d", when, gotAttached, gotMounted, attached, mounted)
-			}
-		}
-		want("attached", 1, 0)
-		own := r.newVolume(volumeB, "a-disk-of-the-users")
-		want("beside a user's disk", 1, 0)
-		must(r.t, r.stage(v, capability))
-		want("staged", 1, 1)
-		must(r.t, r.publish(v, "target", capability, false))
-		want("published", 1, 1)
-		must(r.t, r.stage(own, filesystem("ext4", writer)))
-		want("the user's disk staged too", 2, 2)
-		must(r.t, r.unpublish(v, "target"))
-		must(r.t, r.unstage(v))
-		want("unstaged", 2, 1)
-		r.unplug(v)
-		want("detached", 1, 1)
-		must(r.t, r.unstage(own))
-	})
-	broken := core.NewNode(core.NodeOptions{Devices: device.Roots{Dev: t.TempDir(), Sys: t.TempDir()}, Log: discard()})
-	if attached, mounted, err := broken.Volumes(); err == nil {
-		t.Errorf("a guest without /sys has %d disks attached, %d mounted", attached, mounted)
-	}
-}
-
 // Volumes are counted where a list is whole: this cluster's, and no disk that somebody else has made or attached.
 func TestVolumesAreCounted(t *testing.T) {
-	r, controller, _, m := measuredController(t, newGate())
-	nodeID := r.node(t, "node-a")
+	r, controller, _, m := measuredController(t, &coretest.Gate{})
+	nodeID := r.Node(t, "node-a")
 	var ids []string
 	for _, name := range []string{"a", "b", "c"} {
-		ids = append(ids, r.create(t, name))
+		ids = append(ids, r.Create(t, name))
 	}
-	must(t, r.publish(t, ids[0], nodeID))
-	r.attachByHand(t, r.userDisk(t, testProject, "by-hand", "of a user").Id, nodeID)
+	coretest.Must(t, r.Publish(t, ids[0], nodeID))
+	r.AttachByHand(t, r.UserDisk(t, coretest.Project, "by-hand", "of a user").Id, nodeID)
 	list := func(req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 		return controller.ListVolumes(t.Context(), req)
 	}
 	want := func(when string, counts metricstest.Samples) {
 		t.Helper()
-		if diff := cmp.Diff(counts, metricstest.Read(t, metricsPage(m)).Matching("oxide_csi_volumes")); diff != "" {
+		if diff := cmp.Diff(counts, metricstest.Read(t, metricstest.Page(m)).Matching("oxide_csi_volumes")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
 	counts := func(all, attached float64) metricstest.Samples {
-		return metricstest.Samples{`oxide_csi_volumes{rack="default"}`: all, `oxide_csi_volumes_attached{rack="default"}`: attached}
+		return metricstest.Samples{
+			`oxide_csi_volumes{rack="default"}`:          all,
+			`oxide_csi_volumes_attached{rack="default"}`: attached,
+		}
 	}
 	want("before the first list", metricstest.Samples{})
 	page, err := list(&csi.ListVolumesRequest{MaxEntries: 1})
-	must(t, err)
+	coretest.Must(t, err)
 	_, err = list(&csi.ListVolumesRequest{StartingToken: page.GetNextToken()})
-	must(t, err)
+	coretest.Must(t, err)
 	want("after pages", metricstest.Samples{})
 	_, err = list(&csi.ListVolumesRequest{})
-	must(t, err)
+	coretest.Must(t, err)
 	want("after a whole list", counts(3, 1))
-	must(t, r.unpublish(t, ids[0], nodeID))
-	r.inject(t, "disk_list", lab.FaultStatus, 500)
+	coretest.Must(t, r.Unpublish(t, ids[0], nodeID))
+	r.Inject(t, "disk_list", lab.FaultStatus, 500)
 	_, err = list(&csi.ListVolumesRequest{})
 	if err == nil {
 		t.Error("a list on a rack that fails succeeded")
 	}
 	want("after a list that failed", counts(3, 1))
 	for _, id := range ids {
-		must(t, r.delete(t, id))
+		coretest.Must(t, r.Delete(t, id))
 	}
 	_, err = list(&csi.ListVolumesRequest{})
-	must(t, err)
+	coretest.Must(t, err)
 	want("after the last volume", counts(0, 0))
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -20,6 +24,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -32,7 +37,11 @@ var sanitySkips = []struct {
 	needs   fmt.Stringer
 }{
 	// csi-test itself has switched it off, for all plugins.
-	{"pending: pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted", 1, nil},
+	{
+		"pending: pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted",
+		1,
+		nil,
+	},
 	{"ControllerPublishVolume.readonly field not supported", 1, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY},
 	{"ControllerExpandVolume not supported", 3, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME},
 	{"Modify volume not supported", 1, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
@@ -62,7 +71,14 @@ func TestSanity(t *testing.T) {
 		t.Fatal(err)
 	}
 	state := filepath.Join(dir, "state")
-	sim, err := lab.StartSim(programs.Sim, nil, "--hotplug", "--instances=node-a", "--guest-root="+filepath.Join(dir, "guests"), "--state="+state)
+	sim, err := lab.StartSim(
+		programs.Sim,
+		nil,
+		"--hotplug",
+		"--instances=node-a",
+		"--guest-root="+filepath.Join(dir, "guests"),
+		"--state="+state,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +86,10 @@ func TestSanity(t *testing.T) {
 		endSanity(t, "oxide-sim", sim.Stop, sim.Process)
 		checkNothingBelow(t, dir)
 	})
-	plugin, err := lab.StartPlugin(programs.Plugin, lab.PluginOptions{Mode: "all", Dir: dir, Sim: sim, Instance: sim.Instance("node-a")})
+	plugin, err := lab.StartPlugin(
+		programs.Plugin,
+		lab.PluginOptions{Mode: "all", Dir: dir, Sim: sim, Instance: sim.Instance("node-a")},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +135,7 @@ func runSanity(t *testing.T, socket, dir string) (report types.Report) {
 		config.TargetPath = filepath.Join(dir, round+"-target")
 		config.StagingPath = filepath.Join(dir, round+"-staging")
 		config.TestVolumeAccessType = round
-		config.TestVolumeSize = gib
+		config.TestVolumeSize = coretest.GiB
 		config.TestNodeVolumeAttachLimit = true
 		config.IdempotentCount = 5
 		config.IDGen = idGenerator{}
@@ -133,7 +152,14 @@ func runSanity(t *testing.T, socket, dir string) (report types.Report) {
 
 // sendCopy sends a copy of the request: sending notes the sizes of messages in them, and csi-sanity compares a topology that it
 // has sent with one that it has got by all that is in memory.
-func sendCopy(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func sendCopy(
+	ctx context.Context,
+	method string,
+	req, reply any,
+	cc *grpc.ClientConn,
+	invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
 	return invoke(ctx, method, proto.Clone(req.(proto.Message)), reply, cc, opts...)
 }
 

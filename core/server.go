@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core
 
 import (
@@ -14,6 +18,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 )
 
@@ -22,10 +27,10 @@ type Server struct {
 	log        *slog.Logger
 	metrics    *metrics.Metrics
 	mode       string
-	controller *Controller
-	node       *Node
+	controller csi.ControllerServer
+	node       csi.NodeServer
 	grpc       *grpc.Server
-	locks      *locks
+	locks      *keylock.Locks
 	requests   requestCounter
 }
 
@@ -34,8 +39,8 @@ type Server struct {
 type ServerOptions struct {
 	Mode       string
 	Identity   *Identity
-	Controller *Controller
-	Node       *Node
+	Controller csi.ControllerServer
+	Node       csi.NodeServer
 	// Metrics counts the RPCs. Nil means nobody does.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
@@ -49,7 +54,7 @@ func NewServer(opts ServerOptions) *Server {
 		mode:       opts.Mode,
 		controller: opts.Controller,
 		node:       opts.Node,
-		locks:      newLocks(),
+		locks:      keylock.New(),
 	}
 	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...), grpc.ConnectionTimeout(handshakeTimeout))
 	csi.RegisterIdentityServer(s.grpc, opts.Identity)
@@ -122,7 +127,10 @@ func clearDeadSocket(path string) error {
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err == nil {
-		return errors.Join(fmt.Errorf("%s is in use: another plugin listens on it; stop it, or choose another endpoint", path), conn.Close())
+		return errors.Join(
+			fmt.Errorf("%s is in use: another plugin listens on it; stop it, or choose another endpoint", path),
+			conn.Close(),
+		)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%s: cannot tell whether another plugin listens on it: %w", path, err)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package core_test
 
 import (
@@ -13,7 +17,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,7 +27,10 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
@@ -33,31 +39,57 @@ import (
 func TestCapabilities(t *testing.T) {
 	e := newEverything(t)
 	plugin, err := e.IdentityClient.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
-	e.must(t, err)
+	e.Must(t, err)
 	var services []string
 	for _, capability := range plugin.GetCapabilities() {
 		services = append(services, capability.GetService().GetType().String())
 	}
-	wantSame(t, services, []string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"})
+	coretest.WantSame(
+		t,
+		services,
+		[]string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"},
+	)
 
-	controller, err := csi.NewControllerClient(e.conn).ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
-	e.must(t, err)
+	controller, err := csi.NewControllerClient(e.Conn).
+		ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
+	e.Must(t, err)
 	var rpcs []string
 	for _, capability := range controller.GetCapabilities() {
 		rpcs = append(rpcs, capability.GetRpc().GetType().String())
 	}
-	wantSame(t, rpcs, []string{
-		"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "LIST_VOLUMES", "LIST_VOLUMES_PUBLISHED_NODES", "GET_VOLUME", "GET_VOLUME_HEALTH",
-		"LIST_VOLUME_HEALTH", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "GET_SNAPSHOT", "CLONE_VOLUME", "SINGLE_NODE_MULTI_WRITER",
+	coretest.WantSame(t, rpcs, []string{
+		"CREATE_DELETE_VOLUME",
+		"PUBLISH_UNPUBLISH_VOLUME",
+		"LIST_VOLUMES",
+		"LIST_VOLUMES_PUBLISHED_NODES",
+		"GET_VOLUME",
+		"GET_VOLUME_HEALTH",
+		"LIST_VOLUME_HEALTH",
+		"GET_CAPACITY",
+		"CREATE_DELETE_SNAPSHOT",
+		"LIST_SNAPSHOTS",
+		"GET_SNAPSHOT",
+		"CLONE_VOLUME",
+		"SINGLE_NODE_MULTI_WRITER",
 	})
 
-	node, err := csi.NewNodeClient(e.conn).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-	e.must(t, err)
+	node, err := csi.NewNodeClient(e.Conn).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	e.Must(t, err)
 	rpcs = nil
 	for _, capability := range node.GetCapabilities() {
 		rpcs = append(rpcs, capability.GetRpc().GetType().String())
 	}
-	wantSame(t, rpcs, []string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"})
+	coretest.WantSame(
+		t,
+		rpcs,
+		[]string{
+			"STAGE_UNSTAGE_VOLUME",
+			"GET_VOLUME_STATS",
+			"SINGLE_NODE_MULTI_WRITER",
+			"GET_VOLUME_HEALTH",
+			"GET_STORAGE_HEALTH",
+		},
+	)
 }
 
 // A service that is off answers that it is, and the plugin's description of itself is the same in every mode.
@@ -68,34 +100,42 @@ func TestModes(t *testing.T) {
 		controller, node bool
 	}{{"controller", true, false}, {"node", false, true}, {"all", true, true}} {
 		t.Run(test.mode, func(t *testing.T) {
-			r := newRig(t)
-			opts := serverOptions(test.mode)
+			r := coretest.New(t)
+			opts := coretest.ServerOptions(test.mode)
 			if test.controller {
-				opts.Controller = core.NewController(core.ControllerOptions{Racks: []*rack.Client{rackClient(t, r, nil)}, Cluster: testCluster, MaxDisks: 8, Log: discard()})
+				opts.Controller = controller.New(
+					controller.Options{
+						Racks:    []*rack.Client{coretest.RackClient(t, r, nil)},
+						Cluster:  coretest.Cluster,
+						MaxDisks: 8,
+						Log:      coretest.DiscardLog(),
+					},
+				)
 			}
 			if test.node {
-				opts.Node = core.NewNode(core.NodeOptions{
-					Provider: static.New(static.Options{InstanceID: r.node(t, "node-a")}), Rack: "default", MaxDisks: 8,
-					Devices: devicetest.NewBare(t).Roots(), StateDir: t.TempDir(), Log: discard(),
+				opts.Node = node.New(node.Options{
+					Provider: static.New(static.Options{InstanceID: r.Node(t, "node-a")}), Rack: "default", MaxDisks: 8,
+					Devices: devicetest.NewBare(t).Roots(), StateDir: t.TempDir(), Log: coretest.DiscardLog(),
 				})
 			}
-			conn, _ := serve(t, core.NewServer(opts))
+			conn, _ := coretest.Serve(t, core.NewServer(opts))
 			for service, on := range map[string]bool{"Identity": true, "Controller": test.controller, "Node": test.node} {
 				for _, rpc := range rpcsOf(t, service) {
 					_, err := invoke(t.Context(), conn, rpc, newRequest(t, rpc))
 					_, served := badInputRPCs[string(rpc.Name())]
 					switch {
 					case !on:
-						wantCode(t, err, codes.Unimplemented, `mode "`+test.mode+`"`, strings.ToLower(service)+" service")
+						coretest.WantCode(t, err, codes.Unimplemented, `mode "`+test.mode+`"`, strings.ToLower(service)+" service")
 					case !served:
-						wantCode(t, err, codes.Unimplemented, string(rpc.Name()))
+						coretest.WantCode(t, err, codes.Unimplemented, string(rpc.Name()))
 					case err != nil: // an empty request, most of which are bad
-						wantCode(t, err, codes.InvalidArgument)
+						coretest.WantCode(t, err, codes.InvalidArgument)
 					}
 				}
 			}
-			description, err := csi.NewIdentityClient(conn).GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
-			r.must(t, err)
+			description, err := csi.NewIdentityClient(conn).
+				GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+			r.Must(t, err)
 			descriptions = append(descriptions, description)
 		})
 	}
@@ -109,18 +149,22 @@ func TestModes(t *testing.T) {
 func TestUnknownServices(t *testing.T) {
 	e := newEverything(t)
 	for _, rpc := range rpcsOf(t, "GroupController", "SnapshotMetadata") {
-		stream, err := e.conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, fmt.Sprintf("/%s/%s", rpc.Parent().FullName(), rpc.Name()))
-		e.must(t, err)
-		e.must(t, stream.SendMsg(newRequest(t, rpc)))
-		wantCode(t, stream.RecvMsg(&csi.ProbeResponse{}), codes.Unimplemented, string(rpc.Parent().Name()))
+		stream, err := e.Conn.NewStream(
+			t.Context(),
+			&grpc.StreamDesc{ServerStreams: true},
+			fmt.Sprintf("/%s/%s", rpc.Parent().FullName(), rpc.Name()),
+		)
+		e.Must(t, err)
+		e.Must(t, stream.SendMsg(newRequest(t, rpc)))
+		coretest.WantCode(t, stream.RecvMsg(&csi.ProbeResponse{}), codes.Unimplemented, string(rpc.Parent().Name()))
 	}
 }
 
 func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 	readiness := &core.Readiness{}
-	opts := serverOptions("node")
+	opts := coretest.ServerOptions("node")
 	opts.Identity = core.NewIdentity("1.2.3", "prod-1", readiness)
-	conn, _ := serve(t, core.NewServer(opts))
+	conn, _ := coretest.Serve(t, core.NewServer(opts))
 	client := csi.NewIdentityClient(conn)
 	readiness.Await("something")
 	resp, err := client.Probe(t.Context(), &csi.ProbeRequest{})
@@ -131,7 +175,15 @@ func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantSame(t, info, &csi.GetPluginInfoResponse{Name: "csi.oxide.computer", VendorVersion: "1.2.3", Manifest: map[string]string{"clusterID": "prod-1"}})
+	coretest.WantSame(
+		t,
+		info,
+		&csi.GetPluginInfoResponse{
+			Name:          "csi.oxide.computer",
+			VendorVersion: "1.2.3",
+			Manifest:      map[string]string{"clusterID": "prod-1"},
+		},
+	)
 }
 
 func TestListen(t *testing.T) {
@@ -145,46 +197,46 @@ func TestListen(t *testing.T) {
 		{name: "a socket on which nobody listens", put: deadSocket},
 		{name: "a socket in use", refused: "is in use", put: func(t *testing.T, path string) {
 			other, err := net.Listen("unix", path)
-			must(t, err)
-			t.Cleanup(func() { must(t, other.Close()) })
+			coretest.Must(t, err)
+			t.Cleanup(func() { coretest.Must(t, other.Close()) })
 		}},
 		{name: "a file", refused: "is no socket", put: func(t *testing.T, path string) {
-			must(t, os.WriteFile(path, []byte("precious"), 0o600))
+			coretest.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
 		}},
 		{name: "an empty file", refused: "is no socket", put: func(t *testing.T, path string) {
-			must(t, os.WriteFile(path, nil, 0o600))
+			coretest.Must(t, os.WriteFile(path, nil, 0o600))
 		}},
 		{name: "a folder", refused: "is no socket", put: func(t *testing.T, path string) {
-			must(t, os.Mkdir(path, 0o700))
+			coretest.Must(t, os.Mkdir(path, 0o700))
 		}},
 		{name: "a link to a dead socket", refused: "is no socket", put: func(t *testing.T, path string) {
 			deadSocket(t, path+"-elsewhere")
-			must(t, os.Symlink(path+"-elsewhere", path))
+			coretest.Must(t, os.Symlink(path+"-elsewhere", path))
 		}},
 		{name: "a link to nothing", refused: "is no socket", put: func(t *testing.T, path string) {
-			must(t, os.Symlink(path+"-elsewhere", path))
+			coretest.Must(t, os.Symlink(path+"-elsewhere", path))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			dir := shortDir(t)
+			dir := coretest.ShortDir(t)
 			path := filepath.Join(dir, "csi.sock")
 			test.put(t, path)
-			before := listing(t, dir)
+			before := coretest.Listing(t, dir)
 			listener, err := core.Listen(path)
 			if test.refused != "" {
 				if err == nil || !strings.Contains(err.Error(), test.refused) || !strings.Contains(err.Error(), path) {
 					t.Errorf("error %v must name the path and that it %s", err, test.refused)
 				}
-				if diff := cmp.Diff(before, listing(t, dir)); diff != "" {
+				if diff := cmp.Diff(before, coretest.Listing(t, dir)); diff != "" {
 					t.Errorf("the folder changed (-before +after):\n%s", diff)
 				}
 				return
 			}
-			must(t, err)
+			coretest.Must(t, err)
 			if info, err := os.Lstat(path); err != nil || info.Mode() != fs.ModeSocket|0o660 {
 				t.Errorf("the socket: %v, %v; want mode 0660", info.Mode(), err)
 			}
-			if entries := listing(t, dir); len(entries) != 1 {
+			if entries := coretest.Listing(t, dir); len(entries) != 1 {
 				t.Errorf("beside the socket there is something: %v", entries)
 			}
 			accepted := make(chan error, 1)
@@ -196,15 +248,15 @@ func TestListen(t *testing.T) {
 				accepted <- err
 			}()
 			conn, err := net.Dial("unix", path)
-			must(t, err)
-			must(t, errors.Join(conn.Close(), <-accepted, listener.Close()))
-			if entries := listing(t, dir); len(entries) != 0 {
+			coretest.Must(t, err)
+			coretest.Must(t, errors.Join(conn.Close(), <-accepted, listener.Close()))
+			if entries := coretest.Listing(t, dir); len(entries) != 0 {
 				t.Errorf("after the end there is %v", entries)
 			}
 		})
 	}
 	t.Run("the other one goes on", func(t *testing.T) {
-		conn, path := serve(t, core.NewServer(serverOptions("all")))
+		conn, path := coretest.Serve(t, core.NewServer(coretest.ServerOptions("all")))
 		if _, err := core.Listen(path); err == nil {
 			t.Fatal("a socket in use was taken")
 		}
@@ -212,15 +264,18 @@ func TestListen(t *testing.T) {
 			t.Error(err)
 		}
 		fresh, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		must(t, err)
-		defer func() { must(t, fresh.Close()) }()
+		coretest.Must(t, err)
+		defer func() { coretest.Must(t, fresh.Close()) }()
 		if _, err := csi.NewIdentityClient(fresh).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("no folder", func(t *testing.T) {
-		path := filepath.Join(shortDir(t), "missing", "csi.sock")
-		if _, err := core.Listen(path); err == nil || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "folder exists") {
+		path := filepath.Join(coretest.ShortDir(t), "missing", "csi.sock")
+		if _, err := core.Listen(
+			path,
+		); err == nil || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) ||
+			!strings.Contains(err.Error(), "folder exists") {
 			t.Errorf("error %v", err)
 		}
 	})
@@ -230,48 +285,27 @@ func TestListen(t *testing.T) {
 func deadSocket(t *testing.T, path string) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	must(t, err)
+	coretest.Must(t, err)
 	listener.SetUnlinkOnClose(false)
-	must(t, listener.Close())
-}
-
-// listing is what is in a folder: kind, content and identity of each entry.
-func listing(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must(t, err)
-	found := map[string]string{}
-	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name())
-		info, err := entry.Info()
-		must(t, err)
-		text := fmt.Sprintf("%v, inode %d", info.Mode(), info.Sys().(*syscall.Stat_t).Ino)
-		if info.Mode().IsRegular() {
-			content, err := os.ReadFile(path)
-			must(t, err)
-			text = fmt.Sprintf("%v %q", info.Mode(), content)
-		}
-		found[entry.Name()] = text
-	}
-	return found
+	coretest.Must(t, listener.Close())
 }
 
 // goAllowed are the places of the packages that serve RPCs which may start a goroutine, and why a panic in it cannot end
 // the process.
 var goAllowed = map[string]string{
-	"node_probe.go: look": "it hands its panic to the RPCs that wait for it",
-	"racks.go: askAll":    "it hands its panic to the RPC that reads the answers",
-	"sweep.go: in":        "it recovers its panic itself",
+	"node/probe.go: look":         "it hands its panic to the RPCs that wait for it",
+	"controller/racks.go: askAll": "it hands its panic to the RPC that reads the answers",
+	"controller/sweep.go: in":     "it recovers its panic itself",
 }
 
 // An interceptor recovers panics of the goroutine that serves an RPC, and of no other: one more, and a defect in one
 // request ends the process with all that it serves.
 func TestNoGoroutines(t *testing.T) {
 	found := map[string]bool{}
-	for _, dir := range []string{".", "rack", "device", "mount", "metrics", "shutdown", "tool"} {
+	for _, dir := range []string{".", "controller", "node", "rpc", "keylock", "rack", "device", "mount", "metrics", "shutdown", "hostexec", "volumelock"} {
 		files := token.NewFileSet()
 		entries, err := os.ReadDir(dir)
-		must(t, err)
+		coretest.Must(t, err)
 		parsed := 0
 		for _, entry := range entries {
 			name := filepath.Join(dir, entry.Name())
@@ -279,7 +313,7 @@ func TestNoGoroutines(t *testing.T) {
 				continue
 			}
 			file, err := parser.ParseFile(files, name, nil, 0)
-			must(t, err)
+			coretest.Must(t, err)
 			parsed++
 			for _, declaration := range file.Decls {
 				function := "a variable"
@@ -323,50 +357,6 @@ func startsGoroutine(node ast.Node) bool {
 	return is && (selector.Sel.Name == "Go" || selector.Sel.Name == "AfterFunc")
 }
 
-func serverOptions(mode string) core.ServerOptions {
-	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: discard()}
-}
-
-// serve serves on a socket of its own until the test ends, and checks then that nothing is left of it.
-func serve(t *testing.T, server *core.Server) (*grpc.ClientConn, string) {
-	t.Helper()
-	dir := shortDir(t)
-	path := filepath.Join(dir, "csi.sock")
-	listener, err := core.Listen(path)
-	must(t, err)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
-	t.Cleanup(func() {
-		must(t, conn.Close())
-		server.StopNow()
-		must(t, <-served)
-		if left := listing(t, dir); len(left) != 0 {
-			t.Errorf("the server left %v behind", left)
-		}
-	})
-	return conn, path
-}
-
-// shortDir is a folder whose path leaves room for a socket's name.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "csi")
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	return dir
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
-
 // A server that stops answers what it has begun and takes nothing new.
 // A signal can come before the first call to serve.
 func TestStopBeforeServe(t *testing.T) {
@@ -377,7 +367,13 @@ func TestStopBeforeServe(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			server := core.NewServer(core.ServerOptions{Mode: "node", Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: slog.New(slog.DiscardHandler)})
+			server := core.NewServer(
+				core.ServerOptions{
+					Mode:     "node",
+					Identity: core.NewIdentity("test", "", &core.Readiness{}),
+					Log:      slog.New(slog.DiscardHandler),
+				},
+			)
 			stop(server)
 			if err := server.Serve(listener); err != nil {
 				t.Error(err)
@@ -390,21 +386,21 @@ func TestStopBeforeServe(t *testing.T) {
 }
 
 func TestStopFinishesCallsInFlight(t *testing.T) {
-	gate := newGate()
+	gate := &coretest.Gate{}
 	r, conn, server := gatedController(t, gate)
 	answered := make(chan error, 1)
-	hold := gate.hold("POST", "/v1/disks")
+	hold := gate.Hold("POST", "/v1/disks")
 	go func() {
-		_, err := csi.NewControllerClient(conn).CreateVolume(t.Context(), createRequest("v"))
+		_, err := csi.NewControllerClient(conn).CreateVolume(t.Context(), coretest.CreateRequest("v"))
 		answered <- err
 	}()
-	hold.entered(t)
+	hold.Entered(t)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		server.Stop()
 	}()
-	eventually(t, "nothing new is taken", func() bool {
+	coretest.Eventually(t, "nothing new is taken", func() bool {
 		_, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{})
 		return err != nil
 	})
@@ -415,10 +411,10 @@ func TestStopFinishesCallsInFlight(t *testing.T) {
 		t.Fatalf("the call in flight ended: %v", err)
 	default:
 	}
-	hold.release()
-	must(t, <-answered)
+	hold.Release()
+	coretest.Must(t, <-answered)
 	<-stopped
-	if ids := r.volumes(t); len(ids) != 1 {
+	if ids := r.Volumes(t); len(ids) != 1 {
 		t.Errorf("%d disks, want 1", len(ids))
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package metadata_test
 
 import (
@@ -61,7 +65,14 @@ func TestAwait(t *testing.T) {
 					t.Errorf("got %+v, %v; want %+v", got, err, tt.want)
 				}
 				if failed != tt.failed || time.Since(start) != tt.took || len(tt.calls) != 0 {
-					t.Errorf("failed %d times in %s with %d calls left; want %d in %s", failed, time.Since(start), len(tt.calls), tt.failed, tt.took)
+					t.Errorf(
+						"failed %d times in %s with %d calls left; want %d in %s",
+						failed,
+						time.Since(start),
+						len(tt.calls),
+						tt.failed,
+						tt.took,
+					)
 				}
 			})
 		})

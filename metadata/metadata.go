@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package metadata says how the plugin learns who it is: which Oxide instance
 // it runs in, and on which rack. Oxide has no instance metadata service
 // (docs/reference/rack.md §9), so the answer comes from whatever knows it: the operator,

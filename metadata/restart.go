@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package metadata
 
 import (
@@ -17,13 +21,13 @@ import (
 type RestartState string
 
 const (
-	// RestartUnanswered: the node plugin has not said anything yet.
+	// RestartUnanswered means that the node plugin has not answered yet.
 	RestartUnanswered RestartState = ""
-	// RestartAccepted: the guest is going down. It cannot be taken back.
+	// RestartAccepted means that the guest is going down. It cannot be taken back.
 	RestartAccepted RestartState = "accepted"
-	// RestartRefused: the guest stays up, and Reason says why and what to do.
+	// RestartRefused means that the guest stays up. Reason says why and what to do.
 	RestartRefused RestartState = "refused"
-	// RestartBack: the guest has booted since it accepted, and its node plugin serves again.
+	// RestartBack means that the guest has booted since it accepted, and that its node plugin serves again.
 	RestartBack RestartState = "back"
 )
 

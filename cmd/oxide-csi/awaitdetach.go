@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -46,7 +50,13 @@ func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 		case err != nil && !errors.As(err, &problems):
 			return err
 		case err == nil && cfg.NodeName == "":
-			problems = append(problems, config.Problem{Flag: "--node-name", What: "is required; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"})
+			problems = append(
+				problems,
+				config.Problem{
+					Flag: "--node-name",
+					What: "is required; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
+				},
+			)
 		}
 		if timeout <= 0 {
 			problems = append(problems, config.Problem{Flag: "--timeout", What: fmt.Sprintf("%s is not positive", timeout)})

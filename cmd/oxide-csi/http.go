@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -6,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
@@ -20,7 +25,12 @@ type waiting interface {
 
 // serveHTTP serves health and metrics, and profiles where they are asked for. Liveness is that the process answers: a
 // plugin that waits for its identity or its rack is alive, and restarting it mends nothing.
-func serveHTTP(cfg config.Config, readiness []waiting, measured *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
+func serveHTTP(
+	cfg config.Config,
+	readiness []waiting,
+	measured *metrics.Metrics,
+	log *slog.Logger,
+) (stop func(), err error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "ok")
@@ -37,7 +47,10 @@ func serveHTTP(cfg config.Config, readiness []waiting, measured *metrics.Metrics
 	})
 	mux.Handle("GET /metrics", measured)
 	if cfg.Pprof {
-		profiles(mux)
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	listener, err := net.Listen("tcp", cfg.HTTPEndpoint)
 	if err != nil {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -95,7 +99,8 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 	must(t, s.err)
 	defer func() { must(t, s.plugin.Stop()) }()
 	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	if err != nil || info.GetNodeId() != instanceID || info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "west" {
+	if err != nil || info.GetNodeId() != instanceID ||
+		info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "west" {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
 	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 || body != "ok\n" {
@@ -110,7 +115,13 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 func TestWaitingNodeEnds(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	opts := lab.PluginOptions{Mode: "all", Dir: dir, Sim: startSim(t), Instance: lab.Instance{ID: instanceID}, Args: []string{"--instance-id=", "--metadata-file=" + dir + "/none"}}
+	opts := lab.PluginOptions{
+		Mode:     "all",
+		Dir:      dir,
+		Sim:      startSim(t),
+		Instance: lab.Instance{ID: instanceID},
+		Args:     []string{"--instance-id=", "--metadata-file=" + dir + "/none"},
+	}
 	flags, err := opts.Flags()
 	must(t, err)
 	p := begin(t, flags...)
@@ -133,11 +144,19 @@ func TestHTTPEndpoint(t *testing.T) {
 		pages map[string]int
 	}{
 		{"without profiles", nil, map[string]int{"/livez": 200, "/readyz": 200, "/metrics": 200, "/debug/pprof/": 404, "/": 404}},
-		{"with profiles", []string{"--pprof"}, map[string]int{"/livez": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 200}},
+		{"with profiles", []string{"--pprof"}, map[string]int{"/livez": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 200, "/debug/pprof/profile?seconds=1": 200, "/debug/pprof/trace?seconds=1": 200}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			addr := freePort(t)
-			plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: append(test.flags, "--http-endpoint="+addr)})
+			plugin := startPlugin(
+				t,
+				lab.PluginOptions{
+					Mode: "controller",
+					Dir:  shortDir(t),
+					Sim:  sim,
+					Args: append(test.flags, "--http-endpoint="+addr),
+				},
+			)
 			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 			must(t, err)
 			for page, want := range test.pages {
@@ -159,7 +178,12 @@ func TestHTTPEndpoint(t *testing.T) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
 		defer func() { must(t, listener.Close()) }()
-		opts := lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + listener.Addr().String()}}
+		opts := lab.PluginOptions{
+			Mode: "controller",
+			Dir:  shortDir(t),
+			Sim:  sim,
+			Args: []string{"--http-endpoint=" + listener.Addr().String()},
+		}
 		flags, err := opts.Flags()
 		must(t, err)
 		if got := runPlugin(t, nil, flags...); got.code != 1 || !strings.Contains(got.stderr, "address already in use") {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -66,8 +70,10 @@ func TestNodeWithNoConfiguration(t *testing.T) {
 	conn, err := grpc.NewClient("unix://"+dir+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer func() { must(t, conn.Close()) }()
-	info, err := csi.NewNodeClient(conn).NodeGetInfo(within(t, 30*time.Second), &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
-	if err != nil || info.GetNodeId() != instanceID || info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "default" {
+	info, err := csi.NewNodeClient(conn).
+		NodeGetInfo(within(t, 30*time.Second), &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
+	if err != nil || info.GetNodeId() != instanceID ||
+		info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "default" {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
 	must(t, p.cmd.Process.Signal(os.Interrupt))
@@ -82,8 +88,8 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 	t.Parallel()
 	dir, addr, nomad := shortDir(t), freePort(t), freePort(t)
 	opts := lab.PluginOptions{Mode: "node", Dir: dir, Args: []string{
-		"--metadata=auto", "--instance-id=", "--sys-root=" + machine(t, instanceID), "--http-endpoint=" + addr, "--nomad-address=http://" + nomad,
-	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary)}
+		"--metadata=auto", "--instance-id=", "--sys-root=" + machine(t, instanceID), "--http-endpoint=" + addr,
+	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary, "NOMAD_ADDR=http://"+nomad)}
 	type started struct {
 		plugin *lab.Plugin
 		err    error
@@ -95,13 +101,20 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 	}()
 	eventually(t, "/readyz says what it waits for", func() bool {
 		code, body := get(t, "http://"+addr+"/readyz")
-		return code == 503 && strings.Contains(body, "guest knows the instance, and the rack is asked of nomad: ask the Nomad agent at http://"+nomad)
+		return code == 503 &&
+			strings.Contains(
+				body,
+				"guest knows the instance, and the rack is asked of nomad: ask the Nomad agent at http://"+nomad,
+			)
 	})
 	conn, err := grpc.NewClient("unix://"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer func() { must(t, conn.Close()) }()
 	ctx := within(t, 30*time.Second)
-	if _, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unavailable {
+	if _, err := csi.NewNodeClient(conn).
+		NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); status.Code(
+		err,
+	) != codes.Unavailable {
 		t.Errorf("NodeGetInfo: %v, want UNAVAILABLE", err)
 	}
 	if code, _ := get(t, "http://"+addr+"/livez"); code != 200 {
@@ -118,7 +131,8 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 	must(t, s.err)
 	defer func() { must(t, s.plugin.Stop()) }()
 	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	if err != nil || info.GetNodeId() != instanceID || info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "east" {
+	if err != nil || info.GetNodeId() != instanceID ||
+		info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "east" {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
 	if text := s.plugin.Stderr().String(); strings.Contains(text, canary) {

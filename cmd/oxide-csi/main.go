@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Command oxide-csi is the Oxide CSI plugin: it serves the CSI services of the package core on a unix socket.
 //
 // Without a subcommand it serves. Its configuration is described in docs/reference/configuration.md; problems with it end the
@@ -56,7 +60,8 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "oxide-csi",
 		Short:         "CSI plugin for Oxide disks",
-		Long:          "oxide-csi serves the Container Storage Interface for the disks of an Oxide rack.\n\nEvery flag can also be given by an environment variable or in a YAML file; docs/reference/configuration.md lists them.",
+		Long:          rootHelp,
+		Example:       rootExample,
 		Version:       version,
 		Args:          noArgs,
 		SilenceUsage:  true,
@@ -74,16 +79,23 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	root.SetUsageFunc(printUsage)
 	config.Flags(root.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{config.FlagProblem(err)}
 	})
-	root.AddCommand(metadataCommand(environ, stdout, stderr), awaitDetachCommand(environ, stderr), volumeCommand(environ, stdout, stderr), snapshotCommand(environ, stdout, stderr), &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  noArgs,
-		Run:   func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi version %s\n", version) },
-	})
+	root.AddCommand(
+		metadataCommand(environ, stdout, stderr),
+		awaitDetachCommand(environ, stderr),
+		volumeCommand(environ, stdout, stderr),
+		snapshotCommand(environ, stdout, stderr),
+		&cobra.Command{
+			Use:   "version",
+			Short: "Print the version",
+			Args:  noArgs,
+			Run:   func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi version %s\n", version) },
+		},
+	)
 	return root
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -103,6 +107,75 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
+// Help begins with examples, and shows the settings in groups without those that only tests and orchestrators set.
+func TestHelpShowsSettingsInGroups(t *testing.T) {
+	help := runPlugin(t, nil, "--help").stdout
+	headings := []string{
+		"Examples",
+		"Usage",
+		"Available Commands",
+		"Serving",
+		"Rack",
+		"Node identity",
+		"Attaching",
+		"Kubernetes",
+		"Nomad",
+		"Diagnostics",
+		"Flags",
+	}
+	var got []string
+	for line := range strings.Lines(help) {
+		if heading, ok := strings.CutSuffix(line, ":\n"); ok && !strings.HasPrefix(line, " ") {
+			got = append(got, heading)
+		}
+		if len(line) > 121 {
+			t.Errorf("a line has %d columns: %s", len(line)-1, line)
+		}
+	}
+	if diff := cmp.Diff(headings, got); diff != "" {
+		t.Errorf("headings: -want +got:\n%s", diff)
+	}
+	if n := strings.Count(help, "  oxide-csi --mode="); n != 2 {
+		t.Errorf("%d examples, want a controller and a node:\n%s", n, help)
+	}
+	if n := strings.Count(help, "\n      --"); n > 36 { // --help and --version have a short form before them
+		t.Errorf("%d flags of settings, want at most 36", n)
+	}
+	if !strings.Contains(help, "Nomad's own variables are honoured: NOMAD_ADDR") {
+		t.Errorf("Nomad's variables are not mentioned:\n%s", help)
+	}
+	completion := runPlugin(t, nil, "__complete", "--").stdout
+	for _, hidden := range []string{
+		"boot-id-file", "dev-root", "sys-root", "device-timeout", "pprof", "restart-cool-down", "restart-wait", "restart-window",
+	} {
+		if strings.Contains(help, "--"+hidden) || strings.Contains(completion, "--"+hidden) {
+			t.Errorf("--%s is shown", hidden)
+		}
+	}
+	if !strings.Contains(completion, "--attach-mode") {
+		t.Errorf("completion offers %s", completion)
+	}
+}
+
+// The examples of the help are complete but for their files and folders, which are on no machine that runs tests.
+func TestExamplesOfTheHelp(t *testing.T) {
+	_, examples, _ := strings.Cut(runPlugin(t, nil, "--help").stdout, "Examples:\n")
+	examples, _, _ = strings.Cut(examples, "Usage:")
+	tokenFile := filepath.Join(t.TempDir(), "token")
+	must(t, os.WriteFile(tokenFile, []byte(canary+"\n"), 0o600))
+	examples = strings.NewReplacer(" \\\n", " ", "/etc/oxide-csi/token", tokenFile, "unix:///run/oxide-csi", t.TempDir()+"/none").
+		Replace(examples)
+	for line := range strings.Lines(examples) {
+		args := strings.Fields(line)
+		if len(args) == 0 || args[0] != "oxide-csi" {
+			continue
+		}
+		if got := runPlugin(t, nil, args[1:]...); got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
+			t.Errorf("%v: %+v, want an error about the socket's folder alone", args, got)
+		}
+	}
+}
+
 var problemLine = regexp.MustCompile(`^config: ([^ ]+|command line): [^ ].*$`)
 
 // problems are the lines of a process that ended over its configuration, by flag.
@@ -131,14 +204,21 @@ func TestConfigurationProblems(t *testing.T) {
 	tokenFile, empty := filepath.Join(dir, "token"), filepath.Join(dir, "empty")
 	must(t, os.WriteFile(tokenFile, []byte(canary+"\n"), 0o600))
 	must(t, os.WriteFile(empty, nil, 0o600))
-	controller := []string{"--endpoint=" + filepath.Join(dir, "csi.sock"), "--mode=controller", "--oxide-host=http://127.0.0.1:1", "--oxide-project=demo", "--oxide-token-file=" + tokenFile, "--cluster-id=c"}
+	controller := []string{
+		"--endpoint=" + filepath.Join(dir, "csi.sock"),
+		"--mode=controller",
+		"--oxide-host=http://127.0.0.1:1",
+		"--oxide-project=demo",
+		"--oxide-token-file=" + tokenFile,
+		"--cluster-id=c",
+	}
 	for _, test := range []struct {
 		name    string
 		environ []string
 		args    []string
 		flags   []string
 	}{
-		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
+		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--mode", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
 		{"nothing, controller", nil, []string{"--mode=controller"}, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
 		{"nothing, node", nil, []string{"--mode=node"}, []string{"--endpoint"}},
 		{"all at once", []string{"OXIDE_CSI_MAX_DISKS=1", "OXIDE_CSI_LOG_LEVEL=loud"},
@@ -150,9 +230,10 @@ func TestConfigurationProblems(t *testing.T) {
 		{"a token in the wrong place", nil, append(slices.Clone(controller), "--max-disks="+canary), []string{"--max-disks"}},
 		{"a template that nobody filled in", nil, []string{"--endpoint=/x", "--mode=node", "--instance-id=${meta.oxide.instance_id}"}, []string{"--instance-id"}},
 		{"a provider that there is not", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=aws"}, []string{"--metadata"}},
+		{"a node that is told that it has no instance", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=none"}, []string{"--metadata"}},
 		{"a provider that lacks what it needs", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--node-name"}},
 		{"a mode that is none", nil, append(slices.Clone(controller), "--mode=both", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"), []string{"--mode"}},
-		{"restarts of which nobody can tell the nodes", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--restart-shutdown"}},
+		{"restarts without a way to reach the nodes", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--restart-shutdown"}},
 		{"a file that is not there", nil, append(slices.Clone(controller), "--config="+dir+"/none.yaml"), []string{"--config"}},
 		{"unknown flag", nil, append(slices.Clone(controller), "--bogus"), []string{"--bogus"}},
 		{"unknown short flag", nil, append(slices.Clone(controller), "-z"), []string{"-z"}},
@@ -184,8 +265,22 @@ func TestConfigurationProblems(t *testing.T) {
 // The node holds no token, whatever its environment has.
 func TestNodeNeedsNoRack(t *testing.T) {
 	dir := shortDir(t)
-	got := runPlugin(t, []string{"OXIDE_HOST=not a host", "OXIDE_TOKEN=" + canary, "OXIDE_PROJECT=-", "OXIDE_CSI_PLUGIN_SERVICE_HOST=10.0.0.1"},
-		"--endpoint="+filepath.Join(dir, "missing", "csi.sock"), "--mode=node", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23")
+	got := runPlugin(
+		t,
+		[]string{
+			"OXIDE_HOST=not a host",
+			"OXIDE_TOKEN=" + canary,
+			"OXIDE_PROJECT=-",
+			"OXIDE_CSI_PLUGIN_SERVICE_HOST=10.0.0.1",
+		},
+		"--endpoint="+filepath.Join(
+			dir,
+			"missing",
+			"csi.sock",
+		),
+		"--mode=node",
+		"--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
+	)
 	// It gets as far as its socket, whose folder is missing: no problem of the configuration.
 	if got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
 		t.Errorf("%+v", got)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -50,7 +54,12 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 	flags.StringVar(&opts.output, "output", "", "file to write; printed where empty")
 	flags.StringVar(&opts.format, "format", "env", "env (OXIDE_INSTANCE_ID=, OXIDE_RACK=) or json")
 	flags.StringVar(&opts.fileMode, "file-mode", "0644", "permissions of the file, octal")
-	flags.DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long to wait for a source that does not answer yet; 0 asks once")
+	flags.DurationVar(
+		&opts.timeout,
+		"timeout",
+		30*time.Second,
+		"how long to wait for a source that does not answer yet; 0 asks once",
+	)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if opts.provider != "" {
 			if err := flags.Set("metadata", opts.provider); err != nil {
@@ -86,20 +95,31 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 // check judges the command's own flags.
 func (o metadataOptions) check() (mode fs.FileMode, problems config.Problems) {
 	if o.format != "env" && o.format != "json" {
-		problems = append(problems, config.Problem{Flag: "--format", What: fmt.Sprintf("%q is not one of env, json", o.format)})
+		problems = append(
+			problems,
+			config.Problem{Flag: "--format", What: fmt.Sprintf("%q is not one of env, json", o.format)},
+		)
 	}
 	if o.timeout < 0 {
 		problems = append(problems, config.Problem{Flag: "--timeout", What: fmt.Sprintf("%s is negative", o.timeout)})
 	}
 	bits, err := strconv.ParseUint(o.fileMode, 8, 32)
 	if err != nil || bits > 0o777 {
-		problems = append(problems, config.Problem{Flag: "--file-mode", What: fmt.Sprintf("%q is no file mode such as 0644", o.fileMode)})
+		problems = append(
+			problems,
+			config.Problem{Flag: "--file-mode", What: fmt.Sprintf("%q is no file mode such as 0644", o.fileMode)},
+		)
 	}
 	return fs.FileMode(bits), problems
 }
 
 // findOut asks until there is an answer, an error that waiting does not mend, or no time left.
-func findOut(ctx context.Context, cfg config.Config, timeout time.Duration, stderr io.Writer) (metadata.Instance, error) {
+func findOut(
+	ctx context.Context,
+	cfg config.Config,
+	timeout time.Duration,
+	stderr io.Writer,
+) (metadata.Instance, error) {
 	log := newLogger(cfg, stderr)
 	limit := timeout
 	if limit == 0 {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -57,7 +61,10 @@ func TestMetadataCommand(t *testing.T) {
 }
 
 func TestMetadataCommandReportsAllProblems(t *testing.T) {
-	found := problems(t, runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"))
+	found := problems(
+		t,
+		runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"),
+	)
 	var flags []string
 	for flag := range found {
 		flags = append(flags, flag)
@@ -94,13 +101,13 @@ func TestMetadataCommandWrites(t *testing.T) {
 	}
 	folder := filepath.Join(dir, "folder")
 	must(t, os.Mkdir(folder, 0o755))
-	for name, args := range map[string][]string{
-		"no source":   {"--sys-root=" + dir, "--output=" + output},
-		"a folder":    {"--sys-root=" + sys, "--output=" + folder},
-		"no folder":   {"--sys-root=" + sys, "--output=" + filepath.Join(dir, "none", "x")},
-		"not in time": {"--provider=nomad", "--nomad-address=http://127.0.0.1:1", "--timeout=0", "--output=" + output},
+	for name, test := range map[string]struct{ environ, args []string }{
+		"no source":   {nil, []string{"--sys-root=" + dir, "--output=" + output}},
+		"a folder":    {nil, []string{"--sys-root=" + sys, "--output=" + folder}},
+		"no folder":   {nil, []string{"--sys-root=" + sys, "--output=" + filepath.Join(dir, "none", "x")}},
+		"not in time": {[]string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0", "--output=" + output}},
 	} {
-		if got := runPlugin(t, nil, append([]string{"metadata"}, args...)...); got.code == 0 {
+		if got := runPlugin(t, test.environ, append([]string{"metadata"}, test.args...)...); got.code == 0 {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -14,8 +18,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
-var countSeries = regexp.MustCompile(`^(?:csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi\.v1\.(\w+/\w+)"}|` +
-	`oxide_csi_rack_request_duration_seconds_count{code="(\w+)",operation="(\w+)",rack="west"})$`)
+var countSeries = regexp.MustCompile(
+	`^(?:csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi\.v1\.(\w+/\w+)"}|` +
+		`oxide_csi_rack_request_duration_seconds_count{code="(\w+)",operation="(\w+)",rack="west"})$`,
+)
 
 // countsOf are the counts of a page's histograms, as "Controller/CreateVolume OK" and "disk_create 201".
 func countsOf(t *testing.T, samples metricstest.Samples) map[string]int {
@@ -53,7 +59,11 @@ func TestMetricsEndpoint(t *testing.T) {
 		}
 		return body
 	}
-	eventually(t, "the rack was checked", func() bool { return countsOf(t, metricstest.Read(t, page()))["project_view 200"] == 1 })
+	eventually(
+		t,
+		"the rack was checked",
+		func() bool { return countsOf(t, metricstest.Read(t, page()))["project_view 200"] == 1 },
+	)
 
 	ctx := t.Context()
 	inject := func(fault lab.Fault) {
@@ -74,7 +84,11 @@ func TestMetricsEndpoint(t *testing.T) {
 	must(t, err)
 	_, err = plugin.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "x"})
 	failing("a volume without capabilities", err)
-	publish := &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node.ID, VolumeCapability: createRequest("").GetVolumeCapabilities()[0]}
+	publish := &csi.ControllerPublishVolumeRequest{
+		VolumeId:         id,
+		NodeId:           node.ID,
+		VolumeCapability: createRequest("").GetVolumeCapabilities()[0],
+	}
 	_, err = plugin.ControllerPublishVolume(ctx, publish)
 	must(t, err)
 	_, err = plugin.ListVolumes(ctx, &csi.ListVolumesRequest{})
@@ -83,13 +97,29 @@ func TestMetricsEndpoint(t *testing.T) {
 	failing("deleting an attached volume", err)
 	_, err = plugin.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node.ID})
 	must(t, err)
-	inject(lab.Fault{Operation: "disk_delete", Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"})
+	inject(
+		lab.Fault{
+			Operation: "disk_delete",
+			Kind:      lab.FaultStatus,
+			Status:    500,
+			ErrorCode: "Internal",
+			Message:   "Internal Server Error",
+		},
+	)
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	failing("deleting on a rack that fails", err)
 	inject(lab.Fault{Operation: "disk_delete", Kind: lab.FaultReset})
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	failing("deleting on a rack that hangs up", err)
-	inject(lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"})
+	inject(
+		lab.Fault{
+			Operation: "disk_view",
+			Kind:      lab.FaultStatus,
+			Status:    503,
+			ErrorCode: "ServiceNotAvailable",
+			Message:   "Service Unavailable",
+		},
+	)
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	must(t, err)
 	_, err = plugin.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
@@ -102,15 +132,17 @@ func TestMetricsEndpoint(t *testing.T) {
 	counts := countsOf(t, samples)
 	delete(counts, "Identity/Probe OK") // who starts a plugin asks until it is ready
 	want := map[string]int{
-		"Controller/CreateVolume OK":              2,
-		"Controller/CreateVolume InvalidArgument": 1,
-		"Controller/ControllerPublishVolume OK":   1,
-		"Controller/ControllerUnpublishVolume OK": 1,
-		"Controller/ListVolumes OK":               1,
-		"Controller/DeleteVolume OK":              1,
-		"Controller/DeleteVolume Internal":        1, "Controller/DeleteVolume Unavailable": 1, "Controller/DeleteVolume FailedPrecondition": 1,
-		"Node/NodeGetInfo OK":                  1,
-		"Node/NodeStageVolume InvalidArgument": 1,
+		"Controller/CreateVolume OK":                 2,
+		"Controller/CreateVolume InvalidArgument":    1,
+		"Controller/ControllerPublishVolume OK":      1,
+		"Controller/ControllerUnpublishVolume OK":    1,
+		"Controller/ListVolumes OK":                  1,
+		"Controller/DeleteVolume OK":                 1,
+		"Controller/DeleteVolume Internal":           1,
+		"Controller/DeleteVolume Unavailable":        1,
+		"Controller/DeleteVolume FailedPrecondition": 1,
+		"Node/NodeGetInfo OK":                        1,
+		"Node/NodeStageVolume InvalidArgument":       1,
 	}
 	calls, err := sim.Calls(ctx)
 	must(t, err)
@@ -124,7 +156,8 @@ func TestMetricsEndpoint(t *testing.T) {
 		}
 		want[operation+" "+code]++
 	}
-	if want["disk_delete 500"] != 1 || want["disk_delete error"] != 1 || want["disk_view 503"] != 1 || want["disk_create 400"] != 1 {
+	if want["disk_delete 500"] != 1 || want["disk_delete error"] != 1 || want["disk_view 503"] != 1 ||
+		want["disk_create 400"] != 1 {
 		t.Errorf("the rack has seen %v: this test shows less than it should", want)
 	}
 	if diff := cmp.Diff(want, counts); diff != "" {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -29,8 +33,15 @@ func newCluster(t *testing.T, node map[string]any, attached ...any) *cluster {
 	c := &cluster{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), node: node, attached: attached}
 	s := httptest.NewServer(c)
 	t.Cleanup(s.Close)
-	must(t, os.WriteFile(c.kubeconfig, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
-users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL), 0o600))
+	must(
+		t,
+		os.WriteFile(
+			c.kubeconfig,
+			fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
+users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL),
+			0o600,
+		),
+	)
 	return c
 }
 
@@ -77,10 +88,18 @@ func list(w http.ResponseWriter, r *http.Request, item any) any {
 // The node plugin takes the taint off once it knows who it is.
 func TestStartupTaint(t *testing.T) {
 	t.Parallel()
-	c, dir := newCluster(t, map[string]any{"taints": []any{map[string]any{"key": "csi.oxide.computer/agent-not-ready", "effect": "NoExecute"}}}), shortDir(t)
+	c, dir := newCluster(
+		t,
+		map[string]any{"taints": []any{map[string]any{"key": "csi.oxide.computer/agent-not-ready", "effect": "NoExecute"}}},
+	), shortDir(
+		t,
+	)
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
 	startPlugin(t, lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: instanceID}, Args: []string{
-		"--sys-root=" + dir, "--node-name=worker", "--kubeconfig=" + c.kubeconfig, "--startup-taint=csi.oxide.computer/agent-not-ready",
+		"--sys-root=" + dir,
+		"--node-name=worker",
+		"--kubeconfig=" + c.kubeconfig,
+		"--startup-taint=csi.oxide.computer/agent-not-ready",
 	}})
 	eventually(t, "the taint is removed", func() bool {
 		c.mu.Lock()
@@ -91,7 +110,15 @@ func TestStartupTaint(t *testing.T) {
 
 func TestAwaitDetach(t *testing.T) {
 	t.Parallel()
-	attached := []any{map[string]any{"spec": map[string]any{"attacher": "csi.oxide.computer", "nodeName": "worker", "source": map[string]any{"persistentVolumeName": "pvc-1"}}}}
+	attached := []any{
+		map[string]any{
+			"spec": map[string]any{
+				"attacher": "csi.oxide.computer",
+				"nodeName": "worker",
+				"source":   map[string]any{"persistentVolumeName": "pvc-1"},
+			},
+		},
+	}
 	for _, tc := range []struct {
 		name     string
 		cordoned bool
@@ -110,7 +137,10 @@ func TestAwaitDetach(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t, map[string]any{"unschedulable": tc.cordoned}, tc.attached...)
-			got := runPlugin(t, nil, append([]string{"await-detach", "--node-name=worker", "--kubeconfig=" + c.kubeconfig}, tc.args...)...)
+			got := runPlugin(
+				t,
+				nil,
+				append([]string{"await-detach", "--node-name=worker", "--kubeconfig=" + c.kubeconfig}, tc.args...)...)
 			if got.code != tc.code || !strings.Contains(got.stderr, tc.says) || got.stdout != "" {
 				t.Errorf("%+v, want exit code %d and %q", got, tc.code, tc.says)
 			}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -29,7 +33,7 @@ func provider(cfg config.Config, log *slog.Logger) metadata.Provider {
 // sources names what is asked after the operator. The firmware comes first: it is the rack's own word and always there.
 func sources(cfg config.Config) []string {
 	switch cfg.Metadata {
-	case config.MetadataStatic:
+	case config.MetadataStatic, config.MetadataNone:
 		return nil
 	case config.MetadataAuto:
 		names := []string{config.MetadataGuest}
@@ -63,14 +67,20 @@ func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider 
 func kubernetesOptions(cfg config.Config) kubernetes.Options {
 	return kubernetes.Options{
 		NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
-		InstanceLabel: cfg.InstanceLabel, RackLabel: cfg.RackLabel,
+		InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: cfg.RackLabel,
 	}
 }
 
 // nomadOptions say how to ask the Nomad agent.
 func nomadOptions(cfg config.Config) nomad.Options {
 	return nomad.Options{
-		Socket: cfg.NomadSocket, Address: cfg.NomadAddress, TokenFile: cfg.NomadTokenFile, Token: cfg.NomadToken.Reveal(),
-		CACert: cfg.NomadCACert, ClientCert: cfg.NomadClientCert, ClientKey: cfg.NomadClientKey, TLSServerName: cfg.NomadTLSServerName,
+		Socket:        cfg.NomadSocket,
+		Address:       cfg.NomadAddress,
+		TokenFile:     cfg.NomadTokenFile,
+		Token:         cfg.NomadToken.Reveal(),
+		CACert:        cfg.NomadCACert,
+		ClientCert:    cfg.NomadClientCert,
+		ClientKey:     cfg.NomadClientKey,
+		TLSServerName: cfg.NomadTLSServerName,
 	}
 }

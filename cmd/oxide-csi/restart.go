@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -5,8 +9,8 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -15,15 +19,24 @@ import (
 )
 
 // plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
-func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) *core.PlannedRestarts {
-	if cfg.AttachMode != config.AttachRestart {
+func plannedRestarts(
+	ctx context.Context,
+	cfg config.Config,
+	background *tasks,
+	log *slog.Logger,
+) *controller.PlannedRestarts {
+	if !cfg.RestartsPlanned() {
 		return nil
 	}
+	policy := restart.Allow
+	if cfg.AttachMode == config.AttachPlan {
+		policy = restart.Plan
+	}
 	times, _ := cfg.RestartTimes()
-	return &core.PlannedRestarts{
+	return &controller.PlannedRestarts{
 		Wait: cfg.RestartWait,
 		Options: restart.Options{
-			Policy:      restart.Policy(cfg.RestartPolicy),
+			Policy:      policy,
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
 			Requester:   newRequester(cfg),
 			Self:        ownInstance(ctx, cfg, background, log),
@@ -38,13 +51,8 @@ func plannedRestarts(ctx context.Context, cfg config.Config, background *tasks, 
 
 // ownInstance tells on which instance this controller runs, as soon as that is known.
 func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) func() (string, bool) {
-	switch cfg.RestartSelf {
-	case config.SelfNone:
+	if cfg.Metadata == config.MetadataNone {
 		return func() (string, bool) { return "", true }
-	case config.SelfAuto:
-	default:
-		id, _ := metadata.ParseInstanceID(cfg.RestartSelf)
-		return func() (string, bool) { return id, true }
 	}
 	var found atomic.Pointer[string]
 	identity := provider(cfg, log)
@@ -52,7 +60,11 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	background.run("find out on which instance the controller runs", func() {
 		self, err := metadata.Await(ctx, identity, func(err error) bool {
 			if !told {
-				log.Warn("nothing is restarted before this controller knows on which instance it runs itself: give it what --metadata needs, or set --restart-self", "error", err)
+				log.Warn(
+					"no instance is restarted until this controller knows its own: set --instance-id, or --metadata=none if it runs on no instance of the rack",
+					"error",
+					err,
+				)
 			}
 			told = true
 			return true
@@ -69,7 +81,7 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newRequester is what carries a controller's word of planned restarts, or nil where there is no orchestrator to do so.
+// newRequester is what carries a controller's requests for restarts to the nodes, or nil without an orchestrator.
 func newRequester(cfg config.Config) metadata.RestartRequester {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -80,7 +92,8 @@ func newRequester(cfg config.Config) metadata.RestartRequester {
 	return nil
 }
 
-// newListener is what hears the controller's word on the node that is this instance, or nil.
+// newListener is what receives the controller's requests on the node that is this instance, or nil without an
+// orchestrator.
 func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -96,7 +109,7 @@ func poweroff(cfg config.Config) shutdown.PowerOffMethod {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
 		return shutdown.Signal{Signal: signal}
 	}
-	return shutdown.Systemd{Bus: shutdown.SystemBus, DespiteGracefulShutdown: cfg.RestartDespiteGracefulShutdown}
+	return shutdown.Systemd{Bus: shutdown.SystemBus}
 }
 
 // answerRestarts answers planned restarts of this node until ctx ends.
@@ -107,7 +120,9 @@ func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Pr
 	}
 	listener := newListener(cfg, self.ID)
 	if listener == nil {
-		log.Warn("neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)")
+		log.Warn(
+			"neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)",
+		)
 		return
 	}
 	agent, err := shutdown.New(listener, poweroff(cfg), cfg.BootIDFile, log)
@@ -115,6 +130,12 @@ func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Pr
 		log.Error("planned restarts are not answered", "error", err)
 		return
 	}
-	log.Info("planned restarts of this node are answered", "by_way_of", cfg.Orchestrator(), "poweroff", cfg.RestartPoweroff)
+	log.Info(
+		"planned restarts of this node are answered",
+		"by_way_of",
+		cfg.Orchestrator(),
+		"poweroff",
+		cfg.RestartPoweroff,
+	)
 	agent.Run(ctx)
 }

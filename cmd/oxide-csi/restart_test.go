@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -78,17 +82,32 @@ func TestPlannedRestart(t *testing.T) {
 	dir := shortDir(t)
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	must(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
-users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL), 0o600))
+	must(
+		t,
+		os.WriteFile(
+			kubeconfig,
+			fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
+users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL),
+			0o600,
+		),
+	)
 	flags, err := lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: instanceID}, Args: []string{
-		"--sys-root=" + dir, "--node-name=worker", "--kubeconfig=" + kubeconfig, "--attach-mode=restart", "--restart-poweroff=signal:SIGUSR2",
+		"--sys-root=" + dir,
+		"--node-name=worker",
+		"--kubeconfig=" + kubeconfig,
+		"--attach-mode=restart",
+		"--restart-poweroff=signal:SIGUSR2",
 	}}.Flags()
 	must(t, err)
 	boot := func(id string) (*exec.Cmd, *lab.Output) {
 		file := filepath.Join(dir, id)
 		must(t, os.WriteFile(file, []byte(id+"\n"), 0o600))
 		// Its own process IDs, or this machine would be what is powered off.
-		cmd := exec.Command("unshare", append([]string{"--pid", "--mount", "--fork", "--kill-child", "sh", "-ec", guest, "sh", programs.Plugin}, flags...)...)
+		cmd := exec.Command(
+			"unshare",
+			append(
+				[]string{"--pid", "--mount", "--fork", "--kill-child", "sh", "-ec", guest, "sh", programs.Plugin},
+				flags...)...)
 		cmd.Env = append(baseEnv(), "BOOT="+file)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		output := &lab.Output{}

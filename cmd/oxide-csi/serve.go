@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -19,17 +23,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
 // serve builds the parts and serves until a signal.
 func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
 	log := newLogger(cfg, stderr)
-	tuneGC(cfg.Mode)
 	klog.SetSlogLogger(log)
 	for _, warning := range warnings {
 		log.Warn(warning)
@@ -56,9 +62,9 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	registration := newRegistration(cfg, log)
 	var measured *metrics.Metrics // nothing is, where nobody can ask for it
 	if cfg.HTTPEndpoint != "" {
-		measured = metrics.New(metrics.Process{Driver: core.PluginName, Version: version, Mode: string(cfg.Mode)})
+		measured = metrics.New(metrics.Process{Driver: rpc.PluginName, Version: version, Mode: string(cfg.Mode)})
 	}
-	services, err := build(ctx, cfg, readiness, registration, measured, &background, log)
+	services, retire, err := build(ctx, cfg, readiness, registration, measured, &background, log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -74,37 +80,53 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	// Not one of the tasks in the background: after a second signal nobody waits for it.
 	go func() { served <- server.Serve(listener) }()
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
-	if err := serveUntilSignal(served, signals, func() { stopServing(ctx, server, services.Controller) }, log); err != nil {
+	if err := serveUntilSignal(served, signals, func() { stopServing(ctx, server, retire) }, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
 	}
 	log.Info("stopped")
 	return nil
 }
 
-// build makes the services that the configuration asks for, and starts what they need to know beside them.
-func build(ctx context.Context, cfg config.Config, readiness *core.Readiness, registration *kubelet.Registration, measured *metrics.Metrics, background *tasks, log *slog.Logger) (core.ServerOptions, error) {
-	opts := core.ServerOptions{
+// build makes the services that the configuration asks for, and starts what they need to know beside them. It also returns
+// what hands planned restarts over, which is nil without a controller.
+func build(
+	ctx context.Context,
+	cfg config.Config,
+	readiness *core.Readiness,
+	registration *kubelet.Registration,
+	measured *metrics.Metrics,
+	background *tasks,
+	log *slog.Logger,
+) (opts core.ServerOptions, retire func(context.Context), err error) {
+	opts = core.ServerOptions{
 		Mode:     string(cfg.Mode),
 		Identity: core.NewIdentity(version, cfg.ClusterID, readiness),
 		Metrics:  measured,
 		Log:      log,
 	}
 	if cfg.Mode.Controller() {
-		controller, err := buildController(ctx, cfg, measured, background, log)
+		service, err := buildController(ctx, cfg, measured, background, log)
 		if err != nil {
-			return core.ServerOptions{}, err
+			return core.ServerOptions{}, nil, err
 		}
-		opts.Controller = controller
+		opts.Controller, retire = service, service.RetireRestarts
 	}
 	if cfg.Mode.Node() {
-		opts.Node = buildNode(ctx, cfg, readiness, registration, background, log)
-		measured.CountNode(opts.Node.Volumes)
+		service := buildNode(ctx, cfg, readiness, registration, background, log)
+		measured.CountNode(service.Volumes)
+		opts.Node = service
 	}
-	return opts, nil
+	return opts, retire, nil
 }
 
 // buildController makes the controller service, and starts what looks after its racks.
-func buildController(ctx context.Context, cfg config.Config, measured *metrics.Metrics, background *tasks, log *slog.Logger) (*core.Controller, error) {
+func buildController(
+	ctx context.Context,
+	cfg config.Config,
+	measured *metrics.Metrics,
+	background *tasks,
+	log *slog.Logger,
+) (*controller.Service, error) {
 	var racks []*rack.Client
 	for _, of := range cfg.RackList() {
 		client, err := newRack(of, measured, log)
@@ -114,7 +136,7 @@ func buildController(ctx context.Context, cfg config.Config, measured *metrics.M
 		racks = append(racks, client)
 		background.run("check rack "+client.Name(), func() { checkRack(ctx, client, log) })
 	}
-	controller := core.NewController(core.ControllerOptions{
+	service := controller.New(controller.Options{
 		Racks:       racks,
 		Cluster:     cfg.ClusterID,
 		MaxDisks:    cfg.MaxDisks,
@@ -123,30 +145,35 @@ func buildController(ctx context.Context, cfg config.Config, measured *metrics.M
 		Metrics:     measured,
 		Log:         log,
 	})
-	controller.StartSweeping(ctx)
+	service.StartSweeping(ctx)
 	for _, client := range racks {
 		background.run("planned restarts on rack "+client.Name(), func() {
-			if cfg.AttachMode == config.AttachRestart {
-				controller.PlanRestarts(ctx, client)
+			if cfg.RestartsPlanned() {
+				service.PlanRestarts(ctx, client)
 			} else {
-				controller.EndRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
+				service.EndRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
 			}
 		})
 	}
-	return controller, nil
+	return service, nil
 }
 
 // buildNode makes the node service, and starts what has to find out which node this is.
-func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness, registration *kubelet.Registration, background *tasks, log *slog.Logger) *core.Node {
+func buildNode(
+	ctx context.Context,
+	cfg config.Config,
+	readiness *core.Readiness,
+	registration *kubelet.Registration,
+	background *tasks,
+	log *slog.Logger,
+) *node.Service {
 	identity := provider(cfg, log)
 	readiness.Await("identity of this node")
 	background.run("find out which node this is, and register it", func() {
 		readiness.AwaitIdentity(ctx, identity, log)
-		giveBack(log) // what it took to find out is not needed again
 		registration.Run(ctx)
 	})
-	background.run("give memory back", func() { keepSmall(ctx, log) })
-	if cfg.AttachMode == config.AttachRestart {
+	if cfg.RestartsPlanned() {
 		background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
 	}
 	if cfg.StartupTaint != "" {
@@ -154,7 +181,7 @@ func buildNode(ctx context.Context, cfg config.Config, readiness *core.Readiness
 			nodelifecycle.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
 		})
 	}
-	return core.NewNode(core.NodeOptions{
+	return node.New(node.Options{
 		Provider:       identity,
 		Rack:           cfg.Rack,
 		MaxDisks:       cfg.MaxDisks,
@@ -173,7 +200,7 @@ func newRegistration(cfg config.Config, log *slog.Logger) *kubelet.Registration 
 	if socket == "" {
 		return nil
 	}
-	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.KubeletEndpoint, Log: log})
+	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.Endpoint, Log: log})
 }
 
 // tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.
@@ -266,13 +293,13 @@ const retireTime = 5 * time.Second
 
 // stopServing lets what is being answered end in peace, and hands over the restarts that are under way. The calls that wait for
 // these are answered then.
-func stopServing(ctx context.Context, server *core.Server, controller *core.Controller) {
+func stopServing(ctx context.Context, server *core.Server, retire func(context.Context)) {
 	var both sync.WaitGroup
 	both.Go(server.Stop)
-	if controller != nil {
+	if retire != nil {
 		ctx, cancel := context.WithTimeout(ctx, retireTime)
 		defer cancel()
-		controller.RetireRestarts(ctx)
+		retire(ctx)
 	}
 	both.Wait()
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -73,7 +77,10 @@ func createRequest(name string) *csi.CreateVolumeRequest {
 // slowCreate begins a CreateVolume that the rack holds up, and returns when the rack has it.
 func slowCreate(t *testing.T, sim *lab.Sim, plugin *lab.Plugin, delay time.Duration) <-chan error {
 	t.Helper()
-	_, err := sim.Inject(t.Context(), lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: int(delay / time.Millisecond)})
+	_, err := sim.Inject(
+		t.Context(),
+		lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: int(delay / time.Millisecond)},
+	)
 	must(t, err)
 	answered := make(chan error, 1)
 	go func() {
@@ -138,7 +145,12 @@ func TestTerminationHandsRestartsOver(t *testing.T) {
 	sim := startSim(t, "--state-time=2s")
 	start := func(wait string) *lab.Plugin {
 		return startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{
-			"--attach-mode=restart", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s", "--restart-wait=" + wait,
+			"--attach-mode=restart",
+			"--restart-shutdown=hard",
+			"--metadata=none",
+			"--restart-window=1s",
+			"--restart-cool-down=0s",
+			"--restart-wait=" + wait,
 		}})
 	}
 	count := func(operation string) int {
@@ -150,7 +162,10 @@ func TestTerminationHandsRestartsOver(t *testing.T) {
 	created, err := first.CreateVolume(t.Context(), createRequest("v"))
 	must(t, err)
 	request := &csi.ControllerPublishVolumeRequest{
-		VolumeId: created.GetVolume().GetVolumeId(), NodeId: sim.Instance("node-a").ID, VolumeCapability: createRequest("v").GetVolumeCapabilities()[0],
+		VolumeId: created.GetVolume().
+			GetVolumeId(),
+		NodeId:           sim.Instance("node-a").ID,
+		VolumeCapability: createRequest("v").GetVolumeCapabilities()[0],
 	}
 	answered := make(chan error, 1)
 	go func() {
@@ -421,10 +436,22 @@ func TestPrivateCA(t *testing.T) {
 	dir := shortDir(t)
 	ca := filepath.Join(dir, "ca.pem")
 	must(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}), 0o600))
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{"--oxide-host=" + secure.URL, "--oxide-ca-file=" + ca}})
+	plugin := startPlugin(
+		t,
+		lab.PluginOptions{
+			Mode: "controller",
+			Dir:  dir,
+			Sim:  sim,
+			Args: []string{"--oxide-host=" + secure.URL, "--oxide-ca-file=" + ca},
+		},
+	)
 	_, err = plugin.CreateVolume(t.Context(), createRequest("v"))
 	must(t, err)
-	eventually(t, "the rack was looked at", func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") })
+	eventually(
+		t,
+		"the rack was looked at",
+		func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") },
+	)
 	if len(agents) == 0 {
 		t.Error("no request went there")
 	}
@@ -444,8 +471,14 @@ func TestOlderRacks(t *testing.T) {
 			plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
 			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 			must(t, err)
-			eventually(t, "the rack was looked at", func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") })
-			if log := plugin.Stderr().String(); strings.Count(log, "api_version="+version) != 1 || strings.Contains(log, "level=ERROR") {
+			eventually(
+				t,
+				"the rack was looked at",
+				func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") },
+			)
+			if log := plugin.Stderr().
+				String(); strings.Count(log, "api_version="+version) != 1 ||
+				strings.Contains(log, "level=ERROR") {
 				t.Errorf("the log says: %s", log)
 			}
 		})
@@ -457,7 +490,11 @@ func TestOneRequestForAVolume(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
 	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
-	eventually(t, "the rack was looked at", func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") })
+	eventually(
+		t,
+		"the rack was looked at",
+		func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") },
+	)
 	must(t, sim.ClearCalls(t.Context()))
 	created, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 	must(t, err)
@@ -468,7 +505,10 @@ func TestOneRequestForAVolume(t *testing.T) {
 	}
 	sdk, err := oxide.NewClient(oxide.WithHost(sim.Host), oxide.WithToken(sim.Token))
 	must(t, err)
-	if _, err := sdk.DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(created.GetVolume().GetVolumeId())}); err != nil {
+	if _, err := sdk.DiskView(
+		t.Context(),
+		oxide.DiskViewParams{Disk: oxide.NameOrId(created.GetVolume().GetVolumeId())},
+	); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -64,7 +68,15 @@ func (b *byHand) listSnapshots() *cobra.Command {
 		}, func(w io.Writer, snapshots []client.Snapshot) {
 			line(w, "SNAPSHOT ID", "SIZE", "CREATED", "READY", "RACK", "OF VOLUME")
 			for _, s := range snapshots {
-				line(w, s.ID, sizeText(s.SizeBytes), s.Created.Format(time.RFC3339), strconv.FormatBool(s.Ready), s.Rack, s.SourceVolumeID)
+				line(
+					w,
+					s.ID,
+					sizeText(s.SizeBytes),
+					s.Created.Format(time.RFC3339),
+					strconv.FormatBool(s.Ready),
+					s.Rack,
+					s.SourceVolumeID,
+				)
 			}
 		})
 	}

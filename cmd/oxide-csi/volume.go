@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -66,19 +70,40 @@ type byHand struct {
 func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	b := &byHand{environ: environ, stdout: stdout, stderr: stderr}
 	cmd := b.group("volume", "Create, attach and mount volumes without an orchestrator", volumeHelp)
-	cmd.PersistentFlags().Var(&b.node, "node-endpoint", "socket of this host's node plugin, where it is not that of --endpoint (default unix://"+defaultNodeSocket+") [OXIDE_CSI_NODE_ENDPOINT]")
-	cmd.PersistentFlags().StringVar(&b.stagingDir, "staging-dir", "", "folder for staging paths, one for each volume that is mounted; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
-	cmd.AddCommand(b.createVolume(), b.listVolumes(), b.showVolume(), b.attach(), b.mount(), b.unmount(), b.detach(), b.deleteVolume())
+	cmd.PersistentFlags().
+		Var(&b.node, "node-endpoint", "socket of this host's node plugin, where it is not that of --endpoint (default unix://"+defaultNodeSocket+") [OXIDE_CSI_NODE_ENDPOINT]")
+	cmd.PersistentFlags().
+		StringVar(&b.stagingDir, "staging-dir", "", "folder for staging paths, one for each volume that is mounted; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
+	cmd.AddCommand(
+		b.createVolume(),
+		b.listVolumes(),
+		b.showVolume(),
+		b.attach(),
+		b.mount(),
+		b.unmount(),
+		b.detach(),
+		b.deleteVolume(),
+	)
 	return cmd
 }
 
 // group is a command that only has subcommands.
 func (b *byHand) group(name, short, long string) *cobra.Command {
-	cmd := &cobra.Command{Use: name, Short: short, Long: long, Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{
+		Use:   name,
+		Short: short,
+		Long:  long,
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	flags := cmd.PersistentFlags()
 	flags.SortFlags = false
 	flags.Var(&b.endpoint, "endpoint", "the plugin's socket, unix:///csi/csi.sock or an absolute path [CSI_ENDPOINT]")
-	flags.Var(&b.controller, "controller-endpoint", "socket of the controller, where it is not that of --endpoint (default unix://"+defaultControllerSocket+") [OXIDE_CSI_CONTROLLER_ENDPOINT]")
+	flags.Var(
+		&b.controller,
+		"controller-endpoint",
+		"socket of the controller, where it is not that of --endpoint (default unix://"+defaultControllerSocket+") [OXIDE_CSI_CONTROLLER_ENDPOINT]",
+	)
 	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 is without end")
 	flags.BoolVar(&b.json, "json", false, "print one JSON value")
 	return cmd
@@ -86,7 +111,8 @@ func (b *byHand) group(name, short, long string) *cobra.Command {
 
 // changes adds the flag of commands that change something.
 func (b *byHand) changes(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().BoolVar(&b.dryRun, "dry-run", false, "check what can be checked, change nothing, and print the CSI calls that would be made")
+	cmd.Flags().
+		BoolVar(&b.dryRun, "dry-run", false, "check what can be checked, change nothing, and print the CSI calls that would be made")
 	return cmd
 }
 
@@ -94,7 +120,13 @@ func (b *byHand) changes(cmd *cobra.Command) *cobra.Command {
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != len(names) {
-			return usage("%s needs %s, not %d arguments: see %s --help", cmd.CommandPath(), strings.Join(names, " and "), len(args), cmd.CommandPath())
+			return usage(
+				"%s needs %s, not %d arguments: see %s --help",
+				cmd.CommandPath(),
+				strings.Join(names, " and "),
+				len(args),
+				cmd.CommandPath(),
+			)
 		}
 		for i, arg := range args {
 			if arg == "" {
@@ -154,7 +186,12 @@ func variable(environ []string, name string) string {
 
 // ask asks the plugin and prints the answer: as JSON, or with the function that say returns for people. A dry run prints the
 // calls that it has not made.
-func ask[T any](b *byHand, cmd *cobra.Command, question func(context.Context, *client.Client) (T, error), say func(io.Writer, T)) error {
+func ask[T any](
+	b *byHand,
+	cmd *cobra.Command,
+	question func(context.Context, *client.Client) (T, error),
+	say func(io.Writer, T),
+) error {
 	plugin, err := b.client(terminal(b.stderr))
 	if err != nil {
 		return err
@@ -247,7 +284,11 @@ func sizeText(bytes int64) string {
 const completionTimeout = 2 * time.Second
 
 // complete offers, for the first argument or a flag's value, what the plugin has. Where it does not answer, nothing is offered.
-func complete[T any](b *byHand, list func(context.Context, *client.Client) ([]T, error), offer func(T) string) cobra.CompletionFunc {
+func complete[T any](
+	b *byHand,
+	list func(context.Context, *client.Client) ([]T, error),
+	offer func(T) string,
+) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		plugin, err := b.client(nil)
 		if err != nil {

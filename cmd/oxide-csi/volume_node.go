@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -14,7 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 func (b *byHand) attach() *cobra.Command {
@@ -57,8 +61,11 @@ says so.`,
 		ValidArgsFunction: first(b.completeVolume()),
 	}
 	cmd.Flags().StringVar(&node, "node", "", "ID of the node, which is its instance's (default this one)")
-	cmd.Flags().StringVar(&b.sysRoot, "sys-root", "", "where this host's /sys is seen, to look for mounts of the disk (default /sys) [OXIDE_CSI_SYS_ROOT]")
-	cmd.Flags().BoolVar(&unmounted, "unmounted", false, "with --node: the volume is mounted nowhere on that node, or the node is gone")
+	cmd.Flags().
+		StringVar(&b.sysRoot, "sys-root", "", "where this host's /sys is seen, to look for mounts of the disk (default /sys) [OXIDE_CSI_SYS_ROOT]")
+	cmd.Flags().Lookup("sys-root").Hidden = true // for tests
+	cmd.Flags().
+		BoolVar(&unmounted, "unmounted", false, "with --node: the volume is mounted nowhere on that node, or the node is gone")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if unmounted && node == "" {
 			return usage("--unmounted needs --node: on this node the plugin looks for itself")
@@ -98,14 +105,36 @@ TARGET becomes a file that is the disk itself.`,
 		ValidArgsFunction: first(b.completeVolume()),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.fsType, "fs-type", "", "filesystem: "+strings.Join(mount.Filesystems(), ", ")+" (default what is on the disk, else "+mount.Filesystems()[0]+")")
+	flags.StringVar(
+		&f.fsType,
+		"fs-type",
+		"",
+		"filesystem: "+strings.Join(
+			filesystem.Types(),
+			", ",
+		)+" (default what is on the disk, else "+filesystem.Types()[0]+")",
+	)
 	flags.BoolVar(&f.block, "block", false, "the raw disk, no filesystem")
 	flags.BoolVar(&f.readOnly, "read-only", false, "mount it read-only at TARGET")
 	flags.StringArrayVar(&f.options, "option", nil, "mount option such as noatime; may be repeated")
-	flags.StringVar(&f.accessMode, "access-mode", "SINGLE_NODE_WRITER", "access mode of the specification; SINGLE_NODE_MULTI_WRITER allows several targets")
-	f.context = keyValues(flags, "volume-context", "mkfsOptions, rootUid, rootGid, rootMode of a new filesystem; verifyFilesystem=false; diskName of a disk made by hand; may be repeated")
-	flags.StringVar(&f.attachment, "attachment", "", "file with the answer of attach --json, - for stdin: then no controller is asked")
-	completeFlag(cmd, "fs-type", cobra.FixedCompletions(mount.Filesystems(), cobra.ShellCompDirectiveNoFileComp))
+	flags.StringVar(
+		&f.accessMode,
+		"access-mode",
+		"SINGLE_NODE_WRITER",
+		"access mode of the specification; SINGLE_NODE_MULTI_WRITER allows several targets",
+	)
+	f.context = keyValues(
+		flags,
+		"volume-context",
+		"mkfsOptions, rootUid, rootGid, rootMode of a new filesystem; verifyFilesystem=false; diskName of a disk made by hand; may be repeated",
+	)
+	flags.StringVar(
+		&f.attachment,
+		"attachment",
+		"",
+		"file with the answer of attach --json, - for stdin: then no controller is asked",
+	)
+	completeFlag(cmd, "fs-type", cobra.FixedCompletions(filesystem.Types(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "access-mode", cobra.FixedCompletions(accessModes, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		opts, err := f.parse(cmd.InOrStdin())
@@ -124,14 +153,21 @@ TARGET becomes a file that is the disk itself.`,
 }
 
 // accessModes are those that a disk on one instance at a time can have.
-var accessModes = []string{"SINGLE_NODE_WRITER", "SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_MULTI_WRITER", "SINGLE_NODE_READER_ONLY"}
+var accessModes = []string{
+	"SINGLE_NODE_WRITER",
+	"SINGLE_NODE_SINGLE_WRITER",
+	"SINGLE_NODE_MULTI_WRITER",
+	"SINGLE_NODE_READER_ONLY",
+}
 
 func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
 	opts := client.MountOptions{ReadOnly: f.readOnly, Context: *f.context, Capability: &csi.VolumeCapability{}}
 	mode, known := csi.VolumeCapability_AccessMode_Mode_value[f.accessMode]
 	switch {
 	case !known:
-		return opts, config.Problems{{Flag: "--access-mode", What: fmt.Sprintf("%q is not one of %s", f.accessMode, strings.Join(accessModes, ", "))}}
+		return opts, config.Problems{
+			{Flag: "--access-mode", What: fmt.Sprintf("%q is not one of %s", f.accessMode, strings.Join(accessModes, ", "))},
+		}
 	case f.block && (f.fsType != "" || len(f.options) > 0):
 		return opts, usage("--block goes without --fs-type and --option: a raw disk has no filesystem")
 	}
@@ -139,7 +175,9 @@ func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
 	if f.block {
 		opts.Capability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
-		opts.Capability.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: f.fsType, MountFlags: f.options}}
+		opts.Capability.AccessType = &csi.VolumeCapability_Mount{
+			Mount: &csi.VolumeCapability_MountVolume{FsType: f.fsType, MountFlags: f.options},
+		}
 	}
 	var err error
 	opts.Attachment, err = readAttachment(f.attachment, stdin)
@@ -156,11 +194,13 @@ func readAttachment(name string, stdin io.Reader) (*client.Attachment, error) {
 		if err != nil {
 			return nil, config.Problems{{Flag: "--attachment", What: err.Error()}}
 		}
-		defer file.Close() // it was only read
+		defer func() { _ = file.Close() }() // it was only read
 		stdin = file
 	}
 	var attachment client.Attachment
-	if err := json.NewDecoder(stdin).Decode(&attachment); err != nil || attachment.VolumeID == "" || len(attachment.PublishContext) == 0 {
+	if err := json.NewDecoder(stdin).
+		Decode(&attachment); err != nil || attachment.VolumeID == "" ||
+		len(attachment.PublishContext) == 0 {
 		return nil, config.Problems{{Flag: "--attachment", What: "this is not the answer of attach --json"}}
 	}
 	return &attachment, nil
@@ -176,7 +216,8 @@ nothing on this node holds it; detach may follow then. Anything at TARGET that i
 		Args:              exactly("VOLUME", "TARGET"),
 		ValidArgsFunction: first(b.completeVolume()),
 	}
-	cmd.Flags().BoolVar(&keepStaged, "keep-staged", false, "only take it from TARGET, since it is mounted at other targets too")
+	cmd.Flags().
+		BoolVar(&keepStaged, "keep-staged", false, "only take it from TARGET, since it is mounted at other targets too")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		target, err := filepath.Abs(args[1])
 		if err != nil {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -9,13 +13,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // forMount are the parameters that only the node needs, when it makes a filesystem. The rack does not store them.
-var forMount = []string{core.KeyMkfsOptions, core.KeyRootUID, core.KeyRootGID, core.KeyRootMode}
+var forMount = []string{rpc.KeyMkfsOptions, rpc.KeyRootUID, rpc.KeyRootGID, rpc.KeyRootMode}
 
 func (b *byHand) createVolume() *cobra.Command {
 	var want client.NewVolume
@@ -31,29 +35,47 @@ The name holds within the cluster ID that the plugin was given: whoever creates 
 		Args:    exactly("NAME"),
 	}
 	flags := cmd.Flags()
-	flags.Var(&size, "size", "size such as 20GiB, in bytes where it has no unit; rounded up to whole GiB. Needed unless the volume is made from something")
+	flags.Var(
+		&size,
+		"size",
+		"size such as 20GiB, in bytes where it has no unit; rounded up to whole GiB. Needed unless the volume is made from something",
+	)
 	flags.StringVar(&want.FromSnapshot, "from-snapshot", "", "make it from the snapshot of this ID")
 	flags.StringVar(&want.FromVolume, "from-volume", "", "make it as a copy of this VOLUME")
 	flags.StringVar(&want.Rack, "rack", "", "make it on the rack of this name, where the plugin serves several")
-	parameters := keyValues(flags, "parameter", "blockSize=512, 2048 or 4096 (default); diskType=distributed (default) or local; readOnly=true, of a snapshot; may be repeated")
+	parameters := keyValues(
+		flags,
+		"parameter",
+		"blockSize=512, 2048 or 4096 (default); diskType=distributed (default) or local; readOnly=true, of a snapshot; may be repeated",
+	)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	completeFlag(cmd, "from-snapshot", b.completeSnapshot())
 	completeFlag(cmd, "from-volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		want.Name, want.SizeBytes, want.Parameters = args[0], int64(size), *parameters
-		if _, like := rack.ParseID(want.Name); like {
-			return usage("%q is a name that is written like an ID, and the volume would not be found by it: choose another", want.Name)
+		if _, like := diskname.ParseID(want.Name); like {
+			return usage(
+				"%q is a name that is written like an ID, and the volume would not be found by it: choose another",
+				want.Name,
+			)
 		}
 		made := want.FromSnapshot != "" || want.FromVolume != ""
 		switch {
 		case want.FromSnapshot != "" && want.FromVolume != "":
 			return usage("--from-snapshot and --from-volume exclude each other")
 		case size == 0 && !made:
-			return config.Problems{{Flag: "--size", What: "is required, unless the volume is made from a snapshot or from another volume"}}
+			return config.Problems{
+				{Flag: "--size", What: "is required, unless the volume is made from a snapshot or from another volume"},
+			}
 		}
 		for _, key := range forMount {
 			if _, given := want.Parameters[key]; given {
-				return config.Problems{{Flag: "--parameter", What: key + " belongs to the filesystem, which is made when the volume is mounted: give it to mount, as --volume-context=" + key + "=…"}}
+				return config.Problems{
+					{
+						Flag: "--parameter",
+						What: key + " belongs to the filesystem, which is made when the volume is mounted: give it to mount, as --volume-context=" + key + "=…",
+					},
+				}
 			}
 		}
 		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
@@ -77,7 +99,8 @@ restarted, with what their restart attaches and detaches, and why it has not beg
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "list also the other disks of the project that are attached to an instance, boot disks included")
+	cmd.Flags().
+		BoolVar(&all, "all", false, "list also the other disks of the project that are attached to an instance, boot disks included")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
 			return plugin.ListVolumes(ctx, all)

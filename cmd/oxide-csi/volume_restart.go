@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main
 
 import (
@@ -13,7 +17,10 @@ import (
 func sayRestarts(w io.Writer, restarts []restart.Restart) {
 	line(w)
 	for _, r := range restarts {
-		line(w, "node "+r.InstanceID+" "+cmp.Or(standing(r.Reason, r.Message), "is not to be restarted, and if it ever is")+":")
+		line(
+			w,
+			"node "+r.InstanceID+" "+cmp.Or(standing(r.Reason, r.Message), "is not to be restarted, and if it ever is")+":",
+		)
 		for _, wanted := range r.Attach {
 			line(w, "  attach "+wanted.DiskID+asked(wanted.Since, wanted.Repeated, wanted.Problem))
 		}
@@ -22,7 +29,10 @@ func sayRestarts(w io.Writer, restarts []restart.Restart) {
 		}
 	}
 	if len(restarts) == 0 {
-		line(w, "no restart of a node is wanted, as far as this controller knows: another replica may have been asked for one")
+		line(
+			w,
+			"no restart of a node is wanted, as far as this controller knows: another replica may have been asked for one",
+		)
 		return
 	}
 	line(w, "this is what one controller knows: another replica may have been asked for other volumes")
@@ -37,7 +47,11 @@ func sayRestartOf(w io.Writer, v client.Volume) {
 		line(w, "waits:", "for nothing, as far as this controller knows: another replica may have been asked for the volume")
 	}
 	if on := v.StillOn; on != nil {
-		line(w, "still on:", "node "+on.NodeID+", where it is published no more: it is detached with the next restart of that node")
+		line(
+			w,
+			"still on:",
+			"node "+on.NodeID+", where it is published no more: it is detached with the next restart of that node",
+		)
 		sayStanding(w, *on)
 	}
 }
@@ -65,7 +79,10 @@ func standing(reason restart.Reason, message string) string {
 func asked(since, again time.Time, problem string) string {
 	text := ""
 	if !since.IsZero() {
-		text = ", wanted since " + since.UTC().Format(time.RFC3339) + ", last asked for at " + again.UTC().Format(time.RFC3339)
+		text = ", wanted since " + since.UTC().
+			Format(time.RFC3339) +
+			", last asked for at " + again.UTC().
+			Format(time.RFC3339)
 	}
 	if problem != "" {
 		text += ": " + problem

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -15,7 +19,7 @@ import (
 func TestVolumeRestarts(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
-		"--attach-mode=restart", "--restart-policy=plan", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s",
+		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--instances=node-a,node-b")
 	a, b := h.sim.Instance("node-a").ID, h.sim.Instance("node-b").ID
@@ -28,10 +32,30 @@ func TestVolumeRestarts(t *testing.T) {
 	// shows waits until a volume's restart is told like this.
 	shows := func(volume, text string) {
 		t.Helper()
-		eventually(t, "volume show says "+text, func() bool { return strings.Contains(h.run(t, "volume", "show", volume).stdout, text) })
+		eventually(
+			t,
+			"volume show says "+text,
+			func() bool { return strings.Contains(h.run(t, "volume", "show", volume).stdout, text) },
+		)
 	}
-	lazy, waiting := h.run(t, "volume", "create", "one", "--size=1GiB").stdout, h.run(t, "volume", "create", "other", "--size=1GiB").stdout
-	lazy, waiting = strings.TrimSpace(min(lazy, waiting)), strings.TrimSpace(max(lazy, waiting)) // volumes are listed by ID
+	lazy, waiting := h.run(
+		t,
+		"volume",
+		"create",
+		"one",
+		"--size=1GiB",
+	).stdout, h.run(
+		t,
+		"volume",
+		"create",
+		"other",
+		"--size=1GiB",
+	).stdout
+	lazy, waiting = strings.TrimSpace(
+		min(lazy, waiting),
+	), strings.TrimSpace(
+		max(lazy, waiting),
+	) // volumes are listed by ID
 	for _, v := range []struct{ id, name string }{{lazy, "LAZY"}, {waiting, "WAITING"}} {
 		var shown struct{ DiskName string }
 		must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", v.id, "--json").stdout), &shown))
@@ -47,7 +71,14 @@ func TestVolumeRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", lazy)
 	h.ok(t, "volume", "show", lazy, "--json")
 
-	if said := h.run(t, "volume", "attach", waiting, node(a)); said.code != 5 || !strings.Contains(said.stderr, "--restart-policy=plan") {
+	if said := h.run(
+		t,
+		"volume",
+		"attach",
+		waiting,
+		node(a),
+	); said.code != 5 ||
+		!strings.Contains(said.stderr, "--attach-mode=plan") {
 		t.Errorf("attach says %+v", said)
 	}
 	shows(waiting, "would be restarted")
@@ -55,7 +86,14 @@ func TestVolumeRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", waiting, "--json")
 	h.ok(t, "volume", "list")
 
-	if said := h.run(t, "volume", "attach", lazy, node(b)); said.code != 5 || !strings.Contains(said.stderr, a) || !strings.Contains(said.stderr, b) {
+	if said := h.run(
+		t,
+		"volume",
+		"attach",
+		lazy,
+		node(b),
+	); said.code != 5 || !strings.Contains(said.stderr, a) ||
+		!strings.Contains(said.stderr, b) {
 		t.Errorf("attach says %+v", said)
 	}
 	shows(lazy, "is to be restarted first")
@@ -71,7 +109,17 @@ func TestVolumeRestarts(t *testing.T) {
 	must(t, json.Unmarshal([]byte(h.ok(t, "volume", "list", "--json")), &list))
 	got := map[string]string{}
 	for _, v := range list {
-		got[v.VolumeID] = fmt.Sprint(v.WaitsFor.NodeID, " ", v.WaitsFor.Reason, " ", v.WaitsFor.Problem != "", ", ", v.StillOn.NodeID, " ", v.StillOn.Reason)
+		got[v.VolumeID] = fmt.Sprint(
+			v.WaitsFor.NodeID,
+			" ",
+			v.WaitsFor.Reason,
+			" ",
+			v.WaitsFor.Problem != "",
+			", ",
+			v.StillOn.NodeID,
+			" ",
+			v.StillOn.Reason,
+		)
 	}
 	want := map[string]string{waiting: a + " policy false,  ", lazy: b + " policy true, " + a + " policy"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -86,7 +134,11 @@ func TestVolumeRestarts(t *testing.T) {
 func TestVolumeRestartUnderWay(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
-		"--attach-mode=restart", "--restart-shutdown=hard", "--restart-self=none", "--restart-window=1s", "--restart-cool-down=0s",
+		"--attach-mode=restart",
+		"--restart-shutdown=hard",
+		"--metadata=none",
+		"--restart-window=1s",
+		"--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--state-time=1s")
 	node := h.sim.Instances[0].ID
@@ -94,8 +146,14 @@ func TestVolumeRestartUnderWay(t *testing.T) {
 	if said := h.run(t, "volume", "attach", id, "--node="+node); said.code != 5 {
 		t.Errorf("attach says %+v", said)
 	}
-	underWay := regexp.MustCompile(`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, wanted since `)
-	eventually(t, "volume list says that the node is being restarted", func() bool { return underWay.MatchString(h.run(t, "volume", "list").stdout) })
+	underWay := regexp.MustCompile(
+		`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, wanted since `,
+	)
+	eventually(
+		t,
+		"volume list says that the node is being restarted",
+		func() bool { return underWay.MatchString(h.run(t, "volume", "list").stdout) },
+	)
 	var shown struct {
 		WaitsFor struct{ Reason, RestartID string }
 	}
@@ -103,7 +161,11 @@ func TestVolumeRestartUnderWay(t *testing.T) {
 	if shown.WaitsFor.Reason != "under-way" || shown.WaitsFor.RestartID == "" {
 		t.Errorf("volume show --json tells %+v", shown)
 	}
-	eventually(t, "the volume is attached", func() bool { return h.run(t, "volume", "attach", id, "--node="+node).code == 0 })
+	eventually(
+		t,
+		"the volume is attached",
+		func() bool { return h.run(t, "volume", "attach", id, "--node="+node).code == 0 },
+	)
 	if said := h.ok(t, "volume", "list"); !strings.Contains(said, "no restart of a node is wanted") {
 		t.Errorf("after the restart: %s", said)
 	}

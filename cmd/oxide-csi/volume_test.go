@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package main_test
 
 import (
@@ -74,13 +78,26 @@ func (h *host) start(t *testing.T, together bool, simArgs ...string) {
 		h.environ = append(h.environ, "OXIDE_CSI_SYS_ROOT="+filepath.Join(guest, "sys"))
 	}
 	if together {
-		h.controller = startPlugin(t, lab.PluginOptions{Mode: "all", Dir: h.folder(t, "all"), Sim: h.sim, Instance: h.sim.Instances[0]})
+		h.controller = startPlugin(
+			t,
+			lab.PluginOptions{Mode: "all", Dir: h.folder(t, "all"), Sim: h.sim, Instance: h.sim.Instances[0]},
+		)
 		h.node = h.controller
 		h.environ = append(h.environ, "CSI_ENDPOINT=unix://"+h.node.Socket)
 	} else {
-		h.controller = startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: h.args})
-		h.node = startPlugin(t, lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]})
-		h.environ = append(h.environ, "OXIDE_CSI_CONTROLLER_ENDPOINT="+h.controller.Socket, "OXIDE_CSI_NODE_ENDPOINT="+h.node.Socket)
+		h.controller = startPlugin(
+			t,
+			lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: h.args},
+		)
+		h.node = startPlugin(
+			t,
+			lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]},
+		)
+		h.environ = append(
+			h.environ,
+			"OXIDE_CSI_CONTROLLER_ENDPOINT="+h.controller.Socket,
+			"OXIDE_CSI_NODE_ENDPOINT="+h.node.Socket,
+		)
 	}
 	h.words = []string{h.dir, "DIR", h.sim.Instances[0].ID, "NODE"}
 }
@@ -175,7 +192,11 @@ func checkFile(t *testing.T, file, want string) {
 	text, err := os.ReadFile(file)
 	must(t, err)
 	if diff := cmp.Diff(string(text), want); diff != "" {
-		t.Errorf("%s is not what the commands print; see the difference, and run the test with -update (-file +commands):\n%s", file, diff)
+		t.Errorf(
+			"%s is not what the commands print; see the difference, and run the test with -update (-file +commands):\n%s",
+			file,
+			diff,
+		)
 	}
 }
 
@@ -320,7 +341,10 @@ func TestDetachRefusesWhatIsMounted(t *testing.T) {
 	h.ok(t, "volume", "attach", id)
 	h.ok(t, "volume", "mount", id, data)
 	must(t, h.node.Stop())
-	h.node = startPlugin(t, lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]})
+	h.node = startPlugin(
+		t,
+		lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]},
+	)
 	attached := func() bool {
 		instances, err := h.sim.ListInstances(t.Context())
 		must(t, err)
@@ -441,7 +465,10 @@ func TestDryRunChangesNothing(t *testing.T) {
 	}, methods); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
-	if now, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(now), h.dir+"/data") || bytes.Count(now, []byte("\n")) < bytes.Count(mounts, []byte("\n"))-5 {
+	if now, err := os.ReadFile(
+		"/proc/self/mountinfo",
+	); err != nil || strings.Contains(string(now), h.dir+"/data") ||
+		bytes.Count(now, []byte("\n")) < bytes.Count(mounts, []byte("\n"))-5 {
 		t.Errorf("mounts have changed: %v", err)
 	}
 	for _, path := range []string{target, filepath.Join(h.dir, "staging")} {
@@ -523,20 +550,34 @@ func TestVolumeExitCodes(t *testing.T) {
 	}
 	t.Run("endpoints in the environment that are none", func(t *testing.T) {
 		for _, name := range []string{"CSI_ENDPOINT", "OXIDE_CSI_CONTROLLER_ENDPOINT", "OXIDE_CSI_NODE_ENDPOINT"} {
-			if got := runPlugin(t, []string{name + "=tcp://x"}, "volume", "list"); got.code != 2 || !strings.Contains(got.stderr, "set by "+name) {
+			if got := runPlugin(
+				t,
+				[]string{name + "=tcp://x"},
+				"volume",
+				"list",
+			); got.code != 2 ||
+				!strings.Contains(got.stderr, "set by "+name) {
 				t.Errorf("%s: %+v", name, got)
 			}
 		}
 	})
 	t.Run("flags win over the environment", func(t *testing.T) {
 		sys := filepath.Dir(h.folder(t, "sys/block"))
-		environ := []string{"OXIDE_CSI_SYS_ROOT=" + nobody, "CSI_ENDPOINT=" + nobody, "OXIDE_CSI_CONTROLLER_ENDPOINT=" + nobody, "OXIDE_CSI_NODE_ENDPOINT=" + nobody, "OXIDE_CSI_STAGING_DIR=" + nobody}
+		environ := []string{
+			"OXIDE_CSI_SYS_ROOT=" + nobody,
+			"CSI_ENDPOINT=" + nobody,
+			"OXIDE_CSI_CONTROLLER_ENDPOINT=" + nobody,
+			"OXIDE_CSI_NODE_ENDPOINT=" + nobody,
+			"OXIDE_CSI_STAGING_DIR=" + nobody,
+		}
 		for _, flags := range [][]string{
 			{"--endpoint=" + h.controller.Socket, "--node-endpoint=" + h.node.Socket},
 			{"--endpoint=" + h.node.Socket, "--controller-endpoint=" + h.controller.Socket},
 		} {
 			staging := h.dir + "/elsewhere"
-			args := append([]string{"volume", "detach", "there", "--dry-run", "--staging-dir=" + staging, "--sys-root=" + sys}, flags...)
+			args := append(
+				[]string{"volume", "detach", "there", "--dry-run", "--staging-dir=" + staging, "--sys-root=" + sys},
+				flags...)
 			if got := runPlugin(t, environ, args...); got.code != 0 || !strings.Contains(got.stdout, "staging path "+staging) {
 				t.Errorf("%v: %+v", flags, got)
 			}
@@ -577,7 +618,8 @@ func TestVolumeHealth(t *testing.T) {
 		Health []struct{ Status, Reason, Message string }
 	}
 	must(t, json.Unmarshal([]byte(h.ok(t, "volume", "show", "ill", "--json")), &shown))
-	if len(shown.Health) != 1 || shown.Health[0].Status != "INACCESSIBLE" || shown.Health[0].Reason != "DiskFaulted" || shown.Health[0].Message == "" {
+	if len(shown.Health) != 1 || shown.Health[0].Status != "INACCESSIBLE" || shown.Health[0].Reason != "DiskFaulted" ||
+		shown.Health[0].Message == "" {
 		t.Errorf("%+v", shown)
 	}
 }
@@ -607,7 +649,10 @@ func TestPluginGoesAway(t *testing.T) {
 func (h *host) slow(t *testing.T, operation string, delay time.Duration) {
 	t.Helper()
 	always := 0
-	_, err := h.sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultDelay, Count: &always, DelayMillis: int(delay / time.Millisecond)})
+	_, err := h.sim.Inject(
+		t.Context(),
+		lab.Fault{Operation: operation, Kind: lab.FaultDelay, Count: &always, DelayMillis: int(delay / time.Millisecond)},
+	)
 	must(t, err)
 }
 
@@ -616,7 +661,16 @@ func TestVolumeTimeout(t *testing.T) {
 	h := newHost(t, true)
 	h.slow(t, "disk_create", 5*time.Second)
 	start := time.Now()
-	if said := h.fails(t, 3, "volume", "create", "late", "--size=1GiB", "--timeout=300ms"); !strings.Contains(said, "CreateVolume: ") || !strings.Contains(said, "may be repeated") {
+	if said := h.fails(
+		t,
+		3,
+		"volume",
+		"create",
+		"late",
+		"--size=1GiB",
+		"--timeout=300ms",
+	); !strings.Contains(said, "CreateVolume: ") ||
+		!strings.Contains(said, "may be repeated") {
 		t.Errorf("it says %s", said)
 	}
 	if took := time.Since(start); took > 4900*time.Millisecond {
@@ -766,7 +820,14 @@ func TestLongVolumeList(t *testing.T) {
 	if got := h.run(t, "volume", "show", "volume-500"); got.code != 0 {
 		t.Errorf("%+v", got)
 	}
-	if got := h.run(t, "volume", "list", "--all", "--json"); strings.Count(got.stdout, "volumeID") != count+1 || !strings.Contains(got.stdout, "node-a-boot") {
+	if got := h.run(
+		t,
+		"volume",
+		"list",
+		"--all",
+		"--json",
+	); strings.Count(got.stdout, "volumeID") != count+1 ||
+		!strings.Contains(got.stdout, "node-a-boot") {
 		t.Error("with --all the boot disk belongs to it")
 	}
 }
@@ -801,7 +862,11 @@ func commandPage(t *testing.T) string {
 func TestCommandPage(t *testing.T) { checkFile(t, "../../docs/reference/cli.md", commandPage(t)) }
 
 func publishRequest(id, node string) *csi.ControllerPublishVolumeRequest {
-	return &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: createRequest("").GetVolumeCapabilities()[0]}
+	return &csi.ControllerPublishVolumeRequest{
+		VolumeId:         id,
+		NodeId:           node,
+		VolumeCapability: createRequest("").GetVolumeCapabilities()[0],
+	}
 }
 
 // The commands that the page begins with, run as they stand, but for a smaller volume and folders of the test.

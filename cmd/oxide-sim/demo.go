@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -60,7 +64,12 @@ func demoCommand() *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&opts.folder, "state", "", "new or empty folder for disks, sockets and mounts; what is made there is removed at the end (default a new folder among the temporary ones)")
+	flags.StringVar(
+		&opts.folder,
+		"state",
+		"",
+		"new or empty folder for disks, sockets and mounts; what is made there is removed at the end (default a new folder among the temporary ones)",
+	)
 	flags.BoolVar(&opts.step, "step", false, "wait for Enter after each step, to look around meanwhile")
 	flags.BoolVar(&opts.controllerOnly, "controller-only", false, "leave the nodes out, as for an ordinary user")
 	flags.BoolVar(&opts.logs, "logs", false, "show the logs of rack and plugins on stderr")
@@ -128,7 +137,10 @@ func programsBesideThis() (lab.Programs, error) {
 	}
 	programs := lab.Programs{Sim: self, Plugin: filepath.Join(filepath.Dir(self), "oxide-csi")}
 	if _, err := os.Stat(programs.Plugin); err != nil {
-		return lab.Programs{}, fmt.Errorf("the plugin is missing: %s should be beside this program: \"make demo\" builds both", programs.Plugin)
+		return lab.Programs{}, fmt.Errorf(
+			"the plugin is missing: %s should be beside this program: \"make demo\" builds both",
+			programs.Plugin,
+		)
 	}
 	return programs, nil
 }
@@ -189,7 +201,9 @@ func (d *demo) makeTemporary() (string, error) {
 		}
 		return os.MkdirTemp(parent, "oxide-demo-")
 	}
-	return "", errors.New("no temporary folder takes device nodes, since all are mounted with the option nodev: name a folder elsewhere with --state")
+	return "", errors.New(
+		"no temporary folder takes device nodes, since all are mounted with the option nodev: name a folder elsewhere with --state",
+	)
 }
 
 // onNodev reports whether device nodes in this folder cannot be opened.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -52,7 +56,10 @@ func (d *demo) start() (err error) {
 	if d.nodesOff == "" {
 		args = append(args, "--guest-root="+filepath.Join(d.dir, guestsFolder))
 	}
-	if d.cast.sim, err = lab.StartSimWith(d.programs.Sim, lab.SimOptions{Args: args, Stderr: d.logTo, Apart: true}); err != nil {
+	if d.cast.sim, err = lab.StartSimWith(
+		d.programs.Sim,
+		lab.SimOptions{Args: args, Stderr: d.logTo, Apart: true},
+	); err != nil {
 		if d.nodesOff == "" {
 			err = fmt.Errorf("%w (with --controller-only nothing needs loop devices)", err)
 		}
@@ -93,7 +100,10 @@ func (d *demo) startPlugin(mode, folder string, instance lab.Instance) (*lab.Plu
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	plugin, err := lab.StartPlugin(d.programs.Plugin, lab.PluginOptions{Mode: mode, Dir: dir, Sim: d.cast.sim, Instance: instance, Stderr: d.logTo, Apart: true})
+	plugin, err := lab.StartPlugin(
+		d.programs.Plugin,
+		lab.PluginOptions{Mode: mode, Dir: dir, Sim: d.cast.sim, Instance: instance, Stderr: d.logTo, Apart: true},
+	)
 	if err != nil {
 		return nil, fmt.Errorf("start the plugin with --mode=%s in the folder %s: %w", mode, folder, explain(err))
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -91,7 +95,11 @@ func (d *demo) checkRack(ctx context.Context) error {
 		return err
 	}
 	if !slices.Equal(disks, d.disksBefore) {
-		return fmt.Errorf("the rack has the disks %s, it had %s", strings.Join(disks, ", "), strings.Join(d.disksBefore, ", "))
+		return fmt.Errorf(
+			"the rack has the disks %s, it had %s",
+			strings.Join(disks, ", "),
+			strings.Join(d.disksBefore, ", "),
+		)
 	}
 	left, err := d.cast.sim.Leftovers(ctx)
 	if err != nil {
@@ -158,9 +166,9 @@ func (d *demo) checkFolder() error {
 		inRack := below(path, filepath.Join(d.dir, rackFolder))
 		ofVolume := slices.ContainsFunc(d.volumes, func(id string) bool { return strings.Contains(entry.Name(), id) })
 		token := path == filepath.Join(d.dir, controllerFolder, "token")
-		claims := entry.Name() == "claims" // of a node: an empty file that only carries locks
+		locks := entry.Name() == "locks" // of a node: an empty file that only carries locks
 		shell := slices.ContainsFunc(d.cast.nodes, func(m *machine) bool { return path == m.shell.env })
-		unexpected := !entry.IsDir() && !inRack && !token && !claims && !shell
+		unexpected := !entry.IsDir() && !inRack && !token && !locks && !shell
 		if ofVolume || unexpected || entry.IsDir() && (entry.Name() == targetFolder || entry.Name() == guestsFolder) {
 			left = append(left, path)
 		}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -107,7 +111,13 @@ func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error)
 		d.out.quotation(printed)
 		d.out.quotation(fmt.Sprintf("(exit code %d)", code))
 	case s.refused:
-		return "", fmt.Errorf("%s should end with exit code %d, since the rack refuses it, and ends with %d: %s", s.types, exitInTheWay, code, printed)
+		return "", fmt.Errorf(
+			"%s should end with exit code %d, since the rack refuses it, and ends with %d: %s",
+			s.types,
+			exitInTheWay,
+			code,
+			printed,
+		)
 	case code != 0:
 		return "", fmt.Errorf("%s: %s", s.types, printed)
 	default:
@@ -120,12 +130,28 @@ func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error)
 func (d *demo) life() []step {
 	a, b := d.cast.nodes[0], d.cast.nodes[1]
 	return slices.Concat(
-		[]step{{says: "A database needs 1 GiB: make a volume.",
-			at: a.shell, types: "oxide-csi volume create ledger --size=1GiB", calls: "CreateVolume", do: d.created, want: d.seen(detached)}},
+		[]step{
+			{
+				says:  "A database needs 1 GiB: make a volume.",
+				at:    a.shell,
+				types: "oxide-csi volume create ledger --size=1GiB",
+				calls: "CreateVolume",
+				do:    d.created,
+				want:  d.seen(detached),
+			},
+		},
 		d.up(a, "ledger", "It is to run on node-a: attach the volume there", ", format it, since it is blank, and mount it"),
 		d.work(a, "The database writes a file and syncs it.", d.write),
-		[]step{{says: "Keep what the volume holds now: take a snapshot.",
-			at: a.shell, types: "oxide-csi snapshot create monday --volume=ledger", calls: "CreateSnapshot", do: d.snapshotTaken, want: d.seen(mounted(a))}},
+		[]step{
+			{
+				says:  "Keep what the volume holds now: take a snapshot.",
+				at:    a.shell,
+				types: "oxide-csi snapshot create monday --volume=ledger",
+				calls: "CreateSnapshot",
+				do:    d.snapshotTaken,
+				want:  d.seen(mounted(a)),
+			},
+		},
 		d.down(a, "ledger", "The database is to move: take the volume from node-a."),
 		d.up(b, "ledger", "Attach it to node-b", ", find its filesystem, and mount it"),
 		d.work(b, "The database reads its file.", d.read),
@@ -138,8 +164,16 @@ func (d *demo) life() []step {
 func (d *demo) afterlife(snapshot string) []step {
 	b := d.cast.nodes[1]
 	return slices.Concat(
-		[]step{{says: "Somebody wants to see it once more: make a volume of what the snapshot holds.",
-			at: b.shell, types: "oxide-csi volume create copy --from-snapshot=" + snapshot, calls: "CreateVolume", do: d.created, want: d.seen(detached)}},
+		[]step{
+			{
+				says:  "Somebody wants to see it once more: make a volume of what the snapshot holds.",
+				at:    b.shell,
+				types: "oxide-csi volume create copy --from-snapshot=" + snapshot,
+				calls: "CreateVolume",
+				do:    d.created,
+				want:  d.seen(detached),
+			},
+		},
 		d.up(b, "copy", "", ""),
 		d.work(b, "The file is there.", d.read),
 		d.down(b, "copy", "That was all: delete volume and snapshot."),
@@ -154,9 +188,21 @@ func (d *demo) afterlife(snapshot string) []step {
 func (d *demo) refusal() []step {
 	a := d.cast.nodes[0]
 	return []step{
-		{says: "Make another volume, and attach it to node-a, which runs.",
-			at: a.shell, types: "oxide-csi volume create refused --size=1GiB", calls: "CreateVolume", do: d.created, want: d.seen(detached)},
-		{at: a.shell, types: "oxide-csi volume attach refused" + a.named(), calls: "ControllerPublishVolume", refused: true, want: d.seen(detached)},
+		{
+			says:  "Make another volume, and attach it to node-a, which runs.",
+			at:    a.shell,
+			types: "oxide-csi volume create refused --size=1GiB",
+			calls: "CreateVolume",
+			do:    d.created,
+			want:  d.seen(detached),
+		},
+		{
+			at:      a.shell,
+			types:   "oxide-csi volume attach refused" + a.named(),
+			calls:   "ControllerPublishVolume",
+			refused: true,
+			want:    d.seen(detached),
+		},
 		d.deletion(a, "refused"),
 	}
 }
@@ -167,8 +213,18 @@ func (d *demo) deletion(m *machine, name string) step {
 
 // up brings a volume to whoever uses it on a node. What it says goes on if there are nodes.
 func (d *demo) up(m *machine, name, says, goesOn string) []step {
-	attach := step{at: m.shell, types: "oxide-csi volume attach " + name + m.named(), calls: "ControllerPublishVolume", want: d.seen(attached(m))}
-	mount := step{at: m.shell, types: "oxide-csi volume mount " + name + " " + targetFolder, calls: "NodeStageVolume, NodePublishVolume", want: d.seen(mounted(m))}
+	attach := step{
+		at:    m.shell,
+		types: "oxide-csi volume attach " + name + m.named(),
+		calls: "ControllerPublishVolume",
+		want:  d.seen(attached(m)),
+	}
+	mount := step{
+		at:    m.shell,
+		types: "oxide-csi volume mount " + name + " " + targetFolder,
+		calls: "NodeStageVolume, NodePublishVolume",
+		want:  d.seen(mounted(m)),
+	}
 	if m.plugin == nil {
 		goesOn = ""
 	}
@@ -199,7 +255,9 @@ func (d *demo) work(m *machine, says string, do func(*machine, *volume) error) [
 	if m.plugin == nil {
 		return nil
 	}
-	return []step{{says: says, do: func(_ context.Context, v *volume, _ string) error { return do(m, v) }, want: d.seen(mounted(m))}}
+	return []step{
+		{says: says, do: func(_ context.Context, v *volume, _ string) error { return do(m, v) }, want: d.seen(mounted(m))},
+	}
 }
 
 // created looks for the volume on the rack by the ID that was printed.
@@ -255,7 +313,7 @@ func (d *demo) read(m *machine, v *volume) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() // Opened for reading.
+	defer func() { _ = f.Close() }() // it was only read
 	hash := sha256.New()
 	size, err := io.Copy(hash, f)
 	if err != nil {

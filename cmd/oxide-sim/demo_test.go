@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -60,7 +64,11 @@ func compareGolden(t *testing.T, name, printed string) {
 	want, err := os.ReadFile(path)
 	must(t, err)
 	if diff := cmp.Diff(string(want), mask(printed)); diff != "" {
-		t.Errorf("the demo prints something else than %s (go test ./cmd/oxide-sim -run Demo -update writes it): -want +got\n%s", path, diff)
+		t.Errorf(
+			"the demo prints something else than %s (go test ./cmd/oxide-sim -run Demo -update writes it): -want +got\n%s",
+			path,
+			diff,
+		)
 	}
 }
 
@@ -133,7 +141,10 @@ func TestDemoWithoutThePlugin(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(alone, content, 0o755))
 	out, err := exec.Command(alone, "demo").CombinedOutput()
-	want := fmt.Sprintf("oxide-sim: demo: the plugin is missing: %s/oxide-csi should be beside this program: \"make demo\" builds both\n", dir)
+	want := fmt.Sprintf(
+		"oxide-sim: demo: the plugin is missing: %s/oxide-csi should be beside this program: \"make demo\" builds both\n",
+		dir,
+	)
 	if err == nil || string(out) != want {
 		t.Errorf("%v, printed %q, want %q", err, out, want)
 	}
@@ -220,12 +231,18 @@ func TestDemoBrokenOff(t *testing.T) {
 	}{
 		{"interrupted alone", func(t *testing.T, d *runningDemo) { must(t, d.cmd.Process.Signal(os.Interrupt)) },
 			`^oxide-sim: demo: interrupted: .*interrupt.*\n$`},
-		{"Ctrl-C at the terminal, for all processes", func(t *testing.T, d *runningDemo) { must(t, syscall.Kill(-d.cmd.Process.Pid, syscall.SIGINT)) },
-			`^oxide-sim: demo: interrupted: .*interrupt.*\n$`},
+		{
+			"Ctrl-C at the terminal, for all processes",
+			func(t *testing.T, d *runningDemo) { must(t, syscall.Kill(-d.cmd.Process.Pid, syscall.SIGINT)) },
+			`^oxide-sim: demo: interrupted: .*interrupt.*\n$`,
+		},
 		{"terminated", func(t *testing.T, d *runningDemo) { must(t, d.cmd.Process.Signal(syscall.SIGTERM)) },
 			`^oxide-sim: demo: interrupted: .*terminated.*\n$`},
-		{"a plugin is killed", func(t *testing.T, d *runningDemo) { d.killPart("--mode=node") },
-			`^oxide-sim: demo: step 5 \(.*\): oxide-csi volume unmount ledger data: oxide-csi: no plugin answers at .*; demo: left behind: .*signal: killed.*\n$`},
+		{
+			"a plugin is killed",
+			func(t *testing.T, d *runningDemo) { d.killPart("--mode=node") },
+			`^oxide-sim: demo: step 5 \(.*\): oxide-csi volume unmount ledger data: oxide-csi: no plugin answers at .*; demo: left behind: .*signal: killed.*\n$`,
+		},
 		{"the rack is killed", func(t *testing.T, d *runningDemo) { d.killPart("serve") },
 			`^oxide-sim: demo: step 3 \(.*\): .*connection refused.*; demo: left behind: .*signal: killed.*\n$`},
 		{"nobody reads on", func(t *testing.T, d *runningDemo) { must(t, d.stdout.Close()) },

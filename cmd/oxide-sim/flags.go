@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -32,10 +36,25 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.token, "token", "oxide-token-demo", "`TOKEN` of a project collaborator; begins oxide-token-")
 	flags.StringVar(&f.project, "project", "demo", "`NAME` of the project")
 	flags.StringVar(&f.instances, "instances", "node-a,node-b", "`NAMES` of running instances, with commas between them")
-	flags.StringVar(&f.guestRoot, "guest-root", "", "show disks to guests, whose dev and sys are below `DIR`; root only (default no guests)")
-	flags.StringVar(&f.guestBoot, "guest-boot", "", "run `FILE`, a program, as the first process of each guest; oxide-sim guest-init --help shows one (default none)")
+	flags.StringVar(
+		&f.guestRoot,
+		"guest-root",
+		"",
+		"show disks to guests, whose dev and sys are below `DIR`; root only (default no guests)",
+	)
+	flags.StringVar(
+		&f.guestBoot,
+		"guest-boot",
+		"",
+		"run `FILE`, a program, as the first process of each guest; oxide-sim guest-init --help shows one (default none)",
+	)
 	flags.StringVar(&f.state, "state", "", "keep everything in `DIR`, and go on with what is there (default keep nothing)")
-	flags.StringVar(&f.hotplug, "hotplug", "", "let disks come and go while an instance runs; `async`: by way of attaching and detaching")
+	flags.StringVar(
+		&f.hotplug,
+		"hotplug",
+		"",
+		"let disks come and go while an instance runs; `async`: by way of attaching and detaching",
+	)
 	flags.Lookup("hotplug").NoOptDefVal = hotplugOn
 	flags.StringVar(&f.maxDisks, "max-disks", "12", "let an instance take `N` disks, boot disk included")
 	flags.StringVar(&f.quota, "quota", "0", "storage quota of `SIZE`; 0 is unlimited")

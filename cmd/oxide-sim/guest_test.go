@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -33,7 +37,12 @@ func startMachines(t *testing.T, service string) machines {
 	path, err := binary()
 	must(t, err)
 	m := machines{notes: t.TempDir(), state: t.TempDir()}
-	boot, err := lab.WriteBoot(t.TempDir(), path, time.Second, fmt.Sprintf("notes=%s/$OXIDE_SIM_INSTANCE\n%s", m.notes, service))
+	boot, err := lab.WriteBoot(
+		t.TempDir(),
+		path,
+		time.Second,
+		fmt.Sprintf("notes=%s/$OXIDE_SIM_INSTANCE\n%s", m.notes, service),
+	)
 	must(t, err)
 	must(t, os.MkdirAll(filepath.Join(m.notes, "node-a", "mnt"), 0o755))
 	m.args = []string{"--listen=127.0.0.1:0", "--control=127.0.0.1:0", "--instances=node-a", "--state", m.state,
@@ -132,7 +141,11 @@ func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func
 		t.Helper()
 		eventually(t, "the program runs", func() bool { return len(alive(t, "sleep\x00"+mark)) == 1 })
 		defer hold(alive(t, "sleep\x00"+mark)[0])()
-		res, err := http.Post(m.value("OXIDE_SIM_CONTROL")+"/v0/halt", "application/json", strings.NewReader(`{"instance":"node-a"}`))
+		res, err := http.Post(
+			m.value("OXIDE_SIM_CONTROL")+"/v0/halt",
+			"application/json",
+			strings.NewReader(`{"instance":"node-a"}`),
+		)
 		must(t, err)
 		must(t, res.Body.Close())
 		m.waitFor("stopped")
@@ -142,8 +155,15 @@ func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func
 	}
 	halt()
 	var disk diskView
-	m.call("POST", "/v1/disks?project=demo", map[string]any{"name": "volume", "description": "", "size": 1 << 30,
-		"disk_backend": map[string]any{"type": "distributed", "disk_source": map[string]any{"type": "blank", "block_size": 512}}}, &disk)
+	m.call("POST", "/v1/disks?project=demo", map[string]any{
+		"name":        "volume",
+		"description": "",
+		"size":        1 << 30,
+		"disk_backend": map[string]any{
+			"type":        "distributed",
+			"disk_source": map[string]any{"type": "blank", "block_size": 512},
+		},
+	}, &disk)
 	id, _ := m.instance("node-a")
 	m.call("POST", "/v1/instances/"+id+"/disks/attach", map[string]any{"disk": disk.ID}, &disk)
 	log := func() string {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -144,7 +148,9 @@ func (s *server) guests(c serveConfig, log *slog.Logger) (*guest.Guests, error) 
 		}
 		s.undo = append(s.undo, func() error { return os.RemoveAll(stateDir) })
 	}
-	guests, err := guest.New(guest.Options{Root: c.guestRoot, StateDir: stateDir, Boot: c.guestBoot, HaltTime: haltTime, Log: log})
+	guests, err := guest.New(
+		guest.Options{Root: c.guestRoot, StateDir: stateDir, Boot: c.guestBoot, HaltTime: haltTime, Log: log},
+	)
 	if err != nil {
 		return nil, err
 	}

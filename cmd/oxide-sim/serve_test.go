@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -170,8 +174,13 @@ func (s *sim) attached(name, instance string) (diskView, string) {
 	s.t.Helper()
 	var disk diskView
 	s.call("POST", "/v1/disks?project=demo", map[string]any{
-		"name": name, "description": "", "size": 1 << 30,
-		"disk_backend": map[string]any{"type": "distributed", "disk_source": map[string]any{"type": "blank", "block_size": 4096}},
+		"name":        name,
+		"description": "",
+		"size":        1 << 30,
+		"disk_backend": map[string]any{
+			"type":        "distributed",
+			"disk_source": map[string]any{"type": "blank", "block_size": 4096},
+		},
 	}, &disk)
 	id, dir := s.instance(instance)
 	s.call("POST", "/v1/instances/"+id+"/disks/attach", map[string]any{"disk": disk.ID}, &disk)
@@ -292,8 +301,18 @@ OXIDE_PROJECT=demo
 
 // TestSettings asks the control endpoint what has become of the flags.
 func TestSettings(t *testing.T) {
-	s := start(t, "--listen=127.0.0.1:0", "--control=localhost:0", "--hotplug", "--max-disks=8", "--quota=10GiB", "--space=20",
-		"--latency=50ms", "--state-time=2s", "--api-version-max=2026021301.0.0")
+	s := start(
+		t,
+		"--listen=127.0.0.1:0",
+		"--control=localhost:0",
+		"--hotplug",
+		"--max-disks=8",
+		"--quota=10GiB",
+		"--space=20",
+		"--latency=50ms",
+		"--state-time=2s",
+		"--api-version-max=2026021301.0.0",
+	)
 	res, err := http.Get(s.value("OXIDE_SIM_CONTROL") + "/v0/settings")
 	must(t, err)
 	defer res.Body.Close()
@@ -317,23 +336,81 @@ func TestBadFlags(t *testing.T) {
 		want []string
 	}{
 		{"unknown flag", []string{"serve", "--nope"}, []string{`config: command line: unknown flag: --nope`}},
-		{"argument", []string{"serve", "x"}, []string{`config: command line: "x" is not understood: see oxide-sim serve --help`}},
+		{
+			"argument",
+			[]string{"serve", "x"},
+			[]string{`config: command line: "x" is not understood: see oxide-sim serve --help`},
+		},
 		{"unknown command", []string{"x"}, []string{`config: command line: "x" is not understood: see oxide-sim --help`}},
-		{"listen", []string{"serve", "--listen=12220"}, []string{`config: --listen: "12220" is not an address with a port: write one such as 127.0.0.1:12220`}},
-		{"control everywhere", []string{"serve", "--control=:0"}, []string{`config: --control: ":0" is not a loopback address: write one such as 127.0.0.1:12221`}},
-		{"control elsewhere", []string{"serve", "--control=192.0.2.1:0"}, []string{`config: --control: "192.0.2.1:0" is not a loopback address: write one such as 127.0.0.1:12221`}},
+		{
+			"listen",
+			[]string{"serve", "--listen=12220"},
+			[]string{`config: --listen: "12220" is not an address with a port: write one such as 127.0.0.1:12220`},
+		},
+		{
+			"control everywhere",
+			[]string{"serve", "--control=:0"},
+			[]string{`config: --control: ":0" is not a loopback address: write one such as 127.0.0.1:12221`},
+		},
+		{
+			"control elsewhere",
+			[]string{"serve", "--control=192.0.2.1:0"},
+			[]string{`config: --control: "192.0.2.1:0" is not a loopback address: write one such as 127.0.0.1:12221`},
+		},
 		{"token", []string{"serve", "--token=demo"}, []string{`config: --token: token must begin with "oxide-token-"`}},
-		{"token that breaks a line", []string{"serve", "--token=oxide-token-\n"}, []string{`config: --token: must not hold white space`}},
+		{
+			"token that breaks a line",
+			[]string{"serve", "--token=oxide-token-\n"},
+			[]string{`config: --token: must not hold white space`},
+		},
 		{"project", []string{"serve", "--project="}, []string{`config: --project: must not be empty`}},
-		{"instances", []string{"serve", "--instances=a,"}, []string{`config: --instances: name "": name requires at least one character`}},
+		{
+			"instances",
+			[]string{"serve", "--instances=a,"},
+			[]string{`config: --instances: name "": name requires at least one character`},
+		},
 		{"an instance twice", []string{"serve", "--instances=a,b,a"}, []string{`config: --instances: "a" is there twice`}},
-		{"hotplug", []string{"serve", "--hotplug=sync"}, []string{`config: --hotplug: "sync" is not a way to plug: write --hotplug or --hotplug=async`}},
-		{"no disks", []string{"serve", "--max-disks=0"}, []string{`config: --max-disks: "0" is not a number of disks: write 1 to 12`}},
-		{"too many disks", []string{"serve", "--max-disks=13"}, []string{`config: --max-disks: max_disks is 13: a virtual machine has slots for 1 to 12 disks`}},
-		{"size", []string{"serve", "--quota=10GB"}, []string{`config: --quota: "10GB" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`}},
-		{"size beyond all", []string{"serve", "--space=8388608TiB"}, []string{`config: --space: "8388608TiB" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`}},
-		{"negative size", []string{"serve", "--space=-1"}, []string{`config: --space: "-1" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`}},
-		{"guests that boot nowhere", []string{"serve", "--guest-boot=/bin/true"}, []string{`config: --guest-boot: there are no guests without --guest-root`}},
+		{
+			"hotplug",
+			[]string{"serve", "--hotplug=sync"},
+			[]string{`config: --hotplug: "sync" is not a way to plug: write --hotplug or --hotplug=async`},
+		},
+		{
+			"no disks",
+			[]string{"serve", "--max-disks=0"},
+			[]string{`config: --max-disks: "0" is not a number of disks: write 1 to 12`},
+		},
+		{
+			"too many disks",
+			[]string{"serve", "--max-disks=13"},
+			[]string{`config: --max-disks: max_disks is 13: a virtual machine has slots for 1 to 12 disks`},
+		},
+		{
+			"size",
+			[]string{"serve", "--quota=10GB"},
+			[]string{
+				`config: --quota: "10GB" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`,
+			},
+		},
+		{
+			"size beyond all",
+			[]string{"serve", "--space=8388608TiB"},
+			[]string{
+				`config: --space: "8388608TiB" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`,
+			},
+		},
+		{
+			"negative size",
+			[]string{"serve", "--space=-1"},
+			[]string{
+				`config: --space: "-1" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`,
+			},
+		},
+		{
+			"guests that boot nowhere",
+			[]string{"serve", "--guest-boot=/bin/true"},
+			[]string{`config: --guest-boot: there are no guests without --guest-root`},
+		},
 		{"several", []string{"serve", "--token=x", "--latency=5", "--state-time=-1s"}, []string{
 			`config: --token: token must begin with "oxide-token-"`,
 			`config: --latency: "5" is not a time: write one such as 50ms or 2s`,
@@ -377,7 +454,8 @@ func TestOtherErrors(t *testing.T) {
 			if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
 				t.Errorf("got %v, want exit code 1", err)
 			}
-			if !strings.HasPrefix(stderr.String(), "oxide-sim: ") || !strings.Contains(stderr.String(), want) || strings.Count(stderr.String(), "\n") != 1 {
+			if !strings.HasPrefix(stderr.String(), "oxide-sim: ") || !strings.Contains(stderr.String(), want) ||
+				strings.Count(stderr.String(), "\n") != 1 {
 				t.Errorf("stderr is %q, want one line with %q", stderr.String(), want)
 			}
 			if stdout.Len() > 0 {
@@ -387,7 +465,13 @@ func TestOtherErrors(t *testing.T) {
 	}
 	check("address in use", "address already in use", false, "--control", taken.Addr().String())
 	check("state in use", "in use", false, "--state", state)
-	check("guests without root", "guests need root", true, "--guest-root", filepath.Join(os.TempDir(), "oxide-sim-test-nobody"))
+	check(
+		"guests without root",
+		"guests need root",
+		true,
+		"--guest-root",
+		filepath.Join(os.TempDir(), "oxide-sim-test-nobody"),
+	)
 }
 
 // TestEnd ends a simulator whose guest has a filesystem mounted: an orderly halt, which leaves nothing.

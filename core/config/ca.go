@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -38,4 +42,6 @@ func ReadCAs(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-var errNoCA = errors.New("holds no certificate; it must hold those of the CA in PEM, which begin -----BEGIN CERTIFICATE-----")
+var errNoCA = errors.New(
+	"holds no certificate; it must hold those of the CA in PEM, which begin -----BEGIN CERTIFICATE-----",
+)

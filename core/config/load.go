@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -5,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/knadh/koanf/providers/confmap"
 	"github.com/knadh/koanf/providers/env/v2"
@@ -44,16 +49,25 @@ func LoadIdentity(fs *pflag.FlagSet, environ []string) (Config, []string, error)
 	return loadAs(fs, environ, func(c *Config) { c.Mode = ModeNode }, Config.validateIdentity)
 }
 
-func loadAs(fs *pflag.FlagSet, environ []string, adjust func(*Config), validate func(Config) Problems) (Config, []string, error) {
+func loadAs(
+	fs *pflag.FlagSet,
+	environ []string,
+	adjust func(*Config),
+	validate func(Config) Problems,
+) (Config, []string, error) {
 	l := loader{merged: koanf.New(delim), from: map[string]string{}}
 	unknown := l.merge(fs, environ)
 	l.decode()
+	l.derive()
 	adjust(&l.config)
 	l.config.Racks = l.file.racks
 	l.config.RackGiven = l.from["rack"] != ""
 	warnings := l.resolve()
 	if len(unknown) > 0 {
-		warnings = append(warnings, fmt.Sprintf("config: unknown environment variables are ignored: %s", strings.Join(unknown, ", ")))
+		warnings = append(
+			warnings,
+			fmt.Sprintf("config: unknown environment variables are ignored: %s", strings.Join(unknown, ", ")),
+		)
 	}
 
 	for _, p := range validate(l.config) {
@@ -166,6 +180,9 @@ func (l *loader) decode() {
 		if s.typ == reflect.TypeFor[[]Rack]() {
 			continue
 		}
+		if s.derived != "" && l.from[s.key] == "" {
+			continue // Set by derive.
+		}
 		text := l.merged.String(s.key)
 		value, err := decode(text, s.typ)
 		if err != nil {
@@ -175,6 +192,27 @@ func (l *loader) decode() {
 		fields.Field(s.field).Set(reflect.ValueOf(value))
 	}
 	l.token = l.config.OxideToken
+}
+
+// Defaults that depend on the orchestrator.
+const (
+	// kubernetesRestartWait is within the two minutes that the manifests give csi-attacher for a call. Nomad serves no
+	// other volume of the plugin during a call, so there the call must not wait.
+	kubernetesRestartWait = 100 * time.Second
+	// nomadDetachGrace outlasts the restart of a node plugin. Nomad asks for a detach before a node has unmounted, if that
+	// node's plugin is away (docs/how-to/nomad.md). Kubernetes does not.
+	nomadDetachGrace = time.Minute
+)
+
+// derive sets what depends on the orchestrator, unless an operator set it.
+func (l *loader) derive() {
+	c := &l.config
+	if l.from["restartWait"] == "" && c.Orchestrator() == MetadataKubernetes {
+		c.RestartWait = kubernetesRestartWait
+	}
+	if l.from["detachGrace"] == "" && (c.Orchestrator() == MetadataNomad || c.NomadAllocation != "") {
+		c.DetachGrace = nomadDetachGrace
+	}
 }
 
 // resolve drops what this process must not have, and says what else it does not

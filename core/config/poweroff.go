@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -27,7 +31,10 @@ func (c Config) PoweroffSignal() (syscall.Signal, error) {
 	if signal := signalOf(name); ok && signal != 0 {
 		return signal, nil
 	}
-	return 0, fmt.Errorf("%s is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4", quote(c.RestartPoweroff))
+	return 0, fmt.Errorf(
+		"%s is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4",
+		quote(c.RestartPoweroff),
+	)
 }
 
 // signalOf is the signal of that name, or 0.

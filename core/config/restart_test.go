@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -23,9 +27,17 @@ func TestRestartTimes(t *testing.T) {
 	}{
 		{"", []string{"Sun 00:00", "Wed 12:00"}, nil},
 		{"Sat,Sun 01:00-05:00", []string{"Sat 01:00", "Sun 04:59"}, []string{"Sat 00:59", "Sun 05:00", "Mon 02:00"}},
-		{"Mon-Fri 22:00-04:00", []string{"Mon 22:00", "Tue 03:59", "Sat 03:59"}, []string{"Mon 03:00", "Sat 22:00", "Tue 04:00", "Fri 21:59"}},
+		{
+			"Mon-Fri 22:00-04:00",
+			[]string{"Mon 22:00", "Tue 03:59", "Sat 03:59"},
+			[]string{"Mon 03:00", "Sat 22:00", "Tue 04:00", "Fri 21:59"},
+		},
 		{"Fri-Mon 10:00-11:00", []string{"Fri 10:00", "Sun 10:30", "Mon 10:59"}, []string{"Tue 10:30", "Thu 10:30"}},
-		{"Sun 00:00-24:00, Wed 03:00-04:00", []string{"Sun 00:00", "Sun 23:59", "Wed 03:30"}, []string{"Mon 00:00", "Wed 04:00"}},
+		{
+			"Sun 00:00-24:00, Wed 03:00-04:00",
+			[]string{"Sun 00:00", "Sun 23:59", "Wed 03:30"},
+			[]string{"Mon 00:00", "Wed 04:00"},
+		},
 		{"Tue 05:00-05:00", []string{"Tue 05:00", "Wed 04:59"}, []string{"Wed 05:00", "Tue 04:59"}},
 	}
 	for _, test := range tests {
@@ -52,7 +64,12 @@ func TestRestartTimes(t *testing.T) {
 					next = moment
 				}
 				if got := times.Next(moment); minute < 7*24*60 && !got.Equal(next) {
-					t.Fatalf("after %s comes %s, want %s", moment.Format("Mon 15:04"), got.Format("Mon 15:04"), next.Format("Mon 15:04"))
+					t.Fatalf(
+						"after %s comes %s, want %s",
+						moment.Format("Mon 15:04"),
+						got.Format("Mon 15:04"),
+						next.Format("Mon 15:04"),
+					)
 				}
 			}
 		})

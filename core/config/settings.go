@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -7,10 +11,10 @@ import (
 
 // setting is one field of Config as its tags describe it.
 type setting struct {
-	key, flag, env, def, required, help string
-	inFile, identity                    bool
-	field                               int
-	typ                                 reflect.Type
+	group, key, flag, env, def, derived, required, help string
+	inFile, identity, hidden                            bool
+	field                                               int
+	typ                                                 reflect.Type
 }
 
 // label is how a problem names the setting.
@@ -25,15 +29,20 @@ func (s setting) label() string {
 var settings = sync.OnceValue(func() []setting {
 	t := reflect.TypeFor[Config]()
 	var all []setting
+	var group string
 	for i := range t.NumField() {
 		tag := t.Field(i).Tag
 		key, ok := tag.Lookup("koanf")
 		if !ok {
-			continue // Derived, not set by anybody.
+			continue // Not a setting: it follows from others.
+		}
+		if heading, ok := tag.Lookup("group"); ok {
+			group = heading
 		}
 		all = append(all, setting{
-			key: key, flag: tag.Get("flag"), env: tag.Get("env"), def: tag.Get("default"),
-			required: tag.Get("required"), help: tag.Get("help"), inFile: tag.Get("file") != "no", identity: tag.Get("use") == "identity",
+			group: group, key: key, flag: tag.Get("flag"), env: tag.Get("env"),
+			def: tag.Get("default"), derived: tag.Get("derived"), required: tag.Get("required"), help: tag.Get("help"),
+			inFile: tag.Get("file") != "no", identity: tag.Get("use") == "identity", hidden: tag.Get("hidden") == "yes",
 			field: i, typ: t.Field(i).Type,
 		})
 	}

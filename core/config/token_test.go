@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -49,7 +53,8 @@ func TestATokenDoesNotPrint(t *testing.T) {
 	if !strings.Contains(out.String(), redacted) {
 		t.Error("prints nothing in its place")
 	}
-	if secret.Reveal() != token || secret.Empty() || !(Token{}).Empty() || (Token{}).Reveal() != "" || !NewToken("").Empty() {
+	if secret.Reveal() != token || secret.Empty() || !(Token{}).Empty() || (Token{}).Reveal() != "" ||
+		!NewToken("").Empty() {
 		t.Error("Reveal or Empty is wrong")
 	}
 }
@@ -94,7 +99,10 @@ func TestTokenInTheWrongPlace(t *testing.T) {
 					inputs = append(inputs, input{environ: []string{s.env + "=" + text}})
 				}
 				inputs = append(inputs, input{yaml: fmt.Sprintf("%s: %q\n", s.key, text)})
-				inputs = append(inputs, input{yaml: fmt.Sprintf("racks: [{name: %q, host: %q, tokenFile: %q, project: %q}]\n", text, text, text, text)})
+				inputs = append(
+					inputs,
+					input{yaml: fmt.Sprintf("racks: [{name: %q, host: %q, tokenFile: %q, project: %q}]\n", text, text, text, text)},
+				)
 			}
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package config
 
 import (
@@ -100,7 +104,10 @@ func socketPath(endpoint string) (string, error) {
 	path := endpoint
 	if scheme, rest, ok := strings.Cut(endpoint, "://"); ok {
 		if !strings.EqualFold(scheme, "unix") {
-			return "", fmt.Errorf("%q is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock", endpoint)
+			return "", fmt.Errorf(
+				"%q is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock",
+				endpoint,
+			)
 		}
 		first, _, _ := strings.Cut(rest, "/")
 		if first == "." || first == ".." {
@@ -121,7 +128,11 @@ func socketPath(endpoint string) (string, error) {
 	}
 	path = filepath.Clean(path)
 	if len(path) > maxSocketPath {
-		return "", fmt.Errorf("the path has %d bytes, and a unix socket's has at most %d; use a shorter one", len(path), maxSocketPath)
+		return "", fmt.Errorf(
+			"the path has %d bytes, and a unix socket's has at most %d; use a shorter one",
+			len(path),
+			maxSocketPath,
+		)
 	}
 	return path, nil
 }

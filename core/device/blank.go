@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -65,8 +69,14 @@ const flockTime = 5 * time.Second
 // neither is anything without a signature on a disk that nobody else has written to since.
 func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, error) {
 	if options.Origin != OriginBlank && dev.SizeBytes > options.ScanLimit {
-		return nil, fmt.Errorf("%w %s: it was made from a snapshot or image, no filesystem is found on it, and its %d bytes are more than the %d that are read as a whole to prove it blank: "+
-			"raise --blank-scan-limit, or make the filesystem by hand if the disk is meant to be empty", ErrNotBlank, dev, dev.SizeBytes, options.ScanLimit)
+		return nil, fmt.Errorf(
+			"%w %s: it was made from a snapshot or image, no filesystem is found on it, and its %d bytes are more than the %d that are read as a whole to prove it blank: "+
+				"raise --blank-scan-limit, or make the filesystem by hand if the disk is meant to be empty",
+			ErrNotBlank,
+			dev,
+			dev.SizeBytes,
+			options.ScanLimit,
+		)
 	}
 	blank := &Blank{dev: dev, diskID: options.DiskID}
 	if err := blank.prove(ctx, options); err != nil {
@@ -121,7 +131,12 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 		}
 	}
 	if found != "" {
-		return fmt.Errorf("%w %s: there is data, %s: if it is of no use, make a new volume or zero the disk by hand (blkdiscard --zeroout)", ErrNotBlank, b.dev, found)
+		return fmt.Errorf(
+			"%w %s: there is data, %s: if it is of no use, make a new volume or zero the disk by hand (blkdiscard --zeroout)",
+			ErrNotBlank,
+			b.dev,
+			found,
+		)
 	}
 	return nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device_test
 
 import (
@@ -273,7 +277,15 @@ func TestProveBlankKnowsHeaders(t *testing.T) {
 			}
 			before := devicetest.Digest(t, d.Loop, d.Backing)
 			for _, origin := range []string{device.OriginBlank, "snapshot"} {
-				if _, err := prove(t, g, d, device.BlankOptions{Origin: origin, ScanLimit: size}); !errors.Is(err, device.ErrNotBlank) {
+				if _, err := prove(
+					t,
+					g,
+					d,
+					device.BlankOptions{Origin: origin, ScanLimit: size},
+				); !errors.Is(
+					err,
+					device.ErrNotBlank,
+				) {
 					t.Errorf("origin %s: %v, want ErrNotBlank", origin, err)
 				}
 			}
@@ -336,7 +348,10 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 		var files []string
 		for _, name := range []string{"first", "second"} {
 			files = append(files, filepath.Join(t.TempDir(), name))
-			if err := errors.Join(os.WriteFile(files[len(files)-1], nil, 0o600), os.Truncate(files[len(files)-1], sizeBytes)); err != nil {
+			if err := errors.Join(
+				os.WriteFile(files[len(files)-1], nil, 0o600),
+				os.Truncate(files[len(files)-1], sizeBytes),
+			); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -369,7 +384,10 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 		called := 0
-		if err := blank.Format(func(string) error { called++; return nil }); !errors.Is(err, device.ErrNotBlank) || called > 0 || !strings.Contains(err.Error(), "took its place") {
+		if err := blank.Format(
+			func(string) error { called++; return nil },
+		); !errors.Is(err, device.ErrNotBlank) || called > 0 ||
+			!strings.Contains(err.Error(), "took its place") {
 			t.Errorf("%v after %d calls of mkfs, want ErrNotBlank and none", err, called)
 		}
 	})

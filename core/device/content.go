@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -6,7 +10,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // Content is what blkid found on a device: at most one filesystem, or one of the many other things it knows. The zero
@@ -84,7 +88,7 @@ func HeadIsZero(ctx context.Context, dev Device) (zero bool, err error) {
 }
 
 func probe(ctx context.Context, dev Device) (Content, error) {
-	result, err := tool.Run(ctx, "blkid", "-p", "-o", "export", dev.Path)
+	result, err := hostexec.Run(ctx, "blkid", "-p", "-o", "export", dev.Path)
 	if err != nil {
 		return Content{}, err
 	}
@@ -92,7 +96,12 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 	case result.ExitCode == blkidFound:
 		content := parseExport(result.Stdout)
 		if content.Empty() {
-			return Content{}, fmt.Errorf("%w %s: blkid found something it has no name for: %s", ErrUnreadable, dev, result.Said())
+			return Content{}, fmt.Errorf(
+				"%w %s: blkid found something it has no name for: %s",
+				ErrUnreadable,
+				dev,
+				result.Said(),
+			)
 		}
 		return content, nil
 	case result.ExitCode == blkidNothing && result.Stdout == "" && result.Stderr == "":

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package device finds the block device of a disk inside the guest, and proves that a disk is blank before anybody may
 // format it. It knows sysfs, device nodes and bytes; mounting is package mount's.
 //

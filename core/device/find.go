@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -63,20 +67,39 @@ func (r Roots) Find(ctx context.Context, want Want, timeout time.Duration) (Devi
 				return dev, r.verify(dev)
 			}
 			if time.Since(matched) > settleTime {
-				return Device{}, fmt.Errorf("%w: serial %q is %s, but the NVMe function %s did not come up and may be a disk with the same serial: "+
-					"look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first %d bytes of their names",
-					ErrAmbiguous, dev.Serial, dev.Name, unsettled, len(dev.Serial))
+				return Device{}, fmt.Errorf(
+					"%w: serial %q is %s, but the NVMe function %s did not come up and may be a disk with the same serial: "+
+						"look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first %d bytes of their names",
+					ErrAmbiguous,
+					dev.Serial,
+					dev.Name,
+					unsettled,
+					len(dev.Serial),
+				)
 			}
 			missing = "NVMe function " + unsettled + " is still coming up"
 		} else {
 			matched = time.Time{}
 		}
 		if !time.Now().Before(end) {
-			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s", ErrNotFound, want.Serial, time.Since(start).Round(time.Millisecond), missing)
+			return Device{}, fmt.Errorf(
+				"%w: serial %q, after %s: %s",
+				ErrNotFound,
+				want.Serial,
+				time.Since(start).Round(time.Millisecond),
+				missing,
+			)
 		}
 		select {
 		case <-ctx.Done():
-			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s: %w", ErrNotFound, want.Serial, time.Since(start).Round(time.Millisecond), missing, ctx.Err())
+			return Device{}, fmt.Errorf(
+				"%w: serial %q, after %s: %s: %w",
+				ErrNotFound,
+				want.Serial,
+				time.Since(start).Round(time.Millisecond),
+				missing,
+				ctx.Err(),
+			)
 		case <-ticker.C:
 		}
 	}
@@ -91,11 +114,20 @@ func (r Roots) look(want Want) (dev Device, missing string, err error) {
 	matches := slices.DeleteFunc(slices.Clone(disks), func(d Disk) bool { return d.Serial != want.Serial })
 	switch len(matches) {
 	case 0:
-		return Device{}, fmt.Sprintf("none of the %d NVMe disks has it: check that the rack shows the disk attached to this instance", len(disks)), nil
+		return Device{}, fmt.Sprintf(
+			"none of the %d NVMe disks has it: check that the rack shows the disk attached to this instance",
+			len(disks),
+		), nil
 	case 1:
 		dev = Device{Disk: matches[0], Path: r.dev(matches[0].Name)}
 	default:
-		return Device{}, "", fmt.Errorf("%w: %s and %s both have serial %q", ErrAmbiguous, matches[0].Name, matches[1].Name, want.Serial)
+		return Device{}, "", fmt.Errorf(
+			"%w: %s and %s both have serial %q",
+			ErrAmbiguous,
+			matches[0].Name,
+			matches[1].Name,
+			want.Serial,
+		)
 	}
 	if dev.SizeBytes == 0 {
 		return Device{}, dev.Name + " has it and no size yet", nil
@@ -104,10 +136,20 @@ func (r Roots) look(want Want) (dev Device, missing string, err error) {
 		return Device{}, fmt.Sprintf("%s has it, but its controller is %s", dev.Name, state), nil
 	}
 	if want.SizeBytes != 0 && dev.SizeBytes != want.SizeBytes {
-		return Device{}, "", fmt.Errorf("%w: %s has %d bytes, the rack's disk has %d", ErrMismatch, dev, dev.SizeBytes, want.SizeBytes)
+		return Device{}, "", fmt.Errorf(
+			"%w: %s has %d bytes, the rack's disk has %d",
+			ErrMismatch,
+			dev,
+			dev.SizeBytes,
+			want.SizeBytes,
+		)
 	}
 	if _, err := os.Stat(dev.Path); errors.Is(err, fs.ErrNotExist) {
-		return Device{}, fmt.Sprintf("%s has it, but there is no %s: check that the host's /dev is mounted where the plugin runs", dev.Name, dev.Path), nil
+		return Device{}, fmt.Sprintf(
+			"%s has it, but there is no %s: check that the host's /dev is mounted where the plugin runs",
+			dev.Name,
+			dev.Path,
+		), nil
 	}
 	return dev, "", nil
 }
@@ -143,7 +185,20 @@ func hostMounts() []*mountinfo.Info {
 }
 
 // systemPaths are mount points that no volume has. Partitions count wherever they are mounted: a volume has none.
-var systemPaths = []string{"/", "/boot", "/boot/efi", "/efi", "/home", "/opt", "/root", "/srv", "/usr", "/var", "/var/lib", "/var/log"}
+var systemPaths = []string{
+	"/",
+	"/boot",
+	"/boot/efi",
+	"/efi",
+	"/home",
+	"/opt",
+	"/root",
+	"/srv",
+	"/usr",
+	"/var",
+	"/var/lib",
+	"/var/log",
+}
 
 // checkNotSystem refuses a disk that the guest's own system uses. In a container the host's mounts mostly do not show,
 // but folders of the host's that are mounted there do, under the number of the partition they lie on.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device_test
 
 import (
@@ -22,7 +26,8 @@ const (
 )
 
 func find(g *devicetest.Guest, timeout time.Duration) (device.Device, error) {
-	return g.Roots().Find(context.Background(), device.Want{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, timeout)
+	return g.Roots().
+		Find(context.Background(), device.Want{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, timeout)
 }
 
 func TestFindBySerial(t *testing.T) {
@@ -156,7 +161,9 @@ func TestFindWaits(t *testing.T) {
 	defer cancel()
 	short, stop := context.WithTimeout(ctx, 700*time.Millisecond)
 	defer stop()
-	if _, err := g.Roots().Find(short, device.Want{Serial: diskName}, time.Minute); !errors.Is(err, device.ErrNotFound) || !strings.Contains(err.Error(), "still coming up") {
+	if _, err := g.Roots().
+		Find(short, device.Want{Serial: diskName}, time.Minute); !errors.Is(err, device.ErrNotFound) ||
+		!strings.Contains(err.Error(), "still coming up") {
 		t.Errorf("with a controller without serial: %v, want it to wait", err)
 	}
 	g.Write(serial, "something else\n")
@@ -165,7 +172,9 @@ func TestFindWaits(t *testing.T) {
 	}
 	g.Unplug(d)
 	cancel()
-	if _, err := g.Roots().Find(ctx, device.Want{Serial: diskName}, time.Minute); !errors.Is(err, context.Canceled) || !errors.Is(err, device.ErrNotFound) {
+	if _, err := g.Roots().
+		Find(ctx, device.Want{Serial: diskName}, time.Minute); !errors.Is(err, context.Canceled) ||
+		!errors.Is(err, device.ErrNotFound) {
 		t.Errorf("with a cancelled context: %v", err)
 	}
 }
@@ -203,7 +212,13 @@ func TestDisks(t *testing.T) {
 	want := []device.Disk{
 		{Name: "nvme0n1", Serial: "boot", Number: device.Number{Major: 259, Minor: 0}, SizeBytes: 1 << 30,
 			Partitions: map[string]device.Number{"nvme0n1p1": {Major: 259, Minor: 1}}},
-		{Name: "nvme1n1", Serial: diskName, Number: device.Number{Major: 259, Minor: 3}, SizeBytes: 2 << 30, Partitions: map[string]device.Number{}},
+		{
+			Name:       "nvme1n1",
+			Serial:     diskName,
+			Number:     device.Number{Major: 259, Minor: 3},
+			SizeBytes:  2 << 30,
+			Partitions: map[string]device.Number{},
+		},
 	}
 	if diff := cmp.Diff(want, disks); diff != "" {
 		t.Errorf("disks (-want +got):\n%s", diff)

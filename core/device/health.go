@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -83,8 +87,10 @@ func (r Roots) Ext4Errors(disk string) (Ext4Errors, error) {
 	}
 	return Ext4Errors{
 		Count: values["errors_count"],
-		First: time.Unix(values["first_error_time"], 0).UTC(), Last: time.Unix(values["last_error_time"], 0).UTC(),
-		Corruption: values["errors_count"] > 0 && (corruption(values["first_error_errcode"]) || corruption(values["last_error_errcode"])),
+		First: time.Unix(values["first_error_time"], 0).UTC(),
+		Last:  time.Unix(values["last_error_time"], 0).UTC(),
+		Corruption: values["errors_count"] > 0 &&
+			(corruption(values["first_error_errcode"]) || corruption(values["last_error_errcode"])),
 	}, nil
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -94,7 +98,10 @@ func MarkGrowth(dev Device, diskID uuid.UUID) error {
 		return errors.Join(err, file.Close())
 	}
 	if !bytes.Equal(head, m.copy) && !bytes.Equal(head, zeros[:growthMarkerBytes]) {
-		return errors.Join(errors.New("something stands in the first KiB, before the filesystem: grow it by hand with resize2fs"), file.Close())
+		return errors.Join(
+			errors.New("something stands in the first KiB, before the filesystem: grow it by hand with resize2fs"),
+			file.Close(),
+		)
 	}
 	return errors.Join(m.write(file), file.Close())
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -48,8 +52,13 @@ func (d Device) verify(file *os.File) error {
 		return fmt.Errorf("%w: %s is not a block device", ErrMismatch, d.Path)
 	}
 	if number := numberOf(stat.Rdev); number != d.Number {
-		return fmt.Errorf("%w: %s has device number %s, sysfs says %s: check that the host's /dev is mounted where the plugin runs",
-			ErrMismatch, d.Path, number, d.Number)
+		return fmt.Errorf(
+			"%w: %s has device number %s, sysfs says %s: check that the host's /dev is mounted where the plugin runs",
+			ErrMismatch,
+			d.Path,
+			number,
+			d.Number,
+		)
 	}
 	size, err := sizeOf(file)
 	if err != nil {

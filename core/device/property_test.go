@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device_test
 
 import (
@@ -25,18 +29,82 @@ type write struct {
 
 // magics are what known things begin with: bytes by which blkid, or a person, knows them.
 var magics = [][]byte{
-	{1}, {0xff, 0xff}, []byte("data"), []byte("LUKS\xba\xbe\x00\x01"), []byte("LUKS\xba\xbe\x00\x02"), []byte("SKUL\xba\xbe\x00\x02"), []byte("LABELONE"),
-	[]byte("SWAPSPACE2"), []byte("XFSB\x00\x00\x10\x00"), []byte("_BHRfS_M"), {0x53, 0xef}, {0x55, 0xaa}, []byte("EFI PART\x00\x00\x01\x00"),
-	[]byte("bluestore block device\n"), {0x0c, 0xb1, 0xba, 0x00, 0, 0, 0, 0}, []byte("hsqs"), []byte("ReIsEr2Fs"), []byte("NTFS    "), {0xfc, 0x4e, 0x2b, 0xa9},
-	[]byte("CD001"), []byte("csi.oxide.computer format marker 1\n"), bytes.Repeat([]byte{0xa5}, 5000), bytes.Repeat([]byte{0}, 300),
+	{
+		1,
+	},
+	{0xff, 0xff},
+	[]byte("data"),
+	[]byte("LUKS\xba\xbe\x00\x01"),
+	[]byte("LUKS\xba\xbe\x00\x02"),
+	[]byte("SKUL\xba\xbe\x00\x02"),
+	[]byte("LABELONE"),
+	[]byte(
+		"SWAPSPACE2",
+	),
+	[]byte("XFSB\x00\x00\x10\x00"),
+	[]byte("_BHRfS_M"),
+	{0x53, 0xef},
+	{0x55, 0xaa},
+	[]byte("EFI PART\x00\x00\x01\x00"),
+	[]byte(
+		"bluestore block device\n",
+	),
+	{0x0c, 0xb1, 0xba, 0x00, 0, 0, 0, 0},
+	[]byte("hsqs"),
+	[]byte("ReIsEr2Fs"),
+	[]byte("NTFS    "),
+	{0xfc, 0x4e, 0x2b, 0xa9},
+	[]byte(
+		"CD001",
+	),
+	[]byte("csi.oxide.computer format marker 1\n"),
+	bytes.Repeat([]byte{0xa5}, 5000),
+	bytes.Repeat([]byte{0}, 300),
 }
 
 // places are where known things keep their first sign on a disk of this size, and a few where nothing does.
 func places(size int64) []int64 {
 	all := []int64{
-		0, 3, 446, 510, 512, 1024, 1024 + 0x38, 4096, 4086, 8192, 16384, 32*kib + 1, 64 * kib, 64*kib + 0x40, 128 * kib, 256*kib + 16*kib, 512 * kib,
-		mib - 1, mib, mib + 1, 2 * mib, 4 * mib, 8*mib + kib, 16 * mib, 32*mib + 2*kib, 64*mib + 0x40, size / 4, size / 2, size / 4 * 3, size / 19 * 3 / 4096 * 4096,
-		size - mib, size - mib - 1, size - 512*kib + 16*kib, size - 64*kib, size - 8*kib, size - 512, size - 10, size - 1, 5*mib + 12345, 11*mib + 1,
+		0,
+		3,
+		446,
+		510,
+		512,
+		1024,
+		1024 + 0x38,
+		4096,
+		4086,
+		8192,
+		16384,
+		32*kib + 1,
+		64 * kib,
+		64*kib + 0x40,
+		128 * kib,
+		256*kib + 16*kib,
+		512 * kib,
+		mib - 1,
+		mib,
+		mib + 1,
+		2 * mib,
+		4 * mib,
+		8*mib + kib,
+		16 * mib,
+		32*mib + 2*kib,
+		64*mib + 0x40,
+		size / 4,
+		size / 2,
+		size / 4 * 3,
+		size / 19 * 3 / 4096 * 4096,
+		size - mib,
+		size - mib - 1,
+		size - 512*kib + 16*kib,
+		size - 64*kib,
+		size - 8*kib,
+		size - 512,
+		size - 10,
+		size - 1,
+		5*mib + 12345,
+		11*mib + 1,
 	}
 	return slices.DeleteFunc(all, func(offset int64) bool { return offset < 0 || offset >= size })
 }
@@ -180,7 +248,10 @@ func keys(image map[int64]byte) (offsets []int64) {
 
 // options in a few bits.
 func optionsOf(bits byte, size int64) device.BlankOptions {
-	options := device.BlankOptions{Origin: []string{device.OriginBlank, device.OriginBlank, "snapshot", ""}[bits&3], ScanLimit: size}
+	options := device.BlankOptions{
+		Origin:    []string{device.OriginBlank, device.OriginBlank, "snapshot", ""}[bits&3],
+		ScanLimit: size,
+	}
 	if bits&0b1111_0000 == 0b1111_0000 {
 		options.ScanLimit = size - 1
 	}

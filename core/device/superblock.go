@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -69,7 +73,8 @@ func extNeverMounted(file *os.File) (bool, error) {
 		return false, err
 	}
 	// s_mtime and its upper bits, s_mnt_count
-	return binary.LittleEndian.Uint32(super[0x2c:]) == 0 && super[0x275] == 0 && binary.LittleEndian.Uint16(super[0x34:]) == 0, nil
+	return binary.LittleEndian.Uint32(super[0x2c:]) == 0 && super[0x275] == 0 &&
+		binary.LittleEndian.Uint16(super[0x34:]) == 0, nil
 }
 
 func extBytes(file *os.File) (int64, error) {
@@ -111,7 +116,11 @@ func xfsNeverMounted(file *os.File) (bool, error) {
 	}
 	// The log's start is given as a block in a group: sb_blocksize, sb_logstart, sb_agblocks, sb_logblocks, sb_agblklog.
 	block, start := int64(binary.BigEndian.Uint32(super[4:])), binary.BigEndian.Uint64(super[48:])
-	groupBlocks, logBlocks, groupShift := int64(binary.BigEndian.Uint32(super[84:])), int64(binary.BigEndian.Uint32(super[96:])), super[124]
+	groupBlocks, logBlocks, groupShift := int64(
+		binary.BigEndian.Uint32(super[84:]),
+	), int64(
+		binary.BigEndian.Uint32(super[96:]),
+	), super[124]
 	if start == 0 || groupShift > 31 || logBlocks*block < stampedBytes {
 		return false, nil // another layout than we make
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package device
 
 import (
@@ -41,7 +45,12 @@ func TestSignaturesLieOnTheDisk(t *testing.T) {
 			}
 		}
 		if places[0].offset != 0 || places[1].offset+places[1].length != sizeBytes {
-			t.Errorf("disk of %d bytes: head at %d, tail ends at %d", sizeBytes, places[0].offset, places[1].offset+places[1].length)
+			t.Errorf(
+				"disk of %d bytes: head at %d, tail ends at %d",
+				sizeBytes,
+				places[0].offset,
+				places[1].offset+places[1].length,
+			)
 		}
 	}
 }

@@ -1,41 +1,43 @@
-// Package metrics counts what the plugin does, and shows it in the text format of Prometheus.
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Package metrics counts what the plugin does, for Prometheus. Each [Metrics] has a registry of its own. The registry also
+// holds what client_golang collects about the Go runtime (go_*) and the process (process_*).
 //
-//   - metrics.go: every metric there is, and how each comes by its value
-//   - text.go: series, and their text
-//
-// The format is written here instead of by github.com/prometheus/client_golang: linking that library makes every process
-// 0.9 MiB larger, also one without an HTTP endpoint, because its initialization starts a registry of its own. Of the 17 MiB
-// that a plugin may have at rest, a node needs nearly all. TestMetricsText reads the text with Prometheus' own parser.
-//
-// No label holds anything that grows with what the plugin serves, such as IDs or names of volumes, or that is secret.
+// No label holds a value that grows with the number of volumes, such as an ID or a name, and no label holds a secret.
 package metrics
 
 import (
-	"bytes"
 	"net/http"
-	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // Metrics are the metrics of one process. A nil *Metrics measures nothing, which is how they are switched off. All methods
 // are safe for concurrent use.
 type Metrics struct {
-	mu sync.Mutex
+	// Handler answers with all metrics.
+	http.Handler
+	registry *prometheus.Registry
 
-	operations, operationsInFlight, panics family
-	rackRequests                           family
-	volumes, volumesAttached               family
-	nodeAttached, nodeMounted              family
-	restartsWanted, restartsUnderWay       family
-	restartsWaiting                        family
-	restarts, restartDown                  family
-	build                                  family
+	operations         *prometheus.HistogramVec
+	operationsInFlight *prometheus.GaugeVec
+	panics             prometheus.Counter
 
-	driver string
-	node   func() (attached, mounted int, err error)
+	rackRequests             *prometheus.HistogramVec
+	volumes, volumesAttached *prometheus.GaugeVec
+
+	restartsWanted, restartsWaiting, restartsUnderWay *prometheus.GaugeVec
+	restarts                                          *prometheus.CounterVec
+	restartDown                                       *prometheus.HistogramVec
 }
 
-// Process says what the metrics are those of.
+// Process describes the process that the metrics are about.
 type Process struct {
 	// Driver is the plugin's name, Version that of the build, Mode the services that it serves.
 	Driver, Version, Mode string
@@ -53,103 +55,86 @@ var restartBuckets = []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 60
 
 // New returns metrics in which nothing has happened yet.
 func New(process Process) *Metrics {
-	m := &Metrics{driver: process.Driver}
-	m.describeRPCs()
-	m.describeVolumes()
-	m.describeRestarts()
-	m.build = family{
-		name: "oxide_csi_build_info", kind: gauge,
-		labels: []string{"version", "mode"},
-		help:   "Always 1; the labels tell what runs",
-	}
-	m.panics.add(0, process.Driver)
-	m.build.set(1, process.Version, process.Mode)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	m := &Metrics{Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), registry: registry}
+	register := promauto.With(registry)
+	m.addRPCs(register, process.Driver)
+	m.addRacks(register)
+	m.addRestarts(register)
+	register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_build_info",
+		Help: "Always 1; the labels tell what runs",
+	}, []string{"version", "mode"}).WithLabelValues(process.Version, process.Mode).Set(1)
 	return m
 }
 
-// describeRPCs: names and labels are what kubernetes-csi/csi-lib-utils (metrics/metrics.go, v0.25.0) keeps for plugins.
-func (m *Metrics) describeRPCs() {
-	m.operations = family{
-		name: "csi_plugin_operations_seconds", kind: histogram, buckets: operationBuckets,
-		labels: []string{"driver_name", "method_name", "grpc_status_code"},
-		help:   "Duration of answered RPCs, the wait for other operations on the same volume included",
-	}
-	m.operationsInFlight = family{
-		name: "csi_plugin_operations_in_flight", kind: gauge,
-		labels: []string{"driver_name", "method_name"},
-		help:   "RPCs that are not answered yet",
-	}
-	m.panics = family{
-		name: "csi_plugin_panics_total", kind: counter,
-		labels: []string{"driver_name"},
-		help:   "RPCs that ended in a panic, each of them a defect of the plugin",
-	}
+// addRPCs adds the metrics of RPCs. Names and labels are those that kubernetes-csi/csi-lib-utils keeps for plugins
+// (metrics/metrics.go, v0.25.0).
+func (m *Metrics) addRPCs(register promauto.Factory, driver string) {
+	labels := prometheus.Labels{"driver_name": driver}
+	m.operations = register.NewHistogramVec(prometheus.HistogramOpts{
+		Name:        "csi_plugin_operations_seconds",
+		Help:        "Duration of answered RPCs, the wait for other operations on the same volume included",
+		ConstLabels: labels,
+		Buckets:     operationBuckets,
+	}, []string{"method_name", "grpc_status_code"})
+	m.operationsInFlight = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name:        "csi_plugin_operations_in_flight",
+		Help:        "RPCs that are not answered yet",
+		ConstLabels: labels,
+	}, []string{"method_name"})
+	m.panics = register.NewCounter(prometheus.CounterOpts{
+		Name:        "csi_plugin_panics_total",
+		Help:        "RPCs that ended in a panic, each of them a defect of the plugin",
+		ConstLabels: labels,
+	})
 }
 
-func (m *Metrics) describeVolumes() {
-	m.rackRequests = family{
-		name: "oxide_csi_rack_request_duration_seconds", kind: histogram, buckets: rackBuckets,
-		labels: []string{"rack", "operation", "code"},
-		help:   "Duration of requests to a rack's API until the head of the answer, each repetition for itself; the code is the HTTP status, or error where no answer came",
-	}
-	m.volumes = family{
-		name: "oxide_csi_volumes", kind: gauge,
-		labels: []string{"rack"},
-		help:   "Volumes of this cluster on a rack, as of the last complete list; missing before the first",
-	}
-	m.volumesAttached = family{
-		name: "oxide_csi_volumes_attached", kind: gauge,
-		labels: []string{"rack"},
-		help:   "Volumes that were attached to an instance in that list",
-	}
-	m.nodeAttached = family{
-		name: "oxide_csi_node_volumes_attached", kind: gauge,
-		help: "Disks in this guest that are volumes; missing where there is no node service, or the guest's disks cannot be read",
-	}
-	m.nodeMounted = family{
-		name: "oxide_csi_node_volumes_mounted", kind: gauge,
-		help: "Those of them that are staged or published; missing together with the former",
-	}
+// addRacks adds the metrics of racks, and of the volumes on them.
+func (m *Metrics) addRacks(register promauto.Factory) {
+	m.rackRequests = register.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "oxide_csi_rack_request_duration_seconds",
+		Help: "Duration of requests to a rack's API until the head of the answer, each repetition for itself; " +
+			"the code is the HTTP status, or error where no answer came",
+		Buckets: rackBuckets,
+	}, []string{"rack", "operation", "code"})
+	m.volumes = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_volumes",
+		Help: "Volumes of this cluster on a rack, as of the last complete list; missing before the first",
+	}, []string{"rack"})
+	m.volumesAttached = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_volumes_attached",
+		Help: "Volumes that were attached to an instance in that list",
+	}, []string{"rack"})
 }
 
-func (m *Metrics) describeRestarts() {
-	m.restartsWanted = family{
-		name: "oxide_csi_restart_volumes_waiting", kind: gauge,
-		labels: []string{"rack"},
-		help:   "Volumes that wait for a restart of an instance, in attach mode restart",
-	}
-	m.restartsWaiting = family{
-		name: "oxide_csi_restart_instances_waiting", kind: gauge,
-		labels: []string{"rack", "reason"},
-		help:   "Instances that would have to be restarted for volumes, or are going to be, by why this has not begun",
-	}
-	m.restartsUnderWay = family{
-		name: "oxide_csi_restarts_in_flight", kind: gauge,
-		labels: []string{"rack"},
-		help:   "Restarts of instances that this process is carrying out",
-	}
-	m.restarts = family{
-		name: "oxide_csi_restarts_total", kind: counter,
-		labels: []string{"rack", "outcome"},
-		help:   "Planned restarts that this process has carried out (restarted), or given up with nothing changed (refused)",
-	}
-	m.restartDown = family{
-		name: "oxide_csi_restart_down_seconds", kind: histogram, buckets: restartBuckets,
-		labels: []string{"rack"},
-		help:   "How long instances were stopped for a planned restart",
-	}
-}
-
-// families are all metrics, in the order in which they are shown.
-func (m *Metrics) families() []*family {
-	return []*family{
-		&m.operations, &m.operationsInFlight, &m.panics,
-		&m.rackRequests,
-		&m.volumes, &m.volumesAttached,
-		&m.nodeAttached, &m.nodeMounted,
-		&m.restartsWanted, &m.restartsWaiting, &m.restartsUnderWay, &m.restarts, &m.restartDown,
-		&m.build,
-	}
+// addRestarts adds the metrics of planned restarts.
+func (m *Metrics) addRestarts(register promauto.Factory) {
+	m.restartsWanted = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_restart_volumes_waiting",
+		Help: "Volumes that wait for a restart of an instance, in attach mode restart",
+	}, []string{"rack"})
+	m.restartsWaiting = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_restart_instances_waiting",
+		Help: "Instances that would have to be restarted for volumes, or are going to be, by why this has not begun",
+	}, []string{"rack", "reason"})
+	m.restartsUnderWay = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_restarts_in_flight",
+		Help: "Restarts of instances that this process is carrying out",
+	}, []string{"rack"})
+	m.restarts = register.NewCounterVec(prometheus.CounterOpts{
+		Name: "oxide_csi_restarts_total",
+		Help: "Planned restarts that this process has carried out (restarted), or given up with nothing changed (refused)",
+	}, []string{"rack", "outcome"})
+	m.restartDown = register.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "oxide_csi_restart_down_seconds",
+		Help:    "How long instances were stopped for a planned restart",
+		Buckets: restartBuckets,
+	}, []string{"rack"})
 }
 
 // RPCStarted counts an RPC as in flight. The method is gRPC's full name of it.
@@ -157,9 +142,7 @@ func (m *Metrics) RPCStarted(method string) {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.operationsInFlight.add(1, m.driver, method)
+	m.operationsInFlight.WithLabelValues(method).Inc()
 }
 
 // RPCAnswered counts an RPC that was started as answered with the gRPC code of this name.
@@ -167,10 +150,8 @@ func (m *Metrics) RPCAnswered(method, code string, took time.Duration) {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.operationsInFlight.add(-1, m.driver, method)
-	m.operations.observe(took, m.driver, method, code)
+	m.operationsInFlight.WithLabelValues(method).Dec()
+	m.operations.WithLabelValues(method, code).Observe(took.Seconds())
 }
 
 // Panicked counts a panic that was recovered.
@@ -178,20 +159,16 @@ func (m *Metrics) Panicked() {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.panics.add(1, m.driver)
+	m.panics.Inc()
 }
 
-// RackObserver returns what is to be told of every request to a rack; nil where nothing is measured.
+// RackObserver returns the function that every request to a rack is reported to; nil where nothing is measured.
 func (m *Metrics) RackObserver(rack string) func(operation, code string, took time.Duration) {
 	if m == nil {
 		return nil
 	}
 	return func(operation, code string, took time.Duration) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.rackRequests.observe(took, rack, operation, code)
+		m.rackRequests.WithLabelValues(rack, operation, code).Observe(took.Seconds())
 	}
 }
 
@@ -201,10 +178,8 @@ func (m *Metrics) SawVolumes(rack string, volumes, attached int) {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.volumes.set(float64(volumes), rack)
-	m.volumesAttached.set(float64(attached), rack)
+	m.volumes.WithLabelValues(rack).Set(float64(volumes))
+	m.volumesAttached.WithLabelValues(rack).Set(float64(attached))
 }
 
 // SawRestarts sets how many volumes of a rack wait for a restart, and how many restarts are under way.
@@ -212,10 +187,8 @@ func (m *Metrics) SawRestarts(rack string, waiting, underWay int) {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.restartsWanted.set(float64(waiting), rack)
-	m.restartsUnderWay.set(float64(underWay), rack)
+	m.restartsWanted.WithLabelValues(rack).Set(float64(waiting))
+	m.restartsUnderWay.WithLabelValues(rack).Set(float64(underWay))
 }
 
 // SawWaiting sets how many instances of a rack would have to be restarted, and for this reason are not yet.
@@ -223,9 +196,7 @@ func (m *Metrics) SawWaiting(rack, reason string, instances int) {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.restartsWaiting.set(float64(instances), rack, reason)
+	m.restartsWaiting.WithLabelValues(rack, reason).Set(float64(instances))
 }
 
 // RestartEnded counts a restart, and how long the instance was stopped for it; 0 if it was not.
@@ -233,51 +204,43 @@ func (m *Metrics) RestartEnded(rack, outcome string, down time.Duration) {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.restarts.add(1, rack, outcome)
+	m.restarts.WithLabelValues(rack, outcome).Inc()
 	if down > 0 {
-		m.restartDown.observe(down, rack)
+		m.restartDown.WithLabelValues(rack).Observe(down.Seconds())
 	}
 }
 
-// CountNode makes every page show what count finds then. It is called once, before anything is served.
+// CountNode makes every page show what count returns at that moment. Call it at most once.
 func (m *Metrics) CountNode(count func() (attached, mounted int, err error)) {
 	if m != nil {
-		m.node = count
+		m.registry.MustRegister(nodeVolumes(count))
 	}
 }
 
-// ServeHTTP answers with all metrics.
-func (m *Metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	page := m.page()
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	// What fails here is the reader's connection, and so is nobody's to hear of.
-	_, _ = w.Write(page)
+var (
+	nodeAttached = prometheus.NewDesc("oxide_csi_node_volumes_attached",
+		"Disks in this guest that are volumes; missing where there is no node service, or the guest's disks cannot be read",
+		nil, nil)
+	nodeMounted = prometheus.NewDesc("oxide_csi_node_volumes_mounted",
+		"Those of them that are staged or published; missing together with the former",
+		nil, nil)
+)
+
+// nodeVolumes counts the volumes of this node whenever they are asked for.
+type nodeVolumes func() (attached, mounted int, err error)
+
+// Describe implements [prometheus.Collector].
+func (n nodeVolumes) Describe(descs chan<- *prometheus.Desc) {
+	descs <- nodeAttached
+	descs <- nodeMounted
 }
 
-// page is made as a whole before any of it is sent, so that no RPC waits for a slow reader.
-func (m *Metrics) page() []byte {
-	attached, mounted, nodeKnown := m.countNode()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.nodeAttached.forget()
-	m.nodeMounted.forget()
-	if nodeKnown {
-		m.nodeAttached.set(float64(attached))
-		m.nodeMounted.set(float64(mounted))
+// Collect implements [prometheus.Collector]. The metrics are missing where the volumes cannot be counted.
+func (n nodeVolumes) Collect(metrics chan<- prometheus.Metric) {
+	attached, mounted, err := n()
+	if err != nil {
+		return
 	}
-	var page bytes.Buffer
-	for _, f := range m.families() {
-		f.write(&page)
-	}
-	return page.Bytes()
-}
-
-func (m *Metrics) countNode() (attached, mounted int, known bool) {
-	if m.node == nil {
-		return 0, 0, false
-	}
-	attached, mounted, err := m.node()
-	return attached, mounted, err == nil
+	metrics <- prometheus.MustNewConstMetric(nodeAttached, prometheus.GaugeValue, float64(attached))
+	metrics <- prometheus.MustNewConstMetric(nodeMounted, prometheus.GaugeValue, float64(mounted))
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount
 
 import (
@@ -15,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // formatTime is how long mkfs may take. It runs on when its caller has gone: a filesystem half made helps nobody, and the
@@ -41,7 +46,7 @@ type Formatter struct {
 type NewFilesystem struct {
 	// DiskID is the disk's UUID on the rack.
 	DiskID uuid.UUID
-	// Type is one of [Filesystems]; MkfsOptions come from [ParseMkfsOptions] for this type.
+	// Type is one of [filesystem.Types]; MkfsOptions come from [filesystem.ParseMkfsOptions] for this type.
 	Type        string
 	MkfsOptions []string
 }
@@ -59,10 +64,14 @@ type record struct {
 }
 
 // Format makes the filesystem on a disk that was proved blank and verifies that it is there. mkfs is called by no other
-// code. The errors are [ErrFormat], [tool.ErrState], [tool.ErrMissing] and those of [device.Blank.Format]; after each of them
+// code. The errors are [ErrFormat], [ErrState], [hostexec.ErrMissing] and those of [device.Blank.Format]; after each of them
 // the call may be repeated with a new proof. When ctx ends meanwhile, mkfs still runs to its end, at most for 15 min. It
 // returns how long mkfs itself ran.
-func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFilesystem) (took time.Duration, err error) {
+func (f Formatter) Format(
+	ctx context.Context,
+	blank *device.Blank,
+	want NewFilesystem,
+) (took time.Duration, err error) {
 	fsUUID := FilesystemUUID(want.DiskID).String()
 	name, args, err := mkfs(want, fsUUID)
 	if err != nil {
@@ -78,7 +87,7 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 	err = blank.Format(func(path string) error {
 		begun = true
 		start := time.Now()
-		result, err := tool.Run(ctx, name, append(args, path)...)
+		result, err := hostexec.Run(ctx, name, append(args, path)...)
 		took = time.Since(start)
 		if err != nil {
 			return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
@@ -101,7 +110,7 @@ func (f Formatter) Format(ctx context.Context, blank *device.Blank, want NewFile
 }
 
 // mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name
-// the same thing; among those that the allow-list of [ParseMkfsOptions] lets through, none touches the UUID. No option
+// the same thing; among those that the allow-list of [filesystem.ParseMkfsOptions] lets through, none touches the UUID. No option
 // forces anything (-f, -F): that would silence the checks that mkfs makes itself.
 func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err error) {
 	switch want.Type {
@@ -109,13 +118,20 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 		// -m 0: blocks kept for root are of use where the system lives, on a volume they are space paid for in vain.
 		// nodiscard: the disk is blank, there is nothing to discard, and on a large disk it takes long. Tables are
 		// initialised by the kernel after the mount (mkfs' default), or else a large disk would take minutes.
-		return "mkfs." + want.Type, append([]string{"-q", "-m", "0", "-U", fsUUID}, mergeExtended(want.MkfsOptions, "nodiscard")...), nil
+		return "mkfs." + want.Type, append(
+			[]string{"-q", "-m", "0", "-U", fsUUID},
+			mergeExtended(want.MkfsOptions, "nodiscard")...), nil
 	case "xfs":
 		return "mkfs.xfs", append([]string{"-q", "-K", "-m", "uuid=" + fsUUID}, want.MkfsOptions...), nil
 	case "btrfs":
 		return "mkfs.btrfs", append([]string{"-q", "-K", "-U", fsUUID}, want.MkfsOptions...), nil
 	}
-	return "", nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, want.Type, strings.Join(Filesystems(), ", "))
+	return "", nil, fmt.Errorf(
+		"%w: %q: use one of %s",
+		filesystem.ErrUnsupported,
+		want.Type,
+		strings.Join(filesystem.Types(), ", "),
+	)
 }
 
 // mergeExtended adds ours to the extended options of ext: of several -E only the last counts.
@@ -146,7 +162,14 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 		return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
 	}
 	if found != fsUUID {
-		return fmt.Errorf("%w on %s: mkfs reported success, but the disk has a filesystem of UUID %q instead of %s of UUID %s", ErrFormat, dev, found, fsType, fsUUID)
+		return fmt.Errorf(
+			"%w on %s: mkfs reported success, but the disk has a filesystem of UUID %q instead of %s of UUID %s",
+			ErrFormat,
+			dev,
+			found,
+			fsType,
+			fsUUID,
+		)
 	}
 	return nil
 }
@@ -154,7 +177,11 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 // Interrupted returns what is known of a format of this disk that was begun, here or on another node, and did not end; nil
 // when there was none, or when it is over because the disk holds, by content, anything but what that format was making
 // and nobody has mounted.
-func (f Formatter) Interrupted(diskID uuid.UUID, dev device.Device, content device.Content) (*device.Interrupted, error) {
+func (f Formatter) Interrupted(
+	diskID uuid.UUID,
+	dev device.Device,
+	content device.Content,
+) (*device.Interrupted, error) {
 	interrupted := device.Interrupted{UUID: FilesystemUUID(diskID).String()}
 	if !content.Empty() {
 		if content.UUID != interrupted.UUID {
@@ -203,11 +230,16 @@ func (f Formatter) read(diskID uuid.UUID) (*record, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", tool.ErrState, err)
+		return nil, fmt.Errorf("%w: %w", ErrState, err)
 	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w: remove the file if the disk is known to hold nothing", tool.ErrState, f.path(diskID), err)
+		return nil, fmt.Errorf(
+			"%w: %s: %w: remove the file if the disk is known to hold nothing",
+			ErrState,
+			f.path(diskID),
+			err,
+		)
 	}
 	return &r, nil
 }
@@ -215,7 +247,7 @@ func (f Formatter) read(diskID uuid.UUID) (*record, error) {
 // Forget removes the record of a format and leaves the disk alone. No record is no error.
 func (f Formatter) Forget(diskID uuid.UUID) error {
 	if err := os.Remove(f.path(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %w", tool.ErrState, err)
+		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil
 }
@@ -231,7 +263,9 @@ func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, s
 	if err != nil {
 		return err
 	}
-	content, err := json.Marshal(record{Serial: dev.Serial, FSType: want.Type, FSUUID: fsUUID, BootID: boot, Sequence: sequence})
+	content, err := json.Marshal(
+		record{Serial: dev.Serial, FSType: want.Type, FSUUID: fsUUID, BootID: boot, Sequence: sequence},
+	)
 	if err != nil {
 		return err
 	}
@@ -241,7 +275,7 @@ func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, s
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", tool.ErrState, err)
+		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil
 }

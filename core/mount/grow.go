@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount
 
 import (
@@ -10,7 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // growFrom is how much of a disk lies idle before its filesystem is grown. Disks come in whole GiB (docs/reference/rack.md §2), and
@@ -97,7 +101,14 @@ func needsGrowth(dev device.Device, fsType string) (bool, error) {
 		return false, err
 	}
 	if sizeBytes > dev.SizeBytes {
-		return false, fmt.Errorf("%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one", ErrDamaged, dev, dev.SizeBytes, fsType, sizeBytes)
+		return false, fmt.Errorf(
+			"%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one",
+			ErrDamaged,
+			dev,
+			dev.SizeBytes,
+			fsType,
+			sizeBytes,
+		)
 	}
 	return dev.SizeBytes-sizeBytes >= growFrom, nil
 }
@@ -105,7 +116,7 @@ func needsGrowth(dev device.Device, fsType string) (bool, error) {
 func grow(ctx context.Context, dev device.Device, program string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
 	defer cancel()
-	result, err := tool.Run(ctx, program, args...)
+	result, err := hostexec.Run(ctx, program, args...)
 	if err != nil {
 		return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
 	}
@@ -132,7 +143,7 @@ func check(ctx context.Context, dev device.Device, flags ...string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
 	defer cancel()
-	result, err := tool.Run(ctx, "e2fsck", append(flags, dev.Path)...)
+	result, err := hostexec.Run(ctx, "e2fsck", append(flags, dev.Path)...)
 	if err != nil {
 		return fmt.Errorf("check of %s: %w", dev, err)
 	}
@@ -140,8 +151,13 @@ func check(ctx context.Context, dev device.Device, flags ...string) error {
 	case 0 <= code && code <= e2fsckMended:
 		return nil
 	case code > 0 && code&e2fsckLeft != 0:
-		return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s: nothing is mounted; restore a snapshot, or run e2fsck by hand on the node",
-			ErrDamaged, dev, code, result.Said())
+		return fmt.Errorf(
+			"%w: e2fsck on %s: exit code %d: %s: nothing is mounted; restore a snapshot, or run e2fsck by hand on the node",
+			ErrDamaged,
+			dev,
+			code,
+			result.Said(),
+		)
 	}
 	// It was killed, or found the disk in use: nothing is known of what is on it.
 	return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s", ErrMount, dev, result.ExitCode, result.Said())
@@ -151,10 +167,13 @@ func isExt(fsType string) bool { return strings.HasPrefix(fsType, "ext") }
 
 // damaged reports whether mount(8) says that the kernel found the filesystem itself in disorder: EUCLEAN or EBADMSG, of which
 // its versions make different sentences.
-func damaged(result tool.Result) bool {
-	return slices.ContainsFunc([]string{"Structure needs cleaning", "Bad message", "probably corrupted filesystem"}, func(said string) bool {
-		return strings.Contains(result.Stderr, said)
-	})
+func damaged(result hostexec.Result) bool {
+	return slices.ContainsFunc(
+		[]string{"Structure needs cleaning", "Bad message", "probably corrupted filesystem"},
+		func(said string) bool {
+			return strings.Contains(result.Stderr, said)
+		},
+	)
 }
 
 // repair has a filesystem checked that the kernel has refused to mount. Only ext has a check that mends nothing but what is

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount
 
 import (
@@ -9,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 func TestTableAt(t *testing.T) {
@@ -80,8 +85,8 @@ func TestMkfsArguments(t *testing.T) {
 			}
 		})
 	}
-	if name, _, err := mkfs(NewFilesystem{Type: "ntfs"}, uuid); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("ntfs: %s, %v; want ErrUnsupported", name, err)
+	if name, _, err := mkfs(NewFilesystem{Type: "ntfs"}, uuid); !errors.Is(err, filesystem.ErrUnsupported) {
+		t.Errorf("ntfs: %s, %v; want filesystem.ErrUnsupported", name, err)
 	}
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount
 
 import (
@@ -18,7 +22,8 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 var interruptedID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
@@ -50,7 +55,7 @@ func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 		if err != nil {
 			return err
 		}
-		result, err := tool.Run(t.Context(), name, append(args, path)...)
+		result, err := hostexec.Run(t.Context(), name, append(args, path)...)
 		if err == nil && result.ExitCode != 0 {
 			err = errors.New(result.Said())
 		}
@@ -147,7 +152,12 @@ func poke(t *testing.T, disk *devicetest.Disk, offset int64, content []byte) {
 // the filesystem no harm.
 func TestMarkerOutlivesMkfs(t *testing.T) {
 	const mib, gib = 1 << 20, 1 << 30
-	checks := map[string][]string{"ext3": {"e2fsck", "-fn"}, "ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check"}}
+	checks := map[string][]string{
+		"ext3":  {"e2fsck", "-fn"},
+		"ext4":  {"e2fsck", "-fn"},
+		"xfs":   {"xfs_repair", "-n"},
+		"btrfs": {"btrfs", "check"},
+	}
 	for _, tc := range []struct {
 		fsType  string
 		options []string
@@ -157,16 +167,17 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 		{"xfs", []string{"", "-d agcount=2", "-l size=64m", "-i size=1024"}},
 		{"btrfs", []string{""}},
 	} {
-		if !Supported(tc.fsType) {
+		if !filesystem.Supported(tc.fsType) {
 			continue
 		}
 		for _, options := range tc.options {
 			for _, size := range []int64{320 * mib, 1 * gib, 1023 * gib} {
-				if size > gib && (tc.fsType == "ext3" || strings.Contains(options, "-b 1024") || strings.Contains(options, "-g 8192")) {
+				if size > gib &&
+					(tc.fsType == "ext3" || strings.Contains(options, "-b 1024") || strings.Contains(options, "-g 8192")) {
 					continue // takes too long, or too much of the machine's own disk
 				}
 				t.Run(fmt.Sprintf("%s %s %d MiB", tc.fsType, options, size/mib), func(t *testing.T) {
-					parsed, err := ParseMkfsOptions(tc.fsType, options)
+					parsed, err := filesystem.ParseMkfsOptions(tc.fsType, options)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -194,7 +205,7 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 // After a power cut in the middle of mkfs any of its writes may be on the disk, and any may be missing.
 func TestFormatAfterPowerCut(t *testing.T) {
 	const size = 320 << 20
-	for _, fsType := range Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			reference, disk := newDisk(t, size)
 			runMkfs(t, reference, NewFilesystem{DiskID: interruptedID, Type: fsType})
@@ -282,7 +293,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 
 // A marker counts for nothing once somebody has mounted the filesystem.
 func TestMarkerBesideMountedFilesystem(t *testing.T) {
-	for _, fsType := range Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			dev, disk := newDisk(t, 320<<20)
 			runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: fsType})

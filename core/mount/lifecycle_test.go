@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount_test
 
 import (
@@ -18,8 +22,8 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
 )
 
 const (
@@ -43,7 +47,8 @@ func newRig(t *testing.T) *rig {
 	g := devicetest.New(t)
 	r := &rig{Guest: g, disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
 	r.f = mount.Formatter{StateDir: r.state}
-	dev, err := g.Roots().Find(t.Context(), device.Want{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, time.Second)
+	dev, err := g.Roots().
+		Find(t.Context(), device.Want{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +66,11 @@ func (r *rig) format(t *testing.T, fsType string, options ...string) (err error)
 	if err != nil {
 		return err
 	}
-	blank, err := device.ProveBlank(t.Context(), r.dev, device.BlankOptions{DiskID: diskID, Origin: device.OriginBlank, Interrupted: interrupted})
+	blank, err := device.ProveBlank(
+		t.Context(),
+		r.dev,
+		device.BlankOptions{DiskID: diskID, Origin: device.OriginBlank, Interrupted: interrupted},
+	)
 	if err != nil {
 		return err
 	}
@@ -127,12 +136,13 @@ func TestFilesystemUUID(t *testing.T) {
 }
 
 func TestFormatMountUnmount(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newRig(t)
 			target := r.mounted(t, fsType, mount.Options{Flags: []string{"noatime"}})
 			content, err := device.Probe(t.Context(), r.dev)
-			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(diskID).String()}); err != nil || content != want {
+			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(diskID).String()}); err != nil ||
+				content != want {
 				t.Errorf("the disk holds %v, %v; want %v", content, err, want)
 			}
 			if entry, ok := at(t, target); !ok || entry.Number != r.disk.Number || entry.FSType != fsType || entry.ReadOnly {
@@ -143,7 +153,8 @@ func TestFormatMountUnmount(t *testing.T) {
 			}
 			usage, err := mount.Stats(target)
 			if err != nil || usage.TotalBytes <= 0 || usage.TotalBytes > sizeBytes || usage.UsedBytes+usage.AvailableBytes > usage.TotalBytes ||
-				(usage.TotalInodes <= 0 || usage.UsedInodes <= 0) && fsType != "btrfs" || usage.UsedInodes+usage.AvailableInodes != usage.TotalInodes {
+				(usage.TotalInodes <= 0 || usage.UsedInodes <= 0) && fsType != "btrfs" ||
+				usage.UsedInodes+usage.AvailableInodes != usage.TotalInodes {
 				t.Errorf("usage %+v, %v", usage, err)
 			}
 			if records, err := filepath.Glob(filepath.Join(r.state, "format", "*")); err != nil || len(records) > 0 {
@@ -183,7 +194,14 @@ func TestFormatFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, tool.ErrState) {
+		if _, err := r.f.Format(
+			t.Context(),
+			blank,
+			mount.NewFilesystem{DiskID: diskID, Type: "ext4"},
+		); !errors.Is(
+			err,
+			mount.ErrState,
+		) {
 			t.Errorf("%v, want ErrState", err)
 		}
 		if err := blank.Close(); err != nil {
@@ -200,7 +218,14 @@ func TestFormatFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Node(r.disk.Kernel, r.Add("other", sizeBytes).Number)
-		if _, err := r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: "ext4"}); !errors.Is(err, device.ErrNotBlank) {
+		if _, err := r.f.Format(
+			t.Context(),
+			blank,
+			mount.NewFilesystem{DiskID: diskID, Type: "ext4"},
+		); !errors.Is(
+			err,
+			device.ErrNotBlank,
+		) {
 			t.Errorf("%v, want ErrNotBlank", err)
 		}
 		if err := blank.Close(); err != nil {
@@ -215,7 +240,7 @@ func TestFormatFails(t *testing.T) {
 
 // A record that mkfs was begun is what lets it run again, and only where nobody can have used its result.
 func TestFormatAgain(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newRig(t)
 			record := filepath.Join(r.state, "format", diskID.String())
@@ -258,7 +283,7 @@ func TestFormatAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Write(filepath.Join(r.state, "format", diskID.String()), "{")
-		if err := r.format(t, "ext4"); !errors.Is(err, tool.ErrState) {
+		if err := r.format(t, "ext4"); !errors.Is(err, mount.ErrState) {
 			t.Errorf("%v, want ErrState", err)
 		}
 	})
@@ -302,7 +327,9 @@ func TestFormatAgainAfterKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = record.WriteString(`{"bootID":"` + strings.TrimSpace(string(bootID)) + `","diskSequence":` + strconv.FormatUint(sequence, 10) + `}`)
+	_, err = record.WriteString(
+		`{"bootID":"` + strings.TrimSpace(string(bootID)) + `","diskSequence":` + strconv.FormatUint(sequence, 10) + `}`,
+	)
 	if err := errors.Join(err, record.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +366,16 @@ func TestMountRefuses(t *testing.T) {
 	})
 	t.Run("nothing on the disk", func(t *testing.T) {
 		r := newRig(t)
-		if err := mount.Filesystem(t.Context(), r.dev, t.TempDir(), "ext4", mount.Options{}); !errors.Is(err, mount.ErrMount) {
+		if err := mount.Filesystem(
+			t.Context(),
+			r.dev,
+			t.TempDir(),
+			"ext4",
+			mount.Options{},
+		); !errors.Is(
+			err,
+			mount.ErrMount,
+		) {
 			t.Errorf("%v, want ErrMount", err)
 		}
 	})
@@ -363,7 +399,7 @@ func TestMountRefuses(t *testing.T) {
 
 // A snapshot of a filesystem in use has a journal that wants replaying, which a read-only disk does not allow.
 func TestMountReadOnlyDisk(t *testing.T) {
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			r := newRig(t)
 			target := r.mounted(t, fsType, mount.Options{})
@@ -406,7 +442,8 @@ func TestUnmountBusy(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
 	err := mount.Unmount(ctx, target, r.dev.Number)
-	if !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), "(sleep)") || !strings.Contains(err.Error(), target) {
+	if !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), "(sleep)") ||
+		!strings.Contains(err.Error(), target) {
 		t.Errorf("%v, want ErrBusy naming the path and sleep", err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -415,7 +452,12 @@ func TestUnmountBusy(t *testing.T) {
 	if _, ok := at(t, target); !ok {
 		t.Error("the mount has gone although it is in use")
 	}
-	if err := mount.Release(ctx, r.dev, false); !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), "mount "+target) {
+	if err := mount.Release(
+		ctx,
+		r.dev,
+		false,
+	); !errors.Is(err, mount.ErrBusy) ||
+		!strings.Contains(err.Error(), "mount "+target) {
 		t.Errorf("release: %v, want ErrBusy naming the mount", err)
 	}
 
@@ -472,7 +514,12 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond)
 	defer cancel()
-	if err := mount.Release(ctx, r.dev, true); !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), "(sleep)") {
+	if err := mount.Release(
+		ctx,
+		r.dev,
+		true,
+	); !errors.Is(err, mount.ErrBusy) ||
+		!strings.Contains(err.Error(), "(sleep)") {
 		t.Errorf("of a raw block volume: %v, want ErrBusy naming sleep", err)
 	}
 	if err := holder.Process.Kill(); err != nil {

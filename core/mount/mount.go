@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package mount makes filesystems on disks that package device proved blank, mounts them, binds them to where workloads
 // use them, and takes all that down again.
 //
@@ -19,22 +23,19 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 	mountutils "k8s.io/mount-utils"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/tool"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // The errors of this package, wrapped with the paths and devices they are about.
 var (
-	// ErrOption says that mkfs options or mount flags hold something that is not allowed.
+	// ErrOption means that mount flags hold an option that is not allowed.
 	ErrOption = errors.New("option is not allowed")
-	// ErrUnsupported says that a filesystem is not one of [Filesystems].
-	ErrUnsupported = errors.New("filesystem is not supported")
 	// ErrFormat says that mkfs failed, or that what it made is not what was asked of it.
 	ErrFormat = errors.New("making the filesystem failed")
 	// ErrMount says that the kernel or mount(8) refused a mount.
@@ -47,6 +48,8 @@ var (
 	ErrBusy = errors.New("still in use")
 	// ErrForeign says that a path holds something that this plugin did not put there and therefore leaves alone.
 	ErrForeign = errors.New("path holds something that is not ours")
+	// ErrState means that the folder for records of formatting under way cannot be used.
+	ErrState = errors.New("state folder cannot be used")
 )
 
 // Options say how a filesystem is mounted.
@@ -100,9 +103,47 @@ func (o Options) list(fsType string) []string {
 // forbiddenFlags are options of mount(8) and of filesystems that turn a mount of this disk into something else, or name
 // another device or file. A name stands for itself, with and without a value; a prefix ends in a dash or a dot.
 var forbiddenFlags = []string{
-	"bind", "rbind", "move", "remount", "make-", "shared", "rshared", "private", "rprivate", "slave", "rslave", "unbindable", "runbindable",
-	"loop", "offset", "sizelimit", "encryption", "X-mount.", "x-mount.", "helper", "uhelper", "verity.", "subvol", "subvolid", "device",
-	"logdev", "rtdev", "journal_dev", "journal_path", "sb", "nofail", "noload", "norecovery", "nologreplay", "usebackuproot", "rescue", "degraded", "user", "users", "owner", "group",
+	"bind",
+	"rbind",
+	"move",
+	"remount",
+	"make-",
+	"shared",
+	"rshared",
+	"private",
+	"rprivate",
+	"slave",
+	"rslave",
+	"unbindable",
+	"runbindable",
+	"loop",
+	"offset",
+	"sizelimit",
+	"encryption",
+	"X-mount.",
+	"x-mount.",
+	"helper",
+	"uhelper",
+	"verity.",
+	"subvol",
+	"subvolid",
+	"device",
+	"logdev",
+	"rtdev",
+	"journal_dev",
+	"journal_path",
+	"sb",
+	"nofail",
+	"noload",
+	"norecovery",
+	"nologreplay",
+	"usebackuproot",
+	"rescue",
+	"degraded",
+	"user",
+	"users",
+	"owner",
+	"group",
 }
 
 // CheckFlags returns [ErrOption] when the orchestrator's mount flags hold an option that this plugin does not pass on.
@@ -136,7 +177,7 @@ func splitFlags(flags []string) []string {
 
 // Filesystem mounts the filesystem on the device at the folder target, which exists and has no mount yet, and verifies
 // that it is there. The kernel replays a journal by itself; only where it refuses a filesystem as damaged is ext checked,
-// once, unless it is to be mounted read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and [tool.ErrMissing].
+// once, unless it is to be mounted read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and [hostexec.ErrMissing].
 // What mount(8) says goes into the error only when no flags were given that it might repeat.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := CheckFlags(options.Flags); err != nil {
@@ -159,7 +200,7 @@ func mountFilesystem(ctx context.Context, dev device.Device, target, fsType stri
 		write = nil
 	}
 	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(dev.Path, target, fsType, nil, options.list(fsType), write)
-	result, err := tool.Run(ctx, "mount", args...)
+	result, err := hostexec.Run(ctx, "mount", args...)
 	if err != nil {
 		return fmt.Errorf("%w: %s at %s as %s: %w", ErrMount, dev, target, fsType, err)
 	}
@@ -295,7 +336,11 @@ func Remove(path string) error {
 		return err
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
-		return fmt.Errorf("%w: %s is neither an empty file nor a folder: remove it by hand if nobody needs it", ErrForeign, path)
+		return fmt.Errorf(
+			"%w: %s is neither an empty file nor a folder: remove it by hand if nobody needs it",
+			ErrForeign,
+			path,
+		)
 	}
 	err = os.Remove(path)
 	switch {
@@ -306,11 +351,3 @@ func Remove(path string) error {
 	}
 	return err
 }
-
-// Supported reports whether this plugin can make and mount the filesystem; an empty name means the default.
-func Supported(fsType string) bool {
-	return fsType == "" || slices.Contains(Filesystems(), fsType)
-}
-
-// Filesystems lists the supported filesystems, the default first.
-func Filesystems() []string { return []string{"ext4", "ext3", "xfs", "btrfs"} }

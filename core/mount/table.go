@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount
 
 import (
@@ -94,7 +98,10 @@ func (t Table) Stack(path string) []Entry {
 	var stack []Entry
 	for len(below) > 0 {
 		top := slices.IndexFunc(below, func(entry Entry) bool {
-			return !slices.ContainsFunc(below, func(above Entry) bool { return above.parent == entry.id && above.id != entry.id })
+			return !slices.ContainsFunc(
+				below,
+				func(above Entry) bool { return above.parent == entry.id && above.id != entry.id },
+			)
 		})
 		if top < 0 {
 			return stack // the table was read while it changed

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package mount
 
 import (
@@ -74,7 +78,10 @@ func Release(ctx context.Context, dev device.Device, block bool) error {
 		switch err := dev.Free(); {
 		case errors.Is(err, device.ErrInUse):
 			return false, errBusy
-		case errors.Is(err, device.ErrMismatch), errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		case errors.Is(err, device.ErrMismatch),
+			errors.Is(err, fs.ErrNotExist),
+			errors.Is(err, unix.ENXIO),
+			errors.Is(err, unix.ENODEV):
 			return true, nil // it left the guest
 		case err != nil:
 			return false, err

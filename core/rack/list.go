@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -38,15 +42,20 @@ func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[L
 
 // Snapshots lists the snapshots of the project as [Client.Disks] does the disks.
 func (c *Client) Snapshots(ctx context.Context, from Cursor, wanted int) iter.Seq2[Listed[Snapshot], error] {
-	return list(func(s Snapshot) string { return s.ID }, from, wanted, func(token string, limit int) ([]Snapshot, string, error) {
-		page, err := c.sdk.SnapshotList(ctx, oxide.SnapshotListParams{
-			Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
-		})
-		if err != nil {
-			return nil, "", c.translate(ctx, err, "list the snapshots of project %q", c.project)
-		}
-		return convert(page.Items, snapshotFrom), page.NextPage, nil
-	})
+	return list(
+		func(s Snapshot) string { return s.ID },
+		from,
+		wanted,
+		func(token string, limit int) ([]Snapshot, string, error) {
+			page, err := c.sdk.SnapshotList(ctx, oxide.SnapshotListParams{
+				Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
+			})
+			if err != nil {
+				return nil, "", c.translate(ctx, err, "list the snapshots of project %q", c.project)
+			}
+			return convert(page.Items, snapshotFrom), page.NextPage, nil
+		},
+	)
 }
 
 func convert[From, To any](items []From, one func(*From) To) []To {
@@ -67,7 +76,12 @@ type Listed[T any] struct {
 
 // list reads pages until the rack says that there is no other, which it says only of an empty one: a page that is not full
 // may have another behind it if the rack limits pages more than we do.
-func list[T any](idOf func(T) string, from Cursor, wanted int, read func(token string, limit int) (items []T, next string, err error)) iter.Seq2[Listed[T], error] {
+func list[T any](
+	idOf func(T) string,
+	from Cursor,
+	wanted int,
+	read func(token string, limit int) (items []T, next string, err error),
+) iter.Seq2[Listed[T], error] {
 	limit := mostPage
 	// To look for a place without its page's token, all pages before it are read, whatever is wanted from there on.
 	if lost := from.LastID != "" && from.PageToken == ""; wanted > 0 && !lost {

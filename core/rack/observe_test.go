@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -116,7 +120,9 @@ func TestObserveWhereNobodyAnswers(t *testing.T) {
 	for name, host := range map[string]string{"refused": gone.URL, "a deadline that passes": silent.URL} {
 		t.Run(name, func(t *testing.T) {
 			h := newHeard()
-			client, err := New(Config{Name: "west", Host: host, Project: testProject, Token: FixedToken(testToken), Observe: h.observe})
+			client, err := New(
+				Config{Name: "west", Host: host, Project: testProject, Token: FixedToken(testToken), Observe: h.observe},
+			)
 			must(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
@@ -158,10 +164,13 @@ var capital = regexp.MustCompile(`([a-z])([A-Z])`)
 // operations are, in another spelling.
 func TestEveryOperationHasAName(t *testing.T) {
 	calls := reflect.TypeFor[operations]()
-	for i := range calls.NumField() {
-		method := calls.Field(i).Name
+	for i := range calls.NumMethod() {
+		method := calls.Method(i).Name
 		operation := strings.ToLower(capital.ReplaceAllString(method, "${1}_${2}"))
-		if !slices.ContainsFunc(requestNames, func(name struct{ pattern, operation string }) bool { return name.operation == operation }) {
+		if !slices.ContainsFunc(
+			requestNames,
+			func(name struct{ pattern, operation string }) bool { return name.operation == operation },
+		) {
 			t.Errorf("requestNames lacks %s, which %s asks for: its requests are counted as other", operation, method)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -11,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
@@ -69,60 +72,32 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
 	}
-	return &Client{sdk: operationsOf(sdk), versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
+	return &Client{sdk: sdk, versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
 }
 
-// operations are the SDK's calls that this package makes. They are held one by one instead of the SDK's client, because the
-// SDK expands its URLs with text/template, and the linker then keeps every method of every type that an interface value
-// leads to: all operations of the SDK, which are 1.9 MB of program and 1 MB of memory.
-type operations struct {
-	DiskCreate         func(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
-	DiskView           func(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
-	DiskList           func(context.Context, oxide.DiskListParams) (*oxide.DiskResultsPage, error)
-	DiskDelete         func(context.Context, oxide.DiskDeleteParams) error
-	SnapshotCreate     func(context.Context, oxide.SnapshotCreateParams) (*oxide.Snapshot, error)
-	SnapshotView       func(context.Context, oxide.SnapshotViewParams) (*oxide.Snapshot, error)
-	SnapshotList       func(context.Context, oxide.SnapshotListParams) (*oxide.SnapshotResultsPage, error)
-	SnapshotDelete     func(context.Context, oxide.SnapshotDeleteParams) error
-	InstanceView       func(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
-	InstanceDiskList   func(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
-	InstanceDiskAttach func(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
-	InstanceDiskDetach func(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
-	InstanceStop       func(context.Context, oxide.InstanceStopParams) (*oxide.Instance, error)
-	InstanceStart      func(context.Context, oxide.InstanceStartParams) (*oxide.Instance, error)
-	ProjectView        func(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
-	UtilizationView    func(context.Context) (*oxide.Utilization, error)
+// operations are the SDK's calls that this package makes.
+type operations interface {
+	DiskCreate(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
+	DiskView(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
+	DiskList(context.Context, oxide.DiskListParams) (*oxide.DiskResultsPage, error)
+	DiskDelete(context.Context, oxide.DiskDeleteParams) error
+	SnapshotCreate(context.Context, oxide.SnapshotCreateParams) (*oxide.Snapshot, error)
+	SnapshotView(context.Context, oxide.SnapshotViewParams) (*oxide.Snapshot, error)
+	SnapshotList(context.Context, oxide.SnapshotListParams) (*oxide.SnapshotResultsPage, error)
+	SnapshotDelete(context.Context, oxide.SnapshotDeleteParams) error
+	InstanceView(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
+	InstanceDiskList(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
+	InstanceDiskAttach(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
+	InstanceDiskDetach(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
+	InstanceStop(context.Context, oxide.InstanceStopParams) (*oxide.Instance, error)
+	InstanceStart(context.Context, oxide.InstanceStartParams) (*oxide.Instance, error)
+	ProjectView(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
+	UtilizationView(context.Context) (*oxide.Utilization, error)
 
-	AntiAffinityGroupList   func(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
-	AntiAffinityGroupCreate func(context.Context, oxide.AntiAffinityGroupCreateParams) (*oxide.AntiAffinityGroup, error)
-	AntiAffinityGroupUpdate func(context.Context, oxide.AntiAffinityGroupUpdateParams) (*oxide.AntiAffinityGroup, error)
-	AntiAffinityGroupDelete func(context.Context, oxide.AntiAffinityGroupDeleteParams) error
-}
-
-func operationsOf(sdk *oxide.Client) operations {
-	return operations{
-		DiskCreate:         sdk.DiskCreate,
-		DiskView:           sdk.DiskView,
-		DiskList:           sdk.DiskList,
-		DiskDelete:         sdk.DiskDelete,
-		SnapshotCreate:     sdk.SnapshotCreate,
-		SnapshotView:       sdk.SnapshotView,
-		SnapshotList:       sdk.SnapshotList,
-		SnapshotDelete:     sdk.SnapshotDelete,
-		InstanceView:       sdk.InstanceView,
-		InstanceDiskList:   sdk.InstanceDiskList,
-		InstanceDiskAttach: sdk.InstanceDiskAttach,
-		InstanceDiskDetach: sdk.InstanceDiskDetach,
-		InstanceStop:       sdk.InstanceStop,
-		InstanceStart:      sdk.InstanceStart,
-		ProjectView:        sdk.ProjectView,
-		UtilizationView:    sdk.UtilizationView,
-
-		AntiAffinityGroupList:   sdk.AntiAffinityGroupList,
-		AntiAffinityGroupCreate: sdk.AntiAffinityGroupCreate,
-		AntiAffinityGroupUpdate: sdk.AntiAffinityGroupUpdate,
-		AntiAffinityGroupDelete: sdk.AntiAffinityGroupDelete,
-	}
+	AntiAffinityGroupList(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
+	AntiAffinityGroupCreate(context.Context, oxide.AntiAffinityGroupCreateParams) (*oxide.AntiAffinityGroup, error)
+	AntiAffinityGroupUpdate(context.Context, oxide.AntiAffinityGroupUpdateParams) (*oxide.AntiAffinityGroup, error)
+	AntiAffinityGroupDelete(context.Context, oxide.AntiAffinityGroupDeleteParams) error
 }
 
 // Name is the rack's name in the topology.
@@ -130,16 +105,6 @@ func (c *Client) Name() string { return c.name }
 
 // ProjectName is the configured project: a name or an ID.
 func (c *Client) ProjectName() string { return c.project }
-
-// ParseID reads the ID of a disk or an instance. Only the hyphenated form counts: a rack takes the other notations of a
-// UUID for the same ID, and everything else for a name (docs/reference/rack.md §1). The result is in lower case, as racks write it.
-func ParseID(text string) (string, bool) {
-	id, err := uuid.Parse(text)
-	if err != nil || len(text) != len("00000000-0000-0000-0000-000000000000") {
-		return "", false
-	}
-	return id.String(), true
-}
 
 // State is the state of a disk, docs/reference/rack.md §2.
 type State string
@@ -395,7 +360,14 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 		c.projectID = project.Id
 	}
 	if c.projectID != project.Id {
-		return "", fmt.Errorf("rack %q: project %q had the ID %s and now has %s: %w", c.name, c.project, c.projectID, project.Id, ErrProject)
+		return "", fmt.Errorf(
+			"rack %q: project %q had the ID %s and now has %s: %w",
+			c.name,
+			c.project,
+			c.projectID,
+			project.Id,
+			ErrProject,
+		)
 	}
 	return project.Id, nil
 }
@@ -405,7 +377,11 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 // (docs/reference/rack.md §1).
 func (c *Client) ConfirmProject(ctx context.Context) error {
 	if _, err := c.lookUpProject(ctx); err != nil {
-		return fmt.Errorf("the answer \"not found\" cannot be believed, check the token and its role on project %q: %w", c.project, err)
+		return fmt.Errorf(
+			"the answer \"not found\" cannot be believed, check the token and its role on project %q: %w",
+			c.project,
+			err,
+		)
 	}
 	return nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -35,17 +39,15 @@ func recordFrom(g *oxide.AntiAffinityGroup) Record {
 	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description}
 }
 
-// ClusterHash stands for a cluster in the names of records. It is permanent, like [DiskName].
-func ClusterHash(cluster string) string {
-	return hashText(kindRestart, cluster, "")[:hashLetters]
-}
-
 // Records lists all records of the project, other people's groups included, by name.
 func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	var records []Record
 	for token := ""; ; {
 		page, err := c.sdk.AntiAffinityGroupList(ctx, oxide.AntiAffinityGroupListParams{
-			Project: c.projectRef(), PageToken: token, Limit: oxide.NewPointer(mostPage), SortBy: oxide.NameOrIdSortModeNameAscending,
+			Project:   c.projectRef(),
+			PageToken: token,
+			Limit:     oxide.NewPointer(mostPage),
+			SortBy:    oxide.NameOrIdSortModeNameAscending,
 		})
 		if err != nil {
 			return nil, c.translate(ctx, err, "list the anti-affinity groups of project %q", c.project)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -86,7 +90,9 @@ func backoff(attempt int) time.Duration {
 }
 
 // errUntrusted says that what answers shows a certificate that nobody trusted has signed.
-var errUntrusted = errors.New("its certificate is not trusted; if a private CA signed it, name that CA's file with --oxide-ca-file")
+var errUntrusted = errors.New(
+	"its certificate is not trusted; if a private CA signed it, name that CA's file with --oxide-ca-file",
+)
 
 // explain adds what to do to an error of TLS.
 func explain(err error) error {

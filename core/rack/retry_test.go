@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -85,7 +89,8 @@ func TestRetries(t *testing.T) {
 			seen, err := r.sim.Calls(t.Context())
 			must(t, err)
 			sent := seen.Counts[test.operation]
-			if test.operation == "disk_view" && test.trouble == "reset" || test.operation == "disk_view" && test.trouble == "lost" {
+			if test.operation == "disk_view" && test.trouble == "reset" ||
+				test.operation == "disk_view" && test.trouble == "lost" {
 				// Go itself sends a GET again whose connection ends before there is an answer, where it was used before.
 				if sent < test.sent {
 					t.Errorf("sent %d times, want %d or more", sent, test.sent)
@@ -104,7 +109,10 @@ func TestRetriesKeepTheDeadline(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	disk := r.create(t, "v")
 	always := 0
-	r.inject(t, lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: 503, Message: "Service Unavailable", Count: &always})
+	r.inject(
+		t,
+		lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: 503, Message: "Service Unavailable", Count: &always},
+	)
 	ctx, cancel := context.WithTimeout(t.Context(), firstBackoff/2)
 	defer cancel()
 	_, err := r.Disk(ctx, disk.ID)
@@ -171,7 +179,15 @@ func TestCertificateOfAPrivateCA(t *testing.T) {
 		{"with another", x509.NewCertPool(), "--oxide-ca-file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			client, err := New(Config{Name: "east", Host: api.URL, Project: testProject, Token: FixedToken(testToken), HTTPClient: NewHTTPClient(test.roots)})
+			client, err := New(
+				Config{
+					Name:       "east",
+					Host:       api.URL,
+					Project:    testProject,
+					Token:      FixedToken(testToken),
+					HTTPClient: NewHTTPClient(test.roots),
+				},
+			)
 			must(t, err)
 			_, err = client.Check(t.Context())
 			if test.mentions == "" {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -161,5 +165,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 func refuse(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"request_id": "r", "error_code": code, "message": message}) // the client notices
+	_ = json.NewEncoder(w).
+		Encode(map[string]string{"request_id": "r", "error_code": code, "message": message})
+	// the client notices
 }

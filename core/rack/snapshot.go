@@ -1,11 +1,16 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // SnapshotState is the state of a snapshot, docs/reference/rack.md §6.
@@ -34,7 +39,7 @@ type Snapshot struct {
 // cluster.
 func (s Snapshot) Temporary() bool {
 	_, ours := ParseDescription(s.Description)
-	return ours && strings.HasPrefix(s.Name, temporaryPrefix)
+	return ours && diskname.Temporary(s.Name)
 }
 
 func snapshotFrom(s *oxide.Snapshot) Snapshot {
@@ -77,7 +82,10 @@ func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
 // SnapshotByName returns a snapshot of the project by its name. As with [Client.DiskByName], [ErrNotFound] is to be
 // believed.
 func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, error) {
-	snapshot, err := c.sdk.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: c.projectRef()})
+	snapshot, err := c.sdk.SnapshotView(
+		ctx,
+		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: c.projectRef()},
+	)
 	if err != nil {
 		return Snapshot{}, c.translate(ctx, err, "look up snapshot %q in project %q", name, c.project)
 	}

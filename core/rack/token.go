@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -64,7 +68,8 @@ func (f *tokenFile) refresh() error {
 	if err != nil {
 		return fmt.Errorf("token file: %w", err)
 	}
-	if f.info != nil && os.SameFile(f.info, info) && f.info.ModTime().Equal(info.ModTime()) && f.info.Size() == info.Size() {
+	if f.info != nil && os.SameFile(f.info, info) && f.info.ModTime().Equal(info.ModTime()) &&
+		f.info.Size() == info.Size() {
 		return nil
 	}
 	content, err := os.ReadFile(f.path)

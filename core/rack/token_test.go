@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -66,7 +70,10 @@ func TestTokenRotation(t *testing.T) {
 							return
 						}
 						if n%16 == 0 { // a body that has to be sent whole
-							if _, err := r.CreateDisk(t.Context(), NewDisk{Name: fmt.Sprintf("v-%d-%d", worker, n), SizeBytes: gib, BlockSize: 4096}); err != nil {
+							if _, err := r.CreateDisk(
+								t.Context(),
+								NewDisk{Name: fmt.Sprintf("v-%d-%d", worker, n), SizeBytes: gib, BlockSize: 4096},
+							); err != nil {
 								t.Errorf("create: %v", err)
 								return
 							}
@@ -140,7 +147,8 @@ func TestTokenFileThatIsGone(t *testing.T) {
 				t.Errorf("%q, %v; want %q", got, err, want)
 			}
 		}
-		if text := log.String(); strings.Count(text, "\n") != lines || strings.Count(text, path) != lines || strings.Contains(text, want) {
+		if text := log.String(); strings.Count(text, "\n") != lines || strings.Count(text, path) != lines ||
+			strings.Contains(text, want) {
 			t.Errorf("%d lines expected: %s", lines, text)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -47,7 +51,12 @@ func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 	if cfg.Observe != nil {
 		wire = &observed{observe: cfg.Observe, next: wire}
 	}
-	versions := newVersions(&retries{next: &credentials{token: cfg.Token, next: &finishing{next: wire}}}, &retries{next: wire}, cfg.UserAgent, log)
+	versions := newVersions(
+		&retries{next: &credentials{token: cfg.Token, next: &finishing{next: wire}}},
+		&retries{next: wire},
+		cfg.UserAgent,
+		log,
+	)
 	client.Transport = newReads(versions)
 	// A rack answers no call with a redirect, and following another program's would hand the token to whomever it names.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

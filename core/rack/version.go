@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -40,8 +44,13 @@ const refusedVersion = "server does not support this API version"
 const askTimeout = 10 * time.Second
 
 var (
-	errOldRelease = fmt.Errorf("what answers serves no API version: a rack of release 17 or older, whose disks differ from what this plugin knows, or no rack at all: update the rack to release 18 or later, or correct --oxide-host")
-	errNoVersion  = fmt.Errorf("the rack serves none of the API versions %s: update the rack to release 18 or later", strings.Join(apiVersions, ", "))
+	errOldRelease = fmt.Errorf(
+		"what answers serves no API version: a rack of release 17 or older, whose disks differ from what this plugin knows, or no rack at all: update the rack to release 18 or later, or correct --oxide-host",
+	)
+	errNoVersion = fmt.Errorf(
+		"the rack serves none of the API versions %s: update the rack to release 18 or later",
+		strings.Join(apiVersions, ", "),
+	)
 )
 
 // versions puts every request in the newest API version that the rack serves. It asks the rack before the first request,

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -64,7 +68,8 @@ func TestAPIVersions(t *testing.T) {
 			if diff := cmp.Diff(test.asked, asked); diff != "" {
 				t.Errorf("versions asked for (-want +got):\n%s", diff)
 			}
-			if log := r.log.String(); strings.Count(log, "api_version="+test.want+" ") != 1 || strings.Count(log, "\n") != 1 || !strings.Contains(log, "rack=east") {
+			if log := r.log.String(); strings.Count(log, "api_version="+test.want+" ") != 1 || strings.Count(log, "\n") != 1 ||
+				!strings.Contains(log, "rack=east") {
 				t.Errorf("the log says: %s", log)
 			}
 		})
@@ -161,7 +166,11 @@ func TestConcurrentCallsAskForTheVersionOnce(t *testing.T) {
 	var calls sync.WaitGroup
 	for range 50 {
 		calls.Go(func() {
-			if _, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096}); err != nil && !errors.Is(err, ErrAlreadyExists) {
+			if _, err := r.CreateDisk(
+				t.Context(),
+				NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096},
+			); err != nil &&
+				!errors.Is(err, ErrAlreadyExists) {
 				t.Error(err)
 			}
 		})
@@ -224,7 +233,10 @@ func TestVersionGoesBack(t *testing.T) {
 	var calls sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
 		calls.Go(func() {
-			disk, err := r.CreateDisk(t.Context(), NewDisk{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512})
+			disk, err := r.CreateDisk(
+				t.Context(),
+				NewDisk{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512},
+			)
 			if err != nil || disk.Description != "whole "+name || disk.SizeBytes != 2*gib {
 				t.Errorf("%+v, %v", disk, err)
 			}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package rack
 
 import (
@@ -41,7 +45,14 @@ func (c *Client) SettledSnapshot(ctx context.Context, snapshot Snapshot, patienc
 			return snapshot, fmt.Errorf("snapshot %q (%s) is %s: %w", snapshot.Name, snapshot.ID, snapshot.State, ErrBusy)
 		}
 		if err := sleep(ctx, min(poll, left)); err != nil {
-			return snapshot, fmt.Errorf("snapshot %q (%s) is %s: %w: %w", snapshot.Name, snapshot.ID, snapshot.State, ErrBusy, err)
+			return snapshot, fmt.Errorf(
+				"snapshot %q (%s) is %s: %w: %w",
+				snapshot.Name,
+				snapshot.ID,
+				snapshot.State,
+				ErrBusy,
+				err,
+			)
 		}
 		now, err := c.Snapshot(ctx, snapshot.ID)
 		if err != nil {

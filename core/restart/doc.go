@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package restart attaches and detaches disks on racks that do so only while an instance is stopped: it collects what is
 // wanted, takes each instance down once, changes all its disks, and brings it up again. docs/explanation/racks-without-hotplug.md tells
 // operators what happens when.

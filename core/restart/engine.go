@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -39,11 +43,10 @@ type Rack interface {
 type Policy string
 
 const (
-	// Never restarts nothing: a volume that needs a restart waits until somebody stops its instance.
-	Never Policy = "never"
-	// Plan restarts nothing either, and tells what it would restart.
+	// Plan reports the restarts that it would make, and makes none. A volume that needs one waits until its instance is
+	// stopped.
 	Plan Policy = "plan"
-	// Allow restarts.
+	// Allow makes restarts.
 	Allow Policy = "allow"
 )
 
@@ -267,7 +270,11 @@ func (e *Engine) handAllOver(ctx context.Context) {
 	defer cancel()
 	records, err := e.read(ctx)
 	if err != nil {
-		e.opts.Log.Warn("restarts could not be handed over: whoever goes on with them waits for the end of the lease", "error", err.Error())
+		e.opts.Log.Warn(
+			"restarts could not be handed over: whoever goes on with them waits for the end of the lease",
+			"error",
+			err.Error(),
+		)
 		return
 	}
 	for _, r := range records.restarts {
@@ -290,7 +297,15 @@ func (e *Engine) handAllOver(ctx context.Context) {
 func (e *Engine) tick(ctx context.Context) (again time.Duration) {
 	defer func() {
 		if reason := recover(); reason != nil {
-			e.opts.Log.Error("panic", "task", "planned restarts", "type", fmt.Sprintf("%T", reason), "stack", string(debug.Stack()))
+			e.opts.Log.Error(
+				"panic",
+				"task",
+				"planned restarts",
+				"type",
+				fmt.Sprintf("%T", reason),
+				"stack",
+				string(debug.Stack()),
+			)
 			again, e.failed = e.opts.Poll, e.clock.Now()
 		}
 	}()
@@ -424,7 +439,17 @@ func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 
 // hold begins to work on a restart that another process held.
 func (e *Engine) hold(mine, from restartRecord) {
-	e.opts.Log.Warn("took over a restart", "instance_id", from.Instance, "restart_id", from.ID, "holder", from.Holder, "asked", from.Asked)
+	e.opts.Log.Warn(
+		"took over a restart",
+		"instance_id",
+		from.Instance,
+		"restart_id",
+		from.ID,
+		"holder",
+		from.Holder,
+		"asked",
+		from.Asked,
+	)
 	now := e.clock.Now()
 	e.works[mine.ID] = &work{record: mine, stage: stagePlanned, since: now, beat: now, takenFrom: from.recordID}
 	e.mu.Lock()
@@ -439,7 +464,10 @@ func (e *Engine) hold(mine, from restartRecord) {
 // dropLost forgets the restarts whose records are no longer ours: somebody else goes on with them.
 func (e *Engine) dropLost(records book) {
 	for id, w := range e.works {
-		ours := slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder })
+		ours := slices.ContainsFunc(
+			records.restarts,
+			func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder },
+		)
 		if !ours {
 			e.opts.Log.Warn("lost a restart to another process", "instance_id", w.record.Instance, "restart_id", id)
 			delete(e.works, id)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -672,7 +676,19 @@ func (m *model) memory(h *maphash.Hash, p *modelProcess) {
 	}
 	for _, id := range sortedKeys(e.works) {
 		w := e.works[id]
-		write(h, "work", id, string(w.stage), yes(w.recovering), yes(w.sent), w.takenFrom, w.record.recordID, yes(w.record.Asked), yes(w.record.Handover), w.told)
+		write(
+			h,
+			"work",
+			id,
+			string(w.stage),
+			yes(w.recovering),
+			yes(w.sent),
+			w.takenFrom,
+			w.record.recordID,
+			yes(w.record.Asked),
+			yes(w.record.Handover),
+			w.told,
+		)
 	}
 	for _, id := range sortedKeys(e.seen) {
 		write(h, "seen", id, e.seen[id].text)
@@ -942,7 +958,12 @@ func (m *model) instanceOptions(i *modelInstance) {
 	case running && i.guest == guestUp && i.question != "" && i.answer.State == "":
 		m.add("accepts", i.id, func() { i.answer.State, i.guest, i.down = metadata.RestartAccepted, guestHalts, true })
 		m.fault("refuses", "refuses", i.id, func() { i.answer.State = metadata.RestartRefused })
-		m.fault("hangs", "accepts and hangs", i.id, func() { i.answer.State, i.guest, i.down = metadata.RestartAccepted, guestHangs, true })
+		m.fault(
+			"hangs",
+			"accepts and hangs",
+			i.id,
+			func() { i.answer.State, i.guest, i.down = metadata.RestartAccepted, guestHangs, true },
+		)
 		m.fault("silent", "says nothing", i.id, func() { i.guest = guestSilent })
 	case running && i.guest == guestSilent && i.question == "":
 		m.add("speaks again", i.id, func() { i.guest = guestUp })
@@ -978,7 +999,9 @@ func (m *model) check() {
 		for _, p := range m.processes {
 			for id, w := range p.engine.works {
 				// Without its record it is over, which its holder has yet to see.
-				if m.records[restartName(modelCluster, w.record.slot, w.record.epoch)].ID == w.record.recordID && w.record.Instance == i.id && w.sent {
+				if m.records[restartName(modelCluster, w.record.slot, w.record.epoch)].ID == w.record.recordID &&
+					w.record.Instance == i.id &&
+					w.sent {
 					sent = append(sent, id)
 				}
 			}
@@ -1223,37 +1246,137 @@ var n0, n1 = instanceID(0), instanceID(1)
 var bases = []scenario{
 	{name: "one volume", shutdown: Guest, maxDown: 1, processes: 1, goals: [][]string{{n0}}},
 	{name: "one volume and a power cut", shutdown: Hard, maxDown: 1, processes: 1, goals: [][]string{{n0}}},
-	{name: "a volume that comes back", shutdown: Hard, maxDown: 1, processes: 1, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
-		prelude: []string{"publish " + diskID(1), "unpublish " + diskID(0)}},
-	{name: "a volume that moves", shutdown: Hard, maxDown: 1, processes: 1, attached: []string{n0}, goals: [][]string{{"", n1}},
-		prelude: []string{"unpublish " + diskID(0), "publish " + diskID(0)}},
+	{
+		name:      "a volume that comes back",
+		shutdown:  Hard,
+		maxDown:   1,
+		processes: 1,
+		attached:  []string{n0},
+		goals:     [][]string{{"", n0}, {n0}},
+		prelude:   []string{"publish " + diskID(1), "unpublish " + diskID(0)},
+	},
+	{
+		name:      "a volume that moves",
+		shutdown:  Hard,
+		maxDown:   1,
+		processes: 1,
+		attached:  []string{n0},
+		goals:     [][]string{{"", n1}},
+		prelude:   []string{"unpublish " + diskID(0), "publish " + diskID(0)},
+	},
 	{name: "two controllers", shutdown: Guest, maxDown: 1, processes: 2, goals: [][]string{{n0}},
 		prelude: []string{"publish " + diskID(0)}},
 	{name: "two controllers want the same", shutdown: Hard, maxDown: 2, processes: 2, goals: [][]string{{n0}},
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "publish " + diskID(0) + " on " + n0 + " p1"}},
-	{name: "two controllers and a volume that comes back", shutdown: Hard, maxDown: 1, processes: 2, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
-		prelude: []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0)}},
-	{name: "two controllers and a volume that is given up", shutdown: Hard, maxDown: 1, processes: 2, goals: [][]string{{n0, ""}}, early: true,
-		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0"}},
+	{
+		name:      "two controllers and a volume that comes back",
+		shutdown:  Hard,
+		maxDown:   1,
+		processes: 2,
+		attached:  []string{n0},
+		goals:     [][]string{{"", n0}, {n0}},
+		prelude:   []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0)},
+	},
+	{
+		name:      "two controllers and a volume that is given up",
+		shutdown:  Hard,
+		maxDown:   1,
+		processes: 2,
+		goals:     [][]string{{n0, ""}},
+		early:     true,
+		prelude:   []string{"publish " + diskID(0) + " on " + n0 + " p0"},
+	},
 	{name: "one instance after the other", shutdown: Hard, maxDown: 1, processes: 2, goals: [][]string{{n0}, {n1}},
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "publish " + diskID(1) + " on " + n1 + " p1"}},
-	{name: "two slots and two controllers", shutdown: Hard, maxDown: 2, processes: 2, goals: [][]string{{n1}, {n0}},
-		prelude: []string{"publish " + diskID(0) + " on " + n1 + " p0", "tick p0", "tick p0", "stopped", "tick p0", "tick p0", "tick p0", "running", "tick p0",
-			"publish " + diskID(1) + " on " + n0 + " p0", "publish " + diskID(1) + " on " + n0 + " p1",
-			"tick p0 | create", "tick p1", "p0 tick"}},
+	{
+		name:      "two slots and two controllers",
+		shutdown:  Hard,
+		maxDown:   2,
+		processes: 2,
+		goals:     [][]string{{n1}, {n0}},
+		prelude: []string{
+			"publish " + diskID(0) + " on " + n1 + " p0",
+			"tick p0",
+			"tick p0",
+			"stopped",
+			"tick p0",
+			"tick p0",
+			"tick p0",
+			"running",
+			"tick p0",
+			"publish " + diskID(1) + " on " + n0 + " p0",
+			"publish " + diskID(1) + " on " + n0 + " p1",
+			"tick p0 | create",
+			"tick p1",
+			"p0 tick",
+		},
+	},
 	{name: "a holder that is outbid", shutdown: Guest, maxDown: 1, processes: 2, goals: [][]string{{n0, ""}}, early: true,
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "tick p0", "tick p1"}},
-	{name: "a restart that ends while its volume comes back", shutdown: Hard, maxDown: 1, processes: 2, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
-		prelude: []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0), "tick p0", "tick p0", "stopped"}},
-	{name: "a volume that comes back as a restart begins", shutdown: Hard, maxDown: 1, processes: 2, attached: []string{n0}, goals: [][]string{{"", n0}, {n0}},
-		prelude: []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0), "publish " + diskID(0) + " on " + n0 + " p1 | delete",
-			"tick p0", "tick p0", "stopped"}},
-	{name: "the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, goals: [][]string{{n0}},
-		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0"}},
-	{name: "a volume that leaves the controller's own instance", shutdown: Guest, maxDown: 1, processes: 2, selves: []string{n0, n1}, attached: []string{n0}, goals: [][]string{{"", n1}},
-		prelude: []string{"unpublish " + diskID(0) + " from " + n0 + " p0", "publish " + diskID(0) + " on " + n1 + " p0"}},
-	{name: "three volumes change places", shutdown: Guest, maxDown: 1, processes: 2, attached: []string{n0, n1}, goals: [][]string{{"", n1}, {"", n0}, {n0}},
-		prelude: []string{"unpublish " + diskID(0), "unpublish " + diskID(1), "publish " + diskID(0), "publish " + diskID(1)}},
+	{
+		name:      "a restart that ends while its volume comes back",
+		shutdown:  Hard,
+		maxDown:   1,
+		processes: 2,
+		attached:  []string{n0},
+		goals:     [][]string{{"", n0}, {n0}},
+		prelude: []string{
+			"publish " + diskID(1) + " on " + n0 + " p0",
+			"unpublish " + diskID(0),
+			"tick p0",
+			"tick p0",
+			"stopped",
+		},
+	},
+	{
+		name:      "a volume that comes back as a restart begins",
+		shutdown:  Hard,
+		maxDown:   1,
+		processes: 2,
+		attached:  []string{n0},
+		goals:     [][]string{{"", n0}, {n0}},
+		prelude: []string{
+			"publish " + diskID(1) + " on " + n0 + " p0",
+			"unpublish " + diskID(0),
+			"publish " + diskID(0) + " on " + n0 + " p1 | delete",
+			"tick p0",
+			"tick p0",
+			"stopped",
+		},
+	},
+	{
+		name:      "the controller's own instance",
+		shutdown:  Guest,
+		maxDown:   1,
+		processes: 2,
+		selves:    []string{n0, n1},
+		goals:     [][]string{{n0}},
+		prelude:   []string{"publish " + diskID(0) + " on " + n0 + " p0"},
+	},
+	{
+		name:      "a volume that leaves the controller's own instance",
+		shutdown:  Guest,
+		maxDown:   1,
+		processes: 2,
+		selves:    []string{n0, n1},
+		attached:  []string{n0},
+		goals:     [][]string{{"", n1}},
+		prelude:   []string{"unpublish " + diskID(0) + " from " + n0 + " p0", "publish " + diskID(0) + " on " + n1 + " p0"},
+	},
+	{
+		name:      "three volumes change places",
+		shutdown:  Guest,
+		maxDown:   1,
+		processes: 2,
+		attached:  []string{n0, n1},
+		goals:     [][]string{{"", n1}, {"", n0}, {n0}},
+		prelude: []string{
+			"unpublish " + diskID(0),
+			"unpublish " + diskID(1),
+			"publish " + diskID(0),
+			"publish " + diskID(1),
+		},
+	},
 }
 
 // bounds are what may go wrong in one run.
@@ -1271,9 +1394,26 @@ var bounds = []struct {
 	{"a user in between", 1, 1, []string{"user stop"}},
 	{"crashes and users", 2, 0, []string{"crash", "user stop"}},
 	{"one of all", 1, 1, nil},
-	{"early ends, guests and users", 2, 0, []string{
-		"retire", "user stop", "refuses", "hangs", "silent", "early answer", "early halt", "early back", "early wish", "early beat", "early apply", "early handover", "early lease",
-	}},
+	{
+		"early ends, guests and users",
+		2,
+		0,
+		[]string{
+			"retire",
+			"user stop",
+			"refuses",
+			"hangs",
+			"silent",
+			"early answer",
+			"early halt",
+			"early back",
+			"early wish",
+			"early beat",
+			"early apply",
+			"early handover",
+			"early lease",
+		},
+	},
 }
 
 // TestModel explores as many runs as the time allows, the shortest first, or all within the bounds where these are few enough.
@@ -1297,7 +1437,13 @@ func TestModel(t *testing.T) {
 					x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
 					start := time.Now()
 					all := x.explore(start.Add(share()))
-					t.Logf("%d states, %d steps in %s; all that there are: %t", len(x.seen), x.steps, time.Since(start).Round(time.Millisecond), all)
+					t.Logf(
+						"%d states, %d steps in %s; all that there are: %t",
+						len(x.seen),
+						x.steps,
+						time.Since(start).Round(time.Millisecond),
+						all,
+					)
 					states.Add(int64(len(x.seen)))
 					if !all {
 						return

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -34,7 +38,16 @@ const (
 )
 
 // waiting are the reasons of restarts that have not begun.
-var waiting = []Reason{ReasonWindow, ReasonCoolDown, ReasonHours, ReasonPolicy, ReasonOthers, ReasonRefused, ReasonSelf, ReasonState}
+var waiting = []Reason{
+	ReasonWindow,
+	ReasonCoolDown,
+	ReasonHours,
+	ReasonPolicy,
+	ReasonOthers,
+	ReasonRefused,
+	ReasonSelf,
+	ReasonState,
+}
 
 // outlook is how it stands with the restart of an instance.
 type outlook struct {
@@ -149,7 +162,17 @@ func (e *Engine) show(known outlooks, complete bool) {
 			o.since = old.since
 		}
 		if o.reason != ReasonUnderWay && (old.reason != o.reason || o.disks != "" && old.disks != o.disks) {
-			e.opts.Log.Info("a restart is wanted", "instance_id", instance, "disks", o.disks, "reason", string(o.reason), "not_yet", o.message())
+			e.opts.Log.Info(
+				"a restart is wanted",
+				"instance_id",
+				instance,
+				"disks",
+				o.disks,
+				"reason",
+				string(o.reason),
+				"not_yet",
+				o.message(),
+			)
 		}
 		known[instance] = o
 	}
@@ -213,7 +236,12 @@ func (e *Engine) waitsFor(w wish) string {
 	o, forbidden := e.outlook(w.instance), e.forbidden()
 	switch {
 	case w.holder != "":
-		return fmt.Sprintf("instance %s is to be restarted for it, and before that instance %s, which still has the disk: %s", w.instance, w.holder, cmp.Or(forbidden, e.outlook(w.holder).message()))
+		return fmt.Sprintf(
+			"instance %s is to be restarted for it, and before that instance %s, which still has the disk: %s",
+			w.instance,
+			w.holder,
+			cmp.Or(forbidden, e.outlook(w.holder).message()),
+		)
 	case w.problem != "":
 		return fmt.Sprintf("it is to be attached to instance %s: %s", w.instance, w.problem)
 	case o.reason == ReasonUnderWay:
@@ -221,7 +249,11 @@ func (e *Engine) waitsFor(w wish) string {
 	case forbidden != "":
 		return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, forbidden)
 	case o.reason == ReasonWindow, o.reason == "":
-		return fmt.Sprintf("instance %s is restarted for it, %s after the first such wish at the earliest", w.instance, e.opts.Window)
+		return fmt.Sprintf(
+			"instance %s is restarted for it, %s after the first such wish at the earliest",
+			w.instance,
+			e.opts.Window,
+		)
 	}
 	return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, o.message())
 }
@@ -245,7 +277,8 @@ type Restart struct {
 
 // Concerns reports whether it changes where a disk is.
 func (r Restart) Concerns(diskID string) bool {
-	return slices.Contains(r.Detach, diskID) || slices.ContainsFunc(r.Attach, func(w Wanted) bool { return w.DiskID == diskID })
+	return slices.Contains(r.Detach, diskID) ||
+		slices.ContainsFunc(r.Attach, func(w Wanted) bool { return w.DiskID == diskID })
 }
 
 // Wanted is a disk that is to be attached.
@@ -296,7 +329,10 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	}
 	for _, disk := range sortedKeys(e.wishes) {
 		w := e.wishes[disk]
-		at(w.instance).Attach = append(at(w.instance).Attach, Wanted{DiskID: disk, Since: w.first, Repeated: w.repeated, Problem: w.problem})
+		at(w.instance).Attach = append(
+			at(w.instance).Attach,
+			Wanted{DiskID: disk, Since: w.first, Repeated: w.repeated, Problem: w.problem},
+		)
 	}
 	for _, disk := range sortedKeys(records.lazy) {
 		if l := records.lazy[disk]; !e.wishes[disk].on(l.Instance) {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -104,12 +108,8 @@ func (e *Engine) may(c candidate) (Reason, string) {
 
 // forbidden says why no instance at all is restarted, empty where they are.
 func (e *Engine) forbidden() string {
-	const instead = "stop it until the disk is attached, or allow restarts"
-	switch e.opts.Policy {
-	case Never:
-		return "--restart-policy=never forbids that: " + instead
-	case Plan:
-		return "--restart-policy=plan only says so: " + instead
+	if e.opts.Policy == Plan {
+		return "--attach-mode=plan only says so: stop it until the disk is attached, or set --attach-mode=restart"
 	}
 	return ""
 }
@@ -144,7 +144,17 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) (id string, 
 	}
 	w.record = record
 	e.works[record.ID] = w
-	e.opts.Log.Info("planned a restart", "instance_id", c.instance, "restart_id", record.ID, "disks", strings.Join(disks, ","), "slot", slot)
+	e.opts.Log.Info(
+		"planned a restart",
+		"instance_id",
+		c.instance,
+		"restart_id",
+		record.ID,
+		"disks",
+		strings.Join(disks, ","),
+		"slot",
+		slot,
+	)
 	return record.ID, nil
 }
 
@@ -239,7 +249,15 @@ func (e *Engine) able(ctx context.Context, candidates []candidate, known outlook
 			known.add(c.instance, ReasonState, "it is "+instance.RunState)
 			continue
 		case !e.clock.Passed(timerCoolDown, c.instance, instance.RunStateSince, e.opts.CoolDown):
-			known.add(c.instance, ReasonCoolDown, fmt.Sprintf("it started less than %s ago, and is left alone until %s", e.opts.CoolDown, moment(instance.RunStateSince.Add(e.opts.CoolDown))))
+			known.add(
+				c.instance,
+				ReasonCoolDown,
+				fmt.Sprintf(
+					"it started less than %s ago, and is left alone until %s",
+					e.opts.CoolDown,
+					moment(instance.RunStateSince.Add(e.opts.CoolDown)),
+				),
+			)
 			continue
 		}
 		able = append(able, c)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -112,7 +116,13 @@ func (e *Engine) keep(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 		return rack.Disk{}, err
 	}
 	if now.InstanceID != disk.InstanceID {
-		return rack.Disk{}, fmt.Errorf("disk %q (%s) was detached from instance %s just now: ask again: %w", disk.Name, disk.ID, disk.InstanceID, ErrPlanned)
+		return rack.Disk{}, fmt.Errorf(
+			"disk %q (%s) was detached from instance %s just now: ask again: %w",
+			disk.Name,
+			disk.ID,
+			disk.InstanceID,
+			ErrPlanned,
+		)
 	}
 	e.fulfil(disk.ID)
 	return now, nil
@@ -126,7 +136,15 @@ func (e *Engine) postpone(disk rack.Disk, r restartRecord) error {
 	if o := e.outlook(disk.InstanceID); o.reason == ReasonUnderWay {
 		stage = o.message()
 	}
-	return fmt.Errorf("disk %q (%s): instance %s is being restarted (%s), ask again when it runs: %s: %w", disk.Name, disk.ID, disk.InstanceID, r.ID, stage, ErrPlanned)
+	return fmt.Errorf(
+		"disk %q (%s): instance %s is being restarted (%s), ask again when it runs: %s: %w",
+		disk.Name,
+		disk.ID,
+		disk.InstanceID,
+		r.ID,
+		stage,
+		ErrPlanned,
+	)
 }
 
 // wish notes that a disk is to be attached to an instance that has these, and says what it waits for.
@@ -159,7 +177,13 @@ func (e *Engine) want(disk, instance string) wish {
 
 // checkRoom refuses what the instance has no room for even after all that is lazy was detached. A restart detaches a disk and then
 // erases its record: before a refusal, the disks have to be listed after the records.
-func (e *Engine) checkRoom(ctx context.Context, disk rack.Disk, instanceID string, disks []rack.Disk, records book) error {
+func (e *Engine) checkRoom(
+	ctx context.Context,
+	disk rack.Disk,
+	instanceID string,
+	disks []rack.Disk,
+	records book,
+) error {
 	if e.taken(disk, instanceID, disks, records) < e.opts.MaxDisks {
 		return nil
 	}
@@ -268,7 +292,12 @@ func (e *Engine) release(ctx context.Context, diskID, instanceID string) error {
 			}
 		}
 	}
-	return fmt.Errorf("the anti-affinity group %q is not of this cluster: delete it if no other cluster uses disk %s: %w", lazyName(diskID), diskID, rack.ErrConflict)
+	return fmt.Errorf(
+		"the anti-affinity group %q is not of this cluster: delete it if no other cluster uses disk %s: %w",
+		lazyName(diskID),
+		diskID,
+		rack.ErrConflict,
+	)
 }
 
 // Forget clears away what is recorded about a disk that was deleted.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -13,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Names of records. They are permanent: a newer version must find what an older one has left behind.
@@ -58,7 +63,7 @@ type lazyRecord struct {
 }
 
 func restartName(cluster string, slot, epoch int) string {
-	return fmt.Sprintf("%s%s-%d-%d", restartPrefix, rack.ClusterHash(cluster), slot, epoch)
+	return fmt.Sprintf("%s%s-%d-%d", restartPrefix, diskname.ForCluster(cluster), slot, epoch)
 }
 
 func lazyName(disk string) string { return lazyPrefix + disk }
@@ -159,7 +164,7 @@ func (e *Engine) parseLazy(record rack.Record) (lazyRecord, bool) {
 }
 
 func (e *Engine) parseRestart(record rack.Record) (restartRecord, bool) {
-	rest, ok := strings.CutPrefix(record.Name, restartPrefix+rack.ClusterHash(e.opts.Cluster)+"-")
+	rest, ok := strings.CutPrefix(record.Name, restartPrefix+diskname.ForCluster(e.opts.Cluster)+"-")
 	slot, epoch, _ := strings.Cut(rest, "-")
 	r := restartRecord{recordID: record.ID, recordedText: record.Text}
 	if !ok || json.Unmarshal([]byte(record.Text), &r) != nil || r.Cluster != e.opts.Cluster {

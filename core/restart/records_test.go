@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -20,7 +24,16 @@ const (
 func TestRecordsArePermanent(t *testing.T) {
 	const disk, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
 	lazy := lazyRecord{Version: 1, Cluster: "prod", Disk: disk, Instance: instance}
-	planned := restartRecord{Version: 1, Cluster: "prod", ID: "0123456789abcdef", Instance: instance, Holder: "fedcba9876543210", Beat: 7, Asked: true, Disks: shorten([]string{disk})}
+	planned := restartRecord{
+		Version:  1,
+		Cluster:  "prod",
+		ID:       "0123456789abcdef",
+		Instance: instance,
+		Holder:   "fedcba9876543210",
+		Beat:     7,
+		Asked:    true,
+		Disks:    shorten([]string{disk}),
+	}
 	for got, want := range map[string]string{
 		lazyName(disk):             "csi-lazy-0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11",
 		encode(lazy):               `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
@@ -36,7 +49,10 @@ func TestRecordsArePermanent(t *testing.T) {
 	if got, ok := e.parseLazy(rack.Record{Name: lazyName(disk), Text: encode(lazy)}); !ok || got.Disk != disk {
 		t.Errorf("read back: %+v", got)
 	}
-	if got, ok := e.parseRestart(rack.Record{Name: restartName("prod", 2, 3), Text: encode(planned)}); !ok || got.slot != 2 || got.epoch != 3 || got.ID != planned.ID {
+	if got, ok := e.parseRestart(
+		rack.Record{Name: restartName("prod", 2, 3), Text: encode(planned)},
+	); !ok || got.slot != 2 || got.epoch != 3 ||
+		got.ID != planned.ID {
 		t.Errorf("read back: %+v", got)
 	}
 	for _, name := range []string{restartName("test", 2, 3), restartName("prod", 2, 3) + "-x", "csi-restart-x", lazyName(instance)} {
@@ -56,7 +72,16 @@ func TestRecordsFit(t *testing.T) {
 	for range 2 * maxRecordedDisks {
 		disks = append(disks, uuid.NewString())
 	}
-	planned := restartRecord{Version: 1, Cluster: cluster, ID: newID(), Instance: uuid.NewString(), Holder: newID(), Beat: 999_999, Asked: true, Disks: shorten(disks)}
+	planned := restartRecord{
+		Version:  1,
+		Cluster:  cluster,
+		ID:       newID(),
+		Instance: uuid.NewString(),
+		Holder:   newID(),
+		Beat:     999_999,
+		Asked:    true,
+		Disks:    shorten(disks),
+	}
 	handedOver := planned
 	handedOver.handOver("")
 	lazy := lazyRecord{Version: 1, Cluster: cluster, Disk: disks[0], Instance: disks[1]}

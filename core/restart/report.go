@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -50,7 +54,17 @@ func (e *Engine) problem(ctx context.Context, w *work, reason, message string) {
 		return
 	}
 	w.told = reason
-	e.opts.Log.Error("a restart needs a look", "instance_id", w.record.Instance, "restart_id", w.record.ID, "reason", reason, "problem", message)
+	e.opts.Log.Error(
+		"a restart needs a look",
+		"instance_id",
+		w.record.Instance,
+		"restart_id",
+		w.record.ID,
+		"reason",
+		reason,
+		"problem",
+		message,
+	)
 	e.send(ctx, w, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
 }
 
@@ -59,6 +73,12 @@ func (e *Engine) send(ctx context.Context, w *work, report metadata.RestartRepor
 		return
 	}
 	if err := e.opts.Requester.Report(ctx, w.record.Instance, report); err != nil {
-		e.opts.Log.Warn("a report about a node could not be delivered", "instance_id", w.record.Instance, "error", err.Error())
+		e.opts.Log.Warn(
+			"a report about a node could not be delivered",
+			"instance_id",
+			w.record.Instance,
+			"error",
+			err.Error(),
+		)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -8,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -303,7 +308,11 @@ func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
 		return e.cancel(ctx, w, "its node plugin refuses: "+answer.Reason)
 	}
 	if e.passed(timerAnswer, w, answerTimeout) {
-		return e.cancel(ctx, w, fmt.Sprintf("its node plugin has said nothing for %s: see that it runs with --attach-mode=restart", answerTimeout))
+		return e.cancel(
+			ctx,
+			w,
+			fmt.Sprintf("its node plugin has said nothing for %s: see that it runs with --attach-mode=restart", answerTimeout),
+		)
 	}
 	return nil
 }
@@ -373,7 +382,15 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	case answer.State != metadata.RestartAccepted:
 		return e.cancel(ctx, w, "its node plugin has taken its word back")
 	case e.passed(timerHalt, w, e.opts.HaltTimeout):
-		e.problem(ctx, w, "RestartHangs", fmt.Sprintf("the guest accepted and has not halted in %s: look at its console, and stop it if it hangs; it is started again, and until then no other instance takes its place", e.opts.HaltTimeout))
+		e.problem(
+			ctx,
+			w,
+			"RestartHangs",
+			fmt.Sprintf(
+				"the guest accepted and has not halted in %s: look at its console, and stop it if it hangs; it is started again, and until then no other instance takes its place",
+				e.opts.HaltTimeout,
+			),
+		)
 	}
 	return nil
 }
@@ -404,7 +421,15 @@ func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // somebody has started it: the wishes wait for the next time
 		case errors.Is(err, rack.ErrConflict), errors.Is(err, rack.ErrRefused):
-			e.opts.Log.Warn("an unpublished volume could not be detached", "disk_id", disk.ID, "instance_id", id, "error", err.Error())
+			e.opts.Log.Warn(
+				"an unpublished volume could not be detached",
+				"disk_id",
+				disk.ID,
+				"instance_id",
+				id,
+				"error",
+				err.Error(),
+			)
 		case err != nil:
 			failed = errors.Join(failed, err)
 		}
@@ -508,8 +533,15 @@ func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance strin
 		return fmt.Errorf("instance %s has %d disks already: %w", instance, len(disks), rack.ErrFull)
 	}
 	for _, other := range disks {
-		if other.ID != wanted.ID && rack.Serial(other.Name) == rack.Serial(wanted.Name) {
-			return fmt.Errorf("disk %q (%s) of instance %s has the same first %d bytes in its name: %w", other.Name, other.ID, instance, rack.SerialBytes, rack.ErrRefused)
+		if other.ID != wanted.ID && diskname.Serial(other.Name) == diskname.Serial(wanted.Name) {
+			return fmt.Errorf(
+				"disk %q (%s) of instance %s has the same first %d bytes in its name: %w",
+				other.Name,
+				other.ID,
+				instance,
+				diskname.SerialBytes,
+				rack.ErrRefused,
+			)
 		}
 	}
 	return nil
@@ -532,7 +564,12 @@ func (e *Engine) start(ctx context.Context, w *work) error {
 		return nil
 	}
 	if err := e.rack.StartInstance(ctx, id); err != nil && !errors.Is(err, rack.ErrConflict) {
-		e.problem(ctx, w, "RestartNotStarted", "the instance is stopped, and the rack does not start it, which is tried again: "+err.Error())
+		e.problem(
+			ctx,
+			w,
+			"RestartNotStarted",
+			"the instance is stopped, and the rack does not start it, which is tried again: "+err.Error(),
+		)
 		return err
 	}
 	return nil
@@ -548,7 +585,12 @@ func (e *Engine) awaitBack(ctx context.Context, w *work) error {
 	case err == nil && (answer.State == metadata.RestartBack || answer.State == metadata.RestartUnanswered):
 		return e.finish(ctx, w)
 	case e.passed(timerBack, w, backTimeout):
-		e.problem(ctx, w, "RestartNotBack", fmt.Sprintf("the instance runs, and its node plugin has not said a word in %s: look at the node", backTimeout))
+		e.problem(
+			ctx,
+			w,
+			"RestartNotBack",
+			fmt.Sprintf("the instance runs, and its node plugin has not said a word in %s: look at the node", backTimeout),
+		)
 		return e.finish(ctx, w)
 	}
 	return err
@@ -592,7 +634,15 @@ func (e *Engine) silence(ctx context.Context, w *work) {
 		return
 	}
 	if _, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID); err != nil {
-		e.opts.Log.Warn("the question of a restart could not be taken back", "instance_id", w.record.Instance, "restart_id", w.record.ID, "error", err.Error())
+		e.opts.Log.Warn(
+			"the question of a restart could not be taken back",
+			"instance_id",
+			w.record.Instance,
+			"restart_id",
+			w.record.ID,
+			"error",
+			err.Error(),
+		)
 	}
 }
 
@@ -604,7 +654,15 @@ func (e *Engine) finish(ctx context.Context, w *work) error {
 			if !e.passed(timerBack, w, backTimeout) {
 				return err
 			}
-			e.opts.Log.Warn("the word of a restart that is over could not be taken back", "instance_id", w.record.Instance, "restart_id", w.record.ID, "error", err.Error())
+			e.opts.Log.Warn(
+				"the word of a restart that is over could not be taken back",
+				"instance_id",
+				w.record.Instance,
+				"restart_id",
+				w.record.ID,
+				"error",
+				err.Error(),
+			)
 		}
 	}
 	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok && e.opts.Shutdown == Drain {

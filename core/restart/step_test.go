@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -41,7 +45,11 @@ func TestNodeLost(t *testing.T) {
 	}{{backTimeout / 2, 0}, {2 * backTimeout, 1}} {
 		r := &erasing{}
 		e := New(r, Options{Shutdown: Guest, Requester: lostNode{}, Log: slog.New(slog.DiscardHandler)})
-		w := &work{record: restartRecord{ID: "1", Instance: "i", recordID: "r"}, stage: stageBack, since: time.Now().Add(-test.since)}
+		w := &work{
+			record: restartRecord{ID: "1", Instance: "i", recordID: "r"},
+			stage:  stageBack,
+			since:  time.Now().Add(-test.since),
+		}
 		e.works["1"] = w
 		err := e.awaitBack(t.Context(), w)
 		if over := err == nil; over != (test.erased == 1) || len(r.erased) != test.erased {

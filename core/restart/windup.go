@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package restart
 
 import (
@@ -19,7 +23,11 @@ func (e *Engine) WindUp(ctx context.Context) {
 		if err != nil {
 			wait = e.opts.Idle
 			if !told {
-				e.opts.Log.Warn("what planned restarts have left behind cannot be looked after, which is tried again", "error", err.Error())
+				e.opts.Log.Warn(
+					"what planned restarts have left behind cannot be looked after, which is tried again",
+					"error",
+					err.Error(),
+				)
 			}
 			told = true
 		}

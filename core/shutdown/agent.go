@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way
 // of the orchestrator that the controller wants its instance stopped, and powers the guest off from inside, so that
 // services and containers are asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.

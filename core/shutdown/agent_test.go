@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package shutdown_test
 
 import (
@@ -189,7 +193,12 @@ func TestWithoutABootID(t *testing.T) {
 			t.Errorf("%s: no error", file)
 		}
 	}
-	if _, err := shutdown.New(&guest{}, &guest{}, "/proc/sys/kernel/random/boot_id", slog.New(slog.DiscardHandler)); err != nil {
+	if _, err := shutdown.New(
+		&guest{},
+		&guest{},
+		"/proc/sys/kernel/random/boot_id",
+		slog.New(slog.DiscardHandler),
+	); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package shutdown_test
 
 import (
@@ -89,7 +93,11 @@ func (b *bus) export(name string, path dbus.ObjectPath, iface string, object any
 	if err := b.conn.Export(object, path, iface); err != nil {
 		b.t.Fatal(err)
 	}
-	if reply, err := b.conn.RequestName(name, dbus.NameFlagDoNotQueue); err != nil || reply != dbus.RequestNameReplyPrimaryOwner {
+	if reply, err := b.conn.RequestName(
+		name,
+		dbus.NameFlagDoNotQueue,
+	); err != nil ||
+		reply != dbus.RequestNameReplyPrimaryOwner {
 		b.t.Fatal(reply, err)
 	}
 }
@@ -159,18 +167,15 @@ func TestSystemdCheck(t *testing.T) {
 		locks    []lock
 		fails    *dbus.Error
 		nologind bool
-		despite  bool
 		says     string // empty: it may be powered off
 	}{
 		"no logind":          {nologind: true},
 		"nobody objects":     {},
-		"graceful shutdown":  {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which is for nodes that do not come back: take shutdownGracePeriod out"},
-		"despite it":         {locks: []lock{kubelet}, despite: true},
+		"graceful shutdown":  {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod"},
 		"another delay":      {locks: []lock{{"shutdown:sleep", "NetworkManager", "wants to say goodbye", "delay", 0, 8}}},
 		"sleep only":         {locks: []lock{{"sleep:idle", "backup", "runs", "block", 0, 9}}},
 		"blocked":            {locks: []lock{{"sleep:shutdown", "dpkg", "upgrades", "block", 0, 9}}, says: `"dpkg" (process 9) forbids a shutdown of the guest at the moment: "upgrades"; see systemd-inhibit`},
 		"blocked weakly":     {locks: []lock{{"shutdown", "dpkg", "upgrades", "block-weak", 0, 9}}, says: "forbids a shutdown"},
-		"blocked, despite":   {locks: []lock{kubelet, {"shutdown", "dpkg", "upgrades", "block", 0, 9}}, despite: true, says: "forbids a shutdown"},
 		"logind is confused": {fails: dbus.MakeFailedError(errors.New("out of order")), says: "ask logind who objects to a shutdown: out of order"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +184,7 @@ func TestSystemdCheck(t *testing.T) {
 			if !tt.nologind {
 				b.logind(&logind{tt.locks, tt.fails})
 			}
-			err := shutdown.Systemd{Bus: b.socket, DespiteGracefulShutdown: tt.despite}.Check(t.Context())
+			err := shutdown.Systemd{Bus: b.socket}.Check(t.Context())
 			if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
 				t.Errorf("error %v, want one that says %q", err, tt.says)
 			}
@@ -193,13 +198,17 @@ func TestSystemdCheck(t *testing.T) {
 func TestSystemdIsNotThere(t *testing.T) {
 	none := shutdown.Systemd{Bus: filepath.Join(t.TempDir(), "none")}
 	for what, err := range map[string]error{"check": none.Check(t.Context()), "power off": none.PowerOff(t.Context())} {
-		if err == nil || !strings.Contains(err.Error(), "connect to the system bus: ") || !strings.Contains(err.Error(), "none, or set --restart-poweroff") {
+		if err == nil || !strings.Contains(err.Error(), "connect to the system bus: ") ||
+			!strings.Contains(err.Error(), "none, or set --restart-poweroff") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	b := newBus(t)
 	without := shutdown.Systemd{Bus: b.socket}
-	if err := without.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "systemd does not answer on the system bus: ") {
+	if err := without.Check(
+		t.Context(),
+	); err == nil ||
+		!strings.Contains(err.Error(), "systemd does not answer on the system bus: ") {
 		t.Error(err)
 	}
 	if err := without.PowerOff(t.Context()); err == nil {
@@ -215,7 +224,10 @@ func TestSystemdPowerOff(t *testing.T) {
 		t.Errorf("started %q, %v", m.units(), err)
 	}
 	m.fail(dbus.NewError("org.freedesktop.systemd1.TransactionIsDestructive", []any{"a reboot is under way"}))
-	if err := method.PowerOff(t.Context()); err == nil || !strings.Contains(err.Error(), "ask systemd for poweroff.target: a reboot is under way") {
+	if err := method.PowerOff(
+		t.Context(),
+	); err == nil ||
+		!strings.Contains(err.Error(), "ask systemd for poweroff.target: a reboot is under way") {
 		t.Error(err)
 	}
 }

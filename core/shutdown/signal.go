@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package shutdown
 
 import (
@@ -15,7 +19,9 @@ type Signal struct{ Signal syscall.Signal }
 // Check implements [PowerOffMethod].
 func (s Signal) Check(context.Context) error {
 	if os.Getpid() == 1 {
-		return errors.New("the plugin is the first process that it sees, so it is in a container with processes of its own: let it have the guest's (hostPID)")
+		return errors.New(
+			"the plugin is the first process that it sees, so it is in a container with processes of its own: let it have the guest's (hostPID)",
+		)
 	}
 	if err := syscall.Kill(1, 0); err != nil {
 		return fmt.Errorf("signal the guest's first process: %w; the plugin must run as root", err)

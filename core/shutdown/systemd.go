@@ -1,7 +1,12 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package shutdown
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,8 +25,6 @@ const SystemBus = "/run/dbus/system_bus_socket"
 type Systemd struct {
 	// Bus is the path of the system bus' socket, as this process sees it.
 	Bus string
-	// DespiteGracefulShutdown goes on although the kubelet would want to end its pods first.
-	DespiteGracefulShutdown bool
 }
 
 const (
@@ -39,22 +42,31 @@ func (s Systemd) Check(ctx context.Context) error {
 	}
 	defer bus.Close() // nothing is lost with it
 	const get = "org.freedesktop.DBus.Properties.Get"
-	if err := bus.Object(manager, managerPath).CallWithContext(ctx, get, 0, manager+".Manager", "Version").Err; err != nil {
-		return fmt.Errorf("systemd does not answer on the system bus: %w; check that it is the guest's first process, or set --restart-poweroff to what this guest takes", err)
+	if err := bus.Object(manager, managerPath).
+		CallWithContext(ctx, get, 0, manager+".Manager", "Version").
+		Err; err != nil {
+		return fmt.Errorf(
+			"systemd does not answer on the system bus: %w; check that it is the guest's first process, or set --restart-poweroff to what this guest takes",
+			err,
+		)
 	}
 	var there bool
-	if err := bus.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, login).Store(&there); err != nil {
+	if err := bus.BusObject().
+		CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, login).
+		Store(&there); err != nil {
 		return fmt.Errorf("ask the system bus for logind: %w", err)
 	}
 	if !there {
 		return nil // and so nobody has an inhibitor
 	}
 	var held []inhibitor
-	if err := bus.Object(login, loginPath).CallWithContext(ctx, login+".Manager.ListInhibitors", 0).Store(&held); err != nil {
+	if err := bus.Object(login, loginPath).
+		CallWithContext(ctx, login+".Manager.ListInhibitors", 0).
+		Store(&held); err != nil {
 		return fmt.Errorf("ask logind who objects to a shutdown: %w", err)
 	}
 	for _, i := range held {
-		if err := s.judge(i); err != nil {
+		if err := i.judge(); err != nil {
 			return err
 		}
 	}
@@ -68,14 +80,21 @@ type inhibitor struct {
 }
 
 // judge says whether an inhibitor forbids a power-off.
-func (s Systemd) judge(i inhibitor) error {
+func (i inhibitor) judge() error {
 	switch {
 	case !slices.Contains(strings.Split(i.What, ":"), "shutdown"):
 		return nil
 	case strings.HasPrefix(i.Mode, "block"):
-		return fmt.Errorf("%.64q (process %d) forbids a shutdown of the guest at the moment: %.256q; see systemd-inhibit --list", i.Who, i.PID, i.Why)
-	case i.Mode == "delay" && i.Who == "kubelet" && !s.DespiteGracefulShutdown:
-		return fmt.Errorf("the kubelet has graceful node shutdown on, which is for nodes that do not come back: take shutdownGracePeriod out of its configuration, or set --restart-despite-graceful-shutdown")
+		return fmt.Errorf(
+			"%.64q (process %d) forbids a shutdown of the guest at the moment: %.256q; see systemd-inhibit --list",
+			i.Who,
+			i.PID,
+			i.Why,
+		)
+	case i.Mode == "delay" && i.Who == "kubelet":
+		return errors.New(
+			"the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod from its configuration",
+		)
 	}
 	return nil
 }
@@ -88,7 +107,8 @@ func (s Systemd) PowerOff(ctx context.Context) error {
 	}
 	defer bus.Close() // nothing is lost with it
 	// Irreversibly: no other job may take the place of this one.
-	call := bus.Object(manager, managerPath).CallWithContext(ctx, manager+".Manager.StartUnit", 0, "poweroff.target", "replace-irreversibly")
+	call := bus.Object(manager, managerPath).
+		CallWithContext(ctx, manager+".Manager.StartUnit", 0, "poweroff.target", "replace-irreversibly")
 	if call.Err != nil {
 		return fmt.Errorf("ask systemd for poweroff.target: %w", call.Err)
 	}
@@ -98,7 +118,11 @@ func (s Systemd) PowerOff(ctx context.Context) error {
 func (s Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
 	bus, err := dbus.Connect("unix:path="+dbus.EscapeBusAddressValue(s.Bus), dbus.WithContext(ctx))
 	if err != nil {
-		return nil, fmt.Errorf("connect to the system bus: %w; let the plugin have %s, or set --restart-poweroff to what this guest takes", err, s.Bus)
+		return nil, fmt.Errorf(
+			"connect to the system bus: %w; let the plugin have %s, or set --restart-poweroff to what this guest takes",
+			err,
+			s.Bus,
+		)
 	}
 	return bus, nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package auto makes one answer of several metadata providers.
 //
 // What the operator says wins over what is discovered, with a warning where the
@@ -167,7 +171,17 @@ func (p *Provider) ask(ctx context.Context, source Source, f *finding) error {
 // compare warns that something is not used because something else wins.
 func (p *Provider) compare(what, used, from, said, by string) {
 	if used != "" && said != "" && used != said && p.changed(what+" of "+by, used+" "+said) {
-		p.options.Log.Warn("metadata: two sources differ about the "+what, "used", used, "from", from, "not_used", said, "by", by)
+		p.options.Log.Warn(
+			"metadata: two sources differ about the "+what,
+			"used",
+			used,
+			"from",
+			from,
+			"not_used",
+			said,
+			"by",
+			by,
+		)
 	}
 }
 
@@ -177,7 +191,11 @@ func (f *finding) unknown(ctx context.Context) error {
 	if len(f.failed) == 1 {
 		return f.failed[0].err
 	}
-	e := &metadata.Error{Kind: metadata.ErrInvalid, Cause: ctx.Err(), Next: "make one of them answer, or set --instance-id (OXIDE_INSTANCE_ID)"}
+	e := &metadata.Error{
+		Kind:  metadata.ErrInvalid,
+		Cause: ctx.Err(),
+		Next:  "make one of them answer, or set --instance-id (OXIDE_INSTANCE_ID)",
+	}
 	reasons := make([]string, len(f.failed))
 	for i, failed := range f.failed {
 		reasons[i] = failed.Name + ": " + failed.err.Error()
@@ -215,7 +233,13 @@ func (p *Provider) report(f finding) {
 	}
 	for _, failed := range f.failed {
 		if p.changed(failed.Name, failed.err.Error()) {
-			p.options.Log.Info("metadata: a source did not answer, and is not needed", "source", failed.Name, "reason", failed.err)
+			p.options.Log.Info(
+				"metadata: a source did not answer, and is not needed",
+				"source",
+				failed.Name,
+				"reason",
+				failed.err,
+			)
 		}
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package auto_test
 
 import (
@@ -193,7 +197,10 @@ func TestWitnessTime(t *testing.T) {
 
 func TestNothingToAsk(t *testing.T) {
 	p := auto.New(auto.Options{Explicit: auto.Source{Name: "static", Provider: static.New(static.Options{})}})
-	if got, err := p.Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), "set --instance-id or --metadata-file") {
+	if got, err := p.Instance(
+		context.Background(),
+	); !errors.Is(err, metadata.ErrInvalid) ||
+		!strings.Contains(err.Error(), "set --instance-id or --metadata-file") {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package guest is the metadata provider that asks the virtual machine itself:
 // an Oxide rack writes the instance's ID into the firmware tables (SMBIOS) of
 // every instance (docs/reference/rack.md §9), where Linux shows it below /sys. It needs no
@@ -99,8 +103,9 @@ func (p *Provider) checkVendor() error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "the firmware tells nothing: there is no " + path,
-			Next: "check that --sys-root shows the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
+			Kind: metadata.ErrInvalid,
+			What: "the firmware tells nothing: there is no " + path,
+			Next: "check that the plugin sees the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
 		}
 	case err != nil:
 		return unreadable(path, err)
@@ -137,7 +142,8 @@ func (p *Provider) firmwareID() (witness, error) {
 	switch {
 	case uuid.id == "" && serial.id == "":
 		return witness{}, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
+			Kind: metadata.ErrInvalid,
+			What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
 			Next: "set --instance-id, or choose another source by --metadata",
 		}
 	case uuid.id == "":
@@ -181,7 +187,7 @@ func (p *Provider) cloudInitID() witness {
 
 // unreadable turns an error of reading a file into the contract's.
 func unreadable(path string, err error) error {
-	e := &metadata.Error{Kind: metadata.ErrInvalid, What: "read " + path, Cause: err, Next: "check what is mounted at --sys-root"}
+	e := &metadata.Error{Kind: metadata.ErrInvalid, What: "read " + path, Cause: err, Next: "check what is mounted there"}
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		e.Cause = wrapped.Err // The path is in What.
 	}

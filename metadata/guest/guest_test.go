@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package guest_test
 
 import (
@@ -125,7 +129,7 @@ func TestFirmware(t *testing.T) {
 		"another vendor":         {oxide(files{"sys_vendor": "QEMU\n"}), `no Oxide instance: SYS/class/dmi/id/sys_vendor is "QEMU", not "Oxide"`},
 		"nearly the vendor":      {oxide(files{"sys_vendor": "Oxidized\n"}), "no Oxide instance"},
 		"an empty vendor":        {oxide(files{"sys_vendor": "\n"}), "no Oxide instance"},
-		"no firmware tables":     {nil, "there is no SYS/class/dmi/id/sys_vendor; check that --sys-root"},
+		"no firmware tables":     {nil, "there is no SYS/class/dmi/id/sys_vendor; check that the plugin sees the host's /sys"},
 		"no ID at all":           {oxide(files{"product_uuid": "", "product_serial": ""}), "the firmware names no instance"},
 		"a UUID that is none":    {oxide(files{"product_uuid": "Not Settable\n"}), "is not a UUID"},
 		"a UUID never set":       {oxide(files{"product_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff\n"}), "stands for no instance"},
@@ -141,7 +145,7 @@ func TestFirmware(t *testing.T) {
 				if err := errors.Join(os.Remove(vendor), os.Mkdir(vendor, 0o755)); err != nil {
 					t.Fatal(err)
 				}
-				tt.want = "read SYS/class/dmi/id/sys_vendor: is a directory; check what is mounted at --sys-root"
+				tt.want = "read SYS/class/dmi/id/sys_vendor: is a directory; check what is mounted there"
 			}
 			got, err := guest.New(options).Instance(context.Background())
 			if err == nil {
@@ -154,7 +158,13 @@ func TestFirmware(t *testing.T) {
 			if !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(said, tt.want) || tt.want == idA {
 				t.Errorf("error %q, want an ErrInvalid that says %q", said, tt.want)
 			}
-			if conflict := strings.Contains(said, "says that this is instance"); errors.Is(err, metadata.ErrConflict) != conflict {
+			if conflict := strings.Contains(
+				said,
+				"says that this is instance",
+			); errors.Is(
+				err,
+				metadata.ErrConflict,
+			) != conflict {
 				t.Errorf("of two names for this instance errors.Is tells otherwise: %v", err)
 			}
 		})
@@ -177,7 +187,11 @@ func TestNotRoot(t *testing.T) {
 		var denied atomic.Bool
 		denied.Store(true)
 		got, err := metadatatest.Unprivileged(guest.New(options), &denied).Instance(context.Background())
-		if !errors.Is(err, metadata.ErrInvalid) || !strings.HasSuffix(err.Error(), path+": permission denied; run the plugin as the host's root, who alone may read it") {
+		if !errors.Is(err, metadata.ErrInvalid) ||
+			!strings.HasSuffix(
+				err.Error(),
+				path+": permission denied; run the plugin as the host's root, who alone may read it",
+			) {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}
 		if err := os.Chmod(path, 0o444); err != nil {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package kubernetes is what the plugin asks of Kubernetes. [Provider] is the
 // metadata provider: it reads one object, the Node on which the plugin runs,
 // which has the instance's ID from the Oxide cloud controller manager or from an
@@ -54,9 +58,10 @@ import (
 )
 
 const (
-	// DefaultInstanceLabel and DefaultRackLabel are written by operators.
+	// DefaultInstanceLabel is written by operators: the instance's ID.
 	DefaultInstanceLabel = "oxide.computer/instance-id"
-	DefaultRackLabel     = "oxide.computer/rack"
+	// DefaultRackLabel is written by operators: the rack's name.
+	DefaultRackLabel = "oxide.computer/rack"
 
 	// providerPrefix begins the provider ID that the Oxide cloud controller manager
 	// writes: oxidecomputer/oxide-cloud-controller-manager, internal/provider.

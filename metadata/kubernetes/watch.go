@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubernetes
 
 import (
@@ -190,7 +194,7 @@ func (w *watch[T]) listAndWatch(ctx context.Context, version *string) error {
 	if err != nil {
 		return err
 	}
-	defer body.Close() // nothing is lost with it
+	defer func() { _ = body.Close() }() // nothing is lost with it
 	w.recovered(ctx)
 	return w.read(ctx, r, body, version)
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package metadatatest is the conformance suite for [metadata.Provider]: what
 // the contract says, as tests that every provider runs.
 //
@@ -56,12 +60,12 @@ func Text(s string) *string { return &s }
 type Fault string
 
 const (
-	// Down: the source is not there (no file, connection refused). Waiting is
-	// right: [metadata.ErrNotReady].
+	// Down means that the source is not there (no file, connection refused).
+	// Waiting is right: [metadata.ErrNotReady].
 	Down Fault = "down"
-	// Slow: the source does not answer until it is repaired.
+	// Slow means that the source does not answer until it is repaired.
 	Slow Fault = "slow"
-	// Denied: the source is there and we may not ask it: [metadata.ErrInvalid].
+	// Denied means that the source rejects our questions: [metadata.ErrInvalid].
 	Denied Fault = "denied"
 )
 
@@ -69,23 +73,34 @@ const (
 type Ability string
 
 const (
-	// CanDown, CanSlow and CanDeny: the source can fail in that way.
+	// CanDown means that the source can fail as in [Down].
 	CanDown Ability = "be down"
+	// CanSlow means that the source can fail as in [Slow].
 	CanSlow Ability = "be slow"
+	// CanDeny means that the source can fail as in [Denied].
 	CanDeny Ability = "deny access"
-	// CanKnowRack: the source may say which rack this is.
+	// CanKnowRack means that the source may say which rack this is.
 	CanKnowRack Ability = "know the rack"
-	// CanHoldAnyText: the source takes any text for an ID and rack.
+	// CanHoldAnyText means that the source takes any text for an ID and rack.
 	CanHoldAnyText Ability = "hold any text"
-	// CanChange: a new answer is seen by a provider that has given an old one.
+	// CanChange means that a provider which has given one answer sees a new one.
 	CanChange Ability = "change"
-	// CanKnowParts: the provider is a [metadata.Partial].
+	// CanKnowParts means that the provider is a [metadata.Partial].
 	CanKnowParts Ability = "know parts"
-	// CanHoldSecrets: there is a secret that could leak; Harness.Secrets has it.
+	// CanHoldSecrets means that there is a secret which could leak: Harness.Secrets has it.
 	CanHoldSecrets Ability = "hold secrets"
 )
 
-var abilities = []Ability{CanDown, CanSlow, CanDeny, CanKnowRack, CanHoldAnyText, CanChange, CanKnowParts, CanHoldSecrets}
+var abilities = []Ability{
+	CanDown,
+	CanSlow,
+	CanDeny,
+	CanKnowRack,
+	CanHoldAnyText,
+	CanChange,
+	CanKnowParts,
+	CanHoldSecrets,
+}
 
 // patience is how long a provider may take to notice that its context has
 // ended, and how long one that is not slow may take to answer.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package metadatatest
 
 import (
@@ -353,7 +357,10 @@ func TestAHarnessMustSayWhy(t *testing.T) {
 
 func TestWhatASourceCannotDoIsLeftOut(t *testing.T) {
 	h := harness(t, bugs{dropsRack: true, cachesAnswers: true})
-	h.Cannot = map[Ability]string{CanKnowRack: "firmware knows no rack", CanChange: "firmware does not change while it runs"}
+	h.Cannot = map[Ability]string{
+		CanKnowRack: "firmware knows no rack",
+		CanChange:   "firmware does not change while it runs",
+	}
 	for _, c := range cases {
 		if problems := c.check(h, time.Second); len(problems) > 0 && c.leftOut(h) != "" {
 			t.Errorf("case %q ran: %v", c.name, problems)

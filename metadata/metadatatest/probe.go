@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package metadatatest
 
 import (
@@ -62,7 +66,11 @@ func (p *probe) askUntil(ctx context.Context) (metadata.Instance, error) {
 
 // call calls once and judges the answer or error by the contract. It waits no
 // longer than soon after ctx has ended.
-func (p *probe) call(ctx context.Context, method func(context.Context) (metadata.Instance, error), partial bool) (metadata.Instance, error) {
+func (p *probe) call(
+	ctx context.Context,
+	method func(context.Context) (metadata.Instance, error),
+	partial bool,
+) (metadata.Instance, error) {
 	type result struct {
 		instance metadata.Instance
 		err      error

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package metadatatest
 
 import (
@@ -34,9 +38,9 @@ type RestartHarness struct {
 }
 
 const (
-	// CanBeTwo: there can be a second node.
+	// CanBeTwo means that there can be a second node.
 	CanBeTwo Ability = "be two"
-	// CanTell: the orchestrator tells of changes, so that nothing has to be asked every few seconds.
+	// CanTell means that the orchestrator tells of changes, so that nothing has to be asked every few seconds.
 	CanTell Ability = "tell of changes"
 )
 
@@ -83,8 +87,12 @@ const (
 var (
 	accepted = metadata.RestartReply{State: metadata.RestartAccepted, Boot: bootA}
 	back     = metadata.RestartReply{State: metadata.RestartBack, Boot: bootB}
-	refused  = metadata.RestartReply{State: metadata.RestartRefused, Reason: `a "block" inhibitor of dpkg (${x}, <é>, 100%): wait until it has gone`, Boot: bootA}
-	nothing  = metadata.RestartReply{}
+	refused  = metadata.RestartReply{
+		State:  metadata.RestartRefused,
+		Reason: `a "block" inhibitor of dpkg (${x}, <é>, 100%): wait until it has gone`,
+		Boot:   bootA,
+	}
+	nothing = metadata.RestartReply{}
 )
 
 var restartCases = []restartCase{
@@ -208,19 +216,33 @@ var restartCases = []restartCase{
 	}},
 	{name: "unknown instance", run: func(p *restartProbe) {
 		p.Instance = unknown
-		p.mustFail("of an instance that is not there", func(ctx context.Context) error { return p.requester.Request(ctx, unknown, restartA) })
-		p.mustFail("of an instance that is not there", func(ctx context.Context) error { _, err := p.requester.Reply(ctx, unknown, restartA); return err })
+		p.mustFail(
+			"of an instance that is not there",
+			func(ctx context.Context) error { return p.requester.Request(ctx, unknown, restartA) },
+		)
+		p.mustFail(
+			"of an instance that is not there",
+			func(ctx context.Context) error { _, err := p.requester.Reply(ctx, unknown, restartA); return err },
+		)
 		p.wanted("asked of another", "", nothing)
 	}},
 	{name: "report", run: func(p *restartProbe) {
 		for range 2 {
 			p.must("report", func(ctx context.Context) error {
-				return p.requester.Report(ctx, p.Instance, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: refused.Reason})
+				return p.requester.Report(
+					ctx,
+					p.Instance,
+					metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: refused.Reason},
+				)
 			})
 		}
 	}},
 	{name: "down, then up", needs: []Ability{CanDown}, run: func(p *restartProbe) { brokenThenRepaired(p, Down) }},
-	{name: "denied, then granted", needs: []Ability{CanDeny}, run: func(p *restartProbe) { brokenThenRepaired(p, Denied) }},
+	{
+		name:  "denied, then granted",
+		needs: []Ability{CanDeny},
+		run:   func(p *restartProbe) { brokenThenRepaired(p, Denied) },
+	},
 	{name: "slow", needs: []Ability{CanSlow}, run: func(p *restartProbe) {
 		p.ask(restartA)
 		p.Break(Slow)
@@ -409,11 +431,17 @@ func (p *restartProbe) forget(id string) {
 }
 
 func (p *restartProbe) say(id string, answer metadata.RestartReply) {
-	p.must(fmt.Sprintf("say %q to %s", answer.State, id), func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) })
+	p.must(
+		fmt.Sprintf("say %q to %s", answer.State, id),
+		func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) },
+	)
 }
 
 func (p *restartProbe) mustNotSay(id string, answer metadata.RestartReply) {
-	p.mustFail(fmt.Sprintf("say %q to %s, which is not asked for", answer.State, id), func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) })
+	p.mustFail(
+		fmt.Sprintf("say %q to %s, which is not asked for", answer.State, id),
+		func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) },
+	)
 }
 
 // wanted demands what the node hears, and what it has said.

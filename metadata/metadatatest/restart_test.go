@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package metadatatest
 
 import (
@@ -248,7 +252,13 @@ func (l *boardListener) Reply(ctx context.Context, restartID string, answer meta
 }
 
 func restartHarness(t *testing.T, bugs restartBugs) RestartHarness {
-	b := &board{restartBugs: bugs, nodes: map[string]*note{idA: {}, idB: {}}, repairs: make(chan struct{}), looked: make(chan struct{}), withdrawn: make(chan struct{})}
+	b := &board{
+		restartBugs: bugs,
+		nodes:       map[string]*note{idA: {}, idB: {}},
+		repairs:     make(chan struct{}),
+		looked:      make(chan struct{}),
+		withdrawn:   make(chan struct{}),
+	}
 	repair := func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()

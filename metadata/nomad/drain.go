@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package nomad
 
 import (
@@ -26,7 +30,14 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		return nil, err
 	}
 	var allocations []allocation
-	if err := r.options.query(ctx, "list the allocations of "+node, "/v1/node/"+url.PathEscape(node)+"/allocations", 0, &allocations, nil); err != nil {
+	if err := r.options.query(
+		ctx,
+		"list the allocations of "+node,
+		"/v1/node/"+url.PathEscape(node)+"/allocations",
+		0,
+		&allocations,
+		nil,
+	); err != nil {
 		return nil, err
 	}
 	allocations = slices.DeleteFunc(allocations, allocation.stays)
@@ -43,7 +54,12 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		case ending[a.group()]:
 			why = "waits for another one of its group to end"
 		default:
-			if err := r.options.write(ctx, "stop allocation "+a.ID, "/v1/allocation/"+url.PathEscape(a.ID)+"/stop", nil); err != nil {
+			if err := r.options.write(
+				ctx,
+				"stop allocation "+a.ID,
+				"/v1/allocation/"+url.PathEscape(a.ID)+"/stop",
+				nil,
+			); err != nil {
 				return nil, err
 			}
 			ending[a.group()] = true
@@ -112,7 +128,12 @@ func (r *Restarts) close(ctx context.Context, node, restartID string) error {
 }
 
 func (o Options) setEligible(ctx context.Context, node, eligibility string) error {
-	return o.write(ctx, "make node "+node+" "+eligibility, "/v1/node/"+url.PathEscape(node)+"/eligibility", map[string]string{"NodeID": node, "Eligibility": eligibility})
+	return o.write(
+		ctx,
+		"make node "+node+" "+eligibility,
+		"/v1/node/"+url.PathEscape(node)+"/eligibility",
+		map[string]string{"NodeID": node, "Eligibility": eligibility},
+	)
 }
 
 // write changes something on the servers.

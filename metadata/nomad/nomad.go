@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package nomad is the metadata provider that asks the Nomad client agent of this
 // machine. It reads two keys of the client's metadata, which an operator writes
 // into the agent's configuration, or sets with "nomad node meta apply":
@@ -74,8 +78,13 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	instance, err := p.Known(ctx)
 	if err == nil && instance.ID == "" {
 		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "the metadata of this Nomad client has no key " + keyInstanceID,
-			Next: fmt.Sprintf("add meta { %q = \"<UUID of this instance>\" } to the client's configuration, or set it with: nomad node meta apply %s=<UUID>", keyInstanceID, keyInstanceID),
+			Kind: metadata.ErrNotReady,
+			What: "the metadata of this Nomad client has no key " + keyInstanceID,
+			Next: fmt.Sprintf(
+				"add meta { %q = \"<UUID of this instance>\" } to the client's configuration, or set it with: nomad node meta apply %s=<UUID>",
+				keyInstanceID,
+				keyInstanceID,
+			),
 		}
 	}
 	return instance, err
@@ -100,14 +109,20 @@ func known(meta map[string]string) (instance metadata.Instance, err error) {
 	if text, ok := meta[keyInstanceID]; ok {
 		if instance.ID, err = metadata.ParseInstanceID(text); err != nil {
 			return metadata.Instance{}, &metadata.Error{
-				Kind: metadata.ErrInvalid, What: keyInstanceID + " in the metadata of this Nomad client", Cause: err, Next: "set it to the UUID of this instance",
+				Kind:  metadata.ErrInvalid,
+				What:  keyInstanceID + " in the metadata of this Nomad client",
+				Cause: err,
+				Next:  "set it to the UUID of this instance",
 			}
 		}
 	}
 	if instance.Rack = meta[keyRack]; instance.Rack != "" {
 		if err := metadata.CheckRack(instance.Rack); err != nil {
 			return metadata.Instance{}, &metadata.Error{
-				Kind: metadata.ErrInvalid, What: keyRack + " in the metadata of this Nomad client", Cause: err, Next: "set it to the name that the controller uses for this rack",
+				Kind:  metadata.ErrInvalid,
+				What:  keyRack + " in the metadata of this Nomad client",
+				Cause: err,
+				Next:  "set it to the name that the controller uses for this rack",
 			}
 		}
 	}
@@ -188,14 +203,29 @@ func (o Options) addresses() (all []string) {
 }
 
 // callAt asks the agent at one address.
-func (o Options) callAt(ctx context.Context, address, token string, why purpose, ask func(*api.Client) error) *metadata.Error {
+func (o Options) callAt(
+	ctx context.Context,
+	address, token string,
+	why purpose,
+	ask func(*api.Client) error,
+) *metadata.Error {
 	httpClient, err := o.client(address)
 	if err != nil {
-		return &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "repair --nomad-address (NOMAD_ADDR), or the files that TLS needs"}
+		return &metadata.Error{
+			Kind:  metadata.ErrInvalid,
+			What:  "the Nomad address cannot be used",
+			Cause: err,
+			Next:  "correct NOMAD_ADDR, or the files that TLS needs",
+		}
 	}
 	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
 	if err != nil {
-		return &metadata.Error{Kind: metadata.ErrInvalid, What: "the Nomad address cannot be used", Cause: err, Next: "write http://host:port or unix:///path"}
+		return &metadata.Error{
+			Kind:  metadata.ErrInvalid,
+			What:  "the Nomad address cannot be used",
+			Cause: err,
+			Next:  "write http://host:port or unix:///path",
+		}
 	}
 	if err := ask(client); err != nil {
 		return explain(ctx, address, why, err)
@@ -213,9 +243,17 @@ func (o Options) client(address string) (*http.Client, error) {
 	case parsed.Scheme == "unix" && parsed.Path == "", parsed.Scheme != "unix" && parsed.Host == "":
 		return nil, errors.New("it names neither a host nor a socket")
 	case parsed.Scheme == "unix" && len(parsed.Path) > maxSocketPath:
-		return nil, fmt.Errorf("the path of its socket has %d bytes, and a unix socket's has at most %d: shorten Nomad's data_dir", len(parsed.Path), maxSocketPath)
+		return nil, fmt.Errorf(
+			"the path of its socket has %d bytes, and a unix socket's has at most %d: shorten Nomad's data_dir",
+			len(parsed.Path),
+			maxSocketPath,
+		)
 	}
-	base := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}
+	base := &http.Transport{
+		Proxy:             http.ProxyFromEnvironment,
+		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},
+		DisableKeepAlives: true,
+	}
 	client := &http.Client{
 		Transport: base,
 		// The token goes to the agent that was configured, and nowhere else.
@@ -255,7 +293,9 @@ func explain(ctx context.Context, address string, why purpose, err error) *metad
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Cause = err
 	default:
-		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, errors.New(why.wrong), "check that this is a Nomad client agent, of version 1.5 or later"
+		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, errors.New(
+			why.wrong,
+		), "check that this is a Nomad client agent, of version 1.5 or later"
 	}
 	return e
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package nomad_test
 
 import (
@@ -80,7 +84,11 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// As Nomad 1.11 answers.
-	answer := map[string]any{"Meta": meta, "Dynamic": map[string]*string{"gone": nil}, "Static": map[string]string{"vault": "canary-meta"}}
+	answer := map[string]any{
+		"Meta":    meta,
+		"Dynamic": map[string]*string{"gone": nil},
+		"Static":  map[string]string{"vault": "canary-meta"},
+	}
 	if err := json.NewEncoder(w).Encode(answer); err != nil {
 		a.t.Error(err)
 	}
@@ -254,7 +262,11 @@ func TestTLS(t *testing.T) {
 	secure := httptest.NewTLSServer(a)
 	defer secure.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(
+		ca,
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}),
+		0o600,
+	); err != nil {
 		t.Fatal(err)
 	}
 	for name, tt := range map[string]struct {
@@ -294,7 +306,8 @@ func TestTokenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := ask(); !errors.Is(err, metadata.ErrNotReady) || !strings.Contains(err.Error(), "wait for the token in "+file+": no such file") {
+	if err := ask(); !errors.Is(err, metadata.ErrNotReady) ||
+		!strings.Contains(err.Error(), "wait for the token in "+file+": no such file") {
 		t.Errorf("no file: %v", err)
 	}
 	write("\n")

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package nomad
 
 import (
@@ -36,7 +40,11 @@ const (
 )
 
 func restartPurpose(what string) purpose {
-	return purpose{what: what + " by way of", wrong: "the answer is not that of a Nomad agent", policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl"}
+	return purpose{
+		what:   what + " by way of",
+		wrong:  "the answer is not that of a Nomad agent",
+		policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
+	}
 }
 
 // Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. With ACLs on it needs
@@ -220,7 +228,11 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 }
 
 func unasked(restartID string) error {
-	return &metadata.Error{Kind: metadata.ErrNotReady, What: "no reply was written: restart " + restartID + " is not requested any more", Next: "no action is needed"}
+	return &metadata.Error{
+		Kind: metadata.ErrNotReady,
+		What: "no reply was written: restart " + restartID + " is not requested any more",
+		Next: "no action is needed",
+	}
 }
 
 // keys are to be written to a client's metadata; nil removes one.
@@ -229,7 +241,9 @@ type keys map[string]*string
 // apply changes a client's metadata in one step, and returns all of it as it is then.
 func (o Options) apply(ctx context.Context, what, node string, meta keys) (after map[string]string, err error) {
 	err = o.call(ctx, restartPurpose(what), func(client *api.Client) error {
-		answer, err := client.Nodes().Meta().Apply(&api.NodeMetaApplyRequest{NodeID: node, Meta: meta}, (&api.QueryOptions{}).WithContext(ctx))
+		answer, err := client.Nodes().
+			Meta().
+			Apply(&api.NodeMetaApplyRequest{NodeID: node, Meta: meta}, (&api.QueryOptions{}).WithContext(ctx))
 		if err == nil {
 			after = answer.Meta
 		}
@@ -309,7 +323,8 @@ func (n *nodes) find(ctx context.Context, o Options, instanceID string) (string,
 	node, err := n.lookUp(ctx, o, instanceID)
 	if err == nil && node == "" {
 		return "", &metadata.Error{
-			Kind: metadata.ErrNotReady, What: fmt.Sprintf("no Nomad node is instance %s: no node plugin of %s calls itself so", instanceID, driver),
+			Kind: metadata.ErrNotReady,
+			What: fmt.Sprintf("no Nomad node is instance %s: no node plugin of %s calls itself so", instanceID, driver),
 			Next: "check that the node plugin runs there and is healthy: nomad plugin status",
 		}
 	}

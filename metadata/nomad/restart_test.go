@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package nomad_test
 
 import (
@@ -48,9 +52,20 @@ const nodeA, nodeB = "a0000000-0000-4000-8000-00000000000a", "b0000000-0000-4000
 
 func newRegion(t *testing.T) *region {
 	r := &region{
-		t: t, index: 10, repairs: make(chan struct{}), down: map[string]bool{},
-		meta: map[string]map[string]string{nodeA: {"vault": "canary"}, nodeB: {}}, known: map[string]map[string]string{nodeA: {}, nodeB: {}},
-		eligibility: map[string]string{nodeA: "eligible", nodeB: "eligible"}, instances: map[string]string{nodeA: idA, nodeB: idB},
+		t:       t,
+		index:   10,
+		repairs: make(chan struct{}),
+		down:    map[string]bool{},
+		meta: map[string]map[string]string{
+			nodeA: {"vault": "canary"},
+			nodeB: {},
+		},
+		known: map[string]map[string]string{nodeA: {}, nodeB: {}},
+		eligibility: map[string]string{
+			nodeA: "eligible",
+			nodeB: "eligible",
+		},
+		instances: map[string]string{nodeA: idA, nodeB: idB},
 	}
 	r.changed = sync.NewCond(&r.mu)
 	return r
@@ -143,7 +158,10 @@ func (r *region) handle(q *http.Request, local string) (status int, answer any) 
 		}
 		return http.StatusOK, object{"Meta": meta}
 	case q.URL.Path == "/v1/plugins":
-		return http.StatusOK, []object{{"ID": "other", "Provider": "other.example"}, {"ID": "oxide", "Provider": "csi.oxide.computer"}}
+		return http.StatusOK, []object{
+			{"ID": "other", "Provider": "other.example"},
+			{"ID": "oxide", "Provider": "csi.oxide.computer"},
+		}
 	case q.URL.Path == "/v1/plugin/csi/oxide":
 		nodes := object{}
 		for node, instance := range r.instances {
@@ -266,7 +284,9 @@ func TestAcceptedOnceTheServersKnow(t *testing.T) {
 	if got, err := requester.Reply(t.Context(), idA, "1"); err != nil || got != accepted {
 		t.Errorf("of a node whose plugin is not up: %+v, %v", got, err)
 	}
-	if _, err := nomad.NewRestarts(r.agent("none")).Reply(t.Context(), idA, "1"); err == nil || !strings.Contains(err.Error(), "no Nomad node is instance "+idA) {
+	if _, err := nomad.NewRestarts(r.agent("none")).
+		Reply(t.Context(), idA, "1"); err == nil ||
+		!strings.Contains(err.Error(), "no Nomad node is instance "+idA) {
 		t.Errorf("of a node that was never seen: %v", err)
 	}
 }
@@ -297,10 +317,18 @@ func TestRestartKeys(t *testing.T) {
 	if err := requester.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := listener.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartRefused, Reason: "why"}); err != nil {
+	if err := listener.Reply(
+		t.Context(),
+		"1",
+		metadata.RestartReply{State: metadata.RestartRefused, Reason: "why"},
+	); err != nil {
 		t.Fatal(err)
 	}
-	if err := requester.Report(t.Context(), idA, metadata.RestartReport{Reason: "RestartRefused", Message: "why"}); err != nil {
+	if err := requester.Report(
+		t.Context(),
+		idA,
+		metadata.RestartReport{Reason: "RestartRefused", Message: "why"},
+	); err != nil {
 		t.Fatal(err)
 	}
 	report := r.read(nodeA, "unique.oxide.restart_report")
@@ -308,7 +336,10 @@ func TestRestartKeys(t *testing.T) {
 		t.Errorf("reported is %q", report)
 	}
 	want := map[string]string{
-		"vault": "canary", "unique.oxide.restart": "1", "unique.oxide.restart_reply": `{"restart":"1","state":"refused","reason":"why"}`, "unique.oxide.restart_report": report,
+		"vault":                       "canary",
+		"unique.oxide.restart":        "1",
+		"unique.oxide.restart_reply":  `{"restart":"1","state":"refused","reason":"why"}`,
+		"unique.oxide.restart_report": report,
 	}
 	if diff := cmp.Diff(want, r.meta[nodeA]); diff != "" {
 		t.Error(diff)
@@ -318,8 +349,17 @@ func TestRestartKeys(t *testing.T) {
 // allocate makes an allocation on the node with these changes.
 func (r *region) allocate(id string, changes ...func(a object)) {
 	a := object{
-		"ID": id, "Name": "db.cache[0]", "Namespace": "shop", "JobID": "db-" + id, "TaskGroup": "cache", "DesiredStatus": "run", "ClientStatus": "running",
-		"Job":        object{"Type": "service", "TaskGroups": []object{{"Name": "other"}, {"Name": "cache", "Volumes": object{"data": object{"Type": "csi"}}}}},
+		"ID":            id,
+		"Name":          "db.cache[0]",
+		"Namespace":     "shop",
+		"JobID":         "db-" + id,
+		"TaskGroup":     "cache",
+		"DesiredStatus": "run",
+		"ClientStatus":  "running",
+		"Job": object{
+			"Type":       "service",
+			"TaskGroups": []object{{"Name": "other"}, {"Name": "cache", "Volumes": object{"data": object{"Type": "csi"}}}},
+		},
 		"TaskStates": object{"redis": object{"State": "running", "StartedAt": "2026-01-02T03:04:05Z"}},
 	}
 	for _, change := range changes {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package static
 
 import (
@@ -50,7 +54,8 @@ func readSettled(ctx context.Context, name string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if os.SameFile(before, after) && before.Size() == after.Size() && before.ModTime().Equal(after.ModTime()) && int64(len(text)) == after.Size() {
+		if os.SameFile(before, after) && before.Size() == after.Size() && before.ModTime().Equal(after.ModTime()) &&
+			int64(len(text)) == after.Size() {
 			return text, nil
 		}
 	}
@@ -64,7 +69,7 @@ func readOnce(name string) ([]byte, os.FileInfo, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it was only read
 	info, err := f.Stat()
 	if err != nil {
 		return nil, nil, err
@@ -123,7 +128,12 @@ func parse(file string, text []byte) (found map[string]value, unknown []string, 
 			return nil, nil, lineError(file, i, "has a quote without its pair, or text after it", "write "+key+"=value")
 		}
 		if first, twice := found[key]; twice && !sameValue(first.text, text) {
-			return nil, nil, lineError(file, i, fmt.Sprintf("sets %s to another value than line %d", key, first.line), "keep the true one")
+			return nil, nil, lineError(
+				file,
+				i,
+				fmt.Sprintf("sets %s to another value than line %d", key, first.line),
+				"keep the true one",
+			)
 		}
 		found[key] = value{text: text, from: fmt.Sprintf("%s in %s line %d", key, file, i+1), line: i + 1}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package static is the metadata provider for whoever knows the answer already:
 // an operator who writes it down, a job file that fills it in, an init container
 // that found it out and left it in a file.
@@ -146,7 +150,10 @@ func check(id, rack value) (instance metadata.Instance, err error) {
 	if rack.text != "" {
 		if err := metadata.CheckRack(rack.text); err != nil {
 			return metadata.Instance{}, &metadata.Error{
-				Kind: metadata.ErrInvalid, What: rack.from, Cause: err, Next: "set it to the name that the controller uses for this rack, or take it out",
+				Kind:  metadata.ErrInvalid,
+				What:  rack.from,
+				Cause: err,
+				Next:  "set it to the name that the controller uses for this rack, or take it out",
 			}
 		}
 	}
@@ -204,7 +211,11 @@ func explain(file string, err error) error {
 		e.Next = "check that whoever writes it (an init container, cloud-init, you) has done so, and that the path is right"
 	case errors.Is(err, fs.ErrPermission):
 		e.Kind, e.Next = metadata.ErrInvalid, "make it readable for the user that the plugin runs as"
-	case errors.Is(err, errNotAFile), errors.Is(err, errTooLarge), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENAMETOOLONG):
+	case errors.Is(err, errNotAFile),
+		errors.Is(err, errTooLarge),
+		errors.Is(err, syscall.ENOTDIR),
+		errors.Is(err, syscall.ELOOP),
+		errors.Is(err, syscall.ENAMETOOLONG):
 		e.Kind, e.Next = metadata.ErrInvalid, "name the file that holds "+keyInstanceID+"="
 	default:
 		e.Next = "check the filesystem that the file is on"

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package static_test
 
 import (
@@ -168,7 +172,8 @@ func TestFile(t *testing.T) {
 				}
 				return
 			}
-			if !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), tt.err) || !strings.Contains(err.Error(), file) {
+			if !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), tt.err) ||
+				!strings.Contains(err.Error(), file) {
 				t.Fatalf("got %+v, %v; want an ErrInvalid that says %q and names the file", got, err, tt.err)
 			}
 			if strings.Contains(err.Error(), "hunter2") {
@@ -181,7 +186,11 @@ func TestFile(t *testing.T) {
 func TestNotAnEnvFile(t *testing.T) {
 	dir := t.TempDir()
 	pipe, empty, loop := filepath.Join(dir, "pipe"), filepath.Join(dir, "empty"), filepath.Join(dir, "loop")
-	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.WriteFile(empty, nil, 0o600), os.Symlink(loop, loop)); err != nil {
+	if err := errors.Join(
+		syscall.Mkfifo(pipe, 0o600),
+		os.WriteFile(empty, nil, 0o600),
+		os.Symlink(loop, loop),
+	); err != nil {
 		t.Fatal(err)
 	}
 	for name, tt := range map[string]struct {

@@ -1,8 +1,12 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Command all runs every test of the module with the race detector and judges the skips: as root, a skipped test is a
 // failed one, since a test that nobody runs proves nothing. As an ordinary user it lists what was skipped, and why.
 //
-// The one skip that is allowed everywhere but in continuous integration is that of the API schema, which is not part of
-// the repository: see OXIDE_OPENAPI in CONTRIBUTING.md.
+// One skip is always allowed: that of the checks against the API schema where OXIDE_OPENAPI does not name the file, which is
+// not part of the repository.
 package main
 
 import (
@@ -173,7 +177,13 @@ func (r *result) report(failedRun bool, took time.Duration) int {
 	if failedRun && r.failed == 0 {
 		r.failed++ // a package that did not build, or a run that timed out
 	}
-	fmt.Printf("%s\n%d passed, %d failed, %d skipped\n", took.Round(time.Second), r.passed, r.failed+notAllowed, len(r.skipped)-notAllowed)
+	fmt.Printf(
+		"%s\n%d passed, %d failed, %d skipped\n",
+		took.Round(time.Second),
+		r.passed,
+		r.failed+notAllowed,
+		len(r.skipped)-notAllowed,
+	)
 	if r.failed > 0 || notAllowed > 0 {
 		return 1
 	}
@@ -184,5 +194,5 @@ func allowed(reason string) bool {
 	if os.Geteuid() != 0 {
 		return true
 	}
-	return strings.Contains(reason, "OXIDE_OPENAPI") && os.Getenv("CI") == ""
+	return strings.Contains(reason, "OXIDE_OPENAPI") && os.Getenv("OXIDE_OPENAPI") == ""
 }

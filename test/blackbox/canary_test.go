@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package blackbox
 
 import (
@@ -163,7 +167,14 @@ func (e *evidence) check(t *testing.T) {
 }
 
 // intercept keeps everything that a plugin answers: message or status, with its details, and the metadata around it.
-func (e *evidence) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (e *evidence) intercept(
+	ctx context.Context,
+	method string,
+	req, reply any,
+	conn *grpc.ClientConn,
+	invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
 	var header, trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(opts, grpc.Header(&header), grpc.Trailer(&trailer))...)
 	text := prototext.Format(status.Convert(err).Proto())
@@ -201,7 +212,11 @@ func startSuspect(t *testing.T, e *evidence, opts lab.PluginOptions) *suspect {
 			t.Error(err)
 		}
 	})
-	s.conn, err = grpc.NewClient("unix://"+plugin.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(e.intercept))
+	s.conn, err = grpc.NewClient(
+		"unix://"+plugin.Socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(e.intercept),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +225,13 @@ func startSuspect(t *testing.T, e *evidence, opts lab.PluginOptions) *suspect {
 			t.Error(err)
 		}
 	})
-	s.IdentityClient, s.ControllerClient, s.NodeClient = csi.NewIdentityClient(s.conn), csi.NewControllerClient(s.conn), csi.NewNodeClient(s.conn)
+	s.IdentityClient, s.ControllerClient, s.NodeClient = csi.NewIdentityClient(
+		s.conn,
+	), csi.NewControllerClient(
+		s.conn,
+	), csi.NewNodeClient(
+		s.conn,
+	)
 	return s
 }
 
@@ -283,7 +304,12 @@ func TestCanary(t *testing.T) {
 			} else {
 				sim, mode = startSim(t, "--hotplug", "--instances=node-a", "--token="+canaryToken), "controller"
 			}
-			opts := lab.PluginOptions{Mode: mode, Sim: sim, Instance: sim.Instance("node-a"), Args: []string{"--log-format=" + format}}
+			opts := lab.PluginOptions{
+				Mode:     mode,
+				Sim:      sim,
+				Instance: sim.Instance("node-a"),
+				Args:     []string{"--log-format=" + format},
+			}
 			if format == "json" { // the two ways to give the token
 				opts.Args = append(opts.Args, "--oxide-token-file=")
 				opts.Env = []string{"PATH=" + os.Getenv("PATH"), "OXIDE_TOKEN=" + canaryToken}
@@ -313,17 +339,15 @@ func TestCanary(t *testing.T) {
 	}
 }
 
-// services are all services of the specification.
-func services() protoreflect.ServiceDescriptors { return csi.File_csi_proto.Services() }
-
 // askEverything makes each RPC of the specification with nothing in its request but canaries: in each field that the
 // specification marks as secret, and in mount flags, which it says may be.
 func (s *suspect) askEverything(t *testing.T) {
 	t.Helper()
 	asked := 0
-	for i := range services().Len() {
-		for j := range services().Get(i).Methods().Len() {
-			method := services().Get(i).Methods().Get(j)
+	services := csi.File_csi_proto.Services()
+	for i := range services.Len() {
+		for j := range services.Get(i).Methods().Len() {
+			method := services.Get(i).Methods().Get(j)
 			if method.IsStreamingServer() {
 				continue // SnapshotMetadata, which is not served
 			}
@@ -353,7 +377,9 @@ func plant(message protoreflect.Message) {
 		field := fields.Get(i)
 		switch secret, _ := proto.GetExtension(field.Options(), csi.E_CsiSecret).(bool); {
 		case secret && field.IsMap():
-			message.Mutable(field).Map().Set(protoreflect.ValueOfString(canaryKey).MapKey(), protoreflect.ValueOfString(canarySecret))
+			message.Mutable(field).
+				Map().
+				Set(protoreflect.ValueOfString(canaryKey).MapKey(), protoreflect.ValueOfString(canarySecret))
 		case field.Name() == "mount_flags":
 			message.Mutable(field).List().Append(protoreflect.ValueOfString(canaryFlag))
 		case field.Name() == "volume_capabilities":
@@ -381,13 +407,24 @@ func (s *suspect) live(t *testing.T, sim *lab.Sim, format string) *csi.Volume {
 		VolumeId: volume.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{mountVolume("ext4")}, Secrets: secrets(),
 	})
 	s.liveOnNode(t, c, volume, published.GetPublishContext(), capability)
-	twice(t, c, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID, Secrets: secrets()})
+	twice(
+		t,
+		c,
+		s.ControllerUnpublishVolume,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID, Secrets: secrets()},
+	)
 	twice(t, c, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId(), Secrets: secrets()})
 	checkLeftovers(t, sim, 0)
 	return volume
 }
 
-func (s *suspect) liveOnNode(t *testing.T, c *client, volume *csi.Volume, publishContext map[string]string, capability *csi.VolumeCapability) {
+func (s *suspect) liveOnNode(
+	t *testing.T,
+	c *client,
+	volume *csi.Volume,
+	publishContext map[string]string,
+	capability *csi.VolumeCapability,
+) {
 	t.Helper()
 	dir := shortDir(t)
 	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
@@ -395,12 +432,21 @@ func (s *suspect) liveOnNode(t *testing.T, c *client, volume *csi.Volume, publis
 		t.Fatal(err)
 	}
 	stage := &csi.NodeStageVolumeRequest{
-		VolumeId: volume.GetVolumeId(), PublishContext: publishContext, StagingTargetPath: staging, VolumeCapability: capability,
-		VolumeContext: volume.GetVolumeContext(), Secrets: secrets(),
+		VolumeId:          volume.GetVolumeId(),
+		PublishContext:    publishContext,
+		StagingTargetPath: staging,
+		VolumeCapability:  capability,
+		VolumeContext:     volume.GetVolumeContext(),
+		Secrets:           secrets(),
 	}
 	publish := &csi.NodePublishVolumeRequest{
-		VolumeId: volume.GetVolumeId(), PublishContext: publishContext, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability,
-		VolumeContext: volume.GetVolumeContext(), Secrets: secrets(),
+		VolumeId:          volume.GetVolumeId(),
+		PublishContext:    publishContext,
+		StagingTargetPath: staging,
+		TargetPath:        target,
+		VolumeCapability:  capability,
+		VolumeContext:     volume.GetVolumeContext(),
+		Secrets:           secrets(),
 	}
 	ctx := within(t, time.Minute)
 	if !isRoot() { // then the controller alone is served
@@ -428,7 +474,12 @@ func (s *suspect) liveOnNode(t *testing.T, c *client, volume *csi.Volume, publis
 	}
 	twice(t, c, s.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: volume.GetVolumeId(), VolumePath: target})
 	twice(t, c, s.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), TargetPath: target})
-	twice(t, c, s.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: volume.GetVolumeId(), StagingTargetPath: staging})
+	twice(
+		t,
+		c,
+		s.NodeUnstageVolume,
+		&csi.NodeUnstageVolumeRequest{VolumeId: volume.GetVolumeId(), StagingTargetPath: staging},
+	)
 }
 
 // echo is what a careless rack, or a proxy before it, could answer: the credentials that it does not like.
@@ -510,7 +561,13 @@ func checkArrived(t *testing.T, log, mode string) {
 		t.Errorf("the log does not show the name of the field %q", "secrets")
 	}
 	methods := []string{
-		"CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "ValidateVolumeCapabilities", "NodeStageVolume", "NodePublishVolume",
+		"CreateVolume",
+		"DeleteVolume",
+		"ControllerPublishVolume",
+		"ControllerUnpublishVolume",
+		"ValidateVolumeCapabilities",
+		"NodeStageVolume",
+		"NodePublishVolume",
 	}
 	for _, method := range methods {
 		shown := false
@@ -530,7 +587,11 @@ func TestCanaryBrokenRack(t *testing.T) {
 	t.Parallel()
 	var e evidence
 	var received, stolen sync.Map
-	thief := serveOn(t, "127.0.0.2:0", func(_ http.ResponseWriter, req *http.Request) { stolen.Store(req.Header.Get("Authorization"), true) })
+	thief := serveOn(
+		t,
+		"127.0.0.2:0",
+		func(_ http.ResponseWriter, req *http.Request) { stolen.Store(req.Header.Get("Authorization"), true) },
+	)
 	var mu sync.Mutex
 	var answer func(w http.ResponseWriter, credentials string)
 	broken := serveOn(t, "127.0.0.1:0", func(w http.ResponseWriter, req *http.Request) {
@@ -673,7 +734,8 @@ func TestCanaryConfiguration(t *testing.T) {
 			if ctx.Err() != nil {
 				t.Fatal(ctx.Err())
 			}
-			if code := cmd.ProcessState.ExitCode(); name != "argument of help" && name != "help flag" && (err == nil || code != 1 && code != 2) {
+			if code := cmd.ProcessState.ExitCode(); name != "argument of help" && name != "help flag" &&
+				(err == nil || code != 1 && code != 2) {
 				t.Errorf("exit code %d: %v", code, err)
 			}
 			if stdout.Len()+stderr.Len() == 0 {
@@ -713,7 +775,9 @@ func misconfigurations(t *testing.T) map[string]misconfiguration {
 		"as a short flag":      {args: []string{"-" + canaryToken}},
 		"short flag":           {args: []string{"-t", canaryToken}},
 		"help flag":            {args: []string{"-h" + canaryToken}},
-		"host with user":       {args: []string{"--oxide-host=https://" + url.UserPassword("user", canaryToken).String() + "@rack.example"}},
+		"host with user": {
+			args: []string{"--oxide-host=https://" + url.UserPassword("user", canaryToken).String() + "@rack.example"},
+		},
 		"host with query":      {args: []string{"--oxide-host=https://rack.example/?token=" + url.QueryEscape(canaryToken)}},
 		"good, other problems": {args: []string{"--oxide-token-file=" + good}},
 		"token of two lines":   {args: []string{"--oxide-token-file=" + file("lines", canaryToken+"\n"+canaryToken+"\n")}},
@@ -728,14 +792,23 @@ func misconfigurations(t *testing.T) map[string]misconfiguration {
 		"variable, bare":       {env: []string{"OXIDE_TOKEN=" + canarySecret}},
 		"variable, lines":      {env: []string{"OXIDE_TOKEN=" + canaryToken + "\n" + canarySecret}},
 		"unknown variable":     {env: []string{"OXIDE_CSI_TOKEN=" + canaryToken}},
-		"variable and file":    {args: []string{"--oxide-token-file=" + filepath.Join(dir, "missing")}, env: []string{"OXIDE_TOKEN=" + canaryToken}},
-		"file: key":            {args: []string{"--config=" + file("key.yaml", "oxideToken: "+canaryToken+"\n")}},
-		"file: unknown key":    {args: []string{"--config=" + file("unknown.yaml", "token: "+canaryToken+"\n")}},
-		"file: as key":         {args: []string{"--config=" + file("askey.yaml", canaryToken+": 1\n")}},
-		"file: racks":          {args: []string{"--config=" + file("racks.yaml", "racks:\n- {name: a, host: b, token: "+canaryToken+"}\n")}},
-		"file: rack's file":    {args: []string{"--config=" + file("tokenfile.yaml", "racks:\n- {name: a, host: b, tokenFile: "+canaryToken+"}\n")}},
-		"file: broken":         {args: []string{"--config=" + file("broken.yaml", "oxideHost: [\""+canaryToken+"\n")}},
-		"file: wrong type":     {args: []string{"--config=" + file("type.yaml", "maxDisks: "+canaryToken+"\nracks: "+canaryToken+"\n")}},
+		"variable and file": {
+			args: []string{"--oxide-token-file=" + filepath.Join(dir, "missing")},
+			env:  []string{"OXIDE_TOKEN=" + canaryToken},
+		},
+		"file: key":         {args: []string{"--config=" + file("key.yaml", "oxideToken: "+canaryToken+"\n")}},
+		"file: unknown key": {args: []string{"--config=" + file("unknown.yaml", "token: "+canaryToken+"\n")}},
+		"file: as key":      {args: []string{"--config=" + file("askey.yaml", canaryToken+": 1\n")}},
+		"file: racks": {
+			args: []string{"--config=" + file("racks.yaml", "racks:\n- {name: a, host: b, token: "+canaryToken+"}\n")},
+		},
+		"file: rack's file": {
+			args: []string{"--config=" + file("tokenfile.yaml", "racks:\n- {name: a, host: b, tokenFile: "+canaryToken+"}\n")},
+		},
+		"file: broken": {args: []string{"--config=" + file("broken.yaml", "oxideHost: [\""+canaryToken+"\n")}},
+		"file: wrong type": {
+			args: []string{"--config=" + file("type.yaml", "maxDisks: "+canaryToken+"\nracks: "+canaryToken+"\n")},
+		},
 	}
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package blackbox
 
 import (
@@ -16,7 +20,14 @@ import (
 
 // faultyOperations are the operations of the rack that a volume's life needs.
 var faultyOperations = []string{
-	"disk_create", "disk_view", "disk_delete", "instance_disk_list", "instance_disk_attach", "instance_disk_detach", "instance_view", "project_view",
+	"disk_create",
+	"disk_view",
+	"disk_delete",
+	"instance_disk_list",
+	"instance_disk_attach",
+	"instance_disk_detach",
+	"instance_view",
+	"project_view",
 }
 
 // shortDeadline is the deadline of a client that a delayed answer comes too late for.
@@ -24,13 +35,23 @@ const shortDeadline = 500 * time.Millisecond
 
 // faultKinds are what can happen to a call, by the name of the row.
 var faultKinds = map[string]lab.Fault{
-	"401":   {Kind: lab.FaultStatus, Status: 401, ErrorCode: "Unauthorized", Message: "credentials missing or invalid"},
-	"403":   {Kind: lab.FaultStatus, Status: 403, ErrorCode: "Forbidden", Message: "Forbidden"},
-	"409":   {Kind: lab.FaultStatus, Status: 409, ErrorCode: "Conflict", Message: "instance changed state before it could be started"},
-	"500":   {Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
-	"502":   {Kind: lab.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
-	"503":   {Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
-	"507":   {Kind: lab.FaultStatus, Status: 507, ErrorCode: "InsufficientCapacity", Message: "Insufficient capacity: Not enough storage"},
+	"401": {Kind: lab.FaultStatus, Status: 401, ErrorCode: "Unauthorized", Message: "credentials missing or invalid"},
+	"403": {Kind: lab.FaultStatus, Status: 403, ErrorCode: "Forbidden", Message: "Forbidden"},
+	"409": {
+		Kind:      lab.FaultStatus,
+		Status:    409,
+		ErrorCode: "Conflict",
+		Message:   "instance changed state before it could be started",
+	},
+	"500": {Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+	"502": {Kind: lab.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
+	"503": {Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+	"507": {
+		Kind:      lab.FaultStatus,
+		Status:    507,
+		ErrorCode: "InsufficientCapacity",
+		Message:   "Insufficient capacity: Not enough storage",
+	},
 	"lost":  {Kind: lab.FaultLost},
 	"reset": {Kind: lab.FaultReset},
 	"delay": {Kind: lab.FaultDelay, DelayMillis: int(2 * shortDeadline / time.Millisecond)},
@@ -151,14 +172,27 @@ func (w *faultWorld) live(t *testing.T, c *client, withNode bool, settle func())
 
 	if withNode {
 		patient := newClient()
-		m := stageAndPublish(t, patient, w.plugin, w.dir+fmt.Sprintf("/life-%d", w.lives), volume, capability, published.GetPublishContext())
+		m := stageAndPublish(
+			t,
+			patient,
+			w.plugin,
+			w.dir+fmt.Sprintf("/life-%d", w.lives),
+			volume,
+			capability,
+			published.GetPublishContext(),
+		)
 		if written, read := m.write(t), m.checksum(t); read != written {
 			t.Errorf("the data has the checksum %s, written was %s", read, written)
 		}
 		m.unpublishAndUnstage(t)
 	}
 
-	twice(t, c, w.plugin.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID})
+	twice(
+		t,
+		c,
+		w.plugin.ControllerUnpublishVolume,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID},
+	)
 	settle()
 	w.checkOneDisk(t, volume)
 
@@ -243,13 +277,22 @@ func checkCodes(t *testing.T, c *client, fault lab.Fault) {
 	if fault.Operation != "disk_create" && fault.Operation != "disk_view" {
 		return
 	}
-	final := []codes.Code{codes.Internal, codes.Unknown, codes.InvalidArgument, codes.AlreadyExists, codes.NotFound, codes.FailedPrecondition}
+	final := []codes.Code{
+		codes.Internal,
+		codes.Unknown,
+		codes.InvalidArgument,
+		codes.AlreadyExists,
+		codes.NotFound,
+		codes.FailedPrecondition,
+	}
 	for _, code := range c.failed["CreateVolumeRequest"] {
 		if slices.Contains(final, code) {
 			t.Errorf("CreateVolume failed with %s, which a provisioner takes for final", code)
 		}
 	}
-	if fault.Status == 507 && !strings.Contains(fmt.Sprint(c.failed["CreateVolumeRequest"]), codes.ResourceExhausted.String()) && fault.Skip == 0 {
+	if fault.Status == 507 &&
+		!strings.Contains(fmt.Sprint(c.failed["CreateVolumeRequest"]), codes.ResourceExhausted.String()) &&
+		fault.Skip == 0 {
 		t.Errorf("CreateVolume without room failed with %v, want ResourceExhausted", c.failed["CreateVolumeRequest"])
 	}
 }

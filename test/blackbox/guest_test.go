@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package blackbox
 
 import (
@@ -36,7 +40,12 @@ func TestANodePluginInAGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	boot, err := lab.WriteBoot(dir, programs.Sim, 10*time.Second, fmt.Sprintf(`exec %s "%s"`, programs.Plugin, strings.Join(flags, `" "`)))
+	boot, err := lab.WriteBoot(
+		dir,
+		programs.Sim,
+		10*time.Second,
+		fmt.Sprintf(`exec %s "%s"`, programs.Plugin, strings.Join(flags, `" "`)),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,14 +105,26 @@ func TestANodePluginInAGuest(t *testing.T) {
 	accepted := api.RestartReply("7-1")
 	first["quiet-3.txt"] = "quiet-3.txt"
 	m, gone := life(first)
-	eventually(t, "the plugin says that its guest is back", func() bool { return api.RestartReply("7-1").State == metadata.RestartBack })
-	if back := api.RestartReply("7-1"); accepted.State != metadata.RestartAccepted || accepted.Boot == "" || accepted.Boot == back.Boot {
+	eventually(
+		t,
+		"the plugin says that its guest is back",
+		func() bool { return api.RestartReply("7-1").State == metadata.RestartBack },
+	)
+	if back := api.RestartReply(
+		"7-1",
+	); accepted.State != metadata.RestartAccepted || accepted.Boot == "" ||
+		accepted.Boot == back.Boot {
 		t.Errorf("said %+v, and then %+v", accepted, back)
 	}
 	m.unpublishAndUnstage(t)
 	gone()
 	guest.halt()
-	twice(t, c, controller.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: guest.ID})
+	twice(
+		t,
+		c,
+		controller.ControllerUnpublishVolume,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: guest.ID},
+	)
 	twice(t, c, controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 	checkLeftovers(t, sim, 0)
 	if len(c.failed) > 0 {
@@ -140,7 +161,10 @@ func (m *machine) pids() (found []string) {
 		m.t.Fatal(err)
 	}
 	for _, path := range lines {
-		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), "--endpoint=unix://"+m.socket+"\x00") {
+		if line, err := os.ReadFile(
+			path,
+		); err == nil &&
+			strings.Contains(string(line), "--endpoint=unix://"+m.socket+"\x00") {
 			found = append(found, filepath.Dir(path))
 		}
 	}

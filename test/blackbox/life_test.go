@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package blackbox
 
 import (
@@ -40,11 +44,24 @@ func TestLife(t *testing.T) {
 			on := func(node string, workload func(*mounted)) {
 				t.Helper()
 				published := twice(t, c, controller.ControllerPublishVolume, publishRequest(volume, sim.Instance(node), capability))
-				m := stageAndPublish(t, c, nodes[node], filepath.Join(dir, name, node), volume, capability, published.GetPublishContext())
+				m := stageAndPublish(
+					t,
+					c,
+					nodes[node],
+					filepath.Join(dir, name, node),
+					volume,
+					capability,
+					published.GetPublishContext(),
+				)
 				m.checkKind(t)
 				workload(m)
 				m.unpublishAndUnstage(t)
-				twice(t, c, controller.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: sim.Instance(node).ID})
+				twice(
+					t,
+					c,
+					controller.ControllerUnpublishVolume,
+					&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: sim.Instance(node).ID},
+				)
 			}
 			var written string
 			on("node-a", func(m *mounted) { written = m.write(t) })

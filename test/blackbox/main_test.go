@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package blackbox tests what an operator gets: the built oxide-csi, driven over its socket by a CSI client, before the
 // built oxide-sim. Nothing here reaches into either program; what happened is read from their answers, from the
 // simulator's control endpoint, and from the kernel.
@@ -270,7 +274,12 @@ func newClient() *client { return &client{deadline: patience, failed: map[string
 type rpc[Request, Response proto.Message] = func(context.Context, Request, ...grpc.CallOption) (Response, error)
 
 // try sends a request until it is answered with OK. Its error holds those of all attempts.
-func try[Request, Response proto.Message](ctx context.Context, c *client, call rpc[Request, Response], req Request) (Response, error) {
+func try[Request, Response proto.Message](
+	ctx context.Context,
+	c *client,
+	call rpc[Request, Response],
+	req Request,
+) (Response, error) {
 	name := string(req.ProtoReflect().Descriptor().Name())
 	errs := []error{fmt.Errorf("%s failed %d times", name, maxAttempts)}
 	for backoff := firstBackoff; len(errs) <= maxAttempts; backoff *= 2 {
@@ -302,11 +311,20 @@ func send[Request, Response proto.Message](t *testing.T, c *client, call rpc[Req
 }
 
 // twice sends a request until it is answered, and then once more: the answer to the repetition must be the same.
-func twice[Request, Response proto.Message](t *testing.T, c *client, call rpc[Request, Response], req Request) Response {
+func twice[Request, Response proto.Message](
+	t *testing.T,
+	c *client,
+	call rpc[Request, Response],
+	req Request,
+) Response {
 	t.Helper()
 	first := send(t, c, call, req)
 	if diff := cmp.Diff(first, send(t, c, call, req), protocmp.Transform()); diff != "" {
-		t.Fatalf("%s answers a repetition differently (-first +repetition):\n%s", req.ProtoReflect().Descriptor().Name(), diff)
+		t.Fatalf(
+			"%s answers a repetition differently (-first +repetition):\n%s",
+			req.ProtoReflect().Descriptor().Name(),
+			diff,
+		)
 	}
 	return first
 }
@@ -335,7 +353,11 @@ func createRequest(name string, capability *csi.VolumeCapability) *csi.CreateVol
 	}
 }
 
-func publishRequest(volume *csi.Volume, node lab.Instance, capability *csi.VolumeCapability) *csi.ControllerPublishVolumeRequest {
+func publishRequest(
+	volume *csi.Volume,
+	node lab.Instance,
+	capability *csi.VolumeCapability,
+) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId:         volume.GetVolumeId(),
 		NodeId:           node.ID,

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package blackbox
 
 import (
@@ -28,7 +32,15 @@ type mounted struct {
 }
 
 // stageAndPublish makes a published volume usable at target, below dir.
-func stageAndPublish(t *testing.T, c *client, plugin *lab.Plugin, dir string, volume *csi.Volume, capability *csi.VolumeCapability, publishContext map[string]string) *mounted {
+func stageAndPublish(
+	t *testing.T,
+	c *client,
+	plugin *lab.Plugin,
+	dir string,
+	volume *csi.Volume,
+	capability *csi.VolumeCapability,
+	publishContext map[string]string,
+) *mounted {
 	t.Helper()
 	m := &mounted{
 		client: c, plugin: plugin, volume: volume, capability: capability,
@@ -59,11 +71,21 @@ func stageAndPublish(t *testing.T, c *client, plugin *lab.Plugin, dir string, vo
 // unpublishAndUnstage takes it all down again.
 func (m *mounted) unpublishAndUnstage(t *testing.T) {
 	t.Helper()
-	twice(t, m.client, m.plugin.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: m.volume.GetVolumeId(), TargetPath: m.target})
+	twice(
+		t,
+		m.client,
+		m.plugin.NodeUnpublishVolume,
+		&csi.NodeUnpublishVolumeRequest{VolumeId: m.volume.GetVolumeId(), TargetPath: m.target},
+	)
 	if _, err := os.Lstat(m.target); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is there after NodeUnpublishVolume: %v", m.target, err)
 	}
-	twice(t, m.client, m.plugin.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: m.volume.GetVolumeId(), StagingTargetPath: m.staging})
+	twice(
+		t,
+		m.client,
+		m.plugin.NodeUnstageVolume,
+		&csi.NodeUnstageVolumeRequest{VolumeId: m.volume.GetVolumeId(), StagingTargetPath: m.staging},
+	)
 	if mounts := mountsBelow(t, filepath.Dir(m.target)); len(mounts) > 0 {
 		t.Errorf("mounted after NodeUnstageVolume: %v", mounts)
 	}

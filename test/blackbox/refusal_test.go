@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package blackbox
 
 import (
@@ -37,7 +41,11 @@ func TestRunningInstance(t *testing.T) {
 	untilOK(t, func() error { _, err := plugin.ControllerPublishVolume(ctx, publish); return err })
 	twice(t, c, plugin.ControllerPublishVolume, publish)
 	if disks := attachedDisks(t, sim, node); len(disks) != 1 || disks[0] != volume.GetVolumeId() {
-		t.Fatalf("the stopped instance has the disks %v after a publish, want the one of volume %s", disks, volume.GetVolumeId())
+		t.Fatalf(
+			"the stopped instance has the disks %v after a publish, want the one of volume %s",
+			disks,
+			volume.GetVolumeId(),
+		)
 	}
 
 	if err := sim.SetRunState(ctx, node.ID, "running"); err != nil {

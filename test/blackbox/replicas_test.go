@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package blackbox
 
 import (
@@ -29,17 +33,24 @@ func TestTwoControllers(t *testing.T) {
 	const volumes = 6 // with the boot disk, what --max-disks allows
 	var created [volumes]*csi.Volume
 	both(t, volumes, func(i int) [2]call {
-		return sameCall(replicas, func(p *lab.Plugin) rpc[*csi.CreateVolumeRequest, *csi.CreateVolumeResponse] { return p.CreateVolume },
-			createRequest(fmt.Sprintf("pvc-%d", i), capability))
+		return sameCall(
+			replicas,
+			func(p *lab.Plugin) rpc[*csi.CreateVolumeRequest, *csi.CreateVolumeResponse] { return p.CreateVolume },
+			createRequest(fmt.Sprintf("pvc-%d", i), capability),
+		)
 	}, func(i int, answer proto.Message) {
 		created[i] = answer.(*csi.CreateVolumeResponse).GetVolume()
 	})
 	checkLeftovers(t, sim, volumes)
 
 	both(t, volumes, func(i int) [2]call {
-		return sameCall(replicas, func(p *lab.Plugin) rpc[*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
-			return p.ControllerPublishVolume
-		}, publishRequest(created[i], node, capability))
+		return sameCall(
+			replicas,
+			func(p *lab.Plugin) rpc[*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
+				return p.ControllerPublishVolume
+			},
+			publishRequest(created[i], node, capability),
+		)
 	}, func(i int, answer proto.Message) {
 		if id := answer.(*csi.ControllerPublishVolumeResponse).GetPublishContext()["diskID"]; id != created[i].GetVolumeId() {
 			t.Errorf("volume %s is published with the disk %s", created[i].GetVolumeId(), id)
@@ -50,13 +61,20 @@ func TestTwoControllers(t *testing.T) {
 	}
 
 	both(t, volumes, func(i int) [2]call {
-		return sameCall(replicas, func(p *lab.Plugin) rpc[*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
-			return p.ControllerUnpublishVolume
-		}, &csi.ControllerUnpublishVolumeRequest{VolumeId: created[i].GetVolumeId(), NodeId: node.ID})
+		return sameCall(
+			replicas,
+			func(p *lab.Plugin) rpc[*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
+				return p.ControllerUnpublishVolume
+			},
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: created[i].GetVolumeId(), NodeId: node.ID},
+		)
 	}, nil)
 	both(t, volumes, func(i int) [2]call {
-		return sameCall(replicas, func(p *lab.Plugin) rpc[*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] { return p.DeleteVolume },
-			&csi.DeleteVolumeRequest{VolumeId: created[i].GetVolumeId()})
+		return sameCall(
+			replicas,
+			func(p *lab.Plugin) rpc[*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] { return p.DeleteVolume },
+			&csi.DeleteVolumeRequest{VolumeId: created[i].GetVolumeId()},
+		)
 	}, nil)
 	checkLeftovers(t, sim, 0)
 }
@@ -65,7 +83,11 @@ func TestTwoControllers(t *testing.T) {
 type call func(context.Context) (proto.Message, error)
 
 // sameCall is the same request to each replica.
-func sameCall[Request, Response proto.Message](replicas [2]*lab.Plugin, of func(*lab.Plugin) rpc[Request, Response], req Request) (calls [2]call) {
+func sameCall[Request, Response proto.Message](
+	replicas [2]*lab.Plugin,
+	of func(*lab.Plugin) rpc[Request, Response],
+	req Request,
+) (calls [2]call) {
 	for i, replica := range replicas {
 		calls[i] = func(ctx context.Context) (proto.Message, error) { return try(ctx, newClient(), of(replica), req) }
 	}
@@ -148,7 +170,13 @@ func TestKilledController(t *testing.T) {
 }
 
 // killDuringCreate starts a plugin, asks it for a volume, and kills it when the rack has the request and delays it.
-func killDuringCreate(t *testing.T, sim *lab.Sim, options lab.PluginOptions, delay lab.Fault, create *csi.CreateVolumeRequest) {
+func killDuringCreate(
+	t *testing.T,
+	sim *lab.Sim,
+	options lab.PluginOptions,
+	delay lab.Fault,
+	create *csi.CreateVolumeRequest,
+) {
 	t.Helper()
 	ctx := within(t, time.Minute)
 	victim, err := lab.StartPlugin(programs.Plugin, options)

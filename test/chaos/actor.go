@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -62,7 +66,10 @@ func publications(actors []*actor) map[string]publication {
 
 func (p *plannedWorld) newActors() (actors []*actor) {
 	for number := range p.workers {
-		actors = append(actors, &actor{plannedWorld: p, number: number, random: rand.New(rand.NewPCG(p.seed, uint64(number)+1))})
+		actors = append(
+			actors,
+			&actor{plannedWorld: p, number: number, random: rand.New(rand.NewPCG(p.seed, uint64(number)+1))},
+		)
 	}
 	return actors
 }
@@ -136,7 +143,9 @@ func (a *actor) create(ctx context.Context) {
 	a.books.count("create")
 	for ctx.Err() == nil {
 		resp, err := send(ctx, a, csi.ControllerClient.CreateVolume, &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{capability},
+			Name:               name,
+			CapacityRange:      &csi.CapacityRange{RequiredBytes: gib},
+			VolumeCapabilities: []*csi.VolumeCapability{capability},
 		})
 		if err == nil {
 			a.mu.Lock()
@@ -150,7 +159,12 @@ func (a *actor) create(ctx context.Context) {
 // publish asks until it is told OK; it may lose patience, and then takes the wish back. It never does at the end.
 func (a *actor) publish(ctx context.Context, node string, impatient bool) {
 	for ctx.Err() == nil {
-		_, err := send(ctx, a, csi.ControllerClient.ControllerPublishVolume, &csi.ControllerPublishVolumeRequest{VolumeId: a.id, NodeId: node, VolumeCapability: capability})
+		_, err := send(
+			ctx,
+			a,
+			csi.ControllerClient.ControllerPublishVolume,
+			&csi.ControllerPublishVolumeRequest{VolumeId: a.id, NodeId: node, VolumeCapability: capability},
+		)
 		if err == nil {
 			a.last = node
 			if a.node == "" {
@@ -172,7 +186,12 @@ func (a *actor) unpublish(ctx context.Context, node string) {
 	a.published("")
 	a.books.count("unpublish")
 	for ctx.Err() == nil {
-		_, err := send(ctx, a, csi.ControllerClient.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.id, NodeId: node})
+		_, err := send(
+			ctx,
+			a,
+			csi.ControllerClient.ControllerUnpublishVolume,
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: a.id, NodeId: node},
+		)
 		if err == nil {
 			a.look(ctx)
 			return
@@ -203,7 +222,12 @@ func (a *actor) delete(ctx context.Context) {
 // refused asks for what must not be done with a published volume.
 func (a *actor) refused(ctx context.Context) {
 	if other := a.somewhere(); other != a.node {
-		_, err := send(ctx, a, csi.ControllerClient.ControllerPublishVolume, &csi.ControllerPublishVolumeRequest{VolumeId: a.id, NodeId: other, VolumeCapability: capability})
+		_, err := send(
+			ctx,
+			a,
+			csi.ControllerClient.ControllerPublishVolume,
+			&csi.ControllerPublishVolumeRequest{VolumeId: a.id, NodeId: other, VolumeCapability: capability},
+		)
 		if err == nil {
 			a.books.violation("published on %s while on %s: %s", other, a.node, a.story())
 		}
@@ -236,7 +260,10 @@ func (a *actor) look(ctx context.Context) {
 		return
 	}
 	a.books.count("shown nodes compared")
-	i := slices.IndexFunc(list.GetEntries(), func(e *csi.ListVolumesResponse_Entry) bool { return e.GetVolume().GetVolumeId() == a.id })
+	i := slices.IndexFunc(
+		list.GetEntries(),
+		func(e *csi.ListVolumesResponse_Entry) bool { return e.GetVolume().GetVolumeId() == a.id },
+	)
 	if i < 0 {
 		a.books.violation("ListVolumes has no volume %s: %s", a.id, a.story())
 	} else if got := list.GetEntries()[i].GetStatus().GetPublishedNodeIds(); !slices.Equal(got, want) {
@@ -254,7 +281,12 @@ func (a *actor) allow(doing string, err error, codes ...codes.Code) {
 // send asks the controller that leads, and lets a while pass after an answer that was no OK. Where the last answer was unclear
 // and another controller is asked now, or the same one in its next life, what the first one had begun is waited for: a replica
 // that leads anew has the time in which the old lease ended.
-func send[Request, Response proto.Message](ctx context.Context, a *actor, call func(csi.ControllerClient, context.Context, Request, ...grpc.CallOption) (Response, error), req Request) (Response, error) {
+func send[Request, Response proto.Message](
+	ctx context.Context,
+	a *actor,
+	call func(csi.ControllerClient, context.Context, Request, ...grpc.CallOption) (Response, error),
+	req Request,
+) (Response, error) {
 	var zero Response
 	if a.unclear && a.breaks.Load() != a.breaksAt {
 		if err := pause(ctx, lateness); err != nil {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -9,7 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -22,7 +26,7 @@ func (w *world) audit(ctx context.Context, workers []*worker, b *books) error {
 	known, volumes := map[string]*volume{}, 0
 	for _, worker := range workers {
 		for _, v := range append(worker.volumes, worker.volumesPast...) {
-			known[rack.DiskName(lab.ClusterID, v.name)] = v
+			known[diskname.ForVolume(lab.ClusterID, v.name)] = v
 		}
 		for _, v := range worker.volumes {
 			volumes++
@@ -70,7 +74,7 @@ func (w *world) auditGuests(workers []*worker, b *books) error {
 	for _, worker := range workers {
 		for _, v := range worker.volumes {
 			for _, node := range worker.nodes {
-				names, err := devices(node, rack.DiskName(lab.ClusterID, v.name))
+				names, err := devices(node, diskname.ForVolume(lab.ClusterID, v.name))
 				if err != nil {
 					return err
 				}
@@ -99,7 +103,7 @@ func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books)
 	known := map[string]*snapshot{}
 	for _, worker := range workers {
 		for _, s := range append(worker.snapshots, worker.snapshotsPast...) {
-			known[rack.SnapshotName(lab.ClusterID, s.name)] = s
+			known[diskname.ForSnapshot(lab.ClusterID, s.name)] = s
 		}
 	}
 	onRack := map[string]bool{}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -60,7 +64,12 @@ func stamp(t time.Time) string { return t.Format("15:04:05.000") }
 func (b *books) report(w *world, took time.Duration, allWell string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := errors.Join(b.printAnswers(), printCounts("lived through", b.done), printCounts("faults hit", w.hits), printCounts("kills", w.killed)); err != nil {
+	if err := errors.Join(
+		b.printAnswers(),
+		printCounts("lived through", b.done),
+		printCounts("faults hit", w.hits),
+		printCounts("kills", w.killed),
+	); err != nil {
 		return err
 	}
 	retries := 0

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -93,7 +97,14 @@ const (
 // ask sends a request until the answer is clear: OK or a code that says something. Its error is that code's, or the
 // context's when it ends first. giveUp, which may be nil, is asked after each unclear answer whether to go on. An answer to what
 // was asked while the rack may still be doing what a killed plugin had begun is no last word: the rack may undo it.
-func ask[Request, Response proto.Message](ctx context.Context, w *worker, t *thing, call rpc[Request, Response], req Request, giveUp func() bool) (Response, error) {
+func ask[Request, Response proto.Message](
+	ctx context.Context,
+	w *worker,
+	t *thing,
+	call rpc[Request, Response],
+	req Request,
+	giveUp func() bool,
+) (Response, error) {
 	for backoff := firstBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		sent := time.Now()
 		resp, err := try(ctx, w, t, call, req)
@@ -145,7 +156,13 @@ type answer[Response any] struct {
 // try sends a request once, or twice at the same time, as two replicas do of which one does not know yet that it leads no
 // more. Of two answers an OK counts more than an unclear one, and this more than a refusal: either client would have it
 // that way.
-func try[Request, Response proto.Message](ctx context.Context, w *worker, t *thing, call rpc[Request, Response], req Request) (Response, error) {
+func try[Request, Response proto.Message](
+	ctx context.Context,
+	w *worker,
+	t *thing,
+	call rpc[Request, Response],
+	req Request,
+) (Response, error) {
 	name := strings.TrimSuffix(string(req.ProtoReflect().Descriptor().Name()), "Request")
 	copies := 1
 	if w.random.IntN(20) == 0 {

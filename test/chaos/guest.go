@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -32,7 +36,19 @@ func (c content) block(place int) []byte {
 	if c == 0 {
 		return block
 	}
-	pattern := rand.NewChaCha8([32]byte{byte(place), byte(c), byte(c >> 8), byte(c >> 16), byte(c >> 24), byte(c >> 32), byte(c >> 40), byte(c >> 48), byte(c >> 56)})
+	pattern := rand.NewChaCha8(
+		[32]byte{
+			byte(place),
+			byte(c),
+			byte(c >> 8),
+			byte(c >> 16),
+			byte(c >> 24),
+			byte(c >> 32),
+			byte(c >> 40),
+			byte(c >> 48),
+			byte(c >> 56),
+		},
+	)
 	if _, err := pattern.Read(block); err != nil {
 		panic(err) // it never fails
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 // Command chaos lets many clients live through the lives of volumes while everything around them fails, and proves at the
@@ -67,7 +71,12 @@ func main() {
 		return
 	}
 	var o options
-	flag.Uint64Var(&o.seed, "seed", rand.Uint64(), "`number` that all random choices of the workers follow from (default random)")
+	flag.Uint64Var(
+		&o.seed,
+		"seed",
+		rand.Uint64(),
+		"`number` that all random choices of the workers follow from (default random)",
+	)
 	flag.IntVar(&o.workers, "workers", 12, "how `many` clients there are at a time")
 	flag.DurationVar(&o.duration, "duration", 2*time.Minute, "how `long` things go wrong")
 	flag.Float64Var(&o.faults, "faults", 0.1, "`probability` of each kind of fault in each call of the rack")
@@ -82,7 +91,14 @@ func main() {
 	if o.restarts {
 		campaign = runPlanned
 	}
-	fmt.Printf("chaos: seed %d, %d workers, %s, each kind of fault with probability %v, a kill every %s\n", o.seed, o.workers, o.duration, o.faults, o.kills)
+	fmt.Printf(
+		"chaos: seed %d, %d workers, %s, each kind of fault with probability %v, a kill every %s\n",
+		o.seed,
+		o.workers,
+		o.duration,
+		o.faults,
+		o.kills,
+	)
 	if err := campaign(ctx, o); err != nil {
 		fmt.Fprintf(os.Stderr, "chaos: %v\n", err)
 		os.Exit(1)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -94,7 +98,11 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	if err := errors.Join(p.auditLog(plannerLog, b), p.auditLog(rackLog, b)); err != nil {
 		return err
 	}
-	return b.report(p.world, time.Since(begun), "audit: every published volume stayed attached, never more than two instances were down for restarts, all came back")
+	return b.report(
+		p.world,
+		time.Since(begun),
+		"audit: every published volume stayed attached, never more than two instances were down for restarts, all came back",
+	)
 }
 
 // plannedSettleTime is how long all may take to come to rest once nothing goes wrong any more: leases end, and then there are
@@ -128,8 +136,15 @@ func (p *plannedWorld) begin(ctx context.Context, b *books) (err error) {
 		if err := p.startController(i); err != nil {
 			return err
 		}
-		p.conns[i], err = grpc.NewClient("unix://"+p.controllers[i].Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}}))
+		p.conns[i], err = grpc.NewClient(
+			"unix://"+p.controllers[i].Socket,
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithConnectParams(
+				grpc.ConnectParams{
+					Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
+				},
+			),
+		)
 		if err != nil {
 			return err
 		}
@@ -147,7 +162,12 @@ func (p *plannedWorld) startController(i int) error {
 		return err
 	}
 	p.controllers[i], err = lab.StartPlugin(self, lab.PluginOptions{
-		Mode: "controller", Dir: filepath.Join(p.dir, fmt.Sprintf("csi%d", i)), Sim: p.sim, Stderr: log, Apart: true, Env: []string{planner + "=1"},
+		Mode:   "controller",
+		Dir:    filepath.Join(p.dir, fmt.Sprintf("csi%d", i)),
+		Sim:    p.sim,
+		Stderr: log,
+		Apart:  true,
+		Env:    []string{planner + "=1"},
 	})
 	return err
 }
@@ -247,7 +267,8 @@ func (p *plannedWorld) stranger(ctx context.Context, end time.Time) {
 // restart that somebody had begun before he saw the instance stopped makes no difference between the two.
 func (p *plannedWorld) keepStopped(ctx context.Context, instance lab.Instance, wait time.Duration) {
 	records, err := p.readRecords(ctx)
-	if err != nil || slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.Instance == instance.ID }) {
+	if err != nil ||
+		slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.Instance == instance.ID }) {
 		return
 	}
 	p.books.count("instance stopped by somebody else")
@@ -257,7 +278,11 @@ func (p *plannedWorld) keepStopped(ctx context.Context, instance lab.Instance, w
 	p.mu.Unlock()
 	p.put(ctx, instance, "stopped")
 	if pause(ctx, wait) == nil {
-		if state := p.runState(ctx, instance.ID); state != "stopped" && state != "" && !p.askedSince(ctx, instance.ID, begun) {
+		if state := p.runState(
+			ctx,
+			instance.ID,
+		); state != "stopped" && state != "" &&
+			!p.askedSince(ctx, instance.ID, begun) {
 			p.books.violation("instance %s was stopped by somebody else at %s, and is %s", instance.ID, stamp(begun), state)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -35,7 +39,10 @@ type records struct {
 // readRecords lists them, and notes of which instances a restart may take down.
 func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 	var found records
-	groups, err := p.rack.AntiAffinityGroupListAllPages(ctx, oxide.AntiAffinityGroupListParams{Project: oxide.NameOrId(p.sim.Project)})
+	groups, err := p.rack.AntiAffinityGroupListAllPages(
+		ctx,
+		oxide.AntiAffinityGroupListParams{Project: oxide.NameOrId(p.sim.Project)},
+	)
 	if err != nil {
 		return found, err
 	}
@@ -91,14 +98,24 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 		for disk, publication := range before {
 			if after[disk] == publication && on[disk] != publication.node && !held[disk] {
 				held[disk] = true
-				p.books.violation("volume %s is published on %s, and its disk is on %q: %s", disk, publication.node, on[disk], publication.actor.story())
+				p.books.violation(
+					"volume %s is published on %s, and its disk is on %q: %s",
+					disk,
+					publication.node,
+					on[disk],
+					publication.actor.story(),
+				)
 			}
 		}
 	}
 }
 
 // watchDown looks at the instances that are down and not stopped by somebody else.
-func (p *plannedWorld) watchDown(list []lab.SimInstance, before, after map[string]time.Time, since map[string]time.Time) {
+func (p *plannedWorld) watchDown(
+	list []lab.SimInstance,
+	before, after map[string]time.Time,
+	since map[string]time.Time,
+) {
 	down := 0
 	for _, instance := range list {
 		_, foreign := before[instance.ID]
@@ -138,7 +155,13 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 			break
 		}
 		if pause(ctx, 100*time.Millisecond) != nil {
-			p.books.violation("a restart does not end, or an instance does not run: %+v %+v %v %v", found.restarts, list, err, listErr)
+			p.books.violation(
+				"a restart does not end, or an instance does not run: %+v %+v %v %v",
+				found.restarts,
+				list,
+				err,
+				listErr,
+			)
 			return
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -15,6 +19,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
@@ -54,14 +59,28 @@ func runPlanner(args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	controller := core.NewController(core.ControllerOptions{
+	controller := controller.New(controller.Options{
 		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: mostDisks, Log: log,
-		Restarts: &core.PlannedRestarts{Options: restart.Options{
-			Policy: restart.Allow, Shutdown: restart.Hard, Window: 300 * time.Millisecond, MaxDown: mostDown, CoolDown: time.Second,
-			HaltTimeout: 10 * time.Second, Poll: 100 * time.Millisecond, Idle: 500 * time.Millisecond, Lease: plannedLease,
+		Restarts: &controller.PlannedRestarts{Options: restart.Options{
+			Policy:      restart.Allow,
+			Shutdown:    restart.Hard,
+			Window:      300 * time.Millisecond,
+			MaxDown:     mostDown,
+			CoolDown:    time.Second,
+			HaltTimeout: 10 * time.Second,
+			Poll:        100 * time.Millisecond,
+			Idle:        500 * time.Millisecond,
+			Lease:       plannedLease,
 		}},
 	})
-	server := core.NewServer(core.ServerOptions{Mode: *mode, Identity: core.NewIdentity("chaos", *cluster, &core.Readiness{}), Controller: controller, Log: log})
+	server := core.NewServer(
+		core.ServerOptions{
+			Mode:       *mode,
+			Identity:   core.NewIdentity("chaos", *cluster, &core.Readiness{}),
+			Controller: controller,
+			Log:        log,
+		},
+	)
 	listener, err := core.Listen(strings.TrimPrefix(*endpoint, "unix://"))
 	if err != nil {
 		return err

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -81,12 +85,20 @@ func (w *worker) finishSnapshot(ctx context.Context, s *snapshot) error {
 func (w *worker) toldSnapshot(s *snapshot, told *csi.Snapshot) error {
 	if s.fate == wanted {
 		s.fate, s.id, s.told = lives, told.GetSnapshotId(), told
-		if s.id == "" || told.GetSizeBytes() != s.sizeBytes || told.GetSourceVolumeId() != s.request.GetSourceVolumeId() || told.GetCreationTime() == nil {
-			return fmt.Errorf("snapshot of %d bytes of %s answered %v: %s", s.sizeBytes, s.request.GetSourceVolumeId(), told, s.story())
+		if s.id == "" || told.GetSizeBytes() != s.sizeBytes || told.GetSourceVolumeId() != s.request.GetSourceVolumeId() ||
+			told.GetCreationTime() == nil {
+			return fmt.Errorf(
+				"snapshot of %d bytes of %s answered %v: %s",
+				s.sizeBytes,
+				s.request.GetSourceVolumeId(),
+				told,
+				s.story(),
+			)
 		}
 		return nil
 	}
-	if told.GetSnapshotId() != s.id || told.GetSizeBytes() != s.sizeBytes || !told.GetCreationTime().AsTime().Equal(s.told.GetCreationTime().AsTime()) {
+	if told.GetSnapshotId() != s.id || told.GetSizeBytes() != s.sizeBytes ||
+		!told.GetCreationTime().AsTime().Equal(s.told.GetCreationTime().AsTime()) {
 		return fmt.Errorf("snapshot answered %v, and %v before: %s", told, s.told, s.story())
 	}
 	return nil

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -14,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.etcd.io/bbolt"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -38,7 +42,7 @@ func (w *world) auditTemporary(ctx context.Context, workers []*worker, b *books)
 	killed := map[string]bool{}
 	for _, worker := range workers {
 		for _, v := range append(worker.volumes, worker.volumesPast...) {
-			killed[rack.TemporaryName(lab.ClusterID, v.name)] = v.killedIn
+			killed[diskname.ForClone(lab.ClusterID, v.name)] = v.killedIn
 		}
 	}
 	for _, name := range left {

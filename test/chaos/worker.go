@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -86,7 +90,8 @@ func (w *worker) work(ctx context.Context, end time.Time) {
 
 // odd is a violation unless the code is one that the request may get.
 func (w *worker) odd(t *thing, doing string, err error, allowed ...codes.Code) {
-	if err == nil || isUnknown(err) || slices.Contains(allowed, status.Code(err)) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || isUnknown(err) || slices.Contains(allowed, status.Code(err)) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		return
 	}
 	if !t.accused {
@@ -166,7 +171,14 @@ func (w *worker) stepsAny() []step {
 	return []step{
 		{"create again", always, w.createAgain},
 		{"clone", can(csi.ControllerServiceCapability_RPC_CLONE_VOLUME, room), w.clone},
-		{"snapshot", can(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, func(*volume) bool { return len(w.snapshots) < mostSnapshots }), w.snapshot},
+		{
+			"snapshot",
+			can(
+				csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+				func(*volume) bool { return len(w.snapshots) < mostSnapshots },
+			),
+			w.snapshot,
+		},
 		{"list volumes", can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES, always), w.listVolumes},
 		{"get volume", can(csi.ControllerServiceCapability_RPC_GET_VOLUME, always), w.getVolume},
 	}
@@ -206,7 +218,10 @@ func (w *worker) create(ctx context.Context, from *origin) error {
 	v.request = &csi.CreateVolumeRequest{
 		Name:               v.name,
 		VolumeCapabilities: []*csi.VolumeCapability{capability},
-		Parameters:         map[string]string{"csi.storage.k8s.io/pvc/name": v.name, "csi.storage.k8s.io/pvc/namespace": "chaos"},
+		Parameters: map[string]string{
+			"csi.storage.k8s.io/pvc/name":      v.name,
+			"csi.storage.k8s.io/pvc/namespace": "chaos",
+		},
 	}
 	if from != nil {
 		v.sizeBytes = from.sizeBytes + w.random.Int64N(2)*gib
@@ -284,7 +299,14 @@ func (w *worker) publish(ctx context.Context, v *volume) error { return w.publis
 // any more, whatever the error was; so does a worker that loses patience or is refused.
 func (w *worker) publishOn(ctx context.Context, v *volume, node *lab.Instance) error {
 	begun := time.Now()
-	resp, err := ask(ctx, w, &v.thing, w.ControllerPublishVolume, publishRequest(v, node), func() bool { return w.random.IntN(8) == 0 })
+	resp, err := ask(
+		ctx,
+		w,
+		&v.thing,
+		w.ControllerPublishVolume,
+		publishRequest(v, node),
+		func() bool { return w.random.IntN(8) == 0 },
+	)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -305,7 +327,12 @@ func (w *worker) refusals(node *lab.Instance, since time.Time, also ...codes.Cod
 }
 
 func publishRequest(v *volume, node *lab.Instance) *csi.ControllerPublishVolumeRequest {
-	return &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: node.ID, VolumeCapability: capability, VolumeContext: v.told.GetVolumeContext()}
+	return &csi.ControllerPublishVolumeRequest{
+		VolumeId:         v.id,
+		NodeId:           node.ID,
+		VolumeCapability: capability,
+		VolumeContext:    v.told.GetVolumeContext(),
+	}
 }
 
 // publishAgain repeats a publish that has been answered.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package main
@@ -66,7 +70,13 @@ type world struct {
 
 // newWorld builds the programs into a new folder.
 func newWorld(o options) (*world, error) {
-	w := &world{options: o, guests: os.Geteuid() == 0, hits: map[string]int{}, killed: map[string]int{}, out: map[string]bool{}}
+	w := &world{
+		options: o,
+		guests:  os.Geteuid() == 0,
+		hits:    map[string]int{},
+		killed:  map[string]int{},
+		out:     map[string]bool{},
+	}
 	// A worker's numbers come from its own place in this seed's sequences, see newWorkers.
 	w.random = rand.New(rand.NewPCG(o.seed, 0))
 	var err error
@@ -100,8 +110,15 @@ func (w *world) begin(ctx context.Context, b *books) error {
 	if err := w.startPlugin(); err != nil {
 		return err
 	}
-	w.conn, err = grpc.NewClient("unix://"+w.plugin.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}}))
+	w.conn, err = grpc.NewClient(
+		"unix://"+w.plugin.Socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(
+			grpc.ConnectParams{
+				Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
+			},
+		),
+	)
 	if err != nil {
 		return err
 	}
@@ -169,8 +186,15 @@ func (w *world) startRack(ctx context.Context) error {
 		disks = "--hotplug=async"
 	}
 	quota := int64(w.workers)*roomPerWorker + int64(len(nodes))*gib
-	args := []string{"--listen=" + w.api, "--control=" + w.control, "--state=" + w.path("rack"), "--instances=" + strings.Join(nodes, ","),
-		disks, "--latency=" + latency.String(), fmt.Sprintf("--quota=%d", quota)}
+	args := []string{
+		"--listen=" + w.api,
+		"--control=" + w.control,
+		"--state=" + w.path("rack"),
+		"--instances=" + strings.Join(nodes, ","),
+		disks,
+		"--latency=" + latency.String(),
+		fmt.Sprintf("--quota=%d", quota),
+	}
 	if w.guests {
 		args = append(args, "--guest-root="+w.path("guests"))
 	}
@@ -183,7 +207,17 @@ func (w *world) startPlugin() error {
 	if err != nil {
 		return err
 	}
-	w.plugin, err = lab.StartPlugin(w.programs.Plugin, lab.PluginOptions{Mode: "controller", Dir: w.path("csi"), Sim: w.sim, Stderr: log, Apart: true, Args: []string{"--max-disks=12"}})
+	w.plugin, err = lab.StartPlugin(
+		w.programs.Plugin,
+		lab.PluginOptions{
+			Mode:   "controller",
+			Dir:    w.path("csi"),
+			Sim:    w.sim,
+			Stderr: log,
+			Apart:  true,
+			Args:   []string{"--max-disks=12"},
+		},
+	)
 	return err
 }
 
@@ -205,14 +239,27 @@ func (w *world) faultsToInject() []lab.Fault {
 		fault.Count = &always
 		return fault
 	}
-	conflict := lab.Fault{Kind: lab.FaultStatus, Status: 409, ErrorCode: "Conflict", Message: "instance changed state before it could be started"}
-	full := lab.Fault{Kind: lab.FaultStatus, Status: 507, ErrorCode: "InsufficientCapacity", Message: "Insufficient capacity: Not enough storage"}
+	conflict := lab.Fault{
+		Kind:      lab.FaultStatus,
+		Status:    409,
+		ErrorCode: "Conflict",
+		Message:   "instance changed state before it could be started",
+	}
+	full := lab.Fault{
+		Kind:      lab.FaultStatus,
+		Status:    507,
+		ErrorCode: "InsufficientCapacity",
+		Message:   "Insufficient capacity: Not enough storage",
+	}
 	on := func(fault lab.Fault, operation string) lab.Fault {
 		fault.Operation = operation
 		return fault
 	}
 	list := []lab.Fault{
-		kind(0.6, lab.Fault{Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"}),
+		kind(
+			0.6,
+			lab.Fault{Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+		),
 		kind(0.3, lab.Fault{Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"}),
 		kind(0.1, lab.Fault{Kind: lab.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"}),
 		kind(1, lab.Fault{Kind: lab.FaultLost}),

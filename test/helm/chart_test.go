@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build helm
 
 package helm_test
@@ -13,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -94,10 +99,13 @@ func overlay(t *testing.T, folder string, components []string) string {
 func sortLists(t *testing.T, objects map[string]object) {
 	byName := func(list any) []any {
 		items, _ := list.([]any)
-		slices.SortFunc(items, func(a, b any) int { return strings.Compare(at[string](t, a, "name"), at[string](t, b, "name")) })
+		slices.SortFunc(
+			items,
+			func(a, b any) int { return strings.Compare(at[string](t, a, "name"), at[string](t, b, "name")) },
+		)
 		return items
 	}
-	for _, name := range []string{"Deployment/oxide-csi/oxide-csi-controller", "DaemonSet/oxide-csi/oxide-csi-node"} {
+	for _, name := range []string{controllerPods, nodePods} {
 		spec := at[object](t, objects[name], "spec", "template", "spec")
 		byName(spec["volumes"])
 		for _, container := range byName(spec["containers"]) {
@@ -108,14 +116,18 @@ func sortLists(t *testing.T, objects map[string]object) {
 	}
 	for name, o := range objects {
 		if strings.HasPrefix(name, "ClusterRole/") {
-			slices.SortFunc(at[[]any](t, o, "rules"), func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+			slices.SortFunc(
+				at[[]any](t, o, "rules"),
+				func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) },
+			)
 		}
 	}
 }
 
-// TestGolden shows what other values change; write it anew with -update.
+// TestGolden shows a whole chart with the least in it that values can ask for, and with the most. What the defaults render is
+// compared with the manifests, see TestKustomize. Run it with -update to rewrite testdata.
 func TestGolden(t *testing.T) {
-	for _, set := range sets {
+	for _, set := range []string{"guest", "everything"} {
 		t.Run(set, func(t *testing.T) {
 			got := render(t, "--values="+values(set))
 			file := filepath.Join("testdata", set+".golden.yaml")
@@ -125,9 +137,165 @@ func TestGolden(t *testing.T) {
 			want, err := os.ReadFile(file)
 			must(t, err)
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("%s (-) and what is rendered (+):\n%s", file, diff)
+				t.Errorf("%s (-) and the rendered chart (+):\n%s", file, diff)
 			}
 		})
+	}
+}
+
+const (
+	controllerPods = "Deployment/oxide-csi/oxide-csi-controller"
+	nodePods       = "DaemonSet/oxide-csi/oxide-csi-node"
+)
+
+// TestValues checks what the values of the other sets put into the chart, and what they leave out.
+func TestValues(t *testing.T) {
+	list := func(items ...any) []any { return items }
+	rule := func(group, resource, verb string) object {
+		return object{"apiGroups": list(group), "resources": list(resource), "verbs": list(verb)}
+	}
+	tokenOf := func(secret, rack string) object {
+		return object{"secret": object{"name": secret, "items": list(object{"key": "token", "path": rack})}}
+	}
+	rendered := map[string]map[string]object{"auto alone": parse(t, render(t, "--set=node.identity=auto"))}
+	for _, set := range []string{"racks", "auto"} {
+		rendered[set] = parse(t, render(t, "--values="+values(set)))
+	}
+	const pod, plugin, hook = "spec template spec ", "spec template spec containers oxide-plugin ", "lifecycle preStop exec command"
+	for _, tc := range []struct {
+		set, object, path string
+		want              any // nil: nothing is at the path
+	}{
+		// A configuration file names the racks, and the controller alone has their tokens.
+		{"racks", "ConfigMap/oxide-csi/oxide-csi", "data config.yaml", `racks:
+- name: "east"
+  host: "https://silo.sys.east.example.com"
+  project: "kubernetes"
+  tokenFile: /etc/oxide-csi/token/east
+- name: "west"
+  host: "https://silo.sys.west.example.com"
+  project: "kubernetes"
+  tokenFile: /etc/oxide-csi/token/west
+  caFile: /etc/oxide-csi/config/west.pem
+`},
+		{"racks", "ConfigMap/oxide-csi/oxide-csi", "data east.pem", nil},
+		{"racks", controllerPods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"racks", controllerPods, plugin + "env OXIDE_HOST", nil},
+		{"racks", controllerPods, plugin + "env OXIDE_PROJECT", nil},
+		{"racks", controllerPods, plugin + "env OXIDE_TOKEN_FILE", nil},
+		{"racks", controllerPods, plugin + "env OXIDE_CSI_CLUSTER_ID value", "prod-1"},
+		{"racks", controllerPods, plugin + "volumeMounts config mountPath", "/etc/oxide-csi/config"},
+		{"racks", controllerPods, plugin + "volumeMounts token mountPath", "/etc/oxide-csi/token"},
+		{"racks", controllerPods, plugin + "volumeMounts kubernetes", nil},
+		{"racks", controllerPods, pod + "volumes config configMap name", "oxide-csi"},
+		{"racks", controllerPods, pod + "volumes token projected sources",
+			list(tokenOf("oxide-east", "east"), tokenOf("oxide-west", "west"))},
+		{"racks", nodePods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"racks", nodePods, plugin + "volumeMounts token", nil},
+		{"racks", nodePods, pod + "volumes token", nil},
+		{"racks", nodePods, pod + "volumes config configMap name", "oxide-csi"},
+		// Nodes read which rack they are in from a label of their own choice.
+		{"racks", nodePods, pod + "initContainers metadata args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"racks", nodePods, pod + "initContainers metadata env OXIDE_CSI_RACK_LABEL value", "topology.kubernetes.io/zone"},
+		{"racks", nodePods, pod + "initContainers metadata volumeMounts config mountPath", "/etc/oxide-csi/config"},
+		{"racks", nodePods, pod + "initContainers metadata volumeMounts kubernetes readOnly", true},
+		{"racks", nodePods, pod + "volumes metadata emptyDir", object{}},
+		{"racks", nodePods, plugin + "volumeMounts kubernetes", nil},
+		{"racks", nodePods, pod + "containers node-driver-registrar args --csi-address", "/csi/csi.sock"},
+		{"racks", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get"))},
+		{"racks", "StorageClass/oxide-disk", "metadata annotations storageclass.kubernetes.io/is-default-class", "true"},
+		{"racks", "StorageClass/oxide-disk", "parameters csi.storage.k8s.io/fstype", "ext4"},
+		{"racks", "StorageClass/oxide-disk", "allowedTopologies", nil},
+		{"racks", "StorageClass/oxide-disk-east", "metadata annotations", nil},
+		{"racks", "StorageClass/oxide-disk-east", "parameters csi.storage.k8s.io/fstype", "xfs"},
+		{"racks", "StorageClass/oxide-disk-east", "allowedTopologies", list(object{"matchLabelExpressions": list(
+			object{"key": "topology.csi.oxide.computer/rack", "values": list("east")})})},
+		{"racks", "Service/oxide-csi/oxide-csi-node", "", nil},
+		{"racks", "ServiceMonitor/oxide-csi/oxide-csi-node", "", nil},
+		{"racks", "ValidatingAdmissionPolicy/oxide-csi-node", "", nil},
+
+		// The plugin asks Kubernetes by itself, so it has the token and what an init container needs otherwise.
+		{"auto", nodePods, pod + "initContainers", nil},
+		{"auto", nodePods, pod + "volumes metadata", nil},
+		{"auto", nodePods, plugin + "args --metadata", "auto"},
+		{"auto", nodePods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"auto", nodePods, plugin + "env OXIDE_CSI_NODE_NAME valueFrom fieldRef fieldPath", "spec.nodeName"},
+		{"auto", nodePods, plugin + "env OXIDE_CSI_RACK_LABEL", nil},
+		{"auto", nodePods, plugin + "volumeMounts kubernetes readOnly", true},
+		{"auto alone", nodePods, plugin + "volumeMounts kubernetes readOnly", true},
+		{"auto alone", nodePods, pod + "volumes kubernetes projected defaultMode", 0o444},
+		{"auto alone", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT", nil},
+		// It registers by itself, and no sidecar does.
+		{"auto", nodePods, pod + "containers node-driver-registrar", nil},
+		{"auto", nodePods, plugin + "env OXIDE_CSI_KUBELET_REGISTRATION_DIR value", "/var/lib/kubelet/plugins_registry"},
+		{"auto", nodePods, plugin + "env CSI_ENDPOINT value",
+			"unix:///var/lib/kubelet/plugins/csi.oxide.computer/csi.sock"},
+		{"auto", nodePods, pod + "volumes registration-dir", nil},
+		// Taking the taint off and the wait for the last detachment each need a right, and the wait its time.
+		{"auto", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT value", "csi.oxide.computer/agent-not-ready"},
+		{"auto", nodePods, plugin + hook, list("/oxide-csi", "await-detach", "--timeout=120s")},
+		{"auto", nodePods, pod + "terminationGracePeriodSeconds", 150},
+		{"auto", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get"), rule("", "nodes", "patch"),
+			rule("storage.k8s.io", "csinodes", "get"), rule("storage.k8s.io", "volumeattachments", "list"))},
+		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec policyName", "oxide-csi-node"},
+		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec validationActions", list("Deny")},
+		// A single rack of the list is one of the configuration file too.
+		{"auto", controllerPods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"auto", controllerPods, pod + "volumes token projected sources", list(tokenOf("oxide-only", "only"))},
+		{"auto", "Service/oxide-csi/oxide-csi-controller", "spec ports attacher port", 9810},
+		{"auto", "ServiceMonitor/oxide-csi/oxide-csi-node", "spec endpoints 0", object{"port": "http", "interval": "30s"}},
+		{"auto", "ServiceMonitor/oxide-csi/oxide-csi-controller", "spec endpoints 2 port", "attacher"},
+	} {
+		t.Run(tc.set+" "+tc.object+" "+tc.path, func(t *testing.T) {
+			got := lookup(rendered[tc.set][tc.object], strings.Fields(tc.path))
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("want (-), got (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+// lookup returns the value at a path in an object, or nil. An item of a list is found by its name or its index, and the value
+// of a flag in a list of arguments by the flag.
+func lookup(value any, path []string) any {
+	if o, ok := value.(object); ok && o == nil { // the object itself is not there
+		return nil
+	}
+	if len(path) == 0 {
+		return value
+	}
+	switch value := value.(type) {
+	case object:
+		return lookup(value[path[0]], path[1:])
+	case []any:
+		for i, item := range value {
+			if o, ok := item.(object); strconv.Itoa(i) == path[0] || ok && o["name"] == path[0] {
+				return lookup(item, path[1:])
+			}
+			if arg, ok := item.(string); ok && strings.HasPrefix(arg, path[0]+"=") {
+				return lookup(arg[len(path[0])+1:], path[1:])
+			}
+		}
+	}
+	return nil
+}
+
+// TestChangedRacksRestartPods: the plugin reads its configuration file at start, so a change has to replace the pods.
+func TestChangedRacksRestartPods(t *testing.T) {
+	checksum := func(key string, args ...string) any {
+		o := parse(t, render(t, append(args, "--values="+values("racks"))...))[key]
+		return lookup(o, strings.Fields("spec template metadata annotations checksum/config"))
+	}
+	for _, key := range []string{controllerPods, nodePods} {
+		before := checksum(key)
+		if before == nil || before != checksum(key) {
+			t.Errorf("%s: the checksum of the same racks is %v, then %v", key, before, checksum(key))
+		}
+		for _, change := range []string{"racks[0].host=https://other.example.com", "racks[1].ca=-----BEGIN CERTIFICATE-----"} {
+			if after := checksum(key, "--set="+change); after == nil || after == before {
+				t.Errorf("%s: the checksum is %v both before and after %s", key, after, change)
+			}
+		}
 	}
 }
 
@@ -150,14 +318,15 @@ func TestPluginUnderstands(t *testing.T) {
 		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, "", ""}},
 		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, "", ""}},
 		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, "", ""}},
+		{"restarts that are only reported", []string{"--set=attachMode=plan"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts", []string{"--set=attachMode=restart"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts of emptied nodes", []string{"--set=attachMode=restart,restartDrain=true"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
-		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/registration/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
+		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/var/lib/kubelet/plugins_registry/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			objects := parse(t, render(t, tc.args...))
-			controller := load(t, objects, "Deployment/oxide-csi/oxide-csi-controller", "containers", config.Flags, config.Load)
-			node := load(t, objects, "DaemonSet/oxide-csi/oxide-csi-node", "containers", config.Flags, config.Load)
+			controller := load(t, objects, controllerPods, "containers", config.Flags, config.Load)
+			node := load(t, objects, nodePods, "containers", config.Flags, config.Load)
 			var racks []string
 			for _, rack := range controller.RackList() {
 				racks = append(racks, rack.Name)
@@ -167,13 +336,17 @@ func TestPluginUnderstands(t *testing.T) {
 				t.Errorf("want (-), got (+):\n%s", diff)
 			}
 			if controller.MaxDisks != node.MaxDisks {
-				t.Errorf("the controller attaches %d disks to an instance, and the node counts with %d", controller.MaxDisks, node.MaxDisks)
+				t.Errorf(
+					"the controller attaches %d disks to an instance, and the node counts with %d",
+					controller.MaxDisks,
+					node.MaxDisks,
+				)
 			}
 			if controller.Mode != config.ModeController || node.Mode != config.ModeNode {
 				t.Errorf("modes are %s and %s", controller.Mode, node.Mode)
 			}
 			if tc.want.nodeMetadata == config.MetadataStatic {
-				load(t, objects, "DaemonSet/oxide-csi/oxide-csi-node", "initContainers", identityFlags, config.LoadIdentity)
+				load(t, objects, nodePods, "initContainers", identityFlags, config.LoadIdentity)
 			}
 		})
 	}
@@ -188,7 +361,13 @@ func identityFlags(fs *pflag.FlagSet) {
 }
 
 // load reads the settings of a pod's first container of a kind as the plugin would, with the files that are mounted there.
-func load(t *testing.T, objects map[string]object, key, kind string, add func(*pflag.FlagSet), read func(*pflag.FlagSet, []string) (config.Config, []string, error)) config.Config {
+func load(
+	t *testing.T,
+	objects map[string]object,
+	key, kind string,
+	add func(*pflag.FlagSet),
+	read func(*pflag.FlagSet, []string) (config.Config, []string, error),
+) config.Config {
 	t.Helper()
 	spec := at[object](t, objects[key], "spec", "template", "spec")
 	container := at[[]any](t, spec, kind)[0].(object)
@@ -301,9 +480,18 @@ func TestRefused(t *testing.T) {
 
 // open are those values that are handed on as they are: what may stand in them is another's to say.
 var open = []string{
-	"controller.affinity", "controller.nodeSelector", "controller.podAnnotations", "controller.env", "controller.resources.requests",
-	"node.affinity", "node.nodeSelector", "node.podAnnotations", "node.env", "node.resources.requests",
-	"sidecars.resources.requests", "metrics.serviceMonitor.labels",
+	"controller.affinity",
+	"controller.nodeSelector",
+	"controller.podAnnotations",
+	"controller.env",
+	"controller.resources.requests",
+	"node.affinity",
+	"node.nodeSelector",
+	"node.podAnnotations",
+	"node.env",
+	"node.resources.requests",
+	"sidecars.resources.requests",
+	"metrics.serviceMonitor.labels",
 }
 
 // TestUnknownKeys puts a key that nobody knows into every map of values.yaml.
@@ -318,7 +506,13 @@ func TestUnknownKeys(t *testing.T) {
 	}
 	for _, path := range paths {
 		t.Run(path, func(t *testing.T) {
-			if said := refused(t, "--set="+strings.TrimPrefix(path+".unknownKey", ".")+"=1"); !strings.Contains(said, "unknownKey") {
+			if said := refused(
+				t,
+				"--set="+strings.TrimPrefix(path+".unknownKey", ".")+"=1",
+			); !strings.Contains(
+				said,
+				"unknownKey",
+			) {
 				t.Errorf("helm says %q", said)
 			}
 		})

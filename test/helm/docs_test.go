@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package helm_test
 
 import (
@@ -12,9 +16,22 @@ import (
 
 // kubernetes are the sentences of the page that others say.
 var kubernetes = []string{
-	"CreateContainerConfigError", "CrashLoopBackOff", "violates PodSecurity", "Init:0/1", "CSINode … does not contain driver csi.oxide.computer",
-	"detected topology value collision", "Pending", "waiting for first consumer", "did not have enough free storage", "exceed max volume count",
-	"Multi-Attach error", "Terminating", "readyToUse", "reclaimPolicy: Delete", "cluster-id", "FailedPreStopHook",
+	"CreateContainerConfigError",
+	"CrashLoopBackOff",
+	"violates PodSecurity",
+	"Init:0/1",
+	"CSINode … does not contain driver csi.oxide.computer",
+	"detected topology value collision",
+	"Pending",
+	"waiting for first consumer",
+	"did not have enough free storage",
+	"exceed max volume count",
+	"Multi-Attach error",
+	"Terminating",
+	"readyToUse",
+	"reclaimPolicy: Delete",
+	"cluster-id",
+	"FailedPreStopHook",
 }
 
 // TestSymptoms looks for what docs/how-to/kubernetes.md says that one sees: an operator finds the row by the plugin's own words.

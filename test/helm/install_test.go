@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build helm
 
 package helm_test
@@ -65,7 +69,10 @@ func (s *server) clusterID(t *testing.T) {
 	s.uninstall(t)
 
 	s.helm(t, "install")
-	if got := s.deployed(t); got["value"] != nil || at[string](t, got, "valueFrom", "secretKeyRef", "key") != "cluster-id" {
+	if got := s.deployed(
+		t,
+	); got["value"] != nil ||
+		at[string](t, got, "valueFrom", "secretKeyRef", "key") != "cluster-id" {
 		t.Errorf("the cluster ID is %v, want that of the Secret", got)
 	}
 	s.refuses(t, "prod-1", "--set=clusterID=other")
@@ -80,8 +87,9 @@ func (s *server) documentation(t *testing.T) {
 	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
 	must(t, err)
 	paths := map[string]string{
-		"PersistentVolume": "/api/v1/persistentvolumes", "PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
-		"VolumeSnapshot": "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots",
+		"PersistentVolume":      "/api/v1/persistentvolumes",
+		"PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
+		"VolumeSnapshot":        "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots",
 	}
 	shown := 0
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1) {
@@ -114,8 +122,10 @@ func (s *server) examples(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(manifests, "examples", "*.yaml"))
 	must(t, err)
 	paths := map[string]string{
-		"PersistentVolume": "/api/v1/persistentvolumes", "PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
-		"Service": "/api/v1/namespaces/default/services", "StatefulSet": "/apis/apps/v1/namespaces/default/statefulsets",
+		"PersistentVolume":      "/api/v1/persistentvolumes",
+		"PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
+		"Service":               "/api/v1/namespaces/default/services",
+		"StatefulSet":           "/apis/apps/v1/namespaces/default/statefulsets",
 	}
 	shown := 0
 	for _, file := range files {
@@ -161,8 +171,13 @@ func (s *server) refuses(t *testing.T, keep string, args ...string) {
 func (s *server) secret(t *testing.T, clusterID string) {
 	t.Helper()
 	s.post(t, "/api/v1/namespaces/"+namespace+"/secrets", object{
-		"metadata":   object{"name": "oxide-secret"},
-		"stringData": object{"host": "https://rack.example.com", "project": "p", "token": "oxide-token-of-a-test", "cluster-id": clusterID},
+		"metadata": object{"name": "oxide-secret"},
+		"stringData": object{
+			"host":       "https://rack.example.com",
+			"project":    "p",
+			"token":      "oxide-token-of-a-test",
+			"cluster-id": clusterID,
+		},
 	})
 }
 
@@ -220,7 +235,9 @@ func (s *server) uninstall(t *testing.T) {
 }
 
 func (s *server) command(command string, args ...string) *exec.Cmd {
-	args = append([]string{command, "oxide-csi", chart, "--namespace=" + namespace, "--kubeconfig=" + s.kubeconfig}, args...)
+	args = append(
+		[]string{command, "oxide-csi", chart, "--namespace=" + namespace, "--kubeconfig=" + s.kubeconfig},
+		args...)
 	return exec.Command(program(s.t, "helm", "helm"), args...)
 }
 
@@ -236,26 +253,57 @@ func newServer(t *testing.T) *server {
 		return path
 	}
 	client, peer := "http://"+freeAddress(t), "http://"+freeAddress(t)
-	start(t, dir, etcd, "--name=default", "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=warn",
-		"--listen-client-urls="+client, "--advertise-client-urls="+client,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
+	start(
+		t,
+		dir,
+		etcd,
+		"--name=default",
+		"--data-dir="+filepath.Join(dir, "etcd"),
+		"--unsafe-no-fsync",
+		"--log-level=warn",
+		"--listen-client-urls="+client,
+		"--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer,
+		"--initial-advertise-peer-urls="+peer,
+		"--initial-cluster=default="+peer,
+	)
 
 	address := freeAddress(t)
 	_, port, err := net.SplitHostPort(address)
 	must(t, err)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	must(t, err)
-	signing := file("sa.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
-	start(t, dir, apiserver, "--etcd-servers="+client, "--bind-address=127.0.0.1", "--secure-port="+port, "--advertise-address=127.0.0.1",
-		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/24", "--cert-dir="+filepath.Join(dir, "certificates"),
-		"--allow-privileged", "--token-auth-file="+file("tokens.csv", token+",administrator,1,system:masters\n"), "--authorization-mode=RBAC",
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+signing, "--service-account-signing-key-file="+signing)
+	signing := file(
+		"sa.key",
+		string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+	)
+	start(
+		t,
+		dir,
+		apiserver,
+		"--etcd-servers="+client,
+		"--bind-address=127.0.0.1",
+		"--secure-port="+port,
+		"--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=10.96.0.0/24",
+		"--cert-dir="+filepath.Join(dir, "certificates"),
+		"--allow-privileged",
+		"--token-auth-file="+file("tokens.csv", token+",administrator,1,system:masters\n"),
+		"--authorization-mode=RBAC",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+signing,
+		"--service-account-signing-key-file="+signing,
+	)
 
 	s := &server{t: t, url: "https://" + address}
 	s.kubeconfig = file("kubeconfig", fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
 clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}],
 users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.url, token))
-	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	s.client = &http.Client{
+		Timeout:   10 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
+	}
 	t.Cleanup(s.client.CloseIdleConnections)
 	s.eventually("it is ready", "/readyz")
 	s.eventually("it has made the system's namespaces", "/api/v1/namespaces/kube-system")
@@ -269,7 +317,9 @@ func (s *server) definitions(t *testing.T) {
 	list.Dir = "../programs/sidecars"
 	from, err := list.Output()
 	must(t, err)
-	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(from)), "config/crd/snapshot.storage.k8s.io_*.yaml"))
+	files, err := filepath.Glob(
+		filepath.Join(strings.TrimSpace(string(from)), "config/crd/snapshot.storage.k8s.io_*.yaml"),
+	)
 	must(t, err)
 	for _, file := range append(files, monitors(t)) {
 		text, err := os.ReadFile(file)

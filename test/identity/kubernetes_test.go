@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build identity
 
 package identity_test
@@ -87,11 +91,27 @@ func newCluster(t *testing.T) *cluster {
 	}
 	port := freePort(t)
 	c.url = fmt.Sprintf("https://127.0.0.1:%d", port)
-	c.server = start(t, apiserver, "--etcd-servers="+client, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port),
-		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/24",
-		"--tls-cert-file="+file("tls.crt", pair.certificate), "--tls-private-key-file="+file("tls.key", pair.key), "--client-ca-file="+file("ca.crt", c.ca.pem),
-		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+file("sa.pub", public), "--service-account-signing-key-file="+file("sa.key", signing))
+	c.server = start(
+		t,
+		apiserver,
+		"--etcd-servers="+client,
+		"--bind-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", port),
+		"--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=10.96.0.0/24",
+		"--tls-cert-file="+file(
+			"tls.crt",
+			pair.certificate,
+		),
+		"--tls-private-key-file="+file("tls.key", pair.key),
+		"--client-ca-file="+file("ca.crt", c.ca.pem),
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+file("sa.pub", public),
+		"--service-account-signing-key-file="+file("sa.key", signing),
+	)
 	c.admin = c.ca.client(t, admin)
 	c.server.eventually("it is ready", func() bool { return c.try("GET", "/readyz", nil) == http.StatusOK })
 
@@ -99,11 +119,19 @@ func newCluster(t *testing.T) *cluster {
 	c.gate = newGate(t, fmt.Sprintf("127.0.0.1:%d", port))
 	must(t, os.WriteFile(filepath.Join(c.account, "ca.crt"), c.ca.pem, 0o600))
 	var answer struct{ Status struct{ Token string } }
-	c.do("POST", "/api/v1/namespaces/"+namespace+"/serviceaccounts/"+account+"/token", object{"spec": object{"expirationSeconds": 3600}}, &answer)
+	c.do(
+		"POST",
+		"/api/v1/namespaces/"+namespace+"/serviceaccounts/"+account+"/token",
+		object{"spec": object{"expirationSeconds": 3600}},
+		&answer,
+	)
 	c.token = answer.Status.Token
 	must(t, os.WriteFile(filepath.Join(c.account, "token"), []byte(c.token), 0o600))
 	pod := c.ca.client(t, keyPair{})
-	c.server.eventually("it knows of the rights", func() bool { return c.as(pod, c.token, "GET", "/api/v1/nodes/"+nodeName) == http.StatusNotFound })
+	c.server.eventually(
+		"it knows of the rights",
+		func() bool { return c.as(pod, c.token, "GET", "/api/v1/nodes/"+nodeName) == http.StatusNotFound },
+	)
 	return c
 }
 
@@ -211,7 +239,12 @@ func (c *cluster) do(method, path string, body, answer any) {
 
 // makeNode makes the Node anew.
 func (c *cluster) makeNode(changes object) {
-	if status := c.try("DELETE", "/api/v1/nodes/"+nodeName, nil); status != http.StatusOK && status != http.StatusNotFound {
+	if status := c.try(
+		"DELETE",
+		"/api/v1/nodes/"+nodeName,
+		nil,
+	); status != http.StatusOK &&
+		status != http.StatusNotFound {
 		c.t.Errorf("delete the Node: HTTP %d", status)
 	}
 	node := object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": nodeName}}
@@ -309,8 +342,16 @@ func (c *cluster) rights(t *testing.T) {
 func (c *cluster) nodes(t *testing.T) {
 	taint := []object{{"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"}}
 	firmware := object{"nodeInfo": object{
-		"machineID": "", "systemUUID": strings.ToUpper(idA), "bootID": "", "kernelVersion": "", "osImage": "", "containerRuntimeVersion": "",
-		"kubeletVersion": "v1.36.3", "kubeProxyVersion": "", "operatingSystem": "linux", "architecture": "amd64",
+		"machineID":               "",
+		"systemUUID":              strings.ToUpper(idA),
+		"bootID":                  "",
+		"kernelVersion":           "",
+		"osImage":                 "",
+		"containerRuntimeVersion": "",
+		"kubeletVersion":          "v1.36.3",
+		"kubeProxyVersion":        "",
+		"operatingSystem":         "linux",
+		"architecture":            "amd64",
 	}}
 	for name, tt := range map[string]struct {
 		node object
@@ -337,7 +378,9 @@ func (c *cluster) nodes(t *testing.T) {
 	t.Run("no such Node", func(t *testing.T) {
 		options := c.options()
 		options.NodeName = "worker-4"
-		if got, err := kubernetes.New(options).Instance(t.Context()); !errors.Is(err, metadata.ErrNotReady) || !strings.Contains(err.Error(), "HTTP 404; check that --node-name") {
+		if got, err := kubernetes.New(options).
+			Instance(t.Context()); !errors.Is(err, metadata.ErrNotReady) ||
+			!strings.Contains(err.Error(), "HTTP 404; check that --node-name") {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})
@@ -346,7 +389,9 @@ func (c *cluster) nodes(t *testing.T) {
 		options.ServiceAccount = t.TempDir()
 		must(t, os.WriteFile(filepath.Join(options.ServiceAccount, "ca.crt"), c.ca.pem, 0o600))
 		must(t, os.WriteFile(filepath.Join(options.ServiceAccount, "token"), []byte("header.payload.signature"), 0o600))
-		if got, err := kubernetes.New(options).Instance(t.Context()); !errors.Is(err, metadata.ErrInvalid) || !strings.Contains(err.Error(), "HTTP 401") {
+		if got, err := kubernetes.New(options).
+			Instance(t.Context()); !errors.Is(err, metadata.ErrInvalid) ||
+			!strings.Contains(err.Error(), "HTTP 401") {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})
@@ -378,7 +423,8 @@ func (c *cluster) kubelet(t *testing.T) {
 			Kubeconfig: c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}),
 		}
 		got, err := kubernetes.New(options).Instance(t.Context())
-		if !errors.Is(err, want) || want == nil && got.ID != idA || want != nil && !strings.Contains(err.Error(), "HTTP 403") {
+		if !errors.Is(err, want) || want == nil && got.ID != idA ||
+			want != nil && !strings.Contains(err.Error(), "HTTP 403") {
 			t.Errorf("as the kubelet of %s: %+v, %v; want %v", name, got, err, want)
 		}
 	}
@@ -427,7 +473,15 @@ func (c *cluster) watch(t *testing.T) {
 
 // pluginWaits: a plugin that comes up before its Node is initialised says so, and becomes ready by itself.
 func (c *cluster) pluginWaits(t *testing.T) {
-	c.makeNode(object{"spec": object{"taints": []object{{"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"}}}})
+	c.makeNode(
+		object{
+			"spec": object{
+				"taints": []object{
+					{"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"},
+				},
+			},
+		},
+	)
 	dir, err := os.MkdirTemp("", "id")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
@@ -441,14 +495,27 @@ func (c *cluster) pluginWaits(t *testing.T) {
 	kubeconfig := c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}})
 	go func() {
 		p, err := lab.StartPlugin(plugin, lab.PluginOptions{Mode: "node", Dir: dir, Args: []string{
-			"--instance-id=", "--metadata=kubernetes", "--node-name=" + nodeName, "--kubeconfig=" + kubeconfig, "--http-endpoint=" + http, "--sys-root=" + dir,
+			"--instance-id=",
+			"--metadata=kubernetes",
+			"--node-name=" + nodeName,
+			"--kubeconfig=" + kubeconfig,
+			"--http-endpoint=" + http,
+			"--sys-root=" + dir,
 		}})
 		ready <- started{p, err}
 	}()
 	eventually(t, "/readyz says what it waits for", func() bool {
-		return strings.Contains(page("http://"+http+"/readyz"), `wait for the cloud controller manager to initialise Node "`+nodeName+`"`)
+		return strings.Contains(
+			page("http://"+http+"/readyz"),
+			`wait for the cloud controller manager to initialise Node "`+nodeName+`"`,
+		)
 	})
-	c.do("PATCH", "/api/v1/nodes/"+nodeName, object{"spec": object{"providerID": "oxide://" + idA, "taints": []any{}}}, nil)
+	c.do(
+		"PATCH",
+		"/api/v1/nodes/"+nodeName,
+		object{"spec": object{"providerID": "oxide://" + idA, "taints": []any{}}},
+		nil,
+	)
 	s := <-ready
 	must(t, s.err)
 	defer func() { must(t, s.plugin.Stop()) }()
@@ -477,7 +544,12 @@ func (c *cluster) initContainer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a mount namespace with a pod's folder of credentials")
 	}
-	c.makeNode(object{"spec": object{"providerID": "oxide://" + idA}, "metadata": object{"labels": object{"topology.kubernetes.io/zone": "east"}}})
+	c.makeNode(
+		object{
+			"spec":     object{"providerID": "oxide://" + idA},
+			"metadata": object{"labels": object{"topology.kubernetes.io/zone": "east"}},
+		},
+	)
 	output := filepath.Join(t.TempDir(), "metadata.env")
 	host, port, err := net.SplitHostPort(c.gate.address)
 	must(t, err)
@@ -485,8 +557,21 @@ func (c *cluster) initContainer(t *testing.T) {
 mkdir -p /run/secrets/kubernetes.io
 cp -r "$ACCOUNT" /run/secrets/kubernetes.io/serviceaccount
 exec "$@"`, "sh"}
-	environ := []string{"ACCOUNT=" + c.account, "KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port, "OXIDE_CSI_NODE_NAME=" + nodeName}
-	code, stdout, stderr := run(t, environ, pod, "metadata", "--provider=kubernetes", "--rack-label=topology.kubernetes.io/zone", "--output="+output)
+	environ := []string{
+		"ACCOUNT=" + c.account,
+		"KUBERNETES_SERVICE_HOST=" + host,
+		"KUBERNETES_SERVICE_PORT=" + port,
+		"OXIDE_CSI_NODE_NAME=" + nodeName,
+	}
+	code, stdout, stderr := run(
+		t,
+		environ,
+		pod,
+		"metadata",
+		"--provider=kubernetes",
+		"--rack-label=topology.kubernetes.io/zone",
+		"--output="+output,
+	)
 	text, err := os.ReadFile(output)
 	if code != 0 || stdout != "" || err != nil || string(text) != "OXIDE_INSTANCE_ID="+idA+"\nOXIDE_RACK=east\n" {
 		t.Errorf("exit code %d, wrote %q, %v: %s", code, text, err, stderr)
@@ -527,15 +612,22 @@ func (a authority) issue(t *testing.T, subject pkix.Name) keyPair {
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
 	must(t, err)
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: subject, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		SerialNumber: serial,
+		Subject:      subject,
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(24 * time.Hour),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key.Public(), a.key)
 	must(t, err)
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
 	must(t, err)
-	return keyPair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})}
+	return keyPair{
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}),
+	}
 }
 
 // client trusts the authority and shows this certificate, if there is one.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build identity
 
 package identity_test
@@ -108,7 +112,8 @@ acl {
 		})
 		a.connect(bootstrapped.SecretID)
 		a.policy("csi-node", nodeRead, nil)
-		made, _, err := a.admin.ACLTokens().Create(&api.ACLToken{Name: "csi-node", Type: "client", Policies: []string{"csi-node"}}, nil)
+		made, _, err := a.admin.ACLTokens().
+			Create(&api.ACLToken{Name: "csi-node", Type: "client", Policies: []string{"csi-node"}}, nil)
 		must(t, err)
 		a.token = made.SecretID
 	}
@@ -236,11 +241,17 @@ func (a *agent) runTask(t *testing.T, job string) (wrote, said string) {
 	dir := t.TempDir()
 	output := filepath.Join(dir, "metadata.env")
 	task := api.NewTask("metadata", "raw_exec")
-	task.SetConfig("command", "/bin/sh").SetConfig("args", []string{"-c",
-		`"$0" metadata --provider=nomad --timeout=10s --output="$1" 2>"$1.log"; echo $? >"$1.code"; exec sleep 600`, plugin, output})
+	task.SetConfig("command", "/bin/sh").SetConfig("args", []string{
+		"-c",
+		`"$0" metadata --provider=nomad --timeout=10s --output="$1" 2>"$1.log"; echo $? >"$1.code"; exec sleep 600`,
+		plugin,
+		output,
+	})
 	task.Identity = &api.WorkloadIdentity{Name: "default", Env: true}
 	task.Resources = &api.Resources{CPU: pointer(50), MemoryMB: pointer(64)}
-	spec := api.NewServiceJob(job, job, "global", 50).AddDatacenter("*").AddTaskGroup(api.NewTaskGroup("g", 1).AddTask(task))
+	spec := api.NewServiceJob(job, job, "global", 50).
+		AddDatacenter("*").
+		AddTaskGroup(api.NewTaskGroup("g", 1).AddTask(task))
 	_, _, err := a.admin.Jobs().Register(spec, nil)
 	must(t, err)
 	t.Cleanup(func() {

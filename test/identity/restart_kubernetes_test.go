@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build identity
 
 package identity_test
@@ -62,10 +66,20 @@ func (r *restarts) makeNodes() {
 				r.t.Errorf("delete %s: HTTP %d", path, status)
 			}
 		}
-		r.do("POST", "/api/v1/nodes", object{"metadata": object{"name": name, "labels": object{"a": "b"}, "annotations": object{"other": "stays"}}}, nil)
-		r.do("POST", "/apis/storage.k8s.io/v1/csinodes", object{"metadata": object{"name": name}, "spec": object{"drivers": []object{
-			{"name": "csi.oxide.computer", "nodeID": id, "topologyKeys": []string{"topology.csi.oxide.computer/rack"}},
-		}}}, nil)
+		r.do(
+			"POST",
+			"/api/v1/nodes",
+			object{"metadata": object{"name": name, "labels": object{"a": "b"}, "annotations": object{"other": "stays"}}},
+			nil,
+		)
+		r.do(
+			"POST",
+			"/apis/storage.k8s.io/v1/csinodes",
+			object{"metadata": object{"name": name}, "spec": object{"drivers": []object{
+				{"name": "csi.oxide.computer", "nodeID": id, "topologyKeys": []string{"topology.csi.oxide.computer/rack"}},
+			}}},
+			nil,
+		)
 	}
 }
 
@@ -142,9 +156,14 @@ func (r *restarts) pod(account, node string) {
 		"serviceAccountName": account, "nodeName": node, "containers": []object{{"name": "oxide-plugin", "image": "none"}},
 	}}, &made)
 	var answer struct{ Status struct{ Token string } }
-	r.do("POST", paths["ServiceAccount"]+"/"+account+"/token", object{"spec": object{"expirationSeconds": 3600, "boundObjectRef": object{
-		"kind": "Pod", "apiVersion": "v1", "name": name, "uid": made.Metadata.UID,
-	}}}, &answer)
+	r.do(
+		"POST",
+		paths["ServiceAccount"]+"/"+account+"/token",
+		object{"spec": object{"expirationSeconds": 3600, "boundObjectRef": object{
+			"kind": "Pod", "apiVersion": "v1", "name": name, "uid": made.Metadata.UID,
+		}}},
+		&answer,
+	)
 	dir := r.t.TempDir()
 	must(r.t, os.WriteFile(filepath.Join(dir, "ca.crt"), r.ca.pem, 0o600))
 	must(r.t, os.WriteFile(filepath.Join(dir, "token"), []byte(answer.Status.Token), 0o600))
@@ -167,10 +186,20 @@ func (r *restarts) awaitPolicy() {
 	tries := 0
 	r.server.eventually("the policy is enforced", func() bool {
 		tries++ // A change that changes nothing is allowed.
-		return r.patch(account, nodeName, nodeName, fmt.Sprintf(`{"metadata":{"labels":{"x":"%d"}}}`, tries)) == http.StatusForbidden
+		return r.patch(
+			account,
+			nodeName,
+			nodeName,
+			fmt.Sprintf(`{"metadata":{"labels":{"x":"%d"}}}`, tries),
+		) == http.StatusForbidden
 	})
 	r.server.eventually("the rights hold", func() bool {
-		return r.patch(account, nodeName, nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":null}}}`) == http.StatusOK
+		return r.patch(
+			account,
+			nodeName,
+			nodeName,
+			`{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":null}}}`,
+		) == http.StatusOK
 	})
 }
 
@@ -296,13 +325,22 @@ func (r *restarts) rights(t *testing.T) {
 // report: what an operator sees with kubectl describe node.
 func (r *restarts) report(t *testing.T) {
 	r.makeNodes()
-	must(t, r.requester().Report(t.Context(), idA, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: "why and what to do"}))
+	must(
+		t,
+		r.requester().
+			Report(t.Context(), idA, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: "why and what to do"}),
+	)
 	var node struct{ Metadata struct{ UID string } }
 	r.do("GET", "/api/v1/nodes/"+nodeName, nil, &node)
 	var events struct {
 		Items []struct{ Type, Reason, Message string }
 	}
-	r.do("GET", "/api/v1/events?fieldSelector=involvedObject.kind=Node,involvedObject.name="+nodeName+",involvedObject.uid="+node.Metadata.UID, nil, &events)
+	r.do(
+		"GET",
+		"/api/v1/events?fieldSelector=involvedObject.kind=Node,involvedObject.name="+nodeName+",involvedObject.uid="+node.Metadata.UID,
+		nil,
+		&events,
+	)
 	if got := fmt.Sprint(events.Items); got != "[{Warning RestartRefused why and what to do}]" {
 		t.Errorf("events of the Node: %s", got)
 	}
@@ -312,7 +350,12 @@ func (r *restarts) report(t *testing.T) {
 func (r *restarts) drain(t *testing.T) {
 	r.makeNodes()
 	requester := r.requester()
-	if _, err := requester.Drain(t.Context(), idA, "1"); err == nil || !strings.Contains(err.Error(), `the verb "list" on "pods"`) {
+	if _, err := requester.Drain(
+		t.Context(),
+		idA,
+		"1",
+	); err == nil ||
+		!strings.Contains(err.Error(), `the verb "list" on "pods"`) {
 		t.Errorf("without the rights to drain: %v", err)
 	}
 	must(t, requester.Undrain(t.Context(), idA, "1"))
@@ -329,16 +372,43 @@ func (r *restarts) drain(t *testing.T) {
 	for _, name := range []string{"app", "guarded"} {
 		r.do("POST", "/api/v1/namespaces/default/serviceaccounts", object{"metadata": object{"name": name}}, nil)
 		r.do("POST", "/api/v1/namespaces/default/pods", object{
-			"metadata": object{"name": name, "labels": object{"app": name}, "ownerReferences": []object{{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "u", "controller": true}}},
-			"spec":     object{"serviceAccountName": name, "nodeName": nodeName, "containers": []object{{"name": "c", "image": "none"}}},
+			"metadata": object{
+				"name":   name,
+				"labels": object{"app": name},
+				"ownerReferences": []object{
+					{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "u", "controller": true},
+				},
+			},
+			"spec": object{
+				"serviceAccountName": name,
+				"nodeName":           nodeName,
+				"containers":         []object{{"name": "c", "image": "none"}},
+			},
 		}, nil)
 		r.do("PATCH", "/api/v1/namespaces/default/pods/"+name+"/status", object{"status": object{
-			"phase": "Running", "conditions": []object{{"type": "Ready", "status": "True"}}, "containerStatuses": []object{{"name": "c", "image": "none", "imageID": "", "ready": true, "state": object{"running": object{}}}},
+			"phase":      "Running",
+			"conditions": []object{{"type": "Ready", "status": "True"}},
+			"containerStatuses": []object{
+				{"name": "c", "image": "none", "imageID": "", "ready": true, "state": object{"running": object{}}},
+			},
 		}}, nil)
 	}
-	r.do("POST", "/apis/policy/v1/namespaces/default/poddisruptionbudgets", object{"metadata": object{"name": "guarded"}, "spec": object{"minAvailable": 1, "selector": object{"matchLabels": object{"app": "guarded"}}}}, nil)
+	r.do(
+		"POST",
+		"/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+		object{
+			"metadata": object{"name": "guarded"},
+			"spec":     object{"minAvailable": 1, "selector": object{"matchLabels": object{"app": "guarded"}}},
+		},
+		nil,
+	)
 	left, err := requester.Drain(t.Context(), idA, "1")
-	want := append([]string{"pod default/app is ending", "pod default/guarded must not be evicted yet: a PodDisruptionBudget allows no disruption"}, own...)
+	want := append(
+		[]string{
+			"pod default/app is ending",
+			"pod default/guarded must not be evicted yet: a PodDisruptionBudget allows no disruption",
+		},
+		own...)
 	if diff := cmp.Diff(want, left); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build identity
 
 package identity_test
@@ -59,10 +63,18 @@ func (r *nomadRestarts) runPlugin() {
 	dir := r.t.TempDir()
 	must(r.t, os.Mkdir(filepath.Join(dir, "block"), 0o755)) // a guest without disks
 	task := api.NewTask("plugin", "raw_exec")
-	task.SetConfig("command", plugin).SetConfig("args", []string{"--mode=node", "--instance-id=" + idA, "--sys-root=" + dir, "--state-dir=" + dir})
-	task.CSIPluginConfig = &api.TaskCSIPluginConfig{ID: "disks", Type: "node", MountDir: "/csi", HealthTimeout: time.Minute}
+	task.SetConfig("command", plugin).
+		SetConfig("args", []string{"--mode=node", "--instance-id=" + idA, "--sys-root=" + dir, "--state-dir=" + dir})
+	task.CSIPluginConfig = &api.TaskCSIPluginConfig{
+		ID:            "disks",
+		Type:          "node",
+		MountDir:      "/csi",
+		HealthTimeout: time.Minute,
+	}
 	task.Resources = &api.Resources{CPU: pointer(50), MemoryMB: pointer(256)}
-	spec := api.NewSystemJob("oxide-csi-node", "oxide-csi-node", "global", 90).AddDatacenter("*").AddTaskGroup(api.NewTaskGroup("node", 1).AddTask(task))
+	spec := api.NewSystemJob("oxide-csi-node", "oxide-csi-node", "global", 90).
+		AddDatacenter("*").
+		AddTaskGroup(api.NewTaskGroup("node", 1).AddTask(task))
 	r.run(spec)
 	requester := r.requester()
 	r.server.eventually("the node plugin is healthy", func() bool {
@@ -82,7 +94,11 @@ func (r *nomadRestarts) run(spec *api.Job) {
 		// The agent, which is stopped next, leaves running what runs.
 		r.server.eventually(*spec.ID+" has ended", func() bool {
 			allocs, _, err := r.admin.Jobs().Allocations(*spec.ID, true, nil)
-			return err == nil && !slices.ContainsFunc(allocs, func(a *api.AllocationListStub) bool { return a.ClientStatus == api.AllocClientStatusRunning })
+			return err == nil &&
+				!slices.ContainsFunc(
+					allocs,
+					func(a *api.AllocationListStub) bool { return a.ClientStatus == api.AllocClientStatusRunning },
+				)
 		})
 	})
 }
@@ -157,7 +173,11 @@ func (r *nomadRestarts) rights(t *testing.T) {
 		t.Errorf("with the right to read: %q, %v", got, err)
 	}
 	err := l.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartAccepted})
-	if err == nil || !strings.Contains(err.Error(), "give the token or the job a policy with the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl") {
+	if err == nil ||
+		!strings.Contains(
+			err.Error(),
+			"give the token or the job a policy with the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
+		) {
 		t.Errorf("with the right to read: %v", err)
 	}
 	for _, token := range []string{r.controller, r.node} {
@@ -198,8 +218,10 @@ func (r *nomadRestarts) drain(t *testing.T) {
 		return strings.Join(all, "\n")
 	}
 	first := left()
-	if strings.Count(first, "of job app) is ending") != 1 || strings.Count(first, "of job app) waits for another one of its group to end") != 1 ||
-		!strings.Contains(first, "of job batch) is of a batch job: wait for its end, or stop it") || strings.Contains(first, "oxide-csi-node") {
+	if strings.Count(first, "of job app) is ending") != 1 ||
+		strings.Count(first, "of job app) waits for another one of its group to end") != 1 ||
+		!strings.Contains(first, "of job batch) is of a batch job: wait for its end, or stop it") ||
+		strings.Contains(first, "oxide-csi-node") {
 		t.Errorf("left at first: %s", first)
 	}
 	if got := r.eligibility(); got != "ineligible" {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -38,7 +42,12 @@ func (n *node) startBus(systemd *manager) error {
 	if err := n.write("bus.conf", busConfig); err != nil {
 		return err
 	}
-	if _, err := n.run("/usr/bin/dbus-daemon", "--nofork", "--nopidfile", "--config-file="+n.path("bus.conf")); err != nil {
+	if _, err := n.run(
+		"/usr/bin/dbus-daemon",
+		"--nofork",
+		"--nopidfile",
+		"--config-file="+n.path("bus.conf"),
+	); err != nil {
 		return err
 	}
 	var bus *dbus.Conn
@@ -61,7 +70,11 @@ func (n *node) startBus(systemd *manager) error {
 				return err
 			}
 		}
-		if reply, err := bus.RequestName(o.name, dbus.NameFlagDoNotQueue); err != nil || reply != dbus.RequestNameReplyPrimaryOwner {
+		if reply, err := bus.RequestName(
+			o.name,
+			dbus.NameFlagDoNotQueue,
+		); err != nil ||
+			reply != dbus.RequestNameReplyPrimaryOwner {
 			return fmt.Errorf("become %s: %v, %w", o.name, reply, err)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -58,8 +62,12 @@ func newControlPlane(t *testing.T) *cluster {
 func (c *cluster) startRack(t *testing.T, name, address, instances string, also ...string) *lab.Sim {
 	t.Helper()
 	sim, err := lab.StartSimWith(filepath.Join(c.made, "oxide-sim"), lab.SimOptions{Args: append([]string{
-		"--listen=" + address + ":12220", fmt.Sprintf("--max-disks=%d", maxDisks), "--latency=5ms",
-		"--instances=" + instances, "--guest-root=" + filepath.Join(c.made, "guests", name), "--state=" + c.path("racks/"+name),
+		"--listen=" + address + ":12220",
+		fmt.Sprintf("--max-disks=%d", maxDisks),
+		"--latency=5ms",
+		"--instances=" + instances,
+		"--guest-root=" + filepath.Join(c.made, "guests", name),
+		"--state=" + c.path("racks/"+name),
 	}, also...)})
 	must(t, err)
 	c.t.Cleanup(func() { must(c.t, sim.Stop()) })
@@ -117,12 +125,33 @@ func (c *cluster) startControlPlane(t *testing.T) {
 	c.write(t, "accounts.key", signingKey(t))
 
 	const etcd = "http://127.0.0.1:2379"
-	c.start(t, "etcd", "--data-dir="+c.path("etcd"), "--unsafe-no-fsync", "--log-level=warn", "--listen-client-urls="+etcd, "--advertise-client-urls="+etcd)
-	c.start(t, "kube-apiserver", "--etcd-servers="+etcd, "--secure-port=443", "--advertise-address="+apiAddress, "--endpoint-reconciler-type=none",
-		"--service-cluster-ip-range=10.96.0.0/24", "--cert-dir="+c.path("pki"), "--token-auth-file="+c.path("tokens.csv"),
-		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged",
-		"--kubelet-preferred-address-types=InternalIP", "--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+c.path("accounts.key"), "--service-account-signing-key-file="+c.path("accounts.key"))
+	c.start(
+		t,
+		"etcd",
+		"--data-dir="+c.path("etcd"),
+		"--unsafe-no-fsync",
+		"--log-level=warn",
+		"--listen-client-urls="+etcd,
+		"--advertise-client-urls="+etcd,
+	)
+	c.start(
+		t,
+		"kube-apiserver",
+		"--etcd-servers="+etcd,
+		"--secure-port=443",
+		"--advertise-address="+apiAddress,
+		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=10.96.0.0/24",
+		"--cert-dir="+c.path("pki"),
+		"--token-auth-file="+c.path("tokens.csv"),
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged",
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+c.path("accounts.key"),
+		"--service-account-signing-key-file="+c.path("accounts.key"),
+	)
 	// The certificate that the API server makes for itself comes with the authority that has signed it.
 	for user := range users {
 		c.write(t, user+".kubeconfig", kubeconfig(c.dir, user))
@@ -133,9 +162,22 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		"kube-scheduler":          nil,
 	} {
 		config := c.path("system:" + name + ".kubeconfig")
-		c.start(t, name, append(flags, "--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config, "--leader-elect=false")...)
+		c.start(
+			t,
+			name,
+			append(
+				flags,
+				"--kubeconfig="+config,
+				"--authentication-kubeconfig="+config,
+				"--authorization-kubeconfig="+config,
+				"--leader-elect=false",
+			)...)
 	}
-	eventually(t, "the controller manager makes service accounts", func() bool { _, err := c.try("get", "serviceaccount", "default"); return err == nil })
+	eventually(
+		t,
+		"the controller manager makes service accounts",
+		func() bool { _, err := c.try("get", "serviceaccount", "default"); return err == nil },
+	)
 	c.kubectl(t, "create", "-f", filepath.Join(c.made, "definitions"))
 	// It belongs to the cluster, not to a plugin.
 	c.start(t, "snapshot-controller", "--kubeconfig="+c.path("admin.kubeconfig"))

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s && conformance
 
 package k8s_test
@@ -41,10 +45,26 @@ func TestConformance(t *testing.T) {
 		skip = append(skip, out.pattern)
 	}
 	// Most of the time they wait.
-	args := []string{"run", "--procs=6", "--no-color", "--timeout=50m", "--focus=" + cmp.Or(os.Getenv("FOCUS"), officialTests), "--skip=" + strings.Join(skip, "|"),
-		"--silence-skips", "--output-dir=" + c.dir, "--json-report=conformance.json", filepath.Join(c.programs, "e2e.test"), "--",
-		"--kubeconfig=" + c.path("admin.kubeconfig"), "--kubectl-path=" + filepath.Join(c.programs, "kubectl"), "--provider=local",
-		"--storage.testdriver=" + absolute(t, "testdriver.yaml"), "--dump-logs-on-failure=false"}
+	args := []string{
+		"run",
+		"--procs=6",
+		"--no-color",
+		"--timeout=50m",
+		"--focus=" + cmp.Or(os.Getenv("FOCUS"), officialTests),
+		"--skip=" + strings.Join(skip, "|"),
+		"--silence-skips",
+		"--output-dir=" + c.dir,
+		"--json-report=conformance.json",
+		filepath.Join(c.programs, "e2e.test"),
+		"--",
+		"--kubeconfig=" + c.path(
+			"admin.kubeconfig",
+		),
+		"--kubectl-path=" + filepath.Join(c.programs, "kubectl"),
+		"--provider=local",
+		"--storage.testdriver=" + absolute(t, "testdriver.yaml"),
+		"--dump-logs-on-failure=false",
+	}
 	cmd := exec.Command(filepath.Join(c.programs, "ginkgo"), args...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
@@ -168,9 +188,16 @@ func busyboxWith(programs []string) (map[string]file, error) {
 		return nil, err
 	}
 	files := map[string]file{
-		"bin/busybox": {content: busybox}, "usr/bin/env": {to: "/bin/busybox"}, "tmp": {folder: true}, "root": {folder: true}, "mnt": {folder: true}, "uploads": {folder: true},
-		"etc/passwd": {content: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
-		"etc/group":  {content: []byte("root:x:0:\nnogroup:x:65534:\n")},
+		"bin/busybox": {
+			content: busybox,
+		},
+		"usr/bin/env": {to: "/bin/busybox"},
+		"tmp":         {folder: true},
+		"root":        {folder: true},
+		"mnt":         {folder: true},
+		"uploads":     {folder: true},
+		"etc/passwd":  {content: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
+		"etc/group":   {content: []byte("root:x:0:\nnogroup:x:65534:\n")},
 	}
 	applets, err := command("/bin/busybox", "--list")
 	if err != nil {
@@ -219,22 +246,38 @@ func writeImage(name string, files map[string]file, tags, entrypoint []string) e
 	if err != nil {
 		return err
 	}
-	with := map[string]any{"Cmd": []string{"sh"}, "Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}}
+	with := map[string]any{
+		"Cmd": []string{"sh"},
+		"Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+	}
 	if entrypoint != nil {
 		with["Entrypoint"], with["Cmd"] = entrypoint, []string{"pause"}
 	}
 	config, err := json.Marshal(map[string]any{
-		"architecture": "amd64", "os": "linux", "rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+		"architecture": "amd64",
+		"os":           "linux",
+		"rootfs": map[string]any{
+			"type":     "layers",
+			"diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))},
+		},
 		"config": with,
 	})
 	if err != nil {
 		return err
 	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": tags, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal(
+		[]map[string]any{{"Config": "config.json", "RepoTags": tags, "Layers": []string{"layer.tar"}}},
+	)
 	if err != nil {
 		return err
 	}
-	all, err := archive(map[string]file{"config.json": {content: config}, "manifest.json": {content: manifest}, "layer.tar": {content: layer}})
+	all, err := archive(
+		map[string]file{
+			"config.json":   {content: config},
+			"manifest.json": {content: manifest},
+			"layer.tar":     {content: layer},
+		},
+	)
 	if err != nil {
 		return err
 	}

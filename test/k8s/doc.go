@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package k8s runs the manifests of deploy/k8s in a real Kubernetes: API server, controller manager, scheduler, a kubelet with
 // containerd, and the CSI sidecars that the manifests name, all built from their own sources. Only node-driver-registrar is a
 // stand-in, since the Go module proxy does not have it. Racks are simulated; the nodes are their instances.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -90,7 +94,9 @@ func ingredients(dir, built, image string) ([]string, error) {
 		return []string{"-program=" + filepath.Join(dir, "oxide-csi"), "-user=65532:65532", "-certificates"}, nil
 	case "oxide-csi-plugin":
 		tools, err := command("make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools")
-		return append([]string{"-program=" + filepath.Join(dir, "oxide-csi"), "-user=65532:65532"}, strings.Fields(tools)...), err
+		return append(
+			[]string{"-program=" + filepath.Join(dir, "oxide-csi"), "-user=65532:65532"},
+			strings.Fields(tools)...), err
 	case "csi-node-driver-registrar":
 		return []string{"-program=" + filepath.Join(built, "registrar")}, nil
 	}
@@ -107,7 +113,16 @@ func ingredients(dir, built, image string) ([]string, error) {
 
 // definitions copies the custom resources of snapshots out of the module that has them.
 func definitions(to string) error {
-	from, err := command("go", "-C", sidecars, "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8")
+	from, err := command(
+		"go",
+		"-C",
+		sidecars,
+		"list",
+		"-m",
+		"-f",
+		"{{.Dir}}",
+		"github.com/kubernetes-csi/external-snapshotter/client/v8",
+	)
 	if err != nil {
 		return err
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -17,7 +21,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 )
 
@@ -60,14 +64,37 @@ func TestKubernetes(t *testing.T) {
 // install does what the manifests tell an operator to do, and waits until the plugin is there.
 func (c *cluster) install(t *testing.T, overlay string) {
 	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // for its namespace
-	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-secret", "--from-literal=host="+c.sim.Host, "--from-literal=project="+c.sim.Project,
-		"--from-literal=token="+c.sim.Token, "--from-literal=cluster-id="+c.get(t, ".metadata.uid", "namespace", "kube-system"))
+	c.kubectl(
+		t,
+		"-n",
+		namespace,
+		"create",
+		"secret",
+		"generic",
+		"oxide-secret",
+		"--from-literal=host="+c.sim.Host,
+		"--from-literal=project="+c.sim.Project,
+		"--from-literal=token="+c.sim.Token,
+		"--from-literal=cluster-id="+c.get(t, ".metadata.uid", "namespace", "kube-system"),
+	)
 	c.kubectl(t, "apply", "--dry-run=server", "-k", manifests+"/several-racks")
 	c.kubectl(t, "apply", "-k", overlay)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.try("get", "events", "-A", "--field-selector=type!=Normal", "--sort-by=.lastTimestamp"))
-			t.Log(c.try("-n", namespace, "logs", "--prefix", "--tail=30", "--all-containers", "--max-log-requests=20", "-l", "app in (oxide-csi-controller,oxide-csi-node)"))
+			t.Log(
+				c.try(
+					"-n",
+					namespace,
+					"logs",
+					"--prefix",
+					"--tail=30",
+					"--all-containers",
+					"--max-log-requests=20",
+					"-l",
+					"app in (oxide-csi-controller,oxide-csi-node)",
+				),
+			)
 		}
 	})
 	c.rolledOut(t)
@@ -83,10 +110,14 @@ func (c *cluster) registration(t *testing.T) {
 // registered waits until a node has the plugin, with what the plugin says of the node.
 func (c *cluster) registered(t *testing.T, n *node, rack string) {
 	t.Helper()
-	eventually(t, n.Name+" has the plugin", func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == core.PluginName })
+	eventually(
+		t,
+		n.Name+" has the plugin",
+		func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == rpc.PluginName },
+	)
 	for field, want := range map[string]string{
 		".nodeID":            n.Instance,
-		".topologyKeys[0]":   core.TopologySegmentRack,
+		".topologyKeys[0]":   rpc.TopologySegmentRack,
 		".allocatable.count": strconv.Itoa(maxDisks - 1), // the boot disk is one
 	} {
 		if got := c.get(t, ".spec.drivers[0]"+field, "csinode", n.Name); got != want {
@@ -99,17 +130,23 @@ func (c *cluster) registered(t *testing.T, n *node, rack string) {
 }
 
 // rackLabel is the plugin's label of a Node in a path.
-var rackLabel = strings.ReplaceAll(core.TopologySegmentRack, ".", `\.`)
+var rackLabel = strings.ReplaceAll(rpc.TopologySegmentRack, ".", `\.`)
 
 // capacities waits until the scheduler is told what is free on racks, in the order of their names.
 func (c *cluster) capacities(t *testing.T, racks ...string) {
 	t.Helper()
 	ask := func(field string) []string {
-		found := strings.Fields(c.get(t, ".items[?(@.storageClassName==\""+class+"\")]"+field, "-n", namespace, "csistoragecapacities"))
+		found := strings.Fields(
+			c.get(t, ".items[?(@.storageClassName==\""+class+"\")]"+field, "-n", namespace, "csistoragecapacities"),
+		)
 		slices.Sort(found)
 		return found
 	}
-	eventually(t, "the scheduler is told what is free", func() bool { return slices.Equal(ask(".nodeTopology.matchLabels."+rackLabel), racks) })
+	eventually(
+		t,
+		"the scheduler is told what is free",
+		func() bool { return slices.Equal(ask(".nodeTopology.matchLabels."+rackLabel), racks) },
+	)
 	for _, free := range ask(".capacity") {
 		if free == "" || free == "0" {
 			t.Errorf("free capacity is %q", free)
@@ -120,7 +157,10 @@ func (c *cluster) capacities(t *testing.T, racks ...string) {
 func (c *cluster) life(t *testing.T) {
 	c.apply(t, claim{name: "data"}.String())
 	eventually(t, "the claim waits for its consumer", func() bool {
-		return strings.Contains(c.get(t, ".items[*].reason", "events", "--field-selector=involvedObject.name=data"), "WaitForFirstConsumer")
+		return strings.Contains(
+			c.get(t, ".items[*].reason", "events", "--field-selector=involvedObject.name=data"),
+			"WaitForFirstConsumer",
+		)
 	})
 	if left := c.left(t); left.Disks != 0 {
 		t.Errorf("%d disks before there is a pod", left.Disks)
@@ -131,13 +171,23 @@ func (c *cluster) life(t *testing.T) {
 		t.Errorf("attached are %v, want one disk", disks)
 	}
 	pv := c.get(t, ".spec.volumeName", "pvc", "data")
-	if got := c.get(t, ".spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*]", "pv", pv); !strings.Contains(got, core.TopologySegmentRack) || !strings.Contains(got, "default") {
+	if got := c.get(
+		t,
+		".spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*]",
+		"pv",
+		pv,
+	); !strings.Contains(got, rpc.TopologySegmentRack) ||
+		!strings.Contains(got, "default") {
 		t.Errorf("the volume's place is %s", got)
 	}
 	if got := c.sh(t, "first", "/busybox stat -c %g:%a /data"); got != "2000:2775" {
 		t.Errorf("group and mode of the volume are %s, want those of fsGroup", got)
 	}
-	sum := c.sh(t, "first", "/busybox dd if=/dev/urandom of=/data/file bs=1M count=16 conv=fsync 2>/dev/null; /busybox sha256sum /data/file")
+	sum := c.sh(
+		t,
+		"first",
+		"/busybox dd if=/dev/urandom of=/data/file bs=1M count=16 conv=fsync 2>/dev/null; /busybox sha256sum /data/file",
+	)
 	c.gone(t, "pod", "first")
 	eventually(t, "the volume is detached", func() bool { return len(c.attached(t, c.a)) == 0 })
 
@@ -161,12 +211,32 @@ func (c *cluster) onePod(t *testing.T) {
 
 func (c *cluster) filesystems(t *testing.T) {
 	for _, fs := range []string{"xfs", "btrfs"} {
-		c.apply(t, fmt.Sprintf("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: %s}\nprovisioner: %s\nvolumeBindingMode: WaitForFirstConsumer\nparameters: {csi.storage.k8s.io/fstype: %[1]s}\n---\n", fs, core.PluginName)+
-			claim{name: fs, class: fs}.String()+pod{name: fs, claim: fs}.String())
+		c.apply(
+			t,
+			fmt.Sprintf(
+				"apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: %s}\nprovisioner: %s\nvolumeBindingMode: WaitForFirstConsumer\nparameters: {csi.storage.k8s.io/fstype: %[1]s}\n---\n",
+				fs,
+				rpc.PluginName,
+			)+
+				claim{
+					name:  fs,
+					class: fs,
+				}.String()+pod{
+				name:  fs,
+				claim: fs,
+			}.String(),
+		)
 	}
 	for _, fs := range []string{"xfs", "btrfs"} {
 		c.running(t, fs)
-		if got := c.sh(t, fs, "/busybox grep ' /data ' /proc/mounts; echo ok >/data/file"); !strings.Contains(got, " "+fs+" ") {
+		if got := c.sh(
+			t,
+			fs,
+			"/busybox grep ' /data ' /proc/mounts; echo ok >/data/file",
+		); !strings.Contains(
+			got,
+			" "+fs+" ",
+		) {
 			t.Errorf("the filesystem is %s", got)
 		}
 		c.gone(t, "pod/"+fs, "pvc/"+fs, "storageclass/"+fs)
@@ -174,7 +244,10 @@ func (c *cluster) filesystems(t *testing.T) {
 }
 
 func (c *cluster) block(t *testing.T) {
-	c.apply(t, claim{name: "block", mode: "Block"}.String()+pod{name: "writes", claim: "block", block: true, on: c.a}.String())
+	c.apply(
+		t,
+		claim{name: "block", mode: "Block"}.String()+pod{name: "writes", claim: "block", block: true, on: c.a}.String(),
+	)
 	c.running(t, "writes")
 	c.sh(t, "writes", "echo written | /busybox dd of=/dev/volume conv=fsync 2>/dev/null")
 	if got := c.sh(t, "writes", "/busybox blockdev --getsize64 /dev/volume"); got != strconv.Itoa(1<<30) {
@@ -193,15 +266,38 @@ func (c *cluster) snapshots(t *testing.T) {
 	c.apply(t, claim{name: "origin"}.String()+pod{name: "origin", claim: "origin"}.String())
 	c.running(t, "origin")
 	c.sh(t, "origin", "echo before >/data/file; sync")
-	c.apply(t, "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: snap}\nspec: {volumeSnapshotClassName: oxide-disk, source: {persistentVolumeClaimName: origin}}\n")
-	eventually(t, "the snapshot is ready", func() bool { return c.get(t, ".status.readyToUse", "volumesnapshot", "snap") == "true" })
+	c.apply(
+		t,
+		"apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: snap}\nspec: {volumeSnapshotClassName: oxide-disk, source: {persistentVolumeClaimName: origin}}\n",
+	)
+	eventually(
+		t,
+		"the snapshot is ready",
+		func() bool { return c.get(t, ".status.readyToUse", "volumesnapshot", "snap") == "true" },
+	)
 	if got := c.get(t, ".status.restoreSize", "volumesnapshot", "snap"); got != "1Gi" {
 		t.Errorf("the snapshot restores to %s", got)
 	}
 	c.sh(t, "origin", "echo after >/data/file; sync")
 
-	c.apply(t, claim{name: "restored", size: "2Gi", source: "{apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}"}.String()+pod{name: "restored", claim: "restored"}.String()+
-		claim{name: "clone", source: "{kind: PersistentVolumeClaim, name: origin}"}.String()+pod{name: "clone", claim: "clone"}.String())
+	c.apply(
+		t,
+		claim{
+			name:   "restored",
+			size:   "2Gi",
+			source: "{apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}",
+		}.String()+pod{
+			name:  "restored",
+			claim: "restored",
+		}.String()+
+			claim{
+				name:   "clone",
+				source: "{kind: PersistentVolumeClaim, name: origin}",
+			}.String()+pod{
+			name:  "clone",
+			claim: "clone",
+		}.String(),
+	)
 	c.running(t, "restored", "clone")
 	for name, want := range map[string]string{"restored": "before", "clone": "after"} {
 		if got := c.sh(t, name, "/busybox cat /data/file"); got != want {
@@ -220,14 +316,29 @@ func (c *cluster) snapshots(t *testing.T) {
 func (c *cluster) existing(t *testing.T) {
 	client, err := oxide.NewClient(oxide.WithHost(c.sim.Host), oxide.WithToken(c.sim.Token))
 	must(t, err)
-	disk, err := client.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: oxide.NameOrId(c.sim.Project), Body: &oxide.DiskCreate{
-		Name: "by-hand", Size: 1 << 30,
-		DiskBackend: oxide.DiskBackend{Value: oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{Value: oxide.DiskSourceBlank{BlockSize: 4096}}}},
-	}})
+	disk, err := client.DiskCreate(
+		t.Context(),
+		oxide.DiskCreateParams{Project: oxide.NameOrId(c.sim.Project), Body: &oxide.DiskCreate{
+			Name: "by-hand",
+			Size: 1 << 30,
+			DiskBackend: oxide.DiskBackend{
+				Value: oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{Value: oxide.DiskSourceBlank{BlockSize: 4096}}},
+			},
+		}},
+	)
 	must(t, err)
 	text, err := os.ReadFile(manifests + "/examples/existing-disk.yaml")
 	must(t, err)
-	c.apply(t, strings.NewReplacer("DISK-ID", disk.Id, "DISK-NAME", string(disk.Name)).Replace(string(text))+"---\n"+pod{name: "existing", claim: "existing", on: c.a}.String())
+	c.apply(
+		t,
+		strings.NewReplacer("DISK-ID", disk.Id, "DISK-NAME", string(disk.Name)).
+			Replace(string(text))+
+			"---\n"+pod{
+			name:  "existing",
+			claim: "existing",
+			on:    c.a,
+		}.String(),
+	)
 	c.running(t, "existing")
 	c.sh(t, "existing", "echo here >/data/file; sync")
 	if got := c.attached(t, c.a); !slices.Equal(got, []string{"by-hand"}) {
@@ -345,12 +456,20 @@ func (c *cluster) share(t *testing.T) {
 				rack += spent
 			case regexp.MustCompile(methods).MatchString(series):
 				own += spent
-				parts = append(parts, fmt.Sprintf("%s %.0f ms", regexp.MustCompile(`/(\w+)"`).FindStringSubmatch(series)[1], 1000*spent))
+				parts = append(
+					parts,
+					fmt.Sprintf("%s %.0f ms", regexp.MustCompile(`/(\w+)"`).FindStringSubmatch(series)[1], 1000*spent),
+				)
 			}
 		}
 		slices.Sort(parts)
-		t.Logf("measured: from claim and pod to a container with 1 GiB of ext4: %.1f s, the plugin's own share %.0f ms (all requests to the rack meanwhile, of 5 ms each and more: %.0f ms): %s",
-			took.Seconds(), 1000*own, 1000*rack, strings.Join(parts, ", "))
+		t.Logf(
+			"measured: from claim and pod to a container with 1 GiB of ext4: %.1f s, the plugin's own share %.0f ms (all requests to the rack meanwhile, of 5 ms each and more: %.0f ms): %s",
+			took.Seconds(),
+			1000*own,
+			1000*rack,
+			strings.Join(parts, ", "),
+		)
 		c.gone(t, "pod/"+name, "pvc/"+name)
 	}
 }
@@ -385,7 +504,9 @@ func (c *cluster) left(t *testing.T) lab.Leftovers {
 	if c.west != nil {
 		also := c.leftOn(t, c.west)
 		left.Disks, left.Snapshots, left.Loops = left.Disks+also.Disks, left.Snapshots+also.Snapshots, left.Loops+also.Loops
-		left.Mounts, left.Files, left.GuestErrors = left.Mounts+also.Mounts, left.Files+also.Files, append(left.GuestErrors, also.GuestErrors...)
+		left.Mounts, left.Files, left.GuestErrors = left.Mounts+also.Mounts, left.Files+also.Files, append(
+			left.GuestErrors,
+			also.GuestErrors...)
 	}
 	return left
 }

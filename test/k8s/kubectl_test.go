@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -14,7 +18,9 @@ func (c *cluster) try(args ...string) (string, error) { return c.feed("", args..
 
 // feed runs kubectl with an input.
 func (c *cluster) feed(stdin string, args ...string) (string, error) {
-	cmd := exec.Command(filepath.Join(c.programs, "kubectl"), append([]string{"--kubeconfig=" + c.path("admin.kubeconfig")}, args...)...)
+	cmd := exec.Command(
+		filepath.Join(c.programs, "kubectl"),
+		append([]string{"--kubeconfig=" + c.path("admin.kubeconfig")}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	return output(cmd)
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -93,7 +97,14 @@ func outside() (code int, err error) {
 }
 
 // sysctls are what kubelet sets for the whole machine.
-var sysctls = []string{"kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxbytes", "kernel/keys/root_maxkeys", "vm/overcommit_memory", "vm/panic_on_oom"}
+var sysctls = []string{
+	"kernel/panic",
+	"kernel/panic_on_oops",
+	"kernel/keys/root_maxbytes",
+	"kernel/keys/root_maxkeys",
+	"vm/overcommit_memory",
+	"vm/panic_on_oom",
+}
 
 func remember(names []string) (restore func() error, err error) {
 	values := map[string][]byte{}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -51,7 +55,16 @@ type node struct {
 // newNode makes a node of an instance of a rack. It does not start it.
 func (c *cluster) newNode(sim *lab.Sim, name, address string) *node {
 	instance := sim.Instance(name)
-	return &node{Name: name, Address: address, Instance: instance.ID, Guest: instance.Guest, Made: c.made, Dir: c.dir, Programs: c.programs, sim: sim}
+	return &node{
+		Name:     name,
+		Address:  address,
+		Instance: instance.ID,
+		Guest:    instance.Guest,
+		Made:     c.made,
+		Dir:      c.dir,
+		Programs: c.programs,
+		sim:      sim,
+	}
 }
 
 // readNode is the node in a file, as what it is to this process: the guest that the rack has booted, where it is one.
@@ -149,8 +162,18 @@ func (n *node) boot() error {
 		return err
 	}
 	for starts := 1; ; {
-		kubelet, err := n.run(filepath.Join(n.Programs, "kubelet"), "--config="+n.path("kubelet.yaml"), "--kubeconfig="+n.path("kubeconfig"),
-			"--cert-dir="+n.path("pki"), "--hostname-override="+n.Name, "--node-ip="+n.Address, "--node-labels="+n.labels(), "--v=2")
+		kubelet, err := n.run(
+			filepath.Join(n.Programs, "kubelet"),
+			"--config="+n.path("kubelet.yaml"),
+			"--kubeconfig="+n.path("kubeconfig"),
+			"--cert-dir="+n.path(
+				"pki",
+			),
+			"--hostname-override="+n.Name,
+			"--node-ip="+n.Address,
+			"--node-labels="+n.labels(),
+			"--v=2",
+		)
 		if err != nil {
 			return err
 		}
@@ -166,7 +189,13 @@ func (n *node) boot() error {
 			starts++
 			time.Sleep(time.Second)
 		default:
-			return fmt.Errorf("process %d has ended: status %d; containerd is %d, kubelet is %d", ended, status, containerd, kubelet)
+			return fmt.Errorf(
+				"process %d has ended: status %d; containerd is %d, kubelet is %d",
+				ended,
+				status,
+				containerd,
+				kubelet,
+			)
 		}
 	}
 }
@@ -229,8 +258,14 @@ func (n *node) cgroups() string { return filepath.Join(cgroups(n.Made), n.Name) 
 func (n *node) configureContainerd() error {
 	return errors.Join(
 		// Nodes share a bridge, and so its addresses.
-		n.write("cni/pods.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods0","isGateway":true,"ipMasq":false,
-"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.244.0.0/24"}]],"routes":[{"dst":"10.96.0.0/24"}]}}]}`, filepath.Join(n.Dir, "addresses"))),
+		n.write(
+			"cni/pods.conflist",
+			fmt.Sprintf(
+				`{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods0","isGateway":true,"ipMasq":false,
+"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.244.0.0/24"}]],"routes":[{"dst":"10.96.0.0/24"}]}}]}`,
+				filepath.Join(n.Dir, "addresses"),
+			),
+		),
 		n.write("containerd.toml", fmt.Sprintf(`version = 2
 root = %q
 state = "/run/containerd"
@@ -242,7 +277,8 @@ state = "/run/containerd"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = %q
-`, n.path("containerd"), containerdSocket, pauseImage, n.path("cni"))))
+`, n.path("containerd"), containerdSocket, pauseImage, n.path("cni"))),
+	)
 }
 
 func (n *node) configureKubelet() error {
@@ -255,7 +291,9 @@ func (n *node) configureKubelet() error {
 	}
 	// What is not as usual is for machines with control groups of the first version, to find out within seconds instead of tens
 	// of them what a node has let go of and what a Secret has become, and to keep images, since they cannot be pulled again. There is no DNS.
-	return errors.Join(n.write("resolv.conf", ""), n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+	return errors.Join(
+		n.write("resolv.conf", ""),
+		n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: %[1]s
 healthzBindAddress: %[1]s
@@ -276,7 +314,8 @@ syncFrequency: 10s
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
 %[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), also)),
-		n.write("kubeconfig", kubeconfig(n.Dir, "system:node:"+n.Name)))
+		n.write("kubeconfig", kubeconfig(n.Dir, "system:node:"+n.Name)),
+	)
 }
 
 // images gives containerd all images, once.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -62,12 +66,28 @@ func (c *cluster) rotation(t *testing.T) {
 	before, old := pods(), c.sim.Token
 	token, err := c.sim.NewToken(t.Context(), "limited-collaborator")
 	must(t, err)
-	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge", "-p", `{"data":{"token":"`+base64.StdEncoding.EncodeToString([]byte(token))+`"}}`)
+	c.kubectl(
+		t,
+		"-n",
+		namespace,
+		"patch",
+		"secret",
+		"oxide-secret",
+		"--type=merge",
+		"-p",
+		`{"data":{"token":"`+base64.StdEncoding.EncodeToString([]byte(token))+`"}}`,
+	)
 	uids, _, _ := strings.Cut(before, " with ")
 	for _, uid := range strings.Fields(uids) {
 		eventually(t, "kubelet has written the token", func() bool {
 			for _, n := range []*node{c.a, c.b} {
-				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/var/lib/kubelet/pods/%s/volumes/kubernetes.io~secret/token/token", n.init.Process.Pid, uid))
+				text, err := os.ReadFile(
+					fmt.Sprintf(
+						"/proc/%d/root/var/lib/kubelet/pods/%s/volumes/kubernetes.io~secret/token/token",
+						n.init.Process.Pid,
+						uid,
+					),
+				)
 				if err == nil && string(text) == token {
 					return true
 				}
@@ -96,10 +116,24 @@ func (c *cluster) chart(t *testing.T) {
 	for secret, token := range map[string]string{"oxide-default": c.sim.Token, "oxide-west": c.west.Token} {
 		c.kubectl(t, "-n", namespace, "create", "secret", "generic", secret, "--from-literal=token="+token)
 	}
-	c.kubectl(t, "-n", namespace, "delete", "deployment/oxide-csi-controller", "daemonset/oxide-csi-node") // a merge would leave parts of them
+	c.kubectl(
+		t,
+		"-n",
+		namespace,
+		"delete",
+		"deployment/oxide-csi-controller",
+		"daemonset/oxide-csi-node",
+	) // a merge would leave parts of them
 	c.helm(t, "install", "oxide-csi", "../../deploy/helm/oxide-csi", "--take-ownership", "--values=values.yaml")
 	c.rolledOut(t)
-	if got := c.get(t, ".spec.template.spec.containers[*].name", "-n", namespace, "daemonset", "oxide-csi-node"); got != "oxide-plugin" {
+	if got := c.get(
+		t,
+		".spec.template.spec.containers[*].name",
+		"-n",
+		namespace,
+		"daemonset",
+		"oxide-csi-node",
+	); got != "oxide-plugin" {
 		t.Errorf("the node's pods have the containers %s", got)
 	}
 	for _, n := range []*node{c.a, c.b} {
@@ -132,34 +166,56 @@ func (c *cluster) joins(t *testing.T) {
 		{"a label", n.Name, `{"metadata":{"labels":{"a":"b"}}}`, "may only take taints off its Node"},
 		{"cordon", n.Name, `{"spec":{"unschedulable":true}}`, "may only take taints off its Node"},
 	} {
-		_, err := c.try("patch", "node", tc.node, "--type=merge", "--patch="+tc.change, "--as=system:serviceaccount:"+namespace+":oxide-csi-node",
-			"--as-user-extra=authentication.kubernetes.io/node-name="+n.Name)
+		_, err := c.try(
+			"patch",
+			"node",
+			tc.node,
+			"--type=merge",
+			"--patch="+tc.change,
+			"--as=system:serviceaccount:"+namespace+":oxide-csi-node",
+			"--as-user-extra=authentication.kubernetes.io/node-name="+n.Name,
+		)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}
 	}
 	t.Run("memory", func(t *testing.T) {
-		const most = 20e6 // bytes
-		// What starting has used is given back within a minute.
-		eventually(t, "the plugin takes at most 20 MB", func() bool { return c.memory(t, n) <= most })
-		// And that is not the low tide only: the plugin is asked how it is, and looks at its Node.
-		var highest float64
+		// The plugin is asked how it is, and looks at its Node, all the time: the highest of many readings counts.
+		var anonymous, resident float64
 		for range 20 {
-			highest = max(highest, c.memory(t, n))
+			anonymous = max(anonymous, c.memory(t, n, "RssAnon"))
+			resident = max(resident, c.memory(t, n, "VmRSS"))
 			time.Sleep(2 * time.Second)
 		}
-		if highest > most {
-			t.Errorf("the plugin takes up to %.1f MB", highest/1e6)
+		if anonymous > 12 || resident > 32 {
+			t.Errorf(
+				"the plugin takes up to %.1f MiB of anonymous memory, of 12, and %.1f MiB resident, of 32",
+				anonymous,
+				resident,
+			)
 		}
-		t.Logf("measured: resident memory of a node's plugin, which registers by itself and has no volume: up to %.1f MB", highest/1e6)
+		t.Logf(
+			"measured: memory of a node's plugin, which registers by itself and has no volume: up to %.1f MiB anonymous, %.1f MiB resident",
+			anonymous,
+			resident,
+		)
 	})
 }
 
-// memory is what is resident of the plugin on a node, in bytes. The pod's other process is a stand-in for Kubernetes' pause, which
-// takes less than half a megabyte.
-func (c *cluster) memory(t *testing.T, n *node) (bytes float64) {
+// memory is what the plugin on a node takes in MiB, by a name of /proc/PID/status. The pod's other process is a stand-in for
+// Kubernetes' pause, which takes less than half a megabyte.
+func (c *cluster) memory(t *testing.T, n *node, which string) (mebibytes float64) {
 	t.Helper()
-	uid := c.get(t, ".items[*].metadata.uid", "-n", namespace, "pods", "-l", "app=oxide-csi-node", "--field-selector=spec.nodeName="+n.Name)
+	uid := c.get(
+		t,
+		".items[*].metadata.uid",
+		"-n",
+		namespace,
+		"pods",
+		"-l",
+		"app=oxide-csi-node",
+		"--field-selector=spec.nodeName="+n.Name,
+	)
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
 	must(t, err)
 	for _, file := range files {
@@ -172,16 +228,17 @@ func (c *cluster) memory(t *testing.T, n *node) (bytes float64) {
 			continue
 		}
 		must(t, err)
-		if match := regexp.MustCompile(`(?s)^Name:\s+oxide-csi\n.*VmRSS:\s+(\d+) kB`).FindSubmatch(status); match != nil {
+		if match := regexp.MustCompile(`(?s)^Name:\s+oxide-csi\n.*` + which + `:\s+(\d+) kB`).
+			FindSubmatch(status); match != nil {
 			kib, err := strconv.ParseFloat(string(match[1]), 64)
 			must(t, err)
-			bytes += 1024 * kib
+			mebibytes += kib / 1024
 		}
 	}
-	if bytes == 0 {
+	if mebibytes == 0 {
 		t.Errorf("no plugin of pod %q is found", uid)
 	}
-	return bytes
+	return mebibytes
 }
 
 // racks shows that volumes are made where their pods are, and stay there.
@@ -194,8 +251,18 @@ func (c *cluster) racks(t *testing.T) {
 	}
 	c.apply(t, pod{name: "elsewhere", claim: "west", on: c.a}.String())
 	c.unschedulable(t, "elsewhere", "didn't match PersistentVolume's node affinity")
-	c.apply(t, "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: west}\nspec: {volumeSnapshotClassName: oxide-disk, source: {persistentVolumeClaimName: west}}\n---\n"+
-		claim{name: "restored", source: "{apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: west}"}.String()+pod{name: "restored", claim: "restored", on: c.c}.String())
+	c.apply(
+		t,
+		"apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: west}\nspec: {volumeSnapshotClassName: oxide-disk, source: {persistentVolumeClaimName: west}}\n---\n"+
+			claim{
+				name:   "restored",
+				source: "{apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: west}",
+			}.String()+pod{
+			name:  "restored",
+			claim: "restored",
+			on:    c.c,
+		}.String(),
+	)
 	c.running(t, "restored")
 	c.gone(t, "pod/elsewhere", "pod/west", "pod/restored", "pvc/west", "pvc/restored", "volumesnapshot/west")
 }
@@ -205,7 +272,16 @@ func (c *cluster) drained(t *testing.T) {
 	c.apply(t, claim{name: "leaves"}.String()+pod{name: "leaves", claim: "leaves", on: c.b}.String())
 	c.running(t, "leaves")
 	plugin := func() string {
-		return c.get(t, ".items[*].metadata.name", "-n", namespace, "pods", "-l", "app=oxide-csi-node", "--field-selector=spec.nodeName="+c.b.Name)
+		return c.get(
+			t,
+			".items[*].metadata.name",
+			"-n",
+			namespace,
+			"pods",
+			"-l",
+			"app=oxide-csi-node",
+			"--field-selector=spec.nodeName="+c.b.Name,
+		)
 	}
 	c.kubectl(t, "-n", namespace, "delete", "pod", plugin(), "--timeout=60s") // the wait would be longer
 	c.rolledOut(t)
@@ -216,7 +292,15 @@ func (c *cluster) drained(t *testing.T) {
 	if _, err := c.try("-n", namespace, "wait", "--for=delete", "pod/"+last, "--timeout=10s"); err == nil {
 		t.Fatal("the plugin is gone, and the volume still attached")
 	}
-	c.kubectl(t, "drain", c.b.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+patience.String())
+	c.kubectl(
+		t,
+		"drain",
+		c.b.Name,
+		"--ignore-daemonsets",
+		"--delete-emptydir-data",
+		"--force",
+		"--timeout="+patience.String(),
+	)
 	eventually(t, "the volume is detached", func() bool { return len(c.attached(t, c.b)) == 0 })
 	if _, err := c.try("-n", namespace, "wait", "--for=delete", "pod/"+last, "--timeout=60s"); err != nil {
 		t.Errorf("nothing is attached, and the plugin is still there: %v", err)
@@ -233,7 +317,11 @@ func (c *cluster) drained(t *testing.T) {
 func (c *cluster) uninstalled(t *testing.T) {
 	c.helm(t, "uninstall", "oxide-csi")
 	for _, n := range []*node{c.a, c.b, c.c} {
-		eventually(t, n.Name+" has no plugin", func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" })
+		eventually(
+			t,
+			n.Name+" has no plugin",
+			func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" },
+		)
 	}
 	kinds := "deployments,daemonsets,pods,serviceaccounts,roles,rolebindings,configmaps,poddisruptionbudgets,services,csistoragecapacities"
 	eventually(t, "its objects are gone", func() bool {
@@ -260,7 +348,9 @@ func (c *cluster) rolledOut(t *testing.T) {
 // helm runs helm as the administrator.
 func (c *cluster) helm(t *testing.T, args ...string) {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(c.programs, "helm"), append(args, "--namespace="+namespace, "--kubeconfig="+c.path("admin.kubeconfig"))...)
+	cmd := exec.Command(
+		filepath.Join(c.programs, "helm"),
+		append(args, "--namespace="+namespace, "--kubeconfig="+c.path("admin.kubeconfig"))...)
 	cmd.Env = append(os.Environ(), "HOME="+c.dir)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("helm %s: %v: %s", strings.Join(args, " "), err, out)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build k8s
 
 package k8s_test
@@ -59,9 +63,14 @@ func newBootingCluster(t *testing.T) *cluster {
 	c.a, c.b = made("node-a", nodeA), made("node-b", nodeB)
 	self, err := os.Executable()
 	must(t, err)
-	boot, err := lab.WriteBoot(c.dir, filepath.Join(c.made, "oxide-sim"), 10*time.Second, fmt.Sprintf(`cd %s/nodes/$OXIDE_SIM_INSTANCE
+	boot, err := lab.WriteBoot(
+		c.dir,
+		filepath.Join(c.made, "oxide-sim"),
+		10*time.Second,
+		fmt.Sprintf(`cd %s/nodes/$OXIDE_SIM_INSTANCE
 export %s=$PWD/node.json
-exec %s >>console.log 2>&1`, c.dir, asNode, self))
+exec %s >>console.log 2>&1`, c.dir, asNode, self),
+	)
 	must(t, err)
 	c.sim = c.startRack(t, "rack", rackAddress, "node-a,node-b", "--guest-boot="+boot)
 	t.Cleanup(func() {
@@ -91,7 +100,7 @@ func (c *cluster) restartedOnce(t *testing.T) {
 	if got := c.events(t, c.a, "RestartPlanned"); !strings.Contains(got, "is restarted to change its disks") {
 		t.Errorf("the node's events say %q", got)
 	}
-	if got := c.counted(t, `oxide_csi_restarts_total{rack="default",outcome="restarted"}`); got != 1 {
+	if got := c.counted(t, `oxide_csi_restarts_total{outcome="restarted",rack="default"}`); got != 1 {
 		t.Errorf("the metric says %v", got)
 	}
 	c.downtime(t, c.a, databases.names())
@@ -154,12 +163,19 @@ func (c *cluster) moves(t *testing.T) {
 
 // undrainable has the pods taken off before, which a PodDisruptionBudget forbids.
 func (c *cluster) undrainable(t *testing.T) {
-	c.apply(t, "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: db}\nspec: {minAvailable: 3, selector: {matchLabels: {app: db}}}\n")
+	c.apply(
+		t,
+		"apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: db}\nspec: {minAvailable: 3, selector: {matchLabels: {app: db}}}\n",
+	)
 	c.kubectl(t, "apply", "-k", "overlay-drain")
 	c.rolledOut(t)
 	before := c.incarnations(t, databases)
 	c.apply(t, set{name: "more", pods: 1, on: c.a}.String())
-	c.refused(t, c.a, "it could not be drained in 20s: [pod default/db-0 must not be evicted yet: a PodDisruptionBudget allows no disruption")
+	c.refused(
+		t,
+		c.a,
+		"it could not be drained in 20s: [pod default/db-0 must not be evicted yet: a PodDisruptionBudget allows no disruption",
+	)
 	c.uncordoned(t, c.a)
 	c.back(t, before, 0)
 	c.boots(t, 3, 1)
@@ -226,7 +242,9 @@ func (c *cluster) incarnations(t *testing.T, s set) map[string]incarnation {
 	t.Helper()
 	found := map[string]incarnation{}
 	for _, pod := range s.names() {
-		fields := strings.Fields(c.get(t, ".metadata.uid} {.spec.nodeName} {.status.containerStatuses[0].restartCount", "pod", pod))
+		fields := strings.Fields(
+			c.get(t, ".metadata.uid} {.spec.nodeName} {.status.containerStatuses[0].restartCount", "pod", pod),
+		)
 		if len(fields) != 3 {
 			t.Fatalf("pod %s is %q", pod, fields)
 		}
@@ -243,7 +261,15 @@ func (c *cluster) back(t *testing.T, before map[string]incarnation, restarts int
 	for pod, want := range before {
 		want.restarts += restarts
 		eventually(t, pod+" is back", func() bool {
-			return c.get(t, `.status.containerStatuses[0].restartCount} {.status.conditions[?(@.type=="Ready")].status`, "pod", pod) == fmt.Sprint(want.restarts, " True")
+			return c.get(
+				t,
+				`.status.containerStatuses[0].restartCount} {.status.conditions[?(@.type=="Ready")].status`,
+				"pod",
+				pod,
+			) == fmt.Sprint(
+				want.restarts,
+				" True",
+			)
 		})
 		if now := c.incarnations(t, set{name: strings.TrimRight(pod, "-0123456789"), pods: len(before)})[pod]; now != want {
 			t.Errorf("%s was %+v and is %+v", pod, before[pod], now)
@@ -262,19 +288,32 @@ func (c *cluster) detached(t *testing.T, pv string) {
 // events are the messages of a node's events.
 func (c *cluster) events(t *testing.T, n *node, reason string) string {
 	t.Helper()
-	return c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.kind=Node,involvedObject.name="+n.Name+",reason="+reason)
+	return c.get(
+		t,
+		".items[*].message",
+		"events",
+		"--field-selector=involvedObject.kind=Node,involvedObject.name="+n.Name+",reason="+reason,
+	)
 }
 
 // refused waits until a node's events say why it is not restarted.
 func (c *cluster) refused(t *testing.T, n *node, why string) {
 	t.Helper()
-	eventually(t, "the node's events say: "+why, func() bool { return strings.Contains(c.events(t, n, "RestartRefused"), why) })
+	eventually(
+		t,
+		"the node's events say: "+why,
+		func() bool { return strings.Contains(c.events(t, n, "RestartRefused"), why) },
+	)
 }
 
 // uncordoned waits until a node takes pods again.
 func (c *cluster) uncordoned(t *testing.T, n *node) {
 	t.Helper()
-	eventually(t, n.Name+" is not cordoned any more", func() bool { return c.get(t, ".spec.unschedulable", "node", n.Name) == "" })
+	eventually(
+		t,
+		n.Name+" is not cordoned any more",
+		func() bool { return c.get(t, ".spec.unschedulable", "node", n.Name) == "" },
+	)
 }
 
 // bootID is that of a node's boot.
@@ -305,7 +344,12 @@ func (c *cluster) downtime(t *testing.T, n *node, pods []string) {
 		}
 	}
 	took := ready.Sub(down)
-	t.Logf("measured: from the stop of %s until all of its %d pods with volumes were ready: %.0f s", n.Name, len(pods), took.Seconds())
+	t.Logf(
+		"measured: from the stop of %s until all of its %d pods with volumes were ready: %.0f s",
+		n.Name,
+		len(pods),
+		took.Seconds(),
+	)
 	if took <= 0 || took > restartBudget {
 		t.Errorf("it took %s, more than %s or nothing", took, restartBudget)
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux && amd64
 
 package main
@@ -154,7 +158,12 @@ func (o *ordeal) run(ctx context.Context) (err error) {
 		return err
 	}
 	if err := o.live(ctx, p); err != nil {
-		err = fmt.Errorf("%w\n--- the killed plugin:\n%s--- the next one:\n%s", err, lastLines(log), lastLines(p.log.String()))
+		err = fmt.Errorf(
+			"%w\n--- the killed plugin:\n%s--- the next one:\n%s",
+			err,
+			lastLines(log),
+			lastLines(p.log.String()),
+		)
 		return errors.Join(err, p.stop())
 	}
 	return p.stop()

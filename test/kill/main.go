@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux && amd64
 
 // Command kill kills the node plugin at every step of its calls, and sees that the orchestrator's retry puts everything
@@ -84,7 +88,7 @@ func run(ctx context.Context, only string, point, most int) (err error) {
 				}
 			}
 			if r != nil {
-				errs[worker] = errors.Join(errs[worker], r.close())
+				errs[worker] = errors.Join(errs[worker], r.guests.Close())
 			}
 		})
 	}
@@ -126,7 +130,11 @@ func report(chosen []campaign, results []result, took time.Duration) error {
 			fmt.Printf("FAILED %s: %s\n", c.name(), failure)
 		}
 	}
-	fmt.Printf("%d kills in %s: each volume was usable afterwards, unless it says FAILED above\n", kills, took.Round(time.Second))
+	fmt.Printf(
+		"%d kills in %s: each volume was usable afterwards, unless it says FAILED above\n",
+		kills,
+		took.Round(time.Second),
+	)
 	if failures > 0 {
 		return fmt.Errorf("%d of %d kills left something wrong", failures, kills)
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux && amd64
 
 package main
@@ -45,21 +49,25 @@ func newRig(dir, name, program string) (*rig, error) {
 		return nil, err
 	}
 	var err error
-	r.guests, err = guest.New(guest.Options{Root: r.path("guests"), StateDir: r.path("disks"), Log: slog.New(slog.DiscardHandler)})
+	r.guests, err = guest.New(
+		guest.Options{Root: r.path("guests"), StateDir: r.path("disks"), Log: slog.New(slog.DiscardHandler)},
+	)
 	if err != nil {
 		return nil, err
 	}
 	err = errors.Join(r.guests.CreateInstance(instanceID, "node"), r.guests.CreateDisk("boot", mib))
 	if err == nil {
-		err = r.guests.PowerOn(instanceID, []simrack.GuestDisk{{ID: "boot", Name: "node-boot", SizeBytes: mib, BlockSize: 512, Boot: true}}, nil)
+		err = r.guests.PowerOn(
+			instanceID,
+			[]simrack.GuestDisk{{ID: "boot", Name: "node-boot", SizeBytes: mib, BlockSize: 512, Boot: true}},
+			nil,
+		)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.guests.Close())
 	}
 	return r, nil
 }
-
-func (r *rig) close() error { return r.guests.Close() }
 
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 
@@ -75,8 +83,16 @@ type plugin struct {
 func (r *rig) start() (*plugin, error) {
 	guestDir := r.guests.Dir(instanceID)
 	p := &plugin{log: &strings.Builder{}}
-	p.cmd = exec.Command(r.program, "--mode=node", "--endpoint=unix://"+r.path("csi.sock"), "--instance-id="+instanceID, "--state-dir="+r.path("state"),
-		"--dev-root="+filepath.Join(guestDir, "dev"), "--sys-root="+filepath.Join(guestDir, "sys"), "--device-timeout=2s")
+	p.cmd = exec.Command(
+		r.program,
+		"--mode=node",
+		"--endpoint=unix://"+r.path("csi.sock"),
+		"--instance-id="+instanceID,
+		"--state-dir="+r.path("state"),
+		"--dev-root="+filepath.Join(guestDir, "dev"),
+		"--sys-root="+filepath.Join(guestDir, "sys"),
+		"--device-timeout=2s",
+	)
 	p.cmd.Env = []string{}
 	p.cmd.Stderr = p.log
 	if err := p.cmd.Start(); err != nil {
@@ -148,7 +164,10 @@ func (r *rig) newVolume(fsType string, block bool, size int64) (*volume, error) 
 }
 
 func (v *volume) plug() error {
-	return v.rig.guests.Plug(instanceID, simrack.GuestDisk{ID: v.id, Name: diskName, Slot: 1, SizeBytes: v.size, BlockSize: 512})
+	return v.rig.guests.Plug(
+		instanceID,
+		simrack.GuestDisk{ID: v.id, Name: diskName, Slot: 1, SizeBytes: v.size, BlockSize: 512},
+	)
 }
 
 func (v *volume) unplug() error { return v.rig.guests.Unplug(instanceID, v.id) }
@@ -173,7 +192,9 @@ func (v *volume) remove() error {
 }
 
 func (v *volume) capability() *csi.VolumeCapability {
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
+	c := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
 	if v.block {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
@@ -184,8 +205,21 @@ func (v *volume) capability() *csi.VolumeCapability {
 
 func (v *volume) contexts() (publish, volume map[string]string) {
 	size := fmt.Sprint(v.size)
-	return map[string]string{"diskName": diskName, "diskID": v.id, "sizeBytes": size, "blockSize": "512", "origin": "blank", "readOnly": "false", "fsLineage": ""},
-		map[string]string{"diskName": diskName, "sizeBytes": size, "blockSize": "512", "rootMode": "0770"}
+	return map[string]string{
+			"diskName":  diskName,
+			"diskID":    v.id,
+			"sizeBytes": size,
+			"blockSize": "512",
+			"origin":    "blank",
+			"readOnly":  "false",
+			"fsLineage": "",
+		},
+		map[string]string{
+			"diskName":  diskName,
+			"sizeBytes": size,
+			"blockSize": "512",
+			"rootMode":  "0770",
+		}
 }
 
 // rpc is one of the node's calls about a volume.
@@ -208,12 +242,21 @@ func (v *volume) call(ctx context.Context, p *plugin, call rpc) (err error) {
 	switch call {
 	case stage:
 		_, err = p.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability(), PublishContext: publishContext, VolumeContext: volumeContext,
+			VolumeId:          v.id,
+			StagingTargetPath: v.staging,
+			VolumeCapability:  v.capability(),
+			PublishContext:    publishContext,
+			VolumeContext:     volumeContext,
 		})
 	case publish:
 		_, err = p.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability(), Readonly: v.readOnly,
-			PublishContext: publishContext, VolumeContext: volumeContext,
+			VolumeId:          v.id,
+			StagingTargetPath: v.staging,
+			TargetPath:        v.target,
+			VolumeCapability:  v.capability(),
+			Readonly:          v.readOnly,
+			PublishContext:    publishContext,
+			VolumeContext:     volumeContext,
 		})
 	case unpublish:
 		_, err = p.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})

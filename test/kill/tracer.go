@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux && amd64
 
 package main
@@ -18,19 +22,52 @@ import (
 // steps are the system calls before which a process may be killed: those that look at the world or change it. Left out is
 // what only the process itself would notice, such as memory and waiting, and what it writes to its log and its socket.
 var steps = map[uint64]bool{
-	unix.SYS_OPENAT: true, unix.SYS_PREAD64: true, unix.SYS_PWRITE64: true, unix.SYS_IOCTL: true, unix.SYS_FLOCK: true,
-	unix.SYS_FSYNC: true, unix.SYS_FDATASYNC: true, unix.SYS_FALLOCATE: true,
-	unix.SYS_MKDIR: true, unix.SYS_MKDIRAT: true, unix.SYS_RMDIR: true, unix.SYS_UNLINK: true, unix.SYS_UNLINKAT: true,
-	unix.SYS_RENAME: true, unix.SYS_RENAMEAT: true, unix.SYS_RENAMEAT2: true,
-	unix.SYS_MOUNT: true, unix.SYS_UMOUNT2: true, unix.SYS_OPEN_TREE: true, unix.SYS_MOVE_MOUNT: true, unix.SYS_MOUNT_SETATTR: true,
-	unix.SYS_CHMOD: true, unix.SYS_FCHMODAT: true, unix.SYS_FCHOWNAT: true, unix.SYS_LCHOWN: true,
-	unix.SYS_CLONE: true, unix.SYS_CLONE3: true, unix.SYS_VFORK: true, unix.SYS_EXECVE: true, unix.SYS_WAITID: true, unix.SYS_WAIT4: true,
+	unix.SYS_OPENAT:        true,
+	unix.SYS_PREAD64:       true,
+	unix.SYS_PWRITE64:      true,
+	unix.SYS_IOCTL:         true,
+	unix.SYS_FLOCK:         true,
+	unix.SYS_FSYNC:         true,
+	unix.SYS_FDATASYNC:     true,
+	unix.SYS_FALLOCATE:     true,
+	unix.SYS_MKDIR:         true,
+	unix.SYS_MKDIRAT:       true,
+	unix.SYS_RMDIR:         true,
+	unix.SYS_UNLINK:        true,
+	unix.SYS_UNLINKAT:      true,
+	unix.SYS_RENAME:        true,
+	unix.SYS_RENAMEAT:      true,
+	unix.SYS_RENAMEAT2:     true,
+	unix.SYS_MOUNT:         true,
+	unix.SYS_UMOUNT2:       true,
+	unix.SYS_OPEN_TREE:     true,
+	unix.SYS_MOVE_MOUNT:    true,
+	unix.SYS_MOUNT_SETATTR: true,
+	unix.SYS_CHMOD:         true,
+	unix.SYS_FCHMODAT:      true,
+	unix.SYS_FCHOWNAT:      true,
+	unix.SYS_LCHOWN:        true,
+	unix.SYS_CLONE:         true,
+	unix.SYS_CLONE3:        true,
+	unix.SYS_VFORK:         true,
+	unix.SYS_EXECVE:        true,
+	unix.SYS_WAITID:        true,
+	unix.SYS_WAIT4:         true,
 }
 
 // childSteps are those of the plugin's programs: without the loading of libraries.
 var childSteps = map[uint64]bool{
-	unix.SYS_PWRITE64: true, unix.SYS_WRITE: true, unix.SYS_IOCTL: true, unix.SYS_FSYNC: true, unix.SYS_FDATASYNC: true, unix.SYS_FALLOCATE: true,
-	unix.SYS_MOUNT: true, unix.SYS_MOVE_MOUNT: true, unix.SYS_FSCONFIG: true, unix.SYS_FSMOUNT: true, unix.SYS_EXECVE: true,
+	unix.SYS_PWRITE64:   true,
+	unix.SYS_WRITE:      true,
+	unix.SYS_IOCTL:      true,
+	unix.SYS_FSYNC:      true,
+	unix.SYS_FDATASYNC:  true,
+	unix.SYS_FALLOCATE:  true,
+	unix.SYS_MOUNT:      true,
+	unix.SYS_MOVE_MOUNT: true,
+	unix.SYS_FSCONFIG:   true,
+	unix.SYS_FSMOUNT:    true,
+	unix.SYS_EXECVE:     true,
 }
 
 // tracer follows a process and everything that it starts, and counts their steps.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build nomad
 
 package nomad_test
@@ -72,7 +76,13 @@ type cluster struct {
 
 // newCluster starts everything and waits until the clients are ready.
 func newCluster(t *testing.T) *cluster {
-	c := &cluster{t: t, nomad: program(t, "nomad"), dockerd: program(t, "dockerd"), docker: program(t, "docker"), clients: map[string]*machine{}}
+	c := &cluster{
+		t:       t,
+		nomad:   program(t, "nomad"),
+		dockerd: program(t, "dockerd"),
+		docker:  program(t, "docker"),
+		clients: map[string]*machine{},
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: Nomad clients that run tasks, and guests with disks")
 	}
@@ -278,10 +288,36 @@ mkdir -p "$docker/data" && mount -t tmpfs tmpfs "$docker/data" || exit 1
 until [ -S "$docker/` + dockerSocket + `" ]; do kill -0 $! || { cat "$docker/log"; exit 1; }; sleep 0.1; done
 while :; do "$3" agent -config="$4"; done`
 	// Tasks of raw_exec have the agent's environment.
-	p := start(c.t, name,
-		[]string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys", "OXIDE_CSI_LOG_LEVEL=debug"},
-		"unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc",
-		"sh", "-c", script, "sh", folder, c.host(), c.nomad, config, guest, c.dockerd, c.cgroup(name), c.runtime())
+	p := start(
+		c.t,
+		name,
+		[]string{
+			"PATH=" + os.Getenv("PATH"),
+			"HOME=/root",
+			"OXIDE_CSI_DEV_ROOT=" + guest + "/dev",
+			"OXIDE_CSI_SYS_ROOT=" + guest + "/sys",
+			"OXIDE_CSI_LOG_LEVEL=debug",
+		},
+		"unshare",
+		"--mount",
+		"--propagation=private",
+		"--pid",
+		"--fork",
+		"--kill-child",
+		"--mount-proc",
+		"sh",
+		"-c",
+		script,
+		"sh",
+		folder,
+		c.host(),
+		c.nomad,
+		config,
+		guest,
+		c.dockerd,
+		c.cgroup(name),
+		c.runtime(),
+	)
 	m := &machine{process: p, cluster: c}
 	c.t.Cleanup(func() {
 		if c.t.Failed() {
@@ -293,13 +329,16 @@ while :; do "$3" agent -config="$4"; done`
 
 // answers are the lines with which the machine's plugins say that they have answered a call.
 func (m *machine) answers() (lines []string) {
-	logs, err := filepath.Glob(filepath.Join(m.cluster.dir, m.name, "data", "alloc", "*", "alloc", "logs", "plugin.stderr.*"))
+	logs, err := filepath.Glob(
+		filepath.Join(m.cluster.dir, m.name, "data", "alloc", "*", "alloc", "logs", "plugin.stderr.*"),
+	)
 	must(m.t, err)
 	for _, log := range logs {
 		text, err := os.ReadFile(log)
 		must(m.t, err)
 		for line := range strings.Lines(string(text)) {
-			if strings.Contains(line, "msg=answered") && !strings.Contains(line, "level=DEBUG") || strings.Contains(line, "method=NodeGetInfo") {
+			if strings.Contains(line, "msg=answered") && !strings.Contains(line, "level=DEBUG") ||
+				strings.Contains(line, "method=NodeGetInfo") {
 				lines = append(lines, line)
 			}
 		}
@@ -412,7 +451,15 @@ func (c cli) try(args ...string) (stdout, stderr string, err error) {
 	cmd := exec.CommandContext(ctx, c.nomad, args...)
 	cmd.Dir = deploy
 	cmd.Stdin = strings.NewReader("y\n") // to whatever it asks
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + c.dir, "NOMAD_ADDR=" + c.address, "NOMAD_TOKEN=" + c.token, "NOMAD_CLI_NO_COLOR=1"}, c.variables...)
+	cmd.Env = append(
+		[]string{
+			"PATH=" + os.Getenv("PATH"),
+			"HOME=" + c.dir,
+			"NOMAD_ADDR=" + c.address,
+			"NOMAD_TOKEN=" + c.token,
+			"NOMAD_CLI_NO_COLOR=1",
+		},
+		c.variables...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
@@ -454,7 +501,13 @@ type process struct {
 // start starts a program with exactly this environment, and ends it with the test.
 func start(t *testing.T, name string, environ []string, path string, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, name: name, cmd: exec.Command(path, args...), done: make(chan struct{}), log: filepath.Join(t.TempDir(), "log")}
+	p := &process{
+		t:    t,
+		name: name,
+		cmd:  exec.Command(path, args...),
+		done: make(chan struct{}),
+		log:  filepath.Join(t.TempDir(), "log"),
+	}
 	log, err := os.Create(p.log)
 	must(t, err)
 	p.cmd.Env = environ

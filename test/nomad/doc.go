@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package nomad runs the job files of deploy/nomad on a real Nomad: a server and two clients with ACLs on, before a simulated
 // rack whose instances the two clients are. What is typed here is what docs/how-to/nomad.md says to type.
 //

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build nomad
 
 package nomad_test
@@ -6,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,9 +18,10 @@ import (
 )
 
 const (
-	// pluginImage is the plugin's, consumerImage has a shell for those who use volumes.
-	pluginImage   = "oxidecomputer/oxide-csi-plugin:test"
-	consumerImage = "consumer:test"
+	// Images of the node, of the controller, and of jobs that use volumes, which has a shell.
+	pluginImage     = "oxidecomputer/oxide-csi-plugin:test"
+	controllerImage = "oxidecomputer/oxide-csi-controller:test"
+	consumerImage   = "consumer:test"
 
 	// Folders of a client: Docker's own, and the one that the job files mount at /var/lib/oxide-csi. In that is the guest, since
 	// /dev and /sys of a container are this machine's.
@@ -90,13 +96,14 @@ func testdata(t *testing.T, file string) string {
 	return path
 }
 
-// images makes the plugin's image as make does, and one for those who use volumes, and gives them to the clients.
+// images makes both images of the plugin as make does, and one for jobs that use volumes. It loads them on the clients.
 func (c *cluster) images(t *testing.T) {
 	t.Helper()
 	tools := strings.Fields(c.output(t, "make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools"))
-	plugin := filepath.Join(c.dir, "plugin.tar")
-	c.output(t, "go", append([]string{"run", "../../deploy/image", "-o=" + plugin, "-program=" + programs.Plugin, "-tag=" + pluginImage,
-		"-user=65532:65532"}, tools...)...)
+	plugin, controller := filepath.Join(c.dir, "plugin.tar"), filepath.Join(c.dir, "controller.tar")
+	image := []string{"run", "../../deploy/image", "-program=" + programs.Plugin, "-user=65532:65532"}
+	c.output(t, "go", slices.Concat(image, []string{"-o=" + plugin, "-tag=" + pluginImage}, tools)...)
+	c.output(t, "go", slices.Concat(image, []string{"-o=" + controller, "-tag=" + controllerImage, "-certificates"})...)
 	consumer := filepath.Join(c.dir, "consumer")
 	must(t, os.MkdirAll(filepath.Join(consumer, "bin"), 0o755))
 	busybox, err := exec.LookPath("busybox")
@@ -106,6 +113,7 @@ func (c *cluster) images(t *testing.T) {
 	for _, name := range nodes {
 		m := c.clients[name]
 		m.docker(t, "load", "--input="+plugin)
+		m.docker(t, "load", "--input="+controller)
 		m.docker(t, "import", consumer+".tar", consumerImage)
 	}
 }

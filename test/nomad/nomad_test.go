@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build nomad
 
 package nomad_test
@@ -44,6 +48,7 @@ func (c *cluster) values() []string {
 		"NOMAD_VAR_oxide_project=" + c.sim.Project,
 		"NOMAD_VAR_cluster_id=nomad-test",
 		"NOMAD_VAR_image=" + pluginImage,
+		"NOMAD_VAR_controller_image=" + controllerImage,
 		"NOMAD_VAR_command=" + programs.Plugin,
 		"NOMAD_VAR_data_dir=" + filepath.Join(c.host(), "data"),
 		"NOMAD_VAR_state_dir=" + filepath.Join(c.host(), "state"),
@@ -87,7 +92,16 @@ func (c *cluster) jobFiles(t *testing.T) {
 // install brings the plugin up, with a token in Nomad's variables and the policies that ship.
 func (c *cluster) install(t *testing.T) {
 	root := c.as(c.management, c.values()...)
-	root.run(t, "acl", "policy", "apply", "-namespace=default", "-job=oxide-csi-node", "oxide-csi-node", "policies/node.policy.hcl")
+	root.run(
+		t,
+		"acl",
+		"policy",
+		"apply",
+		"-namespace=default",
+		"-job=oxide-csi-node",
+		"oxide-csi-node",
+		"policies/node.policy.hcl",
+	)
 	root.run(t, "var", "put", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token))
 	root.run(t, "job", "run", "binary/controller.nomad.hcl")
 	root.run(t, "job", "run", "binary/node.nomad.hcl")
@@ -111,7 +125,8 @@ func (c *cluster) healthy(controllers, nodes int) {
 func (c *cluster) operator(t *testing.T) cli {
 	root := c.as(c.management)
 	root.run(t, "acl", "policy", "apply", "volumes", "policies/operator.policy.hcl")
-	made, _, err := c.admin.ACLTokens().Create(&api.ACLToken{Name: "operator", Type: "client", Policies: []string{"volumes"}}, nil)
+	made, _, err := c.admin.ACLTokens().
+		Create(&api.ACLToken{Name: "operator", Type: "client", Policies: []string{"volumes"}}, nil)
 	must(t, err)
 	return c.as(made.SecretID)
 }
@@ -141,7 +156,11 @@ func (c *cluster) life(t *testing.T) {
 		c.running(first)
 	})
 	c.part("another program at the same path", func(t *testing.T) {
-		c.startedAgain(c.clients["node-a"], "node", func() { c.as(c.management).run(t, "job", "restart", "-yes", "oxide-csi-node") })
+		c.startedAgain(
+			c.clients["node-a"],
+			"node",
+			func() { c.as(c.management).run(t, "job", "restart", "-yes", "oxide-csi-node") },
+		)
 		c.healthy(2, 2)
 		c.running(first)
 	})
@@ -197,7 +216,8 @@ func (c *cluster) life(t *testing.T) {
 // execController runs the controller by the exec driver.
 func (c *cluster) execController(t *testing.T) {
 	t.Helper()
-	c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).run(t, "job", "run", "binary/controller.nomad.hcl")
+	c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).
+		run(t, "job", "run", "binary/controller.nomad.hcl")
 	c.healthy(2, 2)
 }
 
@@ -309,7 +329,12 @@ func (c *cluster) rotate(t *testing.T) {
 	must(t, err)
 	must(t, c.sim.RevokeToken(t.Context(), c.sim.Token))
 	root, operator := c.as(c.management), c.operator(t)
-	if _, stderr, err := operator.try("volume", "create", "volumes/create.volume.hcl"); err == nil || !strings.Contains(stderr, "Unauthenticated") {
+	if _, stderr, err := operator.try(
+		"volume",
+		"create",
+		"volumes/create.volume.hcl",
+	); err == nil ||
+		!strings.Contains(stderr, "Unauthenticated") {
 		t.Errorf("with a revoked token: %v: %s", err, stderr)
 	}
 	root.run(t, "var", "put", "-force", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", token))
@@ -353,7 +378,12 @@ func (c *cluster) existing(t *testing.T) {
 	}})
 	must(t, err)
 	operator := c.operator(t)
-	operator.run(t, "volume", "register", c.filled(t, "volumes/register.volume.hcl", "DISK-ID", disk.Id, "DISK-NAME", string(disk.Name)))
+	operator.run(
+		t,
+		"volume",
+		"register",
+		c.filled(t, "volumes/register.volume.hcl", "DISK-ID", disk.Id, "DISK-NAME", string(disk.Name)),
+	)
 	alloc := c.example(t, operator, "existing", "node-b")
 	c.lines(t, operator, alloc, alloc)
 	c.stop(t, operator, "existing")
@@ -383,7 +413,8 @@ func (c *cluster) placed(client string) (alloc string) {
 			return false
 		}
 		i := slices.IndexFunc(allocs, func(a *api.AllocationListStub) bool {
-			return a.NodeName == client && a.DesiredStatus == api.AllocDesiredStatusRun && a.ClientStatus == api.AllocClientStatusRunning
+			return a.NodeName == client && a.DesiredStatus == api.AllocDesiredStatusRun &&
+				a.ClientStatus == api.AllocClientStatusRunning
 		})
 		if i < 0 {
 			if failed := failure(allocs); failed != last {
@@ -531,7 +562,13 @@ func (c *cluster) monolith(t *testing.T) {
 		return err == nil && len(plugins) == 0
 	})
 	root.run(t, "acl", "policy", "apply", "-namespace=default", "-job=oxide-csi", "oxide-csi", "policies/node.policy.hcl")
-	root.run(t, "var", "put", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token, "oxide-csi-controller", "oxide-csi"))
+	root.run(
+		t,
+		"var",
+		"put",
+		"-in=hcl",
+		"@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token, "oxide-csi-controller", "oxide-csi"),
+	)
 	root.run(t, "job", "run", "binary/monolith.nomad.hcl")
 	c.healthy(1, 1)
 	operator := c.operator(t)

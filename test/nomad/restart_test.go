@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build nomad
 
 package nomad_test
@@ -27,7 +31,10 @@ func TestPlannedRestart(t *testing.T) {
 	c.installForRestarts(t)
 	operator := c.operator(t)
 	c.stays(t, operator, "witness", "{}")
-	inPlace := map[string][]string{"witness": c.runs("witness", "node-a", 1), "oxide-csi-node": c.runs("oxide-csi-node", "node-a", 1)}
+	inPlace := map[string][]string{
+		"witness":        c.runs("witness", "node-a", 1),
+		"oxide-csi-node": c.runs("oxide-csi-node", "node-a", 1),
+	}
 	for _, volume := range []string{"first[0]", "first[1]", "second[0]"} {
 		operator.run(t, "volume", "create", c.filled(t, "volumes/create.volume.hcl", `"data"`, `"`+volume+`"`))
 	}
@@ -95,7 +102,16 @@ func TestPlannedRestart(t *testing.T) {
 // group runs the job of deploy/nomad for volumes that belong together.
 func (c *cluster) group(t *testing.T, user cli, name string, volumes int, client string) {
 	t.Helper()
-	user.run(t, "job", "run", "-detach", "-var=name="+name, fmt.Sprintf("-var=volumes=%d", volumes), "-var=client="+client, "group.nomad.hcl")
+	user.run(
+		t,
+		"job",
+		"run",
+		"-detach",
+		"-var=name="+name,
+		fmt.Sprintf("-var=volumes=%d", volumes),
+		"-var=client="+client,
+		"group.nomad.hcl",
+	)
 }
 
 // another waits until other allocations of a job run on a client than these, or none of these any more.
@@ -124,11 +140,16 @@ func newBootingCluster(t *testing.T) *cluster {
 	for n, name := range nodes {
 		c.bootingClient(n, name, rpc)
 	}
-	boot, err := lab.WriteBoot(c.dir, programs.Sim, 10*time.Second, fmt.Sprintf(`mount --bind %[1]s/$OXIDE_SIM_INSTANCE %[2]s
+	boot, err := lab.WriteBoot(
+		c.dir,
+		programs.Sim,
+		10*time.Second,
+		fmt.Sprintf(`mount --bind %[1]s/$OXIDE_SIM_INSTANCE %[2]s
 export HOME=/root OXIDE_CSI_DEV_ROOT=$OXIDE_SIM_GUEST/dev OXIDE_CSI_SYS_ROOT=$OXIDE_SIM_GUEST/sys OXIDE_CSI_LOG_LEVEL=debug
 export OXIDE_CSI_RESTART_POWEROFF=signal:SIGRTMIN+4 OXIDE_CSI_RESTART_WINDOW=3s OXIDE_CSI_RESTART_COOL_DOWN=5s
 echo "client { meta { \"oxide.instance_id\" = \"$OXIDE_SIM_INSTANCE_ID\" } }" >%[2]s/meta.hcl
-exec %[3]s agent -config=%[2]s/client.hcl -config=%[2]s/meta.hcl`, c.dir, c.host(), c.nomad))
+exec %[3]s agent -config=%[2]s/client.hcl -config=%[2]s/meta.hcl`, c.dir, c.host(), c.nomad),
+	)
 	must(t, err)
 	c.sim, err = lab.StartSimWith(programs.Sim, lab.SimOptions{Args: []string{
 		"--guest-root=" + filepath.Join(c.dir, "guests"), "--state=" + filepath.Join(c.dir, "rack"), "--guest-boot=" + boot,
@@ -228,7 +249,16 @@ func (c *cluster) installForRestarts(t *testing.T) {
 	for _, policy := range [][2]string{
 		{"oxide-csi-node", "node"}, {"oxide-csi-node", "restart-node"}, {"oxide-csi-controller", "restart-controller"},
 	} {
-		root.run(t, "acl", "policy", "apply", "-namespace=default", "-job="+policy[0], policy[0]+"-"+policy[1], "policies/"+policy[1]+".policy.hcl")
+		root.run(
+			t,
+			"acl",
+			"policy",
+			"apply",
+			"-namespace=default",
+			"-job="+policy[0],
+			policy[0]+"-"+policy[1],
+			"policies/"+policy[1]+".policy.hcl",
+		)
 	}
 	root.run(t, "var", "put", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token))
 	root.run(t, "job", "run", "-detach", "binary/node.nomad.hcl")
@@ -246,7 +276,9 @@ func (c *cluster) installForRestarts(t *testing.T) {
 // controllers runs so many of them.
 func (c *cluster) controllers(t *testing.T, n int) {
 	t.Helper()
-	root := c.as(c.management, append(c.values(), "NOMAD_VAR_attach_mode=restart", fmt.Sprintf("NOMAD_VAR_controllers=%d", n))...)
+	root := c.as(
+		c.management,
+		append(c.values(), "NOMAD_VAR_attach_mode=restart", fmt.Sprintf("NOMAD_VAR_controllers=%d", n))...)
 	root.run(t, "job", "run", "-detach", "binary/controller.nomad.hcl")
 	c.healthy(n, 2)
 }
@@ -267,7 +299,8 @@ func (c *cluster) runs(job, client string, n int) (ids []string) {
 		slices.SortFunc(allocs, func(a, b *api.AllocationListStub) int { return strings.Compare(a.Name, b.Name) })
 		ids = nil
 		for _, a := range allocs {
-			if a.ClientStatus == api.AllocClientStatusRunning && a.DesiredStatus == api.AllocDesiredStatusRun && a.NodeName == client {
+			if a.ClientStatus == api.AllocClientStatusRunning && a.DesiredStatus == api.AllocDesiredStatusRun &&
+				a.NodeName == client {
 				ids = append(ids, a.ID)
 			}
 		}

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Builds, through the Go module proxy, the programs of orchestrators that tests run:
+# Builds, through the Go module proxy, the programs that tests and make lint run:
 #
 #   test/programs/build.sh kubernetes    kube-apiserver and etcd
 #   test/programs/build.sh cluster       those, and the rest of a cluster: controller-manager, scheduler, kubelet, kubectl
 #   test/programs/build.sh sidecars      the CSI sidecars that the manifests name, and the snapshot controller
 #   test/programs/build.sh conformance   Kubernetes' own tests of storage, what runs them, and what their pods run
 #   test/programs/build.sh helm          helm and kustomize
+#   test/programs/build.sh lint          golangci-lint
 #   test/programs/build.sh nomad         nomad
 #   test/programs/build.sh docker        Debian's dockerd and docker, unpacked: installed, they would be started
 #
-# They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs) and are built again only when their versions change. From an
-# empty build cache each takes about five minutes on two cores.
+# They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs) and are built again only when their versions change.
+# From an empty build cache each takes about five minutes on two cores, golangci-lint two.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 programs=${OXIDE_CSI_PROGRAMS:-${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/programs}
@@ -75,15 +76,20 @@ cluster() {
     built helpers "$key"
 }
 
-sidecars() {
-    local dir=$here/sidecars key packages
+# tools TARGET TITLE: builds the commands that the tool lines of a folder's go.mod name.
+tools() {
+    local target=$1 dir=$here/$1 key packages
     key=$(key "$dir"/go.{mod,sum})
-    fresh sidecars "$key" && return
-    echo "programs: building the CSI sidecars"
+    fresh "$target" "$key" && return
+    echo "programs: building $2"
     mapfile -t packages < <(cd "$dir" && go list tool)
     build "$dir" "" "${packages[@]}"
-    built sidecars "$key"
+    built "$target" "$key"
 }
+
+sidecars() { tools sidecars "the CSI sidecars"; }
+helm() { tools helm "helm and kustomize"; }
+lint() { tools lint golangci-lint; }
 
 conformance() {
     local dir=$here/kubernetes key
@@ -93,16 +99,6 @@ conformance() {
     build "$dir" "" k8s.io/kubernetes/test/images/agnhost github.com/onsi/ginkgo/v2/ginkgo
     (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go test -c -vet=off -mod=readonly -trimpath -ldflags "-s -w" -o "$programs/e2e.test" ./e2e)
     built conformance "$key"
-}
-
-helm() {
-    local dir=$here/helm key packages
-    key=$(key "$dir"/go.{mod,sum})
-    fresh helm "$key" && return
-    echo "programs: building helm and kustomize"
-    mapfile -t packages < <(cd "$dir" && go list tool)
-    build "$dir" "" "${packages[@]}"
-    built helm "$key"
 }
 
 # Nomad's own module replaces its part github.com/hashicorp/nomad/api by a folder that the module proxy does not have, and
@@ -147,9 +143,9 @@ docker() {
 
 for name; do
     case $name in
-    kubernetes | cluster | sidecars | conformance | helm | nomad | docker) "$name" ;;
+    kubernetes | cluster | sidecars | conformance | helm | lint | nomad | docker) "$name" ;;
     *)
-        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, nomad, docker" >&2
+        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, lint, nomad, docker" >&2
         exit 2
         ;;
     esac

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -180,9 +184,15 @@ var cases = []oneRequest{
 	{id: "B3", prepare: func(s scene) { s.attach(s.i, s.d); s.setRun(s.i, "running") },
 		method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`,
 		want: wants{400, "InvalidRequest", "cannot detach disk: instance is not fully stopped"}},
-	{id: "B4", options: simrack.Options{Instances: []string{"booted"}}, prepare: func(s scene) { s.setRun("booted", "stopped") },
-		method: "POST", path: "/instances/booted/disks/detach?project=proj", body: `{"disk":"booted-boot"}`,
-		want: wants{409, "Conflict", "boot disk cannot be detached"}},
+	{
+		id:      "B4",
+		options: simrack.Options{Instances: []string{"booted"}},
+		prepare: func(s scene) { s.setRun("booted", "stopped") },
+		method:  "POST",
+		path:    "/instances/booted/disks/detach?project=proj",
+		body:    `{"disk":"booted-boot"}`,
+		want:    wants{409, "Conflict", "boot disk cannot be detached"},
+	},
 	{id: "B5", prepare: func(s scene) { s.attach(s.i, s.d); s.setRun(s.i, "failed") },
 		method: "POST", path: "/instances/{i}/disks/detach", body: `{"disk":"d"}`, want: wants{status: 202}, then: isOff},
 
@@ -244,7 +254,8 @@ var cases = []oneRequest{
 			if got := s.must("GET", "/disks/child?project=proj", ""); got.state() != "detached" || got.SnapshotID == nil {
 				t.Errorf("the child is %s", got.raw)
 			}
-			s.do("GET", "/snapshots/s?project=proj", "").check(t, wants{404, "ObjectNotFound", `not found: snapshot with name "s"`})
+			s.do("GET", "/snapshots/s?project=proj", "").
+				check(t, wants{404, "ObjectNotFound", `not found: snapshot with name "s"`})
 		}},
 	{id: "N8", prepare: func(s scene) { s.snapshot("s", s.d) },
 		method: "POST", path: "/disks?project=proj", body: restoreBody("r", "{s}", true), want: wants{status: 201},
@@ -257,11 +268,24 @@ var cases = []oneRequest{
 		method: "POST", path: "/snapshots?project=proj", body: snapshotBody("s", "{o-boot}"),
 		want: wants{400, "InvalidRequest", "can't create a snapshot of a disk in a different project"}},
 
-	{id: "Q1", options: simrack.Options{QuotaBytes: 2 * gib}, prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
-		method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(3*gib)),
-		want: wants{507, "InsufficientCapacity", storageQuota}},
-	{id: "Q2", options: simrack.Options{QuotaBytes: 2 * gib}, prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
-		method: "POST", path: "/disks?project=proj", body: body("e", "size", fmt.Sprint(2*gib)), want: wants{status: 201}},
+	{
+		id:      "Q1",
+		options: simrack.Options{QuotaBytes: 2 * gib},
+		prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
+		method:  "POST",
+		path:    "/disks?project=proj",
+		body:    body("e", "size", fmt.Sprint(3*gib)),
+		want:    wants{507, "InsufficientCapacity", storageQuota},
+	},
+	{
+		id:      "Q2",
+		options: simrack.Options{QuotaBytes: 2 * gib},
+		prepare: func(s scene) { s.must("DELETE", "/disks/"+s.d, "") },
+		method:  "POST",
+		path:    "/disks?project=proj",
+		body:    body("e", "size", fmt.Sprint(2*gib)),
+		want:    wants{status: 201},
+	},
 	// A quota of 0 means none here, so the one processor that there is runs another instance.
 	{id: "Q4", options: simrack.Options{CPUQuota: 1, Instances: []string{"other"}},
 		method: "POST", path: "/instances/{i}/start",
@@ -287,14 +311,24 @@ var cases = []oneRequest{
 		method: "POST", path: "/anti-affinity-groups?project=proj", body: groupBody("g", "description", `"another"`),
 		want: wants{400, "ObjectAlreadyExists", `already exists: anti-affinity-group "g"`},
 		then: func(t *testing.T, s scene, _ reply) {
-			if got := s.must("GET", "/anti-affinity-groups?project=proj", ""); len(got.Items) != 1 || got.Items[0].Description != "why" {
+			if got := s.must(
+				"GET",
+				"/anti-affinity-groups?project=proj",
+				"",
+			); len(got.Items) != 1 ||
+				got.Items[0].Description != "why" {
 				t.Errorf("got %s", got.raw)
 			}
 		}},
 	{id: "G3", token: "viewer", method: "POST", path: "/anti-affinity-groups?project=proj", body: groupBody("g"),
 		want: wants{403, "Forbidden", "Forbidden"}},
-	{id: "G4", prepare: func(s scene) { s.group("g") },
-		method: "PUT", path: "/anti-affinity-groups/g?project=proj", body: `{"description":"because"}`, want: wants{status: 200},
+	{
+		id:      "G4",
+		prepare: func(s scene) { s.group("g") },
+		method:  "PUT",
+		path:    "/anti-affinity-groups/g?project=proj",
+		body:    `{"description":"because"}`,
+		want:    wants{status: 200},
 		then: func(t *testing.T, s scene, r reply) {
 			if r.Name != "g" || r.Description != "because" || r.Policy != "allow" || !r.Modified.After(r.Created) {
 				t.Errorf("got %s", r.raw)
@@ -302,7 +336,8 @@ var cases = []oneRequest{
 			if again := s.must("GET", "/anti-affinity-groups/"+r.ID, ""); again.raw != r.raw {
 				t.Errorf("then %s", again.raw)
 			}
-		}},
+		},
+	},
 	{id: "G5", prepare: func(s scene) { s.group("g") }, method: "DELETE", path: "/anti-affinity-groups/g?project=proj",
 		want: wants{status: 204},
 		then: func(t *testing.T, s scene, _ reply) {
@@ -424,7 +459,8 @@ func (w *world) diskOf(instance string) string {
 func TestTheLargestDisk(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	w.do("POST", "/disks?project=proj", body("d", "size", fmt.Sprint(1023*gib))).check(t, wants{status: 201})
-	w.do("POST", "/disks?project=proj", diskBody("l", "local", "", "size", fmt.Sprint(1024*gib))).check(t, wants{status: 201})
+	w.do("POST", "/disks?project=proj", diskBody("l", "local", "", "size", fmt.Sprint(1024*gib))).
+		check(t, wants{status: 201})
 }
 
 func TestS5PagesFollowTheirTokens(t *testing.T) {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -105,7 +109,8 @@ func TestInstancesOfTheControlEndpoint(t *testing.T) {
 	want := map[string]string{"node-a": "running", "node-b": "running", "node-c": "stopped"}
 	for name, state := range want {
 		m := got[name]
-		if m.RunState != state || len(m.Disks) != 1 || m.Disks[0].Name != name+"-boot" || m.Disks[0].Slot != 0 || m.Guest != "" {
+		if m.RunState != state || len(m.Disks) != 1 || m.Disks[0].Name != name+"-boot" || m.Disks[0].Slot != 0 ||
+			m.Guest != "" {
 			t.Errorf("%s: %+v", name, m)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack
 
 import (
@@ -198,9 +202,17 @@ func (r *Rack) checkSource(p *project, spec diskSpec) (diskSpec, error) {
 	case s.ProjectID != p.ID:
 		return spec, invalidRequest("snapshot does not belong to this project")
 	case spec.readOnly && spec.sizeBytes != s.SizeBytes:
-		return spec, invalidRequest("read-only disk size %d must be equal to source snapshot size %d", spec.sizeBytes, s.SizeBytes)
+		return spec, invalidRequest(
+			"read-only disk size %d must be equal to source snapshot size %d",
+			spec.sizeBytes,
+			s.SizeBytes,
+		)
 	case spec.sizeBytes < s.SizeBytes:
-		return spec, invalidRequest("disk size %d must be greater than or equal to snapshot size %d", spec.sizeBytes, s.SizeBytes)
+		return spec, invalidRequest(
+			"disk size %d must be greater than or equal to snapshot size %d",
+			spec.sizeBytes,
+			s.SizeBytes,
+		)
 	case s.State != snapshotReady:
 		return spec, fail(503, codeUnavailable, messageUnavailable)
 	}
@@ -327,7 +339,15 @@ func (r *Rack) makeDisk(d *disk) error {
 
 // lookup finds a thing of one kind as a request addresses it, for somebody who wants to do something with it. The order
 // of the refusals is the rack's: how it is addressed, the project, the thing, the right to it.
-func lookup[T record](r *Rack, kind kind, t target, byID map[string]T, in func(*project) *shelf[T], who caller, want access) (T, error) {
+func lookup[T record](
+	r *Rack,
+	kind kind,
+	t target,
+	byID map[string]T,
+	in func(*project) *shelf[T],
+	who caller,
+	want access,
+) (T, error) {
 	var none, thing T
 	if t.sel.id != "" {
 		if t.project != nil {
@@ -378,7 +398,12 @@ func parseList[T record, V any](r *Rack, q *request, in func(*project) *shelf[T]
 }
 
 // parseView reads a request for one thing.
-func parseView[T record, V any](r *Rack, q *request, look func(caller, target, access) (T, error), view func(T) V) (action, error) {
+func parseView[T record, V any](
+	r *Rack,
+	q *request,
+	look func(caller, target, access) (T, error),
+	view func(T) V,
+) (action, error) {
 	t, err := q.target()
 	if err != nil {
 		return nil, err

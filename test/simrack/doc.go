@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package simrack is a simulated Oxide rack: the part of the control plane's HTTP API that deals with disks and
 // instances, with the checks, messages, states and limits of a real one, and with knobs that a real one does not have.
 //

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -47,8 +51,11 @@ func TestFaultStatus(t *testing.T) {
 			wants{503, "ServiceNotAvailable", "Service Unavailable"}},
 		{"an internal error", `{"operation":"disk_create","kind":"status","status":500}`,
 			wants{500, "Internal", "Internal Server Error"}},
-		{"told what to say", `{"operation":"*","kind":"status","status":507,"error_code":"InsufficientCapacity","message":"full"}`,
-			wants{507, "InsufficientCapacity", "full"}},
+		{
+			"told what to say",
+			`{"operation":"*","kind":"status","status":507,"error_code":"InsufficientCapacity","message":"full"}`,
+			wants{507, "InsufficientCapacity", "full"},
+		},
 		{"without a code", `{"operation":"*","kind":"status","status":503,"error_code":"","message":"moving"}`,
 			wants{503, "", "moving"}},
 	}
@@ -128,8 +135,18 @@ func TestFaultsHitWhomTheyShould(t *testing.T) {
 		{"another operation", []string{`"operation":"disk_view","count":0`}, "........", []int{0}},
 		{"every operation", []string{`"operation":"*","count":2`}, "aa......", []int{2}},
 		{"one after another", []string{`"operation":"ping","count":2`, `"operation":"*","count":2`}, "aabb....", []int{2, 2}},
-		{"the first one wins", []string{`"operation":"ping","count":0`, `"operation":"ping","count":0`}, "aaaaaaaa", []int{8, 0}},
-		{"skipping meets what is left", []string{`"operation":"ping","count":1`, `"operation":"ping","skip":2`}, "a..b....", []int{1, 1}},
+		{
+			"the first one wins",
+			[]string{`"operation":"ping","count":0`, `"operation":"ping","count":0`},
+			"aaaaaaaa",
+			[]int{8, 0},
+		},
+		{
+			"skipping meets what is left",
+			[]string{`"operation":"ping","count":1`, `"operation":"ping","skip":2`},
+			"a..b....",
+			[]int{1, 1},
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -172,7 +189,11 @@ func TestFaultsByChance(t *testing.T) {
 
 func TestFaultsGo(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
-	one, two := w.fault(`{"operation":"ping","kind":"status","count":0}`), w.fault(`{"operation":"ping","kind":"lost","count":0}`)
+	one, two := w.fault(
+		`{"operation":"ping","kind":"status","count":0}`,
+	), w.fault(
+		`{"operation":"ping","kind":"lost","count":0}`,
+	)
 	w.operate("DELETE", "/faults/"+two, "", 204, nil)
 	w.operate("DELETE", "/faults/"+two, "", 404, nil)
 	if w.do("GET", "/ping", "").status != 503 || w.hits(one) != 1 {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -136,7 +140,8 @@ func TestPutReplacesWhatItNames(t *testing.T) {
 			w := newWorld(t, simrack.Options{})
 			id := w.group("g")
 			r := w.must("PUT", "/anti-affinity-groups/"+id, test.body)
-			if r.Name != test.wantName || r.Description != test.wantDescription || r.Policy != "allow" || !r.Modified.After(r.Created) {
+			if r.Name != test.wantName || r.Description != test.wantDescription || r.Policy != "allow" ||
+				!r.Modified.After(r.Created) {
 				t.Errorf("got %s", r.raw)
 			}
 			if got := w.must("GET", "/anti-affinity-groups/"+test.wantName+"?project=proj", ""); got.ID != id {
@@ -180,7 +185,11 @@ func TestOneOfManyMakesAGroup(t *testing.T) {
 	answers := make([]reply, 16)
 	for n := range answers {
 		workers.Go(func() {
-			answers[n] = w.do("POST", "/anti-affinity-groups?project=proj", groupBody("g", "description", fmt.Sprintf(`"%d"`, n)))
+			answers[n] = w.do(
+				"POST",
+				"/anti-affinity-groups?project=proj",
+				groupBody("g", "description", fmt.Sprintf(`"%d"`, n)),
+			)
 		})
 	}
 	workers.Wait()
@@ -225,7 +234,8 @@ func TestGroupsSurviveTheRack(t *testing.T) {
 	kill()
 	w, _ = startProcess(t, dir)
 	after := w.must("GET", "/anti-affinity-groups?project=proj", "").Items
-	if len(after) != 1 || after[0].ID != kept || after[0].Name != "renamed" || !after[0].Modified.Equal(before[0].Modified) {
+	if len(after) != 1 || after[0].ID != kept || after[0].Name != "renamed" ||
+		!after[0].Modified.Equal(before[0].Modified) {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
 }
@@ -245,7 +255,8 @@ func TestTheSDKUsesGroups(t *testing.T) {
 	}}
 	made, err := c.AntiAffinityGroupCreate(ctx, create)
 	must(err)
-	if made.Name != "g" || made.Policy != oxide.AffinityPolicyAllow || made.FailureDomain != oxide.FailureDomainSled || made.ProjectId == "" {
+	if made.Name != "g" || made.Policy != oxide.AffinityPolicyAllow || made.FailureDomain != oxide.FailureDomainSled ||
+		made.ProjectId == "" {
 		t.Errorf("made %+v", made)
 	}
 	_, err = c.AntiAffinityGroupCreate(ctx, create)
@@ -269,5 +280,9 @@ func TestTheSDKUsesGroups(t *testing.T) {
 		t.Errorf("listed %+v", all)
 	}
 	must(c.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: byID}))
-	wantError(t, c.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: byID}), oxide.ErrObjectNotFound)
+	wantError(
+		t,
+		c.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: byID}),
+		oxide.ErrObjectNotFound,
+	)
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -224,8 +228,16 @@ func TestGuestsAreToldAtTheRightMoment(t *testing.T) {
 		{"run at once", func() { w.setRun("i", "running") }, []string{"power on: stopped"}},
 		{"fault a disk", func() { w.setDisk("d", "faulted") }, []string{"unplug: attached"}},
 		{"delete a disk", func() { w.must("DELETE", "/disks/d?project=proj", "") }, []string{"delete disk: faulted"}},
-		{"cut the power", func() { w.operate("POST", "/power-cut", `{"instance":"i"}`, 200, nil) }, []string{"cut power: running"}},
-		{"fail", func() { w.setRun("i", "running"); w.setRun("i", "failed") }, []string{"power on: stopped", "cut power: running"}},
+		{
+			"cut the power",
+			func() { w.operate("POST", "/power-cut", `{"instance":"i"}`, 200, nil) },
+			[]string{"cut power: running"},
+		},
+		{
+			"fail",
+			func() { w.setRun("i", "running"); w.setRun("i", "failed") },
+			[]string{"power on: stopped", "cut power: running"},
+		},
 	}
 	for _, step := range steps {
 		step.do()
@@ -469,7 +481,12 @@ func TestGuestsComeBackWithTheRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Run("run", func(t *testing.T) {
-			do(newWorld(t, simrack.Options{Instances: []string{"n"}, StateDir: state, Guests: guests, StateTime: time.Millisecond}))
+			do(
+				newWorld(
+					t,
+					simrack.Options{Instances: []string{"n"}, StateDir: state, Guests: guests, StateTime: time.Millisecond},
+				),
+			)
 		})
 		if err := guests.Close(); err != nil {
 			t.Error(err)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -22,14 +26,46 @@ func TestInstanceStates(t *testing.T) {
 		state                                       string
 		stop, start, reboot, delete, attach, detach string
 	}{
-		{"starting", ok("stopping"), ok("starting"), ok("starting"), "400 " + notStopped, "400 " + noAttach, "400 " + noDetach},
-		{"running", ok("stopping"), ok("running"), ok("rebooting"), "400 " + notStopped, "400 " + noAttach, "400 " + noDetach},
+		{
+			"starting",
+			ok("stopping"),
+			ok("starting"),
+			ok("starting"),
+			"400 " + notStopped,
+			"400 " + noAttach,
+			"400 " + noDetach,
+		},
+		{
+			"running",
+			ok("stopping"),
+			ok("running"),
+			ok("rebooting"),
+			"400 " + notStopped,
+			"400 " + noAttach,
+			"400 " + noDetach,
+		},
 		{"stopping", ok("stopping"), "409 instance must finish stopping before it can be started",
 			"400 instance state cannot be changed from stopping", "400 " + notStopped, "400 " + noAttach, "400 " + noDetach},
 		{"stopped", ok("stopped"), ok("starting"), "400 cannot reboot an instance in state stopped with no VMM", "204 ",
 			ok("attached"), ok("detached")},
-		{"rebooting", ok("stopping"), ok("rebooting"), ok("rebooting"), "400 " + notStopped, "400 " + noAttach, "400 " + noDetach},
-		{"migrating", ok("stopping"), ok("migrating"), ok("migrating"), "400 " + notStopped, "400 " + noAttach, "400 " + noDetach},
+		{
+			"rebooting",
+			ok("stopping"),
+			ok("rebooting"),
+			ok("rebooting"),
+			"400 " + notStopped,
+			"400 " + noAttach,
+			"400 " + noDetach,
+		},
+		{
+			"migrating",
+			ok("stopping"),
+			ok("migrating"),
+			ok("migrating"),
+			"400 " + notStopped,
+			"400 " + noAttach,
+			"400 " + noDetach,
+		},
 		{"failed", ok("stopped"), ok("starting"), "400 instance state cannot be changed from failed", "204 ",
 			"400 cannot attach disk to instance in failed state", ok("detached")},
 	}
@@ -121,7 +157,11 @@ func TestInstanceCreate(t *testing.T) {
 			wants{400, "ObjectAlreadyExists", `already exists: disk "new"`}},
 		{"i", `"disks":[` + create("new") + `,` + `{"type":"create",` + body("big", "size", fmt.Sprint(16*gib))[1:] + `]`,
 			wants{507, "InsufficientCapacity", storageQuota}},
-		{"i", `"boot_disk":` + create("b") + manyDisks(12), wants{400, "InvalidRequest", "cannot attach more than 12 disks to instance"}},
+		{
+			"i",
+			`"boot_disk":` + create("b") + manyDisks(12),
+			wants{400, "InvalidRequest", "cannot attach more than 12 disks to instance"},
+		},
 		{"i", `"disks":[{"type":"borrow","name":"old"}]`, wants{400, "",
 			"unable to parse JSON body: disks[0].type: unknown variant `borrow`, expected `create` or `attach`"}},
 		{"i", `"disks":{}`, wants{400, "", "unable to parse JSON body: disks: invalid type: map, expected a sequence"}},
@@ -139,7 +179,8 @@ func TestInstanceCreate(t *testing.T) {
 	if diff := cmp.Diff(before, w.must("GET", "/disks?project=proj", "").names()); diff != "" {
 		t.Error(diff)
 	}
-	w.do("GET", "/instances/i?project=proj", "").check(t, wants{404, "ObjectNotFound", `not found: instance with name "i"`})
+	w.do("GET", "/instances/i?project=proj", "").
+		check(t, wants{404, "ObjectNotFound", `not found: instance with name "i"`})
 }
 
 func manyDisks(n int) string {
@@ -166,14 +207,16 @@ func TestBootDiskIsSetWhileStopped(t *testing.T) {
 			`,"cpu_platform":null,"enable_jumbo_frames":false,"memory":1073741824,"ncpus":2}`
 	}
 	w.do("PUT", "/instances/"+i, update(`"d"`)).check(t, wants{409, "Conflict", "boot disk must be attached"})
-	w.do("PUT", "/instances/"+i, update(`"nope"`)).check(t, wants{404, "ObjectNotFound", `not found: disk with name "nope"`})
+	w.do("PUT", "/instances/"+i, update(`"nope"`)).
+		check(t, wants{404, "ObjectNotFound", `not found: disk with name "nope"`})
 	w.attach(i, d).check(t, wants{status: 202})
 	if r := w.must("PUT", "/instances/"+i, update(`"`+d+`"`)); r.BootDiskID == nil || *r.BootDiskID != d {
 		t.Errorf("got %s", r.raw)
 	}
 	w.detach(i, d).check(t, wants{409, "Conflict", "boot disk cannot be detached"})
 	w.setRun(i, "running")
-	w.do("PUT", "/instances/"+i, update("null")).check(t, wants{409, "Conflict", "instance must be stopped to set boot disk"})
+	w.do("PUT", "/instances/"+i, update("null")).
+		check(t, wants{409, "Conflict", "instance must be stopped to set boot disk"})
 	w.setRun(i, "stopped")
 	w.must("PUT", "/instances/"+i, update("null"))
 	w.detach(i, d).check(t, wants{status: 202})
@@ -187,8 +230,11 @@ func TestLocalDisksTakeSpaceWithTheirFirstStart(t *testing.T) {
 	i := w.instance("i")
 	w.must("POST", "/disks?project=proj", diskBody("l", "local", "", "size", fmt.Sprint(2000*gib)))
 	w.attach(i, w.must("GET", "/disks/l?project=proj", "").ID).check(t, wants{status: 202})
-	w.do("POST", "/instances/"+i+"/start", "").check(t, wants{507, "InsufficientCapacity",
-		"Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed"})
+	w.do("POST", "/instances/"+i+"/start", "").check(t, wants{
+		507,
+		"InsufficientCapacity",
+		"Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed",
+	})
 	w.set(fmt.Sprintf(`{"space_bytes":%d}`, 2000*gib))
 	w.do("POST", "/instances/"+i+"/start", "").check(t, wants{status: 202})
 	w.do("POST", "/disks?project=proj", body("d")).check(t,
@@ -197,13 +243,19 @@ func TestLocalDisksTakeSpaceWithTheirFirstStart(t *testing.T) {
 
 func TestDisksToBeImportedRestInImportReady(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
-	r := w.must("POST", "/disks?project=proj", diskBody("d", "distributed", `{"type":"importing_blocks","block_size":512}`))
+	r := w.must(
+		"POST",
+		"/disks?project=proj",
+		diskBody("d", "distributed", `{"type":"importing_blocks","block_size":512}`),
+	)
 	if r.state() != "creating" {
 		t.Errorf("got %s", r.raw)
 	}
 	if got := w.must("GET", "/disks/"+r.ID, ""); got.state() != "import_ready" {
 		t.Errorf("then %s", got.raw)
 	}
-	w.do("DELETE", "/disks/"+r.ID, "").check(t, wants{400, "InvalidRequest", `disk cannot be deleted in state "import_ready"`})
-	w.attach(w.instance("i"), r.ID).check(t, wants{400, "InvalidRequest", `cannot attach disk "d": invalid state import_ready`})
+	w.do("DELETE", "/disks/"+r.ID, "").
+		check(t, wants{400, "InvalidRequest", `disk cannot be deleted in state "import_ready"`})
+	w.attach(w.instance("i"), r.ID).
+		check(t, wants{400, "InvalidRequest", `cannot attach disk "d": invalid state import_ready`})
 }

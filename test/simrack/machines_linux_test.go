@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -176,7 +180,11 @@ func TestAGuestPowersItselfOff(t *testing.T) {
 
 // TestAGuestResetsItself has a guest reset its machine: it boots again, and no disk can come or go meanwhile.
 func TestAGuestResetsItself(t *testing.T) {
-	m := newMachines(t, simrack.Options{StateTime: 200 * time.Millisecond}, `say up ""; await reset; rm "$notes/reset"; exec env `+resetMachine+`=1 `+os.Args[0])
+	m := newMachines(
+		t,
+		simrack.Options{StateTime: 200 * time.Millisecond},
+		`say up ""; await reset; rm "$notes/reset"; exec env `+resetMachine+`=1 `+os.Args[0],
+	)
 	m.disk("d")
 	m.start()
 	m.said("up")
@@ -184,7 +192,8 @@ func TestAGuestResetsItself(t *testing.T) {
 	m.saw()
 	m.tell("reset")
 	m.waitName("i", "rebooting")
-	m.attach(m.machines()["i"].ID, "d").check(t, wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"})
+	m.attach(m.machines()["i"].ID, "d").
+		check(t, wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"})
 	m.said("up")
 	m.waitName("i", "running")
 	if diff := cmp.Diff([]string{"cut power: running", "power on: rebooting"}, m.saw()); diff != "" {
@@ -195,7 +204,11 @@ func TestAGuestResetsItself(t *testing.T) {
 // TestHaltAsksTheGuest presses the power button of a guest that halts in its own time, and of one that does not.
 func TestHaltAsksTheGuest(t *testing.T) {
 	t.Run("it halts", func(t *testing.T) {
-		m := newMachines(t, simrack.Options{}, `trap 'say asked ""; await now; exit 0' 38; say up ""; while :; do sleep 1000 & wait; done`)
+		m := newMachines(
+			t,
+			simrack.Options{},
+			`trap 'say asked ""; await now; exit 0' 38; say up ""; while :; do sleep 1000 & wait; done`,
+		)
 		m.start()
 		m.said("up")
 		m.waitName("i", "running")

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack
 
 import (
@@ -46,7 +50,10 @@ func checkName(s string) error {
 	}
 	for _, c := range s {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-			return fmt.Errorf(`name contains invalid character: "%c" (allowed characters are lowercase ASCII, digits, and "-")`, c)
+			return fmt.Errorf(
+				`name contains invalid character: "%c" (allowed characters are lowercase ASCII, digits, and "-")`,
+				c,
+			)
 		}
 	}
 	if s[len(s)-1] == '-' {

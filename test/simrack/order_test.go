@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -46,10 +50,26 @@ func TestCreateChecksComeInOrder(t *testing.T) {
 		{first: "image missing", second: "name taken",
 			body: diskBody("d", "distributed", fmt.Sprintf(`{"type":"image","image_id":%q}`, missingUUID)),
 			want: wants{404, "ObjectNotFound", `not found: image with id "` + missingUUID + `"`}},
-		{first: "block size", second: "below 1 GiB", body: body("e", "size", "536870913"),
-			want: wants{400, "InvalidValue", `unsupported value for "size and block_size": total size must be a multiple of block size 512`}},
-		{first: "block size of a local disk", second: "no multiple of 1 GiB", body: diskBody("e", "local", "", "size", "1073742336"),
-			want: wants{400, "InvalidValue", `unsupported value for "size and block_size": total size must be a multiple of block size 4096`}},
+		{
+			first:  "block size",
+			second: "below 1 GiB",
+			body:   body("e", "size", "536870913"),
+			want: wants{
+				400,
+				"InvalidValue",
+				`unsupported value for "size and block_size": total size must be a multiple of block size 512`,
+			},
+		},
+		{
+			first:  "block size of a local disk",
+			second: "no multiple of 1 GiB",
+			body:   diskBody("e", "local", "", "size", "1073742336"),
+			want: wants{
+				400,
+				"InvalidValue",
+				`unsupported value for "size and block_size": total size must be a multiple of block size 4096`,
+			},
+		},
 		{first: "below 1 GiB", second: "no multiple of 1 GiB", body: body("e", "size", "536870912"),
 			want: wants{400, "InvalidValue", `unsupported value for "size": total size must be at least 1 GiB`}},
 		{first: "no multiple of 1 GiB", second: "above 1023 GiB", body: body("e", "size", fmt.Sprint(1024*gib+512)),
@@ -115,7 +135,11 @@ func TestAttachChecksComeInOrder(t *testing.T) {
 			prepare: func(s scene) { s.attach(s.i, s.d); s.setRun(s.i, "failed") }, want: wants{status: 202}},
 		{first: "already attached here", second: "already 12 disks",
 			prepare: func(s scene) { s.attach(s.i, s.d); s.fill(s.i, 12) }, want: wants{status: 202}},
-		{first: "attached elsewhere", second: "another unsuitable state", why: "attached is one state, the others are others"},
+		{
+			first:  "attached elsewhere",
+			second: "another unsuitable state",
+			why:    "attached is one state, the others are others",
+		},
 		{first: "attached elsewhere", second: "instance has a VMM",
 			prepare: func(s scene) { s.attach(s.instance("i2"), s.d); s.setRun(s.i, "running") },
 			want:    wants{400, "InvalidRequest", `cannot attach disk "d": disk is attached to another instance`}},

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -38,12 +42,19 @@ func TestListParametersAreCheckedInTheRacksWords(t *testing.T) {
 		{query: "project=", want: wants{400, "", bad + "data did not match any variant of untagged enum NameOrId"}},
 		{query: "project=proj&colour=red", want: wants{status: 200}, names: []string{"a", "b", "c"}},
 		{query: "page_token=!", want: wants{400, "", bad + "failed to parse pagination token: …"}},
-		{query: "page_token=" + strings.Repeat("a", 513), want: wants{400, "", bad + "failed to parse pagination token: too large"}},
+		{
+			query: "page_token=" + strings.Repeat("a", 513),
+			want:  wants{400, "", bad + "failed to parse pagination token: too large"},
+		},
 		{query: "page_token=" + token("{}"), want: wants{400, "", bad + "failed to parse pagination token: corrupted token"}},
 		{query: "page_token=" + token(`{"v":"v1","page_start":{"sort_by":"name_ascending","last_seen":"a"}}`),
 			want: wants{400, "", bad + "failed to parse pagination token: corrupted token"}},
-		{query: "page_token=" + token(`{"v":"v2","page_start":{"sort_by":"name_ascending","project":"proj","last_seen":"a"}}`),
-			want: wants{400, "", bad + "failed to parse pagination token: unsupported version"}},
+		{
+			query: "page_token=" + token(
+				`{"v":"v2","page_start":{"sort_by":"name_ascending","project":"proj","last_seen":"a"}}`,
+			),
+			want: wants{400, "", bad + "failed to parse pagination token: unsupported version"},
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.query, func(t *testing.T) {

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -91,7 +95,19 @@ func TestARackGoesOnAfterItsProcessWasKilled(t *testing.T) {
 	w.detach(stopped, "first").check(t, wants{status: 202})
 	gone := w.disk("gone")
 	w.must("DELETE", "/disks/"+gone, "")
-	before := w.must("GET", "/projects/proj", "").raw + w.must("GET", "/instances/"+stopped, "").raw + w.must("GET", "/me", "").raw
+	before := w.must(
+		"GET",
+		"/projects/proj",
+		"",
+	).raw + w.must(
+		"GET",
+		"/instances/"+stopped,
+		"",
+	).raw + w.must(
+		"GET",
+		"/me",
+		"",
+	).raw
 	n := w.machines()["n"]
 
 	answered := w.createUntil(kill)
@@ -106,7 +122,19 @@ func TestARackGoesOnAfterItsProcessWasKilled(t *testing.T) {
 		}
 	}
 	w.do("GET", "/disks/"+gone, "").check(t, wants{404, "ObjectNotFound", `not found: disk with id "` + gone + `"`})
-	after := w.must("GET", "/projects/proj", "").raw + w.must("GET", "/instances/"+stopped, "").raw + w.must("GET", "/me", "").raw
+	after := w.must(
+		"GET",
+		"/projects/proj",
+		"",
+	).raw + w.must(
+		"GET",
+		"/instances/"+stopped,
+		"",
+	).raw + w.must(
+		"GET",
+		"/me",
+		"",
+	).raw
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Error(diff)
 	}
@@ -228,7 +256,10 @@ func TestRecordsOfASecondRunWithOtherOptions(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, simrack.Options{StateDir: dir, Project: "demo", Token: "oxide-token-other", Instances: []string{"a", "b"}})
+	w := newWorld(
+		t,
+		simrack.Options{StateDir: dir, Project: "demo", Token: "oxide-token-other", Instances: []string{"a", "b"}},
+	)
 	list := w.rack.Instances()
 	if len(list) != 2 || list[0].ID != a {
 		t.Errorf("got %+v", list)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -42,7 +46,8 @@ func TestTheSDKSeesARack(t *testing.T) {
 	}}
 	d, err := c.DiskCreate(ctx, create)
 	must(err)
-	if d.State.State() != oxide.DiskStateStateCreating || d.BlockSize != 4096 || *d.ReadOnly || d.DiskType != oxide.DiskTypeDistributed {
+	if d.State.State() != oxide.DiskStateStateCreating || d.BlockSize != 4096 || *d.ReadOnly ||
+		d.DiskType != oxide.DiskTypeDistributed {
 		t.Errorf("made %+v", d)
 	}
 	_, err = c.DiskCreate(ctx, create)

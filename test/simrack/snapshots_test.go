@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -85,7 +89,13 @@ func TestTheSDKSeesSnapshots(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	c, ctx := w.sdk(), t.Context()
 	d := w.disk("d")
-	made, err := c.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: "proj", Body: &oxide.SnapshotCreate{Name: "s", Description: "", Disk: oxide.NameOrId(d)}})
+	made, err := c.SnapshotCreate(
+		ctx,
+		oxide.SnapshotCreateParams{
+			Project: "proj",
+			Body:    &oxide.SnapshotCreate{Name: "s", Description: "", Disk: oxide.NameOrId(d)},
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +103,8 @@ func TestTheSDKSeesSnapshots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if seen.State != oxide.SnapshotStateReady || seen.DiskId != d || seen.Size != oxide.ByteCount(gib) || seen.TimeCreated == nil {
+	if seen.State != oxide.SnapshotStateReady || seen.DiskId != d || seen.Size != oxide.ByteCount(gib) ||
+		seen.TimeCreated == nil {
 		t.Errorf("got %+v", seen)
 	}
 	readOnly := true
@@ -112,7 +123,11 @@ func TestTheSDKSeesSnapshots(t *testing.T) {
 	if err := c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(made.Id)}); err != nil {
 		t.Error(err)
 	}
-	wantError(t, c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(made.Id)}), oxide.ErrObjectNotFound)
+	wantError(
+		t,
+		c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(made.Id)}),
+		oxide.ErrObjectNotFound,
+	)
 }
 
 // While a snapshot is made, the disk shows that it is, and another snapshot of it is refused.
@@ -130,7 +145,8 @@ func TestSnapshotUnderWay(t *testing.T) {
 		t.Errorf("the snapshot is %s", got.raw)
 	}
 	w.do("POST", "/snapshots?project=proj", snapshotBody("s2", "d")).check(t, wants{409, "Conflict", "volume repair lock"})
-	w.do("DELETE", "/snapshots/s?project=proj", "").check(t, wants{400, "InvalidRequest", "snapshot cannot be deleted in state Creating"})
+	w.do("DELETE", "/snapshots/s?project=proj", "").
+		check(t, wants{400, "InvalidRequest", "snapshot cannot be deleted in state Creating"})
 	close(goOn)
 	if r := <-made; r.status != 201 || r.state() != "ready" {
 		t.Errorf("got %d %s", r.status, r.raw)

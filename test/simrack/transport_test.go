@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -162,7 +166,11 @@ func TestBodiesAreReadAsTheRackReadsThem(t *testing.T) {
 		{name: "a field in another case", body: strings.Replace(body("e"), `"size"`, `"Size"`, 1),
 			want: wants{400, "", bad + "missing field `size`"}},
 		{name: "no name", body: body("e", "name", ""), want: wants{400, "", bad + "missing field `name`"}},
-		{name: "no description", body: body("e", "description", ""), want: wants{400, "", bad + "missing field `description`"}},
+		{
+			name: "no description",
+			body: body("e", "description", ""),
+			want: wants{400, "", bad + "missing field `description`"},
+		},
 		{name: "no backend", body: body("e", "disk_backend", ""), want: wants{400, "", bad + "missing field `disk_backend`"}},
 		{name: "a null backend", body: body("e", "disk_backend", "null"),
 			want: wants{400, "", bad + "disk_backend: invalid type: null, expected struct"}},
@@ -267,7 +275,8 @@ func TestIDsInEveryNotation(t *testing.T) {
 		})
 	}
 	upper := strings.ToUpper(missingUUID)
-	w.do("GET", "/disks/"+upper, "").check(t, wants{404, "ObjectNotFound", `not found: disk with id "` + missingUUID + `"`})
+	w.do("GET", "/disks/"+upper, "").
+		check(t, wants{404, "ObjectNotFound", `not found: disk with id "` + missingUUID + `"`})
 }
 
 func TestMethodsAndPaths(t *testing.T) {
@@ -320,7 +329,14 @@ func TestLargeAnswersAreCompressedWhenAsked(t *testing.T) {
 	if _, err := io.Copy(io.Discard, unzipped); err != nil {
 		t.Error(err)
 	}
-	if res, _, err := w.request("GET", "/v1/ping", "", "Accept-Encoding", "gzip"); err != nil || res.Header.Get("Content-Encoding") != "" {
+	if res, _, err := w.request(
+		"GET",
+		"/v1/ping",
+		"",
+		"Accept-Encoding",
+		"gzip",
+	); err != nil ||
+		res.Header.Get("Content-Encoding") != "" {
 		t.Errorf("a short answer: %v %v", res.Header, err)
 	}
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package simrack_test
 
 import (
@@ -348,7 +352,11 @@ func snapshotBody(name, disk string) string {
 
 // restoreBody is the request for a disk of 1 GiB from a snapshot, changed like body.
 func restoreBody(name, snapshot string, readOnly bool, changes ...string) string {
-	return diskBody(name, "distributed", fmt.Sprintf(`{"type":"snapshot","snapshot_id":%q,"read_only":%t}`, snapshot, readOnly), changes...)
+	return diskBody(
+		name,
+		"distributed",
+		fmt.Sprintf(`{"type":"snapshot","snapshot_id":%q,"read_only":%t}`, snapshot, readOnly),
+		changes...)
 }
 
 // instance makes an instance without disks, stopped, and returns its ID.

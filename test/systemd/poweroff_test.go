@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build systemd
 
 package systemd_test
@@ -27,7 +31,11 @@ func TestPlannedRestart(t *testing.T) {
 		kubeconfig := filepath.Join(m.dir, "kubeconfig")
 		must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
 		m.write("/etc/boot-id", bootID, 0o644)
-		m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_ATTACH_MODE=restart\nOXIDE_CSI_NODE_NAME=worker\nOXIDE_CSI_BOOT_ID_FILE=/etc/boot-id\nOXIDE_CSI_KUBECONFIG="+kubeconfig+"\n", 0o640)
+		m.write(
+			"/etc/oxide-csi/node.env",
+			"OXIDE_CSI_ATTACH_MODE=restart\nOXIDE_CSI_NODE_NAME=worker\nOXIDE_CSI_BOOT_ID_FILE=/etc/boot-id\nOXIDE_CSI_KUBECONFIG="+kubeconfig+"\n",
+			0o640,
+		)
 		m.run("systemctl", "restart", "oxide-csi-node")
 		m.dial("node")
 		return m
@@ -42,7 +50,17 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	m.run("systemctl", "start", "database")
 
 	m.run("systemctl", "start", "systemd-logind")
-	m.run("systemd-run", "--unit=kubelet", "systemd-inhibit", "--what=shutdown", "--who=kubelet", "--why=Kubelet needs time to handle node shutdown", "--mode=delay", "sleep", "1000")
+	m.run(
+		"systemd-run",
+		"--unit=kubelet",
+		"systemd-inhibit",
+		"--what=shutdown",
+		"--who=kubelet",
+		"--why=Kubelet needs time to handle node shutdown",
+		"--mode=delay",
+		"sleep",
+		"1000",
+	)
 	m.eventually("the lock is held", func() bool {
 		locks, err := m.try("systemd-inhibit", "--list")
 		return err == nil && strings.Contains(locks, "kubelet")

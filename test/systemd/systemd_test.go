@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build systemd
 
 package systemd_test
@@ -73,7 +77,13 @@ func boot(t *testing.T) *machine {
 	t.Cleanup(func() { must(t, os.RemoveAll(m.dir)) })
 	programs, err := lab.Build(m.dir, false) // as it ships
 	must(t, err)
-	m.sim, err = lab.StartSim(programs.Sim, nil, "--hotplug", "--guest-root="+filepath.Join(m.dir, "guests"), "--instances=node-a")
+	m.sim, err = lab.StartSim(
+		programs.Sim,
+		nil,
+		"--hotplug",
+		"--guest-root="+filepath.Join(m.dir, "guests"),
+		"--instances=node-a",
+	)
 	must(t, err)
 	t.Cleanup(func() { must(t, m.sim.Stop()) }) // which fails when anything is left
 	script, err := filepath.Abs("boot.sh")
@@ -139,7 +149,10 @@ func (m *machine) in(path string) string { return fmt.Sprintf("/proc/%d/root%s",
 func (m *machine) try(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--target", strconv.Itoa(m.init), "--mount", "--pid", "--uts", "--ipc", "--cgroup"}, args...)...)
+	cmd := exec.CommandContext(
+		ctx,
+		"nsenter",
+		append([]string{"--target", strconv.Itoa(m.init), "--mount", "--pid", "--uts", "--ipc", "--cgroup"}, args...)...)
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	output, err := cmd.CombinedOutput()
 	return string(output), err
@@ -171,11 +184,15 @@ func (m *machine) install() {
 		m.run("/root/deploy/install.sh", filepath.Join(m.dir, "oxide-csi"), "controller", "node")
 	}
 	guest := m.sim.Instance("node-a").Guest
-	m.write("/etc/oxide-csi/controller.env", fmt.Sprintf("OXIDE_HOST=%s\nOXIDE_PROJECT=%s\nOXIDE_TOKEN_FILE=/etc/oxide-csi/token\nOXIDE_CSI_CLUSTER_ID=test\n",
-		m.sim.Host, m.sim.Project), 0o640)
+	m.write(
+		"/etc/oxide-csi/controller.env",
+		fmt.Sprintf("OXIDE_HOST=%s\nOXIDE_PROJECT=%s\nOXIDE_TOKEN_FILE=/etc/oxide-csi/token\nOXIDE_CSI_CLUSTER_ID=test\n",
+			m.sim.Host, m.sim.Project),
+		0o640,
+	)
 	m.write("/etc/oxide-csi/token", m.sim.Token+"\n", 0o640)
 	m.run("chgrp", "oxide-csi", "/etc/oxide-csi/token")
-	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\nOXIDE_CSI_KUBELET_ENDPOINT=/run/oxide-csi/node/csi.sock\n", 0o640)
+	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\n", 0o640)
 	must(m.t, os.MkdirAll(m.in("/var/lib/kubelet/plugins_registry"), 0o755)) // which the kubelet makes
 	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
 		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)
@@ -187,7 +204,10 @@ func (m *machine) install() {
 
 // dial connects to a plugin's socket, and waits until the plugin is ready.
 func (m *machine) dial(service string) *grpc.ClientConn {
-	conn, err := grpc.NewClient("unix://"+m.in("/run/oxide-csi/"+service+"/csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(
+		"unix://"+m.in("/run/oxide-csi/"+service+"/csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	)
 	must(m.t, err)
 	m.t.Cleanup(func() { must(m.t, conn.Close()) })
 	m.ready(service, conn)
@@ -277,8 +297,10 @@ func (m *machine) mount(filesystem string) *volume {
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: filesystem}},
 	}}
 	created, err := m.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: filesystem, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}, VolumeCapabilities: []*csi.VolumeCapability{v.capability},
-		Parameters: map[string]string{"rootMode": "0750", "rootUid": "65534"},
+		Name:               filesystem,
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: 1 << 30},
+		VolumeCapabilities: []*csi.VolumeCapability{v.capability},
+		Parameters:         map[string]string{"rootMode": "0750", "rootUid": "65534"},
 	})
 	must(m.t, err)
 	v.Volume = created.Volume
@@ -292,11 +314,20 @@ func (m *machine) mount(filesystem string) *volume {
 	v.publish = published.PublishContext
 	must(m.t, os.MkdirAll(m.in(v.staging), 0o755))
 	_, err = m.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: v.VolumeId, PublishContext: v.publish, StagingTargetPath: v.staging, VolumeCapability: v.capability, VolumeContext: v.VolumeContext,
+		VolumeId:          v.VolumeId,
+		PublishContext:    v.publish,
+		StagingTargetPath: v.staging,
+		VolumeCapability:  v.capability,
+		VolumeContext:     v.VolumeContext,
 	})
 	must(m.t, err)
 	_, err = m.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.VolumeId, PublishContext: v.publish, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability, VolumeContext: v.VolumeContext,
+		VolumeId:          v.VolumeId,
+		PublishContext:    v.publish,
+		StagingTargetPath: v.staging,
+		TargetPath:        v.target,
+		VolumeCapability:  v.capability,
+		VolumeContext:     v.VolumeContext,
 	})
 	must(m.t, err)
 	m.mounted(v, true)
@@ -371,11 +402,21 @@ func (m *machine) unit() {
 func (m *machine) wrongSetting() {
 	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_MAX_DISKS=eight\n", 0o640)
 	m.run("systemctl", "restart", "oxide-csi-node")
-	m.eventually("the node plugin has failed", func() bool { return m.property("oxide-csi-node", "ActiveState") == "failed" })
+	m.eventually(
+		"the node plugin has failed",
+		func() bool { return m.property("oxide-csi-node", "ActiveState") == "failed" },
+	)
 	if code := m.property("oxide-csi-node", "ExecMainStatus"); code != "2" {
 		m.t.Errorf("the exit code is %s", code)
 	}
-	if log := m.run("journalctl", "--no-pager", "--unit=oxide-csi-node"); !strings.Contains(log, `config: --max-disks: "eight" is not a whole number`) {
+	if log := m.run(
+		"journalctl",
+		"--no-pager",
+		"--unit=oxide-csi-node",
+	); !strings.Contains(
+		log,
+		`config: --max-disks: "eight" is not a whole number`,
+	) {
 		m.t.Errorf("the reason is not in the journal: %s", log)
 	}
 	m.write("/etc/oxide-csi/node.env", "", 0o640)
@@ -387,7 +428,14 @@ func (m *machine) wrongSetting() {
 func (m *machine) stop() {
 	for service := range exposure {
 		m.run("systemctl", "disable", "--now", service)
-		if state, result := m.property(service, "ActiveState"), m.property(service, "Result"); state != "inactive" || result != "success" {
+		if state, result := m.property(
+			service,
+			"ActiveState",
+		), m.property(
+			service,
+			"Result",
+		); state != "inactive" ||
+			result != "success" {
 			m.t.Errorf("%s is %s: %s", service, state, result)
 		}
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package vm tests the node half of the plugin on a real kernel: a small Linux guest in QEMU, with NVMe disks that carry
 // our serials, as a rack's virtual machines have them. Disks come and go while the guest runs, and the guest loses its
 // power at bad moments, or powers itself off for a planned restart. The built plugin runs inside; the test speaks to its

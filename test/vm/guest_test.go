@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -18,8 +22,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 const (
@@ -73,7 +77,7 @@ const rawBlock kind = "block"
 // kinds are all that this plugin offers, but for ext3, which is the ext4 driver's work too.
 func kinds() []kind {
 	kinds := []kind{rawBlock}
-	for _, fsType := range mount.Filesystems() {
+	for _, fsType := range filesystem.Types() {
 		if fsType != "ext3" {
 			kinds = append(kinds, kind(fsType))
 		}
@@ -86,13 +90,13 @@ func (k kind) volume(d *disk) *volume {
 	if k == rawBlock {
 		return block(d)
 	}
-	return filesystem(d, string(k))
+	return filesystemVolume(d, string(k))
 }
 
 // newVolumeDisk makes a disk as the controller does for a volume of this name.
 func newVolumeDisk(t *testing.T, volumeName string) *disk {
 	t.Helper()
-	return newDisk(t, rack.DiskName("vm", t.Name()+volumeName), gib)
+	return newDisk(t, diskname.ForVolume("vm", t.Name()+volumeName), gib)
 }
 
 // overwrite writes to the disk behind the guest's back.
@@ -120,7 +124,14 @@ func newSystemDisk(t *testing.T) *disk {
 	binary.LittleEndian.PutUint32(entry[8:], start/sector)
 	binary.LittleEndian.PutUint32(entry[12:], size/sector)
 	copy(table[510:], "\x55\xaa")
-	if _, err := command("mkfs.ext4", "-q", "-E", fmt.Sprintf("offset=%d", start), d.file, fmt.Sprintf("%dk", size>>10)); err != nil {
+	if _, err := command(
+		"mkfs.ext4",
+		"-q",
+		"-E",
+		fmt.Sprintf("offset=%d", start),
+		d.file,
+		fmt.Sprintf("%dk", size>>10),
+	); err != nil {
 		t.Fatal(err)
 	}
 	d.overwrite(t, 0, table)
@@ -202,7 +213,12 @@ func testSysfs(t *testing.T, m *machine) {
 
 			number := strings.TrimSpace(m.sh(t, "cat %s/dev", entry))
 			m.checkLink(t, "/sys/dev/block/"+number, "../../devices/pci0000:00/"+address+"/nvme/"+controller+"/"+name)
-			if node := strings.TrimSpace(m.sh(t, "stat -c '%%F %%t:%%T' /dev/%s", name)); node != "block special file "+hex(t, number) {
+			if node := strings.TrimSpace(
+				m.sh(t, "stat -c '%%F %%t:%%T' /dev/%s", name),
+			); node != "block special file "+hex(
+				t,
+				number,
+			) {
 				t.Errorf("/dev/%s is a %s, not block device %s", name, node, number)
 			}
 
@@ -264,7 +280,12 @@ func testHotAdd(t *testing.T, p *plugin, kind kind) {
 	m := p.machine
 	v := kind.volume(newVolumeDisk(t, "disk"))
 	staged := p.beginStage(t, v)
-	m.await(t, time.Minute, "the plugin to be asked", func() bool { return strings.Contains(m.text(t, m.pluginLog), v.id) })
+	m.await(
+		t,
+		time.Minute,
+		"the plugin to be asked",
+		func() bool { return strings.Contains(m.text(t, m.pluginLog), v.id) },
+	)
 	m.plug(t, firstFree, v.disk)
 	succeed(t, <-staged)
 
@@ -281,7 +302,11 @@ func testHotAdd(t *testing.T, p *plugin, kind kind) {
 	if len(found) != 1 {
 		t.Fatalf("the disk was found %d times", len(found))
 	}
-	t.Logf("after the device node was there: found after %s, staged after %s", found[0].Time.Sub(shown).Round(time.Millisecond), calls[0].Time.Sub(shown).Round(time.Millisecond))
+	t.Logf(
+		"after the device node was there: found after %s, staged after %s",
+		found[0].Time.Sub(shown).Round(time.Millisecond),
+		calls[0].Time.Sub(shown).Round(time.Millisecond),
+	)
 
 	succeed(t, p.publish(t, v))
 	data := p.write(t, v)
@@ -378,7 +403,7 @@ func testReusedNumber(t *testing.T, p *plugin) {
 // tells which of the two it has.
 func testHotTwin(t *testing.T, p *plugin) {
 	m := p.machine
-	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
 	twin.name += "-twin"
 	m.plug(t, firstFree, v.disk)
 	p.stageAndPublish(t, v)
@@ -386,7 +411,12 @@ func testHotTwin(t *testing.T, p *plugin) {
 	p.unpublishAndUnstage(t, v)
 
 	m.plug(t, firstFree+1, twin.disk)
-	m.await(t, plugTime, "the kernel to refuse the twin", func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") })
+	m.await(
+		t,
+		plugTime,
+		"the kernel to refuse the twin",
+		func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") },
+	)
 	fail(t, p.stage(t, v), codes.FailedPrecondition)
 	fail(t, p.stage(t, twin), codes.FailedPrecondition)
 	p.checkGone(t, v)
@@ -402,7 +432,7 @@ func testHotTwin(t *testing.T, p *plugin) {
 // testShownTwin: should a kernel ever show both, the plugin takes neither.
 func testShownTwin(t *testing.T, p *plugin) {
 	m := p.machine
-	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
 	twin.ownSubsystem = true
 	m.plug(t, firstFree, v.disk)
 	m.plug(t, firstFree+1, twin.disk)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -110,7 +114,14 @@ func (d *disk) device(slot int) map[string]any {
 	if d.ownSubsystem {
 		serial += "-" + d.id
 	}
-	return map[string]any{"driver": "nvme", "id": deviceID(slot), "serial": serial, "drive": contentID(slot), "bus": "pci.0", "addr": "0x" + address(slot)}
+	return map[string]any{
+		"driver": "nvme",
+		"id":     deviceID(slot),
+		"serial": serial,
+		"drive":  contentID(slot),
+		"bus":    "pci.0",
+		"addr":   "0x" + address(slot),
+	}
 }
 
 // machine is a virtual machine whose guest runs.
@@ -155,12 +166,35 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 	// io_timeout: the emulated controllers now and then lose an interrupt, which the kernel notices when a request takes that long,
 	// and goes on. It must be less than what a call may take, and more than an emulated disk may on a busy machine.
 	args := []string{
-		"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "512",
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", guest.kernel, "-initrd", guest.initramfs, "-append", "console=ttyS0 net.ifnames=0 panic=-1 nvme_core.io_timeout=45",
-		"-smbios", fmt.Sprintf("type=1,manufacturer=Oxide,product=OxVM,serial=%s,uuid=%s", m.instance, m.instance),
-		"-serial", "file:" + m.console, "-serial", "file:" + m.pluginLog,
-		"-qmp", "unix:" + socket + ",server=on,wait=off",
+		"-machine",
+		"pc",
+		"-accel",
+		"tcg,thread=multi",
+		"-cpu",
+		"max",
+		"-smp",
+		"1",
+		"-m",
+		"512",
+		"-nodefaults",
+		"-no-user-config",
+		"-display",
+		"none",
+		"-no-reboot",
+		"-kernel",
+		guest.kernel,
+		"-initrd",
+		guest.initramfs,
+		"-append",
+		"console=ttyS0 net.ifnames=0 panic=-1 nvme_core.io_timeout=45",
+		"-smbios",
+		fmt.Sprintf("type=1,manufacturer=Oxide,product=OxVM,serial=%s,uuid=%s", m.instance, m.instance),
+		"-serial",
+		"file:" + m.console,
+		"-serial",
+		"file:" + m.pluginLog,
+		"-qmp",
+		"unix:" + socket + ",server=on,wait=off",
 	}
 	for slot, d := range attached {
 		if d.stallAfter > 0 {
@@ -189,7 +223,12 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 	t.Cleanup(func() {
 		m.cutPower(t)
 		if t.Failed() {
-			t.Logf("QEMU said: %s\nthe guest's console:\n%s\nthe plugin's log:\n%s", &said, m.text(t, m.console), m.text(t, m.pluginLog))
+			t.Logf(
+				"QEMU said: %s\nthe guest's console:\n%s\nthe plugin's log:\n%s",
+				&said,
+				m.text(t, m.console),
+				m.text(t, m.pluginLog),
+			)
 		}
 	})
 	m.connect(t, socket)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -54,12 +58,29 @@ func build(dir string) error {
 	if err := os.Rename(built.Plugin, filepath.Join(programs, "oxide-csi")); err != nil {
 		return err
 	}
-	if _, err := command("env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(programs, "agent"), "./agent"); err != nil {
+	if _, err := command(
+		"env",
+		"CGO_ENABLED=0",
+		"go",
+		"build",
+		"-trimpath",
+		"-ldflags=-s -w",
+		"-o",
+		filepath.Join(programs, "agent"),
+		"./agent",
+	); err != nil {
 		return err
 	}
 	base = strings.TrimSpace(base)
 	guest.kernel, guest.initramfs = filepath.Join(base, "vmlinuz"), filepath.Join(dir, "initramfs")
-	_, err = command("sh", "-euc", `cp "$1/root.cpio" "$2/initramfs"; cd "$2/root"; find . | cpio -o -H newc --quiet --owner 0:0 >>"$2/initramfs"`, "sh", base, dir)
+	_, err = command(
+		"sh",
+		"-euc",
+		`cp "$1/root.cpio" "$2/initramfs"; cd "$2/root"; find . | cpio -o -H newc --quiet --owner 0:0 >>"$2/initramfs"`,
+		"sh",
+		base,
+		dir,
+	)
 	return err
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -14,7 +18,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 // TestPowerCutInMkfs cuts the power while mkfs is at work. The next stage must make the volume usable without an operator,
@@ -33,8 +37,8 @@ func TestPowerCutInMkfs(t *testing.T) {
 	system := newSystemDisk(t)
 	all, attached := map[int]*volume{}, slots{0: system}
 	for slot := 1; slot < slotCount; slot++ {
-		types := mount.Filesystems()
-		v := filesystem(newVolumeDisk(t, fmt.Sprint(slot)), types[slot%len(types)])
+		types := filesystem.Types()
+		v := filesystemVolume(newVolumeDisk(t, fmt.Sprint(slot)), types[slot%len(types)])
 		if slot <= loggedSlots {
 			v.log = filepath.Join(t.TempDir(), "log")
 			if err := os.WriteFile(v.log, nil, 0o600); err != nil {
@@ -88,7 +92,7 @@ func TestPowerCutInMkfs(t *testing.T) {
 				d = v.at(t, cut)
 			}
 			t.Logf("%s, slot %d: %s, %s: %s", c.name, slot, v.fsType(), cut.name, d.describe(t))
-			attached[slot], found[slot] = d, filesystem(d, v.fsType())
+			attached[slot], found[slot] = d, filesystemVolume(d, v.fsType())
 		}
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -122,7 +126,10 @@ func testAfterPowerCut(t *testing.T, attached slots, found map[int]*volume) {
 		case slices.Contains(overwritten, slot):
 			t.Run(fmt.Sprintf("slot %d overwritten", slot), func(t *testing.T) { p.checkRefused(t, v) })
 		case slices.Contains(handMade, slot):
-			t.Run(fmt.Sprintf("slot %d made by hand", slot), func(t *testing.T) { testMadeByHand(t, p, filesystem(v.disk, "ext4")) })
+			t.Run(
+				fmt.Sprintf("slot %d made by hand", slot),
+				func(t *testing.T) { testMadeByHand(t, p, filesystemVolume(v.disk, "ext4")) },
+			)
 		default:
 			t.Run(fmt.Sprintf("slot %d", slot), func(t *testing.T) {
 				p.stageAndPublish(t, v)

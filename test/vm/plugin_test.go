@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -20,7 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 const (
@@ -41,8 +45,13 @@ type plugin struct {
 // serves is configured: who it is, the firmware says.
 func startPlugin(t *testing.T, m *machine, flags ...string) *plugin {
 	t.Helper()
-	m.sh(t, "mkdir -p %s && oxide-csi --endpoint=unix://%s --mode=node --log-level=debug --log-format=json %s </dev/null >/dev/ttyS1 2>&1 &",
-		volumes, socket, strings.Join(flags, " "))
+	m.sh(
+		t,
+		"mkdir -p %s && oxide-csi --endpoint=unix://%s --mode=node --log-level=debug --log-format=json %s </dev/null >/dev/ttyS1 2>&1 &",
+		volumes,
+		socket,
+		strings.Join(flags, " "),
+	)
 	conn, err := grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return m.dial(ctx, socket) }))
 	if err != nil {
@@ -71,18 +80,34 @@ type volume struct {
 }
 
 // filesystem is a volume with a filesystem; block is one without.
-func filesystem(d *disk, fsType string) *volume {
-	return newVolume(d, &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}})
+func filesystemVolume(d *disk, fsType string) *volume {
+	return newVolume(
+		d,
+		&csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}},
+		},
+	)
 }
 
 func block(d *disk) *volume {
-	return newVolume(d, &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}})
+	return newVolume(
+		d,
+		&csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}},
+	)
 }
 
 func newVolume(d *disk, capability *csi.VolumeCapability) *volume {
-	capability.AccessMode = &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}
+	capability.AccessMode = &csi.VolumeCapability_AccessMode{
+		Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+	}
 	folder := path.Join(volumes, d.id)
-	return &volume{disk: d, capability: capability, folder: folder, staging: path.Join(folder, "staging"), target: path.Join(folder, "target")}
+	return &volume{
+		disk:       d,
+		capability: capability,
+		folder:     folder,
+		staging:    path.Join(folder, "staging"),
+		target:     path.Join(folder, "target"),
+	}
 }
 
 func (v *volume) isBlock() bool { return v.capability.GetBlock() != nil }
@@ -90,12 +115,12 @@ func (v *volume) isBlock() bool { return v.capability.GetBlock() != nil }
 // publishContext is what the controller hands over for a disk that the rack made blank.
 func (v *volume) publishContext() map[string]string {
 	return map[string]string{
-		core.KeyDiskName:  v.name,
-		core.KeyDiskID:    v.id,
-		core.KeySizeBytes: strconv.FormatInt(v.sizeBytes, 10),
-		core.KeyBlockSize: "512",
-		core.KeyOrigin:    core.OriginBlank,
-		core.KeyReadOnly:  "false",
+		rpc.KeyDiskName:  v.name,
+		rpc.KeyDiskID:    v.id,
+		rpc.KeySizeBytes: strconv.FormatInt(v.sizeBytes, 10),
+		rpc.KeyBlockSize: "512",
+		rpc.KeyOrigin:    rpc.OriginBlank,
+		rpc.KeyReadOnly:  "false",
 	}
 }
 
@@ -123,25 +148,39 @@ func (p *plugin) beginStage(t *testing.T, v *volume) <-chan error {
 func (p *plugin) publish(t *testing.T, v *volume) error {
 	t.Helper()
 	_, err := p.NodePublishVolume(within(t, callTime), &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, PublishContext: v.publishContext(), StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability})
+		VolumeId:          v.id,
+		PublishContext:    v.publishContext(),
+		StagingTargetPath: v.staging,
+		TargetPath:        v.target,
+		VolumeCapability:  v.capability,
+	})
 	return err
 }
 
 func (p *plugin) stats(t *testing.T, v *volume) error {
 	t.Helper()
-	_, err := p.NodeGetVolumeStats(within(t, callTime), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging})
+	_, err := p.NodeGetVolumeStats(
+		within(t, callTime),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging},
+	)
 	return err
 }
 
 func (p *plugin) unpublish(t *testing.T, v *volume) error {
 	t.Helper()
-	_, err := p.NodeUnpublishVolume(within(t, callTime), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	_, err := p.NodeUnpublishVolume(
+		within(t, callTime),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target},
+	)
 	return err
 }
 
 func (p *plugin) unstage(t *testing.T, v *volume) error {
 	t.Helper()
-	_, err := p.NodeUnstageVolume(within(t, callTime), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	_, err := p.NodeUnstageVolume(
+		within(t, callTime),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging},
+	)
 	return err
 }
 
@@ -240,7 +279,13 @@ func (p *plugin) entries(t *testing.T, msg, volumeID string) (found []entry) {
 // name is what the guest's kernel calls the disk in a slot, such as nvme1n1; empty where it shows none.
 func (m *machine) name(t *testing.T, slot int) string {
 	t.Helper()
-	return strings.TrimSpace(m.sh(t, "cd /sys/block && for disk in nvme*; do case $(readlink $disk) in */0000:00:%s.0/*) echo $disk;; esac; done", address(slot)))
+	return strings.TrimSpace(
+		m.sh(
+			t,
+			"cd /sys/block && for disk in nvme*; do case $(readlink $disk) in */0000:00:%s.0/*) echo $disk;; esac; done",
+			address(slot),
+		),
+	)
 }
 
 // awaitName waits until the guest's kernel shows the disk in a slot, and returns its name.

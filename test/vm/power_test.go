@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -61,7 +65,7 @@ func TestPowerCut(t *testing.T) {
 				t.Errorf("%q was not synced and is there, so that nothing is proved", found)
 			}
 			p.unpublishAndUnstage(t, u.volume)
-			fresh := filesystem(second[u.then-1], "")
+			fresh := filesystemVolume(second[u.then-1], "")
 			p.stageAndPublish(t, fresh)
 			p.unpublishAndUnstage(t, fresh)
 		})
@@ -77,11 +81,16 @@ func TestPowerCut(t *testing.T) {
 // TestSameSerialCold boots with two disks of one serial. Which of the two the kernel shows is chance.
 func TestSameSerialCold(t *testing.T) {
 	t.Parallel()
-	v, twin := filesystem(newVolumeDisk(t, "disk"), "ext4"), filesystem(newVolumeDisk(t, "disk"), "ext4")
+	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
 	twin.name += "-twin"
 	m := boot(t, slots{1: v.disk, 2: twin.disk})
 	p := startPlugin(t, m)
-	m.await(t, plugTime, "the kernel to refuse one", func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") })
+	m.await(
+		t,
+		plugTime,
+		"the kernel to refuse one",
+		func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") },
+	)
 	fail(t, p.stage(t, v), codes.FailedPrecondition)
 	fail(t, p.stage(t, twin), codes.FailedPrecondition)
 	v.checkBlank(t)

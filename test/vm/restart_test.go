@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build vm
 
 package vm
@@ -36,7 +40,14 @@ func TestPlannedRestart(t *testing.T) {
 		m := bootAs(t, instance, address, attached)
 		m.mountSystemDisk(t)
 		m.sh(t, "cat >%s <<'END'\n%s\nEND", kubeconfig, api.Kubeconfig("http://"+serverInGuest))
-		return startPlugin(t, m, "--attach-mode=restart", "--restart-poweroff=signal:SIGUSR2", "--node-name=worker", "--kubeconfig="+kubeconfig)
+		return startPlugin(
+			t,
+			m,
+			"--attach-mode=restart",
+			"--restart-poweroff=signal:SIGUSR2",
+			"--node-name=worker",
+			"--kubeconfig="+kubeconfig,
+		)
 	}
 
 	system := newSystemDisk(t)
@@ -61,7 +72,11 @@ func TestPlannedRestart(t *testing.T) {
 		u.synced = p.write(t, u.volume)
 		if !u.isBlock() {
 			// A database that has something to write when it is asked to end, and needs a moment for it.
-			m.sh(t, `sh -c 'trap "sleep 1; echo ended >%[1]s/diary; exit" TERM; cd %[1]s; while :; do sleep 0.1; done' </dev/null >/dev/null 2>&1 &`, u.target)
+			m.sh(
+				t,
+				`sh -c 'trap "sleep 1; echo ended >%[1]s/diary; exit" TERM; cd %[1]s; while :; do sleep 0.1; done' </dev/null >/dev/null 2>&1 &`,
+				u.target,
+			)
 		}
 	}
 	for _, u := range all {
@@ -75,13 +90,22 @@ func TestPlannedRestart(t *testing.T) {
 	if accepted.State != metadata.RestartAccepted || accepted.Boot == "" {
 		t.Errorf("it has said %+v", accepted)
 	}
-	if console := m.text(t, m.console); !strings.Contains(console, "down: unmounted") || strings.Contains(console, "stays mounted") || strings.Contains(console, "are killed") {
+	if console := m.text(
+		t,
+		m.console,
+	); !strings.Contains(console, "down: unmounted") || strings.Contains(console, "stays mounted") ||
+		strings.Contains(console, "are killed") {
 		t.Error("the guest did not go down in order")
 	}
 
 	p = start(second)
 	m = p.machine
-	m.await(t, callTime, "the plugin to say that it is back", func() bool { return api.RestartReply(restart).State == metadata.RestartBack })
+	m.await(
+		t,
+		callTime,
+		"the plugin to say that it is back",
+		func() bool { return api.RestartReply(restart).State == metadata.RestartBack },
+	)
 	if back := api.RestartReply(restart); back.Boot == "" || back.Boot == accepted.Boot {
 		t.Errorf("it was accepted in boot %q, and is back in boot %q", accepted.Boot, back.Boot)
 	}
@@ -96,7 +120,7 @@ func TestPlannedRestart(t *testing.T) {
 				m.checkFile(t, path.Join(u.target, "diary"), "ended\n")
 			}
 			p.unpublishAndUnstage(t, u.volume)
-			fresh := filesystem(second[2*i+2], "")
+			fresh := filesystemVolume(second[2*i+2], "")
 			p.stageAndPublish(t, fresh)
 			p.check(t, fresh, p.write(t, fresh))
 			p.unpublishAndUnstage(t, fresh)
@@ -138,7 +162,13 @@ const unsyncedOffset = mib
 func (m *machine) writeUnsynced(t *testing.T, v *volume, data string) {
 	t.Helper()
 	if v.isBlock() {
-		m.sh(t, "exec 3<>%s; sleep 1000 >/dev/null 2>&1 & printf %s | dd bs=%d seek=1 conv=notrunc >&3", v.target, data, unsyncedOffset)
+		m.sh(
+			t,
+			"exec 3<>%s; sleep 1000 >/dev/null 2>&1 & printf %s | dd bs=%d seek=1 conv=notrunc >&3",
+			v.target,
+			data,
+			unsyncedOffset,
+		)
 	} else {
 		m.sh(t, "printf %s >%s/unsynced", data, v.target)
 	}
@@ -148,7 +178,10 @@ func (m *machine) writeUnsynced(t *testing.T, v *volume, data string) {
 func (m *machine) readUnsynced(t *testing.T, v *volume) string {
 	t.Helper()
 	if v.isBlock() {
-		return strings.TrimRight(m.sh(t, "dd if=%s bs=%d skip=1 count=1 2>/dev/null | head -c 26", v.target, unsyncedOffset), "\x00")
+		return strings.TrimRight(
+			m.sh(t, "dd if=%s bs=%d skip=1 count=1 2>/dev/null | head -c 26", v.target, unsyncedOffset),
+			"\x00",
+		)
 	}
 	return strings.TrimRight(m.sh(t, "cat %s/unsynced 2>/dev/null || true", v.target), "\x00")
 }

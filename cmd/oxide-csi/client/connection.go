@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package client
 
 import (
@@ -17,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Options say which plugin a [Client] asks, and how.
@@ -57,7 +61,13 @@ func New(opts Options) (*Client, error) {
 			return nil, errors.Join(err, c.Close())
 		}
 	}
-	c.identity, c.controller, c.node = csi.NewIdentityClient(controller), csi.NewControllerClient(controller), csi.NewNodeClient(node)
+	c.identity, c.controller, c.node = csi.NewIdentityClient(
+		controller,
+	), csi.NewControllerClient(
+		controller,
+	), csi.NewNodeClient(
+		node,
+	)
 	return c, nil
 }
 
@@ -176,7 +186,14 @@ func unreachableError(socket, service string, reason error) error {
 func answerError(ctx context.Context, call Call, socket, service string, said *status.Status) error {
 	switch {
 	case said.Code() == codes.Unimplemented:
-		return failed(said.Code(), "%s: the plugin at %s does not serve it: %s; name the socket of one that does with --%s-endpoint", call.Method, socket, said.Message(), service)
+		return failed(
+			said.Code(),
+			"%s: the plugin at %s does not serve it: %s; name the socket of one that does with --%s-endpoint",
+			call.Method,
+			socket,
+			said.Message(),
+			service,
+		)
 	case ctx.Err() != nil && said.Code() == codes.DeadlineExceeded:
 		return failed(said.Code(), "%s: no answer in the time of --timeout%s", call.Method, nextStep(call, said.Code()))
 	}
@@ -236,7 +253,7 @@ func (c *Client) nodeOr(ctx context.Context, named string) (string, error) {
 
 // parseID refuses what cannot be an ID: the plugin finds nothing under it and may call that done.
 func parseID(what, text string) (string, error) {
-	id, ok := rack.ParseID(text)
+	id, ok := diskname.ParseID(text)
 	if !ok {
 		return "", failed(codes.InvalidArgument, "%q is no %s ID, which is a UUID", text, what)
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package client asks a running plugin what an orchestrator would ask it, by the same CSI calls over the same sockets, for a
 // person or a script on a host that has no orchestrator.
 //

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package client
 
 import (
@@ -13,10 +17,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Mounted is a volume that is mounted on this node.
@@ -60,7 +64,10 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 	maps.Copy(volumeContext, opts.Context)
 	if !c.opts.DryRun {
 		if err := os.MkdirAll(c.opts.StagingDir, stagingMode); err != nil {
-			return mounted, fmt.Errorf("make the folder for staging paths: %w: run this as root, or choose another with --staging-dir", err)
+			return mounted, fmt.Errorf(
+				"make the folder for staging paths: %w: run this as root, or choose another with --staging-dir",
+				err,
+			)
 		}
 	}
 	if _, err = c.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
@@ -70,8 +77,13 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 		return mounted, err
 	}
 	_, err = c.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: id, PublishContext: attachment.PublishContext, StagingTargetPath: mounted.StagingPath, TargetPath: opts.Target,
-		VolumeCapability: opts.Capability, Readonly: opts.ReadOnly, VolumeContext: volumeContext,
+		VolumeId:          id,
+		PublishContext:    attachment.PublishContext,
+		StagingTargetPath: mounted.StagingPath,
+		TargetPath:        opts.Target,
+		VolumeCapability:  opts.Capability,
+		Readonly:          opts.ReadOnly,
+		VolumeContext:     volumeContext,
 	})
 	return mounted, err
 }
@@ -84,7 +96,12 @@ func checkParent(target string) error {
 	info, err := os.Stat(parent)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir():
-		return failed(codes.FailedPrecondition, "%s is no folder, so that nothing can be mounted at %s: make it first, or choose another target", parent, target)
+		return failed(
+			codes.FailedPrecondition,
+			"%s is no folder, so that nothing can be mounted at %s: make it first, or choose another target",
+			parent,
+			target,
+		)
 	case err != nil:
 		return fmt.Errorf("look at the target: %w", err)
 	}
@@ -99,8 +116,16 @@ func (c *Client) attachment(ctx context.Context, id string, known *Attachment) (
 	}
 	if known != nil {
 		if !strings.EqualFold(known.VolumeID, id) || !strings.EqualFold(known.NodeID, node) {
-			return Attachment{}, failed(codes.FailedPrecondition, "the attachment is of volume %s to node %s, and this is volume %s on node %s: take the answer of \"oxide-csi volume attach %s --node=%s --json\"",
-				known.VolumeID, known.NodeID, id, node, id, node)
+			return Attachment{}, failed(
+				codes.FailedPrecondition,
+				"the attachment is of volume %s to node %s, and this is volume %s on node %s: take the answer of \"oxide-csi volume attach %s --node=%s --json\"",
+				known.VolumeID,
+				known.NodeID,
+				id,
+				node,
+				id,
+				node,
+			)
 		}
 		return *known, nil
 	}
@@ -115,7 +140,14 @@ func (c *Client) attachment(ctx context.Context, id string, known *Attachment) (
 		}
 		where = "attached to node " + holder
 	}
-	return Attachment{}, failed(codes.FailedPrecondition, "volume %s is %s, and this is node %s: attach it first, with \"oxide-csi volume attach %s\"", id, where, node, id)
+	return Attachment{}, failed(
+		codes.FailedPrecondition,
+		"volume %s is %s, and this is node %s: attach it first, with \"oxide-csi volume attach %s\"",
+		id,
+		where,
+		node,
+		id,
+	)
 }
 
 // Unmount takes a volume away from the target and, unless it is to stay staged for other targets, unstages it.
@@ -125,7 +157,11 @@ func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bo
 		return Mounted{}, err
 	}
 	unmounted := Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: target}
-	if _, err = c.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil || keepStaged {
+	if _, err = c.node.NodeUnpublishVolume(
+		ctx,
+		&csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target},
+	); err != nil ||
+		keepStaged {
 		return unmounted, err
 	}
 	return unmounted, c.unstage(ctx, id)
@@ -133,7 +169,10 @@ func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bo
 
 // unstage unstages a volume and removes its staging path, which the specification leaves to whoever chose it.
 func (c *Client) unstage(ctx context.Context, id string) error {
-	if _, err := c.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.stagingPath(id)}); err != nil {
+	if _, err := c.node.NodeUnstageVolume(
+		ctx,
+		&csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.stagingPath(id)},
+	); err != nil {
 		return err
 	}
 	if c.opts.DryRun {
@@ -155,7 +194,7 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	serial := rack.Serial(got.GetVolume().GetVolumeContext()[core.KeyDiskName])
+	serial := diskname.Serial(got.GetVolume().GetVolumeContext()[rpc.KeyDiskName])
 	disks, err := device.Roots{Sys: c.opts.SysRoot}.Disks()
 	if err != nil {
 		return err
@@ -174,7 +213,13 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 		}
 		for _, entry := range table.Of(disk.Number) {
 			if entry.Path != staging && filepath.Dir(entry.Path) != staging {
-				return failed(codes.FailedPrecondition, "volume %s is mounted at %s and is not detached: \"oxide-csi volume unmount %s TARGET\" takes it from there, with the --staging-dir that it was mounted with", id, entry.Path, id)
+				return failed(
+					codes.FailedPrecondition,
+					"volume %s is mounted at %s and is not detached: \"oxide-csi volume unmount %s TARGET\" takes it from there, with the --staging-dir that it was mounted with",
+					id,
+					entry.Path,
+					id,
+				)
 			}
 		}
 	}

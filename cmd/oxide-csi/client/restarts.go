@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package client
 
 import (
@@ -9,8 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Restart is how it stands with the restart of a node, as the controller knows it that was asked.
@@ -37,19 +41,30 @@ type Waits struct {
 }
 
 // askRestarts has a controller tell which restarts are planned beside its answer, and returns how to read that.
-func askRestarts(ctx context.Context) (asking context.Context, header grpc.CallOption, told func() ([]restart.Restart, error)) {
+func askRestarts(
+	ctx context.Context,
+) (asking context.Context, header grpc.CallOption, told func() ([]restart.Restart, error)) {
 	var answer metadata.MD
-	return metadata.AppendToOutgoingContext(ctx, core.MetadataAskRestarts, "yes"), grpc.Header(&answer), func() ([]restart.Restart, error) {
-		texts := answer.Get(core.MetadataRestarts)
-		if len(texts) == 0 {
-			return nil, nil // it plans none
+	return metadata.AppendToOutgoingContext(
+			ctx,
+			rpc.MetadataAskRestarts,
+			"yes",
+		), grpc.Header(
+			&answer,
+		), func() ([]restart.Restart, error) {
+			texts := answer.Get(rpc.MetadataRestarts)
+			if len(texts) == 0 {
+				return nil, nil // it plans none
+			}
+			restarts := []restart.Restart{}
+			if err := json.Unmarshal([]byte(texts[0]), &restarts); err != nil {
+				return nil, fmt.Errorf(
+					"what the controller tells of planned restarts cannot be read, which is not of this version: %w",
+					err,
+				)
+			}
+			return restarts, nil
 		}
-		restarts := []restart.Restart{}
-		if err := json.Unmarshal([]byte(texts[0]), &restarts); err != nil {
-			return nil, fmt.Errorf("what the controller tells of planned restarts cannot be read, which is not of this version: %w", err)
-		}
-		return restarts, nil
-	}
 }
 
 // concerned tells a volume what it waits for, and where its disk still is although it is published nowhere.

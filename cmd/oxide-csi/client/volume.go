@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package client
 
 import (
@@ -11,8 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Volume is what the plugin tells of a volume.
@@ -48,13 +52,17 @@ type Health struct {
 func volumeOf(v *csi.Volume, nodes []string) Volume {
 	volume := Volume{
 		ID:               v.GetVolumeId(),
-		DiskName:         v.GetVolumeContext()[core.KeyDiskName],
+		DiskName:         v.GetVolumeContext()[rpc.KeyDiskName],
 		SizeBytes:        v.GetCapacityBytes(),
 		Rack:             rackOf(v.GetAccessibleTopology()),
 		SourceVolumeID:   v.GetContentSource().GetVolume().GetVolumeId(),
 		SourceSnapshotID: v.GetContentSource().GetSnapshot().GetSnapshotId(),
 	}
-	volume.BlockSize, _ = strconv.ParseInt(v.GetVolumeContext()[core.KeyBlockSize], 10, 64) // 0 where the plugin says nothing
+	volume.BlockSize, _ = strconv.ParseInt(
+		v.GetVolumeContext()[rpc.KeyBlockSize],
+		10,
+		64,
+	) // 0 where the plugin says nothing
 	if len(nodes) > 0 {
 		volume.NodeID = nodes[0] // a disk is on one instance at a time
 	}
@@ -65,11 +73,11 @@ func rackOf(topologies []*csi.Topology) string {
 	if len(topologies) == 0 {
 		return ""
 	}
-	return topologies[0].GetSegments()[core.TopologySegmentRack]
+	return topologies[0].GetSegments()[rpc.TopologySegmentRack]
 }
 
 // MadeByPlugin reports whether the volume's disk is named as this plugin names those that it makes.
-func (v Volume) MadeByPlugin() bool { return rack.MadeHere(v.DiskName) }
+func (v Volume) MadeByPlugin() bool { return diskname.OfVolume(v.DiskName) }
 
 // anyUse is what volumes are made and attached for: the rack stores no capability, and the node is told at the mount.
 var anyUse = &csi.VolumeCapability{
@@ -100,7 +108,7 @@ func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, erro
 		req.CapacityRange = &csi.CapacityRange{RequiredBytes: want.SizeBytes}
 	}
 	if want.Rack != "" {
-		on := []*csi.Topology{{Segments: map[string]string{core.TopologySegmentRack: want.Rack}}}
+		on := []*csi.Topology{{Segments: map[string]string{rpc.TopologySegmentRack: want.Rack}}}
 		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on}
 	}
 	if want.FromSnapshot != "" {
@@ -145,8 +153,12 @@ func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) 
 		return err
 	}
 	if largest := capacity.GetMaximumVolumeSize().GetValue(); req.GetCapacityRange().GetRequiredBytes() > largest {
-		return failed(codes.ResourceExhausted, "GetCapacity: the largest volume that can be made now has %d bytes, and %d are asked for: ask for less, delete something, or have the quota raised",
-			largest, req.GetCapacityRange().GetRequiredBytes())
+		return failed(
+			codes.ResourceExhausted,
+			"GetCapacity: the largest volume that can be made now has %d bytes, and %d are asked for: ask for less, delete something, or have the quota raised",
+			largest,
+			req.GetCapacityRange().GetRequiredBytes(),
+		)
 	}
 	if id := req.GetVolumeContentSource().GetSnapshot().GetSnapshotId(); id != "" {
 		_, err = c.ShowSnapshot(ctx, id)
@@ -164,7 +176,10 @@ const pageEntries = 500
 func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.Seq2[Volume, error] {
 	return func(yield func(Volume, error) bool) {
 		for token, more := "", true; more; more = token != "" {
-			page, err := c.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token}, options...)
+			page, err := c.controller.ListVolumes(
+				ctx,
+				&csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token},
+				options...)
 			if err != nil {
 				yield(Volume{}, err)
 				return
@@ -204,14 +219,14 @@ func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) 
 
 // volumeID understands a volume's ID, or the name that it was made with.
 func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
-	if id, ok := rack.ParseID(text); ok {
+	if id, ok := diskname.ParseID(text); ok {
 		return id, nil
 	}
 	cluster, err := c.cluster(ctx)
 	if err != nil {
 		return "", fmt.Errorf("%q is no volume ID, and to know it as a name: %w", text, err)
 	}
-	disk := rack.DiskName(cluster, text)
+	disk := diskname.ForVolume(cluster, text)
 	var found []string
 	for volume, err := range c.volumes(ctx) {
 		if err != nil {
@@ -223,11 +238,22 @@ func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return "", failed(codes.NotFound, "no volume was made as %q for cluster %q: check the name, or use the volume's ID", text, cluster)
+		return "", failed(
+			codes.NotFound,
+			"no volume was made as %q for cluster %q: check the name, or use the volume's ID",
+			text,
+			cluster,
+		)
 	case 1:
 		return found[0], nil
 	}
-	return "", failed(codes.FailedPrecondition, "several racks have a volume %q of cluster %q: use the ID of one: %s", text, cluster, strings.Join(found, ", "))
+	return "", failed(
+		codes.FailedPrecondition,
+		"several racks have a volume %q of cluster %q: use the ID of one: %s",
+		text,
+		cluster,
+		strings.Join(found, ", "),
+	)
 }
 
 // cluster is the cluster ID for which the controller makes volumes. Disks are named after it.
@@ -236,14 +262,22 @@ func (c *Client) cluster(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cluster := info.GetManifest()[core.ManifestClusterID]
+	cluster := info.GetManifest()[rpc.ManifestClusterID]
 	if cluster == "" {
-		return "", failed(codes.Unimplemented, "the plugin at %s has no cluster ID, as a controller does: name the socket of one with --controller-endpoint, or use the volume's ID", c.opts.Controller)
+		return "", failed(
+			codes.Unimplemented,
+			"the plugin at %s has no cluster ID, as a controller does: name the socket of one with --controller-endpoint, or use the volume's ID",
+			c.opts.Controller,
+		)
 	}
 	return cluster, nil
 }
 
-func (c *Client) getVolume(ctx context.Context, id string, options ...grpc.CallOption) (*csi.ControllerGetVolumeResponse, error) {
+func (c *Client) getVolume(
+	ctx context.Context,
+	id string,
+	options ...grpc.CallOption,
+) (*csi.ControllerGetVolumeResponse, error) {
 	return c.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id}, options...)
 }
 
@@ -269,7 +303,10 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	volume := volumeOf(got.GetVolume(), got.GetStatus().GetPublishedNodeIds())
 	volume.concerned(restarts)
 	for _, wrong := range health.GetVolumeHealth().GetHealthStatuses() {
-		volume.Health = append(volume.Health, Health{Status: wrong.GetStatus().String(), Reason: wrong.GetReason(), Message: wrong.GetMessage()})
+		volume.Health = append(
+			volume.Health,
+			Health{Status: wrong.GetStatus().String(), Reason: wrong.GetReason(), Message: wrong.GetMessage()},
+		)
 	}
 	return volume, nil
 }
@@ -286,7 +323,12 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (id string, err 
 			return "", err
 		}
 		for _, node := range got.GetStatus().GetPublishedNodeIds() {
-			return "", failed(codes.FailedPrecondition, "volume %s is attached to node %s and is not deleted: detach it first", id, node)
+			return "", failed(
+				codes.FailedPrecondition,
+				"volume %s is attached to node %s and is not deleted: detach it first",
+				id,
+				node,
+			)
 		}
 	}
 	_, err = c.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
@@ -321,7 +363,12 @@ func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (
 	published, err := c.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
 		VolumeId: volume.GetVolumeId(), NodeId: node, VolumeCapability: anyUse, VolumeContext: volume.GetVolumeContext(),
 	})
-	return Attachment{VolumeID: volume.GetVolumeId(), NodeID: node, VolumeContext: volume.GetVolumeContext(), PublishContext: published.GetPublishContext()}, err
+	return Attachment{
+		VolumeID:       volume.GetVolumeId(),
+		NodeID:         node,
+		VolumeContext:  volume.GetVolumeContext(),
+		PublishContext: published.GetPublishContext(),
+	}, err
 }
 
 // Detach detaches a volume from a node, this one where none is named. From this node it takes away first what is staged, and
@@ -346,7 +393,10 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	if err != nil {
 		return from, err
 	}
-	_, err = c.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: from.NodeID})
+	_, err = c.controller.ControllerUnpublishVolume(
+		ctx,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: from.NodeID},
+	)
 	return from, err
 }
 
@@ -361,7 +411,12 @@ func (c *Client) checkNotAttached(ctx context.Context, id, node string) error {
 	}
 	for _, holder := range got.GetStatus().GetPublishedNodeIds() {
 		if strings.EqualFold(holder, node) {
-			return failed(codes.FailedPrecondition, "volume %s is attached to node %s, and whether it is mounted there cannot be seen from here: unmount it there, and say so with --unmounted, or detach it there without --node", id, node)
+			return failed(
+				codes.FailedPrecondition,
+				"volume %s is attached to node %s, and whether it is mounted there cannot be seen from here: unmount it there, and say so with --unmounted, or detach it there without --node",
+				id,
+				node,
+			)
 		}
 	}
 	return nil

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package kubelet makes the plugin known to the kubelet of its node, as the sidecar node-driver-registrar does for plugins that
 // cannot do it themselves.
 //
@@ -22,6 +26,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // csiVersion is the version of CSI that the kubelet is told. It looks at the major version alone.
@@ -59,7 +64,10 @@ func New(options Options) *Registration {
 	if options.LookAgain == 0 {
 		options.LookAgain = lookAgain
 	}
-	return &Registration{options: options, waiting: "the kubelet: it has not registered this plugin yet, for which it must watch the folder of " + options.Socket}
+	return &Registration{
+		options: options,
+		waiting: "the kubelet: it has not registered this plugin yet, for which it must watch the folder of " + options.Socket,
+	}
 }
 
 // Ready reports whether the kubelet has registered the plugin, and otherwise what is in the way.
@@ -101,7 +109,12 @@ func (r *Registration) offer(ctx context.Context) error {
 		return err
 	}
 	answers := &service{
-		info:     &api.PluginInfo{Type: api.CSIPlugin, Name: core.PluginName, Endpoint: r.options.Endpoint, SupportedVersions: []string{csiVersion}},
+		info: &api.PluginInfo{
+			Type:              api.CSIPlugin,
+			Name:              rpc.PluginName,
+			Endpoint:          r.options.Endpoint,
+			SupportedVersions: []string{csiVersion},
+		},
 		outcomes: make(chan *api.RegistrationStatus),
 	}
 	server := grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout), grpc.WaitForHandlers(true))
@@ -137,7 +150,12 @@ func (r *Registration) offer(ctx context.Context) error {
 			}
 		case <-look.C:
 			if !socket.isThere() {
-				r.failed(fmt.Errorf("%s, by which the kubelet knows this plugin, was removed or replaced: see what else writes there", r.options.Socket))
+				r.failed(
+					fmt.Errorf(
+						"%s, by which the kubelet knows this plugin, was removed or replaced: see what else writes there",
+						r.options.Socket,
+					),
+				)
 				return nil
 			}
 			if refused {
@@ -180,7 +198,10 @@ func (s *service) GetInfo(context.Context, *api.InfoRequest) (*api.PluginInfo, e
 }
 
 // NotifyRegistrationStatus is told how the registration went.
-func (s *service) NotifyRegistrationStatus(ctx context.Context, outcome *api.RegistrationStatus) (*api.RegistrationStatusResponse, error) {
+func (s *service) NotifyRegistrationStatus(
+	ctx context.Context,
+	outcome *api.RegistrationStatus,
+) (*api.RegistrationStatusResponse, error) {
 	select {
 	case s.outcomes <- outcome:
 		return &api.RegistrationStatusResponse{}, nil

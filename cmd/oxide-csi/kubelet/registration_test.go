@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package kubelet_test
 
 import (
@@ -152,7 +156,12 @@ func TestRegistration(t *testing.T) {
 			k, _ := startKubelet(t, dir, kubelettest.Options{})
 			r := run(t, dir, 0)
 			r.awaitReady(t, k)
-			want := &api.PluginInfo{Type: "CSIPlugin", Name: "csi.oxide.computer", Endpoint: endpoint, SupportedVersions: []string{"1.0.0"}}
+			want := &api.PluginInfo{
+				Type:              "CSIPlugin",
+				Name:              "csi.oxide.computer",
+				Endpoint:          endpoint,
+				SupportedVersions: []string{"1.0.0"},
+			}
 			if diff := cmp.Diff(want, k.Plugin(socketName), protocmp.Transform()); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -192,7 +201,11 @@ func TestKubeletRestarts(t *testing.T) {
 	for round := range 3 {
 		k, stop := startKubelet(t, dir, kubelettest.Options{})
 		r.awaitReady(t, k)
-		eventually(t, "each is logged", func() bool { return r.log.count("the kubelet has registered this plugin") == round+1 })
+		eventually(
+			t,
+			"each is logged",
+			func() bool { return r.log.count("the kubelet has registered this plugin") == round+1 },
+		)
 		if k.Appeared() != 1 {
 			t.Errorf("the socket appeared %d times, want once", k.Appeared())
 		}

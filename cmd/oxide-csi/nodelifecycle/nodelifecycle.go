@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package nodelifecycle is what the plugin does for its node at the beginning and at the end of its life, where an
 // operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node
 // takes, and it keeps the plugin going until the volumes of a Node that is given up are detached.
@@ -11,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -36,7 +40,7 @@ func ClearTaint(
 	if err != nil {
 		return // ctx has ended.
 	}
-	registration := metadata.Registration{Driver: core.PluginName, NodeID: self.ID}
+	registration := metadata.Registration{Driver: rpc.PluginName, NodeID: self.ID}
 	following, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changes := node.Follow(following)
@@ -100,7 +104,7 @@ func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logge
 	for pause := firstPause; ; pause = min(2*pause, longestPause/2) {
 		volumes, err := persist(
 			ctx,
-			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, core.PluginName) },
+			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) },
 		)
 		if err != nil {
 			return fmt.Errorf("not known what is attached: %w", err)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package nodelifecycle_test
 
 import (
@@ -12,7 +16,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -57,7 +61,7 @@ func (n *node) Follow(ctx context.Context) <-chan struct{} {
 
 func (n *node) RemoveTaint(_ context.Context, key string, r metadata.Registration) (bool, error) {
 	n.asked++
-	if key != taint || r != (metadata.Registration{Driver: core.PluginName, NodeID: instanceID}) {
+	if key != taint || r != (metadata.Registration{Driver: rpc.PluginName, NodeID: instanceID}) {
 		return false, errors.New("asked for something else")
 	}
 	after := time.Since(n.began)
@@ -72,7 +76,7 @@ func (n *node) RemoveTaint(_ context.Context, key string, r metadata.Registratio
 func (n *node) Leaving(context.Context) (string, error) { return n.leaving(time.Since(n.began)) }
 
 func (n *node) Attachments(_ context.Context, driver string) ([]string, error) {
-	if driver != core.PluginName {
+	if driver != rpc.PluginName {
 		return nil, errors.New("asked for another driver's")
 	}
 	n.asked++

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package devicetest makes disks for tests: loop devices shown as NVMe disks by a small sysfs below a temporary folder.
 // What stands there is what docs/reference/rack.md §9 describes of a guest, so far as package device looks at it.
 package devicetest
@@ -72,7 +76,12 @@ func (g *Guest) Plug(diskName, backing string) *Disk {
 	info, err := os.Stat(backing)
 	g.must(err)
 	number := g.attach(backing)
-	d := &Disk{Kernel: fmt.Sprintf("nvme%dn1", g.next), Backing: backing, Loop: fmt.Sprintf("/dev/loop%d", number.Minor), Number: number}
+	d := &Disk{
+		Kernel:  fmt.Sprintf("nvme%dn1", g.next),
+		Backing: backing,
+		Loop:    fmt.Sprintf("/dev/loop%d", number.Minor),
+		Number:  number,
+	}
 	g.Node(d.Kernel, number)
 	g.Sysfs(d.Kernel, Serial(diskName)+"\n", number, info.Size())
 	g.next++
@@ -201,7 +210,10 @@ func (g *Guest) attach(backing string) device.Number {
 		g.must(err)
 		config := unix.LoopConfig{Fd: uint32(file.Fd())}
 		// mkfs.btrfs takes loop devices with the same name for one.
-		copy(config.Info.File_name[:len(config.Info.File_name)-1], backing[max(0, len(backing)-len(config.Info.File_name)+1):])
+		copy(
+			config.Info.File_name[:len(config.Info.File_name)-1],
+			backing[max(0, len(backing)-len(config.Info.File_name)+1):],
+		)
 		err = unix.IoctlLoopConfigure(int(loop.Fd()), &config)
 		if errors.Is(err, unix.EBUSY) {
 			g.must(loop.Close()) // somebody else was faster
@@ -219,7 +231,11 @@ func (g *Guest) attach(backing string) device.Number {
 // detach frees the loop device, writable: unlike an NVMe disk it keeps the flag for whoever uses it next.
 func (g *Guest) detach(loop *os.File) {
 	fd := int(loop.Fd())
-	if err := errors.Join(unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0), unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0), loop.Close()); err != nil {
+	if err := errors.Join(
+		unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0),
+		unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0),
+		loop.Close(),
+	); err != nil {
 		g.t.Errorf("detach %s: %v", loop.Name(), err)
 	}
 }

@@ -1,9 +1,13 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package metricstest reads pages of metrics as Prometheus does, for tests.
 package metricstest
 
 import (
-	"slices"
-	"strconv"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -12,8 +16,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Samples are the values of a page by series, such as `name{label="value"}`, with labels in alphabetical order. A histogram
-// has `name_count{…}` and `name_sum{…}`, and `name_bucket{…,le="0.1"}` for each of its buckets.
+// Samples are the values of a page by series, such as `name{label="value"}`, with labels in alphabetical order.
 type Samples map[string]float64
 
 // Parse reads a page. A line that Prometheus would not take ends the test.
@@ -27,35 +30,24 @@ func Parse(t testing.TB, page string) map[string]*dto.MetricFamily {
 	return families
 }
 
-// Read reads the samples of a page. Two of the same series are an error.
+// Read reads the samples of a page, without those of the Go runtime and the process. Two of the same series are an error.
 func Read(t testing.TB, page string) Samples {
 	t.Helper()
 	samples := Samples{}
-	add := func(series string, value float64) {
-		if _, twice := samples[series]; twice {
-			t.Errorf("two samples of %s", series)
-		}
-		samples[series] = value
-	}
 	for name, family := range Parse(t, page) {
-		for _, metric := range family.GetMetric() {
-			labels := labelText(metric.GetLabel())
-			h := metric.GetHistogram()
-			switch family.GetType() {
-			case dto.MetricType_COUNTER:
-				add(name+labels, metric.GetCounter().GetValue())
-			case dto.MetricType_GAUGE:
-				add(name+labels, metric.GetGauge().GetValue())
-			case dto.MetricType_HISTOGRAM:
-				add(name+"_count"+labels, float64(h.GetSampleCount()))
-				add(name+"_sum"+labels, h.GetSampleSum())
-				for _, bucket := range h.GetBucket() {
-					le := `le="` + strconv.FormatFloat(bucket.GetUpperBound(), 'g', -1, 64) + `"}`
-					add(name+"_bucket"+strings.TrimSuffix(labels, "}")+","+le, float64(bucket.GetCumulativeCount()))
-				}
-			default:
-				t.Errorf("%s is a %s", name, family.GetType())
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
+			continue
+		}
+		vector, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{Timestamp: model.Now()}, family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sample := range vector {
+			series := strings.ReplaceAll(sample.Metric.String(), `", `, `",`) // as it stands on the page
+			if _, twice := samples[series]; twice {
+				t.Errorf("two samples of %s", series)
 			}
+			samples[series] = float64(sample.Value)
 		}
 	}
 	return samples
@@ -72,14 +64,9 @@ func (s Samples) Matching(prefix string) Samples {
 	return matching
 }
 
-func labelText(labels []*dto.LabelPair) string {
-	if len(labels) == 0 {
-		return ""
-	}
-	texts := make([]string, 0, len(labels))
-	for _, label := range labels {
-		texts = append(texts, label.GetName()+"="+strconv.Quote(label.GetValue()))
-	}
-	slices.Sort(texts)
-	return "{" + strings.Join(texts, ",") + "}"
+// Page returns the metrics that a handler serves.
+func Page(handler http.Handler) string {
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return w.Body.String()
 }

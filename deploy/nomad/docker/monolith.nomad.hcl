@@ -39,13 +39,13 @@ variable "max_disks" {
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; or restart, for planned restarts, which with ACLs on needs the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. With ACLs on, restart and plan need the policies policies/restart-*"
 }
 
 variable "detach_grace" {
   type        = string
-  default     = "60s"
-  description = "how long a detach from a running instance is put off: Nomad asks for it before a node has unmounted, when that node's plugin is away"
+  default     = ""
+  description = "how long a detach from a running instance is refused: Nomad asks for it before a node has unmounted, when that node's plugin is away; 60s if empty"
 }
 
 variable "http_address" {
@@ -122,8 +122,12 @@ job "oxide-csi" {
         privileged      = true
         readonly_rootfs = true
 
-        # By which a planned restart powers the guest off.
-        volumes = var.attach_mode == "restart" ? ["/run/dbus:/run/dbus:ro"] : []
+        # The node's image has no certificates, so the plugin trusts the authorities that the client trusts. A planned
+        # restart powers the guest off by D-Bus.
+        volumes = concat(
+          ["/etc/ssl/certs:/etc/ssl/certs:ro"],
+          var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : [],
+        )
 
         mount {
           type   = "bind"
@@ -149,6 +153,9 @@ job "oxide-csi" {
         OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+
+        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        GOMEMLIMIT = "64MiB"
       }
 
       # The plugin reads the file again when it changes, so a new token needs no restart.

@@ -28,7 +28,7 @@ variable "max_disks" {
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; or restart, for planned restarts, in controller and nodes alike; with ACLs on it needs the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes; with ACLs on, restart and plan need the policies policies/restart-*"
 }
 
 variable "http_address" {
@@ -116,7 +116,7 @@ job "oxide-csi-node" {
         readonly_rootfs = true
 
         # By which a planned restart powers the guest off.
-        volumes = var.attach_mode == "restart" ? ["/run/dbus:/run/dbus:ro"] : []
+        volumes = var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : []
 
         mount {
           type   = "bind"
@@ -136,6 +136,9 @@ job "oxide-csi-node" {
         OXIDE_CSI_MAX_DISKS     = var.max_disks
         OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
+
+        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        GOMEMLIMIT = "64MiB"
       }
 
       # Until the plugin knows who it is, it is not healthy, and a restart would mend nothing.

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package guest shows the disks of a simulated rack to processes that act as the rack's virtual machines, with loop
 // devices on Linux. It needs root and is the only part of the simulator that does.
 //

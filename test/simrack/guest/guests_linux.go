@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package guest
 
 import (
@@ -191,7 +195,11 @@ func (g *Guests) checkNodes() error {
 		return nil // Somebody else took or removed it meanwhile; the node did its work.
 	}
 	if err != nil {
-		return fmt.Errorf("guest root %s cannot have loop device nodes (in a container, it must be privileged): %w", g.root, err)
+		return fmt.Errorf(
+			"guest root %s cannot have loop device nodes (in a container, it must be privileged): %w",
+			g.root,
+			err,
+		)
 	}
 	return device.Close()
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package guest
@@ -149,7 +153,11 @@ func TestCloseTellsWhoHolds(t *testing.T) {
 	defer busy.Close()
 
 	err = w.Close()
-	if want := fmt.Sprintf("is still held although disk %s has no guest: it is mounted at %s: unmount it", disk.ID, dir); err == nil ||
+	if want := fmt.Sprintf(
+		"is still held although disk %s has no guest: it is mounted at %s: unmount it",
+		disk.ID,
+		dir,
+	); err == nil ||
 		!strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want it to contain %q", err, want)
 	}

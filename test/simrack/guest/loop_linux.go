@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package guest
 
 import (
@@ -96,7 +100,7 @@ func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
 	if err := unix.Flock(int(g.control.Fd()), unix.LOCK_EX); err != nil {
 		return 0, fmt.Errorf("lock the loop devices: %w", err)
 	}
-	defer unix.Flock(int(g.control.Fd()), unix.LOCK_UN) // The descriptor's end would unlock it, too.
+	defer func() { _ = unix.Flock(int(g.control.Fd()), unix.LOCK_UN) }() // closing the descriptor would unlock it, too
 	number, err := unix.IoctlRetInt(int(g.control.Fd()), unix.LOOP_CTL_GET_FREE)
 	if err != nil {
 		return 0, fmt.Errorf("find a free loop device: %w", err)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package guest
 
 import (
@@ -221,7 +225,11 @@ func onOwnThread(do func()) {
 // enter moves this thread to a mount namespace, and opens its mountinfo and its root. Both can be used from anywhere.
 func enter(namespace *os.File) (info, root *os.File, err error) {
 	// Not /proc/self in there, which is about another PID namespace.
-	thread, err := unix.Open(fmt.Sprintf("/proc/self/task/%d", unix.Gettid()), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	thread, err := unix.Open(
+		fmt.Sprintf("/proc/self/task/%d", unix.Gettid()),
+		unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC,
+		0,
+	)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package guest
@@ -37,7 +41,13 @@ func newMachines(t *testing.T, script string) *machines {
 	needRoot(t)
 	m := &machines{notes: t.TempDir(), ended: make(chan bool, 10)}
 	m.world = openWorldWith(t, Options{
-		Root: filepath.Join(t.TempDir(), "guests"), StateDir: t.TempDir(), Boot: m.script(t, script), HaltTime: 100 * time.Millisecond,
+		Root: filepath.Join(
+			t.TempDir(),
+			"guests",
+		),
+		StateDir: t.TempDir(),
+		Boot:     m.script(t, script),
+		HaltTime: 100 * time.Millisecond,
 	})
 	return m
 }
@@ -45,7 +55,11 @@ func newMachines(t *testing.T, script string) *machines {
 // script writes the boot program. A guest that has something to say says it with "say".
 func (m *machines) script(t *testing.T, script string) string {
 	path := filepath.Join(t.TempDir(), "boot")
-	text := fmt.Sprintf("#!/bin/sh\nset -eu\nnotes=%s\nsay() { echo \"$2\" >\"$notes/.new\"; mv \"$notes/.new\" \"$notes/$1\"; }\n%s\n", m.notes, script)
+	text := fmt.Sprintf(
+		"#!/bin/sh\nset -eu\nnotes=%s\nsay() { echo \"$2\" >\"$notes/.new\"; mv \"$notes/.new\" \"$notes/$1\"; }\n%s\n",
+		m.notes,
+		script,
+	)
 	must(t, os.WriteFile(path, []byte(text), 0o755))
 	return path
 }

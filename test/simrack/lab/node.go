@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package lab
 
 import (
@@ -33,7 +37,10 @@ const (
 
 // Kubeconfig is a file by which a node plugin finds this API server at a URL.
 func (n *Node) Kubeconfig(url string) string {
-	return fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}], users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, url)
+	return fmt.Sprintf(
+		`{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}], users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`,
+		url,
+	)
 }
 
 // AskRestart asks for a planned restart, whatever was asked before.
@@ -91,7 +98,9 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	default:
 		answer = map[string]any{
-			"kind": "NodeList", "metadata": map[string]any{"resourceVersion": strconv.Itoa(n.version)}, "items": []any{n.object()},
+			"kind":     "NodeList",
+			"metadata": map[string]any{"resourceVersion": strconv.Itoa(n.version)},
+			"items":    []any{n.object()},
 		}
 	}
 	_ = json.NewEncoder(w).Encode(answer) // its error is a client that has gone

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package lab
 
 import (
@@ -66,7 +70,13 @@ func (o PluginOptions) Flags() ([]string, error) {
 		if err := os.WriteFile(file, []byte(o.Sim.Token+"\n"), 0o600); err != nil {
 			return nil, err
 		}
-		flags = append(flags, "--oxide-host="+o.Sim.Host, "--oxide-project="+o.Sim.Project, "--oxide-token-file="+file, "--cluster-id="+ClusterID)
+		flags = append(
+			flags,
+			"--oxide-host="+o.Sim.Host,
+			"--oxide-project="+o.Sim.Project,
+			"--oxide-token-file="+file,
+			"--cluster-id="+ClusterID,
+		)
 	}
 	if o.Mode != "controller" {
 		flags = append(flags, "--state-dir="+filepath.Join(o.Dir, "state"))
@@ -111,15 +121,25 @@ func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 func Connect(socket string) (*Client, error) { return connect(socket, nil) }
 
 func connect(socket string, ended <-chan struct{}) (*Client, error) {
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient(
+		"unix://"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// The first attempts come before the socket is there.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}))
+		grpc.WithConnectParams(
+			grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}},
+		),
+	)
 	if err != nil {
 		return nil, err
 	}
 	c := &Client{
-		IdentityClient: csi.NewIdentityClient(conn), ControllerClient: csi.NewControllerClient(conn), NodeClient: csi.NewNodeClient(conn),
-		Socket: socket, conn: conn,
+		IdentityClient: csi.NewIdentityClient(
+			conn,
+		),
+		ControllerClient: csi.NewControllerClient(conn),
+		NodeClient:       csi.NewNodeClient(conn),
+		Socket:           socket,
+		conn:             conn,
 	}
 	if err := c.await(ended); err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package lab
 
 import (
@@ -115,7 +119,10 @@ func (p *Process) Stop() error {
 	case <-p.done:
 		return p.exited()
 	case <-time.After(stopTimeout):
-		return errors.Join(fmt.Errorf("process %d (%s) did not end within %s after SIGTERM: %s", p.PID(), p.cmd.Path, stopTimeout, p.output), p.Kill())
+		return errors.Join(
+			fmt.Errorf("process %d (%s) did not end within %s after SIGTERM: %s", p.PID(), p.cmd.Path, stopTimeout, p.output),
+			p.Kill(),
+		)
 	}
 }
 

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package lab
 
 import (
@@ -32,27 +36,18 @@ func Build(dir string, race bool) (Programs, error) {
 	if !ok {
 		return Programs{}, fmt.Errorf("build the programs: the source tree is not known")
 	}
-	programs := Programs{Plugin: filepath.Join(dir, "oxide-csi"), Sim: filepath.Join(dir, "oxide-sim")}
-	for _, program := range []struct {
-		path, source string
-		flags        []string
-	}{
-		{programs.Plugin, "./cmd/oxide-csi", []string{"-gcflags=all=-l"}},
-		{programs.Sim, "./cmd/oxide-sim", nil},
-	} {
-		args, env := []string{"build", "-o", program.path, "-ldflags=-s -w"}, os.Environ()
-		if race {
-			args = append(args, "-race")
-		} else { // as make build does
-			args = append(append(args, "-trimpath", "-tags=grpcnotrace"), program.flags...)
-			env = append(env, "CGO_ENABLED=0")
-		}
-		cmd := exec.Command("go", append(args, program.source)...)
-		cmd.Dir = filepath.Join(filepath.Dir(file), "..", "..", "..")
-		cmd.Env = env
-		if output, err := cmd.CombinedOutput(); err != nil {
-			return Programs{}, fmt.Errorf("build the programs: %w: %s", err, output)
-		}
+	args, env := []string{"build", "-o", dir + "/", "-ldflags=-s -w"}, os.Environ()
+	if race {
+		args = append(args, "-race")
+	} else { // as make build does
+		args = append(args, "-trimpath")
+		env = append(env, "CGO_ENABLED=0")
 	}
-	return programs, nil
+	cmd := exec.Command("go", append(args, "./cmd/oxide-csi", "./cmd/oxide-sim")...)
+	cmd.Dir = filepath.Join(filepath.Dir(file), "..", "..", "..")
+	cmd.Env = env
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return Programs{}, fmt.Errorf("build the programs: %w: %s", err, output)
+	}
+	return Programs{Plugin: filepath.Join(dir, "oxide-csi"), Sim: filepath.Join(dir, "oxide-sim")}, nil
 }

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package lab
 
 import (
@@ -51,7 +55,9 @@ func StartSim(program string, also io.Writer, args ...string) (*Sim, error) {
 // StartSimWith starts a simulated rack on free ports of the loopback address with a control endpoint, and returns when it
 // serves.
 func StartSimWith(program string, opts SimOptions) (*Sim, error) {
-	cmd := exec.Command(program, append([]string{"serve", "--listen=127.0.0.1:0", "--control=127.0.0.1:0"}, opts.Args...)...)
+	cmd := exec.Command(
+		program,
+		append([]string{"serve", "--listen=127.0.0.1:0", "--control=127.0.0.1:0"}, opts.Args...)...)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package openapi
 
 import (
@@ -6,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -41,10 +46,7 @@ var (
 
 func TestWhatDoesNotFitTheSchemaIsAnError(t *testing.T) {
 	if os.Getenv(variable) == "" {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("%s is not set", variable)
-		}
-		t.Skipf("%s is not set: there is no schema to compare with", variable)
+		t.Skipf("%s is not set: checks against the rack's API schema are left out", variable)
 	}
 	tests := []struct {
 		name               string
@@ -129,9 +131,8 @@ func TestWhatDoesNotFitTheSchemaIsAnError(t *testing.T) {
 	}
 }
 
-func TestCIWithoutASchemaFails(t *testing.T) {
-	t.Setenv(variable, "")
-	t.Setenv("CI", "true")
+func TestMissingSchemaFails(t *testing.T) {
+	t.Setenv(variable, filepath.Join(t.TempDir(), "missing.json"))
 	heard := &listener{TB: t}
 	defer func() {
 		if recover() != heard || len(heard.errors) != 1 {
@@ -143,7 +144,6 @@ func TestCIWithoutASchemaFails(t *testing.T) {
 
 func TestWithoutASchemaNothingIsChecked(t *testing.T) {
 	t.Setenv(variable, "")
-	t.Setenv("CI", "")
 	heard := &listener{TB: t}
 	rec := httptest.NewRecorder()
 	Validator(heard)(http.NotFoundHandler()).ServeHTTP(rec, httptest.NewRequest("GET", "/v1/disks", nil))

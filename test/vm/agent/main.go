@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Command agent is the test's hand inside the guest: it runs commands there, and leads to the plugin's socket. It listens
 // on TCP port 9000, where QEMU's user network lets the test in and nobody else.
 //

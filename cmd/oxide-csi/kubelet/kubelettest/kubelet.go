@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package kubelettest is a kubelet as far as it registers plugins: it watches a folder for sockets, and asks, judges and tells each
 // as kubernetes v1.36.3 does (pkg/kubelet/pluginmanager, pkg/volume/csi).
 package kubelettest
@@ -67,7 +71,11 @@ func Start(dir string, options Options) (*Kubelet, error) {
 		dir: dir, options: options, watch: os.NewFile(uintptr(fd), "inotify"),
 		desired: map[string]int{}, tried: map[string]int{}, actual: map[string]int{}, plugins: map[string]*api.PluginInfo{},
 	}
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_MOVED_FROM); err != nil {
+	if _, err := unix.InotifyAddWatch(
+		fd,
+		dir,
+		unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_MOVED_FROM,
+	); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: %w", dir, err), k.watch.Close())
 	}
 	entries, err := os.ReadDir(dir)

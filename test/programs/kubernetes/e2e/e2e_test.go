@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Package e2e is Kubernetes' own tests of storage, and of those only the ones that a driver's own description is for: the whole of
 // Kubernetes' tests is several times as large. It is run as a program of its own, e2e.test.
 package e2e

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 // Command registrar announces a CSI plugin to the kubelet. It stands in for node-driver-registrar, which is not in the Go module
 // proxy: it takes the flags that the manifests give that one, and does what kubelet needs of it.
 package main
@@ -57,11 +61,19 @@ type plugin struct {
 }
 
 func (p plugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: p.name, Endpoint: p.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+	return &registration.PluginInfo{
+		Type:              registration.CSIPlugin,
+		Name:              p.name,
+		Endpoint:          p.endpoint,
+		SupportedVersions: []string{"1.0.0"},
+	}, nil
 }
 
 // NotifyRegistrationStatus ends the process where kubelet refuses the plugin, so that it is tried again.
-func (p plugin) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (p plugin) NotifyRegistrationStatus(
+	_ context.Context,
+	status *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
 	if !status.GetPluginRegistered() {
 		fmt.Fprintf(os.Stderr, "registrar: kubelet refuses the plugin: %s\n", status.GetError())
 		os.Exit(1)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 package pid1
 
 import (
@@ -43,7 +47,9 @@ type Options struct {
 // It refuses to run as any other process than the first, for in the end it ends all the others that it sees.
 func Run(o Options) error {
 	if os.Getpid() != 1 {
-		return errors.New("it is not the first process of a machine: name a program that runs it to oxide-sim serve --guest-boot")
+		return errors.New(
+			"it is not the first process of a machine: name a program that runs it to oxide-sim serve --guest-boot",
+		)
 	}
 	requests, children := make(chan os.Signal, 8), make(chan os.Signal, 1)
 	signal.Notify(requests, PowerOff, Reboot, syscall.SIGTERM)

@@ -1,3 +1,7 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
 //go:build linux
 
 package pid1
@@ -132,7 +136,8 @@ func TestPowerOff(t *testing.T) {
 				t.Errorf("ended with %#x: %s", status, &m.output)
 			}
 			m.said("told")
-			if text := m.output.String(); !strings.Contains(text, "msg=down") || strings.Contains(text, "ERROR") || strings.Contains(text, "WARN") {
+			if text := m.output.String(); !strings.Contains(text, "msg=down") || strings.Contains(text, "ERROR") ||
+				strings.Contains(text, "WARN") {
 				t.Error(text)
 			}
 		})
@@ -186,7 +191,8 @@ sleep 1000`)
 		t.Error("a process that has ended is not reaped")
 	}
 	m.end(PowerOff)
-	if text := m.output.String(); !strings.Contains(text, "a service has ended") || !strings.Contains(text, "exit_code=3") {
+	if text := m.output.String(); !strings.Contains(text, "a service has ended") ||
+		!strings.Contains(text, "exit_code=3") {
 		t.Error(text)
 	}
 }
@@ -200,7 +206,10 @@ func TestAServiceThatCannotBeStarted(t *testing.T) {
 }
 
 func TestRunRefusesToBeAnotherProcess(t *testing.T) {
-	if err := Run(Options{Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "not the first process") {
+	if err := Run(
+		Options{Log: slog.New(slog.DiscardHandler)},
+	); err == nil ||
+		!strings.Contains(err.Error(), "not the first process") {
 		t.Errorf("got %v", err)
 	}
 }

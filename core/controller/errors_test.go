@@ -1,0 +1,244 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+)
+
+func refusal(status int, code, message string) lab.Fault {
+	return lab.Fault{Kind: lab.FaultStatus, Status: status, ErrorCode: code, Message: message}
+}
+
+// Answers of a rack, docs/reference/rack.md §1 to §7, and of whatever may stand before it.
+var (
+	refused400 = refusal(400, "InvalidRequest", "a reason that this plugin has never heard")
+	badSize    = refusal(
+		400,
+		"InvalidValue",
+		`unsupported value for "size": total size coretest.Must be less than 1023 GiB`,
+	)
+	badBlockSize = refusal(
+		400,
+		"InvalidValue",
+		`unsupported value for "size and block_size": total size coretest.Must be a multiple of block size 4096`,
+	)
+	badValue   = refusal(400, "InvalidValue", `unsupported value for "description": too much of it`)
+	badJSON    = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: "unable to parse JSON body: EOF"}
+	badVersion = lab.Fault{
+		Kind:    lab.FaultStatus,
+		Status:  400,
+		Message: "server does not support this API version: 2026060800.0.0",
+	}
+	notStopped      = refusal(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
+	notStoppedOff   = refusal(400, "InvalidRequest", "cannot detach disk: instance is not fully stopped")
+	tooMany         = refusal(400, "InvalidRequest", "cannot attach more than 12 disks to instance")
+	noToken         = refusal(401, "Unauthorized", "credentials missing or invalid")
+	forbidden       = refusal(403, "Forbidden", "Forbidden")
+	noProject       = refusal(404, "ObjectNotFound", `not found: project with name "demo"`)
+	noDisk          = refusal(404, "ObjectNotFound", `not found: disk with id "c0ffee00-0000-4000-8000-000000000000"`)
+	noInstance      = refusal(404, "ObjectNotFound", `not found: instance with id "c0ffee00-0000-4000-8000-000000000000"`)
+	noRoute         = lab.Fault{Kind: lab.FaultStatus, Status: 404, Message: "Not Found"}
+	conflict        = refusal(409, "Conflict", "somebody was faster")
+	gone            = refusal(410, "Gone", "Gone")
+	tooManyRequests = lab.Fault{Kind: lab.FaultStatus, Status: 429, Message: "slow down"}
+	rackFailed      = refusal(500, "Internal", "Internal Server Error")
+	badGateway      = refusal(502, "Internal", "Internal Server Error")
+	unavailable503  = refusal(503, "ServiceNotAvailable", "Service Unavailable")
+	gatewayTimeout  = refusal(504, "Internal", "Internal Server Error")
+	noSpace         = refusal(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
+	lost            = lab.Fault{Kind: lab.FaultLost}
+	reset           = lab.Fault{Kind: lab.FaultReset}
+	// Package rack sends again what is safe to be sent twice, so only what happens each time shows.
+	always503 = lab.Fault{
+		Kind:      lab.FaultStatus,
+		Status:    503,
+		ErrorCode: "ServiceNotAvailable",
+		Message:   "Service Unavailable",
+		Count:     new(int),
+	}
+	alwaysBadVersion = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: badVersion.Message, Count: new(int)}
+	resetAlways      = lab.Fault{Kind: lab.FaultReset, Count: new(int)}
+)
+
+// errorRow is one answer of the rack, and the code of the RPC that got it.
+type errorRow struct {
+	operation string
+	fault     lab.Fault
+	code      codes.Code
+	mentions  string
+}
+
+// The whole way: what the rack answers to one call of the API, and what the orchestrator is told.
+func TestRackErrorsToCodes(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		rpc  string
+		call func(t *testing.T, r *rig, volumeID, nodeID string) error
+		rows []errorRow
+	}{
+		{"CreateVolume", func(t *testing.T, r *rig, _, _ string) error {
+			_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("new"))
+			return err
+		}, []errorRow{
+			{"disk_create", refused400, codes.Internal, "never heard"},
+			{"disk_create", badSize, codes.OutOfRange, "1023 GiB"},
+			{"disk_create", badBlockSize, codes.OutOfRange, "multiple of block size"},
+			{"disk_create", badValue, codes.Internal, "description"},
+			{"disk_create", badJSON, codes.Internal, "unable to parse"},
+			{"disk_create", badVersion, codes.OK, ""}, // and the rack was asked again which version it serves
+			{"disk_create", alwaysBadVersion, codes.Unavailable, "API versions"},
+			{"disk_create", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_create", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_create", noProject, codes.FailedPrecondition, `project "demo"`},
+			{"disk_create", noRoute, codes.Unavailable, "Not Found"},
+			{"disk_create", conflict, codes.Unavailable, "faster"},
+			{"disk_create", gone, codes.Unavailable, "Gone"},
+			{"disk_create", tooManyRequests, codes.Unavailable, "slow down"},
+			// Anything final would make a provisioner forget a disk that is there, or comes later.
+			{"disk_create", rackFailed, codes.Unavailable, "ask again"},
+			{"disk_create", badGateway, codes.Unavailable, "ask again"},
+			{"disk_create", unavailable503, codes.Unavailable, "ask again"},
+			{"disk_create", gatewayTimeout, codes.Unavailable, "ask again"},
+			{"disk_create", reset, codes.Unavailable, "ask again"},
+			{"disk_create", lost, codes.OK, ""},
+			{"disk_create", noSpace, codes.ResourceExhausted, "Not enough storage"},
+		}},
+		{"CreateVolume again", func(t *testing.T, r *rig, _, _ string) error {
+			_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+			return err
+		}, []errorRow{
+			{"disk_create", noSpace, codes.OK, ""},
+			{"disk_create", rackFailed, codes.OK, ""},
+			{"disk_create", unavailable503, codes.OK, ""},
+			{"disk_create", reset, codes.OK, ""},
+			{"disk_view", noToken, codes.Unavailable, "credentials"},
+			{"disk_view", forbidden, codes.Unavailable, "Forbidden"},
+			{"disk_view", noProject, codes.Unavailable, `project "demo"`},
+			{"disk_view", noDisk, codes.Unavailable, "ask again"},
+			{"disk_view", rackFailed, codes.Unavailable, "Internal Server Error"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", resetAlways, codes.Unavailable, ""},
+		}},
+		{"DeleteVolume", func(t *testing.T, r *rig, volumeID, _ string) error { return r.Delete(t, volumeID) }, []errorRow{
+			{"disk_view", refused400, codes.Internal, "never heard"},
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.OK, ""}, // the project is seen, so it is gone
+			{"disk_view", noRoute, codes.Unavailable, "Not Found"},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", badGateway, codes.Unavailable, "Internal Server Error"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
+			{"disk_view", resetAlways, codes.Unavailable, ""},
+			{"disk_delete", refused400, codes.Internal, "never heard"},
+			{"disk_delete", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_delete", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_delete", noDisk, codes.OK, ""},
+			{"disk_delete", conflict, codes.Unavailable, "faster"},
+			{"disk_delete", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_delete", unavailable503, codes.Unavailable, "Service Unavailable"},
+			{"disk_delete", reset, codes.Unavailable, ""},
+			{"disk_delete", lost, codes.Unavailable, ""},
+		}},
+		{"DeleteVolume of none", func(t *testing.T, r *rig, _, _ string) error { return r.Delete(t, uuid.NewString()) }, []errorRow{
+			// Whatever keeps the plugin from seeing its project keeps it from saying that a volume is gone.
+			{"project_view", noToken, codes.Unavailable, "token"},
+			{"project_view", forbidden, codes.Unavailable, "token"},
+			{"project_view", noProject, codes.Unavailable, "token"},
+			{"project_view", rackFailed, codes.Unavailable, "token"},
+			{"project_view", resetAlways, codes.Unavailable, "token"},
+		}},
+		{"ControllerPublishVolume", func(t *testing.T, r *rig, volumeID, nodeID string) error { return r.Publish(t, volumeID, nodeID) }, []errorRow{
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.NotFound, "not found"},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_list", noToken, codes.Unauthenticated, "credentials"},
+			{"instance_disk_list", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"instance_disk_list", noInstance, codes.NotFound, "no such instance"},
+			{"instance_disk_list", always503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_attach", refused400, codes.Internal, "never heard"},
+			{"instance_disk_attach", notStopped, codes.FailedPrecondition, "stop the instance"},
+			{"instance_disk_attach", tooMany, codes.ResourceExhausted, "takes no more"},
+			{"instance_disk_attach", noToken, codes.Unauthenticated, "credentials"},
+			{"instance_disk_attach", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"instance_disk_attach", conflict, codes.Unavailable, "faster"},
+			{"instance_disk_attach", rackFailed, codes.Internal, "Internal Server Error"},
+			{"instance_disk_attach", badGateway, codes.Unavailable, "Internal Server Error"},
+			{"instance_disk_attach", always503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_attach", resetAlways, codes.Unavailable, ""},
+			{"instance_disk_attach", lost, codes.OK, ""},
+		}},
+		{"ControllerUnpublishVolume", func(t *testing.T, r *rig, volumeID, nodeID string) error {
+			r.AttachByHand(t, volumeID, nodeID)
+			return r.Unpublish(t, volumeID, nodeID)
+		}, []errorRow{
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.OK, ""},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_detach", refused400, codes.Internal, "never heard"},
+			{"instance_disk_detach", notStoppedOff, codes.FailedPrecondition, "stop the instance"},
+			{"instance_disk_detach", noToken, codes.Unauthenticated, "credentials"},
+			{"instance_disk_detach", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"instance_disk_detach", conflict, codes.Unavailable, "faster"},
+			{"instance_disk_detach", rackFailed, codes.Internal, "Internal Server Error"},
+			{"instance_disk_detach", always503, codes.Unavailable, "Service Unavailable"},
+			{"instance_disk_detach", resetAlways, codes.Unavailable, ""},
+			{"instance_disk_detach", lost, codes.OK, ""},
+		}},
+		{"ValidateVolumeCapabilities", func(t *testing.T, r *rig, volumeID, _ string) error {
+			_, err := r.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: volumeID, VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}})
+			return err
+		}, []errorRow{
+			{"disk_view", refused400, codes.Internal, "never heard"},
+			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
+			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
+			{"disk_view", noDisk, codes.NotFound, "not found"},
+			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
+			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
+		}},
+	} {
+		for _, row := range test.rows {
+			name := test.rpc + "/" + row.operation + "/" + row.fault.Kind
+			if row.fault.Status != 0 {
+				name += " " + strconv.Itoa(row.fault.Status) + " " + row.fault.Message
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t)
+				volumeID, nodeID := r.Create(t, "v"), r.Node(t, "node-a")
+				fault := row.fault
+				fault.Operation = row.operation
+				_, err := r.Sim.Inject(t.Context(), fault)
+				r.Must(t, err)
+				err = test.call(t, r, volumeID, nodeID)
+				coretest.WantCode(t, err, row.code, row.mentions)
+				if message := status.Convert(err).
+					Message(); strings.ContainsAny(message, "\r\n\t") || strings.Contains(message, coretest.Token) ||
+					strings.Contains(message, "oxide-token-") {
+					t.Errorf("message %q is not one line for an operator", message)
+				}
+				faults, err := r.Sim.Faults(t.Context())
+				r.Must(t, err)
+				if faults[0].Hits == 0 || fault.Count == nil && faults[0].Hits > 1 {
+					t.Errorf("the fault was hit %d times", faults[0].Hits)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,214 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	grpcmetadata "google.golang.org/grpc/metadata"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// PlannedRestarts configure attach mode restart.
+type PlannedRestarts struct {
+	restart.Options
+	// Wait is how long ControllerPublishVolume waits for a restart before it answers that one is planned.
+	Wait time.Duration
+}
+
+// newEngines makes what plans the restarts of each rack's instances.
+func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Engine {
+	engines := map[*rack.Client]*restart.Engine{}
+	for _, client := range c.racks.all {
+		engines[client] = c.newEngine(client, opts.Options)
+	}
+	return engines
+}
+
+func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
+	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
+	opts.Observe = func(seen restart.Observation) {
+		c.metrics.SawRestarts(client.Name(), seen.Wanted, seen.Restarts)
+		for reason, instances := range seen.Waiting {
+			c.metrics.SawWaiting(client.Name(), string(reason), instances)
+		}
+		if seen.Ended != "" {
+			c.metrics.RestartEnded(client.Name(), seen.Ended, seen.Down)
+		}
+	}
+	return restart.New(client, opts)
+}
+
+// PlanRestarts plans and carries out the restarts of one rack's instances until ctx ends, in attach mode restart.
+func (c *Service) PlanRestarts(ctx context.Context, client *rack.Client) {
+	if engine := c.engines[client]; engine != nil {
+		engine.Run(ctx)
+	}
+}
+
+// RetireRestarts ends the planning of restarts, and hands over those that are under way: another controller goes on with them at once.
+// Without it, that waits until this one has been silent for long enough. It returns when ctx ends at the latest.
+func (c *Service) RetireRestarts(ctx context.Context) {
+	for _, engine := range c.engines {
+		engine.Retire()
+	}
+	for _, engine := range c.engines {
+		select {
+		case <-engine.Retired():
+		case <-ctx.Done():
+		}
+	}
+}
+
+// EndRestarts ends what controllers in attach mode restart have left behind on a rack, for one in attach mode hot. Whether a
+// guest was asked to go down it cannot find out, and waits for that for the options' HaltTimeout.
+func (c *Service) EndRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
+	opts.Policy, opts.Shutdown = restart.Plan, restart.Hard
+	c.newEngine(client, opts).WindUp(ctx)
+}
+
+// publishPlanned attaches a disk, or has a restart of its instance planned that will. What only an orchestrator's own mistake
+// could cause is refused before anything is planned.
+func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	switch disk.State {
+	case rack.Detached:
+		disks, err := c.instanceDisks(ctx, instanceID)
+		if err != nil {
+			return rack.Disk{}, err
+		}
+		if err := checkTwins(disk, disks, instanceID); err != nil {
+			return rack.Disk{}, err
+		}
+	case rack.Attached:
+	default:
+		return rack.Disk{}, c.attachable(ctx, disk)
+	}
+	until := time.Now().Add(min(c.restartWait, rpc.WaitBudget(ctx)))
+	for {
+		changed := c.engine.Changed()
+		attached, err := c.engine.Publish(ctx, disk.ID, instanceID)
+		switch {
+		case err == nil:
+			return c.settled(ctx, attached)
+		case errors.Is(err, restart.ErrElsewhere):
+			return rack.Disk{}, c.attachable(ctx, disk)
+		case errors.Is(err, restart.ErrFull):
+			return rack.Disk{}, rpc.ResourceExhausted(
+				"%w: --max-disks is %d; unpublish another volume from that node first",
+				err,
+				c.maxDisks,
+			)
+		case !errors.Is(err, restart.ErrPlanned):
+			if _, err := c.refusedAttach(ctx, disk, instanceID, err); err != nil {
+				return rack.Disk{}, err
+			}
+			// It is attached after all. Whether it stays so, only the engine can tell: for the rack a disk that is to be
+			// detached with the next restart looks the same.
+			if attached, err = c.engine.Publish(ctx, disk.ID, instanceID); err != nil {
+				return rack.Disk{}, err
+			}
+			return c.settled(ctx, attached)
+		}
+		if err := c.checkInstance(ctx, disk, instanceID); err != nil {
+			return rack.Disk{}, err
+		}
+		left := time.Until(until)
+		if left <= 0 {
+			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-c.engine.Retiring(): // another controller goes on with it: that one is to be asked
+			until = time.Time{}
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
+		}
+	}
+}
+
+// checkInstance refuses to wait for the restart of an instance for which the disk is not.
+func (c onRack) checkInstance(ctx context.Context, disk rack.Disk, instanceID string) error {
+	instance, err := c.instance(ctx, instanceID)
+	if err == nil && instance.ProjectID != disk.ProjectID {
+		c.engine.Unwish(disk.ID, instanceID)
+		return c.differentProjects(instance, disk)
+	}
+	return err
+}
+
+// unpublishPlanned detaches a disk, or records that the next restart of its instance is to do so. It returns the disk as it then
+// is, unless it is gone.
+func (c onRack) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	now, err := c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)
+	if err != nil {
+		return disk, c.refusedDetach(ctx, disk, err)
+	}
+	return c.settled(ctx, now)
+}
+
+// detachUnused detaches a disk that an instance holds for nobody any more, where somebody has stopped that, and returns the disk
+// as it then is.
+func (c onRack) detachUnused(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	lazy, err := c.lazy(ctx)
+	if err != nil || lazy[disk.ID] != disk.InstanceID {
+		return disk, err
+	}
+	return c.unpublishPlanned(ctx, disk)
+}
+
+// tellRestarts puts what is known of planned restarts beside the answer, if the caller asked for that, which orchestrators do
+// not: it is no message of the specification. Volume health is not the place for it. A volume that waits is not ill, and one that
+// is still attached for nobody even less, but Kubernetes shows what a plugin reports there as the condition of the claim. With a
+// volume ID only what concerns that volume is told.
+func (c *Service) tellRestarts(ctx context.Context, volumeID string) error {
+	asked, _ := grpcmetadata.FromIncomingContext(ctx)
+	if c.engines == nil || len(asked.Get(rpc.MetadataAskRestarts)) == 0 {
+		return nil
+	}
+	all := []restart.Restart{}
+	for _, client := range c.racks.all {
+		restarts, err := c.engines[client].Report(ctx)
+		if err != nil {
+			return fmt.Errorf("what restarts are planned on rack %q cannot be told: %w", client.Name(), err)
+		}
+		all = append(all, restarts...)
+	}
+	if volumeID != "" {
+		all = slices.DeleteFunc(all, func(r restart.Restart) bool { return !r.Concerns(volumeID) })
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataRestarts, string(text)))
+}
+
+// lazy are the disks that no node has published although an instance holds them, and these instances. There are none outside
+// of attach mode restart.
+func (c onRack) lazy(ctx context.Context) (map[string]string, error) {
+	if c.engine == nil {
+		return nil, nil
+	}
+	lazy, err := c.engine.Lazy(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("which volumes are only waiting to be detached cannot be told: %w", err)
+	}
+	return lazy, nil
+}

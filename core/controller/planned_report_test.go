@@ -1,0 +1,325 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcmetadata "google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+)
+
+// told is what a controller answers to whoever asks for planned restarts, of one volume or of all; nil if it does not answer.
+func (r *rig) told(t *testing.T, volumeID string) []restart.Restart {
+	t.Helper()
+	ctx := grpcmetadata.AppendToOutgoingContext(t.Context(), rpc.MetadataAskRestarts, "yes")
+	var header grpcmetadata.MD
+	var err error
+	if volumeID == "" {
+		_, err = r.ListVolumes(ctx, &csi.ListVolumesRequest{}, grpc.Header(&header))
+	} else {
+		_, err = r.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volumeID}, grpc.Header(&header))
+	}
+	r.Must(t, err)
+	var restarts []restart.Restart
+	for _, text := range header.Get(rpc.MetadataRestarts) {
+		r.Must(t, json.Unmarshal([]byte(text), &restarts))
+	}
+	return restarts
+}
+
+// tells waits until the controller tells this of the restart for a volume on a node, and returns it.
+func (r *rig) tells(t *testing.T, volumeID, node string, reason restart.Reason) restart.Restart {
+	t.Helper()
+	var found restart.Restart
+	coretest.Eventually(t, "the restart is told as "+string(reason), func() bool {
+		for _, one := range r.told(t, volumeID) {
+			if one.InstanceID == node && one.Reason == reason {
+				found = one
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+func disksOf(wanted []restart.Wanted) (ids []string) {
+	for _, one := range wanted {
+		ids = append(ids, one.DiskID)
+	}
+	return ids
+}
+
+// later is when restarts may begin where they may not now.
+func later(now time.Time) time.Time { return now.Add(time.Hour) }
+
+// Whoever asks is told for which volumes an instance is to be restarted, since when, and why it has not been.
+func TestPlannedTold(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name   string
+		change func(*coretest.Options)
+		reason restart.Reason
+		says   string
+	}{
+		{"the window", func(o *coretest.Options) { o.Restarts.Window = time.Hour }, restart.ReasonWindow, "1h"},
+		{"the cool-down", func(o *coretest.Options) { o.Restarts.CoolDown = time.Hour }, restart.ReasonCoolDown, "left alone until"},
+		{"the hours", func(o *coretest.Options) { o.Restarts.Next = later }, restart.ReasonHours, ", the next of the times in --restart-hours"},
+		{"the policy", func(o *coretest.Options) { o.Restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--attach-mode=plan"},
+		{"not known where the controller runs", func(o *coretest.Options) {
+			o.Restarts.Self = func() (string, bool) { return "", false }
+		}, restart.ReasonSelf, "does not know yet"},
+		{"what the node says", func(o *coretest.Options) {
+			refuse := answering{newGuests(), metadata.RestartReply{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
+			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.CoolDown = restart.Guest, refuse, time.Second
+		}, restart.ReasonRefused, "graceful node shutdown is on; it is tried again after"},
+		{"a guest that hangs", func(o *coretest.Options) {
+			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Guest, hanging(), time.Millisecond
+		}, restart.ReasonUnderWay, "has not halted"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			before := time.Now()
+			r := newRestartRig(t, test.change)
+			node := r.Node(t, "node-a")
+			volume, other := r.Create(t, "v"), r.Create(t, "other")
+			if err := r.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
+				t.Fatal(err)
+			}
+			var got restart.Restart
+			coretest.Eventually(t, "the controller says what is waited for", func() bool {
+				got = r.tells(t, volume, node, test.reason)
+				return strings.Contains(got.Message, test.says)
+			})
+			if len(got.Attach) != 1 || got.Attach[0].DiskID != volume || got.Attach[0].Since.Before(before) ||
+				got.Attach[0].Repeated.Before(got.Attach[0].Since) ||
+				len(got.Detach) > 0 {
+				t.Errorf("told %+v", got)
+			}
+			if got.Since.Before(before) || (got.ID != "") != (test.reason == restart.ReasonUnderWay) {
+				t.Errorf("told %+v", got)
+			}
+			if diff := cmp.Diff([]string{volume}, disksOf(r.tells(t, "", node, test.reason).Attach)); diff != "" {
+				t.Errorf("ListVolumes tells another thing (-want +got):\n%s", diff)
+			}
+			if all := r.told(t, other); all == nil || len(all) > 0 {
+				t.Errorf("of a volume that waits for nothing: %+v", all)
+			}
+			// The RPC says the same. It repeats the wish, which the next answer shows.
+			if err := r.Publish(t, volume, node); !strings.Contains(status.Convert(err).Message(), node) {
+				t.Errorf("the RPC answers: %v", err)
+			}
+			coretest.Eventually(t, "the repetition is told", func() bool {
+				for _, one := range r.told(t, volume) {
+					return one.Attach[0].Repeated.After(got.Attach[0].Repeated) && one.Attach[0].Since.Equal(got.Attach[0].Since)
+				}
+				return false
+			})
+		})
+	}
+}
+
+// answering are guests that answer whatever they are asked in one way, and go on running.
+type answering struct {
+	*guests
+	answer metadata.RestartReply
+}
+
+// hanging are guests that accept.
+func hanging() answering {
+	return answering{newGuests(), metadata.RestartReply{State: metadata.RestartAccepted}}
+}
+
+func (a answering) Request(_ context.Context, instance, id string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked[instance], a.answers[instance] = id, a.answer
+	return nil
+}
+
+func (a answering) Reply(context.Context, string, string) (metadata.RestartReply, error) {
+	return a.answer, nil
+}
+
+// A volume that moves waits for two instances. What nobody uses any more is told to be there still, and so is what waits for a
+// slot; another controller tells of it what the records say, and of a wish nothing before there is a record.
+func TestPlannedToldOfSeveral(t *testing.T) {
+	t.Parallel()
+	closed := make(chan struct{})
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Restarts.Next = func(now time.Time) time.Time {
+			select {
+			case <-closed:
+				return later(now)
+			default:
+				return now
+			}
+		}
+	})
+	from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
+	moving := r.Create(t, "moving")
+	r.published(t, moving, from)
+	r.rest(t)
+	close(closed)
+	other := r.again(t)
+	r.Must(t, r.Unpublish(t, moving, from))
+	for _, controller := range []*rig{r, other} {
+		still := controller.tells(t, moving, from, "")
+		if !cmp.Equal(still, restart.Restart{InstanceID: from, Detach: []string{moving}}) {
+			t.Errorf("of what is still attached: %+v", still)
+		}
+	}
+	if err := r.Publish(t, moving, to); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	if first := r.tells(
+		t,
+		moving,
+		from,
+		restart.ReasonHours,
+	); !cmp.Equal(first.Detach, []string{moving}) ||
+		len(first.Attach) > 0 {
+		t.Errorf("of the instance that has the disk: %+v", first)
+	}
+	coretest.Eventually(t, "the wish is told to wait for the other instance", func() bool {
+		for _, one := range r.told(t, moving) {
+			if one.InstanceID == to {
+				return strings.Contains(one.Attach[0].Problem, from)
+			}
+		}
+		return false
+	})
+	if err := r.Publish(t, moving, to); !strings.Contains(status.Convert(err).Message(), "--restart-hours") {
+		t.Errorf("the RPC does not say why the first of two is not restarted: %v", err)
+	}
+	for _, one := range other.told(t, "") {
+		if len(one.Attach) > 0 {
+			t.Errorf("a controller that was not asked tells of a wish: %+v", one)
+		}
+	}
+}
+
+// Of a restart that another controller carries out the records tell, and what waits for it is told to wait.
+func TestPlannedToldByAnother(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(
+		t,
+		func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, hanging() },
+	)
+	a, b := r.Node(t, "node-a"), r.Node(t, "node-b")
+	first, second := r.Create(t, "first"), r.Create(t, "second")
+	if err := r.Publish(t, first, a); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	mine := r.tells(t, first, a, restart.ReasonUnderWay)
+	other := r.again(t)
+	theirs := other.tells(t, first, a, restart.ReasonUnderWay)
+	if mine.ID == "" || theirs.ID != mine.ID || !cmp.Equal(disksOf(theirs.Attach), []string{first}) ||
+		!strings.Contains(theirs.Message, "another controller") {
+		t.Errorf("one tells %+v, the other %+v", mine, theirs)
+	}
+	if err := other.Publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	if waits := other.tells(t, second, b, restart.ReasonOthers); !strings.Contains(waits.Message, "--restart-max-down") {
+		t.Errorf("told %+v", waits)
+	}
+}
+
+// A volume that was attached and has not been asked for again does not wait for a restart, whatever else is under way.
+func TestPlannedToldWhenAttached(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 300 * time.Millisecond })
+	a, b := r.Node(t, "node-a"), r.Node(t, "node-b")
+	first, second := r.Create(t, "first"), r.Create(t, "second")
+	if err := r.Publish(t, first, a); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	coretest.Eventually(t, "the disk is attached", func() bool { return r.Holder(t, first) == a })
+	r.rest(t)
+	if err := r.Publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	r.tells(t, second, b, restart.ReasonUnderWay)
+	coretest.Eventually(t, "the other restart is over", func() bool {
+		for _, one := range r.told(t, first) {
+			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "ask for it once more") {
+				t.Fatalf("told %+v", one)
+			}
+		}
+		return len(r.records(t, "csi-restart-")) == 0
+	})
+}
+
+// An orchestrator does not ask, and is told nothing; nor is there anything to tell in attach mode hot.
+func TestPlannedToldToNobodyElse(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = restart.Plan })
+	var header grpcmetadata.MD
+	_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}, grpc.Header(&header))
+	r.Must(t, err)
+	if got := header.Get(rpc.MetadataRestarts); len(got) > 0 {
+		t.Errorf("told without being asked: %v", got)
+	}
+	if got := r.told(t, ""); got == nil || len(got) > 0 {
+		t.Errorf("where nothing is wanted: %v", got)
+	}
+	hot := newRig(t)
+	if got := hot.told(t, ""); got != nil {
+		t.Errorf("told in attach mode hot: %v", got)
+	}
+}
+
+// What would be restarted, and why it is not, is counted and logged, once.
+func TestPlannedMeasured(t *testing.T) {
+	t.Parallel()
+	m := metrics.New(metrics.Process{Driver: rpc.PluginName, Version: "test", Mode: "controller"})
+	log := &lab.Output{}
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Restarts.Policy, o.Metrics, o.Log = restart.Plan, m, log
+	})
+	node := r.Node(t, "node-a")
+	volume := r.Create(t, "v")
+	if err := r.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
+		t.Fatal(err)
+	}
+	waiting := func(reason string) float64 {
+		return metricstest.Read(t, metricstest.Page(m))[`oxide_csi_restart_instances_waiting{rack="default",reason="`+reason+`"}`]
+	}
+	coretest.Eventually(t, "the instance is counted", func() bool { return waiting("policy") == 1 })
+	samples := metricstest.Read(t, metricstest.Page(m))
+	if samples[`oxide_csi_restart_volumes_waiting{rack="default"}`] != 1 ||
+		samples[`oxide_csi_restarts_in_flight{rack="default"}`] != 0 {
+		t.Errorf("measured %v", samples.Matching("oxide_csi_restart"))
+	}
+	r.Must(t, r.Unpublish(t, volume, node))
+	coretest.Eventually(t, "it is not counted any more", func() bool { return waiting("policy") == 0 })
+	var lines []string
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "a restart is wanted") && strings.Contains(line, "reason=policy") {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) != 1 || !strings.Contains(lines[0], node) || !strings.Contains(lines[0], volume) {
+		t.Errorf("logged %d times: %v", len(lines), lines)
+	}
+}

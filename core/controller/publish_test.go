@@ -1,0 +1,426 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+)
+
+func noHotplug(o *coretest.Options) { o.Rack.Hotplug = false }
+
+func TestPublishAndUnpublish(t *testing.T) {
+	r := newRig(t)
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	req := &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: coretest.MountWriter()}
+	r.ClearCalls(t)
+	first, err := r.ControllerPublishVolume(t.Context(), req)
+	r.Must(t, err)
+	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1})
+	coretest.WantSame(t, first, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
+		"diskName": diskname.ForVolume(coretest.Cluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
+		"origin": "blank", "readOnly": "false", "fsLineage": "",
+	}})
+	if got := r.Holder(t, id); got != node {
+		t.Fatalf("the disk is on %q, want %q", got, node)
+	}
+
+	r.ClearCalls(t)
+	second, err := r.ControllerPublishVolume(t.Context(), req)
+	r.Must(t, err)
+	coretest.WantSame(t, second, first)
+	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1})
+
+	r.ClearCalls(t)
+	r.Must(t, r.Unpublish(t, id, node))
+	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_disk_detach": 1})
+	if got := r.Holder(t, id); got != "" {
+		t.Fatalf("the disk is still on %q", got)
+	}
+	r.ClearCalls(t)
+	r.Must(t, r.Unpublish(t, id, node))
+	r.WantCalls(t, map[string]int{"disk_view": 1})
+}
+
+// Slow racks that change running instances show attaching and detaching for a while.
+func TestPublishWaitsForTheRack(t *testing.T) {
+	r := newRig(t, func(o *coretest.Options) { o.Rack.HotplugAsync, o.Rack.Latency = true, 100*time.Millisecond })
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	// looked is what the rack shows at once.
+	looked := func() oxide.DiskStateState {
+		latency := 0
+		r.Must(t, r.Sim.Set(t.Context(), lab.Settings{LatencyMillis: &latency}))
+		state := r.Disk(t, id).State.State()
+		latency = 100
+		r.Must(t, r.Sim.Set(t.Context(), lab.Settings{LatencyMillis: &latency}))
+		return state
+	}
+	r.Must(t, r.Publish(t, id, node))
+	if state := looked(); state != oxide.DiskStateStateAttached {
+		t.Fatalf("published, and the disk is %s", state)
+	}
+	r.Must(t, r.Unpublish(t, id, node))
+	if state := looked(); state != oxide.DiskStateStateDetached {
+		t.Fatalf("unpublished, and the disk is %s", state)
+	}
+}
+
+func TestPublishToARunningInstanceIsRefused(t *testing.T) {
+	r := newRig(t, noHotplug)
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	coretest.WantCode(
+		t,
+		r.Publish(t, id, node),
+		codes.FailedPrecondition,
+		"running",
+		"stop the instance",
+		"hot-plug",
+		node,
+	)
+
+	// The same is answered from memory for a while: an orchestrator that asks again and again does not cost the rack.
+	r.ClearCalls(t)
+	coretest.WantCode(t, r.Publish(t, id, node), codes.FailedPrecondition, "running")
+	if calls := r.Calls(t); calls["instance_disk_attach"] != 0 {
+		t.Errorf("the rack was asked again: %v", calls)
+	}
+
+	other := r.Node(t, "node-b")
+	r.Must(t, r.Sim.SetRunState(t.Context(), other, "stopped"))
+	r.Must(t, r.Publish(t, id, other))
+	r.Must(t, r.Sim.SetRunState(t.Context(), other, "running"))
+	coretest.WantCode(t, r.Unpublish(t, id, other), codes.FailedPrecondition, "running", "stop the instance")
+	if got := r.Holder(t, id); got != other {
+		t.Errorf("the disk is on %q", got)
+	}
+}
+
+func TestPublishNamesTheHolder(t *testing.T) {
+	r := newRig(t)
+	id, a, b := r.Create(t, "v"), r.Node(t, "node-a"), r.Node(t, "node-b")
+	r.Must(t, r.Publish(t, id, a))
+	coretest.WantCode(t, r.Publish(t, id, b), codes.FailedPrecondition, a)
+	if got := r.Holder(t, id); got != a {
+		t.Errorf("the disk is on %q", got)
+	}
+}
+
+func TestPublishNotFound(t *testing.T) {
+	r := newRig(t)
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	coretest.WantCode(t, r.Publish(t, uuid.NewString(), node), codes.NotFound)
+	coretest.WantCode(t, r.Publish(t, "v", node), codes.NotFound, `"v"`)
+	coretest.WantCode(t, r.Publish(t, id, uuid.NewString()), codes.NotFound, "no such instance")
+	coretest.WantCode(t, r.Publish(t, id, "node-a"), codes.NotFound, `"node-a"`)
+}
+
+func TestPublishRefusesBeforeAnythingChanges(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		prepare  func(*testing.T, *rig) (volumeID string)
+		mentions string
+	}{
+		{"the boot disk", func(t *testing.T, r *rig) string {
+			disk, err := r.SDK.DiskView(t.Context(), oxide.DiskViewParams{Disk: "node-a-boot", Project: coretest.Project})
+			r.Must(t, err)
+			return disk.Id
+		}, "boot disk"},
+		{"the boot disk of another instance", func(t *testing.T, r *rig) string {
+			disk, err := r.SDK.DiskView(t.Context(), oxide.DiskViewParams{Disk: "node-b-boot", Project: coretest.Project})
+			r.Must(t, err)
+			return disk.Id
+		}, "attached to instance"},
+		{"a disk of another project", func(t *testing.T, r *rig) string {
+			_, err := r.Sim.AddInstance(t.Context(), "stranger", "other", "running")
+			r.Must(t, err)
+			return r.UserDisk(t, "other", "theirs", "").Id
+		}, "another project"},
+		{"a serial that the guest has already", func(t *testing.T, r *rig) string {
+			there := r.UserDisk(t, coretest.Project, "abcdefghij-abcdefghi-1", "")
+			r.AttachByHand(t, there.Id, r.Node(t, "node-a"))
+			return r.UserDisk(t, coretest.Project, "abcdefghij-abcdefghi-2", "").Id
+		}, "first 20 bytes"},
+		{"a faulted disk", func(t *testing.T, r *rig) string {
+			id := r.Create(t, "v")
+			r.Must(t, r.Sim.SetDiskState(t.Context(), id, "faulted"))
+			return id
+		}, "faulted"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t)
+			id, node := test.prepare(t, r), r.Node(t, "node-a")
+			before := r.Holder(t, id)
+			r.ClearCalls(t)
+			want := codes.FailedPrecondition
+			if test.mentions == "faulted" {
+				want = codes.Internal
+			}
+			coretest.WantCode(t, r.Publish(t, id, node), want, test.mentions)
+			if calls := r.Calls(t); calls["instance_disk_attach"] != 0 || calls["instance_disk_detach"] != 0 {
+				t.Errorf("the rack was asked to change something: %v", calls)
+			}
+			r.Must(t, r.Unpublish(t, id, node)) // what was never published is unpublished
+			if got := r.Holder(t, id); got != before {
+				t.Errorf("the disk moved from %q to %q", before, got)
+			}
+		})
+	}
+}
+
+func TestPublishToAFullInstance(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		ours, racksLimit int
+		mentions         string
+	}{
+		{"by our own count", 3, 12, "has 3 disks"},
+		{"by the rack's", 8, 3, "has 3 disks"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t, func(o *coretest.Options) { o.MaxDisks, o.Rack.MaxDisks = test.ours, test.racksLimit })
+			node := r.Node(t, "node-a")
+			r.Must(t, r.Publish(t, r.Create(t, "1"), node))
+			r.Must(t, r.Publish(t, r.Create(t, "2"), node))
+			third := r.Create(t, "3")
+			coretest.WantCode(t, r.Publish(t, third, node), codes.ResourceExhausted, test.mentions, node)
+			if got := r.Holder(t, third); got != "" {
+				t.Errorf("the disk is on %q", got)
+			}
+		})
+	}
+}
+
+func TestPublishToAFailedInstance(t *testing.T) {
+	r := newRig(t)
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "failed"))
+	coretest.WantCode(t, r.Publish(t, id, node), codes.FailedPrecondition, "has failed")
+}
+
+func TestPublishAnInstanceOfAnotherProject(t *testing.T) {
+	r := newRig(t)
+	stranger, err := r.Sim.AddInstance(t.Context(), "stranger", "other", "running")
+	r.Must(t, err)
+	coretest.WantCode(t, r.Publish(t, r.Create(t, "v"), stranger.ID), codes.FailedPrecondition, "different projects")
+}
+
+func TestPublishThroughFaults(t *testing.T) {
+	t.Parallel()
+	for _, operation := range []string{"disk_view", "instance_disk_list", "instance_disk_attach"} {
+		for _, fault := range []struct {
+			kind string
+			code int
+		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 409}} {
+			t.Run(fmt.Sprint(operation, fault.kind, fault.code), func(t *testing.T) {
+				r := newRig(t)
+				id, node := r.Create(t, "v"), r.Node(t, "node-a")
+				r.Inject(t, operation, fault.kind, fault.code)
+				if err := r.Publish(t, id, node); err == nil && r.Holder(t, id) != node {
+					t.Fatal("success was reported, and the disk is not attached")
+				}
+				r.Must(t, r.Publish(t, id, node))
+				if got := r.Holder(t, id); got != node {
+					t.Errorf("the disk is on %q", got)
+				}
+			})
+		}
+	}
+}
+
+func TestUnpublishThroughFaults(t *testing.T) {
+	t.Parallel()
+	for _, operation := range []string{"disk_view", "instance_disk_detach"} {
+		for _, fault := range []struct {
+			kind string
+			code int
+		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 409}} {
+			t.Run(fmt.Sprint(operation, fault.kind, fault.code), func(t *testing.T) {
+				r := newRig(t)
+				id, node := r.Create(t, "v"), r.Node(t, "node-a")
+				r.Must(t, r.Publish(t, id, node))
+				r.Inject(t, operation, fault.kind, fault.code)
+				if err := r.Unpublish(t, id, node); err == nil && r.Holder(t, id) != "" {
+					t.Fatal("success was reported, and the disk is still attached")
+				}
+				r.Must(t, r.Unpublish(t, id, node))
+				if got := r.Holder(t, id); got != "" {
+					t.Errorf("the disk is on %q", got)
+				}
+			})
+		}
+	}
+}
+
+// Orchestrators ask late, twice and for nodes that are no more; a disk that has moved on must stay where it is.
+func TestUnpublishForTheWrongNodeDetachesNothing(t *testing.T) {
+	r := newRig(t)
+	id, a, b := r.Create(t, "v"), r.Node(t, "node-a"), r.Node(t, "node-b")
+	r.Must(t, r.Publish(t, id, b))
+	for name, node := range map[string]string{"the old node": a, "a node that never was": uuid.NewString(), "no UUID": "node-b"} {
+		r.ClearCalls(t)
+		r.Must(t, r.Unpublish(t, id, node))
+		if got := r.Holder(t, id); got != b {
+			t.Fatalf("%s: the disk is on %q, want %q", name, got, b)
+		}
+		if calls := r.Calls(t); calls["instance_disk_detach"] != 0 {
+			t.Errorf("%s: calls %v", name, calls)
+		}
+	}
+}
+
+func TestUnpublishConverges(t *testing.T) {
+	t.Run("without a node ID the disk is detached from whichever node holds it", func(t *testing.T) {
+		r := newRig(t)
+		id, node := r.Create(t, "v"), r.Node(t, "node-a")
+		r.Must(t, r.Publish(t, id, node))
+		r.Must(t, r.Unpublish(t, id, ""))
+		if got := r.Holder(t, id); got != "" {
+			t.Errorf("the disk is on %q", got)
+		}
+	})
+	t.Run("deleted instance", func(t *testing.T) {
+		r := newRig(t)
+		id, node := r.Create(t, "v"), r.Node(t, "node-a")
+		r.Must(t, r.Publish(t, id, node))
+		r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
+		r.Must(t, r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(node)}))
+		r.Must(t, r.Unpublish(t, id, node))
+	})
+	for _, state := range []string{"failed", "stopped"} {
+		t.Run(state+" instance", func(t *testing.T) {
+			r := newRig(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
+			id, node := r.Create(t, "v"), r.Node(t, "node-a")
+			r.Must(t, r.Publish(t, id, node))
+			r.Must(t, r.Sim.SetRunState(t.Context(), node, state))
+			r.Must(t, r.Unpublish(t, id, node))
+			if got := r.Holder(t, id); got != "" {
+				t.Errorf("the disk is on %q", got)
+			}
+		})
+	}
+	t.Run("deleted disk", func(t *testing.T) {
+		r := newRig(t)
+		id := r.Create(t, "v")
+		r.Must(t, r.Delete(t, id))
+		r.Must(t, r.Unpublish(t, id, r.Node(t, "node-a")))
+	})
+	t.Run("no UUID", func(t *testing.T) {
+		r := newRig(t)
+		r.ClearCalls(t)
+		r.Must(t, r.Unpublish(t, "v", "n"))
+		r.WantCalls(t, map[string]int{})
+	})
+}
+
+func TestDetachGrace(t *testing.T) {
+	r := newRig(t, func(o *coretest.Options) { o.DetachGrace = 500 * time.Millisecond })
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	r.Must(t, r.Publish(t, id, node))
+	start := time.Now()
+	coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, "--detach-grace")
+	coretest.Eventually(t, "the disk is detached", func() bool { return r.Unpublish(t, id, node) == nil })
+	if waited := time.Since(start); waited < 500*time.Millisecond {
+		t.Errorf("detached after %s", waited)
+	}
+	if got := r.Holder(t, id); got != "" {
+		t.Errorf("the disk is on %q", got)
+	}
+	// A new publication starts anew.
+	r.Must(t, r.Publish(t, id, node))
+	coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, "--detach-grace")
+}
+
+// Nomad repeats a refused detach every second. The rack is asked once, and the log says it once, as long as nothing can have
+// changed.
+func TestRefusedDetachIsRepeatedFromMemory(t *testing.T) {
+	for _, test := range []struct {
+		name, says, level string
+		grace             time.Duration
+		hotplug           bool
+		asks              map[string]int
+	}{
+		{"within the grace", "--detach-grace", "INFO", time.Hour, true, map[string]int{"disk_view": 1, "instance_view": 1}},
+		{"on a rack without hot-plug", "while the instance is stopped", "ERROR", 0, false,
+			map[string]int{"disk_view": 2, "instance_disk_detach": 1, "instance_view": 1}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			log := &lab.Output{}
+			r := newRig(t, func(o *coretest.Options) { o.DetachGrace, o.Log = test.grace, log })
+			id, node := r.Create(t, "v"), r.Node(t, "node-a")
+			r.Must(t, r.Publish(t, id, node))
+			r.Must(t, r.Sim.Set(t.Context(), lab.Settings{Hotplug: &test.hotplug}))
+			r.ClearCalls(t)
+			first := r.Unpublish(t, id, node)
+			coretest.WantCode(t, first, codes.FailedPrecondition, test.says)
+			r.WantCalls(t, test.asks)
+			r.ClearCalls(t)
+			for range 3 {
+				again := r.Unpublish(t, id, node)
+				coretest.WantCode(t, again, codes.FailedPrecondition)
+				if again.Error() != first.Error() {
+					t.Errorf("first it says %v, then %v", first, again)
+				}
+			}
+			r.WantCalls(t, map[string]int{})
+			var levels []string
+			for line := range strings.Lines(log.String()) {
+				if strings.Contains(line, "msg=answered method=ControllerUnpublishVolume") {
+					_, level, _ := strings.Cut(line, "level=")
+					levels = append(levels, strings.Fields(level)[0])
+				}
+			}
+			coretest.WantSame(t, levels, []string{test.level, "DEBUG", "DEBUG", "DEBUG"})
+			// A volume that was published again is another matter.
+			r.Must(t, r.Publish(t, id, node))
+			r.ClearCalls(t)
+			coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, test.says)
+			r.WantCalls(t, test.asks)
+		})
+	}
+}
+
+// A hundred identical calls at once do the work once.
+func TestConcurrentCallsAreOneOperation(t *testing.T) {
+	r := newRig(t)
+	node := r.Node(t, "node-a")
+	answers := make(chan *csi.CreateVolumeResponse)
+	const callers = 20
+	for range callers {
+		go func() {
+			resp, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- resp
+		}()
+	}
+	first := <-answers
+	for range callers - 1 {
+		coretest.WantSame(t, <-answers, first)
+	}
+	id := first.GetVolume().GetVolumeId()
+	done := make(chan error)
+	r.ClearCalls(t)
+	for range callers {
+		go func() { done <- r.Publish(t, id, node) }()
+	}
+	for range callers {
+		r.Must(t, <-done)
+	}
+	if calls := r.Calls(t); calls["instance_disk_attach"] != 1 {
+		t.Errorf("calls %v", calls)
+	}
+}

@@ -1,0 +1,31 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+)
+
+// rig is a controller before a simulated rack, with what the tests of this package ask of both.
+type rig struct{ *coretest.Rig }
+
+func newRig(t *testing.T, change ...func(*coretest.Options)) *rig {
+	t.Helper()
+	return &rig{coretest.New(t, change...)}
+}
+
+// again is another controller before the same rack: a replica, or the same one after a restart.
+func (r *rig) again(t *testing.T) *rig {
+	t.Helper()
+	return &rig{r.Again(t)}
+}
+
+// copy is another rig before the same rack, whose options may be changed before it is started.
+func (r *rig) copy() *rig {
+	other := *r.Rig
+	return &rig{&other}
+}

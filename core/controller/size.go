@@ -1,0 +1,66 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"math"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+const (
+	// gib is the unit of disk sizes: a rack takes whole GiB only (docs/reference/rack.md §2).
+	gib int64 = 1 << 30
+	// defaultSizeBytes is the size of a volume for which nothing was requested.
+	defaultSizeBytes = 10 * gib
+)
+
+// sizeOf decides how large a new disk is, in bytes: what is required, rounded up to whole GiB, at least what the source has that
+// it is made from (0 for none), and at most what the limit allows. What a rack takes at most is the rack's to judge, since
+// that differs between releases and kinds of disks.
+func sizeOf(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
+	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
+	if sourceBytes > 0 && limitBytes != 0 && limitBytes < sourceBytes {
+		return 0, rpc.OutOfRange(
+			"capacity_range: limit_bytes %d is less than the %d bytes of the volume_content_source",
+			limitBytes,
+			sourceBytes,
+		)
+	}
+	if sourceBytes >= requiredBytes && sourceBytes > 0 {
+		return sourceBytes, nil
+	}
+	if requiredBytes == 0 {
+		if limitBytes == 0 {
+			return defaultSizeBytes, nil
+		}
+		size := min(defaultSizeBytes, limitBytes/gib*gib)
+		if size == 0 {
+			return 0, rpc.OutOfRange("capacity_range: limit_bytes %d is less than 1 GiB, the smallest disk", limitBytes)
+		}
+		return size, nil
+	}
+	if requiredBytes > math.MaxInt64-gib {
+		return 0, rpc.OutOfRange("capacity_range: required_bytes %d is more than any disk has", requiredBytes)
+	}
+	size := (requiredBytes + gib - 1) / gib * gib
+	if limitBytes != 0 && size > limitBytes {
+		return 0, rpc.OutOfRange(
+			"capacity_range: disks are made in whole GiB, and %d bytes, the smallest such size for required_bytes %d, is more than limit_bytes %d",
+			size,
+			requiredBytes,
+			limitBytes,
+		)
+	}
+	return size, nil
+}
+
+// suits reports whether a disk of this size is what the range asked for.
+func suits(sizeBytes int64, capacity *csi.CapacityRange) bool {
+	limitBytes := capacity.GetLimitBytes()
+	return sizeBytes >= capacity.GetRequiredBytes() && (limitBytes == 0 || sizeBytes <= limitBytes)
+}

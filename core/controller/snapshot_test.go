@@ -1,0 +1,693 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+)
+
+func fromSnapshot(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}},
+	}
+}
+
+func fromVolume(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}},
+	}
+}
+
+// from is the request for a volume made from a source, as large as that.
+func from(name string, source *csi.VolumeContentSource) *csi.CreateVolumeRequest {
+	req := coretest.CreateRequest(name)
+	req.CapacityRange, req.VolumeContentSource = nil, source
+	return req
+}
+
+// snapshot makes a snapshot of a volume and returns its ID.
+func (r *rig) snapshot(t *testing.T, name, volumeID string) string {
+	t.Helper()
+	resp, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID})
+	r.Must(t, err)
+	return resp.GetSnapshot().GetSnapshotId()
+}
+
+// snapshots lists the names of the rack's snapshots.
+func (r *rig) snapshots(t *testing.T) []string {
+	t.Helper()
+	all, err := r.SDK.SnapshotListAllPages(t.Context(), oxide.SnapshotListParams{Project: coretest.Project})
+	r.Must(t, err)
+	var names []string
+	for _, snapshot := range all {
+		names = append(names, string(snapshot.Name))
+	}
+	return names
+}
+
+// userSnapshot makes a snapshot as a user would by hand.
+func (r *rig) userSnapshot(t *testing.T, project, name, description, diskID string) string {
+	t.Helper()
+	snapshot, err := r.SDK.SnapshotCreate(t.Context(), oxide.SnapshotCreateParams{
+		Project: oxide.NameOrId(
+			project,
+		),
+		Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},
+	})
+	r.Must(t, err)
+	return snapshot.Id
+}
+
+func TestCreateSnapshot(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	r.ClearCalls(t)
+	req := &csi.CreateSnapshotRequest{
+		Name: "s", SourceVolumeId: volume, AccessibilityRequirements: coretest.OnRack("default"),
+		Parameters: map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "x"},
+	}
+	got, err := r.CreateSnapshot(t.Context(), req)
+	r.Must(t, err)
+	r.WantCalls(t, map[string]int{"disk_view": 1, "snapshot_create": 1})
+	made := got.GetSnapshot().GetCreationTime()
+	if age := time.Since(made.AsTime()); age < 0 || age > time.Minute {
+		t.Errorf("made %s ago", age)
+	}
+	coretest.WantSame(t, got, &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{
+		SnapshotId: got.GetSnapshot().
+			GetSnapshotId(),
+		SourceVolumeId:     volume,
+		SizeBytes:          coretest.GiB,
+		CreationTime:       made,
+		ReadyToUse:         true,
+		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"topology.csi.oxide.computer/rack": "default"}}},
+	}})
+	again, err := r.CreateSnapshot(t.Context(), req)
+	r.Must(t, err)
+	coretest.WantSame(t, again, got)
+
+	single, err := r.GetSnapshot(
+		t.Context(),
+		&csi.GetSnapshotRequest{SnapshotId: strings.ToUpper(got.GetSnapshot().GetSnapshotId())},
+	)
+	r.Must(t, err)
+	coretest.WantSame(t, single.GetSnapshot(), got.GetSnapshot())
+
+	// The same name for another volume; the same call once the volume is gone.
+	other := r.Create(t, "other")
+	_, err = r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: other})
+	coretest.WantCode(t, err, codes.AlreadyExists, volume)
+	r.Must(t, r.Delete(t, volume))
+	again, err = r.CreateSnapshot(t.Context(), req)
+	r.Must(t, err)
+	coretest.WantSame(t, again, got)
+	_, err = r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "new", SourceVolumeId: volume})
+	coretest.WantCode(t, err, codes.NotFound, volume)
+}
+
+func TestCreateSnapshotRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		// prepare returns the source.
+		prepare  func(t *testing.T, r *rig) string
+		change   func(*csi.CreateSnapshotRequest)
+		code     codes.Code
+		mentions string
+	}{
+		{"a volume ID that is none", func(*testing.T, *rig) string { return "v" }, nil, codes.NotFound, `"v"`},
+		{"a volume that is not there", func(*testing.T, *rig) string { return uuid.NewString() }, nil, codes.NotFound, ""},
+		{"an unknown parameter", func(t *testing.T, r *rig) string { return r.Create(t, "v") }, func(req *csi.CreateSnapshotRequest) {
+			req.Parameters = map[string]string{"compress": "true"}
+		}, codes.InvalidArgument, "compress"},
+		{"another rack", func(t *testing.T, r *rig) string { return r.Create(t, "v") }, func(req *csi.CreateSnapshotRequest) {
+			req.AccessibilityRequirements = coretest.OnRack("west")
+		}, codes.ResourceExhausted, "west"},
+		{"a local disk", func(t *testing.T, r *rig) string {
+			req := coretest.CreateRequest("v")
+			req.Parameters = map[string]string{rpc.ParameterDiskType: "local"}
+			resp, err := r.CreateVolume(t.Context(), req)
+			r.Must(t, err)
+			return resp.GetVolume().GetVolumeId()
+		}, nil, codes.FailedPrecondition, "local"},
+		{"a read-only disk", func(t *testing.T, r *rig) string {
+			req := from("r", fromSnapshot(r.snapshot(t, "before", r.Create(t, "v"))))
+			req.Parameters = map[string]string{rpc.KeyReadOnly: "true"}
+			resp, err := r.CreateVolume(t.Context(), req)
+			r.Must(t, err)
+			return resp.GetVolume().GetVolumeId()
+		}, nil, codes.FailedPrecondition, "read-only"},
+		{"a faulted disk", func(t *testing.T, r *rig) string {
+			id := r.Create(t, "v")
+			r.Must(t, r.Sim.SetDiskState(t.Context(), id, "faulted"))
+			return id
+		}, nil, codes.FailedPrecondition, "faulted"},
+		{"a disk of another project", func(t *testing.T, r *rig) string {
+			r.otherProject(t)
+			return r.UserDisk(t, "other", "theirs", "").Id
+		}, nil, codes.FailedPrecondition, "another project"},
+		{"a foreign snapshot of that name", func(t *testing.T, r *rig) string {
+			id := r.Create(t, "v")
+			r.userSnapshot(t, coretest.Project, diskname.ForSnapshot(coretest.Cluster, "s"), "mine", id)
+			return id
+		}, nil, codes.AlreadyExists, `"mine"`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t)
+			req := &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: test.prepare(t, r)}
+			if test.change != nil {
+				test.change(req)
+			}
+			before := r.snapshots(t)
+			_, err := r.CreateSnapshot(t.Context(), req)
+			coretest.WantCode(t, err, test.code, test.mentions)
+			coretest.WantSame(t, r.snapshots(t), before)
+		})
+	}
+}
+
+// A disk of a user's own can be snapshotted and copied like any other.
+func TestSnapshotOfUserDisk(t *testing.T) {
+	r := newRig(t)
+	disk := r.UserDisk(t, coretest.Project, "mine", "").Id
+	snapshot := r.snapshot(t, "s", disk)
+	restored, err := r.CreateVolume(t.Context(), from("r", fromSnapshot(snapshot)))
+	r.Must(t, err)
+	r.wantLineage(t, restored.GetVolume().GetVolumeId(), disk)
+}
+
+func (r *rig) wantLineage(t *testing.T, id string, want ...string) {
+	t.Helper()
+	description, _ := rack.ParseDescription(r.Disk(t, id).Description)
+	coretest.WantSame(t, description.Lineage, want)
+}
+
+// What the rack answers to the create, what then is there, and what an orchestrator is told. A retry without faults always
+// ends with one snapshot.
+func TestCreateSnapshotThroughFaults(t *testing.T) {
+	for _, test := range []struct {
+		kind string
+		code int
+		want codes.Code
+		// made says that the faulty call made the snapshot.
+		made bool
+	}{
+		{lab.FaultLost, 0, codes.OK, true},
+		{lab.FaultReset, 0, codes.Unavailable, false},
+		{lab.FaultStatus, 400, codes.Internal, false},
+		{lab.FaultStatus, 401, codes.Unauthenticated, false},
+		{lab.FaultStatus, 403, codes.PermissionDenied, false},
+		{lab.FaultStatus, 500, codes.Unavailable, false},
+		{lab.FaultStatus, 503, codes.Unavailable, false},
+		{lab.FaultStatus, 507, codes.ResourceExhausted, false},
+	} {
+		t.Run(fmt.Sprint(test.kind, test.code), func(t *testing.T) {
+			r := newRig(t)
+			volume := r.Create(t, "v")
+			r.Inject(t, "snapshot_create", test.kind, test.code)
+			req := &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: volume}
+			_, err := r.CreateSnapshot(t.Context(), req)
+			if code := status.Code(err); code != test.want {
+				t.Errorf("code %s, want %s: %v", code, test.want, err)
+			}
+			if got := len(r.snapshots(t)); got != map[bool]int{true: 1}[test.made] {
+				t.Errorf("%d snapshots", got)
+			}
+			r.snapshot(t, "s", volume)
+			if got := len(r.snapshots(t)); got != 1 {
+				t.Errorf("%d snapshots after the retry", got)
+			}
+		})
+	}
+}
+
+// A name that exists is found whatever stands in the way of another one.
+func TestCreateSnapshotAgain(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, r *rig, volume string){
+		"on a full quota":       func(t *testing.T, r *rig, _ string) { r.setQuota(t, 1) },
+		"without space":         func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", lab.FaultStatus, 507) },
+		"while the rack fails":  func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", lab.FaultStatus, 500) },
+		"of a faulted disk":     func(t *testing.T, r *rig, v string) { r.Must(t, r.Sim.SetDiskState(t.Context(), v, "faulted")) },
+		"of a disk that's gone": func(t *testing.T, r *rig, v string) { r.Must(t, r.Delete(t, v)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			volume := r.Create(t, "v")
+			id := r.snapshot(t, "s", volume)
+			spoil(t, r, volume)
+			if again := r.snapshot(t, "s", volume); again != id {
+				t.Errorf("another snapshot %s, not %s", again, id)
+			}
+		})
+	}
+}
+
+// While another snapshot of the disk is being made, the rack refuses; that passes.
+func TestCreateSnapshotWaitsForAnother(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	_, err := r.Sim.Inject(
+		t.Context(),
+		lab.Fault{
+			Operation: "snapshot_create",
+			Kind:      lab.FaultStatus,
+			Status:    409,
+			ErrorCode: "Conflict",
+			Message:   "volume repair lock",
+		},
+	)
+	r.Must(t, err)
+	r.snapshot(t, "s", volume)
+	_, err = r.Sim.Inject(
+		t.Context(),
+		lab.Fault{
+			Operation: "snapshot_create",
+			Kind:      lab.FaultStatus,
+			Status:    409,
+			ErrorCode: "Conflict",
+			Message:   "volume repair lock",
+			Count:     new(0),
+		},
+	)
+	r.Must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+	defer cancel()
+	_, err = r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s2", SourceVolumeId: volume})
+	coretest.WantCode(t, err, codes.Unavailable, "volume repair lock")
+}
+
+func TestDeleteSnapshot(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	id := r.snapshot(t, "s", volume)
+	restored, err := r.CreateVolume(t.Context(), from("r", fromSnapshot(id)))
+	r.Must(t, err)
+	r.ClearCalls(t)
+	for range 2 {
+		_, err := r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+		r.Must(t, err)
+	}
+	r.WantCalls(t, map[string]int{"snapshot_view": 2, "snapshot_delete": 1, "project_view": 1})
+	r.Disk(t, restored.GetVolume().GetVolumeId())
+	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "none"})
+	r.Must(t, err)
+	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: id})
+	coretest.WantCode(t, err, codes.NotFound, id)
+
+	mine := r.userSnapshot(t, coretest.Project, "mine", "", volume)
+	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: mine})
+	coretest.WantCode(t, err, codes.FailedPrecondition, "was not made by this plugin")
+	theirs := r.userSnapshot(
+		t,
+		coretest.Project,
+		"theirs",
+		rack.NewSnapshotDescription("another", "s", nil).Encode(),
+		volume,
+	)
+	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: theirs})
+	coretest.WantCode(t, err, codes.FailedPrecondition, `"another"`)
+	if got := len(r.snapshots(t)); got != 2 {
+		t.Errorf("%d snapshots, want the two that are not ours", got)
+	}
+}
+
+func TestDeleteSnapshotThroughFaults(t *testing.T) {
+	for _, test := range []struct {
+		kind string
+		code int
+		want codes.Code
+	}{
+		{lab.FaultLost, 0, codes.Unavailable},
+		{lab.FaultReset, 0, codes.Unavailable},
+		{lab.FaultStatus, 403, codes.PermissionDenied},
+		{lab.FaultStatus, 500, codes.Internal},
+		{lab.FaultStatus, 503, codes.Unavailable},
+	} {
+		t.Run(fmt.Sprint(test.kind, test.code), func(t *testing.T) {
+			r := newRig(t)
+			id := r.snapshot(t, "s", r.Create(t, "v"))
+			r.Inject(t, "snapshot_delete", test.kind, test.code)
+			_, err := r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+			coretest.WantCode(t, err, test.want)
+			_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+			r.Must(t, err)
+			if left := r.snapshots(t); len(left) != 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// A token that has lost its role sees nothing, which must not look as if nothing were there.
+func TestRevokedRoleAndSnapshots(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	id := r.snapshot(t, "s", volume)
+	role, err := r.Sim.NewToken(t.Context(), "none")
+	r.Must(t, err)
+	*r.Token = role
+	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+	coretest.WantCode(t, err, codes.Unavailable, "cannot be believed")
+	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: id})
+	coretest.WantCode(t, err, codes.Unavailable)
+	_, err = r.CreateVolume(t.Context(), from("r", fromSnapshot(id)))
+	coretest.WantCode(t, err, codes.Unavailable)
+	_, err = r.CreateVolume(t.Context(), from("c", fromVolume(volume)))
+	coretest.WantCode(t, err, codes.Unavailable)
+	_, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SnapshotId: id})
+	coretest.WantCode(t, err, codes.Unavailable)
+	for name, list := range map[string]func() error{
+		"ListVolumes":   func() error { _, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); return err },
+		"ListSnapshots": func() error { _, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{}); return err },
+	} {
+		if code := status.Code(list()); code == codes.OK {
+			t.Errorf("%s: an empty list", name)
+		}
+	}
+}
+
+func TestRestore(t *testing.T) {
+	r := newRig(t)
+	req := coretest.CreateRequest("v")
+	req.Parameters = map[string]string{rpc.KeyBlockSize: "512"}
+	source, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	volume := source.GetVolume().GetVolumeId()
+	snapshot := r.snapshot(t, "s", volume)
+	for _, test := range []struct {
+		name     string
+		capacity *csi.CapacityRange
+		params   map[string]string
+		want     int64
+		code     codes.Code
+		mentions string
+	}{
+		{name: "as-large", want: coretest.GiB},
+		{name: "larger", capacity: &csi.CapacityRange{RequiredBytes: 2*coretest.GiB + 1}, want: 3 * coretest.GiB},
+		{name: "limit-below", capacity: &csi.CapacityRange{LimitBytes: coretest.GiB - 1}, code: codes.OutOfRange, mentions: "volume_content_source"},
+		{name: "read-only", params: map[string]string{rpc.KeyReadOnly: "true"}, want: coretest.GiB},
+		{name: "read-only-larger", capacity: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB}, params: map[string]string{rpc.KeyReadOnly: "true"}, code: codes.OutOfRange, mentions: "exactly"},
+		{name: "local", params: map[string]string{rpc.ParameterDiskType: "local"}, code: codes.InvalidArgument, mentions: "local"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r.ClearCalls(t)
+			req := from(test.name, fromSnapshot(snapshot))
+			req.CapacityRange, req.Parameters = test.capacity, test.params
+			got, err := r.CreateVolume(t.Context(), req)
+			if test.code != codes.OK {
+				coretest.WantCode(t, err, test.code, test.mentions)
+				return
+			}
+			r.Must(t, err)
+			r.WantCalls(t, map[string]int{"snapshot_view": 1, "disk_create": 1})
+			id := got.GetVolume().GetVolumeId()
+			if got.GetVolume().GetCapacityBytes() != test.want || got.GetVolume().GetVolumeContext()[rpc.KeyBlockSize] != "512" {
+				t.Errorf("got %v", got)
+			}
+			coretest.WantSame(t, got.GetVolume().GetContentSource(), fromSnapshot(snapshot))
+			disk := r.Disk(t, id)
+			if disk.SnapshotId != snapshot || *disk.ReadOnly != (test.params != nil) {
+				t.Errorf("the rack shows %+v", disk)
+			}
+			r.wantLineage(t, id, volume)
+			again, err := r.CreateVolume(t.Context(), req)
+			r.Must(t, err)
+			coretest.WantSame(t, again, got)
+		})
+	}
+	// Another source, or none, under a name that is taken.
+	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("as-large"))
+	coretest.WantCode(t, err, codes.AlreadyExists, snapshot)
+	_, err = r.CreateVolume(t.Context(), from("as-large", fromSnapshot(r.snapshot(t, "s2", volume))))
+	coretest.WantCode(t, err, codes.AlreadyExists, snapshot)
+	_, err = r.CreateVolume(t.Context(), from("v", fromSnapshot(snapshot)))
+	coretest.WantCode(t, err, codes.AlreadyExists, "nothing")
+	req = from("as-large", fromSnapshot(snapshot))
+	req.Parameters = map[string]string{rpc.KeyReadOnly: "true"}
+	_, err = r.CreateVolume(t.Context(), req)
+	coretest.WantCode(t, err, codes.AlreadyExists, "read-only")
+}
+
+// A restore of a restore has the first disk in its lineage, whose filesystem it may carry.
+func TestLineageOfRestores(t *testing.T) {
+	r := newRig(t)
+	first := r.Create(t, "first")
+	second, err := r.CreateVolume(t.Context(), from("second", fromSnapshot(r.snapshot(t, "s1", first))))
+	r.Must(t, err)
+	third, err := r.CreateVolume(
+		t.Context(),
+		from("third", fromSnapshot(r.snapshot(t, "s2", second.GetVolume().GetVolumeId()))),
+	)
+	r.Must(t, err)
+	r.wantLineage(t, third.GetVolume().GetVolumeId(), second.GetVolume().GetVolumeId(), first)
+	node := r.Node(t, "node-a")
+	resp, err := r.ControllerPublishVolume(
+		t.Context(),
+		&csi.ControllerPublishVolumeRequest{
+			VolumeId:         third.GetVolume().GetVolumeId(),
+			NodeId:           node,
+			VolumeCapability: coretest.MountWriter(),
+		},
+	)
+	r.Must(t, err)
+	context := resp.GetPublishContext()
+	if context[rpc.KeyOrigin] != rpc.OriginSnapshot ||
+		context[rpc.KeyFSLineage] != second.GetVolume().GetVolumeId()+","+first {
+		t.Errorf("publish context %v", context)
+	}
+}
+
+func TestContentSource(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	r.otherProject(t)
+	foreign := r.userSnapshot(t, "other", "s", "", r.UserDisk(t, "other", "d", "").Id)
+	for _, test := range []struct {
+		name     string
+		source   *csi.VolumeContentSource
+		code     codes.Code
+		mentions string
+	}{
+		{"neither", &csi.VolumeContentSource{}, codes.InvalidArgument, "volume_content_source"},
+		{"snapshot without ID", fromSnapshot(""), codes.InvalidArgument, "snapshot_id"},
+		{"volume without ID", fromVolume(""), codes.InvalidArgument, "volume_id"},
+		{"snapshot ID too long", fromSnapshot(strings.Repeat("x", 129)), codes.InvalidArgument, "snapshot_id"},
+		{"volume ID too long", fromVolume(strings.Repeat("x", 129)), codes.InvalidArgument, "volume_id"},
+		{"snapshot ID that is none", fromSnapshot("s"), codes.NotFound, `"s"`},
+		{"volume ID that is none", fromVolume("v"), codes.NotFound, `"v"`},
+		{"snapshot that is not there", fromSnapshot(coretest.NoVolumeID), codes.NotFound, coretest.NoVolumeID},
+		{"volume that is not there", fromVolume(coretest.NoVolumeID), codes.NotFound, coretest.NoVolumeID},
+		{"snapshot that is a volume", fromSnapshot(volume), codes.NotFound, volume},
+		{"snapshot of another project", fromSnapshot(foreign), codes.FailedPrecondition, "another project"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := r.CreateVolume(t.Context(), from("new", test.source))
+			coretest.WantCode(t, err, test.code, test.mentions)
+			if got := r.Volumes(t); len(got) != 1 {
+				t.Errorf("%d volumes", len(got))
+			}
+		})
+	}
+	// Made before its source went.
+	snapshot := r.snapshot(t, "s", volume)
+	for name, source := range map[string]*csi.VolumeContentSource{"restored": fromSnapshot(snapshot), "copied": fromVolume(volume)} {
+		got, err := r.CreateVolume(t.Context(), from(name, source))
+		r.Must(t, err)
+		if name == "restored" {
+			_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
+		} else {
+			err = r.Delete(t, volume)
+		}
+		r.Must(t, err)
+		again, err := r.CreateVolume(t.Context(), from(name, source))
+		r.Must(t, err)
+		coretest.WantSame(t, again, got)
+	}
+}
+
+func TestReadOnlyNeedsASnapshot(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	for _, source := range []*csi.VolumeContentSource{nil, fromVolume(volume)} {
+		req := from("r", source)
+		req.Parameters = map[string]string{rpc.KeyReadOnly: "true"}
+		_, err := r.CreateVolume(t.Context(), req)
+		coretest.WantCode(t, err, codes.InvalidArgument, "snapshot")
+	}
+}
+
+func TestClone(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	r.ClearCalls(t)
+	req := from("copy", fromVolume(volume))
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB}
+	got, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	r.WantCalls(t, map[string]int{"disk_view": 2, "snapshot_create": 1, "disk_create": 1, "snapshot_delete": 1})
+	id := got.GetVolume().GetVolumeId()
+	coretest.WantSame(t, got.GetVolume().GetContentSource(), fromVolume(volume))
+	r.wantLineage(t, id, volume)
+	if left := r.snapshots(t); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	again, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	coretest.WantSame(t, again, got)
+	single, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	r.Must(t, err)
+	coretest.WantSame(t, single.GetVolume().GetContentSource(), fromVolume(volume))
+
+	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("copy"))
+	coretest.WantCode(t, err, codes.AlreadyExists, volume)
+	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(r.Create(t, "w"))))
+	coretest.WantCode(t, err, codes.AlreadyExists, volume)
+	_, err = r.CreateVolume(t.Context(), from("copy", fromSnapshot(r.snapshot(t, "s", volume))))
+	coretest.WantCode(t, err, codes.AlreadyExists, volume)
+}
+
+// Whatever call fails in whatever way, no temporary snapshot stays, and a retry leaves exactly one copy.
+func TestCloneThroughFaults(t *testing.T) {
+	t.Parallel()
+	for _, operation := range []string{"disk_view", "snapshot_create", "disk_create", "snapshot_delete", "snapshot_view"} {
+		for _, fault := range []struct {
+			kind string
+			code int
+		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 403}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 507}} {
+			t.Run(fmt.Sprint(operation, " ", fault.kind, fault.code), func(t *testing.T) {
+				r := newRig(t)
+				volume := r.Create(t, "v")
+				r.Inject(t, operation, fault.kind, fault.code)
+				_, err := r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
+				code := status.Code(err)
+				final := code == codes.ResourceExhausted || code == codes.PermissionDenied || code == codes.Internal
+				if copies := len(r.Volumes(t)) - 1; final && copies > 0 {
+					t.Errorf("%s, which a provisioner takes as final, and %d copies: %v", code, copies, err)
+				}
+				if left := r.snapshots(t); len(left) > 0 && operation != "snapshot_delete" && code != codes.Unavailable {
+					t.Errorf("%s, and left behind: %v", code, left)
+				}
+				_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
+				r.Must(t, err)
+				if got := len(r.Volumes(t)); got != 2 {
+					t.Errorf("%d volumes after the retry", got)
+				}
+				if left := r.snapshots(t); len(left) > 0 {
+					t.Errorf("left behind after the retry: %v", left)
+				}
+			})
+		}
+	}
+}
+
+// A temporary snapshot of an earlier call is replaced, since it shows the disk as it was then.
+func TestCloneReplacesAnOldSnapshot(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	name := diskname.ForClone(coretest.Cluster, "copy")
+	old := r.userSnapshot(
+		t,
+		coretest.Project,
+		name,
+		rack.NewTemporaryDescription(coretest.Cluster, "copy", []string{volume}).Encode(),
+		volume,
+	)
+	got, err := r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
+	r.Must(t, err)
+	if disk := r.Disk(t, got.GetVolume().GetVolumeId()); disk.SnapshotId == old {
+		t.Error("the old snapshot was used")
+	}
+	if left := r.snapshots(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	// One that only has the name is nobody's to delete.
+	mine := diskname.ForClone(coretest.Cluster, "second")
+	r.userSnapshot(t, coretest.Project, mine, "mine", volume)
+	_, err = r.CreateVolume(t.Context(), from("second", fromVolume(volume)))
+	coretest.WantCode(t, err, codes.AlreadyExists, mine)
+	coretest.WantSame(t, r.snapshots(t), []string{mine})
+}
+
+// The caller's time runs out in the middle: what was made for the copy goes all the same.
+func TestCloneDeadline(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 300})
+	r.Must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = r.CreateVolume(ctx, from("copy", fromVolume(volume)))
+	coretest.WantCode(t, err, codes.DeadlineExceeded)
+	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
+	r.Must(t, err)
+	if left := r.snapshots(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if got := len(r.Volumes(t)); got != 2 {
+		t.Errorf("%d volumes", got)
+	}
+}
+
+func TestCloneRefuses(t *testing.T) {
+	r := newRig(t)
+	local := coretest.CreateRequest("local")
+	local.Parameters = map[string]string{rpc.ParameterDiskType: "local"}
+	resp, err := r.CreateVolume(t.Context(), local)
+	r.Must(t, err)
+	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(resp.GetVolume().GetVolumeId())))
+	coretest.WantCode(t, err, codes.FailedPrecondition, "local")
+	readOnly := from("ro", fromSnapshot(r.snapshot(t, "s", r.Create(t, "v"))))
+	readOnly.Parameters = map[string]string{rpc.KeyReadOnly: "true"}
+	resp, err = r.CreateVolume(t.Context(), readOnly)
+	r.Must(t, err)
+	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(resp.GetVolume().GetVolumeId())))
+	coretest.WantCode(t, err, codes.FailedPrecondition, "read-only")
+	r.setQuota(t, 6*coretest.GiB) // two boot disks, three volumes, a snapshot
+	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(r.volumeNamed(t, "v"))))
+	coretest.WantCode(t, err, codes.ResourceExhausted, "Storage Limit Exceeded")
+	r.setQuota(t, 7*coretest.GiB) // and no room for the copy beside its snapshot
+	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(r.volumeNamed(t, "v"))))
+	coretest.WantCode(t, err, codes.ResourceExhausted, "Storage Limit Exceeded")
+	if left := r.snapshots(t); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// otherProject makes a second project, with an instance.
+func (r *rig) otherProject(t *testing.T) {
+	t.Helper()
+	_, err := r.Sim.AddInstance(t.Context(), "o", "other", "running")
+	r.Must(t, err)
+}
+
+func (r *rig) setQuota(t *testing.T, quotaBytes int64) {
+	t.Helper()
+	r.Must(t, r.Sim.Set(t.Context(), lab.Settings{QuotaBytes: &quotaBytes}))
+}
+
+func (r *rig) volumeNamed(t *testing.T, name string) string {
+	t.Helper()
+	disk, err := r.SDK.DiskView(
+		t.Context(),
+		oxide.DiskViewParams{Disk: oxide.NameOrId(diskname.ForVolume(coretest.Cluster, name)), Project: coretest.Project},
+	)
+	r.Must(t, err)
+	return disk.Id
+}

@@ -1,0 +1,84 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+)
+
+// TestUnclearCreates lets the rack fail wherever a create asks it something. A code that an orchestrator takes as final would
+// make it forget what an earlier call may have made.
+func TestUnclearCreates(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "volume")
+	snapshot := r.snapshot(t, "snapshot", volume)
+	creates := map[string]func(name string) error{
+		"blank": func(name string) error {
+			_, err := r.CreateVolume(t.Context(), coretest.CreateRequest(name))
+			return err
+		},
+		"restore": func(name string) error {
+			_, err := r.CreateVolume(t.Context(), from(name, fromSnapshot(snapshot)))
+			return err
+		},
+		"clone": func(name string) error {
+			_, err := r.CreateVolume(t.Context(), from(name, fromVolume(volume)))
+			return err
+		},
+		"snapshot": func(name string) error { return r.takeSnapshot(t.Context(), name, volume) },
+	}
+	for kind, create := range creates {
+		r.ClearCalls(t)
+		r.Must(t, create("counted "+kind))
+		for operation, count := range r.Calls(t) {
+			for skip := range count {
+				t.Run(fmt.Sprintf("%s, %s %d", kind, operation, skip+1), func(t *testing.T) {
+					fault, err := r.Sim.Inject(
+						t.Context(),
+						lab.Fault{
+							Operation: operation,
+							Kind:      lab.FaultStatus,
+							Status:    500,
+							ErrorCode: "Internal",
+							Message:   "Internal Server Error",
+							Skip:      skip,
+						},
+					)
+					r.Must(t, err)
+					if err := create(fmt.Sprint(kind, operation, skip)); err != nil { // what is only tidied up may fail
+						coretest.WantCode(t, err, codes.Unavailable)
+					}
+					wantHit(t, r, fault)
+				})
+			}
+		}
+	}
+}
+
+func (r *rig) takeSnapshot(ctx context.Context, name, volumeID string) error {
+	_, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID})
+	return err
+}
+
+// wantHit checks that a fault has come to pass, without which a row would prove nothing, and takes it away.
+func wantHit(t *testing.T, r *rig, fault lab.Fault) {
+	t.Helper()
+	list, err := r.Sim.Faults(t.Context())
+	r.Must(t, err)
+	for _, f := range list {
+		if f.ID == fault.ID && f.Hits != 1 {
+			t.Errorf("the fault was hit %d times, want once", f.Hits)
+		}
+	}
+	r.Must(t, r.Sim.ClearFaults(t.Context()))
+}

@@ -1,0 +1,215 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"unicode"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// The checks of the Controller RPCs' requests, one function per RPC. They do no I/O and know no state: they reject what no
+// state of the rack could make right.
+
+func validateCreateVolume(req *csi.CreateVolumeRequest) error {
+	return rpc.FirstError(
+		rpc.CheckRequired("name", req.GetName()),
+		rpc.CheckLength("name", req.GetName(), rpc.MaxStringBytes),
+		checkCharacters("name", req.GetName()),
+		rpc.CheckMap("parameters", req.GetParameters()),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		checkCapabilities("volume_capabilities", req.GetVolumeCapabilities()),
+		supportedCapabilities(req.GetVolumeCapabilities()),
+		checkCapacityRange(req.GetCapacityRange()),
+		checkContentSource(req.GetVolumeContentSource()),
+		checkMutableParameters(req.GetMutableParameters()),
+		checkTopologyRequirement(req.GetAccessibilityRequirements()),
+	)
+}
+
+func validateDeleteVolume(req *csi.DeleteVolumeRequest) error {
+	return rpc.FirstError(rpc.CheckVolumeID(req.GetVolumeId()), rpc.CheckMap("secrets", req.GetSecrets()))
+}
+
+func validateControllerPublishVolume(req *csi.ControllerPublishVolumeRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		rpc.CheckRequired("node_id", req.GetNodeId()),
+		rpc.CheckLength("node_id", req.GetNodeId(), rpc.MaxNodeIDBytes),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		rpc.CheckMap("volume_context", req.GetVolumeContext()),
+		rpc.CheckCapability("volume_capability", req.GetVolumeCapability()),
+		rpc.CheckSupported(req.GetVolumeCapability()),
+	)
+}
+
+func validateControllerUnpublishVolume(req *csi.ControllerUnpublishVolumeRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		rpc.CheckLength("node_id", req.GetNodeId(), rpc.MaxNodeIDBytes),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+	)
+}
+
+// validateValidateVolumeCapabilities refuses only what is malformed: capabilities that are not supported are an answer.
+func validateValidateVolumeCapabilities(req *csi.ValidateVolumeCapabilitiesRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		rpc.CheckMap("volume_context", req.GetVolumeContext()),
+		rpc.CheckMap("parameters", req.GetParameters()),
+		rpc.CheckMap("mutable_parameters", req.GetMutableParameters()),
+		checkCapabilities("volume_capabilities", req.GetVolumeCapabilities()),
+	)
+}
+
+func validateCreateSnapshot(req *csi.CreateSnapshotRequest) error {
+	return rpc.FirstError(
+		rpc.CheckRequired("name", req.GetName()),
+		rpc.CheckLength("name", req.GetName(), rpc.MaxStringBytes),
+		checkCharacters("name", req.GetName()),
+		rpc.CheckRequired("source_volume_id", req.GetSourceVolumeId()),
+		rpc.CheckLength("source_volume_id", req.GetSourceVolumeId(), rpc.MaxStringBytes),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		rpc.CheckMap("parameters", req.GetParameters()),
+		checkTopologyRequirement(req.GetAccessibilityRequirements()),
+	)
+}
+
+func validateDeleteSnapshot(req *csi.DeleteSnapshotRequest) error {
+	return rpc.FirstError(checkSnapshotID(req.GetSnapshotId()), rpc.CheckMap("secrets", req.GetSecrets()))
+}
+
+func validateGetSnapshot(req *csi.GetSnapshotRequest) error {
+	return rpc.FirstError(checkSnapshotID(req.GetSnapshotId()), rpc.CheckMap("secrets", req.GetSecrets()))
+}
+
+func validateListSnapshots(req *csi.ListSnapshotsRequest) error {
+	return rpc.FirstError(
+		validateList(req),
+		rpc.CheckLength("source_volume_id", req.GetSourceVolumeId(), rpc.MaxStringBytes),
+		rpc.CheckLength("snapshot_id", req.GetSnapshotId(), rpc.MaxStringBytes),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+	)
+}
+
+// validateList checks what the requests for lists have in common. A token of a possible length that is not ours is ABORTED.
+func validateList(req listRequest) error {
+	if req.GetMaxEntries() < 0 {
+		return rpc.InvalidArgument("max_entries %d is negative", req.GetMaxEntries())
+	}
+	return rpc.CheckLength("starting_token", req.GetStartingToken(), rpc.MaxStringBytes)
+}
+
+func validateGetCapacity(req *csi.GetCapacityRequest) error {
+	for _, capability := range req.GetVolumeCapabilities() {
+		if err := rpc.CheckCapability("volume_capabilities", capability); err != nil {
+			return err
+		}
+	}
+	return rpc.FirstError(
+		supportedCapabilities(req.GetVolumeCapabilities()),
+		rpc.CheckMap("parameters", req.GetParameters()),
+		rpc.CheckMap("accessible_topology", req.GetAccessibleTopology().GetSegments()),
+	)
+}
+
+func validateControllerGetVolumeHealth(req *csi.ControllerGetVolumeHealthRequest) error {
+	return rpc.FirstError(rpc.CheckVolumeID(req.GetVolumeId()), rpc.CheckMap("secrets", req.GetSecrets()))
+}
+
+func validateControllerListVolumeHealth(req *csi.ControllerListVolumeHealthRequest) error {
+	return rpc.FirstError(validateList(req), rpc.CheckMap("secrets", req.GetSecrets()))
+}
+
+func checkSnapshotID(id string) error {
+	return rpc.FirstError(rpc.CheckRequired("snapshot_id", id), rpc.CheckLength("snapshot_id", id, rpc.MaxStringBytes))
+}
+
+// checkCharacters refuses the control characters that the specification bans from names: all but tab, line feed and
+// carriage return.
+func checkCharacters(field, value string) error {
+	for _, c := range value {
+		if unicode.IsControl(c) && c != '\t' && c != '\n' && c != '\r' {
+			return rpc.InvalidArgument("%s has the control character %U, which is not allowed", field, c)
+		}
+	}
+	return nil
+}
+
+func checkCapabilities(field string, capabilities []*csi.VolumeCapability) error {
+	if len(capabilities) == 0 {
+		return rpc.InvalidArgument("%s is missing", field)
+	}
+	for _, capability := range capabilities {
+		if err := rpc.CheckCapability(field, capability); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func supportedCapabilities(capabilities []*csi.VolumeCapability) error {
+	for _, capability := range capabilities {
+		if err := rpc.CheckSupported(capability); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkCapacityRange refuses ranges that no size is in. Whether a size suits the rack is decided in size.go and by the
+// rack itself.
+func checkCapacityRange(capacity *csi.CapacityRange) error {
+	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
+	switch {
+	case requiredBytes < 0:
+		return rpc.InvalidArgument("capacity_range: required_bytes %d is negative", requiredBytes)
+	case limitBytes < 0:
+		return rpc.InvalidArgument("capacity_range: limit_bytes %d is negative", limitBytes)
+	case limitBytes != 0 && limitBytes < requiredBytes:
+		return rpc.OutOfRange("capacity_range: limit_bytes %d is less than required_bytes %d", limitBytes, requiredBytes)
+	}
+	return nil
+}
+
+func checkContentSource(source *csi.VolumeContentSource) error {
+	if source == nil {
+		return nil
+	}
+	switch from := source.GetType().(type) {
+	case *csi.VolumeContentSource_Snapshot:
+		return rpc.FirstError(
+			rpc.CheckRequired("volume_content_source: snapshot_id", from.Snapshot.GetSnapshotId()),
+			rpc.CheckLength("volume_content_source: snapshot_id", from.Snapshot.GetSnapshotId(), rpc.MaxStringBytes),
+		)
+	case *csi.VolumeContentSource_Volume:
+		return rpc.FirstError(
+			rpc.CheckRequired("volume_content_source: volume_id", from.Volume.GetVolumeId()),
+			rpc.CheckLength("volume_content_source: volume_id", from.Volume.GetVolumeId(), rpc.MaxStringBytes),
+		)
+	}
+	return rpc.InvalidArgument("volume_content_source names neither a snapshot nor a volume")
+}
+
+func checkMutableParameters(parameters map[string]string) error {
+	for key := range parameters {
+		return rpc.InvalidArgument("mutable_parameters: %q is not supported: nothing of a disk can be changed later", key)
+	}
+	return nil
+}
+
+func checkTopologyRequirement(requirement *csi.TopologyRequirement) error {
+	for _, topologies := range [][]*csi.Topology{requirement.GetRequisite(), requirement.GetPreferred()} {
+		for _, topology := range topologies {
+			if err := rpc.CheckMap("accessibility_requirements", topology.GetSegments()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

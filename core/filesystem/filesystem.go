@@ -1,0 +1,27 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Package filesystem has the rules for the filesystems that this plugin supports: which types there are, and which mkfs
+// options a user may give. Controller and node both apply them; nothing here touches a disk.
+package filesystem
+
+import (
+	"errors"
+	"slices"
+)
+
+var (
+	// ErrOption means that mkfs options hold one that is not allowed.
+	ErrOption = errors.New("option is not allowed")
+	// ErrUnsupported means that a filesystem type is not one of [Types].
+	ErrUnsupported = errors.New("filesystem is not supported")
+)
+
+// Types lists the supported filesystem types, the default first.
+func Types() []string { return []string{"ext4", "ext3", "xfs", "btrfs"} }
+
+// Supported reports whether this plugin makes and mounts a filesystem type. An empty type means the default.
+func Supported(fsType string) bool {
+	return fsType == "" || slices.Contains(Types(), fsType)
+}

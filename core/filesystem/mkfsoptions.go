@@ -1,0 +1,174 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package filesystem
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// rule says what may follow an option of mkfs: a value as a whole, or a list of suboptions, or nothing.
+type rule struct {
+	// value matches the value of an option that has no suboptions. Nil where the option takes no value.
+	value *regexp.Regexp
+	// suboptions may stand in the value, separated by commas. Each has a pattern of what follows its "="; nil: no "=".
+	suboptions map[string]*regexp.Regexp
+}
+
+var (
+	number  = whole(`[0-9]+`)
+	size    = whole(`[0-9]+[bskmgtKMGT]?`)
+	percent = whole(`[0-9]{1,2}`)
+	flag    = whole(`[01]`)
+	label   = whole(`[A-Za-z0-9._-]{1,12}`)
+	xfsBool = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag,
+		"inobtcount": flag, "bigtime": flag}
+	flag2    = whole(`[012]`)
+	features = listOf(
+		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extent|extents|extra_isize|fast_commit|filetype|flex_bg|` +
+			`has_journal|huge_file|inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|` +
+			`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`,
+	)
+)
+
+// extRules, xfsRules and btrfsRules are the allow-list: every option that shapes the filesystem on this disk, and none that names
+// another device or a file (an external journal or log, a real-time section, prototype and configuration files), sets the
+// UUID, or switches off mkfs' own checks.
+var (
+	extRules = map[string]rule{
+		"-b": {value: number},
+		"-C": {value: size},
+		"-g": {value: number},
+		"-G": {value: number},
+		"-i": {value: number},
+		"-I": {value: number},
+		"-J": {suboptions: map[string]*regexp.Regexp{"size": number, "fast_commit_size": number}},
+		"-L": {value: label},
+		"-m": {value: percent},
+		"-N": {value: number},
+		"-O": {value: features},
+		"-T": {value: whole(`(default|small|news|largefile|largefile4|big|huge)`)},
+		"-E": {suboptions: map[string]*regexp.Regexp{
+			"lazy_itable_init": flag, "lazy_journal_init": flag, "packed_meta_blocks": flag, "num_backup_sb": whole(`[0-2]`),
+			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "nodiscard": nil,
+		}},
+	}
+	xfsRules = map[string]rule{
+		"-b": {suboptions: map[string]*regexp.Regexp{"size": size}},
+		"-d": {suboptions: map[string]*regexp.Regexp{
+			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
+		}},
+		"-i": {suboptions: map[string]*regexp.Regexp{
+			"attr":        flag2,
+			"maxpct":      percent,
+			"perblock":    number,
+			"size":        size,
+			"sparse":      flag,
+			"nrext64":     flag,
+			"align":       flag,
+			"projid32bit": flag,
+		}},
+		"-K": {},
+		"-l": {suboptions: map[string]*regexp.Regexp{
+			"size": size, "su": size, "sunit": number,
+			"lazy-count": flag, "version": flag2,
+		}},
+		"-L": {value: label},
+		"-m": {suboptions: xfsBool},
+		"-n": {suboptions: map[string]*regexp.Regexp{"size": size, "ftype": flag, "version": whole(`(2|ci)`)}},
+		"-s": {suboptions: map[string]*regexp.Regexp{"size": size}},
+	}
+	btrfsRules = map[string]rule{
+		"-d":     {value: whole(`(single|dup)`)},
+		"-K":     {},
+		"-L":     {value: label},
+		"-m":     {value: whole(`(single|dup)`)},
+		"-M":     {},
+		"-n":     {value: size},
+		"-O":     {value: listOf(`block-group-tree|bgt|extref|free-space-tree|mixed-bg|no-holes|quota|skinny-metadata`)},
+		"-s":     {value: size},
+		"--csum": {value: whole(`(crc32c|xxhash|sha256|blake2)`)},
+	}
+)
+
+// whole compiles a regular expression that matches a value as a whole.
+func whole(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }
+
+// listOf matches a list, separated by commas, of these words, each of which may have a ^ before it.
+func listOf(words string) *regexp.Regexp {
+	one := `\^?(` + words + `)`
+	return whole(one + `(,` + one + `)*`)
+}
+
+// ParseMkfsOptions takes mkfs options apart as a user writes them on a command line ("-i 65536 -E stride=4") and returns
+// them as arguments, or [ErrOption] naming the first that is not on the list for this filesystem. An empty filesystem
+// means the default one. There is no quoting: nothing on the list needs it.
+func ParseMkfsOptions(fsType, options string) ([]string, error) {
+	rules := extRules
+	switch fsType {
+	case "", "ext4", "ext3":
+	case "xfs":
+		rules = xfsRules
+	case "btrfs":
+		rules = btrfsRules
+	default:
+		return nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, fsType, strings.Join(Types(), ", "))
+	}
+	var args []string
+	words := strings.Fields(options)
+	for len(words) > 0 {
+		option, value := words[0], ""
+		words = words[1:]
+		if strings.HasPrefix(option, "--") {
+			option, value, _ = strings.Cut(option, "=")
+		} else if len(option) > 2 {
+			option, value = option[:2], option[2:]
+		}
+		rule, ok := rules[option]
+		if !ok {
+			return nil, fmt.Errorf("mkfs options for %s: %w: %q", nameOf(fsType), ErrOption, option)
+		}
+		if rule.value == nil && rule.suboptions == nil {
+			if value != "" {
+				return nil, fmt.Errorf("mkfs options for %s: %w: %s takes no value", nameOf(fsType), ErrOption, option)
+			}
+			args = append(args, option)
+			continue
+		}
+		if value == "" && len(words) > 0 {
+			value, words = words[0], words[1:]
+		}
+		if err := rule.check(value); err != nil {
+			return nil, fmt.Errorf("mkfs options for %s: %w: %s %q", nameOf(fsType), err, option, value)
+		}
+		args = append(args, option, value)
+	}
+	return args, nil
+}
+
+func nameOf(fsType string) string {
+	if fsType == "" {
+		return Types()[0]
+	}
+	return fsType
+}
+
+func (r rule) check(value string) error {
+	if r.suboptions == nil {
+		if !r.value.MatchString(value) {
+			return ErrOption
+		}
+		return nil
+	}
+	for _, part := range strings.Split(value, ",") {
+		key, given, hasValue := strings.Cut(part, "=")
+		allowed, ok := r.suboptions[key]
+		if !ok || hasValue != (allowed != nil) || hasValue && !allowed.MatchString(given) {
+			return fmt.Errorf("%w: suboption %q", ErrOption, key)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package filesystem_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+)
+
+func TestParseMkfsOptions(t *testing.T) {
+	for _, tc := range []struct {
+		fsType, options string
+		want            []string
+	}{
+		{"", "", nil},
+		{"ext4", "  ", nil},
+		{"ext4", "-i 65536", []string{"-i", "65536"}},
+		{"ext4", "-i65536 -m1", []string{"-i", "65536", "-m", "1"}},
+		{"", "-E stride=4,stripe_width=16,lazy_itable_init=0", []string{"-E", "stride=4,stripe_width=16,lazy_itable_init=0"}},
+		{"ext3", "-b 4096 -I 256", []string{"-b", "4096", "-I", "256"}},
+		{"ext4", "-O ^metadata_csum,64bit -T largefile", []string{"-O", "^metadata_csum,64bit", "-T", "largefile"}},
+		{"ext4", "-J size=16 -L data", []string{"-J", "size=16", "-L", "data"}},
+		{"xfs", "-d su=64k,sw=4 -i size=1024 -K", []string{"-d", "su=64k,sw=4", "-i", "size=1024", "-K"}},
+		{"xfs", "-m reflink=1,bigtime=0 -l size=64m", []string{"-m", "reflink=1,bigtime=0", "-l", "size=64m"}},
+	} {
+		t.Run(tc.fsType+" "+tc.options, func(t *testing.T) {
+			got, err := filesystem.ParseMkfsOptions(tc.fsType, tc.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("options (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseMkfsOptionsRefuses(t *testing.T) {
+	for _, tc := range []struct{ fsType, options string }{
+		// Other devices and files.
+		{"ext4", "-J device=/dev/nvme0n1"}, {"ext4", "-O journal_dev"}, {"ext4", "-O 64bit,journal_dev"}, {"ext4", "-l /etc/passwd"},
+		{"ext4", "-d /root"}, {"ext4", "-z /tmp/undo"}, {"ext4", "/dev/nvme0n1"}, {"ext4", "-b 4096 /dev/nvme0n1"}, {"ext4", "-b 4096 8192"},
+		{"ext4", "-E offset=4096"}, {"ext4", "-E test_fs,orphan_file_size=1"}, {"ext4", "-T /etc"}, {"ext4", "-M /mnt"}, {"ext4", "-L /dev/x"},
+		{"xfs", "-l logdev=/dev/nvme0n1"}, {"xfs", "-r rtdev=/dev/nvme0n1"}, {"xfs", "-d name=/dev/nvme0n1"}, {"xfs", "-d file=1"},
+		{"btrfs", "-r /root"}, {"btrfs", "--rootdir=/root"}, {"btrfs", "--rootdir /root"}, {"btrfs", "/dev/nvme0n1"}, {"btrfs", "-d single /dev/x"},
+		{"xfs", "-p /etc/proto"}, {"xfs", "-c options=/etc/x"}, {"xfs", "-l size=64m,logdev=/dev/x"}, {"xfs", "--config=/x"},
+		// What is ours to decide.
+		{"ext4", "-F"}, {"ext4", "-FF"}, {"ext4", "-U random"}, {"ext4", "-n"}, {"ext4", "-S"}, {"ext4", "-c"}, {"ext4", "-E root_owner=0:0"}, {"ext4", "-E discard"},
+		{"btrfs", "-f"}, {"btrfs", "-U random"}, {"btrfs", "-b 1g"}, {"btrfs", "--shrink"}, {"btrfs", "-d raid0"}, {"btrfs", "--csum=md5"}, {"btrfs", "--force"},
+		{"xfs", "-f"}, {"xfs", "-N"}, {"xfs", "-m uuid=12345678-1234-5234-8234-123456789abc"},
+		// What is no option.
+		{"ext4", "-b"}, {"ext4", "-b x"}, {"ext4", "-E"}, {"ext4", "-E stride"}, {"ext4", "-E nodiscard=1"}, {"ext4", "-E ,"}, {"ext4", "-O ,"},
+		{"ext4", "-"}, {"ext4", "--"}, {"ext4", "$(reboot)"}, {"ext4", "-m 100"}, {"xfs", "-K1"}, {"xfs", "-m crc=2"}, {"xfs", "-i 1024"},
+		// Options of another filesystem.
+		{"xfs", "-O 64bit"}, {"ext4", "-K"},
+	} {
+		t.Run(tc.fsType+" "+tc.options, func(t *testing.T) {
+			got, err := filesystem.ParseMkfsOptions(tc.fsType, tc.options)
+			if !errors.Is(err, filesystem.ErrOption) {
+				t.Errorf("%q, %v; want ErrOption", got, err)
+			}
+		})
+	}
+	if got, err := filesystem.ParseMkfsOptions("ntfs", ""); !errors.Is(err, filesystem.ErrUnsupported) {
+		t.Errorf("ntfs: %q, %v; want ErrUnsupported", got, err)
+	}
+}
+
+// No word that passes holds what a path or a shell needs.
+func FuzzParseMkfsOptions(f *testing.F) {
+	for _, seed := range []string{"-i 65536", "-E stride=4,nodiscard", "-d su=64k,sw=4", "-J device=/dev/x", "-l logdev=/x"} {
+		f.Add("ext4", seed)
+		f.Add("xfs", seed)
+	}
+	f.Fuzz(func(t *testing.T, fsType, options string) {
+		words, err := filesystem.ParseMkfsOptions(fsType, options)
+		if err != nil {
+			return
+		}
+		for _, word := range words {
+			if strings.ContainsAny(word, "/ \t\n\x00;|&$`'\"\\*?") {
+				t.Errorf("%q passes as %q", options, words)
+			}
+		}
+	})
+}
+
+// Every option that is allowed is one that the program takes: proved on files, where mkfs needs no device.
+func TestAllowedOptionsWork(t *testing.T) {
+	for _, tc := range []struct{ fsType, options string }{
+		{"ext4", "-b 4096 -i 65536 -I 512 -m 2 -L data -T largefile"},
+		{"ext4", "-b 4096 -g 16384 -G 8 -N 4096 -J size=8"},
+		{"ext4", "-O bigalloc,^metadata_csum -C 65536"},
+		{"ext4", "-E stride=4,stripe-width=16,lazy_itable_init=0,lazy_journal_init=0,packed_meta_blocks=1,resize=1g,nodiscard"},
+		{"ext3", "-b 1024 -i 8192"},
+		{"xfs", "-b size=4096 -d agcount=2,su=64k,sw=4 -K"},
+		{"xfs", "-i size=1024,maxpct=10,sparse=0 -n size=8192 -s size=4096 -L data"},
+		{"xfs", "-m crc=1,finobt=1,rmapbt=0,reflink=0,inobtcount=0,bigtime=0 -l size=64m,lazy-count=1"},
+	} {
+		t.Run(tc.fsType+" "+tc.options, func(t *testing.T) {
+			options, err := filesystem.ParseMkfsOptions(tc.fsType, tc.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(t.TempDir(), "disk")
+			file, err := os.Create(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(file.Truncate(320<<20), file.Close()); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.Command("/usr/sbin/mkfs."+tc.fsType, append(append([]string{"-q"}, options...), path)...).
+				CombinedOutput(); err != nil {
+				t.Errorf("mkfs.%s %q: %v\n%s", tc.fsType, options, err, out)
+			}
+		})
+	}
+}

@@ -1,0 +1,80 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package hostexec
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// program puts a shell script where programs are looked for, and nothing else.
+func program(t *testing.T, name, script string) {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before := folders
+	folders = []string{"/no/such/folder", folder}
+	t.Cleanup(func() { folders = before })
+}
+
+func TestRun(t *testing.T) {
+	t.Setenv("SECRET", "of the plugin")
+	t.Setenv("LC_ALL", "de_DE.UTF-8")
+	program(t, "blkid", `echo "$1|$SECRET|$LC_ALL"; echo "on two" >&2; echo lines >&2; exit 2`)
+	result, err := Run(t.Context(), "blkid", "an argument; with a semicolon")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (Result{ExitCode: 2, Stdout: "an argument; with a semicolon||C\n", Stderr: "on two\nlines\n"}); result != want {
+		t.Errorf("%+v, want %+v", result, want)
+	}
+	if said := result.Said(); said != "on two lines an argument; with a semicolon||C" {
+		t.Errorf("said %q", said)
+	}
+	if said := (Result{}).Said(); said == "" {
+		t.Error("a silent program leaves an error without words")
+	}
+}
+
+func TestRunMissing(t *testing.T) {
+	program(t, "blkid", "")
+	_, err := Run(t.Context(), "mkfs.xfs", "secret")
+	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "xfsprogs") ||
+		strings.Contains(err.Error(), "secret") {
+		t.Errorf("%v, want ErrMissing naming the package and no argument", err)
+	}
+}
+
+func TestRunIsKilledWithItsContext(t *testing.T) {
+	program(t, "mount", "exec /bin/sleep 600")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, "mount"); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want the context's error", err)
+	}
+}
+
+func TestRunKilledBySignal(t *testing.T) {
+	program(t, "mount", "kill -9 $$")
+	if result, err := Run(t.Context(), "mount"); err != nil || result.ExitCode != -1 {
+		t.Errorf("%+v, %v; want exit code -1", result, err)
+	}
+}
+
+// Whoever adds a program says which package has it.
+func TestPackagesAreNamed(t *testing.T) {
+	for name, deb := range packages {
+		if deb == "" || !slices.Contains([]string{"util-linux", "mount", "e2fsprogs", "xfsprogs", "btrfs-progs"}, deb) {
+			t.Errorf("%s is in package %q, which CONTRIBUTING and the image do not install", name, deb)
+		}
+	}
+}

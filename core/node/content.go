@@ -1,0 +1,186 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// filesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
+// mkfs, and every doubt ends in an error.
+func (n *Service) filesystem(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	wanted string,
+) (fsType string, err error) {
+	zero, err := device.HeadIsZero(ctx, dev)
+	if err != nil {
+		return "", err
+	}
+	var content device.Content
+	if !zero {
+		if content, err = device.Probe(ctx, dev); err != nil {
+			return "", err
+		}
+	}
+	interrupted, err := n.formatter.Interrupted(volume.id, dev, content)
+	if err != nil {
+		return "", err
+	}
+	if content.Empty() || interrupted != nil {
+		return n.format(ctx, volume, dev, firstOf(wanted, filesystem.Types()[0]), interrupted)
+	}
+	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
+		return "", rpc.FailedPrecondition(
+			"volume %s: the disk %s holds %s, not a filesystem that this plugin mounts (%s): use the volume as raw block, or another volume",
+			volume.id,
+			dev,
+			content,
+			strings.Join(filesystem.Types(), ", "),
+		)
+	}
+	if wanted != "" && wanted != content.Type {
+		return "", rpc.FailedPrecondition(
+			"volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced",
+			volume.id,
+			dev,
+			content,
+			wanted,
+		)
+	}
+	if err := n.checkIdentity(volume, dev, content); err != nil {
+		return "", err
+	}
+	// What is used from now on must never be taken for the remains of a format, not even when it is damaged one day: a
+	// record may be left from before a crash, and a marker where somebody made a filesystem by hand.
+	return content.Type, n.formatter.Clear(volume.id, dev)
+}
+
+// checkIdentity refuses a filesystem that is known to be another volume's. Filesystems that this plugin makes bear UUIDs
+// that follow from their disks' (version 5); a disk that was made blank can carry no other disk's. What bears any other
+// UUID was made or changed by somebody else, who has to know.
+func (n *Service) checkIdentity(volume nodeVolume, dev device.Device, content device.Content) error {
+	if content.Type == "btrfs" {
+		twin, err := n.devices.BtrfsTwin(dev, content)
+		if err != nil {
+			return err
+		}
+		if twin != "" {
+			return rpc.FailedPrecondition(
+				"volume %s: the btrfs on %s is on %s as well, and the kernel would mix the two: take one of them from this node, or give one another UUID (btrfstune -u)",
+				volume.id,
+				dev,
+				twin,
+			)
+		}
+	}
+	if volume.mayCarry(content.UUID) {
+		return nil
+	}
+	found, err := uuid.Parse(content.UUID)
+	if err == nil && found.Version() == 5 && volume.origin == rpc.OriginBlank {
+		return rpc.FailedPrecondition(
+			"volume %s: the %s on %s is another volume's: its UUID is %s, and this disk, made blank, can only have %s: "+
+				"see which disk was copied here; set %s: \"false\" in the volume's context to use it all the same",
+			volume.id,
+			content.Type,
+			dev,
+			content.UUID,
+			mount.FilesystemUUID(volume.id),
+			rpc.KeyVerifyFilesystem,
+		)
+	}
+	n.log.Warn(
+		"mounting a filesystem that this plugin did not make for this disk",
+		"volume_id",
+		volume.id.String(),
+		"device",
+		dev.String(),
+		"fs_type",
+		content.Type,
+		"fs_uuid",
+		content.UUID,
+	)
+	return nil
+}
+
+func (n *Service) format(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	fsType string,
+	interrupted *device.Interrupted,
+) (_ string, err error) {
+	switch {
+	case !volume.attached || volume.sizeBytes == 0:
+		return "", rpc.FailedPrecondition(
+			"volume %s: no filesystem is found on the disk %s, and a disk is formatted only with a publish context of the controller, which is missing: publish the volume through the controller",
+			volume.id,
+			dev,
+		)
+	case volume.readOnly:
+		return "", rpc.FailedPrecondition(
+			"volume %s: no filesystem is found on the disk %s, and the disk is read-only",
+			volume.id,
+			dev,
+		)
+	}
+	options, err := filesystem.ParseMkfsOptions(fsType, volume.mkfsOptions)
+	if err != nil {
+		return "", err
+	}
+	start := time.Now()
+	blank, err := device.ProveBlank(
+		ctx,
+		dev,
+		device.BlankOptions{DiskID: volume.id, Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted},
+	)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, blank.Close()) }()
+	n.log.Info(
+		"making a filesystem on a blank disk",
+		"volume_id",
+		volume.id.String(),
+		"device",
+		dev.String(),
+		"fs_type",
+		fsType,
+		"again",
+		blank.Again(),
+		"scan",
+		time.Since(start),
+	)
+	took, err := n.formatter.Format(ctx, blank, mount.NewFilesystem{DiskID: volume.id, Type: fsType, MkfsOptions: options})
+	if err != nil {
+		return "", err
+	}
+	n.log.Info("made a filesystem", "volume_id", volume.id.String(), "fs_type", fsType, "mkfs", took)
+	return fsType, nil
+}
+
+// setRoot sets owner and mode of the root folder as the volume's parameters ask, on a filesystem that we made.
+func (n *Service) setRoot(ctx context.Context, volume nodeVolume, dev device.Device, staging string) error {
+	if volume.root.Empty() {
+		return nil
+	}
+	content, err := device.Probe(ctx, dev)
+	if err != nil || content.UUID != mount.FilesystemUUID(volume.id).String() {
+		return err
+	}
+	return setRootFolder(volume.root, staging)
+}

@@ -1,0 +1,422 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+)
+
+// restore makes a disk of this size with the bytes that another one has at this moment, as a rack does through a snapshot,
+// and attaches it.
+func (r *nodeRig) restore(source *volume, id, disk string, sizeBytes int64) *volume {
+	r.t.Helper()
+	r.digest(source) // brings what the guest has written to the file, as far as the guest has written it
+	coretest.Must(r.t, r.guests.CreateDisk(id, sizeBytes))
+	copied := r.path("disks/" + id + ".disk")
+	r.run("cp", "--sparse=always", r.path("disks/"+source.id+".disk"), copied)
+	coretest.Must(r.t, os.Truncate(copied, sizeBytes))
+	v := &volume{
+		id: id, disk: disk, staging: r.path("staging-" + disk),
+		publish: map[string]string{
+			rpc.KeyDiskName: disk, rpc.KeyDiskID: id, rpc.KeySizeBytes: fmt.Sprint(sizeBytes), rpc.KeyBlockSize: "512",
+			rpc.KeyOrigin: rpc.OriginSnapshot, rpc.KeyReadOnly: "false", rpc.KeyFSLineage: source.id,
+		},
+		volume: map[string]string{rpc.KeyDiskName: disk},
+	}
+	coretest.Must(r.t, os.Mkdir(v.staging, 0o755))
+	coretest.Must(
+		r.t,
+		r.guests.Plug(guestID, simrack.GuestDisk{ID: id, Name: disk, Slot: 3, SizeBytes: sizeBytes, BlockSize: 512}),
+	)
+	return v
+}
+
+// A filesystem that is certainly another volume's is not mounted; one of which nothing is known is, with a word about it.
+func TestNodeFilesystemIdentity(t *testing.T) {
+	const stranger = "0b0c7b5e-8f0a-4d0e-9b7e-1f2d3c4b5a69"
+	other := mount.FilesystemUUID(uuid.MustParse(volumeB)).String()
+	for _, tc := range []struct {
+		name    string
+		fsUUID  string
+		prepare func(v *volume)
+		code    codes.Code
+		warns   bool
+	}{
+		{"its own", mount.FilesystemUUID(uuid.MustParse(volumeA)).String(), func(*volume) {}, codes.OK, false},
+		{"another volume's, on a disk made blank", other, func(*volume) {}, codes.FailedPrecondition, false},
+		{"another volume's, on a disk restored from it", other, func(v *volume) {
+			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, volumeB
+		}, codes.OK, false},
+		{"a forebear's, among several", other, func(v *volume) {
+			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, stranger+","+strings.ToUpper(volumeB)
+		}, codes.OK, false},
+		{"another volume's, on a disk restored from elsewhere", other, func(v *volume) {
+			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, stranger
+		}, codes.OK, true},
+		{"another volume's, and the user says so", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "false" }, codes.OK, false},
+		{"another volume's, and the user wants it verified", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "true" }, codes.FailedPrecondition, false},
+		{"another volume's, without a publish context", other, func(v *volume) { v.publish = nil }, codes.OK, true},
+		{"the user's own", stranger, func(*volume) {}, codes.OK, true},
+		{"a switch that is none", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "no" }, codes.InvalidArgument, false},
+		{"a lineage that is none", other, func(v *volume) { v.publish[rpc.KeyFSLineage] = volumeB + ";" + stranger }, codes.InvalidArgument, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newNodeRig(t)
+			v := r.newVolume(volumeA, diskA)
+			r.run("mkfs.ext4", "-q", "-U", tc.fsUUID, r.node(v))
+			tc.prepare(v)
+			before := r.digest(v)
+			coretest.WantCode(t, r.stage(v, filesystemVolume("", writer)), tc.code)
+			if tc.code != codes.OK {
+				r.wantMounts()
+				if r.digest(v) != before {
+					t.Error("the disk was written to")
+				}
+				return
+			}
+			if warned := strings.Contains(r.log.String(), "did not make for this disk"); warned != tc.warns {
+				t.Errorf("warned: %t, want %t", warned, tc.warns)
+			}
+			coretest.Must(t, r.unstage(v))
+		})
+	}
+	t.Run("raw block", func(t *testing.T) {
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		r.run("mkfs.ext4", "-q", "-U", other, r.node(v))
+		coretest.Must(t, r.stage(v, rawBlock(writer)))
+		coretest.Must(t, r.unstage(v))
+	})
+}
+
+// A volume and its restored copy on one node carry the same filesystem.
+func TestNodeTwins(t *testing.T) {
+	for _, fsType := range filesystem.Types() {
+		for _, copyFirst := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, copy first %t", fsType, copyFirst), func(t *testing.T) {
+				r := newNodeRig(t)
+				original := r.newVolume(volumeA, diskA)
+				capability := filesystemVolume(fsType, writer)
+				coretest.Must(t, r.stage(original, capability))
+				coretest.Must(t, os.WriteFile(filepath.Join(original.staging, "file"), []byte("data"), 0o600))
+				coretest.Must(t, r.unstage(original))
+				twin := r.restore(original, volumeB, diskB, volumeBytes)
+				first, second := original, twin
+				if copyFirst {
+					first, second = twin, original
+				}
+				if fsType == "btrfs" {
+					coretest.WantCode(t, r.stage(first, capability), codes.FailedPrecondition, "nvme")
+					r.wantMounts()
+					coretest.Must(t, r.guests.Unplug(guestID, second.id))
+					coretest.Must(t, r.stage(first, capability))
+					coretest.Must(
+						t,
+						r.guests.Plug(
+							guestID,
+							simrack.GuestDisk{ID: second.id, Name: second.disk, Slot: 4, SizeBytes: volumeBytes, BlockSize: 512},
+						),
+					)
+					coretest.WantCode(t, r.stage(second, capability), codes.FailedPrecondition, "mix")
+					coretest.Must(t, r.unstage(first))
+					return
+				}
+				coretest.Must(t, r.stage(first, capability))
+				coretest.Must(t, r.stage(second, capability))
+				coretest.Must(t, os.WriteFile(filepath.Join(first.staging, "file"), []byte("first"), 0o600))
+				coretest.Must(t, os.WriteFile(filepath.Join(second.staging, "file"), []byte("second"), 0o600))
+				coretest.Must(t, r.unstage(first))
+				coretest.Must(t, r.unstage(second))
+				coretest.Must(t, r.stage(second, capability))
+				coretest.Must(t, r.stage(first, capability))
+				wantContent(t, filepath.Join(first.staging, "file"), "first")
+				wantContent(t, filepath.Join(second.staging, "file"), "second")
+				coretest.Must(t, r.unstage(second))
+				coretest.Must(t, r.unstage(first))
+			})
+		}
+	}
+}
+
+// A volume made from a smaller one's snapshot has all of its size to use, once.
+func TestNodeGrowsFilesystem(t *testing.T) {
+	for _, fsType := range filesystem.Types() {
+		t.Run(fsType, func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			capability := filesystemVolume(fsType, writer)
+			coretest.Must(t, r.stage(source, capability))
+			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
+			r.run("sync", "-f", source.staging)
+			// As a snapshot finds it: mounted, its journal not replayed.
+			v := r.restore(source, volumeB, diskB, 3*volumeBytes)
+			coretest.Must(t, r.unstage(source))
+			coretest.Must(t, r.guests.Unplug(guestID, source.id))
+
+			total := func() int64 {
+				t.Helper()
+				stats, err := r.stats(v.id, v.staging, "")
+				coretest.Must(t, err)
+				return stats.GetUsage()[0].GetTotal()
+			}
+			readOnly := filesystemVolume(fsType, writer, "ro")
+			coretest.Must(t, r.stage(v, readOnly))
+			if size := total(); size > volumeBytes {
+				t.Errorf("mounted read-only it was grown to %d bytes", size)
+			}
+			coretest.Must(t, r.unstage(v))
+
+			coretest.Must(t, r.stage(v, capability))
+			if size := total(); size < 3*volumeBytes*8/10 {
+				t.Errorf("%d bytes in all, want most of %d", size, 3*volumeBytes)
+			}
+			wantContent(t, filepath.Join(v.staging, "file"), "data")
+			coretest.Must(t, r.stage(v, capability))
+			coretest.Must(t, r.unstage(v))
+			coretest.Must(t, r.stage(v, capability))
+			wantContent(t, filepath.Join(v.staging, "file"), "data")
+			if times := strings.Count(r.log.String(), "grew the filesystem"); times != 1 {
+				t.Errorf("grown %d times, want once", times)
+			}
+			coretest.Must(t, r.unstage(v))
+		})
+		t.Run(fsType+", mounted and not grown yet", func(t *testing.T) {
+			if strings.HasPrefix(fsType, "ext") {
+				return // grown before it is mounted
+			}
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			capability := filesystemVolume(fsType, writer)
+			coretest.Must(t, r.stage(source, capability))
+			coretest.Must(t, r.unstage(source))
+			v := r.restore(source, volumeB, diskB, 2*volumeBytes)
+			coretest.Must(t, r.guests.Unplug(guestID, source.id))
+			r.run("mount", "-t", fsType, r.node(v), v.staging)
+			coretest.Must(t, r.stage(v, capability))
+			if times := strings.Count(r.log.String(), "grew the filesystem"); times != 1 {
+				t.Errorf("grown %d times, want once", times)
+			}
+			coretest.Must(t, r.unstage(v))
+		})
+		t.Run(fsType+", larger than its disk", func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			capability := filesystemVolume(fsType, writer)
+			coretest.Must(t, r.stage(source, capability))
+			coretest.Must(t, r.unstage(source))
+			v := r.restore(source, volumeB, diskB, volumeBytes-32<<20)
+			coretest.Must(t, r.guests.Unplug(guestID, source.id))
+			before := r.digest(v)
+			coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition)
+			r.wantMounts()
+			if r.digest(v) != before {
+				t.Error("the disk was written to")
+			}
+		})
+	}
+}
+
+// The kernel refuses some filesystems until they were checked.
+func TestNodeChecksOnlyOnDemand(t *testing.T) {
+	made := func(t *testing.T, fsType string) (*nodeRig, *volume) {
+		t.Helper()
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		coretest.Must(t, r.stage(v, filesystemVolume(fsType, writer)))
+		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
+		coretest.Must(t, r.unstage(v))
+		return r, v
+	}
+	capability := filesystemVolume("", writer)
+	t.Run("ext4 that e2fsck mends by itself", func(t *testing.T) {
+		r, v := made(t, "ext4")
+		// The root folder's inode with a wrong checksum.
+		r.run("debugfs", "-w", "-n", "-R", "set_inode_field <2> checksum 0x1234", r.node(v))
+		coretest.Must(t, r.stage(v, capability))
+		wantContent(t, filepath.Join(v.staging, "file"), "data")
+		coretest.Must(t, r.unstage(v))
+	})
+	t.Run("ext4 that e2fsck does not mend unasked", func(t *testing.T) {
+		r, v := made(t, "ext4")
+		r.run("debugfs", "-w", "-n", "-R", "clri <2>", r.node(v))
+		coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "e2fsck")
+		r.wantMounts()
+	})
+	t.Run("xfs", func(t *testing.T) {
+		r, v := made(t, "xfs")
+		r.run("xfs_db", "-x", "-c", "sb 0", "-c", "addr rootino", "-c", "fuzz -d core.magic zeroes", r.node(v))
+		coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "xfs_repair")
+		r.wantMounts()
+	})
+	for _, fsType := range filesystem.Types() {
+		t.Run("a journal to replay needs no check, "+fsType, func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			coretest.Must(t, r.stage(source, filesystemVolume(fsType, writer)))
+			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
+			r.run("sync", "-f", source.staging)
+			v := r.restore(source, volumeB, diskB, volumeBytes)
+			coretest.Must(t, r.unstage(source))
+			coretest.Must(t, r.guests.Unplug(guestID, source.id))
+			coretest.Must(t, r.stage(v, capability))
+			wantContent(t, filepath.Join(v.staging, "file"), "data")
+			coretest.Must(t, r.unstage(v))
+		})
+	}
+}
+
+// A snapshot of a disk in use is what a power cut leaves. Made into a read-only disk, nothing of it is ever changed.
+func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
+	for _, fsType := range filesystem.Types() {
+		t.Run(fsType, func(t *testing.T) {
+			r := newNodeRig(t)
+			source := r.newVolume(volumeA, diskA)
+			coretest.Must(t, r.stage(source, filesystemVolume(fsType, writer)))
+			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
+			r.run("sync", "-f", source.staging)
+			if fsType != "btrfs" {
+				// Beyond what is in its place: only the journal has this.
+				coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "later"), []byte("data"), 0o600))
+			}
+			v := r.restore(source, volumeB, diskB, volumeBytes)
+			v.publish[rpc.KeyReadOnly] = "true"
+			coretest.Must(t, r.unstage(source))
+			coretest.Must(t, r.guests.Unplug(guestID, source.id))
+			before := r.digest(v)
+			capability := filesystemVolume("", readerOnly)
+			coretest.Must(t, r.stage(v, capability))
+			coretest.Must(t, r.publish(v, "target", capability, true))
+			if fsType == "btrfs" {
+				wantContent(t, r.path("target/file"), "data")
+			} else if _, err := os.ReadDir(r.path("target")); err != nil {
+				t.Error(err)
+			}
+			if err := os.WriteFile(r.path("target/new"), nil, 0o600); err == nil {
+				t.Error("a read-only disk takes files")
+			}
+			if file, err := os.OpenFile(r.node(v), os.O_WRONLY, 0); err == nil {
+				_, err = file.WriteAt([]byte("x"), 0)
+				if err := errors.Join(err, file.Close()); err == nil {
+					t.Error("a read-only disk takes writes")
+				}
+			}
+			coretest.Must(t, r.unpublish(v, "target"))
+			coretest.Must(t, r.unstage(v))
+			if r.digest(v) != before {
+				t.Error("the disk was written to")
+			}
+		})
+	}
+}
+
+// resize2fs writes the superblock last, and in pieces of some bytes. Killed between any two of them, it leaves a superblock that
+// says neither how large the filesystem is nor that it is in order; the data is there all the same.
+func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
+	const start, length, mkfsBytes = 1024, 1024, 64 << 20
+	super := func(r *nodeRig, v *volume) []byte {
+		t.Helper()
+		file, err := os.Open(r.node(v))
+		coretest.Must(t, err)
+		defer file.Close()
+		block := make([]byte, length)
+		_, err = file.ReadAt(block, start)
+		coretest.Must(t, err)
+		return block
+	}
+	pieces := 1
+	for piece := 0; piece < pieces; piece++ {
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		r.run(
+			"mkfs.ext4",
+			"-q",
+			"-U",
+			mount.FilesystemUUID(uuid.MustParse(v.id)).String(),
+			r.node(v),
+			fmt.Sprint(mkfsBytes>>10),
+		)
+		r.run("mount", r.node(v), v.staging)
+		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
+		r.run("umount", v.staging)
+		old := super(r, v)
+		dev, err := r.roots().Find(t.Context(), device.Want{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
+		coretest.Must(t, err)
+		coretest.Must(t, device.MarkGrowth(dev, uuid.MustParse(v.id)))
+		r.run("e2fsck", "-f", "-p", r.node(v))
+		r.run("resize2fs", r.node(v))
+		final := super(r, v)
+
+		// As many of the pieces as were written, of the old superblock otherwise.
+		mixed, written := slices.Clone(old), 0
+		for i := 0; i < length; i += 2 {
+			if old[i] == final[i] && old[i+1] == final[i+1] {
+				continue
+			}
+			end := i
+			for end < length && (old[end] != final[end] || old[end+1] != final[end+1]) {
+				end += 2
+			}
+			if written++; written <= piece {
+				copy(mixed[i:end], final[i:end])
+			}
+			i = end - 2
+		}
+		pieces = written
+		r.poke(v, start, string(mixed))
+
+		capability := filesystemVolume("ext4", writer)
+		coretest.Must(t, r.stage(v, capability))
+		wantContent(t, filepath.Join(v.staging, "file"), "data")
+		stats, err := r.stats(v.id, v.staging, "")
+		coretest.Must(t, err)
+		if size := stats.GetUsage()[0].GetTotal(); size < volumeBytes*8/10 {
+			t.Errorf("after %d of %d pieces: %d bytes in all, want most of %d", piece, pieces, size, volumeBytes)
+		}
+		coretest.Must(t, r.unstage(v))
+		if marked, err := device.GrowthMarked(dev, uuid.MustParse(v.id)); err != nil || marked {
+			t.Errorf("after %d of %d pieces: the marker stands: %t, %v", piece, pieces, marked, err)
+		}
+		r.run("e2fsck", "-f", "-n", r.node(v))
+	}
+	if pieces < 5 {
+		t.Errorf("resize2fs writes the superblock in %d pieces: is this test still of use?", pieces)
+	}
+}
+
+// What stands before the filesystem is nobody's to write over.
+func TestNodeGrowthSparesABootLoader(t *testing.T) {
+	r := newNodeRig(t)
+	v := r.newVolume(volumeA, diskA)
+	r.run("mkfs.ext4", "-q", r.node(v), "65536")
+	r.poke(v, 100, "boot loader")
+	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.Internal, "resize2fs")
+	r.wantMounts()
+	file, err := os.Open(r.node(v))
+	coretest.Must(t, err)
+	defer file.Close()
+	head := make([]byte, 11)
+	_, err = file.ReadAt(head, 100)
+	coretest.Must(t, err)
+	if string(head) != "boot loader" {
+		t.Errorf("%q stands there", head)
+	}
+}

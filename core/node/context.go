@@ -1,0 +1,201 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// nodeVolume is what a request to the Node service says of its volume.
+type nodeVolume struct {
+	id       uuid.UUID
+	diskName string
+	// sizeBytes is 0 when no context tells.
+	sizeBytes int64
+	// attached says that the publish context came along: what the rack said when it attached the disk. Without it, a disk
+	// is never formatted.
+	attached bool
+	origin   string
+	readOnly bool
+	// lineage are the disks whose filesystem this disk may carry, besides its own; any says that it may carry whichever.
+	lineage []uuid.UUID
+	any     bool
+	// mkfsOptions and root concern a filesystem that is made here.
+	mkfsOptions string
+	root        rpc.RootFolder
+}
+
+// want is what to look for among the guest's disks.
+func (v nodeVolume) want() device.Want {
+	return device.Want{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes}
+}
+
+// mayCarry reports whether a filesystem with this UUID belongs on the volume's disk.
+func (v nodeVolume) mayCarry(fsUUID string) bool {
+	if v.any {
+		return true
+	}
+	return slices.ContainsFunc(append(v.lineage, v.id), func(disk uuid.UUID) bool {
+		return strings.EqualFold(mount.FilesystemUUID(disk).String(), fsUUID)
+	})
+}
+
+// parseVolumeID understands a volume ID. One that is no UUID is none that this plugin ever gave out.
+func parseVolumeID(volumeID string) (uuid.UUID, error) {
+	id, ok := diskname.ParseID(volumeID)
+	if !ok {
+		return uuid.UUID{}, rpc.NotFound("volume %q does not exist: volume IDs are UUIDs of disks", volumeID)
+	}
+	return uuid.MustParse(id), nil
+}
+
+// parseNodeVolume understands volume ID and contexts. The publish context comes from the rack and is believed first;
+// orchestrators can lose it (Nomad), and then the volume context has to do for finding the disk.
+func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]string) (nodeVolume, error) {
+	id, err := parseVolumeID(volumeID)
+	if err != nil {
+		return nodeVolume{}, err
+	}
+	v := nodeVolume{
+		id:          id,
+		diskName:    firstOf(publishContext[rpc.KeyDiskName], volumeContext[rpc.KeyDiskName]),
+		origin:      publishContext[rpc.KeyOrigin],
+		mkfsOptions: volumeContext[rpc.KeyMkfsOptions],
+	}
+	if v.diskName == "" {
+		return nodeVolume{}, rpc.FailedPrecondition(
+			"volume %s: neither the publish context nor the volume context has the key %s: "+
+				"set it in the volume's context to the name of the disk on the rack",
+			id,
+			rpc.KeyDiskName,
+		)
+	}
+	if diskID := publishContext[rpc.KeyDiskID]; diskID != "" {
+		if !strings.EqualFold(diskID, id.String()) {
+			return nodeVolume{}, rpc.InvalidArgument(
+				"publish_context: %s is %q, not the volume's ID %s",
+				rpc.KeyDiskID,
+				diskID,
+				id,
+			)
+		}
+		v.attached = true
+	}
+	if size := firstOf(publishContext[rpc.KeySizeBytes], volumeContext[rpc.KeySizeBytes]); size != "" {
+		if v.sizeBytes, err = strconv.ParseInt(size, 10, 64); err != nil || v.sizeBytes <= 0 {
+			return nodeVolume{}, rpc.InvalidArgument("context key %s: %q is not a size in bytes", rpc.KeySizeBytes, size)
+		}
+	}
+	if readOnly := publishContext[rpc.KeyReadOnly]; readOnly != "" {
+		if v.readOnly, err = strconv.ParseBool(readOnly); err != nil {
+			return nodeVolume{}, rpc.InvalidArgument(
+				"publish_context: %s: %q is not one of true, false",
+				rpc.KeyReadOnly,
+				readOnly,
+			)
+		}
+	}
+	if v.lineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
+		return nodeVolume{}, err
+	}
+	if verify := volumeContext[rpc.KeyVerifyFilesystem]; verify != "" && verify != "true" && verify != "false" {
+		return nodeVolume{}, rpc.InvalidArgument(
+			"volume_context: %s: %q is not one of true, false",
+			rpc.KeyVerifyFilesystem,
+			verify,
+		)
+	}
+	v.any = volumeContext[rpc.KeyVerifyFilesystem] == "false"
+	if v.root, err = rpc.ParseRootFolder(volumeContext); err != nil {
+		return nodeVolume{}, err
+	}
+	return v, nil
+}
+
+func parseLineage(text string) (lineage []uuid.UUID, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for disk := range strings.SplitSeq(text, ",") {
+		id, err := uuid.Parse(disk)
+		if err != nil {
+			return nil, rpc.InvalidArgument("publish_context: %s: %q is not a list of UUIDs", rpc.KeyFSLineage, text)
+		}
+		lineage = append(lineage, id)
+	}
+	return lineage, nil
+}
+
+func firstOf(values ...string) string {
+	for _, value := range values {
+		if value != "" {
+			return value
+		}
+	}
+	return ""
+}
+
+// How mkfs leaves the root folder of every filesystem we make.
+const (
+	newRootOwner = 0
+	newRootMode  = 0o755
+)
+
+// setRootFolder sets owner and mode of the root folder of a filesystem that has not been used yet: it is empty, and each of the
+// three is as mkfs left it or already as wanted. So it happens once in a filesystem's life, even if the plugin is
+// killed between making it and this, and what a workload has changed later stays.
+func setRootFolder(r rpc.RootFolder, path string) error {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	uid, gid, mode := newRootOwner, newRootOwner, uint32(newRootMode)
+	if r.UID != nil {
+		uid = *r.UID
+	}
+	if r.GID != nil {
+		gid = *r.GID
+	}
+	if r.Mode != nil {
+		mode = *r.Mode
+	}
+	untouched := func(now, made, wanted uint32) bool { return now == made || now == wanted }
+	if !untouched(stat.Uid, newRootOwner, uint32(uid)) || !untouched(stat.Gid, newRootOwner, uint32(gid)) ||
+		!untouched(stat.Mode&0o7777, newRootMode, mode) {
+		return nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Name() != "lost+found" {
+			return nil
+		}
+	}
+	if err := os.Lchown(path, uid, gid); err != nil {
+		return err
+	}
+	if err := unix.Chmod(path, mode); err != nil {
+		return &os.PathError{Op: "chmod", Path: path, Err: err}
+	}
+	return nil
+}
+
+// mountOptions are how a volume's filesystem is mounted at the staging path.
+func (v nodeVolume) mountOptions(flags []string) mount.Options {
+	return mount.Options{ReadOnlyDisk: v.readOnly, Flags: flags}
+}

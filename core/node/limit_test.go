@@ -1,0 +1,75 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+)
+
+// What a node takes is what its instance takes, less the disks that are there and are none of ours.
+func TestVolumeLimit(t *testing.T) {
+	const boot, byHand, longName = "node-a-boot", "postgres-data", "csi-looks-like-one-of-ours"
+	ours := []string{diskA, diskB}
+	for _, tc := range []struct {
+		name              string
+		maxDisks, reserve int
+		disks             []string
+		want              int64
+	}{
+		{"no disks at all", 8, 0, nil, 8},
+		{"a boot disk", 8, 0, []string{boot}, 7},
+		{"a boot disk, 12 slots", 12, 0, []string{boot}, 11},
+		{"a disk attached by hand", 8, 0, []string{boot, byHand}, 6},
+		{"disks attached by hand, 12 slots", 12, 0, []string{boot, byHand, "scratch", "swap"}, 8},
+		{"volumes", 8, 0, append([]string{boot}, ours...), 7},
+		{"volumes and a disk attached by hand", 12, 0, append([]string{boot, byHand}, ours...), 10},
+		{"a name that begins like a volume's", 8, 0, []string{boot, longName}, 6},
+		{"a reserve", 8, 2, []string{boot}, 5},
+		{"a reserve beside what is attached by hand", 12, 1, append([]string{boot, byHand}, ours...), 9},
+		{"nothing left but one", 8, 6, []string{boot}, 1},
+		{"nothing left", 8, 0, []string{boot, "a", "b", "c", "d", "e", "f", "g"}, 1},
+		{"more than it takes", 2, 0, []string{boot, "a", "b", "c"}, 1},
+		{"a reserve of more than is left", 8, 6, []string{boot, "a", "b", "c"}, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			guest := devicetest.NewBare(t)
+			node := node.New(node.Options{
+				Provider: static.New(static.Options{InstanceID: guestID}), Rack: "default",
+				MaxDisks: tc.maxDisks, ReserveDisks: tc.reserve, Devices: guest.Roots(), Log: coretest.DiscardLog(),
+			})
+			limit := func() int64 {
+				t.Helper()
+				info, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+				coretest.Must(t, err)
+				return info.GetMaxVolumesPerNode()
+			}
+			for i, name := range tc.disks {
+				guest.Sysfs(
+					fmt.Sprintf("nvme%dn1", i),
+					devicetest.Serial(name)+"\n",
+					device.Number{Major: 259, Minor: uint32(i)},
+					coretest.GiB,
+				)
+			}
+			if got := limit(); got != tc.want {
+				t.Errorf("%d volumes, want %d", got, tc.want)
+			}
+			// What somebody attaches by hand counts at the next question.
+			guest.Sysfs("nvme20n1", "one-more\n", device.Number{Major: 259, Minor: 20}, coretest.GiB)
+			if got := limit(); got != max(1, tc.want-1) {
+				t.Errorf("with one more disk %d volumes, want %d", got, max(1, tc.want-1))
+			}
+		})
+	}
+}

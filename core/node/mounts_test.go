@@ -1,0 +1,806 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+)
+
+// What users, crashes and other programs leave where volumes are staged and published.
+
+// accesses are a volume with each of the two ways of access.
+var accesses = map[string]*csi.VolumeCapability{
+	"filesystem": filesystemVolume("ext4", writer),
+	"raw block":  rawBlock(writer),
+}
+
+// eachAccess runs a test for both, with a volume that is not staged.
+func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.VolumeCapability)) {
+	t.Helper()
+	for name, capability := range accesses {
+		t.Run(name, func(t *testing.T) {
+			r := newNodeRig(t)
+			test(r, r.newVolume(volumeA, diskA), capability)
+		})
+	}
+}
+
+// files lists what is below the test's folder beside the guest, the disks and the plugin's own state, but not what is in
+// mounted filesystems.
+func (r *nodeRig) files() []string {
+	r.t.Helper()
+	var files []string
+	mounts := r.mounts()
+	coretest.Must(r.t, filepath.WalkDir(r.dir, func(path string, entry fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(r.dir, path)
+		if slices.Contains([]string{"guests", "disks", "state"}, name) {
+			return fs.SkipDir
+		}
+		if slices.Contains(mounts, name) {
+			files = append(files, name+" mounted")
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		text := name + " " + entry.Type().String()
+		if entry.Type().IsRegular() {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			text += fmt.Sprintf(" %q", content)
+		}
+		files = append(files, text)
+		return nil
+	}))
+	return files
+}
+
+// refused checks that a call fails and leaves everything as it was.
+func (r *nodeRig) refused(call func() error, code codes.Code, mentions ...string) {
+	r.t.Helper()
+	mounts, files := r.mounts(), r.files()
+	coretest.WantCode(r.t, call(), code, mentions...)
+	if diff := cmp.Diff(mounts, r.mounts()); diff != "" {
+		r.t.Errorf("mounts (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(files, r.files()); diff != "" {
+		r.t.Errorf("files (-before +after):\n%s", diff)
+	}
+}
+
+func (r *nodeRig) mkdir(name string) {
+	r.t.Helper()
+	coretest.Must(r.t, os.MkdirAll(r.path(name), 0o755))
+}
+
+func (r *nodeRig) write(name, content string) {
+	r.t.Helper()
+	coretest.Must(r.t, os.WriteFile(r.path(name), []byte(content), 0o600))
+}
+
+// foreign mounts something that is not ours.
+func (r *nodeRig) foreign(name string) {
+	r.t.Helper()
+	coretest.Must(r.t, unix.Mount("foreign", r.path(name), "tmpfs", 0, "size=64k"))
+}
+
+func (r *nodeRig) bind(source, target string) {
+	r.t.Helper()
+	coretest.Must(r.t, mount.Bind(r.path(source), r.path(target), false))
+}
+
+func (r *nodeRig) umount(name string, flags int) {
+	r.t.Helper()
+	coretest.Must(r.t, unix.Unmount(r.path(name), flags))
+}
+
+// breakFilesystem has the kernel note an error in an ext4, as if it had met a structure that makes no sense.
+func (r *nodeRig) breakFilesystem(v *volume) {
+	r.t.Helper()
+	dir := filepath.Join(r.roots().Sys, "fs/ext4", filepath.Base(r.node(v)))
+	coretest.Must(r.t, os.WriteFile(filepath.Join(dir, "trigger_fs_error"), []byte("a test"), 0))
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // the kernel notes it when it comes to it
+		count, err := os.ReadFile(filepath.Join(dir, "errors_count"))
+		coretest.Must(r.t, err)
+		if strings.TrimSpace(string(count)) != "0" {
+			return
+		}
+		if time.Now().After(end) {
+			r.t.Fatal("the filesystem has noted no error")
+		}
+	}
+}
+
+// reboot takes the guest's power and gives it back.
+func (r *nodeRig) reboot(volumes ...*volume) {
+	r.t.Helper()
+	coretest.Must(r.t, r.guests.PowerOff(guestID, false))
+	disks := []simrack.GuestDisk{{ID: "boot", Name: "node-a-boot", SizeBytes: volumeBytes, BlockSize: 512, Boot: true}}
+	for i, v := range volumes {
+		disks = append(
+			disks,
+			simrack.GuestDisk{ID: v.id, Name: v.disk, Slot: len(volumes) - i, SizeBytes: volumeBytes, BlockSize: 512},
+		)
+	}
+	coretest.Must(r.t, r.guests.PowerOn(guestID, disks, nil))
+	r.start()
+}
+
+// staged is the path, below the test's folder, at which a volume's mount is once it is staged.
+func stagedAt(v *volume, capability *csi.VolumeCapability) string {
+	staging := "staging-" + v.disk
+	if capability.GetBlock() != nil {
+		return staging + "/" + v.id
+	}
+	return staging
+}
+
+func TestNodeStageWhereSomethingIs(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		prepare  func(r *nodeRig, staging string)
+		mentions string
+	}{
+		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "no folder"},
+		{"a folder with something in it", func(r *nodeRig, staging string) { r.mkdir(staging); r.write(staging+"/precious", "data") }, "staging"},
+		{"a symbolic link", func(r *nodeRig, staging string) {
+			r.mkdir("real")
+			coretest.Must(r.t, os.Symlink("real", r.path(staging)))
+		}, "symbolic link"},
+		{"a foreign mount", func(r *nodeRig, staging string) { r.mkdir(staging); r.foreign(staging) }, "not ours"},
+		{"another volume's filesystem", func(r *nodeRig, staging string) {
+			w := r.newVolume(volumeB, diskB)
+			w.staging = r.path(staging)
+			r.mkdir(staging)
+			coretest.Must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
+		}, "staging"},
+		{"another raw block volume", func(r *nodeRig, staging string) {
+			w := r.newVolume(volumeB, diskB)
+			w.staging = r.path(staging)
+			coretest.Must(r.t, r.stage(w, rawBlock(writer)))
+		}, "staging"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				v.staging = r.path("staging")
+				tc.prepare(r, "staging")
+				r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, tc.mentions)
+			})
+		})
+	}
+}
+
+func TestNodePublishWhereSomethingIs(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		prepare func(r *nodeRig)
+		// refused are the ways of access for which it stands in the way.
+		refused  string
+		mentions string
+	}{
+		{"nothing", func(*nodeRig) {}, "", ""},
+		{"no parent", func(r *nodeRig) { coretest.Must(r.t, os.Remove(r.path("targets"))) }, "filesystem, raw block", "targets does not exist"},
+		{"a parent that is a file", func(r *nodeRig) { coretest.Must(r.t, os.Remove(r.path("targets"))); r.write("targets", "data") }, "filesystem, raw block", "targets"},
+		{"a parent that is a symbolic link", func(r *nodeRig) {
+			coretest.Must(r.t, os.Rename(r.path("targets"), r.path("real")))
+			coretest.Must(r.t, os.Symlink("real", r.path("targets")))
+		}, "", ""},
+		{"an empty file, as before a reboot", func(r *nodeRig) { r.write("targets/one", "") }, "filesystem", "no folder"},
+		{"an empty folder, as before a reboot", func(r *nodeRig) { r.mkdir("targets/one") }, "raw block", "no empty file"},
+		{"a file with content", func(r *nodeRig) { r.write("targets/one", "data") }, "filesystem, raw block", "targets/one"},
+		{"a folder with content", func(r *nodeRig) { r.mkdir("targets/one"); r.write("targets/one/file", "data") }, "filesystem, raw block", "targets/one"},
+		{"a symbolic link to a folder", func(r *nodeRig) { r.mkdir("real"); coretest.Must(r.t, os.Symlink("../real", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
+		{"a symbolic link to nowhere", func(r *nodeRig) { coretest.Must(r.t, os.Symlink("nowhere", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
+		{"a foreign mount", func(r *nodeRig) { r.mkdir("targets/one"); r.foreign("targets/one") }, "filesystem, raw block", "not ours"},
+		{"another volume's filesystem", func(r *nodeRig) {
+			w := r.newVolume(volumeB, diskB)
+			coretest.Must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
+			coretest.Must(r.t, r.publish(w, "targets/one", filesystemVolume("ext4", writer), false))
+		}, "filesystem, raw block", "another disk"},
+		{"another raw block volume", func(r *nodeRig) {
+			w := r.newVolume(volumeB, diskB)
+			coretest.Must(r.t, r.stage(w, rawBlock(writer)))
+			coretest.Must(r.t, r.publish(w, "targets/one", rawBlock(writer), false))
+		}, "filesystem, raw block", "another disk"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				access := filepath.Base(r.t.Name())
+				r.mkdir("targets")
+				coretest.Must(r.t, r.stage(v, capability))
+				tc.prepare(r)
+				publish := func() error { return r.publish(v, "targets/one", capability, false) }
+				if strings.Contains(strings.ReplaceAll(tc.refused, " ", "_"), access) {
+					r.refused(publish, codes.FailedPrecondition, tc.mentions)
+					return
+				}
+				coretest.Must(r.t, publish())
+				coretest.Must(r.t, publish())
+				coretest.Must(r.t, r.unpublish(v, "targets/one"))
+				if _, err := os.Lstat(r.path("targets/one")); !errors.Is(err, fs.ErrNotExist) {
+					r.t.Errorf("the target is still there: %v", err)
+				}
+				coretest.Must(r.t, r.unstage(v))
+			})
+		})
+	}
+}
+
+// After a reboot nothing is mounted, the folders are there, and the disk has another name.
+func TestNodeAfterReboot(t *testing.T) {
+	t.Run("set up again", func(t *testing.T) {
+		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			w := r.newVolume(volumeB, diskB)
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			before := r.node(v)
+			r.reboot(v, w)
+			r.wantMounts()
+			if r.node(v) == before {
+				r.t.Error("the disk has its old name, which proves nothing")
+			}
+			coretest.WantCode(r.t, r.publish(v, "target", capability, false), codes.FailedPrecondition, "not staged")
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			r.wantMounts(stagedAt(v, capability), "target")
+			coretest.Must(r.t, r.unpublish(v, "target"))
+			coretest.Must(r.t, r.unstage(v))
+			r.wantMounts()
+		})
+	})
+	t.Run("taken down", func(t *testing.T) {
+		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			r.reboot()
+			coretest.Must(r.t, r.unpublish(v, "target"))
+			coretest.Must(r.t, r.unstage(v))
+			if diff := cmp.Diff([]string{". d---------", "staging-" + diskA + " d---------"}, r.files()); diff != "" {
+				r.t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	})
+}
+
+// The disk goes by surprise and comes back under another name, while it is mounted.
+func TestNodeDeadMounts(t *testing.T) {
+	capabilities := map[string]*csi.VolumeCapability{
+		"ext4":      filesystemVolume("ext4", writer),
+		"xfs":       filesystemVolume("xfs", writer),
+		"raw block": rawBlock(writer),
+	}
+	replug := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		before := r.node(v)
+		r.unplug(v)
+		r.plug(v)
+		// A bound node keeps nothing of the disk: its name is free again, and given to it again here.
+		if (r.node(v) == before) != (capability.GetBlock() != nil) {
+			r.t.Errorf("the disk was %s and is %s", before, r.node(v))
+		}
+	}
+	// replugSame gives the disk its old number, too. It is the loop device's, of which the kernel gives out the lowest that is
+	// free: others on the machine take and give back some meanwhile, so that lower ones are taken out of the way.
+	replugSame := func(r *nodeRig, v *volume) {
+		before := r.number(v)
+		for slot := 2; slot < 400; slot++ {
+			r.unplug(v)
+			r.plug(v)
+			if r.number(v) == before {
+				return
+			}
+			if slot >= 12 { // until somebody gives it back
+				time.Sleep(25 * time.Millisecond)
+				continue
+			}
+			r.unplug(v)
+			id := fmt.Sprint("in-the-way-", slot)
+			r.makeDisk(id)
+			coretest.Must(
+				r.t,
+				r.guests.Plug(guestID, simrack.GuestDisk{ID: id, Name: id, Slot: slot, SizeBytes: volumeBytes, BlockSize: 512}),
+			)
+			r.plug(v)
+		}
+		r.t.Fatalf("the disk was device %d and is device %d: the loop device is somebody else's now", before, r.number(v))
+	}
+	for _, tc := range []struct {
+		name string
+		// raw says that it can be with raw block.
+		raw  bool
+		test func(r *nodeRig, v *volume, capability *csi.VolumeCapability)
+	}{
+		{"at the staging path", true, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			replug(r, v, capability)
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			r.wantMounts(stagedAt(v, capability), "target")
+		}},
+		{"at the staging path, twice", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			r.bind(stagedAt(v, capability), stagedAt(v, capability))
+			replug(r, v, capability)
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			r.wantMounts(stagedAt(v, capability), "target")
+		}},
+		{"at the staging path, and still published", true, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			replug(r, v, capability)
+			r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, "left this guest", r.path("target"))
+			r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, r.path("target"))
+			r.refused(func() error { return r.publish(v, "target-2", capability, false) }, codes.FailedPrecondition, "not staged")
+			coretest.Must(r.t, r.unpublish(v, "target"))
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			r.wantMounts(stagedAt(v, capability), "target")
+		}},
+		{"at the target", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			replug(r, v, capability)
+			r.umount(stagedAt(v, capability), unix.MNT_DETACH)
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			r.wantMounts(stagedAt(v, capability), "target")
+		}},
+		{"at the target, to be taken away after the volume was staged anew", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			coretest.Must(r.t, r.publish(v, "old", capability, false))
+			replug(r, v, capability)
+			r.umount(stagedAt(v, capability), unix.MNT_DETACH)
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			coretest.Must(r.t, r.unpublish(v, "old"))
+			r.wantMounts(stagedAt(v, capability), "target")
+		}},
+		{"below a live one at the staging path", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			replug(r, v, capability)
+			r.run("mount", r.node(v), v.staging)
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "target", capability, false))
+			r.wantMounts(stagedAt(v, capability), stagedAt(v, capability), "target")
+		}},
+	} {
+		for access, capability := range capabilities {
+			if capability.GetBlock() != nil && !tc.raw {
+				continue
+			}
+			t.Run(tc.name+"/"+access, func(t *testing.T) {
+				r := newNodeRig(t)
+				v := r.newVolume(volumeA, diskA)
+				coretest.Must(t, r.stage(v, capability))
+				tc.test(r, v, capability)
+				r.start()
+				coretest.Must(t, r.unpublish(v, "target"))
+				coretest.Must(t, r.unstage(v))
+				r.wantMounts()
+			})
+		}
+	}
+	// The old node leads to whatever disk has its number now. It must go first.
+	t.Run("at the target/raw block", func(t *testing.T) {
+		r := newNodeRig(t)
+		v, capability := r.newVolume(volumeA, diskA), capabilities["raw block"]
+		coretest.Must(t, r.stage(v, capability))
+		coretest.Must(t, r.publish(v, "target", capability, false))
+		replugSame(r, v)
+		r.umount(stagedAt(v, capability), 0)
+		r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, r.path("target"))
+		coretest.Must(t, r.unpublish(v, "target"))
+		coretest.Must(t, r.stage(v, capability))
+	})
+}
+
+func TestNodeStackedMounts(t *testing.T) {
+	for _, where := range []string{"target", "staging path"} {
+		t.Run(where, func(t *testing.T) {
+			// prepare stages, and publishes unless it is about the staging path; what is to be called, and where it works.
+			prepare := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) (call func() error, path string) {
+				coretest.Must(r.t, r.stage(v, capability))
+				if where == "staging path" {
+					return func() error { return r.unstage(v) }, stagedAt(v, capability)
+				}
+				coretest.Must(r.t, r.publish(v, "target", capability, false))
+				return func() error { return r.unpublish(v, "target") }, "target"
+			}
+			t.Run("ours three times", func(t *testing.T) {
+				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+					call, path := prepare(r, v, capability)
+					r.bind(path, path)
+					r.bind(path, path)
+					coretest.Must(r.t, call())
+					if slices.Contains(r.mounts(), path) {
+						r.t.Errorf("still mounted: %v", r.mounts())
+					}
+					coretest.Must(r.t, call())
+				})
+			})
+			t.Run("a foreign one above", func(t *testing.T) {
+				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+					call, path := prepare(r, v, capability)
+					if capability.GetBlock() == nil {
+						r.foreign(path)
+					} else {
+						r.write("file", "data")
+						r.bind("file", path)
+					}
+					r.refused(call, codes.FailedPrecondition, r.path(path))
+					r.umount(path, 0)
+					coretest.Must(r.t, call())
+				})
+			})
+			t.Run("a foreign one below", func(t *testing.T) {
+				r := newNodeRig(t)
+				v := r.newVolume(volumeA, diskA)
+				call, path := prepare(r, v, filesystemVolume("ext4", writer))
+				r.mkdir("aside")
+				r.bind(path, "aside")
+				r.umount(path, 0)
+				r.foreign(path)
+				r.bind("aside", path)
+				r.umount("aside", 0)
+				err := call()
+				if where == "target" {
+					// The folder cannot be removed, and the orchestrator must know.
+					coretest.WantCode(t, err, codes.FailedPrecondition, "stays")
+					coretest.Must(t, r.unstage(v))
+				} else {
+					coretest.Must(t, err)
+				}
+				r.wantMounts(path)
+				if got := stagedType(t, r.path(path)); got != "tmpfs" {
+					t.Errorf("mounted is %s, want what was below", got)
+				}
+			})
+			for _, known := range []string{"which is known", "which is known from its UUID", "which cannot be known"} {
+				t.Run("another volume's above, "+known, func(t *testing.T) {
+					r := newNodeRig(t)
+					v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+					if known == "which cannot be known" {
+						for _, volume := range []*volume{v, w} { // as users bring them
+							r.run("mkfs.ext4", "-q", r.node(volume))
+						}
+					}
+					call, path := prepare(r, v, filesystemVolume("ext4", writer))
+					coretest.Must(t, r.stage(w, filesystemVolume("ext4", writer)))
+					r.bind("staging-"+diskB, path)
+					if known != "which is known" {
+						r.start()
+					}
+					mentions := "over it"
+					if known == "which cannot be known" {
+						mentions = "cannot be told"
+					}
+					r.refused(call, codes.FailedPrecondition, mentions)
+					r.umount(path, 0)
+					coretest.Must(t, call())
+				})
+			}
+		})
+	}
+}
+
+// The folder in which volumes are staged and published shows twice, and so does every mount in it.
+func TestNodeMirroredMounts(t *testing.T) {
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		r.mkdir("kubelet")
+		r.mkdir("mirror")
+		r.foreign("kubelet")
+		coretest.Must(r.t, unix.Mount("", r.path("kubelet"), "", unix.MS_SHARED, ""))
+		r.bind("kubelet", "mirror")
+		coretest.Must(r.t, os.Mkdir(r.path("kubelet/staging"), 0o755))
+		v.staging = r.path("kubelet/staging")
+		for range 2 {
+			coretest.Must(r.t, r.stage(v, capability))
+		}
+		for range 2 {
+			coretest.Must(r.t, r.publish(v, "kubelet/target", capability, false))
+		}
+		if got := len(r.mounts()); got != 6 {
+			r.t.Errorf("%d mounts, want each twice: %v", got, r.mounts())
+		}
+		r.refused(
+			func() error { return r.publish(v, "kubelet/target-2", capability, false) },
+			codes.FailedPrecondition,
+			"already published",
+		)
+		r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "still published")
+		coretest.Must(r.t, r.unpublish(v, "kubelet/target"))
+		coretest.Must(r.t, r.unstage(v))
+		r.wantMounts("kubelet", "mirror")
+	})
+}
+
+func TestNodeFilesystemThatGaveUp(t *testing.T) {
+	t.Run("read-only", func(t *testing.T) {
+		r := newNodeRig(t)
+		v := r.newVolume(volumeA, diskA)
+		capability := filesystemVolume("ext4", multiWriter, "errors=remount-ro")
+		coretest.Must(t, r.stage(v, capability))
+		coretest.Must(t, r.publish(v, "target", capability, false))
+		// What has not reached the disk is lost.
+		file, err := os.OpenFile(r.path("target/file"), os.O_CREATE|os.O_WRONLY|unix.O_SYNC, 0o600)
+		coretest.Must(t, err)
+		_, err = file.WriteString("data")
+		coretest.Must(t, errors.Join(err, file.Close()))
+		r.breakFilesystem(v)
+		r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, "read-only after an error")
+		r.refused(
+			func() error { return r.publish(v, "target", capability, false) },
+			codes.FailedPrecondition,
+			"read-only after an error",
+		)
+		r.refused(
+			func() error { return r.publish(v, "target-2", capability, false) },
+			codes.FailedPrecondition,
+			"read-only after an error",
+		)
+		// Who only wants to read can.
+		coretest.Must(t, r.publish(v, "reader", capability, true))
+		wantContent(t, r.path("reader/file"), "data")
+		coretest.Must(t, r.unpublish(v, "reader"))
+		coretest.Must(t, r.unpublish(v, "target"))
+		coretest.Must(t, r.unstage(v))
+		r.wantMounts()
+		coretest.Must(t, r.stage(v, capability))
+		coretest.Must(t, r.publish(v, "target", capability, false))
+		wantContent(t, r.path("target/file"), "data")
+	})
+	t.Run("shut down", func(t *testing.T) {
+		for _, fsType := range []string{"ext4", "xfs"} {
+			r := newNodeRig(t)
+			v := r.newVolume(volumeA, diskA)
+			capability := filesystemVolume(fsType, writer)
+			coretest.Must(t, r.stage(v, capability))
+			coretest.Must(t, r.publish(v, "target", capability, false))
+			r.run("xfs_io", "-x", "-c", "shutdown", v.staging)
+			coretest.Must(t, r.unpublish(v, "target"))
+			coretest.Must(t, r.unstage(v))
+			coretest.Must(t, r.stage(v, capability))
+			coretest.Must(t, r.publish(v, "target", capability, false))
+		}
+	})
+}
+
+// The kernel adds mount flags and does not show others, so that different ones are no reason to refuse; but they are told.
+func TestNodeStageWithOtherFlags(t *testing.T) {
+	const line = "does not show some of the mount flags"
+	r := newNodeRig(t)
+	v := r.newVolume(volumeA, diskA)
+	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=7")))
+	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime,commit=7")))
+	if strings.Contains(r.log.String(), line) {
+		t.Error("the same flags are called others")
+	}
+	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=8754", "data=writeback")))
+	log := r.log.String()
+	if !strings.Contains(log, line) || !strings.Contains(log, "mount_flags=2") {
+		t.Errorf("the log does not tell:\n%s", log)
+	}
+	if strings.Contains(log, "8754") || strings.Contains(log, "writeback") {
+		t.Errorf("the log shows mount flags:\n%s", log)
+	}
+	r.wantMounts("staging-" + diskA)
+}
+
+// Whoever asks with the wrong ID must not touch another volume.
+func TestNodeWrongVolumeID(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		// prepare says how the volumes are known afterwards.
+		prepare func(r *nodeRig)
+	}{
+		{"staged by this process", func(*nodeRig) {}},
+		{"staged before the plugin started again", (*nodeRig).start},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				w := r.newVolume(volumeB, diskB)
+				for _, volume := range []*volume{v, w} {
+					coretest.Must(r.t, r.stage(volume, capability))
+					coretest.Must(r.t, r.publish(volume, "target-"+volume.disk, capability, false))
+				}
+				tc.prepare(r)
+				r.refused(func() error { return r.unpublish(v, "target-"+diskB) }, codes.FailedPrecondition, "not this volume's")
+				r.refused(
+					func() error { return r.unpublish(&volume{id: "no-uuid"}, "target-"+diskB) },
+					codes.FailedPrecondition,
+					"not this volume's",
+				)
+				_, err := r.stats(v.id, r.path("target-"+diskB), "")
+				coretest.WantCode(r.t, err, codes.NotFound, "another volume")
+				for _, path := range []string{"target-" + diskA, stagedAt(v, capability)} {
+					if _, err := r.stats(v.id, r.path(path), ""); err != nil {
+						r.t.Error(err)
+					}
+				}
+				// At the other's staging path.
+				coretest.Must(r.t, r.unpublish(w, "target-"+diskB))
+				mounts := r.mounts()
+				err = r.unstage(&volume{id: v.id, staging: w.staging})
+				if len(mounts) != len(r.mounts()) {
+					r.t.Errorf("mounts %v, before %v; %v", r.mounts(), mounts, err)
+				}
+				// What was staged by another process is known by its filesystem's UUID to be the one volume's, not to be none of
+				// a third one's: that may be its clone.
+				if tc.name == "staged by this process" || capability.GetBlock() != nil {
+					coretest.Must(r.t, r.unstage(&volume{id: "c0ffee00-0000-4000-8000-000000000000", staging: w.staging}))
+					coretest.WantCode(r.t, err, codes.FailedPrecondition, v.staging)
+				}
+				r.wantMounts(mounts...)
+				coretest.Must(r.t, r.unstage(w))
+				coretest.Must(r.t, r.unpublish(v, "target-"+diskA))
+				coretest.Must(r.t, r.unstage(v))
+				r.wantMounts()
+			})
+		})
+	}
+}
+
+// Somebody has unmounted the staging path: as long as the volume is published, its disk must not be taken away.
+func TestNodeUnstageWhilePublished(t *testing.T) {
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		coretest.Must(r.t, r.stage(v, capability))
+		coretest.Must(r.t, r.publish(v, "target", capability, false))
+		r.umount(stagedAt(v, capability), 0)
+		r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, r.path("target"))
+		coretest.WantCode(r.t, r.unstage(v), codes.FailedPrecondition, r.path("target"))
+		r.wantMounts("target")
+		coretest.Must(r.t, r.unpublish(v, "target"))
+		coretest.Must(r.t, r.unstage(v))
+		coretest.Must(r.t, r.stage(v, capability))
+	})
+}
+
+func TestNodePublishReadOnlyOfWritable(t *testing.T) {
+	r := newNodeRig(t)
+	v := r.newVolume(volumeA, diskA)
+	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
+	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer), true))
+	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing: %v, want EROFS", err)
+	}
+	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
+	coretest.Must(t, r.unpublish(v, "target"))
+	coretest.Must(t, r.unstage(v))
+
+	// Staged read-only by a mount flag, it cannot be written at a target, and asking for it is no error: the flag says so.
+	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "ro")))
+	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer, "ro"), false))
+	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing: %v, want EROFS", err)
+	}
+	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.AlreadyExists, "read-only")
+}
+
+func TestNodeRawBlockOfAnotherSize(t *testing.T) {
+	r := newNodeRig(t)
+	v := r.newVolume(volumeA, diskA)
+	capability := rawBlock(writer)
+	coretest.Must(t, r.stage(v, capability))
+	v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB)
+	r.refused(
+		func() error { return r.publish(v, "target", capability, false) },
+		codes.FailedPrecondition,
+		fmt.Sprint(coretest.GiB),
+		fmt.Sprint(volumeBytes),
+	)
+	r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, fmt.Sprint(coretest.GiB))
+}
+
+// Read-only holds for everybody who has the disk, by whatever node.
+func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
+	r := newNodeRig(t)
+	v := r.newVolume(volumeA, diskA)
+	capability := rawBlock(multiWriter)
+	coretest.Must(t, r.stage(v, capability))
+	coretest.Must(t, r.publish(v, "target", capability, true))
+	before := r.digest(v)
+	for _, path := range []string{r.path("target"), r.path(stagedAt(v, capability)), r.node(v)} {
+		file, err := os.OpenFile(path, os.O_RDWR|unix.O_SYNC, 0)
+		if err != nil {
+			continue
+		}
+		_, err = file.WriteAt([]byte("x"), 0)
+		if err := errors.Join(err, file.Close()); err == nil {
+			t.Errorf("%s takes writes", path)
+		}
+	}
+	if r.digest(v) != before {
+		t.Error("the disk was written to")
+	}
+	// The plugin ends, and another one is asked for the same.
+	r.start()
+	coretest.Must(t, r.publish(v, "target", capability, true))
+	coretest.WantCode(t, r.publish(v, "target", capability, false), codes.AlreadyExists, "read-only")
+	coretest.Must(t, r.unpublish(v, "target"))
+	coretest.Must(t, r.unstage(v))
+	// A filesystem on it can be written again.
+	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
+	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
+}
+
+// Kubernetes names the targets of raw block volumes by the UIDs of pods, which look like volume IDs.
+func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
+	const pod = "c0ffee00-0000-4000-8000-000000000000"
+	for _, what := range []string{"staged", "staging path unmounted by hand"} {
+		t.Run(what, func(t *testing.T) {
+			r := newNodeRig(t)
+			v, capability := r.newVolume(volumeA, diskA), rawBlock(writer)
+			coretest.Must(t, r.stage(v, capability))
+			coretest.Must(t, r.publish(v, pod, capability, false))
+			if what != "staged" {
+				r.umount(stagedAt(v, capability), 0)
+			}
+			r.start()
+			if _, err := r.stats(v.id, r.path(pod), ""); err != nil {
+				t.Error(err)
+			}
+			coretest.Must(t, r.unpublish(v, pod))
+			coretest.Must(t, r.unstage(v))
+			r.wantMounts()
+		})
+	}
+}
+
+// A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is done and
+// nothing is said to be done.
+func TestProgramsOfAKilledPlugin(t *testing.T) {
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		_, end, err := volumelock.Acquire(t.Context(), r.path("state"), uuid.MustParse(v.id), 0)
+		coretest.Must(t, err)
+		brief := func(call func(context.Context) error) func() error {
+			return func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				return call(ctx)
+			}
+		}
+		stage := func(ctx context.Context) error {
+			_, err := r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+				VolumeId:          v.id,
+				StagingTargetPath: v.staging,
+				VolumeCapability:  capability,
+				PublishContext:    v.publish,
+				VolumeContext:     v.volume,
+			})
+			return err
+		}
+		unstage := func(ctx context.Context) error {
+			_, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+			return err
+		}
+		r.refused(brief(stage), codes.Aborted, v.id, "still at work")
+		r.wantMounts()
+		r.refused(brief(unstage), codes.Aborted, v.id, "still at work")
+		end()
+		coretest.Must(t, stage(t.Context()))
+		coretest.Must(t, unstage(t.Context()))
+		r.wantMounts()
+	})
+}

@@ -1,0 +1,105 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// The checks of the Node RPCs' requests, one function per RPC. They do no I/O and know no state: they reject what no state
+// of the node could make right.
+
+// maxPathBytes is the longest path that Linux takes: PATH_MAX without its final zero byte. The CSI specification exempts
+// paths from its general limit.
+const maxPathBytes = 4095
+
+func validateNodeStageVolume(req *csi.NodeStageVolumeRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		checkPath("staging_target_path", req.GetStagingTargetPath()),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		rpc.CheckMap("publish_context", req.GetPublishContext()),
+		rpc.CheckMap("volume_context", req.GetVolumeContext()),
+		rpc.CheckCapability("volume_capability", req.GetVolumeCapability()),
+		rpc.CheckSupported(req.GetVolumeCapability()),
+	)
+}
+
+func validateNodeUnstageVolume(req *csi.NodeUnstageVolumeRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		checkPath("staging_target_path", req.GetStagingTargetPath()),
+	)
+}
+
+// validateNodePublishVolume demands the staging path although the specification makes it optional: it is optional for
+// plugins without STAGE_UNSTAGE_VOLUME only.
+func validateNodePublishVolume(req *csi.NodePublishVolumeRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		checkPath("target_path", req.GetTargetPath()),
+		checkPath("staging_target_path", req.GetStagingTargetPath()),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		rpc.CheckMap("publish_context", req.GetPublishContext()),
+		rpc.CheckMap("volume_context", req.GetVolumeContext()),
+		rpc.CheckCapability("volume_capability", req.GetVolumeCapability()),
+		rpc.CheckSupported(req.GetVolumeCapability()),
+	)
+}
+
+func validateNodeUnpublishVolume(req *csi.NodeUnpublishVolumeRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		checkPath("target_path", req.GetTargetPath()),
+	)
+}
+
+// validateNodeGetVolumeStats lets a relative path pass: no volume can be there, so the RPC answers NOT_FOUND, as it does
+// for every path without a volume.
+func validateNodeGetVolumeStats(req *csi.NodeGetVolumeStatsRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		rpc.CheckRequired("volume_path", req.GetVolumePath()),
+		rpc.CheckLength("volume_path", req.GetVolumePath(), maxPathBytes),
+		rpc.CheckLength("staging_target_path", req.GetStagingTargetPath(), maxPathBytes),
+	)
+}
+
+func validateNodeGetVolumeHealth(req *csi.NodeGetVolumeHealthRequest) error {
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		checkOptionalPath("volume_publish_path", req.GetVolumePublishPath()),
+		checkOptionalPath("staging_target_path", req.GetStagingTargetPath()),
+	)
+}
+
+func validateNodeGetStorageHealth(req *csi.NodeGetStorageHealthRequest) error {
+	return rpc.CheckMap("secrets", req.GetSecrets())
+}
+
+func checkPath(field, path string) error {
+	if err := rpc.FirstError(rpc.CheckRequired(field, path), rpc.CheckLength(field, path, maxPathBytes)); err != nil {
+		return err
+	}
+	if !filepath.IsAbs(path) {
+		return rpc.InvalidArgument("%s %q is not an absolute path", field, path)
+	}
+	if strings.ContainsRune(path, 0) {
+		return rpc.InvalidArgument("%s holds a zero byte", field)
+	}
+	return nil
+}
+
+func checkOptionalPath(field, path string) error {
+	if path == "" {
+		return nil
+	}
+	return checkPath(field, path)
+}

@@ -1,0 +1,159 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package rack
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+)
+
+// These vectors are permanent: a plugin that names disks otherwise does not find the volumes of its predecessor.
+func TestNamesArePermanent(t *testing.T) {
+	for _, test := range []struct {
+		cluster, volume, claim, name, description string
+	}{
+		{
+			cluster: "prod", volume: "pvc-2f1b6a3e-0d1c-4b7e-9c55-0f6d2a7f9e10", claim: "db/data-postgres-0",
+			name:        "csi-vavmkwdnq2g7hyu5",
+			description: `{"v":1,"cluster":"prod","h":"qCrFWG2GjfPinTzT72BPcghLIRO5hw8plT2vcMLhA0Q=","name":"pvc-2f1b6a3e-0d1c-4b7e-9c55-0f6d2a7f9e10","pvc":"db/data-postgres-0"}`,
+		},
+		{
+			cluster: "prod", volume: "postgres",
+			name:        "csi-qwtvoyyqn2mu2sd5",
+			description: `{"v":1,"cluster":"prod","h":"hadXYxBumU1IfW7T1FB5VxzyqehYoa/nBPnd+23WuO0=","name":"postgres"}`,
+		},
+	} {
+		if got := diskname.ForVolume(test.cluster, test.volume); got != test.name {
+			t.Errorf("disk name of %q in %q is %q, want %q", test.volume, test.cluster, got, test.name)
+		}
+		if got := NewDescription(test.cluster, test.volume, test.claim).Encode(); got != test.description {
+			t.Errorf("description of %q in %q is\n%s, want\n%s", test.volume, test.cluster, got, test.description)
+		}
+	}
+}
+
+// Snapshots and temporary snapshots are found by these for ever, too; and disks made from them carry these lineages.
+func TestNamesOfSnapshotsArePermanent(t *testing.T) {
+	const source, origin = "6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d", "0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"
+	lineage := Lineage(source, []string{origin})
+	clone := NewDescription("prod", "copy", "")
+	clone.Lineage, clone.Clone = lineage, true
+	for _, test := range []struct {
+		what, name, wantName, description, wantDescription string
+	}{
+		{
+			"a snapshot", diskname.ForSnapshot("prod", "snapshot-1"), "csi-snap-p7xps33tg5twonbep6xwhq4ltevasxyc",
+			NewSnapshotDescription("prod", "snapshot-1", lineage).Encode(), `{"v":1,"cluster":"prod","h":"f+75b3M3Z2c0JH+vY8OLmSoJXwLiIRzDneILvrjSDjU=","fs":["6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"],"name":"snapshot-1"}`,
+		},
+		{
+			"a temporary snapshot", diskname.ForClone("prod", "copy"), "csi-tmp-g37iaqz4pydvl5fa4r3uyiltcgkihtgi",
+			NewTemporaryDescription("prod", "copy", lineage).Encode(), `{"v":1,"cluster":"prod","h":"Nv6AQzx+B1X0oOR3TCFzEZSDzMiFMBc9SndVvm4whIs=","fs":["6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"],"name":"copy"}`,
+		},
+		{
+			"a clone", diskname.ForVolume("prod", "copy"), "csi-ogh54f6pyfhdd3yq",
+			clone.Encode(), `{"v":1,"cluster":"prod","h":"cY/eF8/BTjHvEJ/2NecguOMC5PZ72aSXyNfPDDSxQnY=","fs":["6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"],"clone":true,"name":"copy"}`,
+		},
+	} {
+		if test.name != test.wantName {
+			t.Errorf("%s: name %q, want %q", test.what, test.name, test.wantName)
+		}
+		if test.description != test.wantDescription {
+			t.Errorf("%s: description\n%s, want\n%s", test.what, test.description, test.wantDescription)
+		}
+	}
+}
+
+func TestLineage(t *testing.T) {
+	id := func(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
+	var long []string
+	for generation := 1; generation <= 30; generation++ {
+		long = Lineage(id(generation), long)
+	}
+	for _, test := range []struct {
+		name      string
+		disk      string
+		ancestors []string
+		want      []string
+	}{
+		{"of a disk made blank", id(1), nil, []string{id(1)}},
+		{"of a copy of a copy", id(3), []string{id(2), id(1)}, []string{id(3), id(2), id(1)}},
+		{"as long as it may be", id(8), []string{id(7), id(6), id(5), id(4), id(3), id(2), id(1)}, []string{id(8), id(7), id(6), id(5), id(4), id(3), id(2), id(1)}},
+		{"one too long: the fifth nearest goes", id(9), []string{id(8), id(7), id(6), id(5), id(4), id(3), id(2), id(1)}, []string{id(9), id(8), id(7), id(6), id(4), id(3), id(2), id(1)}},
+		{"after thirty copies", id(31), long, []string{id(31), id(30), id(29), id(28), id(4), id(3), id(2), id(1)}},
+		{"of a description that somebody wrote", id(2), []string{"junk", strings.ToUpper(id(1)), ""}, []string{id(2), id(1)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := slices.Clone(test.ancestors)
+			if diff := cmp.Diff(test.want, Lineage(test.disk, test.ancestors)); diff != "" {
+				t.Errorf("lineage (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, test.ancestors); diff != "" {
+				t.Errorf("the ancestors were changed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDescriptionFits(t *testing.T) {
+	for _, test := range []struct {
+		name, cluster, volume, claim string
+	}{
+		{"longest legal values", strings.Repeat("c", 63), strings.Repeat("v", 128), strings.Repeat("n", 63) + "/" + strings.Repeat("p", 253)},
+		{"characters of several bytes", strings.Repeat("c", 63), strings.Repeat("ü", 64), strings.Repeat("日本", 60)},
+		{"characters that are escaped", strings.Repeat("c", 63), strings.Repeat("\x01", 128), strings.Repeat("\"", 253)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			want := NewDescription(test.cluster, test.volume, test.claim)
+			text := want.Encode()
+			if len(text) > descriptionBytes || !utf8.ValidString(text) {
+				t.Fatalf("%d bytes, valid %t", len(text), utf8.ValidString(text))
+			}
+			got, ours := ParseDescription(text)
+			if !ours || !got.SameThing(want) || got.Version != 1 {
+				t.Errorf("%q is not recognised", text)
+			}
+			if !strings.HasPrefix(test.volume, got.Name) || !strings.HasPrefix(test.claim, got.PVC) {
+				t.Errorf("name %q or claim %q are not cut from the ones given", got.Name, got.PVC)
+			}
+		})
+	}
+}
+
+// The longest lineage fits beside the longest cluster ID, for a clone, too; only what is for people gives way to it.
+func TestLineageFits(t *testing.T) {
+	var lineage []string
+	for range 2 * lineageLength {
+		lineage = Lineage(uuid.NewString(), lineage)
+	}
+	want := NewDescription(strings.Repeat("c", 63), strings.Repeat("v", 128), strings.Repeat("p", 253))
+	want.Lineage, want.Clone = lineage, true
+	text := want.Encode()
+	if len(text) > descriptionBytes {
+		t.Fatalf("%d bytes: %s", len(text), text)
+	}
+	got, ours := ParseDescription(text)
+	if !ours || !got.SameThing(want) || !got.Clone {
+		t.Errorf("%s is not recognised", text)
+	}
+	if diff := cmp.Diff(lineage, got.Lineage); diff != "" || len(lineage) != lineageLength {
+		t.Errorf("lineage (-want +got):\n%s", diff)
+	}
+}
+
+func TestForeignDescriptions(t *testing.T) {
+	for _, text := range []string{"", "my disk", "{}", `{"v":1}`, `{"v":0,"cluster":"a","h":"b"}`, `[1]`, `{"v":1,"cluster":"a"`, `{"v":"1","cluster":"a","h":"b"}`} {
+		if d, ours := ParseDescription(text); ours {
+			t.Errorf("%q counts as ours: %+v", text, d)
+		}
+	}
+}

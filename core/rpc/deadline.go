@@ -1,0 +1,26 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package rpc
+
+import (
+	"context"
+	"time"
+)
+
+const (
+	// answerReserve is the part of a caller's deadline that is kept for the work itself and its answer.
+	answerReserve = 2 * time.Second
+	// defaultWait is how long a caller without a deadline waits.
+	defaultWait = 60 * time.Second
+)
+
+// WaitBudget returns how long an RPC may wait for something before it must answer.
+func WaitBudget(ctx context.Context) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return defaultWait
+	}
+	return max(0, time.Until(deadline)-answerReserve)
+}

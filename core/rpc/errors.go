@@ -1,0 +1,86 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Error is an error with the gRPC code that the RPC answers. It is for what only the RPC can know, because it depends on
+// what the rack or the node showed; other errors get their code from the table in package core.
+type Error struct {
+	code codes.Code
+	err  error
+}
+
+func (e *Error) Error() string { return e.err.Error() }
+func (e *Error) Unwrap() error { return e.err }
+
+// Code returns the gRPC code that the RPC answers.
+func (e *Error) Code() codes.Code { return e.code }
+
+func withCode(code codes.Code, format string, args []any) error {
+	return &Error{code: code, err: fmt.Errorf(format, args...)}
+}
+
+// InvalidArgument returns an [Error] with the code INVALID_ARGUMENT.
+func InvalidArgument(format string, args ...any) error {
+	return withCode(codes.InvalidArgument, format, args)
+}
+
+// NotFound returns an [Error] with the code NOT_FOUND.
+func NotFound(format string, args ...any) error { return withCode(codes.NotFound, format, args) }
+
+// AlreadyExists returns an [Error] with the code ALREADY_EXISTS.
+func AlreadyExists(format string, args ...any) error {
+	return withCode(codes.AlreadyExists, format, args)
+}
+
+// FailedPrecondition returns an [Error] with the code FAILED_PRECONDITION.
+func FailedPrecondition(format string, args ...any) error {
+	return withCode(codes.FailedPrecondition, format, args)
+}
+
+// ResourceExhausted returns an [Error] with the code RESOURCE_EXHAUSTED.
+func ResourceExhausted(format string, args ...any) error {
+	return withCode(codes.ResourceExhausted, format, args)
+}
+
+// OutOfRange returns an [Error] with the code OUT_OF_RANGE.
+func OutOfRange(format string, args ...any) error { return withCode(codes.OutOfRange, format, args) }
+
+// Aborted returns an [Error] with the code ABORTED.
+func Aborted(format string, args ...any) error { return withCode(codes.Aborted, format, args) }
+
+// Unavailable returns an [Error] with the code UNAVAILABLE.
+func Unavailable(format string, args ...any) error { return withCode(codes.Unavailable, format, args) }
+
+// Internal returns an [Error] with the code INTERNAL.
+func Internal(format string, args ...any) error { return withCode(codes.Internal, format, args) }
+
+// loggedError is an error that is expected, or that was logged before.
+type loggedError struct {
+	level slog.Level
+	err   error
+}
+
+func (e *loggedError) Error() string { return e.err.Error() }
+func (e *loggedError) Unwrap() error { return e.err }
+
+// LoggedAt returns err for an RPC that is logged at a lower level than other failed RPCs.
+func LoggedAt(level slog.Level, err error) error { return &loggedError{level, err} }
+
+// LogLevel returns the level at which an RPC that failed with err is logged.
+func LogLevel(err error) slog.Level {
+	var logged *loggedError
+	if errors.As(err, &logged) {
+		return logged.level
+	}
+	return slog.LevelError
+}

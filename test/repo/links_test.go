@@ -1,0 +1,155 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package repo
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestLinks follows every relative link of every page, to its heading where it names one.
+func TestLinks(t *testing.T) {
+	pages, links, broken, err := checkLinks(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pages < 10 || links < 50 {
+		t.Errorf("only %d links were found on %d pages", links, pages)
+	}
+	for _, problem := range broken {
+		t.Error(problem)
+	}
+}
+
+func TestLinksThatDoNotResolve(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"README.md": "# One\n\n## What `it` does\n\n## One\n\n```sh\n# comment\n[code](missing.md)\n```\n\n" +
+			"[page](docs/page.md), [heading](docs/page.md#a-heading), ![picture](docs/missing.png), [folder](docs)\n" +
+			"[here](#what-it-does), [twice](#one-1), [nowhere](#comment), [gone](docs/gone.md \"title\")\n" +
+			"[site](https://example.com/missing.md), `[text](missing.md)`, [escapes](../README.md)\n\n[named]: docs/named.md\n",
+		"docs/page.md": "A heading\n=========\n\n### A [heading](../README.md)\n\n[old](../README.md#three)\n",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pages, links, broken, err := checkLinks(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"README.md links to docs/missing.png: there is no such file",
+		"README.md links to #comment: there is no such heading",
+		"README.md links to docs/gone.md: there is no such file",
+		"README.md links to ../README.md: it is outside the repository",
+		"README.md links to docs/named.md: there is no such file",
+		"docs/page.md links to ../README.md#three: there is no such heading",
+	}
+	if diff := cmp.Diff(want, broken); diff != "" || pages != 2 || links != 12 {
+		t.Errorf("%d links on %d pages, want (-), got (+):\n%s", links, pages, diff)
+	}
+}
+
+var (
+	fence      = regexp.MustCompile("(?ms)^ *```.*?^ *```[^\n]*$")
+	inlineCode = regexp.MustCompile("`[^`\n]*`")
+	link       = regexp.MustCompile(`\]\(([^)\s]+)(?: +"[^"]*")?\)|(?m:^ *\[[^\]]+\]: *(\S+))`)
+	heading    = regexp.MustCompile(`(?m)^#{1,6} +(.+?) *#*$`)
+	linkText   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+)
+
+// checkLinks counts the pages below a folder and their relative links, and says which of these do not resolve.
+func checkLinks(root string) (pages, links int, broken []string, err error) {
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "bin"):
+			return fs.SkipDir
+		case entry.IsDir() || filepath.Ext(path) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		page, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		pages++
+		prose := inlineCode.ReplaceAllString(fence.ReplaceAllString(string(text), ""), "")
+		for _, found := range link.FindAllStringSubmatch(prose, -1) {
+			target := found[1] + found[2]
+			if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+				continue
+			}
+			links++
+			if problem := resolve(root, page, target); problem != "" {
+				broken = append(broken, fmt.Sprintf("%s links to %s: %s", page, target, problem))
+			}
+		}
+		return nil
+	})
+	return pages, links, broken, err
+}
+
+// resolve says why a link on a page leads nowhere.
+func resolve(root, page, target string) string {
+	name, anchor, _ := strings.Cut(target, "#")
+	file := page
+	if name != "" {
+		file = filepath.Join(filepath.Dir(page), name)
+	}
+	if !filepath.IsLocal(file) {
+		return "it is outside the repository"
+	}
+	if _, err := os.Stat(filepath.Join(root, file)); err != nil {
+		return "there is no such file"
+	}
+	if anchor == "" {
+		return ""
+	}
+	text, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil || !anchors(string(text))[anchor] {
+		return "there is no such heading"
+	}
+	return ""
+}
+
+// anchors returns the anchors of a page's headings as GitHub makes them.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	for _, found := range heading.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
+		base := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, linkText.ReplaceAllString(found[1], "$1"))
+		anchor := base
+		for i := 1; all[anchor]; i++ {
+			anchor = fmt.Sprintf("%s-%d", base, i)
+		}
+		all[anchor] = true
+	}
+	return all
+}

@@ -1,0 +1,97 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Package repo checks what the repository says about itself: the pages' links, and the commands that CONTRIBUTING.md lists.
+package repo
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const root = "../.."
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestStepsOfCI compares the sentence in CONTRIBUTING.md with .ci/run, in order.
+func TestStepsOfCI(t *testing.T) {
+	var steps []string
+	for line := range strings.Lines(read(t, ".ci/run")) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) < 3 || words[0] != "step" && words[0] != "beside", strings.HasSuffix(words[0], "()"):
+		case words[0] == "step" && words[1] == "make", words[0] == "beside" && words[2] == "make":
+			steps = append(steps, words[len(words)-1])
+		case !slices.Contains(words, "test/programs/build.sh"): // which only builds what later steps need
+			t.Errorf("the step %q of .ci/run is not a target of the Makefile", strings.TrimSpace(line))
+		}
+	}
+	_, sentence, found := strings.Cut(read(t, "CONTRIBUTING.md"), "Continuous integration runs `.ci/run`")
+	sentence, _, ended := strings.Cut(sentence, ".\n")
+	if !found || !ended {
+		t.Fatal("CONTRIBUTING.md has no sentence that says what .ci/run does")
+	}
+	if diff := cmp.Diff(steps, quoted(sentence)); diff != "" {
+		t.Errorf(".ci/run (-) and CONTRIBUTING.md (+):\n%s", diff)
+	}
+	for _, step := range steps {
+		if !slices.Contains(targets(t), step) {
+			t.Errorf(".ci/run calls %q, which the Makefile does not describe", step)
+		}
+	}
+}
+
+// TestCommands compares the table in CONTRIBUTING.md with the targets that the Makefile describes.
+func TestCommands(t *testing.T) {
+	var commands []string
+	for line := range strings.Lines(read(t, "CONTRIBUTING.md")) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 || !strings.Contains(cells[1], "`make ") {
+			continue
+		}
+		for _, command := range quoted(cells[1]) {
+			commands = append(commands, strings.TrimPrefix(command, "make "))
+		}
+	}
+	want := targets(t)
+	slices.Sort(want)
+	slices.Sort(commands)
+	if diff := cmp.Diff(want, commands); diff != "" {
+		t.Errorf("targets of the Makefile (-) and CONTRIBUTING.md (+):\n%s", diff)
+	}
+}
+
+// targets returns the targets that "make help" lists, without help itself.
+func targets(t *testing.T) []string {
+	t.Helper()
+	var names []string
+	for _, found := range regexp.MustCompile(`(?m)^([a-z0-9-]+):.*## `).FindAllStringSubmatch(read(t, "Makefile"), -1) {
+		if found[1] != "help" {
+			names = append(names, found[1])
+		}
+	}
+	return names
+}
+
+// quoted returns what a text has in backquotes.
+func quoted(text string) []string {
+	var all []string
+	for _, found := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(text, -1) {
+		all = append(all, found[1])
+	}
+	return all
+}
