@@ -58,16 +58,31 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fallthrough
 	case "GET /api/v1/nodes/worker":
 		answer = map[string]any{"kind": "Node", "metadata": meta, "spec": c.node}
-	case "GET /apis/storage.k8s.io/v1/csinodes/worker":
-		answer = map[string]any{"kind": "CSINode", "metadata": meta, "spec": map[string]any{"drivers": []any{
+	case "GET /api/v1/nodes":
+		answer = list(w, r, map[string]any{"kind": "Node", "metadata": meta, "spec": c.node})
+	case "GET /apis/storage.k8s.io/v1/csinodes":
+		answer = list(w, r, map[string]any{"kind": "CSINode", "metadata": meta, "spec": map[string]any{"drivers": []any{
 			map[string]any{"name": "csi.oxide.computer", "nodeID": instanceID, "allocatable": map[string]any{"count": 7}},
-		}}}
+		}}})
 	case "GET /apis/storage.k8s.io/v1/volumeattachments":
 		answer = map[string]any{"kind": "VolumeAttachmentList", "items": c.attached}
 	default:
 		w.WriteHeader(http.StatusTeapot)
 	}
-	_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+	if answer != nil {
+		_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+	}
+}
+
+// list answers the list of one object, and a watch of it, which ends at once, with nil.
+func list(w http.ResponseWriter, r *http.Request, item any) any {
+	if r.URL.Query().Get("fieldSelector") != "metadata.name=worker" {
+		w.WriteHeader(http.StatusForbidden)
+	}
+	if r.URL.Query().Has("watch") {
+		return nil
+	}
+	return map[string]any{"kind": "List", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{item}}
 }
 
 // The node plugin takes the taint off once it knows who it is.

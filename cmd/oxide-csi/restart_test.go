@@ -30,7 +30,15 @@ type asking struct {
 func (a *asking) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if r.URL.Path != "/api/v1/nodes/worker" {
+	node := map[string]any{"kind": "Node", "metadata": map[string]any{"name": "worker", "annotations": a.annotations}}
+	switch r.URL.Path {
+	case "/api/v1/nodes":
+		if answer := list(w, r, node); answer != nil {
+			_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+		}
+		return
+	case "/api/v1/nodes/worker":
+	default:
 		w.WriteHeader(http.StatusTeapot)
 		return
 	}
@@ -46,9 +54,7 @@ func (a *asking) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			a.annotations[key] = value
 		}
 	}
-	_ = json.NewEncoder(w).
-		Encode(map[string]any{"kind": "Node", "metadata": map[string]any{"name": "worker", "annotations": a.annotations}})
-	// a client that has gone
+	_ = json.NewEncoder(w).Encode(node) // a client that has gone
 }
 
 func (a *asking) answer() metadata.RestartReply {

@@ -2,9 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way of the orchestrator
-// that the controller wants its instance stopped, and powers the guest off from inside, so that services and containers are
-// asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
+// Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way
+// of the orchestrator that the controller wants its instance stopped, and powers the guest off from inside, so that
+// services and containers are asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
 package shutdown
 
 import (
@@ -19,12 +19,14 @@ import (
 )
 
 const (
-	// interval lies between two looks. What a restart costs does not begin before the guest goes down.
-	interval = 5 * time.Second
+	// firstRetry and longestRetry are the bounds of the pause after a look that has failed. It doubles each time.
+	firstRetry   = 5 * time.Second
+	longestRetry = time.Minute
 	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
 	lookTimeout = time.Minute
-	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A question
-	// can outlive everybody who would start the instance again, when the plugin is removed for instance, and be found years later.
+	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A
+	// question can outlive everybody who would start the instance again, when the plugin is removed for instance, and
+	// be found years later.
 	longAgo = 2 * time.Hour
 )
 
@@ -71,22 +73,31 @@ func New(
 	return &Agent{listener: listener, method: method, boot: boot, log: log}, nil
 }
 
-// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over.
+// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over. It looks when
+// the orchestrator tells of a change, and again after a look that has failed.
 func (a *Agent) Run(ctx context.Context) {
+	changes, retry := a.listener.Changes(ctx), firstRetry
+	timer := time.NewTimer(retry)
+	defer timer.Stop()
+	timer.Stop()
 	for {
-		a.Look(ctx)
-		timer := time.NewTimer(interval)
 		select {
+		case <-changes:
 		case <-timer.C:
 		case <-ctx.Done():
-			timer.Stop()
 			return
 		}
+		if timer.Stop(); a.Look(ctx) {
+			retry = firstRetry
+			continue
+		}
+		timer.Reset(retry)
+		retry = min(2*retry, longestRetry)
 	}
 }
 
-// Look looks once whether a restart is asked for, and answers.
-func (a *Agent) Look(ctx context.Context) {
+// Look looks once whether a restart is requested, and answers. It reports whether all went well.
+func (a *Agent) Look(ctx context.Context) bool {
 	looking, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	err := a.look(looking)
@@ -98,6 +109,7 @@ func (a *Agent) Look(ctx context.Context) {
 		a.problem = err.Error()
 		a.log.Error("planned restarts are not answered as they should be; it is tried again", "error", err)
 	}
+	return err == nil
 }
 
 func (a *Agent) look(ctx context.Context) error {
@@ -126,12 +138,13 @@ func (a *Agent) look(ctx context.Context) error {
 	return nil
 }
 
-// checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far apart, nothing
-// is powered off.
+// checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far
+// apart, nothing is powered off.
 func checkAge(restart string) error {
 	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > longAgo {
 		return fmt.Errorf(
-			"restart %s was planned at %s, which is more than %s ago by this guest's clock: if it was planned just now, set the clocks",
+			"restart %s was planned at %s, which is more than %s ago by this guest's clock: "+
+				"if it was planned just now, set the clocks",
 			restart,
 			planned.UTC().Format(time.RFC3339),
 			longAgo,

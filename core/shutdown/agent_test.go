@@ -33,18 +33,17 @@ type guest struct {
 	mute    error // of Reply, after it has done what it should
 	done    []string
 	logged  strings.Builder
+	changes chan struct{} // what Changes returns
+	looks   int
 }
+
+func (g *guest) Changes(context.Context) <-chan struct{} { return g.changes }
 
 func (g *guest) Requested(context.Context) (string, metadata.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.looks++
 	return g.wanted, g.said, g.deaf
-}
-
-func (g *guest) want(restart string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.wanted = restart
 }
 
 func (g *guest) Reply(_ context.Context, restartID string, answer metadata.RestartReply) error {
@@ -204,17 +203,45 @@ func TestWithoutABootID(t *testing.T) {
 	}
 }
 
+// The agent looks when it is told of a change, and after a failure again and again, more and more seldom.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &guest{}
+		g := &guest{changes: make(chan struct{})}
 		a := g.boot(t, "first")
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { a.Run(ctx); close(ended) }()
-		time.AfterFunc(7*time.Second, func() { g.want("1") })
-		time.Sleep(12 * time.Second) // of the bubble's time
+		looks := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.looks != want {
+				t.Errorf("%s: looked %d times, want %d", when, g.looks, want)
+			}
+		}
+		time.Sleep(time.Hour) // of the bubble's time
+		looks("nothing has changed", 0)
+		g.changes <- struct{}{}
+		time.Sleep(time.Hour)
+		looks("one change", 1)
+		g.mu.Lock()
+		g.deaf = errors.New("the orchestrator is down")
+		g.mu.Unlock()
+		g.changes <- struct{}{}
+		time.Sleep(36 * time.Second) // 5 + 10 + 20, and a bit
+		looks("fails", 5)
+		time.Sleep(100 * time.Second) // 40 + 60
+		looks("fails for long", 7)
+		g.mu.Lock()
+		g.deaf, g.wanted = nil, "1"
+		g.mu.Unlock()
+		time.Sleep(time.Minute)
+		looks("works again", 8)
+		time.Sleep(time.Hour)
+		looks("nothing has changed since", 8)
 		cancel()
 		<-ended
-		g.did(t, "in twelve seconds", "say accepted", "power off")
+		g.did(t, "at last", "say accepted", "power off")
 	})
 }
