@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// capacityAge is how old a rack's word on its storage may be. Kubernetes' provisioner asks for each storage class and
-	// topology segment, one right after the other.
-	capacityAge = 10 * time.Second
+	// capacityTTL is how long the answer of a rack is reused. Kubernetes' external-provisioner calls GetCapacity for each
+	// storage class and topology segment, without a pause.
+	capacityTTL = 10 * time.Second
 	// maxDistributedBytes is the largest distributed disk (docs/reference/rack.md §2).
 	maxDistributedBytes = 1023 * gib
 )
 
-// GetCapacity tells how much the silo's quota still allows, over all racks in the topology: CSI spec, GetCapacity. The space on
-// a rack is nobody's to see. For a rack that is not served here it is 0. The largest volume is the largest that one rack could
-// hold.
+// GetCapacity returns how much the quota of the silo still allows, summed over all racks in the topology: CSI spec,
+// GetCapacity. A rack does not show its physical capacity. For a topology without a rack of this plugin the capacity is 0.
+// The maximum volume size is the largest disk that a single rack allows.
 func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if err := validateGetCapacity(req); err != nil {
 		return nil, err
@@ -37,8 +37,8 @@ func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) 
 		return nil, err
 	}
 	var available, largest int64
-	for _, client := range c.racks.within(req.GetAccessibleTopology()) {
-		free, err := c.capacity.of(ctx, client)
+	for _, client := range c.racks.inTopology(req.GetAccessibleTopology()) {
+		free, err := c.freeCapacity.freeBytes(ctx, client)
 		if err != nil {
 			return nil, err
 		}
@@ -52,47 +52,49 @@ func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) 
 	return response, nil
 }
 
-// within returns the racks in a topology; all where none is asked for.
-func (r *racks) within(topology *csi.Topology) []*rack.Client {
-	var in []*rack.Client
+// inTopology returns the racks in a topology, or all racks for an empty topology.
+func (r *racks) inTopology(topology *csi.Topology) []*rack.Client {
+	var matching []*rack.Client
 	for _, client := range r.all {
-		if within(topology.GetSegments(), rpc.Topology(client.Name()).GetSegments()) {
-			in = append(in, client)
+		if segmentsMatch(topology.GetSegments(), rpc.Topology(client.Name()).GetSegments()) {
+			matching = append(matching, client)
 		}
 	}
-	return in
+	return matching
 }
 
 func largestDisk(freeBytes int64, params parameters) int64 {
-	whole := freeBytes / gib * gib
+	wholeGiB := freeBytes / gib * gib
 	if params.diskType == diskTypeLocal {
-		return whole
+		return wholeGiB
 	}
-	return min(whole, maxDistributedBytes)
+	return min(wholeGiB, maxDistributedBytes)
 }
 
-// capacities remembers for a moment what racks have said.
-type capacities struct {
-	mu    sync.Mutex
-	known map[*rack.Client]capacity
+// capacityCache keeps each rack's free capacity for [capacityTTL].
+type capacityCache struct {
+	mu      sync.Mutex
+	entries map[*rack.Client]cachedCapacity
 }
 
-type capacity struct {
+type cachedCapacity struct {
 	freeBytes int64
-	asked     time.Time
+	queried   time.Time
 }
 
-func newCapacities() *capacities { return &capacities{known: map[*rack.Client]capacity{}} }
+func newCapacityCache() *capacityCache {
+	return &capacityCache{entries: map[*rack.Client]cachedCapacity{}}
+}
 
-// of is what the quota of a rack's silo still allows in bytes, never less than 0: a quota can be lowered below what is taken.
-func (c *capacities) of(ctx context.Context, client *rack.Client) (int64, error) {
+// freeBytes is how many bytes the quota of a rack's silo still allows. It is 0 if the quota was lowered below the used bytes.
+func (c *capacityCache) freeBytes(ctx context.Context, client *rack.Client) (int64, error) {
 	c.mu.Lock()
-	known, ok := c.known[client]
+	cached, ok := c.entries[client]
 	c.mu.Unlock()
-	if ok && time.Since(known.asked) < capacityAge {
-		return known.freeBytes, nil
+	if ok && time.Since(cached.queried) < capacityTTL {
+		return cached.freeBytes, nil
 	}
-	asked := time.Now()
+	queried := time.Now()
 	quotaBytes, usedBytes, err := client.Storage(ctx)
 	if err != nil {
 		return 0, err
@@ -100,6 +102,6 @@ func (c *capacities) of(ctx context.Context, client *rack.Client) (int64, error)
 	freeBytes := int64(min(quotaBytes-min(usedBytes, quotaBytes), math.MaxInt64))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.known[client] = capacity{freeBytes: freeBytes, asked: asked}
+	c.entries[client] = cachedCapacity{freeBytes: freeBytes, queried: queried}
 	return freeBytes, nil
 }

@@ -15,102 +15,113 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// cleanTime is how long the temporary snapshot of a clone may take to delete once the caller's own time has run out.
-const cleanTime = 10 * time.Second
+// cleanupTimeout bounds the deletion of a clone's temporary snapshot. The deletion goes on after the caller's context ended.
+const cleanupTimeout = 10 * time.Second
 
-// clone makes the disk as a copy of another one, on that one's rack. A rack copies no disks, so it is made from a temporary
-// snapshot, which is gone before anything is answered; one that a crash leaves behind is the sweeper's (sweep.go).
-func (c *Service) clone(ctx context.Context, want wanted, candidates []*rack.Client) (onRack, rack.Disk, error) {
-	on, source, err := c.disk(ctx, want.cloneOf)
+// clone makes the disk as a copy of another disk, on the same rack. A rack cannot copy a disk, so clone makes a temporary
+// snapshot of the source and the new disk from that. It deletes the snapshot before it answers. The sweeper deletes a
+// snapshot that a crash left behind (sweep.go).
+func (c *Service) clone(
+	ctx context.Context,
+	want volumeRequest,
+	candidates []*rack.Client,
+) (rackController, rack.Disk, error) {
+	rc, source, err := c.disk(ctx, want.cloneOf)
 	if err != nil {
-		return c.madeFromGone(ctx, want, candidates, err)
+		return c.existingWithoutSource(ctx, want, candidates, err)
 	}
-	if err := on.checkSource(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
-		return onRack{}, rack.Disk{}, err
+	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
+		return rackController{}, rack.Disk{}, err
 	}
-	size, err := sizeOf(want.capacity, source.SizeBytes)
+	size, err := chooseSize(want.capacity, source.SizeBytes)
 	if err != nil {
-		return onRack{}, rack.Disk{}, err
+		return rackController{}, rack.Disk{}, err
 	}
-	if source, err = on.readySource(ctx, source); err != nil {
-		return onRack{}, rack.Disk{}, err
+	if source, err = rc.waitForSource(ctx, source); err != nil {
+		return rackController{}, rack.Disk{}, err
 	}
-	description, _ := rack.ParseDescription(source.Description) // a disk that we did not make has no lineage
+	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.ID, description.Lineage)
 	want.description.Clone = true
-	disk, err := on.copyDisk(ctx, want, size)
-	return on, disk, err
+	disk, err := rc.copyDisk(ctx, want, size)
+	return rc, disk, err
 }
 
-// readySource waits for a disk that is to be copied to come to rest, and refuses one that a rack makes no snapshots of.
-func (c onRack) readySource(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	disk, err := c.settled(ctx, disk)
+// waitForSource waits until a source disk is in a stable state, and rejects a disk that the rack cannot make snapshots of.
+func (c rackController) waitForSource(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	disk, err := c.waitForDisk(ctx, disk)
 	if err != nil {
 		return disk, err
 	}
-	var why string
+	var reason string
 	switch {
 	case disk.Local:
-		why = "is a local disk"
+		reason = "is a local disk"
 	case disk.ReadOnly:
-		why = "is read-only: use the snapshot that it was made from"
+		reason = "is read-only: use the snapshot it was made from"
 	case disk.State != rack.Detached && disk.State != rack.Attached:
-		why = fmt.Sprintf("is in state %q", disk.State)
+		reason = fmt.Sprintf("is in state %q", disk.State)
 	default:
 		return disk, nil
 	}
 	return disk, rpc.FailedPrecondition(
-		"rack %q makes no snapshot of disk %q (%s): it %s",
+		"rack %q cannot make a snapshot of disk %q (%s): the disk %s",
 		c.rack.Name(),
 		disk.Name,
 		disk.ID,
-		why,
+		reason,
 	)
 }
 
-// copyDisk makes the copy, unless it is there already. Whatever comes of it, the temporary snapshot goes first.
-func (c onRack) copyDisk(ctx context.Context, want wanted, sizeBytes int64) (disk rack.Disk, err error) {
+// copyDisk makes the copy, unless the copy exists already. It deletes the temporary snapshot in every case.
+func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBytes int64) (disk rack.Disk, err error) {
 	disk, err = c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
 	case err == nil:
-		if disk, err = c.accept(ctx, want, disk); err == nil {
-			c.dropTemporary(ctx, want)
+		if disk, err = c.checkExisting(ctx, want, disk); err == nil {
+			c.deleteTemporaryByName(ctx, want)
 		}
 		return disk, err
 	case !errors.Is(err, rack.ErrNotFound):
-		return disk, unknownOutcome(ctx, err)
+		return disk, retryable(ctx, err)
 	}
-	snapshot, err := c.takeTemporary(ctx, want)
+	snapshot, err := c.createTemporarySnapshot(ctx, want)
 	if err != nil {
-		c.dropTemporary(ctx, want)
+		c.deleteTemporaryByName(ctx, want)
 		if rack.OutcomeUnknown(err) {
-			c.sweeper.in(c.sweeper.age) // the rack may still be making it
+			c.sweeper.schedule(c.sweeper.age) // the rack may still be making the snapshot
 		}
 		return disk, err
 	}
-	disk, err = c.make(ctx, want, sizeBytes, snapshot.ID)
+	disk, err = c.createDisk(ctx, want, sizeBytes, snapshot.ID)
 	if errors.Is(err, rack.ErrNotFound) {
-		err = rpc.Unavailable("volume %q: the temporary snapshot %q is gone: ask again: %w", want.name, snapshot.Name, err)
+		err = rpc.Unavailable(
+			"volume %q: its temporary snapshot %q was deleted meanwhile: retry: %w",
+			want.name,
+			snapshot.Name,
+			err,
+		)
 	}
-	c.deleteTemporary(ctx, snapshot)
+	c.deleteTemporarySnapshot(ctx, snapshot)
 	return disk, err
 }
 
-// takeTemporary makes the temporary snapshot. One that an earlier call has left shows the disk as it was then, and is replaced.
-func (c onRack) takeTemporary(ctx context.Context, want wanted) (rack.Snapshot, error) {
+// createTemporarySnapshot makes the temporary snapshot. It replaces a snapshot that an earlier call left behind, because that
+// snapshot shows the disk at an earlier time.
+func (c rackController) createTemporarySnapshot(ctx context.Context, want volumeRequest) (rack.Snapshot, error) {
 	name := diskname.ForClone(c.cluster, want.name)
 	description := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage).Encode()
 	snapshot, err := c.createSnapshot(ctx, name, description, want.cloneOf)
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		old, lookErr := c.rack.SnapshotByName(ctx, name)
 		if lookErr == nil {
-			if err := c.checkTemporary(old); err != nil {
+			if err := c.checkTemporarySnapshot(old); err != nil {
 				return snapshot, err
 			}
 			lookErr = c.rack.DeleteSnapshot(ctx, old.ID)
 		}
 		if lookErr != nil && !errors.Is(lookErr, rack.ErrNotFound) {
-			return snapshot, unknownOutcome(ctx, lookErr)
+			return snapshot, retryable(ctx, lookErr)
 		}
 		snapshot, err = c.createSnapshot(ctx, name, description, want.cloneOf)
 	}
@@ -119,62 +130,61 @@ func (c onRack) takeTemporary(ctx context.Context, want wanted) (rack.Snapshot, 
 		return snapshot, err
 	case errors.Is(err, rack.ErrNotFound):
 		return snapshot, rpc.Unavailable(
-			"volume %q: its source, disk %s, was there and is gone: ask again: %w",
+			"volume %q: its source, disk %s, was deleted meanwhile: retry: %w",
 			want.name,
 			want.cloneOf,
 			err,
 		)
 	}
-	return snapshot, unknownOutcome(ctx, fmt.Errorf("volume %q: copy disk %s: %w", want.name, want.cloneOf, err))
+	return snapshot, retryable(ctx, fmt.Errorf("volume %q: copy disk %s: %w", want.name, want.cloneOf, err))
 }
 
-// checkTemporary refuses to touch a snapshot that only has the name of one of ours.
-func (c onRack) checkTemporary(snapshot rack.Snapshot) error {
-	if owner, ours := rack.ParseDescription(
-		snapshot.Description,
-	); ours && owner.Cluster == c.cluster &&
-		snapshot.Temporary() {
+// checkTemporarySnapshot rejects a snapshot that has the name of a temporary snapshot and was not made by this plugin for its
+// cluster.
+func (c rackController) checkTemporarySnapshot(snapshot rack.Snapshot) error {
+	owner, ours := rack.ParseDescription(snapshot.Description)
+	if ours && owner.Cluster == c.cluster && snapshot.Temporary() {
 		return nil
 	}
 	return rpc.AlreadyExists(
-		"snapshot %q (%s) in project %q was not made by this plugin and has the name of a temporary one: rename or delete it",
+		"snapshot %q (%s) in project %q has the name of a temporary snapshot and was not made by this plugin: rename or delete it",
 		snapshot.Name,
 		snapshot.ID,
 		c.rack.ProjectName(),
 	)
 }
 
-// dropTemporary deletes the temporary snapshot of a volume, if there is one.
-func (c onRack) dropTemporary(ctx context.Context, want wanted) {
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
+// deleteTemporaryByName deletes the temporary snapshot of a volume, if it exists.
+func (c rackController) deleteTemporaryByName(ctx context.Context, want volumeRequest) {
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	name := diskname.ForClone(c.cluster, want.name)
-	snapshot, err := c.rack.SnapshotByName(clean, name)
+	snapshot, err := c.rack.SnapshotByName(cleanup, name)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 	case err != nil:
-		c.leftTemporary(name, err)
-	case c.checkTemporary(snapshot) == nil:
-		c.deleteTemporary(ctx, snapshot)
+		c.warnTemporaryLeft(name, err)
+	case c.checkTemporarySnapshot(snapshot) == nil:
+		c.deleteTemporarySnapshot(ctx, snapshot)
 	}
 }
 
-// deleteTemporary deletes a temporary snapshot. If it cannot be done now, the sweeper does it later.
-func (c onRack) deleteTemporary(ctx context.Context, snapshot rack.Snapshot) {
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
+// deleteTemporarySnapshot deletes a temporary snapshot. If that fails, the sweeper deletes the snapshot later.
+func (c rackController) deleteTemporarySnapshot(ctx context.Context, snapshot rack.Snapshot) {
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := c.rack.DeleteSnapshot(clean, snapshot.ID)
+	err := c.rack.DeleteSnapshot(cleanup, snapshot.ID)
 	if err != nil && rack.OutcomeUnknown(err) {
-		err = c.rack.DeleteSnapshot(clean, snapshot.ID) // once more: most such refusals pass at once
+		err = c.rack.DeleteSnapshot(cleanup, snapshot.ID) // most such errors do not occur twice in a row
 	}
 	if err != nil && !errors.Is(err, rack.ErrNotFound) {
-		c.leftTemporary(snapshot.Name, err)
+		c.warnTemporaryLeft(snapshot.Name, err)
 	}
 }
 
-func (c onRack) leftTemporary(name string, err error) {
+func (c rackController) warnTemporaryLeft(name string, err error) {
 	c.log.Warn(
-		"a temporary snapshot could not be deleted and will be within an hour or so",
+		"cannot delete a temporary snapshot now, will retry",
 		"name",
 		name,
 		"rack",
@@ -182,5 +192,5 @@ func (c onRack) leftTemporary(name string, err error) {
 		"error",
 		err.Error(),
 	)
-	c.sweeper.in(c.sweeper.age)
+	c.sweeper.schedule(c.sweeper.age)
 }

@@ -2,15 +2,17 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package controller is the CSI Controller service. It talks to racks and never touches a device.
+// Package controller is the CSI Controller service. It calls the racks' APIs and never touches a device.
 //
-//   - controller.go: the service and DeleteVolume
-//   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots that
-//     a crash left behind
-//   - publish.go: attaching and detaching; planned.go: both, where the instance must be restarted for it
+//   - controller.go: the service and its options; capabilities.go: which RPCs there are, and ValidateVolumeCapabilities
+//   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots that a
+//     crash left behind
+//   - delete.go: DeleteVolume
+//   - publish.go: attaching and detaching; planned.go: both, if the instance must be restarted for it
+//   - refusals.go: refusals that are answered from a cache; detachgrace.go: the grace period before a detach
 //   - snapshot.go, list.go, capacity.go, health.go: the other RPCs
 //   - racks.go: which of several racks has a volume; topology.go: which racks a request allows
+//   - volume.go: a disk as a CSI volume, and the contexts that the node reads
 //   - validate.go: checks of requests; parameters.go, size.go: what their fields mean
-//   - remembered.go: refusals that are answered from memory, and the detach grace
-//   - capabilities.go: which RPCs there are, and why the others are missing
+//   - outcome.go: errors after which the caller must retry
 package controller

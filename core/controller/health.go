@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// ControllerGetVolumeHealth tells what is wrong with a volume so far as its rack knows: CSI spec, ControllerGetVolumeHealth. A
-// volume that is gone is NOT_FOUND.
+// ControllerGetVolumeHealth returns the problems of a volume that the rack reports: CSI spec, ControllerGetVolumeHealth. A
+// deleted volume is NOT_FOUND.
 func (c *Service) ControllerGetVolumeHealth(
 	ctx context.Context,
 	req *csi.ControllerGetVolumeHealthRequest,
@@ -28,7 +28,7 @@ func (c *Service) ControllerGetVolumeHealth(
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: diskHealth(disk)}, nil
 }
 
-// ControllerListVolumeHealth lists the volumes with which something is wrong: CSI spec, ControllerListVolumeHealth.
+// ControllerListVolumeHealth lists the volumes with problems: CSI spec, ControllerListVolumeHealth.
 func (c *Service) ControllerListVolumeHealth(
 	ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest,
@@ -42,9 +42,9 @@ func (c *Service) ControllerListVolumeHealth(
 		(*rack.Client).Disks,
 		diskProject,
 		req,
-		func(_ onRack, disk rack.Disk) *csi.VolumeHealth {
+		func(_ rackController, disk rack.Disk) *csi.VolumeHealth {
 			health := diskHealth(disk)
-			if len(health.GetHealthStatuses()) == 0 || !listed(disk, c.owns(disk)) {
+			if len(health.GetHealthStatuses()) == 0 || !isListed(disk, c.ownsDisk(disk)) {
 				return nil
 			}
 			return health
@@ -56,7 +56,8 @@ func (c *Service) ControllerListVolumeHealth(
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, nil
 }
 
-// diskHealth reads the state of a disk, docs/reference/rack.md §2. All other states are part of a volume's ordinary life.
+// diskHealth derives the health of a volume from the state of its disk (docs/reference/rack.md §2). All other states are
+// healthy.
 func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.ID}
 	switch disk.State {
@@ -65,7 +66,7 @@ func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 			{
 				Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
 				Reason:  "DiskFaulted",
-				Message: "the rack says that the disk " + disk.Name + " is faulted: it cannot be attached; have the rack's operator look at it",
+				Message: "disk " + disk.Name + " is faulted and cannot be attached: ask the operator of the rack",
 			},
 		}
 	case rack.Maintenance:
@@ -73,7 +74,7 @@ func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 			{
 				Status:  csi.VolumeHealthErrorType_DEGRADED,
 				Reason:  "DiskInMaintenance",
-				Message: "the rack is at work on the disk " + disk.Name + ", for a snapshot perhaps: it cannot be attached until that ends",
+				Message: "disk " + disk.Name + " is in maintenance, for instance for a snapshot, and cannot be attached until that ends",
 			},
 		}
 	}

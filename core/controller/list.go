@@ -21,15 +21,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// ListVolumes lists the disks that this plugin has made for its cluster, and every attached disk of the project: Kubernetes'
-// attacher takes what is not listed for detached, also a volume that somebody made by hand. Boot disks are attached disks,
-// too. CSI spec, ListVolumes.
+// ListVolumes lists the disks that this plugin made for its cluster, and every attached disk of the project: CSI spec,
+// ListVolumes. Kubernetes' external-attacher treats a volume that is not listed as detached, also a volume that a user made by
+// hand. Boot disks are listed too, because they are attached.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	if err := validateList(req); err != nil {
 		return nil, err
 	}
 	counts := volumeCounts{}
-	lazy, err := c.allLazy(ctx)
+	deferred, err := c.allDeferredDetaches(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -39,30 +39,29 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 		(*rack.Client).Disks,
 		diskProject,
 		req,
-		func(on onRack, disk rack.Disk) *csi.ListVolumesResponse_Entry {
-			ours := c.owns(disk)
-			if !listed(disk, ours) {
+		func(rc rackController, disk rack.Disk) *csi.ListVolumesResponse_Entry {
+			ours := c.ownsDisk(disk)
+			if !isListed(disk, ours) {
 				return nil
 			}
 			if ours {
-				counts.add(on.rack, disk)
+				counts.add(rc.rack, disk)
 			}
 			return &csi.ListVolumesResponse_Entry{
-				Volume: on.volume(disk, parameters{}),
-				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, lazy)},
+				Volume: rc.volume(disk, parameters{}),
+				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, deferred)},
 			}
 		},
 	)
 	if err != nil {
 		return nil, err
 	}
-	if lazy, err = c.allLazy(ctx); err != nil {
+	if deferred, err = c.allDeferredDetaches(ctx); err != nil {
 		return nil, err
 	}
 	for _, entry := range entries {
-		if nodes := entry.GetStatus().
-			GetPublishedNodeIds(); len(nodes) > 0 &&
-			lazy[entry.GetVolume().GetVolumeId()] == nodes[0] {
+		nodes := entry.GetStatus().GetPublishedNodeIds()
+		if len(nodes) > 0 && deferred[entry.GetVolume().GetVolumeId()] == nodes[0] {
 			entry.Status.PublishedNodeIds = nil
 		}
 	}
@@ -77,49 +76,50 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
-// listed reports whether a disk counts as a volume here. One that is being made may not come to be.
-func listed(disk rack.Disk, ours bool) bool {
+// isListed reports whether ListVolumes lists a disk. It leaves out a disk in state Creating, whose creation can still fail.
+func isListed(disk rack.Disk, ours bool) bool {
 	return disk.State != rack.Creating && (disk.InstanceID != "" || ours)
 }
 
-// owns reports whether this plugin has made a disk, for its cluster.
-func (c *Service) owns(disk rack.Disk) bool {
+// ownsDisk reports whether this plugin made a disk for its cluster.
+func (c *Service) ownsDisk(disk rack.Disk) bool {
 	owner, ours := rack.ParseDescription(disk.Description)
 	return ours && owner.Cluster == c.cluster
 }
 
-// volumeCount is how many volumes of this cluster a list has, and how many of them are attached.
+// volumeCount counts the volumes of this cluster on a rack.
 type volumeCount struct{ all, attached int }
 
 type volumeCounts map[*rack.Client]volumeCount
 
-func (v volumeCounts) add(on *rack.Client, disk rack.Disk) {
-	count := v[on]
+func (v volumeCounts) add(client *rack.Client, disk rack.Disk) {
+	count := v[client]
 	count.all++
 	if disk.InstanceID != "" {
 		count.attached++
 	}
-	v[on] = count
+	v[client] = count
 }
 
-// allLazy is [onRack.lazy] for all racks.
-func (c *Service) allLazy(ctx context.Context) (map[string]string, error) {
+// allDeferredDetaches is [rackController.lazy] for all racks.
+func (c *Service) allDeferredDetaches(ctx context.Context) (map[string]string, error) {
 	all := map[string]string{}
 	for _, client := range c.racks.all {
-		lazy, err := c.on(client).lazy(ctx)
+		deferred, err := c.forRack(client).lazy(ctx)
 		if err != nil {
 			return nil, err
 		}
-		maps.Copy(all, lazy)
+		maps.Copy(all, deferred)
 	}
 	return all, nil
 }
 
-// publishedNodes are the nodes that a volume is published on: the instance that holds its disk, unless it does so for nobody
-// any more. A restart records that before it attaches a disk, and until after it has detached one: so what is lazy has to be
-// asked for before the disk is looked at, and again afterwards.
-func publishedNodes(disk rack.Disk, lazy map[string]string) []string {
-	if disk.InstanceID == "" || lazy[disk.ID] == disk.InstanceID {
+// publishedNodes are the nodes on which a volume is published: the instance to which its disk is attached, unless the disk
+// is only waiting for its detach with a planned restart. The record of a deferred detach exists from before the restart
+// attaches the disk until after it detached the disk. A caller must therefore read the records before the disk and again
+// after it.
+func publishedNodes(disk rack.Disk, deferred map[string]string) []string {
+	if disk.InstanceID == "" || deferred[disk.ID] == disk.InstanceID {
 		return nil
 	}
 	return []string{disk.InstanceID}
@@ -128,7 +128,7 @@ func publishedNodes(disk rack.Disk, lazy map[string]string) []string {
 func diskProject(disk rack.Disk) string             { return disk.ProjectID }
 func snapshotProject(snapshot rack.Snapshot) string { return snapshot.ProjectID }
 
-// ControllerGetVolume tells what there is to know of a volume: CSI spec, ControllerGetVolume.
+// ControllerGetVolume returns a volume and the nodes on which it is published: CSI spec, ControllerGetVolume.
 func (c *Service) ControllerGetVolume(
 	ctx context.Context,
 	req *csi.ControllerGetVolumeRequest,
@@ -136,13 +136,13 @@ func (c *Service) ControllerGetVolume(
 	if err := rpc.CheckVolumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	on, disk, err := c.disk(ctx, req.GetVolumeId())
+	rc, disk, err := c.disk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	nodes := publishedNodes(disk, nil)
-	if on.engine != nil && len(nodes) > 0 {
-		if disk, nodes, err = on.publishedNow(ctx, disk.ID); err != nil {
+	if rc.engine != nil && len(nodes) > 0 {
+		if disk, nodes, err = rc.publishedPlanned(ctx, disk.ID); err != nil {
 			return nil, err
 		}
 	}
@@ -150,13 +150,13 @@ func (c *Service) ControllerGetVolume(
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
-		Volume: on.volume(disk, parameters{}),
+		Volume: rc.volume(disk, parameters{}),
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: nodes},
 	}, nil
 }
 
-// publishedNow looks at a disk, and where it is published, in attach mode restart.
-func (c onRack) publishedNow(ctx context.Context, diskID string) (rack.Disk, []string, error) {
+// publishedPlanned returns a disk and the nodes on which it is published, in attach mode restart.
+func (c rackController) publishedPlanned(ctx context.Context, diskID string) (rack.Disk, []string, error) {
 	before, err := c.lazy(ctx)
 	if err != nil {
 		return rack.Disk{}, nil, err
@@ -172,8 +172,7 @@ func (c onRack) publishedNow(ctx context.Context, diskID string) (rack.Disk, []s
 	return disk, publishedNodes(disk, before), nil
 }
 
-// ListSnapshots lists the snapshots of the project, whoever made them, without those that this plugin makes for a moment in
-// order to copy a disk. CSI spec, ListSnapshots.
+// ListSnapshots lists all snapshots of the project except the temporary snapshots of clones: CSI spec, ListSnapshots.
 func (c *Service) ListSnapshots(
 	ctx context.Context,
 	req *csi.ListSnapshotsRequest,
@@ -185,13 +184,13 @@ func (c *Service) ListSnapshots(
 	if req.GetSourceVolumeId() != "" && !sourceOK {
 		return &csi.ListSnapshotsResponse{}, nil // no disk has such an ID
 	}
-	entry := func(on onRack, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
+	entry := func(rc rackController, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
 		if snapshot.State == rack.SnapshotCreating || snapshot.Temporary() || (sourceOK && snapshot.DiskID != source) {
 			return nil
 		}
-		return &csi.ListSnapshotsResponse_Entry{Snapshot: on.snapshotMessage(snapshot)}
+		return &csi.ListSnapshotsResponse_Entry{Snapshot: rc.snapshotMessage(snapshot)}
 	}
-	if _, _, err := c.startOf(req.GetStartingToken()); err != nil {
+	if _, _, err := c.parseStartingToken(req.GetStartingToken()); err != nil {
 		return nil, err
 	}
 	if req.GetSnapshotId() != "" {
@@ -204,72 +203,73 @@ func (c *Service) ListSnapshots(
 	return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}, nil
 }
 
-// listSnapshot is a list of one snapshot, or of none.
+// listSnapshot returns a list of one snapshot, or an empty list.
 func (c *Service) listSnapshot(
 	ctx context.Context,
 	id string,
-	entry func(onRack, rack.Snapshot) *csi.ListSnapshotsResponse_Entry,
+	entry func(rackController, rack.Snapshot) *csi.ListSnapshotsResponse_Entry,
 ) (*csi.ListSnapshotsResponse, error) {
 	list := &csi.ListSnapshotsResponse{}
 	if _, ok := diskname.ParseID(id); !ok {
 		return list, nil // no snapshot has such an ID
 	}
-	on, snapshot, err := c.snapshot(ctx, id)
+	rc, snapshot, err := c.snapshot(ctx, id)
 	if errors.Is(err, rack.ErrNotFound) {
 		return list, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if one := entry(on, snapshot); one != nil {
-		list.Entries = append(list.Entries, one)
+	if e := entry(rc, snapshot); e != nil {
+		list.Entries = append(list.Entries, e)
 	}
 	return list, nil
 }
 
-// listRequest is what the requests for lists have in common.
+// listRequest is the common part of all list requests.
 type listRequest interface {
 	GetMaxEntries() int32
 	GetStartingToken() string
 }
 
-// listPage lists things of all racks, one rack after the other, by ID. Entry makes an entry of a thing, or nil where the list
-// leaves it out. A page is filled after that; the next token is empty where nothing follows. A rack that does not answer, or
-// shows another project than it did, is an error: a list without its disks would say that they are gone.
+// listPage returns one page of a list over all racks, one rack after the other, sorted by ID. The function toEntry makes a list
+// entry, or returns nil to leave it out; only entries count towards max_entries. The next token is empty on the last page. A
+// rack that does not answer, or shows another project than before, is an error: to an orchestrator, a volume that is missing
+// in the list is deleted or detached.
 func listPage[T, E any](
 	ctx context.Context, c *Service,
 	list func(*rack.Client, context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[T], error],
 	projectOf func(T) string,
 	req listRequest,
-	entry func(onRack, T) *E,
+	toEntry func(rackController, T) *E,
 ) (entries []*E, next string, err error) {
-	from, at, err := c.startOf(req.GetStartingToken())
+	firstRack, cursor, err := c.parseStartingToken(req.GetStartingToken())
 	if err != nil {
 		return nil, "", err
 	}
-	most := int(req.GetMaxEntries())
+	maxEntries := int(req.GetMaxEntries())
 	var last, lastPage string
-	for _, client := range c.racks.all[from:] {
-		on := c.on(client)
+	for _, client := range c.racks.all[firstRack:] {
+		rc := c.forRack(client)
 		project, err := client.ProjectID(ctx)
 		if err != nil {
-			return nil, "", unknownOutcome(
+			return nil, "", retryable(
 				ctx,
-				fmt.Errorf("a list without rack %q would not be complete: %w", client.Name(), err),
+				fmt.Errorf("the list would be incomplete without rack %q: %w", client.Name(), err),
 			)
 		}
 		empty := true
-		wanted := 0
-		if most > 0 {
-			wanted = most - len(entries) + 1
+		wanted := 0 // all
+		if maxEntries > 0 {
+			wanted = maxEntries - len(entries) + 1
 		}
-		for listed, err := range list(client, ctx, at, wanted) {
+		for listed, err := range list(client, ctx, cursor, wanted) {
 			if err != nil {
-				return nil, "", unclear(ctx, err)
+				return nil, "", retryableIfUnknown(ctx, err)
 			}
 			if of := projectOf(listed.Value); of != project {
 				return nil, "", rpc.Unavailable(
-					"rack %q lists things of project %s, and project %q had the ID %s: check its host, token and project",
+					"rack %q answers for project %s, but project %q had the ID %s before: check its host, token and project",
 					client.Name(),
 					of,
 					client.ProjectName(),
@@ -277,74 +277,75 @@ func listPage[T, E any](
 				)
 			}
 			empty = false
-			one := entry(on, listed.Value)
-			if one == nil {
+			entry := toEntry(rc, listed.Value)
+			if entry == nil {
 				continue
 			}
-			if most > 0 && len(entries) == most {
-				c.cursors.keep(last, lastPage)
+			if maxEntries > 0 && len(entries) == maxEntries {
+				c.pageTokens.store(last, lastPage)
 				return entries, last, nil
 			}
-			entries = append(entries, one)
+			entries = append(entries, entry)
 			last, lastPage = client.Name()+tokenSeparator+listed.ID, listed.PageToken
 		}
 		if empty {
-			// Nothing at all is also what a project shows that has only the name of ours.
+			// A different project with the same name may be empty.
 			if err := client.ConfirmProject(ctx); err != nil {
-				return nil, "", unknownOutcome(ctx, err)
+				return nil, "", retryable(ctx, err)
 			}
 		}
-		at = rack.Cursor{}
+		cursor = rack.Cursor{}
 	}
 	return entries, "", nil
 }
 
-// tokenSeparator stands between the rack's name and the last ID in a token. Names of racks may have it, too.
+// tokenSeparator separates the rack's name and the last ID in a token. A rack's name may contain it.
 const tokenSeparator = "."
 
-// startOf reads a token: which rack to go on with, and where. A token is good for every replica and after a restart; the page
-// of the rack that it leads to is remembered by the process that gave it out, and looked for by any other.
-func (c *Service) startOf(token string) (from int, at rack.Cursor, err error) {
+// parseStartingToken returns the index of the rack at which the list continues, and the position there. A token is valid for
+// every replica and after a restart: a process that did not issue the token, and so has no page token of the rack for it,
+// reads the rack's list from its start. An unrecognised token is ABORTED, on which a caller starts the list again.
+func (c *Service) parseStartingToken(token string) (firstRack int, cursor rack.Cursor, err error) {
 	if token == "" {
 		return 0, rack.Cursor{}, nil
 	}
 	end := strings.LastIndex(token, tokenSeparator)
 	if end < 0 {
-		return 0, at, rpc.Aborted("starting_token %.80q is none of this plugin's: begin the list anew", token)
+		return 0, cursor, rpc.Aborted("starting_token %.80q is not a token of this plugin: start the list again", token)
 	}
 	name := token[:end]
 	id, ok := diskname.ParseID(token[end+1:])
-	from = slices.IndexFunc(c.racks.all, func(client *rack.Client) bool { return client.Name() == name })
-	if !ok || from < 0 {
-		return 0, at, rpc.Aborted("starting_token %.80q is none of this plugin's: begin the list anew", token)
+	firstRack = slices.IndexFunc(c.racks.all, func(client *rack.Client) bool { return client.Name() == name })
+	if !ok || firstRack < 0 {
+		return 0, cursor, rpc.Aborted("starting_token %.80q is not a token of this plugin: start the list again", token)
 	}
-	return from, rack.Cursor{LastID: id, PageToken: c.cursors.page(token)}, nil
+	return firstRack, rack.Cursor{LastID: id, PageToken: c.pageTokens.get(token)}, nil
 }
 
-// cursors remembers the racks' own page tokens for ours, which are too short to hold them.
-type cursors struct {
+// pageTokens maps the tokens of this plugin to the racks' own page tokens, which are longer than CSI allows.
+type pageTokens struct {
 	mu    sync.Mutex
 	pages map[string]string
 }
 
-// cursorLimit bounds the memory: half a kilobyte each. One that is forgotten costs reading the list from its start.
-const cursorLimit = 200
+// maxPageTokens bounds the memory; an entry has about half a kilobyte. Without its entry a list is read from the start.
+const maxPageTokens = 200
 
-func newCursors() *cursors { return &cursors{pages: map[string]string{}} }
+func newPageTokens() *pageTokens { return &pageTokens{pages: map[string]string{}} }
 
-func (c *cursors) keep(token, page string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.pages) >= cursorLimit {
-		clear(c.pages)
+func (p *pageTokens) store(token, page string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.pages) >= maxPageTokens {
+		clear(p.pages)
 	}
 	if page != "" {
-		c.pages[token] = page
+		p.pages[token] = page
 	}
 }
 
-func (c *cursors) page(token string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.pages[token]
+func (p *pageTokens) get(token string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pages[token]
 }

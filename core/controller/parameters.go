@@ -16,31 +16,31 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// parameters are the parameters of a CreateVolume request, understood.
+// parameters are the parsed parameters of a CreateVolume request.
 type parameters struct {
-	// blockSize is 0 when none was asked for.
+	// blockSize is in bytes; 0 if not given.
 	blockSize int64
-	// diskType is empty when none was asked for.
+	// diskType is empty if not given.
 	diskType string
-	// readOnly asks for a disk that the rack itself takes no writes to.
+	// readOnly requests a disk that rejects writes on the rack.
 	readOnly bool
-	// claim is namespace/name of the Kubernetes claim, if the provisioner told.
-	claim string
-	// forNode goes into the volume context as it is.
-	forNode map[string]string
+	// pvc is namespace/name of the Kubernetes PersistentVolumeClaim, if the provisioner passed it.
+	pvc string
+	// nodeParameters are copied into the volume context, where the node reads them.
+	nodeParameters map[string]string
 }
 
-// Values of [rpc.ParameterDiskType], and the block size of disks for which none was asked.
+// Values of [rpc.ParameterDiskType], and the block size in bytes that is used if none is given.
 const (
 	diskTypeDistributed       = "distributed"
 	diskTypeLocal             = "local"
 	defaultBlockSize    int64 = 4096
 )
 
-// parseParameters understands the parameters of a volume that will have one of these capabilities. An unknown one is an
-// error, not a typing mistake with consequences found out later.
+// parseParameters parses the parameters of a volume with these capabilities. It rejects an unknown parameter, so that a typing
+// mistake is found when the volume is created.
 func parseParameters(given map[string]string, capabilities []*csi.VolumeCapability) (parameters, error) {
-	p := parameters{forNode: map[string]string{}}
+	p := parameters{nodeParameters: map[string]string{}}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if err := p.set(key, given[key], capabilities); err != nil {
 			return parameters{}, err
@@ -55,7 +55,7 @@ func parseParameters(given map[string]string, capabilities []*csi.VolumeCapabili
 		)
 	}
 	if namespace, name := given[rpc.ParameterPVCNamespace], given[rpc.ParameterPVCName]; name != "" {
-		p.claim = namespace + "/" + name
+		p.pvc = namespace + "/" + name
 	}
 	return p, nil
 }
@@ -65,7 +65,7 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 	case rpc.KeyBlockSize:
 		switch value {
 		case "512", "2048", "4096":
-			p.blockSize, _ = strconv.ParseInt(value, 10, 64) // one of three numbers
+			p.blockSize, _ = strconv.ParseInt(value, 10, 64) // cannot fail
 			return nil
 		}
 		return rpc.InvalidArgument("parameter %s: %q is not one of 512, 2048, 4096", key, value)
@@ -97,9 +97,9 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 		if strings.HasPrefix(key, rpc.ParameterPrefixCO) {
 			return nil
 		}
-		return rpc.InvalidArgument("parameter %q is not known: known are %s", key, strings.Join(knownParameters, ", "))
+		return rpc.InvalidArgument("parameter %q is not known: use only %s", key, strings.Join(knownParameters, ", "))
 	}
-	p.forNode[key] = value
+	p.nodeParameters[key] = value
 	return nil
 }
 

@@ -81,19 +81,19 @@ func (c *Service) EndRestarts(ctx context.Context, client *rack.Client, opts res
 
 // publishPlanned attaches a disk, or has a restart of its instance planned that will. What only an orchestrator's own mistake
 // could cause is refused before anything is planned.
-func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
 	switch disk.State {
 	case rack.Detached:
 		disks, err := c.instanceDisks(ctx, instanceID)
 		if err != nil {
 			return rack.Disk{}, err
 		}
-		if err := checkTwins(disk, disks, instanceID); err != nil {
+		if err := checkSerialCollision(disk, disks, instanceID); err != nil {
 			return rack.Disk{}, err
 		}
 	case rack.Attached:
 	default:
-		return rack.Disk{}, c.attachable(ctx, disk)
+		return rack.Disk{}, c.checkAttachable(ctx, disk)
 	}
 	until := time.Now().Add(min(c.restartWait, rpc.WaitBudget(ctx)))
 	for {
@@ -101,9 +101,9 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 		attached, err := c.engine.Publish(ctx, disk.ID, instanceID)
 		switch {
 		case err == nil:
-			return c.settled(ctx, attached)
+			return c.waitForDisk(ctx, attached)
 		case errors.Is(err, restart.ErrElsewhere):
-			return rack.Disk{}, c.attachable(ctx, disk)
+			return rack.Disk{}, c.checkAttachable(ctx, disk)
 		case errors.Is(err, restart.ErrFull):
 			return rack.Disk{}, rpc.ResourceExhausted(
 				"%w: --max-disks is %d; unpublish another volume from that node first",
@@ -111,7 +111,7 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 				c.maxDisks,
 			)
 		case !errors.Is(err, restart.ErrPlanned):
-			if _, err := c.refusedAttach(ctx, disk, instanceID, err); err != nil {
+			if _, err := c.resolveAttach(ctx, disk, instanceID, err); err != nil {
 				return rack.Disk{}, err
 			}
 			// It is attached after all. Whether it stays so, only the engine can tell: for the rack a disk that is to be
@@ -119,7 +119,7 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 			if attached, err = c.engine.Publish(ctx, disk.ID, instanceID); err != nil {
 				return rack.Disk{}, err
 			}
-			return c.settled(ctx, attached)
+			return c.waitForDisk(ctx, attached)
 		}
 		if err := c.checkInstance(ctx, disk, instanceID); err != nil {
 			return rack.Disk{}, err
@@ -144,28 +144,28 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 }
 
 // checkInstance refuses to wait for the restart of an instance for which the disk is not.
-func (c onRack) checkInstance(ctx context.Context, disk rack.Disk, instanceID string) error {
+func (c rackController) checkInstance(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err == nil && instance.ProjectID != disk.ProjectID {
 		c.engine.Unwish(disk.ID, instanceID)
-		return c.differentProjects(instance, disk)
+		return projectMismatchError(c.rack, instance, disk)
 	}
 	return err
 }
 
 // unpublishPlanned detaches a disk, or records that the next restart of its instance is to do so. It returns the disk as it then
 // is, unless it is gone.
-func (c onRack) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	now, err := c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)
 	if err != nil {
-		return disk, c.refusedDetach(ctx, disk, err)
+		return disk, c.resolveDetach(ctx, disk, err)
 	}
-	return c.settled(ctx, now)
+	return c.waitForDisk(ctx, now)
 }
 
-// detachUnused detaches a disk that an instance holds for nobody any more, where somebody has stopped that, and returns the disk
+// detachUnpublished detaches a disk that an instance holds for nobody any more, where somebody has stopped that, and returns the disk
 // as it then is.
-func (c onRack) detachUnused(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+func (c rackController) detachUnpublished(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	lazy, err := c.lazy(ctx)
 	if err != nil || lazy[disk.ID] != disk.InstanceID {
 		return disk, err
@@ -202,7 +202,7 @@ func (c *Service) tellRestarts(ctx context.Context, volumeID string) error {
 
 // lazy are the disks that no node has published although an instance holds them, and these instances. There are none outside
 // of attach mode restart.
-func (c onRack) lazy(ctx context.Context) (map[string]string, error) {
+func (c rackController) lazy(ctx context.Context) (map[string]string, error) {
 	if c.engine == nil {
 		return nil, nil
 	}

@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -20,10 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// ControllerPublishVolume attaches the disk of a volume to an instance: CSI spec, ControllerPublishVolume. Everything that
-// could harm either is looked at before anything is changed; after a refusal, the disk and the instance are looked at
-// again, and what they show decides the code. The readonly flag is left to the node: a rack stores no such thing, and the
-// capability PUBLISH_READONLY is not advertised.
+// ControllerPublishVolume attaches the disk of a volume to an instance: CSI spec, ControllerPublishVolume. It makes all checks
+// before it changes anything. If the rack refuses the attach, it looks at the disk and the instance again to find the reason
+// and the code. It ignores the readonly flag, which the node applies: a rack has no read-only attachment.
 func (c *Service) ControllerPublishVolume(
 	ctx context.Context,
 	req *csi.ControllerPublishVolumeRequest,
@@ -31,69 +28,50 @@ func (c *Service) ControllerPublishVolume(
 	if err := validateControllerPublishVolume(req); err != nil {
 		return nil, err
 	}
-	on, disk, err := c.disk(ctx, req.GetVolumeId())
+	rc, disk, err := c.disk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	instanceID, ok := diskname.ParseID(req.GetNodeId())
 	if !ok {
 		return nil, rpc.NotFound(
-			"node_id %q is no instance ID: the ID of a node is the UUID of its instance",
+			"node_id %q is not a UUID: the ID of a node is the UUID of its instance",
 			req.GetNodeId(),
 		)
 	}
-	if err := on.checkProject(ctx, disk); err != nil {
+	if err := rc.checkProject(ctx, disk); err != nil {
 		return nil, err
 	}
-	if disk, err = on.settled(ctx, disk); err != nil {
+	if disk, err = rc.waitForDisk(ctx, disk); err != nil {
 		return nil, err
 	}
 	if disk.InstanceID == instanceID {
-		err = on.checkNoBootDisk(ctx, disk, instanceID)
+		err = rc.checkNotBootDisk(ctx, disk, instanceID)
 	}
 	switch {
 	case err != nil:
-	case on.engine != nil:
-		disk, err = on.publishPlanned(ctx, disk, instanceID)
+	case rc.engine != nil:
+		disk, err = rc.publishPlanned(ctx, disk, instanceID)
 	case disk.InstanceID != instanceID:
-		disk, err = on.attach(ctx, disk, instanceID)
+		disk, err = rc.attach(ctx, disk, instanceID)
 	}
 	if err != nil {
 		return nil, err
 	}
-	c.grace.forget(disk.ID)
-	c.refusals.forget(disk.ID)
+	c.detachGrace.cancel(disk.ID)
+	c.refusals.removeDisk(disk.ID)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
-// publishContext is what the node needs to know, as the rack shows it.
-func publishContext(disk rack.Disk) map[string]string {
-	description, _ := rack.ParseDescription(disk.Description) // a disk that we did not make has no lineage
-	return map[string]string{
-		rpc.KeyDiskName:  disk.Name,
-		rpc.KeyDiskID:    disk.ID,
-		rpc.KeySizeBytes: strconv.FormatInt(disk.SizeBytes, 10),
-		rpc.KeyBlockSize: strconv.FormatInt(disk.BlockSize, 10),
-		rpc.KeyOrigin:    origin(disk),
-		rpc.KeyReadOnly:  strconv.FormatBool(disk.ReadOnly),
-		rpc.KeyFSLineage: strings.Join(description.Lineage, ","),
-	}
-}
-
-// settled waits for a disk to come to rest, as long as the caller can.
-func (c onRack) settled(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	return c.rack.WaitForDisk(ctx, disk, rpc.WaitBudget(ctx))
-}
-
-// checkNoBootDisk refuses the boot disk of the instance that holds it. Only an attached disk can be one (docs/reference/rack.md §5).
-func (c onRack) checkNoBootDisk(ctx context.Context, disk rack.Disk, instanceID string) error {
+// checkNotBootDisk rejects the boot disk of the instance. Only an attached disk can be a boot disk (docs/reference/rack.md §5).
+func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err != nil {
 		return err
 	}
 	if instance.BootDiskID == disk.ID {
 		return rpc.FailedPrecondition(
-			"disk %q (%s) is the boot disk of instance %q (%s): it is not published as a volume",
+			"disk %q (%s) is the boot disk of instance %q (%s) and is not published: use another disk as volume",
 			disk.Name,
 			disk.ID,
 			instance.Name,
@@ -103,28 +81,28 @@ func (c onRack) checkNoBootDisk(ctx context.Context, disk rack.Disk, instanceID 
 	return nil
 }
 
-// attach attaches a disk that is at rest and not attached to this instance.
-func (c onRack) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
-	if err := c.attachable(ctx, disk); err != nil {
+// attach attaches a disk that is in a stable state and not attached to this instance.
+func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	if err := c.checkAttachable(ctx, disk); err != nil {
 		return rack.Disk{}, err
 	}
-	if err := c.refusals.remembered(opAttach, disk.ID, instanceID); err != nil {
+	if err := c.refusals.get(opAttach, disk.ID, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
-	if err := c.checkRoom(ctx, disk, instanceID); err != nil {
+	if err := c.checkInstanceDisks(ctx, disk, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
 	attached, err := c.rack.Attach(ctx, disk.ID, instanceID)
 	if err != nil {
-		return c.refusedAttach(ctx, disk, instanceID, err)
+		return c.resolveAttach(ctx, disk, instanceID, err)
 	}
-	// A rack that changes running instances may take its time.
-	if attached, err = c.settled(ctx, attached); err != nil {
+	// A rack with hot-plug may need some time.
+	if attached, err = c.waitForDisk(ctx, attached); err != nil {
 		return rack.Disk{}, err
 	}
 	if attached.InstanceID != instanceID {
 		return rack.Disk{}, rpc.Unavailable(
-			"disk %q (%s) is %s and not on instance %s, although rack %q had accepted to attach it: ask again",
+			"disk %q (%s) is %s and not attached to instance %s, although rack %q accepted the attach: retry",
 			attached.Name,
 			attached.ID,
 			attached.State,
@@ -135,9 +113,9 @@ func (c onRack) attach(ctx context.Context, disk rack.Disk, instanceID string) (
 	return attached, nil
 }
 
-// attachable refuses disks in states from which no attach can succeed. The instance that holds a disk is named by its ID, which
-// is what the orchestrator calls the node, and by its name if the rack tells.
-func (c onRack) attachable(ctx context.Context, disk rack.Disk) error {
+// checkAttachable rejects a disk in a state in which it cannot be attached. FAILED_PRECONDITION names the instance to which
+// the disk is attached by its ID, which is the node ID, and also by name if the rack answers.
+func (c rackController) checkAttachable(ctx context.Context, disk rack.Disk) error {
 	switch disk.State {
 	case rack.Detached:
 		return nil
@@ -154,7 +132,7 @@ func (c onRack) attachable(ctx context.Context, disk rack.Disk) error {
 			disk.InstanceID,
 		)
 	case rack.Faulted:
-		return rpc.Internal("disk %q (%s) is faulted: have the rack's operator look at it", disk.Name, disk.ID)
+		return rpc.Internal("disk %q (%s) is faulted: ask the operator of the rack", disk.Name, disk.ID)
 	}
 	return rpc.FailedPrecondition(
 		"disk %q (%s) is in state %q and cannot be attached: finish its import first",
@@ -164,36 +142,38 @@ func (c onRack) attachable(ctx context.Context, disk rack.Disk) error {
 	)
 }
 
-// checkRoom refuses what the rack would accept and the guest could not use, and counts the disks.
-func (c onRack) checkRoom(ctx context.Context, disk rack.Disk, instanceID string) error {
+// checkInstanceDisks rejects a disk whose serial collides with an attached disk, and an instance without room for a disk. A rack
+// checks only the latter.
+func (c rackController) checkInstanceDisks(ctx context.Context, disk rack.Disk, instanceID string) error {
 	disks, err := c.instanceDisks(ctx, instanceID)
 	if err != nil {
 		return err
 	}
-	if err := checkTwins(disk, disks, instanceID); err != nil {
+	if err := checkSerialCollision(disk, disks, instanceID); err != nil {
 		return err
 	}
 	if len(disks) >= c.maxDisks {
-		return c.full(instanceID, len(disks))
+		return c.instanceFullError(instanceID, len(disks))
 	}
 	return nil
 }
 
-// instanceDisks lists the disks of an instance, and says NOT_FOUND only where that is to be believed.
-func (c onRack) instanceDisks(ctx context.Context, instanceID string) ([]rack.Disk, error) {
+// instanceDisks lists the disks of an instance. NOT_FOUND means that the rack confirmed that this token would see the
+// instance.
+func (c rackController) instanceDisks(ctx context.Context, instanceID string) ([]rack.Disk, error) {
 	disks, err := c.rack.InstanceDisks(ctx, instanceID)
 	if err != nil {
-		return nil, c.nodeError(ctx, instanceID, err)
+		return nil, c.instanceError(ctx, instanceID, err)
 	}
 	return disks, nil
 }
 
-// checkTwins refuses a disk of which the guest would not know which one it is (docs/reference/rack.md §9).
-func checkTwins(disk rack.Disk, disks []rack.Disk, instanceID string) error {
+// checkSerialCollision rejects a disk whose NVMe serial collides with an attached disk (docs/reference/rack.md §9).
+func checkSerialCollision(disk rack.Disk, disks []rack.Disk, instanceID string) error {
 	for _, other := range disks {
 		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return rpc.FailedPrecondition(
-				"disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names: the guest would see one of them only, and nobody knows which; publish the volume on another node",
+				"disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names, and so the same serial: publish the volume on another node",
 				disk.Name,
 				disk.ID,
 				other.Name,
@@ -206,36 +186,37 @@ func checkTwins(disk rack.Disk, disks []rack.Disk, instanceID string) error {
 	return nil
 }
 
-func (c onRack) full(instanceID string, count int) error {
+func (c rackController) instanceFullError(instanceID string, count int) error {
 	return rpc.ResourceExhausted(
-		"instance %s has %d disks, its boot disk included, and takes no more: --max-disks is %d; unpublish another volume from that node first",
+		"instance %s has %d disks, its boot disk included, and takes no more: --max-disks is %d: unpublish another volume from that node first",
 		instanceID,
 		count,
 		c.maxDisks,
 	)
 }
 
-// instance looks up an instance and says NOT_FOUND only where that is to be believed.
-func (c onRack) instance(ctx context.Context, id string) (rack.Instance, error) {
+// instance returns an instance. NOT_FOUND means that the rack confirmed that this token would see the instance.
+func (c rackController) instance(ctx context.Context, id string) (rack.Instance, error) {
 	instance, err := c.rack.Instance(ctx, id)
 	if err != nil {
-		return rack.Instance{}, c.nodeError(ctx, id, err)
+		return rack.Instance{}, c.instanceError(ctx, id, err)
 	}
 	return instance, nil
 }
 
-func (c onRack) nodeError(ctx context.Context, instanceID string, err error) error {
+func (c rackController) instanceError(ctx context.Context, instanceID string, err error) error {
 	if !errors.Is(err, rack.ErrNotFound) {
 		return err
 	}
-	if unconfirmed := c.unconfirmed(ctx); unconfirmed != nil {
+	if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
 		return unconfirmed
 	}
 	return rpc.NotFound("node_id %s: rack %q has no such instance: %w", instanceID, c.rack.Name(), err)
 }
 
-// refusedAttach finds out why the rack did not attach a disk; it may have done so after all.
-func (c onRack) refusedAttach(
+// resolveAttach looks at the disk and the instance after a failed attach. It returns the disk if it is attached to the
+// instance after all, and otherwise the error to answer.
+func (c rackController) resolveAttach(
 	ctx context.Context,
 	disk rack.Disk,
 	instanceID string,
@@ -243,20 +224,20 @@ func (c onRack) refusedAttach(
 ) (rack.Disk, error) {
 	now, err := c.rack.Disk(ctx, disk.ID)
 	if errors.Is(err, rack.ErrNotFound) {
-		if unconfirmed := c.unconfirmed(ctx); unconfirmed != nil {
+		if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
 			err = unconfirmed
 		}
 	}
 	if err != nil {
 		return rack.Disk{}, fmt.Errorf("%w; %w", err, refusal)
 	}
-	if now, err = c.settled(ctx, now); err != nil {
+	if now, err = c.waitForDisk(ctx, now); err != nil {
 		return rack.Disk{}, err
 	}
 	if now.InstanceID == instanceID {
 		return now, nil
 	}
-	if err := c.attachable(ctx, now); err != nil {
+	if err := c.checkAttachable(ctx, now); err != nil {
 		return rack.Disk{}, err
 	}
 	if rack.OutcomeUnknown(refusal) || errors.Is(refusal, rack.ErrConflict) {
@@ -268,24 +249,24 @@ func (c onRack) refusedAttach(
 	}
 	switch {
 	case instance.ProjectID != disk.ProjectID:
-		return rack.Disk{}, c.differentProjects(instance, disk)
+		return rack.Disk{}, projectMismatchError(c.rack, instance, disk)
 	case errors.Is(refusal, rack.ErrFull):
 		disks, err := c.rack.InstanceDisks(ctx, instanceID)
 		if err != nil {
 			return rack.Disk{}, err
 		}
-		return rack.Disk{}, c.full(instanceID, len(disks))
+		return rack.Disk{}, c.instanceFullError(instanceID, len(disks))
 	case errors.Is(refusal, rack.ErrNotStopped):
-		return rack.Disk{}, c.refusals.remember(
+		return rack.Disk{}, c.refusals.put(
 			opAttach,
 			disk.ID,
 			instanceID,
-			lasting,
-			notStopped("attach", disk, instance, refusal),
+			indefinitely,
+			c.notStoppedError(opAttach, disk, instance, refusal),
 		)
 	case instance.RunState == rack.Failed:
 		return rack.Disk{}, rpc.FailedPrecondition(
-			"instance %q (%s) has failed: the rack attaches nothing to it until it was started or stopped: %w",
+			"instance %q (%s) has failed, and the rack attaches no disk to a failed instance: start or stop the instance: %w",
 			instance.Name,
 			instance.ID,
 			refusal,
@@ -294,35 +275,36 @@ func (c onRack) refusedAttach(
 	return rack.Disk{}, refusal
 }
 
-func (c onRack) differentProjects(instance rack.Instance, disk rack.Disk) error {
+func projectMismatchError(client *rack.Client, instance rack.Instance, disk rack.Disk) error {
 	return rpc.FailedPrecondition(
-		"instance %q (%s) and disk %q (%s) are in different projects: a volume is for instances of project %q only",
+		"instance %q (%s) and disk %q (%s) are in different projects: use an instance of project %q",
 		instance.Name,
 		instance.ID,
 		disk.Name,
 		disk.ID,
-		c.rack.ProjectName(),
+		client.ProjectName(),
 	)
 }
 
-// notStopped tells an operator the ways out of what every rack up to now demands (docs/reference/rack.md §4). Nomad asks again
-// for this code only, Kubernetes' attacher for every one.
-func notStopped(what string, disk rack.Disk, instance rack.Instance, refusal error) error {
+// notStoppedError is the error on a rack without hot-plug, with the operator's choices (docs/reference/rack.md §4). Nomad retries
+// only FAILED_PRECONDITION; Kubernetes' external-attacher retries every code.
+func (c rackController) notStoppedError(op operation, disk rack.Disk, instance rack.Instance, refusal error) error {
+	// The message is long enough without the rack's own words.
+	c.log.Info("the rack rejected the "+string(op), "volume_id", disk.ID, "node_id", instance.ID, "error", refusal.Error())
 	return rpc.FailedPrecondition(
-		"cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done and start it again, use --attach-mode=restart, which plans that, or racks that can hot-plug: %w",
-		what,
+		"cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done, or use --attach-mode=restart",
+		op,
 		disk.Name,
 		disk.ID,
 		instance.Name,
 		instance.ID,
 		instance.RunState,
-		refusal,
 	)
 }
 
-// ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. It is OK,
-// and detaches nothing, when the instance does not hold the disk: orchestrators ask late, twice, and for nodes that are no
-// more. Without a node ID the disk is detached from whichever instance holds it, as the specification demands.
+// ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. If the disk is
+// not attached to the instance it answers OK and detaches nothing: orchestrators call late, twice, and for deleted nodes.
+// Without a node ID it detaches the disk from any instance, as the specification requires.
 func (c *Service) ControllerUnpublishVolume(
 	ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest,
@@ -336,51 +318,51 @@ func (c *Service) ControllerUnpublishVolume(
 	if !diskOK || (!nodeOK && req.GetNodeId() != "") {
 		return done, nil // neither a disk nor an instance has such an ID
 	}
-	// Nomad asks every second, and the rack is not asked that often.
-	if err := c.refusals.remembered(opDetach, diskID, nodeID); err != nil {
+	// Nomad repeats the call every second. This answer needs no request to the rack.
+	if err := c.refusals.get(opDetach, diskID, nodeID); err != nil {
 		return nil, err
 	}
-	on, disk, err := c.disk(ctx, diskID)
+	rc, disk, err := c.disk(ctx, diskID)
 	if errors.Is(err, rack.ErrNotFound) {
 		return done, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if disk, err = on.settled(ctx, disk); err != nil {
+	if disk, err = rc.waitForDisk(ctx, disk); err != nil {
 		if errors.Is(err, rack.ErrNotFound) {
-			return done, on.unconfirmed(ctx)
+			return done, rc.confirmNotFound(ctx)
 		}
 		return nil, err
 	}
 	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
-		c.grace.forget(disk.ID)
-		if on.engine != nil {
-			on.engine.Unwish(disk.ID, nodeID)
+		c.detachGrace.cancel(disk.ID)
+		if rc.engine != nil {
+			rc.engine.Unwish(disk.ID, nodeID)
 		}
 		return done, nil
 	}
-	project, err := on.rack.ProjectID(ctx)
+	project, err := rc.rack.ProjectID(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if disk.ProjectID != project {
 		return done, nil // ControllerPublishVolume never attaches it
 	}
-	if err := on.detach(ctx, disk); err != nil {
+	if err := rc.detach(ctx, disk); err != nil {
 		return nil, err
 	}
-	c.grace.forget(disk.ID)
+	c.detachGrace.cancel(disk.ID)
 	return done, nil
 }
 
-// detach detaches a disk from the instance that holds it.
-func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
+// detach detaches a disk from its instance.
+func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	instanceID := disk.InstanceID
-	if err := c.refusals.remembered(opDetach, disk.ID, instanceID); err != nil {
+	if err := c.refusals.get(opDetach, disk.ID, instanceID); err != nil {
 		return err
 	}
-	if left, err := c.awaitGrace(ctx, disk); left || err != nil {
+	if deferred, err := c.checkGrace(ctx, disk); deferred || err != nil {
 		return err
 	}
 	if c.engine != nil {
@@ -389,14 +371,14 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 	}
 	detached, err := c.rack.Detach(ctx, disk.ID, instanceID)
 	if err != nil {
-		return c.refusedDetach(ctx, disk, err)
+		return c.resolveDetach(ctx, disk, err)
 	}
-	if detached, err = c.settled(ctx, detached); err != nil {
+	if detached, err = c.waitForDisk(ctx, detached); err != nil {
 		return err
 	}
 	if detached.InstanceID == instanceID {
 		return rpc.Unavailable(
-			"disk %q (%s) is still on instance %s, although rack %q had accepted to detach it: ask again",
+			"disk %q (%s) is still attached to instance %s, although rack %q accepted the detach: retry",
 			disk.Name,
 			disk.ID,
 			instanceID,
@@ -406,18 +388,18 @@ func (c onRack) detach(ctx context.Context, disk rack.Disk) error {
 	return nil
 }
 
-// awaitGrace refuses to detach from a running instance before the wish is old enough: an orchestrator whose node plugin is
-// away for a moment asks for the detach although the filesystem is still mounted. True means that there is nothing to be put off:
-// the rack would not detach it, and it stays for the instance's next planned restart.
-func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) (left bool, err error) {
-	due := c.grace.due(disk.ID, disk.InstanceID)
-	remaining := time.Until(due)
+// checkGrace rejects a detach from a running instance during the grace period. While the node plugin is down for a moment,
+// an orchestrator can request the detach although the filesystem is still mounted. True means that the rack would not detach
+// the disk now: the detach is deferred to the next planned restart of the instance, so no grace period is needed.
+func (c rackController) checkGrace(ctx context.Context, disk rack.Disk) (deferred bool, err error) {
+	earliest := c.detachGrace.request(disk.ID, disk.InstanceID)
+	remaining := time.Until(earliest)
 	if remaining <= 0 {
 		return false, nil
 	}
 	instance, err := c.rack.Instance(ctx, disk.InstanceID)
 	if errors.Is(err, rack.ErrNotFound) {
-		return false, nil // the look at the disk after the detach decides
+		return false, nil // resolveDetach finds out
 	}
 	if err != nil {
 		return false, err
@@ -426,31 +408,32 @@ func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) (left bool, err 
 		return false, nil
 	}
 	if c.engine != nil {
-		if left, err := c.engine.Leave(ctx, disk.ID, disk.InstanceID); left || err != nil {
-			return left, err
+		if deferred, err := c.engine.Leave(ctx, disk.ID, disk.InstanceID); deferred || err != nil {
+			return deferred, err
 		}
 	}
 	refusal := rpc.FailedPrecondition(
-		"disk %q (%s) is detached from the running instance %q (%s) at %s at the earliest, as --detach-grace demands: ask again",
+		"disk %q (%s) stays attached to the running instance %q (%s) until %s because of --detach-grace: retry then",
 		disk.Name,
 		disk.ID,
 		instance.Name,
 		instance.ID,
-		due.UTC().Format(time.RFC3339),
+		earliest.UTC().Format(time.RFC3339),
 	)
-	return false, rpc.LoggedAt(slog.LevelInfo, c.refusals.remember(opDetach, disk.ID, disk.InstanceID, remaining, refusal))
+	return false, rpc.LoggedAt(slog.LevelInfo, c.refusals.put(opDetach, disk.ID, disk.InstanceID, remaining, refusal))
 }
 
-// refusedDetach finds out why the rack did not detach a disk; it may be gone from the instance after all.
-func (c onRack) refusedDetach(ctx context.Context, disk rack.Disk, refusal error) error {
+// resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to the
+// instance any more, and otherwise the error to answer.
+func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refusal error) error {
 	now, err := c.rack.Disk(ctx, disk.ID)
 	if errors.Is(err, rack.ErrNotFound) {
-		return c.unconfirmed(ctx)
+		return c.confirmNotFound(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("%w; %w", err, refusal)
 	}
-	if now, err = c.settled(ctx, now); err != nil {
+	if now, err = c.waitForDisk(ctx, now); err != nil {
 		return err
 	}
 	if now.InstanceID != disk.InstanceID {
@@ -465,9 +448,15 @@ func (c onRack) refusedDetach(ctx context.Context, disk rack.Disk, refusal error
 	}
 	switch {
 	case instance.BootDiskID == disk.ID:
-		return nil // ControllerPublishVolume refuses it, so it was never published
+		return nil // never published: ControllerPublishVolume rejects a boot disk
 	case errors.Is(refusal, rack.ErrNotStopped):
-		return c.refusals.remember(opDetach, disk.ID, instance.ID, lasting, notStopped("detach", disk, instance, refusal))
+		return c.refusals.put(
+			opDetach,
+			disk.ID,
+			instance.ID,
+			indefinitely,
+			c.notStoppedError(opDetach, disk, instance, refusal),
+		)
 	}
 	return refusal
 }

@@ -87,7 +87,7 @@ func TestPublishToARunningInstanceIsRefused(t *testing.T) {
 		codes.FailedPrecondition,
 		"running",
 		"stop the instance",
-		"hot-plug",
+		"--attach-mode=restart",
 		node,
 	)
 

@@ -16,27 +16,29 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// racks are the racks of a controller. An ID says nothing of its rack, and no two racks have the same ID (docs/reference/rack.md §8):
-// a disk is looked for on the rack where it was seen last, else on all. That it is gone is said only when every rack that
-// could have it has said so.
+// racks are the racks of a controller. An ID does not tell its rack, and no two racks use the same ID
+// (docs/reference/rack.md §8). A disk or snapshot is therefore looked up on the rack where it was found last, and otherwise
+// on all racks. It counts as deleted only if every rack that could have it says so.
 type racks struct {
 	all []*rack.Client
-	// topology is that of everything on a rack. All messages share it: a list of thousands with one for each would take
-	// half as much memory again.
+	// topology is the topology of everything on a rack. All messages share it: a separate copy for each entry would make
+	// a list of thousands half as large again.
 	topology map[*rack.Client][]*csi.Topology
 
-	mu   sync.Mutex
-	seen map[string]*rack.Client
+	mu sync.Mutex
+	// locations maps the ID of a disk or snapshot to the rack where it was found last.
+	locations map[string]*rack.Client
 }
 
-// seenLimit bounds the memory of where things were seen; what is forgotten is looked for on all racks.
-const seenLimit = 20_000
+// maxLocations bounds the memory of the location cache. An ID without an entry is looked up on all racks.
+const maxLocations = 20_000
 
 func newRacks(all []*rack.Client) *racks {
-	r := &racks{all: all, topology: map[*rack.Client][]*csi.Topology{}, seen: map[string]*rack.Client{}}
+	r := &racks{all: all, topology: map[*rack.Client][]*csi.Topology{}, locations: map[string]*rack.Client{}}
 	for _, client := range all {
 		r.topology[client] = []*csi.Topology{rpc.Topology(client.Name())}
 	}
@@ -51,159 +53,205 @@ func (r *racks) names() string {
 	return strings.Join(names, ", ")
 }
 
-func (r *racks) lastSeen(id string) *rack.Client {
+// cachedLocation returns the rack where an ID was found last, or nil.
+func (r *racks) cachedLocation(id string) *rack.Client {
 	if len(r.all) == 1 {
 		return r.all[0]
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.seen[id]
+	return r.locations[id]
 }
 
-// saw remembers where a thing is; a nil client forgets it.
-func (r *racks) saw(id string, client *rack.Client) {
+func (r *racks) cacheLocation(id string, client *rack.Client) {
 	if len(r.all) == 1 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if client == nil {
-		delete(r.seen, id)
-		return
+	if len(r.locations) >= maxLocations {
+		clear(r.locations)
 	}
-	if len(r.seen) >= seenLimit {
-		clear(r.seen)
-	}
-	r.seen[id] = client
+	r.locations[id] = client
 }
 
-// find asks the racks for the thing with an ID and returns it with its rack. [rack.ErrNotFound] means that it is on none of
-// them, and that each has confirmed that this token would see it; whatever else a rack answers leaves that open.
+func (r *racks) dropLocation(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.locations, id)
+}
+
+// disk returns the disk of a volume and its rack. NOT_FOUND means that no rack has the disk; each rack has then confirmed
+// that this token would see it.
+func (c *Service) disk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
+	id, ok := diskname.ParseID(volumeID)
+	if !ok {
+		return rackController{}, rack.Disk{}, rpc.NotFound(
+			"volume_id %q is not a UUID: the ID of a volume is the UUID of its disk",
+			volumeID,
+		)
+	}
+	client, disk, err := find(ctx, c.racks, id, (*rack.Client).Disk)
+	return c.forRack(client), disk, err
+}
+
+// snapshot returns a snapshot and its rack. NOT_FOUND means that no rack has the snapshot; each rack has then confirmed that
+// this token would see it.
+func (c *Service) snapshot(ctx context.Context, snapshotID string) (rackController, rack.Snapshot, error) {
+	id, ok := diskname.ParseID(snapshotID)
+	if !ok {
+		return rackController{}, rack.Snapshot{}, rpc.NotFound(
+			"snapshot_id %q is not a UUID: the ID of a snapshot is its UUID on the rack",
+			snapshotID,
+		)
+	}
+	client, snapshot, err := find(ctx, c.racks, id, (*rack.Client).Snapshot)
+	return c.forRack(client), snapshot, err
+}
+
+// waitForDisk waits until a disk is not changing state, as long as the caller's deadline allows.
+func (c rackController) waitForDisk(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	return c.rack.WaitForDisk(ctx, disk, rpc.WaitBudget(ctx))
+}
+
+// find looks up an ID with get, and returns the value and its rack. [rack.ErrNotFound] means that no rack has the ID, and
+// that each rack has confirmed that this token would see it. After any other error the value may exist.
 func find[T any](
 	ctx context.Context,
 	r *racks,
 	id string,
-	ask func(*rack.Client, context.Context, string) (T, error),
+	get func(*rack.Client, context.Context, string) (T, error),
 ) (*rack.Client, T, error) {
-	others := r.all
-	var missing error
-	if known := r.lastSeen(id); known != nil {
-		thing, err := ask(known, ctx, id)
+	remaining := r.all
+	var notFound error
+	if cached := r.cachedLocation(id); cached != nil {
+		value, err := get(cached, ctx, id)
 		if !errors.Is(err, rack.ErrNotFound) {
-			return known, thing, err
+			return cached, value, err
 		}
-		missing = err
-		others = slices.DeleteFunc(slices.Clone(r.all), func(c *rack.Client) bool { return c == known })
+		notFound = err
+		remaining = slices.DeleteFunc(slices.Clone(r.all), func(c *rack.Client) bool { return c == cached })
 	}
-	client, thing, err := findAnywhere(ctx, others, id, ask, missing)
+	client, value, err := findOnAny(ctx, remaining, id, get, notFound)
 	if err == nil {
-		r.saw(id, client)
-		return client, thing, nil
+		r.cacheLocation(id, client)
+		return client, value, nil
 	}
 	if errors.Is(err, rack.ErrNotFound) {
-		r.saw(id, nil)
-		if unconfirmed := r.unconfirmed(ctx); unconfirmed != nil {
+		r.dropLocation(id)
+		if unconfirmed := r.confirmNotFound(ctx); unconfirmed != nil {
 			err = unconfirmed
 		}
 	}
-	return nil, thing, err
+	return nil, value, err
 }
 
-// findAnywhere asks racks at the same time and takes the first that has the thing. Missing is what a rack that was asked before
-// has answered.
-func findAnywhere[T any](
+// findOnAny queries racks concurrently and returns the first that has the ID. The parameter notFound is the answer of a rack
+// that was queried before.
+func findOnAny[T any](
 	ctx context.Context,
 	clients []*rack.Client,
 	id string,
-	ask func(*rack.Client, context.Context, string) (T, error),
-	missing error,
+	get func(*rack.Client, context.Context, string) (T, error),
+	notFound error,
 ) (*rack.Client, T, error) {
-	var none T
+	var zero T
 	var failed error
-	for client, found := range askAll(ctx, clients, func(ctx context.Context, client *rack.Client) (T, error) { return ask(client, ctx, id) }) {
+	for client, result := range queryAll(ctx, clients, func(ctx context.Context, client *rack.Client) (T, error) { return get(client, ctx, id) }) {
 		switch {
-		case found.err == nil:
-			return client, found.thing, nil
-		case errors.Is(found.err, rack.ErrNotFound):
-			missing = found.err
+		case result.err == nil:
+			return client, result.value, nil
+		case errors.Is(result.err, rack.ErrNotFound):
+			notFound = result.err
 		default:
-			failed = errors.Join(failed, found.err)
+			failed = errors.Join(failed, result.err)
 		}
 	}
 	if failed != nil {
-		// Not the code of whatever is wrong with one rack: the thing may be there, or elsewhere.
-		return nil, none, unknownOutcome(ctx, fmt.Errorf("%s may be on a rack that does not answer: %w", id, oneLine(failed)))
+		// The code of one rack's error would be wrong here: the disk or snapshot may exist on that rack.
+		return nil, zero, retryable(ctx, fmt.Errorf("%s may be on a rack that does not answer: %w", id, singleLine(failed)))
 	}
-	return nil, none, missing
+	return nil, zero, notFound
 }
 
-// unconfirmed is UNAVAILABLE, or the end of the caller's own time, when a 404 cannot be believed: nothing is known about the thing then, and no orchestrator
-// may conclude that it is gone.
-func (r *racks) unconfirmed(ctx context.Context) error {
-	for _, confirmed := range askAll(ctx, r.all, func(ctx context.Context, client *rack.Client) (struct{}, error) {
+// confirmNotFound returns nil if a 404 of every rack can be trusted. Otherwise the error is UNAVAILABLE, or the end of ctx:
+// no orchestrator may conclude then that the disk or snapshot was deleted.
+func (r *racks) confirmNotFound(ctx context.Context) error {
+	for _, result := range queryAll(ctx, r.all, func(ctx context.Context, client *rack.Client) (struct{}, error) {
 		return struct{}{}, client.ConfirmProject(ctx)
 	}) {
-		if confirmed.err != nil {
-			return unknownOutcome(ctx, confirmed.err)
+		if result.err != nil {
+			return retryable(ctx, result.err)
 		}
 	}
 	return nil
 }
 
-// answer is what one rack said.
-type answer[T any] struct {
-	thing T
+// confirmNotFound is [racks.confirmNotFound] for this rack only.
+func (c rackController) confirmNotFound(ctx context.Context) error {
+	if err := c.rack.ConfirmProject(ctx); err != nil {
+		return retryable(ctx, err)
+	}
+	return nil
+}
+
+// result is the answer of one rack.
+type result[T any] struct {
+	value T
 	err   error
-	// panicked is the panic of the question, which belongs to whoever reads the answers.
+	// panicked is the value of a panic in the query. The goroutine that reads the results panics with it.
 	panicked any
 }
 
-// askAll puts a question to racks at the same time and yields their answers as they come in. Who has heard enough ends the other
-// questions.
-func askAll[T any](
+// queryAll calls query for all racks concurrently and yields the results as they arrive. Stopping the iteration cancels the
+// remaining queries.
+func queryAll[T any](
 	ctx context.Context,
 	clients []*rack.Client,
-	ask func(context.Context, *rack.Client) (T, error),
-) iter.Seq2[*rack.Client, answer[T]] {
-	return func(yield func(*rack.Client, answer[T]) bool) {
+	query func(context.Context, *rack.Client) (T, error),
+) iter.Seq2[*rack.Client, result[T]] {
+	return func(yield func(*rack.Client, result[T]) bool) {
 		if len(clients) == 1 {
-			thing, err := ask(ctx, clients[0])
-			yield(clients[0], answer[T]{thing: thing, err: err})
+			value, err := query(ctx, clients[0])
+			yield(clients[0], result[T]{value: value, err: err})
 			return
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		type reply struct {
+		type rackResult struct {
 			client *rack.Client
-			answer[T]
+			result[T]
 		}
-		replies := make(chan reply, len(clients)) // with room for all: nobody is left waiting when the reader has gone
+		results := make(
+			chan rackResult,
+			len(clients),
+		) // buffered for all, so that no goroutine blocks after the reader stopped
 		for _, client := range clients {
 			go func() {
-				r := reply{client: client}
+				r := rackResult{client: client}
 				defer func() {
 					r.panicked = recover()
-					replies <- r
+					results <- r
 				}()
-				r.thing, r.err = ask(ctx, client)
+				r.value, r.err = query(ctx, client)
 			}()
 		}
 		for range clients {
-			r := <-replies
+			r := <-results
 			if r.panicked != nil {
 				panic(r.panicked)
 			}
-			if !yield(r.client, r.answer) {
+			if !yield(r.client, r.result) {
 				return
 			}
 		}
 	}
 }
 
-// oneLine joins the lines of an error that has several.
-func oneLine(err error) error { return joined{err} }
+// singleLine joins the lines of an error's text.
+func singleLine(err error) error { return singleLineError{err} }
 
-type joined struct{ error }
+type singleLineError struct{ error }
 
-func (j joined) Error() string { return strings.ReplaceAll(j.error.Error(), "\n", "; ") }
-func (j joined) Unwrap() error { return j.error }
+func (e singleLineError) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", "; ") }
+func (e singleLineError) Unwrap() error { return e.error }

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 )
 
-// rig is a controller before a simulated rack, with what the tests of this package ask of both.
+// rig is a controller and a simulated rack, with the checks of this package's tests.
 type rig struct{ *coretest.Rig }
 
 func newRig(t *testing.T, change ...func(*coretest.Options)) *rig {
@@ -18,13 +18,13 @@ func newRig(t *testing.T, change ...func(*coretest.Options)) *rig {
 	return &rig{coretest.New(t, change...)}
 }
 
-// again is another controller before the same rack: a replica, or the same one after a restart.
+// again starts another controller for the same rack: a replica, or the same controller after a restart.
 func (r *rig) again(t *testing.T) *rig {
 	t.Helper()
 	return &rig{r.Again(t)}
 }
 
-// copy is another rig before the same rack, whose options may be changed before it is started.
+// copy is another rig for the same rack. Its options can be changed before it is started.
 func (r *rig) copy() *rig {
 	other := *r.Rig
 	return &rig{&other}

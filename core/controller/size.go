@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// gib is the unit of disk sizes: a rack takes whole GiB only (docs/reference/rack.md §2).
+	// gib is the unit of disk sizes: a rack makes only disks of whole GiB (docs/reference/rack.md §2).
 	gib int64 = 1 << 30
-	// defaultSizeBytes is the size of a volume for which nothing was requested.
+	// defaultSizeBytes is the size of a volume without a requested size.
 	defaultSizeBytes = 10 * gib
 )
 
-// sizeOf decides how large a new disk is, in bytes: what is required, rounded up to whole GiB, at least what the source has that
-// it is made from (0 for none), and at most what the limit allows. What a rack takes at most is the rack's to judge, since
-// that differs between releases and kinds of disks.
-func sizeOf(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
+// chooseSize returns the size of a new disk in bytes: required_bytes rounded up to whole GiB, but not less than the source
+// (0 for none) and not more than limit_bytes. It does not check the rack's maximum, which differs between releases and disk
+// types: the rack rejects larger disks.
+func chooseSize(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	if sourceBytes > 0 && limitBytes != 0 && limitBytes < sourceBytes {
 		return 0, rpc.OutOfRange(
@@ -45,12 +45,12 @@ func sizeOf(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 		return size, nil
 	}
 	if requiredBytes > math.MaxInt64-gib {
-		return 0, rpc.OutOfRange("capacity_range: required_bytes %d is more than any disk has", requiredBytes)
+		return 0, rpc.OutOfRange("capacity_range: required_bytes %d is larger than any disk", requiredBytes)
 	}
 	size := (requiredBytes + gib - 1) / gib * gib
 	if limitBytes != 0 && size > limitBytes {
 		return 0, rpc.OutOfRange(
-			"capacity_range: disks are made in whole GiB, and %d bytes, the smallest such size for required_bytes %d, is more than limit_bytes %d",
+			"capacity_range: a disk has whole GiB: %d bytes, which is required_bytes %d rounded up, is more than limit_bytes %d",
 			size,
 			requiredBytes,
 			limitBytes,
@@ -59,8 +59,8 @@ func sizeOf(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	return size, nil
 }
 
-// suits reports whether a disk of this size is what the range asked for.
-func suits(sizeBytes int64, capacity *csi.CapacityRange) bool {
+// sizeInRange reports whether a size is in the requested range.
+func sizeInRange(sizeBytes int64, capacity *csi.CapacityRange) bool {
 	limitBytes := capacity.GetLimitBytes()
 	return sizeBytes >= capacity.GetRequiredBytes() && (limitBytes == 0 || sizeBytes <= limitBytes)
 }

@@ -43,7 +43,7 @@ func TestSizeOf(t *testing.T) {
 		{name: "limit below the source", required: gib, limit: 2 * gib, source: 3 * gib, code: codes.OutOfRange},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := sizeOf(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}, test.source)
+			got, err := chooseSize(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}, test.source)
 			code := codes.OK
 			if failed := new(rpc.Error); errors.As(err, &failed) {
 				code = failed.Code()

@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// CreateSnapshot makes a snapshot of a volume: CSI spec, CreateSnapshot. Like a disk's, its name follows from the one that the
-// orchestrator gives. It shows what the volume would hold after a power cut; nothing in the guest is frozen
-// (docs/reference/rack.md §6).
+// CreateSnapshot makes a snapshot of a volume: CSI spec, CreateSnapshot. The snapshot's name on the rack is derived from the
+// requested name. The snapshot is crash-consistent: it holds what the volume would hold after a power cut, because the guest
+// is not frozen (docs/reference/rack.md §6).
 func (c *Service) CreateSnapshot(
 	ctx context.Context,
 	req *csi.CreateSnapshotRequest,
@@ -36,26 +36,26 @@ func (c *Service) CreateSnapshot(
 	if err != nil {
 		return nil, err
 	}
-	on, source, err := c.disk(ctx, req.GetSourceVolumeId())
+	rc, source, err := c.disk(ctx, req.GetSourceVolumeId())
 	if errors.Is(err, rack.ErrNotFound) {
-		taken, err := c.snapshotOfGone(ctx, req, candidates, err)
-		return taken, unclear(ctx, err)
+		existing, err := c.existingSnapshotWithoutSource(ctx, req, candidates, err)
+		return existing, retryableIfUnknown(ctx, err)
 	}
 	if err != nil {
-		return nil, unclear(ctx, err)
+		return nil, retryableIfUnknown(ctx, err)
 	}
-	if err := on.checkSource(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
-		return nil, unclear(ctx, err)
+	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
+		return nil, retryableIfUnknown(ctx, err)
 	}
-	snapshot, err := on.takeSnapshot(ctx, req.GetName(), source)
+	snapshot, err := rc.takeSnapshot(ctx, req.GetName(), source)
 	if err != nil {
-		return nil, unclear(ctx, err)
+		return nil, retryableIfUnknown(ctx, err)
 	}
-	c.racks.saw(snapshot.ID, on.rack)
-	return &csi.CreateSnapshotResponse{Snapshot: on.snapshotMessage(snapshot)}, nil
+	c.racks.cacheLocation(snapshot.ID, rc.rack)
+	return &csi.CreateSnapshotResponse{Snapshot: rc.snapshotMessage(snapshot)}, nil
 }
 
-// checkSnapshotParameters: there are none, but for those that Kubernetes' external-snapshotter adds.
+// checkSnapshotParameters rejects all parameters except those that Kubernetes' external-snapshotter adds.
 func checkSnapshotParameters(parameters map[string]string) error {
 	for key := range parameters {
 		if !strings.HasPrefix(key, rpc.ParameterPrefixCO) {
@@ -65,11 +65,11 @@ func checkSnapshotParameters(parameters map[string]string) error {
 	return nil
 }
 
-// takeSnapshot makes the snapshot, or finds that it is there already.
-func (c onRack) takeSnapshot(ctx context.Context, name string, source rack.Disk) (rack.Snapshot, error) {
-	description, _ := rack.ParseDescription(source.Description) // a disk that we did not make has no lineage
+// takeSnapshot makes the snapshot, or returns it if it exists already.
+func (c rackController) takeSnapshot(ctx context.Context, name string, source rack.Disk) (rack.Snapshot, error) {
+	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want := rack.NewSnapshotDescription(c.cluster, name, rack.Lineage(source.ID, description.Lineage))
-	source, err := c.readySource(ctx, source)
+	source, err := c.waitForSource(ctx, source)
 	var snapshot rack.Snapshot
 	if err == nil {
 		snapshot, err = c.createSnapshot(ctx, diskname.ForSnapshot(c.cluster, name), want.Encode(), source.ID)
@@ -77,41 +77,41 @@ func (c onRack) takeSnapshot(ctx context.Context, name string, source rack.Disk)
 	if err == nil {
 		return snapshot, nil
 	}
-	snapshot, found, lookErr := c.snapshotTaken(ctx, want, source.ID)
+	snapshot, found, lookErr := c.findSnapshot(ctx, want, source.ID)
 	switch {
 	case lookErr != nil:
-		return snapshot, fmt.Errorf("%w; %w", lookErr, oneLine(err))
+		return snapshot, fmt.Errorf("%w; %w", lookErr, singleLine(err))
 	case found:
-		return c.readySnapshot(ctx, snapshot)
+		return c.waitForReadySnapshot(ctx, snapshot)
 	case rack.OutcomeUnknown(err) || errors.Is(err, rack.ErrAlreadyExists) || errors.Is(err, rack.ErrNotFound):
-		return snapshot, unknownOutcome(ctx, fmt.Errorf("%w; no such snapshot is there yet: ask again", err))
+		return snapshot, retryable(ctx, fmt.Errorf("%w; the snapshot does not exist yet: retry", err))
 	}
 	return snapshot, err
 }
 
-// createSnapshot makes a snapshot, and waits while the rack is busy with another one of the same disk, as long as the caller
-// can.
-func (c onRack) createSnapshot(ctx context.Context, name, description, diskID string) (rack.Snapshot, error) {
+// createSnapshot makes a snapshot. While the rack is making another snapshot of the same disk it retries, as long as the
+// caller's deadline allows.
+func (c rackController) createSnapshot(ctx context.Context, name, description, diskID string) (rack.Snapshot, error) {
 	deadline := time.Now().Add(rpc.WaitBudget(ctx))
 	for {
 		snapshot, err := c.rack.CreateSnapshot(ctx, name, description, diskID)
-		if !errors.Is(err, rack.ErrConflict) || time.Now().Add(conflictPoll).After(deadline) {
+		if !errors.Is(err, rack.ErrConflict) || time.Now().Add(snapshotRetryInterval).After(deadline) {
 			return snapshot, err
 		}
 		select {
 		case <-ctx.Done():
 			return snapshot, err
-		case <-time.After(conflictPoll):
+		case <-time.After(snapshotRetryInterval):
 		}
 	}
 }
 
-// conflictPoll is how often a snapshot is tried while another one of the disk is being made.
-const conflictPoll = 500 * time.Millisecond
+// snapshotRetryInterval is the interval between attempts while the rack is making another snapshot of the disk.
+const snapshotRetryInterval = 500 * time.Millisecond
 
-// snapshotTaken looks for a snapshot by the name that follows from the orchestrator's. One that is there and is not this one is an
-// error.
-func (c onRack) snapshotTaken(
+// findSnapshot looks for a snapshot by the name that is derived from the requested name. It rejects a snapshot of that name
+// that has another description or another source.
+func (c rackController) findSnapshot(
 	ctx context.Context,
 	want rack.Description,
 	sourceID string,
@@ -121,13 +121,13 @@ func (c onRack) snapshotTaken(
 		return snapshot, false, nil
 	}
 	if err != nil {
-		return snapshot, false, unknownOutcome(ctx, err)
+		return snapshot, false, retryable(ctx, err)
 	}
 	owner, ours := rack.ParseDescription(snapshot.Description)
 	switch {
 	case !ours || !owner.SameObject(want):
 		err = rpc.AlreadyExists(
-			"snapshot %q: %q (%s) exists in project %q and is not this one (its description is %.80q): rename or delete it",
+			"snapshot %q: %q (%s) exists in project %q with another description, %.80q: rename or delete it",
 			want.Name,
 			snapshot.Name,
 			snapshot.ID,
@@ -136,7 +136,7 @@ func (c onRack) snapshotTaken(
 		)
 	case snapshot.DiskID != sourceID:
 		err = rpc.AlreadyExists(
-			"snapshot %q (%s) exists, but of volume %s, not of %s",
+			"snapshot %q (%s) exists already, of volume %s and not of %s: use another name",
 			want.Name,
 			snapshot.ID,
 			snapshot.DiskID,
@@ -146,38 +146,39 @@ func (c onRack) snapshotTaken(
 	return snapshot, err == nil, err
 }
 
-// snapshotOfGone answers a call for a snapshot whose volume is gone: it may have been made before.
-func (c *Service) snapshotOfGone(
+// existingSnapshotWithoutSource answers a CreateSnapshot whose source volume is gone. An earlier call may have made the
+// snapshot. Without one it returns sourceErr.
+func (c *Service) existingSnapshotWithoutSource(
 	ctx context.Context,
 	req *csi.CreateSnapshotRequest,
 	candidates []*rack.Client,
-	gone error,
+	sourceErr error,
 ) (*csi.CreateSnapshotResponse, error) {
-	id, _ := diskname.ParseID(req.GetSourceVolumeId()) // a volume was looked for under it
+	id, _ := diskname.ParseID(req.GetSourceVolumeId()) // disk has parsed it before
 	want := rack.NewSnapshotDescription(c.cluster, req.GetName(), nil)
 	for _, client := range candidates {
-		on := c.on(client)
-		snapshot, found, err := on.snapshotTaken(ctx, want, id)
+		rc := c.forRack(client)
+		snapshot, found, err := rc.findSnapshot(ctx, want, id)
 		if found {
-			snapshot, err = on.readySnapshot(ctx, snapshot)
+			snapshot, err = rc.waitForReadySnapshot(ctx, snapshot)
 		}
 		if err != nil {
 			return nil, err
 		}
 		if found {
-			return &csi.CreateSnapshotResponse{Snapshot: on.snapshotMessage(snapshot)}, nil
+			return &csi.CreateSnapshotResponse{Snapshot: rc.snapshotMessage(snapshot)}, nil
 		}
 	}
-	return nil, gone
+	return nil, sourceErr
 }
 
-// readySnapshot waits until a snapshot is ready. One that is not will not be handed out.
-func (c onRack) readySnapshot(ctx context.Context, snapshot rack.Snapshot) (rack.Snapshot, error) {
+// waitForReadySnapshot waits until a snapshot is ready, and rejects a snapshot in any other stable state.
+func (c rackController) waitForReadySnapshot(ctx context.Context, snapshot rack.Snapshot) (rack.Snapshot, error) {
 	snapshot, err := c.rack.WaitForSnapshot(ctx, snapshot, rpc.WaitBudget(ctx))
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 		return snapshot, rpc.Unavailable(
-			"snapshot %q (%s) was being made and is gone: ask again: %w",
+			"snapshot %q (%s) was deleted meanwhile: retry: %w",
 			snapshot.Name,
 			snapshot.ID,
 			err,
@@ -186,7 +187,7 @@ func (c onRack) readySnapshot(ctx context.Context, snapshot rack.Snapshot) (rack
 		return snapshot, err
 	case snapshot.State != rack.SnapshotReady:
 		return snapshot, rpc.FailedPrecondition(
-			"snapshot %q (%s) is in state %q and cannot be used: delete it on rack %q, or have the rack's operator look at it",
+			"snapshot %q (%s) is in state %q and cannot be used: delete it on rack %q, or ask the operator of the rack",
 			snapshot.Name,
 			snapshot.ID,
 			snapshot.State,
@@ -196,8 +197,8 @@ func (c onRack) readySnapshot(ctx context.Context, snapshot rack.Snapshot) (rack
 	return snapshot, nil
 }
 
-// snapshotMessage is a snapshot in the words of the specification. It is usable where its rack is.
-func (c onRack) snapshotMessage(snapshot rack.Snapshot) *csi.Snapshot {
+// snapshotMessage describes a snapshot as a CSI snapshot. It is accessible from its rack only.
+func (c rackController) snapshotMessage(snapshot rack.Snapshot) *csi.Snapshot {
 	return &csi.Snapshot{
 		SnapshotId:         snapshot.ID,
 		SourceVolumeId:     snapshot.DiskID,
@@ -208,22 +209,8 @@ func (c onRack) snapshotMessage(snapshot rack.Snapshot) *csi.Snapshot {
 	}
 }
 
-// snapshot returns a snapshot and the rack that has it. That there is none is said only after the racks confirmed that this
-// token would see it.
-func (c *Service) snapshot(ctx context.Context, snapshotID string) (onRack, rack.Snapshot, error) {
-	id, ok := diskname.ParseID(snapshotID)
-	if !ok {
-		return onRack{}, rack.Snapshot{}, rpc.NotFound(
-			"snapshot_id %q is no snapshot ID: the ID of a snapshot is its UUID on the rack",
-			snapshotID,
-		)
-	}
-	client, snapshot, err := find(ctx, c.racks, id, (*rack.Client).Snapshot)
-	return c.on(client), snapshot, err
-}
-
-// DeleteSnapshot deletes a snapshot that this plugin made and nothing else; volumes made from it stay. CSI spec,
-// DeleteSnapshot.
+// DeleteSnapshot deletes a snapshot: CSI spec, DeleteSnapshot. It deletes only snapshots that this plugin made for its
+// cluster. Volumes made from the snapshot stay.
 func (c *Service) DeleteSnapshot(
 	ctx context.Context,
 	req *csi.DeleteSnapshotRequest,
@@ -236,45 +223,36 @@ func (c *Service) DeleteSnapshot(
 	if !ok {
 		return done, nil // no snapshot has such an ID
 	}
-	on, snapshot, err := c.snapshot(ctx, id)
+	rc, snapshot, err := c.snapshot(ctx, id)
 	if errors.Is(err, rack.ErrNotFound) {
 		return done, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := on.checkSnapshotDeletable(ctx, snapshot); err != nil {
+	if err := rc.checkSnapshotDeletable(ctx, snapshot); err != nil {
 		return nil, err
 	}
-	err = on.rack.DeleteSnapshot(ctx, id)
+	err = rc.rack.DeleteSnapshot(ctx, id)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		return done, on.unconfirmed(ctx)
+		return done, rc.confirmNotFound(ctx)
 	case errors.Is(err, rack.ErrRefused):
-		return nil, rpc.Aborted("%w: ask again", err) // it is still being made
+		return nil, rpc.Aborted("%w: retry", err) // the rack is still making it
 	case err != nil:
 		return nil, err
 	}
 	return done, nil
 }
 
-func (c onRack) checkSnapshotDeletable(ctx context.Context, snapshot rack.Snapshot) error {
-	owner, ours := rack.ParseDescription(snapshot.Description)
-	whose := ""
-	switch {
-	case !ours:
-		whose = "was not made by this plugin"
-	case owner.Cluster != c.cluster:
-		whose = fmt.Sprintf("belongs to cluster %q, this is cluster %q", owner.Cluster, c.cluster)
-	}
-	if whose != "" {
+func (c rackController) checkSnapshotDeletable(ctx context.Context, snapshot rack.Snapshot) error {
+	if reason := c.notOwnedReason(snapshot.Description); reason != "" {
 		return rpc.FailedPrecondition(
-			"snapshot %q (%s) %s and is not deleted: delete it yourself on rack %q, with \"oxide snapshot delete --snapshot %s\"",
+			"snapshot %q (%s) %s and is not deleted: delete it yourself on rack %q",
 			snapshot.Name,
 			snapshot.ID,
-			whose,
+			reason,
 			c.rack.Name(),
-			snapshot.ID,
 		)
 	}
 	project, err := c.rack.ProjectID(ctx)
@@ -283,7 +261,7 @@ func (c onRack) checkSnapshotDeletable(ctx context.Context, snapshot rack.Snapsh
 	}
 	if snapshot.ProjectID != project {
 		return rpc.FailedPrecondition(
-			"snapshot %q (%s) is in another project than %q: this plugin deletes snapshots of its own project only",
+			"snapshot %q (%s) is in another project than %q: this plugin deletes only snapshots of its own project",
 			snapshot.Name,
 			snapshot.ID,
 			c.rack.ProjectName(),
@@ -292,14 +270,14 @@ func (c onRack) checkSnapshotDeletable(ctx context.Context, snapshot rack.Snapsh
 	return nil
 }
 
-// GetSnapshot tells what there is to know of a snapshot, whoever made it: CSI spec, GetSnapshot.
+// GetSnapshot returns a snapshot, also one that this plugin did not make: CSI spec, GetSnapshot.
 func (c *Service) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
 	if err := validateGetSnapshot(req); err != nil {
 		return nil, err
 	}
-	on, snapshot, err := c.snapshot(ctx, req.GetSnapshotId())
+	rc, snapshot, err := c.snapshot(ctx, req.GetSnapshotId())
 	if err != nil {
 		return nil, err
 	}
-	return &csi.GetSnapshotResponse{Snapshot: on.snapshotMessage(snapshot)}, nil
+	return &csi.GetSnapshotResponse{Snapshot: rc.snapshotMessage(snapshot)}, nil
 }

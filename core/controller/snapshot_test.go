@@ -403,7 +403,7 @@ func TestRestore(t *testing.T) {
 		{name: "larger", capacity: &csi.CapacityRange{RequiredBytes: 2*coretest.GiB + 1}, want: 3 * coretest.GiB},
 		{name: "limit-below", capacity: &csi.CapacityRange{LimitBytes: coretest.GiB - 1}, code: codes.OutOfRange, mentions: "volume_content_source"},
 		{name: "read-only", params: map[string]string{rpc.KeyReadOnly: "true"}, want: coretest.GiB},
-		{name: "read-only-larger", capacity: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB}, params: map[string]string{rpc.KeyReadOnly: "true"}, code: codes.OutOfRange, mentions: "exactly"},
+		{name: "read-only-larger", capacity: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB}, params: map[string]string{rpc.KeyReadOnly: "true"}, code: codes.OutOfRange, mentions: "size of its snapshot"},
 		{name: "local", params: map[string]string{rpc.ParameterDiskType: "local"}, code: codes.InvalidArgument, mentions: "local"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

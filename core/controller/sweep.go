@@ -15,64 +15,69 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// temporaryAge is how old the temporary snapshot of a clone has to be before it counts as left behind, where nothing else is
-// configured: no call that could still be using it lasts that long.
-const temporaryAge = time.Hour
+// defaultTemporaryAge is the age at which a clone's temporary snapshot counts as left behind, if none is configured. No call
+// that uses the snapshot lasts that long.
+const defaultTemporaryAge = time.Hour
 
-// sweeper deletes the temporary snapshots that a crash has left behind, this process' own or another replica's. It looks at
-// the start, and once more when what the rack was then still making is old enough; when a snapshot that it saw, or that a
-// call could not delete, is; and when volumes are made long after the last look. Otherwise it asks nobody anything.
+// sweeper deletes temporary snapshots that a crash of this process or of another replica left behind. It sweeps:
+//
+//   - at the start, and once more after age, for snapshots that the rack was still making at the start;
+//   - when a snapshot reaches age that was too young in a sweep, or that a call could not delete;
+//   - when a volume is created and the last sweep is older than age.
+//
+// Otherwise it sends no requests.
 type sweeper struct {
 	controller *Service
-	// age is how old a temporary snapshot has to be.
+	// age is the age from which a temporary snapshot is deleted.
 	age time.Duration
 
 	mu sync.Mutex
-	// ctx ends the sweeping; nil before [Controller.StartSweeping].
+	// ctx ends the sweeping; nil before [Service.StartSweeping].
 	ctx   context.Context
 	timer *time.Timer
-	// due is when the next sweep begins, if timer is set.
-	due  time.Time
+	// next is when the next sweep begins, if timer is set.
+	next time.Time
+	// last is when the last sweep began.
 	last time.Time
 }
 
 func newSweeper(c *Service, age time.Duration) *sweeper {
-	return &sweeper{controller: c, age: cmp.Or(age, temporaryAge)}
+	return &sweeper{controller: c, age: cmp.Or(age, defaultTemporaryAge)}
 }
 
-// retry is how long to wait after a sweep that a rack did not answer.
-func (s *sweeper) retry() time.Duration { return s.age / 12 }
+// retryDelay is how long to wait after a failed sweep.
+func (s *sweeper) retryDelay() time.Duration { return s.age / 12 }
 
-// StartSweeping deletes temporary snapshots that were left behind, now and whenever there is reason to, until ctx ends.
+// StartSweeping deletes temporary snapshots that were left behind, now and when needed, until ctx ends. It does not block.
 func (c *Service) StartSweeping(ctx context.Context) {
 	c.sweeper.mu.Lock()
 	c.sweeper.ctx = ctx
 	c.sweeper.mu.Unlock()
-	c.sweeper.in(0)
+	c.sweeper.schedule(0)
 }
 
-// in asks for a sweep after that time, if none is to come sooner.
-func (s *sweeper) in(wait time.Duration) {
+// schedule starts a sweep after wait, unless an earlier one is scheduled.
+func (s *sweeper) schedule(wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	due := time.Now().Add(wait)
-	if s.ctx == nil || s.ctx.Err() != nil || (s.timer != nil && s.due.Before(due)) {
+	next := time.Now().Add(wait)
+	if s.ctx == nil || s.ctx.Err() != nil || (s.timer != nil && s.next.Before(next)) {
 		return
 	}
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	s.due = due
+	s.next = next
 	s.timer = time.AfterFunc(wait, s.run)
 }
 
-// wake asks for a sweep if the last one is long ago.
-func (s *sweeper) wake() {
+// scheduleIfStale starts a sweep if the last one is older than age.
+func (s *sweeper) scheduleIfStale() {
 	s.mu.Lock()
 	stale := !s.last.IsZero() && time.Since(s.last) > s.age
 	s.mu.Unlock()
 	if stale {
-		s.in(0)
+		s.schedule(0)
 	}
 }
 
@@ -83,7 +88,7 @@ func (s *sweeper) run() {
 	ctx := s.ctx
 	s.mu.Unlock()
 	if first {
-		s.in(s.age)
+		s.schedule(s.age)
 	}
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -91,45 +96,45 @@ func (s *sweeper) run() {
 		}
 	}()
 	for _, client := range s.controller.racks.all {
-		s.sweep(ctx, s.controller.on(client))
+		s.sweep(ctx, s.controller.forRack(client))
 	}
 }
 
-// sweep deletes what was left behind on one rack, and asks for another sweep where that has to wait.
-func (s *sweeper) sweep(ctx context.Context, on onRack) {
-	for listed, err := range on.rack.Snapshots(ctx, rack.Cursor{}, 0) {
+// sweep deletes the old temporary snapshots of one rack. It schedules another sweep for snapshots that are too young.
+func (s *sweeper) sweep(ctx context.Context, rc rackController) {
+	for listed, err := range rc.rack.Snapshots(ctx, rack.Cursor{}, 0) {
 		if err != nil {
-			s.later(ctx, on, err)
+			s.retryLater(ctx, rc, err)
 			return
 		}
 		snapshot := listed.Value
-		if !snapshot.Temporary() || on.checkTemporary(snapshot) != nil {
+		if !snapshot.Temporary() || rc.checkTemporarySnapshot(snapshot) != nil {
 			continue
 		}
-		if left := s.age - time.Since(snapshot.Created); left > 0 {
-			s.in(left)
+		if remaining := s.age - time.Since(snapshot.Created); remaining > 0 {
+			s.schedule(remaining)
 			continue
 		}
-		if err := on.rack.DeleteSnapshot(ctx, snapshot.ID); err != nil && !errors.Is(err, rack.ErrNotFound) {
-			s.later(ctx, on, err)
+		if err := rc.rack.DeleteSnapshot(ctx, snapshot.ID); err != nil && !errors.Is(err, rack.ErrNotFound) {
+			s.retryLater(ctx, rc, err)
 			continue
 		}
-		on.log.Info("deleted a temporary snapshot that was left behind", "name", snapshot.Name, "rack", on.rack.Name())
+		rc.log.Info("deleted a leftover temporary snapshot", "name", snapshot.Name, "rack", rc.rack.Name())
 	}
 }
 
-func (s *sweeper) later(ctx context.Context, on onRack, err error) {
+func (s *sweeper) retryLater(ctx context.Context, rc rackController, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	on.log.Warn(
-		"temporary snapshots could not be looked after, which is tried again",
+	rc.log.Warn(
+		"cannot clean up temporary snapshots now, will retry",
 		"rack",
-		on.rack.Name(),
+		rc.rack.Name(),
 		"in",
-		s.retry().String(),
+		s.retryDelay().String(),
 		"error",
 		err.Error(),
 	)
-	s.in(s.retry())
+	s.schedule(s.retryDelay())
 }

@@ -16,45 +16,46 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// accessible returns the racks that can fulfil a requirement, those first that are preferred: CSI spec, CreateVolume,
-// accessibility_requirements. A requirement without topologies is none, and every rack fulfils it; Nomad sends such ones.
+// accessible returns the racks that fulfil a requirement, in the order of preference: CSI spec, CreateVolume,
+// accessibility_requirements. Every rack fulfils a requirement without topologies, which Nomad sends.
 func (r *racks) accessible(requirement *csi.TopologyRequirement) ([]*rack.Client, error) {
 	requisite, preferred := requirement.GetRequisite(), requirement.GetPreferred()
 	if len(requisite) == 0 && len(preferred) == 0 {
 		return r.all, nil
 	}
-	var fit []*rack.Client
-	// The preferred topologies are among the requisite ones, where both are given.
+	var matching []*rack.Client
+	// If both are given, each preferred topology is also a requisite one.
 	for _, topology := range slices.Concat(preferred, requisite) {
 		for _, client := range r.all {
-			if within(topology.GetSegments(), rpc.Topology(client.Name()).GetSegments()) && !slices.Contains(fit, client) {
-				fit = append(fit, client)
+			if segmentsMatch(topology.GetSegments(), rpc.Topology(client.Name()).GetSegments()) &&
+				!slices.Contains(matching, client) {
+				matching = append(matching, client)
 			}
 		}
 	}
-	if len(fit) > 0 {
-		return fit, nil
+	if len(matching) > 0 {
+		return matching, nil
 	}
 	if len(requisite) == 0 {
 		requisite = preferred
 	}
-	wanted := make([]string, 0, len(requisite))
+	required := make([]string, 0, len(requisite))
 	for _, topology := range requisite {
-		wanted = append(wanted, segmentsText(topology.GetSegments()))
+		required = append(required, segmentsText(topology.GetSegments()))
 	}
 	return nil, rpc.ResourceExhausted(
-		"accessibility_requirements ask for %s, this plugin serves %s=%s: check the racks' names here and on the nodes",
-		strings.Join(wanted, " or "),
+		"accessibility_requirements ask for %s, this plugin serves %s=%s: check the rack names of controller and nodes",
+		strings.Join(required, " or "),
 		rpc.TopologySegmentRack,
 		r.names(),
 	)
 }
 
-// within reports whether every wanted segment is one of own. A segment that this plugin knows nothing of cannot be
-// promised.
-func within(wanted, own map[string]string) bool {
-	for key, value := range wanted {
-		if have, ok := own[key]; !ok || have != value {
+// segmentsMatch reports whether every required segment is in actual. A segment key that this plugin does not know never
+// matches.
+func segmentsMatch(required, actual map[string]string) bool {
+	for key, value := range required {
+		if have, ok := actual[key]; !ok || have != value {
 			return false
 		}
 	}

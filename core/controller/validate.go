@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// The checks of the Controller RPCs' requests, one function per RPC. They do no I/O and know no state: they reject what no
-// state of the rack could make right.
+// This file has the request checks of the Controller RPCs, one function for each RPC. They do no I/O and use no state: they
+// reject requests that are wrong in every state of the rack.
 
 func validateCreateVolume(req *csi.CreateVolumeRequest) error {
 	return rpc.FirstError(
@@ -55,7 +55,7 @@ func validateControllerUnpublishVolume(req *csi.ControllerUnpublishVolumeRequest
 	)
 }
 
-// validateValidateVolumeCapabilities refuses only what is malformed: capabilities that are not supported are an answer.
+// validateValidateVolumeCapabilities rejects only malformed requests: an unsupported capability is an answer, not an error.
 func validateValidateVolumeCapabilities(req *csi.ValidateVolumeCapabilitiesRequest) error {
 	return rpc.FirstError(
 		rpc.CheckVolumeID(req.GetVolumeId()),
@@ -97,7 +97,8 @@ func validateListSnapshots(req *csi.ListSnapshotsRequest) error {
 	)
 }
 
-// validateList checks what the requests for lists have in common. A token of a possible length that is not ours is ABORTED.
+// validateList checks the fields that all list requests have. It checks only the length of starting_token:
+// parseStartingToken rejects an unrecognised token with ABORTED.
 func validateList(req listRequest) error {
 	if req.GetMaxEntries() < 0 {
 		return rpc.InvalidArgument("max_entries %d is negative", req.GetMaxEntries())
@@ -130,12 +131,12 @@ func checkSnapshotID(id string) error {
 	return rpc.FirstError(rpc.CheckRequired("snapshot_id", id), rpc.CheckLength("snapshot_id", id, rpc.MaxStringBytes))
 }
 
-// checkCharacters refuses the control characters that the specification bans from names: all but tab, line feed and
+// checkCharacters rejects the control characters that the specification bans from names: all except tab, line feed and
 // carriage return.
 func checkCharacters(field, value string) error {
 	for _, c := range value {
 		if unicode.IsControl(c) && c != '\t' && c != '\n' && c != '\r' {
-			return rpc.InvalidArgument("%s has the control character %U, which is not allowed", field, c)
+			return rpc.InvalidArgument("%s contains the control character %U, which is not allowed", field, c)
 		}
 	}
 	return nil
@@ -162,8 +163,8 @@ func supportedCapabilities(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// checkCapacityRange refuses ranges that no size is in. Whether a size suits the rack is decided in size.go and by the
-// rack itself.
+// checkCapacityRange rejects a range that contains no size. Whether the rack can make such a disk is decided in size.go and
+// by the rack.
 func checkCapacityRange(capacity *csi.CapacityRange) error {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	switch {
@@ -198,7 +199,10 @@ func checkContentSource(source *csi.VolumeContentSource) error {
 
 func checkMutableParameters(parameters map[string]string) error {
 	for key := range parameters {
-		return rpc.InvalidArgument("mutable_parameters: %q is not supported: nothing of a disk can be changed later", key)
+		return rpc.InvalidArgument(
+			"mutable_parameters: %q is not supported: a disk cannot be changed after its creation",
+			key,
+		)
 	}
 	return nil
 }

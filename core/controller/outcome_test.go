@@ -16,9 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestUnclearCreates lets the rack fail wherever a create asks it something. A code that an orchestrator takes as final would
-// make it forget what an earlier call may have made.
-func TestUnclearCreates(t *testing.T) {
+// TestCreatesStayRetryable makes each request of a create fail once. After a final code the orchestrator would drop the
+// volume or snapshot, although an earlier call may have made it.
+func TestCreatesStayRetryable(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "volume")
 	snapshot := r.snapshot(t, "snapshot", volume)
@@ -55,7 +55,7 @@ func TestUnclearCreates(t *testing.T) {
 						},
 					)
 					r.Must(t, err)
-					if err := create(fmt.Sprint(kind, operation, skip)); err != nil { // what is only tidied up may fail
+					if err := create(fmt.Sprint(kind, operation, skip)); err != nil { // a failed clean-up does not fail the create
 						coretest.WantCode(t, err, codes.Unavailable)
 					}
 					wantHit(t, r, fault)
@@ -70,7 +70,7 @@ func (r *rig) takeSnapshot(ctx context.Context, name, volumeID string) error {
 	return err
 }
 
-// wantHit checks that a fault has come to pass, without which a row would prove nothing, and takes it away.
+// wantHit checks that a fault was hit once, since the case proves nothing otherwise. Then it removes the faults.
 func wantHit(t *testing.T, r *rig, fault simtest.Fault) {
 	t.Helper()
 	list, err := r.Sim.Faults(t.Context())

@@ -11,37 +11,37 @@ import (
 	"time"
 )
 
-func TestRefusalsAreForgotten(t *testing.T) {
+func TestRefusalsExpireAfterTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		memory := newRefusals()
-		want := memory.remember(opAttach, "d", "i", lasting, errors.New("not stopped"))
-		if got := memory.remembered(opAttach, "d", "i"); !errors.Is(got, want) {
+		cache := newRefusalCache()
+		want := cache.put(opAttach, "d", "i", indefinitely, errors.New("not stopped"))
+		if got := cache.get(opAttach, "d", "i"); !errors.Is(got, want) {
 			t.Errorf("got %v", got)
 		}
 		for _, other := range [][2]string{{"d", "j"}, {"e", "i"}} {
-			if got := memory.remembered(opAttach, other[0], other[1]); got != nil {
+			if got := cache.get(opAttach, other[0], other[1]); got != nil {
 				t.Errorf("got %v for another pair", got)
 			}
 		}
-		if got := memory.remembered(opDetach, "d", "i"); got != nil {
+		if got := cache.get(opDetach, "d", "i"); got != nil {
 			t.Errorf("got %v for another operation", got)
 		}
 		time.Sleep(5*time.Second + time.Millisecond)
-		if got := memory.remembered(opAttach, "d", "i"); got != nil {
+		if got := cache.get(opAttach, "d", "i"); got != nil {
 			t.Errorf("got %v after 5 s", got)
 		}
 	})
 }
 
-func TestRefusalThatEndsEarlier(t *testing.T) {
+func TestRefusalsThatLastLessThanTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		memory := newRefusals()
-		want := memory.remember(opDetach, "d", "i", time.Second, errors.New("not yet"))
-		if got := memory.remembered(opDetach, "d", "i"); !errors.Is(got, want) {
+		cache := newRefusalCache()
+		want := cache.put(opDetach, "d", "i", time.Second, errors.New("not yet"))
+		if got := cache.get(opDetach, "d", "i"); !errors.Is(got, want) {
 			t.Errorf("got %v", got)
 		}
 		time.Sleep(time.Second + time.Millisecond)
-		if got := memory.remembered(opDetach, "d", "i"); got != nil {
+		if got := cache.get(opDetach, "d", "i"); got != nil {
 			t.Errorf("got %v after its end", got)
 		}
 	})

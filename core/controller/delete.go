@@ -1,0 +1,144 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// DeleteVolume deletes the disk of a volume: CSI spec, DeleteVolume. It deletes only disks that this plugin made for its
+// cluster. It rejects an attached disk and never detaches a disk that is published.
+func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	if err := validateDeleteVolume(req); err != nil {
+		return nil, err
+	}
+	id, ok := diskname.ParseID(req.GetVolumeId())
+	if !ok {
+		return &csi.DeleteVolumeResponse{}, nil // no disk has such an ID
+	}
+	rc, disk, err := c.disk(ctx, id)
+	if errors.Is(err, rack.ErrNotFound) {
+		return &csi.DeleteVolumeResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := rc.checkDeletable(ctx, &disk); err != nil {
+		return nil, err
+	}
+	err = rc.rack.DeleteDisk(ctx, id)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return &csi.DeleteVolumeResponse{}, rc.confirmNotFound(ctx)
+	case errors.Is(err, rack.ErrRefused):
+		// The likely reason is an attach after checkDeletable.
+		if now, lookErr := rc.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
+			return nil, rc.attachedError(ctx, now)
+		}
+		return nil, err
+	case err != nil:
+		return nil, err
+	}
+	if rc.engine != nil {
+		if err := rc.engine.Forget(ctx, id); err != nil {
+			rc.log.Warn("cannot remove the restart record of a deleted disk", "disk_id", id, "error", err.Error())
+		}
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// checkDeletable rejects a disk that is attached, or that this plugin did not make for its cluster. It waits while the disk
+// changes state, and updates *disk.
+func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) error {
+	if reason := c.notOwnedReason(disk.Description); reason != "" {
+		return rpc.FailedPrecondition(
+			"disk %q (%s) %s and is not deleted: delete it yourself on rack %q, and the volume is gone",
+			disk.Name,
+			disk.ID,
+			reason,
+			c.rack.Name(),
+		)
+	}
+	if err := c.checkProject(ctx, *disk); err != nil {
+		return err
+	}
+	stable, err := c.waitForDisk(ctx, *disk)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return nil // DeleteDisk gets the same answer
+	case err != nil:
+		return err
+	}
+	*disk = stable
+	if disk.InstanceID != "" && c.engine != nil {
+		if *disk, err = c.detachUnpublished(ctx, *disk); err != nil {
+			return err
+		}
+	}
+	if disk.InstanceID != "" {
+		return c.attachedError(ctx, *disk)
+	}
+	return nil
+}
+
+// notOwnedReason says why a disk or snapshot with this description is not deleted. It is empty if this plugin made the
+// disk or snapshot for its cluster.
+func (c *Service) notOwnedReason(description string) string {
+	owner, ours := rack.ParseDescription(description)
+	switch {
+	case !ours:
+		return "was not made by this plugin"
+	case owner.Cluster != c.cluster:
+		return fmt.Sprintf("belongs to cluster %q, this is cluster %q", owner.Cluster, c.cluster)
+	}
+	return ""
+}
+
+// checkProject rejects a disk of another project. A rack looks up an ID in the whole silo (docs/reference/rack.md §1).
+func (c rackController) checkProject(ctx context.Context, disk rack.Disk) error {
+	project, err := c.rack.ProjectID(ctx)
+	if err != nil {
+		return err
+	}
+	if disk.ProjectID != project {
+		return rpc.FailedPrecondition(
+			"disk %q (%s) is in another project than %q: this plugin uses only disks of its own project",
+			disk.Name,
+			disk.ID,
+			c.rack.ProjectName(),
+		)
+	}
+	return nil
+}
+
+// attachedError is the error for deleting an attached disk.
+func (c rackController) attachedError(ctx context.Context, disk rack.Disk) error {
+	if deferred, err := c.lazy(ctx); err == nil && deferred[disk.ID] == disk.InstanceID {
+		return rpc.LoggedAt(
+			slog.LevelInfo,
+			rpc.FailedPrecondition(
+				"disk %q (%s) is unpublished and still attached to instance %s: it is detached with the instance's next planned restart, or when you stop the instance",
+				disk.Name,
+				disk.ID,
+				disk.InstanceID,
+			),
+		)
+	}
+	return rpc.FailedPrecondition(
+		"disk %q (%s) is attached to instance %s and is not deleted: unpublish the volume from that node first",
+		disk.Name,
+		disk.ID,
+		disk.InstanceID,
+	)
+}
