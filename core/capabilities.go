@@ -6,8 +6,8 @@ package core
 
 import "github.com/container-storage-interface/spec/lib/go/csi"
 
-// pluginServices are the optional services of this plugin. GROUP_CONTROLLER_SERVICE and SNAPSHOT_METADATA_SERVICE are left
-// out: a rack has neither.
+// pluginServices are the optional services of this plugin. Not implemented: GROUP_CONTROLLER_SERVICE and
+// SNAPSHOT_METADATA_SERVICE, because a rack has no group snapshots and no changed-block lists.
 var pluginServices = []csi.PluginCapability_Service_Type{
 	csi.PluginCapability_Service_CONTROLLER_SERVICE,
 	csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,

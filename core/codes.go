@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// codeTable is the one mapping from the errors of the layers below to gRPC codes. The reason says what an orchestrator
-// does with the code, where that decided it.
+// codeTable is the only mapping from the errors of the packages below to gRPC codes. The reason says why the error has this
+// code, and what an orchestrator does with the code where that decided the choice.
 var codeTable = []struct {
 	err    error
 	code   codes.Code
@@ -32,80 +32,80 @@ var codeTable = []struct {
 	{
 		rack.ErrUnauthenticated,
 		codes.Unauthenticated,
-		"the token is missing, wrong or expired; retrying helps once it was replaced",
+		"the token is missing, wrong or expired; a retry succeeds after the token was replaced",
 	},
-	{rack.ErrForbidden, codes.PermissionDenied, "the token's role does not allow it"},
+	{rack.ErrForbidden, codes.PermissionDenied, "the role of the token does not allow the call"},
 	{
 		rack.ErrProject,
 		codes.FailedPrecondition,
-		"the configured project is wrong or not ours to see: an operator must act",
+		"the configured project is wrong, or hidden from this token: an operator must act",
 	},
 	{
 		rack.ErrNotFound,
 		codes.NotFound,
-		"only after the project was seen to be there: without a role everything answers 404",
+		"only after the token was seen to have access to the project: without a role every look-up answers 404",
 	},
-	{rack.ErrSize, codes.OutOfRange, "the rack's own limits on sizes; final for a provisioner, nothing was created"},
-	{rack.ErrCapacity, codes.ResourceExhausted, "quota or space; a provisioner looks for another topology segment"},
+	{rack.ErrSize, codes.OutOfRange, "the rack does not make disks of this size; final for a provisioner, and nothing was created"},
+	{rack.ErrCapacity, codes.ResourceExhausted, "quota or physical capacity is used up; a provisioner tries another topology segment"},
 	{
 		rack.ErrUnavailable,
 		codes.Unavailable,
-		"outcome unknown or not now: the provisioner goes on asking instead of forgetting the volume",
+		"outcome unknown, or not possible now; a provisioner retries and does not drop the volume",
 	},
-	{rack.ErrConflict, codes.Unavailable, "a race on the rack that a repetition settles"},
-	{rack.ErrInternal, codes.Internal, "the rack failed; CreateVolume turns it into UNAVAILABLE, since a disk may exist"},
-	{rack.ErrBusy, codes.Aborted, "the wait inside the RPC was too short; every orchestrator asks again"},
-	{rack.ErrRefused, codes.Internal, "a refusal that no look at disk and instance explains"},
+	{rack.ErrConflict, codes.Unavailable, "another change on the rack came first; a retry succeeds"},
+	{rack.ErrInternal, codes.Internal, "the rack failed; CreateVolume answers UNAVAILABLE instead, because a disk may exist"},
+	{rack.ErrBusy, codes.Aborted, "the disk is still changing state at the end of the RPC's wait; every orchestrator retries"},
+	{rack.ErrRefused, codes.Internal, "the rack rejected the call, and the states of disk and instance do not explain why"},
 
 	{
 		restart.ErrPlanned,
 		codes.FailedPrecondition,
-		"a restart is planned; Nomad asks again for a day for this code only, Kubernetes' attacher for every one",
+		"a restart is planned; Nomad retries only this code, for a day; Kubernetes' external-attacher retries every code",
 	},
 
-	// First of these, since errors further down wrap it.
+	// This row comes before those below, because their errors can wrap this one.
 	{hostexec.ErrMissing, codes.FailedPrecondition, "a program is not installed; the message names its package"},
 	{
 		device.ErrNotFound,
 		codes.Unavailable,
-		"attached and not in the guest yet: the orchestrator asks again, and the disk is not gone",
+		"the disk is attached and not yet visible in the guest; the orchestrator retries, and does not take the volume for deleted",
 	},
-	{device.ErrAmbiguous, codes.FailedPrecondition, "which device it is cannot be known; nothing is touched"},
-	{device.ErrMismatch, codes.FailedPrecondition, "the device is not the disk that was asked for; nothing is touched"},
-	{device.ErrInUse, codes.FailedPrecondition, "somebody else uses the device"},
-	{device.ErrNotBlank, codes.FailedPrecondition, "nothing is formatted that may hold data; an operator must look at it"},
-	{device.ErrUnreadable, codes.FailedPrecondition, "what cannot be read may hold data"},
-	{filesystem.ErrOption, codes.InvalidArgument, "an mkfs option that is not allowed"},
-	{mount.ErrOption, codes.InvalidArgument, "a mount option that is not allowed"},
-	{filesystem.ErrUnsupported, codes.InvalidArgument, "a filesystem that this plugin does not make"},
-	{mount.ErrFormat, codes.Internal, "mkfs failed on a blank device; the next try formats again"},
-	{mount.ErrDamaged, codes.FailedPrecondition, "the filesystem needs an operator's decision; nothing is mounted"},
-	{mount.ErrGrow, codes.Internal, "the disk is as it was; the next try grows again"},
-	{mount.ErrMount, codes.Internal, "the kernel refused to mount"},
-	{mount.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
-	{mount.ErrBusy, codes.FailedPrecondition, "a process holds it; the message names the process"},
-	{mount.ErrForeign, codes.FailedPrecondition, "the path holds something that this plugin did not put there"},
-	{volumelock.ErrState, codes.FailedPrecondition, "the state folder cannot be used: an operator must act"},
+	{device.ErrAmbiguous, codes.FailedPrecondition, "several devices match, so the right one is unknown; no device is changed"},
+	{device.ErrMismatch, codes.FailedPrecondition, "the device is not the requested disk; no device is changed"},
+	{device.ErrInUse, codes.FailedPrecondition, "another process or mount uses the device"},
+	{device.ErrNotBlank, codes.FailedPrecondition, "the device may hold data and is not formatted; an operator must decide"},
+	{device.ErrUnreadable, codes.FailedPrecondition, "a device that cannot be read may hold data"},
+	{filesystem.ErrOption, codes.InvalidArgument, "the mkfs option is not allowed"},
+	{mount.ErrOption, codes.InvalidArgument, "the mount option is not allowed"},
+	{filesystem.ErrUnsupported, codes.InvalidArgument, "the plugin does not support this filesystem"},
+	{mount.ErrFormat, codes.Internal, "mkfs failed on a blank device; a retry formats again"},
+	{mount.ErrDamaged, codes.FailedPrecondition, "the filesystem is damaged and not mounted; an operator must decide"},
+	{mount.ErrGrow, codes.Internal, "growing the filesystem failed; a retry grows it again"},
+	{mount.ErrMount, codes.Internal, "the kernel rejected the mount"},
+	{mount.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
+	{mount.ErrBusy, codes.FailedPrecondition, "a process uses the mount; the message names the process"},
+	{mount.ErrForeign, codes.FailedPrecondition, "another program put something at the path"},
+	{volumelock.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{
 		volumelock.ErrHeld,
 		codes.Aborted,
-		"what it does to the disk is not known before it has ended; the orchestrator asks again",
+		"a program of an earlier call still works on the disk; the orchestrator retries",
 	},
 
-	{metadata.ErrNotReady, codes.Unavailable, "the source of identity does not answer yet; the orchestrator asks again"},
-	{metadata.ErrConflict, codes.FailedPrecondition, "sources of identity contradict each other: an operator must act"},
-	{metadata.ErrInvalid, codes.FailedPrecondition, "the identity is wrong: an operator must act"},
+	{metadata.ErrNotReady, codes.Unavailable, "the source of the node's identity does not answer yet; the orchestrator retries"},
+	{metadata.ErrConflict, codes.FailedPrecondition, "two sources of the node's identity contradict each other: an operator must act"},
+	{metadata.ErrInvalid, codes.FailedPrecondition, "the node's identity is wrong: an operator must act"},
 }
 
-// statusOf is the gRPC status of whatever an RPC returned. The caller's own deadline or cancellation comes first where
-// the error did not state a code: the SDK hides it behind text.
+// statusOf returns the gRPC status for the error of an RPC. If the error has no code of its own and the caller's context has
+// ended, the code is that of the context: the SDK does not wrap the context's error.
 func statusOf(ctx context.Context, err error) *status.Status {
 	if err == nil {
 		return nil
 	}
-	var own *rpc.Error
-	if errors.As(err, &own) {
-		return status.New(own.Code(), err.Error())
+	var coded *rpc.Error
+	if errors.As(err, &coded) {
+		return status.New(coded.Code(), err.Error())
 	}
 	if s, ok := status.FromError(err); ok {
 		return s

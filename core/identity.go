@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// Identity is the CSI Identity service. It answers without asking anybody: orchestrators give it as little as a second.
+// Identity is the CSI Identity service. It answers without I/O, because orchestrators wait as little as one second.
 type Identity struct {
 	csi.UnimplementedIdentityServer
 
@@ -21,13 +21,13 @@ type Identity struct {
 	readiness          *Readiness
 }
 
-// NewIdentity returns the Identity service. The version is the build's; the cluster ID is empty where the process has none,
-// as node plugins do.
+// NewIdentity returns the Identity service. The version is the version of the build. The cluster ID is empty in a process
+// without one, such as a node plugin.
 func NewIdentity(version, clusterID string, readiness *Readiness) *Identity {
 	return &Identity{version: version, clusterID: clusterID, readiness: readiness}
 }
 
-// GetPluginInfo tells name and version, and the cluster ID in the manifest: CSI spec, GetPluginInfo.
+// GetPluginInfo returns name and version, and the cluster ID in the manifest: CSI spec, GetPluginInfo.
 func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	info := &csi.GetPluginInfoResponse{Name: rpc.PluginName, VendorVersion: i.version}
 	if i.clusterID != "" {
@@ -36,8 +36,8 @@ func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 	return info, nil
 }
 
-// GetPluginCapabilities is the same in every mode, as the specification demands of one plugin's parts: CSI spec,
-// GetPluginCapabilities.
+// GetPluginCapabilities returns the same list in every mode, as the specification requires for the parts of one plugin: CSI
+// spec, GetPluginCapabilities.
 func (i *Identity) GetPluginCapabilities(
 	context.Context,
 	*csi.GetPluginCapabilitiesRequest,
@@ -45,8 +45,8 @@ func (i *Identity) GetPluginCapabilities(
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: pluginCapabilities()}, nil
 }
 
-// Probe answers "not ready" while a node does not know who it is. It does not depend on the rack: a controller that
-// cannot reach its rack is not mended by being restarted. CSI spec, Probe.
+// Probe answers "not ready" until the identity of the node is known: CSI spec, Probe. It does not depend on the rack,
+// because a restart does not help a controller that cannot reach its rack.
 func (i *Identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	ready, _ := i.readiness.Ready()
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,13 +23,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// interceptors are what every RPC passes through, outermost first.
+// interceptors returns the interceptors of every RPC, the outermost first.
 func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
-	return []grpc.UnaryServerInterceptor{s.report, s.recoverPanic, s.serveMode, s.serialize}
+	return []grpc.UnaryServerInterceptor{s.logAndCount, s.recoverPanic, s.checkMode, s.serialize}
 }
 
-// report gives each RPC an ID, turns its error into a gRPC status, and logs and counts what became of it.
-func (s *Server) report(
+// logAndCount gives each RPC an ID, turns its error into a gRPC status, and logs and counts the result.
+func (s *Server) logAndCount(
 	ctx context.Context,
 	req any,
 	info *grpc.UnaryServerInfo,
@@ -39,7 +38,7 @@ func (s *Server) report(
 	method := methodName(info.FullMethod)
 	log := s.log.With("method", method, "request_id", strconv.FormatUint(s.requests.Add(1), 10))
 	if log.Enabled(ctx, slog.LevelDebug) {
-		log.Debug("request", "request", printable(req))
+		log.Debug("request", "request", sanitized(req))
 	}
 	s.metrics.RPCStarted(info.FullMethod)
 	start := time.Now()
@@ -54,7 +53,7 @@ func (s *Server) report(
 	case err != nil:
 		level = rpc.LogLevel(err)
 		attrs = append(attrs, slog.String("error", result.Message()))
-	case quiet(method):
+	case isRoutine(method):
 		level = slog.LevelDebug
 	}
 	log.LogAttrs(ctx, level, "answered", attrs...)
@@ -64,8 +63,8 @@ func (s *Server) report(
 	return resp, nil
 }
 
-// quiet says which RPCs are asked again and again and tell an operator nothing when they succeed.
-func quiet(method string) bool {
+// isRoutine reports whether successes of an RPC are logged at debug level only. Orchestrators repeat these RPCs all the time.
+func isRoutine(method string) bool {
 	switch method {
 	case "Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities",
 		"NodeGetVolumeStats", "NodeGetVolumeHealth", "NodeGetStorageHealth":
@@ -74,7 +73,7 @@ func quiet(method string) bool {
 	return false
 }
 
-// recoverPanic turns a panic into INTERNAL: one broken request must not take the mounts of every other volume with it.
+// recoverPanic turns a panic into INTERNAL: a defect in one RPC must not stop the process, which serves all other volumes.
 func (s *Server) recoverPanic(
 	ctx context.Context,
 	req any,
@@ -84,10 +83,10 @@ func (s *Server) recoverPanic(
 	defer func() {
 		if reason := recover(); reason != nil {
 			s.metrics.RPCPanicked()
-			// The panic's own text may hold anything, the request's secrets included; the stack has addresses only.
+			// The panic's value is not logged: it may contain secrets of the request. The stack contains only addresses.
 			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", rpc.Stack())
 			resp, err = nil, rpc.Internal(
-				"the plugin failed in %s, which is a defect: its log has the stack",
+				"%s failed because of a defect in the plugin: see the stack in its log",
 				methodName(info.FullMethod),
 			)
 		}
@@ -95,8 +94,8 @@ func (s *Server) recoverPanic(
 	return handler(ctx, req)
 }
 
-// serveMode refuses the RPCs of a service that this process does not serve.
-func (s *Server) serveMode(
+// checkMode rejects the RPCs of a service that this process does not serve.
+func (s *Server) checkMode(
 	ctx context.Context,
 	req any,
 	info *grpc.UnaryServerInfo,
@@ -115,14 +114,14 @@ func (s *Server) serveMode(
 	return handler(ctx, req)
 }
 
-// serialize lets one operation at a time work on a volume. Reading needs no turn.
+// serialize runs one operation at a time for each volume or snapshot. RPCs that only read run at any time.
 func (s *Server) serialize(
 	ctx context.Context,
 	req any,
 	info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler,
 ) (any, error) {
-	key := operationKey(req)
+	key := lockKey(req)
 	if key == "" {
 		return handler(ctx, req)
 	}
@@ -131,14 +130,14 @@ func (s *Server) serialize(
 		if err := ctx.Err(); err != nil {
 			return nil, status.FromContextError(err).Err()
 		}
-		return nil, rpc.Aborted("another operation on %s is still under way: ask again", key)
+		return nil, rpc.Aborted("another operation on %s is still under way: retry", key)
 	}
 	defer release()
 	return handler(ctx, req)
 }
 
-// operationKey names what an RPC changes; empty when it changes nothing.
-func operationKey(req any) string {
+// lockKey names the volume or snapshot that an RPC changes. It is empty if the RPC changes nothing.
+func lockKey(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		return "volume name " + strconv.Quote(r.GetName())
@@ -153,8 +152,8 @@ func operationKey(req any) string {
 	return ""
 }
 
-// identifiers are the fields of a request that say what it is about. Nothing else of a request is logged: parameters and
-// contexts are long, and secrets print in clear.
+// identifiers are the ID fields of a request, for the log. The other fields are not logged: parameters and contexts are long,
+// and secrets would be readable.
 func identifiers(req any) []slog.Attr {
 	var attrs []slog.Attr
 	add := func(key, value string) {
@@ -186,9 +185,9 @@ func identifiers(req any) []slog.Attr {
 	return attrs
 }
 
-// printable is a request for the log at debug level: without the fields that the specification marks csi_secret, and
-// without mount flags, which it says may be sensitive.
-func printable(req any) string {
+// sanitized returns the text of a request for the log at debug level. It leaves out the fields that the specification marks
+// csi_secret, and the mount flags, which can be sensitive according to the specification.
+func sanitized(req any) string {
 	message, ok := req.(proto.Message)
 	if !ok {
 		return fmt.Sprintf("%T", req)
@@ -215,10 +214,7 @@ func stripMountFlags(message protoreflect.Message) {
 	})
 }
 
-// methodName is the RPC's name in the specification.
+// methodName returns the name of an RPC as in the specification.
 func methodName(fullMethod string) string {
 	return fullMethod[strings.LastIndexByte(fullMethod, '/')+1:]
 }
-
-// requestCounter numbers the RPCs of one process.
-type requestCounter = atomic.Uint64

@@ -173,7 +173,7 @@ func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 			coretest.WithTimeout(t, test.deadline),
 			&csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(id)},
 		)
-		coretest.WantCode(t, err, codes.Aborted, id, "ask again")
+		coretest.WantCode(t, err, codes.Aborted, id, "retry")
 		if took := time.Since(start); took < test.wait-50*time.Millisecond || took > test.deadline {
 			t.Errorf("with %s to go it took %s, want %s", test.deadline, took, test.wait)
 		}

@@ -12,35 +12,35 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Readiness says whether the plugin can do its work, and what it waits for if not. The zero value is ready.
+// Readiness says whether the plugin can serve, and what it waits for if not. The zero value is ready.
 type Readiness struct {
-	mu      sync.Mutex
-	waiting string
+	mu sync.Mutex
+	// waitingFor is empty when the plugin is ready.
+	waitingFor string
 }
 
-// Await makes the plugin not ready until what it waits for is there.
-func (r *Readiness) Await(waiting string) { r.set(waiting) }
-
-// Ready reports whether the plugin is ready, and otherwise what it waits for.
-func (r *Readiness) Ready() (bool, string) {
+// SetWaiting makes the plugin not ready, with what it waits for. An empty string makes it ready. It reports whether that
+// changed anything.
+func (r *Readiness) SetWaiting(waitingFor string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.waiting == "", r.waiting
-}
-
-func (r *Readiness) set(waiting string) (changed bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	changed = r.waiting != waiting
-	r.waiting = waiting
+	changed = r.waitingFor != waitingFor
+	r.waitingFor = waitingFor
 	return changed
 }
 
-// AwaitIdentity asks the provider until it knows who this node is, however long that takes, and then becomes ready. It
-// returns when it is ready or the context ends. Whatever keeps it waiting is logged when it changes, and shown on /readyz.
+// Ready reports whether the plugin is ready, and what it waits for if not.
+func (r *Readiness) Ready() (bool, string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waitingFor == "", r.waitingFor
+}
+
+// AwaitIdentity asks the provider for the identity of this node, again and again until it answers, and then becomes ready.
+// It blocks until then or until ctx ends. What it waits for is shown on /readyz, and logged on each change.
 func (r *Readiness) AwaitIdentity(ctx context.Context, provider metadata.Provider, log *slog.Logger) {
 	instance, err := metadata.Await(ctx, provider, func(err error) (again bool) {
-		if r.set("identity of this node: "+err.Error()) && ctx.Err() == nil {
+		if r.SetWaiting("identity of this node: "+err.Error()) && ctx.Err() == nil {
 			log.Warn("this node is not known yet", "error", err)
 		}
 		return true
@@ -48,6 +48,6 @@ func (r *Readiness) AwaitIdentity(ctx context.Context, provider metadata.Provide
 	if err != nil {
 		return
 	}
-	r.set("")
+	r.SetWaiting("")
 	log.Info("this node is known", "node_id", instance.ID, "rack", instance.Rack)
 }

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,17 +32,18 @@ type Server struct {
 	node       csi.NodeServer
 	grpc       *grpc.Server
 	locks      *keylock.Locks
-	requests   requestCounter
+	// requests counts the RPCs; its values are the request IDs in the log.
+	requests atomic.Uint64
 }
 
-// ServerOptions are what a [Server] serves. Controller and Node may be nil: their RPCs then answer UNIMPLEMENTED, naming
-// the mode.
+// ServerOptions configure a [Server]. Controller and Node may be nil: their RPCs then answer UNIMPLEMENTED and name the
+// mode.
 type ServerOptions struct {
 	Mode       string
 	Identity   *Identity
 	Controller csi.ControllerServer
 	Node       csi.NodeServer
-	// Metrics counts the RPCs. Nil means nobody does.
+	// Metrics counts the RPCs. It may be nil.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
 }
@@ -58,7 +60,7 @@ func NewServer(opts ServerOptions) *Server {
 	}
 	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...), grpc.ConnectionTimeout(handshakeTimeout))
 	csi.RegisterIdentityServer(s.grpc, opts.Identity)
-	// Both are registered in every mode, so that what is not served answers why.
+	// Both services are registered in every mode: checkMode answers for the service that is not served.
 	if s.controller != nil {
 		csi.RegisterControllerServer(s.grpc, s.controller)
 	} else {
@@ -72,12 +74,12 @@ func NewServer(opts ServerOptions) *Server {
 	return s
 }
 
-// handshakeTimeout is how long a client may take from connecting to its first words. Stopping waits for those who have not
-// said any, so it also bounds that.
+// handshakeTimeout bounds the time from a client's connect to the end of its HTTP/2 handshake. [Server.Stop] waits for
+// unfinished handshakes, so it also bounds that wait.
 const handshakeTimeout = 5 * time.Second
 
-// Serve answers RPCs until [Server.Stop] or [Server.StopNow], which may have been called already, then removes the socket and
-// returns nil.
+// Serve answers RPCs until [Server.Stop] or [Server.StopNow] is called, then removes the socket and returns nil. It returns at
+// once if one of them was called before.
 func (s *Server) Serve(listener net.Listener) error {
 	if err := s.grpc.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
 		return err
@@ -85,27 +87,27 @@ func (s *Server) Serve(listener net.Listener) error {
 	return nil
 }
 
-// Stop refuses new RPCs and returns when those in flight are answered.
+// Stop rejects new RPCs and blocks until the RPCs in flight are answered.
 func (s *Server) Stop() { s.grpc.GracefulStop() }
 
 // StopNow cancels the RPCs in flight.
 func (s *Server) StopNow() { s.grpc.Stop() }
 
-// socketMode lets a group of the operator's choice use the plugin, and nobody else.
+// socketMode allows access to the owner and the group only. The operator chooses the group.
 const socketMode = 0o660
 
-// dialTimeout is how long a process that listens may take to accept a connection to its own unix socket.
+// dialTimeout bounds the connect to a unix socket that exists already.
 const dialTimeout = 2 * time.Second
 
-// Listen opens the unix socket at path. A socket on which nobody listens any more is replaced; one that is in use is an
-// error, and so is anything that is no socket. No other file is put beside it: kubelet watches the folder.
+// Listen opens the unix socket at path. It replaces a socket on which no process listens. A socket in use and a file that is
+// not a socket are errors. It creates no other file in the folder, because kubelet watches the folder.
 func Listen(path string) (*net.UnixListener, error) {
-	if err := clearDeadSocket(path); err != nil {
+	if err := removeStaleSocket(path); err != nil {
 		return nil, err
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w: check that its folder exists and may be written", path, err)
+		return nil, fmt.Errorf("listen on %s: %w: check that its folder exists and is writable", path, err)
 	}
 	if err := os.Chmod(path, socketMode); err != nil {
 		return nil, errors.Join(fmt.Errorf("set the mode of %s: %w", path, err), listener.Close())
@@ -113,15 +115,15 @@ func Listen(path string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-func clearDeadSocket(path string) error {
+func removeStaleSocket(path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("look at %s: %w", path, err)
+		return fmt.Errorf("stat %s: %w", path, err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s exists and is no socket: remove it, or choose another endpoint", path)
+		return fmt.Errorf("%s exists and is not a socket: remove it, or choose another endpoint", path)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
@@ -133,10 +135,10 @@ func clearDeadSocket(path string) error {
 		)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%s: cannot tell whether another plugin listens on it: %w", path, err)
+		return fmt.Errorf("%s: cannot find out whether another plugin listens on it: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove the dead socket %s: %w", path, err)
+		return fmt.Errorf("remove the stale socket %s: %w", path, err)
 	}
 	return nil
 }

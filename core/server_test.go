@@ -166,7 +166,7 @@ func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 	opts.Identity = core.NewIdentity("1.2.3", "prod-1", readiness)
 	conn, _ := coretest.Serve(t, core.NewServer(opts))
 	client := csi.NewIdentityClient(conn)
-	readiness.Await("something")
+	readiness.SetWaiting("something")
 	resp, err := client.Probe(t.Context(), &csi.ProbeRequest{})
 	if err != nil || resp.GetReady() == nil || resp.GetReady().GetValue() {
 		t.Errorf("while waiting Probe answers %v, %v", resp, err)

@@ -127,7 +127,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", noToken, codes.Unavailable, "credentials"},
 			{"disk_view", forbidden, codes.Unavailable, "Forbidden"},
 			{"disk_view", noProject, codes.Unavailable, `project "demo"`},
-			{"disk_view", noDisk, codes.Unavailable, "ask again"},
+			{"disk_view", noDisk, codes.Unavailable, "retry"},
 			{"disk_view", rackFailed, codes.Unavailable, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"disk_view", resetAlways, codes.Unavailable, ""},

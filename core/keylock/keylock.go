@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package keylock lets one operation at a time work on a key, such as a volume.
+// Package keylock has one lock for each key, such as a volume.
 package keylock
 
 import (
@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// Locks lets one operation at a time work on a key. A second operation waits for the first and then finds its work done.
-// The CSI specification allows to reject it with ABORTED, but that fails a whole allocation under Nomad.
+// Locks has one lock for each key. A second operation on a key waits for the first. The CSI specification also allows
+// rejecting the second operation with ABORTED, but under Nomad that fails the whole allocation.
 type Locks struct {
 	mu   sync.Mutex
 	held map[string]*lock
 }
 
 type lock struct {
-	// users counts the holder and those who wait, so that the last one clears the entry away.
+	// users counts the holder and the waiters. The last one deletes the entry.
 	users int
-	// free holds one value while nobody has the lock.
+	// free is a channel of capacity 1. It contains a value while the lock is free.
 	free chan struct{}
 }
 
-// New returns locks of which none is held.
+// New returns an empty set of locks.
 func New() *Locks {
 	return &Locks{held: map[string]*lock{}}
 }
 
-// Acquire waits for the lock of a key, up to wait or until ctx ends, and returns the function that releases it. It returns
-// false if it did not get the lock.
+// Acquire locks a key and returns the function that unlocks it. It blocks while the key is locked, for at most wait or until
+// ctx ends, and then returns false.
 func (l *Locks) Acquire(ctx context.Context, key string, wait time.Duration) (release func(), ok bool) {
 	l.mu.Lock()
 	entry := l.held[key]

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
-// The checks of requests that both services need.
+// This file has the request checks that both services need.
 
 // Size limits of the CSI specification, "Size Limits", in bytes.
 const (
@@ -31,7 +31,7 @@ func FirstError(errs ...error) error {
 	return nil
 }
 
-// CheckRequired rejects an empty field: CSI spec, REQUIRED fields.
+// CheckRequired rejects an empty field that the specification marks REQUIRED.
 func CheckRequired(field, value string) error {
 	if value == "" {
 		return InvalidArgument("%s is missing", field)
@@ -47,7 +47,7 @@ func CheckLength(field, value string, maxBytes int) error {
 	return nil
 }
 
-// CheckMap rejects a map whose keys and values together are longer than the specification allows.
+// CheckMap rejects a map if its keys and values together are longer than the specification allows.
 func CheckMap(field string, values map[string]string) error {
 	total := 0
 	for key, value := range values {
@@ -59,12 +59,12 @@ func CheckMap(field string, values map[string]string) error {
 	return nil
 }
 
-// CheckVolumeID rejects a volume ID that is missing or too long. It does not look at its form.
+// CheckVolumeID rejects a volume ID that is missing or too long. It does not check whether the ID is a UUID.
 func CheckVolumeID(id string) error {
 	return FirstError(CheckRequired("volume_id", id), CheckLength("volume_id", id, MaxStringBytes))
 }
 
-// CheckCapability rejects a capability that is incomplete. Whether this plugin supports it is for [CheckSupported].
+// CheckCapability rejects an incomplete capability. [CheckSupported] checks whether this plugin supports the capability.
 func CheckCapability(field string, capability *csi.VolumeCapability) error {
 	if capability == nil {
 		return InvalidArgument("%s is missing", field)
@@ -89,7 +89,7 @@ func CheckCapability(field string, capability *csi.VolumeCapability) error {
 	)
 }
 
-// CheckSupported rejects a capability that this plugin does not support, and says why.
+// CheckSupported rejects a capability that this plugin does not support.
 func CheckSupported(capability *csi.VolumeCapability) error {
 	switch mode := capability.GetAccessMode().GetMode(); mode {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
@@ -98,7 +98,7 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
 	default:
 		return InvalidArgument(
-			"access_mode %s is not supported: a rack attaches a disk to one instance at a time, use a single-node mode",
+			"access_mode %s is not supported, because a rack attaches a disk to one instance at a time: use a single-node mode",
 			mode,
 		)
 	}
@@ -107,7 +107,7 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 	}
 	if group := capability.GetMount().GetVolumeMountGroup(); group != "" {
 		return InvalidArgument(
-			"volume_mount_group is not supported: the orchestrator sets the group itself, or use the parameters %s and %s",
+			"volume_mount_group is not supported: let the orchestrator set the group, or use the parameters %s and %s",
 			KeyRootGID,
 			KeyRootMode,
 		)

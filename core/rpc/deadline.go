@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// answerReserve is the part of a caller's deadline that is kept for the work itself and its answer.
+	// answerReserve is the part of a caller's deadline that is reserved for the work and the answer.
 	answerReserve = 2 * time.Second
-	// defaultWait is how long a caller without a deadline waits.
+	// defaultWait is the wait budget of a call without a deadline.
 	defaultWait = 60 * time.Second
 )
 
-// WaitBudget returns how long an RPC may wait for something before it must answer.
+// WaitBudget returns how long an RPC may wait for a state before it must answer.
 func WaitBudget(ctx context.Context) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {

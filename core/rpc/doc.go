@@ -2,6 +2,6 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package rpc has what the Controller and the Node service both say in RPCs: errors with gRPC codes, checks of requests,
-// the keys of contexts and parameters, the topology, and how long an RPC may wait.
+// Package rpc has the parts of RPCs that the Controller and the Node service share: errors with gRPC codes, checks of
+// requests, the keys of contexts and parameters, the topology, and how long an RPC may wait.
 package rpc

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Error is an error with the gRPC code that the RPC answers. It is for what only the RPC can know, because it depends on
-// what the rack or the node showed; other errors get their code from the table in package core.
+// Error is an error with the gRPC code that the RPC answers. It is for errors whose code depends on what the RPC found on the
+// rack or the node. Other errors get their code from the table in package core.
 type Error struct {
 	code codes.Code
 	err  error
@@ -64,7 +64,7 @@ func Unavailable(format string, args ...any) error { return withCode(codes.Unava
 // Internal returns an [Error] with the code INTERNAL.
 func Internal(format string, args ...any) error { return withCode(codes.Internal, format, args) }
 
-// loggedError is an error that is expected, or that was logged before.
+// loggedError is an expected error, or an error that was logged before.
 type loggedError struct {
 	level slog.Level
 	err   error
@@ -73,7 +73,7 @@ type loggedError struct {
 func (e *loggedError) Error() string { return e.err.Error() }
 func (e *loggedError) Unwrap() error { return e.err }
 
-// LoggedAt returns err for an RPC that is logged at a lower level than other failed RPCs.
+// LoggedAt wraps err so that the failed RPC is logged at this level. Other failed RPCs are logged at level error.
 func LoggedAt(level slog.Level, err error) error { return &loggedError{level, err} }
 
 // LogLevel returns the level at which an RPC that failed with err is logged.

@@ -6,17 +6,17 @@ package rpc
 
 import "strconv"
 
-// RootFolder says who owns the root folder of a new filesystem. Nil leaves a value as mkfs made it.
+// RootFolder is the owner and the mode of the root folder of a new filesystem. Nil keeps what mkfs set.
 type RootFolder struct {
 	UID, GID *int
 	Mode     *uint32
 }
 
-// Empty reports whether nothing of the root folder is to be changed.
+// Empty reports whether all values are nil.
 func (r RootFolder) Empty() bool { return r.UID == nil && r.GID == nil && r.Mode == nil }
 
-// ParseRootFolder reads [KeyRootUID], [KeyRootGID] and [KeyRootMode] from the parameters of a new volume, or from the volume
-// context that they are copied into. It rejects 2^32-1 as an owner: chown takes that ID for "leave the owner as it is".
+// ParseRootFolder reads [KeyRootUID], [KeyRootGID] and [KeyRootMode] from the parameters of a new volume, or from its volume
+// context. It rejects 2^32-1 as an owner, which chown takes for "keep the owner".
 func ParseRootFolder(values map[string]string) (root RootFolder, err error) {
 	if root.UID, err = parseOwner(values, KeyRootUID); err != nil {
 		return RootFolder{}, err

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Stack returns the stack of this goroutine without the arguments of its calls, which may hold secrets.
+// Stack returns the stack of this goroutine without the value of a panic, which may contain secrets.
 func Stack() string {
 	lines := strings.Split(string(debug.Stack()), "\n")
 	kept := lines[:0]

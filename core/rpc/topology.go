@@ -6,7 +6,7 @@ package rpc
 
 import "github.com/container-storage-interface/spec/lib/go/csi"
 
-// Topology returns the topology of everything on a rack: of its disks and of its instances.
+// Topology returns the topology of the disks and instances of a rack.
 func Topology(rackName string) *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{TopologySegmentRack: rackName}}
 }
