@@ -78,7 +78,7 @@ var badInputRPCs = map[string]badInputRPC{
 			VolumeCapabilities:        []*csi.VolumeCapability{fullCapability(), fullCapability()},
 			Parameters:                map[string]string{rpc.KeyBlockSize: "4096"},
 			Secrets:                   map[string]string{"key": "secret"},
-			AccessibilityRequirements: coretest.OnRack("default"),
+			AccessibilityRequirements: coretest.RequireRacks("default"),
 		}
 	}},
 	"CreateSnapshot": {want: codes.NotFound, valid: func(*everything) proto.Message {
@@ -87,7 +87,7 @@ var badInputRPCs = map[string]badInputRPC{
 			SourceVolumeId:            coretest.NoVolumeID,
 			Parameters:                map[string]string{rpc.ParameterPrefixCO + "anything": "s"},
 			Secrets:                   map[string]string{"key": "secret"},
-			AccessibilityRequirements: coretest.OnRack("default"),
+			AccessibilityRequirements: coretest.RequireRacks("default"),
 		}
 	}},
 	"DeleteSnapshot": {valid: func(*everything) proto.Message {
@@ -120,7 +120,7 @@ var badInputRPCs = map[string]badInputRPC{
 			Parameters: map[string]string{
 				rpc.KeyBlockSize: "4096",
 			},
-			AccessibleTopology: coretest.OnRack("default").GetRequisite()[0],
+			AccessibleTopology: coretest.RequireRacks("default").GetRequisite()[0],
 		}
 	}},
 	"DeleteVolume": {valid: func(e *everything) proto.Message {

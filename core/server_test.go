@@ -200,20 +200,20 @@ func TestListen(t *testing.T) {
 			coretest.Must(t, err)
 			t.Cleanup(func() { coretest.Must(t, other.Close()) })
 		}},
-		{name: "a file", refused: "is no socket", put: func(t *testing.T, path string) {
+		{name: "a file", refused: "is not a socket", put: func(t *testing.T, path string) {
 			coretest.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
 		}},
-		{name: "an empty file", refused: "is no socket", put: func(t *testing.T, path string) {
+		{name: "an empty file", refused: "is not a socket", put: func(t *testing.T, path string) {
 			coretest.Must(t, os.WriteFile(path, nil, 0o600))
 		}},
-		{name: "a folder", refused: "is no socket", put: func(t *testing.T, path string) {
+		{name: "a folder", refused: "is not a socket", put: func(t *testing.T, path string) {
 			coretest.Must(t, os.Mkdir(path, 0o700))
 		}},
-		{name: "a link to a dead socket", refused: "is no socket", put: func(t *testing.T, path string) {
+		{name: "a link to a dead socket", refused: "is not a socket", put: func(t *testing.T, path string) {
 			deadSocket(t, path+"-elsewhere")
 			coretest.Must(t, os.Symlink(path+"-elsewhere", path))
 		}},
-		{name: "a link to nothing", refused: "is no socket", put: func(t *testing.T, path string) {
+		{name: "a link to nothing", refused: "is not a socket", put: func(t *testing.T, path string) {
 			coretest.Must(t, os.Symlink(path+"-elsewhere", path))
 		}},
 	} {
@@ -293,9 +293,9 @@ func deadSocket(t *testing.T, path string) {
 // goAllowed are the places of the packages that serve RPCs which may start a goroutine, and why a panic in it cannot end
 // the process.
 var goAllowed = map[string]string{
-	"node/probe.go: look":         "it hands its panic to the RPCs that wait for it",
-	"controller/racks.go: askAll": "it hands its panic to the RPC that reads the answers",
-	"controller/sweep.go: in":     "it recovers its panic itself",
+	"node/probe.go: run":          "it hands its panic to the RPCs that wait for it",
+	"controller/racks.go: queryAll": "it hands its panic to the RPC that reads the results",
+	"controller/sweep.go: schedule": "it recovers its panic itself",
 }
 
 // An interceptor recovers panics of the goroutine that serves an RPC, and of no other: one more, and a defect in one

@@ -168,7 +168,7 @@ func buildNode(
 	log *slog.Logger,
 ) *node.Service {
 	identity := provider(cfg, log)
-	readiness.Await("identity of this node")
+	readiness.SetWaiting("identity of this node")
 	background.run("find out which node this is, and register it", func() {
 		readiness.AwaitIdentity(ctx, identity, log)
 		registration.Run(ctx)

@@ -5,10 +5,10 @@
 package controller_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
@@ -93,7 +93,7 @@ func TestCreateVolumeRefuses(t *testing.T) {
 	}{
 		{"larger than the rack makes", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1024 * coretest.GiB }, codes.OutOfRange, "1023 GiB"},
 		{"larger than anything", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1<<62 + 1 }, codes.OutOfRange, ""},
-		{"another rack", func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = coretest.OnRack("west") }, codes.ResourceExhausted, "west"},
+		{"another rack", func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = coretest.RequireRacks("west") }, codes.ResourceExhausted, "west"},
 		{"a segment that we do not know", func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "z"}}}}
 		}, codes.ResourceExhausted, "zone=z"},
@@ -122,9 +122,9 @@ func TestCreateVolumeRefuses(t *testing.T) {
 func TestCreateVolumeAcceptsTopology(t *testing.T) {
 	for name, requirement := range map[string]*csi.TopologyRequirement{
 		"empty, as Nomad sends it": {},
-		"ours":                     coretest.OnRack("default"),
-		"ours among others":        coretest.OnRack("west", "default"),
-		"preferred only":           {Preferred: coretest.OnRack("default").GetPreferred()},
+		"ours":                     coretest.RequireRacks("default"),
+		"ours among others":        coretest.RequireRacks("west", "default"),
+		"preferred only":           {Preferred: coretest.RequireRacks("default").GetPreferred()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -226,20 +226,16 @@ func TestCreateVolumeWhoseLookupFails(t *testing.T) {
 	coretest.WantCode(t, err, codes.Unavailable)
 }
 
-func TestCreateVolumeDeadline(t *testing.T) {
-	t.Parallel()
+func TestAbandonedCreateVolumeIsFoundByTheRetry(t *testing.T) {
 	r := newRig(t)
-	_, err := r.Sim.Inject(
-		t.Context(),
-		simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 2000},
-	)
-	r.Must(t, err)
-	_, err = r.CreateVolume(coretest.WithTimeout(t, 300*time.Millisecond), coretest.CreateRequest("v"))
-	coretest.WantCode(t, err, codes.DeadlineExceeded)
-	// The rack goes on without us; whoever asks again gets that very disk.
+	r.abandon(t, "disk_create", func(ctx context.Context) error {
+		_, err := r.CreateVolume(ctx, coretest.CreateRequest("v"))
+		return err
+	})
+	// The rack still makes the disk. The retry returns that disk.
 	first, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	r.Must(t, err)
-	coretest.Eventually(t, "the first create is answered", func() bool { return r.Calls(t)["disk_create"] >= 2 })
+	r.awaitCalls(t, "disk_create", 2)
 	if ids := r.Volumes(t); len(ids) != 1 || ids[0] != first.GetVolume().GetVolumeId() {
 		t.Errorf("disks %v, want %s", ids, first.GetVolume().GetVolumeId())
 	}

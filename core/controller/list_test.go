@@ -296,8 +296,8 @@ func TestGetCapacity(t *testing.T) {
 		{name: "more than full", quota: coretest.GiB},
 		{name: "more than the largest disk", quota: 5000 * coretest.GiB, available: 4998 * coretest.GiB, largest: 1023 * coretest.GiB, smallest: coretest.GiB},
 		{name: "local disks", quota: 5000 * coretest.GiB, req: &csi.GetCapacityRequest{Parameters: map[string]string{"diskType": "local"}}, available: 4998 * coretest.GiB, largest: 4998 * coretest.GiB, smallest: coretest.GiB},
-		{name: "this rack", quota: 100 * coretest.GiB, req: &csi.GetCapacityRequest{AccessibleTopology: coretest.OnRack("default").GetRequisite()[0]}, available: 98 * coretest.GiB, largest: 98 * coretest.GiB, smallest: coretest.GiB},
-		{name: "another rack", quota: 100 * coretest.GiB, req: &csi.GetCapacityRequest{AccessibleTopology: coretest.OnRack("west").GetRequisite()[0]}},
+		{name: "this rack", quota: 100 * coretest.GiB, req: &csi.GetCapacityRequest{AccessibleTopology: coretest.RequireRacks("default").GetRequisite()[0]}, available: 98 * coretest.GiB, largest: 98 * coretest.GiB, smallest: coretest.GiB},
+		{name: "another rack", quota: 100 * coretest.GiB, req: &csi.GetCapacityRequest{AccessibleTopology: coretest.RequireRacks("west").GetRequisite()[0]}},
 		{name: "unknown parameter", req: &csi.GetCapacityRequest{Parameters: map[string]string{"x": "y"}}, code: codes.InvalidArgument},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -81,7 +81,7 @@ func TestCreateSnapshot(t *testing.T) {
 	volume := r.Create(t, "v")
 	r.ClearCalls(t)
 	req := &csi.CreateSnapshotRequest{
-		Name: "s", SourceVolumeId: volume, AccessibilityRequirements: coretest.OnRack("default"),
+		Name: "s", SourceVolumeId: volume, AccessibilityRequirements: coretest.RequireRacks("default"),
 		Parameters: map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "x"},
 	}
 	got, err := r.CreateSnapshot(t.Context(), req)
@@ -138,7 +138,7 @@ func TestCreateSnapshotRefuses(t *testing.T) {
 			req.Parameters = map[string]string{"compress": "true"}
 		}, codes.InvalidArgument, "compress"},
 		{"another rack", func(t *testing.T, r *rig) string { return r.Create(t, "v") }, func(req *csi.CreateSnapshotRequest) {
-			req.AccessibilityRequirements = coretest.OnRack("west")
+			req.AccessibilityRequirements = coretest.RequireRacks("west")
 		}, codes.ResourceExhausted, "west"},
 		{"a local disk", func(t *testing.T, r *rig) string {
 			req := coretest.CreateRequest("v")
@@ -625,20 +625,15 @@ func TestCloneReplacesAnOldSnapshot(t *testing.T) {
 	coretest.WantSame(t, r.snapshots(t), []string{mine})
 }
 
-// The caller's time runs out in the middle: what was made for the copy goes all the same.
-func TestCloneDeadline(t *testing.T) {
+// The caller gives up while the disk is made. The temporary snapshot is deleted all the same.
+func TestAbandonedCloneDeletesItsSnapshot(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
-	_, err := r.Sim.Inject(
-		t.Context(),
-		simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 300},
-	)
-	r.Must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_, err = r.CreateVolume(ctx, from("copy", fromVolume(volume)))
-	coretest.WantCode(t, err, codes.DeadlineExceeded)
-	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
+	r.abandon(t, "disk_create", func(ctx context.Context) error {
+		_, err := r.CreateVolume(ctx, from("copy", fromVolume(volume)))
+		return err
+	})
+	_, err := r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
 	r.Must(t, err)
 	if left := r.snapshots(t); len(left) > 0 {
 		t.Errorf("left: %v", left)

@@ -14,17 +14,19 @@ import (
 	"time"
 )
 
-// Gate holds up HTTP requests, or panics in their place, as a defect in the code below would.
+// Gate is an HTTP transport that delays chosen requests, or panics instead of sending them.
 type Gate struct {
 	mu    sync.Mutex
 	rules []*Held
 }
 
-// Held is the next request that matches.
+// Held is a rule for the next request with this method and path prefix.
 type Held struct {
 	method, prefix string
-	value          any
-	came, free     chan struct{}
+	// panicValue is the value to panic with, or nil to delay the request.
+	panicValue any
+	// entered is closed when the request comes, released when it may go on.
+	entered, released chan struct{}
 }
 
 func (g *Gate) add(r *Held) *Held {
@@ -34,28 +36,28 @@ func (g *Gate) add(r *Held) *Held {
 	return r
 }
 
-// Hold makes the next request wait until it is released or given up.
+// Hold delays the next request until it is released or its context ends.
 func (g *Gate) Hold(method, prefix string) *Held {
-	return g.add(&Held{method: method, prefix: prefix, came: make(chan struct{}), free: make(chan struct{})})
+	return g.add(&Held{method: method, prefix: prefix, entered: make(chan struct{}), released: make(chan struct{})})
 }
 
-// Panic makes the next request panic with a value.
+// Panic makes the next request panic with a value, as a defect in the rack's client would.
 func (g *Gate) Panic(method, prefix string, value any) {
-	g.add(&Held{method: method, prefix: prefix, value: value})
+	g.add(&Held{method: method, prefix: prefix, panicValue: value})
 }
 
-// Entered waits until the request has come.
+// Entered waits until the request comes.
 func (r *Held) Entered(t *testing.T) {
 	t.Helper()
 	select {
-	case <-r.came:
-	case <-time.After(20 * time.Second):
+	case <-r.entered:
+	case <-time.After(timeout):
 		t.Fatalf("no request %s %s came", r.method, r.prefix)
 	}
 }
 
 // Release lets the request go on.
-func (r *Held) Release() { close(r.free) }
+func (r *Held) Release() { close(r.released) }
 
 func (g *Gate) take(req *http.Request) *Held {
 	g.mu.Lock()
@@ -73,12 +75,12 @@ func (g *Gate) take(req *http.Request) *Held {
 func (g *Gate) RoundTrip(req *http.Request) (*http.Response, error) {
 	switch r := g.take(req); {
 	case r == nil:
-	case r.value != nil:
-		panic(r.value)
+	case r.panicValue != nil:
+		panic(r.panicValue)
 	default:
-		close(r.came)
+		close(r.entered)
 		select {
-		case <-r.free:
+		case <-r.released:
 		case <-req.Context().Done():
 			_, err := io.Copy(io.Discard, req.Body)
 			return nil, errors.Join(req.Context().Err(), err, req.Body.Close())

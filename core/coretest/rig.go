@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package coretest puts the plugin's services on a real socket before a simulated rack, in the process of the test.
+// Package coretest runs the plugin's services on a real socket, with a simulated rack, in the process of the test.
 package coretest
 
 import (
@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -40,58 +39,58 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// What every rig is made with.
+// Constants of every rig.
 const (
 	Token   = "oxide-token-rig"
 	Project = "demo"
 	Cluster = "rig"
 	GiB     = int64(1) << 30
-	// NoVolumeID is an ID that no rack has.
+	// NoVolumeID is the ID of no disk.
 	NoVolumeID = "00000000-0000-4000-8000-000000000000"
 )
 
-// Rig is a controller on a real socket, with the real SDK, before a simulated rack without guests.
+// Rig is a controller on a real socket and a simulated rack without guests. The controller uses the real SDK.
 type Rig struct {
 	csi.ControllerClient
 	csi.IdentityClient
 	csi.NodeClient
 
-	// Sim has only a control endpoint: this rack is no process of its own.
+	// Sim is the control endpoint of the rack, which runs in the process of the test.
 	Sim *simtest.Sim
-	// SDK is a client of the rack with all rights.
+	// SDK is a client of the rack with full access.
 	SDK *oxide.Client
-	// Token is what the controller uses now.
+	// Token is the token that the controller uses now.
 	Token *string
-	// Conn is the connection behind the clients; Server answers it.
+	// Conn is the connection of the clients to Server.
 	Conn    *grpc.ClientConn
 	Server  *core.Server
 	Options Options
-	// Patience is a deadline for each call; 0 is none.
-	Patience *atomic.Int64
-	// Crash ends the planning of restarts at once, in the middle of its work. Retire ends it as a termination signal does.
+	// CallContext, if not nil, derives the context of each call.
+	CallContext func(context.Context) (context.Context, context.CancelFunc)
+	// Crash ends the planning of restarts at once. Retire ends it as a termination signal does.
 	Crash, Retire func()
 }
 
-// Options are what a [Rig] is made of; [New] fills in defaults.
+// Options configure a [Rig]. [New] sets defaults.
 type Options struct {
 	Rack        simrack.Options
 	Cluster     string
 	RackName    string
 	MaxDisks    int
 	DetachGrace time.Duration
-	// SweepAge makes the controller sweep temporary snapshots of that age.
+	// SweepAge makes the controller delete temporary snapshots of this age. 0 means that it deletes none.
 	SweepAge time.Duration
-	// Restarts is for attach mode restart.
+	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *controller.PlannedRestarts
-	// EndRestarts is for attach mode hot after it.
+	// EndRestarts makes a controller in attach mode hot end the restarts that attach mode restart left behind.
 	EndRestarts *restart.Options
-	// Unplanned leaves out the engines that plan restarts.
+	// Unplanned makes the controller run without the engines that plan restarts.
 	Unplanned bool
 	Metrics   *metrics.Metrics
 	Log       io.Writer
 }
 
-// New starts a simulated rack and a controller before it. Both end with the test.
+// New starts a simulated rack and a controller for it. Both end with the test.
 func New(t *testing.T, change ...func(*Options)) *Rig {
 	t.Helper()
 	opts := Options{
@@ -109,7 +108,7 @@ func New(t *testing.T, change ...func(*Options)) *Rig {
 	for _, c := range change {
 		c(&opts)
 	}
-	r := &Rig{Sim: Simulate(t, opts.Rack), Options: opts, Patience: new(atomic.Int64)}
+	r := &Rig{Sim: Simulate(t, opts.Rack), Options: opts}
 	token := Token
 	r.Token = &token
 	var err error
@@ -139,7 +138,7 @@ func Simulate(t *testing.T, opts simrack.Options) *simtest.Sim {
 	return &simtest.Sim{Host: api.URL, Token: Token, Project: Project, Control: control.URL}
 }
 
-// Start starts a controller before the rack.
+// Start starts a controller for the rack.
 func (r *Rig) Start(t *testing.T) {
 	t.Helper()
 	client, err := rack.New(rack.Config{
@@ -151,7 +150,7 @@ func (r *Rig) Start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the plugin does when it starts: the one call that no RPC has to make then.
+	// The plugin makes this call when it starts, so that later no RPC makes it.
 	if _, err := client.ProjectID(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +187,7 @@ func (r *Rig) StartWith(t *testing.T, racks ...*rack.Client) {
 	r.serve(t)
 }
 
-// PlanRestarts has the controller's engines work until the test ends, or until [rig.crash].
+// PlanRestarts runs the controller's engines until the test ends, or until [Rig.Crash].
 func (r *Rig) PlanRestarts(t *testing.T, controller *controller.Service, racks []*rack.Client) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var engines sync.WaitGroup
@@ -208,7 +207,7 @@ func (r *Rig) PlanRestarts(t *testing.T, controller *controller.Service, racks [
 	t.Cleanup(r.Crash)
 }
 
-// Again is another controller before the same rack: a replica, or the same one after a restart.
+// Again starts another controller for the same rack: a replica, or the same controller after a restart.
 func (r *Rig) Again(t *testing.T) *Rig {
 	t.Helper()
 	other := *r
@@ -218,23 +217,23 @@ func (r *Rig) Again(t *testing.T) *Rig {
 
 func (r *Rig) serve(t *testing.T) {
 	t.Helper()
-	impatient := grpc.WithUnaryInterceptor(func(
+	withCallContext := grpc.WithUnaryInterceptor(func(
 		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 	) error {
-		if limit := time.Duration(r.Patience.Load()); limit > 0 {
+		if r.CallContext != nil {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, limit)
+			ctx, cancel = r.CallContext(ctx)
 			defer cancel()
 		}
 		return invoke(ctx, method, req, reply, cc, opts...)
 	})
-	r.Conn, _ = Serve(t, r.Server, impatient)
+	r.Conn, _ = Serve(t, r.Server, withCallContext)
 	r.IdentityClient = csi.NewIdentityClient(r.Conn)
 	r.ControllerClient = csi.NewControllerClient(r.Conn)
 	r.NodeClient = csi.NewNodeClient(r.Conn)
 }
 
-// MountWriter is a filesystem that one node writes.
+// MountWriter is the capability of a filesystem that one node writes.
 func MountWriter() *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
@@ -242,7 +241,7 @@ func MountWriter() *csi.VolumeCapability {
 	}
 }
 
-// CreateRequest asks for a volume of 1 GiB.
+// CreateRequest is a request for a volume of 1 GiB.
 func CreateRequest(name string) *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name:               name,
@@ -311,7 +310,7 @@ func (r *Rig) Disk(t *testing.T, id string) *oxide.Disk {
 	return disk
 }
 
-// Holder is the instance that a disk is attached to, empty when it is not.
+// Holder is the ID of the instance to which a disk is attached. It is empty for a detached disk.
 func (r *Rig) Holder(t *testing.T, id string) string {
 	t.Helper()
 	if s, ok := r.Disk(t, id).State.AsAttached(); ok {
@@ -355,7 +354,7 @@ func (r *Rig) AttachByHand(t *testing.T, diskID, instanceID string) {
 	}
 }
 
-// Volumes lists the rack's disks but the boot disks.
+// Volumes lists the IDs of the rack's disks except the boot disks.
 func (r *Rig) Volumes(t *testing.T) []string {
 	t.Helper()
 	disks, err := r.SDK.DiskListAllPages(t.Context(), oxide.DiskListParams{Project: Project})
@@ -379,13 +378,13 @@ func (r *Rig) Must(t *testing.T, err error) {
 	}
 }
 
-// ClearCalls forgets the API calls made until now.
+// ClearCalls sets the counts of API calls to 0.
 func (r *Rig) ClearCalls(t *testing.T) {
 	t.Helper()
 	r.Must(t, r.Sim.ClearCalls(t.Context()))
 }
 
-// Calls are the API calls since the last clearCalls.
+// Calls counts the API calls since the last [Rig.ClearCalls], by operation.
 func (r *Rig) Calls(t *testing.T) map[string]int {
 	t.Helper()
 	calls, err := r.Sim.Calls(t.Context())
@@ -401,10 +400,10 @@ func (r *Rig) WantCalls(t *testing.T, want map[string]int) {
 	}
 }
 
-// Attempts is how often package rack sends a request that got no answer or 503, where doing it twice does no harm.
+// Attempts is how often package rack sends a repeatable request that gets no answer or 503.
 const Attempts = 3
 
-// Inject adds a fault that happens to one call, whichever of its Attempts.
+// Inject adds a fault that hits one call of package rack, with all its Attempts.
 func (r *Rig) Inject(t *testing.T, operation, kind string, code int) {
 	t.Helper()
 	fault := simtest.Fault{Operation: operation, Kind: kind, Status: code}
@@ -421,7 +420,7 @@ func (r *Rig) Inject(t *testing.T, operation, kind string, code int) {
 	case 403:
 		fault.ErrorCode, fault.Message = "Forbidden", "Forbidden"
 	case 409:
-		fault.ErrorCode, fault.Message = "Conflict", "somebody was faster"
+		fault.ErrorCode, fault.Message = "Conflict", "another change came first"
 	case 500:
 		fault.ErrorCode, fault.Message = "Internal", "Internal Server Error"
 	case 503:
@@ -457,7 +456,7 @@ func WantSame[M any](t *testing.T, got, want M) {
 	}
 }
 
-// WithTimeout returns the test's context with a deadline.
+// WithTimeout returns the test's context with a timeout.
 func WithTimeout(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -465,7 +464,7 @@ func WithTimeout(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// Serve serves on a socket of its own until the test ends, and checks then that nothing is left of it.
+// Serve runs a server on its own socket until the test ends. It checks then that the server left no file behind.
 func Serve(t *testing.T, server *core.Server, options ...grpc.DialOption) (*grpc.ClientConn, string) {
 	t.Helper()
 	dir := ShortDir(t)
@@ -488,7 +487,7 @@ func Serve(t *testing.T, server *core.Server, options ...grpc.DialOption) (*grpc
 	return conn, path
 }
 
-// ShortDir is a folder whose path leaves room for a socket's name.
+// ShortDir makes a folder with a short path, because the path of a socket has at most 107 bytes.
 func ShortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "csi")
@@ -505,10 +504,10 @@ func Must(t *testing.T, err error) {
 	}
 }
 
-// DiscardLog is a log that nobody reads.
+// DiscardLog returns a log that discards everything.
 func DiscardLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// Listing is what is in a folder: kind, content and identity of each entry.
+// Listing describes each entry of a folder: its mode and its content or inode.
 func Listing(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -529,23 +528,26 @@ func Listing(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-// ServerOptions are those of a server without services.
+// ServerOptions are the options of a server with the Identity service only.
 func ServerOptions(mode string) core.ServerOptions {
 	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: DiscardLog()}
 }
 
-// Eventually waits until done returns true, up to 20 s.
+// timeout is how long a test waits for a state before it fails. It is long, so that a busy machine does not fail a test.
+const timeout = time.Minute
+
+// Eventually waits until done returns true. The text what describes the awaited state.
 func Eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("in vain: %s", what)
+			t.Fatalf("not within %s: %s", timeout, what)
 		}
 	}
 }
 
-// OnRack is a requirement that names these racks.
-func OnRack(names ...string) *csi.TopologyRequirement {
+// RequireRacks is a topology requirement for these racks.
+func RequireRacks(names ...string) *csi.TopologyRequirement {
 	requirement := &csi.TopologyRequirement{}
 	for _, name := range names {
 		requirement.Requisite = append(
@@ -557,7 +559,7 @@ func OnRack(names ...string) *csi.TopologyRequirement {
 	return requirement
 }
 
-// RackClient is another client of the rig's rack.
+// RackClient returns another client of the rig's rack.
 func RackClient(t *testing.T, r *Rig, change func(*rack.Config)) *rack.Client {
 	t.Helper()
 	cfg := rack.Config{Name: "default", Host: r.Sim.Host, Project: Project, Token: rack.FixedToken(Token)}
