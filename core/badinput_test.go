@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,9 +39,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
-// The rows of this test are made from the specification: the fields from its descriptors, what is demanded of each from
-// the comments of its csi.proto. A field that a later version demands therefore gets its rows by itself, and fails here
-// until validate.go knows it.
+// The cases of this test are made from the specification: the fields from its descriptors, the requirements from the comments
+// in its csi.proto. A new required field of a later version therefore gets its cases without a change here, and the test fails
+// until validate.go checks the field.
 
 // Limits of the specification, "Size Limits" and the comments of NodeGetInfoResponse.node_id and mount_flags, in bytes.
 const (
@@ -50,15 +51,15 @@ const (
 	pathLimit   = 4095 // Linux: PATH_MAX without its final zero byte
 )
 
-// services are those that this plugin has.
+// services are the services of this plugin.
 var services = []string{"Identity", "Controller", "Node"}
 
 // badInputRPC is an RPC that this plugin serves.
 type badInputRPC struct {
-	// valid is a request with every field set that this plugin takes, and want what it is answered.
+	// valid is a request with all fields that this plugin accepts, and want is its code.
 	valid func(*everything) proto.Message
 	want  codes.Code
-	// unknownID is the answer for a volume ID that is none.
+	// unknownID is the code for a volume ID that is not a UUID.
 	unknownID codes.Code
 }
 
@@ -146,7 +147,7 @@ var badInputRPCs = map[string]badInputRPC{
 			Parameters:         map[string]string{rpc.KeyBlockSize: "4096"}, Secrets: map[string]string{"key": "secret"},
 		}
 	}},
-	// The disk is in no guest, so these two go as far as they can without it.
+	// The disk is in no guest, so these two RPCs fail when they look for its device.
 	"NodeStageVolume": {
 		want:      codes.FailedPrecondition,
 		unknownID: codes.NotFound,
@@ -208,39 +209,39 @@ func fullCapability() *csi.VolumeCapability {
 	return capability
 }
 
-// refused are the fields that this plugin takes no value of; what stands for them in the message.
-var refused = map[protoreflect.Name]string{
+// unsupportedFields are the fields that this plugin rejects if set, and their names in the message.
+var unsupportedFields = map[protoreflect.Name]string{
 	"mutable_parameters": "mutable_parameters",
 	"volume_mount_group": "volume_mount_group",
 }
 
-// badInputAnswers are the rows that are not answered with INVALID_ARGUMENT naming the field, by RPC, field and what is
-// wrong with it.
+// badInputAnswers are the cases whose answer is not INVALID_ARGUMENT with the name of the field. The keys are RPC, field and
+// defect.
 var badInputAnswers = map[string]struct {
 	code     codes.Code
 	mentions string
 }{
-	// A newer orchestrator may know more modes: that this plugin does not have one is an answer, as for every other mode.
+	// A newer orchestrator may know more modes. A mode that this plugin does not support is an answer, not an error.
 	"ValidateVolumeCapabilities mode undefined": {codes.OK, "access_mode"},
-	// No volume can be there, as at every other path without one.
+	// The volume is not at this path, as at any other path without a volume.
 	"NodeGetVolumeStats volume_path relative":          {codes.NotFound, "relative/path"},
 	"NodeGetVolumeStats volume_path zero byte":         {codes.NotFound, "is not at"},
 	"NodeGetVolumeStats staging_target_path relative":  {codes.NotFound, "is not at"},
 	"NodeGetVolumeStats staging_target_path zero byte": {codes.NotFound, "is not at"},
 }
 
-// badInputMentions are the names by which messages call fields that stand deep inside a request.
+// badInputMentions are the names that messages use for nested fields.
 var badInputMentions = map[protoreflect.Name]string{
 	"mode":     "access_mode",
 	"segments": "accessib", // accessibility_requirements or accessible_topology
 }
 
-// badRow is a valid request that one thing makes bad.
+// badRow is a valid request with one defect.
 type badRow struct {
 	name   string
 	change func(protoreflect.Message)
 	code   codes.Code
-	// mentions is what the message names. For ValidateVolumeCapabilities and code OK, the response's message.
+	// mentions is a text in the error, or with code OK in the message of ValidateVolumeCapabilities.
 	mentions string
 }
 
@@ -259,14 +260,14 @@ func TestBadInput(t *testing.T) {
 		before, disks := e.files(t), e.Volumes(t)
 		for _, row := range rows {
 			if seen[row.name] {
-				t.Fatalf("two rows are called %q", row.name)
+				t.Fatalf("two cases have the name %q", row.name)
 			}
 			seen[row.name] = true
 			t.Run(row.name, func(t *testing.T) {
 				request := proto.Clone(valid)
 				row.change(request.ProtoReflect())
 				if proto.Equal(request, valid) {
-					t.Fatal("the row changes nothing")
+					t.Fatal("the case changes nothing")
 				}
 				e.ClearCalls(t)
 				response, err := e.invoke(t.Context(), method, request)
@@ -274,15 +275,15 @@ func TestBadInput(t *testing.T) {
 					e.Must(t, err)
 					validated := response.(*csi.ValidateVolumeCapabilitiesResponse)
 					if validated.GetConfirmed() != nil || !strings.Contains(validated.GetMessage(), row.mentions) {
-						t.Errorf("answered %v: must not be confirmed, with a message about %q", validated, row.mentions)
+						t.Errorf("answer %v: want no confirmation, and a message with %q", validated, row.mentions)
 					}
 				} else {
 					coretest.WantCode(t, err, row.code, row.mentions)
 				}
 				for operation, n := range e.Calls(t) {
-					// A size is judged by the rack, an answer about a volume needs the volume.
+					// The rack checks sizes, and an answer about a volume needs a look-up of the volume.
 					if operation != "disk_view" && (operation != "disk_create" || row.code != codes.OutOfRange) {
-						t.Errorf("the rack was asked for %s %d times", operation, n)
+						t.Errorf("the rack got %s %d times", operation, n)
 					}
 				}
 			})
@@ -296,7 +297,7 @@ func TestBadInput(t *testing.T) {
 	})
 }
 
-// rowsOf are the rows that the specification's fields make for an RPC.
+// rowsOf returns the cases of an RPC that follow from the fields in the specification.
 func rowsOf(
 	t *testing.T,
 	spec specification,
@@ -322,7 +323,7 @@ func rowsOf(
 		for i := range oneofs.Len() {
 			oneof := oneofs.Get(i)
 			if !strings.Contains(spec.comment(t, oneof.FullName()), "MUST be specified") {
-				t.Errorf("%s: is it required?", oneof.FullName())
+				t.Errorf("%s: csi.proto does not say whether it is required", oneof.FullName())
 			}
 			rows = append(rows, badRow{
 				name: fmt.Sprintf(
@@ -341,8 +342,8 @@ func rowsOf(
 			for what, change := range changes(t, spec, field) {
 				add(field, what, change)
 			}
-			if _, is := refused[field.Name()]; is {
-				rows = append(rows, refusedRows(method, path, field)...)
+			if _, is := unsupportedFields[field.Name()]; is {
+				rows = append(rows, unsupportedRows(method, path, field)...)
 				continue
 			}
 			switch {
@@ -350,7 +351,7 @@ func rowsOf(
 			case field.Message() == nil || field.IsMap():
 			case !message.Has(field) && field.Message().Fields().Len() == 0: // the other member of a oneof
 			case !message.Has(field):
-				t.Errorf("%s is not set in the valid request: its fields have no rows", field.FullName())
+				t.Errorf("%s is not set in the valid request, so its fields have no cases", field.FullName())
 			case field.IsList():
 				walk(message.Get(field).List().Get(0).Message(), append(slices.Clone(path), field))
 			default:
@@ -362,7 +363,7 @@ func rowsOf(
 	return rows
 }
 
-// changes are the ways in which a field can be bad, whatever it means.
+// changes returns the defects that a field of this type can have.
 func changes(
 	t *testing.T,
 	spec specification,
@@ -374,7 +375,7 @@ func changes(
 		return func(m protoreflect.Message) { m.Set(field, protoreflect.ValueOf(value)) }
 	}
 	bad := map[string]func(protoreflect.Message){}
-	if spec.required(t, field) && field.Kind() != protoreflect.BoolKind { // a bool that is missing says false
+	if spec.required(t, field) && field.Kind() != protoreflect.BoolKind { // a missing bool is false
 		bad["missing"] = func(m protoreflect.Message) { m.Clear(field) }
 	}
 	switch {
@@ -400,15 +401,15 @@ func changes(
 		bad["undefined"] = set(protoreflect.EnumNumber(9999))
 	case field.Kind() == protoreflect.Int64Kind:
 		if !strings.Contains(comment, "MUST NOT be negative") {
-			t.Errorf("%s: may it be negative?", field.FullName())
+			t.Errorf("%s: csi.proto does not say whether it may be negative", field.FullName())
 		}
 		bad["negative"] = set(int64(-1))
 	}
 	return bad
 }
 
-// refusedRows set a field that this plugin takes no value of, in every form that it has.
-func refusedRows(
+// unsupportedRows set a field that this plugin does not support, at each place where the request has the field.
+func unsupportedRows(
 	method protoreflect.MethodDescriptor,
 	path []protoreflect.FieldDescriptor,
 	field protoreflect.FieldDescriptor,
@@ -418,7 +419,7 @@ func refusedRows(
 		code = codes.OK
 	}
 	row := func(what string, set func(protoreflect.Message)) badRow {
-		return badRow{name: fmt.Sprintf("%s/%s", pathText(path, field), what), code: code, mentions: refused[field.Name()],
+		return badRow{name: fmt.Sprintf("%s/%s", pathText(path, field), what), code: code, mentions: unsupportedFields[field.Name()],
 			change: func(root protoreflect.Message) { set(descend(root, path)) }}
 	}
 	switch {
@@ -444,7 +445,7 @@ func refusedRows(
 	return rows
 }
 
-// capacityRows are the sizes that make no sense, or that no rack has.
+// capacityRows are the capacity ranges that are contradictory, or that no rack can make.
 func capacityRows(method protoreflect.MethodDescriptor) []badRow {
 	if method.Name() != "CreateVolume" {
 		return nil
@@ -473,7 +474,7 @@ func capacityRows(method protoreflect.MethodDescriptor) []badRow {
 	}
 }
 
-// modes are the access modes that a rack can serve: it attaches a disk to one instance at a time.
+// modes are the supported access modes. A rack attaches a disk to one instance at a time.
 var modes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
@@ -481,7 +482,7 @@ var modes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-// modeRows ask for each access mode that a rack cannot serve, alone and behind one that it can.
+// modeRows request each unsupported access mode, alone and after a supported one.
 func modeRows(method protoreflect.MethodDescriptor) []badRow {
 	capability := capabilityField(method)
 	if capability == nil {
@@ -525,7 +526,7 @@ func modeRows(method protoreflect.MethodDescriptor) []badRow {
 	return rows
 }
 
-// parameterRows are parameters that CreateVolume does not have, or not with this value.
+// parameterRows are unknown parameters of CreateVolume, and known ones with a wrong value.
 func parameterRows(method protoreflect.MethodDescriptor) []badRow {
 	code := codes.InvalidArgument
 	switch method.Name() {
@@ -559,7 +560,7 @@ func parameterRows(method protoreflect.MethodDescriptor) []badRow {
 	return rows
 }
 
-// What is legal is not refused, however unusual: it is answered as the ordinary request is.
+// A legal request with unusual values gets the same code as the ordinary request.
 func TestLegalExtremes(t *testing.T) {
 	spec := readSpecification(t)
 	eachRPC(t, func(t *testing.T, method protoreflect.MethodDescriptor, served badInputRPC) {
@@ -568,20 +569,20 @@ func TestLegalExtremes(t *testing.T) {
 			change func(protoreflect.Message)
 			want   codes.Code
 		}
-		rows := []legalRow{{"as it is", func(protoreflect.Message) {}, served.want}}
+		rows := []legalRow{{"unchanged", func(protoreflect.Message) {}, served.want}}
 		var bare []func(protoreflect.Message)
 		fields := method.Input().Fields()
 		for i := range fields.Len() {
 			field := fields.Get(i)
 			name := string(field.Name())
-			if _, is := refused[field.Name()]; is {
+			if _, is := unsupportedFields[field.Name()]; is {
 				continue
 			}
 			if !spec.required(t, field) {
 				clear := func(m protoreflect.Message) { m.Clear(field) }
 				bare = append(bare, clear)
 				want := served.want
-				if name == "publish_context" { // neither it nor the volume context has the disk's name
+				if name == "publish_context" { // the volume context does not have the disk's name either
 					want = codes.FailedPrecondition
 				}
 				rows = append(rows, legalRow{name + " left out", clear, want})
@@ -603,7 +604,7 @@ func TestLegalExtremes(t *testing.T) {
 				switch name {
 				case "volume_id", "node_id":
 					want = served.unknownID
-				case "starting_token": // of that length, but none of ours
+				case "starting_token": // not a token of this plugin
 					want = codes.Aborted
 				}
 				rows = append(rows, legalRow{fmt.Sprintf("%s of %d bytes", name, limit), func(m protoreflect.Message) {
@@ -611,7 +612,7 @@ func TestLegalExtremes(t *testing.T) {
 				}, want})
 			}
 		}
-		rows = append(rows, legalRow{"only what is required", func(m protoreflect.Message) {
+		rows = append(rows, legalRow{"only the required fields", func(m protoreflect.Message) {
 			for _, clear := range bare {
 				clear(m)
 			}
@@ -662,7 +663,7 @@ func TestLegalExtremes(t *testing.T) {
 		for i, row := range rows {
 			t.Run(row.name, func(t *testing.T) {
 				if e.volumeID == "" || method.Name() == "DeleteVolume" || method.Name() == "ControllerPublishVolume" {
-					e.volumeID = e.Create(t, fmt.Sprint("legal ", i)) // the one before has been deleted, or published
+					e.volumeID = e.Create(t, fmt.Sprint("legal ", i)) // the last case deleted or published the volume
 				}
 				request := served.valid(e)
 				if create, is := request.(*csi.CreateVolumeRequest); is {
@@ -679,10 +680,10 @@ func TestLegalExtremes(t *testing.T) {
 	})
 }
 
-// A range without a size is none: the default size, as for no range at all.
+// An empty capacity range means the default size, like no range.
 func TestCreateVolumeWithoutSize(t *testing.T) {
 	r := coretest.New(t)
-	for name, capacity := range map[string]*csi.CapacityRange{"no range": nil, "empty range": {}, "no limit to speak of": {LimitBytes: math.MaxInt64}} {
+	for name, capacity := range map[string]*csi.CapacityRange{"no range": nil, "empty range": {}, "largest limit": {LimitBytes: math.MaxInt64}} {
 		t.Run(name, func(t *testing.T) {
 			req := coretest.CreateRequest(name)
 			req.CapacityRange = capacity
@@ -695,11 +696,12 @@ func TestCreateVolumeWithoutSize(t *testing.T) {
 	}
 }
 
-// everything is a rig with a node, in one server.
+// everything is a rig whose server also has a Node service.
 type everything struct {
 	*coretest.Rig
-	conn *grpc.ClientConn
-	// dir is where the orchestrator's folders are, and the guest's.
+	// gate is the way of the controller's requests to the rack.
+	gate *coretest.Gate
+	// dir has the folders of the orchestrator and of the node.
 	dir              string
 	volumeID, nodeID string
 }
@@ -711,12 +713,12 @@ func newEverything(t *testing.T, logs ...*slog.Logger) *everything {
 		log = logs[0]
 	}
 	r := coretest.New(t)
-	e := &everything{Rig: r, dir: t.TempDir(), nodeID: r.Node(t, "node-a")}
+	e := &everything{Rig: r, gate: &coretest.Gate{}, dir: t.TempDir(), nodeID: r.Node(t, "node-a")}
 	for _, folder := range []string{"staging", "staged", "state"} {
 		r.Must(t, os.Mkdir(e.path(folder), 0o755))
 	}
 	r.Must(t, os.WriteFile(e.path("staged/precious"), []byte("data"), 0o600))
-	client := coretest.RackClient(t, r, nil)
+	client := coretest.RackClient(t, r, func(cfg *rack.Config) { cfg.HTTPClient = &http.Client{Transport: e.gate} })
 	e.Conn, _ = coretest.Serve(t, core.NewServer(core.ServerOptions{
 		Mode:     "all",
 		Identity: core.NewIdentity("test", "", &core.Readiness{}),
@@ -743,7 +745,7 @@ func newEverything(t *testing.T, logs ...*slog.Logger) *everything {
 
 func (e *everything) path(name string) string { return filepath.Join(e.dir, name) }
 
-// files is all that is below dir.
+// files describes all files and folders below dir.
 func (e *everything) files(t *testing.T) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -760,7 +762,7 @@ func (e *everything) files(t *testing.T) map[string]string {
 	return files
 }
 
-// invoke makes a call of any RPC.
+// invoke calls an RPC.
 func (e *everything) invoke(
 	ctx context.Context,
 	method protoreflect.MethodDescriptor,
@@ -783,7 +785,7 @@ func invoke(
 	return response, conn.Invoke(ctx, fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name()), request, response)
 }
 
-// eachRPC runs a test for each RPC that this plugin serves, and makes sure that there is no other.
+// eachRPC runs a test for each RPC in badInputRPCs, and checks that the plugin serves no other RPC.
 func eachRPC(t *testing.T, test func(*testing.T, protoreflect.MethodDescriptor, badInputRPC)) {
 	t.Helper()
 	e := newEverything(t)
@@ -791,7 +793,7 @@ func eachRPC(t *testing.T, test func(*testing.T, protoreflect.MethodDescriptor, 
 		served, has := badInputRPCs[string(method.Name())]
 		if !has {
 			if _, err := e.invoke(t.Context(), method, newRequest(t, method)); status.Code(err) != codes.Unimplemented {
-				t.Errorf("%s is served (%v) and has no rows here", method.Name(), err)
+				t.Errorf("%s is served (%v) and has no cases here", method.Name(), err)
 			}
 			continue
 		}
@@ -799,7 +801,7 @@ func eachRPC(t *testing.T, test func(*testing.T, protoreflect.MethodDescriptor, 
 	}
 }
 
-// rpcsOf are the RPCs of some services of CSI.
+// rpcsOf returns the RPCs of these CSI services.
 func rpcsOf(t *testing.T, names ...string) []protoreflect.MethodDescriptor {
 	t.Helper()
 	var rpcs []protoreflect.MethodDescriptor
@@ -824,7 +826,7 @@ func newRequest(t *testing.T, method protoreflect.MethodDescriptor) proto.Messag
 	return kind.New().Interface()
 }
 
-// descend follows fields from a request down, in lists the first entry.
+// descend follows the fields of path from a request. In a list it takes the first entry.
 func descend(m protoreflect.Message, path []protoreflect.FieldDescriptor) protoreflect.Message {
 	for _, field := range path {
 		if field.IsList() {
@@ -847,13 +849,11 @@ func pathText(path []protoreflect.FieldDescriptor, field protoreflect.FieldDescr
 	return strings.Join(names, ".")
 }
 
-// capabilityField is the field of an RPC with the volume capability, or with several.
+// capabilityField returns the field of an RPC that has the volume capability or capabilities.
 func capabilityField(method protoreflect.MethodDescriptor) protoreflect.FieldDescriptor {
 	for i := range method.Input().Fields().Len() {
-		if field := method.Input().
-			Fields().
-			Get(i); !field.IsMap() && field.Message() != nil &&
-			field.Message().Name() == "VolumeCapability" {
+		field := method.Input().Fields().Get(i)
+		if !field.IsMap() && field.Message() != nil && field.Message().Name() == "VolumeCapability" {
 			return field
 		}
 	}
@@ -868,7 +868,7 @@ func capabilityOf(m protoreflect.Message, field protoreflect.FieldDescriptor, wh
 	return value.Message().Interface().(*csi.VolumeCapability)
 }
 
-// fillMap makes a map as large as this, in addition to what must be in it.
+// fillMap adds an entry that makes the map size bytes large.
 func fillMap(field protoreflect.FieldDescriptor, size int) func(protoreflect.Message) {
 	return func(m protoreflect.Message) {
 		values, left := m.Mutable(field).Map(), size-len("filler")
@@ -884,22 +884,22 @@ func isPath(field protoreflect.FieldDescriptor) bool {
 	return strings.HasSuffix(string(field.Name()), "_path")
 }
 
-// limitOf is how many bytes a string may have.
+// limitOf returns the maximum length of a string field in bytes.
 func limitOf(t *testing.T, spec specification, field protoreflect.FieldDescriptor) int {
 	t.Helper()
 	switch overrides := strings.Contains(spec.comment(t, field.FullName()), "overrides the general CSI size limit"); {
 	case overrides != isPath(field):
-		t.Errorf("%s: what is its limit?", field.FullName())
+		t.Errorf("%s: this test does not know its limit", field.FullName())
 	case overrides:
 		return pathLimit
 	case field.Name() == "node_id":
-		// It comes from NodeGetInfo, which may give that much.
+		// NodeGetInfo may return a node ID of this length.
 		return nodeIDLimit
 	}
 	return stringLimit
 }
 
-// text is a value for a field: a path of short names where it wants one.
+// text returns a value for a string field. For a path the value is an absolute path of short names.
 func text(field protoreflect.FieldDescriptor, length int) string {
 	if isPath(field) {
 		return strings.Repeat("/abcdefghi", length/10+1)[:length]
@@ -907,10 +907,10 @@ func text(field protoreflect.FieldDescriptor, length int) string {
 	return strings.Repeat("n", length)
 }
 
-// specification is what csi.proto says: the comment of each field and oneof, by full name, on one line.
+// specification maps the full name of each field and oneof to its comment in csi.proto, on one line.
 type specification map[protoreflect.FullName]string
 
-// readSpecification reads csi.proto of the version of the specification that is linked.
+// readSpecification reads the csi.proto of the linked version of the specification.
 func readSpecification(t *testing.T) specification {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/container-storage-interface/spec").Output()
@@ -922,7 +922,7 @@ func readSpecification(t *testing.T) specification {
 		t.Fatal(err)
 	}
 	spec := specification{}
-	var scope, comment []string // what is open, and what the lines before this one say
+	var scope, comment []string // the open blocks, and the comment before this line
 	note := func(name, comment string) {
 		open := slices.DeleteFunc(
 			slices.Concat([]string{"csi.v1"}, scope, []string{name}),
@@ -945,7 +945,7 @@ func readSpecification(t *testing.T) specification {
 		switch {
 		case opened != nil && opened[1] == "oneof":
 			note(opened[2], text)
-			scope = append(scope, "") // its fields are the message's
+			scope = append(scope, "") // the fields of a oneof belong to the message
 		case opened != nil:
 			scope = append(scope, opened[2])
 		case strings.HasSuffix(line, "{"):
@@ -974,7 +974,7 @@ func (s specification) comment(t *testing.T, name protoreflect.FullName) string 
 	t.Helper()
 	comment, has := s[name]
 	if !has {
-		t.Fatalf("csi.proto has no %s, as far as this test can read it", name)
+		t.Fatalf("this test finds no %s in csi.proto", name)
 	}
 	return comment
 }
@@ -985,15 +985,15 @@ func (s specification) required(t *testing.T, field protoreflect.FieldDescriptor
 	comment := s.comment(t, field.FullName())
 	required, optional := saysRequired.MatchString(comment), saysOptional.MatchString(comment)
 	if strings.Contains(comment, "It MUST be set if the Node Plugin implements the `STAGE_UNSTAGE_VOLUME`") {
-		return true // which this one does
+		return true // this plugin implements it
 	}
 	if required == optional && field.ContainingOneof() == nil && field.Name() != "segments" {
-		t.Errorf("%s: is it required? The specification says: %s", field.FullName(), comment)
+		t.Errorf("%s: this test cannot tell whether it is required: %s", field.FullName(), comment)
 	}
 	return required
 }
 
-// That the file is read right is seen from the descriptors: both have the same fields.
+// readSpecification finds the same fields as the descriptors have.
 func TestSpecificationIsReadWhole(t *testing.T) {
 	spec := readSpecification(t)
 	want := map[protoreflect.FullName]bool{}

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
 
-// A missing program is the reason of several errors, and the operator's to mend in each of them.
+// A missing program can cause several errors. In each case the operator must install it, so the code is the same.
 func TestMissingProgramDecidesTheCode(t *testing.T) {
 	for _, err := range []error{mount.ErrFormat, mount.ErrMount, device.ErrNotBlank, device.ErrUnreadable} {
 		wrapped := fmt.Errorf("%w: %w", err, hostexec.ErrMissing)

@@ -19,16 +19,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// rowless are the sentinels without a row in codeTable, and why.
-var rowless = map[string]string{
-	"rack.ErrAlreadyExists": "CreateVolume looks at the disk and decides",
+// withoutRow are the sentinel errors without a row in codeTable, and the reasons.
+var withoutRow = map[string]string{
+	"rack.ErrAlreadyExists": "CreateVolume looks up the disk and decides the code",
 	"rack.ErrNotStopped":    "is an ErrRefused",
 	"rack.ErrFull":          "is an ErrRefused",
-	"restart.ErrElsewhere":  "ControllerPublishVolume names the instance",
-	"restart.ErrFull":       "ControllerPublishVolume tells the limit",
+	"restart.ErrElsewhere":  "ControllerPublishVolume answers with the name of the instance",
+	"restart.ErrFull":       "ControllerPublishVolume answers with the limit",
 }
 
-// Every error that a layer below declares has a row, and a reason for its code.
+// Every sentinel error of the packages below has a row, with a reason for its code.
 func TestCodeTableIsComplete(t *testing.T) {
 	rows := map[string]string{}
 	ast.Inspect(parse(t, "codes.go"), func(node ast.Node) bool {
@@ -56,12 +56,12 @@ func TestCodeTableIsComplete(t *testing.T) {
 			}
 		}
 		if len(sentinels) == before {
-			t.Errorf("package %s declares no errors, as far as this test sees", dir)
+			t.Errorf("this test finds no sentinel errors in package %s", dir)
 		}
 	}
 	for name := range sentinels {
 		reason, has := rows[name]
-		if why := rowless[name]; has == (why != "") {
+		if why := withoutRow[name]; has == (why != "") {
 			t.Errorf("%s: has a row: %t; why it has none: %q", name, has, why)
 		}
 		if has && len(reason) < 10 {
@@ -70,24 +70,24 @@ func TestCodeTableIsComplete(t *testing.T) {
 	}
 	for name := range rows {
 		if !sentinels[name] {
-			t.Errorf("%s has a row and is declared nowhere", name)
+			t.Errorf("%s has a row and is not declared", name)
 		}
 	}
-	for name := range rowless {
+	for name := range withoutRow {
 		if !sentinels[name] {
-			t.Errorf("%s is declared nowhere", name)
+			t.Errorf("%s is not declared", name)
 		}
 	}
 	for _, err := range []error{rack.ErrNotStopped, rack.ErrFull} {
 		if !errors.Is(err, rack.ErrRefused) {
-			t.Errorf("%v is no %v, so it has no code", err, rack.ErrRefused)
+			t.Errorf("%v does not wrap %v, so it has no code", err, rack.ErrRefused)
 		}
 	}
 }
 
 var sentinelName = regexp.MustCompile(`^Err[A-Z]`)
 
-// sentinelsOf are the exported errors that a file declares.
+// sentinelsOf returns the exported errors that a file declares.
 func sentinelsOf(file *ast.File) []string {
 	var names []string
 	for _, declaration := range file.Decls {

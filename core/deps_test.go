@@ -19,16 +19,15 @@ import (
 
 const module = "github.com/oxidecomputer/oxide-csi-plugin"
 
-// pkg is a package as go list tells of it.
+// pkg is a package in the output of go list.
 type pkg struct {
 	ImportPath string
 	Standard   bool
-	// Imports are those of the package itself, without its tests.
+	// Imports are the imports of the package without its tests.
 	Imports []string
 }
 
-// goList lists packages, with everything they link where deps says so. The test build tags of nobody count: what is
-// listed is what ships.
+// goList lists packages, and with deps also all packages that they link. It sets no build tags, so it lists what ships.
 func goList(t *testing.T, deps bool, patterns ...string) []pkg {
 	t.Helper()
 	args := []string{"list", "-json=ImportPath,Standard,Imports"}
@@ -58,13 +57,13 @@ func goList(t *testing.T, deps bool, patterns ...string) []pkg {
 	return packages
 }
 
-// within reports whether a package is this one or below it.
+// within reports whether a package is parent or below it.
 func within(path, parent string) bool {
 	return path == parent || strings.HasPrefix(path, parent+"/")
 }
 
-// Links are what a package and all that it imports have in them: core knows no orchestrator, the node has no client of a
-// rack, the controller touches no device, and nothing that ships has the simulator or a test library in it.
+// TestLinks checks all direct and indirect imports: core links no orchestrator's client, core/node no client of a rack,
+// core/controller no device code, and the plugin neither the simulator nor a test library.
 func TestLinks(t *testing.T) {
 	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
 	tests := []string{
@@ -92,8 +91,8 @@ func TestLinks(t *testing.T) {
 		{"the controller", module + "/core/controller", module + "/core/rack", []string{
 			module + "/core/device", module + "/core/mount", module + "/core/hostexec", module + "/core/node", "k8s.io/mount-utils",
 		}},
-		{"everything below core", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide", orchestrators},
-		// A typed clientset, and the types of the whole API with it, would double the program.
+		{"all packages below core", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide", orchestrators},
+		// A typed clientset links the types of the whole API and would double the size of the program.
 		{"the plugin", module + "/cmd/oxide-csi", "k8s.io/client-go/rest",
 			append(slices.Clone(tests), "k8s.io/client-go/kubernetes", "k8s.io/api")},
 	} {
@@ -112,20 +111,21 @@ func TestLinks(t *testing.T) {
 				}
 			}
 			if !found {
-				t.Errorf("does not link %s: this test looks at the wrong thing", test.has)
+				t.Errorf("does not link %s: the pattern of this case is wrong", test.has)
 			}
 		})
 	}
 }
 
-// Who may import what, tests excepted. Each row has an importer that must be there, lest the row looks at nothing.
+// TestImports checks which packages import a library, without tests. Each case expects at least one importer, so that a wrong
+// path fails.
 func TestImports(t *testing.T) {
 	ships := func(path string) bool { return !within(path, module+"/test") && !strings.HasSuffix(path, "test") }
 	packages := goList(t, false, module+"/...")
 	for _, test := range []struct {
-		what string
-		// of are the packages that the rule is about.
-		of       func(path string) bool
+		name string
+		// checked reports whether the rule applies to a package.
+		checked  func(path string) bool
 		imported func(path string) bool
 		only     []string
 	}{
@@ -143,16 +143,16 @@ func TestImports(t *testing.T) {
 			func(path string) bool {
 				return path == "google.golang.org/grpc/codes" || path == "google.golang.org/grpc/status"
 			}, []string{module + "/core", module + "/core/rpc"}},
-		{"the environment's reader", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") },
+		{"the configuration library", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") },
 			func(path string) bool { return within(path, "github.com/knadh/koanf") }, []string{module + "/core/config"}},
 		{"CSI", func(path string) bool { return within(path, module+"/core") && ships(path) },
 			func(path string) bool { return within(path, "github.com/container-storage-interface/spec") },
 			[]string{module + "/core", module + "/core/controller", module + "/core/node", module + "/core/rpc"}},
 	} {
-		t.Run(test.what, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			var importers []string
 			for _, p := range packages {
-				if test.of(p.ImportPath) && slices.ContainsFunc(p.Imports, test.imported) {
+				if test.checked(p.ImportPath) && slices.ContainsFunc(p.Imports, test.imported) {
 					importers = append(importers, p.ImportPath)
 				}
 			}
@@ -161,7 +161,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// The simulator imports nothing of the plugin that it is to judge, and the plugin nothing of the simulator.
+// The simulator imports nothing of the plugin that it tests, and the plugin nothing of the simulator.
 func TestSimulatorStandsAlone(t *testing.T) {
 	for _, p := range goList(t, false, module+"/...") {
 		own := within(p.ImportPath, module+"/test") || within(p.ImportPath, module+"/cmd/oxide-sim") ||
@@ -179,14 +179,14 @@ func TestSimulatorStandsAlone(t *testing.T) {
 	}
 }
 
-// A provider knows the contract, and neither CSI nor another provider.
-func TestProvidersKnowTheContractOnly(t *testing.T) {
+// A metadata provider imports package metadata, and neither CSI nor another provider.
+func TestProvidersImportMetadataOnly(t *testing.T) {
 	providers := 0
 	for _, p := range goList(t, false, module+"/metadata/...") {
 		if p.ImportPath == module+"/metadata" {
 			for _, imported := range p.Imports {
 				if within(imported, module) {
-					t.Errorf("the contract imports %s", imported)
+					t.Errorf("package metadata imports %s", imported)
 				}
 			}
 			continue

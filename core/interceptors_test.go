@@ -29,11 +29,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// canary stands for whatever nobody may see.
+// canary is a text that must not appear in messages or logs.
 const canary = "canary-9c1f"
 
-// A panic is one failed call, and nothing more: logged, without its value in message and log, and the volume is free.
-func TestPanic(t *testing.T) {
+// A panic fails one call with INTERNAL and is logged. Its value is neither in the message nor in the log, and the volume is
+// unlocked.
+func TestPanicFailsOneCall(t *testing.T) {
 	for name, value := range map[string]any{
 		"string": canary,
 		"error":  fmt.Errorf("token %s", canary),
@@ -50,16 +51,15 @@ func TestPanic(t *testing.T) {
 			_, err := client.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 			coretest.WantCode(t, err, codes.Internal, "CreateVolume", "log")
 			if strings.Contains(err.Error(), canary) || strings.Contains(log.String(), canary) {
-				t.Errorf("the panic's value is shown: %v\n%s", err, log)
+				t.Errorf("the message or the log has the panic's value: %v\n%s", err, log)
 			}
 			panics := records(t, log, "panic")
 			if len(panics) != 1 || panics[0]["method"] != "CreateVolume" || panics[0]["type"] != fmt.Sprintf("%T", value) {
 				t.Errorf("logged %v", panics)
 			} else if stack := fmt.Sprint(panics[0]["stack"]); !strings.Contains(stack, "CreateVolume") || !strings.Contains(stack, "create.go:") {
-				t.Errorf("the stack does not show where: %s", stack)
+				t.Errorf("the stack does not show the function: %s", stack)
 			}
-			// So short a deadline leaves no time to wait for the volume.
-			if _, err := client.CreateVolume(coretest.WithTimeout(t, time.Second), coretest.CreateRequest("v")); err != nil {
+			if _, err := client.CreateVolume(coretest.WithTimeout(t, noWait), coretest.CreateRequest("v")); err != nil {
 				t.Errorf("the next call: %v", err)
 			}
 			if answered := records(t, log, "answered"); len(answered) != 2 {
@@ -72,15 +72,18 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// However a call ends, the volume is free once the rack is done with it.
-func TestVolumeIsFreeAfter(t *testing.T) {
+// noWait is a deadline that leaves no time to wait for a volume's lock: the interceptor keeps two seconds for the answer.
+const noWait = 2 * time.Second
+
+// After a call that ended early, the volume is unlocked as soon as the rack has answered.
+func TestVolumeIsUnlockedAfter(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		end  func(context.Context) (context.Context, context.CancelFunc)
 		code codes.Code
 	}{
-		{"its deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
-			return context.WithTimeout(ctx, 200*time.Millisecond)
+		{"a deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, time.Second) // real time, in which the call must reach the rack's client
 		}, codes.DeadlineExceeded},
 		{"cancellation", func(ctx context.Context) (context.Context, context.CancelFunc) {
 			return context.WithCancel(ctx)
@@ -104,7 +107,7 @@ func TestVolumeIsFreeAfter(t *testing.T) {
 			}
 			coretest.WantCode(t, <-answered, test.code)
 			hold.Release()
-			if _, err := client.CreateVolume(coretest.WithTimeout(t, 10*time.Second), coretest.CreateRequest("v")); err != nil {
+			if _, err := client.CreateVolume(coretest.WithTimeout(t, time.Minute), coretest.CreateRequest("v")); err != nil {
 				t.Errorf("the next call: %v", err)
 			}
 			if ids := r.Volumes(t); len(ids) != 1 {
@@ -114,7 +117,7 @@ func TestVolumeIsFreeAfter(t *testing.T) {
 	}
 }
 
-// A second call waits for the first and finds the work done; other volumes are not concerned.
+// A second call for a volume waits for the first and returns the same answer. Calls for other volumes do not wait.
 func TestSecondCallWaits(t *testing.T) {
 	gate, log := &coretest.Gate{}, &simtest.Output{}
 	r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) {
@@ -134,14 +137,14 @@ func TestSecondCallWaits(t *testing.T) {
 	go create()
 	hold.Entered(t)
 	go create()
-	coretest.Eventually(t, "the second call has come", func() bool { return len(records(t, log, "request")) == 2 })
+	coretest.Eventually(t, "the second call is logged", func() bool { return len(records(t, log, "request")) == 2 })
 
-	if _, err := client.CreateVolume(coretest.WithTimeout(t, 5*time.Second), coretest.CreateRequest("w")); err != nil {
+	if _, err := client.CreateVolume(coretest.WithTimeout(t, noWait), coretest.CreateRequest("w")); err != nil {
 		t.Errorf("another volume: %v", err)
 	}
 	select {
 	case a := <-answers:
-		t.Fatalf("answered while the first call was held up: %v", a)
+		t.Fatalf("answered while the first call was delayed: %v", a)
 	default:
 	}
 	hold.Release()
@@ -153,7 +156,8 @@ func TestSecondCallWaits(t *testing.T) {
 	}
 }
 
-// ABORTED is for whoever has no time left: two seconds before the deadline, so that the answer still arrives.
+// A call that waits for a volume's lock answers ABORTED two seconds before its deadline. It waits in real time, since gRPC's
+// sockets do not work in a synctest bubble.
 func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 	gate := &coretest.Gate{}
 	r, conn, _ := gatedController(t, gate)
@@ -166,16 +170,16 @@ func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 		answered <- err
 	}()
 	hold.Entered(t)
-	for _, test := range []struct{ deadline, wait time.Duration }{{time.Second, 0}, {2500 * time.Millisecond, 500 * time.Millisecond}} {
+	for _, test := range []struct{ deadline, wait time.Duration }{{noWait, 0}, {2500 * time.Millisecond, 500 * time.Millisecond}} {
 		start := time.Now()
-		// The same volume in capital letters is the same volume.
+		// An ID in capital letters names the same volume.
 		_, err := client.DeleteVolume(
 			coretest.WithTimeout(t, test.deadline),
 			&csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(id)},
 		)
 		coretest.WantCode(t, err, codes.Aborted, id, "retry")
 		if took := time.Since(start); took < test.wait-50*time.Millisecond || took > test.deadline {
-			t.Errorf("with %s to go it took %s, want %s", test.deadline, took, test.wait)
+			t.Errorf("with a deadline of %s it took %s, want %s", test.deadline, took, test.wait)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -186,29 +190,21 @@ func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 	coretest.Must(t, <-answered)
 }
 
-// What changes nothing waits for nobody.
+// RPCs that change nothing do not wait for a volume's lock.
 func TestReadsTakeNoLock(t *testing.T) {
 	t.Parallel()
 	e := newEverything(t)
-	_, err := e.Sim.Inject(
-		t.Context(),
-		simtest.Fault{Operation: "disk_delete", Kind: simtest.FaultDelay, DelayMillis: 3000},
-	)
-	e.Must(t, err)
+	hold := e.gate.Hold("DELETE", "/v1/disks/")
 	controller, node, identity := csi.NewControllerClient(e.Conn), csi.NewNodeClient(e.Conn), csi.NewIdentityClient(e.Conn)
 	answered := make(chan error, 1)
 	go func() {
 		_, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: e.volumeID})
 		answered <- err
 	}()
-	coretest.Eventually(t, "the rack is at it", func() bool {
-		faults, err := e.Sim.Faults(t.Context())
-		e.Must(t, err)
-		return faults[0].Hits == 1
-	})
-	// A call that wanted the volume would be told ABORTED at once, with a second to go.
-	_, err = controller.ControllerUnpublishVolume(
-		coretest.WithTimeout(t, time.Second),
+	hold.Entered(t)
+	// A call that needs the lock answers ABORTED at once, because its deadline leaves no time to wait.
+	_, err := controller.ControllerUnpublishVolume(
+		coretest.WithTimeout(t, noWait),
 		&csi.ControllerUnpublishVolumeRequest{VolumeId: e.volumeID},
 	)
 	coretest.WantCode(t, err, codes.Aborted)
@@ -250,19 +246,20 @@ func TestReadsTakeNoLock(t *testing.T) {
 			return err
 		},
 	} {
-		if err := call(coretest.WithTimeout(t, time.Second)); err != nil {
+		if err := call(coretest.WithTimeout(t, noWait)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	select {
 	case err := <-answered:
-		t.Fatalf("the deletion ended too early for this test (%v)", err)
+		t.Fatalf("the deletion ended before the rack answered: %v", err)
 	default:
 	}
+	hold.Release()
 	coretest.Must(t, <-answered)
 }
 
-// The log at its most talkative has everything that identifies a request, and nothing that must not be known.
+// The log at debug level has the fields that identify a request, and no secrets.
 func TestLogHoldsNoSecrets(t *testing.T) {
 	log := &simtest.Output{}
 	e := newEverything(t, slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
@@ -273,7 +270,7 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 			if served, is := badInputRPCs[string(rpc.Name())]; is {
 				request = served.valid(e)
 			}
-			secrets += hide(request.ProtoReflect(), value)
+			secrets += setSecrets(request.ProtoReflect(), value)
 			if create, is := request.(*csi.CreateVolumeRequest); is {
 				create.Name += name
 			}
@@ -282,7 +279,7 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 			}
 		}
 	}
-	if capability := fullCapability(); true { // a flag that is refused
+	if capability := fullCapability(); true { // with a rejected mount flag
 		capability.GetMount().MountFlags = []string{"loop=" + canary, canary + `"`}
 		_, err := csi.NewNodeClient(e.Conn).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
 			VolumeId:          e.volumeID,
@@ -295,8 +292,8 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if secrets < 30 { // at this version of the specification there are 46
-		t.Fatalf("only %d fields with secrets were found", secrets)
+	if secrets < 30 { // the linked version of the specification has 46
+		t.Fatalf("found only %d fields with secrets", secrets)
 	}
 	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, canary) {
@@ -324,7 +321,7 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 			found = found || matches
 		}
 		if !found {
-			t.Errorf("no line has %v", want)
+			t.Errorf("no line of the log has %v", want)
 		}
 	}
 }
@@ -337,43 +334,43 @@ func TestRequestsAreLoggedAtDebugOnly(t *testing.T) {
 	_, err = csi.NewIdentityClient(e.Conn).Probe(t.Context(), &csi.ProbeRequest{})
 	e.Must(t, err)
 	if lines := strings.Count(log.String(), "\n"); lines != 1 || len(records(t, log, "answered")) != 1 {
-		t.Errorf("want one line, of CreateVolume, got\n%s", log)
+		t.Errorf("want one line, for CreateVolume, got\n%s", log)
 	}
 }
 
-// hide puts a value into every field of a request that may hold a secret, however deep, and returns how many there are.
-func hide(message protoreflect.Message, value string) int {
-	hidden := 0
+// setSecrets sets every field of a request that may hold a secret, nested fields too, and returns their number.
+func setSecrets(message protoreflect.Message, value string) int {
+	count := 0
 	fields := message.Descriptor().Fields()
 	for i := range fields.Len() {
 		field := fields.Get(i)
 		switch {
 		case field.Name() == "mount_flags":
 			message.Mutable(field).List().Append(protoreflect.ValueOfString(value))
-			hidden++
+			count++
 		case !proto.GetExtension(field.Options(), csi.E_CsiSecret).(bool):
 			if field.Message() == nil || field.IsMap() || !message.Has(field) {
 				continue
 			}
 			if !field.IsList() {
-				hidden += hide(message.Mutable(field).Message(), value)
+				count += setSecrets(message.Mutable(field).Message(), value)
 				continue
 			}
 			for j := range message.Get(field).List().Len() {
-				hidden += hide(message.Mutable(field).List().Get(j).Message(), value)
+				count += setSecrets(message.Mutable(field).List().Get(j).Message(), value)
 			}
 		case field.IsMap():
 			message.Mutable(field).Map().Set(protoreflect.ValueOf("key").MapKey(), protoreflect.ValueOf(value))
-			hidden++
+			count++
 		default:
 			message.Set(field, protoreflect.ValueOfString(value))
-			hidden++
+			count++
 		}
 	}
-	return hidden
+	return count
 }
 
-// records are the lines of a log in JSON that have this message.
+// records returns the lines of a JSON log that have this message.
 func records(t *testing.T, log *simtest.Output, message string) []map[string]any {
 	t.Helper()
 	var list []map[string]any
@@ -389,8 +386,8 @@ func records(t *testing.T, log *simtest.Output, message string) []map[string]any
 	return list
 }
 
-// gatedController is a controller whose HTTP requests pass a gate; the rig's own controller works on the same rack
-// without one.
+// gatedController is a controller whose HTTP requests pass a gate. The rig's own controller uses the same rack without a
+// gate.
 func gatedController(
 	t *testing.T,
 	gate *coretest.Gate,

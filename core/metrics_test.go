@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// measuredController is a controller whose RPCs are counted, and its metrics.
+// measuredController returns a controller with metrics.
 func measuredController(
 	t *testing.T,
 	gate *coretest.Gate,
@@ -37,7 +37,7 @@ var operationCount = regexp.MustCompile(
 	`^csi_plugin_operations_seconds_count{driver_name="csi.oxide.computer",grpc_status_code="(\w+)",method_name="/csi.v1.(\w+/\w+)"}$`,
 )
 
-// rpcCounts are the RPCs by method and code, as "Controller/CreateVolume OK".
+// rpcCounts returns the number of RPCs by method and code; a key is, for instance, "Controller/CreateVolume OK".
 func rpcCounts(t *testing.T, m *metrics.Metrics) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
@@ -51,7 +51,7 @@ func rpcCounts(t *testing.T, m *metrics.Metrics) map[string]int {
 	return counts
 }
 
-// However an RPC ends, it is counted once, with the code that it is answered with, and is in flight no more.
+// Every RPC is counted once, with its code, and is then no longer in flight.
 func TestRPCsAreCounted(t *testing.T) {
 	gate := &coretest.Gate{}
 	r, controller, node, m := measuredController(t, gate)
@@ -83,7 +83,7 @@ func TestRPCsAreCounted(t *testing.T) {
 		coretest.Must(t, err)
 	}
 
-	// One that its caller gives up goes on: what the rack was asked to do is seen through. It counts as what came of it.
+	// A cancelled CreateVolume still waits for the rack's answer. It counts with the code of that answer.
 	hold := gate.Hold("POST", "/v1/disks")
 	ctx, cancel := context.WithCancel(t.Context())
 	answered := make(chan error, 1)
@@ -101,7 +101,7 @@ func TestRPCsAreCounted(t *testing.T) {
 	hold.Release()
 	coretest.Eventually(
 		t,
-		"the call that was given up has ended",
+		"the cancelled call has ended",
 		func() bool { return metricstest.Read(t, metricstest.Page(m))[inFlight] == 0 },
 	)
 
@@ -127,7 +127,7 @@ func TestRPCsAreCounted(t *testing.T) {
 	}
 }
 
-// A page does not grow with what the plugin serves, and nothing on it tells of a single volume or of the token.
+// The number of series does not grow with the number of volumes. No series has the ID of a volume or the token.
 func TestMetricsDoNotGrow(t *testing.T) {
 	r, controller, _, m := measuredController(t, &coretest.Gate{})
 	nodeID := r.Node(t, "node-a")
@@ -160,12 +160,12 @@ func TestMetricsDoNotGrow(t *testing.T) {
 	}
 	for _, secret := range secrets {
 		if strings.Contains(page, secret) {
-			t.Errorf("the page has %q in it", secret)
+			t.Errorf("the page contains %q", secret)
 		}
 	}
 }
 
-// Volumes are counted where a list is whole: this cluster's, and no disk that somebody else has made or attached.
+// A complete list updates the number of volumes. It counts only volumes of this cluster.
 func TestVolumesAreCounted(t *testing.T) {
 	r, controller, _, m := measuredController(t, &coretest.Gate{})
 	nodeID := r.Node(t, "node-a")
@@ -198,7 +198,7 @@ func TestVolumesAreCounted(t *testing.T) {
 	want("after pages", metricstest.Samples{})
 	_, err = list(&csi.ListVolumesRequest{})
 	coretest.Must(t, err)
-	want("after a whole list", counts(3, 1))
+	want("after a complete list", counts(3, 1))
 	coretest.Must(t, r.Unpublish(t, ids[0], nodeID))
 	r.Inject(t, "disk_list", simtest.FaultStatus, 500)
 	_, err = list(&csi.ListVolumesRequest{})

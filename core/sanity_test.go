@@ -28,15 +28,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// sanitySkips are the specs of csi-sanity that do not run: by the text with which they skip, how many there are for each
-// kind of volume, and the capability that they need. This plugin must not advertise it, for the reasons that stand in
-// capabilities.go. A spec that skips for any other reason has been run by nobody, which fails the test.
+// sanitySkips are the specs of csi-sanity that do not run: the message of the skip, the number of specs for each kind of
+// volume, and the capability that they need. This plugin does not advertise that capability, for the reasons in
+// capabilities.go. A spec that skips for another reason fails the test.
 var sanitySkips = []struct {
 	message string
 	specs   int
 	needs   fmt.Stringer
 }{
-	// csi-test itself has switched it off, for all plugins.
+	// csi-test has disabled this spec for all plugins.
 	{
 		"pending: pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted",
 		1,
@@ -51,21 +51,21 @@ var sanitySkips = []struct {
 	{"NodeExpandVolume not supported", 4, csi.NodeServiceCapability_RPC_EXPAND_VOLUME},
 }
 
-// TestSanity runs csi-sanity against the built plugin: over its socket, with the real SDK before a simulated rack, and
-// with real block devices in one of the rack's guests. Volumes with a filesystem and raw block volumes are two rounds of
-// the one suite that ginkgo runs in a process.
+// TestSanity runs csi-sanity against the built plugin: over its socket, with the real SDK, a simulated rack, and real block
+// devices in one of the rack's guests. The suite has two rounds, with filesystem volumes and with raw block volumes, because
+// ginkgo runs only one suite in a process.
 func TestSanity(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the guest of the simulated rack is made of loop devices, device nodes and mounts")
 	}
 	if count := flag.Lookup("test.count"); count != nil && count.Value.String() != "1" {
-		t.Skip("ginkgo ends a process that is to run its suite more than once, and all its tests with it: use -count=1")
+		t.Skip("ginkgo ends the process when its suite runs a second time: use -count=1")
 	}
 	programs, err := simtest.Build(t.TempDir(), simtest.RaceDetector())
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A socket's path has at most 107 bytes; t.TempDir's holds the name of the test.
+	// A socket's path has at most 107 bytes. The path of t.TempDir is longer, since it contains the name of the test.
 	dir, err := os.MkdirTemp("", "sanity")
 	if err != nil {
 		t.Fatal(err)
@@ -102,11 +102,11 @@ func TestSanity(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(simtest.Leftovers{}, left); diff != "" {
-		t.Errorf("something is left on the rack (-want +got):\n%s", diff)
+		t.Errorf("leftovers on the rack (-want +got):\n%s", diff)
 	}
 }
 
-// endSanity ends a program, which must do so by itself, and shows what it printed if the test has failed.
+// endSanity stops a program and fails if the program does not end. It shows the program's output if the test failed.
 func endSanity(t *testing.T, name string, stop func() error, process *simtest.Process) {
 	if err := stop(); err != nil {
 		t.Error(err)
@@ -119,13 +119,13 @@ func endSanity(t *testing.T, name string, stop func() error, process *simtest.Pr
 	}
 }
 
-// ranSpecs is how many specs of csi-sanity there are for this plugin, for each kind of volume.
+// ranSpecs is the number of csi-sanity's specs that run for each kind of volume.
 const ranSpecs = 80
 
-// sanityRounds are the kinds of volumes that csi-sanity asks for, as it calls them.
+// sanityRounds are csi-sanity's names for the two kinds of volumes.
 var sanityRounds = []string{"mount", "block"}
 
-// runSanity runs csi-sanity and returns what ginkgo reports of each spec.
+// runSanity runs csi-sanity and returns ginkgo's report.
 func runSanity(t *testing.T, socket, dir string) (report types.Report) {
 	t.Helper()
 	gomega.RegisterFailHandler(ginkgo.Fail)
@@ -150,8 +150,8 @@ func runSanity(t *testing.T, socket, dir string) (report types.Report) {
 	return report
 }
 
-// sendCopy sends a copy of the request: sending notes the sizes of messages in them, and csi-sanity compares a topology that it
-// has sent with one that it has got by all that is in memory.
+// sendCopy sends a copy of the request. Sending a message changes its internal size cache, and csi-sanity compares a sent
+// topology with a received one including these internals.
 func sendCopy(
 	ctx context.Context,
 	method string,
@@ -163,7 +163,7 @@ func sendCopy(
 	return invoke(ctx, method, proto.Clone(req.(proto.Message)), reply, cc, opts...)
 }
 
-// idGenerator makes IDs of the form that this plugin's have, so that "not found" is looked for on the rack.
+// idGenerator makes IDs that are UUIDs, as this plugin's IDs are, so that the specs for missing IDs query the rack.
 type idGenerator struct{}
 
 func (idGenerator) GenerateUniqueValidVolumeID() string { return uuid.NewString() }
@@ -171,7 +171,7 @@ func (idGenerator) GenerateInvalidVolumeID() string     { return "no-disk-has-th
 func (idGenerator) GenerateUniqueValidNodeID() string   { return uuid.NewString() }
 func (idGenerator) GenerateInvalidNodeID() string       { return "no-instance-has-this-id" }
 
-// checkSkips compares the specs that did not run with sanitySkips, for as many rounds.
+// checkSkips compares the skipped specs of all rounds with sanitySkips.
 func checkSkips(t *testing.T, plugin *simtest.Plugin, report types.Report, rounds int) {
 	t.Helper()
 	advertised := advertisedCapabilities(t, plugin)
@@ -199,13 +199,13 @@ func checkSkips(t *testing.T, plugin *simtest.Plugin, report types.Report, round
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("csi-sanity skips other specs than it should (-want +got):\n%s", diff)
 	}
-	// Fewer would mean that a round has not been run.
+	// With fewer specs, a round did not run.
 	if ran != ranSpecs*rounds {
 		t.Errorf("csi-sanity ran %d specs, want %d", ran, ranSpecs*rounds)
 	}
 }
 
-// advertisedCapabilities are everything that the plugin says it can do.
+// advertisedCapabilities returns all capabilities that the plugin advertises.
 func advertisedCapabilities(t *testing.T, plugin *simtest.Plugin) map[fmt.Stringer]bool {
 	t.Helper()
 	services, err1 := plugin.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
@@ -227,7 +227,7 @@ func advertisedCapabilities(t *testing.T, plugin *simtest.Plugin) map[fmt.String
 	return all
 }
 
-// checkNothingBelow checks that no mount and no loop device of this test is left, and removes its folder.
+// checkNothingBelow checks that the test left no mount and no loop device in dir, and removes dir.
 func checkNothingBelow(t *testing.T, dir string) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -251,7 +251,7 @@ func checkNothingBelow(t *testing.T, dir string) {
 		}
 	}
 	if !clean {
-		return // what is mounted there must not be emptied
+		return // removing dir would empty the mounted filesystem
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Error(err)

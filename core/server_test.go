@@ -35,7 +35,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
-// What this plugin offers, exactly.
+// TestCapabilities compares the complete lists of advertised capabilities.
 func TestCapabilities(t *testing.T) {
 	e := newEverything(t)
 	plugin, err := e.IdentityClient.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
@@ -92,7 +92,8 @@ func TestCapabilities(t *testing.T) {
 	)
 }
 
-// A service that is off answers that it is, and the plugin's description of itself is the same in every mode.
+// A service that the mode does not include answers UNIMPLEMENTED with the mode. GetPluginCapabilities is the same in every
+// mode.
 func TestModes(t *testing.T) {
 	var descriptions []*csi.GetPluginCapabilitiesResponse
 	for _, test := range []struct {
@@ -128,7 +129,7 @@ func TestModes(t *testing.T) {
 						coretest.WantCode(t, err, codes.Unimplemented, `mode "`+test.mode+`"`, strings.ToLower(service)+" service")
 					case !served:
 						coretest.WantCode(t, err, codes.Unimplemented, string(rpc.Name()))
-					case err != nil: // an empty request, most of which are bad
+					case err != nil: // most empty requests are invalid
 						coretest.WantCode(t, err, codes.InvalidArgument)
 					}
 				}
@@ -160,7 +161,7 @@ func TestUnknownServices(t *testing.T) {
 	}
 }
 
-func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
+func TestProbeAnswersReadiness(t *testing.T) {
 	readiness := &core.Readiness{}
 	opts := coretest.ServerOptions("node")
 	opts.Identity = core.NewIdentity("1.2.3", "prod-1", readiness)
@@ -169,7 +170,7 @@ func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 	readiness.SetWaiting("something")
 	resp, err := client.Probe(t.Context(), &csi.ProbeRequest{})
 	if err != nil || resp.GetReady() == nil || resp.GetReady().GetValue() {
-		t.Errorf("while waiting Probe answers %v, %v", resp, err)
+		t.Errorf("Probe answers %v, %v although the plugin is not ready", resp, err)
 	}
 	info, err := client.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
 	if err != nil {
@@ -189,43 +190,44 @@ func TestProbeSaysWhetherThePluginIsReady(t *testing.T) {
 func TestListen(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		// put puts something at the path.
-		put     func(t *testing.T, path string)
-		refused string
+		// prepare creates a file at the path.
+		prepare func(t *testing.T, path string)
+		// rejected is a text in the error.
+		rejected string
 	}{
-		{name: "nothing there", put: func(*testing.T, string) {}},
-		{name: "a socket on which nobody listens", put: deadSocket},
-		{name: "a socket in use", refused: "is in use", put: func(t *testing.T, path string) {
+		{name: "no file", prepare: func(*testing.T, string) {}},
+		{name: "a stale socket", prepare: staleSocket},
+		{name: "a socket in use", rejected: "is in use", prepare: func(t *testing.T, path string) {
 			other, err := net.Listen("unix", path)
 			coretest.Must(t, err)
 			t.Cleanup(func() { coretest.Must(t, other.Close()) })
 		}},
-		{name: "a file", refused: "is not a socket", put: func(t *testing.T, path string) {
+		{name: "a file", rejected: "is not a socket", prepare: func(t *testing.T, path string) {
 			coretest.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
 		}},
-		{name: "an empty file", refused: "is not a socket", put: func(t *testing.T, path string) {
+		{name: "an empty file", rejected: "is not a socket", prepare: func(t *testing.T, path string) {
 			coretest.Must(t, os.WriteFile(path, nil, 0o600))
 		}},
-		{name: "a folder", refused: "is not a socket", put: func(t *testing.T, path string) {
+		{name: "a folder", rejected: "is not a socket", prepare: func(t *testing.T, path string) {
 			coretest.Must(t, os.Mkdir(path, 0o700))
 		}},
-		{name: "a link to a dead socket", refused: "is not a socket", put: func(t *testing.T, path string) {
-			deadSocket(t, path+"-elsewhere")
+		{name: "a link to a stale socket", rejected: "is not a socket", prepare: func(t *testing.T, path string) {
+			staleSocket(t, path+"-elsewhere")
 			coretest.Must(t, os.Symlink(path+"-elsewhere", path))
 		}},
-		{name: "a link to nothing", refused: "is not a socket", put: func(t *testing.T, path string) {
+		{name: "a link to nothing", rejected: "is not a socket", prepare: func(t *testing.T, path string) {
 			coretest.Must(t, os.Symlink(path+"-elsewhere", path))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := coretest.ShortDir(t)
 			path := filepath.Join(dir, "csi.sock")
-			test.put(t, path)
+			test.prepare(t, path)
 			before := coretest.Listing(t, dir)
 			listener, err := core.Listen(path)
-			if test.refused != "" {
-				if err == nil || !strings.Contains(err.Error(), test.refused) || !strings.Contains(err.Error(), path) {
-					t.Errorf("error %v must name the path and that it %s", err, test.refused)
+			if test.rejected != "" {
+				if err == nil || !strings.Contains(err.Error(), test.rejected) || !strings.Contains(err.Error(), path) {
+					t.Errorf("error %v, want one with the path and %q", err, test.rejected)
 				}
 				if diff := cmp.Diff(before, coretest.Listing(t, dir)); diff != "" {
 					t.Errorf("the folder changed (-before +after):\n%s", diff)
@@ -234,10 +236,10 @@ func TestListen(t *testing.T) {
 			}
 			coretest.Must(t, err)
 			if info, err := os.Lstat(path); err != nil || info.Mode() != fs.ModeSocket|0o660 {
-				t.Errorf("the socket: %v, %v; want mode 0660", info.Mode(), err)
+				t.Errorf("socket %v, %v; want mode 0660", info.Mode(), err)
 			}
 			if entries := coretest.Listing(t, dir); len(entries) != 1 {
-				t.Errorf("beside the socket there is something: %v", entries)
+				t.Errorf("files beside the socket: %v", entries)
 			}
 			accepted := make(chan error, 1)
 			go func() {
@@ -251,11 +253,11 @@ func TestListen(t *testing.T) {
 			coretest.Must(t, err)
 			coretest.Must(t, errors.Join(conn.Close(), <-accepted, listener.Close()))
 			if entries := coretest.Listing(t, dir); len(entries) != 0 {
-				t.Errorf("after the end there is %v", entries)
+				t.Errorf("files after the close: %v", entries)
 			}
 		})
 	}
-	t.Run("the other one goes on", func(t *testing.T) {
+	t.Run("the process that uses the socket is not disturbed", func(t *testing.T) {
 		conn, path := coretest.Serve(t, core.NewServer(coretest.ServerOptions("all")))
 		if _, err := core.Listen(path); err == nil {
 			t.Fatal("a socket in use was taken")
@@ -270,7 +272,7 @@ func TestListen(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("no folder", func(t *testing.T) {
+	t.Run("missing folder", func(t *testing.T) {
 		path := filepath.Join(coretest.ShortDir(t), "missing", "csi.sock")
 		if _, err := core.Listen(
 			path,
@@ -281,8 +283,8 @@ func TestListen(t *testing.T) {
 	})
 }
 
-// deadSocket leaves a socket as a killed process does.
-func deadSocket(t *testing.T, path string) {
+// staleSocket leaves a socket behind, as a killed process does.
+func staleSocket(t *testing.T, path string) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	coretest.Must(t, err)
@@ -290,17 +292,17 @@ func deadSocket(t *testing.T, path string) {
 	coretest.Must(t, listener.Close())
 }
 
-// goAllowed are the places of the packages that serve RPCs which may start a goroutine, and why a panic in it cannot end
-// the process.
+// goAllowed are the functions that may start a goroutine, in packages that serve RPCs. The values say why a panic in the
+// goroutine does not end the process.
 var goAllowed = map[string]string{
-	"node/probe.go: run":          "it hands its panic to the RPCs that wait for it",
+	"node/probe.go: run":            "it hands its panic to the RPCs that wait for it",
 	"controller/racks.go: queryAll": "it hands its panic to the RPC that reads the results",
 	"controller/sweep.go: schedule": "it recovers its panic itself",
 }
 
-// An interceptor recovers panics of the goroutine that serves an RPC, and of no other: one more, and a defect in one
-// request ends the process with all that it serves.
-func TestNoGoroutines(t *testing.T) {
+// TestGoroutinesRecoverPanics finds functions that start goroutines. The interceptor recovers only panics of the goroutine
+// that serves the RPC. A panic in any other goroutine would end the process.
+func TestGoroutinesRecoverPanics(t *testing.T) {
 	found := map[string]bool{}
 	for _, dir := range []string{".", "controller", "node", "rpc", "keylock", "rack", "device", "mount", "metrics", "shutdown", "hostexec", "volumelock"} {
 		files := token.NewFileSet()
@@ -327,7 +329,7 @@ func TestNoGoroutines(t *testing.T) {
 					place := name + ": " + function
 					found[place] = true
 					if goAllowed[place] == "" {
-						t.Errorf("%s starts a goroutine: nobody recovers its panic", files.Position(node.Pos()))
+						t.Errorf("%s starts a goroutine, and nothing recovers its panic", files.Position(node.Pos()))
 					}
 					return true
 				})
@@ -357,10 +359,9 @@ func startsGoroutine(node ast.Node) bool {
 	return is && (selector.Sel.Name == "Go" || selector.Sel.Name == "AfterFunc")
 }
 
-// A server that stops answers what it has begun and takes nothing new.
-// A signal can come before the first call to serve.
+// A signal can stop the server before it serves.
 func TestStopBeforeServe(t *testing.T) {
-	for name, stop := range map[string]func(*core.Server){"in peace": (*core.Server).Stop, "at once": (*core.Server).StopNow} {
+	for name, stop := range map[string]func(*core.Server){"Stop": (*core.Server).Stop, "StopNow": (*core.Server).StopNow} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "csi.sock")
 			listener, err := core.Listen(socket)
@@ -385,6 +386,7 @@ func TestStopBeforeServe(t *testing.T) {
 	}
 }
 
+// A server that stops answers the calls in flight and rejects new ones.
 func TestStopFinishesCallsInFlight(t *testing.T) {
 	gate := &coretest.Gate{}
 	r, conn, server := gatedController(t, gate)
@@ -400,13 +402,13 @@ func TestStopFinishesCallsInFlight(t *testing.T) {
 		defer close(stopped)
 		server.Stop()
 	}()
-	coretest.Eventually(t, "nothing new is taken", func() bool {
+	coretest.Eventually(t, "a new call is rejected", func() bool {
 		_, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{})
 		return err != nil
 	})
 	select {
 	case <-stopped:
-		t.Fatal("stopped with a call in flight")
+		t.Fatal("the server stopped with a call in flight")
 	case err := <-answered:
 		t.Fatalf("the call in flight ended: %v", err)
 	default:
