@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// path is a way that an RPC can take: prepare sets the stage, and only what call asks of the rack is counted.
-type path struct {
+// scenario is an RPC in a prepared state. The test counts the API calls of call, not those of prepare.
+type scenario struct {
 	prepare func(t *testing.T, r *rig) (id string)
 	call    func(t *testing.T, r *rig, id string)
 }
@@ -33,7 +33,7 @@ func aSnapshot(t *testing.T, r *rig) string { return r.snapshot(t, "s", r.Create
 
 func nothing(*testing.T, *rig) string { return coretest.NoVolumeID }
 
-// faulty lets a call fail, once it was prepared.
+// faulty adds a fault after prepare.
 func faulty(prepare func(*testing.T, *rig) string, operation, kind string, code int) func(*testing.T, *rig) string {
 	return func(t *testing.T, r *rig) string {
 		id := prepare(t, r)
@@ -48,8 +48,8 @@ func published(t *testing.T, r *rig) string {
 	return id
 }
 
-// running makes the rack one that changes stopped instances only.
-func running(prepare func(*testing.T, *rig) string) func(*testing.T, *rig) string {
+// withoutHotplug makes the rack one without hot-plug after prepare.
+func withoutHotplug(prepare func(*testing.T, *rig) string) func(*testing.T, *rig) string {
 	return func(t *testing.T, r *rig) string {
 		id := prepare(t, r)
 		r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{Hotplug: new(false)}))
@@ -57,7 +57,7 @@ func running(prepare func(*testing.T, *rig) string) func(*testing.T, *rig) strin
 	}
 }
 
-// Calls whose answers do not matter here: other tests look at them.
+// Calls whose answers this test ignores; other tests check them.
 var (
 	createBlank = func(t *testing.T, r *rig, _ string) { _, _ = r.CreateVolume(t.Context(), coretest.CreateRequest("v")) }
 	restore     = func(t *testing.T, r *rig, id string) { _, _ = r.CreateVolume(t.Context(), from("r", fromSnapshot(id))) }
@@ -97,7 +97,7 @@ var (
 	getCapacity   = func(t *testing.T, r *rig, _ string) { _, _ = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{}) }
 )
 
-// nodeOf is node-a's ID, from where asking costs no call of the API.
+// nodeOf returns the ID of node-a without an API call.
 func nodeOf(t *testing.T, r *rig) string {
 	t.Helper()
 	instances, err := r.Sim.ListInstances(t.Context())
@@ -106,10 +106,11 @@ func nodeOf(t *testing.T, r *rig) string {
 	return instances[i].ID
 }
 
-// cloneInTheWay is a volume whose copy meets what an earlier attempt left, loses an answer, and cannot tidy up at once.
-func cloneInTheWay(t *testing.T, r *rig) string {
+// worstClone makes a volume whose copy finds the snapshot of an earlier attempt, loses an answer, and cannot delete its
+// snapshot at the first attempt.
+func worstClone(t *testing.T, r *rig) string {
 	id := r.Create(t, "v")
-	r.left(t, coretest.Cluster, "c", id)
+	r.leaveTemporary(t, coretest.Cluster, "c", id)
 	r.Inject(t, "disk_create", simtest.FaultLost, 0)
 	_, err := r.Sim.Inject(
 		t.Context(),
@@ -119,8 +120,8 @@ func cloneInTheWay(t *testing.T, r *rig) string {
 	return id
 }
 
-// budgets are the paths of the page, by the names of its rows: the happy one and the worst one.
-var budgets = map[string][2]path{
+// budgets are the two scenarios for each row of docs/reference/api-calls.md: the usual case and the worst case.
+var budgets = map[string][2]scenario{
 	"CreateVolume": {
 		{nothing, createBlank},
 		{faulty(nothing, "disk_create", simtest.FaultLost, 0), createBlank},
@@ -129,13 +130,13 @@ var budgets = map[string][2]path{
 		{aSnapshot, restore},
 		{faulty(aSnapshot, "disk_create", simtest.FaultLost, 0), restore},
 	},
-	"CreateVolume from a volume": {{aVolume, clone}, {cloneInTheWay, clone}},
+	"CreateVolume from a volume": {{aVolume, clone}, {worstClone, clone}},
 	"DeleteVolume": {
 		{aVolume, deleteIt},
 		{faulty(aVolume, "disk_delete", simtest.FaultStatus, 400), deleteIt},
 	},
-	"ControllerPublishVolume":    {{aVolume, publishIt}, {running(aVolume), publishIt}},
-	"ControllerUnpublishVolume":  {{published, unpublishIt}, {running(published), unpublishIt}},
+	"ControllerPublishVolume":    {{aVolume, publishIt}, {withoutHotplug(aVolume), publishIt}},
+	"ControllerUnpublishVolume":  {{published, unpublishIt}, {withoutHotplug(published), unpublishIt}},
 	"ValidateVolumeCapabilities": {{aVolume, validateIt}, {nothing, validateIt}},
 	"ListVolumes":                {{aVolume, listVolumes}, {aVolume, listVolumes}},
 	"ControllerGetVolume":        {{aVolume, getVolume}, {nothing, getVolume}},
@@ -151,7 +152,7 @@ var budgets = map[string][2]path{
 	"ControllerListVolumeHealth": {{aVolume, listHealth}, {aVolume, listHealth}},
 }
 
-// The page says what each RPC asks of a rack, and the rack counts it.
+// TestAPICallBudgets compares the API calls that the rack counts with docs/reference/api-calls.md.
 func TestAPICallBudgets(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/api-calls.md")
 	coretest.Must(t, err)
@@ -164,13 +165,13 @@ func TestAPICallBudgets(t *testing.T) {
 		}
 	}
 	coretest.WantSame(t, slices.Sorted(maps.Keys(rows)), slices.Sorted(maps.Keys(budgets)))
-	for name, paths := range budgets {
-		for i, path := range paths {
-			t.Run(fmt.Sprint(name, [2]string{" happy", " worst"}[i]), func(t *testing.T) {
+	for name, scenarios := range budgets {
+		for i, scenario := range scenarios {
+			t.Run(fmt.Sprint(name, [2]string{" usual", " worst"}[i]), func(t *testing.T) {
 				r := newRig(t)
-				id := path.prepare(t, r)
+				id := scenario.prepare(t, r)
 				r.ClearCalls(t)
-				path.call(t, r, id)
+				scenario.call(t, r, id)
 				calls := r.Calls(t)
 				var parts []string
 				for _, operation := range slices.Sorted(maps.Keys(calls)) {
@@ -184,15 +185,15 @@ func TestAPICallBudgets(t *testing.T) {
 	}
 }
 
-// Every RPC of the controller that asks a rack for anything has a row.
+// Every RPC of the controller that sends requests to a rack has a row.
 func TestEveryRPCHasABudget(t *testing.T) {
 	r := newRig(t)
 	for _, rpc := range csi.Controller_ServiceDesc.Methods {
-		// An empty message is an empty request of every kind.
+		// An empty message is a valid encoding of every request type.
 		err := r.Conn.Invoke(t.Context(), "/csi.v1.Controller/"+rpc.MethodName, &emptypb.Empty{}, &emptypb.Empty{})
 		_, has := budgets[rpc.MethodName]
 		if status.Code(err) != codes.Unimplemented && rpc.MethodName != "ControllerGetCapabilities" && !has {
-			t.Errorf("%s has none", rpc.MethodName)
+			t.Errorf("%s has no row", rpc.MethodName)
 		}
 	}
 }

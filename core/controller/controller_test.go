@@ -52,10 +52,8 @@ func TestCreateVolume(t *testing.T) {
 	if string(disk.Name) != name || int(disk.BlockSize) != 512 || disk.DiskType != oxide.DiskTypeDistributed {
 		t.Errorf("the rack shows %+v", disk)
 	}
-	if owner, ours := rack.ParseDescription(
-		disk.Description,
-	); !ours || owner.Name != "pvc-1" || owner.PVC != "db/data" ||
-		owner.Cluster != coretest.Cluster {
+	owner, ours := rack.ParseDescription(disk.Description)
+	if !ours || owner.Name != "pvc-1" || owner.PVC != "db/data" || owner.Cluster != coretest.Cluster {
 		t.Errorf("description %s", disk.Description)
 	}
 
@@ -84,22 +82,22 @@ func TestCreateLocalVolume(t *testing.T) {
 	coretest.WantCode(t, err, codes.AlreadyExists, "distributed")
 }
 
-func TestCreateVolumeRefuses(t *testing.T) {
+func TestCreateVolumeRejects(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		change   func(*csi.CreateVolumeRequest)
 		code     codes.Code
 		mentions string
 	}{
-		{"larger than the rack makes", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1024 * coretest.GiB }, codes.OutOfRange, "1023 GiB"},
-		{"larger than anything", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1<<62 + 1 }, codes.OutOfRange, ""},
+		{"larger than the largest disk", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1024 * coretest.GiB }, codes.OutOfRange, "1023 GiB"},
+		{"larger than 2^62 bytes", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1<<62 + 1 }, codes.OutOfRange, ""},
 		{"another rack", func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = coretest.RequireRacks("west") }, codes.ResourceExhausted, "west"},
-		{"a segment that we do not know", func(r *csi.CreateVolumeRequest) {
+		{"an unknown segment", func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "z"}}}}
 		}, codes.ResourceExhausted, "zone=z"},
 		{"unknown parameter", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blocksize": "512"} }, codes.InvalidArgument, `"blocksize"`},
-		{"block size", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "1024"} }, codes.InvalidArgument, "blockSize"},
-		{"mkfs options that name a device", func(r *csi.CreateVolumeRequest) {
+		{"unsupported block size", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "1024"} }, codes.InvalidArgument, "blockSize"},
+		{"mkfs options with a device", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"mkfsOptions": "-J device=/dev/sda"}
 		}, codes.InvalidArgument, "mkfsOptions"},
 		{"local with another block size", func(r *csi.CreateVolumeRequest) {
@@ -122,8 +120,8 @@ func TestCreateVolumeRefuses(t *testing.T) {
 func TestCreateVolumeAcceptsTopology(t *testing.T) {
 	for name, requirement := range map[string]*csi.TopologyRequirement{
 		"empty, as Nomad sends it": {},
-		"ours":                     coretest.RequireRacks("default"),
-		"ours among others":        coretest.RequireRacks("west", "default"),
+		"this rack":                coretest.RequireRacks("default"),
+		"this rack and another":    coretest.RequireRacks("west", "default"),
 		"preferred only":           {Preferred: coretest.RequireRacks("default").GetPreferred()},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,7 +143,7 @@ func TestCreateVolumeConflicts(t *testing.T) {
 		mentions string
 	}{
 		{"too small", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * coretest.GiB }, "1073741824 bytes"},
-		{"block size", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "512"} }, "4096"},
+		{"another block size", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "512"} }, "4096"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			req := coretest.CreateRequest("v")
@@ -159,7 +157,7 @@ func TestCreateVolumeConflicts(t *testing.T) {
 		_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("mine"))
 		coretest.WantCode(t, err, codes.AlreadyExists, "precious", "not made by this plugin")
 	})
-	t.Run("of another volume whose name has the same hash, as far as it is in the disk's name", func(t *testing.T) {
+	t.Run("a hash collision with another volume's name", func(t *testing.T) {
 		r.UserDisk(
 			t,
 			coretest.Project,
@@ -171,8 +169,8 @@ func TestCreateVolumeConflicts(t *testing.T) {
 	})
 }
 
-// The rack checks the quota before the name: a repetition on a full silo says 507 for a disk that exists.
-func TestCreateVolumeOnFullQuota(t *testing.T) {
+// The rack checks the quota before the name: on a full silo a repeated create gets 507 although the disk exists.
+func TestRepeatedCreateVolumeOnFullQuota(t *testing.T) {
 	r := newRig(t)
 	want, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	r.Must(t, err)
@@ -185,7 +183,7 @@ func TestCreateVolumeOnFullQuota(t *testing.T) {
 	coretest.WantCode(t, err, codes.ResourceExhausted, "Storage Limit Exceeded")
 }
 
-// Whatever the rack does to one call, the caller learns in the end of exactly one disk.
+// After a fault in one request, retries lead to exactly one disk.
 func TestCreateVolumeThroughFaults(t *testing.T) {
 	for _, fault := range []struct {
 		kind  string
@@ -218,7 +216,7 @@ func TestCreateVolumeThroughFaults(t *testing.T) {
 	}
 }
 
-func TestCreateVolumeWhoseLookupFails(t *testing.T) {
+func TestCreateVolumeIsUnavailableIfTheLookupFails(t *testing.T) {
 	r := newRig(t)
 	r.Create(t, "v")
 	r.Inject(t, "disk_view", simtest.FaultStatus, 503)
@@ -241,7 +239,7 @@ func TestAbandonedCreateVolumeIsFoundByTheRetry(t *testing.T) {
 	}
 }
 
-func TestCreateVolumeNeverHandsOutAFaultedDisk(t *testing.T) {
+func TestCreateVolumeRejectsAFaultedDisk(t *testing.T) {
 	r := newRig(t)
 	id := r.Create(t, "v")
 	r.Must(t, r.Sim.SetDiskState(t.Context(), id, "faulted"))
@@ -269,7 +267,7 @@ func TestDeleteFaultedVolume(t *testing.T) {
 	r.Must(t, r.Sim.SetDiskState(t.Context(), id, "faulted"))
 	r.Must(t, r.Delete(t, id))
 	if ids := r.Volumes(t); len(ids) != 0 {
-		t.Errorf("disks %v are left", ids)
+		t.Errorf("disks left: %v", ids)
 	}
 }
 
@@ -283,11 +281,11 @@ func TestDeleteAttachedVolume(t *testing.T) {
 		t.Errorf("calls %v", calls)
 	}
 	if got := r.Holder(t, id); got != node {
-		t.Errorf("the disk is on %q", got)
+		t.Errorf("the disk is attached to %q", got)
 	}
 }
 
-func TestDeleteNeverTouchesForeignDisks(t *testing.T) {
+func TestDeleteRejectsDisksOfOthers(t *testing.T) {
 	r := newRig(t)
 	for name, description := range map[string]string{
 		"mine":       "precious",
@@ -323,15 +321,15 @@ func TestDeleteThroughFaults(t *testing.T) {
 				coretest.WantCode(t, r.Delete(t, id), fault.want)
 				r.Must(t, r.Delete(t, id))
 				if ids := r.Volumes(t); len(ids) != 0 {
-					t.Errorf("disks %v are left", ids)
+					t.Errorf("disks left: %v", ids)
 				}
 			})
 		}
 	}
 }
 
-// A token that has lost its role gets 404 for everything, which must never look as if all volumes were gone.
-func TestRevokedRoleIsNotGone(t *testing.T) {
+// A token without a role gets 404 for every disk. The plugin must not conclude that the volumes are deleted.
+func TestTokenWithoutRoleIsUnavailable(t *testing.T) {
 	r := newRig(t)
 	id, node := r.Create(t, "v"), r.Node(t, "node-a")
 	none, err := r.Sim.NewToken(t.Context(), "none")
@@ -363,7 +361,7 @@ func TestRevokedRoleIsNotGone(t *testing.T) {
 	r.Must(t, r.Delete(t, id))
 }
 
-func TestLimitedCollaboratorSuffices(t *testing.T) {
+func TestLimitedCollaboratorHasEnoughRights(t *testing.T) {
 	r := newRig(t)
 	node := r.Node(t, "node-a")
 	limited, err := r.Sim.NewToken(t.Context(), "limited-collaborator")

@@ -22,18 +22,18 @@ func refusal(status int, code, message string) simtest.Fault {
 	return simtest.Fault{Kind: simtest.FaultStatus, Status: status, ErrorCode: code, Message: message}
 }
 
-// Answers of a rack, docs/reference/rack.md §1 to §7, and of whatever may stand before it.
+// Answers of a rack (docs/reference/rack.md §1 to §7) and of a proxy before it.
 var (
-	refused400 = refusal(400, "InvalidRequest", "a reason that this plugin has never heard")
+	refused400 = refusal(400, "InvalidRequest", "an unknown reason")
 	badSize    = refusal(
 		400,
 		"InvalidValue",
-		`unsupported value for "size": total size coretest.Must be less than 1023 GiB`,
+		`unsupported value for "size": total size must be less than 1023 GiB`,
 	)
 	badBlockSize = refusal(
 		400,
 		"InvalidValue",
-		`unsupported value for "size and block_size": total size coretest.Must be a multiple of block size 4096`,
+		`unsupported value for "size and block_size": total size must be a multiple of block size 4096`,
 	)
 	badValue   = refusal(400, "InvalidValue", `unsupported value for "description": too much of it`)
 	badJSON    = simtest.Fault{Kind: simtest.FaultStatus, Status: 400, Message: "unable to parse JSON body: EOF"}
@@ -51,7 +51,7 @@ var (
 	noDisk          = refusal(404, "ObjectNotFound", `not found: disk with id "c0ffee00-0000-4000-8000-000000000000"`)
 	noInstance      = refusal(404, "ObjectNotFound", `not found: instance with id "c0ffee00-0000-4000-8000-000000000000"`)
 	noRoute         = simtest.Fault{Kind: simtest.FaultStatus, Status: 404, Message: "Not Found"}
-	conflict        = refusal(409, "Conflict", "somebody was faster")
+	conflict        = refusal(409, "Conflict", "another change came first")
 	gone            = refusal(410, "Gone", "Gone")
 	tooManyRequests = simtest.Fault{Kind: simtest.FaultStatus, Status: 429, Message: "slow down"}
 	rackFailed      = refusal(500, "Internal", "Internal Server Error")
@@ -61,7 +61,7 @@ var (
 	noSpace         = refusal(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
 	lost            = simtest.Fault{Kind: simtest.FaultLost}
 	reset           = simtest.Fault{Kind: simtest.FaultReset}
-	// Package rack sends again what is safe to be sent twice, so only what happens each time shows.
+	// Package rack repeats requests that are safe to repeat. These faults hit each attempt.
 	always503 = simtest.Fault{
 		Kind:      simtest.FaultStatus,
 		Status:    503,
@@ -73,7 +73,7 @@ var (
 	resetAlways      = simtest.Fault{Kind: simtest.FaultReset, Count: new(int)}
 )
 
-// errorRow is one answer of the rack, and the code of the RPC that got it.
+// errorRow is an answer of the rack to one operation, and the expected code of the RPC.
 type errorRow struct {
 	operation string
 	fault     simtest.Fault
@@ -81,7 +81,7 @@ type errorRow struct {
 	mentions  string
 }
 
-// The whole way: what the rack answers to one call of the API, and what the orchestrator is told.
+// TestRackErrorsToCodes maps an HTTP answer of the rack to the gRPC code that the orchestrator gets.
 func TestRackErrorsToCodes(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -93,21 +93,21 @@ func TestRackErrorsToCodes(t *testing.T) {
 			_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("new"))
 			return err
 		}, []errorRow{
-			{"disk_create", refused400, codes.Internal, "never heard"},
+			{"disk_create", refused400, codes.Internal, "unknown reason"},
 			{"disk_create", badSize, codes.OutOfRange, "1023 GiB"},
 			{"disk_create", badBlockSize, codes.OutOfRange, "multiple of block size"},
 			{"disk_create", badValue, codes.Internal, "description"},
 			{"disk_create", badJSON, codes.Internal, "unable to parse"},
-			{"disk_create", badVersion, codes.OK, ""}, // and the rack was asked again which version it serves
+			{"disk_create", badVersion, codes.OK, ""}, // after another request for the API version
 			{"disk_create", alwaysBadVersion, codes.Unavailable, "API versions"},
 			{"disk_create", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_create", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_create", noProject, codes.FailedPrecondition, `project "demo"`},
 			{"disk_create", noRoute, codes.Unavailable, "Not Found"},
-			{"disk_create", conflict, codes.Unavailable, "faster"},
+			{"disk_create", conflict, codes.Unavailable, "came first"},
 			{"disk_create", gone, codes.Unavailable, "Gone"},
 			{"disk_create", tooManyRequests, codes.Unavailable, "slow down"},
-			// Anything final would make a provisioner forget a disk that is there, or comes later.
+			// After a final code a provisioner drops the volume, although the disk may exist or appear later.
 			{"disk_create", rackFailed, codes.Unavailable, "retry"},
 			{"disk_create", badGateway, codes.Unavailable, "retry"},
 			{"disk_create", unavailable503, codes.Unavailable, "retry"},
@@ -133,27 +133,27 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", resetAlways, codes.Unavailable, ""},
 		}},
 		{"DeleteVolume", func(t *testing.T, r *rig, volumeID, _ string) error { return r.Delete(t, volumeID) }, []errorRow{
-			{"disk_view", refused400, codes.Internal, "never heard"},
+			{"disk_view", refused400, codes.Internal, "unknown reason"},
 			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
-			{"disk_view", noDisk, codes.OK, ""}, // the project is seen, so it is gone
+			{"disk_view", noDisk, codes.OK, ""}, // the token has access to the project, so the disk is deleted
 			{"disk_view", noRoute, codes.Unavailable, "Not Found"},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", badGateway, codes.Unavailable, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"disk_view", resetAlways, codes.Unavailable, ""},
-			{"disk_delete", refused400, codes.Internal, "never heard"},
+			{"disk_delete", refused400, codes.Internal, "unknown reason"},
 			{"disk_delete", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_delete", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_delete", noDisk, codes.OK, ""},
-			{"disk_delete", conflict, codes.Unavailable, "faster"},
+			{"disk_delete", conflict, codes.Unavailable, "came first"},
 			{"disk_delete", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_delete", unavailable503, codes.Unavailable, "Service Unavailable"},
 			{"disk_delete", reset, codes.Unavailable, ""},
 			{"disk_delete", lost, codes.Unavailable, ""},
 		}},
-		{"DeleteVolume of none", func(t *testing.T, r *rig, _, _ string) error { return r.Delete(t, uuid.NewString()) }, []errorRow{
-			// Whatever keeps the plugin from seeing its project keeps it from saying that a volume is gone.
+		{"DeleteVolume of an unknown ID", func(t *testing.T, r *rig, _, _ string) error { return r.Delete(t, uuid.NewString()) }, []errorRow{
+			// Without access to the project the plugin must not report that the volume is deleted.
 			{"project_view", noToken, codes.Unavailable, "token"},
 			{"project_view", forbidden, codes.Unavailable, "token"},
 			{"project_view", noProject, codes.Unavailable, "token"},
@@ -170,12 +170,12 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"instance_disk_list", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"instance_disk_list", noInstance, codes.NotFound, "no such instance"},
 			{"instance_disk_list", always503, codes.Unavailable, "Service Unavailable"},
-			{"instance_disk_attach", refused400, codes.Internal, "never heard"},
+			{"instance_disk_attach", refused400, codes.Internal, "unknown reason"},
 			{"instance_disk_attach", notStopped, codes.FailedPrecondition, "stop the instance"},
 			{"instance_disk_attach", tooMany, codes.ResourceExhausted, "takes no more"},
 			{"instance_disk_attach", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_attach", forbidden, codes.PermissionDenied, "Forbidden"},
-			{"instance_disk_attach", conflict, codes.Unavailable, "faster"},
+			{"instance_disk_attach", conflict, codes.Unavailable, "came first"},
 			{"instance_disk_attach", rackFailed, codes.Internal, "Internal Server Error"},
 			{"instance_disk_attach", badGateway, codes.Unavailable, "Internal Server Error"},
 			{"instance_disk_attach", always503, codes.Unavailable, "Service Unavailable"},
@@ -191,11 +191,11 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", noDisk, codes.OK, ""},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
-			{"instance_disk_detach", refused400, codes.Internal, "never heard"},
+			{"instance_disk_detach", refused400, codes.Internal, "unknown reason"},
 			{"instance_disk_detach", notStoppedOff, codes.FailedPrecondition, "stop the instance"},
 			{"instance_disk_detach", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_detach", forbidden, codes.PermissionDenied, "Forbidden"},
-			{"instance_disk_detach", conflict, codes.Unavailable, "faster"},
+			{"instance_disk_detach", conflict, codes.Unavailable, "came first"},
 			{"instance_disk_detach", rackFailed, codes.Internal, "Internal Server Error"},
 			{"instance_disk_detach", always503, codes.Unavailable, "Service Unavailable"},
 			{"instance_disk_detach", resetAlways, codes.Unavailable, ""},
@@ -205,7 +205,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			_, err := r.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: volumeID, VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}})
 			return err
 		}, []errorRow{
-			{"disk_view", refused400, codes.Internal, "never heard"},
+			{"disk_view", refused400, codes.Internal, "unknown reason"},
 			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_view", noDisk, codes.NotFound, "not found"},
@@ -228,10 +228,9 @@ func TestRackErrorsToCodes(t *testing.T) {
 				r.Must(t, err)
 				err = test.call(t, r, volumeID, nodeID)
 				coretest.WantCode(t, err, row.code, row.mentions)
-				if message := status.Convert(err).
-					Message(); strings.ContainsAny(message, "\r\n\t") || strings.Contains(message, coretest.Token) ||
-					strings.Contains(message, "oxide-token-") {
-					t.Errorf("message %q is not one line for an operator", message)
+				message := status.Convert(err).Message()
+				if strings.ContainsAny(message, "\r\n\t") || strings.Contains(message, "oxide-token-") {
+					t.Errorf("message %q has several lines or a token", message)
 				}
 				faults, err := r.Sim.Faults(t.Context())
 				r.Must(t, err)

@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// listVolumes lists by pages of that size, 0 for one page, and returns the IDs of each page.
+// listVolumes lists all volumes in pages of a size, 0 for one page, and returns the IDs on each page.
 func (r *rig) listVolumes(t *testing.T, size int32) (pages [][]string) {
 	t.Helper()
 	token := ""
@@ -42,7 +42,7 @@ func (r *rig) listVolumes(t *testing.T, size int32) (pages [][]string) {
 	}
 }
 
-// bootDisks are the IDs of the boot disks of all instances in the project, in their order.
+// bootDisks returns the sorted IDs of the boot disks in the project.
 func (r *rig) bootDisks(t *testing.T) (ids []string) {
 	t.Helper()
 	instances, err := r.Sim.ListInstances(t.Context())
@@ -61,10 +61,10 @@ func (r *rig) bootDisks(t *testing.T) (ids []string) {
 func TestListVolumes(t *testing.T) {
 	r := newRig(t)
 	r.otherProject(t)
-	want := r.bootDisks(t) // attached, like volumes that somebody made by hand
+	want := r.bootDisks(t) // listed because they are attached
 	for n := range 7 {
 		want = append(want, r.Create(t, fmt.Sprint("v", n)))
-		r.UserDisk(t, coretest.Project, fmt.Sprint("user-", n), "") // nobody's volume
+		r.UserDisk(t, coretest.Project, fmt.Sprint("user-", n), "") // not listed
 	}
 	r.UserDisk(t, coretest.Project, "theirs", rack.NewDescription("another", "v", "").Encode())
 	static := r.UserDisk(t, coretest.Project, "static", "").Id
@@ -79,13 +79,13 @@ func TestListVolumes(t *testing.T) {
 				t.Errorf("pages of %d: page %d has %d entries", size, n, len(page))
 			}
 		}
-		if most := (len(want) + int(max(size, 1)) - 1) / int(max(size, 1)); size > 0 && len(pages) != most {
-			t.Errorf("pages of %d: %d of them, want %d", size, len(pages), most)
+		if count := (len(want) + int(max(size, 1)) - 1) / int(max(size, 1)); size > 0 && len(pages) != count {
+			t.Errorf("pages of %d: %d pages, want %d", size, len(pages), count)
 		}
 	}
 }
 
-func TestListVolumesTellsWhereTheyAre(t *testing.T) {
+func TestListVolumesReturnsPublishedNodes(t *testing.T) {
 	r := newRig(t)
 	node := r.Node(t, "node-a")
 	id := r.Create(t, "v")
@@ -106,14 +106,14 @@ func TestListVolumesTellsWhereTheyAre(t *testing.T) {
 	single, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
 	r.Must(t, err)
 	if nodes := single.GetStatus().GetPublishedNodeIds(); len(nodes) != 0 {
-		t.Errorf("published at %v", nodes)
+		t.Errorf("published on %v", nodes)
 	}
 	_, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: uuid.NewString()})
 	coretest.WantCode(t, err, codes.NotFound)
 }
 
-// Disks come and go between pages: those that stay are listed once.
-func TestListVolumesWhileTheyChange(t *testing.T) {
+// While disks are made and deleted between pages, each remaining disk is listed once.
+func TestListVolumesWhileDisksChange(t *testing.T) {
 	r := newRig(t)
 	var stay []string
 	for n := range 12 {
@@ -131,7 +131,7 @@ func TestListVolumesWhileTheyChange(t *testing.T) {
 		if token = resp.GetNextToken(); token == "" {
 			break
 		}
-		// The very last one of the page goes, and others come.
+		// The last disk of the page is deleted, and another one is made.
 		if last := listed[len(listed)-1]; slices.Contains(stay, last) {
 			r.Must(t, r.Delete(t, last))
 		}
@@ -144,8 +144,8 @@ func TestListVolumesWhileTheyChange(t *testing.T) {
 	}
 }
 
-// Another replica, or the same after a restart, goes on where a token says.
-func TestListTokensOutliveTheProcess(t *testing.T) {
+// Another replica, or the same controller after a restart, accepts the token.
+func TestListTokenIsValidForAnotherReplica(t *testing.T) {
 	r := newRig(t)
 	for n := range 9 {
 		r.Create(t, fmt.Sprint("v", n))
@@ -163,7 +163,7 @@ func TestListTokensOutliveTheProcess(t *testing.T) {
 	coretest.WantSame(t, got, all)
 }
 
-// A replica that did not give out the token reads what comes before it in large pages, however small those are that are asked for.
+// A replica that did not issue the token reads the rack's list up to the token in large pages, also for a small max_entries.
 func TestListTokenOfAnotherReplicaCostsFewCalls(t *testing.T) {
 	r := newRig(t)
 	for n := range 150 {
@@ -184,10 +184,10 @@ func TestListTokenOfAnotherReplicaCostsFewCalls(t *testing.T) {
 	again.ClearCalls(t)
 	_, err = again.ListVolumes(t.Context(), req)
 	again.Must(t, err)
-	again.WantCalls(t, map[string]int{"disk_list": 2}) // the second page is empty, which is how a rack says that it ends
+	again.WantCalls(t, map[string]int{"disk_list": 2}) // a rack ends its list with an empty page
 }
 
-func TestListJunkTokens(t *testing.T) {
+func TestListRejectsUnrecognisedTokens(t *testing.T) {
 	r := newRig(t)
 	for _, token := range []string{"junk", ".", "default.", "default.junk", "." + uuid.NewString(), "west." + uuid.NewString(), uuid.NewString(), "default/" + uuid.NewString()} {
 		_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token})
@@ -199,7 +199,7 @@ func TestListJunkTokens(t *testing.T) {
 	}
 }
 
-// A list that breaks off in the middle is no list.
+// A list whose second page fails returns an error and no partial list.
 func TestListIsNeverPartial(t *testing.T) {
 	r := newRig(t)
 	for n := range 3 {
@@ -248,13 +248,13 @@ func TestListSnapshots(t *testing.T) {
 	}{
 		{"all", &csi.ListSnapshotsRequest{}, all},
 		{"of a volume", &csi.ListSnapshotsRequest{SourceVolumeId: v}, byVolume[v]},
-		{"of a volume that is gone", &csi.ListSnapshotsRequest{SourceVolumeId: coretest.NoVolumeID}, nil},
-		{"of no volume", &csi.ListSnapshotsRequest{SourceVolumeId: "v"}, nil},
-		{"one", &csi.ListSnapshotsRequest{SnapshotId: all[3]}, all[3:4]},
-		{"one that is gone", &csi.ListSnapshotsRequest{SnapshotId: coretest.NoVolumeID}, nil},
-		{"none", &csi.ListSnapshotsRequest{SnapshotId: "s"}, nil},
-		{"one of its volume", &csi.ListSnapshotsRequest{SnapshotId: byVolume[w][0], SourceVolumeId: w}, byVolume[w][:1]},
-		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: byVolume[w][0], SourceVolumeId: v}, nil},
+		{"of a deleted volume", &csi.ListSnapshotsRequest{SourceVolumeId: coretest.NoVolumeID}, nil},
+		{"of an ID that is not a UUID", &csi.ListSnapshotsRequest{SourceVolumeId: "v"}, nil},
+		{"by snapshot ID", &csi.ListSnapshotsRequest{SnapshotId: all[3]}, all[3:4]},
+		{"a deleted snapshot", &csi.ListSnapshotsRequest{SnapshotId: coretest.NoVolumeID}, nil},
+		{"a snapshot ID that is not a UUID", &csi.ListSnapshotsRequest{SnapshotId: "s"}, nil},
+		{"by snapshot ID and its volume", &csi.ListSnapshotsRequest{SnapshotId: byVolume[w][0], SourceVolumeId: w}, byVolume[w][:1]},
+		{"by snapshot ID and another volume", &csi.ListSnapshotsRequest{SnapshotId: byVolume[w][0], SourceVolumeId: v}, nil},
 	} {
 		for _, size := range []int32{0, 1, 2} {
 			t.Run(fmt.Sprint(test.name, " by ", size), func(t *testing.T) {
@@ -286,14 +286,14 @@ func TestGetCapacity(t *testing.T) {
 		name  string
 		quota int64
 		req   *csi.GetCapacityRequest
-		// available counts what two boot disks leave.
+		// available is the quota without two boot disks of 1 GiB.
 		available, largest, smallest int64
 		code                         codes.Code
 	}{
-		{name: "all", quota: 100 * coretest.GiB, available: 98 * coretest.GiB, largest: 98 * coretest.GiB, smallest: coretest.GiB},
-		{name: "no whole GiB", quota: 3*coretest.GiB - 1, available: coretest.GiB - 1},
-		{name: "full", quota: 2 * coretest.GiB},
-		{name: "more than full", quota: coretest.GiB},
+		{name: "no topology", quota: 100 * coretest.GiB, available: 98 * coretest.GiB, largest: 98 * coretest.GiB, smallest: coretest.GiB},
+		{name: "less than 1 GiB", quota: 3*coretest.GiB - 1, available: coretest.GiB - 1},
+		{name: "used up", quota: 2 * coretest.GiB},
+		{name: "quota below the used bytes", quota: coretest.GiB},
 		{name: "more than the largest disk", quota: 5000 * coretest.GiB, available: 4998 * coretest.GiB, largest: 1023 * coretest.GiB, smallest: coretest.GiB},
 		{name: "local disks", quota: 5000 * coretest.GiB, req: &csi.GetCapacityRequest{Parameters: map[string]string{"diskType": "local"}}, available: 4998 * coretest.GiB, largest: 4998 * coretest.GiB, smallest: coretest.GiB},
 		{name: "this rack", quota: 100 * coretest.GiB, req: &csi.GetCapacityRequest{AccessibleTopology: coretest.RequireRacks("default").GetRequisite()[0]}, available: 98 * coretest.GiB, largest: 98 * coretest.GiB, smallest: coretest.GiB},
@@ -317,8 +317,8 @@ func TestGetCapacity(t *testing.T) {
 	}
 }
 
-// Kubernetes' provisioner asks for each class and segment; the rack is asked once.
-func TestGetCapacityIsRemembered(t *testing.T) {
+// Kubernetes' external-provisioner calls GetCapacity for each storage class and segment. Only one call queries the rack.
+func TestGetCapacityIsCached(t *testing.T) {
 	r := newRig(t)
 	for range 20 {
 		_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
@@ -327,7 +327,7 @@ func TestGetCapacityIsRemembered(t *testing.T) {
 	r.WantCalls(t, map[string]int{"utilization_view": 1})
 }
 
-func TestGetCapacityOfARackThatDoesNotAnswer(t *testing.T) {
+func TestGetCapacityDoesNotCacheErrors(t *testing.T) {
 	r := newRig(t)
 	r.Inject(t, "utilization_view", simtest.FaultStatus, 503)
 	_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})

@@ -35,7 +35,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 		"origin": "blank", "readOnly": "false", "fsLineage": "",
 	}})
 	if got := r.Holder(t, id); got != node {
-		t.Fatalf("the disk is on %q, want %q", got, node)
+		t.Fatalf("the disk is attached to %q, want %q", got, node)
 	}
 
 	r.ClearCalls(t)
@@ -48,37 +48,37 @@ func TestPublishAndUnpublish(t *testing.T) {
 	r.Must(t, r.Unpublish(t, id, node))
 	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_disk_detach": 1})
 	if got := r.Holder(t, id); got != "" {
-		t.Fatalf("the disk is still on %q", got)
+		t.Fatalf("the disk is still attached to %q", got)
 	}
 	r.ClearCalls(t)
 	r.Must(t, r.Unpublish(t, id, node))
 	r.WantCalls(t, map[string]int{"disk_view": 1})
 }
 
-// Slow racks that change running instances show attaching and detaching for a while.
+// A slow rack with hot-plug shows the states attaching and detaching for some time.
 func TestPublishWaitsForTheRack(t *testing.T) {
 	r := newRig(t, func(o *coretest.Options) { o.Rack.HotplugAsync, o.Rack.Latency = true, 100*time.Millisecond })
 	id, node := r.Create(t, "v"), r.Node(t, "node-a")
-	// looked is what the rack shows at once.
-	looked := func() oxide.DiskStateState {
+	// state returns the disk's state without latency.
+	state := func() oxide.DiskStateState {
 		latency := 0
 		r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: &latency}))
-		state := r.Disk(t, id).State.State()
+		shown := r.Disk(t, id).State.State()
 		latency = 100
 		r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: &latency}))
-		return state
+		return shown
 	}
 	r.Must(t, r.Publish(t, id, node))
-	if state := looked(); state != oxide.DiskStateStateAttached {
-		t.Fatalf("published, and the disk is %s", state)
+	if got := state(); got != oxide.DiskStateStateAttached {
+		t.Fatalf("published, but the disk is %s", got)
 	}
 	r.Must(t, r.Unpublish(t, id, node))
-	if state := looked(); state != oxide.DiskStateStateDetached {
-		t.Fatalf("unpublished, and the disk is %s", state)
+	if got := state(); got != oxide.DiskStateStateDetached {
+		t.Fatalf("unpublished, but the disk is %s", got)
 	}
 }
 
-func TestPublishToARunningInstanceIsRefused(t *testing.T) {
+func TestPublishToARunningInstanceWithoutHotplug(t *testing.T) {
 	r := newRig(t, noHotplug)
 	id, node := r.Create(t, "v"), r.Node(t, "node-a")
 	coretest.WantCode(
@@ -91,11 +91,11 @@ func TestPublishToARunningInstanceIsRefused(t *testing.T) {
 		node,
 	)
 
-	// The same is answered from memory for a while: an orchestrator that asks again and again does not cost the rack.
+	// A repeated call gets the cached answer without an attach request to the rack.
 	r.ClearCalls(t)
 	coretest.WantCode(t, r.Publish(t, id, node), codes.FailedPrecondition, "running")
 	if calls := r.Calls(t); calls["instance_disk_attach"] != 0 {
-		t.Errorf("the rack was asked again: %v", calls)
+		t.Errorf("the rack got requests: %v", calls)
 	}
 
 	other := r.Node(t, "node-b")
@@ -104,17 +104,17 @@ func TestPublishToARunningInstanceIsRefused(t *testing.T) {
 	r.Must(t, r.Sim.SetRunState(t.Context(), other, "running"))
 	coretest.WantCode(t, r.Unpublish(t, id, other), codes.FailedPrecondition, "running", "stop the instance")
 	if got := r.Holder(t, id); got != other {
-		t.Errorf("the disk is on %q", got)
+		t.Errorf("the disk is attached to %q", got)
 	}
 }
 
-func TestPublishNamesTheHolder(t *testing.T) {
+func TestPublishNamesTheInstanceOfAnAttachedDisk(t *testing.T) {
 	r := newRig(t)
 	id, a, b := r.Create(t, "v"), r.Node(t, "node-a"), r.Node(t, "node-b")
 	r.Must(t, r.Publish(t, id, a))
 	coretest.WantCode(t, r.Publish(t, id, b), codes.FailedPrecondition, a)
 	if got := r.Holder(t, id); got != a {
-		t.Errorf("the disk is on %q", got)
+		t.Errorf("the disk is attached to %q", got)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestPublishNotFound(t *testing.T) {
 	coretest.WantCode(t, r.Publish(t, id, "node-a"), codes.NotFound, `"node-a"`)
 }
 
-func TestPublishRefusesBeforeAnythingChanges(t *testing.T) {
+func TestPublishRejectsWithoutAChange(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		prepare  func(*testing.T, *rig) (volumeID string)
@@ -148,7 +148,7 @@ func TestPublishRefusesBeforeAnythingChanges(t *testing.T) {
 			r.Must(t, err)
 			return r.UserDisk(t, "other", "theirs", "").Id
 		}, "another project"},
-		{"a serial that the guest has already", func(t *testing.T, r *rig) string {
+		{"a serial that collides with an attached disk", func(t *testing.T, r *rig) string {
 			there := r.UserDisk(t, coretest.Project, "abcdefghij-abcdefghi-1", "")
 			r.AttachByHand(t, there.Id, r.Node(t, "node-a"))
 			return r.UserDisk(t, coretest.Project, "abcdefghij-abcdefghi-2", "").Id
@@ -170,9 +170,9 @@ func TestPublishRefusesBeforeAnythingChanges(t *testing.T) {
 			}
 			coretest.WantCode(t, r.Publish(t, id, node), want, test.mentions)
 			if calls := r.Calls(t); calls["instance_disk_attach"] != 0 || calls["instance_disk_detach"] != 0 {
-				t.Errorf("the rack was asked to change something: %v", calls)
+				t.Errorf("the rack got attach or detach requests: %v", calls)
 			}
-			r.Must(t, r.Unpublish(t, id, node)) // what was never published is unpublished
+			r.Must(t, r.Unpublish(t, id, node)) // the volume was never published
 			if got := r.Holder(t, id); got != before {
 				t.Errorf("the disk moved from %q to %q", before, got)
 			}
@@ -186,8 +186,8 @@ func TestPublishToAFullInstance(t *testing.T) {
 		ours, racksLimit int
 		mentions         string
 	}{
-		{"by our own count", 3, 12, "has 3 disks"},
-		{"by the rack's", 8, 3, "has 3 disks"},
+		{"by --max-disks", 3, 12, "has 3 disks"},
+		{"by the rack's limit", 8, 3, "has 3 disks"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRig(t, func(o *coretest.Options) { o.MaxDisks, o.Rack.MaxDisks = test.ours, test.racksLimit })
@@ -197,7 +197,7 @@ func TestPublishToAFullInstance(t *testing.T) {
 			third := r.Create(t, "3")
 			coretest.WantCode(t, r.Publish(t, third, node), codes.ResourceExhausted, test.mentions, node)
 			if got := r.Holder(t, third); got != "" {
-				t.Errorf("the disk is on %q", got)
+				t.Errorf("the disk is attached to %q", got)
 			}
 		})
 	}
@@ -210,7 +210,7 @@ func TestPublishToAFailedInstance(t *testing.T) {
 	coretest.WantCode(t, r.Publish(t, id, node), codes.FailedPrecondition, "has failed")
 }
 
-func TestPublishAnInstanceOfAnotherProject(t *testing.T) {
+func TestPublishToAnInstanceOfAnotherProject(t *testing.T) {
 	r := newRig(t)
 	stranger, err := r.Sim.AddInstance(t.Context(), "stranger", "other", "running")
 	r.Must(t, err)
@@ -229,11 +229,11 @@ func TestPublishThroughFaults(t *testing.T) {
 				id, node := r.Create(t, "v"), r.Node(t, "node-a")
 				r.Inject(t, operation, fault.kind, fault.code)
 				if err := r.Publish(t, id, node); err == nil && r.Holder(t, id) != node {
-					t.Fatal("success was reported, and the disk is not attached")
+					t.Fatal("the call succeeded, but the disk is not attached")
 				}
 				r.Must(t, r.Publish(t, id, node))
 				if got := r.Holder(t, id); got != node {
-					t.Errorf("the disk is on %q", got)
+					t.Errorf("the disk is attached to %q", got)
 				}
 			})
 		}
@@ -253,27 +253,28 @@ func TestUnpublishThroughFaults(t *testing.T) {
 				r.Must(t, r.Publish(t, id, node))
 				r.Inject(t, operation, fault.kind, fault.code)
 				if err := r.Unpublish(t, id, node); err == nil && r.Holder(t, id) != "" {
-					t.Fatal("success was reported, and the disk is still attached")
+					t.Fatal("the call succeeded, but the disk is still attached")
 				}
 				r.Must(t, r.Unpublish(t, id, node))
 				if got := r.Holder(t, id); got != "" {
-					t.Errorf("the disk is on %q", got)
+					t.Errorf("the disk is attached to %q", got)
 				}
 			})
 		}
 	}
 }
 
-// Orchestrators ask late, twice and for nodes that are no more; a disk that has moved on must stay where it is.
+// Orchestrators call late, twice, and for deleted nodes. A disk that is attached to another instance meanwhile must stay
+// attached.
 func TestUnpublishForTheWrongNodeDetachesNothing(t *testing.T) {
 	r := newRig(t)
 	id, a, b := r.Create(t, "v"), r.Node(t, "node-a"), r.Node(t, "node-b")
 	r.Must(t, r.Publish(t, id, b))
-	for name, node := range map[string]string{"the old node": a, "a node that never was": uuid.NewString(), "no UUID": "node-b"} {
+	for name, node := range map[string]string{"the old node": a, "an unknown node": uuid.NewString(), "no UUID": "node-b"} {
 		r.ClearCalls(t)
 		r.Must(t, r.Unpublish(t, id, node))
 		if got := r.Holder(t, id); got != b {
-			t.Fatalf("%s: the disk is on %q, want %q", name, got, b)
+			t.Fatalf("%s: the disk is attached to %q, want %q", name, got, b)
 		}
 		if calls := r.Calls(t); calls["instance_disk_detach"] != 0 {
 			t.Errorf("%s: calls %v", name, calls)
@@ -282,13 +283,13 @@ func TestUnpublishForTheWrongNodeDetachesNothing(t *testing.T) {
 }
 
 func TestUnpublishConverges(t *testing.T) {
-	t.Run("without a node ID the disk is detached from whichever node holds it", func(t *testing.T) {
+	t.Run("no node ID", func(t *testing.T) {
 		r := newRig(t)
 		id, node := r.Create(t, "v"), r.Node(t, "node-a")
 		r.Must(t, r.Publish(t, id, node))
 		r.Must(t, r.Unpublish(t, id, ""))
 		if got := r.Holder(t, id); got != "" {
-			t.Errorf("the disk is on %q", got)
+			t.Errorf("the disk is attached to %q", got)
 		}
 	})
 	t.Run("deleted instance", func(t *testing.T) {
@@ -307,7 +308,7 @@ func TestUnpublishConverges(t *testing.T) {
 			r.Must(t, r.Sim.SetRunState(t.Context(), node, state))
 			r.Must(t, r.Unpublish(t, id, node))
 			if got := r.Holder(t, id); got != "" {
-				t.Errorf("the disk is on %q", got)
+				t.Errorf("the disk is attached to %q", got)
 			}
 		})
 	}
@@ -325,34 +326,16 @@ func TestUnpublishConverges(t *testing.T) {
 	})
 }
 
-func TestDetachGrace(t *testing.T) {
-	r := newRig(t, func(o *coretest.Options) { o.DetachGrace = 500 * time.Millisecond })
-	id, node := r.Create(t, "v"), r.Node(t, "node-a")
-	r.Must(t, r.Publish(t, id, node))
-	start := time.Now()
-	coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, "--detach-grace")
-	coretest.Eventually(t, "the disk is detached", func() bool { return r.Unpublish(t, id, node) == nil })
-	if waited := time.Since(start); waited < 500*time.Millisecond {
-		t.Errorf("detached after %s", waited)
-	}
-	if got := r.Holder(t, id); got != "" {
-		t.Errorf("the disk is on %q", got)
-	}
-	// A new publication starts anew.
-	r.Must(t, r.Publish(t, id, node))
-	coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, "--detach-grace")
-}
-
-// Nomad repeats a refused detach every second. The rack is asked once, and the log says it once, as long as nothing can have
-// changed.
-func TestRefusedDetachIsRepeatedFromMemory(t *testing.T) {
+// Nomad repeats a rejected detach every second. Only the first call sends requests to the rack, and only its answer is logged
+// above debug level.
+func TestRejectedDetachIsAnsweredFromTheCache(t *testing.T) {
 	for _, test := range []struct {
-		name, says, level string
-		grace             time.Duration
-		hotplug           bool
-		asks              map[string]int
+		name, mentions, level string
+		grace                 time.Duration
+		hotplug               bool
+		calls                 map[string]int
 	}{
-		{"within the grace", "--detach-grace", "INFO", time.Hour, true, map[string]int{"disk_view": 1, "instance_view": 1}},
+		{"within the grace period", "--detach-grace", "INFO", time.Hour, true, map[string]int{"disk_view": 1, "instance_view": 1}},
 		{"on a rack without hot-plug", "while the instance is stopped", "ERROR", 0, false,
 			map[string]int{"disk_view": 2, "instance_disk_detach": 1, "instance_view": 1}},
 	} {
@@ -364,14 +347,14 @@ func TestRefusedDetachIsRepeatedFromMemory(t *testing.T) {
 			r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{Hotplug: &test.hotplug}))
 			r.ClearCalls(t)
 			first := r.Unpublish(t, id, node)
-			coretest.WantCode(t, first, codes.FailedPrecondition, test.says)
-			r.WantCalls(t, test.asks)
+			coretest.WantCode(t, first, codes.FailedPrecondition, test.mentions)
+			r.WantCalls(t, test.calls)
 			r.ClearCalls(t)
 			for range 3 {
 				again := r.Unpublish(t, id, node)
 				coretest.WantCode(t, again, codes.FailedPrecondition)
 				if again.Error() != first.Error() {
-					t.Errorf("first it says %v, then %v", first, again)
+					t.Errorf("the first answer is %v, a later one %v", first, again)
 				}
 			}
 			r.WantCalls(t, map[string]int{})
@@ -383,16 +366,16 @@ func TestRefusedDetachIsRepeatedFromMemory(t *testing.T) {
 				}
 			}
 			coretest.WantSame(t, levels, []string{test.level, "DEBUG", "DEBUG", "DEBUG"})
-			// A volume that was published again is another matter.
+			// Another publish removes the cached answer.
 			r.Must(t, r.Publish(t, id, node))
 			r.ClearCalls(t)
-			coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, test.says)
-			r.WantCalls(t, test.asks)
+			coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, test.mentions)
+			r.WantCalls(t, test.calls)
 		})
 	}
 }
 
-// A hundred identical calls at once do the work once.
+// Twenty identical calls at the same time do the work once.
 func TestConcurrentCallsAreOneOperation(t *testing.T) {
 	r := newRig(t)
 	node := r.Node(t, "node-a")

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-func TestSizeOf(t *testing.T) {
+func TestChooseSize(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		required, limit int64
@@ -25,7 +25,7 @@ func TestSizeOf(t *testing.T) {
 	}{
 		{name: "nothing requested", want: 10 * gib},
 		{name: "one byte", required: 1, want: gib},
-		{name: "exact", required: gib, limit: gib, want: gib},
+		{name: "a whole GiB", required: gib, limit: gib, want: gib},
 		{name: "a byte more than a GiB", required: gib + 1, want: 2 * gib},
 		{name: "rounded past the limit", required: gib + 1, limit: 2*gib - 1, code: codes.OutOfRange},
 		{name: "rounded to the limit", required: gib + 1, limit: 2 * gib, want: 2 * gib},
@@ -36,10 +36,10 @@ func TestSizeOf(t *testing.T) {
 		{name: "too large to round", required: math.MaxInt64 - gib + 1, code: codes.OutOfRange},
 		{name: "largest number", required: math.MaxInt64, code: codes.OutOfRange},
 		{name: "nothing requested, from a source", source: 3 * gib, want: 3 * gib},
-		{name: "less than the source has", required: gib, source: 3 * gib, want: 3 * gib},
-		{name: "as much as the source has", required: 3 * gib, limit: 3 * gib, source: 3 * gib, want: 3 * gib},
-		{name: "more than the source has", required: 3*gib + 1, source: 3 * gib, want: 4 * gib},
-		{name: "more than the source has, rounded past the limit", required: 3*gib + 1, limit: 3*gib + 2, source: 3 * gib, code: codes.OutOfRange},
+		{name: "less than the source", required: gib, source: 3 * gib, want: 3 * gib},
+		{name: "as much as the source", required: 3 * gib, limit: 3 * gib, source: 3 * gib, want: 3 * gib},
+		{name: "more than the source", required: 3*gib + 1, source: 3 * gib, want: 4 * gib},
+		{name: "more than the source, rounded past the limit", required: 3*gib + 1, limit: 3*gib + 2, source: 3 * gib, code: codes.OutOfRange},
 		{name: "limit below the source", required: gib, limit: 2 * gib, source: 3 * gib, code: codes.OutOfRange},
 	} {
 		t.Run(test.name, func(t *testing.T) {

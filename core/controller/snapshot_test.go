@@ -36,7 +36,7 @@ func fromVolume(id string) *csi.VolumeContentSource {
 	}
 }
 
-// from is the request for a volume made from a source, as large as that.
+// from is a request for a volume of the same size as its source.
 func from(name string, source *csi.VolumeContentSource) *csi.CreateVolumeRequest {
 	req := coretest.CreateRequest(name)
 	req.CapacityRange, req.VolumeContentSource = nil, source
@@ -51,7 +51,7 @@ func (r *rig) snapshot(t *testing.T, name, volumeID string) string {
 	return resp.GetSnapshot().GetSnapshotId()
 }
 
-// snapshots lists the names of the rack's snapshots.
+// snapshots returns the names of the rack's snapshots.
 func (r *rig) snapshots(t *testing.T) []string {
 	t.Helper()
 	all, err := r.SDK.SnapshotListAllPages(t.Context(), oxide.SnapshotListParams{Project: coretest.Project})
@@ -89,7 +89,7 @@ func TestCreateSnapshot(t *testing.T) {
 	r.WantCalls(t, map[string]int{"disk_view": 1, "snapshot_create": 1})
 	made := got.GetSnapshot().GetCreationTime()
 	if age := time.Since(made.AsTime()); age < 0 || age > time.Minute {
-		t.Errorf("made %s ago", age)
+		t.Errorf("creation time %s ago", age)
 	}
 	coretest.WantSame(t, got, &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{
 		SnapshotId: got.GetSnapshot().
@@ -111,7 +111,7 @@ func TestCreateSnapshot(t *testing.T) {
 	r.Must(t, err)
 	coretest.WantSame(t, single.GetSnapshot(), got.GetSnapshot())
 
-	// The same name for another volume; the same call once the volume is gone.
+	// The same name for another volume fails. The same call after the volume's deletion succeeds.
 	other := r.Create(t, "other")
 	_, err = r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: other})
 	coretest.WantCode(t, err, codes.AlreadyExists, volume)
@@ -123,7 +123,7 @@ func TestCreateSnapshot(t *testing.T) {
 	coretest.WantCode(t, err, codes.NotFound, volume)
 }
 
-func TestCreateSnapshotRefuses(t *testing.T) {
+func TestCreateSnapshotRejects(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		// prepare returns the source.
@@ -132,8 +132,8 @@ func TestCreateSnapshotRefuses(t *testing.T) {
 		code     codes.Code
 		mentions string
 	}{
-		{"a volume ID that is none", func(*testing.T, *rig) string { return "v" }, nil, codes.NotFound, `"v"`},
-		{"a volume that is not there", func(*testing.T, *rig) string { return uuid.NewString() }, nil, codes.NotFound, ""},
+		{"a volume ID that is not a UUID", func(*testing.T, *rig) string { return "v" }, nil, codes.NotFound, `"v"`},
+		{"an unknown volume", func(*testing.T, *rig) string { return uuid.NewString() }, nil, codes.NotFound, ""},
 		{"an unknown parameter", func(t *testing.T, r *rig) string { return r.Create(t, "v") }, func(req *csi.CreateSnapshotRequest) {
 			req.Parameters = map[string]string{"compress": "true"}
 		}, codes.InvalidArgument, "compress"},
@@ -163,7 +163,7 @@ func TestCreateSnapshotRefuses(t *testing.T) {
 			r.otherProject(t)
 			return r.UserDisk(t, "other", "theirs", "").Id
 		}, nil, codes.FailedPrecondition, "another project"},
-		{"a foreign snapshot of that name", func(t *testing.T, r *rig) string {
+		{"a user's snapshot of that name", func(t *testing.T, r *rig) string {
 			id := r.Create(t, "v")
 			r.userSnapshot(t, coretest.Project, diskname.ForSnapshot(coretest.Cluster, "s"), "mine", id)
 			return id
@@ -183,7 +183,7 @@ func TestCreateSnapshotRefuses(t *testing.T) {
 	}
 }
 
-// A disk of a user's own can be snapshotted and copied like any other.
+// A volume from the snapshot of a user's disk has that disk in its lineage.
 func TestSnapshotOfUserDisk(t *testing.T) {
 	r := newRig(t)
 	disk := r.UserDisk(t, coretest.Project, "mine", "").Id
@@ -199,14 +199,13 @@ func (r *rig) wantLineage(t *testing.T, id string, want ...string) {
 	coretest.WantSame(t, description.Lineage, want)
 }
 
-// What the rack answers to the create, what then is there, and what an orchestrator is told. A retry without faults always
-// ends with one snapshot.
+// After a fault in the create, a retry leads to exactly one snapshot.
 func TestCreateSnapshotThroughFaults(t *testing.T) {
 	for _, test := range []struct {
 		kind string
 		code int
 		want codes.Code
-		// made says that the faulty call made the snapshot.
+		// made reports that the rack makes the snapshot in spite of the fault.
 		made bool
 	}{
 		{simtest.FaultLost, 0, codes.OK, true},
@@ -238,14 +237,14 @@ func TestCreateSnapshotThroughFaults(t *testing.T) {
 	}
 }
 
-// A name that exists is found whatever stands in the way of another one.
-func TestCreateSnapshotAgain(t *testing.T) {
+// A repeated call returns the existing snapshot, also if a new one could not be made.
+func TestRepeatedCreateSnapshot(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, r *rig, volume string){
-		"on a full quota":       func(t *testing.T, r *rig, _ string) { r.setQuota(t, 1) },
-		"without space":         func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", simtest.FaultStatus, 507) },
-		"while the rack fails":  func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", simtest.FaultStatus, 500) },
-		"of a faulted disk":     func(t *testing.T, r *rig, v string) { r.Must(t, r.Sim.SetDiskState(t.Context(), v, "faulted")) },
-		"of a disk that's gone": func(t *testing.T, r *rig, v string) { r.Must(t, r.Delete(t, v)) },
+		"on a full quota":      func(t *testing.T, r *rig, _ string) { r.setQuota(t, 1) },
+		"without capacity":     func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", simtest.FaultStatus, 507) },
+		"while the rack fails": func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", simtest.FaultStatus, 500) },
+		"of a faulted disk":    func(t *testing.T, r *rig, v string) { r.Must(t, r.Sim.SetDiskState(t.Context(), v, "faulted")) },
+		"of a deleted disk":    func(t *testing.T, r *rig, v string) { r.Must(t, r.Delete(t, v)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -259,7 +258,7 @@ func TestCreateSnapshotAgain(t *testing.T) {
 	}
 }
 
-// While another snapshot of the disk is being made, the rack refuses; that passes.
+// While the rack makes another snapshot of the disk it answers 409. The call retries until its deadline.
 func TestCreateSnapshotWaitsForAnother(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
@@ -287,7 +286,7 @@ func TestCreateSnapshotWaitsForAnother(t *testing.T) {
 		},
 	)
 	r.Must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond) // real time: the call waits for half a second of it
 	defer cancel()
 	_, err = r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s2", SourceVolumeId: volume})
 	coretest.WantCode(t, err, codes.Unavailable, "volume repair lock")
@@ -324,7 +323,7 @@ func TestDeleteSnapshot(t *testing.T) {
 	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: theirs})
 	coretest.WantCode(t, err, codes.FailedPrecondition, `"another"`)
 	if got := len(r.snapshots(t)); got != 2 {
-		t.Errorf("%d snapshots, want the two that are not ours", got)
+		t.Errorf("%d snapshots, want the two of others", got)
 	}
 }
 
@@ -349,14 +348,14 @@ func TestDeleteSnapshotThroughFaults(t *testing.T) {
 			_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
 			r.Must(t, err)
 			if left := r.snapshots(t); len(left) != 0 {
-				t.Errorf("left: %v", left)
+				t.Errorf("snapshots left: %v", left)
 			}
 		})
 	}
 }
 
-// A token that has lost its role sees nothing, which must not look as if nothing were there.
-func TestRevokedRoleAndSnapshots(t *testing.T) {
+// A token without a role gets 404 for every snapshot and empty lists. The plugin must not conclude that all are deleted.
+func TestTokenWithoutRoleSeesNoSnapshots(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
 	id := r.snapshot(t, "s", volume)
@@ -399,7 +398,7 @@ func TestRestore(t *testing.T) {
 		code     codes.Code
 		mentions string
 	}{
-		{name: "as-large", want: coretest.GiB},
+		{name: "same-size", want: coretest.GiB},
 		{name: "larger", capacity: &csi.CapacityRange{RequiredBytes: 2*coretest.GiB + 1}, want: 3 * coretest.GiB},
 		{name: "limit-below", capacity: &csi.CapacityRange{LimitBytes: coretest.GiB - 1}, code: codes.OutOfRange, mentions: "volume_content_source"},
 		{name: "read-only", params: map[string]string{rpc.KeyReadOnly: "true"}, want: coretest.GiB},
@@ -432,20 +431,20 @@ func TestRestore(t *testing.T) {
 			coretest.WantSame(t, again, got)
 		})
 	}
-	// Another source, or none, under a name that is taken.
-	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("as-large"))
+	// With the same name and another source, or none, the call fails.
+	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("same-size"))
 	coretest.WantCode(t, err, codes.AlreadyExists, snapshot)
-	_, err = r.CreateVolume(t.Context(), from("as-large", fromSnapshot(r.snapshot(t, "s2", volume))))
+	_, err = r.CreateVolume(t.Context(), from("same-size", fromSnapshot(r.snapshot(t, "s2", volume))))
 	coretest.WantCode(t, err, codes.AlreadyExists, snapshot)
 	_, err = r.CreateVolume(t.Context(), from("v", fromSnapshot(snapshot)))
 	coretest.WantCode(t, err, codes.AlreadyExists, "nothing")
-	req = from("as-large", fromSnapshot(snapshot))
+	req = from("same-size", fromSnapshot(snapshot))
 	req.Parameters = map[string]string{rpc.KeyReadOnly: "true"}
 	_, err = r.CreateVolume(t.Context(), req)
 	coretest.WantCode(t, err, codes.AlreadyExists, "read-only")
 }
 
-// A restore of a restore has the first disk in its lineage, whose filesystem it may carry.
+// A restore of a restore has both earlier disks in its lineage, because it may carry the filesystem of either.
 func TestLineageOfRestores(t *testing.T) {
 	r := newRig(t)
 	first := r.Create(t, "first")
@@ -490,11 +489,11 @@ func TestContentSource(t *testing.T) {
 		{"volume without ID", fromVolume(""), codes.InvalidArgument, "volume_id"},
 		{"snapshot ID too long", fromSnapshot(strings.Repeat("x", 129)), codes.InvalidArgument, "snapshot_id"},
 		{"volume ID too long", fromVolume(strings.Repeat("x", 129)), codes.InvalidArgument, "volume_id"},
-		{"snapshot ID that is none", fromSnapshot("s"), codes.NotFound, `"s"`},
-		{"volume ID that is none", fromVolume("v"), codes.NotFound, `"v"`},
-		{"snapshot that is not there", fromSnapshot(coretest.NoVolumeID), codes.NotFound, coretest.NoVolumeID},
-		{"volume that is not there", fromVolume(coretest.NoVolumeID), codes.NotFound, coretest.NoVolumeID},
-		{"snapshot that is a volume", fromSnapshot(volume), codes.NotFound, volume},
+		{"snapshot ID that is not a UUID", fromSnapshot("s"), codes.NotFound, `"s"`},
+		{"volume ID that is not a UUID", fromVolume("v"), codes.NotFound, `"v"`},
+		{"unknown snapshot", fromSnapshot(coretest.NoVolumeID), codes.NotFound, coretest.NoVolumeID},
+		{"unknown volume", fromVolume(coretest.NoVolumeID), codes.NotFound, coretest.NoVolumeID},
+		{"a volume's ID as snapshot", fromSnapshot(volume), codes.NotFound, volume},
 		{"snapshot of another project", fromSnapshot(foreign), codes.FailedPrecondition, "another project"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -505,7 +504,7 @@ func TestContentSource(t *testing.T) {
 			}
 		})
 	}
-	// Made before its source went.
+	// A repeated call after the deletion of the source returns the existing volume.
 	snapshot := r.snapshot(t, "s", volume)
 	for name, source := range map[string]*csi.VolumeContentSource{"restored": fromSnapshot(snapshot), "copied": fromVolume(volume)} {
 		got, err := r.CreateVolume(t.Context(), from(name, source))
@@ -546,7 +545,7 @@ func TestClone(t *testing.T) {
 	coretest.WantSame(t, got.GetVolume().GetContentSource(), fromVolume(volume))
 	r.wantLineage(t, id, volume)
 	if left := r.snapshots(t); len(left) != 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("snapshots left: %v", left)
 	}
 	again, err := r.CreateVolume(t.Context(), req)
 	r.Must(t, err)
@@ -563,7 +562,7 @@ func TestClone(t *testing.T) {
 	coretest.WantCode(t, err, codes.AlreadyExists, volume)
 }
 
-// Whatever call fails in whatever way, no temporary snapshot stays, and a retry leaves exactly one copy.
+// After a fault in any request no temporary snapshot stays, and a retry leads to exactly one copy.
 func TestCloneThroughFaults(t *testing.T) {
 	t.Parallel()
 	for _, operation := range []string{"disk_view", "snapshot_create", "disk_create", "snapshot_delete", "snapshot_view"} {
@@ -579,10 +578,10 @@ func TestCloneThroughFaults(t *testing.T) {
 				code := status.Code(err)
 				final := code == codes.ResourceExhausted || code == codes.PermissionDenied || code == codes.Internal
 				if copies := len(r.Volumes(t)) - 1; final && copies > 0 {
-					t.Errorf("%s, which a provisioner takes as final, and %d copies: %v", code, copies, err)
+					t.Errorf("%s is final for a provisioner, but there are %d copies: %v", code, copies, err)
 				}
 				if left := r.snapshots(t); len(left) > 0 && operation != "snapshot_delete" && code != codes.Unavailable {
-					t.Errorf("%s, and left behind: %v", code, left)
+					t.Errorf("%s, and snapshots are left: %v", code, left)
 				}
 				_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
 				r.Must(t, err)
@@ -590,14 +589,14 @@ func TestCloneThroughFaults(t *testing.T) {
 					t.Errorf("%d volumes after the retry", got)
 				}
 				if left := r.snapshots(t); len(left) > 0 {
-					t.Errorf("left behind after the retry: %v", left)
+					t.Errorf("snapshots left after the retry: %v", left)
 				}
 			})
 		}
 	}
 }
 
-// A temporary snapshot of an earlier call is replaced, since it shows the disk as it was then.
+// A clone replaces the temporary snapshot of an earlier call, because that snapshot shows the disk at an earlier time.
 func TestCloneReplacesAnOldSnapshot(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
@@ -615,9 +614,9 @@ func TestCloneReplacesAnOldSnapshot(t *testing.T) {
 		t.Error("the old snapshot was used")
 	}
 	if left := r.snapshots(t); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("snapshots left: %v", left)
 	}
-	// One that only has the name is nobody's to delete.
+	// A user's snapshot with the name of a temporary one is not deleted.
 	mine := diskname.ForClone(coretest.Cluster, "second")
 	r.userSnapshot(t, coretest.Project, mine, "mine", volume)
 	_, err = r.CreateVolume(t.Context(), from("second", fromVolume(volume)))
@@ -636,14 +635,14 @@ func TestAbandonedCloneDeletesItsSnapshot(t *testing.T) {
 	_, err := r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
 	r.Must(t, err)
 	if left := r.snapshots(t); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("snapshots left: %v", left)
 	}
 	if got := len(r.Volumes(t)); got != 2 {
 		t.Errorf("%d volumes", got)
 	}
 }
 
-func TestCloneRefuses(t *testing.T) {
+func TestCloneRejects(t *testing.T) {
 	r := newRig(t)
 	local := coretest.CreateRequest("local")
 	local.Parameters = map[string]string{rpc.ParameterDiskType: "local"}
@@ -660,15 +659,15 @@ func TestCloneRefuses(t *testing.T) {
 	r.setQuota(t, 6*coretest.GiB) // two boot disks, three volumes, a snapshot
 	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(r.volumeNamed(t, "v"))))
 	coretest.WantCode(t, err, codes.ResourceExhausted, "Storage Limit Exceeded")
-	r.setQuota(t, 7*coretest.GiB) // and no room for the copy beside its snapshot
+	r.setQuota(t, 7*coretest.GiB) // room for the temporary snapshot, not for the copy
 	_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(r.volumeNamed(t, "v"))))
 	coretest.WantCode(t, err, codes.ResourceExhausted, "Storage Limit Exceeded")
 	if left := r.snapshots(t); len(left) != 1 {
-		t.Errorf("left: %v", left)
+		t.Errorf("snapshots left: %v", left)
 	}
 }
 
-// otherProject makes a second project, with an instance.
+// otherProject makes a second project with an instance.
 func (r *rig) otherProject(t *testing.T) {
 	t.Helper()
 	_, err := r.Sim.AddInstance(t.Context(), "o", "other", "running")

@@ -7,128 +7,134 @@ package controller_test
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-const sweepAge = 400 * time.Millisecond
+// sweepAge is the age at which the controllers of these tests delete temporary snapshots. Its time is that of a synctest
+// bubble.
+const sweepAge = time.Hour
 
-// left makes a temporary snapshot as a crash leaves it, and returns its name.
-func (r *rig) left(t *testing.T, cluster, volume, of string) string {
+// startSweeping starts a controller that sweeps, and waits for its first sweep.
+func (r *bubbleRig) startSweeping(t *testing.T) *controller.Service {
+	t.Helper()
+	service := r.startController(t, controller.Options{TemporaryAge: sweepAge})
+	service.StartSweeping(t.Context())
+	synctest.Wait()
+	return service
+}
+
+// wantSnapshots compares the names of the rack's snapshots.
+func (r *bubbleRig) wantSnapshots(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	slices.Sort(want)
+	coretest.WantSame(t, r.snapshots(t), want)
+}
+
+// leaveTemporary makes a temporary snapshot, as a crash leaves it behind, and returns its name.
+func (r *rig) leaveTemporary(t *testing.T, cluster, volume, diskID string) string {
 	t.Helper()
 	name := diskname.ForClone(cluster, volume)
-	r.userSnapshot(t, coretest.Project, name, rack.NewTemporaryDescription(cluster, volume, []string{of}).Encode(), of)
+	description := rack.NewTemporaryDescription(cluster, volume, []string{diskID}).Encode()
+	r.userSnapshot(t, coretest.Project, name, description, diskID)
 	return name
 }
 
-// waitSnapshots waits until the rack has just these snapshots.
-func (r *rig) waitSnapshots(t *testing.T, want ...string) {
-	t.Helper()
-	slices.Sort(want)
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		got := r.snapshots(t)
-		if slices.Equal(got, want) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the rack has %v, want %v", got, want)
-		}
-	}
-}
-
-// What a crash left goes without anybody asking for anything, once it is old enough; nothing else does.
+// The sweeper deletes a temporary snapshot of its cluster as soon as the snapshot is old enough, and no other snapshot.
 func TestSweep(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	volume := r.Create(t, "v")
-	keep := []string{r.left(t, "another-cluster", "copy", volume)}
-	r.snapshot(t, "s", volume)
-	keep = append(keep, diskname.ForSnapshot(coretest.Cluster, "s"), diskname.ForClone(coretest.Cluster, "only the name"))
-	r.userSnapshot(t, coretest.Project, keep[2], "mine", volume)
-	old := r.left(t, coretest.Cluster, "old", volume)
-	time.Sleep(sweepAge)
-	young := r.left(t, coretest.Cluster, "young", volume)
-	r.waitSnapshots(t, append(slices.Clone(keep), old, young)...)
-
-	r.Options.SweepAge = sweepAge
-	sweeping := r.again(t)
-	begun := time.Now()
-	r.waitSnapshots(t, append(slices.Clone(keep), young)...)
-	r.waitSnapshots(t, keep...)
-	if waited := time.Since(begun); waited < sweepAge/4 {
-		t.Errorf("the young one went after %s", waited)
-	}
-	// Then all is quiet.
-	time.Sleep(2 * sweepAge)
-	sweeping.ClearCalls(t)
-	time.Sleep(2 * sweepAge)
-	sweeping.WantCalls(t, map[string]int{})
-}
-
-// A sweep that the rack does not answer is tried again.
-func TestSweepThroughFaults(t *testing.T) {
-	r := newRig(t)
-	volume := r.Create(t, "v")
-	r.left(t, coretest.Cluster, "old", volume)
-	time.Sleep(sweepAge)
-	for _, operation := range []string{"snapshot_list", "snapshot_delete"} {
-		_, err := r.Sim.Inject(
-			t.Context(),
-			simtest.Fault{Operation: operation, Kind: simtest.FaultStatus, Status: 503, Count: new(5)},
+	synctest.Test(t, func(t *testing.T) {
+		r := newBubbleRig(t)
+		disk := r.UserDisk(t, coretest.Project, "disk", "").Id
+		kept := []string{
+			r.leaveTemporary(t, "another-cluster", "copy", disk),
+			diskname.ForSnapshot(coretest.Cluster, "s"),
+			diskname.ForClone(coretest.Cluster, "only the name"),
+		}
+		r.userSnapshot(
+			t,
+			coretest.Project,
+			kept[1],
+			rack.NewSnapshotDescription(coretest.Cluster, "s", []string{disk}).Encode(),
+			disk,
 		)
-		r.Must(t, err)
-	}
-	r.Options.SweepAge = sweepAge
-	r.again(t)
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		left, err := r.Sim.Leftovers(t.Context()) // a list would meet the fault
-		r.Must(t, err)
-		if left.Snapshots == 0 {
-			return
+		r.userSnapshot(t, coretest.Project, kept[2], "mine", disk)
+		r.leaveTemporary(t, coretest.Cluster, "old", disk)
+		time.Sleep(sweepAge)
+		young := r.leaveTemporary(t, coretest.Cluster, "young", disk)
+		time.Sleep(sweepAge / 2)
+
+		r.startSweeping(t)
+		r.wantSnapshots(t, append(slices.Clone(kept), young)...)
+		time.Sleep(sweepAge/2 - time.Second)
+		r.wantSnapshots(t, append(slices.Clone(kept), young)...)
+		time.Sleep(2 * time.Second)
+		r.wantSnapshots(t, kept...)
+
+		// After that the sweeper sends no requests, except for the second sweep at age.
+		time.Sleep(sweepAge)
+		synctest.Wait()
+		before := r.requests.Load()
+		time.Sleep(100 * sweepAge)
+		synctest.Wait()
+		if sent := r.requests.Load() - before; sent != 0 {
+			t.Errorf("%d requests although there is nothing to sweep", sent)
 		}
-		if time.Now().After(end) {
-			t.Fatal("the snapshot is still there")
-		}
-	}
+	})
 }
 
-// A temporary snapshot that a call could not delete, or not know of, is deleted later.
+// The sweeper retries after requests that the rack did not answer.
+func TestSweepThroughFaults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newBubbleRig(t)
+		r.leaveTemporary(t, coretest.Cluster, "old", r.UserDisk(t, coretest.Project, "disk", "").Id)
+		time.Sleep(sweepAge)
+		for _, operation := range []string{"snapshot_list", "snapshot_delete"} {
+			r.inject(t, simtest.Fault{Operation: operation, Kind: simtest.FaultStatus, Status: 503, Count: new(4)})
+		}
+		r.startSweeping(t)
+		time.Sleep(sweepAge)
+		r.wantSnapshots(t)
+		if sent := r.requests.Load(); sent <= 8 {
+			t.Errorf("%d requests, so the faults were not hit", sent)
+		}
+	})
+}
+
+// The sweeper deletes the temporary snapshot of a clone that the call itself could not delete or did not know of.
 func TestSweepAfterAClone(t *testing.T) {
-	t.Parallel()
-	for name, fault := range map[string]simtest.Fault{
-		"that could not be deleted": {Operation: "snapshot_delete", Kind: simtest.FaultStatus, Status: 503, Count: new(2)},
-		"that was made unseen":      {Operation: "snapshot_create", Kind: simtest.FaultLost},
+	for name, faults := range map[string][]simtest.Fault{
+		"whose snapshot could not be deleted": {
+			{Operation: "snapshot_delete", Kind: simtest.FaultStatus, Status: 503, Count: new(2)},
+		},
+		"whose snapshot was made without an answer": {
+			{Operation: "snapshot_create", Kind: simtest.FaultLost},
+			{Operation: "snapshot_view", Kind: simtest.FaultStatus, Status: 503, Count: new(2 * coretest.Attempts)},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, func(o *coretest.Options) { o.SweepAge = sweepAge })
-			volume := r.Create(t, "v")
-			time.Sleep(3 * sweepAge) // what it does at its start is done
-			_, err := r.Sim.Inject(t.Context(), fault)
-			r.Must(t, err)
-			if fault.Kind == simtest.FaultLost {
-				_, err := r.Sim.Inject(
-					t.Context(),
-					simtest.Fault{
-						Operation: "snapshot_view",
-						Kind:      simtest.FaultStatus,
-						Status:    503,
-						Count:     new(2 * coretest.Attempts),
-					},
-				)
-				r.Must(t, err)
-			}
-			_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
-			if fault.Kind != simtest.FaultLost {
-				r.Must(t, err)
-			}
-			if len(r.snapshots(t)) != 1 {
-				t.Errorf("snapshots: %v", r.snapshots(t))
-			}
-			r.waitSnapshots(t)
+			synctest.Test(t, func(t *testing.T) {
+				r := newBubbleRig(t)
+				disk := r.UserDisk(t, coretest.Project, "disk", "").Id
+				service := r.startSweeping(t)
+				time.Sleep(3 * sweepAge) // after the two sweeps at the start
+				for _, fault := range faults {
+					r.inject(t, fault)
+				}
+				_, err := service.CreateVolume(t.Context(), from("copy", fromVolume(disk)))
+				if len(faults) == 1 {
+					coretest.Must(t, err)
+				}
+				r.wantSnapshots(t, diskname.ForClone(coretest.Cluster, "copy"))
+				time.Sleep(sweepAge + time.Minute)
+				r.wantSnapshots(t)
+			})
 		})
 	}
 }

@@ -1,0 +1,103 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
+)
+
+// bubbleRig is a simulated rack in a synctest bubble. A controller calls the rack's handler directly: a pending read from a
+// socket would stop the bubble's clock.
+type bubbleRig struct {
+	*rig
+	rack *simrack.Rack
+	// requests counts the requests of all controllers.
+	requests atomic.Int64
+}
+
+func newBubbleRig(t *testing.T) *bubbleRig {
+	t.Helper()
+	sim, err := simrack.New(simrack.Options{
+		Token:     coretest.Token,
+		Project:   coretest.Project,
+		Instances: []string{"node-a"},
+		Hotplug:   true,
+		Log:       coretest.DiscardLog(),
+	})
+	coretest.Must(t, err)
+	t.Cleanup(func() { coretest.Must(t, sim.Close()) })
+	sdk, err := oxide.NewClient(
+		oxide.WithHost("http://rack"),
+		oxide.WithToken(coretest.Token),
+		oxide.WithHTTPClient(&http.Client{Transport: handlerTransport{sim.API()}}),
+	)
+	coretest.Must(t, err)
+	return &bubbleRig{rig: &rig{&coretest.Rig{SDK: sdk}}, rack: sim}
+}
+
+// handlerTransport is an HTTP transport that calls a handler.
+type handlerTransport struct{ http.Handler }
+
+func (h handlerTransport) RoundTrip(req *http.Request) (resp *http.Response, err error) {
+	defer func() {
+		if reason := recover(); reason == http.ErrAbortHandler { // how the simulator loses an answer
+			resp, err = nil, http.ErrAbortHandler
+		} else if reason != nil {
+			panic(reason)
+		}
+	}()
+	if req.Body == nil {
+		req = req.Clone(req.Context())
+		req.Body = http.NoBody
+	}
+	recorder := httptest.NewRecorder()
+	h.ServeHTTP(recorder, req)
+	return recorder.Result(), nil
+}
+
+// startController starts a controller that has no socket.
+func (r *bubbleRig) startController(t *testing.T, opts controller.Options) *controller.Service {
+	t.Helper()
+	api := r.rack.API()
+	counted := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.requests.Add(1)
+		api.ServeHTTP(w, req)
+	})
+	client, err := rack.New(rack.Config{
+		Name:       "default",
+		Host:       "http://rack",
+		Project:    coretest.Project,
+		Token:      rack.FixedToken(coretest.Token),
+		HTTPClient: &http.Client{Transport: handlerTransport{counted}},
+	})
+	coretest.Must(t, err)
+	opts.Racks, opts.Cluster, opts.MaxDisks, opts.Log = []*rack.Client{client}, coretest.Cluster, 8, coretest.DiscardLog()
+	return controller.New(opts)
+}
+
+// inject adds a fault to the rack.
+func (r *bubbleRig) inject(t *testing.T, fault simtest.Fault) {
+	t.Helper()
+	body, err := json.Marshal(fault)
+	coretest.Must(t, err)
+	recorder := httptest.NewRecorder()
+	r.rack.Control().ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, "/v0/faults", bytes.NewReader(body)))
+	if recorder.Code >= 300 {
+		t.Fatalf("inject: %d %s", recorder.Code, recorder.Body)
+	}
+}
