@@ -419,8 +419,12 @@ func unsupportedRows(
 		code = codes.OK
 	}
 	row := func(what string, set func(protoreflect.Message)) badRow {
-		return badRow{name: fmt.Sprintf("%s/%s", pathText(path, field), what), code: code, mentions: unsupportedFields[field.Name()],
-			change: func(root protoreflect.Message) { set(descend(root, path)) }}
+		return badRow{
+			name:     fmt.Sprintf("%s/%s", pathText(path, field), what),
+			code:     code,
+			mentions: unsupportedFields[field.Name()],
+			change:   func(root protoreflect.Message) { set(descend(root, path)) },
+		}
 	}
 	switch {
 	case field.IsMap():

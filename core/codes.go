@@ -45,17 +45,37 @@ var codeTable = []struct {
 		codes.NotFound,
 		"only after the token was seen to have access to the project: without a role every look-up answers 404",
 	},
-	{rack.ErrSize, codes.OutOfRange, "the rack does not make disks of this size; final for a provisioner, and nothing was created"},
-	{rack.ErrCapacity, codes.ResourceExhausted, "quota or physical capacity is used up; a provisioner tries another topology segment"},
+	{
+		rack.ErrSize,
+		codes.OutOfRange,
+		"the rack does not make disks of this size; final for a provisioner, and nothing was created",
+	},
+	{
+		rack.ErrCapacity,
+		codes.ResourceExhausted,
+		"quota or physical capacity is used up; a provisioner tries another topology segment",
+	},
 	{
 		rack.ErrUnavailable,
 		codes.Unavailable,
 		"outcome unknown, or not possible now; a provisioner retries and does not drop the volume",
 	},
 	{rack.ErrConflict, codes.Unavailable, "another change on the rack came first; a retry succeeds"},
-	{rack.ErrInternal, codes.Internal, "the rack failed; CreateVolume answers UNAVAILABLE instead, because a disk may exist"},
-	{rack.ErrBusy, codes.Aborted, "the disk is still changing state at the end of the RPC's wait; every orchestrator retries"},
-	{rack.ErrRefused, codes.Internal, "the rack rejected the call, and the states of disk and instance do not explain why"},
+	{
+		rack.ErrInternal,
+		codes.Internal,
+		"the rack failed; CreateVolume answers UNAVAILABLE instead, because a disk may exist",
+	},
+	{
+		rack.ErrBusy,
+		codes.Aborted,
+		"the disk is still changing state at the end of the RPC's wait; every orchestrator retries",
+	},
+	{
+		rack.ErrRefused,
+		codes.Internal,
+		"the rack rejected the call, and the states of disk and instance do not explain why",
+	},
 
 	{
 		restart.ErrPlanned,
@@ -70,10 +90,18 @@ var codeTable = []struct {
 		codes.Unavailable,
 		"the disk is attached and not yet visible in the guest; the orchestrator retries, and does not take the volume for deleted",
 	},
-	{device.ErrAmbiguous, codes.FailedPrecondition, "several devices match, so the right one is unknown; no device is changed"},
+	{
+		device.ErrAmbiguous,
+		codes.FailedPrecondition,
+		"several devices match, so the right one is unknown; no device is changed",
+	},
 	{device.ErrMismatch, codes.FailedPrecondition, "the device is not the requested disk; no device is changed"},
 	{device.ErrInUse, codes.FailedPrecondition, "another process or mount uses the device"},
-	{device.ErrNotBlank, codes.FailedPrecondition, "the device may hold data and is not formatted; an operator must decide"},
+	{
+		device.ErrNotBlank,
+		codes.FailedPrecondition,
+		"the device may hold data and is not formatted; an operator must decide",
+	},
 	{device.ErrUnreadable, codes.FailedPrecondition, "a device that cannot be read may hold data"},
 	{filesystem.ErrOption, codes.InvalidArgument, "the mkfs option is not allowed"},
 	{mount.ErrOption, codes.InvalidArgument, "the mount option is not allowed"},
@@ -92,8 +120,16 @@ var codeTable = []struct {
 		"a program of an earlier call still works on the disk; the orchestrator retries",
 	},
 
-	{metadata.ErrNotReady, codes.Unavailable, "the source of the node's identity does not answer yet; the orchestrator retries"},
-	{metadata.ErrConflict, codes.FailedPrecondition, "two sources of the node's identity contradict each other: an operator must act"},
+	{
+		metadata.ErrNotReady,
+		codes.Unavailable,
+		"the source of the node's identity does not answer yet; the orchestrator retries",
+	},
+	{
+		metadata.ErrConflict,
+		codes.FailedPrecondition,
+		"two sources of the node's identity contradict each other: an operator must act",
+	},
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the node's identity is wrong: an operator must act"},
 }
 

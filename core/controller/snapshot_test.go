@@ -286,7 +286,10 @@ func TestCreateSnapshotWaitsForAnother(t *testing.T) {
 		},
 	)
 	r.Must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond) // real time: the call waits for half a second of it
+	ctx, cancel := context.WithTimeout(
+		t.Context(),
+		2500*time.Millisecond,
+	) // real time: the call waits for half a second of it
 	defer cancel()
 	_, err = r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s2", SourceVolumeId: volume})
 	coretest.WantCode(t, err, codes.Unavailable, "volume repair lock")
