@@ -289,7 +289,7 @@ func TestWhatIsNoSocketIsNotRemoved(t *testing.T) {
 	must(t, os.WriteFile(opts.Socket(), []byte("precious"), 0o600))
 	flags, err := opts.Flags()
 	must(t, err)
-	if got := runPlugin(t, nil, flags...); got.code != 1 || !strings.Contains(got.stderr, "is no socket") {
+	if got := runPlugin(t, nil, flags...); got.code != 1 || !strings.Contains(got.stderr, "is not a socket") {
 		t.Errorf("%+v", got)
 	}
 	if content, err := os.ReadFile(opts.Socket()); err != nil || string(content) != "precious" {

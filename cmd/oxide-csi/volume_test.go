@@ -611,7 +611,7 @@ func TestVolumeHealth(t *testing.T) {
 	h := newHost(t, true)
 	id := h.ok(t, "volume", "create", "ill", "--size=1GiB")
 	must(t, h.sim.SetDiskState(t.Context(), id, "faulted"))
-	if said := h.ok(t, "volume", "show", "ill"); !strings.Contains(said, "health:  INACCESSIBLE: the rack says") {
+	if said := h.ok(t, "volume", "show", "ill"); !strings.Contains(said, "health:  INACCESSIBLE: disk csi-") {
 		t.Errorf("it says %s", said)
 	}
 	var shown struct {

@@ -84,7 +84,7 @@ func (c rackController) checkConfirmable(
 	disk rack.Disk,
 ) error {
 	if err := rpc.FirstError(
-		supportedCapabilities(req.GetVolumeCapabilities()),
+		checkSupportedCapabilities(req.GetVolumeCapabilities()),
 		checkMutableParameters(req.GetMutableParameters()),
 	); err != nil {
 		return err

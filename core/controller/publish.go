@@ -173,7 +173,7 @@ func checkSerialCollision(disk rack.Disk, disks []rack.Disk, instanceID string) 
 	for _, other := range disks {
 		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return rpc.FailedPrecondition(
-				"disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names, and so the same serial: publish the volume on another node",
+				"disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names: publish the volume on another node",
 				disk.Name,
 				disk.ID,
 				other.Name,
@@ -292,9 +292,8 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 	// The message is long enough without the rack's own words.
 	c.log.Info("the rack rejected the "+string(op), "volume_id", disk.ID, "node_id", instance.ID, "error", refusal.Error())
 	return rpc.FailedPrecondition(
-		"cannot %s disk %q (%s): instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done, or use --attach-mode=restart",
+		"cannot %s disk %s: instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done, or use --attach-mode=restart",
 		op,
-		disk.Name,
 		disk.ID,
 		instance.Name,
 		instance.ID,

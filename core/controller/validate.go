@@ -23,7 +23,7 @@ func validateCreateVolume(req *csi.CreateVolumeRequest) error {
 		rpc.CheckMap("parameters", req.GetParameters()),
 		rpc.CheckMap("secrets", req.GetSecrets()),
 		checkCapabilities("volume_capabilities", req.GetVolumeCapabilities()),
-		supportedCapabilities(req.GetVolumeCapabilities()),
+		checkSupportedCapabilities(req.GetVolumeCapabilities()),
 		checkCapacityRange(req.GetCapacityRange()),
 		checkContentSource(req.GetVolumeContentSource()),
 		checkMutableParameters(req.GetMutableParameters()),
@@ -113,7 +113,7 @@ func validateGetCapacity(req *csi.GetCapacityRequest) error {
 		}
 	}
 	return rpc.FirstError(
-		supportedCapabilities(req.GetVolumeCapabilities()),
+		checkSupportedCapabilities(req.GetVolumeCapabilities()),
 		rpc.CheckMap("parameters", req.GetParameters()),
 		rpc.CheckMap("accessible_topology", req.GetAccessibleTopology().GetSegments()),
 	)
@@ -154,7 +154,7 @@ func checkCapabilities(field string, capabilities []*csi.VolumeCapability) error
 	return nil
 }
 
-func supportedCapabilities(capabilities []*csi.VolumeCapability) error {
+func checkSupportedCapabilities(capabilities []*csi.VolumeCapability) error {
 	for _, capability := range capabilities {
 		if err := rpc.CheckSupported(capability); err != nil {
 			return err

@@ -267,7 +267,7 @@ func TestWhatIsInTheWay(t *testing.T) {
 				}
 				must(t, os.Remove(socket))
 			}
-		}, "is no socket"},
+		}, "is not a socket"},
 		{"another registrar", func(t *testing.T, socket string) func() {
 			listener, err := net.Listen("unix", socket)
 			must(t, err)
