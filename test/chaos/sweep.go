@@ -46,7 +46,7 @@ func (w *world) auditTemporary(ctx context.Context, workers []*worker, b *books)
 		}
 	}
 	for _, name := range left {
-		told := strings.Contains(string(log), "could not be deleted and will be within an hour or so\" name="+name)
+		told := strings.Contains(string(log), "cannot delete a temporary snapshot now, will retry\" name="+name)
 		if !killed[name] && !told {
 			b.violation("the temporary snapshot %s was left behind, and nobody was told", name)
 		}
