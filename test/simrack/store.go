@@ -17,7 +17,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// The kinds of records that are kept; each is a bucket of JSON by ID.
+// The kinds of records; each is a bucket of JSON by ID.
 const (
 	inIdentity  = "identity"
 	inTokens    = "tokens"
@@ -30,11 +30,13 @@ const (
 
 var buckets = []string{inIdentity, inTokens, inProjects, inDisks, inInstances, inSnapshots, inGroups}
 
-// store keeps the records of a rack in a file, so that they outlive the process: a change is written before anybody is
-// told of it. Nothing is synced, since only the process is expected to die, not the machine. A nil store keeps nothing.
+// store keeps the records of a rack in a file, so that they outlive the process. A change is written before any client
+// can see it. Writes are not synced: the process may die, but the machine is not expected to. A nil store keeps
+// nothing.
 type store struct{ db *bbolt.DB }
 
-// openStore opens the file in a folder, or returns nil for no folder. A file that another process has open is an error.
+// openStore opens the file in a folder. Without a folder it returns nil. A file that another process has open is an
+// error.
 func openStore(dir string) (*store, error) {
 	if dir == "" {
 		return nil, nil
@@ -74,7 +76,7 @@ func (s *store) close() error {
 	return s.db.Close()
 }
 
-// change is one record to be written, or removed when its value is nil.
+// change is one record to write. A nil value removes the record.
 type change struct {
 	bucket, key string
 	value       any
@@ -140,7 +142,7 @@ func (r *Rack) load() error {
 	); err != nil {
 		return err
 	}
-	// Instances come before the disks that are on them.
+	// Instances come before the disks that are attached to them.
 	if err := readAll(r.store, inInstances, func(i *instance) { r.insertInstance(byID[i.ProjectID], i) }); err != nil {
 		return err
 	}
@@ -160,9 +162,9 @@ func (r *Rack) load() error {
 	return r.store.write(put(inIdentity, "rack", &r.identity))
 }
 
-// resume brings what was under way when the process died to its end, as a rack does: what was being made is undone, and
-// instances go on to where they were going. Guests do not outlive a process, so every instance gets a new one, and those of
-// running instances are powered on.
+// resume ends the operations that a dead process left unfinished, as a rack does. An object in creation is removed, and
+// an instance in transition reaches its target state. Guests do not outlive a process: each instance gets a new guest,
+// and the guests of running instances are powered on.
 func (r *Rack) resume() error {
 	for _, d := range r.disks {
 		if err := r.resumeDisk(d); err != nil {
@@ -185,7 +187,7 @@ func (r *Rack) resume() error {
 func (r *Rack) resumeDisk(d *disk) error {
 	switch d.State {
 	case diskCreating:
-		if err := r.onGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }); err != nil {
+		if err := r.callGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }); err != nil {
 			return err
 		}
 		return r.removeDisk(d)
@@ -201,12 +203,12 @@ func (r *Rack) resumeInstance(i *instance) error {
 	if i.RunState == runCreating {
 		return r.removeInstance(i)
 	}
-	release, err := r.hold(func() ([]string, error) { return []string{i.ID}, nil })
+	release, err := r.lock(func() ([]string, error) { return []string{i.ID}, nil })
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := r.makeGuest(i); err != nil {
+	if err := r.createGuest(i); err != nil {
 		return err
 	}
 	switch i.RunState {
