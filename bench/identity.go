@@ -139,7 +139,7 @@ func (b *bench) identify(
 		}
 		p, err := simtest.StartPlugin(
 			b.programs.Plugin,
-			simtest.PluginOptions{Mode: "node", Dir: dir, Own: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env},
+			simtest.PluginOptions{Mode: "node", Dir: dir, OwnIdentity: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env},
 		)
 		if err != nil {
 			return nil, memory, err

@@ -58,7 +58,7 @@ func (d *demo) start() (err error) {
 	}
 	if d.processes.sim, err = simtest.StartSimWith(
 		d.programs.Sim,
-		simtest.SimOptions{Args: args, Stderr: d.logTo, Apart: true},
+		simtest.SimOptions{Args: args, Stderr: d.logTo, OwnProcessGroup: true},
 	); err != nil {
 		if d.nodesOff == "" {
 			err = fmt.Errorf("%w (with --controller-only nothing needs loop devices)", err)
@@ -102,7 +102,7 @@ func (d *demo) startPlugin(mode, folder string, instance simtest.Instance) (*sim
 	}
 	plugin, err := simtest.StartPlugin(
 		d.programs.Plugin,
-		simtest.PluginOptions{Mode: mode, Dir: dir, Sim: d.processes.sim, Instance: instance, Stderr: d.logTo, Apart: true},
+		simtest.PluginOptions{Mode: mode, Dir: dir, Sim: d.processes.sim, Instance: instance, Stderr: d.logTo, OwnProcessGroup: true},
 	)
 	if err != nil {
 		return nil, fmt.Errorf("start the plugin with --mode=%s in the folder %s: %w", mode, folder, explain(err))

@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// scene is where a case of docs/reference/rack.md §11 plays: project proj, caller with the role limited-collaborator, d a detached
-// disk of 1 GiB with 512-byte blocks, i a stopped instance without disks.
+// scene is the common setup for the cases of docs/reference/rack.md §11: project proj; a caller with the role
+// limited-collaborator; d, a detached disk of 1 GiB with 512-byte blocks; i, a stopped instance without disks.
 type scene struct {
 	*world
 	d, i string // IDs
@@ -35,7 +35,7 @@ func newScene(t *testing.T, o simrack.Options) scene {
 const storageQuota = "Insufficient capacity: Storage Limit Exceeded: Not enough storage to complete request. Either remove " +
 	"unneeded disks and snapshots to free up resources or contact the rack operator to request a capacity increase."
 
-// oneRequest is a case that is one request in a scene, after some preparation.
+// oneRequest is a case of one request in a scene, after some preparation.
 type oneRequest struct {
 	id           string
 	options      simrack.Options
@@ -47,7 +47,7 @@ type oneRequest struct {
 	then         func(t *testing.T, s scene, r reply)
 }
 
-// cases are those of docs/reference/rack.md §11 that are one request after some preparation.
+// cases are the cases of docs/reference/rack.md §11 that consist of one request after some preparation.
 var cases = []oneRequest{
 	{id: "T1", token: "none at all", method: "GET", path: "/disks?project=proj",
 		want: wants{401, "Unauthorized", "credentials missing or invalid"}},
@@ -286,7 +286,7 @@ var cases = []oneRequest{
 		body:    body("e", "size", fmt.Sprint(2*gib)),
 		want:    wants{status: 201},
 	},
-	// A quota of 0 means none here, so the one processor that there is runs another instance.
+	// A quota of 0 means no quota here. So the quota is one processor, and another instance uses it.
 	{id: "Q4", options: simrack.Options{CPUQuota: 1, Instances: []string{"other"}},
 		method: "POST", path: "/instances/{i}/start",
 		want: wants{507, "InsufficientCapacity", "Insufficient capacity: vCPU Limit Exceeded…"},
@@ -358,11 +358,11 @@ var cases = []oneRequest{
 		}},
 }
 
-// otherCases have a test of their own, by that name.
+// otherCases have a test function of their own, named by the ID.
 var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3"}
 
-// TestEveryCaseOfThePageIsATest compares the table of docs/reference/rack.md §11 with the tests here.
-func TestEveryCaseOfThePageIsATest(t *testing.T) {
+// TestEveryCaseInTheDocsHasATest compares the table of docs/reference/rack.md §11 with the tests here.
+func TestEveryCaseInTheDocsHasATest(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/rack.md")
 	if err != nil {
 		t.Fatal(err)
@@ -432,13 +432,13 @@ func (w *world) fill(instance string, n int) {
 	}
 }
 
-// otherSnapshot makes the snapshot s in another project.
+// otherSnapshot creates the snapshot s in another project.
 func otherSnapshot(s scene) {
 	s.operate("POST", "/instances", `{"name":"o","project":"other"}`, 201, nil)
 	s.must("POST", "/snapshots?project=other", snapshotBody("s", s.diskOf("o")))
 }
 
-// snapshotOf is the ID of the snapshot of that name in any project, or empty.
+// snapshotOf is the ID of the snapshot with the name in any project; empty if there is none.
 func (w *world) snapshotOf(name string) string {
 	for _, project := range []string{"proj", "other"} {
 		if r := w.do("GET", "/snapshots/"+name+"?project="+project, ""); r.status == 200 {
@@ -448,7 +448,7 @@ func (w *world) snapshotOf(name string) string {
 	return ""
 }
 
-// diskOf is the ID of the first disk of an instance, or empty.
+// diskOf is the ID of the first disk of an instance; empty if there is none.
 func (w *world) diskOf(instance string) string {
 	for _, d := range w.machines()[instance].Disks {
 		return d.ID

@@ -56,7 +56,7 @@ func TestHotplugIsForRunningInstancesOnly(t *testing.T) {
 	})
 }
 
-func TestAsyncHotplugShowsWhatIsUnderWay(t *testing.T) {
+func TestAsyncHotplugShowsIntermediateStates(t *testing.T) {
 	s := newScene(t, simrack.Options{Hotplug: true, HotplugAsync: true})
 	i2 := s.instance("i2")
 	s.setRun(s.i, "running")
@@ -66,7 +66,7 @@ func TestAsyncHotplugShowsWhatIsUnderWay(t *testing.T) {
 		t.Fatalf("got %d %s", r.status, r.raw)
 	}
 	s.set(`{"latency_ms":0}`)
-	// What is under way takes its slot, and is neither attached nor detached.
+	// A disk that is being attached has its slot, and can be neither attached nor detached.
 	if got := s.slots("i"); len(got) != 1 {
 		t.Errorf("slots: %v", got)
 	}
@@ -93,7 +93,7 @@ func (w *world) waitDisk(id, state string) {
 	w.waitFor("disk "+state, func() bool { return w.must("GET", "/disks/"+id, "").state() == state })
 }
 
-func TestAsyncHotplugOfAnInstanceThatStopsMeanwhile(t *testing.T) {
+func TestAsyncHotplugWhenTheInstanceStops(t *testing.T) {
 	s := newScene(t, simrack.Options{Hotplug: true, HotplugAsync: true})
 	s.setRun(s.i, "running")
 	s.set(`{"latency_ms":30}`)
@@ -103,14 +103,14 @@ func TestAsyncHotplugOfAnInstanceThatStopsMeanwhile(t *testing.T) {
 	s.waitDisk(s.d, "attached")
 }
 
-func TestAsyncHotplugOfADiskThatIsTakenMeanwhile(t *testing.T) {
+func TestAsyncHotplugWhenTheDiskFails(t *testing.T) {
 	s := newScene(t, simrack.Options{Hotplug: true, HotplugAsync: true})
 	e := s.disk("e")
 	s.setRun(s.i, "running")
 	s.set(`{"latency_ms":30}`)
 	s.attach(s.i, s.d).check(t, wants{status: 202})
 	s.setDisk(s.d, "faulted")
-	s.attach(s.i, e).check(t, wants{status: 202}) // set out later, so it arrives later
+	s.attach(s.i, e).check(t, wants{status: 202}) // begun later, so it ends later
 	s.set(`{"latency_ms":0}`)
 	s.waitDisk(e, "attached")
 	if got := s.must("GET", "/disks/"+s.d, ""); got.state() != "faulted" {
@@ -118,9 +118,9 @@ func TestAsyncHotplugOfADiskThatIsTakenMeanwhile(t *testing.T) {
 	}
 }
 
-// TestAnAsyncDetachThatWasOvertakenDoesNotHappen forces a disk off while it is being detached and attaches it anew: the
-// detach must not take it off afterwards.
-func TestAnAsyncDetachThatWasOvertakenDoesNotHappen(t *testing.T) {
+// TestOvertakenAsyncDetachDoesNotHappen sets a disk detached while it is being detached, and attaches it again. The end
+// of the first detach must not detach it.
+func TestOvertakenAsyncDetachDoesNotHappen(t *testing.T) {
 	s := newScene(t, simrack.Options{Hotplug: true})
 	e := s.disk("e")
 	s.setRun(s.i, "running")
@@ -128,11 +128,11 @@ func TestAnAsyncDetachThatWasOvertakenDoesNotHappen(t *testing.T) {
 	s.attach(s.i, e).check(t, wants{status: 202})
 	s.set(`{"latency_ms":200,"hotplug_async":true}`)
 	s.detach(s.i, s.d).check(t, wants{status: 202})
-	s.set(`{"latency_ms":0,"hotplug_async":false}`) // or the next calls would take until the detach is over
+	s.set(`{"latency_ms":0,"hotplug_async":false}`) // otherwise the next calls would wait for the latency
 	s.setDisk(s.d, "detached")
 	s.attach(s.i, s.d).check(t, wants{status: 202})
 	s.set(`{"latency_ms":200,"hotplug_async":true}`)
-	s.detach(s.i, e).check(t, wants{status: 202}) // set out later, so it arrives later
+	s.detach(s.i, e).check(t, wants{status: 202}) // begun later, so it ends later
 	s.set(`{"latency_ms":0}`)
 	s.waitDisk(e, "detached")
 	if got := s.must("GET", "/disks/"+s.d, ""); got.state() != "attached" {

@@ -17,8 +17,8 @@ type thing struct{ name, id string }
 
 func (t *thing) key() (name, id string) { return t.name, t.id }
 
-// TestAShelfIsSorted puts and removes many things, several chunks full, and compares every page with a sorted list.
-func TestAShelfIsSorted(t *testing.T) {
+// TestCollectionIsSorted puts and removes several chunks full of objects, and compares every page with a sorted list.
+func TestCollectionIsSorted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var s collection[*thing]
 	there := map[string]*thing{}
@@ -37,7 +37,7 @@ func TestAShelfIsSorted(t *testing.T) {
 			s.put(there[name])
 		}
 		checkShelf(t, &s, there)
-		if round == 4 { // the last round begins from nothing
+		if round == 4 { // the last round begins with an empty collection
 			for _, thing := range there {
 				s.remove(thing)
 			}

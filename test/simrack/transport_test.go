@@ -28,7 +28,7 @@ func TestAPIVersionComesFirst(t *testing.T) {
 		{name: "none means the newest", path: "/utilization", want: wants{status: 200}},
 		{name: "the newest", asked: "2026060800.0.0", path: "/utilization", want: wants{status: 200}},
 		{name: "an older one", asked: "2025112000.0.0", path: "/utilization", want: wants{status: 200}},
-		{name: "one that is served no more has no routes", asked: "2025111900.0.0", path: "/utilization",
+		{name: "one without routes", asked: "2025111900.0.0", path: "/utilization",
 			want: wants{404, "", "Not Found"}},
 		{name: "a newer one", asked: "2026061000.0.0", path: "/nonexistent",
 			want: wants{400, "", "server does not support this API version: 2026061000.0.0"}},
@@ -72,7 +72,7 @@ func TestAuthentication(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			w.do("GET", "/me", "", "Authorization", test.header).check(t, test.want)
-			// Whether the thing exists makes no difference to whoever has no token.
+			// Without a token the answer is the same whether or not the object exists.
 			if test.want.status == 401 {
 				w.do("GET", "/disks/"+missingUUID, "", "Authorization", test.header).check(t, refused)
 			}
@@ -80,7 +80,7 @@ func TestAuthentication(t *testing.T) {
 	}
 }
 
-func TestATokenThatWasRevokedIsUnknown(t *testing.T) {
+func TestRevokedTokenIsUnknown(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	w.token = w.newToken("viewer")
 	w.do("GET", "/me", "").check(t, wants{status: 200})
@@ -128,7 +128,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-func TestRefusalsAreIndentedAndCarryTheRequestID(t *testing.T) {
+func TestErrorsAreIndentedAndCarryTheRequestID(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	r := w.do("GET", "/disks/nope?project=proj", "")
 	want := fmt.Sprintf("{\n  \"request_id\": %q,\n  \"error_code\": \"ObjectNotFound\",\n"+
@@ -137,7 +137,7 @@ func TestRefusalsAreIndentedAndCarryTheRequestID(t *testing.T) {
 		t.Errorf("got %s, want %s", r.raw, want)
 	}
 	if other := w.do("GET", "/ping", ""); other.header.Get("X-Request-Id") == r.header.Get("X-Request-Id") {
-		t.Error("two requests have one ID")
+		t.Error("two requests have the same ID")
 	}
 }
 
@@ -149,7 +149,7 @@ func TestBodiesAreReadAsTheRackReadsThem(t *testing.T) {
 		want                    wants
 	}{
 		{name: "unknown fields are ignored", body: body("e1", "colour", `"red"`), want: wants{status: 201}},
-		{name: "what follows the object is ignored", body: body("e2") + "rest", want: wants{status: 201}},
+		{name: "text after the object is ignored", body: body("e2") + "rest", want: wants{status: 201}},
 		{name: "content type with parameters", body: body("e3"), contentType: "Application/JSON ; charset=utf-8",
 			want: wants{status: 201}},
 		{name: "another content type", body: body("e"), contentType: "text/plain",
@@ -310,7 +310,7 @@ func TestLargeAnswersAreCompressedWhenAsked(t *testing.T) {
 	for n := range 5 {
 		w.disk(fmt.Sprintf("d-%d", n))
 	}
-	// A client that sets the header itself has to decompress itself.
+	// A client that sets Accept-Encoding itself must decompress itself.
 	res, raw, err := w.request("GET", "/v1/disks?project=proj", "", "Accept-Encoding", "deflate, gzip")
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +341,7 @@ func TestLargeAnswersAreCompressedWhenAsked(t *testing.T) {
 	}
 }
 
-func TestARequestIsDoneWhenItsClientHasGone(t *testing.T) {
+func TestRequestIsExecutedWhenItsClientHasGone(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	delay := w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":50}`)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -374,7 +374,7 @@ func TestLatencyHoldsForEveryCall(t *testing.T) {
 			t.Errorf("%s took %v", path, took)
 		}
 	}
-	// The next call would not return in time if it still waited.
+	// The next calls would not return in time if they still waited.
 	w.set(`{"latency_ms":3600000}`)
 	w.set(`{"latency_ms":0}`)
 	w.do("GET", "/ping", "")

@@ -267,7 +267,7 @@ umount -l /mnt 2>/dev/null || umount -l "$notes/root"
 exit 0`, false, map[string]string{"flushed": "safe\n"}},
 		{"by failing", `exit 3`, false, map[string]string{"flushed": "safe\n"}},
 		{"by a reset", reboot, true, map[string]string{"flushed": "safe\n"}},
-		{"by reboot(2)", strings.ReplaceAll(reboot, strconv.Itoa(unix.LINUX_REBOOT_CMD_RESTART), strconv.Itoa(unix.LINUX_REBOOT_CMD_POWER_OFF)), false,
+		{"by the system call reboot", strings.ReplaceAll(reboot, strconv.Itoa(unix.LINUX_REBOOT_CMD_RESTART), strconv.Itoa(unix.LINUX_REBOOT_CMD_POWER_OFF)), false,
 			map[string]string{"flushed": "safe\n"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

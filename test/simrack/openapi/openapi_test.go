@@ -44,7 +44,7 @@ var (
 		`"disk_backend":{"type":"distributed","disk_source":{"type":"blank","block_size":512}}}`
 )
 
-func TestWhatDoesNotFitTheSchemaIsAnError(t *testing.T) {
+func TestMismatchWithTheSchemaIsAnError(t *testing.T) {
 	if os.Getenv(variable) == "" {
 		t.Skipf("%s is not set: checks against the rack's API schema are left out", variable)
 	}

@@ -197,7 +197,7 @@ sleep 1000`)
 	}
 }
 
-func TestAServiceThatCannotBeStarted(t *testing.T) {
+func TestServiceThatCannotBeStarted(t *testing.T) {
 	needRoot(t)
 	out, err := initOf("/nonexistent").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "start /nonexistent: no such file") {
@@ -205,7 +205,7 @@ func TestAServiceThatCannotBeStarted(t *testing.T) {
 	}
 }
 
-func TestRunRefusesToBeAnotherProcess(t *testing.T) {
+func TestRunRejectsOtherProcesses(t *testing.T) {
 	if err := Run(
 		Options{Log: slog.New(slog.DiscardHandler)},
 	); err == nil ||
