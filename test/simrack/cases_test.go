@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,7 +28,10 @@ type scene struct {
 
 func newScene(t *testing.T, o simrack.Options) scene {
 	t.Helper()
-	w := newWorld(t, o)
+	return newWorld(t, o).scene()
+}
+
+func (w *world) scene() scene {
 	w.token = w.newToken("limited-collaborator")
 	return scene{world: w, d: w.disk("d"), i: w.instance("i")}
 }
@@ -499,13 +503,15 @@ func TestB6SlotsAreTheLowestFree(t *testing.T) {
 }
 
 func TestI1StopShowsStoppingThenStopped(t *testing.T) {
-	s := newScene(t, simrack.Options{StateTime: 20 * time.Millisecond})
-	s.setRun("i", "running")
-	if r := s.must("POST", "/instances/i/stop?project=proj", ""); r.RunState != "stopping" || r.status != 202 {
-		t.Errorf("got %d %s", r.status, r.raw)
-	}
-	s.waitRun(s.i, "stopped")
-	s.attach(s.i, s.d).check(t, wants{status: 202})
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{StateTime: 20 * time.Millisecond}).scene()
+		s.setRun("i", "running")
+		if r := s.must("POST", "/instances/i/stop?project=proj", ""); r.RunState != "stopping" || r.status != 202 {
+			t.Errorf("got %d %s", r.status, r.raw)
+		}
+		s.waitRun(s.i, "stopped")
+		s.attach(s.i, s.d).check(t, wants{status: 202})
+	})
 }
 
 func TestI6DeletingAnInstanceDetachesAndKeepsItsDisks(t *testing.T) {
@@ -526,21 +532,23 @@ func TestI6DeletingAnInstanceDetachesAndKeepsItsDisks(t *testing.T) {
 }
 
 func TestI8StartKeepsDisksAndSlots(t *testing.T) {
-	s := newScene(t, simrack.Options{StateTime: 10 * time.Millisecond})
-	s.fill(s.i, 3)
-	s.attach(s.i, "d").check(t, wants{status: 202})
-	s.detach(s.i, "fill-1").check(t, wants{status: 202})
-	before := s.slots("i")
-	if r := s.must("POST", "/instances/"+s.i+"/start", ""); r.RunState != "starting" || r.status != 202 {
-		t.Errorf("got %d %s", r.status, r.raw)
-	}
-	s.waitRun(s.i, "running")
-	if diff := cmp.Diff(before, s.slots("i")); diff != "" {
-		t.Error(diff)
-	}
-	if r := s.must("GET", "/disks/"+s.d, ""); r.state() != "attached" {
-		t.Errorf("d is %s", r.state())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{StateTime: 10 * time.Millisecond}).scene()
+		s.fill(s.i, 3)
+		s.attach(s.i, "d").check(t, wants{status: 202})
+		s.detach(s.i, "fill-1").check(t, wants{status: 202})
+		before := s.slots("i")
+		if r := s.must("POST", "/instances/"+s.i+"/start", ""); r.RunState != "starting" || r.status != 202 {
+			t.Errorf("got %d %s", r.status, r.raw)
+		}
+		s.waitRun(s.i, "running")
+		if diff := cmp.Diff(before, s.slots("i")); diff != "" {
+			t.Error(diff)
+		}
+		if r := s.must("GET", "/disks/"+s.d, ""); r.state() != "attached" {
+			t.Errorf("d is %s", r.state())
+		}
+	})
 }
 
 func TestQ3UtilizationFollowsDisksAndSnapshots(t *testing.T) {

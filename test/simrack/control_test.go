@@ -7,6 +7,7 @@ package simrack_test
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -151,15 +152,17 @@ func TestHaltAndPowerCut(t *testing.T) {
 
 // TestOvertakenTransitionDoesNotHappen makes an instance fail while it starts: it must not show running afterwards.
 func TestOvertakenTransitionDoesNotHappen(t *testing.T) {
-	w := newWorld(t, simrack.Options{StateTime: 20 * time.Millisecond})
-	i, other := w.instance("i"), w.instance("other")
-	w.must("POST", "/instances/"+i+"/start", "")
-	w.setRun(i, "failed")
-	w.must("POST", "/instances/"+other+"/start", "") // started later, so it is running later
-	w.waitRun(other, "running")
-	if got := w.must("GET", "/instances/"+i, "").RunState; got != "failed" {
-		t.Errorf("got %s", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newTimedWorld(t, simrack.Options{StateTime: 20 * time.Millisecond})
+		i, other := w.instance("i"), w.instance("other")
+		w.must("POST", "/instances/"+i+"/start", "")
+		w.setRun(i, "failed")
+		w.must("POST", "/instances/"+other+"/start", "") // started later, so it is running later
+		w.waitRun(other, "running")
+		if got := w.must("GET", "/instances/"+i, "").RunState; got != "failed" {
+			t.Errorf("got %s", got)
+		}
+	})
 }
 
 func TestDiskStatesOfTheControlEndpoint(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -107,16 +108,18 @@ func TestFaultResetIsNotExecuted(t *testing.T) {
 }
 
 func TestFaultDelayIsExecutedLater(t *testing.T) {
-	w := newWorld(t, simrack.Options{})
-	id := w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":40}`)
-	begin := time.Now()
-	w.must("POST", "/disks?project=proj", body("d"))
-	if took := time.Since(begin); took < 40*time.Millisecond {
-		t.Errorf("took %v", took)
-	}
-	if w.hits(id) != 1 || w.last() != `disk_create POST /v1/disks 201 "delay"` {
-		t.Errorf("%d hits, logged %s", w.hits(id), w.last())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newTimedWorld(t, simrack.Options{})
+		id := w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":40}`)
+		begin := time.Now()
+		w.must("POST", "/disks?project=proj", body("d"))
+		if took := time.Since(begin); took < 40*time.Millisecond {
+			t.Errorf("took %v", took)
+		}
+		if w.hits(id) != 1 || w.last() != `disk_create POST /v1/disks 201 "delay"` {
+			t.Errorf("%d hits, logged %s", w.hits(id), w.last())
+		}
+	})
 }
 
 // TestWhichCallsFaultsHit makes eight calls each and compares which of them are hit.

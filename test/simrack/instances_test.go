@@ -7,6 +7,7 @@ package simrack_test
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -118,12 +119,14 @@ func (w *world) bring(id, state string) {
 }
 
 func TestRebootComesBackToRunning(t *testing.T) {
-	w := newWorld(t, simrack.Options{Instances: []string{"n"}, StateTime: 10 * time.Millisecond})
-	id := w.machines()["n"].ID
-	if r := w.must("POST", "/instances/"+id+"/reboot", ""); r.RunState != "rebooting" {
-		t.Errorf("got %s", r.raw)
-	}
-	w.waitRun(id, "running")
+	synctest.Test(t, func(t *testing.T) {
+		w := newTimedWorld(t, simrack.Options{Instances: []string{"n"}, StateTime: 10 * time.Millisecond})
+		id := w.machines()["n"].ID
+		if r := w.must("POST", "/instances/"+id+"/reboot", ""); r.RunState != "rebooting" {
+			t.Errorf("got %s", r.raw)
+		}
+		w.waitRun(id, "running")
+	})
 }
 
 func TestInstanceCreate(t *testing.T) {

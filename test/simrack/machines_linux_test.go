@@ -13,7 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -154,7 +153,7 @@ func TestStopEndsAllProcesses(t *testing.T) {
 // TestInstanceStopsWhenItsGuestPowersOff ends a guest from inside. Its instance stops and stays stopped, with its
 // disks.
 func TestInstanceStopsWhenItsGuestPowersOff(t *testing.T) {
-	m := newMachines(t, simrack.Options{StateTime: 50 * time.Millisecond}, `say up ""; await off`)
+	m := newMachines(t, simrack.Options{}, `say up ""; await off; rm "$notes/off"`)
 	m.disk("d")
 	m.move("attach", "d")
 	m.start()
@@ -163,7 +162,6 @@ func TestInstanceStopsWhenItsGuestPowersOff(t *testing.T) {
 	m.saw()
 	m.tell("off")
 	id := m.machines()["i"].ID
-	m.waitRun(id, "stopping")
 	m.waitRun(id, "stopped")
 	if diff := cmp.Diff([]string{"cut power: running"}, m.saw()); diff != "" {
 		t.Error(diff)
@@ -171,12 +169,12 @@ func TestInstanceStopsWhenItsGuestPowersOff(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"i-boot": 0, "d": 1}, m.slots("i")); diff != "" {
 		t.Error(diff)
 	}
-	if err := os.Remove(filepath.Join(m.notes, "off")); err != nil {
-		t.Fatal(err)
-	}
 	m.start()
 	m.said("up")
 	m.waitRun(id, "running")
+	m.set(`{"state_ms":3600000}`)
+	m.tell("off")
+	m.waitRun(id, "stopping")
 }
 
 // TestInstanceRebootsWhenItsGuestResets has a guest reset its machine. It boots again, and no disk can be attached
@@ -184,7 +182,7 @@ func TestInstanceStopsWhenItsGuestPowersOff(t *testing.T) {
 func TestInstanceRebootsWhenItsGuestResets(t *testing.T) {
 	m := newMachines(
 		t,
-		simrack.Options{StateTime: 200 * time.Millisecond},
+		simrack.Options{},
 		`say up ""; await reset; rm "$notes/reset"; exec env `+resetMachine+`=1 `+os.Args[0],
 	)
 	m.disk("d")
@@ -193,14 +191,16 @@ func TestInstanceRebootsWhenItsGuestResets(t *testing.T) {
 	m.waitName("i", "running")
 	m.saw()
 	m.tell("reset")
-	m.waitName("i", "rebooting")
-	m.attach(m.machines()["i"].ID, "d").
-		check(t, wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"})
 	m.said("up")
 	m.waitName("i", "running")
 	if diff := cmp.Diff([]string{"cut power: running", "power on: rebooting"}, m.saw()); diff != "" {
 		t.Error(diff)
 	}
+	m.set(`{"state_ms":3600000}`)
+	m.tell("reset")
+	m.waitName("i", "rebooting")
+	m.attach(m.machines()["i"].ID, "d").
+		check(t, wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"})
 }
 
 // TestHaltAsksTheGuest sends the halt request to a guest that takes its time to halt, and to a guest that ignores the

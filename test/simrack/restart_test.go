@@ -79,9 +79,7 @@ func startProcess(t *testing.T, dir string) (w *world, kill func()) {
 		t.Fatal(err)
 	}
 	api, control, _ := strings.Cut(strings.TrimSpace(line), " ")
-	return &world{
-		t: t, token: mainToken, api: &httptest.Server{URL: api}, control: &httptest.Server{URL: control},
-	}, kill
+	return &world{t: t, token: mainToken, client: http.DefaultClient, apiURL: api, controlURL: control}, kill
 }
 
 // TestRackContinuesAfterAKill kills the process during many creates. Afterwards every disk that was confirmed exists,

@@ -181,7 +181,7 @@ type client struct {
 }
 
 func (w *world) clients(n int) client {
-	return client{url: w.api.URL, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}}
+	return client{url: w.apiURL, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}}
 }
 
 func (c client) create(name string) error {

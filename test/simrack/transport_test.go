@@ -6,13 +6,15 @@ package simrack_test
 
 import (
 	"compress/gzip"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
@@ -208,7 +210,7 @@ func TestBodiesAreReadAsTheRackReadsThem(t *testing.T) {
 		})
 	}
 	t.Run("no content type", func(t *testing.T) {
-		req, err := http.NewRequest("POST", w.api.URL+"/v1/disks?project=proj", strings.NewReader(body("e5")))
+		req, err := http.NewRequest("POST", w.apiURL+"/v1/disks?project=proj", strings.NewReader(body("e5")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,39 +345,37 @@ func TestLargeAnswersAreCompressedWhenAsked(t *testing.T) {
 
 func TestRequestIsExecutedWhenItsClientHasGone(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
-	delay := w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":50}`)
-	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, "POST", w.api.URL+"/v1/disks?project=proj", strings.NewReader(body("d")))
+	w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":50}`)
+	req, err := http.NewRequest("POST", w.apiURL+"/v1/disks?project=proj", strings.NewReader(body("d")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer "+mainToken)
 	req.Header.Set("Content-Type", "application/json")
-	gone := make(chan error)
-	go func() {
-		_, err := http.DefaultClient.Do(req)
-		gone <- err
-	}()
-	w.waitFor("being made", func() bool { return w.hits(delay) == 1 })
-	cancel()
-	if err := <-gone; err == nil {
-		t.Fatal("the client got an answer")
+	conn, err := net.Dial("tcp", w.api.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
 	}
-	w.waitFor("made", func() bool { return w.do("GET", "/disks/d?project=proj", "").status == 200 })
+	if err := errors.Join(req.Write(conn), conn.Close()); err != nil {
+		t.Fatal(err)
+	}
+	w.waitFor("created", func() bool { return w.do("GET", "/disks/d?project=proj", "").status == 200 })
 }
 
 func TestLatencyHoldsForEveryCall(t *testing.T) {
-	const latency = 30 * time.Millisecond
-	w := newWorld(t, simrack.Options{Latency: latency})
-	for _, path := range []string{"/ping", "/nonexistent", "/disks?project=proj"} {
-		begin := time.Now()
-		w.do("GET", path, "")
-		if took := time.Since(begin); took < latency {
-			t.Errorf("%s took %v", path, took)
+	synctest.Test(t, func(t *testing.T) {
+		const latency = 30 * time.Millisecond
+		w := newTimedWorld(t, simrack.Options{Latency: latency})
+		for _, path := range []string{"/ping", "/nonexistent", "/disks?project=proj"} {
+			begin := time.Now()
+			w.do("GET", path, "")
+			if took := time.Since(begin); took < latency {
+				t.Errorf("%s took %v", path, took)
+			}
 		}
-	}
-	// The next calls would not return in time if they still waited.
-	w.set(`{"latency_ms":3600000}`)
-	w.set(`{"latency_ms":0}`)
-	w.do("GET", "/ping", "")
+		// The next calls would not return in time if they still waited.
+		w.set(`{"latency_ms":3600000}`)
+		w.set(`{"latency_ms":0}`)
+		w.do("GET", "/ping", "")
+	})
 }

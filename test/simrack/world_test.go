@@ -27,9 +27,13 @@ const (
 
 // world is a rack served over HTTP. Its answers are checked against the published schema.
 type world struct {
-	t            testing.TB
-	rack         *simrack.Rack
-	api, control *httptest.Server
+	t    testing.TB
+	rack *simrack.Rack
+	// api serves the API, unless another process does or nothing does (newTimedWorld).
+	api *httptest.Server
+	// client makes the requests, at the URLs of API and control endpoint.
+	client             *http.Client
+	apiURL, controlURL string
 	// token is the token of requests; empty means no token.
 	token string
 }
@@ -48,6 +52,17 @@ func newRawWorld(t testing.TB, o simrack.Options) *world {
 
 func serve(t testing.TB, o simrack.Options, wrap func(http.Handler) http.Handler) *world {
 	t.Helper()
+	rack := newRack(t, o)
+	api, control := httptest.NewServer(wrap(rack.API())), httptest.NewServer(rack.Control())
+	t.Cleanup(control.Close)
+	t.Cleanup(api.Close)
+	return &world{
+		t: t, rack: rack, token: mainToken, api: api, client: http.DefaultClient, apiURL: api.URL, controlURL: control.URL,
+	}
+}
+
+func newRack(t testing.TB, o simrack.Options) *simrack.Rack {
+	t.Helper()
 	if o.Project == "" {
 		o.Project = "proj"
 	}
@@ -55,18 +70,32 @@ func serve(t testing.TB, o simrack.Options, wrap func(http.Handler) http.Handler
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{
-		t: t, rack: rack, token: mainToken,
-		api: httptest.NewServer(wrap(rack.API())), control: httptest.NewServer(rack.Control()),
-	}
 	t.Cleanup(func() {
-		w.api.Close()
-		w.control.Close()
 		if err := rack.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return w
+	return rack
+}
+
+// newTimedWorld is a world for a bubble of testing/synctest, where states of the rack last as long as the test looks at
+// them. Its requests call the handlers directly: a pending read from a connection would stop the clock of the bubble.
+func newTimedWorld(t testing.TB, o simrack.Options) *world {
+	t.Helper()
+	rack := newRack(t, o)
+	client := &http.Client{Transport: inProcess{"api": openapi.Validator(t)(rack.API()), "control": rack.Control()}}
+	return &world{
+		t: t, rack: rack, token: mainToken, client: client, apiURL: "http://api", controlURL: "http://control",
+	}
+}
+
+// inProcess calls the handler that the host of the URL names.
+type inProcess map[string]http.Handler
+
+func (p inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
+	answer := httptest.NewRecorder()
+	p[req.URL.Host].ServeHTTP(answer, req)
+	return answer.Result(), nil
 }
 
 // reply is an answer of the rack: the status, and the parts of the body that tests compare.
@@ -143,7 +172,7 @@ func (r reply) names() []string {
 
 // request makes a request of the API; headers are pairs of name and value.
 func (w *world) request(method, path, body string, headers ...string) (*http.Response, string, error) {
-	req, err := http.NewRequest(method, w.api.URL+path, strings.NewReader(body))
+	req, err := http.NewRequest(method, w.apiURL+path, strings.NewReader(body))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -156,7 +185,7 @@ func (w *world) request(method, path, body string, headers ...string) (*http.Res
 	for n := 0; n < len(headers); n += 2 {
 		req.Header.Set(headers[n], headers[n+1])
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := w.client.Do(req)
 	if err != nil {
 		return nil, "", err
 	}
@@ -209,11 +238,11 @@ func (w *world) newToken(role string) string {
 // operate makes a request of the control endpoint, which must answer with the status, and decodes the answer.
 func (w *world) operate(method, path, body string, status int, into any) {
 	w.t.Helper()
-	req, err := http.NewRequest(method, w.control.URL+"/v0"+path, strings.NewReader(body))
+	req, err := http.NewRequest(method, w.controlURL+"/v0"+path, strings.NewReader(body))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := w.client.Do(req)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -386,7 +415,7 @@ func (w *world) detach(instance, disk string) reply {
 // waitFor waits until a condition holds.
 func (w *world) waitFor(what string, holds func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); {
+	for deadline := time.Now().Add(time.Minute); !holds(); {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("after a minute: still not %s", what)
 		}
@@ -402,7 +431,7 @@ func (w *world) waitRun(instance, state string) {
 // sdk is the Go SDK's client.
 func (w *world) sdk() *oxide.Client {
 	w.t.Helper()
-	c, err := oxide.NewClient(oxide.WithHost(w.api.URL), oxide.WithToken(w.token))
+	c, err := oxide.NewClient(oxide.WithHost(w.apiURL), oxide.WithToken(w.token))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -196,9 +196,9 @@ func isMounted(t *testing.T, dir string) bool {
 // eventually waits for a state that the kernel reaches with a delay.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }

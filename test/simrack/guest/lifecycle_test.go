@@ -154,12 +154,9 @@ func TestCloseNamesTheHolder(t *testing.T) {
 	defer busy.Close()
 
 	err = w.Close()
-	if want := fmt.Sprintf(
-		"is still held although disk %s has no guest: it is mounted at %s: unmount it",
-		disk.ID,
-		dir,
-	); err == nil ||
-		!strings.Contains(err.Error(), want) {
+	// A container that is started meanwhile on this machine has a copy of the mount, which the error then names too.
+	want := fmt.Sprintf("is still held although disk %s has no guest: it is mounted at %s", disk.ID, dir)
+	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want it to contain %q", err, want)
 	}
 	must(t, busy.Close())
