@@ -63,6 +63,7 @@ func TestCutOfAMountedDisk(t *testing.T) {
 		for _, fsType := range []string{"ext4", "xfs"} {
 			for way, kill := range ways {
 				t.Run(fmt.Sprintf("state %s, %s, %s", stateOn, fsType, way), func(t *testing.T) {
+					t.Parallel()
 					w := newWorldOn(t, stateOn)
 					disk := w.data(1, "volume", 320)
 					w.on(nodeA, "node-a", disk)
@@ -249,6 +250,7 @@ func TestAcknowledgedWrites(t *testing.T) {
 	for _, stateOn := range statesOn {
 		for _, kind := range []string{"file", "raw"} {
 			t.Run(fmt.Sprintf("state %s, %s", stateOn, kind), func(t *testing.T) {
+				t.Parallel()
 				w := newWorldOn(t, stateOn)
 				disk := w.data(1, "volume", 64)
 				w.on(nodeA, "node-a", disk)
