@@ -75,7 +75,7 @@ func (r *Rack) attach(who caller, p pair) (answer, error) {
 	}
 	defer release()
 	if err = r.checkAttach(i, d); err == nil {
-		err = r.doAttach(i, d)
+		err = r.attachDisk(i, d)
 	}
 	if err != nil && !errors.Is(err, errNothingToDo) {
 		return answer{}, err
@@ -114,8 +114,8 @@ func (r *Rack) checkAttach(i *instance, d *disk) error {
 // canHotplug reports whether hot-plug is on and the instance is running.
 func (i *instance) canHotplug(s *settings) bool { return s.Hotplug && i.RunState == runRunning }
 
-// doAttach puts the disk into the lowest free slot.
-func (r *Rack) doAttach(i *instance, d *disk) error {
+// attachDisk puts the disk into the lowest free slot.
+func (r *Rack) attachDisk(i *instance, d *disk) error {
 	set := r.settings.Load()
 	slot := i.freeSlot()
 	place := func(d *disk) { d.State, d.InstanceID, d.Slot = diskAttached, i.ID, slot }
@@ -181,7 +181,7 @@ func (r *Rack) finishMove(instanceID, diskID, state string, do func(*instance, *
 	}
 	defer release()
 	if err := do(r.instances[instanceID], r.disks[diskID]); err != nil {
-		r.log.Error("moving a disk failed", "disk", diskID, "instance", instanceID, "error", err)
+		r.log.Error("cannot finish an attach or detach", "disk", diskID, "instance", instanceID, "error", err)
 	}
 }
 
@@ -194,7 +194,7 @@ func (r *Rack) detach(who caller, p pair) (answer, error) {
 	}
 	defer release()
 	if err = r.checkDetach(i, d); err == nil {
-		err = r.doDetach(i, d)
+		err = r.detachDisk(i, d)
 	}
 	if err != nil && !errors.Is(err, errNothingToDo) {
 		return answer{}, err
@@ -225,7 +225,7 @@ func (r *Rack) checkDetach(i *instance, d *disk) error {
 	return nil
 }
 
-func (r *Rack) doDetach(i *instance, d *disk) error {
+func (r *Rack) detachDisk(i *instance, d *disk) error {
 	set := r.settings.Load()
 	if i.canHotplug(set) && set.HotplugAsync {
 		err := r.changeDisk(d, func(d *disk) { d.State = diskDetaching })

@@ -173,16 +173,16 @@ func (r *Rack) patchSettings(req *http.Request) (int, any, error) {
 	return r.getSettings(req)
 }
 
-type machineView struct {
+type controlInstanceView struct {
 	ID       string            `json:"id"`
 	Name     string            `json:"name"`
 	Project  string            `json:"project"`
 	RunState string            `json:"run_state"`
 	Guest    string            `json:"guest"`
-	Disks    []machineDiskView `json:"disks"`
+	Disks    []controlDiskView `json:"disks"`
 }
 
-type machineDiskView struct {
+type controlDiskView struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
 	Slot int    `json:"slot"`
@@ -190,18 +190,18 @@ type machineDiskView struct {
 	Device string `json:"device"`
 }
 
-// machine is the rack's part of the JSON of an instance; [Rack.addGuest] adds the guest's part.
-func (i *instance) machine() machineView {
-	v := machineView{ID: i.ID, Name: i.Name, Project: i.project.Name, RunState: i.RunState, Disks: []machineDiskView{}}
+// controlView is the rack's part of the JSON of an instance; [Rack.addGuest] adds the guest's part.
+func (i *instance) controlView() controlInstanceView {
+	v := controlInstanceView{ID: i.ID, Name: i.Name, Project: i.project.Name, RunState: i.RunState, Disks: []controlDiskView{}}
 	for _, d := range i.disks {
-		v.Disks = append(v.Disks, machineDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot})
+		v.Disks = append(v.Disks, controlDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot})
 	}
-	slices.SortFunc(v.Disks, func(a, b machineDiskView) int { return a.Slot - b.Slot })
+	slices.SortFunc(v.Disks, func(a, b controlDiskView) int { return a.Slot - b.Slot })
 	return v
 }
 
 // addGuest fills in the guest's part. It is called without mu, because it blocks while the guest is being started.
-func (r *Rack) addGuest(v machineView) machineView {
+func (r *Rack) addGuest(v controlInstanceView) controlInstanceView {
 	v.Guest = r.guestDir(v.ID)
 	if r.guests != nil {
 		for n := range v.Disks {
@@ -212,20 +212,20 @@ func (r *Rack) addGuest(v machineView) machineView {
 }
 
 func (r *Rack) getInstances(*http.Request) (int, any, error) {
-	list := r.listMachines()
+	list := r.listControlInstances()
 	for n := range list {
 		list[n] = r.addGuest(list[n])
 	}
 	return 200, list, nil
 }
 
-func (r *Rack) listMachines() []machineView {
+func (r *Rack) listControlInstances() []controlInstanceView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := []machineView{}
+	list := []controlInstanceView{}
 	for p := range r.projects.sortedByName() {
 		for i := range p.instances.sortedByName() {
-			list = append(list, i.machine())
+			list = append(list, i.controlView())
 		}
 	}
 	return list
@@ -255,15 +255,15 @@ func (r *Rack) postInstance(req *http.Request) (int, any, error) {
 			return 0, nil, fmt.Errorf("project %q: %w", body.Project, err)
 		}
 	}
-	v, err := r.newMachine(body.Project, body.Name, body.RunState)
+	v, err := r.newControlInstance(body.Project, body.Name, body.RunState)
 	if err != nil {
 		return 500, nil, err
 	}
 	return 201, r.addGuest(v), nil
 }
 
-// newMachine creates an instance in a project given by name; empty means the project of [Options].
-func (r *Rack) newMachine(projectName, name, state string) (machineView, error) {
+// newControlInstance creates an instance in a project given by name; empty means the project of [Options].
+func (r *Rack) newControlInstance(projectName, name, state string) (controlInstanceView, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p, err := r.findProject(selector{id: r.project})
@@ -271,17 +271,17 @@ func (r *Rack) newMachine(projectName, name, state string) (machineView, error) 
 		p, err = r.ensureProject(projectName)
 	}
 	if err != nil {
-		return machineView{}, err
+		return controlInstanceView{}, err
 	}
 	i, err := r.addInstance(p, name, state)
 	if err != nil {
-		return machineView{}, err
+		return controlInstanceView{}, err
 	}
-	return i.machine(), nil
+	return i.controlView(), nil
 }
 
-// lockMachine finds an instance by ID, or by name in the project of [Options], and locks it.
-func (r *Rack) lockMachine(key string) (i *instance, release func(), err error) {
+// lockInstanceByKey finds an instance by ID, or by name in the project of [Options], and locks it.
+func (r *Rack) lockInstanceByKey(key string) (i *instance, release func(), err error) {
 	release, err = r.lock(func() ([]string, error) {
 		sel, err := parseSelector(key)
 		if err != nil {
@@ -304,17 +304,17 @@ var operator = caller{role: "operator", access: accessModify}
 
 // handleChange locks an instance, changes it, and answers with its new state.
 func (r *Rack) handleChange(key string, do func(*instance) error) (int, any, error) {
-	v, status, err := r.changeMachine(key, do)
+	v, status, err := r.changeInstanceByKey(key, do)
 	if err != nil {
 		return status, nil, err
 	}
 	return 200, r.addGuest(v), nil
 }
 
-func (r *Rack) changeMachine(key string, do func(*instance) error) (v machineView, status int, err error) {
+func (r *Rack) changeInstanceByKey(key string, do func(*instance) error) (v controlInstanceView, status int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i, release, err := r.lockMachine(key)
+	i, release, err := r.lockInstanceByKey(key)
 	if err != nil {
 		return v, 0, err
 	}
@@ -322,7 +322,7 @@ func (r *Rack) changeMachine(key string, do func(*instance) error) (v machineVie
 	if err := do(i); err != nil {
 		return v, 500, err
 	}
-	return i.machine(), 200, nil
+	return i.controlView(), 200, nil
 }
 
 // patchInstance puts an instance into a state, whether or not that transition is possible on a rack. The guest follows.
@@ -351,7 +351,7 @@ func (r *Rack) patchInstance(req *http.Request) (int, any, error) {
 	})
 }
 
-func readMachineKey(req *http.Request) (string, error) {
+func readInstanceKey(req *http.Request) (string, error) {
 	var body struct {
 		Instance string `json:"instance"`
 	}
@@ -362,7 +362,7 @@ func readMachineKey(req *http.Request) (string, error) {
 // postHalt has the guest power itself off: the guest shuts down in order, then the rack notices (docs/reference/rack.md
 // §5). A guest with processes is only asked to; its processes decide.
 func (r *Rack) postHalt(req *http.Request) (int, any, error) {
-	key, err := readMachineKey(req)
+	key, err := readInstanceKey(req)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -387,7 +387,7 @@ func (r *Rack) postHalt(req *http.Request) (int, any, error) {
 
 // postPowerCut stops an instance at once. Its guest flushes nothing.
 func (r *Rack) postPowerCut(req *http.Request) (int, any, error) {
-	key, err := readMachineKey(req)
+	key, err := readInstanceKey(req)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -479,7 +479,7 @@ func (r *Rack) deleteToken(req *http.Request) (int, any, error) {
 	if _, has := r.tokens[key]; !has {
 		return 0, nil, fmt.Errorf("token: %w", errNotFound)
 	}
-	if err := r.store.write(drop(inTokens, key)); err != nil {
+	if err := r.store.write(deleteRecord(bucketTokens, key)); err != nil {
 		return 500, nil, err
 	}
 	delete(r.tokens, key)

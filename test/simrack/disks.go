@@ -267,7 +267,7 @@ func (r *Rack) insertDisk(p *project, d *disk) {
 
 // removeDisk removes a record.
 func (r *Rack) removeDisk(d *disk) error {
-	if err := r.store.write(drop(inDisks, d.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketDisks, d.ID)); err != nil {
 		return err
 	}
 	delete(r.disks, d.ID)
@@ -290,7 +290,7 @@ func (r *Rack) changeDisks(disks []*disk, alter func(*disk), with ...change) err
 	for n, d := range disks {
 		next[n] = *d
 		alter(&next[n])
-		with = append(with, put(inDisks, d.ID, &next[n]))
+		with = append(with, putRecord(bucketDisks, d.ID, &next[n]))
 	}
 	if err := r.store.write(with...); err != nil {
 		return err
@@ -319,7 +319,7 @@ func (r *Rack) makeDisk(d *disk) error {
 	if r.guests != nil {
 		d.State = diskCreating
 	}
-	if err := r.store.write(put(inDisks, d.ID, d)); err != nil {
+	if err := r.store.write(putRecord(bucketDisks, d.ID, d)); err != nil {
 		return err
 	}
 	r.insertDisk(d.project, d)

@@ -109,7 +109,7 @@ func (q faultRequest) fault() (*fault, error) {
 
 func (f *fault) delay() time.Duration { return milliseconds(f.DelayMS) }
 
-func (f *fault) refusal() error {
+func (f *fault) apiError() error {
 	return &apiError{status: f.Status, code: f.ErrorCode, message: f.Message}
 }
 

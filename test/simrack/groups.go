@@ -48,7 +48,7 @@ func (r *Rack) insertGroup(p *project, g *group) {
 }
 
 func (r *Rack) removeGroup(g *group) error {
-	if err := r.store.write(drop(inGroups, g.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketGroups, g.ID)); err != nil {
 		return err
 	}
 	delete(r.groups, g.ID)
@@ -106,7 +106,7 @@ func (r *Rack) createGroup(who caller, project selector, g group) (answer, error
 	}
 	g.ProjectID, g.Created = p.ID, now()
 	g.Modified = g.Created
-	if err := r.store.write(put(inGroups, g.ID, &g)); err != nil {
+	if err := r.store.write(putRecord(bucketGroups, g.ID, &g)); err != nil {
 		return answer{}, err
 	}
 	r.insertGroup(p, &g)
@@ -159,7 +159,7 @@ func (r *Rack) updateGroup(who caller, t target, name, description *string) (ans
 	if holder, taken := g.project.groups.named(next.Name); taken && holder != g {
 		return answer{}, fail(500, codeInternal, messageInternal)
 	}
-	if err := r.store.write(put(inGroups, g.ID, &next)); err != nil {
+	if err := r.store.write(putRecord(bucketGroups, g.ID, &next)); err != nil {
 		return answer{}, err
 	}
 	g.project.groups.remove(g) // its position depends on its name

@@ -125,7 +125,7 @@ func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case refused != nil:
 	case kind == faultStatus:
-		err = hit.refusal()
+		err = hit.apiError()
 	default:
 		if kind == faultDelay {
 			r.sleep(hit.delay())

@@ -81,7 +81,7 @@ func (r *Rack) insertInstance(p *project, i *instance) {
 }
 
 func (r *Rack) removeInstance(i *instance) error {
-	if err := r.store.write(drop(inInstances, i.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketInstances, i.ID)); err != nil {
 		return err
 	}
 	delete(r.instances, i.ID)
@@ -92,7 +92,7 @@ func (r *Rack) removeInstance(i *instance) error {
 func (r *Rack) changeInstance(i *instance, alter func(*instance)) error {
 	next := *i
 	alter(&next)
-	if err := r.store.write(put(inInstances, i.ID, &next)); err != nil {
+	if err := r.store.write(putRecord(bucketInstances, i.ID, &next)); err != nil {
 		return err
 	}
 	*i = next
@@ -179,12 +179,12 @@ func (r *Rack) guestEnded(id string, boot int, reset bool) {
 	if i.RunState != runRunning && i.RunState != runMigrating {
 		return
 	}
-	on, to := runStopping, runStopped
+	during, final := runStopping, runStopped
 	if reset {
-		on, to = runRebooting, runRunning
+		during, final = runRebooting, runRunning
 	}
-	if err := r.startTransition(i, on, to); err != nil {
-		r.log.Error("changing an instance's state failed", "instance", id, "state", on, "error", err)
+	if err := r.startTransition(i, during, final); err != nil {
+		r.log.Error("cannot change the state of an instance", "instance", id, "state", during, "error", err)
 	}
 }
 
@@ -199,18 +199,18 @@ func (r *Rack) powerOff(i *instance, orderly bool) error {
 
 // finishLater ends the transition of an instance in the background.
 func (r *Rack) finishLater(i *instance, state string) {
-	id, turn := i.ID, i.transition // copies: the record may only be read with mu held
-	r.runAfter(r.settings.Load().stateTime(), func() { r.finish(id, turn, state) })
+	id, transition := i.ID, i.transition // copies: the record may only be read with mu held
+	r.runAfter(r.settings.Load().stateTime(), func() { r.finish(id, transition, state) })
 }
 
 // finish ends a start, stop or reboot. The guest is on before the instance shows running, and off before it shows
 // stopped. If the guest cannot be started, the instance fails.
-func (r *Rack) finish(id string, turn int, state string) {
+func (r *Rack) finish(id string, transition int, state string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var i *instance
 	release, err := r.lock(func() ([]string, error) {
-		if i = r.instances[id]; i == nil || i.transition != turn {
+		if i = r.instances[id]; i == nil || i.transition != transition {
 			return nil, errNothingToDo
 		}
 		return []string{id}, nil
@@ -229,7 +229,7 @@ func (r *Rack) finish(id string, turn int, state string) {
 		}
 	}
 	if err = errors.Join(err, r.setState(i, state)); err != nil {
-		r.log.Error("changing an instance's state failed", "instance", id, "state", state, "error", err)
+		r.log.Error("cannot change the state of an instance", "instance", id, "state", state, "error", err)
 	}
 }
 
@@ -333,29 +333,29 @@ func (r *Rack) start(i *instance) error {
 // placeLocalDisks reserves physical space for local disks that have none. They get it at the first start of their
 // instance.
 func (r *Rack) placeLocalDisks(i *instance, set *settings) error {
-	var homeless []*disk
+	var unplaced []*disk
 	needed := int64(0)
 	for _, d := range i.disks {
 		if !d.Placed {
-			homeless = append(homeless, d)
+			unplaced = append(unplaced, d)
 			needed += d.SizeBytes
 		}
 	}
-	if len(homeless) == 0 {
+	if len(unplaced) == 0 {
 		return nil
 	}
 	if set.SpaceBytes > 0 && needed > set.SpaceBytes-r.usedSpace {
 		return fail(507, codeCapacity, messageNoPlaceToBoot)
 	}
-	return r.changeDisks(homeless, func(d *disk) { d.Placed = true })
+	return r.changeDisks(unplaced, func(d *disk) { d.Placed = true })
 }
 
 // startTransition shows the intermediate state, and continues to the final state in the background.
-func (r *Rack) startTransition(i *instance, on, to string) error {
-	if err := r.setState(i, on); err != nil {
+func (r *Rack) startTransition(i *instance, during, final string) error {
+	if err := r.setState(i, during); err != nil {
 		return err
 	}
-	r.finishLater(i, to)
+	r.finishLater(i, final)
 	return nil
 }
 
@@ -415,7 +415,7 @@ func (r *Rack) deleteInstance(who caller, t target) error {
 	if err := r.deleteGuest(i); err != nil {
 		return err
 	}
-	if err := r.changeDisks(slices.Clone(i.disks), (*disk).detach, drop(inInstances, i.ID)); err != nil {
+	if err := r.changeDisks(slices.Clone(i.disks), (*disk).detach, deleteRecord(bucketInstances, i.ID)); err != nil {
 		return err
 	}
 	delete(r.instances, i.ID)
@@ -729,7 +729,7 @@ func (r *Rack) planDisks(p *project, spec instanceSpec, checkDisk diskCheck) ([]
 
 // build creates the records and the guest of an instance. The caller has locked the instance and its disks.
 func (r *Rack) build(i *instance, plan []*disk) (err error) {
-	if err := r.store.write(put(inInstances, i.ID, i)); err != nil {
+	if err := r.store.write(putRecord(bucketInstances, i.ID, i)); err != nil {
 		return err
 	}
 	r.insertInstance(i.project, i)
@@ -758,7 +758,7 @@ func (r *Rack) build(i *instance, plan []*disk) (err error) {
 	err = r.changeDisks(plan, func(d *disk) {
 		d.State, d.InstanceID, d.Slot = diskAttached, i.ID, slot
 		slot++
-	}, put(inInstances, i.ID, &next))
+	}, putRecord(bucketInstances, i.ID, &next))
 	if err != nil {
 		return err
 	}

@@ -252,7 +252,7 @@ func (r *Rack) ensureProject(name string) (*project, error) {
 		return p, nil
 	}
 	p := &project{ID: uuid.NewString(), Name: name, Created: now()}
-	if err := r.store.write(put(inProjects, p.ID, p)); err != nil {
+	if err := r.store.write(putRecord(bucketProjects, p.ID, p)); err != nil {
 		return nil, err
 	}
 	r.projects.put(p)
@@ -350,13 +350,13 @@ func (r *Rack) lock(find func() ([]string, error)) (release func(), err error) {
 			for _, id := range ids {
 				r.locked[id] = true
 			}
-			return func() { r.letGo(ids) }, nil
+			return func() { r.unlock(ids) }, nil
 		}
 		r.unlocked.Wait()
 	}
 }
 
-func (r *Rack) letGo(ids []string) {
+func (r *Rack) unlock(ids []string) {
 	for _, id := range ids {
 		delete(r.locked, id)
 	}

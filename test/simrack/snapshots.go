@@ -51,7 +51,7 @@ func (r *Rack) insertSnapshot(p *project, s *snapshot) {
 }
 
 func (r *Rack) removeSnapshot(s *snapshot) error {
-	if err := r.store.write(drop(inSnapshots, s.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketSnapshots, s.ID)); err != nil {
 		return err
 	}
 	delete(r.snapshots, s.ID)
@@ -64,7 +64,7 @@ func (r *Rack) removeSnapshot(s *snapshot) error {
 func (r *Rack) changeSnapshot(s *snapshot, alter func(*snapshot)) error {
 	next := *s
 	alter(&next)
-	if err := r.store.write(put(inSnapshots, s.ID, &next)); err != nil {
+	if err := r.store.write(putRecord(bucketSnapshots, s.ID, &next)); err != nil {
 		return err
 	}
 	*s = next
@@ -128,7 +128,7 @@ func (r *Rack) createSnapshot(who caller, spec snapshotSpec) (answer, error) {
 		ID: uuid.NewString(), Name: spec.name, Description: spec.description, ProjectID: p.ID,
 		DiskID: d.ID, SizeBytes: d.SizeBytes, BlockSize: d.BlockSize, State: snapshotCreating, Created: now(),
 	}
-	if err := r.store.write(put(inSnapshots, s.ID, s)); err != nil {
+	if err := r.store.write(putRecord(bucketSnapshots, s.ID, s)); err != nil {
 		return answer{}, err
 	}
 	r.insertSnapshot(p, s)

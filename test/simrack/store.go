@@ -19,16 +19,16 @@ import (
 
 // The kinds of records; each is a bucket of JSON by ID.
 const (
-	inIdentity  = "identity"
-	inTokens    = "tokens"
-	inProjects  = "projects"
-	inDisks     = "disks"
-	inInstances = "instances"
-	inSnapshots = "snapshots"
-	inGroups    = "anti_affinity_groups"
+	bucketIdentity  = "identity"
+	bucketTokens    = "tokens"
+	bucketProjects  = "projects"
+	bucketDisks     = "disks"
+	bucketInstances = "instances"
+	bucketSnapshots = "snapshots"
+	bucketGroups    = "anti_affinity_groups"
 )
 
-var buckets = []string{inIdentity, inTokens, inProjects, inDisks, inInstances, inSnapshots, inGroups}
+var buckets = []string{bucketIdentity, bucketTokens, bucketProjects, bucketDisks, bucketInstances, bucketSnapshots, bucketGroups}
 
 // store keeps the records of a rack in a file, so that they outlive the process. A change is written before any client
 // can see it. Writes are not synced: the process may die, but the machine is not expected to. A nil store keeps
@@ -82,8 +82,8 @@ type change struct {
 	value       any
 }
 
-func put(bucket, key string, value any) change { return change{bucket, key, value} }
-func drop(bucket, key string) change           { return change{bucket, key, nil} }
+func putRecord(bucket, key string, value any) change { return change{bucket, key, value} }
+func deleteRecord(bucket, key string) change         { return change{bucket, key, nil} }
 
 // write makes all the changes or none.
 func (s *store) write(changes ...change) error {
@@ -136,30 +136,30 @@ func readAll[T any](s *store, bucket string, take func(*T)) error {
 func (r *Rack) load() error {
 	byID := map[string]*project{}
 	if err := errors.Join(
-		readAll(r.store, inIdentity, func(i *identity) { r.identity = *i }),
-		readAll(r.store, inTokens, func(t *token) { r.tokens[t.Token] = t }),
-		readAll(r.store, inProjects, func(p *project) { byID[p.ID] = p; r.projects.put(p) }),
+		readAll(r.store, bucketIdentity, func(i *identity) { r.identity = *i }),
+		readAll(r.store, bucketTokens, func(t *token) { r.tokens[t.Token] = t }),
+		readAll(r.store, bucketProjects, func(p *project) { byID[p.ID] = p; r.projects.put(p) }),
 	); err != nil {
 		return err
 	}
 	// Instances come before the disks that are attached to them.
-	if err := readAll(r.store, inInstances, func(i *instance) { r.insertInstance(byID[i.ProjectID], i) }); err != nil {
+	if err := readAll(r.store, bucketInstances, func(i *instance) { r.insertInstance(byID[i.ProjectID], i) }); err != nil {
 		return err
 	}
-	if err := readAll(r.store, inDisks, func(d *disk) { r.insertDisk(byID[d.ProjectID], d) }); err != nil {
+	if err := readAll(r.store, bucketDisks, func(d *disk) { r.insertDisk(byID[d.ProjectID], d) }); err != nil {
 		return err
 	}
-	if err := readAll(r.store, inSnapshots, func(s *snapshot) { r.insertSnapshot(byID[s.ProjectID], s) }); err != nil {
+	if err := readAll(r.store, bucketSnapshots, func(s *snapshot) { r.insertSnapshot(byID[s.ProjectID], s) }); err != nil {
 		return err
 	}
-	if err := readAll(r.store, inGroups, func(g *group) { r.insertGroup(byID[g.ProjectID], g) }); err != nil {
+	if err := readAll(r.store, bucketGroups, func(g *group) { r.insertGroup(byID[g.ProjectID], g) }); err != nil {
 		return err
 	}
 	if r.identity.RackID != "" {
 		return nil
 	}
 	r.identity = identity{RackID: uuid.NewString(), SiloID: uuid.NewString(), Created: now()}
-	return r.store.write(put(inIdentity, "rack", &r.identity))
+	return r.store.write(putRecord(bucketIdentity, "rack", &r.identity))
 }
 
 // resume ends the operations that a dead process left unfinished, as a rack does. An object in creation is removed, and

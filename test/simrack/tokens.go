@@ -70,7 +70,7 @@ func (r *Rack) addToken(text, role string) error {
 		return nil
 	}
 	t := &token{Token: text, Role: role, UserID: uuid.NewString()}
-	if err := r.store.write(put(inTokens, text, t)); err != nil {
+	if err := r.store.write(putRecord(bucketTokens, text, t)); err != nil {
 		return err
 	}
 	r.tokens[text] = t
