@@ -57,12 +57,12 @@ func instanceNames(count int) (names []string) {
 
 func (r *rig) attachRounds(ctx context.Context, ids []string, latencyMillis int) ([]row, error) {
 	publish := func(r *rig, ctx context.Context, id string) error { _, err := r.publish(ctx, id); return err }
-	plugin := contestant{publish: func() error { return r.onAll(ctx, ids, publish) }}
-	sdk := contestant{publish: func() error { return r.onAll(ctx, ids, (*rig).attach) }}
-	same := contestant{publish: func() error { return r.onAll(ctx, ids, (*rig).readAndAttach) }}
+	plugin := variant{publish: func() error { return r.onAll(ctx, ids, publish) }}
+	sdk := variant{publish: func() error { return r.onAll(ctx, ids, (*rig).attach) }}
+	same := variant{publish: func() error { return r.onAll(ctx, ids, (*rig).readAndAttach) }}
 	var calls []float64
 	for range attachRounds + 1 {
-		for _, c := range []*contestant{&plugin, &sdk, &same} {
+		for _, c := range []*variant{&plugin, &sdk, &same} {
 			count, err := r.attachRound(ctx, c, ids, latencyMillis)
 			if err != nil {
 				return nil, err
@@ -73,7 +73,7 @@ func (r *rig) attachRounds(ctx context.Context, ids []string, latencyMillis int)
 		}
 	}
 	// The first round is not counted, because it opens the connections.
-	for _, c := range []*contestant{&plugin, &sdk, &same} {
+	for _, c := range []*variant{&plugin, &sdk, &same} {
 		c.rounds = c.rounds[1:]
 	}
 	name := fmt.Sprintf("attach/%dms", latencyMillis)
@@ -87,7 +87,7 @@ func (r *rig) attachRounds(ctx context.Context, ids []string, latencyMillis int)
 }
 
 // attachRound attaches all volumes in one way, and returns the number of API calls.
-func (r *rig) attachRound(ctx context.Context, c *contestant, ids []string, latencyMillis int) (calls int, err error) {
+func (r *rig) attachRound(ctx context.Context, c *variant, ids []string, latencyMillis int) (calls int, err error) {
 	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: &latencyMillis}); err != nil {
 		return 0, err
 	}

@@ -71,10 +71,10 @@ func (r *rig) createLatency(
 	rpc string,
 	byPlugin, bySDK func(context.Context, string) (string, error),
 ) ([]row, error) {
-	plugin, sdk := contestant{create: byPlugin}, contestant{create: bySDK}
+	plugin, sdk := variant{create: byPlugin}, variant{create: bySDK}
 	for round := range latencyRounds {
 		for i := range perRound {
-			for _, c := range []*contestant{&plugin, &sdk} {
+			for _, c := range []*variant{&plugin, &sdk} {
 				var id string
 				err := c.time(func() (err error) { id, err = c.create(ctx, fmt.Sprintf("latency-%d-%d", round, i)); return err })
 				if err != nil {
@@ -102,10 +102,10 @@ func (r *rig) publishLatency(ctx context.Context) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	plugin := contestant{publish: func() error { _, err := r.publish(ctx, id); return err }}
-	sdk := contestant{publish: func() error { return r.attach(ctx, id) }}
-	same := contestant{publish: func() error { return r.readAndAttach(ctx, id) }}
-	all := []*contestant{&plugin, &sdk, &same}
+	plugin := variant{publish: func() error { _, err := r.publish(ctx, id); return err }}
+	sdk := variant{publish: func() error { return r.attach(ctx, id) }}
+	same := variant{publish: func() error { return r.readAndAttach(ctx, id) }}
+	all := []*variant{&plugin, &sdk, &same}
 	for range latencyRounds {
 		for range perRound {
 			for _, c := range all {
@@ -143,8 +143,8 @@ func (r *rig) readAndAttach(ctx context.Context, diskID string) error {
 	return r.attach(ctx, diskID)
 }
 
-// contestant is one of several ways to do the same operation. They are timed alternately.
-type contestant struct {
+// variant is one of several ways to do the same operation. They are timed alternately.
+type variant struct {
 	create  func(ctx context.Context, name string) (id string, err error)
 	publish func() error
 
@@ -153,14 +153,14 @@ type contestant struct {
 	rounds []float64
 }
 
-func (c *contestant) time(do func() error) error {
+func (c *variant) time(do func() error) error {
 	start := time.Now()
 	err := do()
 	c.took = append(c.took, time.Since(start))
 	return err
 }
 
-func (c *contestant) endRound() {
+func (c *variant) endRound() {
 	c.rounds = append(c.rounds, milliseconds(middle(c.took)))
 	c.took = c.took[:0]
 }

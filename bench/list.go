@@ -58,7 +58,7 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 		}
 		defer func() { err = errors.Join(err, l.plugin.Stop()) }()
 	}
-	var sdk contestant
+	var sdk variant
 	// The first round is not counted: it opens connections, and the plugins make the calls that check their rack at start.
 	for round := range listRounds + 1 {
 		if err := errors.Join(
@@ -128,7 +128,7 @@ func (r *rig) listDisks(ctx context.Context) error {
 
 // lister is a plugin that only lists.
 type lister struct {
-	contestant
+	variant
 	name   string
 	plugin *simtest.Plugin
 	// volumes is the expected number of entries.

@@ -114,7 +114,7 @@ func (r *rig) restartsOf(ctx context.Context, do func() error) (count int, down 
 	}
 	var watching sync.WaitGroup
 	watch, stop := context.WithCancel(ctx)
-	watching.Go(func() { down = r.watchDown(watch) })
+	watching.Go(func() { down = r.measureDowntimes(watch) })
 	err = do()
 	stop()
 	watching.Wait()
@@ -132,8 +132,8 @@ func (r *rig) restartsOf(ctx context.Context, do func() error) (count int, down 
 	return calls.Counts["instance_stop"], down, nil
 }
 
-// watchDown returns each downtime of an instance, in milliseconds, until ctx is done.
-func (r *rig) watchDown(ctx context.Context) (down []float64) {
+// measureDowntimes returns each downtime of an instance, in milliseconds, until ctx is done.
+func (r *rig) measureDowntimes(ctx context.Context) (down []float64) {
 	since := map[string]time.Time{}
 	for {
 		instances, err := r.sim.ListInstances(ctx)

@@ -169,7 +169,7 @@ func nodeLife(ctx context.Context, r *rig, node *simtest.Plugin) error {
 	if err != nil {
 		return err
 	}
-	if err := stageAndBack(ctx, node, id, publishContext); err != nil {
+	if err := stageAndUnstage(ctx, node, id, publishContext); err != nil {
 		return err
 	}
 	if err := r.unpublish(ctx, id); err != nil {
@@ -178,8 +178,13 @@ func nodeLife(ctx context.Context, r *rig, node *simtest.Plugin) error {
 	return r.deleteVolume(ctx, id)
 }
 
-// stageAndBack reverts its steps, also after a failure.
-func stageAndBack(ctx context.Context, node *simtest.Plugin, id string, publishContext map[string]string) (err error) {
+// stageAndUnstage reverts its steps, also after a failure.
+func stageAndUnstage(
+	ctx context.Context,
+	node *simtest.Plugin,
+	id string,
+	publishContext map[string]string,
+) (err error) {
 	dir := filepath.Dir(node.Socket)
 	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
 	if err := os.Mkdir(staging, 0o755); err != nil {

@@ -61,8 +61,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// said waits for a message of the service, and removes it.
-func (m machines) said(what string) {
+// awaitMessage waits for a message of the service, and removes it.
+func (m machines) awaitMessage(what string) {
 	m.t.Helper()
 	path := filepath.Join(m.notes, "node-a", what)
 	eventually(m.t, "the guest says "+what, func() bool { return os.Remove(path) == nil })
@@ -135,7 +135,7 @@ func TestGuestHaltsBeforeItsMountsEnd(t *testing.T) {
 func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func())) {
 	mark := fmt.Sprintf("300%d", os.Getpid())
 	m := startMachines(t, database+program+" "+mark)
-	m.said("up")
+	m.awaitMessage("up")
 	halt := func() {
 		t.Helper()
 		eventually(t, "the program runs", func() bool { return len(alive(t, "sleep\x00"+mark)) == 1 })
@@ -168,7 +168,7 @@ func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func
 	log := func() string {
 		t.Helper()
 		m.do("start")
-		m.said("up")
+		m.awaitMessage("up")
 		m.waitFor("running")
 		text, err := os.ReadFile(filepath.Join(m.notes, "node-a", "log"))
 		must(t, err)
@@ -201,7 +201,7 @@ func TestGuestsDieWithTheirSimulator(t *testing.T) {
 		t.Run(signal.String(), func(t *testing.T) {
 			mark := fmt.Sprintf("300%d", os.Getpid())
 			m := startMachines(t, "trap '' TERM\n: >\"$notes/up\"\nsetsid sleep "+mark+"\nsleep "+mark)
-			m.said("up")
+			m.awaitMessage("up")
 			eventually(t, "the service runs", func() bool { return len(alive(t, mark)) > 0 })
 			_, code, took := m.end(signal)
 			if signal == syscall.SIGTERM && code != 0 || took > 10*time.Second {
@@ -210,7 +210,7 @@ func TestGuestsDieWithTheirSimulator(t *testing.T) {
 			eventually(t, "its guests are dead", func() bool { return len(alive(t, mark)) == 0 })
 			if signal == syscall.SIGKILL { // the next simulator with the same state removes the loop devices
 				m.sim = start(t, m.args...)
-				m.said("up")
+				m.awaitMessage("up")
 				_, code, _ = m.end(syscall.SIGTERM)
 			}
 			if left := loopsBelow(t, m.state); len(left) > 0 || code != 0 {

@@ -192,7 +192,13 @@ type controlDiskView struct {
 
 // controlView is the rack's part of the JSON of an instance; [Rack.addGuest] adds the guest's part.
 func (i *instance) controlView() controlInstanceView {
-	v := controlInstanceView{ID: i.ID, Name: i.Name, Project: i.project.Name, RunState: i.RunState, Disks: []controlDiskView{}}
+	v := controlInstanceView{
+		ID:       i.ID,
+		Name:     i.Name,
+		Project:  i.project.Name,
+		RunState: i.RunState,
+		Disks:    []controlDiskView{},
+	}
 	for _, d := range i.disks {
 		v.Disks = append(v.Disks, controlDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot})
 	}
@@ -311,7 +317,10 @@ func (r *Rack) handleChange(key string, do func(*instance) error) (int, any, err
 	return 200, r.addGuest(v), nil
 }
 
-func (r *Rack) changeInstanceByKey(key string, do func(*instance) error) (v controlInstanceView, status int, err error) {
+func (r *Rack) changeInstanceByKey(
+	key string,
+	do func(*instance) error,
+) (v controlInstanceView, status int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i, release, err := r.lockInstanceByKey(key)

@@ -25,9 +25,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest"
 )
 
-// witness wraps real guests. Before each call it records what the API shows of the object. So it also proves that the
+// recordingGuests wraps real guests. Before each call it records what the API shows of the object. So it also proves that the
 // rack answers during calls of the guests.
-type witness struct {
+type recordingGuests struct {
 	*guest.Guests
 	world *world
 
@@ -43,8 +43,8 @@ type witness struct {
 	creating chan chan struct{}
 }
 
-// work records that a call concerns these IDs, until done is called.
-func (g *witness) work(ids ...string) (done func()) {
+// enter records that a call concerns these IDs, until done is called.
+func (g *recordingGuests) enter(ids ...string) (done func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, id := range ids {
@@ -64,8 +64,8 @@ func (g *witness) work(ids ...string) (done func()) {
 
 var errBroken = errors.New("broken for a test")
 
-// note records a call, with the state that the API shows of the object at that path.
-func (g *witness) note(call, path string) error {
+// record records a call, with the state that the API shows of the object at that path.
+func (g *recordingGuests) record(call, path string) error {
 	shown := "nothing"
 	if g.world != nil {
 		r := g.world.do("GET", path, "")
@@ -83,8 +83,8 @@ func (g *witness) note(call, path string) error {
 	return nil
 }
 
-// saw returns the records since its previous call.
-func (g *witness) saw() []string {
+// recorded returns the records since its previous call.
+func (g *recordingGuests) recorded() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	seen := g.seen
@@ -92,91 +92,91 @@ func (g *witness) saw() []string {
 	return seen
 }
 
-func (g *witness) CreateDisk(id string, size int64) error {
-	defer g.work(id)()
+func (g *recordingGuests) CreateDisk(id string, size int64) error {
+	defer g.enter(id)()
 	if g.creating != nil {
 		goOn := make(chan struct{})
 		g.creating <- goOn
 		<-goOn
 	}
-	return errors.Join(g.note("create disk", "/disks/"+id), g.Guests.CreateDisk(id, size))
+	return errors.Join(g.record("create disk", "/disks/"+id), g.Guests.CreateDisk(id, size))
 }
 
-func (g *witness) RestoreDisk(id string, size int64, from string) error {
-	defer g.work(id, from)()
-	return errors.Join(g.note("restore disk", "/disks/"+id), g.Guests.RestoreDisk(id, size, from))
+func (g *recordingGuests) RestoreDisk(id string, size int64, from string) error {
+	defer g.enter(id, from)()
+	return errors.Join(g.record("restore disk", "/disks/"+id), g.Guests.RestoreDisk(id, size, from))
 }
 
-func (g *witness) CreateSnapshot(id, of string) error {
-	defer g.work(id, of)()
+func (g *recordingGuests) CreateSnapshot(id, of string) error {
+	defer g.enter(id, of)()
 	if g.creating != nil {
 		goOn := make(chan struct{})
 		g.creating <- goOn
 		<-goOn
 	}
-	if err := g.note("create snapshot", "/disks/"+of); err != nil {
+	if err := g.record("create snapshot", "/disks/"+of); err != nil {
 		return err
 	}
 	return g.Guests.CreateSnapshot(id, of)
 }
 
-func (g *witness) DeleteSnapshot(id string) error {
-	defer g.work(id)()
-	return errors.Join(g.note("delete snapshot", "/snapshots/"+id), g.Guests.DeleteSnapshot(id))
+func (g *recordingGuests) DeleteSnapshot(id string) error {
+	defer g.enter(id)()
+	return errors.Join(g.record("delete snapshot", "/snapshots/"+id), g.Guests.DeleteSnapshot(id))
 }
 
-func (g *witness) DeleteDisk(id string) error {
-	defer g.work(id)()
-	return errors.Join(g.note("delete disk", "/disks/"+id), g.Guests.DeleteDisk(id))
+func (g *recordingGuests) DeleteDisk(id string) error {
+	defer g.enter(id)()
+	return errors.Join(g.record("delete disk", "/disks/"+id), g.Guests.DeleteDisk(id))
 }
 
-func (g *witness) CreateInstance(id, name string) error {
-	defer g.work(id)()
-	return errors.Join(g.note("create instance", "/instances/"+id), g.Guests.CreateInstance(id, name))
+func (g *recordingGuests) CreateInstance(id, name string) error {
+	defer g.enter(id)()
+	return errors.Join(g.record("create instance", "/instances/"+id), g.Guests.CreateInstance(id, name))
 }
 
-func (g *witness) PowerOn(id string, disks []simrack.GuestDisk, ended func(bool)) error {
+func (g *recordingGuests) PowerOn(id string, disks []simrack.GuestDisk, ended func(bool)) error {
 	ids := []string{id}
 	for _, d := range disks {
 		ids = append(ids, d.ID)
 	}
-	defer g.work(ids...)()
-	if err := g.note("power on", "/instances/"+id); err != nil {
+	defer g.enter(ids...)()
+	if err := g.record("power on", "/instances/"+id); err != nil {
 		return err
 	}
 	return g.Guests.PowerOn(id, disks, ended)
 }
 
-func (g *witness) PowerOff(id string, orderly bool) error {
-	defer g.work(id)()
+func (g *recordingGuests) PowerOff(id string, orderly bool) error {
+	defer g.enter(id)()
 	call := "cut power"
 	if orderly {
 		call = "halt"
 	}
-	return errors.Join(g.note(call, "/instances/"+id), g.Guests.PowerOff(id, orderly))
+	return errors.Join(g.record(call, "/instances/"+id), g.Guests.PowerOff(id, orderly))
 }
 
-func (g *witness) Plug(id string, disk simrack.GuestDisk) error {
-	defer g.work(id, disk.ID)()
-	if err := g.note("plug", "/disks/"+disk.ID); err != nil {
+func (g *recordingGuests) Plug(id string, disk simrack.GuestDisk) error {
+	defer g.enter(id, disk.ID)()
+	if err := g.record("plug", "/disks/"+disk.ID); err != nil {
 		return err
 	}
 	return g.Guests.Plug(id, disk)
 }
 
-func (g *witness) Unplug(id, diskID string) error {
-	defer g.work(id, diskID)()
-	return errors.Join(g.note("unplug", "/disks/"+diskID), g.Guests.Unplug(id, diskID))
+func (g *recordingGuests) Unplug(id, diskID string) error {
+	defer g.enter(id, diskID)()
+	return errors.Join(g.record("unplug", "/disks/"+diskID), g.Guests.Unplug(id, diskID))
 }
 
 // newGuestWorld is a world with guests, without instances.
-func newGuestWorld(t *testing.T, o simrack.Options) (*world, *witness) {
+func newGuestWorld(t *testing.T, o simrack.Options) (*world, *recordingGuests) {
 	t.Helper()
 	return newMachineWorld(t, o, "")
 }
 
 // newMachineWorld is a world with guests that boot a program; empty means guests without processes.
-func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *witness) {
+func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *recordingGuests) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: guests have loop devices and device nodes")
@@ -193,7 +193,7 @@ func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *wit
 			t.Error(err)
 		}
 	})
-	g := &witness{Guests: guests, working: map[string]bool{}}
+	g := &recordingGuests{Guests: guests, working: map[string]bool{}}
 	o.Guests = g
 	w := newWorld(t, o)
 	g.world = w
@@ -243,7 +243,7 @@ func TestWhenGuestsAreCalled(t *testing.T) {
 	}
 	for _, step := range steps {
 		step.do()
-		if diff := cmp.Diff(step.want, g.saw()); diff != "" {
+		if diff := cmp.Diff(step.want, g.recorded()); diff != "" {
 			t.Errorf("%s: %s", step.what, diff)
 		}
 	}
@@ -274,12 +274,12 @@ func TestAsyncHotplugPlugsAtTheEnd(t *testing.T) {
 	w, g := newGuestWorld(t, simrack.Options{Hotplug: true, HotplugAsync: true})
 	w.operate("POST", "/instances", `{"name":"i","run_state":"running"}`, 201, nil)
 	d := w.disk("d")
-	g.saw()
+	g.recorded()
 	w.move("attach", "d")
 	w.waitDisk(d, "attached")
 	w.move("detach", "d")
 	w.waitDisk(d, "detached")
-	if diff := cmp.Diff([]string{"plug: attaching", "unplug: detaching"}, g.saw()); diff != "" {
+	if diff := cmp.Diff([]string{"plug: attaching", "unplug: detaching"}, g.recorded()); diff != "" {
 		t.Error(diff)
 	}
 }

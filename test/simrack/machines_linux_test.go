@@ -28,7 +28,7 @@ func resetThis() {
 // machineWorld is a world with guests that have processes.
 type machineWorld struct {
 	*world
-	*witness
+	*recordingGuests
 	notes string
 }
 
@@ -47,14 +47,14 @@ await() { while [ ! -e "$notes/$1" ]; do sleep 0.005; done; }
 	if err := os.WriteFile(boot, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	m.world, m.witness = newMachineWorld(t, o, boot)
+	m.world, m.recordingGuests = newMachineWorld(t, o, boot)
 	m.operate("POST", "/instances", `{"name":"i","run_state":"stopped"}`, 201, nil)
-	m.saw()
+	m.recorded()
 	return m
 }
 
-// said waits for a message of the guest, and returns it once.
-func (m machineWorld) said(word string) (text string) {
+// awaitMessage waits for a message of the guest, and returns it once.
+func (m machineWorld) awaitMessage(word string) (text string) {
 	m.t.Helper()
 	path := filepath.Join(m.notes, word)
 	m.waitFor("said: "+word, func() bool {
@@ -68,8 +68,8 @@ func (m machineWorld) said(word string) (text string) {
 	return text
 }
 
-// tell ends an await of the guest.
-func (m machineWorld) tell(word string) {
+// send ends an await of the guest.
+func (m machineWorld) send(word string) {
 	m.t.Helper()
 	if err := os.WriteFile(filepath.Join(m.notes, word), nil, 0o600); err != nil {
 		m.t.Fatal(err)
@@ -122,7 +122,7 @@ func TestStopEndsAllProcesses(t *testing.T) {
 			mark := fmt.Sprintf("200%d", os.Getpid())
 			m := newMachines(t, simrack.Options{}, withService(mark))
 			m.start()
-			if got := m.said("up"); got != "nvme0n1" {
+			if got := m.awaitMessage("up"); got != "nvme0n1" {
 				t.Errorf("the guest has %q", got)
 			}
 			m.waitName("i", "running")
@@ -135,7 +135,7 @@ func TestStopEndsAllProcesses(t *testing.T) {
 			m.disk("d")
 			m.move("attach", "d")
 			m.start()
-			if got := m.said("up"); got != "nvme0n1 nvme1n1" {
+			if got := m.awaitMessage("up"); got != "nvme0n1 nvme1n1" {
 				t.Errorf("started again the guest has %q", got)
 			}
 			m.waitName("i", "running")
@@ -157,23 +157,23 @@ func TestInstanceStopsWhenItsGuestPowersOff(t *testing.T) {
 	m.disk("d")
 	m.move("attach", "d")
 	m.start()
-	m.said("up")
+	m.awaitMessage("up")
 	m.waitName("i", "running")
-	m.saw()
-	m.tell("off")
+	m.recorded()
+	m.send("off")
 	id := m.machines()["i"].ID
 	m.waitRun(id, "stopped")
-	if diff := cmp.Diff([]string{"cut power: running"}, m.saw()); diff != "" {
+	if diff := cmp.Diff([]string{"cut power: running"}, m.recorded()); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(map[string]int{"i-boot": 0, "d": 1}, m.slots("i")); diff != "" {
 		t.Error(diff)
 	}
 	m.start()
-	m.said("up")
+	m.awaitMessage("up")
 	m.waitRun(id, "running")
 	m.set(`{"state_ms":3600000}`)
-	m.tell("off")
+	m.send("off")
 	m.waitRun(id, "stopping")
 }
 
@@ -187,17 +187,17 @@ func TestInstanceRebootsWhenItsGuestResets(t *testing.T) {
 	)
 	m.disk("d")
 	m.start()
-	m.said("up")
+	m.awaitMessage("up")
 	m.waitName("i", "running")
-	m.saw()
-	m.tell("reset")
-	m.said("up")
+	m.recorded()
+	m.send("reset")
+	m.awaitMessage("up")
 	m.waitName("i", "running")
-	if diff := cmp.Diff([]string{"cut power: running", "power on: rebooting"}, m.saw()); diff != "" {
+	if diff := cmp.Diff([]string{"cut power: running", "power on: rebooting"}, m.recorded()); diff != "" {
 		t.Error(diff)
 	}
 	m.set(`{"state_ms":3600000}`)
-	m.tell("reset")
+	m.send("reset")
 	m.waitName("i", "rebooting")
 	m.attach(m.machines()["i"].ID, "d").
 		check(t, wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"})
@@ -213,14 +213,14 @@ func TestHaltAsksTheGuest(t *testing.T) {
 			`trap 'say asked ""; await now; exit 0' 38; say up ""; while :; do sleep 1000 & wait; done`,
 		)
 		m.start()
-		m.said("up")
+		m.awaitMessage("up")
 		m.waitName("i", "running")
 		m.operate("POST", "/halt", `{"instance":"i"}`, 200, nil)
-		m.said("asked")
+		m.awaitMessage("asked")
 		if got := m.machines()["i"].RunState; got != "running" {
 			t.Errorf("while the guest halts its instance is %s", got)
 		}
-		m.tell("now")
+		m.send("now")
 		m.waitName("i", "stopped")
 		m.operate("POST", "/halt", `{"instance":"i"}`, 409, nil)
 	})
@@ -228,11 +228,11 @@ func TestHaltAsksTheGuest(t *testing.T) {
 		mark := fmt.Sprintf("200%d", os.Getpid())
 		m := newMachines(t, simrack.Options{}, `trap 'say asked ""' 38; sleep `+mark+` & say up ""; while :; do wait; done`)
 		m.start()
-		m.said("up")
+		m.awaitMessage("up")
 		m.waitName("i", "running")
 		for range 2 {
 			m.operate("POST", "/halt", `{"instance":"i"}`, 200, nil)
-			m.said("asked")
+			m.awaitMessage("asked")
 		}
 		if got := m.machines()["i"].RunState; got != "running" || !alive(t, mark) {
 			t.Errorf("the instance is %s", got)
@@ -256,7 +256,7 @@ say "$OXIDE_SIM_INSTANCE" ""
 while :; do wait; done`)
 		for _, name := range []string{"halts", "hangs"} {
 			m.operate("POST", "/instances", fmt.Sprintf(`{"name":%q,"run_state":"running"}`, name), 201, nil)
-			m.said(name)
+			m.awaitMessage(name)
 		}
 	})
 	if alive(t, mark) {

@@ -28,7 +28,15 @@ const (
 	bucketGroups    = "anti_affinity_groups"
 )
 
-var buckets = []string{bucketIdentity, bucketTokens, bucketProjects, bucketDisks, bucketInstances, bucketSnapshots, bucketGroups}
+var buckets = []string{
+	bucketIdentity,
+	bucketTokens,
+	bucketProjects,
+	bucketDisks,
+	bucketInstances,
+	bucketSnapshots,
+	bucketGroups,
+}
 
 // store keeps the records of a rack in a file, so that they outlive the process. A change is written before any client
 // can see it. Writes are not synced: the process may die, but the machine is not expected to. A nil store keeps

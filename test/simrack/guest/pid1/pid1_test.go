@@ -88,8 +88,8 @@ func initOf(paths ...string) *exec.Cmd {
 	return cmd
 }
 
-// said waits for a message of a service.
-func (m *testMachine) said(what string) {
+// awaitMessage waits for a message of a service.
+func (m *testMachine) awaitMessage(what string) {
 	m.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(m.dir, what)); err == nil {
@@ -131,11 +131,11 @@ func TestPowerOff(t *testing.T) {
 	for _, request := range []syscall.Signal{PowerOff, syscall.SIGTERM} {
 		t.Run(fmt.Sprint(request), func(t *testing.T) {
 			m := boot(t, inOrder)
-			m.said("up")
+			m.awaitMessage("up")
 			if status := m.end(request); !status.Exited() || status.ExitStatus() != 0 {
 				t.Errorf("ended with %#x: %s", status, &m.output)
 			}
-			m.said("told")
+			m.awaitMessage("told")
 			if text := m.output.String(); !strings.Contains(text, "msg=down") || strings.Contains(text, "ERROR") ||
 				strings.Contains(text, "WARN") {
 				t.Error(text)
@@ -146,12 +146,12 @@ func TestPowerOff(t *testing.T) {
 
 func TestReboot(t *testing.T) {
 	m := boot(t, inOrder)
-	m.said("up")
+	m.awaitMessage("up")
 	// The effect of reboot(2) in a PID namespace.
 	if status := m.end(Reboot); !status.Signaled() || status.Signal() != syscall.SIGHUP {
 		t.Errorf("ended with %#x: %s", status, &m.output)
 	}
-	m.said("told")
+	m.awaitMessage("told")
 }
 
 // TestStubbornProcessIsKilled runs two services in a mounted folder. The first ends in order within its grace; the
@@ -164,12 +164,12 @@ while [ ! -e up ]; do sleep 0.01; done
 ( cd "$dir/mnt/nested"; setsid sleep 1000 ) &
 say stubborn
 while :; do sleep 1000; done`)
-	m.said("stubborn")
+	m.awaitMessage("stubborn")
 	begun := time.Now()
 	if status := m.end(PowerOff); !status.Exited() || status.ExitStatus() != 0 {
 		t.Errorf("ended with %#x: %s", status, &m.output)
 	}
-	m.said("told")
+	m.awaitMessage("told")
 	if took := time.Since(begun); took < grace {
 		t.Errorf("after %s, less than the grace", took)
 	}
@@ -186,7 +186,7 @@ while [ ! -s "$dir/orphan" ]; do sleep 0.01; done
 while [ -e "/proc/$(cat "$dir/orphan")" ]; do sleep 0.01; done
 say reaped
 sleep 1000`)
-	m.said("reaped")
+	m.awaitMessage("reaped")
 	m.end(PowerOff)
 	if text := m.output.String(); !strings.Contains(text, "a service has ended") ||
 		!strings.Contains(text, "exit_code=3") {
