@@ -43,20 +43,20 @@ type demoOptions struct {
 	logs           bool
 }
 
-const demoLong = `demo starts a simulated rack with two instances and the plugin, one controller and one node process on each
-instance, and takes one volume through its whole life by the commands of oxide-csi: made, attached, formatted,
-mounted, written to, kept in a snapshot, moved to the other instance, read back, deleted, made again of the
-snapshot. After each command it shows where the volume is, as seen from outside. With --step, the same commands
-can be typed meanwhile, in a shell that has read the file which the demo names.
+const demoLong = `demo starts a simulated rack with two instances, and the plugin: one controller process, and one node process for
+each instance. It takes one volume through its whole life with the commands of oxide-csi: create, attach, format,
+mount, write, snapshot, move to the other instance, read back, delete, restore from the snapshot. After each command
+it shows where the volume is, as seen from outside. With --step you can type the same commands in another shell: the
+demo names a file to read there.
 
-It needs oxide-csi beside itself. As root it uses real loop devices and mounts, which it takes away at the end;
-as an ordinary user it shows what the controller does and leaves the nodes out.`
+It needs oxide-csi in the same folder. As root it uses real loop devices and mounts, and removes them at the end.
+As an ordinary user it leaves the nodes out and shows what the controller does.`
 
 func demoCommand() *cobra.Command {
 	var opts demoOptions
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Tell one volume's whole life on a simulated rack",
+		Short: "Show the whole life of a volume on a simulated rack",
 		Long:  demoLong,
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -68,9 +68,9 @@ func demoCommand() *cobra.Command {
 		&opts.folder,
 		"state",
 		"",
-		"new or empty folder for disks, sockets and mounts; what is made there is removed at the end (default a new folder among the temporary ones)",
+		"new or empty folder for disks, sockets and mounts; its contents are removed at the end (default a new temporary folder)",
 	)
-	flags.BoolVar(&opts.step, "step", false, "wait for Enter after each step, to look around meanwhile")
+	flags.BoolVar(&opts.step, "step", false, "wait for Enter after each step")
 	flags.BoolVar(&opts.controllerOnly, "controller-only", false, "leave the nodes out, as for an ordinary user")
 	flags.BoolVar(&opts.logs, "logs", false, "show the logs of rack and plugins on stderr")
 	return cmd
@@ -203,7 +203,7 @@ func (d *demo) makeTemporary() (string, error) {
 		return os.MkdirTemp(parent, "oxide-demo-")
 	}
 	return "", errors.New(
-		"no temporary folder takes device nodes, since all are mounted with the option nodev: name a folder elsewhere with --state",
+		"no temporary folder supports device nodes, because all are mounted with the option nodev: name another folder with --state",
 	)
 }
 

@@ -47,7 +47,7 @@ func (d *demo) end(told bool) error {
 	undone, err := d.unmountAll()
 	errs = append(errs, err)
 	if told && len(undone) > 0 {
-		errs = append(errs, fmt.Errorf("still mounted were %s", strings.Join(undone, ", ")))
+		errs = append(errs, fmt.Errorf("these were still mounted: %s", strings.Join(undone, ", ")))
 	}
 	if d.processes.sim != nil {
 		processes++
@@ -56,7 +56,7 @@ func (d *demo) end(told bool) error {
 	loops, err := d.detachAll()
 	errs = append(errs, err)
 	if told && len(loops) > 0 {
-		errs = append(errs, fmt.Errorf("still there were the loop devices %s", strings.Join(loops, ", ")))
+		errs = append(errs, fmt.Errorf("these loop devices were still there: %s", strings.Join(loops, ", ")))
 	}
 	if told {
 		errs = append(errs, d.checkFolder())
@@ -97,7 +97,7 @@ func (d *demo) checkRack(ctx context.Context) error {
 	}
 	if !slices.Equal(disks, d.disksBefore) {
 		return fmt.Errorf(
-			"the rack has the disks %s, it had %s",
+			"the rack has the disks %s; at the start it had %s",
 			strings.Join(disks, ", "),
 			strings.Join(d.disksBefore, ", "),
 		)
@@ -107,7 +107,7 @@ func (d *demo) checkRack(ctx context.Context) error {
 		return err
 	}
 	if left.Disks+left.Snapshots+left.Loops+left.Mounts+left.Files > 0 {
-		return fmt.Errorf("the rack still counts %+v", left)
+		return fmt.Errorf("the rack reports leftovers: %+v", left)
 	}
 	return nil
 }
@@ -179,7 +179,7 @@ func (d *demo) checkFolder() error {
 		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("rack or plugin left %s", strings.Join(left, ", "))
+		return fmt.Errorf("the rack or a plugin left %s", strings.Join(left, ", "))
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func (d *demo) removeFolder() error {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("%s is kept, since %s is mounted in it", d.dir, mounts[0].Mountpoint)
+		return fmt.Errorf("%s is kept because %s is mounted in it", d.dir, mounts[0].Mountpoint)
 	}
 	if d.madeDir {
 		return os.RemoveAll(d.dir)

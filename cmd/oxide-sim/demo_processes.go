@@ -61,7 +61,7 @@ func (d *demo) start() (err error) {
 		simtest.SimOptions{Args: args, Stderr: d.logTo, OwnProcessGroup: true},
 	); err != nil {
 		if d.nodesOff == "" {
-			err = fmt.Errorf("%w (with --controller-only nothing needs loop devices)", err)
+			err = fmt.Errorf("%w (--controller-only needs no loop devices)", err)
 		}
 		return fmt.Errorf("start the simulated rack: %w", explain(err))
 	}

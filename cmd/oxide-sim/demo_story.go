@@ -92,7 +92,7 @@ func (d *demo) take(ctx context.Context, s step) error {
 	}
 	d.out.view(seen)
 	if seen != s.want {
-		return fmt.Errorf("the volume should be here: %s", s.want)
+		return fmt.Errorf("the volume is not where it should be: %s", s.want)
 	}
 	return d.out.pause(ctx)
 }
@@ -112,7 +112,7 @@ func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error)
 		d.out.quotation(fmt.Sprintf("(exit code %d)", code))
 	case s.refused:
 		return "", fmt.Errorf(
-			"%s should end with exit code %d, since the rack refuses it, and ends with %d: %s",
+			"%s should end with exit code %d, because the rack rejects it, but ends with %d: %s",
 			s.types,
 			exitBlocked,
 			code,
@@ -271,7 +271,7 @@ func (d *demo) created(ctx context.Context, v *volume, printed string) error {
 	v.diskName = disk.Name
 	d.out.fact("disk", "%s, %d GiB", disk.Name, disk.Size/gib)
 	if disk.Size != sizeBytes {
-		return fmt.Errorf("%d bytes were asked for, the rack's disk has %d", sizeBytes, disk.Size)
+		return fmt.Errorf("the volume was requested with %d bytes, but its disk has %d", sizeBytes, disk.Size)
 	}
 	return nil
 }
@@ -323,7 +323,7 @@ func (d *demo) read(m *machine, v *volume) error {
 	sum := hex.EncodeToString(hash.Sum(nil))
 	if sum != v.written {
 		d.out.fact("read", "%d MiB, sha256 %s", size>>20, sum)
-		return fmt.Errorf("the checksum differs: %s does not hold on %s what was written to it", fileName, m.instance.Name)
+		return fmt.Errorf("the checksum of %s on %s differs from that of the written data", fileName, m.instance.Name)
 	}
 	d.out.fact("read", "%d MiB, sha256 %s, same", size>>20, sum)
 	return nil

@@ -28,7 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var update = flag.Bool("update", false, "write what the demo prints to testdata instead of comparing it")
+var update = flag.Bool("update", false, "write the demo's output to testdata instead of comparing it")
 
 // masks replace what differs from run to run, without changing the width of columns.
 var masks = []struct {
@@ -65,7 +65,7 @@ func compareGolden(t *testing.T, name, printed string) {
 	must(t, err)
 	if diff := cmp.Diff(string(want), mask(printed)); diff != "" {
 		t.Errorf(
-			"the demo prints something else than %s (go test ./cmd/oxide-sim -run Demo -update writes it): -want +got\n%s",
+			"the demo's output differs from %s (go test ./cmd/oxide-sim -run Demo -update writes it): -want +got\n%s",
 			path,
 			diff,
 		)
@@ -111,7 +111,7 @@ func TestDemoInReadme(t *testing.T) {
 	want, err := os.ReadFile("testdata/demo.txt")
 	must(t, err)
 	if diff := cmp.Diff(string(want), mask(shown.String())); diff != "" {
-		t.Errorf("README.md shows another demo than testdata/demo.txt: -want +got\n%s", diff)
+		t.Errorf("the demo in README.md differs from testdata/demo.txt: -want +got\n%s", diff)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestDemoWithACorruptedDisk(t *testing.T) {
 	}
 	corrupt(t, filepath.Join(dir, "rack", "disks", id[1]+".disk"))
 	d.finish()
-	const want = "oxide-sim: demo: step 7 (The database reads its file.): the checksum differs: ledger.db does not hold on node-b what was written to it\n"
+	const want = "oxide-sim: demo: step 7 (The database reads its file.): the checksum of ledger.db on node-b differs from that of the written data\n"
 	if d.code != 1 || d.stderr.String() != want {
 		t.Errorf("exit code %d, stderr %q, want 1 and %q", d.code, &d.stderr, want)
 	}
