@@ -180,7 +180,7 @@ func (b *Blank) Format(mkfs func(path string) error) error {
 	}
 	exclusive := b.exclusive
 	b.exclusive = nil
-	if err := exclusive.Close(); err != nil {
+	if err := closeExclusive(exclusive); err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
 	if err := mkfs(b.dev.Path); err != nil {
@@ -217,7 +217,7 @@ func (b *Blank) Close() error {
 	var errs []error
 	for _, file := range []**os.File{&b.exclusive, &b.locked} {
 		if *file != nil {
-			errs = append(errs, (*file).Close())
+			errs = append(errs, closeExclusive(*file))
 			*file = nil
 		}
 	}

@@ -99,15 +99,15 @@ func WriteGrowthMarker(dev Device, diskID uuid.UUID) error {
 	}
 	m, head := growthMarker(diskID), make([]byte, growthMarkerBytes)
 	if _, err := file.ReadAt(head, 0); err != nil {
-		return errors.Join(err, file.Close())
+		return errors.Join(err, closeExclusive(file))
 	}
 	if !bytes.Equal(head, m.content) && !bytes.Equal(head, zeros[:growthMarkerBytes]) {
 		return errors.Join(
 			errors.New("something stands in the first KiB, before the filesystem: grow it by hand with resize2fs"),
-			file.Close(),
+			closeExclusive(file),
 		)
 	}
-	return errors.Join(m.write(file), file.Close())
+	return errors.Join(m.write(file), closeExclusive(file))
 }
 
 // HasGrowthMarker reports whether the growth of the filesystem on the disk was begun and did not end.
@@ -139,7 +139,7 @@ func (m marker) remove(dev Device) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(m.wipe(file), file.Close()); err != nil {
+	if err := errors.Join(m.wipe(file), closeExclusive(file)); err != nil {
 		return fmt.Errorf("remove a marker from %s: %w", dev, err)
 	}
 	return nil

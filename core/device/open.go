@@ -11,6 +11,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // Device is a disk of the guest together with its device node.
@@ -38,7 +40,7 @@ func (d Device) Open(flags int) (*os.File, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	if err := d.verify(file); err != nil {
-		return nil, errors.Join(err, file.Close())
+		return nil, errors.Join(err, closeExclusive(file))
 	}
 	return file, nil
 }
@@ -117,8 +119,12 @@ func (d Device) CheckUnused() error {
 	if err != nil {
 		return err
 	}
-	return file.Close()
+	return closeExclusive(file)
 }
+
+// closeExclusive closes a file that was opened with O_EXCL, and makes sure that this process no longer holds the device:
+// the next program, such as mkfs or mount, opens it exclusively too.
+func closeExclusive(file *os.File) error { return hostexec.CloseUninherited(file) }
 
 func (d Device) withFile(do func(*os.File) error) error {
 	file, err := d.Open(unix.O_RDONLY)

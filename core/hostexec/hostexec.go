@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -76,7 +77,10 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 		cmd.ExtraFiles = []*os.File{file}
 	}
 	cmd.WaitDelay = time.Second // a child of the program may keep the pipes open after it was killed
-	err = cmd.Run()
+	err = start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	if ctx.Err() != nil {
 		return Result{}, fmt.Errorf("%s was stopped: %w", name, ctx.Err())
 	}
@@ -85,6 +89,23 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 		return Result{}, fmt.Errorf("run %s: %w", name, err)
 	}
 	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}, nil
+}
+
+// starting is held for reading while a program starts, and for writing while a file is closed.
+var starting sync.RWMutex
+
+// start returns when the program executes. Until then the program has copies of all files that this process has open.
+func start(cmd *exec.Cmd) error {
+	starting.RLock()
+	defer starting.RUnlock()
+	return cmd.Start()
+}
+
+// CloseUninherited closes a file while no program starts, so that no program has a copy of the open file afterwards.
+func CloseUninherited(file *os.File) error {
+	starting.Lock()
+	defer starting.Unlock()
+	return file.Close()
 }
 
 type inheritedKey struct{}

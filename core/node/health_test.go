@@ -69,6 +69,7 @@ func (r *nodeRig) wantHealth(v *volume, target string, want ...string) {
 }
 
 func TestNodeGetVolumeHealth(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name       string
 		capability *csi.VolumeCapability
@@ -104,8 +105,9 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			coretest.Must(t, r.stage(v, tc.capability))
 			coretest.Must(t, r.publish(v, "target", tc.capability, false))
 			if tc.harm != nil {
@@ -150,8 +152,9 @@ func (r *nodeRig) setState(v *volume, state string) {
 
 // An error in the filesystem stays reported until somebody has mended it, on whichever node it is.
 func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	capability := filesystemVolume("ext4", writer)
 	coretest.Must(t, r.stage(v, capability))
 	r.breakFilesystem(v)
@@ -178,6 +181,7 @@ func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
 
 // Why a volume could not be staged is told until it can, or nobody wants it any more.
 func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		prepare func(r *nodeRig, v *volume)
@@ -192,12 +196,13 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 		{"a wrong request", func(_ *nodeRig, v *volume) { v.staging += "/no/such/folder" }, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t, func(opts *node.Options) {
 				if tc.name == "a twin" {
 					opts.DeviceTimeout = time.Minute
 				}
 			})
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			good := *v
 			good.publish = maps.Clone(v.publish)
 			tc.prepare(r, v)
@@ -241,8 +246,9 @@ func (r *nodeRig) twin() {
 }
 
 func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+	v, w := r.newVolume(diskA), r.newVolume(diskB)
 	_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "no-uuid"})
 	coretest.WantCode(t, err, codes.NotFound, "no-uuid")
 	if got := r.health(
@@ -269,7 +275,7 @@ func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
 // A disk that never answers holds up nobody for longer than 2 s, and no more than one question.
 func TestNodeGetVolumeHealthHangs(t *testing.T) {
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer), false))
 	// A frozen disk: nothing opens its node any more.
@@ -315,8 +321,9 @@ func TestNodeGetVolumeHealthHangs(t *testing.T) {
 }
 
 func TestNodeGetStorageHealth(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+	v, w := r.newVolume(diskA), r.newVolume(diskB)
 	want := func(want ...string) []string {
 		t.Helper()
 		resp, err := r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -352,8 +359,9 @@ func TestNodeGetStorageHealth(t *testing.T) {
 
 // Of volumes whose disks a user brought nothing is known, and nothing contradicts.
 func TestNodeGetVolumeStatsWithoutStagingPath(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+	v, w := r.newVolume(diskA), r.newVolume(diskB)
 	for _, volume := range []*volume{v, w} {
 		r.run("mkfs.ext4", "-q", r.node(volume))
 		coretest.Must(t, r.stage(volume, filesystemVolume("ext4", writer)))
@@ -368,10 +376,12 @@ func TestNodeGetVolumeStatsWithoutStagingPath(t *testing.T) {
 
 // As full as it can be: no number is negative, and what root alone can write is not available.
 func TestNodeGetVolumeStatsOfFullVolume(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			coretest.Must(t, r.stage(v, filesystemVolume(fsType, writer)))
 			file, err := os.Create(filepath.Join(v.staging, "file"))
 			coretest.Must(t, err)

@@ -43,7 +43,7 @@ func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.V
 	for name, capability := range accesses {
 		t.Run(name, func(t *testing.T) {
 			r := newNodeRig(t)
-			test(r, r.newVolume(volumeA, diskA), capability)
+			test(r, r.newVolume(diskA), capability)
 		})
 	}
 }
@@ -164,6 +164,7 @@ func stagedAt(v *volume, capability *csi.VolumeCapability) string {
 }
 
 func TestNodeStageWhereSomethingIs(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name     string
 		prepare  func(r *nodeRig, staging string)
@@ -177,18 +178,19 @@ func TestNodeStageWhereSomethingIs(t *testing.T) {
 		}, "symbolic link"},
 		{"a foreign mount", func(r *nodeRig, staging string) { r.mkdir(staging); r.foreign(staging) }, "not ours"},
 		{"another volume's filesystem", func(r *nodeRig, staging string) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			w.staging = r.path(staging)
 			r.mkdir(staging)
 			coretest.Must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
 		}, "staging"},
 		{"another raw block volume", func(r *nodeRig, staging string) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			w.staging = r.path(staging)
 			coretest.Must(r.t, r.stage(w, rawBlock(writer)))
 		}, "staging"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 				v.staging = r.path("staging")
 				tc.prepare(r, "staging")
@@ -199,6 +201,7 @@ func TestNodeStageWhereSomethingIs(t *testing.T) {
 }
 
 func TestNodePublishWhereSomethingIs(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		prepare func(r *nodeRig)
@@ -221,17 +224,18 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 		{"a symbolic link to nowhere", func(r *nodeRig) { coretest.Must(r.t, os.Symlink("nowhere", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
 		{"a foreign mount", func(r *nodeRig) { r.mkdir("targets/one"); r.foreign("targets/one") }, "filesystem, raw block", "not ours"},
 		{"another volume's filesystem", func(r *nodeRig) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
 			coretest.Must(r.t, r.publish(w, "targets/one", filesystemVolume("ext4", writer), false))
 		}, "filesystem, raw block", "another disk"},
 		{"another raw block volume", func(r *nodeRig) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(w, rawBlock(writer)))
 			coretest.Must(r.t, r.publish(w, "targets/one", rawBlock(writer), false))
 		}, "filesystem, raw block", "another disk"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 				access := filepath.Base(r.t.Name())
 				r.mkdir("targets")
@@ -256,9 +260,11 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 
 // After a reboot nothing is mounted, the folders are there, and the disk has another name.
 func TestNodeAfterReboot(t *testing.T) {
+	t.Parallel()
 	t.Run("set up again", func(t *testing.T) {
+		t.Parallel()
 		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(v, capability))
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
 			before := r.node(v)
@@ -277,6 +283,7 @@ func TestNodeAfterReboot(t *testing.T) {
 		})
 	})
 	t.Run("taken down", func(t *testing.T) {
+		t.Parallel()
 		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 			coretest.Must(r.t, r.stage(v, capability))
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
@@ -292,6 +299,7 @@ func TestNodeAfterReboot(t *testing.T) {
 
 // The disk goes by surprise and comes back under another name, while it is mounted.
 func TestNodeDeadMounts(t *testing.T) {
+	t.Parallel()
 	capabilities := map[string]*csi.VolumeCapability{
 		"ext4":      filesystemVolume("ext4", writer),
 		"xfs":       filesystemVolume("xfs", writer),
@@ -391,8 +399,9 @@ func TestNodeDeadMounts(t *testing.T) {
 				continue
 			}
 			t.Run(tc.name+"/"+access, func(t *testing.T) {
+				t.Parallel()
 				r := newNodeRig(t)
-				v := r.newVolume(volumeA, diskA)
+				v := r.newVolume(diskA)
 				coretest.Must(t, r.stage(v, capability))
 				tc.test(r, v, capability)
 				r.start()
@@ -404,8 +413,9 @@ func TestNodeDeadMounts(t *testing.T) {
 	}
 	// The old node leads to whatever disk has its number now. It must go first.
 	t.Run("at the target/raw block", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v, capability := r.newVolume(volumeA, diskA), capabilities["raw block"]
+		v, capability := r.newVolume(diskA), capabilities["raw block"]
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
 		replugSame(r, v)
@@ -417,8 +427,10 @@ func TestNodeDeadMounts(t *testing.T) {
 }
 
 func TestNodeStackedMounts(t *testing.T) {
+	t.Parallel()
 	for _, where := range []string{"target", "staging path"} {
 		t.Run(where, func(t *testing.T) {
+			t.Parallel()
 			// prepare stages, and publishes unless it is about the staging path; what is to be called, and where it works.
 			prepare := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) (call func() error, path string) {
 				coretest.Must(r.t, r.stage(v, capability))
@@ -429,6 +441,7 @@ func TestNodeStackedMounts(t *testing.T) {
 				return func() error { return r.unpublish(v, "target") }, "target"
 			}
 			t.Run("ours three times", func(t *testing.T) {
+				t.Parallel()
 				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 					call, path := prepare(r, v, capability)
 					r.bind(path, path)
@@ -441,6 +454,7 @@ func TestNodeStackedMounts(t *testing.T) {
 				})
 			})
 			t.Run("a foreign one above", func(t *testing.T) {
+				t.Parallel()
 				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 					call, path := prepare(r, v, capability)
 					if capability.GetBlock() == nil {
@@ -455,8 +469,9 @@ func TestNodeStackedMounts(t *testing.T) {
 				})
 			})
 			t.Run("a foreign one below", func(t *testing.T) {
+				t.Parallel()
 				r := newNodeRig(t)
-				v := r.newVolume(volumeA, diskA)
+				v := r.newVolume(diskA)
 				call, path := prepare(r, v, filesystemVolume("ext4", writer))
 				r.mkdir("aside")
 				r.bind(path, "aside")
@@ -479,8 +494,9 @@ func TestNodeStackedMounts(t *testing.T) {
 			})
 			for _, known := range []string{"which is known", "which is known from its UUID", "which cannot be known"} {
 				t.Run("another volume's above, "+known, func(t *testing.T) {
+					t.Parallel()
 					r := newNodeRig(t)
-					v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+					v, w := r.newVolume(diskA), r.newVolume(diskB)
 					if known == "which cannot be known" {
 						for _, volume := range []*volume{v, w} { // as users bring them
 							r.run("mkfs.ext4", "-q", r.node(volume))
@@ -507,6 +523,7 @@ func TestNodeStackedMounts(t *testing.T) {
 
 // The folder in which volumes are staged and published shows twice, and so does every mount in it.
 func TestNodeMirroredMounts(t *testing.T) {
+	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		r.mkdir("kubelet")
 		r.mkdir("mirror")
@@ -537,9 +554,11 @@ func TestNodeMirroredMounts(t *testing.T) {
 }
 
 func TestNodeFilesystemThatGaveUp(t *testing.T) {
+	t.Parallel()
 	t.Run("read-only", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolume(diskA)
 		capability := filesystemVolume("ext4", multiWriter, "errors=remount-ro")
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
@@ -572,9 +591,10 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 		wantContent(t, r.path("target/file"), "data")
 	})
 	t.Run("shut down", func(t *testing.T) {
+		t.Parallel()
 		for _, fsType := range []string{"ext4", "xfs"} {
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			capability := filesystemVolume(fsType, writer)
 			coretest.Must(t, r.stage(v, capability))
 			coretest.Must(t, r.publish(v, "target", capability, false))
@@ -589,9 +609,10 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 
 // The kernel adds mount flags and does not show others, so that different ones are no reason to refuse; but they are told.
 func TestNodeStageWithOtherFlags(t *testing.T) {
+	t.Parallel()
 	const line = "does not show some of the mount flags"
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=7")))
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime,commit=7")))
 	if strings.Contains(r.log.String(), line) {
@@ -610,6 +631,7 @@ func TestNodeStageWithOtherFlags(t *testing.T) {
 
 // Whoever asks with the wrong ID must not touch another volume.
 func TestNodeWrongVolumeID(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		// prepare says how the volumes are known afterwards.
@@ -619,8 +641,9 @@ func TestNodeWrongVolumeID(t *testing.T) {
 		{"staged before the plugin started again", (*nodeRig).start},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-				w := r.newVolume(volumeB, diskB)
+				w := r.newVolume(diskB)
 				for _, volume := range []*volume{v, w} {
 					coretest.Must(r.t, r.stage(volume, capability))
 					coretest.Must(r.t, r.publish(volume, "target-"+volume.disk, capability, false))
@@ -664,6 +687,7 @@ func TestNodeWrongVolumeID(t *testing.T) {
 
 // Somebody has unmounted the staging path: as long as the volume is published, its disk must not be taken away.
 func TestNodeUnstageWhilePublished(t *testing.T) {
+	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		coretest.Must(r.t, r.stage(v, capability))
 		coretest.Must(r.t, r.publish(v, "target", capability, false))
@@ -678,8 +702,9 @@ func TestNodeUnstageWhilePublished(t *testing.T) {
 }
 
 func TestNodePublishReadOnlyOfWritable(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer), true))
 	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -699,8 +724,9 @@ func TestNodePublishReadOnlyOfWritable(t *testing.T) {
 }
 
 func TestNodeRawBlockOfAnotherSize(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	capability := rawBlock(writer)
 	coretest.Must(t, r.stage(v, capability))
 	v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB)
@@ -715,8 +741,9 @@ func TestNodeRawBlockOfAnotherSize(t *testing.T) {
 
 // Read-only holds for everybody who has the disk, by whatever node.
 func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	capability := rawBlock(multiWriter)
 	coretest.Must(t, r.stage(v, capability))
 	coretest.Must(t, r.publish(v, "target", capability, true))
@@ -747,11 +774,13 @@ func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 
 // Kubernetes names the targets of raw block volumes by the UIDs of pods, which look like volume IDs.
 func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
+	t.Parallel()
 	const pod = "c0ffee00-0000-4000-8000-000000000000"
 	for _, what := range []string{"staged", "staging path unmounted by hand"} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v, capability := r.newVolume(volumeA, diskA), rawBlock(writer)
+			v, capability := r.newVolume(diskA), rawBlock(writer)
 			coretest.Must(t, r.stage(v, capability))
 			coretest.Must(t, r.publish(v, pod, capability, false))
 			if what != "staged" {
@@ -771,6 +800,7 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 // A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is done and
 // nothing is said to be done.
 func TestProgramsOfAKilledPlugin(t *testing.T) {
+	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		_, end, err := volumelock.Acquire(t.Context(), r.path("state"), uuid.MustParse(v.id), 0)
 		coretest.Must(t, err)

@@ -108,7 +108,7 @@ func (n *Service) recordStaged(volume nodeVolume, dev device.Device) error {
 	return nil
 }
 
-// resolve resolves a path of a request ownership parent the orchestrator has to provide.
+// resolve resolves a path of a request whose parent the orchestrator has to provide.
 func resolve(path string) (string, error) {
 	resolved, err := mount.Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) {

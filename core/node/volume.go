@@ -31,7 +31,7 @@ type nodeVolume struct {
 	attached bool
 	origin   string
 	readOnly bool
-	// lineage are the disks ownership filesystem this disk may carry, besides its own; any says that it may carry whichever.
+	// lineage are the disks whose filesystem this disk may carry, besides its own; any says that it may carry whichever.
 	fsLineage     []uuid.UUID
 	anyFilesystem bool
 	// mkfsOptions and root concern a filesystem that is made here.
