@@ -69,7 +69,6 @@ func (r *nodeRig) wantHealth(v *volume, target string, want ...string) {
 }
 
 func TestNodeGetVolumeHealth(t *testing.T) {
-	t.Parallel()
 	for _, tc := range []struct {
 		name       string
 		capability *csi.VolumeCapability
@@ -105,7 +104,6 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
 			r := newNodeRig(t)
 			v := r.newVolume(diskA)
 			coretest.Must(t, r.stage(v, tc.capability))

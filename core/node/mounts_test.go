@@ -260,9 +260,7 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 
 // After a reboot nothing is mounted, the folders are there, and the disk has another name.
 func TestNodeAfterReboot(t *testing.T) {
-	t.Parallel()
 	t.Run("set up again", func(t *testing.T) {
-		t.Parallel()
 		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(v, capability))
@@ -283,7 +281,6 @@ func TestNodeAfterReboot(t *testing.T) {
 		})
 	})
 	t.Run("taken down", func(t *testing.T) {
-		t.Parallel()
 		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 			coretest.Must(r.t, r.stage(v, capability))
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
@@ -299,7 +296,6 @@ func TestNodeAfterReboot(t *testing.T) {
 
 // The disk goes by surprise and comes back under another name, while it is mounted.
 func TestNodeDeadMounts(t *testing.T) {
-	t.Parallel()
 	capabilities := map[string]*csi.VolumeCapability{
 		"ext4":      filesystemVolume("ext4", writer),
 		"xfs":       filesystemVolume("xfs", writer),
@@ -399,7 +395,6 @@ func TestNodeDeadMounts(t *testing.T) {
 				continue
 			}
 			t.Run(tc.name+"/"+access, func(t *testing.T) {
-				t.Parallel()
 				r := newNodeRig(t)
 				v := r.newVolume(diskA)
 				coretest.Must(t, r.stage(v, capability))
@@ -413,7 +408,6 @@ func TestNodeDeadMounts(t *testing.T) {
 	}
 	// The old node leads to whatever disk has its number now. It must go first.
 	t.Run("at the target/raw block", func(t *testing.T) {
-		t.Parallel()
 		r := newNodeRig(t)
 		v, capability := r.newVolume(diskA), capabilities["raw block"]
 		coretest.Must(t, r.stage(v, capability))

@@ -922,12 +922,10 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 // The disk goes while it is mounted, as when the rack detaches it too early. Everything can be taken down, and set up anew
 // when the disk is back.
 func TestNodeDiskGone(t *testing.T) {
-	t.Parallel()
 	for name, capability := range map[string]*csi.VolumeCapability{
 		"ext4": filesystemVolume("ext4", writer), "xfs": filesystemVolume("xfs", writer), "raw block": rawBlock(writer),
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			r := newNodeRig(t)
 			v := r.newVolume(diskA)
 			coretest.Must(t, r.stage(v, capability))
