@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -147,9 +146,7 @@ func TestFilesystemUUID(t *testing.T) {
 				t.Fatal(err)
 			}
 			if mkfs != nil {
-				if out, err := exec.Command(mkfs[0], append(mkfs[1:], disk.Loop)...).CombinedOutput(); err != nil {
-					t.Fatalf("%v: %s", err, out)
-				}
+				devicetest.Run(t, mkfs[0], append(mkfs[1:], disk.Loop)...)
 			}
 			content, err := device.Probe(t.Context(), dev)
 			if err != nil {

@@ -77,7 +77,7 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 		cmd.ExtraFiles = []*os.File{file}
 	}
 	cmd.WaitDelay = time.Second // a child of the program may keep the pipes open after it was killed
-	err = start(cmd)
+	err = Start(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}
@@ -94,8 +94,9 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 // starting is held for reading while a program starts, and for writing while a file is closed.
 var starting sync.RWMutex
 
-// start returns when the program executes. Until then the program has copies of all files that this process has open.
-func start(cmd *exec.Cmd) error {
+// Start starts a program, and returns when the program executes. Until then the program has copies of all files that this
+// process has open; see [CloseUninherited].
+func Start(cmd *exec.Cmd) error {
 	starting.RLock()
 	defer starting.RUnlock()
 	return cmd.Start()

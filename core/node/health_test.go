@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -22,6 +21,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
@@ -128,11 +129,10 @@ func (r *nodeRig) damageRoot(v *volume) {
 	}
 	coretest.Must(r.t, r.unpublish(v, "target"))
 	coretest.Must(r.t, r.unstage(v))
-	out, err := exec.Command("xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v)).
-		CombinedOutput()
-	coretest.Must(r.t, err)
+	out := devicetest.Run(
+		r.t, "xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v))
 	var sector int64
-	if _, err := fmt.Sscanf(strings.TrimSpace(string(out)), "current daddr is %d", &sector); err != nil {
+	if _, err := fmt.Sscanf(strings.TrimSpace(out), "current daddr is %d", &sector); err != nil {
 		r.t.Fatalf("%v: %s", err, out)
 	}
 	r.poke(v, sector*512, "damage")
@@ -165,11 +165,9 @@ func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
 		t.Errorf("mounted anew (-want +got):\n%s", diff)
 	}
 	coretest.Must(t, r.unstage(v))
-	var exit *exec.ExitError
-	if out, err := exec.Command("e2fsck", "-fy", r.node(v)).
-		CombinedOutput(); err != nil &&
-		(!errors.As(err, &exit) || exit.ExitCode() != 1) {
-		t.Fatalf("%v\n%s", err, out)
+	result, err := hostexec.Run(t.Context(), "e2fsck", "-fy", r.node(v))
+	if err != nil || result.ExitCode > 1 { // 1: errors were corrected
+		t.Fatalf("e2fsck: %v, exit code %d: %s", err, result.ExitCode, result.Message())
 	}
 	coretest.Must(t, r.stage(v, capability))
 	if got := r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id}); got != nil {

@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -33,6 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -51,18 +51,7 @@ const (
 	volumeBytes = 320 << 20
 )
 
-// TestMain runs more tests at a time than there are processors: the tests wait for the kernel to mount, unmount and flush.
-func TestMain(m *testing.M) {
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		if err := flag.Set("test.parallel", "8"); err != nil {
-			panic(err)
-		}
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { devicetest.Main(m) }
 
 // nodeRig is a Node service in a guest of the simulated rack, behind a real socket, and what an orchestrator does.
 type nodeRig struct {
@@ -222,9 +211,7 @@ func (r *nodeRig) digest(v *volume) string {
 
 func (r *nodeRig) run(name string, args ...string) {
 	r.t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		r.t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
+	devicetest.Run(r.t, name, args...)
 }
 
 // unmountAll takes away what a failed test has left, and gives loop devices back writable: others use them next.
@@ -962,7 +949,7 @@ func TestNodeUnstageWaitsForTheHolder(t *testing.T) {
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	holder := exec.Command("sleep", "600")
 	holder.Dir = v.staging
-	coretest.Must(t, holder.Start())
+	coretest.Must(t, hostexec.Start(holder))
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
 	_, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})

@@ -8,8 +8,10 @@ package devicetest
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -19,7 +21,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
+
+// Main runs the tests of a package that uses disks. More of them run at a time than there are processors, because they
+// wait for the kernel to mount, unmount and flush. The flag -parallel overrides that.
+func Main(m *testing.M) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// Run runs a program of the host and returns what it wrote to its standard output. The program ends the test when it
+// fails. Tests that run at the same time as others must not start programs by themselves: see [hostexec.CloseUninherited].
+func Run(t testing.TB, name string, args ...string) (stdout string) {
+	t.Helper()
+	result, err := hostexec.Run(context.Background(), name, args...)
+	if err != nil || result.ExitCode != 0 {
+		t.Fatalf("%s %v: %v, exit code %d: %s", name, args, err, result.ExitCode, result.Message())
+	}
+	return result.Stdout
+}
 
 // Guest is a folder with dev and sys in it.
 type Guest struct {
