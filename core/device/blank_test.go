@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/google/uuid"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 )
@@ -25,6 +27,8 @@ const (
 	kib = int64(1) << 10
 	mib = int64(1) << 20
 )
+
+func TestMain(m *testing.M) { devicetest.Main(m) }
 
 // prove finds the only disk of the guest and asks for the proof.
 func prove(t *testing.T, g *devicetest.Guest, d *devicetest.Disk, options device.BlankOptions) (*device.Blank, error) {
@@ -61,6 +65,7 @@ func poke(t *testing.T, d *devicetest.Disk, offset int64, bytes string) {
 }
 
 func TestProveBlank(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int64{1 * mib, 320 * mib, 3*1024*mib + 512*kib, 1023 * 1024 * mib} {
 		g := devicetest.New(t)
 		if _, err := prove(t, g, g.Add(diskName, size), blankOrigin); err != nil {
@@ -68,6 +73,7 @@ func TestProveBlank(t *testing.T) {
 		}
 	}
 	t.Run("made from a snapshot", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.New(t)
 		d := g.Add(diskName, 96*mib)
 		whole := device.BlankOptions{Origin: "snapshot", ScanLimit: 96 * mib}
@@ -79,6 +85,7 @@ func TestProveBlank(t *testing.T) {
 
 // One byte, wherever something known keeps its superblock, is enough.
 func TestProveBlankFindsBytes(t *testing.T) {
+	t.Parallel()
 	const size = 3 << 30
 	for _, tc := range []struct {
 		what   string
@@ -110,6 +117,7 @@ func TestProveBlankFindsBytes(t *testing.T) {
 		{"last byte", size - 1},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, size)
 			poke(t, d, tc.offset, "x")
@@ -126,6 +134,7 @@ func TestProveBlankFindsBytes(t *testing.T) {
 }
 
 func TestProveBlankRefuses(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		prepare func(t *testing.T, g *devicetest.Guest, d *devicetest.Disk)
@@ -198,6 +207,7 @@ func TestProveBlankRefuses(t *testing.T) {
 		}, blankOrigin, device.ErrMismatch, "when opened"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, 320*mib)
 			tc.prepare(t, g, d)
@@ -214,6 +224,7 @@ func TestProveBlankRefuses(t *testing.T) {
 
 // What announces itself on a disk, each as its first bytes at its place; offsets below zero count from the end.
 func TestProveBlankKnowsHeaders(t *testing.T) {
+	t.Parallel()
 	const size = 320 * mib
 	for name, writes := range map[string][]write{
 		"LUKS1":                 {{0, []byte("LUKS\xba\xbe\x00\x01")}},
@@ -259,6 +270,7 @@ func TestProveBlankKnowsHeaders(t *testing.T) {
 		"vdo":                   {{0, []byte("dmvdo001")}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, size)
 			for _, w := range writes {
@@ -293,6 +305,7 @@ const loopChangeFD = 0x4c06
 
 // Whatever happens to the device meanwhile, no proof comes of it that lets mkfs run.
 func TestProveBlankOfMovingDevice(t *testing.T) {
+	t.Parallel()
 	const size = 512 * mib
 	for name, change := range map[string]func(t *testing.T, g *devicetest.Guest, d *devicetest.Disk){
 		"shrinks": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { resize(t, d, size/2) },
@@ -303,6 +316,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 		"fails": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { truncate(t, d, size/2) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, size)
 			dev, err := g.Roots().ByNumber(d.Number)
@@ -336,6 +350,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 		})
 	}
 	t.Run("another disk under the same number", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.New(t)
 		var files []string
 		for _, name := range []string{"first", "second"} {
@@ -399,6 +414,7 @@ func resize(t *testing.T, d *devicetest.Disk, size int64) {
 }
 
 func TestProveBlankWaitsForTheLock(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	d := g.Add(diskName, sizeBytes)
 	dev, err := g.Roots().ByNumber(d.Number)
@@ -432,6 +448,7 @@ func TestProveBlankWaitsForTheLock(t *testing.T) {
 }
 
 func TestProveBlankEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	dev, err := g.Roots().ByNumber(g.Add(diskName, sizeBytes).Number)
 	if err != nil {
@@ -445,10 +462,12 @@ func TestProveBlankEndsWithItsContext(t *testing.T) {
 }
 
 func TestFormatChecksAgain(t *testing.T) {
+	t.Parallel()
 	mkfs := func(called *int) func(string) error {
 		return func(string) error { *called++; return nil }
 	}
 	t.Run("nothing changed", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.New(t)
 		d := g.Add(diskName, sizeBytes)
 		blank, err := prove(t, g, d, blankOrigin)
@@ -492,6 +511,7 @@ func TestFormatChecksAgain(t *testing.T) {
 		"the disk went":   func(g *devicetest.Guest, d *devicetest.Disk) { g.Unplug(d) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, sizeBytes)
 			blank, err := prove(t, g, d, blankOrigin)
@@ -539,7 +559,8 @@ func pokeBtrfs(t *testing.T, d *devicetest.Disk, offset int, number uint64) {
 
 // What an interrupted mkfs left may be overwritten; what anybody else left never.
 func TestProveBlankAfterInterruption(t *testing.T) {
-	const own, foreign = "12345678-1234-5234-8234-123456789abc", "87654321-4321-5321-8321-cba987654321"
+	t.Parallel()
+	own, foreign := uuid.NewString(), uuid.NewString()
 	ext4 := func(uuid string) func(t *testing.T, d *devicetest.Disk) {
 		return func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop) }
 	}
@@ -588,6 +609,9 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 		{"swap", func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, "mkswap", "-U", own, d.Loop) }, true, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if !strings.Contains(tc.name, "btrfs") { // the kernel takes two btrfs of the same UUID for one
+				t.Parallel()
+			}
 			g := devicetest.New(t)
 			d := g.Add(diskName, 320*mib)
 			tc.prepare(t, d)
@@ -611,6 +635,7 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	d := g.Add(diskName, 320*mib)
 	dev, err := g.Roots().ByNumber(d.Number)

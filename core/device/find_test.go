@@ -31,6 +31,7 @@ func find(g *devicetest.Guest, timeout time.Duration) (device.Device, error) {
 }
 
 func TestFindBySerial(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct{ name, diskName, serial string }{
 		{"as a rack shows it", "vol-b", "vol-b\n"},
 		{"20 bytes", diskName, diskName + "\n"},
@@ -40,6 +41,7 @@ func TestFindBySerial(t *testing.T) {
 		{"with blanks before it", "vol-b", "   vol-b\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			g.Add("boot-disk", sizeBytes)
 			want := g.Add(tc.diskName, sizeBytes)
@@ -56,6 +58,7 @@ func TestFindBySerial(t *testing.T) {
 }
 
 func TestFindRefuses(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		// guest changes what a guest with this disk shows.
@@ -139,6 +142,7 @@ func TestFindRefuses(t *testing.T) {
 }
 
 func TestFindWaits(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	found := make(chan error, 1)
 	go func() {
@@ -181,6 +185,7 @@ func TestFindWaits(t *testing.T) {
 
 // A function that was given to another driver, as for passing it on to a machine inside the guest, shows no disk here.
 func TestFindIgnoresOtherDrivers(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	g.Add(diskName, sizeBytes)
 	g.Function("0000:00:17.0", "vfio-pci")
@@ -190,6 +195,7 @@ func TestFindIgnoresOtherDrivers(t *testing.T) {
 }
 
 func TestDisks(t *testing.T) {
+	t.Parallel()
 	g := devicetest.NewBare(t)
 	g.Sysfs("nvme0n1", "boot\n", device.Number{Major: 259, Minor: 0}, 1<<30)
 	g.Sysfs("nvme1n1", diskName+"\n", device.Number{Major: 259, Minor: 3}, 2<<30)
@@ -233,6 +239,7 @@ func TestDisks(t *testing.T) {
 }
 
 func TestReadOnly(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	g.Add(diskName, sizeBytes)
 	dev, err := find(g, time.Second)

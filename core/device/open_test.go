@@ -17,6 +17,7 @@ import (
 // A program that the plugin starts for another volume has copies of all open files until it executes. Among them may be
 // the exclusive one of this disk, and mkfs or mount would then find the disk in use.
 func TestCloseReleasesTheDiskWhileProgramsStart(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	dev, err := g.Roots().ByNumber(g.Add("csi-abcdefghijklmnop", 64*mib).Number)
 	if err != nil {
