@@ -527,7 +527,8 @@ func TestFormatChecksAgain(t *testing.T) {
 	}
 }
 
-// mountOnce mounts the filesystem on the disk for a moment, and changes it: a btrfs that was only mounted may be as it was.
+// mountOnce mounts the filesystem on the disk for a moment, and changes it: a btrfs that was only mounted may be as it
+// was.
 func mountOnce(t *testing.T, d *devicetest.Disk) {
 	t.Helper()
 	target := t.TempDir()

@@ -46,7 +46,8 @@ func TestFindBySerial(t *testing.T) {
 			g.Add("boot-disk", sizeBytes)
 			want := g.Add(tc.diskName, sizeBytes)
 			g.Write(filepath.Join(g.Dir, "sys/block", want.Kernel, "device/serial"), tc.serial)
-			dev, err := g.Roots().WaitForDisk(context.Background(), device.ExpectedDisk{Serial: devicetest.Serial(tc.diskName)}, time.Second)
+			dev, err := g.Roots().
+				WaitForDisk(context.Background(), device.ExpectedDisk{Serial: devicetest.Serial(tc.diskName)}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -167,7 +168,7 @@ func TestFindWaits(t *testing.T) {
 	defer stop()
 	if _, err := g.Roots().
 		WaitForDisk(short, device.ExpectedDisk{Serial: diskName}, time.Minute); !errors.Is(err, device.ErrNotFound) ||
-		!strings.Contains(err.Error(), "still coming up") {
+		!strings.Contains(err.Error(), "not ready yet") {
 		t.Errorf("with a controller without serial: %v, want it to wait", err)
 	}
 	g.Write(serial, "something else\n")
@@ -256,8 +257,8 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// BenchmarkFind is one look at the disks of an instance that has all it takes.
-func BenchmarkFind(b *testing.B) {
+// BenchmarkWaitForDisk is one look at the disks of an instance that has all it takes.
+func BenchmarkWaitForDisk(b *testing.B) {
 	g := devicetest.New(b)
 	for i := range 11 {
 		g.Add(fmt.Sprintf("csi-%016d", i), sizeBytes)

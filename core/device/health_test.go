@@ -64,7 +64,7 @@ func TestUnsettled(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
-	t.Run("still coming up", func(t *testing.T) {
+	t.Run("not ready yet", func(t *testing.T) {
 		t.Parallel()
 		g := devicetest.NewBare(t)
 		folder := g.Function("0000:00:12.0", "")
