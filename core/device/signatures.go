@@ -18,7 +18,7 @@ const (
 
 // headAndTail returns the first and the last MiB. Nearly every format has its signature there:
 //
-//   - at the beginning: boot sectors, GPT, ext, xfs, f2fs, swap, LVM, LUKS up to its copy at 512 KiB, bcache, bluestore;
+//   - at the beginning: boot sectors, GPT, ext, xfs, f2fs, swap, LVM, LUKS with its copy at 512 KiB, bcache, bluestore;
 //     btrfs, reiserfs and gfs2 at 64 KiB, jfs at 32 KiB, ocfs2 below 8 KiB;
 //   - at the end: the copy of a GPT, md 0.90 and 1.0, DRBD and most firmware RAIDs;
 //   - at both: ZFS.

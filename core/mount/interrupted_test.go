@@ -147,8 +147,8 @@ func poke(t *testing.T, disk *devicetest.Disk, contents map[int64][]byte) {
 	}
 }
 
-// mkfs does not know of the marker; wherever it puts its own, enough copies are left, and taking them away afterwards does
-// the filesystem no harm.
+// mkfs does not know of the marker; wherever it puts its own, enough copies are left, and taking them away afterwards
+// does the filesystem no harm.
 func TestMarkerOutlivesMkfs(t *testing.T) {
 	t.Parallel()
 	const mib, gib = 1 << 20, 1 << 30

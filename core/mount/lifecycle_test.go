@@ -37,8 +37,8 @@ func TestMain(m *testing.M) { devicetest.Main(m) }
 // rig is a guest with one disk.
 type rig struct {
 	*devicetest.Guest
-	// diskID differs from test to test: the UUID of the filesystem follows from it, and the kernel of this machine mixes two
-	// btrfs of the same UUID, also between tests and processes that run at the same time.
+	// diskID differs from test to test: the UUID of the filesystem follows from it, and the kernel of this machine
+	// mixes two btrfs of the same UUID, also between tests and processes that run at the same time.
 	diskID uuid.UUID
 	disk   *devicetest.Disk
 	dev    device.Device
@@ -162,7 +162,8 @@ func TestFormatMountUnmount(t *testing.T) {
 				t.Error(err)
 			}
 			usage, err := mount.Stats(target)
-			if err != nil || usage.TotalBytes <= 0 || usage.TotalBytes > sizeBytes || usage.UsedBytes+usage.AvailableBytes > usage.TotalBytes ||
+			if err != nil || usage.TotalBytes <= 0 || usage.TotalBytes > sizeBytes ||
+				usage.UsedBytes+usage.AvailableBytes > usage.TotalBytes ||
 				(usage.TotalInodes <= 0 || usage.UsedInodes <= 0) && fsType != "btrfs" ||
 				usage.UsedInodes+usage.AvailableInodes != usage.TotalInodes {
 				t.Errorf("usage %+v, %v", usage, err)
@@ -435,7 +436,8 @@ func TestMountReadOnlyDisk(t *testing.T) {
 			snapshot := filepath.Join(t.TempDir(), "snapshot")
 			devicetest.Run(t, "cp", "--sparse=always", r.disk.Backing, snapshot)
 			r.Plug("csi-snapshotofthedisk", snapshot)
-			dev, err := r.Roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial("csi-snapshotofthedisk")}, time.Second)
+			dev, err := r.Roots().
+				WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial("csi-snapshotofthedisk")}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -216,8 +216,8 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 			coretest.Must(r.t, os.Rename(r.path("targets"), r.path("real")))
 			coretest.Must(r.t, os.Symlink("real", r.path("targets")))
 		}, "", ""},
-		{"an empty file, as before a reboot", func(r *nodeRig) { r.write("targets/one", "") }, "filesystem", "no folder"},
-		{"an empty folder, as before a reboot", func(r *nodeRig) { r.mkdir("targets/one") }, "raw block", "no empty file"},
+		{"an empty file, as before a reboot", func(r *nodeRig) { r.write("targets/one", "") }, "filesystem", "not a folder"},
+		{"an empty folder, as before a reboot", func(r *nodeRig) { r.mkdir("targets/one") }, "raw block", "not an empty file"},
 		{"a file with content", func(r *nodeRig) { r.write("targets/one", "data") }, "filesystem, raw block", "targets/one"},
 		{"a folder with content", func(r *nodeRig) { r.mkdir("targets/one"); r.write("targets/one/file", "data") }, "filesystem, raw block", "targets/one"},
 		{"a symbolic link to a folder", func(r *nodeRig) { r.mkdir("real"); coretest.Must(r.t, os.Symlink("../real", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
