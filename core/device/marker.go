@@ -20,8 +20,8 @@ import (
 //
 //   - Format marker: the disk was blank, and everything on it comes from mkfs. Without the marker, remains that have no
 //     signature yet look like a user's data, and the volume can never be formatted.
-//   - Growth marker, on a disk whose ext filesystem is being grown: the filesystem was clean, and every error in it comes
-//     from resize2fs. e2fsck may repair such errors without asking.
+//   - Growth marker, on a disk whose ext filesystem is being grown: the filesystem was clean, and every error in it
+//     comes from resize2fs. e2fsck may repair such errors without asking.
 //
 // mkfs does not know markers and may overwrite some. So the format marker has several copies, at places that supported
 // filesystems do not use in their default layout. The growth marker is in the first KiB, which ext leaves to boot

@@ -5,9 +5,9 @@
 // Package mount makes filesystems on disks that package device proved blank, mounts them, binds them to the paths of
 // workloads, and unmounts them.
 //
-// It trusts only the kernel's mount table ([ReadTable]), not the result of a call. Every function reads the table before
-// and after its change. So each function is safe to repeat: after an error, after the plugin was killed, and after a
-// reboot.
+// It trusts only the kernel's mount table ([ReadTable]), not the result of a call. Every function reads the table
+// before and after its change. So each function is safe to repeat: after an error, after the plugin was killed, and
+// after a reboot.
 //
 // mount(8) mounts filesystems, with arguments from k8s.io/mount-utils. Binds and unmounts are system calls: a read-only
 // bind must appear in one step, and the reason of a failed unmount decides the next step. The package does not use the

@@ -25,8 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// restore makes a disk of this size with the bytes that another one has at this moment, as a rack does through a snapshot,
-// and attaches it.
+// restore makes a disk of this size with the bytes that another one has at this moment, as a rack does through a
+// snapshot, and attaches it.
 func (r *nodeRig) restore(source *volume, disk string, sizeBytes int64) *volume {
 	r.t.Helper()
 	id := uuid.NewString()
@@ -51,7 +51,8 @@ func (r *nodeRig) restore(source *volume, disk string, sizeBytes int64) *volume 
 	return v
 }
 
-// A filesystem that is certainly another volume's is not mounted; one of which nothing is known is, with a word about it.
+// A filesystem that is certainly another volume's is not mounted; one of which nothing is known is, with a word about
+// it.
 func TestNodeFilesystemIdentity(t *testing.T) {
 	t.Parallel()
 	const stranger = "0b0c7b5e-8f0a-4d0e-9b7e-1f2d3c4b5a69"
@@ -345,8 +346,8 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 	}
 }
 
-// resize2fs writes the superblock last, and in pieces of some bytes. Killed between any two of them, it leaves a superblock that
-// says neither how large the filesystem is nor that it is in order; the data is there all the same.
+// resize2fs writes the superblock last, and in pieces of some bytes. Killed between any two of them, it leaves a
+// superblock that says neither how large the filesystem is nor that it is in order; the data is there all the same.
 func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 	t.Parallel()
 	const start, length, mkfsBytes = 1024, 1024, 64 << 20

@@ -45,8 +45,8 @@ func (r *nodeRig) health(req *csi.NodeGetVolumeHealthRequest) (conditions []stri
 	return conditions
 }
 
-// wantHealth checks a volume's health, asked for in every way that there is: by its ID, with its paths, and of a process
-// that has not staged it.
+// wantHealth checks a volume's health, asked for in every way that there is: by its ID, with its paths, and of a
+// process that has not staged it.
 func (r *nodeRig) wantHealth(v *volume, target string, want ...string) {
 	r.t.Helper()
 	for _, who := range []string{"the process that staged it", "another process"} {

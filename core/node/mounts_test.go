@@ -48,8 +48,8 @@ func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.V
 	}
 }
 
-// files lists what is below the test's folder beside the guest, the disks and the plugin's own state, but not what is in
-// mounted filesystems.
+// files lists what is below the test's folder beside the guest, the disks and the plugin's own state, but not what is
+// in mounted filesystems.
 func (r *nodeRig) files() []string {
 	r.t.Helper()
 	var files []string
@@ -170,13 +170,13 @@ func TestNodeStageWhereSomethingIs(t *testing.T) {
 		prepare  func(r *nodeRig, staging string)
 		mentions string
 	}{
-		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "no folder"},
+		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "not a folder"},
 		{"a folder with something in it", func(r *nodeRig, staging string) { r.mkdir(staging); r.write(staging+"/precious", "data") }, "staging"},
 		{"a symbolic link", func(r *nodeRig, staging string) {
 			r.mkdir("real")
 			coretest.Must(r.t, os.Symlink("real", r.path(staging)))
 		}, "symbolic link"},
-		{"a foreign mount", func(r *nodeRig, staging string) { r.mkdir(staging); r.foreign(staging) }, "not ours"},
+		{"a foreign mount", func(r *nodeRig, staging string) { r.mkdir(staging); r.foreign(staging) }, "a mount that is not"},
 		{"another volume's filesystem", func(r *nodeRig, staging string) {
 			w := r.newVolume(diskB)
 			w.staging = r.path(staging)
@@ -222,7 +222,7 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 		{"a folder with content", func(r *nodeRig) { r.mkdir("targets/one"); r.write("targets/one/file", "data") }, "filesystem, raw block", "targets/one"},
 		{"a symbolic link to a folder", func(r *nodeRig) { r.mkdir("real"); coretest.Must(r.t, os.Symlink("../real", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
 		{"a symbolic link to nowhere", func(r *nodeRig) { coretest.Must(r.t, os.Symlink("nowhere", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
-		{"a foreign mount", func(r *nodeRig) { r.mkdir("targets/one"); r.foreign("targets/one") }, "filesystem, raw block", "not ours"},
+		{"a foreign mount", func(r *nodeRig) { r.mkdir("targets/one"); r.foreign("targets/one") }, "filesystem, raw block", "a mount that is not"},
 		{"another volume's filesystem", func(r *nodeRig) {
 			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
@@ -310,8 +310,9 @@ func TestNodeDeadMounts(t *testing.T) {
 			r.t.Errorf("the disk was %s and is %s", before, r.node(v))
 		}
 	}
-	// replugSame gives the disk its old number, too. It is the loop device's, of which the kernel gives out the lowest that is
-	// free: others on the machine take and give back some meanwhile, so that lower ones are taken out of the way.
+	// replugSame gives the disk its old number, too. It is the loop device's, of which the kernel gives out the lowest
+	// that is free: others on the machine take and give back some meanwhile, so that lower ones are taken out of the
+	// way.
 	replugSame := func(r *nodeRig, v *volume) {
 		before := r.number(v)
 		for slot := 2; slot < 400; slot++ {
@@ -425,7 +426,8 @@ func TestNodeStackedMounts(t *testing.T) {
 	for _, where := range []string{"target", "staging path"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
-			// prepare stages, and publishes unless it is about the staging path; what is to be called, and where it works.
+			// prepare stages, and publishes unless it is about the staging path; what is to be called, and where it
+			// works.
 			prepare := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) (call func() error, path string) {
 				coretest.Must(r.t, r.stage(v, capability))
 				if where == "staging path" {
@@ -601,7 +603,8 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 	})
 }
 
-// The kernel adds mount flags and does not show others, so that different ones are no reason to refuse; but they are told.
+// The kernel adds mount flags and does not show others, so that different ones are no reason to refuse; but they are
+// told.
 func TestNodeStageWithOtherFlags(t *testing.T) {
 	t.Parallel()
 	const line = "does not show some of the mount flags"
@@ -663,8 +666,8 @@ func TestNodeWrongVolumeID(t *testing.T) {
 				if len(mounts) != len(r.mounts()) {
 					r.t.Errorf("mounts %v, before %v; %v", r.mounts(), mounts, err)
 				}
-				// What was staged by another process is known by its filesystem's UUID to be the one volume's, not to be none of
-				// a third one's: that may be its clone.
+				// What was staged by another process is known by its filesystem's UUID to be the one volume's, not to
+				// be none of a third one's: that may be its clone.
 				if tc.name == "staged by this process" || capability.GetBlock() != nil {
 					coretest.Must(r.t, r.unstage(&volume{id: "c0ffee00-0000-4000-8000-000000000000", staging: w.staging}))
 					coretest.WantCode(r.t, err, codes.FailedPrecondition, v.staging)
@@ -708,7 +711,8 @@ func TestNodePublishReadOnlyOfWritable(t *testing.T) {
 	coretest.Must(t, r.unpublish(v, "target"))
 	coretest.Must(t, r.unstage(v))
 
-	// Staged read-only by a mount flag, it cannot be written at a target, and asking for it is no error: the flag says so.
+	// Staged read-only by a mount flag, it cannot be written at a target, and asking for it is no error: the flag says
+	// so.
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "ro")))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer, "ro"), false))
 	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -791,8 +795,8 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 	}
 }
 
-// A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is done and
-// nothing is said to be done.
+// A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is
+// done and nothing is said to be done.
 func TestProgramsOfAKilledPlugin(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {

@@ -551,8 +551,8 @@ func TestNodeFormatsRestoredBlankDisk(t *testing.T) {
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "--blank-scan-limit")
 }
 
-// A crash in the middle of mkfs leaves a record, and mkfs runs again; but never over a filesystem that has been mounted, for
-// it may have been in use on another node since.
+// A crash in the middle of mkfs leaves a record, and mkfs runs again; but never over a filesystem that has been
+// mounted, for it may have been in use on another node since.
 func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 	t.Parallel()
 	own := mount.FilesystemUUID(uuid.MustParse(volumeA)).String()
@@ -892,7 +892,7 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 	capability := filesystemVolume("ext4", writer)
 	coretest.Must(t, r.stage(v, capability))
 	coretest.WantCode(t, r.publish(v, "full", capability, false), codes.FailedPrecondition, "not empty")
-	coretest.WantCode(t, r.publish(v, "foreign", capability, false), codes.FailedPrecondition, "not ours")
+	coretest.WantCode(t, r.publish(v, "foreign", capability, false), codes.FailedPrecondition, "a mount that is not")
 	coretest.WantCode(t, r.publish(v, "no/parent", capability, false), codes.FailedPrecondition, "no")
 	r.wantMounts("foreign", "staging-"+diskA)
 
@@ -902,12 +902,12 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 		t,
 		r.unstage(&volume{id: volumeB, staging: v.staging}),
 	) // nothing of this volume is staged there
-	coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "not ours")
+	coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "a mount that is not")
 	r.wantMounts("foreign", "staging-"+diskA)
 }
 
-// The disk goes while it is mounted, as when the rack detaches it too early. Everything can be taken down, and set up anew
-// when the disk is back.
+// The disk goes while it is mounted, as when the rack detaches it too early. Everything can be taken down, and set up
+// anew when the disk is back.
 func TestNodeDiskGone(t *testing.T) {
 	for name, capability := range map[string]*csi.VolumeCapability{
 		"ext4": filesystemVolume("ext4", writer), "xfs": filesystemVolume("xfs", writer), "raw block": rawBlock(writer),
