@@ -377,7 +377,8 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 		r.run("umount", v.staging)
 		old := super(r, v)
-		dev, err := r.roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
+		dev, err := r.roots().
+			WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
 		coretest.Must(t, err)
 		coretest.Must(t, device.WriteGrowthMarker(dev, uuid.MustParse(v.id)))
 		r.run("e2fsck", "-f", "-p", r.node(v))

@@ -387,7 +387,10 @@ func (f *failures) record(id uuid.UUID, err error) {
 func (f *failures) recent(id uuid.UUID) *csi.VolumeHealth_VolumeHealthEntry {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(f.list, func(old failure) bool { return old.volume == id && time.Since(old.at) <= failureMemory })
+	i := slices.IndexFunc(
+		f.list,
+		func(old failure) bool { return old.volume == id && time.Since(old.at) <= failureMemory },
+	)
 	if i < 0 {
 		return nil
 	}

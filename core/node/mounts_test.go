@@ -823,9 +823,9 @@ func TestProgramsOfAKilledPlugin(t *testing.T) {
 			_, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
 			return err
 		}
-		r.refused(brief(stage), codes.Aborted, v.id, "still at work")
+		r.refused(brief(stage), codes.Aborted, v.id, "still running")
 		r.wantMounts()
-		r.refused(brief(unstage), codes.Aborted, v.id, "still at work")
+		r.refused(brief(unstage), codes.Aborted, v.id, "still running")
 		end()
 		coretest.Must(t, stage(t.Context()))
 		coretest.Must(t, unstage(t.Context()))

@@ -362,7 +362,8 @@ func TestNodeFilesystemLife(t *testing.T) {
 				stats, err := r.stats(v.id, r.path(path), v.staging)
 				coretest.Must(t, err)
 				if usage := stats.GetUsage(); len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES ||
-					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes || usage[0].GetUsed() <= 0 ||
+					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes ||
+					usage[0].GetUsed() <= 0 ||
 					usage[0].GetAvailable() <= 0 ||
 					usage[1].GetUsed() <= 0 ||
 					usage[1].GetAvailable() <= 0 {
@@ -380,7 +381,7 @@ func TestNodeFilesystemLife(t *testing.T) {
 			r.wantMounts()
 
 			r.unplug(v)
-			coretest.WantCode(t, r.stage(v, capability), codes.Unavailable, diskA, "after 1")
+			coretest.WantCode(t, r.stage(v, capability), codes.Unavailable, diskA, "after ")
 			r.plug(v)
 			coretest.Must(t, r.stage(v, filesystemVolume("", writer)))
 			wantContent(t, filepath.Join(v.staging, "file"), "data")

@@ -70,11 +70,12 @@ func (n *Service) publish(ctx context.Context, req *csi.NodePublishVolumeRequest
 	}
 	mode := req.GetVolumeCapability().GetAccessMode().GetMode()
 	p := publishRequest{
-		volume:          volume,
-		dev:             dev,
-		staging:         staging,
-		target:          target,
-		readOnly:        req.GetReadonly() || volume.readOnly || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		volume:  volume,
+		dev:     dev,
+		staging: staging,
+		target:  target,
+		readOnly: req.GetReadonly() || volume.readOnly ||
+			mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
 		multipleTargets: mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 	}
 	if req.GetVolumeCapability().GetBlock() != nil {
@@ -228,7 +229,11 @@ func (n *Service) NodeUnpublishVolume(
 		return nil, err
 	}
 	if entry, ok := table.At(target); ok {
-		return nil, rpc.FailedPrecondition("%s has a mount that is not this volume's and stays: %s: unmount it by hand", target, entry)
+		return nil, rpc.FailedPrecondition(
+			"%s has a mount that is not this volume's and stays: %s: unmount it by hand",
+			target,
+			entry,
+		)
 	}
 	if err := mount.Remove(target); err != nil {
 		return nil, err
@@ -279,7 +284,12 @@ func (n *Service) unmountVolume(
 // ownedMounts reports for each of the mounts at a path, the uppermost first, whether it belongs to the volume. Mounts
 // that certainly belong to it count, and mounts whose disk has left the guest. Mounts of unknown volumes count if all
 // of them are of one disk.
-func (n *Service) ownedMounts(ctx context.Context, table mount.Table, stack []mount.Entry, id uuid.UUID) ([]bool, error) {
+func (n *Service) ownedMounts(
+	ctx context.Context,
+	table mount.Table,
+	stack []mount.Entry,
+	id uuid.UUID,
+) ([]bool, error) {
 	own := make([]bool, len(stack))
 	disks := map[ownership][]device.Number{}
 	verdicts := make([]ownership, len(stack))

@@ -53,7 +53,10 @@ func (n *Service) NodeStageVolume(
 
 // lockVolume takes the volume's lock. It waits for programs that an earlier process of the plugin started for the
 // volume, such as a mount(8) whose mount is not in the mount table yet.
-func (n *Service) lockVolume(ctx context.Context, volume uuid.UUID) (locked context.Context, release func(), err error) {
+func (n *Service) lockVolume(
+	ctx context.Context,
+	volume uuid.UUID,
+) (locked context.Context, release func(), err error) {
 	locked, release, err = volumelock.Acquire(ctx, n.stateDir, volume, rpc.WaitBudget(ctx))
 	if err != nil {
 		return nil, nil, fmt.Errorf("volume %s: %w: try again", volume, err)
@@ -120,7 +123,11 @@ func resolve(path string) (string, error) {
 		return "", err
 	}
 	if info, err := os.Stat(filepath.Dir(resolved)); err == nil && !info.IsDir() {
-		return "", rpc.FailedPrecondition("%s is not a folder: remove it, so that %s can be made", filepath.Dir(resolved), path)
+		return "", rpc.FailedPrecondition(
+			"%s is not a folder: remove it, so that %s can be made",
+			filepath.Dir(resolved),
+			path,
+		)
 	}
 	return resolved, nil
 }
@@ -264,7 +271,13 @@ func (n *Service) checkStagedAsRequested(
 	}
 	switch {
 	case fsType != "" && fsType != entry.FSType:
-		return rpc.AlreadyExists("volume %s is staged at %s with %s, not %s: unstage it first", volume.id, entry.Path, entry.FSType, fsType)
+		return rpc.AlreadyExists(
+			"volume %s is staged at %s with %s, not %s: unstage it first",
+			volume.id,
+			entry.Path,
+			entry.FSType,
+			fsType,
+		)
 	case entry.ReadOnly && !options.ReadOnly():
 		return rpc.AlreadyExists("volume %s is staged at %s read-only, not writable: unstage it first", volume.id, entry.Path)
 	case !entry.ReadOnly && options.ReadOnly():
@@ -388,7 +401,11 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 				staging,
 			)
 		}
-		return rpc.FailedPrecondition("staging path %s has a mount that is not this volume: %s: unmount it first", staging, entry)
+		return rpc.FailedPrecondition(
+			"staging path %s has a mount that is not this volume: %s: unmount it first",
+			staging,
+			entry,
+		)
 	}
 	file := blockStagingPath(staging, volume.id)
 	for entry, ok := table.At(file); ok; entry, ok = table.At(file) {
