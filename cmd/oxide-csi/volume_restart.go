@@ -14,15 +14,15 @@ import (
 )
 
 // sayRestarts tells of each node what its restart is for, and how it stands.
-func sayRestarts(w io.Writer, restarts []restart.Restart) {
+func printRestarts(w io.Writer, restarts []restart.Restart) {
 	line(w)
 	for _, r := range restarts {
 		line(
 			w,
-			"node "+r.InstanceID+" "+cmp.Or(standing(r.Reason, r.Message), "is not to be restarted, and if it ever is")+":",
+			"node "+r.InstanceID+" "+cmp.Or(describeStatus(r.Reason, r.Message), "is not to be restarted, and if it ever is")+":",
 		)
 		for _, wanted := range r.Attach {
-			line(w, "  attach "+wanted.DiskID+asked(wanted.Since, wanted.Repeated, wanted.Problem))
+			line(w, "  attach "+wanted.DiskID+describeRequest(wanted.Since, wanted.LastRequested, wanted.Problem))
 		}
 		for _, disk := range r.Detach {
 			line(w, "  detach "+disk+", which is published there no more")
@@ -39,10 +39,10 @@ func sayRestarts(w io.Writer, restarts []restart.Restart) {
 }
 
 // sayRestartOf tells what a volume waits for, and what with it leaves a node.
-func sayRestartOf(w io.Writer, v client.Volume) {
+func printVolumeRestart(w io.Writer, v client.Volume) {
 	if waits := v.WaitsFor; waits != nil {
-		line(w, "waits:", "to be attached to node "+waits.NodeID+asked(waits.WantedSince, waits.AskedAgain, waits.Problem))
-		sayStanding(w, waits.Restart)
+		line(w, "waits:", "to be attached to node "+waits.NodeID+describeRequest(waits.WantedSince, waits.AskedAgain, waits.Problem))
+		printStatus(w, waits.Restart)
 	} else if v.NodeID == "" {
 		line(w, "waits:", "for nothing, as far as this controller knows: another replica may have been asked for the volume")
 	}
@@ -52,18 +52,18 @@ func sayRestartOf(w io.Writer, v client.Volume) {
 			"still on:",
 			"node "+on.NodeID+", where it is published no more: it is detached with the next restart of that node",
 		)
-		sayStanding(w, *on)
+		printStatus(w, *on)
 	}
 }
 
-func sayStanding(w io.Writer, r client.Restart) {
-	if text := standing(r.Reason, r.Message); text != "" {
+func printStatus(w io.Writer, r client.Restart) {
+	if text := describeStatus(r.Reason, r.Message); text != "" {
 		line(w, "restart:", "node "+r.NodeID+" "+text)
 	}
 }
 
 // standing is how it stands with the restart of a node; empty where none is wanted.
-func standing(reason restart.Reason, message string) string {
+func describeStatus(reason restart.Reason, message string) string {
 	switch reason {
 	case "":
 		return ""
@@ -76,7 +76,7 @@ func standing(reason restart.Reason, message string) string {
 }
 
 // asked is since when a volume is wanted, and what is in the way.
-func asked(since, again time.Time, problem string) string {
+func describeRequest(since, again time.Time, problem string) string {
 	text := ""
 	if !since.IsZero() {
 		text = ", wanted since " + since.UTC().

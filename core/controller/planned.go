@@ -40,8 +40,8 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.Observe = func(seen restart.Observation) {
-		c.metrics.SawRestarts(client.Name(), seen.Wanted, seen.Restarts)
-		for reason, instances := range seen.Waiting {
+		c.metrics.SawRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
+		for reason, instances := range seen.InstancesWaiting {
 			c.metrics.SawWaiting(client.Name(), string(reason), instances)
 		}
 		if seen.Ended != "" {
@@ -74,9 +74,9 @@ func (c *Service) RetireRestarts(ctx context.Context) {
 
 // EndRestarts ends what controllers in attach mode restart have left behind on a rack, for one in attach mode hot. Whether a
 // guest was asked to go down it cannot find out, and waits for that for the options' HaltTimeout.
-func (c *Service) EndRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
+func (c *Service) CleanUpRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
 	opts.Policy, opts.Shutdown = restart.Never, restart.Hard
-	c.newEngine(client, opts).WindUp(ctx)
+	c.newEngine(client, opts).CleanUp(ctx)
 }
 
 // publishPlanned attaches a disk, or has a restart of its instance planned that will. What only an orchestrator's own mistake
@@ -121,7 +121,7 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 			}
 			return c.settled(ctx, attached)
 		}
-		if err := c.checkInstance(ctx, disk, instanceID); err != nil {
+		if err := c.checkSameProject(ctx, disk, instanceID); err != nil {
 			return rack.Disk{}, err
 		}
 		left := time.Until(until)
@@ -144,10 +144,10 @@ func (c onRack) publishPlanned(ctx context.Context, disk rack.Disk, instanceID s
 }
 
 // checkInstance refuses to wait for the restart of an instance for which the disk is not.
-func (c onRack) checkInstance(ctx context.Context, disk rack.Disk, instanceID string) error {
+func (c onRack) checkSameProject(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err == nil && instance.ProjectID != disk.ProjectID {
-		c.engine.Unwish(disk.ID, instanceID)
+		c.engine.CancelAttachRequest(disk.ID, instanceID)
 		return c.differentProjects(instance, disk)
 	}
 	return err
@@ -165,8 +165,8 @@ func (c onRack) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk
 
 // detachUnused detaches a disk that an instance holds for nobody any more, where somebody has stopped that, and returns the disk
 // as it then is.
-func (c onRack) detachUnused(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	lazy, err := c.lazy(ctx)
+func (c onRack) detachIfDeferred(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	lazy, err := c.deferredDetaches(ctx)
 	if err != nil || lazy[disk.ID] != disk.InstanceID {
 		return disk, err
 	}
@@ -177,7 +177,7 @@ func (c onRack) detachUnused(ctx context.Context, disk rack.Disk) (rack.Disk, er
 // not: it is no message of the specification. Volume health is not the place for it. A volume that waits is not ill, and one that
 // is still attached for nobody even less, but Kubernetes shows what a plugin reports there as the condition of the claim. With a
 // volume ID only what concerns that volume is told.
-func (c *Service) tellRestarts(ctx context.Context, volumeID string) error {
+func (c *Service) sendRestarts(ctx context.Context, volumeID string) error {
 	asked, _ := grpcmetadata.FromIncomingContext(ctx)
 	if c.engines == nil || len(asked.Get(rpc.MetadataAskRestarts)) == 0 {
 		return nil
@@ -202,11 +202,11 @@ func (c *Service) tellRestarts(ctx context.Context, volumeID string) error {
 
 // lazy are the disks that no node has published although an instance holds them, and these instances. There are none outside
 // of attach mode restart.
-func (c onRack) lazy(ctx context.Context) (map[string]string, error) {
+func (c onRack) deferredDetaches(ctx context.Context) (map[string]string, error) {
 	if c.engine == nil {
 		return nil, nil
 	}
-	lazy, err := c.engine.Lazy(ctx)
+	lazy, err := c.engine.DeferredDetaches(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("which volumes are only waiting to be detached cannot be told: %w", err)
 	}

@@ -62,7 +62,7 @@ func (r *rig) tells(t *testing.T, volumeID, node string, reason restart.Reason) 
 	return found
 }
 
-func disksOf(wanted []restart.Wanted) (ids []string) {
+func disksOf(wanted []restart.PendingAttach) (ids []string) {
 	for _, one := range wanted {
 		ids = append(ids, one.DiskID)
 	}
@@ -83,7 +83,7 @@ func TestPlannedTold(t *testing.T) {
 	}{
 		{"the window", func(o *coretest.Options) { o.Restarts.Window = time.Hour }, restart.ReasonWindow, "1h"},
 		{"the cool-down", func(o *coretest.Options) { o.Restarts.CoolDown = time.Hour }, restart.ReasonCoolDown, "left alone until"},
-		{"the hours", func(o *coretest.Options) { o.Restarts.Next = later }, restart.ReasonHours, ", the next of the times in --restart-hours"},
+		{"the hours", func(o *coretest.Options) { o.Restarts.NextStart = later }, restart.ReasonHours, ", the next of the times in --restart-hours"},
 		{"the policy", func(o *coretest.Options) { o.Restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--restart-policy=plan"},
 		{"not known where the controller runs", func(o *coretest.Options) {
 			o.Restarts.Self = func() (string, bool) { return "", false }
@@ -111,7 +111,7 @@ func TestPlannedTold(t *testing.T) {
 				return strings.Contains(got.Message, test.says)
 			})
 			if len(got.Attach) != 1 || got.Attach[0].DiskID != volume || got.Attach[0].Since.Before(before) ||
-				got.Attach[0].Repeated.Before(got.Attach[0].Since) ||
+				got.Attach[0].LastRequested.Before(got.Attach[0].Since) ||
 				len(got.Detach) > 0 {
 				t.Errorf("told %+v", got)
 			}
@@ -130,7 +130,7 @@ func TestPlannedTold(t *testing.T) {
 			}
 			coretest.Eventually(t, "the repetition is told", func() bool {
 				for _, one := range r.told(t, volume) {
-					return one.Attach[0].Repeated.After(got.Attach[0].Repeated) && one.Attach[0].Since.Equal(got.Attach[0].Since)
+					return one.Attach[0].LastRequested.After(got.Attach[0].LastRequested) && one.Attach[0].Since.Equal(got.Attach[0].Since)
 				}
 				return false
 			})
@@ -166,7 +166,7 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 	t.Parallel()
 	closed := make(chan struct{})
 	r := newRestartRig(t, func(o *coretest.Options) {
-		o.Restarts.Next = func(now time.Time) time.Time {
+		o.Restarts.NextStart = func(now time.Time) time.Time {
 			select {
 			case <-closed:
 				return later(now)

@@ -217,7 +217,7 @@ func TestPlannedReturn(t *testing.T) {
 			t.Errorf("the disk was detached from a running instance: %q", got)
 		}
 	}
-	if got := len(r.records(t, "csi-lazy-")); got != len(volumes) {
+	if got := len(r.records(t, "csi-detach-")); got != len(volumes) {
 		t.Errorf("%d records of %d volumes that are unpublished and attached", got, len(volumes))
 	}
 	for _, volume := range volumes {
@@ -366,7 +366,7 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 		r.SDK.AntiAffinityGroupDelete(
 			t.Context(),
 			oxide.AntiAffinityGroupDeleteParams{
-				AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving),
+				AntiAffinityGroup: oxide.NameOrId("csi-detach-" + leaving),
 				Project:           coretest.Project,
 			},
 		),
@@ -740,7 +740,7 @@ func TestPlannedSweep(t *testing.T) {
 	r.Crash()
 	other := r.again(t)
 	coretest.Eventually(t, "the record of the deleted disk is gone", func() bool {
-		return cmp.Equal(other.records(t, "csi-"), []string{"csi-lazy-" + kept})
+		return cmp.Equal(other.records(t, "csi-"), []string{"csi-detach-" + kept})
 	})
 }
 
@@ -829,7 +829,7 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 			r.SDK.AntiAffinityGroupDelete(
 				t.Context(),
 				oxide.AntiAffinityGroupDeleteParams{
-					AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving),
+					AntiAffinityGroup: oxide.NameOrId("csi-detach-" + leaving),
 					Project:           coretest.Project,
 				},
 			),
@@ -847,7 +847,7 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 			t.Context(),
 			oxide.AntiAffinityGroupCreateParams{Project: coretest.Project, Body: &oxide.AntiAffinityGroupCreate{
 				Name: oxide.Name(
-					"csi-lazy-" + coming,
+					"csi-detach-" + coming,
 				),
 				Description:   fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":%q}`, coretest.Cluster, coming, node),
 				Policy:        oxide.AffinityPolicyAllow,

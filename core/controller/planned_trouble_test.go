@@ -86,7 +86,7 @@ func TestPlannedByAnother(t *testing.T) {
 	for name, change := range map[string]func(*restart.Options, string){
 		"never":        func(o *restart.Options, _ string) { o.Policy = restart.Never },
 		"plan":         func(o *restart.Options, _ string) { o.Policy = restart.Plan },
-		"closed":       func(o *restart.Options, _ string) { o.Next = later },
+		"closed":       func(o *restart.Options, _ string) { o.NextStart = later },
 		"self unknown": func(o *restart.Options, _ string) { o.Self = func() (string, bool) { return "", false } },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestPlannedOldNews(t *testing.T) {
 	var open atomic.Bool
 	r := newRestartRig(t, func(o *coretest.Options) {
 		o.Rack.StateTime = 500 * time.Millisecond
-		o.Restarts.Next = func(now time.Time) time.Time {
+		o.Restarts.NextStart = func(now time.Time) time.Time {
 			if open.Load() {
 				return now
 			}
@@ -326,7 +326,7 @@ func TestPlannedTwoClusters(t *testing.T) {
 	if got := r.Holder(t, unused); got != "" {
 		t.Errorf("the unused disk is on %s", got)
 	}
-	if got := r.records(t, "csi-"); !cmp.Equal(got, []string{"csi-lazy-" + own}) {
+	if got := r.records(t, "csi-"); !cmp.Equal(got, []string{"csi-detach-" + own}) {
 		t.Errorf("records: %v", got)
 	}
 	other.wantRestarts(t, 1)

@@ -14,19 +14,19 @@ type timer string
 
 const (
 	timerWindow   timer = "window"
-	timerWish     timer = "wish"
+	timerRequest     timer = "wish"
 	timerLease    timer = "lease"
-	timerBeat     timer = "beat"
-	timerTaking   timer = "taking"
-	timerRest     timer = "rest"
+	timerRenewal     timer = "beat"
+	timerTakeover   timer = "taking"
+	timerRefusal     timer = "rest"
 	timerCoolDown timer = "cool-down"
-	timerAnswer   timer = "answer"
+	timerReply   timer = "answer"
 	timerHalt     timer = "halt"
-	timerGoing    timer = "going"
+	timerGuestStop    timer = "going"
 	timerApply    timer = "apply"
 	timerBack     timer = "back"
 	timerHandover timer = "handover"
-	timerOwed     timer = "owed"
+	timerLateCalls     timer = "owed"
 	timerSweep    timer = "sweep"
 )
 

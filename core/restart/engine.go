@@ -83,7 +83,7 @@ type Options struct {
 	// CoolDown is how long an instance is left alone after its run state changed, and after a restart that was refused.
 	CoolDown time.Duration
 	// Next is the first time at which restarts may begin, at or after the given one. Nil means that they may at any.
-	Next func(time.Time) time.Time
+	NextStart func(time.Time) time.Time
 	// HaltTimeout is how long a guest may take from accepting until its instance has stopped, and a drain until all has gone.
 	HaltTimeout time.Duration
 	// Poll is the time from one look at a restart that is under way to the next; Idle is that between looks for what others
@@ -112,7 +112,7 @@ const (
 	// sweepInterval is how often records about deleted disks are looked for, from the start of the process on.
 	sweepInterval = time.Hour
 	// wishLifetime ends a wish that nobody has repeated.
-	wishLifetime = 10 * time.Minute
+	requestLifetime = 10 * time.Minute
 )
 
 // Engine plans and carries out the restarts of one rack's instances. It is safe for concurrent use; one call of
@@ -134,47 +134,47 @@ type Engine struct {
 
 	mu sync.Mutex
 	// wishes are disks that are to be attached, by disk.
-	wishes map[string]*wish
+	requests map[string]*attachRequest
 	// claimed are the disks that somebody is attaching, detaching or judging just now.
-	claimed map[string]chan struct{}
+	locked map[string]chan struct{}
 	// changed is closed when a restart is over, and then replaced.
 	changed chan struct{}
 	// underway are the IDs of restarts, of whichever process, whose end callers may wait for.
-	underway map[string]bool
+	watched map[string]bool
 	// outlooks are the instances whose restart is wanted or under way.
-	outlooks outlooks
+	statuses restartStatuses
 
 	// What follows belongs to Tick.
 
 	// works are the restarts that this process holds, by their IDs.
-	works map[string]*work
+	held map[string]*heldRestart
 	// seen is since when the text of somebody else's record is as it is, by record ID.
-	seen map[string]sighting
+	lastSeen map[string]seenRecord
 	// swept is when records about deleted disks were last looked for.
-	swept time.Time
+	lastSweep time.Time
 	// rest is until when an instance is left alone after a refusal, and why.
-	rest map[string]refusal
+	refusals map[string]refusal
 	// failed is when a tick last failed, after which the rack may still do what it has not answered to.
-	failed time.Time
+	lastFailure time.Time
 }
 
-// wish is a disk that is to be attached to an instance.
-type wish struct {
+// attachRequest is a disk that is to be attached to an instance.
+type attachRequest struct {
 	disk, instance  string
-	first, repeated time.Time
+	requestedAt, repeatedAt time.Time
 	// problem is what stands in the way of this disk alone, for the RPC's error.
 	problem string
 	// holder is the instance that still has the disk, for nobody, and so has to be restarted first; empty if none.
-	holder string
+	heldBy string
 	// restart is the one that this process has taken over and that told of the wish, empty once somebody has asked this process
 	// itself. Without that it ends with the restart: who asks another process unpublishes there, too.
-	restart string
+	fromRestart string
 	// refused says that the rack would not attach the disk although the instance was stopped. No instance is restarted for it
 	// again, but it is tried whenever one is.
-	refused bool
+	attachFailed bool
 }
 
-type sighting struct {
+type seenRecord struct {
 	text  string
 	since time.Time
 }
@@ -204,14 +204,14 @@ func New(r Rack, opts Options) *Engine {
 		wake:     make(chan struct{}, 1),
 		retiring: make(chan struct{}),
 		retired:  make(chan struct{}),
-		wishes:   map[string]*wish{},
-		claimed:  map[string]chan struct{}{},
+		requests:   map[string]*attachRequest{},
+		locked:  map[string]chan struct{}{},
 		changed:  make(chan struct{}),
-		underway: map[string]bool{},
-		outlooks: outlooks{},
-		works:    map[string]*work{},
-		seen:     map[string]sighting{},
-		rest:     map[string]refusal{},
+		watched: map[string]bool{},
+		statuses: restartStatuses{},
+		held:    map[string]*heldRestart{},
+		lastSeen:     map[string]seenRecord{},
+		refusals:     map[string]refusal{},
 	}
 }
 
@@ -221,7 +221,7 @@ func newID() string {
 }
 
 // self reports whether this process runs on an instance, and whether it knows on which it runs at all.
-func (e *Engine) self(instance string) (own, known bool) {
+func (e *Engine) ownInstance(instance string) (own, known bool) {
 	if e.opts.Self == nil {
 		return false, true
 	}
@@ -234,7 +234,7 @@ func (e *Engine) self(instance string) (own, known bool) {
 func (e *Engine) Run(ctx context.Context) {
 	defer close(e.retired)
 	for ctx.Err() == nil {
-		timer := time.NewTimer(e.tick(ctx))
+		timer := time.NewTimer(e.runOnce(ctx))
 		select {
 		case <-timer.C:
 		case <-e.wake:
@@ -244,7 +244,7 @@ func (e *Engine) Run(ctx context.Context) {
 		timer.Stop()
 		select {
 		case <-e.retiring:
-			e.handAllOver(ctx)
+			e.handOverAll(ctx)
 			return
 		default:
 		}
@@ -263,13 +263,13 @@ func (e *Engine) Retired() <-chan struct{} { return e.retired }
 
 // handAllOver marks what this process holds as free for others, and does nothing about it any more. Where the rack owes an answer, or
 // another process may do so to the holder before, only time makes it safe to go on: that is left to the lease.
-func (e *Engine) handAllOver(ctx context.Context) {
-	if len(e.works) == 0 || !e.clock.Passed(timerOwed, "", e.failed, time.Duration(takingShare*float64(e.opts.Lease))) {
+func (e *Engine) handOverAll(ctx context.Context) {
+	if len(e.held) == 0 || !e.clock.Passed(timerLateCalls, "", e.lastFailure, time.Duration(takeoverWaitShare*float64(e.opts.Lease))) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
 	defer cancel()
-	records, err := e.read(ctx)
+	records, err := e.readRecords(ctx)
 	if err != nil {
 		e.opts.Log.Warn(
 			"restarts could not be handed over: whoever goes on with them waits for the end of the lease",
@@ -279,13 +279,13 @@ func (e *Engine) handAllOver(ctx context.Context) {
 		return
 	}
 	for _, r := range records.restarts {
-		w := e.works[r.ID]
+		w := e.held[r.ID]
 		if w == nil || r.Holder != e.holder || w.takenFrom != "" {
 			continue
 		}
 		w.record = r
 		w.record.handOver("")
-		if held, err := e.update(ctx, w); err != nil || !held {
+		if held, err := e.renewRecord(ctx, w); err != nil || !held {
 			e.opts.Log.Warn("a restart could not be handed over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
 			continue
 		}
@@ -295,7 +295,7 @@ func (e *Engine) handAllOver(ctx context.Context) {
 
 // tick is Tick within the time for which what it reads may be believed, and says when to look again. A panic is an error like
 // others: instances may be down that nobody else brings back.
-func (e *Engine) tick(ctx context.Context) (again time.Duration) {
+func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			e.opts.Log.Error(
@@ -307,24 +307,24 @@ func (e *Engine) tick(ctx context.Context) (again time.Duration) {
 				"stack",
 				string(debug.Stack()),
 			)
-			again, e.failed = e.opts.Poll, e.clock.Now()
+			again, e.lastFailure = e.opts.Poll, e.clock.Now()
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
 	defer cancel()
-	err := e.Tick(ctx)
+	err := e.tick(ctx)
 	if err != nil {
-		e.failed = e.clock.Now()
+		e.lastFailure = e.clock.Now()
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		e.opts.Log.Warn("planned restarts could not be looked after, which is tried again", "error", err.Error())
 		return e.opts.Poll
 	}
 	e.mu.Lock()
-	busy := len(e.wishes) > 0
+	busy := len(e.requests) > 0
 	e.mu.Unlock()
 	// A restart of somebody else is watched as closely as one's own: an instance may be down while its holder has died.
-	if busy || len(e.works) > 0 || len(e.seen) > 0 {
+	if busy || len(e.held) > 0 || len(e.lastSeen) > 0 {
 		return e.opts.Poll
 	}
 	return e.opts.Idle
@@ -332,13 +332,13 @@ func (e *Engine) tick(ctx context.Context) (again time.Duration) {
 
 const (
 	// leaseShare is the part of a lease in which a tick has to be done, and after which a holder shows that it lives.
-	leaseShare = 4
+	renewalsPerLease = 4
 	// takingShare of a lease is what a tick may last that has asked something of the rack in its last moment: that is waited for
 	// 30 s longer (core/rack). So long does whoever outbids a holder do nothing.
-	takingShare = 3 / 4.0
+	takeoverWaitShare = 3 / 4.0
 )
 
-func (e *Engine) nudge() {
+func (e *Engine) wakeUp() {
 	select {
 	case e.wake <- struct{}{}:
 	default:
@@ -346,25 +346,25 @@ func (e *Engine) nudge() {
 }
 
 // Tick looks at all restarts once, and takes each one step further.
-func (e *Engine) Tick(ctx context.Context) error {
-	e.endWishes()
-	records, err := e.read(ctx)
+func (e *Engine) tick(ctx context.Context) error {
+	e.expireRequests()
+	records, err := e.readRecords(ctx)
 	if err != nil {
 		return err
 	}
-	e.hearOfEnds(records)
+	e.notifyEnded(records)
 	e.dropLost(records)
 	var failed error
 	for _, r := range records.restarts {
-		failed = errors.Join(failed, e.look(ctx, r, records))
+		failed = errors.Join(failed, e.advance(ctx, r, records))
 	}
 	e.forgetUnseen(records)
-	known := e.underWay(records)
+	known := e.restartsUnderWay(records)
 	if failed == nil {
 		failed = e.plan(ctx, records, known)
 	}
-	e.show(known, failed == nil)
-	if failed == nil && e.clock.Passed(timerSweep, "", e.swept, sweepInterval) {
+	e.setStatuses(known, failed == nil)
+	if failed == nil && e.clock.Passed(timerSweep, "", e.lastSweep, sweepInterval) {
 		failed = e.sweep(ctx, records)
 	}
 	e.observe("", 0)
@@ -372,54 +372,54 @@ func (e *Engine) Tick(ctx context.Context) error {
 }
 
 // sweep clears away what is recorded about disks that are gone: whoever deleted one may have died before it could do so.
-func (e *Engine) sweep(ctx context.Context, records book) error {
-	for _, disk := range sortedKeys(records.lazy) {
+func (e *Engine) sweep(ctx context.Context, records recordSet) error {
+	for _, disk := range sortedKeys(records.deferred) {
 		_, err := e.rack.Disk(ctx, disk)
 		if errors.Is(err, rack.ErrNotFound) {
 			if err = e.rack.ConfirmProject(ctx); err == nil {
-				err = e.erase(ctx, records.lazy[disk].recordID)
+				err = e.deleteRecord(ctx, records.deferred[disk].recordID)
 			}
 		}
 		if err != nil {
 			return err
 		}
 	}
-	e.swept = e.clock.Now()
+	e.lastSweep = e.clock.Now()
 	return nil
 }
 
 // look takes one restart further if it is ours, or has become so.
-func (e *Engine) look(ctx context.Context, r restartRecord, records book) error {
-	if w := e.works[r.ID]; w != nil && r.Holder == e.holder {
+func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet) error {
+	if w := e.held[r.ID]; w != nil && r.Holder == e.holder {
 		w.record = r
 		return e.step(ctx, w, records)
 	}
-	own, known := e.self(r.Instance)
+	own, known := e.ownInstance(r.Instance)
 	switch {
 	case r.Holder == e.holder:
 		return e.adopt(ctx, r, records)
-	case e.silent(r) || (r.Handover && known && !own):
+	case e.leaseExpired(r) || (r.Handover && known && !own):
 		return e.takeOver(ctx, r)
 	}
 	return nil
 }
 
 // adopt takes a record of our own into work, of whose creation the answer was lost.
-func (e *Engine) adopt(ctx context.Context, r restartRecord, records book) error {
+func (e *Engine) adopt(ctx context.Context, r restartRecord, records recordSet) error {
 	for _, from := range records.outbid {
 		if from.ID == r.ID {
-			e.hold(r, from)
+			e.addHeld(r, from)
 			return nil
 		}
 	}
-	return e.erase(ctx, r.recordID) // nothing has been asked, or all is over
+	return e.deleteRecord(ctx, r.recordID) // nothing has been asked, or all is over
 }
 
 // silent reports whether the holder of a record has not shown that it lives for the length of the lease.
-func (e *Engine) silent(r restartRecord) bool {
-	s := e.seen[r.recordID]
+func (e *Engine) leaseExpired(r restartRecord) bool {
+	s := e.lastSeen[r.recordID]
 	if s.text != r.recordedText {
-		e.seen[r.recordID] = sighting{text: r.recordedText, since: e.clock.Now()}
+		e.lastSeen[r.recordID] = seenRecord{text: r.recordedText, since: e.clock.Now()}
 		return false
 	}
 	return e.clock.Passed(timerLease, r.recordID, s.since, e.opts.Lease)
@@ -429,17 +429,17 @@ func (e *Engine) silent(r restartRecord) bool {
 func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 	mine := from
 	mine.epoch++
-	mine.Holder, mine.Beat, mine.Handover = e.holder, 0, false
-	mine, ok, err := e.create(ctx, mine)
+	mine.Holder, mine.Heartbeat, mine.Handover = e.holder, 0, false
+	mine, ok, err := e.createRestart(ctx, mine)
 	if err != nil || !ok {
 		return err
 	}
-	e.hold(mine, from)
+	e.addHeld(mine, from)
 	return nil
 }
 
 // hold begins to work on a restart that another process held.
-func (e *Engine) hold(mine, from restartRecord) {
+func (e *Engine) addHeld(mine, from restartRecord) {
 	e.opts.Log.Warn(
 		"took over a restart",
 		"instance_id",
@@ -449,71 +449,71 @@ func (e *Engine) hold(mine, from restartRecord) {
 		"holder",
 		from.Holder,
 		"asked",
-		from.Asked,
+		from.MayStop,
 	)
 	now := e.clock.Now()
-	e.works[mine.ID] = &work{record: mine, stage: stagePlanned, since: now, beat: now, takenFrom: from.recordID}
+	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.recordID}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, disk := range lengthen(mine.Disks) {
-		if e.wishes[disk] == nil {
-			e.wishes[disk] = &wish{disk: disk, instance: mine.Instance, first: now, repeated: now, restart: mine.ID}
+	for _, disk := range decodeDisks(mine.Disks) {
+		if e.requests[disk] == nil {
+			e.requests[disk] = &attachRequest{disk: disk, instance: mine.Instance, requestedAt: now, repeatedAt: now, fromRestart: mine.ID}
 		}
 	}
 }
 
 // dropLost forgets the restarts whose records are no longer ours: somebody else goes on with them.
-func (e *Engine) dropLost(records book) {
-	for id, w := range e.works {
+func (e *Engine) dropLost(records recordSet) {
+	for id, w := range e.held {
 		ours := slices.ContainsFunc(
 			records.restarts,
 			func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder },
 		)
 		if !ours {
 			e.opts.Log.Warn("lost a restart to another process", "instance_id", w.record.Instance, "restart_id", id)
-			delete(e.works, id)
+			delete(e.held, id)
 		}
 	}
 }
 
-func (e *Engine) forgetUnseen(records book) {
-	for id := range e.seen {
+func (e *Engine) forgetUnseen(records recordSet) {
+	for id := range e.lastSeen {
 		if !slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.recordID == id }) {
-			delete(e.seen, id)
+			delete(e.lastSeen, id)
 		}
 	}
-	for instance, r := range e.rest {
-		if e.clock.Passed(timerRest, instance, r.since, e.opts.CoolDown) {
-			delete(e.rest, instance)
+	for instance, r := range e.refusals {
+		if e.clock.Passed(timerRefusal, instance, r.since, e.opts.CoolDown) {
+			delete(e.refusals, instance)
 		}
 	}
 }
 
 // endWishes ends those that nobody has repeated, and those that were taken over with a restart that is over.
-func (e *Engine) endWishes() {
+func (e *Engine) expireRequests() {
 	e.mu.Lock()
 	repeated := map[string]time.Time{}
-	for disk, w := range e.wishes {
-		if w.restart != "" && e.works[w.restart] == nil {
-			delete(e.wishes, disk)
+	for disk, w := range e.requests {
+		if w.fromRestart != "" && e.held[w.fromRestart] == nil {
+			delete(e.requests, disk)
 			continue
 		}
-		repeated[disk] = w.repeated
+		repeated[disk] = w.repeatedAt
 	}
 	e.mu.Unlock()
 	for _, disk := range sortedKeys(repeated) {
-		if e.clock.Passed(timerWish, disk, repeated[disk], wishLifetime) {
-			e.endWish(disk, repeated[disk])
+		if e.clock.Passed(timerRequest, disk, repeated[disk], requestLifetime) {
+			e.expireRequest(disk, repeated[disk])
 		}
 	}
 }
 
 // endWish ends a wish that was not repeated since then.
-func (e *Engine) endWish(disk string, since time.Time) {
+func (e *Engine) expireRequest(disk string, since time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil && w.repeated.Equal(since) {
-		delete(e.wishes, disk)
+	if w := e.requests[disk]; w != nil && w.repeatedAt.Equal(since) {
+		delete(e.requests, disk)
 	}
 }
 
@@ -528,28 +528,28 @@ func sortedKeys[T any](m map[string]T) []string {
 }
 
 // wishesFor are copies of the wishes for an instance, the oldest first.
-func (e *Engine) wishesFor(instance string) []wish {
+func (e *Engine) requestsFor(instance string) []attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var found []wish
-	for _, disk := range sortedKeys(e.wishes) {
-		if w := e.wishes[disk]; w.instance == instance {
+	var found []attachRequest
+	for _, disk := range sortedKeys(e.requests) {
+		if w := e.requests[disk]; w.instance == instance {
 			found = append(found, *w)
 		}
 	}
-	slices.SortStableFunc(found, func(x, y wish) int { return x.first.Compare(y.first) })
+	slices.SortStableFunc(found, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })
 	return found
 }
 
 // fulfil ends a wish that has come true.
-func (e *Engine) fulfil(disk string) {
+func (e *Engine) removeRequest(disk string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.wishes, disk)
+	delete(e.requests, disk)
 }
 
 // announce tells those who wait that something has changed.
-func (e *Engine) announce() {
+func (e *Engine) notifyWaiters() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	close(e.changed)
@@ -557,52 +557,52 @@ func (e *Engine) announce() {
 }
 
 // hearOfEnds tells those who wait of restarts that are over, since another process that carries one out does not.
-func (e *Engine) hearOfEnds(records book) {
+func (e *Engine) notifyEnded(records recordSet) {
 	now := map[string]bool{}
 	for _, r := range records.restarts {
 		now[r.ID] = true
 	}
 	e.mu.Lock()
 	over := false
-	for id := range e.underway {
+	for id := range e.watched {
 		over = over || !now[id]
 	}
-	e.underway = now
+	e.watched = now
 	e.mu.Unlock()
 	if over {
-		e.announce()
+		e.notifyWaiters()
 	}
 }
 
 // awaits notes that a caller may wait for the end of a restart.
-func (e *Engine) awaits(r restartRecord) {
+func (e *Engine) watchEnd(r restartRecord) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.underway[r.ID] = true
+	e.watched[r.ID] = true
 }
 
 // refuseWish notes that a restart did not help.
-func (e *Engine) refuseWish(disk, problem string) {
+func (e *Engine) recordAttachFailure(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil {
-		w.problem, w.refused = problem, true
+	if w := e.requests[disk]; w != nil {
+		w.problem, w.attachFailed = problem, true
 	}
 }
 
 // claim keeps a disk to the caller until release is called. It waits for whoever has it.
-func (e *Engine) claim(ctx context.Context, disk string) (release func(), err error) {
+func (e *Engine) lockDisk(ctx context.Context, disk string) (release func(), err error) {
 	for {
 		e.mu.Lock()
-		taken := e.claimed[disk]
+		taken := e.locked[disk]
 		if taken == nil {
 			mine := make(chan struct{})
-			e.claimed[disk] = mine
+			e.locked[disk] = mine
 			e.mu.Unlock()
 			return func() {
 				e.mu.Lock()
 				defer e.mu.Unlock()
-				delete(e.claimed, disk)
+				delete(e.locked, disk)
 				close(mine)
 			}, nil
 		}

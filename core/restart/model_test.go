@@ -243,7 +243,7 @@ func (m *model) unusedID(holder string) string {
 			used = used || strings.Contains(r.Text, `"`+id+`"`)
 		}
 		for _, p := range m.processes {
-			used = used || p.engine.works[id] != nil
+			used = used || p.engine.held[id] != nil
 		}
 		if !used {
 			return id
@@ -359,7 +359,7 @@ func (v *modelView) Detach(_ context.Context, id, instance string) (rack.Disk, e
 }
 
 func (v *modelView) StopInstance(_ context.Context, id string) error {
-	for _, w := range v.m.current.process.engine.works {
+	for _, w := range v.m.current.process.engine.held {
 		if w.record.Instance == id && w.recovering && v.m.instance(id).run != rack.Failed {
 			v.m.fail("instance %s is stopped by a process that is to bring it back", id)
 		}
@@ -423,10 +423,10 @@ func (v *modelView) CreateRecord(_ context.Context, name, text string) (rack.Rec
 // remembered reports whether anybody may know a record by this ID.
 func (m *model) remembered(recordID string) bool {
 	for _, p := range m.processes {
-		if _, seen := p.engine.seen[recordID]; seen {
+		if _, seen := p.engine.lastSeen[recordID]; seen {
 			return true
 		}
-		for _, w := range p.engine.works {
+		for _, w := range p.engine.held {
 			if w.record.recordID == recordID || w.takenFrom == recordID {
 				return true
 			}
@@ -525,20 +525,20 @@ func (modelClock) Now() time.Time { return time.Time{} }
 
 func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration) bool {
 	switch what {
-	case timerWindow, timerRest, timerCoolDown, timerGoing:
+	case timerWindow, timerRefusal, timerCoolDown, timerGuestStop:
 		return true
-	case timerOwed:
+	case timerLateCalls:
 		return true // here the rack does at once what it does not answer to, but for the late calls of who has died
 	case timerSweep:
 		return false // no disk is deleted here
-	case timerBeat, timerWish, timerBack, timerApply, timerHandover:
+	case timerRenewal, timerRequest, timerBack, timerApply, timerHandover:
 		// They end what would go on for ever. That they may do so at any time is a fault of its own.
 		return c.choose(what)
 	case timerLease:
 		return c.arrived() && c.m.silent(key, func() bool { return c.choose(what) })
-	case timerTaking:
+	case timerTakeover:
 		return c.arrived() && c.m.silent(key, func() bool { return true })
-	case timerAnswer:
+	case timerReply:
 		return c.m.guestOf(key) == guestSilent || c.choose(what)
 	case timerHalt:
 		return c.m.guestOf(key) == guestHangs || c.choose(what)
@@ -578,7 +578,7 @@ func (c modelClock) Wait(_ context.Context, done <-chan struct{}) error {
 
 func (m *model) guestOf(restartID string) guest {
 	for _, p := range m.processes {
-		if w := p.engine.works[restartID]; w != nil {
+		if w := p.engine.held[restartID]; w != nil {
 			return m.instance(w.record.Instance).guest
 		}
 	}
@@ -668,32 +668,32 @@ var modelSeed = maphash.MakeSeed()
 func (m *model) memory(h *maphash.Hash, p *modelProcess) {
 	e := p.engine
 	write(h, e.holder)
-	for _, d := range sortedKeys(e.wishes) {
-		write(h, "wish", d, e.wishes[d].instance, e.wishes[d].restart, yes(e.wishes[d].refused))
+	for _, d := range sortedKeys(e.requests) {
+		write(h, "wish", d, e.requests[d].instance, e.requests[d].fromRestart, yes(e.requests[d].attachFailed))
 	}
-	for _, d := range sortedKeys(e.claimed) {
+	for _, d := range sortedKeys(e.locked) {
 		write(h, "claim", d)
 	}
-	for _, id := range sortedKeys(e.works) {
-		w := e.works[id]
+	for _, id := range sortedKeys(e.held) {
+		w := e.held[id]
 		write(
 			h,
 			"work",
 			id,
 			string(w.stage),
 			yes(w.recovering),
-			yes(w.sent),
+			yes(w.requestSent),
 			w.takenFrom,
 			w.record.recordID,
-			yes(w.record.Asked),
+			yes(w.record.MayStop),
 			yes(w.record.Handover),
-			w.told,
+			w.reported,
 		)
 	}
-	for _, id := range sortedKeys(e.seen) {
-		write(h, "seen", id, e.seen[id].text)
+	for _, id := range sortedKeys(e.lastSeen) {
+		write(h, "seen", id, e.lastSeen[id].text)
 	}
-	for _, id := range sortedKeys(e.rest) {
+	for _, id := range sortedKeys(e.refusals) {
 		write(h, "rest", id)
 	}
 }
@@ -788,16 +788,16 @@ func (m *model) options() []option {
 			m.add("tick", p.name, func() {
 				p.ticking = true
 				m.begin(p, "tick", true, func(ctx context.Context) {
-					_ = p.engine.Tick(ctx)
+					_ = p.engine.tick(ctx)
 					p.ticking = false
 				})
 			})
 		}
-		if !p.ticking && len(p.engine.works) > 0 {
+		if !p.ticking && len(p.engine.held) > 0 {
 			m.fault("retire", "retires", p.name, func() {
 				p.ticking = true
 				m.begin(p, "retire", true, func(ctx context.Context) {
-					p.engine.handAllOver(ctx)
+					p.engine.handOverAll(ctx)
 					p.retired = true
 				})
 			})
@@ -906,8 +906,8 @@ func (m *model) crash(p *modelProcess) {
 			}
 		}
 	}
-	for _, w := range p.engine.works {
-		if !w.sent && !w.recovering {
+	for _, w := range p.engine.held {
+		if !w.requestSent && !w.recovering {
 			m.instance(w.record.Instance).foreign = false // the one moment in which a crash leaves that open
 		}
 	}
@@ -974,7 +974,7 @@ func (m *model) instanceOptions(i *modelInstance) {
 		m.fault("user stop", "stopped by somebody else", i.id, func() {
 			i.run, i.foreign, i.owned = rack.Stopped, true, true
 			for _, r := range m.records {
-				if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, `"asked":true`) {
+				if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, `"mayStop":true`) {
 					i.foreign = false // nobody can tell
 				}
 			}
@@ -997,11 +997,11 @@ func (m *model) check() {
 	for _, i := range m.instances {
 		var sent []string
 		for _, p := range m.processes {
-			for id, w := range p.engine.works {
+			for id, w := range p.engine.held {
 				// Without its record it is over, which its holder has yet to see.
 				if m.records[restartName(modelCluster, w.record.slot, w.record.epoch)].ID == w.record.recordID &&
 					w.record.Instance == i.id &&
-					w.sent {
+					w.requestSent {
 					sent = append(sent, id)
 				}
 			}
@@ -1012,7 +1012,7 @@ func (m *model) check() {
 	}
 	for i, v := range m.volumes {
 		d := m.disks[i]
-		lazy, isLazy := m.records[lazyName(d.id)]
+		lazy, isLazy := m.records[detachName(d.id)]
 		lazyHere := isLazy && d.instance != "" && strings.Contains(lazy.Text, d.instance)
 		if v.published != "" && d.instance != v.published {
 			m.fail("volume %s is published on %s, and its disk is on %q", v.disk, v.published, d.instance)

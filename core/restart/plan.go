@@ -18,54 +18,54 @@ import (
 type candidate struct {
 	instance string
 	// attaches is true where a disk that is wished for can be attached.
-	attaches bool
+	attachesDisk bool
 	// frees is a disk that it gives up and another instance waits for, empty where there is none.
-	frees string
+	freesDisk string
 	// waits is true where a disk that is wished for here is still on another instance.
-	waits bool
+	waitsForDisk bool
 	// stopped is true where the instance is stopped already, by somebody else: nothing has to be asked of it.
 	stopped bool
 }
 
 // plan begins the next restart, if there is one to begin. What all others wait for becomes known.
-func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
-	due, collecting := e.due()
+func (e *Engine) plan(ctx context.Context, records recordSet, known restartStatuses) error {
+	due, collecting := e.dueRequests()
 	for _, instance := range collecting {
-		known.add(instance, ReasonWindow, fmt.Sprintf("what else is wanted of it is collected for %s", e.opts.Window))
+		known.addWaiting(instance, ReasonWindow, fmt.Sprintf("what else is wanted of it is collected for %s", e.opts.Window))
 	}
 	slot := 0
 	for records.slotTaken(slot) {
 		slot++
 	}
 	if slot >= e.opts.MaxDown {
-		e.afterOthers(known, due)
+		e.addWaitingForSlot(known, due)
 		return nil
 	}
-	useful, err := e.useful(ctx, records, due)
+	useful, err := e.candidates(ctx, records, due)
 	if err != nil {
 		return err
 	}
-	e.afterHolders(known)
-	candidates, err := e.able(ctx, useful, known)
+	e.addWaitingForDisks(known)
+	candidates, err := e.eligible(ctx, useful, known)
 	if err != nil {
 		return err
 	}
 	// What frees a disk comes first: what waits for it then needs one restart and not two.
-	slices.SortStableFunc(candidates, func(x, y candidate) int { return rank(x) - rank(y) })
+	slices.SortStableFunc(candidates, func(x, y candidate) int { return order(x) - order(y) })
 	var chosen *candidate
 	for _, c := range candidates {
 		if _, taken := records.restartOf(c.instance, ""); taken {
 			continue
 		}
-		hindered, text := e.may(c)
+		hindered, text := e.blockReason(c)
 		switch {
 		case hindered != "":
-			known.add(c.instance, hindered, text)
+			known.addWaiting(c.instance, hindered, text)
 		// One that frees a disk goes before what waits for it, but not where each waits for the other.
-		case c.waits && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }):
-			known.add(c.instance, ReasonOthers, holderFirst)
+		case c.waitsForDisk && c.freesDisk == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.freesDisk != "" && other.instance != c.instance }):
+			known.addWaiting(c.instance, ReasonOthers, otherInstanceFirst)
 		case chosen != nil:
-			known.add(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
+			known.addWaiting(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
 		default:
 			chosen = &c
 		}
@@ -73,41 +73,41 @@ func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
 	if chosen == nil {
 		return nil
 	}
-	id, err := e.begins(ctx, *chosen, slot)
+	id, err := e.createRecord(ctx, *chosen, slot)
 	if id != "" {
-		known[chosen.instance] = outlook{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
+		known[chosen.instance] = restartStatus{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
 	}
 	return err
 }
 
-func rank(c candidate) int {
+func order(c candidate) int {
 	switch {
 	case c.stopped:
 		return 0
-	case c.frees != "":
+	case c.freesDisk != "":
 		return 1
 	}
 	return 2
 }
 
 // may says why an instance may not be restarted just now; the reason is empty if it may.
-func (e *Engine) may(c candidate) (Reason, string) {
-	why, now := e.forbidden(), e.clock.Now()
-	_, known := e.self(c.instance)
+func (e *Engine) blockReason(c candidate) (Reason, string) {
+	why, now := e.policyBlock(), e.clock.Now()
+	_, known := e.ownInstance(c.instance)
 	switch {
 	case c.stopped:
 	case why != "":
 		return ReasonPolicy, why
 	case !known:
 		return ReasonSelf, "this controller does not know yet on which instance it runs itself"
-	case e.opts.Next != nil && e.opts.Next(now).After(now):
-		return ReasonHours, fmt.Sprintf("not before %s, the next of the times in --restart-hours", moment(e.opts.Next(now)))
+	case e.opts.NextStart != nil && e.opts.NextStart(now).After(now):
+		return ReasonHours, fmt.Sprintf("not before %s, the next of the times in --restart-hours", formatTime(e.opts.NextStart(now)))
 	}
 	return "", ""
 }
 
 // forbidden says why no instance at all is restarted, empty where they are.
-func (e *Engine) forbidden() string {
+func (e *Engine) policyBlock() string {
 	const instead = "stop it until the disk is attached, or allow restarts"
 	switch e.opts.Policy {
 	case Never:
@@ -120,34 +120,34 @@ func (e *Engine) forbidden() string {
 
 // begins makes the record of a restart, and returns its ID, empty where somebody else was faster. Nothing is asked before the
 // records were read once more.
-func (e *Engine) begins(ctx context.Context, c candidate, slot int) (id string, err error) {
+func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id string, err error) {
 	var disks []string
-	for _, wanted := range e.wishesFor(c.instance) {
+	for _, wanted := range e.requestsFor(c.instance) {
 		disks = append(disks, wanted.disk)
 	}
-	own, _ := e.self(c.instance)
-	w := &work{
+	own, _ := e.ownInstance(c.instance)
+	w := &heldRestart{
 		record: restartRecord{
 			Version:  1,
 			Cluster:  e.opts.Cluster,
 			ID:       e.newID(),
 			Instance: c.instance,
 			Holder:   e.holder,
-			Disks:    shorten(disks),
+			Disks:    encodeDisks(disks),
 			slot:     slot,
 			epoch:    1,
 		},
-		stage: stagePlanned, since: e.clock.Now(), beat: e.clock.Now(),
+		stage: stagePlanned, since: e.clock.Now(), renewed: e.clock.Now(),
 	}
 	if own && !c.stopped {
-		w.record.handOver(c.frees)
+		w.record.handOver(c.freesDisk)
 	}
-	record, ok, err := e.create(ctx, w.record)
+	record, ok, err := e.createRestart(ctx, w.record)
 	if err != nil || !ok {
 		return "", err
 	}
 	w.record = record
-	e.works[record.ID] = w
+	e.held[record.ID] = w
 	e.opts.Log.Info(
 		"planned a restart",
 		"instance_id",
@@ -163,7 +163,7 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) (id string, 
 }
 
 // useful are the instances whose restart would fulfil one of these wishes, or a part of it.
-func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]candidate, error) {
+func (e *Engine) candidates(ctx context.Context, records recordSet, wishes []attachRequest) ([]candidate, error) {
 	var found []candidate
 	at := func(instance string) *candidate {
 		i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == instance })
@@ -177,35 +177,35 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 		disk, err := e.rack.Disk(ctx, w.disk)
 		switch {
 		case errors.Is(err, rack.ErrNotFound):
-			e.hinder(w.disk, "the disk is gone")
+			e.setBlocked(w.disk, "the disk is gone")
 		case err != nil:
 			return nil, err
 		case disk.InstanceID == w.instance:
-			e.hinder(w.disk, attachedAlready)
+			e.setBlocked(w.disk, attachedAskAgain)
 		case disk.InstanceID == "" && disk.State != rack.Detached:
-			e.hinder(w.disk, "the disk is "+string(disk.State))
+			e.setBlocked(w.disk, "the disk is "+string(disk.State))
 		case disk.InstanceID == "":
-			at(w.instance).attaches = true
-			e.hinder(w.disk, "")
-		case records.lazyOn(w.disk, disk.InstanceID):
-			at(w.instance).waits = true
-			at(disk.InstanceID).frees = w.disk
-			e.waitFor(w.disk, disk.InstanceID)
+			at(w.instance).attachesDisk = true
+			e.setBlocked(w.disk, "")
+		case records.detachDeferred(w.disk, disk.InstanceID):
+			at(w.instance).waitsForDisk = true
+			at(disk.InstanceID).freesDisk = w.disk
+			e.setHeldBy(w.disk, disk.InstanceID)
 		default:
-			e.hinder(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
+			e.setBlocked(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
-	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attaches && c.frees == "" }), nil
+	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), nil
 }
 
 // due are the wishes that have been collected for long enough: with the first of an instance, all of them. The instances of all
 // others are still collecting.
-func (e *Engine) due() (due []wish, collecting []string) {
-	all := e.allWishes()
+func (e *Engine) dueRequests() (due []attachRequest, collecting []string) {
+	all := e.openRequests()
 	ripe := map[string]bool{}
 	for _, w := range all {
 		if !ripe[w.instance] {
-			ripe[w.instance] = e.clock.Passed(timerWindow, w.instance, w.first, e.opts.Window)
+			ripe[w.instance] = e.clock.Passed(timerWindow, w.instance, w.requestedAt, e.opts.Window)
 		}
 	}
 	for _, instance := range sortedKeys(ripe) {
@@ -213,53 +213,53 @@ func (e *Engine) due() (due []wish, collecting []string) {
 			collecting = append(collecting, instance)
 		}
 	}
-	return slices.DeleteFunc(all, func(w wish) bool { return !ripe[w.instance] }), collecting
+	return slices.DeleteFunc(all, func(w attachRequest) bool { return !ripe[w.instance] }), collecting
 }
 
 // allWishes are copies of all wishes for which an instance may be restarted, the oldest first.
-func (e *Engine) allWishes() []wish {
+func (e *Engine) openRequests() []attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var all []wish
-	for _, disk := range sortedKeys(e.wishes) {
-		if w := e.wishes[disk]; !w.refused {
+	var all []attachRequest
+	for _, disk := range sortedKeys(e.requests) {
+		if w := e.requests[disk]; !w.attachFailed {
 			all = append(all, *w)
 		}
 	}
-	slices.SortStableFunc(all, func(x, y wish) int { return x.first.Compare(y.first) })
+	slices.SortStableFunc(all, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })
 	return all
 }
 
 // able are the candidates that are running and have been for long enough, or are stopped. What hinders the others becomes known.
-func (e *Engine) able(ctx context.Context, candidates []candidate, known outlooks) ([]candidate, error) {
+func (e *Engine) eligible(ctx context.Context, candidates []candidate, known restartStatuses) ([]candidate, error) {
 	var able []candidate
 	for _, c := range candidates {
 		instance, err := e.instance(ctx, c.instance)
 		switch {
 		case errors.Is(err, errGone):
-			known.add(c.instance, ReasonState, "the instance is gone")
+			known.addWaiting(c.instance, ReasonState, "the instance is gone")
 			continue
 		case err != nil:
 			return nil, err
 		}
 		c.stopped = instance.RunState == rack.Stopped
-		rest, resting := e.rest[c.instance]
+		rest, resting := e.refusals[c.instance]
 		switch {
-		case c.stopped, e.forbidden() != "":
+		case c.stopped, e.policyBlock() != "":
 		case resting:
-			known.add(c.instance, ReasonRefused, e.again(rest))
+			known.addWaiting(c.instance, ReasonRefused, e.describeRefusal(rest))
 			continue
 		case instance.RunState != rack.Running:
-			known.add(c.instance, ReasonState, "it is "+instance.RunState)
+			known.addWaiting(c.instance, ReasonState, "it is "+instance.RunState)
 			continue
 		case !e.clock.Passed(timerCoolDown, c.instance, instance.RunStateSince, e.opts.CoolDown):
-			known.add(
+			known.addWaiting(
 				c.instance,
 				ReasonCoolDown,
 				fmt.Sprintf(
 					"it started less than %s ago, and is left alone until %s",
 					e.opts.CoolDown,
-					moment(instance.RunStateSince.Add(e.opts.CoolDown)),
+					formatTime(instance.RunStateSince.Add(e.opts.CoolDown)),
 				),
 			)
 			continue

@@ -23,7 +23,7 @@ import (
 // Names of records. They are permanent: a newer version must find what an older one has left behind.
 const (
 	restartPrefix = "csi-restart-"
-	lazyPrefix    = "csi-lazy-"
+	detachPrefix    = "csi-detach-"
 )
 
 // restartRecord is the text of a record of a restart. Its fields are permanent; together they have at most 512 bytes.
@@ -36,9 +36,9 @@ type restartRecord struct {
 	// Holder is the process that works on it.
 	Holder string `json:"by"`
 	// Beat changes as long as the holder lives.
-	Beat int `json:"beat"`
+	Heartbeat int `json:"beat"`
 	// Asked says that the instance may go down because of it.
-	Asked bool `json:"asked,omitempty"`
+	MayStop bool `json:"mayStop,omitempty"`
 	// Handover says that somebody else is to do it: the holder runs on this very instance, or has ended.
 	Handover bool `json:"handover,omitempty"`
 	// Disks are to be attached, so that whoever takes over knows them, each as 16 bytes in base64.
@@ -53,7 +53,7 @@ type restartRecord struct {
 }
 
 // lazyRecord is the text of a record of a volume that was unpublished and whose disk is still attached.
-type lazyRecord struct {
+type deferredDetach struct {
 	Version  int    `json:"v"`
 	Cluster  string `json:"cluster"`
 	Disk     string `json:"disk"`
@@ -66,7 +66,7 @@ func restartName(cluster string, slot, epoch int) string {
 	return fmt.Sprintf("%s%s-%d-%d", restartPrefix, diskname.ForCluster(cluster), slot, epoch)
 }
 
-func lazyName(disk string) string { return lazyPrefix + disk }
+func detachName(disk string) string { return detachPrefix + disk }
 
 func encode(record any) string {
 	text, err := json.Marshal(record)
@@ -77,35 +77,35 @@ func encode(record any) string {
 }
 
 // book is what the records of one cluster say.
-type book struct {
+type recordSet struct {
 	// restarts are the restarts that count: one for each slot at most, sorted by slot.
 	restarts []restartRecord
 	// outbid are records of restarts with a higher epoch beside them.
 	outbid []restartRecord
 	// lazy are the volumes that are unpublished and attached, by disk.
-	lazy map[string]lazyRecord
+	deferred map[string]deferredDetach
 }
 
 // handOver has somebody else do it, who is told of a disk that it frees, or of none. There is room for that beside two disks less.
 func (r *restartRecord) handOver(frees string) {
 	r.Handover = true
-	if short := shorten([]string{frees}); len(short) > 0 {
+	if short := encodeDisks([]string{frees}); len(short) > 0 {
 		r.Frees, r.Disks = short[0], r.Disks[:min(len(r.Disks), maxRecordedDisks-2)]
 	}
 }
 
 // frees reports whether the disk that a restart was handed over for is still to be freed.
-func (b book) frees(r restartRecord) bool {
-	disks := lengthen([]string{r.Frees})
-	return len(disks) > 0 && b.lazyOn(disks[0], r.Instance)
+func (b recordSet) stillFrees(r restartRecord) bool {
+	disks := decodeDisks([]string{r.Frees})
+	return len(disks) > 0 && b.detachDeferred(disks[0], r.Instance)
 }
 
-func (b book) slotTaken(slot int) bool {
+func (b recordSet) slotTaken(slot int) bool {
 	return slices.ContainsFunc(b.restarts, func(r restartRecord) bool { return r.slot == slot })
 }
 
 // restartOf is the record of an instance's restart, with another ID than the given one.
-func (b book) restartOf(instance, except string) (restartRecord, bool) {
+func (b recordSet) restartOf(instance, except string) (restartRecord, bool) {
 	for _, r := range b.restarts {
 		if r.Instance == instance && r.ID != except {
 			return r, true
@@ -115,21 +115,21 @@ func (b book) restartOf(instance, except string) (restartRecord, bool) {
 }
 
 // lazyOn reports whether the disk is attached to that instance for nobody any more.
-func (b book) lazyOn(disk, instance string) bool {
-	l, ok := b.lazy[disk]
+func (b recordSet) detachDeferred(disk, instance string) bool {
+	l, ok := b.deferred[disk]
 	return ok && l.Instance == instance
 }
 
 // read lists the records of this cluster. Other clusters' are left alone, and so is what does not read as ours.
-func (e *Engine) read(ctx context.Context) (book, error) {
+func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	records, err := e.rack.Records(ctx)
 	if err != nil {
-		return book{}, err
+		return recordSet{}, err
 	}
-	b := book{lazy: map[string]lazyRecord{}}
+	b := recordSet{deferred: map[string]deferredDetach{}}
 	for _, record := range records {
-		if l, ok := e.parseLazy(record); ok {
-			b.lazy[l.Disk] = l
+		if l, ok := e.parseDetach(record); ok {
+			b.deferred[l.Disk] = l
 		} else if r, ok := e.parseRestart(record); ok {
 			b.restarts = append(b.restarts, r)
 		}
@@ -152,13 +152,13 @@ func (e *Engine) read(ctx context.Context) (book, error) {
 	return b, nil
 }
 
-func (e *Engine) parseLazy(record rack.Record) (lazyRecord, bool) {
-	if !strings.HasPrefix(record.Name, lazyPrefix) {
-		return lazyRecord{}, false
+func (e *Engine) parseDetach(record rack.Record) (deferredDetach, bool) {
+	if !strings.HasPrefix(record.Name, detachPrefix) {
+		return deferredDetach{}, false
 	}
-	l := lazyRecord{recordID: record.ID}
-	if json.Unmarshal([]byte(record.Text), &l) != nil || l.Cluster != e.opts.Cluster || record.Name != lazyName(l.Disk) {
-		return lazyRecord{}, false
+	l := deferredDetach{recordID: record.ID}
+	if json.Unmarshal([]byte(record.Text), &l) != nil || l.Cluster != e.opts.Cluster || record.Name != detachName(l.Disk) {
+		return deferredDetach{}, false
 	}
 	return l, true
 }
@@ -177,7 +177,7 @@ func (e *Engine) parseRestart(record rack.Record) (restartRecord, bool) {
 }
 
 // create makes a record of a restart. False means that somebody else was faster.
-func (e *Engine) create(ctx context.Context, r restartRecord) (restartRecord, bool, error) {
+func (e *Engine) createRestart(ctx context.Context, r restartRecord) (restartRecord, bool, error) {
 	record, err := e.rack.CreateRecord(ctx, restartName(r.Cluster, r.slot, r.epoch), encode(r))
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		return r, false, nil
@@ -187,7 +187,7 @@ func (e *Engine) create(ctx context.Context, r restartRecord) (restartRecord, bo
 }
 
 // write puts the holder's state into its record; false means that it has no record any more.
-func (e *Engine) write(ctx context.Context, r restartRecord) (bool, error) {
+func (e *Engine) updateRestart(ctx context.Context, r restartRecord) (bool, error) {
 	err := e.rack.UpdateRecord(ctx, r.recordID, encode(r))
 	if errors.Is(err, rack.ErrNotFound) {
 		return false, e.rack.ConfirmProject(ctx)
@@ -196,7 +196,7 @@ func (e *Engine) write(ctx context.Context, r restartRecord) (bool, error) {
 }
 
 // erase deletes a record; one that is gone already is as good.
-func (e *Engine) erase(ctx context.Context, recordID string) error {
+func (e *Engine) deleteRecord(ctx context.Context, recordID string) error {
 	err := e.rack.DeleteRecord(ctx, recordID)
 	if errors.Is(err, rack.ErrNotFound) {
 		return e.rack.ConfirmProject(ctx)
@@ -205,7 +205,7 @@ func (e *Engine) erase(ctx context.Context, recordID string) error {
 }
 
 // shorten writes disk IDs for a record, as many as an instance can take at most.
-func shorten(disks []string) []string {
+func encodeDisks(disks []string) []string {
 	var short []string
 	for _, disk := range disks {
 		if id, err := uuid.Parse(disk); err == nil && len(short) < maxRecordedDisks {
@@ -219,7 +219,7 @@ func shorten(disks []string) []string {
 const maxRecordedDisks = 11
 
 // lengthen reads what shorten wrote.
-func lengthen(short []string) []string {
+func decodeDisks(short []string) []string {
 	var disks []string
 	for _, text := range short {
 		if raw, err := base64.RawURLEncoding.DecodeString(text); err == nil && len(raw) == len(uuid.UUID{}) {

@@ -14,11 +14,11 @@ import (
 // Observation is what there is to be measured.
 type Observation struct {
 	// Wanted are the disks that wait for a restart.
-	Wanted int
+	DisksWaiting int
 	// Waiting are the instances whose restart is wanted and has not begun, for each reason that there is.
-	Waiting map[Reason]int
+	InstancesWaiting map[Reason]int
 	// Restarts are those under way in this process.
-	Restarts int
+	InFlight int
 	// Ended is "restarted" or "refused" if a restart has just come to that, else empty.
 	Ended string
 	// Down is how long the instance was stopped, with Ended "restarted".
@@ -37,23 +37,23 @@ func (e *Engine) observe(ended string, down time.Duration) {
 		return
 	}
 	e.mu.Lock()
-	wanted := len(e.wishes)
+	wanted := len(e.requests)
 	e.mu.Unlock()
-	e.opts.Observe(Observation{Wanted: wanted, Waiting: e.count(), Restarts: len(e.works), Ended: ended, Down: down})
+	e.opts.Observe(Observation{DisksWaiting: wanted, InstancesWaiting: e.countWaiting(), InFlight: len(e.held), Ended: ended, Down: down})
 }
 
 // tell reports to those who watch the node. That it may fail is not worth more than a line.
-func (e *Engine) tell(ctx context.Context, w *work, reason, message string) {
-	e.send(ctx, w, metadata.RestartReport{Reason: reason, Message: message})
+func (e *Engine) reportProgress(ctx context.Context, w *heldRestart, reason, message string) {
+	e.sendReport(ctx, w, metadata.RestartReport{Reason: reason, Message: message})
 }
 
 // problem reports what somebody should look at, once, and lets the RPCs that wait for the restart say it.
-func (e *Engine) problem(ctx context.Context, w *work, reason, message string) {
-	w.trouble = message
-	if w.told == reason {
+func (e *Engine) reportProblem(ctx context.Context, w *heldRestart, reason, message string) {
+	w.problem = message
+	if w.reported == reason {
 		return
 	}
-	w.told = reason
+	w.reported = reason
 	e.opts.Log.Error(
 		"a restart needs a look",
 		"instance_id",
@@ -65,10 +65,10 @@ func (e *Engine) problem(ctx context.Context, w *work, reason, message string) {
 		"problem",
 		message,
 	)
-	e.send(ctx, w, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
+	e.sendReport(ctx, w, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
 }
 
-func (e *Engine) send(ctx context.Context, w *work, report metadata.RestartReport) {
+func (e *Engine) sendReport(ctx context.Context, w *heldRestart, report metadata.RestartReport) {
 	if e.opts.Requester == nil {
 		return
 	}

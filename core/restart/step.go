@@ -23,9 +23,9 @@ const (
 	// stagePlanned: the record stands, and nothing has been asked.
 	stagePlanned stage = "planned"
 	// stageAsking: the record says that the instance may go down from here on.
-	stageAsking stage = "asking"
+	stageRequesting stage = "asking"
 	// stageAnswer: the node plugin has been asked.
-	stageAnswer stage = "awaiting the node plugin's answer"
+	stageReply stage = "awaiting the node plugin's answer"
 	// stageStopping: the instance goes down.
 	stageStopping stage = "stopping"
 	// stageApplying: the instance is stopped, and its disks are changed.
@@ -39,11 +39,11 @@ const (
 )
 
 // work is a restart that this process holds.
-type work struct {
+type heldRestart struct {
 	record restartRecord
 	stage  stage
 	// since is when the stage began, beat when the record was last written.
-	since, beat time.Time
+	since, renewed time.Time
 	// stopped is when the instance was seen stopped.
 	stopped time.Time
 	// takenFrom is the record that was outbid, and must have been there at that moment; empty where that was seen to be so.
@@ -51,54 +51,54 @@ type work struct {
 	// recovering says that somebody else had asked: this process stops nothing.
 	recovering bool
 	// sent says that the guest or the rack may have got the word.
-	sent bool
+	requestSent bool
 	// goes are the disks that were lazy when the restart began. What has become so since may have done so because of it.
-	goes map[string]bool
+	deferredAtStart map[string]bool
 	// told is the last problem that was reported, which is not repeated; trouble is its text, until the next stage.
-	told, trouble string
+	reported, problem string
 }
 
-func (e *Engine) enter(w *work, s stage) {
-	w.stage, w.since, w.trouble = s, e.clock.Now(), ""
+func (e *Engine) enterStage(w *heldRestart, s stage) {
+	w.stage, w.since, w.problem = s, e.clock.Now(), ""
 	e.opts.Log.Info("restart", "instance_id", w.record.Instance, "restart_id", w.record.ID, "stage", string(s))
 }
 
-func (e *Engine) passed(what timer, w *work, d time.Duration) bool {
+func (e *Engine) stageLasted(what timer, w *heldRestart, d time.Duration) bool {
 	return e.clock.Passed(what, w.record.ID, w.since, d)
 }
 
 // step takes a restart one step further. The records were listed just now and say that it is ours.
-func (e *Engine) step(ctx context.Context, w *work, records book) error {
-	err := e.next(ctx, w, records)
+func (e *Engine) step(ctx context.Context, w *heldRestart, records recordSet) error {
+	err := e.runStage(ctx, w, records)
 	if errors.Is(err, errGone) {
 		e.opts.Log.Info("the instance of a restart was deleted", "instance_id", w.record.Instance, "restart_id", w.record.ID)
-		return e.drop(ctx, w)
+		return e.endRestart(ctx, w)
 	}
 	return err
 }
 
-func (e *Engine) next(ctx context.Context, w *work, records book) error {
-	if e.clock.Passed(timerBeat, w.record.ID, w.beat, e.opts.Lease/leaseShare) {
-		if held, err := e.update(ctx, w); err != nil || !held {
+func (e *Engine) runStage(ctx context.Context, w *heldRestart, records recordSet) error {
+	if e.clock.Passed(timerRenewal, w.record.ID, w.renewed, e.opts.Lease/renewalsPerLease) {
+		if held, err := e.renewRecord(ctx, w); err != nil || !held {
 			return err
 		}
 	}
-	if ready, err := e.settle(ctx, w, records); !ready || err != nil {
+	if ready, err := e.finishTakeover(ctx, w, records); !ready || err != nil {
 		return err
 	}
 	switch w.stage {
 	case stagePlanned:
-		return e.begin(ctx, w, records)
-	case stageAsking:
-		return e.ask(ctx, w)
-	case stageAnswer:
+		return e.startShutdown(ctx, w, records)
+	case stageRequesting:
+		return e.requestShutdown(ctx, w)
+	case stageReply:
 		return e.awaitAnswer(ctx, w)
 	case stageStopping:
 		return e.awaitStop(ctx, w)
 	case stageApplying:
 		done, err := e.apply(ctx, w)
 		if done {
-			e.enter(w, stageStarting)
+			e.enterStage(w, stageStarting)
 		}
 		return err
 	case stageStarting:
@@ -106,7 +106,7 @@ func (e *Engine) next(ctx context.Context, w *work, records book) error {
 	case stageBack:
 		return e.awaitBack(ctx, w)
 	case stageRecovering:
-		return e.recover(ctx, w)
+		return e.recoverRestart(ctx, w)
 	}
 	return fmt.Errorf("restart %s: no such stage: %q", w.record.ID, w.stage)
 }
@@ -114,28 +114,28 @@ func (e *Engine) next(ctx context.Context, w *work, records book) error {
 // settle clears away the records of this slot that are outbid, and reports whether there is something to go on with. A holder
 // that was outbid may have listed the records just before: what it does until its tick is over has to be waited for, and then to
 // be believed.
-func (e *Engine) settle(ctx context.Context, w *work, records book) (ready bool, err error) {
+func (e *Engine) finishTakeover(ctx context.Context, w *heldRestart, records recordSet) (ready bool, err error) {
 	if w.takenFrom != "" {
 		i := slices.IndexFunc(records.outbid, func(r restartRecord) bool { return r.recordID == w.takenFrom })
 		switch {
 		case i < 0:
-			return false, e.drop(ctx, w) // the restart had ended already
-		case !records.outbid[i].Handover && !e.clock.Passed(timerTaking, w.takenFrom, w.since, time.Duration(takingShare*float64(e.opts.Lease))):
+			return false, e.endRestart(ctx, w) // the restart had ended already
+		case !records.outbid[i].Handover && !e.clock.Passed(timerTakeover, w.takenFrom, w.since, time.Duration(takeoverWaitShare*float64(e.opts.Lease))):
 			return false, nil
-		case records.outbid[i].Asked && !w.record.Asked:
-			w.record.Asked = true
-			if held, err := e.update(ctx, w); err != nil || !held {
+		case records.outbid[i].MayStop && !w.record.MayStop:
+			w.record.MayStop = true
+			if held, err := e.renewRecord(ctx, w); err != nil || !held {
 				return false, err
 			}
 		}
-		w.takenFrom, w.recovering = "", w.record.Asked
+		w.takenFrom, w.recovering = "", w.record.MayStop
 		if w.recovering {
-			e.enter(w, stageRecovering)
+			e.enterStage(w, stageRecovering)
 		}
 	}
 	for _, r := range records.outbid {
 		if r.slot == w.record.slot {
-			if err := e.erase(ctx, r.recordID); err != nil {
+			if err := e.deleteRecord(ctx, r.recordID); err != nil {
 				return false, err
 			}
 		}
@@ -144,47 +144,47 @@ func (e *Engine) settle(ctx context.Context, w *work, records book) (ready bool,
 }
 
 // update writes the record. False means that it is not ours any more.
-func (e *Engine) update(ctx context.Context, w *work) (bool, error) {
+func (e *Engine) renewRecord(ctx context.Context, w *heldRestart) (bool, error) {
 	now := e.clock.Now()
-	w.record.Beat++
-	held, err := e.write(ctx, w.record)
+	w.record.Heartbeat++
+	held, err := e.updateRestart(ctx, w.record)
 	if err != nil {
 		return false, err
 	}
 	if !held {
-		delete(e.works, w.record.ID)
+		delete(e.held, w.record.ID)
 		return false, nil
 	}
-	w.beat = now
+	w.renewed = now
 	return true, nil
 }
 
 // drop ends a restart, whatever came of it.
-func (e *Engine) drop(ctx context.Context, w *work) error {
-	if err := e.erase(ctx, w.record.recordID); err != nil {
+func (e *Engine) endRestart(ctx context.Context, w *heldRestart) error {
+	if err := e.deleteRecord(ctx, w.record.recordID); err != nil {
 		return err
 	}
-	delete(e.works, w.record.ID)
-	e.announce() // what was attached can be published now
+	delete(e.held, w.record.ID)
+	e.notifyWaiters() // what was attached can be published now
 	return nil
 }
 
 // begin makes sure that nobody else restarts the instance, that it runs, and that it is still worth it.
-func (e *Engine) begin(ctx context.Context, w *work, records book) error {
+func (e *Engine) startShutdown(ctx context.Context, w *heldRestart, records recordSet) error {
 	id := w.record.Instance
 	if _, taken := records.restartOf(id, w.record.ID); taken {
-		return e.drop(ctx, w)
+		return e.endRestart(ctx, w)
 	}
 	if w.record.Handover {
-		return e.handOver(ctx, w)
+		return e.awaitHandover(ctx, w)
 	}
-	useful, err := e.useful(ctx, records, e.allWishes())
+	useful, err := e.candidates(ctx, records, e.openRequests())
 	if err != nil {
 		return err
 	}
 	i := slices.IndexFunc(useful, func(c candidate) bool { return c.instance == id })
-	if i < 0 && !records.frees(w.record) {
-		return e.drop(ctx, w)
+	if i < 0 && !records.stillFrees(w.record) {
+		return e.endRestart(ctx, w)
 	}
 	instance, err := e.instance(ctx, id)
 	switch {
@@ -194,61 +194,61 @@ func (e *Engine) begin(ctx context.Context, w *work, records book) error {
 		// By somebody else, who will start it.
 		done, err := e.apply(ctx, w)
 		if done {
-			return errors.Join(err, e.drop(ctx, w))
+			return errors.Join(err, e.endRestart(ctx, w))
 		}
 		return err
 	case instance.RunState != rack.Running:
-		return e.drop(ctx, w)
+		return e.endRestart(ctx, w)
 	}
-	if reason, _ := e.may(candidate{instance: id}); reason != "" {
-		return e.drop(ctx, w) // another process had planned it, which was allowed to
+	if reason, _ := e.blockReason(candidate{instance: id}); reason != "" {
+		return e.endRestart(ctx, w) // another process had planned it, which was allowed to
 	}
-	if own, _ := e.self(id); own {
+	if own, _ := e.ownInstance(id); own {
 		if i >= 0 {
-			w.record.handOver(useful[i].frees)
+			w.record.handOver(useful[i].freesDisk)
 		}
 		w.record.Handover, w.since = true, e.clock.Now()
-		_, err := e.update(ctx, w)
+		_, err := e.renewRecord(ctx, w)
 		return err
 	}
-	w.record.Asked = true
-	held, err := e.update(ctx, w)
+	w.record.MayStop = true
+	held, err := e.renewRecord(ctx, w)
 	if err != nil || !held {
 		return err
 	}
-	w.goes = map[string]bool{}
-	for disk := range records.lazy {
-		w.goes[disk] = true
+	w.deferredAtStart = map[string]bool{}
+	for disk := range records.deferred {
+		w.deferredAtStart[disk] = true
 	}
-	e.enter(w, stageAsking)
-	return e.ask(ctx, w) // at once: the shorter the time, the surer it is who stopped the instance
+	e.enterStage(w, stageRequesting)
+	return e.requestShutdown(ctx, w) // at once: the shorter the time, the surer it is who stopped the instance
 }
 
 // handOver waits for another process to take over what this one cannot survive.
-func (e *Engine) handOver(ctx context.Context, w *work) error {
-	if !e.passed(timerHandover, w, handoverTimeout) {
+func (e *Engine) awaitHandover(ctx context.Context, w *heldRestart) error {
+	if !e.stageLasted(timerHandover, w, handoverTimeout) {
 		return nil
 	}
-	e.refuse(ctx, w, "this controller runs on it, and no other controller took over: run a second one on another node")
-	return e.drop(ctx, w)
+	e.recordRefusal(ctx, w, "this controller runs on it, and no other controller took over: run a second one on another node")
+	return e.endRestart(ctx, w)
 }
 
 // ask has the guest shut down, in the way that is configured. It is repeated until it was done for certain.
-func (e *Engine) ask(ctx context.Context, w *work) error {
+func (e *Engine) requestShutdown(ctx context.Context, w *heldRestart) error {
 	id := w.record.Instance
 	instance, err := e.instance(ctx, id)
 	switch {
 	case err != nil:
 		return err
-	case instance.RunState != rack.Running && !w.sent:
-		return e.drop(ctx, w) // somebody else was faster, and will start it
+	case instance.RunState != rack.Running && !w.requestSent:
+		return e.endRestart(ctx, w) // somebody else was faster, and will start it
 	case instance.RunState != rack.Running:
-		e.enter(w, stageStopping)
+		e.enterStage(w, stageStopping)
 		return nil
 	}
 	if e.opts.Shutdown == Hard {
-		w.sent = true
-		e.enter(w, stageStopping)
+		w.requestSent = true
+		e.enterStage(w, stageStopping)
 		return e.rack.StopInstance(ctx, id)
 	}
 	if e.opts.Shutdown == Drain {
@@ -256,34 +256,34 @@ func (e *Engine) ask(ctx context.Context, w *work) error {
 			return err
 		}
 	}
-	w.sent = true
+	w.requestSent = true
 	if err := e.opts.Requester.Request(ctx, id, w.record.ID); err != nil {
-		if e.passed(timerHalt, w, e.opts.HaltTimeout) {
-			return e.cancel(ctx, w, "its node plugin could not be asked: "+err.Error())
+		if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
+			return e.cancelRestart(ctx, w, "its node plugin could not be asked: "+err.Error())
 		}
 		return err
 	}
-	e.tell(ctx, w, "RestartPlanned", "the instance is restarted to change its disks")
-	e.enter(w, stageAnswer)
+	e.reportProgress(ctx, w, "RestartPlanned", "the instance is restarted to change its disks")
+	e.enterStage(w, stageReply)
 	return nil
 }
 
 // drain takes the work off the node. True means that all has gone.
-func (e *Engine) drain(ctx context.Context, w *work) (bool, error) {
+func (e *Engine) drain(ctx context.Context, w *heldRestart) (bool, error) {
 	left, err := e.opts.Requester.(metadata.Drainer).Drain(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		left = []string{err.Error()}
 	} else if len(left) == 0 {
 		return true, nil
 	}
-	if e.passed(timerHalt, w, e.opts.HaltTimeout) {
-		return false, e.cancel(ctx, w, fmt.Sprintf("it could not be drained in %s: %s", e.opts.HaltTimeout, few(left)))
+	if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
+		return false, e.cancelRestart(ctx, w, fmt.Sprintf("it could not be drained in %s: %s", e.opts.HaltTimeout, firstNames(left)))
 	}
 	return false, err
 }
 
 // few names some of what there may be much of.
-func few(names []string) string {
+func firstNames(names []string) string {
 	const most = 3
 	if len(names) > most {
 		return fmt.Sprintf("%v and %d more", names[:most], len(names)-most)
@@ -292,23 +292,23 @@ func few(names []string) string {
 }
 
 // awaitAnswer waits for what the node plugin says.
-func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
+func (e *Engine) awaitAnswer(ctx context.Context, w *heldRestart) error {
 	answer, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
-	if err != nil && e.passed(timerAnswer, w, answerTimeout) {
-		return errors.Join(err, e.cancel(ctx, w, "what its node plugin says could not be read: "+err.Error()))
+	if err != nil && e.stageLasted(timerReply, w, answerTimeout) {
+		return errors.Join(err, e.cancelRestart(ctx, w, "what its node plugin says could not be read: "+err.Error()))
 	}
 	if err != nil {
 		return err
 	}
 	switch answer.State {
 	case metadata.RestartAccepted, metadata.RestartBack:
-		e.enter(w, stageStopping)
+		e.enterStage(w, stageStopping)
 		return nil
 	case metadata.RestartRefused:
-		return e.cancel(ctx, w, "its node plugin refuses: "+answer.Reason)
+		return e.cancelRestart(ctx, w, "its node plugin refuses: "+answer.Reason)
 	}
-	if e.passed(timerAnswer, w, answerTimeout) {
-		return e.cancel(
+	if e.stageLasted(timerReply, w, answerTimeout) {
+		return e.cancelRestart(
 			ctx,
 			w,
 			fmt.Sprintf("its node plugin has said nothing for %s: see that it runs with --attach-mode=restart", answerTimeout),
@@ -318,29 +318,29 @@ func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
 }
 
 // cancel gives a restart up with nothing stopped, unless it turns out that the guest is going down already.
-func (e *Engine) cancel(ctx context.Context, w *work, why string) error {
+func (e *Engine) cancelRestart(ctx context.Context, w *heldRestart, why string) error {
 	answer, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		return err
 	}
 	if answer.State == metadata.RestartAccepted {
-		e.enter(w, stageStopping)
+		e.enterStage(w, stageStopping)
 		return nil
 	}
-	e.refuse(ctx, w, why)
+	e.recordRefusal(ctx, w, why)
 	return e.finish(ctx, w)
 }
 
 // refuse leaves the instance alone for a while, and says why.
-func (e *Engine) refuse(ctx context.Context, w *work, why string) {
-	e.rest[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
-	e.gaveUp(w.record.Instance, why)
-	e.problem(ctx, w, "RestartRefused", why)
+func (e *Engine) recordRefusal(ctx context.Context, w *heldRestart, why string) {
+	e.refusals[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
+	e.recordFailure(w.record.Instance, why)
+	e.reportProblem(ctx, w, "RestartRefused", why)
 	e.observe(Refused, 0)
 }
 
 // awaitStop waits until the instance is seen stopped.
-func (e *Engine) awaitStop(ctx context.Context, w *work) error {
+func (e *Engine) awaitStop(ctx context.Context, w *heldRestart) error {
 	id := w.record.Instance
 	instance, err := e.instance(ctx, id)
 	if err != nil {
@@ -349,8 +349,8 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	switch instance.RunState {
 	case rack.Stopped:
 		w.stopped = e.clock.Now()
-		e.gaveUp(id, "")
-		e.enter(w, stageApplying)
+		e.recordFailure(id, "")
+		e.enterStage(w, stageApplying)
 		return nil
 	case rack.Failed:
 		// Its sled is gone, and the guest with it. Stopped, it takes disks and can be started elsewhere.
@@ -363,8 +363,8 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 		if w.recovering {
 			return e.finish(ctx, w)
 		}
-		if e.passed(timerHalt, w, e.opts.HaltTimeout) {
-			e.refuse(ctx, w, "the rack does not stop it")
+		if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
+			e.recordRefusal(ctx, w, "the rack does not stop it")
 			return e.finish(ctx, w)
 		}
 		return e.rack.StopInstance(ctx, id)
@@ -377,12 +377,12 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	case answer.State == metadata.RestartBack && w.recovering:
 		return e.finish(ctx, w)
 	case answer.State == metadata.RestartBack:
-		e.refuse(ctx, w, "its guest has rebooted and not powered off")
+		e.recordRefusal(ctx, w, "its guest has rebooted and not powered off")
 		return e.finish(ctx, w)
 	case answer.State != metadata.RestartAccepted:
-		return e.cancel(ctx, w, "its node plugin has taken its word back")
-	case e.passed(timerHalt, w, e.opts.HaltTimeout):
-		e.problem(
+		return e.cancelRestart(ctx, w, "its node plugin has taken its word back")
+	case e.stageLasted(timerHalt, w, e.opts.HaltTimeout):
+		e.reportProblem(
 			ctx,
 			w,
 			"RestartHangs",
@@ -398,7 +398,7 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 // apply changes the disks of a stopped instance: what was lazy before goes, and all that is where room is needed; what is wished
 // for comes. What the rack does not answer to
 // is tried again for a while. A disk that cannot be changed stays as it is: neither the others nor the instance wait for it.
-func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
+func (e *Engine) apply(ctx context.Context, w *heldRestart) (done bool, err error) {
 	id := w.record.Instance
 	disks, err := e.rack.InstanceDisks(ctx, id)
 	switch {
@@ -408,15 +408,15 @@ func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
 		}
 		return false, err
 	case err != nil:
-		return e.passed(timerApply, w, applyTimeout), err
+		return e.stageLasted(timerApply, w, applyTimeout), err
 	}
 	var failed error
-	full := len(disks)+len(e.wishesFor(id)) > e.opts.MaxDisks
+	full := len(disks)+len(e.requestsFor(id)) > e.opts.MaxDisks
 	for _, disk := range disks {
-		if !full && !w.goes[disk.ID] && !e.wishedElsewhere(disk.ID, id) {
+		if !full && !w.deferredAtStart[disk.ID] && !e.requestedElsewhere(disk.ID, id) {
 			continue
 		}
-		err := e.detachLazy(ctx, disk, id)
+		err := e.finishDetach(ctx, disk, id)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // somebody has started it: the wishes wait for the next time
@@ -434,51 +434,51 @@ func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
 			failed = errors.Join(failed, err)
 		}
 	}
-	for _, wanted := range e.wishesFor(id) {
-		err := e.attachWished(ctx, wanted.disk, id)
+	for _, wanted := range e.requestsFor(id) {
+		err := e.attachRequested(ctx, wanted.disk, id)
 		switch {
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // somebody has started it
 		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound):
 			e.opts.Log.Warn("a volume could not be attached", "disk_id", wanted.disk, "instance_id", id, "error", err.Error())
-			e.refuseWish(wanted.disk, "although it was stopped, the disk could not be attached: "+err.Error())
+			e.recordAttachFailure(wanted.disk, "although it was stopped, the disk could not be attached: "+err.Error())
 		default:
 			failed = errors.Join(failed, err)
 		}
 	}
-	return failed == nil || e.passed(timerApply, w, applyTimeout), failed
+	return failed == nil || e.stageLasted(timerApply, w, applyTimeout), failed
 }
 
 // detachLazy detaches a disk if it is lazy, and nobody has wished it back.
-func (e *Engine) detachLazy(ctx context.Context, disk rack.Disk, instance string) error {
-	release, err := e.claim(ctx, disk.ID)
+func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance string) error {
+	release, err := e.lockDisk(ctx, disk.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if e.wished(disk.ID, instance) {
+	if e.requested(disk.ID, instance) {
 		return nil
 	}
-	records, err := e.read(ctx)
-	if err != nil || !records.lazyOn(disk.ID, instance) {
+	records, err := e.readRecords(ctx)
+	if err != nil || !records.detachDeferred(disk.ID, instance) {
 		return err
 	}
 	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
 		return err
 	}
-	return e.erase(ctx, records.lazy[disk.ID].recordID)
+	return e.deleteRecord(ctx, records.deferred[disk.ID].recordID)
 }
 
 // attachWished attaches a disk if it is still wished for. It is lazy until the orchestrator asks for it once more: whoever
 // wished for it may have told another process in the meantime that the wish is over.
-func (e *Engine) attachWished(ctx context.Context, diskID, instance string) error {
-	release, err := e.claim(ctx, diskID)
+func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) error {
+	release, err := e.lockDisk(ctx, diskID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if !e.wished(diskID, instance) {
+	if !e.requested(diskID, instance) {
 		return nil
 	}
 	disk, err := e.rack.Disk(ctx, diskID)
@@ -489,10 +489,10 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 		return fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, rack.ErrBusy)
 	}
 	if disk.InstanceID == "" {
-		if err := e.checkFits(ctx, disk, instance); err != nil {
+		if err := e.checkAttachable(ctx, disk, instance); err != nil {
 			return err
 		}
-		if err := e.release(ctx, diskID, instance); err != nil {
+		if err := e.deferDetach(ctx, diskID, instance); err != nil {
 			return err
 		}
 		disk, err = e.rack.Attach(ctx, diskID, instance)
@@ -503,28 +503,28 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 	if disk.InstanceID != instance {
 		return nil // another restart frees it: the wish waits for the next time
 	}
-	e.hinder(diskID, attachedAlready)
-	e.announce()
+	e.setBlocked(diskID, attachedAskAgain)
+	e.notifyWaiters()
 	return nil
 }
 
-func (e *Engine) wishedElsewhere(disk, instance string) bool {
+func (e *Engine) requestedElsewhere(disk, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := e.wishes[disk]
+	w := e.requests[disk]
 	return w != nil && w.instance != instance
 }
 
-func (e *Engine) wished(disk, instance string) bool {
+func (e *Engine) requested(disk, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := e.wishes[disk]
+	w := e.requests[disk]
 	return w != nil && w.instance == instance
 }
 
 // checkFits refuses a disk for which there is no room after all, or of which the guest would not know which one it is
 // (docs/reference/rack.md §9).
-func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance string) error {
+func (e *Engine) checkAttachable(ctx context.Context, wanted rack.Disk, instance string) error {
 	disks, err := e.rack.InstanceDisks(ctx, instance)
 	if err != nil {
 		return err
@@ -548,7 +548,7 @@ func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance strin
 }
 
 // start starts the instance, and goes on until it does.
-func (e *Engine) start(ctx context.Context, w *work) error {
+func (e *Engine) start(ctx context.Context, w *heldRestart) error {
 	id := w.record.Instance
 	instance, err := e.instance(ctx, id)
 	if err != nil {
@@ -557,14 +557,14 @@ func (e *Engine) start(ctx context.Context, w *work) error {
 	switch instance.RunState {
 	case rack.Running:
 		e.observe(Restarted, e.clock.Now().Sub(w.stopped))
-		e.enter(w, stageBack)
+		e.enterStage(w, stageBack)
 		return nil
 	case rack.Stopped, rack.Failed:
 	default:
 		return nil
 	}
 	if err := e.rack.StartInstance(ctx, id); err != nil && !errors.Is(err, rack.ErrConflict) {
-		e.problem(
+		e.reportProblem(
 			ctx,
 			w,
 			"RestartNotStarted",
@@ -576,7 +576,7 @@ func (e *Engine) start(ctx context.Context, w *work) error {
 }
 
 // awaitBack waits for the node plugin of an instance that runs again.
-func (e *Engine) awaitBack(ctx context.Context, w *work) error {
+func (e *Engine) awaitBack(ctx context.Context, w *heldRestart) error {
 	if e.opts.Shutdown == Hard {
 		return e.finish(ctx, w)
 	}
@@ -584,8 +584,8 @@ func (e *Engine) awaitBack(ctx context.Context, w *work) error {
 	switch {
 	case err == nil && (answer.State == metadata.RestartBack || answer.State == metadata.RestartUnanswered):
 		return e.finish(ctx, w)
-	case e.passed(timerBack, w, backTimeout):
-		e.problem(
+	case e.stageLasted(timerBack, w, backTimeout):
+		e.reportProblem(
 			ctx,
 			w,
 			"RestartNotBack",
@@ -597,21 +597,21 @@ func (e *Engine) awaitBack(ctx context.Context, w *work) error {
 }
 
 // recover brings back an instance whose restart somebody else had begun.
-func (e *Engine) recover(ctx context.Context, w *work) error {
+func (e *Engine) recoverRestart(ctx context.Context, w *heldRestart) error {
 	instance, err := e.instance(ctx, w.record.Instance)
 	if err != nil {
 		return err
 	}
 	switch {
 	case instance.RunState == rack.Stopped, instance.RunState == rack.Failed:
-		e.silence(ctx, w)
-		e.enter(w, stageStopping)
+		e.withdrawRequest(ctx, w)
+		e.enterStage(w, stageStopping)
 		return nil
 	case instance.RunState != rack.Running:
 		return nil
 	case e.opts.Shutdown == Hard:
 		// Whoever began it may have asked the guest, which takes its time to go down.
-		if !e.passed(timerGoing, w, e.opts.HaltTimeout) {
+		if !e.stageLasted(timerGuestStop, w, e.opts.HaltTimeout) {
 			return nil
 		}
 		return e.finish(ctx, w)
@@ -621,7 +621,7 @@ func (e *Engine) recover(ctx context.Context, w *work) error {
 		return err
 	}
 	if answer.State == metadata.RestartAccepted {
-		e.enter(w, stageStopping)
+		e.enterStage(w, stageStopping)
 		return nil
 	}
 	return e.finish(ctx, w)
@@ -629,7 +629,7 @@ func (e *Engine) recover(ctx context.Context, w *work) error {
 
 // silence takes back a question that nobody has answered before somebody else stopped the instance: its node plugin would heed it
 // as soon as it is up again. That it may fail is no reason to leave the instance down.
-func (e *Engine) silence(ctx context.Context, w *work) {
+func (e *Engine) withdrawRequest(ctx context.Context, w *heldRestart) {
 	if e.opts.Shutdown == Hard {
 		return
 	}
@@ -648,10 +648,10 @@ func (e *Engine) silence(ctx context.Context, w *work) {
 
 // finish clears away what was said, and ends the restart: also where the orchestrator knows the node no more, for the instance is
 // not down, and what was said to this restart does nothing to the next one.
-func (e *Engine) finish(ctx context.Context, w *work) error {
+func (e *Engine) finish(ctx context.Context, w *heldRestart) error {
 	if e.opts.Shutdown != Hard {
 		if err := e.opts.Requester.Forget(ctx, w.record.Instance, w.record.ID); err != nil {
-			if !e.passed(timerBack, w, backTimeout) {
+			if !e.stageLasted(timerBack, w, backTimeout) {
 				return err
 			}
 			e.opts.Log.Warn(
@@ -670,7 +670,7 @@ func (e *Engine) finish(ctx context.Context, w *work) error {
 			return err
 		}
 	}
-	return e.drop(ctx, w)
+	return e.endRestart(ctx, w)
 }
 
 // errGone says that the instance was deleted.

@@ -38,19 +38,19 @@ func (r *erasing) DeleteRecord(_ context.Context, id string) error {
 }
 
 // A node that was deleted while its instance was down does not keep all others from being restarted.
-func TestNodeLost(t *testing.T) {
+func TestDeletedNodeDoesNotBlockOtherRestarts(t *testing.T) {
 	for _, test := range []struct {
 		since  time.Duration
 		erased int
 	}{{backTimeout / 2, 0}, {2 * backTimeout, 1}} {
 		r := &erasing{}
 		e := New(r, Options{Shutdown: Guest, Requester: lostNode{}, Log: slog.New(slog.DiscardHandler)})
-		w := &work{
+		w := &heldRestart{
 			record: restartRecord{ID: "1", Instance: "i", recordID: "r"},
 			stage:  stageBack,
 			since:  time.Now().Add(-test.since),
 		}
-		e.works["1"] = w
+		e.held["1"] = w
 		err := e.awaitBack(t.Context(), w)
 		if over := err == nil; over != (test.erased == 1) || len(r.erased) != test.erased {
 			t.Errorf("%s after the start: %v, %d records erased, want %d", test.since, err, len(r.erased), test.erased)
@@ -73,11 +73,11 @@ func (r *panicking) Records(context.Context) ([]rack.Record, error) {
 }
 
 // A panic ends one look at the restarts and not the engine, which may have taken an instance down.
-func TestPanic(t *testing.T) {
+func TestPanicDoesNotEndTheEngine(t *testing.T) {
 	r := &panicking{}
 	e := New(r, Options{Log: slog.New(slog.DiscardHandler)})
 	for range 2 {
-		if again := e.tick(t.Context()); again <= 0 {
+		if again := e.runOnce(t.Context()); again <= 0 {
 			t.Errorf("again in %s", again)
 		}
 	}
@@ -96,8 +96,8 @@ func (r ticking) Records(context.Context) ([]rack.Record, error) { return r.reco
 
 // An instance that a process has taken down, and died, is back within the lease and about a minute: so long is the lease itself, what
 // has to be waited for after it, and the time between two looks.
-func TestWatchedClosely(t *testing.T) {
-	record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", Asked: true}
+func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
+	record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
 	for _, test := range []struct {
 		records []rack.Record
 		again   time.Duration
@@ -106,11 +106,11 @@ func TestWatchedClosely(t *testing.T) {
 		{[]rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}, defaultPoll},
 	} {
 		e := New(ticking{records: test.records}, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
-		if got := e.tick(t.Context()); got != test.again {
+		if got := e.runOnce(t.Context()); got != test.again {
 			t.Errorf("with %d records it looks again after %s, want %s", len(test.records), got, test.again)
 		}
 	}
-	waits := time.Duration(takingShare * float64(defaultLease))
+	waits := time.Duration(takeoverWaitShare * float64(defaultLease))
 	if worst, most := defaultIdle+waits+2*defaultPoll, time.Minute; worst > most {
 		t.Errorf("the instance is brought back up to %s after the lease, want %s", worst, most)
 	}

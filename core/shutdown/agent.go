@@ -20,12 +20,12 @@ import (
 
 const (
 	// interval lies between two looks. What a restart costs does not begin before the guest goes down.
-	interval = 5 * time.Second
+	pollInterval = 5 * time.Second
 	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
-	lookTimeout = time.Minute
+	pollTimeout = time.Minute
 	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A question
 	// can outlive everybody who would start the instance again, when the plugin is removed for instance, and be found years later.
-	longAgo = 2 * time.Hour
+	maxRequestAge = 2 * time.Hour
 )
 
 // PowerOffMethod is a way of powering the guest off.
@@ -41,13 +41,13 @@ type Agent struct {
 	listener metadata.RestartListener
 	method   PowerOffMethod
 	// boot is the guest's boot ID.
-	boot string
+	bootID string
 	log  *slog.Logger
 
 	// going is the restart for which this process has begun to power the guest off.
-	going string
+	poweringOff string
 	// problem is the error of the last look.
-	problem string
+	lastProblem string
 }
 
 // New makes an agent. The file has the boot ID: Linux has it in /proc/sys/kernel/random/boot_id.
@@ -68,14 +68,14 @@ func New(
 			err,
 		)
 	}
-	return &Agent{listener: listener, method: method, boot: boot, log: log}, nil
+	return &Agent{listener: listener, method: method, bootID: boot, log: log}, nil
 }
 
 // Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over.
 func (a *Agent) Run(ctx context.Context) {
 	for {
-		a.Look(ctx)
-		timer := time.NewTimer(interval)
+		a.Poll(ctx)
+		timer := time.NewTimer(pollInterval)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -86,21 +86,21 @@ func (a *Agent) Run(ctx context.Context) {
 }
 
 // Look looks once whether a restart is asked for, and answers.
-func (a *Agent) Look(ctx context.Context) {
-	looking, cancel := context.WithTimeout(ctx, lookTimeout)
+func (a *Agent) Poll(ctx context.Context) {
+	looking, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
-	err := a.look(looking)
+	err := a.poll(looking)
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
-		a.problem = ""
-	case err.Error() != a.problem:
-		a.problem = err.Error()
+		a.lastProblem = ""
+	case err.Error() != a.lastProblem:
+		a.lastProblem = err.Error()
 		a.log.Error("planned restarts are not answered as they should be; it is tried again", "error", err)
 	}
 }
 
-func (a *Agent) look(ctx context.Context) error {
+func (a *Agent) poll(ctx context.Context) error {
 	restart, said, err := a.listener.Requested(ctx)
 	if err != nil || restart == "" {
 		return err
@@ -113,15 +113,15 @@ func (a *Agent) look(ctx context.Context) error {
 		}
 		if err != nil {
 			a.log.Warn("a planned restart is refused", "restart", restart, "reason", err)
-			return a.say(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
+			return a.reply(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
 		}
-		return a.goDown(ctx, restart)
-	case said.State == metadata.RestartAccepted && said.Boot != a.boot:
+		return a.powerOff(ctx, restart)
+	case said.State == metadata.RestartAccepted && said.Boot != a.bootID:
 		a.log.Info("back after a planned restart", "restart", restart)
-		return a.say(ctx, restart, metadata.RestartBack, "")
+		return a.reply(ctx, restart, metadata.RestartBack, "")
 	case said.State == metadata.RestartAccepted:
 		// Accepted by a process before this one, or by a call whose answer was lost: who accepts goes down.
-		return a.goDown(ctx, restart)
+		return a.powerOff(ctx, restart)
 	}
 	return nil
 }
@@ -129,33 +129,33 @@ func (a *Agent) look(ctx context.Context) error {
 // checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far apart, nothing
 // is powered off.
 func checkAge(restart string) error {
-	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > longAgo {
+	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > maxRequestAge {
 		return fmt.Errorf(
 			"restart %s was planned at %s, which is more than %s ago by this guest's clock: if it was planned just now, set the clocks",
 			restart,
 			planned.UTC().Format(time.RFC3339),
-			longAgo,
+			maxRequestAge,
 		)
 	}
 	return nil
 }
 
 // goDown accepts, and powers the guest off once that is sure to be known, whatever becomes of this process.
-func (a *Agent) goDown(ctx context.Context, restart string) error {
-	if a.going == restart {
+func (a *Agent) powerOff(ctx context.Context, restart string) error {
+	if a.poweringOff == restart {
 		return nil
 	}
-	if err := a.say(ctx, restart, metadata.RestartAccepted, ""); err != nil {
+	if err := a.reply(ctx, restart, metadata.RestartAccepted, ""); err != nil {
 		return err
 	}
 	a.log.Info("powering the guest off for a planned restart", "restart", restart)
 	if err := a.method.PowerOff(ctx); err != nil {
 		return fmt.Errorf("power the guest off for restart %s: %w", restart, err)
 	}
-	a.going = restart
+	a.poweringOff = restart
 	return nil
 }
 
-func (a *Agent) say(ctx context.Context, restart string, state metadata.RestartState, reason string) error {
-	return a.listener.Reply(ctx, restart, metadata.RestartReply{State: state, Reason: reason, Boot: a.boot})
+func (a *Agent) reply(ctx context.Context, restart string, state metadata.RestartState, reason string) error {
+	return a.listener.Reply(ctx, restart, metadata.RestartReply{State: state, Reason: reason, Boot: a.bootID})
 }

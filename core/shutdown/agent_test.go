@@ -89,36 +89,36 @@ func (g *guest) did(t *testing.T, when string, want ...string) {
 func TestAcceptedAndBack(t *testing.T) {
 	g := &guest{}
 	a := g.boot(t, "first")
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "nobody asks")
 	g.wanted = "1"
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "asked", "say accepted", "power off")
 	if g.said != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
 		t.Errorf("said %+v", g.said)
 	}
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "going down")
 	a = g.boot(t, "second")
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "up again", "say back")
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "said")
 	g.wanted, g.said = "2", metadata.RestartReply{}
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "the next restart", "say accepted", "power off")
 }
 
 func TestRefused(t *testing.T) {
 	g := &guest{wanted: "1", refuses: errors.New("an inhibitor\nof dpkg")}
 	a := g.boot(t, "first")
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "asked", "say refused")
 	if g.said.Reason != "an inhibitor of dpkg" {
 		t.Errorf("said %+v", g.said)
 	}
 	g.refuses = nil
-	a.Look(t.Context())
+	a.Poll(t.Context())
 	g.did(t, "a refusal is not taken back")
 }
 
@@ -130,7 +130,7 @@ func TestAskedLongAgo(t *testing.T) {
 		300 * 24 * time.Hour: {"say refused"},
 	} {
 		g := &guest{wanted: metadata.NewRestartID(time.Now().Add(-ago))}
-		g.boot(t, "first").Look(t.Context())
+		g.boot(t, "first").Poll(t.Context())
 		g.did(t, "asked "+ago.String()+" ago", want...)
 	}
 }
@@ -140,46 +140,46 @@ func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
 		g := &guest{wanted: "1", said: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "accepted before", "say accepted", "power off")
-		a.Look(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "going down")
 	})
 	t.Run("answer lost", func(t *testing.T) {
 		g := &guest{wanted: "1", mute: errors.New("connection reset")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "not known to be said", "say accepted")
 		g.mute = nil
-		a.Look(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "said again", "say accepted", "power off")
 	})
 	t.Run("power-off fails", func(t *testing.T) {
 		g := &guest{wanted: "1", fails: errors.New("no bus")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
-		a.Look(t.Context())
+		a.Poll(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "twice", "say accepted", "power off", "say accepted", "power off")
 		if n := strings.Count(g.logged.String(), "no bus"); n != 1 {
 			t.Errorf("logged %d times: %s", n, &g.logged)
 		}
 		g.fails = nil
-		a.Look(t.Context())
-		a.Look(t.Context())
+		a.Poll(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "at last", "say accepted", "power off")
 	})
 	t.Run("withdrawn", func(t *testing.T) {
 		g := &guest{wanted: "1", fails: errors.New("no bus")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
+		a.Poll(t.Context())
 		g.done, g.wanted, g.said = nil, "", metadata.RestartReply{}
-		a.Look(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "nobody asks any more")
 	})
 	t.Run("not to be heard", func(t *testing.T) {
 		g := &guest{wanted: "1", deaf: errors.New("the orchestrator is down")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
+		a.Poll(t.Context())
 		g.did(t, "unknown")
 	})
 }

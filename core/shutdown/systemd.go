@@ -67,7 +67,7 @@ func (s Systemd) Check(ctx context.Context) error {
 		return fmt.Errorf("ask logind who objects to a shutdown: %w", err)
 	}
 	for _, i := range held {
-		if err := s.judge(i); err != nil {
+		if err := s.checkInhibitor(i); err != nil {
 			return err
 		}
 	}
@@ -81,7 +81,7 @@ type inhibitor struct {
 }
 
 // judge says whether an inhibitor forbids a power-off.
-func (s Systemd) judge(i inhibitor) error {
+func (s Systemd) checkInhibitor(i inhibitor) error {
 	switch {
 	case !slices.Contains(strings.Split(i.What, ":"), "shutdown"):
 		return nil

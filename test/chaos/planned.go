@@ -29,7 +29,7 @@ import (
 )
 
 // mostDisks is how many disks an instance takes.
-const mostDisks = 12
+const maxDisks = 12
 
 // plannedWorld is a rack that changes disks only of stopped instances, and two controllers that restart them: one is asked,
 // and both plan.
@@ -41,13 +41,13 @@ type plannedWorld struct {
 	controllers [2]*lab.Plugin
 	conns       [2]*grpc.ClientConn
 	// turn is which controller is asked, and changes when another replica leads. breaks counts these changes, and kills.
-	turn, breaks atomic.Int64
+	leader, breaks atomic.Int64
 
 	mu sync.Mutex
 	// foreign are the instances that somebody else keeps stopped, and since when.
-	foreign map[string]time.Time
+	stoppedByOthers map[string]time.Time
 	// asked is when a record of a restart of an instance was last seen that says that it may go down.
-	asked map[string]time.Time
+	mayStop map[string]time.Time
 }
 
 // runPlanned is run for planned restarts.
@@ -57,7 +57,7 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	p := &plannedWorld{world: base, foreign: map[string]time.Time{}, asked: map[string]time.Time{}}
+	p := &plannedWorld{world: base, stoppedByOthers: map[string]time.Time{}, mayStop: map[string]time.Time{}}
 	b := newBooks()
 	defer func() { err = errors.Join(err, p.end(o.keep || err != nil)) }()
 	if err := p.begin(ctx, b); err != nil {
@@ -71,14 +71,14 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	for _, a := range actors {
 		acting.Go(func() { a.act(ctx, end) })
 	}
-	acting.Go(func() { p.stranger(ctx, end) })
+	acting.Go(func() { p.stopInstances(ctx, end) })
 	watch, stopWatching := context.WithCancel(ctx)
 	watching.Go(func() { p.watch(watch, actors) })
 	defer func() {
 		stopWatching()
 		watching.Wait()
 	}()
-	if err := p.plannedTrouble(ctx, end); err != nil {
+	if err := p.causeTrouble(ctx, end); err != nil {
 		cancel()
 		acting.Wait()
 		return err
@@ -90,7 +90,7 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	stopWatching()
 	watching.Wait()
 	if ctx.Err() == nil {
-		p.emptyAll(ctx, actors)
+		p.deleteAll(ctx, actors)
 	}
 	if err := ctx.Err(); err != nil {
 		b.violation("interrupted, or not all has come to rest %s after the last fault: %v", plannedSettleTime, err)
@@ -173,12 +173,12 @@ func (p *plannedWorld) startController(i int) error {
 }
 
 // leading is the controller that is asked at present.
-func (p *plannedWorld) leading() csi.ControllerClient {
-	return csi.NewControllerClient(p.conns[p.turn.Load()])
+func (p *plannedWorld) leadingController() csi.ControllerClient {
+	return csi.NewControllerClient(p.conns[p.leader.Load()])
 }
 
 // plannedTrouble kills controllers and rack at random, and lets the other controller be asked, until the end.
-func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error {
+func (p *plannedWorld) causeTrouble(ctx context.Context, end time.Time) error {
 	for {
 		wait := time.Until(end)
 		if p.kills > 0 {
@@ -188,7 +188,7 @@ func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error 
 			return nil // interrupted, which runPlanned reports
 		}
 		if !time.Now().Before(end) {
-			return p.calmPlanned(ctx)
+			return p.endTrouble(ctx)
 		}
 		var err error
 		switch p.random.IntN(5) {
@@ -196,7 +196,7 @@ func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error 
 			err = p.killRack(ctx)
 		case 1:
 			p.killed["change of the leader"]++
-			p.turn.Store(1 - p.turn.Load())
+			p.leader.Store(1 - p.leader.Load())
 			p.breaks.Add(1)
 		default:
 			err = p.killController(ctx, p.random.IntN(len(p.controllers)))
@@ -208,7 +208,7 @@ func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error 
 }
 
 // inOrder is how long a controller that is told to end may take before it is killed.
-const inOrder = 3 * time.Second
+const terminationGrace = 3 * time.Second
 
 // killController ends a controller, half of the times in order if it does so in time, and starts another one.
 func (p *plannedWorld) killController(ctx context.Context, i int) error {
@@ -220,7 +220,7 @@ func (p *plannedWorld) killController(ctx context.Context, i int) error {
 		}
 		select {
 		case <-p.controllers[i].Done():
-		case <-time.After(inOrder):
+		case <-time.After(terminationGrace):
 		}
 	} else {
 		p.killed["controller"]++
@@ -237,16 +237,16 @@ func (p *plannedWorld) killController(ctx context.Context, i int) error {
 
 // calmPlanned ends all trouble. The controller that nobody asks is started anew: what it still wishes for on behalf of
 // clients that now ask the other one lives on for ten minutes, and makes restarts until then.
-func (p *plannedWorld) calmPlanned(ctx context.Context) error {
+func (p *plannedWorld) endTrouble(ctx context.Context) error {
 	if err := p.calm(ctx); err != nil {
 		return err
 	}
-	return p.killController(ctx, int(1-p.turn.Load()))
+	return p.killController(ctx, int(1-p.leader.Load()))
 }
 
 // stranger stops instances now and then that nobody is restarting, and starts them again, and starts some that are being
 // restarted.
-func (p *plannedWorld) stranger(ctx context.Context, end time.Time) {
+func (p *plannedWorld) stopInstances(ctx context.Context, end time.Time) {
 	random := rand.New(rand.NewPCG(p.seed, 1<<32))
 	for time.Now().Before(end) {
 		if pause(ctx, time.Duration(random.IntN(6000))*time.Millisecond) != nil {
@@ -256,7 +256,7 @@ func (p *plannedWorld) stranger(ctx context.Context, end time.Time) {
 		switch state := p.runState(ctx, instance.ID); {
 		case state == "stopped" && random.IntN(2) == 0:
 			p.books.count("instance started by somebody else during its restart")
-			p.put(ctx, instance, "running")
+			p.setRunState(ctx, instance, "running")
 		case state == "running":
 			p.keepStopped(ctx, instance, time.Duration(random.IntN(4000))*time.Millisecond)
 		}
@@ -274,34 +274,34 @@ func (p *plannedWorld) keepStopped(ctx context.Context, instance lab.Instance, w
 	p.books.count("instance stopped by somebody else")
 	begun := time.Now()
 	p.mu.Lock()
-	p.foreign[instance.ID] = begun
+	p.stoppedByOthers[instance.ID] = begun
 	p.mu.Unlock()
-	p.put(ctx, instance, "stopped")
+	p.setRunState(ctx, instance, "stopped")
 	if pause(ctx, wait) == nil {
 		if state := p.runState(
 			ctx,
 			instance.ID,
 		); state != "stopped" && state != "" &&
-			!p.askedSince(ctx, instance.ID, begun) {
+			!p.mayStopSince(ctx, instance.ID, begun) {
 			p.books.violation("instance %s was stopped by somebody else at %s, and is %s", instance.ID, stamp(begun), state)
 		}
 	}
-	p.put(ctx, instance, "running")
+	p.setRunState(ctx, instance, "running")
 	p.mu.Lock()
-	delete(p.foreign, instance.ID)
+	delete(p.stoppedByOthers, instance.ID)
 	p.mu.Unlock()
 }
 
 // askedSince reports whether a record of a restart of an instance was seen since then that says that it may go down.
-func (p *plannedWorld) askedSince(ctx context.Context, instance string, since time.Time) bool {
+func (p *plannedWorld) mayStopSince(ctx context.Context, instance string, since time.Time) bool {
 	_, _ = p.readRecords(ctx) // what was seen before counts as well
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.asked[instance].After(since)
+	return p.mayStop[instance].After(since)
 }
 
 // put brings an instance to a run state, also while the rack is dead for a moment.
-func (p *plannedWorld) put(ctx context.Context, instance lab.Instance, state string) {
+func (p *plannedWorld) setRunState(ctx context.Context, instance lab.Instance, state string) {
 	for ctx.Err() == nil {
 		if p.control.SetRunState(ctx, instance.ID, state) == nil {
 			return

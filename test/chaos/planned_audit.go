@@ -23,17 +23,17 @@ import (
 // restartRecord and lazyRecord are what the controllers keep on the rack, as far as it is looked at.
 type restartRecord struct {
 	Instance string `json:"instance"`
-	Asked    bool   `json:"asked"`
+	MayStop    bool   `json:"mayStop"`
 }
 
-type lazyRecord struct {
+type deferredDetach struct {
 	Disk     string `json:"disk"`
 	Instance string `json:"instance"`
 }
 
 type records struct {
 	restarts []restartRecord
-	lazy     []lazyRecord
+	deferred     []deferredDetach
 }
 
 // readRecords lists them, and notes of which instances a restart may take down.
@@ -56,16 +56,16 @@ func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 			if err := json.Unmarshal([]byte(group.Description), &r); err != nil {
 				return found, err
 			}
-			if r.Asked {
-				p.asked[r.Instance] = now
+			if r.MayStop {
+				p.mayStop[r.Instance] = now
 			}
 			found.restarts = append(found.restarts, r)
-		case strings.HasPrefix(string(group.Name), "csi-lazy-"):
-			var l lazyRecord
+		case strings.HasPrefix(string(group.Name), "csi-detach-"):
+			var l deferredDetach
 			if err := json.Unmarshal([]byte(group.Description), &l); err != nil {
 				return found, err
 			}
-			found.lazy = append(found.lazy, l)
+			found.deferred = append(found.deferred, l)
 		}
 	}
 	return found, nil
@@ -79,16 +79,16 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 	downSince := map[string]time.Time{}
 	held := map[string]bool{}
 	for pause(ctx, 20*time.Millisecond) == nil {
-		foreign := p.foreignNow()
+		foreign := p.stoppedByOthersNow()
 		before := publications(actors)
 		list, err := p.control.ListInstances(ctx)
 		if err != nil {
 			continue // the rack is dead
 		}
 		_, _ = p.readRecords(ctx) // for what is asked; one that fails is made up for by the next
-		after, foreignAfter := publications(actors), p.foreignNow()
+		after, foreignAfter := publications(actors), p.stoppedByOthersNow()
 		p.books.count("looks at the whole rack")
-		p.watchDown(list, foreign, foreignAfter, downSince)
+		p.checkDown(list, foreign, foreignAfter, downSince)
 		on := map[string]string{}
 		for _, instance := range list {
 			for _, disk := range instance.Disks {
@@ -111,7 +111,7 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 }
 
 // watchDown looks at the instances that are down and not stopped by somebody else.
-func (p *plannedWorld) watchDown(
+func (p *plannedWorld) checkDown(
 	list []lab.SimInstance,
 	before, after map[string]time.Time,
 	since map[string]time.Time,
@@ -133,15 +133,15 @@ func (p *plannedWorld) watchDown(
 			since[instance.ID] = time.Now()
 		}
 	}
-	if down > mostDown {
+	if down > maxDown {
 		p.books.violation("%d instances are down for restarts: %+v", down, list)
 	}
 }
 
-func (p *plannedWorld) foreignNow() map[string]time.Time {
+func (p *plannedWorld) stoppedByOthersNow() map[string]time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return maps.Clone(p.foreign)
+	return maps.Clone(p.stoppedByOthers)
 }
 
 // settle waits until nothing is under way any more, and looks at what must be then.
@@ -178,7 +178,7 @@ func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []l
 		p.books.violation("the disks cannot be listed: %v", err)
 		return
 	}
-	for _, l := range found.lazy {
+	for _, l := range found.deferred {
 		if _, lives := disks[l.Disk]; !lives {
 			p.books.count("record left of a deleted disk")
 			continue
@@ -193,18 +193,18 @@ func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []l
 }
 
 // emptyAll stops all instances, as somebody might, and deletes all volumes: nothing may be left, and nothing be started.
-func (p *plannedWorld) emptyAll(ctx context.Context, actors []*actor) {
+func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
 	for _, instance := range p.instances {
-		p.put(ctx, instance, "stopped")
+		p.setRunState(ctx, instance, "stopped")
 	}
 	for _, a := range actors {
 		if a.id == "" {
 			continue
 		}
 		for ctx.Err() == nil {
-			_, err := p.leading().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.id})
+			_, err := p.leadingController().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.id})
 			if err == nil {
-				_, err = p.leading().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: a.id})
+				_, err = p.leadingController().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: a.id})
 			}
 			if err == nil {
 				break

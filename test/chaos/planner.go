@@ -31,7 +31,7 @@ const planner = "CHAOS_PLANNER"
 // What the planners are given.
 const (
 	plannedLease = 12 * time.Second
-	mostDown     = 2
+	maxDown     = 2
 )
 
 // runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that lab.StartPlugin gives a
@@ -60,12 +60,12 @@ func runPlanner(args []string) (err error) {
 		return err
 	}
 	controller := controller.New(controller.Options{
-		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: mostDisks, Log: log,
+		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: maxDisks, Log: log,
 		Restarts: &controller.PlannedRestarts{Options: restart.Options{
 			Policy:      restart.Allow,
 			Shutdown:    restart.Hard,
 			Window:      300 * time.Millisecond,
-			MaxDown:     mostDown,
+			MaxDown:     maxDown,
 			CoolDown:    time.Second,
 			HaltTimeout: 10 * time.Second,
 			Poll:        100 * time.Millisecond,

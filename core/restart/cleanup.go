@@ -12,10 +12,10 @@ import (
 // WindUp ends what processes in attach mode restart have left behind, for one in attach mode hot: it brings back the instances that
 // they took down, and then forgets which disks are attached for nobody. In attach mode hot an attached disk is a published one,
 // and no later restart may take it for another. It returns once nothing is left; on a rack without records after one look.
-func (e *Engine) WindUp(ctx context.Context) {
+func (e *Engine) CleanUp(ctx context.Context) {
 	told := false
 	for {
-		over, err := e.windUp(ctx)
+		over, err := e.cleanUpOnce(ctx)
 		if over || ctx.Err() != nil {
 			return
 		}
@@ -41,17 +41,17 @@ func (e *Engine) WindUp(ctx context.Context) {
 }
 
 // windUp takes one step, and reports whether it was the last.
-func (e *Engine) windUp(ctx context.Context) (over bool, err error) {
-	records, err := e.read(ctx)
+func (e *Engine) cleanUpOnce(ctx context.Context) (over bool, err error) {
+	records, err := e.readRecords(ctx)
 	if err != nil {
 		return false, err
 	}
 	if len(records.restarts) > 0 {
-		e.tick(ctx)
+		e.runOnce(ctx)
 		return false, nil
 	}
-	for _, disk := range sortedKeys(records.lazy) {
-		if err := e.erase(ctx, records.lazy[disk].recordID); err != nil {
+	for _, disk := range sortedKeys(records.deferred) {
+		if err := e.deleteRecord(ctx, records.deferred[disk].recordID); err != nil {
 			return false, err
 		}
 	}

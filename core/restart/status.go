@@ -38,7 +38,7 @@ const (
 )
 
 // waiting are the reasons of restarts that have not begun.
-var waiting = []Reason{
+var waitingReasons = []Reason{
 	ReasonWindow,
 	ReasonCoolDown,
 	ReasonHours,
@@ -50,7 +50,7 @@ var waiting = []Reason{
 }
 
 // outlook is how it stands with the restart of an instance.
-type outlook struct {
+type restartStatus struct {
 	reason Reason
 	// text says the same to people.
 	text string
@@ -61,39 +61,39 @@ type outlook struct {
 	// disks are those that are to be attached there, for the log.
 	disks string
 	// before is why a restart was given up that was to do the same.
-	before string
+	lastFailure string
 }
 
-func (o outlook) message() string {
-	if o.before != "" && o.reason != ReasonRefused {
-		return o.text + "; it was given up before: " + o.before
+func (o restartStatus) message() string {
+	if o.lastFailure != "" && o.reason != ReasonRefused {
+		return o.text + "; it was given up before: " + o.lastFailure
 	}
 	return o.text
 }
 
 // outlooks are how it stands, by instance.
-type outlooks map[string]outlook
+type restartStatuses map[string]restartStatus
 
 // add notes how it stands with an instance that is not being restarted.
-func (known outlooks) add(instance string, reason Reason, text string) {
+func (known restartStatuses) addWaiting(instance string, reason Reason, text string) {
 	if known[instance].reason != ReasonUnderWay {
-		known[instance] = outlook{reason: reason, text: text}
+		known[instance] = restartStatus{reason: reason, text: text}
 	}
 }
 
 // elsewhere is how far a restart is that another process holds.
-const elsewhere = "another controller works on it"
+const heldElsewhere = "another controller works on it"
 
 // underWay are the restarts that these records tell of, as they are after this tick's step.
-func (e *Engine) underWay(records book) outlooks {
-	all := outlooks{}
+func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
+	all := restartStatuses{}
 	for _, r := range records.restarts {
-		o := outlook{reason: ReasonUnderWay, restart: r.ID, text: elsewhere}
-		w := e.works[r.ID]
-		refused, resting := e.rest[r.Instance]
+		o := restartStatus{reason: ReasonUnderWay, restart: r.ID, text: heldElsewhere}
+		w := e.held[r.ID]
+		refused, resting := e.refusals[r.Instance]
 		switch {
-		case w != nil && w.trouble != "":
-			o.text = w.trouble
+		case w != nil && w.problem != "":
+			o.text = w.problem
 		case w != nil && w.takenFrom != "":
 			o.text = "taken over, and goes on as soon as the controller that had it can do nothing more"
 		case w != nil && r.Handover:
@@ -101,7 +101,7 @@ func (e *Engine) underWay(records book) outlooks {
 		case w != nil:
 			o.text = string(w.stage)
 		case r.Holder == e.holder && resting: // given up in this tick
-			o = outlook{reason: ReasonRefused, text: e.again(refused)}
+			o = restartStatus{reason: ReasonRefused, text: e.describeRefusal(refused)}
 		case r.Holder == e.holder:
 			o.text = "done"
 		}
@@ -111,53 +111,53 @@ func (e *Engine) underWay(records book) outlooks {
 }
 
 // afterOthers adds what cannot begin because as many instances are down as may be.
-func (e *Engine) afterOthers(known outlooks, due []wish) {
+func (e *Engine) addWaitingForSlot(known restartStatuses, due []attachRequest) {
 	full := fmt.Sprintf("as many instances are being restarted as --restart-max-down allows, which is %d", e.opts.MaxDown)
 	for _, w := range due {
-		refused, resting := e.rest[w.instance]
-		switch forbidden := e.forbidden(); {
-		case w.problem != "" && w.holder == "": // no restart helps
+		refused, resting := e.refusals[w.instance]
+		switch forbidden := e.policyBlock(); {
+		case w.problem != "" && w.heldBy == "": // no restart helps
 		case forbidden != "":
-			known.add(w.instance, ReasonPolicy, forbidden)
+			known.addWaiting(w.instance, ReasonPolicy, forbidden)
 		case resting:
-			known.add(w.instance, ReasonRefused, e.again(refused))
+			known.addWaiting(w.instance, ReasonRefused, e.describeRefusal(refused))
 		default:
-			known.add(w.instance, ReasonOthers, full)
+			known.addWaiting(w.instance, ReasonOthers, full)
 		}
 	}
 }
 
 // attachedAlready is said of a disk that nobody has asked for since it was attached.
-const attachedAlready = "the disk is attached by now: ask for it once more"
+const attachedAskAgain = "the disk is attached by now: ask for it once more"
 
 // holderFirst is said of an instance that waits for what another one still has.
-const holderFirst = "an instance that still has a disk for it is restarted first"
+const otherInstanceFirst = "an instance that still has a disk for it is restarted first"
 
 // afterHolders adds what waits for other instances to give up disks.
-func (e *Engine) afterHolders(known outlooks) {
-	forbidden := e.forbidden()
-	for _, w := range e.allWishes() {
+func (e *Engine) addWaitingForDisks(known restartStatuses) {
+	forbidden := e.policyBlock()
+	for _, w := range e.openRequests() {
 		switch {
-		case w.holder == "":
+		case w.heldBy == "":
 		case forbidden != "":
-			known.add(w.instance, ReasonPolicy, forbidden)
+			known.addWaiting(w.instance, ReasonPolicy, forbidden)
 		default:
-			known.add(w.instance, ReasonOthers, holderFirst)
+			known.addWaiting(w.instance, ReasonOthers, otherInstanceFirst)
 		}
 	}
 }
 
 // show makes this how things stand, and logs what has changed. What is not complete leaves all else as it was.
-func (e *Engine) show(known outlooks, complete bool) {
+func (e *Engine) setStatuses(known restartStatuses, complete bool) {
 	now := e.clock.Now()
 	for _, instance := range sortedKeys(known) {
 		o := known[instance]
 		var disks []string
-		for _, w := range e.wishesFor(instance) {
+		for _, w := range e.requestsFor(instance) {
 			disks = append(disks, w.disk)
 		}
-		old := e.outlook(instance)
-		o.since, o.disks, o.before = now, strings.Join(disks, ","), old.before
+		old := e.status(instance)
+		o.since, o.disks, o.lastFailure = now, strings.Join(disks, ","), old.lastFailure
 		if old.reason == o.reason {
 			o.since = old.since
 		}
@@ -179,68 +179,68 @@ func (e *Engine) show(known outlooks, complete bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !complete {
-		for instance, o := range e.outlooks {
+		for instance, o := range e.statuses {
 			if _, told := known[instance]; !told {
 				known[instance] = o
 			}
 		}
 	}
-	e.outlooks = known
+	e.statuses = known
 }
 
-func (e *Engine) outlook(instance string) outlook {
+func (e *Engine) status(instance string) restartStatus {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.outlooks[instance]
+	return e.statuses[instance]
 }
 
 // gaveUp keeps in mind why a restart was given up, until one goes further.
-func (e *Engine) gaveUp(instance, why string) {
+func (e *Engine) recordFailure(instance, why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if o, shown := e.outlooks[instance]; shown || why != "" {
-		o.before = why
-		e.outlooks[instance] = o
+	if o, shown := e.statuses[instance]; shown || why != "" {
+		o.lastFailure = why
+		e.statuses[instance] = o
 	}
 }
 
 // hinder notes what stands in the way of one wish for which an instance may be restarted, whatever becomes of that.
-func (e *Engine) hinder(disk, problem string) {
+func (e *Engine) setBlocked(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil && !w.refused {
-		w.problem, w.holder = problem, ""
+	if w := e.requests[disk]; w != nil && !w.attachFailed {
+		w.problem, w.heldBy = problem, ""
 	}
 }
 
 // waitFor notes that an instance has to give a disk up first, which it has for nobody.
-func (e *Engine) waitFor(disk, holder string) {
-	e.hinder(disk, fmt.Sprintf("instance %s still has the disk, and is to be restarted first", holder))
+func (e *Engine) setHeldBy(disk, holder string) {
+	e.setBlocked(disk, fmt.Sprintf("instance %s still has the disk, and is to be restarted first", holder))
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil {
-		w.holder = holder
+	if w := e.requests[disk]; w != nil {
+		w.heldBy = holder
 	}
 }
 
 // again says why a restart was given up, and when it is tried again.
-func (e *Engine) again(r refusal) string {
-	return fmt.Sprintf("%s; it is tried again after %s", r.reason, moment(r.since.Add(e.opts.CoolDown)))
+func (e *Engine) describeRefusal(r refusal) string {
+	return fmt.Sprintf("%s; it is tried again after %s", r.reason, formatTime(r.since.Add(e.opts.CoolDown)))
 }
 
 // moment is a time for people to read.
-func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // waitsFor says what a wish waits for.
-func (e *Engine) waitsFor(w wish) string {
-	o, forbidden := e.outlook(w.instance), e.forbidden()
+func (e *Engine) describeWait(w attachRequest) string {
+	o, forbidden := e.status(w.instance), e.policyBlock()
 	switch {
-	case w.holder != "":
+	case w.heldBy != "":
 		return fmt.Sprintf(
 			"instance %s is to be restarted for it, and before that instance %s, which still has the disk: %s",
 			w.instance,
-			w.holder,
-			cmp.Or(forbidden, e.outlook(w.holder).message()),
+			w.heldBy,
+			cmp.Or(forbidden, e.status(w.heldBy).message()),
 		)
 	case w.problem != "":
 		return fmt.Sprintf("it is to be attached to instance %s: %s", w.instance, w.problem)
@@ -271,22 +271,22 @@ type Restart struct {
 	// ID is set where it is under way.
 	ID string `json:"restartID,omitempty"`
 	// Attach are the disks that are wanted there, Detach those that are there for nobody any more.
-	Attach []Wanted `json:"attach,omitempty"`
+	Attach []PendingAttach `json:"attach,omitempty"`
 	Detach []string `json:"detach,omitempty"`
 }
 
 // Concerns reports whether it changes where a disk is.
 func (r Restart) Concerns(diskID string) bool {
 	return slices.Contains(r.Detach, diskID) ||
-		slices.ContainsFunc(r.Attach, func(w Wanted) bool { return w.DiskID == diskID })
+		slices.ContainsFunc(r.Attach, func(w PendingAttach) bool { return w.DiskID == diskID })
 }
 
 // Wanted is a disk that is to be attached.
-type Wanted struct {
+type PendingAttach struct {
 	DiskID string `json:"volumeID"`
 	// Since is when it was first wanted, Repeated when last. Both are zero where another controller was asked for it.
 	Since    time.Time `json:"since,omitzero"`
-	Repeated time.Time `json:"repeated,omitzero"`
+	LastRequested time.Time `json:"repeated,omitzero"`
 	// Problem is what stands in the way of this disk alone.
 	Problem string `json:"problem,omitempty"`
 }
@@ -294,7 +294,7 @@ type Wanted struct {
 // Report is what the records say, which are listed once, and what this process was asked for; others may have been asked for
 // more. It is sorted by instance.
 func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
-	records, err := e.read(ctx)
+	records, err := e.readRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -303,12 +303,12 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	all := map[string]*Restart{}
 	at := func(instance string) *Restart {
 		if all[instance] == nil {
-			o := e.outlooks[instance]
+			o := e.statuses[instance]
 			all[instance] = &Restart{InstanceID: instance, Reason: o.reason, Message: o.message(), Since: o.since, ID: o.restart}
 		}
 		return all[instance]
 	}
-	for instance, o := range e.outlooks {
+	for instance, o := range e.statuses {
 		if o.reason != ReasonUnderWay {
 			at(instance)
 		}
@@ -316,26 +316,26 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	for _, r := range records.restarts {
 		one := at(r.Instance)
 		if one.ID != r.ID {
-			*one = Restart{InstanceID: r.Instance, Reason: ReasonUnderWay, Message: elsewhere, ID: r.ID}
+			*one = Restart{InstanceID: r.Instance, Reason: ReasonUnderWay, Message: heldElsewhere, ID: r.ID}
 			if r.Holder == e.holder {
 				one.Message = string(stagePlanned) // a moment ago
 			}
 		}
-		for _, disk := range lengthen(r.Disks) {
-			if r.Holder != e.holder && !e.wishes[disk].on(r.Instance) {
-				one.Attach = append(one.Attach, Wanted{DiskID: disk})
+		for _, disk := range decodeDisks(r.Disks) {
+			if r.Holder != e.holder && !e.requests[disk].isFor(r.Instance) {
+				one.Attach = append(one.Attach, PendingAttach{DiskID: disk})
 			}
 		}
 	}
-	for _, disk := range sortedKeys(e.wishes) {
-		w := e.wishes[disk]
+	for _, disk := range sortedKeys(e.requests) {
+		w := e.requests[disk]
 		at(w.instance).Attach = append(
 			at(w.instance).Attach,
-			Wanted{DiskID: disk, Since: w.first, Repeated: w.repeated, Problem: w.problem},
+			PendingAttach{DiskID: disk, Since: w.requestedAt, LastRequested: w.repeatedAt, Problem: w.problem},
 		)
 	}
-	for _, disk := range sortedKeys(records.lazy) {
-		if l := records.lazy[disk]; !e.wishes[disk].on(l.Instance) {
+	for _, disk := range sortedKeys(records.deferred) {
+		if l := records.deferred[disk]; !e.requests[disk].isFor(l.Instance) {
 			at(l.Instance).Detach = append(at(l.Instance).Detach, disk)
 		}
 	}
@@ -346,18 +346,18 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	return restarts, nil
 }
 
-func (w *wish) on(instance string) bool { return w != nil && w.instance == instance }
+func (w *attachRequest) isFor(instance string) bool { return w != nil && w.instance == instance }
 
 // count says of how many instances the restart waits, for each reason that there is.
-func (e *Engine) count() map[Reason]int {
+func (e *Engine) countWaiting() map[Reason]int {
 	counts := map[Reason]int{}
-	for _, reason := range waiting {
+	for _, reason := range waitingReasons {
 		counts[reason] = 0
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, o := range e.outlooks {
-		if slices.Contains(waiting, o.reason) {
+	for _, o := range e.statuses {
+		if slices.Contains(waitingReasons, o.reason) {
 			counts[o.reason]++
 		}
 	}
