@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// WindUp ends what processes in attach mode restart have left behind, for one in attach mode hot: it brings back the instances that
-// they took down, and then forgets which disks are attached for nobody. In attach mode hot an attached disk is a published one,
-// and no later restart may take it for another. It returns once nothing is left; on a rack without records after one look.
+// CleanUp removes the traces of attach mode restart, for a process in attach mode hot. It brings back the instances
+// that were taken down, and then deletes the deferred detaches. In attach mode hot an attached disk is a published one,
+// and no later restart may detach it. CleanUp returns when no records are left; without records that is after one look.
 func (e *Engine) CleanUp(ctx context.Context) {
-	told := false
+	logged := false
 	for {
 		over, err := e.cleanUpOnce(ctx)
 		if over || ctx.Err() != nil {
@@ -22,14 +22,14 @@ func (e *Engine) CleanUp(ctx context.Context) {
 		wait := e.opts.Poll
 		if err != nil {
 			wait = e.opts.Idle
-			if !told {
+			if !logged {
 				e.opts.Log.Warn(
-					"what planned restarts have left behind cannot be looked after, which is tried again",
+					"cannot clean up after planned restarts, retrying",
 					"error",
 					err.Error(),
 				)
 			}
-			told = true
+			logged = true
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -40,7 +40,7 @@ func (e *Engine) CleanUp(ctx context.Context) {
 	}
 }
 
-// windUp takes one step, and reports whether it was the last.
+// cleanUpOnce takes one step, and reports whether it was the last.
 func (e *Engine) cleanUpOnce(ctx context.Context) (over bool, err error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {

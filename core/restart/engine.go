@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Rack is what an [Engine] asks of a rack: [rack.Client].
+// Rack is the part of [rack.Client] that an [Engine] uses.
 type Rack interface {
 	Disk(ctx context.Context, id string) (rack.Disk, error)
 	Instance(ctx context.Context, id string) (rack.Instance, error)
@@ -51,47 +51,48 @@ const (
 	Allow Policy = "allow"
 )
 
-// Shutdown says how a guest goes down.
+// Shutdown says how an instance is stopped.
 type Shutdown string
 
 const (
-	// Guest: its node plugin shuts it down from inside.
+	// Guest has the node plugin shut its guest down from inside.
 	Guest Shutdown = "guest"
-	// Drain: first its work is taken off it, then as Guest.
+	// Drain moves the workloads off the node first, then continues like Guest.
 	Drain Shutdown = "drain"
-	// Hard: the rack stops it, which is a power cut.
+	// Hard has the rack stop the instance, which is a power cut.
 	Hard Shutdown = "hard"
 )
 
 // Options configure an [Engine].
 type Options struct {
-	// Cluster tells apart clusters that share a project.
+	// Cluster distinguishes clusters that share a project.
 	Cluster string
-	// MaxDisks is how many disks an instance takes, its boot disk included.
+	// MaxDisks is how many disks an instance can have, its boot disk included.
 	MaxDisks int
 	Policy   Policy
 	Shutdown Shutdown
-	// Requester carries word to the node plugins. It may be nil if Shutdown is Hard; for Drain it has to be a [metadata.Drainer].
+	// Requester reaches the node plugins. It may be nil if Shutdown is Hard, and must be a [metadata.Drainer] if it is
+	// Drain.
 	Requester metadata.RestartRequester
-	// Self is the instance that this process runs on, empty if it runs on none; false means that this is not known yet. Nil means
-	// that it runs on none.
+	// Self returns the instance that this process runs on, or "" if it runs on none. False means that the instance is
+	// not known yet. A nil Self means that the process runs on none.
 	Self func() (instanceID string, known bool)
-	// Window is how long wishes for an instance are collected, from the first on.
+	// Window is how long attach requests for an instance are collected, counted from the first one.
 	Window time.Duration
 	// MaxDown is how many instances may be down at once.
 	MaxDown int
-	// CoolDown is how long an instance is left alone after its run state changed, and after a restart that was refused.
+	// CoolDown is how long an instance is left alone after its run state changed, and after a restart of it was
+	// refused.
 	CoolDown time.Duration
-	// Next is the first time at which restarts may begin, at or after the given one. Nil means that they may at any.
+	// NextStart returns the first time, at or after the given one, at which a restart may start. Nil means at any time.
 	NextStart func(time.Time) time.Time
-	// HaltTimeout is how long a guest may take from accepting until its instance has stopped, and a drain until all has gone.
+	// HaltTimeout limits the time from a guest's acceptance until its instance has stopped, and the time for a drain.
 	HaltTimeout time.Duration
-	// Poll is the time from one look at a restart that is under way to the next; Idle is that between looks for what others
-	// have left behind. 0 means the defaults.
+	// Poll is the interval while a restart is under way, Idle the interval otherwise. 0 means the default.
 	Poll, Idle time.Duration
-	// Lease is how long a holder may be silent. 0 means the default.
+	// Lease is how long a holder may leave its record unchanged before another process takes over. 0 means the default.
 	Lease time.Duration
-	// Observe is told what is to be measured. Nil means that nobody wants to know.
+	// Observe receives measurements. It may be nil.
 	Observe func(Observation)
 	Log     *slog.Logger
 }
@@ -100,91 +101,93 @@ const (
 	defaultPoll  = 2 * time.Second
 	defaultIdle  = 10 * time.Second
 	defaultLease = time.Minute
-	// answerTimeout is how long a node plugin may take to say anything.
-	answerTimeout = time.Minute
-	// backTimeout is how long after the start of its instance a node plugin is waited for, and then an orchestrator that cannot be
-	// told that all is over.
+	// replyTimeout limits the wait for a node plugin's reply.
+	replyTimeout = time.Minute
+	// backTimeout limits the wait for a node plugin after the start of its instance, and then the wait for an
+	// orchestrator that does not accept the end of the request.
 	backTimeout = 5 * time.Minute
-	// applyTimeout is how long disks are tried to be changed of which the rack says nothing.
+	// applyTimeout limits the retries of disk changes that the rack does not answer.
 	applyTimeout = time.Minute
-	// handoverTimeout is how long somebody else may take to take over the restart of our own instance.
+	// handoverTimeout limits the wait for another process to take over the restart of this process's own instance.
 	handoverTimeout = 2 * time.Minute
-	// sweepInterval is how often records about deleted disks are looked for, from the start of the process on.
+	// sweepInterval is the time between searches for records about deleted disks. The first search is at the start.
 	sweepInterval = time.Hour
-	// wishLifetime ends a wish that nobody has repeated.
+	// requestLifetime is how long an attach request lives after its last repetition.
 	requestLifetime = 10 * time.Minute
 )
 
-// Engine plans and carries out the restarts of one rack's instances. It is safe for concurrent use; one call of
-// [Engine.Tick] at a time.
+// Engine plans and carries out the restarts of one rack's instances. It is safe for concurrent use.
 type Engine struct {
 	rack   Rack
 	opts   Options
 	clock  clock
 	holder string
-	// newID names a restart.
+	// newID returns the ID of a new restart.
 	newID func() string
-	// wake is for whoever ticks.
+	// wake ends the wait between two ticks.
 	wake chan struct{}
-	// retiring is closed to have Run hand over what it holds and end, retired once it has ended.
+	// retiring is closed by Retire: Run hands its restarts over and ends. retired is closed when Run has ended.
 	retiring, retired chan struct{}
 	retire            sync.Once
-	// hotplugs says that the rack was last seen to attach a disk to an instance that runs.
+	// hotplugs is true if the rack's last successful attach was to a running instance.
 	hotplugs atomic.Bool
 
 	mu sync.Mutex
-	// wishes are disks that are to be attached, by disk.
+	// requests are the attach requests, by disk.
 	requests map[string]*attachRequest
-	// claimed are the disks that somebody is attaching, detaching or judging just now.
+	// locked are the disks that a call is working on. The channel is closed at the end of the call.
 	locked map[string]chan struct{}
-	// changed is closed when a restart is over, and then replaced.
+	// changed is closed when a disk was attached or a restart ended, and then replaced.
 	changed chan struct{}
-	// underway are the IDs of restarts, of whichever process, whose end callers may wait for.
+	// watched are the IDs of the restarts, held by any process, whose end callers may wait for.
 	watched map[string]bool
-	// outlooks are the instances whose restart is wanted or under way.
+	// statuses are those of the instances that need a restart or are being restarted.
 	statuses restartStatuses
 
-	// What follows belongs to Tick.
+	// Only tick uses the fields below.
 
-	// works are the restarts that this process holds, by their IDs.
+	// held are the restarts that this process holds, by ID.
 	held map[string]*heldRestart
-	// seen is since when the text of somebody else's record is as it is, by record ID.
+	// lastSeen has the text of other processes' records and since when it is unchanged, by record ID.
 	lastSeen map[string]seenRecord
-	// swept is when records about deleted disks were last looked for.
+	// lastSweep is when records about deleted disks were last searched for.
 	lastSweep time.Time
-	// rest is until when an instance is left alone after a refusal, and why.
+	// refusals are the instances that are left alone after a refused restart.
 	refusals map[string]refusal
-	// failed is when a tick last failed, after which the rack may still do what it has not answered to.
+	// lastFailure is when a tick last failed. After that the rack may still carry out a call that it did not answer.
 	lastFailure time.Time
 }
 
-// attachRequest is a disk that is to be attached to an instance.
+// attachRequest asks for a disk to be attached to an instance.
 type attachRequest struct {
-	disk, instance  string
+	disk, instance          string
 	requestedAt, repeatedAt time.Time
-	// problem is what stands in the way of this disk alone, for the RPC's error.
+	// problem says what blocks this disk alone. It goes into the error of the RPC.
 	problem string
-	// holder is the instance that still has the disk, for nobody, and so has to be restarted first; empty if none.
+	// heldBy is an instance that still has the unpublished disk and must be restarted first, or "".
 	heldBy string
-	// restart is the one that this process has taken over and that told of the wish, empty once somebody has asked this process
-	// itself. Without that it ends with the restart: who asks another process unpublishes there, too.
+	// fromRestart is the ID of a restart that was taken over and that listed this disk. Such a request ends with that
+	// restart, because the orchestrator may have unpublished the volume through another process. It is empty once this
+	// process was asked to publish the volume itself.
 	fromRestart string
-	// refused says that the rack would not attach the disk although the instance was stopped. No instance is restarted for it
-	// again, but it is tried whenever one is.
+	// attachFailed says that the rack did not attach the disk although the instance was stopped. No instance is
+	// restarted for it again. The next restart that happens anyway tries it again.
 	attachFailed bool
 }
 
+// seenRecord is the text of another process's record, and since when it is unchanged.
 type seenRecord struct {
 	text  string
 	since time.Time
 }
 
+// refusal is the last refused restart of an instance.
 type refusal struct {
 	since  time.Time
 	reason string
 }
 
-// New returns an engine that does nothing before [Engine.Run].
+// New returns an engine. The engine is idle until [Engine.Run].
 func New(r Rack, opts Options) *Engine {
 	if opts.Poll == 0 {
 		opts.Poll = defaultPoll
@@ -204,23 +207,23 @@ func New(r Rack, opts Options) *Engine {
 		wake:     make(chan struct{}, 1),
 		retiring: make(chan struct{}),
 		retired:  make(chan struct{}),
-		requests:   map[string]*attachRequest{},
-		locked:  map[string]chan struct{}{},
+		requests: map[string]*attachRequest{},
+		locked:   map[string]chan struct{}{},
 		changed:  make(chan struct{}),
-		watched: map[string]bool{},
+		watched:  map[string]bool{},
 		statuses: restartStatuses{},
-		held:    map[string]*heldRestart{},
-		lastSeen:     map[string]seenRecord{},
-		refusals:     map[string]refusal{},
+		held:     map[string]*heldRestart{},
+		lastSeen: map[string]seenRecord{},
+		refusals: map[string]refusal{},
 	}
 }
 
-// newID is a name that nobody else has.
+// newID returns a random ID.
 func newID() string {
 	return strings.ReplaceAll(uuid.NewString(), "-", "")[:16]
 }
 
-// self reports whether this process runs on an instance, and whether it knows on which it runs at all.
+// ownInstance reports whether this process runs on the instance, and whether it knows where it runs.
 func (e *Engine) ownInstance(instance string) (own, known bool) {
 	if e.opts.Self == nil {
 		return false, true
@@ -229,8 +232,8 @@ func (e *Engine) ownInstance(instance string) (own, known bool) {
 	return known && id == instance, known
 }
 
-// Run works until ctx ends, or until [Engine.Retire]. When ctx ends, a restart that is under way is left to whoever reads its record
-// once the lease is over: another replica, or this plugin once it is started again. It is called once.
+// Run works until ctx ends or [Engine.Retire] is called. Call it once. When ctx ends, a restart that is under way is
+// left to the process that reads its record after the lease: another replica, or this plugin after its next start.
 func (e *Engine) Run(ctx context.Context) {
 	defer close(e.retired)
 	for ctx.Err() == nil {
@@ -251,20 +254,22 @@ func (e *Engine) Run(ctx context.Context) {
 	}
 }
 
-// Retire has Run end between two looks, with all restarts that it holds handed over: whoever reads their records goes on with them at
-// once, and does not wait for the lease.
+// Retire makes Run hand over its restarts and end, before its next tick. The process that reads the records continues
+// at once and does not wait for the lease.
 func (e *Engine) Retire() { e.retire.Do(func() { close(e.retiring) }) }
 
-// Retiring is closed when the engine is to end: nothing that is wished for comes true here any more.
+// Retiring is closed when Retire was called: this engine fulfils no more attach requests.
 func (e *Engine) Retiring() <-chan struct{} { return e.retiring }
 
 // Retired is closed when Run has ended.
 func (e *Engine) Retired() <-chan struct{} { return e.retired }
 
-// handAllOver marks what this process holds as free for others, and does nothing about it any more. Where the rack owes an answer, or
-// another process may do so to the holder before, only time makes it safe to go on: that is left to the lease.
+// handOverAll marks all restarts that this process holds as handed over. It leaves a restart to the lease where only
+// time makes a takeover safe: the rack still owes an answer to this process, or may still owe one to the previous
+// holder.
 func (e *Engine) handOverAll(ctx context.Context) {
-	if len(e.held) == 0 || !e.clock.Passed(timerLateCalls, "", e.lastFailure, time.Duration(takeoverWaitShare*float64(e.opts.Lease))) {
+	if len(e.held) == 0 ||
+		!e.clock.Passed(timerLateCalls, "", e.lastFailure, time.Duration(takeoverWaitShare*float64(e.opts.Lease))) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
@@ -272,7 +277,7 @@ func (e *Engine) handOverAll(ctx context.Context) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		e.opts.Log.Warn(
-			"restarts could not be handed over: whoever goes on with them waits for the end of the lease",
+			"could not hand restarts over; another controller continues them after the lease",
 			"error",
 			err.Error(),
 		)
@@ -286,15 +291,15 @@ func (e *Engine) handOverAll(ctx context.Context) {
 		w.record = r
 		w.record.handOver("")
 		if held, err := e.renewRecord(ctx, w); err != nil || !held {
-			e.opts.Log.Warn("a restart could not be handed over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
+			e.opts.Log.Warn("could not hand a restart over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
 			continue
 		}
 		e.opts.Log.Info("handed a restart over", "instance_id", r.Instance, "restart_id", r.ID, "stage", string(w.stage))
 	}
 }
 
-// tick is Tick within the time for which what it reads may be believed, and says when to look again. A panic is an error like
-// others: instances may be down that nobody else brings back.
+// runOnce runs one tick and returns the time until the next. The tick is limited to the time for which the listed
+// records can be trusted. A panic counts as an error: instances may be down that no other process brings back.
 func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -317,13 +322,13 @@ func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 		e.lastFailure = e.clock.Now()
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
-		e.opts.Log.Warn("planned restarts could not be looked after, which is tried again", "error", err.Error())
+		e.opts.Log.Warn("cannot process planned restarts, retrying", "error", err.Error())
 		return e.opts.Poll
 	}
 	e.mu.Lock()
 	busy := len(e.requests) > 0
 	e.mu.Unlock()
-	// A restart of somebody else is watched as closely as one's own: an instance may be down while its holder has died.
+	// Other processes' restarts are polled as often as our own: their holder may die while an instance is down.
 	if busy || len(e.held) > 0 || len(e.lastSeen) > 0 {
 		return e.opts.Poll
 	}
@@ -331,13 +336,14 @@ func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 }
 
 const (
-	// leaseShare is the part of a lease in which a tick has to be done, and after which a holder shows that it lives.
+	// renewalsPerLease is how often a holder renews its record within a lease. A tick ends within the same time.
 	renewalsPerLease = 4
-	// takingShare of a lease is what a tick may last that has asked something of the rack in its last moment: that is waited for
-	// 30 s longer (core/rack). So long does whoever outbids a holder do nothing.
+	// takeoverWaitShare is the part of a lease that a tick can last, and so how long a takeover waits. A tick ends
+	// after a quarter of the lease, and core/rack waits up to 30 s more for the answer to a change sent at its end.
 	takeoverWaitShare = 3 / 4.0
 )
 
+// wakeUp makes Run start the next tick at once.
 func (e *Engine) wakeUp() {
 	select {
 	case e.wake <- struct{}{}:
@@ -345,7 +351,7 @@ func (e *Engine) wakeUp() {
 	}
 }
 
-// Tick looks at all restarts once, and takes each one step further.
+// tick looks at all restarts once, and takes each held one step further.
 func (e *Engine) tick(ctx context.Context) error {
 	e.expireRequests()
 	records, err := e.readRecords(ctx)
@@ -371,7 +377,8 @@ func (e *Engine) tick(ctx context.Context) error {
 	return failed
 }
 
-// sweep clears away what is recorded about disks that are gone: whoever deleted one may have died before it could do so.
+// sweep deletes records about deleted disks. The process that deleted a disk may have died before it deleted the
+// record.
 func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 	for _, disk := range sortedKeys(records.deferred) {
 		_, err := e.rack.Disk(ctx, disk)
@@ -388,7 +395,7 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 	return nil
 }
 
-// look takes one restart further if it is ours, or has become so.
+// advance takes one restart further if this process holds it, or takes it over if that is due.
 func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet) error {
 	if w := e.held[r.ID]; w != nil && r.Holder == e.holder {
 		w.record = r
@@ -404,18 +411,18 @@ func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet
 	return nil
 }
 
-// adopt takes a record of our own into work, of whose creation the answer was lost.
+// adopt handles a record with this process as holder that it does not know: the answer to its creation was lost.
 func (e *Engine) adopt(ctx context.Context, r restartRecord, records recordSet) error {
-	for _, from := range records.outbid {
+	for _, from := range records.superseded {
 		if from.ID == r.ID {
 			e.addHeld(r, from)
 			return nil
 		}
 	}
-	return e.deleteRecord(ctx, r.recordID) // nothing has been asked, or all is over
+	return e.deleteRecord(ctx, r.recordID) // nothing was requested yet, or the restart is over
 }
 
-// silent reports whether the holder of a record has not shown that it lives for the length of the lease.
+// leaseExpired reports whether a record did not change for the length of the lease.
 func (e *Engine) leaseExpired(r restartRecord) bool {
 	s := e.lastSeen[r.recordID]
 	if s.text != r.recordedText {
@@ -425,7 +432,7 @@ func (e *Engine) leaseExpired(r restartRecord) bool {
 	return e.clock.Passed(timerLease, r.recordID, s.since, e.opts.Lease)
 }
 
-// takeOver outbids a silent holder, or takes what was handed over.
+// takeOver creates the next epoch of a restart whose lease expired or that was handed over.
 func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 	mine := from
 	mine.epoch++
@@ -438,7 +445,7 @@ func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 	return nil
 }
 
-// hold begins to work on a restart that another process held.
+// addHeld starts to work on a restart that another process held.
 func (e *Engine) addHeld(mine, from restartRecord) {
 	e.opts.Log.Warn(
 		"took over a restart",
@@ -448,7 +455,7 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 		from.ID,
 		"holder",
 		from.Holder,
-		"asked",
+		"may_stop",
 		from.MayStop,
 	)
 	now := e.clock.Now()
@@ -457,12 +464,18 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 	defer e.mu.Unlock()
 	for _, disk := range decodeDisks(mine.Disks) {
 		if e.requests[disk] == nil {
-			e.requests[disk] = &attachRequest{disk: disk, instance: mine.Instance, requestedAt: now, repeatedAt: now, fromRestart: mine.ID}
+			e.requests[disk] = &attachRequest{
+				disk:        disk,
+				instance:    mine.Instance,
+				requestedAt: now,
+				repeatedAt:  now,
+				fromRestart: mine.ID,
+			}
 		}
 	}
 }
 
-// dropLost forgets the restarts whose records are no longer ours: somebody else goes on with them.
+// dropLost forgets the restarts that another process has taken over.
 func (e *Engine) dropLost(records recordSet) {
 	for id, w := range e.held {
 		ours := slices.ContainsFunc(
@@ -476,6 +489,7 @@ func (e *Engine) dropLost(records recordSet) {
 	}
 }
 
+// forgetUnseen forgets records that were deleted and refusals that are over.
 func (e *Engine) forgetUnseen(records recordSet) {
 	for id := range e.lastSeen {
 		if !slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.recordID == id }) {
@@ -489,7 +503,7 @@ func (e *Engine) forgetUnseen(records recordSet) {
 	}
 }
 
-// endWishes ends those that nobody has repeated, and those that were taken over with a restart that is over.
+// expireRequests ends requests that were not repeated, and those that came with a restart that is over.
 func (e *Engine) expireRequests() {
 	e.mu.Lock()
 	repeated := map[string]time.Time{}
@@ -508,7 +522,7 @@ func (e *Engine) expireRequests() {
 	}
 }
 
-// endWish ends a wish that was not repeated since then.
+// expireRequest ends a request that was not repeated since then.
 func (e *Engine) expireRequest(disk string, since time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -517,7 +531,7 @@ func (e *Engine) expireRequest(disk string, since time.Time) {
 	}
 }
 
-// sortedKeys makes what an engine does independent of the order in a map.
+// sortedKeys makes the engine independent of the order in a map.
 func sortedKeys[T any](m map[string]T) []string {
 	keys := make([]string, 0, len(m))
 	for key := range m {
@@ -527,7 +541,7 @@ func sortedKeys[T any](m map[string]T) []string {
 	return keys
 }
 
-// wishesFor are copies of the wishes for an instance, the oldest first.
+// requestsFor returns copies of the attach requests for an instance, the oldest first.
 func (e *Engine) requestsFor(instance string) []attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -541,14 +555,14 @@ func (e *Engine) requestsFor(instance string) []attachRequest {
 	return found
 }
 
-// fulfil ends a wish that has come true.
+// removeRequest ends a fulfilled request.
 func (e *Engine) removeRequest(disk string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.requests, disk)
 }
 
-// announce tells those who wait that something has changed.
+// notifyWaiters wakes callers that wait for [Engine.Changed].
 func (e *Engine) notifyWaiters() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -556,7 +570,7 @@ func (e *Engine) notifyWaiters() {
 	e.changed = make(chan struct{})
 }
 
-// hearOfEnds tells those who wait of restarts that are over, since another process that carries one out does not.
+// notifyEnded wakes waiting callers if a restart ended. Only the records show the end of another process's restart.
 func (e *Engine) notifyEnded(records recordSet) {
 	now := map[string]bool{}
 	for _, r := range records.restarts {
@@ -574,14 +588,14 @@ func (e *Engine) notifyEnded(records recordSet) {
 	}
 }
 
-// awaits notes that a caller may wait for the end of a restart.
+// watchEnd notes that a caller may wait for the end of a restart.
 func (e *Engine) watchEnd(r restartRecord) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.watched[r.ID] = true
 }
 
-// refuseWish notes that a restart did not help.
+// recordAttachFailure notes that a restart could not attach the disk.
 func (e *Engine) recordAttachFailure(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -590,7 +604,7 @@ func (e *Engine) recordAttachFailure(disk, problem string) {
 	}
 }
 
-// claim keeps a disk to the caller until release is called. It waits for whoever has it.
+// lockDisk locks a disk until release is called. It waits while another call has the lock.
 func (e *Engine) lockDisk(ctx context.Context, disk string) (release func(), err error) {
 	for {
 		e.mu.Lock()

@@ -25,11 +25,11 @@ import (
 )
 
 // The model check runs the engine's own code, two processes of it, against a model of the rack, its guests and an
-// orchestrator, and goes through every order in which their calls can come, with a bounded number of faults in each run. What
-// each process does between two calls is one step. States that were seen before are not entered again.
+// orchestrator, and goes through every order in which their calls can come, with a bounded number of faults in each
+// run. What each process does between two calls is one step. States that were seen before are not entered again.
 //
-// Time is a choice: what an engine waits for has passed, or has not, as far as the package's own rules on time allow it. That
-// is where the model trusts something: a holder that lives does what it decided on before its lease is over.
+// Time is a choice: what an engine waits for has passed, or has not, as far as the package's own rules on time allow
+// it. That is where the model trusts something: a holder that lives does what it decided on before its lease is over.
 
 var modelTime = flag.Duration("model", 10*time.Second, "explore for so long in all")
 
@@ -201,8 +201,8 @@ func newModel(t testing.TB, s scenario) *model {
 	return m
 }
 
-// run lets something begin or go on to its end without anything else in between, or to before its first call of the name that
-// stands behind a bar.
+// run lets something begin or go on to its end without anything else in between, or to before its first call of the
+// name that stands behind a bar.
 func (m *model) run(step string) {
 	begin, call, stops := strings.Cut(step, " | ")
 	for _, o := range m.options() {
@@ -234,7 +234,8 @@ func (m *model) boot(p *modelProcess) {
 	p.engine.newID = func() string { return m.unusedID(p.engine.holder) }
 }
 
-// unusedID is a holder's first name of a restart that nobody remembers: names come back, so that the number of states is finite.
+// unusedID is a holder's first name of a restart that nobody remembers: names come back, so that the number of states
+// is finite.
 func (m *model) unusedID(holder string) string {
 	for n := 0; ; n++ {
 		id := fmt.Sprintf("%s.r%d", holder, n)
@@ -547,8 +548,8 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 	return false
 }
 
-// arrived reports whether all that this process had sent in earlier lives has arrived: that does not take as long as a lease,
-// nor as whoever outbids somebody waits.
+// arrived reports whether all that this process had sent in earlier lives has arrived: that does not take as long as a
+// lease, nor as whoever outbids somebody waits.
 func (c modelClock) arrived() bool {
 	return !slices.ContainsFunc(c.m.late, func(l lateCall) bool { return l.process == c.p })
 }
@@ -585,8 +586,8 @@ func (m *model) guestOf(restartID string) guest {
 	return guestUp
 }
 
-// silent says whether the lease of a record may be over: its holder has died, and what it had sent has arrived; or it lives and
-// is slow, which is a fault, but is not just doing what it decided on.
+// silent says whether the lease of a record may be over: its holder has died, and what it had sent has arrived; or it
+// lives and is slow, which is a fault, but is not just doing what it decided on.
 func (m *model) silent(recordID string, slow func() bool) bool {
 	var r restartRecord
 	for _, record := range m.records {
@@ -759,9 +760,9 @@ func cost(o option) int {
 	return 0
 }
 
-// options are all that can happen next, in an order that depends on the state alone. To leave an activity that could go on is
-// limited: most of what goes wrong with concurrency needs few such switches. What was left in the middle goes on last, so that
-// runs in which much happens meanwhile are among the first.
+// options are all that can happen next, in an order that depends on the state alone. To leave an activity that could go
+// on is limited: most of what goes wrong with concurrency needs few such switches. What was left in the middle goes on
+// last, so that runs in which much happens meanwhile are among the first.
 func (m *model) options() []option {
 	m.opts = m.opts[:0]
 	if m.last != nil && m.ready(m.last) {
@@ -1134,8 +1135,8 @@ func (x *explorer) explore(deadline time.Time) bool {
 	return true
 }
 
-// expand repeats a path and goes on behind it, always with the first option, as far as it leads to states that were not seen
-// before. It returns the paths that branch off. A path has what was taken where there was a choice.
+// expand repeats a path and goes on behind it, always with the first option, as far as it leads to states that were not
+// seen before. It returns the paths that branch off. A path has what was taken where there was a choice.
 func (x *explorer) expand(path []byte) [][]byte {
 	m := newModel(x.t, x.scenario)
 	defer m.end()
@@ -1404,11 +1405,11 @@ var bounds = []struct {
 			"refuses",
 			"hangs",
 			"silent",
-			"early answer",
+			"early reply",
 			"early halt",
 			"early back",
-			"early wish",
-			"early beat",
+			"early request",
+			"early renewal",
 			"early apply",
 			"early handover",
 			"early lease",
@@ -1416,7 +1417,8 @@ var bounds = []struct {
 	},
 }
 
-// TestModel explores as many runs as the time allows, the shortest first, or all within the bounds where these are few enough.
+// TestModel explores as many runs as the time allows, the shortest first, or all within the bounds where these are few
+// enough.
 func TestModel(t *testing.T) {
 	var states, whole, begun atomic.Int64
 	explorations := len(bases) * len(bounds)

@@ -14,58 +14,58 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// candidate is an instance whose restart would change something.
+// candidate is an instance for which a restart would attach or detach a disk.
 type candidate struct {
 	instance string
-	// attaches is true where a disk that is wished for can be attached.
+	// attachesDisk is true if a requested disk can be attached.
 	attachesDisk bool
-	// frees is a disk that it gives up and another instance waits for, empty where there is none.
+	// freesDisk is an unpublished disk of the instance that another instance waits for, or "".
 	freesDisk string
-	// waits is true where a disk that is wished for here is still on another instance.
+	// waitsForDisk is true if a requested disk is still on another instance.
 	waitsForDisk bool
-	// stopped is true where the instance is stopped already, by somebody else: nothing has to be asked of it.
+	// stopped is true if the instance is stopped already, by its owner. Nothing has to be requested from it.
 	stopped bool
 }
 
-// plan begins the next restart, if there is one to begin. What all others wait for becomes known.
-func (e *Engine) plan(ctx context.Context, records recordSet, known restartStatuses) error {
+// plan creates the record of the next restart, if one can start, and sets the statuses of the instances that wait.
+func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartStatuses) error {
 	due, collecting := e.dueRequests()
 	for _, instance := range collecting {
-		known.addWaiting(instance, ReasonWindow, fmt.Sprintf("what else is wanted of it is collected for %s", e.opts.Window))
+		statuses.addWaiting(instance, ReasonWindow, fmt.Sprintf("further requests are collected for %s", e.opts.Window))
 	}
 	slot := 0
 	for records.slotTaken(slot) {
 		slot++
 	}
 	if slot >= e.opts.MaxDown {
-		e.addWaitingForSlot(known, due)
+		e.addWaitingForSlot(statuses, due)
 		return nil
 	}
-	useful, err := e.candidates(ctx, records, due)
+	found, err := e.candidates(ctx, records, due)
 	if err != nil {
 		return err
 	}
-	e.addWaitingForDisks(known)
-	candidates, err := e.eligible(ctx, useful, known)
+	e.addWaitingForDisks(statuses)
+	candidates, err := e.eligible(ctx, found, statuses)
 	if err != nil {
 		return err
 	}
-	// What frees a disk comes first: what waits for it then needs one restart and not two.
+	// An instance that frees a disk comes first: the instance that waits for the disk then needs only one restart.
 	slices.SortStableFunc(candidates, func(x, y candidate) int { return order(x) - order(y) })
 	var chosen *candidate
 	for _, c := range candidates {
 		if _, taken := records.restartOf(c.instance, ""); taken {
 			continue
 		}
-		hindered, text := e.blockReason(c)
+		reason, text := e.blockReason(c)
 		switch {
-		case hindered != "":
-			known.addWaiting(c.instance, hindered, text)
-		// One that frees a disk goes before what waits for it, but not where each waits for the other.
+		case reason != "":
+			statuses.addWaiting(c.instance, reason, text)
+		// An instance that waits for a disk comes after the one that frees it, unless each waits for the other.
 		case c.waitsForDisk && c.freesDisk == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.freesDisk != "" && other.instance != c.instance }):
-			known.addWaiting(c.instance, ReasonOthers, otherInstanceFirst)
+			statuses.addWaiting(c.instance, ReasonOthers, otherInstanceFirst)
 		case chosen != nil:
-			known.addWaiting(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
+			statuses.addWaiting(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
 		default:
 			chosen = &c
 		}
@@ -75,11 +75,12 @@ func (e *Engine) plan(ctx context.Context, records recordSet, known restartStatu
 	}
 	id, err := e.createRecord(ctx, *chosen, slot)
 	if id != "" {
-		known[chosen.instance] = restartStatus{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
+		statuses[chosen.instance] = restartStatus{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
 	}
 	return err
 }
 
+// order sorts candidates: stopped instances first, then those that free a disk.
 func order(c candidate) int {
 	switch {
 	case c.stopped:
@@ -90,7 +91,7 @@ func order(c candidate) int {
 	return 2
 }
 
-// may says why an instance may not be restarted just now; the reason is empty if it may.
+// blockReason says why an instance must not be restarted now. The reason is empty if it may be.
 func (e *Engine) blockReason(c candidate) (Reason, string) {
 	why, now := e.policyBlock(), e.clock.Now()
 	_, known := e.ownInstance(c.instance)
@@ -99,14 +100,14 @@ func (e *Engine) blockReason(c candidate) (Reason, string) {
 	case why != "":
 		return ReasonPolicy, why
 	case !known:
-		return ReasonSelf, "this controller does not know yet on which instance it runs itself"
+		return ReasonSelf, "this controller does not know yet which instance it runs on"
 	case e.opts.NextStart != nil && e.opts.NextStart(now).After(now):
-		return ReasonHours, fmt.Sprintf("not before %s, the next of the times in --restart-hours", formatTime(e.opts.NextStart(now)))
+		return ReasonHours, fmt.Sprintf("not before %s, the next time in --restart-hours", formatTime(e.opts.NextStart(now)))
 	}
 	return "", ""
 }
 
-// forbidden says why no instance at all is restarted, empty where they are.
+// policyBlock says why the policy forbids all restarts, or "" if it allows them.
 func (e *Engine) policyBlock() string {
 	const instead = "stop it until the disk is attached, or allow restarts"
 	switch e.opts.Policy {
@@ -118,8 +119,8 @@ func (e *Engine) policyBlock() string {
 	return ""
 }
 
-// begins makes the record of a restart, and returns its ID, empty where somebody else was faster. Nothing is asked before the
-// records were read once more.
+// createRecord creates the record of a restart and returns its ID, or "" if another process has taken the slot. The
+// restart starts after the next reading of the records.
 func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id string, err error) {
 	var disks []string
 	for _, wanted := range e.requestsFor(c.instance) {
@@ -149,7 +150,7 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 	w.record = record
 	e.held[record.ID] = w
 	e.opts.Log.Info(
-		"planned a restart",
+		"restart planned",
 		"instance_id",
 		c.instance,
 		"restart_id",
@@ -162,8 +163,8 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 	return record.ID, nil
 }
 
-// useful are the instances whose restart would fulfil one of these wishes, or a part of it.
-func (e *Engine) candidates(ctx context.Context, records recordSet, wishes []attachRequest) ([]candidate, error) {
+// candidates returns the instances that would fulfil one of these requests, or a part of it, if they were restarted.
+func (e *Engine) candidates(ctx context.Context, records recordSet, requests []attachRequest) ([]candidate, error) {
 	var found []candidate
 	at := func(instance string) *candidate {
 		i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == instance })
@@ -173,11 +174,11 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, wishes []att
 		}
 		return &found[i]
 	}
-	for _, w := range wishes {
+	for _, w := range requests {
 		disk, err := e.rack.Disk(ctx, w.disk)
 		switch {
 		case errors.Is(err, rack.ErrNotFound):
-			e.setBlocked(w.disk, "the disk is gone")
+			e.setBlocked(w.disk, "the disk was deleted")
 		case err != nil:
 			return nil, err
 		case disk.InstanceID == w.instance:
@@ -198,25 +199,25 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, wishes []att
 	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), nil
 }
 
-// due are the wishes that have been collected for long enough: with the first of an instance, all of them. The instances of all
-// others are still collecting.
+// dueRequests returns the requests whose collection window is over: the window of an instance starts with its first
+// request. collecting are the instances whose window is still open.
 func (e *Engine) dueRequests() (due []attachRequest, collecting []string) {
 	all := e.openRequests()
-	ripe := map[string]bool{}
+	ready := map[string]bool{}
 	for _, w := range all {
-		if !ripe[w.instance] {
-			ripe[w.instance] = e.clock.Passed(timerWindow, w.instance, w.requestedAt, e.opts.Window)
+		if !ready[w.instance] {
+			ready[w.instance] = e.clock.Passed(timerWindow, w.instance, w.requestedAt, e.opts.Window)
 		}
 	}
-	for _, instance := range sortedKeys(ripe) {
-		if !ripe[instance] {
+	for _, instance := range sortedKeys(ready) {
+		if !ready[instance] {
 			collecting = append(collecting, instance)
 		}
 	}
-	return slices.DeleteFunc(all, func(w attachRequest) bool { return !ripe[w.instance] }), collecting
+	return slices.DeleteFunc(all, func(w attachRequest) bool { return !ready[w.instance] }), collecting
 }
 
-// allWishes are copies of all wishes for which an instance may be restarted, the oldest first.
+// openRequests returns copies of all requests that a restart may fulfil, the oldest first.
 func (e *Engine) openRequests() []attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -230,41 +231,42 @@ func (e *Engine) openRequests() []attachRequest {
 	return all
 }
 
-// able are the candidates that are running and have been for long enough, or are stopped. What hinders the others becomes known.
-func (e *Engine) eligible(ctx context.Context, candidates []candidate, known restartStatuses) ([]candidate, error) {
-	var able []candidate
+// eligible returns the candidates that are stopped, or have been running for the cool-down without a refused restart.
+// It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait.
+func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses restartStatuses) ([]candidate, error) {
+	var eligible []candidate
 	for _, c := range candidates {
 		instance, err := e.instance(ctx, c.instance)
 		switch {
-		case errors.Is(err, errGone):
-			known.addWaiting(c.instance, ReasonState, "the instance is gone")
+		case errors.Is(err, errDeleted):
+			statuses.addWaiting(c.instance, ReasonState, "the instance was deleted")
 			continue
 		case err != nil:
 			return nil, err
 		}
 		c.stopped = instance.RunState == rack.Stopped
-		rest, resting := e.refusals[c.instance]
+		refused, wasRefused := e.refusals[c.instance]
 		switch {
 		case c.stopped, e.policyBlock() != "":
-		case resting:
-			known.addWaiting(c.instance, ReasonRefused, e.describeRefusal(rest))
+		case wasRefused:
+			statuses.addWaiting(c.instance, ReasonRefused, e.describeRefusal(refused))
 			continue
 		case instance.RunState != rack.Running:
-			known.addWaiting(c.instance, ReasonState, "it is "+instance.RunState)
+			statuses.addWaiting(c.instance, ReasonState, "it is "+instance.RunState)
 			continue
 		case !e.clock.Passed(timerCoolDown, c.instance, instance.RunStateSince, e.opts.CoolDown):
-			known.addWaiting(
+			statuses.addWaiting(
 				c.instance,
 				ReasonCoolDown,
 				fmt.Sprintf(
-					"it started less than %s ago, and is left alone until %s",
+					"it started less than %s ago and is left alone until %s",
 					e.opts.CoolDown,
 					formatTime(instance.RunStateSince.Add(e.opts.CoolDown)),
 				),
 			)
 			continue
 		}
-		able = append(able, c)
+		eligible = append(eligible, c)
 	}
-	return able, nil
+	return eligible, nil
 }

@@ -61,8 +61,8 @@ type records struct {
 
 func (r records) Records(context.Context) ([]rack.Record, error) { return r.all, nil }
 
-// A restart that another process carries out is looked at as often as one's own: how long its instance stays down, should that
-// process die, depends on how soon it is missed.
+// A restart that another process carries out is looked at as often as one's own: how long its instance stays down,
+// should that process die, depends on how soon it is missed.
 func TestAnotherControllersRestartIsPolledOften(t *testing.T) {
 	theirs := restartRecord{Version: 1, Cluster: "c", ID: "r", Instance: "i", Holder: "another"}
 	for name, test := range map[string]struct {

@@ -13,16 +13,16 @@ import (
 )
 
 var (
-	// ErrPlanned says that a volume waits for the restart of an instance. The orchestrator is to ask again.
+	// ErrPlanned says that a volume waits for the restart of an instance. The orchestrator should repeat its call.
 	ErrPlanned = errors.New("waits for a planned restart")
-	// ErrElsewhere says that the disk is attached to another instance, and in use there.
+	// ErrElsewhere says that the disk is attached to another instance and published there.
 	ErrElsewhere = errors.New("attached to another instance")
-	// ErrFull says that the instance will have as many disks as it takes once all that is wished for was done.
-	ErrFull = errors.New("the instance takes no more disks")
+	// ErrFull says that the instance has no free disk slot, even after all requested changes.
+	ErrFull = errors.New("the instance has no free disk slot")
 )
 
-// Publish attaches a disk to an instance. Where that needs a restart, the wish for it is noted and the error is an
-// [ErrPlanned] that tells what is waited for; a refusal of the rack for any other reason is returned as it is.
+// Publish attaches a disk to an instance. If that needs a restart, Publish keeps an attach request and returns an
+// [ErrPlanned] that says what the volume waits for. Other refusals by the rack are returned unchanged.
 func (e *Engine) Publish(ctx context.Context, diskID, instanceID string) (rack.Disk, error) {
 	release, err := e.lockDisk(ctx, diskID)
 	if err != nil {
@@ -53,7 +53,7 @@ func (e *Engine) Publish(ctx context.Context, diskID, instanceID string) (rack.D
 	return rack.Disk{}, e.requestAttach(ctx, disk, instanceID, disks, records)
 }
 
-// attach attaches a disk that is not attached anywhere, or wishes it were.
+// attach attaches a detached disk, or keeps an attach request for it.
 func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
 	disks, err := e.rack.InstanceDisks(ctx, instanceID)
 	if err != nil {
@@ -64,7 +64,7 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 		switch {
 		case err == nil:
 			e.detectHotplug(ctx, instanceID)
-			// A record may be left of an earlier life on this instance.
+			// A deferred detach may be left from an earlier attachment to this instance.
 			return e.confirmAttached(ctx, attached)
 		case errors.Is(err, rack.ErrNotStopped):
 			e.hotplugs.Store(false)
@@ -79,7 +79,7 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 	return rack.Disk{}, e.requestAttach(ctx, disk, instanceID, disks, records)
 }
 
-// notice finds out whether the rack has attached a disk to an instance that runs.
+// detectHotplug sets hotplugs if the instance runs, to which the rack has just attached a disk.
 func (e *Engine) detectHotplug(ctx context.Context, instanceID string) {
 	if e.hotplugs.Load() {
 		return
@@ -89,9 +89,9 @@ func (e *Engine) detectHotplug(ctx context.Context, instanceID string) {
 	}
 }
 
-// keep makes sure that an attached disk stays so, which is what a publication is: that it is lazy no more, and that no restart
-// of its instance is under way, which might have found it lazy. The last look is at the disk: such a restart may just have
-// ended.
+// confirmAttached makes sure that an attached disk stays attached, as a published volume must. It deletes a deferred
+// detach, and checks that no restart of the instance is under way that may have read it. It reads the disk last,
+// because such a restart may just have ended.
 func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -100,7 +100,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
 		return rack.Disk{}, e.requestAfterRestart(disk, r)
 	}
-	if l, lazy := records.deferred[disk.ID]; lazy {
+	if l, deferred := records.deferred[disk.ID]; deferred {
 		if err := e.deleteRecord(ctx, l.recordID); err != nil {
 			return rack.Disk{}, err
 		}
@@ -117,7 +117,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	}
 	if now.InstanceID != disk.InstanceID {
 		return rack.Disk{}, fmt.Errorf(
-			"disk %q (%s) was detached from instance %s just now: ask again: %w",
+			"disk %q (%s) was just detached from instance %s, publish the volume again: %w",
 			disk.Name,
 			disk.ID,
 			disk.InstanceID,
@@ -128,7 +128,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	return now, nil
 }
 
-// postpone leaves a disk that is attached for the time after the restart of its instance, and wishes that it stays.
+// requestAfterRestart keeps an attach request for an attached disk whose instance is being restarted.
 func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
 	e.watchEnd(r)
 	e.addRequest(disk.ID, disk.InstanceID)
@@ -137,7 +137,7 @@ func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
 		stage = o.message()
 	}
 	return fmt.Errorf(
-		"disk %q (%s): instance %s is being restarted (%s), ask again when it runs: %s: %w",
+		"disk %q (%s): instance %s is being restarted (%s: %s), publish the volume again when it runs: %w",
 		disk.Name,
 		disk.ID,
 		disk.InstanceID,
@@ -147,20 +147,27 @@ func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
 	)
 }
 
-// wish notes that a disk is to be attached to an instance that has these, and says what it waits for.
-func (e *Engine) requestAttach(ctx context.Context, disk rack.Disk, instanceID string, disks []rack.Disk, records recordSet) error {
+// requestAttach keeps an attach request and returns an error that says what it waits for. disks are the instance's
+// disks.
+func (e *Engine) requestAttach(
+	ctx context.Context,
+	disk rack.Disk,
+	instanceID string,
+	disks []rack.Disk,
+	records recordSet,
+) error {
 	if err := e.checkFreeSlot(ctx, disk, instanceID, disks, records); err != nil {
 		return err
 	}
-	wanted := e.addRequest(disk.ID, instanceID)
+	request := e.addRequest(disk.ID, instanceID)
 	if disk.InstanceID != "" {
 		e.setHeldBy(disk.ID, disk.InstanceID)
-		wanted.heldBy = disk.InstanceID
+		request.heldBy = disk.InstanceID
 	}
-	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.describeWait(wanted), ErrPlanned)
+	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.describeWait(request), ErrPlanned)
 }
 
-// want notes a wish, or that it was repeated.
+// addRequest adds an attach request or notes its repetition.
 func (e *Engine) addRequest(disk, instance string) attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -175,8 +182,8 @@ func (e *Engine) addRequest(disk, instance string) attachRequest {
 	return *w
 }
 
-// checkRoom refuses what the instance has no room for even after all that is lazy was detached. A restart detaches a disk and then
-// erases its record: before a refusal, the disks have to be listed after the records.
+// checkFreeSlot returns ErrFull if the instance has no slot for the disk even after all deferred detaches. A restart
+// detaches a disk before it deletes the record. So before a refusal, the disks must be listed after the records.
 func (e *Engine) checkFreeSlot(
 	ctx context.Context,
 	disk rack.Disk,
@@ -192,12 +199,12 @@ func (e *Engine) checkFreeSlot(
 		return err
 	}
 	if taken := e.expectedDisks(disk, instanceID, disks, records); taken >= e.opts.MaxDisks {
-		return fmt.Errorf("instance %s has or is to get %d disks: %w", instanceID, taken, ErrFull)
+		return fmt.Errorf("instance %s has or will get %d disks: %w", instanceID, taken, ErrFull)
 	}
 	return nil
 }
 
-// taken is how many other disks the instance is to have.
+// expectedDisks counts the other disks that the instance will have after its next restart.
 func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.Disk, records recordSet) int {
 	after := map[string]bool{}
 	for _, other := range disks {
@@ -212,10 +219,10 @@ func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.D
 	return len(after)
 }
 
-// Unpublish ends the wish for a disk, and detaches it. From an instance that runs it is not detached: a record says that
-// nobody uses it there any more, and the next restart of the instance takes it away. Nor is it while the instance is being
-// restarted: an orchestrator that takes the node for lost may bring its work back there. It returns the disk as the rack shows it
-// then, which may be detaching on a rack that changes running instances.
+// Unpublish ends the attach request for a disk and detaches it. If the instance runs, Unpublish records a deferred
+// detach instead, which the next restart carries out. It also defers the detach while the instance is being restarted:
+// an orchestrator that believes the node is lost may bring its workloads back there. Unpublish returns the disk as the
+// rack shows it afterwards. On a rack with hot-plug its state may be detaching.
 func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack.Disk, error) {
 	release, err := e.lockDisk(ctx, diskID)
 	if err != nil {
@@ -233,10 +240,10 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
 		detached, err := e.rack.Detach(ctx, diskID, instanceID)
-		old, lazy := records.deferred[diskID]
+		old, deferred := records.deferred[diskID]
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
-		case err == nil && lazy: // it was unpublished before, while the instance ran
+		case err == nil && deferred: // the volume was also unpublished while the instance ran
 			return detached, e.deleteRecord(ctx, old.recordID)
 		default:
 			return detached, err
@@ -245,9 +252,10 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 	return disk, e.deferDetach(ctx, diskID, instanceID)
 }
 
-// Leave is [Engine.Unpublish] for a disk that may still be mounted on an instance that runs, and so is not detached from it. False
-// means that nothing was done: the rack was last seen to attach to such an instance, and would detach once asked later.
-func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) (left bool, err error) {
+// DeferDetach is [Engine.Unpublish] for a disk that may still be mounted on a running instance: it never detaches. It
+// returns false and does nothing if the rack's last attach was to a running instance. Such a rack can detach the disk
+// later.
+func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) (deferred bool, err error) {
 	if e.hotplugs.Load() {
 		return false, nil
 	}
@@ -264,7 +272,7 @@ func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) (le
 	return err == nil, err
 }
 
-// Unwish ends the wish for a disk on an instance, or on any if none is named.
+// CancelAttachRequest ends the attach request for a disk on an instance, or on any instance if instanceID is "".
 func (e *Engine) CancelAttachRequest(diskID, instanceID string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -273,7 +281,7 @@ func (e *Engine) CancelAttachRequest(diskID, instanceID string) {
 	}
 }
 
-// release records that nobody uses an attached disk any more.
+// deferDetach records that an attached disk is unpublished.
 func (e *Engine) deferDetach(ctx context.Context, diskID, instanceID string) error {
 	mine := deferredDetach{Version: 1, Cluster: e.opts.Cluster, Disk: diskID, Instance: instanceID}
 	for range 2 {
@@ -286,21 +294,21 @@ func (e *Engine) deferDetach(ctx context.Context, diskID, instanceID string) err
 			return err
 		}
 		if old, ok := records.deferred[diskID]; ok {
-			// It is about an earlier time on another instance.
+			// The record is left from an earlier attachment to another instance.
 			if err := e.deleteRecord(ctx, old.recordID); err != nil {
 				return err
 			}
 		}
 	}
 	return fmt.Errorf(
-		"the anti-affinity group %q is not of this cluster: delete it if no other cluster uses disk %s: %w",
+		"anti-affinity group %q does not belong to this cluster: delete it if no other cluster uses disk %s: %w",
 		detachName(diskID),
 		diskID,
 		rack.ErrConflict,
 	)
 }
 
-// Forget clears away what is recorded about a disk that was deleted.
+// ForgetDisk deletes the deferred detach of a deleted disk.
 func (e *Engine) ForgetDisk(ctx context.Context, diskID string) error {
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -312,21 +320,21 @@ func (e *Engine) ForgetDisk(ctx context.Context, diskID string) error {
 	return nil
 }
 
-// Lazy are the instances that hold disks for nobody any more, by disk.
+// DeferredDetaches returns the instances of the disks whose detach is deferred, by disk.
 func (e *Engine) DeferredDetaches(ctx context.Context) (map[string]string, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
-	lazy := make(map[string]string, len(records.deferred))
+	deferred := make(map[string]string, len(records.deferred))
 	for disk, l := range records.deferred {
-		lazy[disk] = l.Instance
+		deferred[disk] = l.Instance
 	}
-	return lazy, nil
+	return deferred, nil
 }
 
-// Changed returns what is closed when the next disk has been attached or the next restart is over. It is asked for before
-// [Engine.Publish], whose answer it may make obsolete.
+// Changed returns a channel that is closed when the next disk is attached or the next restart ends. Call it before
+// [Engine.Publish], so that no change is missed.
 func (e *Engine) Changed() <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()

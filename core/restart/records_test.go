@@ -25,20 +25,20 @@ func TestRecordsArePermanent(t *testing.T) {
 	const disk, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
 	lazy := deferredDetach{Version: 1, Cluster: "prod", Disk: disk, Instance: instance}
 	planned := restartRecord{
-		Version:  1,
-		Cluster:  "prod",
-		ID:       "0123456789abcdef",
-		Instance: instance,
-		Holder:   "fedcba9876543210",
-		Heartbeat:     7,
-		MayStop:    true,
-		Disks:    encodeDisks([]string{disk}),
+		Version:   1,
+		Cluster:   "prod",
+		ID:        "0123456789abcdef",
+		Instance:  instance,
+		Holder:    "fedcba9876543210",
+		Heartbeat: 7,
+		MayStop:   true,
+		Disks:     encodeDisks([]string{disk}),
 	}
 	for got, want := range map[string]string{
-		detachName(disk):             "csi-detach-0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11",
-		encode(lazy):               `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
-		restartName("prod", 2, 3):  "csi-restart-jmwawjur3yrpdbh3-2-3",
-		encode(planned):            `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
+		detachName(disk):              "csi-detach-0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11",
+		encode(lazy):                  `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
+		restartName("prod", 2, 3):     "csi-restart-jmwawjur3yrpdbh3-2-3",
+		encode(planned):               `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
 		decodeDisks(planned.Disks)[0]: disk,
 	} {
 		if got != want {
@@ -73,14 +73,14 @@ func TestRecordsFit(t *testing.T) {
 		disks = append(disks, uuid.NewString())
 	}
 	planned := restartRecord{
-		Version:  1,
-		Cluster:  cluster,
-		ID:       newID(),
-		Instance: uuid.NewString(),
-		Holder:   newID(),
-		Heartbeat:     999_999,
-		MayStop:    true,
-		Disks:    encodeDisks(disks),
+		Version:   1,
+		Cluster:   cluster,
+		ID:        newID(),
+		Instance:  uuid.NewString(),
+		Holder:    newID(),
+		Heartbeat: 999_999,
+		MayStop:   true,
+		Disks:     encodeDisks(disks),
 	}
 	handedOver := planned
 	handedOver.handOver("")

@@ -11,43 +11,51 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Observation is what there is to be measured.
+// Observation holds measurements for metrics.
 type Observation struct {
-	// Wanted are the disks that wait for a restart.
+	// DisksWaiting counts the disks that wait for a restart.
 	DisksWaiting int
-	// Waiting are the instances whose restart is wanted and has not begun, for each reason that there is.
+	// InstancesWaiting counts the instances that need a restart which has not started, for each reason.
 	InstancesWaiting map[Reason]int
-	// Restarts are those under way in this process.
+	// InFlight counts the restarts that this process holds.
 	InFlight int
-	// Ended is "restarted" or "refused" if a restart has just come to that, else empty.
+	// Ended is Restarted or Refused if a restart has just ended, else "".
 	Ended string
-	// Down is how long the instance was stopped, with Ended "restarted".
+	// Down is how long the instance was stopped. It is set if Ended is Restarted.
 	Down time.Duration
 }
 
-// What a restart comes to.
+// Outcomes of a restart.
 const (
 	Restarted = "restarted"
 	Refused   = "refused"
 )
 
-// observe tells how things stand, and how a restart ended.
+// observe sends the current measurements and the outcome of a restart.
 func (e *Engine) observe(ended string, down time.Duration) {
 	if e.opts.Observe == nil {
 		return
 	}
 	e.mu.Lock()
-	wanted := len(e.requests)
+	waiting := len(e.requests)
 	e.mu.Unlock()
-	e.opts.Observe(Observation{DisksWaiting: wanted, InstancesWaiting: e.countWaiting(), InFlight: len(e.held), Ended: ended, Down: down})
+	e.opts.Observe(
+		Observation{
+			DisksWaiting:     waiting,
+			InstancesWaiting: e.countWaiting(),
+			InFlight:         len(e.held),
+			Ended:            ended,
+			Down:             down,
+		},
+	)
 }
 
-// tell reports to those who watch the node. That it may fail is not worth more than a line.
+// reportProgress reports to the node's operators. A failure is only logged.
 func (e *Engine) reportProgress(ctx context.Context, w *heldRestart, reason, message string) {
 	e.sendReport(ctx, w, metadata.RestartReport{Reason: reason, Message: message})
 }
 
-// problem reports what somebody should look at, once, and lets the RPCs that wait for the restart say it.
+// reportProblem reports a problem to the node's operators once, and shows it in the errors of waiting RPCs.
 func (e *Engine) reportProblem(ctx context.Context, w *heldRestart, reason, message string) {
 	w.problem = message
 	if w.reported == reason {
@@ -55,7 +63,7 @@ func (e *Engine) reportProblem(ctx context.Context, w *heldRestart, reason, mess
 	}
 	w.reported = reason
 	e.opts.Log.Error(
-		"a restart needs a look",
+		"restart problem",
 		"instance_id",
 		w.record.Instance,
 		"restart_id",
@@ -74,7 +82,7 @@ func (e *Engine) sendReport(ctx context.Context, w *heldRestart, report metadata
 	}
 	if err := e.opts.Requester.Report(ctx, w.record.Instance, report); err != nil {
 		e.opts.Log.Warn(
-			"a report about a node could not be delivered",
+			"could not deliver a report about a node",
 			"instance_id",
 			w.record.Instance,
 			"error",

@@ -13,31 +13,31 @@ import (
 	"time"
 )
 
-// Reason says in a word how it stands with the restart of an instance. Metrics have it for a label.
+// Reason is the reason why the restart of an instance has not started, or ReasonUnderWay. It is a label in metrics.
 type Reason string
 
 const (
-	// ReasonWindow: what is wanted of the instance is still being collected.
+	// ReasonWindow: more attach requests for the instance are being collected.
 	ReasonWindow Reason = "window"
-	// ReasonCoolDown: it has been running for too short a time.
+	// ReasonCoolDown: the instance started too recently.
 	ReasonCoolDown Reason = "cool-down"
-	// ReasonHours: restarts may begin at other times only.
+	// ReasonHours: restarts may start only at other times.
 	ReasonHours Reason = "hours"
-	// ReasonPolicy: nothing is restarted, and this is only told.
+	// ReasonPolicy: the policy forbids restarts, and this one is only reported.
 	ReasonPolicy Reason = "policy"
-	// ReasonOthers: other instances are restarted first.
+	// ReasonOthers: another instance must be restarted first.
 	ReasonOthers Reason = "other-restart"
-	// ReasonRefused: a restart was given up a short while ago.
+	// ReasonRefused: a restart was recently refused or given up.
 	ReasonRefused Reason = "refused"
-	// ReasonSelf: this controller does not know yet where it runs itself.
+	// ReasonSelf: this controller does not know yet which instance it runs on.
 	ReasonSelf Reason = "self"
-	// ReasonState: the instance is neither running nor stopped, or gone.
+	// ReasonState: the instance is neither running nor stopped, or was deleted.
 	ReasonState Reason = "state"
-	// ReasonUnderWay: it is being restarted.
+	// ReasonUnderWay: the restart is under way.
 	ReasonUnderWay Reason = "under-way"
 )
 
-// waiting are the reasons of restarts that have not begun.
+// waitingReasons are the reasons why a restart has not started.
 var waitingReasons = []Reason{
 	ReasonWindow,
 	ReasonCoolDown,
@@ -49,58 +49,58 @@ var waitingReasons = []Reason{
 	ReasonState,
 }
 
-// outlook is how it stands with the restart of an instance.
+// restartStatus is the status of an instance that needs a restart or is being restarted.
 type restartStatus struct {
 	reason Reason
-	// text says the same to people.
+	// text explains the reason to people.
 	text string
-	// restart is its ID, if it is under way.
+	// restart is the ID of the restart, if it is under way.
 	restart string
-	// since is when the reason came to be the one that it is.
+	// since is when the reason last changed.
 	since time.Time
-	// disks are those that are to be attached there, for the log.
+	// disks are the disks to attach, for the log.
 	disks string
-	// before is why a restart was given up that was to do the same.
+	// lastFailure says why the previous attempt at this restart was given up.
 	lastFailure string
 }
 
 func (o restartStatus) message() string {
 	if o.lastFailure != "" && o.reason != ReasonRefused {
-		return o.text + "; it was given up before: " + o.lastFailure
+		return o.text + "; the previous attempt failed: " + o.lastFailure
 	}
 	return o.text
 }
 
-// outlooks are how it stands, by instance.
+// restartStatuses are the statuses by instance.
 type restartStatuses map[string]restartStatus
 
-// add notes how it stands with an instance that is not being restarted.
-func (known restartStatuses) addWaiting(instance string, reason Reason, text string) {
-	if known[instance].reason != ReasonUnderWay {
-		known[instance] = restartStatus{reason: reason, text: text}
+// addWaiting sets the status of an instance, unless it is being restarted.
+func (statuses restartStatuses) addWaiting(instance string, reason Reason, text string) {
+	if statuses[instance].reason != ReasonUnderWay {
+		statuses[instance] = restartStatus{reason: reason, text: text}
 	}
 }
 
-// elsewhere is how far a restart is that another process holds.
-const heldElsewhere = "another controller works on it"
+// heldElsewhere is the status text of a restart that another process holds.
+const heldElsewhere = "another controller carries it out"
 
-// underWay are the restarts that these records tell of, as they are after this tick's step.
+// restartsUnderWay returns the statuses of the recorded restarts, after the steps of this tick.
 func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
 	all := restartStatuses{}
 	for _, r := range records.restarts {
 		o := restartStatus{reason: ReasonUnderWay, restart: r.ID, text: heldElsewhere}
 		w := e.held[r.ID]
-		refused, resting := e.refusals[r.Instance]
+		refused, wasRefused := e.refusals[r.Instance]
 		switch {
 		case w != nil && w.problem != "":
 			o.text = w.problem
 		case w != nil && w.takenFrom != "":
-			o.text = "taken over, and goes on as soon as the controller that had it can do nothing more"
+			o.text = "taken over, and continues when the previous controller's calls have ended"
 		case w != nil && r.Handover:
-			o.text = "this controller runs on it, and waits for another one to take over"
+			o.text = "this controller runs on it and waits for another controller to take over"
 		case w != nil:
 			o.text = string(w.stage)
-		case r.Holder == e.holder && resting: // given up in this tick
+		case r.Holder == e.holder && wasRefused: // refused in this tick
 			o = restartStatus{reason: ReasonRefused, text: e.describeRefusal(refused)}
 		case r.Holder == e.holder:
 			o.text = "done"
@@ -110,48 +110,48 @@ func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
 	return all
 }
 
-// afterOthers adds what cannot begin because as many instances are down as may be.
-func (e *Engine) addWaitingForSlot(known restartStatuses, due []attachRequest) {
-	full := fmt.Sprintf("as many instances are being restarted as --restart-max-down allows, which is %d", e.opts.MaxDown)
+// addWaitingForSlot sets the statuses of instances that wait because the maximum number of instances is down.
+func (e *Engine) addWaitingForSlot(statuses restartStatuses, due []attachRequest) {
+	full := fmt.Sprintf("--restart-max-down=%d instances are being restarted already", e.opts.MaxDown)
 	for _, w := range due {
-		refused, resting := e.refusals[w.instance]
-		switch forbidden := e.policyBlock(); {
-		case w.problem != "" && w.heldBy == "": // no restart helps
-		case forbidden != "":
-			known.addWaiting(w.instance, ReasonPolicy, forbidden)
-		case resting:
-			known.addWaiting(w.instance, ReasonRefused, e.describeRefusal(refused))
+		refused, wasRefused := e.refusals[w.instance]
+		switch blocked := e.policyBlock(); {
+		case w.problem != "" && w.heldBy == "": // a restart does not help
+		case blocked != "":
+			statuses.addWaiting(w.instance, ReasonPolicy, blocked)
+		case wasRefused:
+			statuses.addWaiting(w.instance, ReasonRefused, e.describeRefusal(refused))
 		default:
-			known.addWaiting(w.instance, ReasonOthers, full)
+			statuses.addWaiting(w.instance, ReasonOthers, full)
 		}
 	}
 }
 
-// attachedAlready is said of a disk that nobody has asked for since it was attached.
-const attachedAskAgain = "the disk is attached by now: ask for it once more"
+// attachedAskAgain is the problem of a disk that was attached and has not been published since.
+const attachedAskAgain = "the disk is attached now: publish the volume again"
 
-// holderFirst is said of an instance that waits for what another one still has.
-const otherInstanceFirst = "an instance that still has a disk for it is restarted first"
+// otherInstanceFirst is the status text of an instance that waits for a disk of another instance.
+const otherInstanceFirst = "another instance that still has its disk is restarted first"
 
-// afterHolders adds what waits for other instances to give up disks.
-func (e *Engine) addWaitingForDisks(known restartStatuses) {
-	forbidden := e.policyBlock()
+// addWaitingForDisks sets the statuses of instances that wait for a disk of another instance.
+func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
+	blocked := e.policyBlock()
 	for _, w := range e.openRequests() {
 		switch {
 		case w.heldBy == "":
-		case forbidden != "":
-			known.addWaiting(w.instance, ReasonPolicy, forbidden)
+		case blocked != "":
+			statuses.addWaiting(w.instance, ReasonPolicy, blocked)
 		default:
-			known.addWaiting(w.instance, ReasonOthers, otherInstanceFirst)
+			statuses.addWaiting(w.instance, ReasonOthers, otherInstanceFirst)
 		}
 	}
 }
 
-// show makes this how things stand, and logs what has changed. What is not complete leaves all else as it was.
-func (e *Engine) setStatuses(known restartStatuses, complete bool) {
+// setStatuses stores the statuses and logs the changes. If they are not complete, all other statuses stay.
+func (e *Engine) setStatuses(statuses restartStatuses, complete bool) {
 	now := e.clock.Now()
-	for _, instance := range sortedKeys(known) {
-		o := known[instance]
+	for _, instance := range sortedKeys(statuses) {
+		o := statuses[instance]
 		var disks []string
 		for _, w := range e.requestsFor(instance) {
 			disks = append(disks, w.disk)
@@ -163,29 +163,29 @@ func (e *Engine) setStatuses(known restartStatuses, complete bool) {
 		}
 		if o.reason != ReasonUnderWay && (old.reason != o.reason || o.disks != "" && old.disks != o.disks) {
 			e.opts.Log.Info(
-				"a restart is wanted",
+				"restart needed",
 				"instance_id",
 				instance,
 				"disks",
 				o.disks,
 				"reason",
 				string(o.reason),
-				"not_yet",
+				"message",
 				o.message(),
 			)
 		}
-		known[instance] = o
+		statuses[instance] = o
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !complete {
 		for instance, o := range e.statuses {
-			if _, told := known[instance]; !told {
-				known[instance] = o
+			if _, isNew := statuses[instance]; !isNew {
+				statuses[instance] = o
 			}
 		}
 	}
-	e.statuses = known
+	e.statuses = statuses
 }
 
 func (e *Engine) status(instance string) restartStatus {
@@ -194,7 +194,7 @@ func (e *Engine) status(instance string) restartStatus {
 	return e.statuses[instance]
 }
 
-// gaveUp keeps in mind why a restart was given up, until one goes further.
+// recordFailure remembers why a restart was given up. An empty reason clears that, when a later restart succeeds.
 func (e *Engine) recordFailure(instance, why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -204,7 +204,7 @@ func (e *Engine) recordFailure(instance, why string) {
 	}
 }
 
-// hinder notes what stands in the way of one wish for which an instance may be restarted, whatever becomes of that.
+// setBlocked sets or clears the problem of one attach request. It does nothing after a failed attach.
 func (e *Engine) setBlocked(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -213,9 +213,9 @@ func (e *Engine) setBlocked(disk, problem string) {
 	}
 }
 
-// waitFor notes that an instance has to give a disk up first, which it has for nobody.
+// setHeldBy notes that another instance still has the unpublished disk and must be restarted first.
 func (e *Engine) setHeldBy(disk, holder string) {
-	e.setBlocked(disk, fmt.Sprintf("instance %s still has the disk, and is to be restarted first", holder))
+	e.setBlocked(disk, fmt.Sprintf("instance %s still has the disk and must be restarted first", holder))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if w := e.requests[disk]; w != nil {
@@ -223,76 +223,77 @@ func (e *Engine) setHeldBy(disk, holder string) {
 	}
 }
 
-// again says why a restart was given up, and when it is tried again.
+// describeRefusal says why a restart was refused, and when it is tried again.
 func (e *Engine) describeRefusal(r refusal) string {
-	return fmt.Sprintf("%s; it is tried again after %s", r.reason, formatTime(r.since.Add(e.opts.CoolDown)))
+	return fmt.Sprintf("%s; next attempt after %s", r.reason, formatTime(r.since.Add(e.opts.CoolDown)))
 }
 
-// moment is a time for people to read.
+// formatTime formats a time for messages.
 func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// waitsFor says what a wish waits for.
+// describeWait says what an attach request waits for.
 func (e *Engine) describeWait(w attachRequest) string {
-	o, forbidden := e.status(w.instance), e.policyBlock()
+	o, blocked := e.status(w.instance), e.policyBlock()
 	switch {
 	case w.heldBy != "":
 		return fmt.Sprintf(
-			"instance %s is to be restarted for it, and before that instance %s, which still has the disk: %s",
+			"instance %s needs a restart for it, after instance %s, which still has the disk: %s",
 			w.instance,
 			w.heldBy,
-			cmp.Or(forbidden, e.status(w.heldBy).message()),
+			cmp.Or(blocked, e.status(w.heldBy).message()),
 		)
 	case w.problem != "":
-		return fmt.Sprintf("it is to be attached to instance %s: %s", w.instance, w.problem)
+		return fmt.Sprintf("to be attached to instance %s: %s", w.instance, w.problem)
 	case o.reason == ReasonUnderWay:
 		return fmt.Sprintf("instance %s is being restarted for it: %s", w.instance, o.message())
-	case forbidden != "":
-		return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, forbidden)
+	case blocked != "":
+		return fmt.Sprintf("instance %s needs a restart for it, but %s", w.instance, blocked)
 	case o.reason == ReasonWindow, o.reason == "":
 		return fmt.Sprintf(
-			"instance %s is restarted for it, %s after the first such wish at the earliest",
+			"instance %s will be restarted for it, at the earliest %s after the first request",
 			w.instance,
 			e.opts.Window,
 		)
 	}
-	return fmt.Sprintf("instance %s is to be restarted for it, but %s", w.instance, o.message())
+	return fmt.Sprintf("instance %s needs a restart for it, but %s", w.instance, o.message())
 }
 
-// Restart is a restart that is wanted, planned or under way; or none, of an instance that still has disks which go with its
-// next one. Its JSON is what the controller tells the commands of oxide-csi.
+// Restart describes a restart that is needed, planned or under way. It also describes an instance that needs no restart
+// but still has unpublished disks. Its JSON is what the controller sends to the commands of oxide-csi.
 type Restart struct {
 	InstanceID string `json:"nodeID"`
-	// Reason is empty where nothing is wanted of the instance.
+	// Reason is empty if the instance needs no restart.
 	Reason Reason `json:"reason,omitempty"`
-	// Message says the same to people: why it has not begun, or how far it is.
+	// Message explains it to people: why the restart has not started, or its progress.
 	Message string `json:"message,omitempty"`
-	// Since is when Reason came to be so, as far as this process knows.
+	// Since is when Reason last changed, as far as this process knows.
 	Since time.Time `json:"since,omitzero"`
-	// ID is set where it is under way.
+	// ID is set if the restart is under way.
 	ID string `json:"restartID,omitempty"`
-	// Attach are the disks that are wanted there, Detach those that are there for nobody any more.
+	// Attach are the disks to attach, Detach the unpublished disks to detach.
 	Attach []PendingAttach `json:"attach,omitempty"`
-	Detach []string `json:"detach,omitempty"`
+	Detach []string        `json:"detach,omitempty"`
 }
 
-// Concerns reports whether it changes where a disk is.
+// Concerns reports whether the restart attaches or detaches the disk.
 func (r Restart) Concerns(diskID string) bool {
 	return slices.Contains(r.Detach, diskID) ||
 		slices.ContainsFunc(r.Attach, func(w PendingAttach) bool { return w.DiskID == diskID })
 }
 
-// Wanted is a disk that is to be attached.
+// PendingAttach is a disk that a restart will attach.
 type PendingAttach struct {
 	DiskID string `json:"volumeID"`
-	// Since is when it was first wanted, Repeated when last. Both are zero where another controller was asked for it.
-	Since    time.Time `json:"since,omitzero"`
+	// Since is the time of the first request, LastRequested of the last. Both are zero if another controller got the
+	// request.
+	Since         time.Time `json:"since,omitzero"`
 	LastRequested time.Time `json:"repeated,omitzero"`
-	// Problem is what stands in the way of this disk alone.
+	// Problem says what blocks this disk alone.
 	Problem string `json:"problem,omitempty"`
 }
 
-// Report is what the records say, which are listed once, and what this process was asked for; others may have been asked for
-// more. It is sorted by instance.
+// Report lists the restarts, sorted by instance: those in the records, which are read once, and those that this process
+// was asked for. Other processes may have been asked for more.
 func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -318,7 +319,7 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 		if one.ID != r.ID {
 			*one = Restart{InstanceID: r.Instance, Reason: ReasonUnderWay, Message: heldElsewhere, ID: r.ID}
 			if r.Holder == e.holder {
-				one.Message = string(stagePlanned) // a moment ago
+				one.Message = string(stagePlanned) // created since the last tick
 			}
 		}
 		for _, disk := range decodeDisks(r.Disks) {
@@ -348,7 +349,7 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 
 func (w *attachRequest) isFor(instance string) bool { return w != nil && w.instance == instance }
 
-// count says of how many instances the restart waits, for each reason that there is.
+// countWaiting counts the waiting instances for each reason.
 func (e *Engine) countWaiting() map[Reason]int {
 	counts := map[Reason]int{}
 	for _, reason := range waitingReasons {
