@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// oneInstance is a rack of which only the state of an instance is asked.
+// oneInstance is a rack that only knows the run state of an instance.
 type oneInstance struct {
 	Rack
 	run string
@@ -23,21 +23,21 @@ func (r oneInstance) Instance(context.Context, string) (rack.Instance, error) {
 	return rack.Instance{RunState: r.run}, nil
 }
 
-// What its node plugin has refused says nothing about an instance that somebody stops after that.
+// A refusal by the node plugin does not matter once the owner has stopped the instance.
 func TestStoppedInstanceIsEligibleDespiteRefusal(t *testing.T) {
 	for run, want := range map[string]int{rack.Running: 0, rack.Stopped: 1} {
 		t.Run(run, func(t *testing.T) {
 			e := New(oneInstance{run: run}, Options{CoolDown: time.Hour, Log: slog.New(slog.DiscardHandler)})
 			e.refusals["i"] = refusal{since: time.Now(), reason: "no"}
-			able, err := e.eligible(t.Context(), []candidate{{instance: "i", freesDisk: "d"}}, restartStatuses{})
-			if err != nil || len(able) != want {
-				t.Errorf("able: %+v, %v, want %d", able, err, want)
+			eligible, err := e.eligible(t.Context(), []candidate{{instance: "i", freesDisk: "d"}}, restartStatuses{})
+			if err != nil || len(eligible) != want {
+				t.Errorf("eligible: %+v, %v, want %d", eligible, err, want)
 			}
 		})
 	}
 }
 
-// A wish lasts as long as somebody repeats it.
+// An attach request lasts as long as it is repeated.
 func TestUnrepeatedAttachRequestExpires(t *testing.T) {
 	e := New(nil, Options{Log: slog.New(slog.DiscardHandler)})
 	e.addRequest("repeated", "i")
@@ -46,14 +46,14 @@ func TestUnrepeatedAttachRequestExpires(t *testing.T) {
 	e.requests["not repeated"].repeatedAt = time.Now().Add(-requestLifetime)
 	e.expireRequests()
 	if len(e.requests) != 1 || e.requests["repeated"] == nil {
-		t.Errorf("left are %v", sortedKeys(e.requests))
+		t.Errorf("left: %v", sortedKeys(e.requests))
 	}
 	if requestLifetime != 10*time.Minute {
 		t.Errorf("the docs say 10 minutes, not %s", requestLifetime)
 	}
 }
 
-// records is a rack of which only the records are asked.
+// records is a rack that only knows records.
 type records struct {
 	Rack
 	all []rack.Record
@@ -69,13 +69,13 @@ func TestAnotherControllersRestartIsPolledOften(t *testing.T) {
 		all  []rack.Record
 		want time.Duration
 	}{
-		"nobody's":  {nil, defaultIdle},
-		"another's": {[]rack.Record{{ID: "1", Name: restartName("c", 0, 1), Text: encode(theirs)}}, defaultPoll},
+		"no restart":                {nil, defaultIdle},
+		"another process's restart": {[]rack.Record{{ID: "1", Name: restartName("c", 0, 1), Text: encode(theirs)}}, defaultPoll},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := New(records{all: test.all}, Options{Cluster: "c", MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 			if got := e.runOnce(t.Context()); got != test.want {
-				t.Errorf("looks again after %s, want %s", got, test.want)
+				t.Errorf("next tick after %s, want %s", got, test.want)
 			}
 		})
 	}

@@ -14,16 +14,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// What a rack takes as a name and as a text, docs/reference/rack.md §2 and §8.
+// Limits of a rack for names and descriptions in bytes, docs/reference/rack.md §2 and §8.
 const (
 	nameLimit = 63
 	textLimit = 512
 )
 
-// Records are found by later versions of the plugin, and by other processes that run meanwhile.
+// Records are read by later versions of the plugin, and by other versions that run at the same time.
 func TestRecordsArePermanent(t *testing.T) {
 	const disk, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
-	lazy := deferredDetach{Version: 1, Cluster: "prod", Disk: disk, Instance: instance}
+	detach := deferredDetach{Version: 1, Cluster: "prod", Disk: disk, Instance: instance}
 	planned := restartRecord{
 		Version:   1,
 		Cluster:   "prod",
@@ -36,7 +36,7 @@ func TestRecordsArePermanent(t *testing.T) {
 	}
 	for got, want := range map[string]string{
 		detachName(disk):              "csi-detach-0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11",
-		encode(lazy):                  `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
+		encode(detach):                `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
 		restartName("prod", 2, 3):     "csi-restart-jmwawjur3yrpdbh3-2-3",
 		encode(planned):               `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
 		decodeDisks(planned.Disks)[0]: disk,
@@ -46,7 +46,7 @@ func TestRecordsArePermanent(t *testing.T) {
 		}
 	}
 	e := New(nil, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
-	if got, ok := e.parseDetach(rack.Record{Name: detachName(disk), Text: encode(lazy)}); !ok || got.Disk != disk {
+	if got, ok := e.parseDetach(rack.Record{Name: detachName(disk), Text: encode(detach)}); !ok || got.Disk != disk {
 		t.Errorf("read back: %+v", got)
 	}
 	if got, ok := e.parseRestart(
@@ -57,15 +57,15 @@ func TestRecordsArePermanent(t *testing.T) {
 	}
 	for _, name := range []string{restartName("test", 2, 3), restartName("prod", 2, 3) + "-x", "csi-restart-x", detachName(instance)} {
 		if r, ok := e.parseRestart(rack.Record{Name: name, Text: encode(planned)}); ok {
-			t.Errorf("%s is taken for ours: %+v", name, r)
+			t.Errorf("%s is parsed as ours: %+v", name, r)
 		}
-		if l, ok := e.parseDetach(rack.Record{Name: name, Text: encode(lazy)}); ok {
-			t.Errorf("%s is taken for ours: %+v", name, l)
+		if l, ok := e.parseDetach(rack.Record{Name: name, Text: encode(detach)}); ok {
+			t.Errorf("%s is parsed as ours: %+v", name, l)
 		}
 	}
 }
 
-// The longest that a record can come to be fits.
+// The longest possible records fit.
 func TestRecordsFit(t *testing.T) {
 	cluster := strings.Repeat("c", 63)
 	var disks []string
@@ -84,8 +84,8 @@ func TestRecordsFit(t *testing.T) {
 	}
 	handedOver := planned
 	handedOver.handOver("")
-	lazy := deferredDetach{Version: 1, Cluster: cluster, Disk: disks[0], Instance: disks[1]}
-	for _, text := range []string{encode(planned), encode(handedOver), encode(lazy)} {
+	detach := deferredDetach{Version: 1, Cluster: cluster, Disk: disks[0], Instance: disks[1]}
+	for _, text := range []string{encode(planned), encode(handedOver), encode(detach)} {
 		if len(text) > textLimit {
 			t.Errorf("%d bytes: %s", len(text), text)
 		}

@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// lostNode is an orchestrator that knows the node no more.
+// lostNode is an orchestrator that does not know the node any more.
 type lostNode struct{ metadata.RestartRequester }
 
-var errLost = errors.New("no node is this instance")
+var errLost = errors.New("no node has this instance")
 
 func (lostNode) Reply(context.Context, string, string) (metadata.RestartReply, error) {
 	return metadata.RestartReply{}, errLost
@@ -26,7 +26,7 @@ func (lostNode) Reply(context.Context, string, string) (metadata.RestartReply, e
 func (lostNode) Forget(context.Context, string, string) error                 { return errLost }
 func (lostNode) Report(context.Context, string, metadata.RestartReport) error { return errLost }
 
-// erasing is a rack that deletes records.
+// erasing is a rack that only deletes records.
 type erasing struct {
 	Rack
 	erased []string
@@ -37,7 +37,7 @@ func (r *erasing) DeleteRecord(_ context.Context, id string) error {
 	return nil
 }
 
-// A node that was deleted while its instance was down does not keep all others from being restarted.
+// A node that was deleted while its instance was down does not block the restarts of other instances.
 func TestDeletedNodeDoesNotBlockOtherRestarts(t *testing.T) {
 	for _, test := range []struct {
 		since  time.Duration
@@ -58,7 +58,7 @@ func TestDeletedNodeDoesNotBlockOtherRestarts(t *testing.T) {
 	}
 }
 
-// panicking is a rack at which an engine breaks once.
+// panicking is a rack whose first call panics.
 type panicking struct {
 	Rack
 	calls int
@@ -72,21 +72,21 @@ func (r *panicking) Records(context.Context) ([]rack.Record, error) {
 	return nil, nil
 }
 
-// A panic ends one look at the restarts and not the engine, which may have taken an instance down.
+// A panic ends one tick and not the engine, which may have an instance down.
 func TestPanicDoesNotEndTheEngine(t *testing.T) {
 	r := &panicking{}
 	e := New(r, Options{Log: slog.New(slog.DiscardHandler)})
 	for range 2 {
 		if again := e.runOnce(t.Context()); again <= 0 {
-			t.Errorf("again in %s", again)
+			t.Errorf("next tick after %s", again)
 		}
 	}
 	if r.calls != 2 {
-		t.Errorf("the rack was asked %d times", r.calls)
+		t.Errorf("%d calls to the rack, want 2", r.calls)
 	}
 }
 
-// ticking is a rack with the records that it is given.
+// ticking is a rack with fixed records.
 type ticking struct {
 	Rack
 	records []rack.Record
@@ -107,7 +107,7 @@ func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
 	} {
 		e := New(ticking{records: test.records}, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
 		if got := e.runOnce(t.Context()); got != test.again {
-			t.Errorf("with %d records it looks again after %s, want %s", len(test.records), got, test.again)
+			t.Errorf("with %d records the next tick is after %s, want %s", len(test.records), got, test.again)
 		}
 	}
 	waits := time.Duration(takeoverWaitShare * float64(defaultLease))
