@@ -52,31 +52,3 @@ func TestUnrepeatedAttachRequestExpires(t *testing.T) {
 		t.Errorf("the docs say 10 minutes, not %s", requestLifetime)
 	}
 }
-
-// records is a rack that only knows records.
-type records struct {
-	Rack
-	all []rack.Record
-}
-
-func (r records) Records(context.Context) ([]rack.Record, error) { return r.all, nil }
-
-// A restart that another process carries out is looked at as often as one's own: how long its instance stays down,
-// should that process die, depends on how soon it is missed.
-func TestAnotherControllersRestartIsPolledOften(t *testing.T) {
-	theirs := restartRecord{Version: 1, Cluster: "c", ID: "r", Instance: "i", Holder: "another"}
-	for name, test := range map[string]struct {
-		all  []rack.Record
-		want time.Duration
-	}{
-		"no restart":                {nil, defaultIdle},
-		"another process's restart": {[]rack.Record{{ID: "1", Name: restartName("c", 0, 1), Text: encode(theirs)}}, defaultPoll},
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := New(records{all: test.all}, Options{Cluster: "c", MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
-			if got := e.runOnce(t.Context()); got != test.want {
-				t.Errorf("next tick after %s, want %s", got, test.want)
-			}
-		})
-	}
-}

@@ -94,8 +94,8 @@ type ticking struct {
 
 func (r ticking) Records(context.Context) ([]rack.Record, error) { return r.records, nil }
 
-// An instance that a process has taken down, and died, is back within the lease and about a minute: so long is the
-// lease itself, what has to be waited for after it, and the time between two looks.
+// If a process dies while an instance is down, the instance is back within the lease and a minute. Therefore another
+// process's restart is polled as often as an own one.
 func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
 	record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
 	for _, test := range []struct {

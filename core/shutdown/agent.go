@@ -2,9 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way of the orchestrator
-// that the controller wants its instance stopped, and powers the guest off from inside, so that services and containers are
-// asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
+// Package shutdown is the node's part of a planned restart (docs/explanation/racks-without-hotplug.md). It reads the
+// controller's request from the orchestrator and powers the guest off from inside. So services and containers get a
+// signal to end, and filesystems are unmounted. A stop through the rack's API is a power cut.
 package shutdown
 
 import (
@@ -19,38 +19,38 @@ import (
 )
 
 const (
-	// interval lies between two looks. What a restart costs does not begin before the guest goes down.
+	// pollInterval is the time between two polls. The node stays up while a request waits for the next poll.
 	pollInterval = 5 * time.Second
-	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
+	// pollTimeout limits one poll. A reply must be durable in the orchestrator before the guest goes down.
 	pollTimeout = time.Minute
-	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A question
-	// can outlive everybody who would start the instance again, when the plugin is removed for instance, and be found years later.
+	// maxRequestAge is the age above which a request is refused. It is longer than any drain. An older request may be
+	// left from a plugin that was removed, and then no controller would start the instance again.
 	maxRequestAge = 2 * time.Hour
 )
 
-// PowerOffMethod is a way of powering the guest off.
+// PowerOffMethod powers the guest off.
 type PowerOffMethod interface {
-	// Check says why the guest cannot or must not be powered off now, and what to do: one line for an operator.
+	// Check returns an error if the guest must not be powered off now. The error is one line and names the next step.
 	Check(ctx context.Context) error
-	// PowerOff begins it. It returns before the guest is down.
+	// PowerOff starts the power-off. It returns before the guest is down.
 	PowerOff(ctx context.Context) error
 }
 
-// Agent answers planned restarts of the guest that it runs in.
+// Agent replies to the planned restarts of its guest.
 type Agent struct {
 	listener metadata.RestartListener
 	method   PowerOffMethod
-	// boot is the guest's boot ID.
+	// bootID is the boot ID of the guest.
 	bootID string
-	log  *slog.Logger
+	log    *slog.Logger
 
-	// going is the restart for which this process has begun to power the guest off.
+	// poweringOff is the restart for which this process has started the power-off.
 	poweringOff string
-	// problem is the error of the last look.
+	// lastProblem is the error of the last poll. It is logged once.
 	lastProblem string
 }
 
-// New makes an agent. The file has the boot ID: Linux has it in /proc/sys/kernel/random/boot_id.
+// New returns an agent. bootIDFile holds the boot ID: on Linux that is /proc/sys/kernel/random/boot_id.
 func New(
 	listener metadata.RestartListener,
 	method PowerOffMethod,
@@ -64,14 +64,14 @@ func New(
 	}
 	if err != nil {
 		return nil, fmt.Errorf(
-			"which boot of the guest this is cannot be told, so planned restarts are not answered: %w",
+			"the guest's boot ID is unknown, so planned restarts get no reply: %w",
 			err,
 		)
 	}
 	return &Agent{listener: listener, method: method, bootID: boot, log: log}, nil
 }
 
-// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over.
+// Run polls until ctx ends. Call it once the node plugin serves, because its reply ends a restart.
 func (a *Agent) Run(ctx context.Context) {
 	for {
 		a.Poll(ctx)
@@ -85,7 +85,7 @@ func (a *Agent) Run(ctx context.Context) {
 	}
 }
 
-// Look looks once whether a restart is asked for, and answers.
+// Poll checks once whether a restart is requested, and replies.
 func (a *Agent) Poll(ctx context.Context) {
 	looking, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
@@ -96,42 +96,42 @@ func (a *Agent) Poll(ctx context.Context) {
 		a.lastProblem = ""
 	case err.Error() != a.lastProblem:
 		a.lastProblem = err.Error()
-		a.log.Error("planned restarts are not answered as they should be; it is tried again", "error", err)
+		a.log.Error("cannot reply to planned restarts, retrying", "error", err)
 	}
 }
 
 func (a *Agent) poll(ctx context.Context) error {
-	restart, said, err := a.listener.Requested(ctx)
+	restart, sent, err := a.listener.Requested(ctx)
 	if err != nil || restart == "" {
 		return err
 	}
 	switch {
-	case said.State == metadata.RestartUnanswered:
+	case sent.State == metadata.RestartUnanswered:
 		err := checkAge(restart)
 		if err == nil {
 			err = a.method.Check(ctx)
 		}
 		if err != nil {
-			a.log.Warn("a planned restart is refused", "restart", restart, "reason", err)
+			a.log.Warn("refused a planned restart", "restart_id", restart, "reason", err)
 			return a.reply(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
 		}
 		return a.powerOff(ctx, restart)
-	case said.State == metadata.RestartAccepted && said.Boot != a.bootID:
-		a.log.Info("back after a planned restart", "restart", restart)
+	case sent.State == metadata.RestartAccepted && sent.Boot != a.bootID:
+		a.log.Info("back after a planned restart", "restart_id", restart)
 		return a.reply(ctx, restart, metadata.RestartBack, "")
-	case said.State == metadata.RestartAccepted:
-		// Accepted by a process before this one, or by a call whose answer was lost: who accepts goes down.
+	case sent.State == metadata.RestartAccepted:
+		// Accepted by an earlier process, or in a call whose answer was lost. An accepted restart is carried out.
 		return a.powerOff(ctx, restart)
 	}
 	return nil
 }
 
-// checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far apart, nothing
-// is powered off.
+// checkAge rejects an old request. It compares the clocks of two machines: if they differ that much, nothing is powered
+// off.
 func checkAge(restart string) error {
 	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > maxRequestAge {
 		return fmt.Errorf(
-			"restart %s was planned at %s, which is more than %s ago by this guest's clock: if it was planned just now, set the clocks",
+			"restart %s was planned at %s, more than %s ago by this guest's clock: if it is recent, synchronise the clocks",
 			restart,
 			planned.UTC().Format(time.RFC3339),
 			maxRequestAge,
@@ -140,7 +140,8 @@ func checkAge(restart string) error {
 	return nil
 }
 
-// goDown accepts, and powers the guest off once that is sure to be known, whatever becomes of this process.
+// powerOff accepts the restart, and powers the guest off once the acceptance is durable. The guest may end this process
+// at any time after that.
 func (a *Agent) powerOff(ctx context.Context, restart string) error {
 	if a.poweringOff == restart {
 		return nil
@@ -148,7 +149,7 @@ func (a *Agent) powerOff(ctx context.Context, restart string) error {
 	if err := a.reply(ctx, restart, metadata.RestartAccepted, ""); err != nil {
 		return err
 	}
-	a.log.Info("powering the guest off for a planned restart", "restart", restart)
+	a.log.Info("powering the guest off for a planned restart", "restart_id", restart)
 	if err := a.method.PowerOff(ctx); err != nil {
 		return fmt.Errorf("power the guest off for restart %s: %w", restart, err)
 	}

@@ -22,48 +22,48 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// guest is an orchestrator's node and a way to power it off, both in memory.
+// guest is a node of an orchestrator and its power-off method, both in memory.
 type guest struct {
-	mu      sync.Mutex
-	wanted  string
-	said    metadata.RestartReply
-	refuses error // of Check
-	fails   error // of PowerOff
-	deaf    error // of Requested
-	mute    error // of Reply, after it has done what it should
-	done    []string
-	logged  strings.Builder
+	mu           sync.Mutex
+	request      string
+	sent         metadata.RestartReply
+	checkErr     error
+	powerOffErr  error
+	requestedErr error
+	replyErr     error // the reply takes effect all the same
+	calls        []string
+	logged       strings.Builder
 }
 
 func (g *guest) Requested(context.Context) (string, metadata.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.wanted, g.said, g.deaf
+	return g.request, g.sent, g.requestedErr
 }
 
-func (g *guest) want(restart string) {
+func (g *guest) setRequest(restart string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.wanted = restart
+	g.request = restart
 }
 
 func (g *guest) Reply(_ context.Context, restartID string, answer metadata.RestartReply) error {
-	if restartID != g.wanted {
-		return errors.New("nobody asks for it")
+	if restartID != g.request {
+		return errors.New("not requested")
 	}
-	g.said = answer
-	g.done = append(g.done, "say "+string(answer.State))
-	return g.mute
+	g.sent = answer
+	g.calls = append(g.calls, "reply "+string(answer.State))
+	return g.replyErr
 }
 
-func (g *guest) Check(context.Context) error { return g.refuses }
+func (g *guest) Check(context.Context) error { return g.checkErr }
 
 func (g *guest) PowerOff(context.Context) error {
-	g.done = append(g.done, "power off")
-	return g.fails
+	g.calls = append(g.calls, "power off")
+	return g.powerOffErr
 }
 
-// boot is a boot of the guest with this ID.
+// boot returns the agent of a guest with this boot ID.
 func (g *guest) boot(t *testing.T, id string) *shutdown.Agent {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "boot_id")
@@ -77,114 +77,114 @@ func (g *guest) boot(t *testing.T, id string) *shutdown.Agent {
 	return agent
 }
 
-// did is what was done since the last time.
-func (g *guest) did(t *testing.T, when string, want ...string) {
+// wantCalls compares the calls since the last comparison.
+func (g *guest) wantCalls(t *testing.T, when string, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, g.done); diff != "" {
+	if diff := cmp.Diff(want, g.calls); diff != "" {
 		t.Errorf("%s:\n%s", when, diff)
 	}
-	g.done = nil
+	g.calls = nil
 }
 
 func TestAcceptedAndBack(t *testing.T) {
 	g := &guest{}
 	a := g.boot(t, "first")
 	a.Poll(t.Context())
-	g.did(t, "nobody asks")
-	g.wanted = "1"
+	g.wantCalls(t, "no request")
+	g.request = "1"
 	a.Poll(t.Context())
-	g.did(t, "asked", "say accepted", "power off")
-	if g.said != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
-		t.Errorf("said %+v", g.said)
+	g.wantCalls(t, "requested", "reply accepted", "power off")
+	if g.sent != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
+		t.Errorf("sent %+v", g.sent)
 	}
 	a.Poll(t.Context())
-	g.did(t, "going down")
+	g.wantCalls(t, "going down")
 	a = g.boot(t, "second")
 	a.Poll(t.Context())
-	g.did(t, "up again", "say back")
+	g.wantCalls(t, "up again", "reply back")
 	a.Poll(t.Context())
-	g.did(t, "said")
-	g.wanted, g.said = "2", metadata.RestartReply{}
+	g.wantCalls(t, "after the reply")
+	g.request, g.sent = "2", metadata.RestartReply{}
 	a.Poll(t.Context())
-	g.did(t, "the next restart", "say accepted", "power off")
+	g.wantCalls(t, "the next restart", "reply accepted", "power off")
 }
 
 func TestRefused(t *testing.T) {
-	g := &guest{wanted: "1", refuses: errors.New("an inhibitor\nof dpkg")}
+	g := &guest{request: "1", checkErr: errors.New("an inhibitor\nof dpkg")}
 	a := g.boot(t, "first")
 	a.Poll(t.Context())
-	g.did(t, "asked", "say refused")
-	if g.said.Reason != "an inhibitor of dpkg" {
-		t.Errorf("said %+v", g.said)
+	g.wantCalls(t, "requested", "reply refused")
+	if g.sent.Reason != "an inhibitor of dpkg" {
+		t.Errorf("sent %+v", g.sent)
 	}
-	g.refuses = nil
+	g.checkErr = nil
 	a.Poll(t.Context())
-	g.did(t, "a refusal is not taken back")
+	g.wantCalls(t, "a refusal is not taken back")
 }
 
-// Nobody starts an instance again that goes down for what was asked long ago.
-func TestAskedLongAgo(t *testing.T) {
+// No controller would start an instance that stops for an old request.
+func TestOldRequestIsRefused(t *testing.T) {
 	for ago, want := range map[time.Duration][]string{
-		time.Hour:            {"say accepted", "power off"},
-		3 * time.Hour:        {"say refused"},
-		300 * 24 * time.Hour: {"say refused"},
+		time.Hour:            {"reply accepted", "power off"},
+		3 * time.Hour:        {"reply refused"},
+		300 * 24 * time.Hour: {"reply refused"},
 	} {
-		g := &guest{wanted: metadata.NewRestartID(time.Now().Add(-ago))}
+		g := &guest{request: metadata.NewRestartID(time.Now().Add(-ago))}
 		g.boot(t, "first").Poll(t.Context())
-		g.did(t, "asked "+ago.String()+" ago", want...)
+		g.wantCalls(t, "requested "+ago.String()+" ago", want...)
 	}
 }
 
-// Whatever dies between the two, who has accepted goes down, and who has not does not.
+// An accepted restart is carried out and an unaccepted one is not, whatever fails in between.
 func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
-		g := &guest{wanted: "1", said: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
+		g := &guest{request: "1", sent: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
 		a := g.boot(t, "first")
 		a.Poll(t.Context())
-		g.did(t, "accepted before", "say accepted", "power off")
+		g.wantCalls(t, "accepted before", "reply accepted", "power off")
 		a.Poll(t.Context())
-		g.did(t, "going down")
+		g.wantCalls(t, "going down")
 	})
 	t.Run("answer lost", func(t *testing.T) {
-		g := &guest{wanted: "1", mute: errors.New("connection reset")}
+		g := &guest{request: "1", replyErr: errors.New("connection reset")}
 		a := g.boot(t, "first")
 		a.Poll(t.Context())
-		g.did(t, "not known to be said", "say accepted")
-		g.mute = nil
+		g.wantCalls(t, "the first reply fails", "reply accepted")
+		g.replyErr = nil
 		a.Poll(t.Context())
-		g.did(t, "said again", "say accepted", "power off")
+		g.wantCalls(t, "the second reply succeeds", "reply accepted", "power off")
 	})
 	t.Run("power-off fails", func(t *testing.T) {
-		g := &guest{wanted: "1", fails: errors.New("no bus")}
+		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
 		a.Poll(t.Context())
 		a.Poll(t.Context())
-		g.did(t, "twice", "say accepted", "power off", "say accepted", "power off")
+		g.wantCalls(t, "twice", "reply accepted", "power off", "reply accepted", "power off")
 		if n := strings.Count(g.logged.String(), "no bus"); n != 1 {
 			t.Errorf("logged %d times: %s", n, &g.logged)
 		}
-		g.fails = nil
+		g.powerOffErr = nil
 		a.Poll(t.Context())
 		a.Poll(t.Context())
-		g.did(t, "at last", "say accepted", "power off")
+		g.wantCalls(t, "at last", "reply accepted", "power off")
 	})
 	t.Run("withdrawn", func(t *testing.T) {
-		g := &guest{wanted: "1", fails: errors.New("no bus")}
+		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
 		a.Poll(t.Context())
-		g.done, g.wanted, g.said = nil, "", metadata.RestartReply{}
+		g.calls, g.request, g.sent = nil, "", metadata.RestartReply{}
 		a.Poll(t.Context())
-		g.did(t, "nobody asks any more")
+		g.wantCalls(t, "no request any more")
 	})
-	t.Run("not to be heard", func(t *testing.T) {
-		g := &guest{wanted: "1", deaf: errors.New("the orchestrator is down")}
+	t.Run("request unreadable", func(t *testing.T) {
+		g := &guest{request: "1", requestedErr: errors.New("the orchestrator is down")}
 		a := g.boot(t, "first")
 		a.Poll(t.Context())
-		g.did(t, "unknown")
+		g.wantCalls(t, "unknown")
 	})
 }
 
-func TestWithoutABootID(t *testing.T) {
+func TestNewNeedsABootID(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -204,17 +204,17 @@ func TestWithoutABootID(t *testing.T) {
 	}
 }
 
-func TestRun(t *testing.T) {
+func TestRunRepliesToARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &guest{}
 		a := g.boot(t, "first")
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { a.Run(ctx); close(ended) }()
-		time.AfterFunc(7*time.Second, func() { g.want("1") })
-		time.Sleep(12 * time.Second) // of the bubble's time
+		time.AfterFunc(7*time.Second, func() { g.setRequest("1") })
+		time.Sleep(12 * time.Second) // in the bubble's time
 		cancel()
 		<-ended
-		g.did(t, "in twelve seconds", "say accepted", "power off")
+		g.wantCalls(t, "in twelve seconds", "reply accepted", "power off")
 	})
 }
