@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -88,7 +88,7 @@ func (r *rig) attachRounds(ctx context.Context, ids []string, latencyMillis int)
 
 // attachRound lets one attach all volumes, and returns how many API calls that took.
 func (r *rig) attachRound(ctx context.Context, c *contestant, ids []string, latencyMillis int) (calls int, err error) {
-	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: &latencyMillis}); err != nil {
+	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: &latencyMillis}); err != nil {
 		return 0, err
 	}
 	calls, err = r.callsOf(ctx, func() error { return c.time(c.publish) })
@@ -101,7 +101,7 @@ func (r *rig) attachRound(ctx context.Context, c *contestant, ids []string, late
 
 // detachAll takes the volumes back, once the rack has been asked whether they are all attached.
 func (r *rig) detachAll(ctx context.Context, ids []string) error {
-	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: new(int)}); err != nil {
+	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: new(int)}); err != nil {
 		return err
 	}
 	instances, err := r.sim.ListInstances(ctx)

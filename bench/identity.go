@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // source is one way for a node to find out who it is.
@@ -126,7 +126,7 @@ func (b *bench) identify(
 			return nil, memory, err
 		}
 	}
-	var plugins []*lab.Plugin
+	var plugins []*simtest.Plugin
 	defer func() {
 		for _, p := range plugins {
 			err = errors.Join(err, p.Stop())
@@ -137,9 +137,9 @@ func (b *bench) identify(
 		if err != nil {
 			return nil, memory, err
 		}
-		p, err := lab.StartPlugin(
+		p, err := simtest.StartPlugin(
 			b.programs.Plugin,
-			lab.PluginOptions{Mode: "node", Dir: dir, Own: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env},
+			simtest.PluginOptions{Mode: "node", Dir: dir, Own: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env},
 		)
 		if err != nil {
 			return nil, memory, err
@@ -167,7 +167,7 @@ func (b *bench) startNode(ctx context.Context, s source, instanceID string) (*no
 	if err != nil {
 		return nil, err
 	}
-	opts := lab.PluginOptions{Dir: dir}
+	opts := simtest.PluginOptions{Dir: dir}
 	conn, err := grpc.NewClient(
 		"passthrough:///"+opts.Socket(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -104,7 +104,7 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 // fill makes the disks by the bare SDK.
 func (r *rig) fill(ctx context.Context) error {
 	return inParallel(ctx, listedDisks, func(ctx context.Context, i int) error {
-		cluster := lab.ClusterID
+		cluster := simtest.ClusterID
 		if i < foreignDisks {
 			cluster = anotherCluster
 		}
@@ -129,7 +129,7 @@ func (r *rig) listDisks(ctx context.Context) error {
 type lister struct {
 	contestant
 	name   string
-	plugin *lab.Plugin
+	plugin *simtest.Plugin
 	// volumes is how many the list must have.
 	volumes int
 	// pageSize is 0 for a list in one response. From is the token to begin with.

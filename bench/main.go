@@ -34,7 +34,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // measurements run in this order, one at a time: two at once would measure each other.
@@ -57,7 +57,7 @@ var measurements = []struct {
 
 // bench is what every measurement needs.
 type bench struct {
-	programs lab.Programs
+	programs simtest.Programs
 	// dir is a new folder with a short path, as unix sockets want it.
 	dir string
 	// args are further flags for the plugin.
@@ -97,7 +97,7 @@ func run(ctx context.Context, only string, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	programs, err := lab.Build(dir, false)
+	programs, err := simtest.Build(dir, false)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -37,7 +37,7 @@ func plannedRestarts(ctx context.Context, b *bench) (_ []row, err error) {
 		"--max-disks=12",
 		"--attach-mode=restart",
 		"--restart-shutdown=hard",
-		"--restart-self=none",
+		"--metadata=none",
 		"--restart-window=1s",
 		"--restart-max-down=3",
 		"--restart-cool-down=0s",
@@ -84,7 +84,7 @@ func plannedRestarts(ctx context.Context, b *bench) (_ []row, err error) {
 }
 
 // publishOn publishes volumes all at once, one node after the other in turns, and asks again as long as a restart is planned.
-func (r *rig) publishOn(ctx context.Context, ids []string, nodes []lab.Instance) error {
+func (r *rig) publishOn(ctx context.Context, ids []string, nodes []simtest.Instance) error {
 	publishing, ctx := errgroup.WithContext(ctx)
 	for i, id := range ids {
 		at := r.at(nodes[i%len(nodes)])

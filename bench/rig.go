@@ -15,16 +15,16 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // rig is a simulated rack, a plugin in mode controller, and beside it the bare SDK with an HTTP client as the plugin has
 // it. The rack hot-plugs, so that no instance need be stopped; there is one, node-a, unless further flags say otherwise.
 type rig struct {
-	sim    *lab.Sim
-	plugin *lab.Plugin
+	sim    *simtest.Sim
+	plugin *simtest.Plugin
 	sdk    *oxide.Client
-	node   lab.Instance
+	node   simtest.Instance
 }
 
 func (b *bench) newRig(simFlags ...string) (*rig, error) {
@@ -39,7 +39,7 @@ func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 			err = errors.Join(err, r.stop())
 		}
 	}()
-	if r.sim, err = lab.StartSim(b.programs.Sim, nil, simFlags...); err != nil {
+	if r.sim, err = simtest.StartSim(b.programs.Sim, nil, simFlags...); err != nil {
 		return nil, err
 	}
 	r.node = r.sim.Instances[0]
@@ -55,7 +55,7 @@ func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 }
 
 // at is the same rig with another of its instances.
-func (r *rig) at(node lab.Instance) *rig {
+func (r *rig) at(node simtest.Instance) *rig {
 	other := *r
 	other.node = node
 	return &other
@@ -74,17 +74,17 @@ func (r *rig) stop() error {
 }
 
 // pluginOptions are those of a plugin with a folder of its own on the first instance of the rack.
-func (b *bench) pluginOptions(mode string, sim *lab.Sim) (lab.PluginOptions, error) {
+func (b *bench) pluginOptions(mode string, sim *simtest.Sim) (simtest.PluginOptions, error) {
 	dir, err := os.MkdirTemp(b.dir, "")
-	return lab.PluginOptions{Mode: mode, Dir: dir, Sim: sim, Instance: sim.Instances[0], Args: b.args}, err
+	return simtest.PluginOptions{Mode: mode, Dir: dir, Sim: sim, Instance: sim.Instances[0], Args: b.args}, err
 }
 
-func (b *bench) startPlugin(mode string, sim *lab.Sim) (*lab.Plugin, error) {
+func (b *bench) startPlugin(mode string, sim *simtest.Sim) (*simtest.Plugin, error) {
 	opts, err := b.pluginOptions(mode, sim)
 	if err != nil {
 		return nil, err
 	}
-	return lab.StartPlugin(b.programs.Plugin, opts)
+	return simtest.StartPlugin(b.programs.Plugin, opts)
 }
 
 const volumeBytes = 1 << 30
@@ -136,7 +136,7 @@ func (r *rig) deleteSnapshot(ctx context.Context, snapshotID string) error {
 	return err
 }
 
-// anotherCluster is where the disks belong that the bare SDK makes beside the plugin's: it is as long as [lab.ClusterID].
+// anotherCluster is where the disks belong that the bare SDK makes beside the plugin's: it is as long as [simtest.ClusterID].
 const anotherCluster = "sdk"
 
 // createDisk makes the same disk by the bare SDK, with a name and a description as long as the plugin's, and returns its

@@ -16,7 +16,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -50,7 +50,7 @@ func memory(ctx context.Context, b *bench) (_ []row, err error) {
 	for _, kind := range []struct {
 		mode      string
 		anonymous float64
-		live      func(context.Context, *rig, *lab.Plugin) error
+		live      func(context.Context, *rig, *simtest.Plugin) error
 	}{{"controller", anonymousControllerMiB, controllerLife}, {"node", anonymousNodeMiB, nodeLife}} {
 		begun, lived, err := b.idleMemory(ctx, r, kind.mode, kind.live)
 		if err != nil {
@@ -90,9 +90,9 @@ func (b *bench) guests() []string {
 // idleMemory starts plugins, lets each live through something, and reads their memory before and after, when all have been idle
 // for a while.
 func (b *bench) idleMemory(
-	ctx context.Context, r *rig, mode string, live func(context.Context, *rig, *lab.Plugin) error,
+	ctx context.Context, r *rig, mode string, live func(context.Context, *rig, *simtest.Plugin) error,
 ) (begun, lived memorySamples, err error) {
-	var plugins []*lab.Plugin
+	var plugins []*simtest.Plugin
 	defer func() {
 		for _, p := range plugins {
 			err = errors.Join(err, p.Stop())
@@ -118,7 +118,7 @@ func (b *bench) idleMemory(
 }
 
 // memoryOfAll reads the memory of plugins once they have been idle for a while.
-func memoryOfAll(ctx context.Context, plugins []*lab.Plugin) (samples memorySamples, err error) {
+func memoryOfAll(ctx context.Context, plugins []*simtest.Plugin) (samples memorySamples, err error) {
 	select {
 	case <-time.After(idleTime):
 	case <-ctx.Done():
@@ -139,7 +139,7 @@ func memoryOfAll(ctx context.Context, plugins []*lab.Plugin) (samples memorySamp
 	return samples, nil
 }
 
-func controllerLife(ctx context.Context, r *rig, p *lab.Plugin) error {
+func controllerLife(ctx context.Context, r *rig, p *simtest.Plugin) error {
 	r = &rig{sim: r.sim, plugin: p, sdk: r.sdk, node: r.node}
 	id, err := r.createVolume(ctx, "memory")
 	if err != nil {
@@ -155,7 +155,7 @@ func controllerLife(ctx context.Context, r *rig, p *lab.Plugin) error {
 }
 
 // nodeLife takes a volume that the rig's own controller makes through a node plugin.
-func nodeLife(ctx context.Context, r *rig, node *lab.Plugin) error {
+func nodeLife(ctx context.Context, r *rig, node *simtest.Plugin) error {
 	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func nodeLife(ctx context.Context, r *rig, node *lab.Plugin) error {
 }
 
 // stageAndBack takes down whatever it has put up, also after a failure.
-func stageAndBack(ctx context.Context, node *lab.Plugin, id string, publishContext map[string]string) (err error) {
+func stageAndBack(ctx context.Context, node *simtest.Plugin, id string, publishContext map[string]string) (err error) {
 	dir := filepath.Dir(node.Socket)
 	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
 	if err := os.Mkdir(staging, 0o755); err != nil {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -36,7 +36,7 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sim, err := lab.StartSim(
+	sim, err := simtest.StartSim(
 		b.programs.Sim,
 		nil,
 		"--hotplug",
@@ -48,14 +48,14 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, sim.Stop()) }()
-	plugins := map[string]*lab.Plugin{}
+	plugins := map[string]*simtest.Plugin{}
 	for _, mode := range []string{"controller", "node"} {
 		opts, err := b.pluginOptions(mode, sim)
 		if err != nil {
 			return nil, err
 		}
 		opts.Args = append(opts.Args, "--log-level=debug", "--log-format=json")
-		plugin, err := lab.StartPlugin(b.programs.Plugin, opts)
+		plugin, err := simtest.StartPlugin(b.programs.Plugin, opts)
 		if err != nil {
 			return nil, err
 		}
@@ -87,7 +87,7 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 type stagingRig struct {
 	*rig
 	// guest is the plugin in the guest.
-	guest *lab.Plugin
+	guest *simtest.Plugin
 	dir   string
 }
 

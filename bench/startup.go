@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -33,7 +33,7 @@ const (
 
 // startup measures the time from exec to the answer to a first RPC over the socket.
 func startup(ctx context.Context, b *bench) (_ []row, err error) {
-	sim, err := lab.StartSim(b.programs.Sim, nil, "--instances=node-a")
+	sim, err := simtest.StartSim(b.programs.Sim, nil, "--instances=node-a")
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func startup(ctx context.Context, b *bench) (_ []row, err error) {
 }
 
 // untilServed starts a plugin, waits for the answer to its first RPC, and stops it.
-func untilServed(ctx context.Context, program string, opts lab.PluginOptions) (took time.Duration, err error) {
+func untilServed(ctx context.Context, program string, opts simtest.PluginOptions) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startupLimit)
 	defer cancel()
 	flags, err := opts.Flags()

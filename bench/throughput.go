@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -70,7 +70,7 @@ func (r *rig) createMany(
 	create func(context.Context, string) (string, error),
 	latencyMillis int,
 ) (perSecond float64, err error) {
-	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: &latencyMillis}); err != nil {
+	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: &latencyMillis}); err != nil {
 		return 0, err
 	}
 	ids := make([]string, throughputVolumes)
@@ -90,7 +90,7 @@ func (r *rig) createMany(
 	if left.Disks != throughputVolumes {
 		return 0, fmt.Errorf("%d volumes were made, and the rack has %d disks", throughputVolumes, left.Disks)
 	}
-	if err := r.sim.Set(ctx, lab.Settings{LatencyMillis: new(int)}); err != nil {
+	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: new(int)}); err != nil {
 		return 0, err
 	}
 	err = inParallel(ctx, throughputVolumes, func(ctx context.Context, i int) error { return r.deleteDisk(ctx, ids[i]) })

@@ -83,7 +83,7 @@ func (s *Server) recoverPanic(
 ) (resp any, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
-			s.metrics.Panicked()
+			s.metrics.RPCPanicked()
 			// The panic's own text may hold anything, the request's secrets included; the stack has addresses only.
 			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", rpc.Stack())
 			resp, err = nil, rpc.Internal(

@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // canary stands for whatever nobody may see.
@@ -41,7 +41,7 @@ func TestPanic(t *testing.T) {
 		"map":    map[string]string{"key": canary},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gate, log := &coretest.Gate{}, &lab.Output{}
+			gate, log := &coretest.Gate{}, &simtest.Output{}
 			r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) {
 				o.Log = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			})
@@ -116,7 +116,7 @@ func TestVolumeIsFreeAfter(t *testing.T) {
 
 // A second call waits for the first and finds the work done; other volumes are not concerned.
 func TestSecondCallWaits(t *testing.T) {
-	gate, log := &coretest.Gate{}, &lab.Output{}
+	gate, log := &coretest.Gate{}, &simtest.Output{}
 	r, conn, _ := gatedController(t, gate, func(o *core.ServerOptions) {
 		o.Log = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
@@ -190,7 +190,10 @@ func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 func TestReadsTakeNoLock(t *testing.T) {
 	t.Parallel()
 	e := newEverything(t)
-	_, err := e.Sim.Inject(t.Context(), lab.Fault{Operation: "disk_delete", Kind: lab.FaultDelay, DelayMillis: 3000})
+	_, err := e.Sim.Inject(
+		t.Context(),
+		simtest.Fault{Operation: "disk_delete", Kind: simtest.FaultDelay, DelayMillis: 3000},
+	)
 	e.Must(t, err)
 	controller, node, identity := csi.NewControllerClient(e.Conn), csi.NewNodeClient(e.Conn), csi.NewIdentityClient(e.Conn)
 	answered := make(chan error, 1)
@@ -261,7 +264,7 @@ func TestReadsTakeNoLock(t *testing.T) {
 
 // The log at its most talkative has everything that identifies a request, and nothing that must not be known.
 func TestLogHoldsNoSecrets(t *testing.T) {
-	log := &lab.Output{}
+	log := &simtest.Output{}
 	e := newEverything(t, slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	secrets := 0
 	for _, rpc := range rpcsOf(t, services...) {
@@ -327,7 +330,7 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 }
 
 func TestRequestsAreLoggedAtDebugOnly(t *testing.T) {
-	log := &lab.Output{}
+	log := &simtest.Output{}
 	e := newEverything(t, slog.New(slog.NewJSONHandler(log, nil)))
 	_, err := csi.NewControllerClient(e.Conn).CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	e.Must(t, err)
@@ -371,7 +374,7 @@ func hide(message protoreflect.Message, value string) int {
 }
 
 // records are the lines of a log in JSON that have this message.
-func records(t *testing.T, log *lab.Output, message string) []map[string]any {
+func records(t *testing.T, log *simtest.Output, message string) []map[string]any {
 	t.Helper()
 	var list []map[string]any
 	for line := range strings.Lines(log.String()) {

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // measuredController is a controller whose RPCs are counted, and its metrics.
@@ -200,7 +200,7 @@ func TestVolumesAreCounted(t *testing.T) {
 	coretest.Must(t, err)
 	want("after a whole list", counts(3, 1))
 	coretest.Must(t, r.Unpublish(t, ids[0], nodeID))
-	r.Inject(t, "disk_list", lab.FaultStatus, 500)
+	r.Inject(t, "disk_list", simtest.FaultStatus, 500)
 	_, err = list(&csi.ListVolumesRequest{})
 	if err == nil {
 		t.Error("a list on a rack that fails succeeded")

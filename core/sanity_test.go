@@ -25,7 +25,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // sanitySkips are the specs of csi-sanity that do not run: by the text with which they skip, how many there are for each
@@ -61,7 +61,7 @@ func TestSanity(t *testing.T) {
 	if count := flag.Lookup("test.count"); count != nil && count.Value.String() != "1" {
 		t.Skip("ginkgo ends a process that is to run its suite more than once, and all its tests with it: use -count=1")
 	}
-	programs, err := lab.Build(t.TempDir(), lab.RaceDetector())
+	programs, err := simtest.Build(t.TempDir(), simtest.RaceDetector())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestSanity(t *testing.T) {
 		t.Fatal(err)
 	}
 	state := filepath.Join(dir, "state")
-	sim, err := lab.StartSim(
+	sim, err := simtest.StartSim(
 		programs.Sim,
 		nil,
 		"--hotplug",
@@ -86,9 +86,9 @@ func TestSanity(t *testing.T) {
 		endSanity(t, "oxide-sim", sim.Stop, sim.Process)
 		checkNothingBelow(t, dir)
 	})
-	plugin, err := lab.StartPlugin(
+	plugin, err := simtest.StartPlugin(
 		programs.Plugin,
-		lab.PluginOptions{Mode: "all", Dir: dir, Sim: sim, Instance: sim.Instance("node-a")},
+		simtest.PluginOptions{Mode: "all", Dir: dir, Sim: sim, Instance: sim.Instance("node-a")},
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -101,13 +101,13 @@ func TestSanity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(lab.Leftovers{}, left); diff != "" {
+	if diff := cmp.Diff(simtest.Leftovers{}, left); diff != "" {
 		t.Errorf("something is left on the rack (-want +got):\n%s", diff)
 	}
 }
 
 // endSanity ends a program, which must do so by itself, and shows what it printed if the test has failed.
-func endSanity(t *testing.T, name string, stop func() error, process *lab.Process) {
+func endSanity(t *testing.T, name string, stop func() error, process *simtest.Process) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
@@ -172,7 +172,7 @@ func (idGenerator) GenerateUniqueValidNodeID() string   { return uuid.NewString(
 func (idGenerator) GenerateInvalidNodeID() string       { return "no-instance-has-this-id" }
 
 // checkSkips compares the specs that did not run with sanitySkips, for as many rounds.
-func checkSkips(t *testing.T, plugin *lab.Plugin, report types.Report, rounds int) {
+func checkSkips(t *testing.T, plugin *simtest.Plugin, report types.Report, rounds int) {
 	t.Helper()
 	advertised := advertisedCapabilities(t, plugin)
 	want := map[string]int{}
@@ -206,7 +206,7 @@ func checkSkips(t *testing.T, plugin *lab.Plugin, report types.Report, rounds in
 }
 
 // advertisedCapabilities are everything that the plugin says it can do.
-func advertisedCapabilities(t *testing.T, plugin *lab.Plugin) map[fmt.Stringer]bool {
+func advertisedCapabilities(t *testing.T, plugin *simtest.Plugin) map[fmt.Stringer]bool {
 	t.Helper()
 	services, err1 := plugin.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
 	controller, err2 := plugin.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})

@@ -19,10 +19,22 @@ const (
 
 // Await asks the provider until it answers or ctx ends. Each failure is handed
 // to failed, which returns false to give up. The error is that of the last call.
+//
+// After a first failure a [Follower] is followed, and asked again as soon as its
+// source has changed.
 func Await(ctx context.Context, provider Provider, failed func(error) (again bool)) (Instance, error) {
+	following, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var changes <-chan struct{}
 	for retry := firstRetry; ; retry = min(2*retry, maxRetry) {
 		instance, err := attempt(ctx, provider)
-		if err == nil || !failed(err) || !pause(ctx, retry) {
+		if err == nil || !failed(err) {
+			return instance, err
+		}
+		if follower, ok := provider.(Follower); ok && changes == nil {
+			changes = follower.Follow(following)
+		}
+		if !pause(ctx, retry, changes) {
 			return instance, err
 		}
 	}
@@ -34,12 +46,15 @@ func attempt(ctx context.Context, provider Provider) (Instance, error) {
 	return provider.Instance(ctx)
 }
 
-// pause waits, and reports whether ctx has not ended meanwhile.
-func pause(ctx context.Context, d time.Duration) bool {
+// pause waits, at most until a change, and reports whether ctx has not ended
+// meanwhile.
+func pause(ctx context.Context, d time.Duration, changes <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return true
+	case <-changes:
 		return true
 	case <-ctx.Done():
 		return false

@@ -78,3 +78,38 @@ func TestAwait(t *testing.T) {
 		})
 	}
 }
+
+// told is a provider whose source tells of its changes.
+type told struct {
+	script
+	changes chan struct{}
+	ended   <-chan struct{}
+}
+
+func (p *told) Follow(ctx context.Context) <-chan struct{} {
+	p.ended = ctx.Done()
+	return p.changes
+}
+
+// A source that tells of its changes is asked at once when it does, and not followed when it answers at once.
+func TestAwaitFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &told{script: script{notReady, notReady, answers}, changes: make(chan struct{})}
+		start := time.Now()
+		go func() {
+			for range 2 {
+				time.Sleep(time.Millisecond)
+				p.changes <- struct{}{}
+			}
+		}()
+		got, err := metadata.Await(t.Context(), p, func(error) bool { return true })
+		if took := time.Since(start); err != nil || got.ID != id || took != 2*time.Millisecond {
+			t.Errorf("%+v, %v after %s", got, err, took)
+		}
+		<-p.ended
+		p = &told{script: script{answers}}
+		if _, err := metadata.Await(t.Context(), p, func(error) bool { return true }); err != nil || p.ended != nil {
+			t.Errorf("%v, followed: %v", err, p.ended != nil)
+		}
+	})
+}

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const instanceID = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
@@ -55,17 +55,17 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 	t.Parallel()
 	dir, addr := shortDir(t), freePort(t)
 	file := filepath.Join(dir, "identity.env")
-	opts := lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: "unused"}, Args: []string{
+	opts := simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: "unused"}, Args: []string{
 		"--instance-id=", "--metadata-file=" + file, "--http-endpoint=" + addr, "--sys-root=" + dir,
 	}}
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755)) // a guest without disks
 	type started struct {
-		plugin *lab.Plugin
+		plugin *simtest.Plugin
 		err    error
 	}
 	ready := make(chan started, 1)
 	go func() { // which waits until the plugin says that it is ready
-		plugin, err := lab.StartPlugin(programs.Plugin, opts)
+		plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 		ready <- started{plugin, err}
 	}()
 	conn, err := grpc.NewClient("unix://"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -115,11 +115,11 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 func TestWaitingNodeEnds(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	opts := lab.PluginOptions{
+	opts := simtest.PluginOptions{
 		Mode:     "all",
 		Dir:      dir,
 		Sim:      startSim(t),
-		Instance: lab.Instance{ID: instanceID},
+		Instance: simtest.Instance{ID: instanceID},
 		Args:     []string{"--instance-id=", "--metadata-file=" + dir + "/none"},
 	}
 	flags, err := opts.Flags()
@@ -150,7 +150,7 @@ func TestHTTPEndpoint(t *testing.T) {
 			addr := freePort(t)
 			plugin := startPlugin(
 				t,
-				lab.PluginOptions{
+				simtest.PluginOptions{
 					Mode: "controller",
 					Dir:  shortDir(t),
 					Sim:  sim,
@@ -178,7 +178,7 @@ func TestHTTPEndpoint(t *testing.T) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
 		defer func() { must(t, listener.Close()) }()
-		opts := lab.PluginOptions{
+		opts := simtest.PluginOptions{
 			Mode: "controller",
 			Dir:  shortDir(t),
 			Sim:  sim,

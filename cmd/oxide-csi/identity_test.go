@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // machine makes a /sys with the firmware of an Oxide instance and no disks.
@@ -87,20 +87,16 @@ func TestNodeWithNoConfiguration(t *testing.T) {
 func TestNodeWaitsForItsRack(t *testing.T) {
 	t.Parallel()
 	dir, addr, nomad := shortDir(t), freePort(t), freePort(t)
-	opts := lab.PluginOptions{Mode: "node", Dir: dir, Args: []string{
-		"--metadata=auto",
-		"--instance-id=",
-		"--sys-root=" + machine(t, instanceID),
-		"--http-endpoint=" + addr,
-		"--nomad-address=http://" + nomad,
-	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary)}
+	opts := simtest.PluginOptions{Mode: "node", Dir: dir, Args: []string{
+		"--metadata=auto", "--instance-id=", "--sys-root=" + machine(t, instanceID), "--http-endpoint=" + addr,
+	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary, "NOMAD_ADDR=http://"+nomad)}
 	type started struct {
-		plugin *lab.Plugin
+		plugin *simtest.Plugin
 		err    error
 	}
 	ready := make(chan started, 1)
 	go func() {
-		plugin, err := lab.StartPlugin(programs.Plugin, opts)
+		plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 		ready <- started{plugin, err}
 	}()
 	eventually(t, "/readyz says what it waits for", func() bool {

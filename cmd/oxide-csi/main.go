@@ -60,7 +60,8 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "oxide-csi",
 		Short:         "CSI plugin for Oxide disks",
-		Long:          "oxide-csi serves the Container Storage Interface for the disks of an Oxide rack.\n\nEvery flag can also be given by an environment variable or in a YAML file; docs/reference/configuration.md lists them.",
+		Long:          rootHelp,
+		Example:       rootExample,
 		Version:       version,
 		Args:          noArgs,
 		SilenceUsage:  true,
@@ -78,6 +79,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	root.SetUsageFunc(printUsage)
 	config.Flags(root.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{config.FlagProblem(err)}

@@ -20,18 +20,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // programs are built once, with the race detector where the test has it.
-var programs lab.Programs
+var programs simtest.Programs
 
 func TestMain(m *testing.M) { os.Exit(build(m)) }
 
 func build(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "oxide-csi")
 	if err == nil {
-		programs, err = lab.Build(dir, lab.RaceDetector())
+		programs, err = simtest.Build(dir, simtest.RaceDetector())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -107,6 +107,75 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
+// Help begins with examples, and shows the settings in groups without those that only tests and orchestrators set.
+func TestHelpShowsSettingsInGroups(t *testing.T) {
+	help := runPlugin(t, nil, "--help").stdout
+	headings := []string{
+		"Examples",
+		"Usage",
+		"Available Commands",
+		"Serving",
+		"Rack",
+		"Node identity",
+		"Attaching",
+		"Kubernetes",
+		"Nomad",
+		"Diagnostics",
+		"Flags",
+	}
+	var got []string
+	for line := range strings.Lines(help) {
+		if heading, ok := strings.CutSuffix(line, ":\n"); ok && !strings.HasPrefix(line, " ") {
+			got = append(got, heading)
+		}
+		if len(line) > 121 {
+			t.Errorf("a line has %d columns: %s", len(line)-1, line)
+		}
+	}
+	if diff := cmp.Diff(headings, got); diff != "" {
+		t.Errorf("headings: -want +got:\n%s", diff)
+	}
+	if n := strings.Count(help, "  oxide-csi --mode="); n != 2 {
+		t.Errorf("%d examples, want a controller and a node:\n%s", n, help)
+	}
+	if n := strings.Count(help, "\n      --"); n > 36 { // --help and --version have a short form before them
+		t.Errorf("%d flags of settings, want at most 36", n)
+	}
+	if !strings.Contains(help, "Nomad's own variables are honoured: NOMAD_ADDR") {
+		t.Errorf("Nomad's variables are not mentioned:\n%s", help)
+	}
+	completion := runPlugin(t, nil, "__complete", "--").stdout
+	for _, hidden := range []string{
+		"boot-id-file", "dev-root", "sys-root", "device-timeout", "pprof", "restart-cool-down", "restart-wait", "restart-window",
+	} {
+		if strings.Contains(help, "--"+hidden) || strings.Contains(completion, "--"+hidden) {
+			t.Errorf("--%s is shown", hidden)
+		}
+	}
+	if !strings.Contains(completion, "--attach-mode") {
+		t.Errorf("completion offers %s", completion)
+	}
+}
+
+// The examples of the help are complete but for their files and folders, which are on no machine that runs tests.
+func TestExamplesOfTheHelp(t *testing.T) {
+	_, examples, _ := strings.Cut(runPlugin(t, nil, "--help").stdout, "Examples:\n")
+	examples, _, _ = strings.Cut(examples, "Usage:")
+	tokenFile := filepath.Join(t.TempDir(), "token")
+	must(t, os.WriteFile(tokenFile, []byte(canary+"\n"), 0o600))
+	examples = strings.NewReplacer(" \\\n", " ", "/etc/oxide-csi/token", tokenFile, "unix:///run/oxide-csi", t.TempDir()+"/none").
+		Replace(examples)
+	for line := range strings.Lines(examples) {
+		args := strings.Fields(line)
+		if len(args) == 0 || args[0] != "oxide-csi" {
+			continue
+		}
+		if got := runPlugin(t, nil, args[1:]...); got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
+			t.Errorf("%v: %+v, want an error about the socket's folder alone", args, got)
+		}
+	}
+}
+
 var problemLine = regexp.MustCompile(`^config: ([^ ]+|command line): [^ ].*$`)
 
 // problems are the lines of a process that ended over its configuration, by flag.
@@ -149,7 +218,7 @@ func TestConfigurationProblems(t *testing.T) {
 		args    []string
 		flags   []string
 	}{
-		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
+		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--mode", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
 		{"nothing, controller", nil, []string{"--mode=controller"}, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
 		{"nothing, node", nil, []string{"--mode=node"}, []string{"--endpoint"}},
 		{"all at once", []string{"OXIDE_CSI_MAX_DISKS=1", "OXIDE_CSI_LOG_LEVEL=loud"},
@@ -161,9 +230,10 @@ func TestConfigurationProblems(t *testing.T) {
 		{"a token in the wrong place", nil, append(slices.Clone(controller), "--max-disks="+canary), []string{"--max-disks"}},
 		{"a template that nobody filled in", nil, []string{"--endpoint=/x", "--mode=node", "--instance-id=${meta.oxide.instance_id}"}, []string{"--instance-id"}},
 		{"a provider that there is not", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=aws"}, []string{"--metadata"}},
+		{"a node that is told that it has no instance", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=none"}, []string{"--metadata"}},
 		{"a provider that lacks what it needs", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--node-name"}},
 		{"a mode that is none", nil, append(slices.Clone(controller), "--mode=both", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"), []string{"--mode"}},
-		{"restarts of which nobody can tell the nodes", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--restart-shutdown"}},
+		{"restarts without a way to reach the nodes", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--restart-shutdown"}},
 		{"a file that is not there", nil, append(slices.Clone(controller), "--config="+dir+"/none.yaml"), []string{"--config"}},
 		{"unknown flag", nil, append(slices.Clone(controller), "--bogus"), []string{"--bogus"}},
 		{"unknown short flag", nil, append(slices.Clone(controller), "-z"), []string{"-z"}},
@@ -259,13 +329,13 @@ func eventually(t *testing.T, what string, done func() bool) {
 // process is a plugin that may never become ready.
 type process struct {
 	cmd    *exec.Cmd
-	stderr *lab.Output
+	stderr *simtest.Output
 	ended  chan error
 }
 
 func begin(t *testing.T, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(programs.Plugin, args...), stderr: &lab.Output{}, ended: make(chan error, 1)}
+	p := &process{cmd: exec.Command(programs.Plugin, args...), stderr: &simtest.Output{}, ended: make(chan error, 1)}
 	p.cmd.Env = baseEnv()
 	p.cmd.Stderr = p.stderr
 	must(t, p.cmd.Start())

@@ -101,13 +101,13 @@ func TestMetadataCommandWrites(t *testing.T) {
 	}
 	folder := filepath.Join(dir, "folder")
 	must(t, os.Mkdir(folder, 0o755))
-	for name, args := range map[string][]string{
-		"no source":   {"--sys-root=" + dir, "--output=" + output},
-		"a folder":    {"--sys-root=" + sys, "--output=" + folder},
-		"no folder":   {"--sys-root=" + sys, "--output=" + filepath.Join(dir, "none", "x")},
-		"not in time": {"--provider=nomad", "--nomad-address=http://127.0.0.1:1", "--timeout=0", "--output=" + output},
+	for name, test := range map[string]struct{ environ, args []string }{
+		"no source":   {nil, []string{"--sys-root=" + dir, "--output=" + output}},
+		"a folder":    {nil, []string{"--sys-root=" + sys, "--output=" + folder}},
+		"no folder":   {nil, []string{"--sys-root=" + sys, "--output=" + filepath.Join(dir, "none", "x")}},
+		"not in time": {[]string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0", "--output=" + output}},
 	} {
-		if got := runPlugin(t, nil, append([]string{"metadata"}, args...)...); got.code == 0 {
+		if got := runPlugin(t, test.environ, append([]string{"metadata"}, test.args...)...); got.code == 0 {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}

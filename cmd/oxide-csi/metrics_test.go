@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 var countSeries = regexp.MustCompile(
@@ -47,7 +47,7 @@ func TestMetricsEndpoint(t *testing.T) {
 	sim, addr, dir := startSim(t, "--hotplug"), freePort(t), shortDir(t)
 	node := sim.Instance("node-a")
 	must(t, os.Mkdir(dir+"/block", 0o755)) // a guest without disks
-	plugin := startPlugin(t, lab.PluginOptions{
+	plugin := startPlugin(t, simtest.PluginOptions{
 		Mode: "all", Dir: dir, Sim: sim, Instance: node,
 		Args: []string{"--http-endpoint=" + addr, "--rack=west", "--sys-root=" + dir},
 	})
@@ -66,7 +66,7 @@ func TestMetricsEndpoint(t *testing.T) {
 	)
 
 	ctx := t.Context()
-	inject := func(fault lab.Fault) {
+	inject := func(fault simtest.Fault) {
 		t.Helper()
 		_, err := sim.Inject(ctx, fault)
 		must(t, err)
@@ -98,9 +98,9 @@ func TestMetricsEndpoint(t *testing.T) {
 	_, err = plugin.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node.ID})
 	must(t, err)
 	inject(
-		lab.Fault{
+		simtest.Fault{
 			Operation: "disk_delete",
-			Kind:      lab.FaultStatus,
+			Kind:      simtest.FaultStatus,
 			Status:    500,
 			ErrorCode: "Internal",
 			Message:   "Internal Server Error",
@@ -108,13 +108,13 @@ func TestMetricsEndpoint(t *testing.T) {
 	)
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	failing("deleting on a rack that fails", err)
-	inject(lab.Fault{Operation: "disk_delete", Kind: lab.FaultReset})
+	inject(simtest.Fault{Operation: "disk_delete", Kind: simtest.FaultReset})
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	failing("deleting on a rack that hangs up", err)
 	inject(
-		lab.Fault{
+		simtest.Fault{
 			Operation: "disk_view",
-			Kind:      lab.FaultStatus,
+			Kind:      simtest.FaultStatus,
 			Status:    503,
 			ErrorCode: "ServiceNotAvailable",
 			Message:   "Service Unavailable",

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // cluster plays the API server for one Node; test/k8s has a real one.
@@ -58,16 +58,31 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fallthrough
 	case "GET /api/v1/nodes/worker":
 		answer = map[string]any{"kind": "Node", "metadata": meta, "spec": c.node}
-	case "GET /apis/storage.k8s.io/v1/csinodes/worker":
-		answer = map[string]any{"kind": "CSINode", "metadata": meta, "spec": map[string]any{"drivers": []any{
+	case "GET /api/v1/nodes":
+		answer = list(w, r, map[string]any{"kind": "Node", "metadata": meta, "spec": c.node})
+	case "GET /apis/storage.k8s.io/v1/csinodes":
+		answer = list(w, r, map[string]any{"kind": "CSINode", "metadata": meta, "spec": map[string]any{"drivers": []any{
 			map[string]any{"name": "csi.oxide.computer", "nodeID": instanceID, "allocatable": map[string]any{"count": 7}},
-		}}}
+		}}})
 	case "GET /apis/storage.k8s.io/v1/volumeattachments":
 		answer = map[string]any{"kind": "VolumeAttachmentList", "items": c.attached}
 	default:
 		w.WriteHeader(http.StatusTeapot)
 	}
-	_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+	if answer != nil {
+		_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+	}
+}
+
+// list answers the list of one object, and a watch of it, which ends at once, with nil.
+func list(w http.ResponseWriter, r *http.Request, item any) any {
+	if r.URL.Query().Get("fieldSelector") != "metadata.name=worker" {
+		w.WriteHeader(http.StatusForbidden)
+	}
+	if r.URL.Query().Has("watch") {
+		return nil
+	}
+	return map[string]any{"kind": "List", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{item}}
 }
 
 // The node plugin takes the taint off once it knows who it is.
@@ -80,12 +95,15 @@ func TestStartupTaint(t *testing.T) {
 		t,
 	)
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
-	startPlugin(t, lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: instanceID}, Args: []string{
-		"--sys-root=" + dir,
-		"--node-name=worker",
-		"--kubeconfig=" + c.kubeconfig,
-		"--startup-taint=csi.oxide.computer/agent-not-ready",
-	}})
+	startPlugin(
+		t,
+		simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: instanceID}, Args: []string{
+			"--sys-root=" + dir,
+			"--node-name=worker",
+			"--kubeconfig=" + c.kubeconfig,
+			"--startup-taint=csi.oxide.computer/agent-not-ready",
+		}},
+	)
 	eventually(t, "the taint is removed", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -33,7 +33,7 @@ func provider(cfg config.Config, log *slog.Logger) metadata.Provider {
 // sources names what is asked after the operator. The firmware comes first: it is the rack's own word and always there.
 func sources(cfg config.Config) []string {
 	switch cfg.Metadata {
-	case config.MetadataStatic:
+	case config.MetadataStatic, config.MetadataNone:
 		return nil
 	case config.MetadataAuto:
 		names := []string{config.MetadataGuest}
@@ -67,7 +67,7 @@ func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider 
 func kubernetesOptions(cfg config.Config) kubernetes.Options {
 	return kubernetes.Options{
 		NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
-		InstanceLabel: cfg.InstanceLabel, RackLabel: cfg.RackLabel,
+		InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: cfg.RackLabel,
 	}
 }
 

@@ -21,15 +21,15 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet/kubelettest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // registrationSocket is the name that node-driver-registrar would give it.
 const registrationSocket = "csi.oxide.computer-reg.sock"
 
-// kubeletNode is a node plugin that registers with a kubelet which is told another path of its socket than its own.
+// kubeletNode is a node plugin that registers with a kubelet.
 type kubeletNode struct {
-	opts               lab.PluginOptions
+	opts               simtest.PluginOptions
 	registry, identity string
 	http               string
 }
@@ -42,21 +42,13 @@ func newKubeletNode(t *testing.T) kubeletNode {
 		identity: filepath.Join(dir, "identity.env"),
 		http:     "http://" + freePort(t),
 	}
-	must(
-		t,
-		errors.Join(
-			os.Mkdir(filepath.Join(dir, "block"), 0o755),
-			os.Mkdir(n.registry, 0o755),
-			os.Symlink(dir, filepath.Join(dir, "host")),
-		),
-	)
-	n.opts = lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: "unused"}, Args: []string{
+	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "block"), 0o755), os.Mkdir(n.registry, 0o755)))
+	n.opts = simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: "unused"}, Args: []string{
 		"--instance-id=",
 		"--metadata-file=" + n.identity,
 		"--sys-root=" + dir,
 		"--http-endpoint=" + strings.TrimPrefix(n.http, "http://"),
 		"--kubelet-registration-dir=" + n.registry,
-		"--kubelet-endpoint=" + filepath.Join(dir, "host", "csi.sock"),
 	}}
 	return n
 }
@@ -69,9 +61,6 @@ func (n kubeletNode) makeKnown(t *testing.T) {
 
 // accept asks a plugin for its node ID, as the kubelet does.
 func accept(ctx context.Context, info *api.PluginInfo) (err error) {
-	if !strings.HasSuffix(info.GetEndpoint(), "/host/csi.sock") {
-		return errors.New("this is not the kubelet's path of the socket: " + info.GetEndpoint())
-	}
 	conn, err := grpc.NewClient("unix:"+info.GetEndpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
@@ -193,13 +182,8 @@ func TestControllerDoesNotRegister(t *testing.T) {
 	t.Parallel()
 	sim, dir, addr := startSim(t), shortDir(t), freePort(t)
 	k := startKubelet(t, filepath.Join(dir, "registry"), kubelettest.Options{})
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
-		"--kubelet-registration-dir=" + filepath.Join(
-			dir,
-			"registry",
-		),
-		"--kubelet-endpoint=" + filepath.Join(dir, "csi.sock"),
-		"--http-endpoint=" + addr,
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
+		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--http-endpoint=" + addr,
 	}})
 	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 {
 		t.Errorf("/readyz: %d %q", code, body)

@@ -25,14 +25,18 @@ func plannedRestarts(
 	background *tasks,
 	log *slog.Logger,
 ) *controller.PlannedRestarts {
-	if cfg.AttachMode != config.AttachRestart {
+	if !cfg.RestartsPlanned() {
 		return nil
+	}
+	policy := restart.Allow
+	if cfg.AttachMode == config.AttachPlan {
+		policy = restart.Plan
 	}
 	times, _ := cfg.RestartTimes()
 	return &controller.PlannedRestarts{
 		Wait: cfg.RestartWait,
 		Options: restart.Options{
-			Policy:      restart.Policy(cfg.RestartPolicy),
+			Policy:      policy,
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
 			Requester:   newRequester(cfg),
 			Self:        ownInstance(ctx, cfg, background, log),
@@ -47,13 +51,8 @@ func plannedRestarts(
 
 // ownInstance tells on which instance this controller runs, as soon as that is known.
 func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) func() (string, bool) {
-	switch cfg.RestartSelf {
-	case config.SelfNone:
+	if cfg.Metadata == config.MetadataNone {
 		return func() (string, bool) { return "", true }
-	case config.SelfAuto:
-	default:
-		id, _ := metadata.ParseInstanceID(cfg.RestartSelf)
-		return func() (string, bool) { return id, true }
 	}
 	var found atomic.Pointer[string]
 	identity := provider(cfg, log)
@@ -62,7 +61,7 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 		self, err := metadata.Await(ctx, identity, func(err error) bool {
 			if !told {
 				log.Warn(
-					"nothing is restarted before this controller knows on which instance it runs itself: give it what --metadata needs, or set --restart-self",
+					"no instance is restarted until this controller knows its own: set --instance-id, or --metadata=none if it runs on no instance of the rack",
 					"error",
 					err,
 				)
@@ -82,7 +81,7 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newRequester is what carries a controller's word of planned restarts, or nil where there is no orchestrator to do so.
+// newRequester is what carries a controller's requests for restarts to the nodes, or nil without an orchestrator.
 func newRequester(cfg config.Config) metadata.RestartRequester {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -93,7 +92,8 @@ func newRequester(cfg config.Config) metadata.RestartRequester {
 	return nil
 }
 
-// newListener is what hears the controller's word on the node that is this instance, or nil.
+// newListener is what receives the controller's requests on the node that is this instance, or nil without an
+// orchestrator.
 func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -109,7 +109,7 @@ func poweroff(cfg config.Config) shutdown.PowerOffMethod {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
 		return shutdown.Signal{Signal: signal}
 	}
-	return shutdown.Systemd{Bus: shutdown.SystemBus, DespiteGracefulShutdown: cfg.RestartDespiteGracefulShutdown}
+	return shutdown.Systemd{Bus: shutdown.SystemBus}
 }
 
 // answerRestarts answers planned restarts of this node until ctx ends.

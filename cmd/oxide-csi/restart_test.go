@@ -18,7 +18,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // asking plays the API server for one Node, of which a restart is asked for.
@@ -30,7 +30,15 @@ type asking struct {
 func (a *asking) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if r.URL.Path != "/api/v1/nodes/worker" {
+	node := map[string]any{"kind": "Node", "metadata": map[string]any{"name": "worker", "annotations": a.annotations}}
+	switch r.URL.Path {
+	case "/api/v1/nodes":
+		if answer := list(w, r, node); answer != nil {
+			_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+		}
+		return
+	case "/api/v1/nodes/worker":
+	default:
 		w.WriteHeader(http.StatusTeapot)
 		return
 	}
@@ -46,9 +54,7 @@ func (a *asking) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			a.annotations[key] = value
 		}
 	}
-	_ = json.NewEncoder(w).
-		Encode(map[string]any{"kind": "Node", "metadata": map[string]any{"name": "worker", "annotations": a.annotations}})
-	// a client that has gone
+	_ = json.NewEncoder(w).Encode(node) // a client that has gone
 }
 
 func (a *asking) answer() metadata.RestartReply {
@@ -85,7 +91,7 @@ users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c,
 			0o600,
 		),
 	)
-	flags, err := lab.PluginOptions{Mode: "node", Dir: dir, Instance: lab.Instance{ID: instanceID}, Args: []string{
+	flags, err := simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: instanceID}, Args: []string{
 		"--sys-root=" + dir,
 		"--node-name=worker",
 		"--kubeconfig=" + kubeconfig,
@@ -93,7 +99,7 @@ users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c,
 		"--restart-poweroff=signal:SIGUSR2",
 	}}.Flags()
 	must(t, err)
-	boot := func(id string) (*exec.Cmd, *lab.Output) {
+	boot := func(id string) (*exec.Cmd, *simtest.Output) {
 		file := filepath.Join(dir, id)
 		must(t, os.WriteFile(file, []byte(id+"\n"), 0o600))
 		// Its own process IDs, or this machine would be what is powered off.
@@ -104,7 +110,7 @@ users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c,
 				flags...)...)
 		cmd.Env = append(baseEnv(), "BOOT="+file)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		output := &lab.Output{}
+		output := &simtest.Output{}
 		cmd.Stderr = output
 		must(t, cmd.Start())
 		return cmd, output

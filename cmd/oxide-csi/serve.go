@@ -113,7 +113,7 @@ func build(
 	}
 	if cfg.Mode.Node() {
 		service := buildNode(ctx, cfg, readiness, registration, background, log)
-		measured.CountNode(service.Volumes)
+		measured.RegisterNodeVolumes(service.Volumes)
 		opts.Node = service
 	}
 	return opts, retire, nil
@@ -148,7 +148,7 @@ func buildController(
 	service.StartSweeping(ctx)
 	for _, client := range racks {
 		background.run("planned restarts on rack "+client.Name(), func() {
-			if cfg.AttachMode == config.AttachRestart {
+			if cfg.RestartsPlanned() {
 				service.PlanRestarts(ctx, client)
 			} else {
 				service.CleanUpRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
@@ -173,7 +173,7 @@ func buildNode(
 		readiness.AwaitIdentity(ctx, identity, log)
 		registration.Run(ctx)
 	})
-	if cfg.AttachMode == config.AttachRestart {
+	if cfg.RestartsPlanned() {
 		background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
 	}
 	if cfg.StartupTaint != "" {
@@ -200,7 +200,7 @@ func newRegistration(cfg config.Config, log *slog.Logger) *kubelet.Registration 
 	if socket == "" {
 		return nil
 	}
-	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.KubeletEndpoint, Log: log})
+	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.Endpoint, Log: log})
 }
 
 // tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.

@@ -33,22 +33,22 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-func startSim(t *testing.T, args ...string) *lab.Sim {
+func startSim(t *testing.T, args ...string) *simtest.Sim {
 	t.Helper()
-	sim, err := lab.StartSim(programs.Sim, nil, append([]string{"--instances=node-a"}, args...)...)
+	sim, err := simtest.StartSim(programs.Sim, nil, append([]string{"--instances=node-a"}, args...)...)
 	must(t, err)
 	t.Cleanup(func() { must(t, sim.Stop()) })
 	return sim
 }
 
 // startPlugin starts a plugin; it ends with the test where the test has not ended it.
-func startPlugin(t *testing.T, opts lab.PluginOptions) *lab.Plugin {
+func startPlugin(t *testing.T, opts simtest.PluginOptions) *simtest.Plugin {
 	t.Helper()
 	opts.Env = append(baseEnv(), opts.Env...)
-	plugin, err := lab.StartPlugin(programs.Plugin, opts)
+	plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 	must(t, err)
 	t.Cleanup(func() {
 		select {
@@ -75,11 +75,11 @@ func createRequest(name string) *csi.CreateVolumeRequest {
 }
 
 // slowCreate begins a CreateVolume that the rack holds up, and returns when the rack has it.
-func slowCreate(t *testing.T, sim *lab.Sim, plugin *lab.Plugin, delay time.Duration) <-chan error {
+func slowCreate(t *testing.T, sim *simtest.Sim, plugin *simtest.Plugin, delay time.Duration) <-chan error {
 	t.Helper()
 	_, err := sim.Inject(
 		t.Context(),
-		lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: int(delay / time.Millisecond)},
+		simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: int(delay / time.Millisecond)},
 	)
 	must(t, err)
 	answered := make(chan error, 1)
@@ -107,7 +107,7 @@ func isThere(t *testing.T, path string) bool {
 func TestTerminationFinishesCallsInFlight(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
 	start := time.Now()
 	answered := slowCreate(t, sim, plugin, 5*time.Second)
 	must(t, plugin.Signal(syscall.SIGTERM))
@@ -143,11 +143,11 @@ func TestTerminationFinishesCallsInFlight(t *testing.T) {
 func TestTerminationHandsRestartsOver(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t, "--state-time=2s")
-	start := func(wait string) *lab.Plugin {
-		return startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{
+	start := func(wait string) *simtest.Plugin {
+		return startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{
 			"--attach-mode=restart",
 			"--restart-shutdown=hard",
-			"--restart-self=none",
+			"--metadata=none",
 			"--restart-window=1s",
 			"--restart-cool-down=0s",
 			"--restart-wait=" + wait,
@@ -194,7 +194,7 @@ func TestTerminationHandsRestartsOver(t *testing.T) {
 func TestSecondTerminationLeavesAtOnce(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
 	// A client that has connected and says nothing must not keep the plugin either.
 	silent, err := net.Dial("unix", plugin.Socket)
 	must(t, err)
@@ -226,7 +226,7 @@ func TestSecondTerminationLeavesAtOnce(t *testing.T) {
 func TestTerminationWithASilentClient(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
 	silent, err := net.Dial("unix", plugin.Socket)
 	must(t, err)
 	defer func() { must(t, silent.Close()) }()
@@ -239,7 +239,10 @@ func TestTerminationWithASilentClient(t *testing.T) {
 func TestInterruptEndsThePlugin(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "all", Dir: shortDir(t), Sim: sim, Instance: sim.Instance("node-a")})
+	plugin := startPlugin(
+		t,
+		simtest.PluginOptions{Mode: "all", Dir: shortDir(t), Sim: sim, Instance: sim.Instance("node-a")},
+	)
 	must(t, plugin.Signal(os.Interrupt))
 	if code, err := plugin.ExitCode(within(t, 20*time.Second)); err != nil || code != 0 {
 		t.Errorf("exit code %d, %v: %s", code, err, plugin.Stderr())
@@ -249,7 +252,7 @@ func TestInterruptEndsThePlugin(t *testing.T) {
 func TestKillLeavesASocketThatTheNextStartReplaces(t *testing.T) {
 	t.Parallel()
 	sim, dir := startSim(t), shortDir(t)
-	opts := lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim}
+	opts := simtest.PluginOptions{Mode: "controller", Dir: dir, Sim: sim}
 	plugin := startPlugin(t, opts)
 	must(t, plugin.Kill())
 	if !isThere(t, plugin.Socket) {
@@ -282,7 +285,7 @@ func TestKillLeavesASocketThatTheNextStartReplaces(t *testing.T) {
 func TestWhatIsNoSocketIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	sim, dir := startSim(t), shortDir(t)
-	opts := lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim}
+	opts := simtest.PluginOptions{Mode: "controller", Dir: dir, Sim: sim}
 	must(t, os.WriteFile(opts.Socket(), []byte("precious"), 0o600))
 	flags, err := opts.Flags()
 	must(t, err)
@@ -298,7 +301,7 @@ func TestWhatIsNoSocketIsNotRemoved(t *testing.T) {
 func TestTokenRotation(t *testing.T) {
 	t.Parallel()
 	sim, dir := startSim(t), shortDir(t)
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: dir, Sim: sim})
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: dir, Sim: sim})
 	created, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 	must(t, err)
 
@@ -366,7 +369,7 @@ func TestRackTroubleAtStart(t *testing.T) {
 	t.Cleanup(secure.Close)
 	for _, test := range []struct {
 		name, flag string
-		sim        *lab.Sim
+		sim        *simtest.Sim
 		token      string
 		mentions   []string
 	}{
@@ -386,7 +389,7 @@ func TestRackTroubleAtStart(t *testing.T) {
 			if test.token != "" {
 				used.Token = test.token
 			}
-			opts := lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: &used}
+			opts := simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: &used}
 			if test.flag != "" {
 				opts.Args = []string{test.flag}
 			}
@@ -438,7 +441,7 @@ func TestPrivateCA(t *testing.T) {
 	must(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}), 0o600))
 	plugin := startPlugin(
 		t,
-		lab.PluginOptions{
+		simtest.PluginOptions{
 			Mode: "controller",
 			Dir:  dir,
 			Sim:  sim,
@@ -468,7 +471,7 @@ func TestOlderRacks(t *testing.T) {
 	for _, version := range []string{"2026032500.0.0", "2026021301.0.0"} {
 		t.Run(version, func(t *testing.T) {
 			sim := startSim(t, "--api-version-max="+version)
-			plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
+			plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
 			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 			must(t, err)
 			eventually(
@@ -489,7 +492,7 @@ func TestOlderRacks(t *testing.T) {
 func TestOneRequestForAVolume(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
 	eventually(
 		t,
 		"the rack was looked at",
@@ -517,7 +520,7 @@ func TestOneRequestForAVolume(t *testing.T) {
 func TestNobodyReadsTheLog(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
-	opts := lab.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim}
+	opts := simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim}
 	flags, err := opts.Flags()
 	must(t, err)
 	reader, writer, err := os.Pipe()

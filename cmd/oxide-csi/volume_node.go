@@ -63,6 +63,7 @@ says so.`,
 	cmd.Flags().StringVar(&node, "node", "", "ID of the node, which is its instance's (default this one)")
 	cmd.Flags().
 		StringVar(&b.sysRoot, "sys-root", "", "where this host's /sys is seen, to look for mounts of the disk (default /sys) [OXIDE_CSI_SYS_ROOT]")
+	cmd.Flags().Lookup("sys-root").Hidden = true // for tests
 	cmd.Flags().
 		BoolVar(&unmounted, "unmounted", false, "with --node: the volume is mounted nowhere on that node, or the node is gone")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

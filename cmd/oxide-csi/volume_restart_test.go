@@ -19,12 +19,7 @@ import (
 func TestVolumeRestarts(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
-		"--attach-mode=restart",
-		"--restart-policy=plan",
-		"--restart-shutdown=hard",
-		"--restart-self=none",
-		"--restart-window=1s",
-		"--restart-cool-down=0s",
+		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--instances=node-a,node-b")
 	a, b := h.sim.Instance("node-a").ID, h.sim.Instance("node-b").ID
@@ -68,7 +63,7 @@ func TestVolumeRestarts(t *testing.T) {
 		waiting,
 		node(a),
 	); said.code != 5 ||
-		!strings.Contains(said.stderr, "--restart-policy=plan") {
+		!strings.Contains(said.stderr, "--attach-mode=plan") {
 		t.Errorf("attach says %+v", said)
 	}
 	shows(waiting, "would be restarted")
@@ -126,7 +121,7 @@ func TestVolumeRestartUnderWay(t *testing.T) {
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
 		"--attach-mode=restart",
 		"--restart-shutdown=hard",
-		"--restart-self=none",
+		"--metadata=none",
 		"--restart-window=1s",
 		"--restart-cool-down=0s",
 	}}

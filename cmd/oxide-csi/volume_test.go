@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/volume.txt and docs/reference/cli.md")
@@ -34,8 +34,8 @@ var update = flag.Bool("update", false, "rewrite testdata/volume.txt and docs/re
 // host is a host without an orchestrator, as a person there sees it: a plugin for the controller, one for the node, and a
 // shell.
 type host struct {
-	sim              *lab.Sim
-	controller, node *lab.Plugin
+	sim              *simtest.Sim
+	controller, node *simtest.Plugin
 	dir              string
 	environ          []string
 	// restarts takes hot-plug from the rack, and has the controller plan restarts, as args say.
@@ -80,18 +80,18 @@ func (h *host) start(t *testing.T, together bool, simArgs ...string) {
 	if together {
 		h.controller = startPlugin(
 			t,
-			lab.PluginOptions{Mode: "all", Dir: h.folder(t, "all"), Sim: h.sim, Instance: h.sim.Instances[0]},
+			simtest.PluginOptions{Mode: "all", Dir: h.folder(t, "all"), Sim: h.sim, Instance: h.sim.Instances[0]},
 		)
 		h.node = h.controller
 		h.environ = append(h.environ, "CSI_ENDPOINT=unix://"+h.node.Socket)
 	} else {
 		h.controller = startPlugin(
 			t,
-			lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: h.args},
+			simtest.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: h.args},
 		)
 		h.node = startPlugin(
 			t,
-			lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]},
+			simtest.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]},
 		)
 		h.environ = append(
 			h.environ,
@@ -274,7 +274,7 @@ func TestVolumeLife(t *testing.T) {
 	h.compare(t, "testdata/volume.txt")
 
 	left, err := h.sim.Leftovers(t.Context())
-	if diff := cmp.Diff(lab.Leftovers{}, left); err != nil || diff != "" {
+	if diff := cmp.Diff(simtest.Leftovers{}, left); err != nil || diff != "" {
 		t.Errorf("%v, left on the rack (-want +got):\n%s", err, diff)
 	}
 }
@@ -343,7 +343,7 @@ func TestDetachRefusesWhatIsMounted(t *testing.T) {
 	must(t, h.node.Stop())
 	h.node = startPlugin(
 		t,
-		lab.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]},
+		simtest.PluginOptions{Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0]},
 	)
 	attached := func() bool {
 		instances, err := h.sim.ListInstances(t.Context())
@@ -596,7 +596,7 @@ func TestVolumeErrorsSayItOnce(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, true)
 	off := false
-	must(t, h.sim.Set(t.Context(), lab.Settings{Hotplug: &off}))
+	must(t, h.sim.Set(t.Context(), simtest.Settings{Hotplug: &off}))
 	id := h.ok(t, "volume", "create", "cold", "--size=1GiB")
 	said := h.fails(t, 5, "volume", "attach", id)
 	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "stop the instance until this is done", "volume show"} {
@@ -641,7 +641,7 @@ func TestPluginGoesAway(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	must(t, h.sim.ClearFaults(t.Context()))
-	h.controller = startPlugin(t, lab.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
+	h.controller = startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
 	h.ok(t, "volume", "create", "orphan", "--size=1GiB")
 }
 
@@ -651,7 +651,12 @@ func (h *host) slow(t *testing.T, operation string, delay time.Duration) {
 	always := 0
 	_, err := h.sim.Inject(
 		t.Context(),
-		lab.Fault{Operation: operation, Kind: lab.FaultDelay, Count: &always, DelayMillis: int(delay / time.Millisecond)},
+		simtest.Fault{
+			Operation:   operation,
+			Kind:        simtest.FaultDelay,
+			Count:       &always,
+			DelayMillis: int(delay / time.Millisecond),
+		},
 	)
 	must(t, err)
 }

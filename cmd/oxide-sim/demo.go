@@ -22,13 +22,13 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // The demo stands in these files:
 //
 //   - demo.go: the command, and what one run of it does
-//   - demo_cast.go: the rack and the plugins that it starts
+//   - demo_processes.go: the rack and the plugins that it starts
 //   - demo_story.go: the steps of a volume's life
 //   - demo_shell.go: the commands that it consists of, where they are typed
 //   - demo_look.go: asking rack, guest and kernel what is there
@@ -79,7 +79,7 @@ func demoCommand() *cobra.Command {
 // demo is one run of the demo.
 type demo struct {
 	demoOptions
-	programs lab.Programs
+	programs simtest.Programs
 	out      *narrator
 	// logTo takes the logs of the programs; nil for nowhere.
 	logTo io.Writer
@@ -91,7 +91,7 @@ type demo struct {
 	// nodesOff says why the nodes are left out; empty when they are not.
 	nodesOff string
 
-	cast cast
+	processes processes
 	// before is what there was before anything was started, as far as it has to do with dir. disksBefore are the disks
 	// that the rack was started with.
 	before      traces
@@ -130,14 +130,14 @@ func runDemo(ctx context.Context, opts demoOptions, in io.Reader, out, logs io.W
 }
 
 // programsBesideThis finds the plugin in the folder of this program.
-func programsBesideThis() (lab.Programs, error) {
+func programsBesideThis() (simtest.Programs, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return lab.Programs{}, fmt.Errorf("find the folder of this program: %w", err)
+		return simtest.Programs{}, fmt.Errorf("find the folder of this program: %w", err)
 	}
-	programs := lab.Programs{Sim: self, Plugin: filepath.Join(filepath.Dir(self), "oxide-csi")}
+	programs := simtest.Programs{Sim: self, Plugin: filepath.Join(filepath.Dir(self), "oxide-csi")}
 	if _, err := os.Stat(programs.Plugin); err != nil {
-		return lab.Programs{}, fmt.Errorf(
+		return simtest.Programs{}, fmt.Errorf(
 			"the plugin is missing: %s should be beside this program: \"make demo\" builds both",
 			programs.Plugin,
 		)
@@ -282,15 +282,15 @@ func (d *demo) introduce(ctx context.Context) error {
 		d.out.paragraph("The nodes are left out: " + d.nodesOff + ". So nothing is formatted, mounted or written.")
 	}
 	d.out.blank()
-	d.out.entry("rack", "%s, project %q, hot-plug %s", d.cast.sim.Host, d.cast.sim.Project, hotplug)
-	for _, m := range d.cast.nodes {
+	d.out.entry("rack", "%s, project %q, hot-plug %s", d.processes.sim.Host, d.processes.sim.Project, hotplug)
+	for _, m := range d.processes.nodes {
 		if err := d.introduceNode(ctx, m); err != nil {
 			return err
 		}
 	}
-	d.out.entry("plugin", "%s", d.cast.plugins())
+	d.out.entry("plugin", "%s", d.processes.plugins())
 	d.out.entry("folder", "%s", d.dir)
-	d.out.entry("your shell", "run this with --step, and elsewhere: . %s", quoted(d.cast.nodes[0].shell.env))
+	d.out.entry("your shell", "run this with --step, and elsewhere: . %s", quoted(d.processes.nodes[0].shell.env))
 	d.out.blank()
 	d.out.paragraph(limit)
 	return d.out.err
@@ -316,7 +316,7 @@ func (d *demo) introduceNode(ctx context.Context, m *machine) error {
 // withoutHotplug turns the rack into one as they are today.
 func (d *demo) withoutHotplug(ctx context.Context) error {
 	off := false
-	if err := d.cast.sim.Set(ctx, lab.Settings{Hotplug: &off}); err != nil {
+	if err := d.processes.sim.Set(ctx, simtest.Settings{Hotplug: &off}); err != nil {
 		return err
 	}
 	hotplug, err := d.hotplug(ctx)

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endTimeout bounds the questions asked at the end; how long a process may take to end is the lab's business.
+// endTimeout bounds the questions asked at the end; package simtest bounds how long a process may take to end.
 const endTimeout = 10 * time.Second
 
 // end takes away all that the demo has made. After a story told to its end there is nothing to force: what is mounted then,
@@ -38,7 +38,7 @@ func (d *demo) end(told bool) error {
 	if told {
 		errs = append(errs, d.checkRack(ctx))
 	}
-	plugins := d.cast.running()
+	plugins := d.processes.running()
 	for _, plugin := range plugins {
 		errs = append(errs, plugin.Stop())
 	}
@@ -48,9 +48,9 @@ func (d *demo) end(told bool) error {
 	if told && len(undone) > 0 {
 		errs = append(errs, fmt.Errorf("still mounted were %s", strings.Join(undone, ", ")))
 	}
-	if d.cast.sim != nil {
+	if d.processes.sim != nil {
 		processes++
-		errs = append(errs, d.cast.sim.Stop())
+		errs = append(errs, d.processes.sim.Stop())
 	}
 	loops, err := d.detachAll()
 	errs = append(errs, err)
@@ -101,7 +101,7 @@ func (d *demo) checkRack(ctx context.Context) error {
 			strings.Join(d.disksBefore, ", "),
 		)
 	}
-	left, err := d.cast.sim.Leftovers(ctx)
+	left, err := d.processes.sim.Leftovers(ctx)
 	if err != nil {
 		return err
 	}
@@ -166,9 +166,9 @@ func (d *demo) checkFolder() error {
 		inRack := below(path, filepath.Join(d.dir, rackFolder))
 		ofVolume := slices.ContainsFunc(d.volumes, func(id string) bool { return strings.Contains(entry.Name(), id) })
 		token := path == filepath.Join(d.dir, controllerFolder, "token")
-		claims := entry.Name() == "claims" // of a node: an empty file that only carries locks
-		shell := slices.ContainsFunc(d.cast.nodes, func(m *machine) bool { return path == m.shell.env })
-		unexpected := !entry.IsDir() && !inRack && !token && !claims && !shell
+		locks := entry.Name() == "locks" // of a node: an empty file that only carries locks
+		shell := slices.ContainsFunc(d.processes.nodes, func(m *machine) bool { return path == m.shell.env })
+		unexpected := !entry.IsDir() && !inRack && !token && !locks && !shell
 		if ofVolume || unexpected || entry.IsDir() && (entry.Name() == targetFolder || entry.Name() == guestsFolder) {
 			left = append(left, path)
 		}

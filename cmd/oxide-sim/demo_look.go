@@ -84,7 +84,7 @@ type disk struct {
 }
 
 func (d *demo) disk(ctx context.Context, id string) (answer disk, err error) {
-	return answer, d.get(ctx, d.cast.sim.Host+"/v1/disks/"+id, &answer)
+	return answer, d.get(ctx, d.processes.sim.Host+"/v1/disks/"+id, &answer)
 }
 
 func (d *demo) onRack(ctx context.Context, v *volume) (string, error) {
@@ -95,7 +95,7 @@ func (d *demo) onRack(ctx context.Context, v *volume) (string, error) {
 	if err != nil || disk.State.Instance == "" {
 		return disk.State.State, err
 	}
-	for _, m := range d.cast.nodes {
+	for _, m := range d.processes.nodes {
 		if m.instance.ID == disk.State.Instance {
 			return disk.State.State + " to " + m.instance.Name, nil
 		}
@@ -106,7 +106,7 @@ func (d *demo) onRack(ctx context.Context, v *volume) (string, error) {
 // rackDisks lists the names of all disks in the project.
 func (d *demo) rackDisks(ctx context.Context) ([]string, error) {
 	var answer struct{ Items []disk }
-	if err := d.get(ctx, d.cast.sim.Host+"/v1/disks?project="+d.cast.sim.Project, &answer); err != nil {
+	if err := d.get(ctx, d.processes.sim.Host+"/v1/disks?project="+d.processes.sim.Project, &answer); err != nil {
 		return nil, err
 	}
 	names := make([]string, len(answer.Items))
@@ -121,13 +121,13 @@ func (d *demo) runState(ctx context.Context, instanceID string) (string, error) 
 	var answer struct {
 		RunState string `json:"run_state"`
 	}
-	return answer.RunState, d.get(ctx, d.cast.sim.Host+"/v1/instances/"+instanceID, &answer)
+	return answer.RunState, d.get(ctx, d.processes.sim.Host+"/v1/instances/"+instanceID, &answer)
 }
 
 // hotplug asks the control endpoint of the simulation; a rack's API does not tell.
 func (d *demo) hotplug(ctx context.Context) (string, error) {
 	var answer struct{ Hotplug bool }
-	if err := d.get(ctx, d.cast.sim.Control+"/v0/settings", &answer); err != nil || !answer.Hotplug {
+	if err := d.get(ctx, d.processes.sim.Control+"/v0/settings", &answer); err != nil || !answer.Hotplug {
 		return "off", err
 	}
 	return "on", nil
@@ -139,7 +139,7 @@ func (d *demo) get(ctx context.Context, url string, answer any) error {
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+d.cast.sim.Token)
+	req.Header.Set("Authorization", "Bearer "+d.processes.sim.Token)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (d *demo) get(ctx context.Context, url string, answer any) error {
 // inGuests looks for the disk in the sysfs of every guest, by its serial, as the plugin does.
 func (d *demo) inGuests(v *volume) (string, error) {
 	var found []string
-	for _, m := range d.cast.nodes {
+	for _, m := range d.processes.nodes {
 		serials, err := filepath.Glob(filepath.Join(m.instance.Guest, "sys/block/nvme*/device/serial"))
 		if err != nil {
 			return "", err

@@ -18,7 +18,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // shell is where the commands of the story are typed. Everybody can type them there: all that makes it this place stands in a
@@ -79,9 +79,9 @@ func (s *shell) run(ctx context.Context, line string) (printed string, code int,
 
 // variables are those that a shell needs where a node's plugin runs, or only the controller.
 func (d *demo) variables(m *machine) []string {
-	variables := []string{"OXIDE_CSI_CONTROLLER_ENDPOINT=" + d.cast.controller.Socket}
+	variables := []string{"OXIDE_CSI_CONTROLLER_ENDPOINT=" + d.processes.controller.Socket}
 	if m == nil {
-		for _, instance := range d.cast.sim.Instances {
+		for _, instance := range d.processes.sim.Instances {
 			variables = append(variables, variableOf(instance)+"="+instance.ID)
 		}
 		return variables
@@ -93,7 +93,7 @@ func (d *demo) variables(m *machine) []string {
 }
 
 // variableOf is the variable with the ID of a node that is asked for by its ID.
-func variableOf(instance lab.Instance) string { return strings.ReplaceAll(instance.Name, "-", "_") }
+func variableOf(instance simtest.Instance) string { return strings.ReplaceAll(instance.Name, "-", "_") }
 
 // named names the node to a command where no plugin runs on it, which would know.
 func (m *machine) named() string {

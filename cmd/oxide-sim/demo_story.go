@@ -128,7 +128,7 @@ func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error)
 
 // life is the life of a volume up to its end, with a snapshot that outlives it. Without nodes, what they do is left out.
 func (d *demo) life() []step {
-	a, b := d.cast.nodes[0], d.cast.nodes[1]
+	a, b := d.processes.nodes[0], d.processes.nodes[1]
 	return slices.Concat(
 		[]step{
 			{
@@ -162,7 +162,7 @@ func (d *demo) life() []step {
 
 // afterlife is that of a volume made from the snapshot that the other one has left.
 func (d *demo) afterlife(snapshot string) []step {
-	b := d.cast.nodes[1]
+	b := d.processes.nodes[1]
 	return slices.Concat(
 		[]step{
 			{
@@ -186,7 +186,7 @@ func (d *demo) afterlife(snapshot string) []step {
 
 // refusal is what happens to a volume on a rack that attaches nothing to a running instance.
 func (d *demo) refusal() []step {
-	a := d.cast.nodes[0]
+	a := d.processes.nodes[0]
 	return []step{
 		{
 			says:  "Make another volume, and attach it to node-a, which runs.",

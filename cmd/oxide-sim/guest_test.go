@@ -20,7 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // machines is a simulator whose guests run guest-init with one service.
@@ -37,7 +37,7 @@ func startMachines(t *testing.T, service string) machines {
 	path, err := binary()
 	must(t, err)
 	m := machines{notes: t.TempDir(), state: t.TempDir()}
-	boot, err := lab.WriteBoot(
+	boot, err := simtest.WriteBoot(
 		t.TempDir(),
 		path,
 		time.Second,

@@ -27,7 +27,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // binary builds oxide-sim once, with oxide-csi beside it, where every user may run them.
@@ -39,7 +39,7 @@ var binary = sync.OnceValues(func() (string, error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return "", err
 	}
-	programs, err := lab.Build(dir, lab.RaceDetector())
+	programs, err := simtest.Build(dir, simtest.RaceDetector())
 	return programs.Sim, err
 })
 

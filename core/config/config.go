@@ -12,8 +12,10 @@
 //
 // The tags of [Config] are the one place where a setting is described: flags,
 // environment variables, keys of the file, the text of --help and
-// docs/reference/configuration.md are all made from them. To add a setting, add a field,
-// its rule in [Config.Validate], and its rows in the tests, which ask for them.
+// docs/reference/configuration.md are all made from them. To add a setting, add a field
+// to its group, its rule in [Config.Validate], and its rows in the tests, which ask
+// for them. A setting that has one right value for an orchestrator is derived, and
+// one that only tests or orchestrators set is hidden: few are left to understand.
 package config
 
 import (
@@ -27,130 +29,125 @@ import (
 //
 // Tags: koanf is the key in the file and in the merged layers; flag and env are
 // the other two names; default is text, read as if a user had written it;
-// required is "always", or "controller" for modes controller and all; file "no"
-// keeps a key out of the file; use "identity" makes a setting one of [LoadIdentity]
-// too; help is one or two sentences.
+// derived says what the default is where it depends on the orchestrator, see
+// [loader.derive]; required is "always", or "controller" for modes controller
+// and all; file "no" keeps a key out of the file; use "identity" makes a setting
+// one of [LoadIdentity] too; help is one or a few sentences. group is the heading
+// in --help and in the reference, for this setting and those after it. hidden
+// "yes" keeps a setting out of both: it is set by an orchestrator or by tests.
 type Config struct {
 	// Endpoint is the absolute path of the unix socket, at most 107 bytes.
-	Endpoint string `koanf:"endpoint" flag:"endpoint" env:"CSI_ENDPOINT" required:"always" help:"unix socket to serve CSI on: unix:///csi/csi.sock or an absolute path, at most 107 bytes"`
+	Endpoint string `group:"Serving" koanf:"endpoint" flag:"endpoint" env:"CSI_ENDPOINT" required:"always" help:"unix socket to serve CSI on: unix:///csi/csi.sock or an absolute path, at most 107 bytes"`
 	// Mode says which CSI services are served.
-	Mode Mode `koanf:"mode" flag:"mode" env:"OXIDE_CSI_MODE" default:"all" help:"services to serve: controller, node or all"`
+	Mode Mode `koanf:"mode" flag:"mode" env:"OXIDE_CSI_MODE" required:"always" help:"services to serve: controller, node or all. Modes controller and all need the rack's API token"`
 	// ConfigFile is the YAML file that was read, empty if there is none.
-	ConfigFile string `koanf:"config" flag:"config" env:"OXIDE_CSI_CONFIG" file:"no" use:"identity" help:"YAML file with any of these settings, and the only place for racks"`
+	ConfigFile string `koanf:"config" flag:"config" env:"OXIDE_CSI_CONFIG" file:"no" use:"identity" help:"YAML file with any of these settings; racks can be set only there"`
+	// StateDir is an absolute path.
+	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" help:"folder in which a node records formatting under way and the volumes that its programs work on; it must survive reboots. Ignored in mode controller"`
 
 	// OxideHost is the base URL of the rack's API, without a path. See [Config.RackList].
-	OxideHost string `koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" help:"the rack's API: https://silo.sys.example.com; without a scheme it is https. Ignored in mode node"`
+	OxideHost string `group:"Rack" koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" help:"URL of the rack's API, such as https://silo.sys.example.com; without a scheme it is https. Ignored in mode node"`
 	// OxideProject is the name or ID of the project that holds the disks.
-	OxideProject string `koanf:"oxideProject" flag:"oxide-project" env:"OXIDE_PROJECT" required:"controller" help:"name or ID of the project that the disks live in. Ignored in mode node"`
+	OxideProject string `koanf:"oxideProject" flag:"oxide-project" env:"OXIDE_PROJECT" required:"controller" help:"name or ID of the project that holds the disks. Ignored in mode node"`
 	// OxideTokenFile is the path of the file with the API token.
-	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" help:"file with the API token, read again when it changes; OXIDE_TOKEN serves where no file is named. Ignored in mode node"`
+	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" help:"file with the API token, read again when it changes; OXIDE_TOKEN is used if no file is named. Ignored in mode node"`
 	// OxideToken is the API token from the environment; empty where a file is named.
-	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for where no file can be had: it does not follow a rotation. There is no flag for it. Ignored in mode node"`
+	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for processes that cannot have a file; a new token needs a restart. There is no flag for it. Ignored in mode node"`
 	// OxideCAFile is the path of a file with PEM certificates, empty for those that the system trusts; see [ReadCAs].
-	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" help:"PEM file with the certificates of the CA that signed the rack's; it is read at start, and nothing else is trusted then. Ignored in mode node"`
+	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" help:"PEM file with the certificates of the CA that signed the rack's certificate, read at start; no other CA is trusted then. Ignored in mode node"`
 	// Racks are the entries of the file; see [Config.RackList] for what is served.
-	Racks []Rack `koanf:"racks" help:"racks to serve, a list of {name, host, tokenFile, project, caFile}, instead of the settings of one rack above; caFile may be left out"`
-
+	Racks []Rack `koanf:"racks" help:"list of racks to serve, each {name, host, tokenFile, project, caFile}, in place of the settings of one rack above; caFile is optional"`
 	// ClusterID tells apart clusters that share a project. It is part of every
 	// disk's name.
-	ClusterID string `koanf:"clusterID" flag:"cluster-id" env:"OXIDE_CSI_CLUSTER_ID" required:"controller" help:"tells apart clusters that share a project, for ever: 1 to 63 of a-z, 0-9 and '-'"`
-	// Rack is the rack's name in the topology. RackGiven is true if somebody
-	// wrote it, so that a name found by a metadata provider may not replace it.
-	Rack      string `koanf:"rack" flag:"rack" env:"OXIDE_RACK" default:"default" use:"identity" help:"this rack's name in the topology, for ever"`
+	ClusterID string `koanf:"clusterID" flag:"cluster-id" env:"OXIDE_CSI_CLUSTER_ID" required:"controller" help:"tells apart clusters that share a project: 1 to 63 of a-z, 0-9 and '-'. It must never change"`
+	// Rack is the rack's name in the topology. RackGiven is true if an operator
+	// set it, so that a name found by a metadata provider may not replace it.
+	Rack      string `koanf:"rack" flag:"rack" env:"OXIDE_RACK" default:"default" use:"identity" help:"name of this rack in the topology. It must never change"`
 	RackGiven bool
 
-	// AttachMode is AttachHot or AttachRestart.
-	AttachMode string `koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot tries, and says what to do where the rack refuses; restart plans restarts of instances (docs/explanation/racks-without-hotplug.md)"`
-	// RestartPolicy is RestartNever, RestartPlan or RestartAllow.
-	RestartPolicy string `koanf:"restartPolicy" flag:"restart-policy" env:"OXIDE_CSI_RESTART_POLICY" default:"allow" help:"whether instances may be restarted with --attach-mode=restart: never, plan, which only tells what would be restarted, or allow. Ignored in mode node"`
-	// RestartShutdown is ShutdownGuest, ShutdownDrain or ShutdownHard.
-	RestartShutdown string `koanf:"restartShutdown" flag:"restart-shutdown" env:"OXIDE_CSI_RESTART_SHUTDOWN" default:"guest" help:"how a guest goes down for a planned restart: guest, where its node plugin powers it off, drain, where its work is moved to other nodes before, or hard, a stop by the rack, which is a power cut. Ignored in mode node"`
-	// RestartWindow is how long wishes are collected.
-	RestartWindow time.Duration `koanf:"restartWindow" flag:"restart-window" env:"OXIDE_CSI_RESTART_WINDOW" default:"10s" help:"how long attaches to an instance are collected from the first on, before it is restarted for all of them: up to 60s. Ignored in mode node"`
-	// RestartMaxDown is how many instances of a rack may be down at once for planned restarts.
-	RestartMaxDown int `koanf:"restartMaxDown" flag:"restart-max-down" env:"OXIDE_CSI_RESTART_MAX_DOWN" default:"1" help:"instances of a rack that may be down at once for planned restarts, 1 to 16. Ignored in mode node"`
-	// RestartCoolDown is how long an instance is left alone.
-	RestartCoolDown time.Duration `koanf:"restartCoolDown" flag:"restart-cool-down" env:"OXIDE_CSI_RESTART_COOL_DOWN" default:"5m" help:"how long an instance is left alone after it was started, or after it refused a planned restart. Ignored in mode node"`
-	// RestartHaltTimeout is how long a guest may take to halt, and a drain.
-	RestartHaltTimeout time.Duration `koanf:"restartHaltTimeout" flag:"restart-halt-timeout" env:"OXIDE_CSI_RESTART_HALT_TIMEOUT" default:"2m" help:"how long a node may take to be drained before its restart is given up, and its guest to halt before somebody is called to look at it. Ignored in mode node"`
-	// RestartWait is how long an RPC waits.
-	RestartWait time.Duration `koanf:"restartWait" flag:"restart-wait" env:"OXIDE_CSI_RESTART_WAIT" default:"0s" help:"how long ControllerPublishVolume waits for a planned restart before it answers that one is planned: 0s under Nomad, which serves nobody else meanwhile; up to 10m. Ignored in mode node"`
-	// RestartHours is what [Config.RestartTimes] reads.
-	RestartHours string `koanf:"restartHours" flag:"restart-hours" env:"OXIDE_CSI_RESTART_HOURS" help:"times in UTC at which planned restarts may begin, such as \"Sat,Sun 01:00-05:00\" or \"Mon-Fri 22:00-04:00, Sun 00:00-24:00\"; always where empty. Ignored in mode node"`
-	// RestartSelf is SelfAuto, SelfNone or the ID of an instance in lower case with hyphens.
-	RestartSelf string `koanf:"restartSelf" flag:"restart-self" env:"OXIDE_CSI_RESTART_SELF" default:"auto" help:"instance on which the controller runs, whose restart it leaves to another controller: its UUID, none if it runs elsewhere, or auto, which asks --metadata. Ignored in mode node"`
-	// RestartPoweroff is what [Config.PoweroffSignal] reads.
-	RestartPoweroff string `koanf:"restartPoweroff" flag:"restart-poweroff" env:"OXIDE_CSI_RESTART_POWEROFF" default:"systemd" help:"how a node powers its guest off for a planned restart: systemd, over D-Bus, or signal:NAME, such as signal:SIGUSR2 for busybox, to the guest's first process. Ignored in mode controller"`
-	// RestartDespiteGracefulShutdown is for nodes whose kubelet would end its pods.
-	RestartDespiteGracefulShutdown bool `koanf:"restartDespiteGracefulShutdown" flag:"restart-despite-graceful-shutdown" env:"OXIDE_CSI_RESTART_DESPITE_GRACEFUL_SHUTDOWN" default:"false" help:"power a node off for a planned restart even if its kubelet has graceful node shutdown on, which is refused otherwise; the kubelet is not told. Ignored in mode controller"`
-	// MaxDisks is how many disks an instance takes, the boot disk included.
-	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" help:"disks an instance takes, boot disk included, 2 to 64: 8 holds everywhere, racks from release 18 on take 12"`
-	// ReserveDisks are not offered for volumes.
-	ReserveDisks int `koanf:"reserveDisks" flag:"reserve-disks" env:"OXIDE_CSI_RESERVE_DISKS" default:"0" help:"disks of an instance that a node keeps free for disks attached by hand, besides those that are attached already"`
-
 	// Metadata names the provider that says which instance this is.
-	Metadata string `koanf:"metadata" flag:"metadata" env:"OXIDE_CSI_METADATA" default:"auto" use:"identity" help:"where a node learns its instance ID and rack: static, guest, kubernetes, nomad, or auto, which asks whatever can know"`
+	Metadata string `group:"Node identity" koanf:"metadata" flag:"metadata" env:"OXIDE_CSI_METADATA" default:"auto" use:"identity" help:"source of a node's instance ID and rack: static, guest, kubernetes, nomad, or auto, which asks every source that can know; none is for a controller that runs on no instance of the rack"`
 	// InstanceID is lower case with hyphens, or empty.
-	InstanceID string `koanf:"instanceID" flag:"instance-id" env:"OXIDE_INSTANCE_ID" use:"identity" help:"UUID of the instance this process runs in; wins over every other source"`
+	InstanceID string `koanf:"instanceID" flag:"instance-id" env:"OXIDE_INSTANCE_ID" use:"identity" help:"UUID of the instance that this process runs in; it wins over every other source"`
 	// MetadataFile is the env file of the static provider. It need not exist yet.
 	MetadataFile string `koanf:"metadataFile" flag:"metadata-file" env:"OXIDE_CSI_METADATA_FILE" use:"identity" help:"file with lines OXIDE_INSTANCE_ID= and OXIDE_RACK=, read again when it changes"`
+	// SysRoot is an absolute path.
+	SysRoot string `hidden:"yes" koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"path at which the plugin sees the host's /sys"`
+
+	// AttachMode is AttachHot, AttachPlan or AttachRestart.
+	AttachMode string `group:"Attaching" koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot attaches at once, and says what to do if the rack refuses; restart plans restarts of instances and carries them out; plan only reports the restarts that it would plan (docs/explanation/racks-without-hotplug.md)"`
+	// MaxDisks is how many disks an instance takes, the boot disk included.
+	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" help:"number of disks that an instance takes, its boot disk included, 2 to 64: 8 works everywhere, racks from release 18 on take 12"`
+	// ReserveDisks are not offered for volumes.
+	ReserveDisks int `koanf:"reserveDisks" flag:"reserve-disks" env:"OXIDE_CSI_RESERVE_DISKS" default:"0" help:"number of disks of its instance that a node keeps free for disks attached by hand, besides those already attached. Ignored in mode controller"`
+	// DetachGrace is how long a detach from a running instance is put off.
+	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" derived:"60s under Nomad, 0s elsewhere" help:"how long the controller refuses to detach from a running instance after the first request, so that a slow unmount can finish. Ignored in mode node"`
+	// BlankScanLimit bounds how much of a device is read to prove it blank.
+	BlankScanLimit Size `koanf:"blankScanLimit" flag:"blank-scan-limit" env:"OXIDE_CSI_BLANK_SCAN_LIMIT" default:"32GiB" help:"largest disk made from a snapshot or image that a node reads whole, to prove it blank before formatting. Ignored in mode controller"`
+	// DeviceTimeout is how long a node waits for an attached disk's device.
+	DeviceTimeout time.Duration `hidden:"yes" koanf:"deviceTimeout" flag:"device-timeout" env:"OXIDE_CSI_DEVICE_TIMEOUT" default:"60s" help:"how long a node waits for the device of an attached disk"`
+	// DevRoot is an absolute path.
+	DevRoot string `hidden:"yes" koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"path at which the plugin sees the host's /dev"`
+	// RestartShutdown is ShutdownGuest, ShutdownDrain or ShutdownHard.
+	RestartShutdown string `koanf:"restartShutdown" flag:"restart-shutdown" env:"OXIDE_CSI_RESTART_SHUTDOWN" default:"guest" help:"how a guest goes down for a planned restart: guest, its node plugin powers it off; drain, its work moves to other nodes before that; hard, the rack stops it, which is a power cut. Ignored in mode node"`
+	// RestartMaxDown is how many instances of a rack may be down at once for planned restarts.
+	RestartMaxDown int `koanf:"restartMaxDown" flag:"restart-max-down" env:"OXIDE_CSI_RESTART_MAX_DOWN" default:"1" help:"number of instances of a rack that may be down at once for planned restarts, 1 to 16. Ignored in mode node"`
+	// RestartHaltTimeout is how long a guest may take to halt, and a drain.
+	RestartHaltTimeout time.Duration `koanf:"restartHaltTimeout" flag:"restart-halt-timeout" env:"OXIDE_CSI_RESTART_HALT_TIMEOUT" default:"2m" help:"how long a drain may take before the restart is given up, and a guest may take to halt before it is reported as hanging. Ignored in mode node"`
+	// RestartHours is what [Config.RestartTimes] reads.
+	RestartHours string `koanf:"restartHours" flag:"restart-hours" env:"OXIDE_CSI_RESTART_HOURS" help:"times in UTC at which planned restarts may begin, such as \"Sat,Sun 01:00-05:00\" or \"Mon-Fri 22:00-04:00, Sun 00:00-24:00\"; at any time if empty. Ignored in mode node"`
+	// RestartPoweroff is what [Config.PoweroffSignal] reads.
+	RestartPoweroff string `koanf:"restartPoweroff" flag:"restart-poweroff" env:"OXIDE_CSI_RESTART_POWEROFF" default:"systemd" help:"how a node powers off its guest for a planned restart: systemd, over D-Bus, or signal:NAME, such as signal:SIGUSR2 for busybox, to the guest's first process. Ignored in mode controller"`
+	// RestartWindow is how long attaches to an instance are collected.
+	RestartWindow time.Duration `hidden:"yes" koanf:"restartWindow" flag:"restart-window" env:"OXIDE_CSI_RESTART_WINDOW" default:"10s" help:"how long attaches to an instance are collected, from the first on, before it is restarted for all of them: up to 60s"`
+	// RestartCoolDown is how long an instance is left alone.
+	RestartCoolDown time.Duration `hidden:"yes" koanf:"restartCoolDown" flag:"restart-cool-down" env:"OXIDE_CSI_RESTART_COOL_DOWN" default:"5m" help:"how long an instance is left alone after it started, or after it refused a planned restart"`
+	// RestartWait is how long an RPC waits.
+	RestartWait time.Duration `hidden:"yes" koanf:"restartWait" flag:"restart-wait" env:"OXIDE_CSI_RESTART_WAIT" derived:"100s in Kubernetes, 0s elsewhere" help:"how long ControllerPublishVolume waits for a planned restart before it answers that one is planned: up to 10m"`
+	// BootIDFile is an absolute path.
+	BootIDFile string `hidden:"yes" koanf:"bootIDFile" flag:"boot-id-file" env:"OXIDE_CSI_BOOT_ID_FILE" default:"/proc/sys/kernel/random/boot_id" help:"file whose content changes with each boot of the guest, by which a node sees that a planned restart is over"`
+
 	// NodeName is the name of the Kubernetes Node.
-	NodeName string `koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" use:"identity" help:"name of the Kubernetes Node this process runs on, from the downward API; where it is given, auto asks Kubernetes"`
+	NodeName string `group:"Kubernetes" koanf:"nodeName" flag:"node-name" env:"OXIDE_CSI_NODE_NAME" use:"identity" help:"name of the Kubernetes Node that this process runs on, from the downward API; with it, --metadata=auto asks Kubernetes"`
 	// Kubeconfig is the path of a kubeconfig file, or empty.
-	Kubeconfig string `koanf:"kubeconfig" flag:"kubeconfig" env:"OXIDE_CSI_KUBECONFIG" use:"identity" help:"kubeconfig file to ask Kubernetes with; the pod's own service account where empty"`
-	// InstanceLabel and RackLabel are names of labels or annotations of the Node.
-	InstanceLabel string `koanf:"instanceLabel" flag:"instance-label" env:"OXIDE_CSI_INSTANCE_LABEL" default:"oxide.computer/instance-id" use:"identity" help:"label or annotation of the Node that holds the instance ID, where the Node has no provider ID"`
-	RackLabel     string `koanf:"rackLabel"     flag:"rack-label"     env:"OXIDE_CSI_RACK_LABEL"     default:"oxide.computer/rack"        use:"identity" help:"label or annotation of the Node that holds the rack's name, such as topology.kubernetes.io/zone"`
-	// KubernetesHost and KubernetesPort are what Kubernetes tells each pod.
-	KubernetesHost string `koanf:"kubernetesHost" env:"KUBERNETES_SERVICE_HOST" file:"no" help:"where the API server is; Kubernetes sets it in every pod"`
-	KubernetesPort string `koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" help:"the API server's port; Kubernetes sets it in every pod"   default:"443"`
-	// NomadAddress is a URL, or empty.
-	NomadAddress string `koanf:"nomadAddress" flag:"nomad-address" env:"NOMAD_ADDR" use:"identity" help:"address of this machine's Nomad client agent, http://127.0.0.1:4646 where empty; where it is given, auto asks Nomad"`
-	// NomadSocket is the unix:// URL of the task API.
-	NomadSocket string `koanf:"nomadSocket" env:"NOMAD_UNIX_ADDR" file:"no" help:"socket of Nomad's task API, asked before the address; Nomad sets it for a task with an identity block, and where it is set, auto asks Nomad"`
-	// NomadToken is used where there is no NomadTokenFile.
-	NomadToken     Token  `koanf:"nomadToken"     env:"NOMAD_TOKEN"                file:"no" help:"token for the Nomad agent, which Nomad sets for a task with an identity block; there is no flag for it"`
-	NomadTokenFile string `koanf:"nomadTokenFile" env:"OXIDE_CSI_NOMAD_TOKEN_FILE"           help:"file with the token for the Nomad agent, read again for each question"                                  flag:"nomad-token-file" use:"identity"`
-	// For a Nomad agent with TLS: paths, and a name.
-	NomadCACert        string `koanf:"nomadCACert"        env:"NOMAD_CACERT"          help:"file with the CA of a Nomad agent that serves TLS"`
-	NomadClientCert    string `koanf:"nomadClientCert"    env:"NOMAD_CLIENT_CERT"     help:"file with the certificate to show to a Nomad agent"`
-	NomadClientKey     string `koanf:"nomadClientKey"     env:"NOMAD_CLIENT_KEY"      help:"file with the key of that certificate"`
-	NomadTLSServerName string `koanf:"nomadTLSServerName" env:"NOMAD_TLS_SERVER_NAME" help:"name in the Nomad agent's certificate, where it is not that of the address"`
-
-	// KubeletRegistrationDir is an absolute path, empty where no kubelet is to know the plugin, or a sidecar tells it.
-	KubeletRegistrationDir string `koanf:"kubeletRegistrationDir" flag:"kubelet-registration-dir" env:"OXIDE_CSI_KUBELET_REGISTRATION_DIR" help:"where the plugin sees the kubelet's folder plugins_registry, to register there without node-driver-registrar. Ignored in mode controller"`
-	// KubeletEndpoint is an absolute path.
-	KubeletEndpoint string `koanf:"kubeletEndpoint" flag:"kubelet-endpoint" env:"OXIDE_CSI_KUBELET_ENDPOINT" help:"where the kubelet sees the socket of --endpoint: /var/lib/kubelet/plugins/csi.oxide.computer/csi.sock. Needed to register"`
-
+	Kubeconfig string `koanf:"kubeconfig" flag:"kubeconfig" env:"OXIDE_CSI_KUBECONFIG" use:"identity" help:"kubeconfig file for requests to Kubernetes; the pod's own service account if empty"`
+	// RackLabel is the name of a label or annotation of the Node.
+	RackLabel string `koanf:"rackLabel" flag:"rack-label" env:"OXIDE_CSI_RACK_LABEL" default:"oxide.computer/rack" use:"identity" help:"label or annotation of the Node that holds the rack's name, such as topology.kubernetes.io/zone"`
+	// KubeletRegistrationDir is an absolute path, empty if the plugin does not register itself with a kubelet.
+	KubeletRegistrationDir string `koanf:"kubeletRegistrationDir" flag:"kubelet-registration-dir" env:"OXIDE_CSI_KUBELET_REGISTRATION_DIR" help:"path at which the plugin sees the kubelet's folder plugins_registry, to register there without node-driver-registrar; the kubelet must see the socket at the path of --endpoint. Ignored in mode controller"`
 	// StartupTaint is the key of a taint of the Node, or empty.
-	StartupTaint string `koanf:"startupTaint" flag:"startup-taint" env:"OXIDE_CSI_STARTUP_TAINT" help:"key of a taint to take off the Kubernetes Node once its CSINode has this plugin's limit of volumes, such as csi.oxide.computer/agent-not-ready; needs a node name. Ignored in mode controller"`
+	StartupTaint string `koanf:"startupTaint" flag:"startup-taint" env:"OXIDE_CSI_STARTUP_TAINT" help:"key of a taint that the plugin removes from its Node once the CSINode has the plugin's limit of volumes, such as csi.oxide.computer/agent-not-ready; needs a node name. Ignored in mode controller"`
+	// KubernetesHost and KubernetesPort are set by Kubernetes in each pod.
+	KubernetesHost string `hidden:"yes" koanf:"kubernetesHost" env:"KUBERNETES_SERVICE_HOST" file:"no" help:"host of the API server"`
+	KubernetesPort string `hidden:"yes" koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" help:"port of the API server" default:"443"`
+
+	// NomadTokenFile is the path of a file with a token. NomadToken is used if it is empty.
+	NomadTokenFile string `group:"Nomad" koanf:"nomadTokenFile" flag:"nomad-token-file" env:"OXIDE_CSI_NOMAD_TOKEN_FILE" use:"identity" help:"file with the token for the Nomad agent, read for each request, as a token with a ttl is renewed there; NOMAD_TOKEN is used if no file is named"`
+	// NomadAddress is a URL, or empty.
+	NomadAddress string `hidden:"yes" koanf:"nomadAddress" env:"NOMAD_ADDR" file:"no" help:"address of this machine's Nomad client agent"`
+	// NomadSocket is the unix:// URL of the task API, which Nomad sets for a task with an identity block.
+	NomadSocket string `hidden:"yes" koanf:"nomadSocket" env:"NOMAD_UNIX_ADDR" file:"no" help:"socket of Nomad's task API, asked before the address"`
+	// NomadToken is set by Nomad for a task with an identity block.
+	NomadToken Token `hidden:"yes" koanf:"nomadToken" env:"NOMAD_TOKEN" file:"no" help:"token for the Nomad agent"`
+	// For a Nomad agent with TLS: paths, and a name.
+	NomadCACert        string `hidden:"yes" koanf:"nomadCACert"        env:"NOMAD_CACERT"          file:"no" help:"file with the CA of a Nomad agent that serves TLS"`
+	NomadClientCert    string `hidden:"yes" koanf:"nomadClientCert"    env:"NOMAD_CLIENT_CERT"     file:"no" help:"file with the certificate to show to a Nomad agent"`
+	NomadClientKey     string `hidden:"yes" koanf:"nomadClientKey"     env:"NOMAD_CLIENT_KEY"      file:"no" help:"file with the key of that certificate"`
+	NomadTLSServerName string `hidden:"yes" koanf:"nomadTLSServerName" env:"NOMAD_TLS_SERVER_NAME" file:"no" help:"name in the Nomad agent's certificate, if it differs from the address"`
+	// NomadAllocation is set by Nomad for every task. It says that Nomad runs this process, not how to reach an agent.
+	NomadAllocation string `hidden:"yes" koanf:"nomadAllocation" env:"NOMAD_ALLOC_ID" file:"no" help:"ID of the allocation that this process is part of"`
 
 	// HTTPEndpoint is host:port, empty for off.
-	HTTPEndpoint string `koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"Host:port to serve /livez, /readyz and /metrics on; off where empty"`
-	// Pprof adds /debug/pprof to the HTTP endpoint.
-	Pprof bool `koanf:"pprof" flag:"pprof" env:"OXIDE_CSI_PPROF" default:"false" help:"serve /debug/pprof on the HTTP endpoint too"`
-
-	// StateDir is an absolute path.
-	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" help:"where a node records formatting under way and which volumes its programs work on, and nothing else"`
-	// BlankScanLimit bounds how much of a device is read to prove it blank.
-	BlankScanLimit Size `koanf:"blankScanLimit" flag:"blank-scan-limit" env:"OXIDE_CSI_BLANK_SCAN_LIMIT" default:"32GiB" help:"largest disk made from a snapshot or image that is read whole to prove it blank before formatting"`
-	// DeviceTimeout is how long a node waits for an attached disk's device.
-	DeviceTimeout time.Duration `koanf:"deviceTimeout" flag:"device-timeout" env:"OXIDE_CSI_DEVICE_TIMEOUT" default:"60s" help:"how long a node waits for the device of an attached disk"`
-	// DetachGrace is how long a detach from a running instance is put off.
-	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" default:"0s" help:"how long a detach from a running instance is refused after it was first asked for, so that a slow unmount can end; 60s under Nomad"`
-
-	LogLevel slog.Level `koanf:"logLevel" flag:"log-level" env:"OXIDE_CSI_LOG_LEVEL" default:"info" use:"identity" help:"debug, info, warn or error; logs go to stderr"`
+	HTTPEndpoint string     `group:"Diagnostics" koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"host:port to serve /livez, /readyz and /metrics on; off if empty"`
+	LogLevel     slog.Level `                    koanf:"logLevel"     flag:"log-level"     env:"OXIDE_CSI_LOG_LEVEL"     help:"debug, info, warn or error; logs go to stderr"                    default:"info" use:"identity"`
 	// LogFormat is LogText or LogJSON.
 	LogFormat string `koanf:"logFormat" flag:"log-format" env:"OXIDE_CSI_LOG_FORMAT" default:"text" use:"identity" help:"text or json"`
-
-	// DevRoot and SysRoot are absolute paths.
-	DevRoot string `koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"where the host's /dev is seen"`
-	SysRoot string `koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" help:"where the host's /sys is seen" use:"identity"`
-	// BootIDFile is an absolute path.
-	BootIDFile string `koanf:"bootIDFile" flag:"boot-id-file" env:"OXIDE_CSI_BOOT_ID_FILE" default:"/proc/sys/kernel/random/boot_id" help:"file whose content is another one after each boot of the guest, by which a node tells that a planned restart is over. Ignored in mode controller"`
+	// Pprof adds /debug/pprof to the HTTP endpoint.
+	Pprof bool `hidden:"yes" koanf:"pprof" flag:"pprof" env:"OXIDE_CSI_PPROF" default:"false" help:"serve /debug/pprof on the HTTP endpoint too"`
 }
 
-// Orchestrator is which of MetadataKubernetes and MetadataNomad can carry a word between controller and nodes, or empty.
+// Orchestrator is which of MetadataKubernetes and MetadataNomad can carry messages between controller and nodes, or
+// empty.
 func (c Config) Orchestrator() string {
 	switch {
 	case c.Metadata == MetadataKubernetes, c.Metadata == MetadataNomad:
@@ -163,11 +160,14 @@ func (c Config) Orchestrator() string {
 	return ""
 }
 
-// kubeletSocket is the socket's name in KubeletRegistrationDir: the one that node-driver-registrar would use, so that two who
-// register the same plugin notice each other.
+// RestartsPlanned reports whether restarts of instances are planned, whether or not they are carried out.
+func (c Config) RestartsPlanned() bool { return c.AttachMode != AttachHot }
+
+// kubeletSocket is the socket's name in KubeletRegistrationDir. node-driver-registrar uses the same name, so that the
+// two collide, and are noticed, if both register the same plugin.
 const kubeletSocket = "csi.oxide.computer-reg.sock"
 
-// KubeletSocket is the path of the socket by which a node's plugin registers with the kubelet, empty where it does not.
+// KubeletSocket is the path of the socket by which a node's plugin registers with the kubelet, empty if it does not.
 func (c Config) KubeletSocket() string {
 	if c.KubeletRegistrationDir == "" || !c.Mode.Node() {
 		return ""
@@ -178,6 +178,7 @@ func (c Config) KubeletSocket() string {
 // Mode says which CSI services a process serves. Identity is always served.
 type Mode string
 
+// The modes.
 const (
 	ModeController Mode = "controller"
 	ModeNode       Mode = "node"
@@ -193,18 +194,12 @@ func (m Mode) Node() bool { return m == ModeNode || m == ModeAll }
 // Values of AttachMode, Metadata and LogFormat that this build has.
 const (
 	AttachHot     = "hot"
+	AttachPlan    = "plan"
 	AttachRestart = "restart"
-
-	RestartNever = "never"
-	RestartPlan  = "plan"
-	RestartAllow = "allow"
 
 	ShutdownGuest = "guest"
 	ShutdownDrain = "drain"
 	ShutdownHard  = "hard"
-
-	SelfAuto = "auto"
-	SelfNone = "none"
 
 	LogText = "text"
 	LogJSON = "json"
@@ -214,6 +209,7 @@ const (
 	MetadataGuest      = "guest"
 	MetadataKubernetes = "kubernetes"
 	MetadataNomad      = "nomad"
+	MetadataNone       = "none"
 )
 
 // Rack is one rack that the controller serves.

@@ -7,6 +7,7 @@ package config
 import (
 	"errors"
 	"reflect"
+	"strings"
 
 	"github.com/spf13/pflag"
 )
@@ -25,11 +26,71 @@ func addFlags(fs *pflag.FlagSet, wanted func(setting) bool) {
 		if s.flag == "" || !wanted(s) {
 			continue
 		}
-		flag := fs.VarPF(&flagText{text: s.def, kind: kindName(s.typ)}, s.flag, "", s.help+" ["+s.env+"]")
+		usage := s.help + " [" + s.env + "]"
+		switch {
+		case s.required == "always":
+			usage += " (required)"
+		case s.required == "controller":
+			usage += " (required in modes controller and all)"
+		case s.derived != "":
+			usage += " (default " + s.derived + ")"
+		}
+		flag := fs.VarPF(&flagText{text: s.def, kind: kindName(s.typ)}, s.flag, "", usage)
+		flag.Hidden = s.hidden
 		if s.typ == reflect.TypeFor[bool]() {
 			flag.NoOptDefVal = "true"
 		}
 	}
+}
+
+// Group is a heading of --help, and what stands below it.
+type Group struct {
+	Name string
+	// Flags are in the order in which they are to be shown.
+	Flags *pflag.FlagSet
+	// Note is a line below the flags, or empty.
+	Note string
+}
+
+// Groups sorts the visible flags of fs that [Flags] or [IdentityFlags] added. Others are all other flags of fs.
+func Groups(fs *pflag.FlagSet) (groups []Group, others *pflag.FlagSet) {
+	others = newFlagSet()
+	fs.VisitAll(func(flag *pflag.Flag) {
+		if _, ours := flag.Value.(*flagText); !ours {
+			others.AddFlag(flag)
+		}
+	})
+	for _, s := range settings() {
+		flag := fs.Lookup(s.flag)
+		if s.hidden || flag == nil || others.Lookup(s.flag) != nil {
+			continue
+		}
+		if len(groups) == 0 || groups[len(groups)-1].Name != s.group {
+			groups = append(groups, Group{Name: s.group, Flags: newFlagSet(), Note: groupNote(s.group)})
+		}
+		groups[len(groups)-1].Flags.AddFlag(flag)
+	}
+	return groups, others
+}
+
+func newFlagSet() *pflag.FlagSet {
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	fs.SortFlags = false
+	return fs
+}
+
+// groupNote names the variables of a group that operators know from Nomad itself.
+func groupNote(group string) string {
+	var names []string
+	for _, s := range settings() {
+		if s.group == group && strings.HasPrefix(s.env, "NOMAD_") {
+			names = append(names, s.env)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "Nomad's own variables are honoured: " + strings.Join(names, ", ")
 }
 
 // FlagProblem turns an error of parsing the command line into a problem, so

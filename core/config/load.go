@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/knadh/koanf/providers/confmap"
 	"github.com/knadh/koanf/providers/env/v2"
@@ -57,6 +58,7 @@ func loadAs(
 	l := loader{merged: koanf.New(delim), from: map[string]string{}}
 	unknown := l.merge(fs, environ)
 	l.decode()
+	l.derive()
 	adjust(&l.config)
 	l.config.Racks = l.file.racks
 	l.config.RackGiven = l.from["rack"] != ""
@@ -178,6 +180,9 @@ func (l *loader) decode() {
 		if s.typ == reflect.TypeFor[[]Rack]() {
 			continue
 		}
+		if s.derived != "" && l.from[s.key] == "" {
+			continue // Set by derive.
+		}
 		text := l.merged.String(s.key)
 		value, err := decode(text, s.typ)
 		if err != nil {
@@ -187,6 +192,27 @@ func (l *loader) decode() {
 		fields.Field(s.field).Set(reflect.ValueOf(value))
 	}
 	l.token = l.config.OxideToken
+}
+
+// Defaults that depend on the orchestrator.
+const (
+	// kubernetesRestartWait is within the two minutes that the manifests give csi-attacher for a call. Nomad serves no
+	// other volume of the plugin during a call, so there the call must not wait.
+	kubernetesRestartWait = 100 * time.Second
+	// nomadDetachGrace outlasts the restart of a node plugin. Nomad asks for a detach before a node has unmounted, if that
+	// node's plugin is away (docs/how-to/nomad.md). Kubernetes does not.
+	nomadDetachGrace = time.Minute
+)
+
+// derive sets what depends on the orchestrator, unless an operator set it.
+func (l *loader) derive() {
+	c := &l.config
+	if l.from["restartWait"] == "" && c.Orchestrator() == MetadataKubernetes {
+		c.RestartWait = kubernetesRestartWait
+	}
+	if l.from["detachGrace"] == "" && (c.Orchestrator() == MetadataNomad || c.NomadAllocation != "") {
+		c.DetachGrace = nomadDetachGrace
+	}
 }
 
 // resolve drops what this process must not have, and says what else it does not

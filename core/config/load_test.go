@@ -71,7 +71,7 @@ func testCA(t *testing.T) (der, text []byte) {
 
 // complete are arguments with which everything holds.
 var complete = []string{
-	"--endpoint=unix:///csi/csi.sock", "--oxide-host=rack.example.com", "--oxide-project=demo",
+	"--endpoint=unix:///csi/csi.sock", "--mode=all", "--oxide-host=rack.example.com", "--oxide-project=demo",
 	"--cluster-id=c1", "--instance-id=" + instanceA,
 }
 
@@ -103,13 +103,11 @@ func TestDefaults(t *testing.T) {
 		Rack:               "default",
 		AttachMode:         "hot",
 		RestartPoweroff:    "systemd",
-		RestartPolicy:      "allow",
 		RestartShutdown:    "guest",
 		RestartWindow:      10 * time.Second,
 		RestartMaxDown:     1,
 		RestartCoolDown:    5 * time.Minute,
 		RestartHaltTimeout: 2 * time.Minute,
-		RestartSelf:        "auto",
 		MaxDisks:           8,
 		Metadata:           "auto",
 		InstanceID:         instanceA,
@@ -120,7 +118,6 @@ func TestDefaults(t *testing.T) {
 		DevRoot:            "/dev",
 		SysRoot:            "/sys",
 		BootIDFile:         "/proc/sys/kernel/random/boot_id",
-		InstanceLabel:      "oxide.computer/instance-id",
 		RackLabel:          "oxide.computer/rack",
 		KubernetesPort:     "443",
 	}
@@ -146,64 +143,57 @@ func samples(t *testing.T) map[string]struct {
 		text string
 		want any
 	}{
-		"endpoint":                       {"unix://run/x.sock", "/run/x.sock"},
-		"mode":                           {"controller", ModeController},
-		"config":                         {write(t, "maxDisks: 12\n"), nil},
-		"oxideHost":                      {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
-		"oxideProject":                   {"p2", "p2"},
-		"oxideTokenFile":                 {tokenFile, tokenFile},
-		"oxideCAFile":                    {caFile, caFile},
-		"oxideToken":                     {"oxide-token-other", NewToken("oxide-token-other")},
-		"clusterID":                      {"0123", "0123"}, // YAML would make a number of it.
-		"rack":                           {"east", "east"},
-		"attachMode":                     {"hot", "hot"},
-		"restartPolicy":                  {"plan", "plan"},
-		"restartShutdown":                {"drain", "drain"},
-		"restartWindow":                  {"20s", 20 * time.Second},
-		"restartMaxDown":                 {"3", 3},
-		"restartCoolDown":                {"1m", time.Minute},
-		"restartHaltTimeout":             {"3m", 3 * time.Minute},
-		"restartWait":                    {"4m", 4 * time.Minute},
-		"restartHours":                   {"Sat,Sun 01:00-05:00", "Sat,Sun 01:00-05:00"},
-		"restartSelf":                    {"none", "none"},
-		"restartPoweroff":                {"signal:SIGUSR2", "signal:SIGUSR2"},
-		"restartDespiteGracefulShutdown": {"true", true},
-		"maxDisks":                       {"12", 12},
-		"metadata":                       {"static", "static"},
-		"instanceID":                     {"{B81D0F42-77C3-4C0A-8E6F-93A5D2B4C716}", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"},
-		"metadataFile":                   {"/run/id.env", "/run/id.env"},
-		"nodeName":                       {"worker-3", "worker-3"},
-		"reserveDisks":                   {"2", 2},
-		"kubeconfig":                     {"/etc/kubernetes/kubelet.conf", "/etc/kubernetes/kubelet.conf"},
-		"instanceLabel":                  {"example.com/Instance_1", "example.com/Instance_1"},
-		"rackLabel":                      {"topology.kubernetes.io/zone", "topology.kubernetes.io/zone"},
-		"kubernetesHost":                 {"10.96.0.1", "10.96.0.1"},
-		"kubernetesPort":                 {"6443", "6443"},
-		"nomadAddress":                   {"https://127.0.0.1:4646", "https://127.0.0.1:4646"},
-		"nomadSocket":                    {"unix:///secrets/api.sock", "unix:///secrets/api.sock"},
-		"nomadToken":                     {"a-token", NewToken("a-token")},
-		"nomadTokenFile":                 {"/secrets/nomad_token", "/secrets/nomad_token"},
-		"nomadCACert":                    {"/etc/nomad.d/ca.pem", "/etc/nomad.d/ca.pem"},
-		"nomadClientCert":                {"/etc/nomad.d/cli.pem", "/etc/nomad.d/cli.pem"},
-		"nomadClientKey":                 {"/etc/nomad.d/cli-key.pem", "/etc/nomad.d/cli-key.pem"},
-		"nomadTLSServerName":             {"client.global.nomad", "client.global.nomad"},
-		"kubeletRegistrationDir":         {"/registration", "/registration"},
-		"kubeletEndpoint": {
-			"unix:///var/lib/kubelet/plugins/x/csi.sock",
-			"/var/lib/kubelet/plugins/x/csi.sock",
-		},
-		"startupTaint":   {"example.com/agent-not-ready", "example.com/agent-not-ready"},
-		"httpEndpoint":   {":9808", ":9808"},
-		"pprof":          {"true", true},
-		"stateDir":       {"/state", "/state"},
-		"blankScanLimit": {"512MiB", Size(512 << 20)},
-		"deviceTimeout":  {"1m30s", 90 * time.Second},
-		"detachGrace":    {"60s", time.Minute},
-		"logLevel":       {"debug", slog.LevelDebug},
-		"logFormat":      {"json", "json"},
-		"devRoot":        {"/host/dev", "/host/dev"},
-		"sysRoot":        {"/host/sys", "/host/sys"},
-		"bootIDFile":     {"/guest/boot_id", "/guest/boot_id"},
+		"endpoint":               {"unix://run/x.sock", "/run/x.sock"},
+		"mode":                   {"controller", ModeController},
+		"config":                 {write(t, "maxDisks: 12\n"), nil},
+		"oxideHost":              {"http://127.0.0.1:12220/", "http://127.0.0.1:12220"},
+		"oxideProject":           {"p2", "p2"},
+		"oxideTokenFile":         {tokenFile, tokenFile},
+		"oxideCAFile":            {caFile, caFile},
+		"oxideToken":             {"oxide-token-other", NewToken("oxide-token-other")},
+		"clusterID":              {"0123", "0123"}, // YAML would make a number of it.
+		"rack":                   {"east", "east"},
+		"attachMode":             {"hot", "hot"},
+		"restartShutdown":        {"drain", "drain"},
+		"restartWindow":          {"20s", 20 * time.Second},
+		"restartMaxDown":         {"3", 3},
+		"restartCoolDown":        {"1m", time.Minute},
+		"restartHaltTimeout":     {"3m", 3 * time.Minute},
+		"restartWait":            {"4m", 4 * time.Minute},
+		"restartHours":           {"Sat,Sun 01:00-05:00", "Sat,Sun 01:00-05:00"},
+		"restartPoweroff":        {"signal:SIGUSR2", "signal:SIGUSR2"},
+		"maxDisks":               {"12", 12},
+		"metadata":               {"static", "static"},
+		"instanceID":             {"{B81D0F42-77C3-4C0A-8E6F-93A5D2B4C716}", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"},
+		"metadataFile":           {"/run/id.env", "/run/id.env"},
+		"nodeName":               {"worker-3", "worker-3"},
+		"reserveDisks":           {"2", 2},
+		"kubeconfig":             {"/etc/kubernetes/kubelet.conf", "/etc/kubernetes/kubelet.conf"},
+		"rackLabel":              {"topology.kubernetes.io/zone", "topology.kubernetes.io/zone"},
+		"kubernetesHost":         {"10.96.0.1", "10.96.0.1"},
+		"kubernetesPort":         {"6443", "6443"},
+		"nomadAddress":           {"https://127.0.0.1:4646", "https://127.0.0.1:4646"},
+		"nomadSocket":            {"unix:///secrets/api.sock", "unix:///secrets/api.sock"},
+		"nomadToken":             {"a-token", NewToken("a-token")},
+		"nomadTokenFile":         {"/secrets/nomad_token", "/secrets/nomad_token"},
+		"nomadCACert":            {"/etc/nomad.d/ca.pem", "/etc/nomad.d/ca.pem"},
+		"nomadClientCert":        {"/etc/nomad.d/cli.pem", "/etc/nomad.d/cli.pem"},
+		"nomadClientKey":         {"/etc/nomad.d/cli-key.pem", "/etc/nomad.d/cli-key.pem"},
+		"nomadTLSServerName":     {"client.global.nomad", "client.global.nomad"},
+		"nomadAllocation":        {"5d1f", "5d1f"},
+		"kubeletRegistrationDir": {"/registration", "/registration"},
+		"startupTaint":           {"example.com/agent-not-ready", "example.com/agent-not-ready"},
+		"httpEndpoint":           {":9808", ":9808"},
+		"pprof":                  {"true", true},
+		"stateDir":               {"/state", "/state"},
+		"blankScanLimit":         {"512MiB", Size(512 << 20)},
+		"deviceTimeout":          {"1m30s", 90 * time.Second},
+		"detachGrace":            {"60s", time.Minute},
+		"logLevel":               {"debug", slog.LevelDebug},
+		"logFormat":              {"json", "json"},
+		"devRoot":                {"/host/dev", "/host/dev"},
+		"sysRoot":                {"/host/sys", "/host/sys"},
+		"bootIDFile":             {"/guest/boot_id", "/guest/boot_id"},
 	}
 }
 
@@ -224,12 +214,8 @@ func TestEverySettingFromEverySource(t *testing.T) {
 				switch s.key { // what goes with another
 				case "pprof":
 					base = append(base, "--http-endpoint=:9808")
-				case "kubeletRegistrationDir":
-					base = append(base, "--kubelet-endpoint=/k/csi.sock")
 				case "startupTaint":
 					base = append(base, "--node-name=worker-3")
-				case "kubeletEndpoint":
-					base = append(base, "--kubelet-registration-dir=/registration")
 				}
 				got, _, err := load(t, append(base, args...), append(tokenEnv, environ...), yaml)
 				if err != nil {
@@ -330,8 +316,8 @@ func TestNamingTheFile(t *testing.T) {
 // TestNothingIsNotAValue: templates leave empty variables and keys behind.
 func TestNothingIsNotAValue(t *testing.T) {
 	environ := append([]string{"OXIDE_CSI_MAX_DISKS=", "OXIDE_RACK= ", "OXIDE_CSI_UNKNOWN"}, tokenEnv...)
-	got, warnings, err := load(t, complete, environ, "mode:\nlogFormat: ''\nlogLevel: ~\nracks:\n")
-	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.Mode != ModeAll ||
+	got, warnings, err := load(t, complete, environ, "nodeName:\nlogFormat: ''\nlogLevel: ~\nracks:\n")
+	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.NodeName != "" ||
 		got.LogFormat != "text" {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -396,6 +382,7 @@ func TestRacks(t *testing.T) {
 	tokenFile := write(t, token)
 	yaml := "racks:\n- name: east\n  host: east.example.com\n  tokenFile: " + tokenFile + "\n  project: demo\n"
 	args := []string{"--endpoint=/csi/csi.sock", "--cluster-id=c1", "--instance-id=" + instanceA}
+	environ := []string{"OXIDE_CSI_MODE=all"}
 	for name, tt := range map[string]struct {
 		args, environ []string
 		warns         int
@@ -407,7 +394,7 @@ func TestRacks(t *testing.T) {
 		"CSI_ variables are not ours": {environ: []string{"CSI_OXIDE_HOST=x", "CSI_MODE=x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, warnings, err := load(t, append(tt.args, args...), tt.environ, yaml)
+			got, warnings, err := load(t, append(tt.args, args...), append(tt.environ, environ...), yaml)
 			if err != nil || len(warnings) != tt.warns {
 				t.Fatal(warnings, err)
 			}
@@ -436,9 +423,9 @@ func TestSeveralRacks(t *testing.T) {
 		args []string
 		rack string
 	}{
-		"all":                    {[]string{"--instance-id=" + instanceA, "--rack=east"}, "east"},
+		"all":                    {[]string{"--mode=all", "--instance-id=" + instanceA, "--rack=east"}, "east"},
 		"controller":             {[]string{"--mode=controller"}, "default"},
-		"rack found by metadata": {[]string{"--metadata-file=/run/id.env"}, "default"},
+		"rack found by metadata": {[]string{"--mode=all", "--metadata-file=/run/id.env"}, "default"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, warnings, err := load(t, append([]string{"--endpoint=/csi/csi.sock", "--cluster-id=c1"}, tt.args...), nil, yaml)
@@ -550,5 +537,38 @@ func TestLoadIdentity(t *testing.T) {
 	_, _, err = LoadIdentity(nil, environ)
 	if got := problemsOf(t, err); len(got) != 4 {
 		t.Errorf("%d problems, want one of each setting that is asked for: %s", len(got), got)
+	}
+}
+
+// What depends on the orchestrator is decided from it, unless an operator decides.
+func TestDerivedDefaults(t *testing.T) {
+	kubernetes, nomad := "KUBERNETES_SERVICE_HOST=10.96.0.1", "NOMAD_UNIX_ADDR=unix:///secrets/api.sock"
+	for name, tt := range map[string]struct {
+		args, environ []string
+		wait, grace   time.Duration
+	}{
+		"a bare host":           {},
+		"Kubernetes":            {environ: []string{kubernetes}, wait: 100 * time.Second},
+		"a kubeconfig":          {environ: []string{"OXIDE_CSI_KUBECONFIG=/etc/k"}, wait: 100 * time.Second},
+		"Nomad":                 {environ: []string{nomad}, grace: time.Minute},
+		"Nomad by its metadata": {args: []string{"--metadata=nomad"}, grace: time.Minute},
+		"Nomad without an API":  {environ: []string{"NOMAD_ALLOC_ID=5d1f"}, grace: time.Minute},
+		"Nomad, set to nothing": {environ: []string{nomad, "OXIDE_CSI_DETACH_GRACE="}, grace: time.Minute},
+		"Kubernetes, set":       {args: []string{"--restart-wait=0s", "--detach-grace=5s"}, environ: []string{kubernetes}, grace: 5 * time.Second},
+		"Nomad, set":            {environ: []string{nomad, "OXIDE_CSI_DETACH_GRACE=0s", "OXIDE_CSI_RESTART_WAIT=1s"}, wait: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, _, err := load(t, append(tt.args, complete...), append(tt.environ, tokenEnv...), "")
+			if err != nil || got.RestartWait != tt.wait || got.DetachGrace != tt.grace {
+				t.Errorf(
+					"restart wait %s, want %s; detach grace %s, want %s; %v",
+					got.RestartWait,
+					tt.wait,
+					got.DetachGrace,
+					tt.grace,
+					err,
+				)
+			}
+		})
 	}
 }

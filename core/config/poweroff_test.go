@@ -40,7 +40,7 @@ func TestOrchestrator(t *testing.T) {
 	}
 }
 
-// A node of Kubernetes has to know which Node it is, to be asked for a restart.
+// A node in Kubernetes must know its Node, to receive requests for a restart.
 func TestRestartOfANode(t *testing.T) {
 	args := []string{"--endpoint=/run/x.sock", "--mode=node", "--attach-mode=restart"}
 	for name, tt := range map[string]struct {

@@ -25,34 +25,45 @@ const (
 	tableEnd   = "<!-- End of what is made. -->\n"
 )
 
-// table is the reference of all settings, in the order of the struct.
+// table is the reference of all settings that are not hidden: one table for each group, in the order of the struct.
 func table() string {
 	var b strings.Builder
-	b.WriteString("| flag | environment | in the file | default | meaning |\n|---|---|---|---|---|\n")
 	code := func(text string) string {
 		if text == "" {
 			return ""
 		}
 		return "`" + text + "`"
 	}
-	for _, s := range settings() {
-		flag, key, def := "", "", code(s.def)
-		if s.flag != "" {
-			flag = code("--" + s.flag)
+	all := settings()
+	for i, s := range all {
+		if i == 0 || s.group != all[i-1].group {
+			fmt.Fprintf(&b, "\n### %s\n\n", s.group)
+			b.WriteString("| flag | environment | in the file | default | meaning |\n|---|---|---|---|---|\n")
 		}
-		if s.inFile {
-			key = code(s.key)
+		if !s.hidden {
+			flag, key, def := "", "", code(s.def)
+			if s.flag != "" {
+				flag = code("--" + s.flag)
+			}
+			if s.inFile {
+				key = code(s.key)
+			}
+			switch {
+			case s.required == "always":
+				def = "required"
+			case s.required == "controller":
+				def = "required in modes `controller` and `all`"
+			case s.derived != "":
+				def = s.derived
+			}
+			meaning := strings.ToUpper(s.help[:1]) + s.help[1:]
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", flag, code(s.env), key, def, strings.ReplaceAll(meaning, "|", `\|`))
 		}
-		switch s.required {
-		case "always":
-			def = "required"
-		case "controller":
-			def = "required in modes `controller` and `all`"
+		if last := i == len(all)-1 || s.group != all[i+1].group; last && groupNote(s.group) != "" {
+			fmt.Fprintf(&b, "\n%s.\n", groupNote(s.group))
 		}
-		meaning := strings.ToUpper(s.help[:1]) + s.help[1:]
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", flag, code(s.env), key, def, strings.ReplaceAll(meaning, "|", `\|`))
 	}
-	return b.String()
+	return b.String() + "\n"
 }
 
 func TestReferenceIsMadeFromTheStruct(t *testing.T) {
@@ -123,11 +134,39 @@ func TestEverySettingIsExplained(t *testing.T) {
 			continue
 		}
 		f := fs.Lookup(s.flag)
-		if f == nil || f.DefValue != s.def || !strings.Contains(f.Usage, s.env) || f.Value.Type() == "" {
+		if f == nil || f.Hidden != s.hidden || f.DefValue != s.def || !strings.Contains(f.Usage, s.env) ||
+			f.Value.Type() == "" {
 			t.Errorf("--%s is missing or differs: %+v", s.flag, f)
 		}
 	}
 	if fs.Lookup("oxide-token") != nil {
 		t.Error("there is a flag for the token")
+	}
+}
+
+// Each documented setting is one more for operators to understand. What an orchestrator or a test sets is hidden.
+func TestFewSettings(t *testing.T) {
+	const most = 36
+	documented, groups := 0, []string{}
+	for _, s := range settings() {
+		if !s.hidden {
+			documented++
+		}
+		if len(groups) == 0 || groups[len(groups)-1] != s.group {
+			groups = append(groups, s.group)
+		}
+		if s.hidden && s.required != "" {
+			t.Errorf("%s is required and hidden", s.key)
+		}
+		if s.def != "" && s.derived != "" {
+			t.Errorf("%s has two defaults", s.key)
+		}
+	}
+	if documented > most {
+		t.Errorf("%d settings are documented, want at most %d", documented, most)
+	}
+	want := []string{"Serving", "Rack", "Node identity", "Attaching", "Kubernetes", "Nomad", "Diagnostics"}
+	if diff := cmp.Diff(want, groups); diff != "" {
+		t.Errorf("groups: -want +got:\n%s", diff)
 	}
 }

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // Bounds of the settings of planned restarts.
@@ -23,13 +21,11 @@ const (
 
 // checkPlanning checks how a controller plans restarts.
 func (c Config) checkPlanning(p *Problems) {
-	oneOf := func(flag, value string, allowed ...string) {
-		if !slices.Contains(allowed, value) {
-			p.add(flag, "%s is not one of %s", quote(value), strings.Join(allowed, ", "))
-		}
+	switch c.RestartShutdown {
+	case ShutdownGuest, ShutdownDrain, ShutdownHard:
+	default:
+		p.add("--restart-shutdown", "%s is not one of guest, drain, hard", quote(c.RestartShutdown))
 	}
-	oneOf("--restart-policy", c.RestartPolicy, RestartNever, RestartPlan, RestartAllow)
-	oneOf("--restart-shutdown", c.RestartShutdown, ShutdownGuest, ShutdownDrain, ShutdownHard)
 	between := func(flag string, value, least, most time.Duration) {
 		if value < least || value > most {
 			p.add(flag, "%s is not between %s and %s", value, least, most)
@@ -44,11 +40,6 @@ func (c Config) checkPlanning(p *Problems) {
 	}
 	if _, err := c.RestartTimes(); err != nil {
 		p.add("--restart-hours", "%v", err)
-	}
-	if c.RestartSelf != SelfAuto && c.RestartSelf != SelfNone {
-		if _, err := metadata.ParseInstanceID(c.RestartSelf); err != nil {
-			p.add("--restart-self", "%v; write auto, none or a UUID", err)
-		}
 	}
 }
 

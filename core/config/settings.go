@@ -11,10 +11,10 @@ import (
 
 // setting is one field of Config as its tags describe it.
 type setting struct {
-	key, flag, env, def, required, help string
-	inFile, identity                    bool
-	field                               int
-	typ                                 reflect.Type
+	group, key, flag, env, def, derived, required, help string
+	inFile, identity, hidden                            bool
+	field                                               int
+	typ                                                 reflect.Type
 }
 
 // label is how a problem names the setting.
@@ -29,25 +29,21 @@ func (s setting) label() string {
 var settings = sync.OnceValue(func() []setting {
 	t := reflect.TypeFor[Config]()
 	var all []setting
+	var group string
 	for i := range t.NumField() {
 		tag := t.Field(i).Tag
 		key, ok := tag.Lookup("koanf")
 		if !ok {
-			continue // Derived, not set by anybody.
+			continue // Not a setting: it follows from others.
+		}
+		if heading, ok := tag.Lookup("group"); ok {
+			group = heading
 		}
 		all = append(all, setting{
-			key:  key,
-			flag: tag.Get("flag"),
-			env:  tag.Get("env"),
-			def:  tag.Get("default"),
-			required: tag.Get(
-				"required",
-			),
-			help:     tag.Get("help"),
-			inFile:   tag.Get("file") != "no",
-			identity: tag.Get("use") == "identity",
-			field:    i,
-			typ:      t.Field(i).Type,
+			group: group, key: key, flag: tag.Get("flag"), env: tag.Get("env"),
+			def: tag.Get("default"), derived: tag.Get("derived"), required: tag.Get("required"), help: tag.Get("help"),
+			inFile: tag.Get("file") != "no", identity: tag.Get("use") == "identity", hidden: tag.Get("hidden") == "yes",
+			field: i, typ: t.Field(i).Type,
 		})
 	}
 	return all

@@ -51,11 +51,16 @@ func looksLikeToken(value string) bool {
 
 // Validate returns everything that is wrong with c, in the order of its fields,
 // or nil. It reads the token file and the CA file of each rack that c's mode
-// serves, and nothing else of the world. A mode that does not exist is judged like all.
+// serves, and nothing else of the world. Without a mode, or with an unknown one, it
+// checks as for all.
 func (c Config) Validate() Problems {
 	var p Problems
 	if !c.Mode.Controller() && !c.Mode.Node() {
-		p.add("--mode", "%s is not one of controller, node, all", quote(string(c.Mode)))
+		if c.Mode != "" {
+			p.add("--mode", "%s is not one of controller, node, all", quote(string(c.Mode)))
+		} else {
+			p.add("--mode", "is required; set --mode or OXIDE_CSI_MODE to controller, node or all")
+		}
 		c.Mode = ModeAll
 	}
 	c.checkRequired(&p)
@@ -84,7 +89,6 @@ func (c *Config) normalise() {
 		}
 	}
 	keep(&c.Endpoint, socketPath)
-	keep(&c.KubeletEndpoint, socketPath)
 	keep(&c.InstanceID, metadata.ParseInstanceID)
 	keep(&c.OxideHost, hostURL)
 	for i := range c.Racks {
@@ -201,10 +205,10 @@ func (c Config) checkRacks(p *Problems) {
 func (c Config) checkNode(p *Problems) {
 	switch c.AttachMode {
 	case AttachHot:
-	case AttachRestart:
+	case AttachPlan, AttachRestart:
 		c.checkRestart(p)
 	default:
-		p.add("--attach-mode", "%s is not one of hot, restart", quote(c.AttachMode))
+		p.add("--attach-mode", "%s is not one of hot, plan, restart", quote(c.AttachMode))
 	}
 	c.checkPlanning(p)
 	if _, err := c.PoweroffSignal(); err != nil {
@@ -245,34 +249,28 @@ func (c Config) checkNode(p *Problems) {
 	}
 }
 
-// checkRestart checks how restarts are planned, and how a node hears of them.
+// checkRestart checks how a controller reaches the nodes whose restarts it plans.
 func (c Config) checkRestart(p *Problems) {
 	if c.Mode.Controller() && (c.RestartShutdown == ShutdownGuest || c.RestartShutdown == ShutdownDrain) &&
 		c.Orchestrator() == "" {
 		p.add(
 			"--restart-shutdown",
-			"%s needs Kubernetes or Nomad to carry the word to the nodes; run under one of them, or use hard, which cuts the power",
+			"%s needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power",
 			quote(c.RestartShutdown),
 		)
 	}
 	if c.Mode.Node() && c.Orchestrator() == MetadataKubernetes && c.NodeName == "" && c.Metadata != MetadataKubernetes {
 		p.add(
 			"--node-name",
-			"is required with --attach-mode=restart in Kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
+			"is required with --attach-mode=%s in Kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
+			c.AttachMode,
 		)
 	}
 }
 
 // checkKubelet checks how a node registers with the kubelet.
 func (c Config) checkKubelet(p *Problems) {
-	switch {
-	case c.KubeletRegistrationDir == "" && c.KubeletEndpoint == "":
-		return
-	case c.KubeletRegistrationDir == "":
-		p.add(
-			"--kubelet-endpoint",
-			"is of no use without --kubelet-registration-dir (OXIDE_CSI_KUBELET_REGISTRATION_DIR); set both, or leave the registration to node-driver-registrar",
-		)
+	if c.KubeletRegistrationDir == "" {
 		return
 	}
 	checkAbsolute(p, "--kubelet-registration-dir", c.KubeletRegistrationDir)
@@ -283,14 +281,6 @@ func (c Config) checkKubelet(p *Problems) {
 			length,
 			maxSocketPath,
 		)
-	}
-	if c.KubeletEndpoint == "" {
-		p.add(
-			"--kubelet-endpoint",
-			"is required with --kubelet-registration-dir; set --kubelet-endpoint or OXIDE_CSI_KUBELET_ENDPOINT to the path of the plugin's socket on the host",
-		)
-	} else if _, err := socketPath(c.KubeletEndpoint); err != nil {
-		p.add("--kubelet-endpoint", "%v", err)
 	}
 }
 
@@ -307,6 +297,15 @@ func (c Config) validateIdentity() Problems {
 func (c Config) checkIdentity(p *Problems) {
 	switch c.Metadata {
 	case MetadataAuto, MetadataGuest, MetadataNomad:
+	case MetadataNone:
+		if c.Mode.Node() {
+			p.add("--metadata", "none is only for mode controller: a node must know its instance; use auto")
+		} else if c.InstanceID != "" || c.MetadataFile != "" {
+			p.add(
+				"--metadata",
+				"none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them",
+			)
+		}
 	case MetadataStatic:
 		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {
 			p.add(
@@ -322,7 +321,7 @@ func (c Config) checkIdentity(p *Problems) {
 			)
 		}
 	default:
-		p.add("--metadata", "%s is not one of auto, static, guest, kubernetes, nomad", quote(c.Metadata))
+		p.add("--metadata", "%s is not one of auto, static, guest, kubernetes, nomad, none", quote(c.Metadata))
 	}
 	if _, err := metadata.ParseInstanceID(c.InstanceID); err != nil && c.InstanceID != "" {
 		p.add("--instance-id", "%v", err)
@@ -330,10 +329,8 @@ func (c Config) checkIdentity(p *Problems) {
 	if c.NodeName != "" && !nodeNames.MatchString(c.NodeName) {
 		p.add("--node-name", "%s is no name of a Kubernetes Node (a-z, 0-9, '-' and '.')", quote(c.NodeName))
 	}
-	for _, label := range []struct{ flag, name string }{{"--instance-label", c.InstanceLabel}, {"--rack-label", c.RackLabel}} {
-		if !labelNames.MatchString(label.name) {
-			p.add(label.flag, "%s is no name of a Kubernetes label, such as example.com/rack", quote(label.name))
-		}
+	if !labelNames.MatchString(c.RackLabel) {
+		p.add("--rack-label", "%s is no name of a Kubernetes label, such as example.com/rack", quote(c.RackLabel))
 	}
 	checkAbsolute(p, "--sys-root", c.SysRoot)
 }

@@ -58,6 +58,7 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--endpoint=unix://", `config: --endpoint: "unix://" names a directory; name the socket in it, such as unix:///csi/csi.sock`},
 		{"--endpoint=" + long, "config: --endpoint: the path has 108 bytes, and a unix socket's has at most 107; use a shorter one"},
 		{"--endpoint=/a\x00b", `config: --endpoint: "/a\x00b" holds a NUL byte`},
+		{"--mode=", "config: --mode: is required; set --mode or OXIDE_CSI_MODE to controller, node or all"},
 		{"--mode=nod", `config: --mode: "nod" is not one of controller, node, all`},
 		{"--oxide-host=", "config: --oxide-host: is required in modes controller and all; set --oxide-host or OXIDE_HOST"},
 		{"--oxide-host=https://rack.example.com/v1", `config: --oxide-host: "https://rack.example.com/v1" has more than a host and a port; write https://name or https://name:port`},
@@ -81,8 +82,8 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--rack=", "config: --rack: the rack name is empty"},
 		{"--rack=${meta.oxide.rack}", `config: --rack: the rack name is "${meta.oxide.rack}", a template that the orchestrator did not fill in`},
 		{"--rack=a/b", `config: --rack: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`},
-		{"--attach-mode=restart", `config: --restart-shutdown: "guest" needs Kubernetes or Nomad to carry the word to the nodes; run under one of them, or use hard, which cuts the power`},
-		{"--restart-policy=yes", `config: --restart-policy: "yes" is not one of never, plan, allow`},
+		{"--attach-mode=restart", `config: --restart-shutdown: "guest" needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power`},
+		{"--attach-mode=plan", `config: --restart-shutdown: "guest" needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power`},
 		{"--restart-shutdown=soft", `config: --restart-shutdown: "soft" is not one of guest, drain, hard`},
 		{"--restart-window=61s", "config: --restart-window: 1m1s is not between 0s and 1m0s"},
 		{"--restart-max-down=0", "config: --restart-max-down: 0 is not between 1 and 16"},
@@ -94,11 +95,9 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--restart-hours=Sat 1:00-5:00", `config: --restart-hours: "1:00-5:00" is not a time; write it as in 22:00-04:00`},
 		{"--restart-hours=24:00-05:00 Sat", `config: --restart-hours: "24:00-05:00" is not a day or days; write them as in Mon-Fri,Sun`},
 		{"--restart-hours=Sat 01:00-05:00 UTC", `config: --restart-hours: "Sat 01:00-05:00 UTC" is not days and a time, such as Sat,Sun 01:00-05:00`},
-		{"--restart-self=node-a", `config: --restart-self: the instance ID "node-a" is not a UUID; write auto, none or a UUID`},
-		{"--attach-mode=cold", `config: --attach-mode: "cold" is not one of hot, restart`},
+		{"--attach-mode=cold", `config: --attach-mode: "cold" is not one of hot, plan, restart`},
 		{"--restart-poweroff=SIGUSR2", `config: --restart-poweroff: "SIGUSR2" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
 		{"--restart-poweroff=signal:", `config: --restart-poweroff: "signal:" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
-		{"--restart-despite-graceful-shutdown=perhaps", `config: --restart-despite-graceful-shutdown: "perhaps" is neither true nor false`},
 		{"--max-disks=1", "config: --max-disks: 1 is not between 2 and 64"},
 		{"--max-disks=65", "config: --max-disks: 65 is not between 2 and 64"},
 		{"--max-disks=eight", `config: --max-disks: "eight" is not a whole number`},
@@ -107,14 +106,12 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--reserve-disks=-1", "config: --reserve-disks: -1 is not between 0 and 6: of --max-disks 8, one is the boot disk and one must be left for a volume"},
 		{"--reserve-disks=7", "config: --reserve-disks: 7 is not between 0 and 6: of --max-disks 8, one is the boot disk and one must be left for a volume"},
 		{"--metadata=kubernetes", "config: --node-name: is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"},
-		{"--metadata=aws", `config: --metadata: "aws" is not one of auto, static, guest, kubernetes, nomad`},
+		{"--metadata=none", "config: --metadata: none is only for mode controller: a node must know its instance; use auto"},
+		{"--metadata=aws", `config: --metadata: "aws" is not one of auto, static, guest, kubernetes, nomad, none`},
 		{"--node-name=$(NODE_NAME)", `config: --node-name: "$(NODE_NAME)" is no name of a Kubernetes Node (a-z, 0-9, '-' and '.')`},
-		{"--instance-label=", `config: --instance-label: "" is no name of a Kubernetes label, such as example.com/rack`},
 		{"--rack-label=a/b/c", `config: --rack-label: "a/b/c" is no name of a Kubernetes label, such as example.com/rack`},
 		{"--instance-id=${meta.oxide.instance_id}", `config: --instance-id: the instance ID is "${meta.oxide.instance_id}", a template that the orchestrator did not fill in`},
 		{"--instance-id=node-a", `config: --instance-id: the instance ID "node-a" is not a UUID`},
-		{"--kubelet-registration-dir=/registration", "config: --kubelet-endpoint: is required with --kubelet-registration-dir; set --kubelet-endpoint or OXIDE_CSI_KUBELET_ENDPOINT to the path of the plugin's socket on the host"},
-		{"--kubelet-endpoint=/k/csi.sock", "config: --kubelet-endpoint: is of no use without --kubelet-registration-dir (OXIDE_CSI_KUBELET_REGISTRATION_DIR); set both, or leave the registration to node-driver-registrar"},
 		{"--startup-taint=a/b/c", `config: --startup-taint: "a/b/c" is no key of a taint, such as csi.oxide.computer/agent-not-ready`},
 		{"--startup-taint=csi.oxide.computer/agent-not-ready", "config: --startup-taint: needs the Node's name; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"},
 		{"--http-endpoint=9808", `config: --http-endpoint: "9808" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
@@ -145,9 +142,7 @@ func TestProblemsOfOneSetting(t *testing.T) {
 }
 
 func TestKubeletRegistration(t *testing.T) {
-	both := func(dir, endpoint string) []string {
-		return append(slices.Clone(complete), "--kubelet-registration-dir="+dir, "--kubelet-endpoint="+endpoint)
-	}
+	in := func(dir string) []string { return append(slices.Clone(complete), "--kubelet-registration-dir="+dir) }
 	longest := "/" + strings.Repeat("r", 78)
 	for _, tt := range []struct {
 		name       string
@@ -156,12 +151,11 @@ func TestKubeletRegistration(t *testing.T) {
 		wantErrors []string
 	}{
 		{"none", complete, "", nil},
-		{"both", both("/registration/", "unix:///k/csi.sock"), "/registration/csi.oxide.computer-reg.sock", nil},
-		{"the longest folder", both(longest, "/k/csi.sock"), longest + "/csi.oxide.computer-reg.sock", nil},
-		{"a folder too long", both(longest+"r", "/k/csi.sock"), "", []string{"config: --kubelet-registration-dir: the path of the socket in it has 108 bytes, and a unix socket's has at most 107; use a shorter one"}},
-		{"a relative folder", both("registration", "/k/csi.sock"), "", []string{`config: --kubelet-registration-dir: "registration" is not an absolute path`}},
-		{"an endpoint that is no socket", both("/registration", "tcp://k"), "", []string{`config: --kubelet-endpoint: "tcp://k" is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock`}},
-		{"a controller", append(both("/registration", "/k/csi.sock"), "--mode=controller"), "", nil},
+		{"a folder", in("/registration/"), "/registration/csi.oxide.computer-reg.sock", nil},
+		{"the longest folder", in(longest), longest + "/csi.oxide.computer-reg.sock", nil},
+		{"a folder too long", in(longest + "r"), "", []string{"config: --kubelet-registration-dir: the path of the socket in it has 108 bytes, and a unix socket's has at most 107; use a shorter one"}},
+		{"a relative folder", in("registration"), "", []string{`config: --kubelet-registration-dir: "registration" is not an absolute path`}},
+		{"a controller", append(in("/registration"), "--mode=controller"), "", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, _, err := load(t, tt.args, tokenEnv, "")
@@ -172,6 +166,23 @@ func TestKubeletRegistration(t *testing.T) {
 				t.Errorf("socket %q, want %q", got, tt.socket)
 			}
 		})
+	}
+}
+
+// A controller that runs on no instance of the rack says so, and then nothing may name one.
+func TestControllerWithoutAnInstance(t *testing.T) {
+	args := append(without(without(complete, "instance-id"), "mode"), "--mode=controller", "--metadata=none")
+	if _, _, err := load(t, args, tokenEnv, ""); err != nil {
+		t.Error(err)
+	}
+	want := []string{
+		"config: --metadata: none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them",
+	}
+	for _, other := range []string{"--instance-id=" + instanceA, "--metadata-file=/run/id.env"} {
+		_, _, err := load(t, append(slices.Clone(args), other), tokenEnv, "")
+		if diff := cmp.Diff(want, problemsOf(t, err)); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", other, diff)
+		}
 	}
 }
 
@@ -261,7 +272,7 @@ func TestProblemsOfRacks(t *testing.T) {
 	other := func(name, host string) string {
 		return fmt.Sprintf("- {name: %s, host: '%s', tokenFile: %s, project: p}\n", name, host, good)
 	}
-	base := []string{"--endpoint=/csi/csi.sock", "--cluster-id=c1", "--instance-id=" + instanceA}
+	base := []string{"--endpoint=/csi/csi.sock", "--mode=all", "--cluster-id=c1", "--instance-id=" + instanceA}
 	for name, tt := range map[string]struct {
 		args, environ []string
 		racks         string
@@ -327,6 +338,7 @@ func TestNothingConfigured(t *testing.T) {
 		"controller": {"--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
 		"all":        {"--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
 		"node":       {"--endpoint"},
+		"":           {"--mode", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
 		"everything": {"--mode", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file", "--cluster-id"},
 	} {
 		config, _, err := load(t, []string{"--mode=" + mode}, nil, "")
@@ -354,15 +366,12 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"--metadata=aws",
 		"--instance-id=x",
 		"--node-name=-",
-		"--instance-label=-",
 		"--rack-label=-",
 		"--reserve-disks=x",
 		"--kubelet-registration-dir=x",
-		"--kubelet-endpoint=x",
 		"--startup-taint=-",
 		"--restart-poweroff=x",
 		"--boot-id-file=x",
-		"--restart-policy=x",
 		"--restart-shutdown=x",
 		"--restart-window=x",
 		"--restart-max-down=x",
@@ -370,8 +379,6 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"--restart-halt-timeout=x",
 		"--restart-wait=x",
 		"--restart-hours=x",
-		"--restart-self=x",
-		"--restart-despite-graceful-shutdown=x",
 		"--http-endpoint=x",
 		"--pprof=x",
 		"--state-dir=x",
@@ -382,7 +389,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	got := strings.Join(problemsOf(t, err), "\n")
 	for _, s := range settings() {
 		switch s.flag {
-		case "", "metadata-file", "kubeconfig", "nomad-address", "nomad-token-file":
+		case "", "metadata-file", "kubeconfig", "nomad-token-file":
 			continue // Not judged before they are used: what they name may come later.
 		}
 		if n := strings.Count("\n"+got, "\nconfig: --"+s.flag+": "); n != 1 {

@@ -13,14 +13,14 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // lateCall lets the rack take its time with the next call of an operation, and makes the RPC that leads to it with a client
 // that does not wait so long.
 func (r *rig) lateCall(t *testing.T, operation string, rpc func(context.Context) error) {
 	t.Helper()
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultDelay, DelayMillis: 400})
+	_, err := r.Sim.Inject(t.Context(), simtest.Fault{Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 400})
 	r.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -77,7 +77,7 @@ func TestAbandonedCalls(t *testing.T) {
 			_, err := r.CreateVolume(ctx, coretest.CreateRequest("volume"))
 			return err
 		})
-		r.Inject(t, "disk_create", lab.FaultStatus, 507)
+		r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 		// RESOURCE_EXHAUSTED would be final: the disk that appears afterwards would be nobody's.
 		r.Create(t, "volume")
 		if volumes := r.Volumes(t); len(volumes) != 1 {

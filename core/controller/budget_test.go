@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // path is a way that an RPC can take: prepare sets the stage, and only what call asks of the rack is counted.
@@ -52,7 +52,7 @@ func published(t *testing.T, r *rig) string {
 func running(prepare func(*testing.T, *rig) string) func(*testing.T, *rig) string {
 	return func(t *testing.T, r *rig) string {
 		id := prepare(t, r)
-		r.Must(t, r.Sim.Set(t.Context(), lab.Settings{Hotplug: new(false)}))
+		r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{Hotplug: new(false)}))
 		return id
 	}
 }
@@ -102,7 +102,7 @@ func nodeOf(t *testing.T, r *rig) string {
 	t.Helper()
 	instances, err := r.Sim.ListInstances(t.Context())
 	r.Must(t, err)
-	i := slices.IndexFunc(instances, func(i lab.SimInstance) bool { return i.Name == "node-a" })
+	i := slices.IndexFunc(instances, func(i simtest.SimInstance) bool { return i.Name == "node-a" })
 	return instances[i].ID
 }
 
@@ -110,10 +110,10 @@ func nodeOf(t *testing.T, r *rig) string {
 func cloneInTheWay(t *testing.T, r *rig) string {
 	id := r.Create(t, "v")
 	r.left(t, coretest.Cluster, "c", id)
-	r.Inject(t, "disk_create", lab.FaultLost, 0)
+	r.Inject(t, "disk_create", simtest.FaultLost, 0)
 	_, err := r.Sim.Inject(
 		t.Context(),
-		lab.Fault{Operation: "snapshot_delete", Kind: lab.FaultStatus, Status: 503, Skip: 1},
+		simtest.Fault{Operation: "snapshot_delete", Kind: simtest.FaultStatus, Status: 503, Skip: 1},
 	)
 	r.Must(t, err)
 	return id
@@ -123,13 +123,16 @@ func cloneInTheWay(t *testing.T, r *rig) string {
 var budgets = map[string][2]path{
 	"CreateVolume": {
 		{nothing, createBlank},
-		{faulty(nothing, "disk_create", lab.FaultLost, 0), createBlank},
+		{faulty(nothing, "disk_create", simtest.FaultLost, 0), createBlank},
 	},
-	"CreateVolume from a snapshot": {{aSnapshot, restore}, {faulty(aSnapshot, "disk_create", lab.FaultLost, 0), restore}},
-	"CreateVolume from a volume":   {{aVolume, clone}, {cloneInTheWay, clone}},
+	"CreateVolume from a snapshot": {
+		{aSnapshot, restore},
+		{faulty(aSnapshot, "disk_create", simtest.FaultLost, 0), restore},
+	},
+	"CreateVolume from a volume": {{aVolume, clone}, {cloneInTheWay, clone}},
 	"DeleteVolume": {
 		{aVolume, deleteIt},
-		{faulty(aVolume, "disk_delete", lab.FaultStatus, 400), deleteIt},
+		{faulty(aVolume, "disk_delete", simtest.FaultStatus, 400), deleteIt},
 	},
 	"ControllerPublishVolume":    {{aVolume, publishIt}, {running(aVolume), publishIt}},
 	"ControllerUnpublishVolume":  {{published, unpublishIt}, {running(published), unpublishIt}},
@@ -139,7 +142,7 @@ var budgets = map[string][2]path{
 	"GetCapacity":                {{nothing, getCapacity}, {nothing, getCapacity}},
 	"CreateSnapshot": {
 		{aVolume, snapshotIt},
-		{faulty(aVolume, "snapshot_create", lab.FaultLost, 0), snapshotIt},
+		{faulty(aVolume, "snapshot_create", simtest.FaultLost, 0), snapshotIt},
 	},
 	"DeleteSnapshot":             {{aSnapshot, deleteSnapshot}, {nothing, deleteSnapshot}},
 	"ListSnapshots":              {{aSnapshot, listSnapshots}, {nothing, listSnapshots}},

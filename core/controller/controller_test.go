@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 func TestCreateVolume(t *testing.T) {
@@ -177,7 +177,7 @@ func TestCreateVolumeOnFullQuota(t *testing.T) {
 	want, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	r.Must(t, err)
 	one := coretest.GiB
-	r.Must(t, r.Sim.Set(t.Context(), lab.Settings{QuotaBytes: &one}))
+	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{QuotaBytes: &one}))
 	got, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	r.Must(t, err)
 	coretest.WantSame(t, got, want)
@@ -192,14 +192,14 @@ func TestCreateVolumeThroughFaults(t *testing.T) {
 		code  int
 		first codes.Code
 	}{
-		{lab.FaultLost, 0, codes.OK},
-		{lab.FaultReset, 0, codes.Unavailable},
-		{lab.FaultStatus, 500, codes.Unavailable},
-		{lab.FaultStatus, 503, codes.Unavailable},
-		{lab.FaultStatus, 502, codes.Unavailable},
-		{lab.FaultStatus, 507, codes.ResourceExhausted},
-		{lab.FaultStatus, 401, codes.Unauthenticated},
-		{lab.FaultStatus, 403, codes.PermissionDenied},
+		{simtest.FaultLost, 0, codes.OK},
+		{simtest.FaultReset, 0, codes.Unavailable},
+		{simtest.FaultStatus, 500, codes.Unavailable},
+		{simtest.FaultStatus, 503, codes.Unavailable},
+		{simtest.FaultStatus, 502, codes.Unavailable},
+		{simtest.FaultStatus, 507, codes.ResourceExhausted},
+		{simtest.FaultStatus, 401, codes.Unauthenticated},
+		{simtest.FaultStatus, 403, codes.PermissionDenied},
 	} {
 		t.Run(fmt.Sprint(fault.kind, fault.code), func(t *testing.T) {
 			r := newRig(t)
@@ -221,7 +221,7 @@ func TestCreateVolumeThroughFaults(t *testing.T) {
 func TestCreateVolumeWhoseLookupFails(t *testing.T) {
 	r := newRig(t)
 	r.Create(t, "v")
-	r.Inject(t, "disk_view", lab.FaultStatus, 503)
+	r.Inject(t, "disk_view", simtest.FaultStatus, 503)
 	_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	coretest.WantCode(t, err, codes.Unavailable)
 }
@@ -229,7 +229,10 @@ func TestCreateVolumeWhoseLookupFails(t *testing.T) {
 func TestCreateVolumeDeadline(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 2000})
+	_, err := r.Sim.Inject(
+		t.Context(),
+		simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 2000},
+	)
 	r.Must(t, err)
 	_, err = r.CreateVolume(coretest.WithTimeout(t, 300*time.Millisecond), coretest.CreateRequest("v"))
 	coretest.WantCode(t, err, codes.DeadlineExceeded)
@@ -311,11 +314,11 @@ func TestDeleteThroughFaults(t *testing.T) {
 			code int
 			want codes.Code
 		}{
-			{lab.FaultStatus, 500, codes.Internal},
-			{lab.FaultStatus, 503, codes.Unavailable},
-			{lab.FaultStatus, 409, codes.Unavailable},
-			{lab.FaultStatus, 401, codes.Unauthenticated},
-			{lab.FaultStatus, 403, codes.PermissionDenied},
+			{simtest.FaultStatus, 500, codes.Internal},
+			{simtest.FaultStatus, 503, codes.Unavailable},
+			{simtest.FaultStatus, 409, codes.Unavailable},
+			{simtest.FaultStatus, 401, codes.Unauthenticated},
+			{simtest.FaultStatus, 403, codes.PermissionDenied},
 		} {
 			t.Run(fmt.Sprint(operation, fault.kind, fault.code), func(t *testing.T) {
 				r := newRig(t)

@@ -173,7 +173,7 @@ func (c *Service) madeBefore(ctx context.Context, want wanted, candidates []*rac
 
 // make makes the disk on this rack, from a snapshot if one is given, or finds that it is there already.
 func (c onRack) make(ctx context.Context, want wanted, sizeBytes int64, snapshotID string) (rack.Disk, error) {
-	disk, err := c.rack.CreateDisk(ctx, rack.NewDisk{
+	disk, err := c.rack.CreateDisk(ctx, rack.DiskSpec{
 		Name:        diskname.ForVolume(c.cluster, want.name),
 		Description: want.description.Encode(),
 		SizeBytes:   sizeBytes,
@@ -269,7 +269,7 @@ func (c onRack) compare(disk rack.Disk, want wanted) error {
 	switch {
 	case !ours:
 		return found("was not made by this plugin (its description is %.80q): rename or delete it", disk.Description)
-	case !owner.SameThing(want.description):
+	case !owner.SameObject(want.description):
 		return found("belongs to volume %q of cluster %q", owner.Name, owner.Cluster)
 	case !suits(disk.SizeBytes, want.capacity):
 		return found(

@@ -15,11 +15,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-func refusal(status int, code, message string) lab.Fault {
-	return lab.Fault{Kind: lab.FaultStatus, Status: status, ErrorCode: code, Message: message}
+func refusal(status int, code, message string) simtest.Fault {
+	return simtest.Fault{Kind: simtest.FaultStatus, Status: status, ErrorCode: code, Message: message}
 }
 
 // Answers of a rack, docs/reference/rack.md §1 to §7, and of whatever may stand before it.
@@ -36,9 +36,9 @@ var (
 		`unsupported value for "size and block_size": total size coretest.Must be a multiple of block size 4096`,
 	)
 	badValue   = refusal(400, "InvalidValue", `unsupported value for "description": too much of it`)
-	badJSON    = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: "unable to parse JSON body: EOF"}
-	badVersion = lab.Fault{
-		Kind:    lab.FaultStatus,
+	badJSON    = simtest.Fault{Kind: simtest.FaultStatus, Status: 400, Message: "unable to parse JSON body: EOF"}
+	badVersion = simtest.Fault{
+		Kind:    simtest.FaultStatus,
 		Status:  400,
 		Message: "server does not support this API version: 2026060800.0.0",
 	}
@@ -50,33 +50,33 @@ var (
 	noProject       = refusal(404, "ObjectNotFound", `not found: project with name "demo"`)
 	noDisk          = refusal(404, "ObjectNotFound", `not found: disk with id "c0ffee00-0000-4000-8000-000000000000"`)
 	noInstance      = refusal(404, "ObjectNotFound", `not found: instance with id "c0ffee00-0000-4000-8000-000000000000"`)
-	noRoute         = lab.Fault{Kind: lab.FaultStatus, Status: 404, Message: "Not Found"}
+	noRoute         = simtest.Fault{Kind: simtest.FaultStatus, Status: 404, Message: "Not Found"}
 	conflict        = refusal(409, "Conflict", "somebody was faster")
 	gone            = refusal(410, "Gone", "Gone")
-	tooManyRequests = lab.Fault{Kind: lab.FaultStatus, Status: 429, Message: "slow down"}
+	tooManyRequests = simtest.Fault{Kind: simtest.FaultStatus, Status: 429, Message: "slow down"}
 	rackFailed      = refusal(500, "Internal", "Internal Server Error")
 	badGateway      = refusal(502, "Internal", "Internal Server Error")
 	unavailable503  = refusal(503, "ServiceNotAvailable", "Service Unavailable")
 	gatewayTimeout  = refusal(504, "Internal", "Internal Server Error")
 	noSpace         = refusal(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
-	lost            = lab.Fault{Kind: lab.FaultLost}
-	reset           = lab.Fault{Kind: lab.FaultReset}
+	lost            = simtest.Fault{Kind: simtest.FaultLost}
+	reset           = simtest.Fault{Kind: simtest.FaultReset}
 	// Package rack sends again what is safe to be sent twice, so only what happens each time shows.
-	always503 = lab.Fault{
-		Kind:      lab.FaultStatus,
+	always503 = simtest.Fault{
+		Kind:      simtest.FaultStatus,
 		Status:    503,
 		ErrorCode: "ServiceNotAvailable",
 		Message:   "Service Unavailable",
 		Count:     new(int),
 	}
-	alwaysBadVersion = lab.Fault{Kind: lab.FaultStatus, Status: 400, Message: badVersion.Message, Count: new(int)}
-	resetAlways      = lab.Fault{Kind: lab.FaultReset, Count: new(int)}
+	alwaysBadVersion = simtest.Fault{Kind: simtest.FaultStatus, Status: 400, Message: badVersion.Message, Count: new(int)}
+	resetAlways      = simtest.Fault{Kind: simtest.FaultReset, Count: new(int)}
 )
 
 // errorRow is one answer of the rack, and the code of the RPC that got it.
 type errorRow struct {
 	operation string
-	fault     lab.Fault
+	fault     simtest.Fault
 	code      codes.Code
 	mentions  string
 }

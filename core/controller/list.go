@@ -71,7 +71,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	}
 	if req.GetStartingToken() == "" && next == "" {
 		for _, client := range c.racks.all {
-			c.metrics.SawVolumes(client.Name(), counts[client].all, counts[client].attached)
+			c.metrics.SetVolumes(client.Name(), counts[client].all, counts[client].attached)
 		}
 	}
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
@@ -238,7 +238,7 @@ type listRequest interface {
 // shows another project than it did, is an error: a list without its disks would say that they are gone.
 func listPage[T, E any](
 	ctx context.Context, c *Service,
-	list func(*rack.Client, context.Context, rack.Cursor, int) iter.Seq2[rack.Listed[T], error],
+	list func(*rack.Client, context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[T], error],
 	projectOf func(T) string,
 	req listRequest,
 	entry func(onRack, T) *E,
@@ -267,7 +267,7 @@ func listPage[T, E any](
 			if err != nil {
 				return nil, "", unclear(ctx, err)
 			}
-			if of := projectOf(listed.Thing); of != project {
+			if of := projectOf(listed.Value); of != project {
 				return nil, "", rpc.Unavailable(
 					"rack %q lists things of project %s, and project %q had the ID %s: check its host, token and project",
 					client.Name(),
@@ -277,7 +277,7 @@ func listPage[T, E any](
 				)
 			}
 			empty = false
-			one := entry(on, listed.Thing)
+			one := entry(on, listed.Value)
 			if one == nil {
 				continue
 			}

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // listVolumes lists by pages of that size, 0 for one page, and returns the IDs of each page.
@@ -209,8 +209,8 @@ func TestListIsNeverPartial(t *testing.T) {
 		kind string
 		code int
 		want codes.Code
-	}{{lab.FaultStatus, 503, codes.Unavailable}, {lab.FaultStatus, 500, codes.Unavailable}, {lab.FaultLost, 0, codes.Unavailable}, {lab.FaultStatus, 401, codes.Unauthenticated}} {
-		fault := lab.Fault{Operation: "disk_list", Kind: test.kind, Status: test.code, Skip: 1, Count: new(0)}
+	}{{simtest.FaultStatus, 503, codes.Unavailable}, {simtest.FaultStatus, 500, codes.Unavailable}, {simtest.FaultLost, 0, codes.Unavailable}, {simtest.FaultStatus, 401, codes.Unauthenticated}} {
+		fault := simtest.Fault{Operation: "disk_list", Kind: test.kind, Status: test.code, Skip: 1, Count: new(0)}
 		_, err := r.Sim.Inject(t.Context(), fault)
 		r.Must(t, err)
 		_, err = r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
@@ -329,7 +329,7 @@ func TestGetCapacityIsRemembered(t *testing.T) {
 
 func TestGetCapacityOfARackThatDoesNotAnswer(t *testing.T) {
 	r := newRig(t)
-	r.Inject(t, "utilization_view", lab.FaultStatus, 503)
+	r.Inject(t, "utilization_view", simtest.FaultStatus, 503)
 	_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 	coretest.WantCode(t, err, codes.Unavailable)
 	_, err = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})

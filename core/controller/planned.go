@@ -40,9 +40,9 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.Observe = func(seen restart.Observation) {
-		c.metrics.SawRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
+		c.metrics.SetRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
 		for reason, instances := range seen.InstancesWaiting {
-			c.metrics.SawWaiting(client.Name(), string(reason), instances)
+			c.metrics.SetRestartsWaiting(client.Name(), string(reason), instances)
 		}
 		if seen.Ended != "" {
 			c.metrics.RestartEnded(client.Name(), seen.Ended, seen.Down)
@@ -75,7 +75,7 @@ func (c *Service) RetireRestarts(ctx context.Context) {
 // CleanUpRestarts removes the traces of attach mode restart on a rack, for a controller in attach mode hot. This
 // controller cannot ask a guest whether it is shutting down, so it waits for the options' HaltTimeout instead.
 func (c *Service) CleanUpRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
-	opts.Policy, opts.Shutdown = restart.Never, restart.Hard
+	opts.Policy, opts.Shutdown = restart.Plan, restart.Hard
 	c.newEngine(client, opts).CleanUp(ctx)
 }
 

@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // told is what a controller answers to whoever asks for planned restarts, of one volume or of all; nil if it does not answer.
@@ -83,8 +83,8 @@ func TestPlannedTold(t *testing.T) {
 	}{
 		{"the window", func(o *coretest.Options) { o.Restarts.Window = time.Hour }, restart.ReasonWindow, "1h"},
 		{"the cool-down", func(o *coretest.Options) { o.Restarts.CoolDown = time.Hour }, restart.ReasonCoolDown, "left alone until"},
-		{"the hours", func(o *coretest.Options) { o.Restarts.NextStart = later }, restart.ReasonHours, ", the next of the times in --restart-hours"},
-		{"the policy", func(o *coretest.Options) { o.Restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--restart-policy=plan"},
+		{"the hours", func(o *coretest.Options) { o.Restarts.NextStart = later }, restart.ReasonHours, "the next time in --restart-hours"},
+		{"the policy", func(o *coretest.Options) { o.Restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--attach-mode=plan"},
 		{"not known where the controller runs", func(o *coretest.Options) {
 			o.Restarts.Self = func() (string, bool) { return "", false }
 		}, restart.ReasonSelf, "does not know yet"},
@@ -130,7 +130,8 @@ func TestPlannedTold(t *testing.T) {
 			}
 			coretest.Eventually(t, "the repetition is told", func() bool {
 				for _, one := range r.told(t, volume) {
-					return one.Attach[0].LastRequested.After(got.Attach[0].LastRequested) && one.Attach[0].Since.Equal(got.Attach[0].Since)
+					return one.Attach[0].LastRequested.After(got.Attach[0].LastRequested) &&
+						one.Attach[0].Since.Equal(got.Attach[0].Since)
 				}
 				return false
 			})
@@ -293,7 +294,7 @@ func TestPlannedToldToNobodyElse(t *testing.T) {
 func TestPlannedMeasured(t *testing.T) {
 	t.Parallel()
 	m := metrics.New(metrics.Process{Driver: rpc.PluginName, Version: "test", Mode: "controller"})
-	log := &lab.Output{}
+	log := &simtest.Output{}
 	r := newRestartRig(t, func(o *coretest.Options) {
 		o.Restarts.Policy, o.Metrics, o.Log = restart.Plan, m, log
 	})

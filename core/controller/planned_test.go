@@ -27,7 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // newRestartRig is a controller in attach mode restart before a rack without hot-plug. Unless changed, the rack stops instances.
@@ -344,7 +344,7 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 	r.Crash() // from here on this test does what a restart does
 	_, err := r.Sim.Inject(
 		t.Context(),
-		lab.Fault{Operation: "anti_affinity_group_list", Kind: lab.FaultDelay, DelayMillis: 500},
+		simtest.Fault{Operation: "anti_affinity_group_list", Kind: simtest.FaultDelay, DelayMillis: 500},
 	)
 	r.Must(t, err)
 	var answer error
@@ -407,31 +407,22 @@ func TestPlannedRollOut(t *testing.T) {
 	r.wantRestarts(t, 3)
 }
 
+// With attach mode plan nothing is restarted, and a volume is attached once its instance is stopped.
 func TestPlannedPolicies(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		policy restart.Policy
-		says   string
-	}{
-		{restart.Never, "--restart-policy=never"},
-		{restart.Plan, "--restart-policy=plan"},
-	} {
-		t.Run(string(test.policy), func(t *testing.T) {
-			r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = test.policy })
-			node := r.Node(t, "node-a")
-			volume := r.Create(t, "v")
-			coretest.Eventually(t, "the answer says why nothing is restarted", func() bool {
-				err := r.Publish(t, volume, node)
-				if status.Code(err) != codes.FailedPrecondition {
-					t.Fatal(err)
-				}
-				return strings.Contains(err.Error(), test.says)
-			})
-			r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
-			r.published(t, volume, node)
-			r.wantRestarts(t, 0)
-		})
-	}
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = restart.Plan })
+	node := r.Node(t, "node-a")
+	volume := r.Create(t, "v")
+	coretest.Eventually(t, "the answer says why nothing is restarted", func() bool {
+		err := r.Publish(t, volume, node)
+		if status.Code(err) != codes.FailedPrecondition {
+			t.Fatal(err)
+		}
+		return strings.Contains(err.Error(), "--attach-mode=plan")
+	})
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
+	r.published(t, volume, node)
+	r.wantRestarts(t, 0)
 }
 
 // An RPC may wait for the restart.
@@ -804,7 +795,7 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 
 	// meanwhile does something while a call of the rack takes its time, and says where the volume is shown after that.
 	meanwhile := func(operation string, do func(), shown func() []string) []string {
-		_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: operation, Kind: lab.FaultDelay, DelayMillis: 500})
+		_, err := r.Sim.Inject(t.Context(), simtest.Fault{Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 500})
 		r.Must(t, err)
 		var nodes []string
 		var asking sync.WaitGroup
@@ -883,9 +874,9 @@ func TestPlannedUncertain(t *testing.T) {
 	r.Crash()
 	_, err := r.Sim.Inject(
 		t.Context(),
-		lab.Fault{
+		simtest.Fault{
 			Operation: "anti_affinity_group_list",
-			Kind:      lab.FaultStatus,
+			Kind:      simtest.FaultStatus,
 			Status:    500,
 			ErrorCode: "Internal",
 			Message:   "Internal Server Error",

@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // stop stops an instance as its owner would.
@@ -65,7 +65,7 @@ func TestPlannedDeleteOnStopped(t *testing.T) {
 // Without any restart, volumes move where somebody stops the instances.
 func TestPlannedMoveOnStopped(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []restart.Policy{restart.Never, restart.Plan, restart.Allow} {
+	for _, policy := range []restart.Policy{restart.Plan, restart.Allow} {
 		t.Run(string(policy), func(t *testing.T) {
 			r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy, o.Restarts.CoolDown = policy, time.Hour })
 			from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
@@ -84,7 +84,6 @@ func TestPlannedMoveOnStopped(t *testing.T) {
 func TestPlannedByAnother(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*restart.Options, string){
-		"never":        func(o *restart.Options, _ string) { o.Policy = restart.Never },
 		"plan":         func(o *restart.Options, _ string) { o.Policy = restart.Plan },
 		"closed":       func(o *restart.Options, _ string) { o.NextStart = later },
 		"self unknown": func(o *restart.Options, _ string) { o.Self = func() (string, bool) { return "", false } },
@@ -286,9 +285,9 @@ func TestPlannedFailingRack(t *testing.T) {
 				r := newRestartRig(t)
 				node := r.Node(t, "node-a")
 				volume, leaving := r.Create(t, "v"), r.unused(t, "leaving", node)
-				fault := lab.Fault{Operation: operation, Kind: kind, Count: new(2 * coretest.Attempts)}
+				fault := simtest.Fault{Operation: operation, Kind: kind, Count: new(2 * coretest.Attempts)}
 				if code, err := strconv.Atoi(kind); err == nil {
-					fault.Kind, fault.Status, fault.Message = lab.FaultStatus, code, "no"
+					fault.Kind, fault.Status, fault.Message = simtest.FaultStatus, code, "no"
 				}
 				_, err := r.Sim.Inject(t.Context(), fault)
 				r.Must(t, err)
@@ -393,7 +392,7 @@ func TestPlannedHotplug(t *testing.T) {
 		t.Errorf("published on %v", got)
 	}
 	r.Must(t, r.Unpublish(t, volume, node))
-	r.Must(t, r.Sim.Set(t.Context(), lab.Settings{LatencyMillis: new(int)})) // it is looked at without a delay
+	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: new(int)})) // it is looked at without a delay
 	if got := r.Disk(t, volume).State.State(); got != oxide.DiskStateStateDetached {
 		t.Errorf("the disk is %s", got)
 	}
@@ -499,7 +498,7 @@ func TestPlannedWaitNotTooLong(t *testing.T) {
 		coretest.WithTimeout(t, 3*time.Second),
 		&csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: coretest.MountWriter()},
 	)
-	coretest.WantCode(t, err, codes.FailedPrecondition, "--restart-policy=plan")
+	coretest.WantCode(t, err, codes.FailedPrecondition, "--attach-mode=plan")
 }
 
 // A rack that has no room for the instance any more is asked until it has, and somebody is told.
@@ -510,9 +509,9 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	g.r = r
 	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
 	times := 20
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{
+	_, err := r.Sim.Inject(t.Context(), simtest.Fault{
 		Operation: "instance_start",
-		Kind:      lab.FaultStatus,
+		Kind:      simtest.FaultStatus,
 		Status:    507,
 		ErrorCode: "InsufficientCapacity",
 		Count:     &times,
@@ -573,7 +572,7 @@ func TestPlannedOnSeveralRacks(t *testing.T) {
 	at(west).rest(t)
 	_, err := east.Sim.Inject(
 		t.Context(),
-		lab.Fault{Operation: "*", Kind: lab.FaultStatus, Status: 503, Message: "no", Count: new(1000)},
+		simtest.Fault{Operation: "*", Kind: simtest.FaultStatus, Status: 503, Message: "no", Count: new(1000)},
 	)
 	east.Must(t, err)
 	third := west.Create(t, "third")

@@ -82,7 +82,7 @@ func publishContext(disk rack.Disk) map[string]string {
 
 // settled waits for a disk to come to rest, as long as the caller can.
 func (c onRack) settled(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	return c.rack.Settled(ctx, disk, rpc.WaitBudget(ctx))
+	return c.rack.WaitForDisk(ctx, disk, rpc.WaitBudget(ctx))
 }
 
 // checkNoBootDisk refuses the boot disk of the instance that holds it. Only an attached disk can be one (docs/reference/rack.md §5).

@@ -17,7 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 func noHotplug(o *coretest.Options) { o.Rack.Hotplug = false }
@@ -62,10 +62,10 @@ func TestPublishWaitsForTheRack(t *testing.T) {
 	// looked is what the rack shows at once.
 	looked := func() oxide.DiskStateState {
 		latency := 0
-		r.Must(t, r.Sim.Set(t.Context(), lab.Settings{LatencyMillis: &latency}))
+		r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: &latency}))
 		state := r.Disk(t, id).State.State()
 		latency = 100
-		r.Must(t, r.Sim.Set(t.Context(), lab.Settings{LatencyMillis: &latency}))
+		r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: &latency}))
 		return state
 	}
 	r.Must(t, r.Publish(t, id, node))
@@ -223,7 +223,7 @@ func TestPublishThroughFaults(t *testing.T) {
 		for _, fault := range []struct {
 			kind string
 			code int
-		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 409}} {
+		}{{simtest.FaultLost, 0}, {simtest.FaultReset, 0}, {simtest.FaultStatus, 500}, {simtest.FaultStatus, 503}, {simtest.FaultStatus, 409}} {
 			t.Run(fmt.Sprint(operation, fault.kind, fault.code), func(t *testing.T) {
 				r := newRig(t)
 				id, node := r.Create(t, "v"), r.Node(t, "node-a")
@@ -246,7 +246,7 @@ func TestUnpublishThroughFaults(t *testing.T) {
 		for _, fault := range []struct {
 			kind string
 			code int
-		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 409}} {
+		}{{simtest.FaultLost, 0}, {simtest.FaultReset, 0}, {simtest.FaultStatus, 500}, {simtest.FaultStatus, 503}, {simtest.FaultStatus, 409}} {
 			t.Run(fmt.Sprint(operation, fault.kind, fault.code), func(t *testing.T) {
 				r := newRig(t)
 				id, node := r.Create(t, "v"), r.Node(t, "node-a")
@@ -357,11 +357,11 @@ func TestRefusedDetachIsRepeatedFromMemory(t *testing.T) {
 			map[string]int{"disk_view": 2, "instance_disk_detach": 1, "instance_view": 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			log := &lab.Output{}
+			log := &simtest.Output{}
 			r := newRig(t, func(o *coretest.Options) { o.DetachGrace, o.Log = test.grace, log })
 			id, node := r.Create(t, "v"), r.Node(t, "node-a")
 			r.Must(t, r.Publish(t, id, node))
-			r.Must(t, r.Sim.Set(t.Context(), lab.Settings{Hotplug: &test.hotplug}))
+			r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{Hotplug: &test.hotplug}))
 			r.ClearCalls(t)
 			first := r.Unpublish(t, id, node)
 			coretest.WantCode(t, first, codes.FailedPrecondition, test.says)

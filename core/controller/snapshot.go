@@ -125,7 +125,7 @@ func (c onRack) snapshotTaken(
 	}
 	owner, ours := rack.ParseDescription(snapshot.Description)
 	switch {
-	case !ours || !owner.SameThing(want):
+	case !ours || !owner.SameObject(want):
 		err = rpc.AlreadyExists(
 			"snapshot %q: %q (%s) exists in project %q and is not this one (its description is %.80q): rename or delete it",
 			want.Name,
@@ -173,7 +173,7 @@ func (c *Service) snapshotOfGone(
 
 // readySnapshot waits until a snapshot is ready. One that is not will not be handed out.
 func (c onRack) readySnapshot(ctx context.Context, snapshot rack.Snapshot) (rack.Snapshot, error) {
-	snapshot, err := c.rack.SettledSnapshot(ctx, snapshot, rpc.WaitBudget(ctx))
+	snapshot, err := c.rack.WaitForSnapshot(ctx, snapshot, rpc.WaitBudget(ctx))
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 		return snapshot, rpc.Unavailable(

@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 func fromSnapshot(id string) *csi.VolumeContentSource {
@@ -209,14 +209,14 @@ func TestCreateSnapshotThroughFaults(t *testing.T) {
 		// made says that the faulty call made the snapshot.
 		made bool
 	}{
-		{lab.FaultLost, 0, codes.OK, true},
-		{lab.FaultReset, 0, codes.Unavailable, false},
-		{lab.FaultStatus, 400, codes.Internal, false},
-		{lab.FaultStatus, 401, codes.Unauthenticated, false},
-		{lab.FaultStatus, 403, codes.PermissionDenied, false},
-		{lab.FaultStatus, 500, codes.Unavailable, false},
-		{lab.FaultStatus, 503, codes.Unavailable, false},
-		{lab.FaultStatus, 507, codes.ResourceExhausted, false},
+		{simtest.FaultLost, 0, codes.OK, true},
+		{simtest.FaultReset, 0, codes.Unavailable, false},
+		{simtest.FaultStatus, 400, codes.Internal, false},
+		{simtest.FaultStatus, 401, codes.Unauthenticated, false},
+		{simtest.FaultStatus, 403, codes.PermissionDenied, false},
+		{simtest.FaultStatus, 500, codes.Unavailable, false},
+		{simtest.FaultStatus, 503, codes.Unavailable, false},
+		{simtest.FaultStatus, 507, codes.ResourceExhausted, false},
 	} {
 		t.Run(fmt.Sprint(test.kind, test.code), func(t *testing.T) {
 			r := newRig(t)
@@ -242,8 +242,8 @@ func TestCreateSnapshotThroughFaults(t *testing.T) {
 func TestCreateSnapshotAgain(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, r *rig, volume string){
 		"on a full quota":       func(t *testing.T, r *rig, _ string) { r.setQuota(t, 1) },
-		"without space":         func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", lab.FaultStatus, 507) },
-		"while the rack fails":  func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", lab.FaultStatus, 500) },
+		"without space":         func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", simtest.FaultStatus, 507) },
+		"while the rack fails":  func(t *testing.T, r *rig, _ string) { r.Inject(t, "snapshot_create", simtest.FaultStatus, 500) },
 		"of a faulted disk":     func(t *testing.T, r *rig, v string) { r.Must(t, r.Sim.SetDiskState(t.Context(), v, "faulted")) },
 		"of a disk that's gone": func(t *testing.T, r *rig, v string) { r.Must(t, r.Delete(t, v)) },
 	} {
@@ -265,9 +265,9 @@ func TestCreateSnapshotWaitsForAnother(t *testing.T) {
 	volume := r.Create(t, "v")
 	_, err := r.Sim.Inject(
 		t.Context(),
-		lab.Fault{
+		simtest.Fault{
 			Operation: "snapshot_create",
-			Kind:      lab.FaultStatus,
+			Kind:      simtest.FaultStatus,
 			Status:    409,
 			ErrorCode: "Conflict",
 			Message:   "volume repair lock",
@@ -277,9 +277,9 @@ func TestCreateSnapshotWaitsForAnother(t *testing.T) {
 	r.snapshot(t, "s", volume)
 	_, err = r.Sim.Inject(
 		t.Context(),
-		lab.Fault{
+		simtest.Fault{
 			Operation: "snapshot_create",
-			Kind:      lab.FaultStatus,
+			Kind:      simtest.FaultStatus,
 			Status:    409,
 			ErrorCode: "Conflict",
 			Message:   "volume repair lock",
@@ -334,11 +334,11 @@ func TestDeleteSnapshotThroughFaults(t *testing.T) {
 		code int
 		want codes.Code
 	}{
-		{lab.FaultLost, 0, codes.Unavailable},
-		{lab.FaultReset, 0, codes.Unavailable},
-		{lab.FaultStatus, 403, codes.PermissionDenied},
-		{lab.FaultStatus, 500, codes.Internal},
-		{lab.FaultStatus, 503, codes.Unavailable},
+		{simtest.FaultLost, 0, codes.Unavailable},
+		{simtest.FaultReset, 0, codes.Unavailable},
+		{simtest.FaultStatus, 403, codes.PermissionDenied},
+		{simtest.FaultStatus, 500, codes.Internal},
+		{simtest.FaultStatus, 503, codes.Unavailable},
 	} {
 		t.Run(fmt.Sprint(test.kind, test.code), func(t *testing.T) {
 			r := newRig(t)
@@ -570,7 +570,7 @@ func TestCloneThroughFaults(t *testing.T) {
 		for _, fault := range []struct {
 			kind string
 			code int
-		}{{lab.FaultLost, 0}, {lab.FaultReset, 0}, {lab.FaultStatus, 403}, {lab.FaultStatus, 500}, {lab.FaultStatus, 503}, {lab.FaultStatus, 507}} {
+		}{{simtest.FaultLost, 0}, {simtest.FaultReset, 0}, {simtest.FaultStatus, 403}, {simtest.FaultStatus, 500}, {simtest.FaultStatus, 503}, {simtest.FaultStatus, 507}} {
 			t.Run(fmt.Sprint(operation, " ", fault.kind, fault.code), func(t *testing.T) {
 				r := newRig(t)
 				volume := r.Create(t, "v")
@@ -629,7 +629,10 @@ func TestCloneReplacesAnOldSnapshot(t *testing.T) {
 func TestCloneDeadline(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
-	_, err := r.Sim.Inject(t.Context(), lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 300})
+	_, err := r.Sim.Inject(
+		t.Context(),
+		simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 300},
+	)
 	r.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -679,7 +682,7 @@ func (r *rig) otherProject(t *testing.T) {
 
 func (r *rig) setQuota(t *testing.T, quotaBytes int64) {
 	t.Helper()
-	r.Must(t, r.Sim.Set(t.Context(), lab.Settings{QuotaBytes: &quotaBytes}))
+	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{QuotaBytes: &quotaBytes}))
 }
 
 func (r *rig) volumeNamed(t *testing.T, name string) string {

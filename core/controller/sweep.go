@@ -102,7 +102,7 @@ func (s *sweeper) sweep(ctx context.Context, on onRack) {
 			s.later(ctx, on, err)
 			return
 		}
-		snapshot := listed.Thing
+		snapshot := listed.Value
 		if !snapshot.Temporary() || on.checkTemporary(snapshot) != nil {
 			continue
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const sweepAge = 400 * time.Millisecond
@@ -78,7 +78,7 @@ func TestSweepThroughFaults(t *testing.T) {
 	for _, operation := range []string{"snapshot_list", "snapshot_delete"} {
 		_, err := r.Sim.Inject(
 			t.Context(),
-			lab.Fault{Operation: operation, Kind: lab.FaultStatus, Status: 503, Count: new(5)},
+			simtest.Fault{Operation: operation, Kind: simtest.FaultStatus, Status: 503, Count: new(5)},
 		)
 		r.Must(t, err)
 	}
@@ -99,9 +99,9 @@ func TestSweepThroughFaults(t *testing.T) {
 // A temporary snapshot that a call could not delete, or not know of, is deleted later.
 func TestSweepAfterAClone(t *testing.T) {
 	t.Parallel()
-	for name, fault := range map[string]lab.Fault{
-		"that could not be deleted": {Operation: "snapshot_delete", Kind: lab.FaultStatus, Status: 503, Count: new(2)},
-		"that was made unseen":      {Operation: "snapshot_create", Kind: lab.FaultLost},
+	for name, fault := range map[string]simtest.Fault{
+		"that could not be deleted": {Operation: "snapshot_delete", Kind: simtest.FaultStatus, Status: 503, Count: new(2)},
+		"that was made unseen":      {Operation: "snapshot_create", Kind: simtest.FaultLost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, func(o *coretest.Options) { o.SweepAge = sweepAge })
@@ -109,15 +109,20 @@ func TestSweepAfterAClone(t *testing.T) {
 			time.Sleep(3 * sweepAge) // what it does at its start is done
 			_, err := r.Sim.Inject(t.Context(), fault)
 			r.Must(t, err)
-			if fault.Kind == lab.FaultLost {
+			if fault.Kind == simtest.FaultLost {
 				_, err := r.Sim.Inject(
 					t.Context(),
-					lab.Fault{Operation: "snapshot_view", Kind: lab.FaultStatus, Status: 503, Count: new(2 * coretest.Attempts)},
+					simtest.Fault{
+						Operation: "snapshot_view",
+						Kind:      simtest.FaultStatus,
+						Status:    503,
+						Count:     new(2 * coretest.Attempts),
+					},
 				)
 				r.Must(t, err)
 			}
 			_, err = r.CreateVolume(t.Context(), from("copy", fromVolume(volume)))
-			if fault.Kind != lab.FaultLost {
+			if fault.Kind != simtest.FaultLost {
 				r.Must(t, err)
 			}
 			if len(r.snapshots(t)) != 1 {

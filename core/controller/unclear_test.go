@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestUnclearCreates lets the rack fail wherever a create asks it something. A code that an orchestrator takes as final would
@@ -45,9 +45,9 @@ func TestUnclearCreates(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, %s %d", kind, operation, skip+1), func(t *testing.T) {
 					fault, err := r.Sim.Inject(
 						t.Context(),
-						lab.Fault{
+						simtest.Fault{
 							Operation: operation,
-							Kind:      lab.FaultStatus,
+							Kind:      simtest.FaultStatus,
 							Status:    500,
 							ErrorCode: "Internal",
 							Message:   "Internal Server Error",
@@ -71,7 +71,7 @@ func (r *rig) takeSnapshot(ctx context.Context, name, volumeID string) error {
 }
 
 // wantHit checks that a fault has come to pass, without which a row would prove nothing, and takes it away.
-func wantHit(t *testing.T, r *rig, fault lab.Fault) {
+func wantHit(t *testing.T, r *rig, fault simtest.Fault) {
 	t.Helper()
 	list, err := r.Sim.Faults(t.Context())
 	r.Must(t, err)

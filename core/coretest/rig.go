@@ -36,8 +36,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/openapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // What every rig is made with.
@@ -57,7 +57,7 @@ type Rig struct {
 	csi.NodeClient
 
 	// Sim has only a control endpoint: this rack is no process of its own.
-	Sim *lab.Sim
+	Sim *simtest.Sim
 	// SDK is a client of the rack with all rights.
 	SDK *oxide.Client
 	// Token is what the controller uses now.
@@ -121,7 +121,7 @@ func New(t *testing.T, change ...func(*Options)) *Rig {
 }
 
 // Simulate serves a simulated rack in this process.
-func Simulate(t *testing.T, opts simrack.Options) *lab.Sim {
+func Simulate(t *testing.T, opts simrack.Options) *simtest.Sim {
 	t.Helper()
 	opts.Log = slog.New(slog.DiscardHandler)
 	sim, err := simrack.New(opts)
@@ -136,7 +136,7 @@ func Simulate(t *testing.T, opts simrack.Options) *lab.Sim {
 	api, control := httptest.NewServer(openapi.Validator(t)(sim.API())), httptest.NewServer(sim.Control())
 	t.Cleanup(api.Close)
 	t.Cleanup(control.Close)
-	return &lab.Sim{Host: api.URL, Token: Token, Project: Project, Control: control.URL}
+	return &simtest.Sim{Host: api.URL, Token: Token, Project: Project, Control: control.URL}
 }
 
 // Start starts a controller before the rack.
@@ -407,10 +407,10 @@ const Attempts = 3
 // Inject adds a fault that happens to one call, whichever of its Attempts.
 func (r *Rig) Inject(t *testing.T, operation, kind string, code int) {
 	t.Helper()
-	fault := lab.Fault{Operation: operation, Kind: kind, Status: code}
+	fault := simtest.Fault{Operation: operation, Kind: kind, Status: code}
 	if once := strings.HasSuffix(operation, "_create") ||
 		strings.HasSuffix(operation, "_delete"); !once &&
-		(kind != lab.FaultStatus || code == 503) {
+		(kind != simtest.FaultStatus || code == 503) {
 		fault.Count = new(Attempts)
 	}
 	switch code {

@@ -30,12 +30,12 @@ type BlankOptions struct {
 	// ScanLimit is the size in bytes up to which a disk of another origin is read as a whole; a larger one is refused.
 	ScanLimit int64
 	// Interrupted describes a format of this very disk that was begun and not finished, nil when there was none.
-	Interrupted *Interrupted
+	Interrupted *InterruptedFormat
 }
 
-// Interrupted is what is known of a format that did not end. It makes [ProveBlank] accept what that format may have
+// InterruptedFormat is what is known of a format that did not end. It makes [ProveBlank] accept what that format may have
 // left, and nothing else.
-type Interrupted struct {
+type InterruptedFormat struct {
 	// UUID is the filesystem UUID that the format was making.
 	UUID string
 	// Untouched says that nobody else has written to the disk since: it has not left this guest, or it bears its marker.
@@ -45,16 +45,16 @@ type Interrupted struct {
 // Blank is a disk that was proved to hold nothing, kept under lock. Only [ProveBlank] makes one, and it serves once: see
 // [Blank.Format]. The caller closes it in any case.
 type Blank struct {
-	dev      Device
-	diskID   uuid.UUID
-	again    bool
-	sequence uint64
-	guard    *os.File // a plain descriptor with flock, held until Close: udev leaves a locked disk alone
-	claim    *os.File // an exclusive one, held until mkfs takes its own
+	dev       Device
+	diskID    uuid.UUID
+	remains   bool
+	sequence  uint64
+	locked    *os.File // a plain descriptor with flock, held until Close: udev leaves a locked disk alone
+	exclusive *os.File // an exclusive one, held until mkfs takes its own
 }
 
-// flockTime is how long udev may look at a new disk before its lock counts as somebody else's.
-const flockTime = 5 * time.Second
+// lockTimeout is how long udev may look at a new disk before its lock counts as somebody else's.
+const lockTimeout = 5 * time.Second
 
 // ProveBlank reads the disk, with every other user locked out, and returns the proof that nothing is on it:
 //
@@ -86,26 +86,26 @@ func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, 
 }
 
 func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
-	if b.guard, err = b.dev.Open(unix.O_RDONLY); err != nil {
+	if b.locked, err = b.dev.Open(unix.O_RDONLY); err != nil {
 		return err
 	}
-	if err := lock(ctx, b.guard); err != nil {
+	if err := lockDisk(ctx, b.locked); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrInUse, b.dev, err)
 	}
-	if b.claim, err = b.dev.Open(unix.O_RDONLY | unix.O_EXCL); err != nil {
+	if b.exclusive, err = b.dev.Open(unix.O_RDONLY | unix.O_EXCL); err != nil {
 		return err
 	}
-	if b.sequence, err = Sequence(b.claim); err != nil {
+	if b.sequence, err = Sequence(b.exclusive); err != nil {
 		return fmt.Errorf("%w %s: sequence number: %w", ErrNotBlank, b.dev, err)
 	}
 	if err := b.scan(ctx, options); err != nil {
 		return err
 	}
-	return b.same()
+	return b.verifyUnchanged()
 }
 
 func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
-	found, err := findByte(ctx, b.claim, append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...))
+	found, err := findByte(ctx, b.exclusive, append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...))
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
@@ -114,11 +114,11 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
 	if options.Interrupted != nil {
-		b.again, err = options.Interrupted.explains(b.dev, content)
+		b.remains, err = options.Interrupted.covers(b.dev, content)
 		if err != nil {
 			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 		}
-		if b.again {
+		if b.remains {
 			return nil
 		}
 	}
@@ -126,7 +126,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 		return fmt.Errorf("%w %s: it holds %s", ErrNotBlank, b.dev, content)
 	}
 	if found == "" && options.Origin != OriginBlank {
-		if found, err = findByte(ctx, b.claim, []region{{"", 0, b.dev.SizeBytes}}); err != nil {
+		if found, err = findByte(ctx, b.exclusive, []region{{"", 0, b.dev.SizeBytes}}); err != nil {
 			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 		}
 	}
@@ -141,8 +141,8 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 	return nil
 }
 
-// explains reports whether all that was found on the disk can be what the interrupted format left.
-func (i *Interrupted) explains(dev Device, content Content) (bool, error) {
+// covers reports whether all that was found on the disk can be what the interrupted format left.
+func (i *InterruptedFormat) covers(dev Device, content Content) (bool, error) {
 	if content.Empty() {
 		return i.Untouched, nil
 	}
@@ -155,13 +155,13 @@ func (i *Interrupted) explains(dev Device, content Content) (bool, error) {
 // Device is the disk that is blank.
 func (b *Blank) Device() Device { return b.dev }
 
-// Again reports whether remains of an interrupted format are on the disk.
-func (b *Blank) Again() bool { return b.again }
+// HasRemains reports whether remains of an interrupted format are on the disk.
+func (b *Blank) HasRemains() bool { return b.remains }
 
 // Sequence is the kernel's sequence number of the disk, see [Sequence].
 func (b *Blank) Sequence() uint64 { return b.sequence }
 
-// Format puts the format marker on the disk, see [Marked], wipes what an interrupted format left, so that no mkfs has to be
+// Format puts the format marker on the disk, see [HasFormatMarker], wipes what an interrupted format left, so that no mkfs has to be
 // told to overwrite anything, drops the exclusive claim, because mkfs takes its own and would
 // refuse next to ours, and calls mkfs at once with the path of the device. That the path still leads to the disk that was read is verified before and after. What
 // remains is the moment between dropping the claim and mkfs taking its own: who takes the device in it makes mkfs fail,
@@ -169,34 +169,34 @@ func (b *Blank) Sequence() uint64 { return b.sequence }
 //
 // A Blank serves once: a second call is [ErrNotBlank], like one of a Blank that no proof stands behind.
 func (b *Blank) Format(mkfs func(path string) error) error {
-	if b == nil || b.claim == nil {
+	if b == nil || b.exclusive == nil {
 		return fmt.Errorf("%w: the disk was not proved blank", ErrNotBlank)
 	}
-	if err := b.same(); err != nil {
+	if err := b.verifyUnchanged(); err != nil {
 		return err
 	}
-	if err := b.prepare(); err != nil {
+	if err := b.markAndWipe(); err != nil {
 		return fmt.Errorf("%w %s: write the format marker: %w", ErrNotBlank, b.dev, err)
 	}
-	claim := b.claim
-	b.claim = nil
-	if err := claim.Close(); err != nil {
+	exclusive := b.exclusive
+	b.exclusive = nil
+	if err := exclusive.Close(); err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
 	if err := mkfs(b.dev.Path); err != nil {
 		return err
 	}
-	return b.same()
+	return b.verifyUnchanged()
 }
 
-// prepare brings marker and wiping to stable storage, in this order.
-func (b *Blank) prepare() (err error) {
+// markAndWipe brings marker and wiping to stable storage, in this order.
+func (b *Blank) markAndWipe() (err error) {
 	file, err := b.dev.Open(unix.O_RDWR)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := formatMarker(b.dev, b.diskID).write(file); err != nil || !b.again {
+	if err := formatMarker(b.dev, b.diskID).write(file); err != nil || !b.remains {
 		return err
 	}
 	for _, r := range append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...) {
@@ -215,7 +215,7 @@ func (b *Blank) Close() error {
 		return nil
 	}
 	var errs []error
-	for _, file := range []**os.File{&b.claim, &b.guard} {
+	for _, file := range []**os.File{&b.exclusive, &b.locked} {
 		if *file != nil {
 			errs = append(errs, (*file).Close())
 			*file = nil
@@ -224,12 +224,12 @@ func (b *Blank) Close() error {
 	return errors.Join(errs...)
 }
 
-// same verifies that the path leads to the disk that is held, which still has its number, size and sequence number.
-func (b *Blank) same() error {
-	if err := b.dev.verify(b.guard); err != nil {
+// verifyUnchanged verifies that the path leads to the disk that is held, which still has its number, size and sequence number.
+func (b *Blank) verifyUnchanged() error {
+	if err := b.dev.verify(b.locked); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBlank, err)
 	}
-	err := b.dev.with(func(file *os.File) error {
+	err := b.dev.withFile(func(file *os.File) error {
 		sequence, err := Sequence(file)
 		if err == nil && sequence != b.sequence {
 			err = fmt.Errorf("%w: another disk took its place: sequence number %d, now %d", ErrMismatch, b.sequence, sequence)
@@ -242,10 +242,10 @@ func (b *Blank) same() error {
 	return nil
 }
 
-// lock takes the lock that keeps udev, and everybody else who asks, away from the disk. udev itself holds it for the
+// lockDisk takes the lock that keeps udev, and everybody else who asks, away from the disk. udev itself holds it for the
 // moment in which it looks at a new disk.
-func lock(ctx context.Context, file *os.File) error {
-	ctx, cancel := context.WithTimeout(ctx, flockTime)
+func lockDisk(ctx context.Context, file *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()

@@ -603,7 +603,7 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 			d := g.Add(diskName, 320*mib)
 			tc.prepare(t, d)
 			options := blankOrigin
-			options.Interrupted = &device.Interrupted{UUID: own, Untouched: tc.untouched}
+			options.Interrupted = &device.InterruptedFormat{UUID: own, Untouched: tc.untouched}
 			blank, err := prove(t, g, d, options)
 			if !tc.proved {
 				if !errors.Is(err, device.ErrNotBlank) {
@@ -614,8 +614,8 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if blank.Again() != tc.again {
-				t.Errorf("again is %t, want %t", blank.Again(), tc.again)
+			if blank.HasRemains() != tc.again {
+				t.Errorf("again is %t, want %t", blank.HasRemains(), tc.again)
 			}
 		})
 	}

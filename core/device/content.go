@@ -59,7 +59,7 @@ func Probe(ctx context.Context, dev Device) (Content, error) {
 	if err != nil || !content.Empty() {
 		return content, err
 	}
-	err = dev.with(func(file *os.File) error {
+	err = dev.withFile(func(file *os.File) error {
 		_, err := findByte(ctx, file, headAndTail(dev.SizeBytes))
 		return err
 	})
@@ -76,7 +76,7 @@ const filesystemBytes = 128 * kib
 // HeadIsZero reports whether the disk begins with zeros, so that it holds no filesystem that this plugin mounts. What else
 // it holds, only [ProveBlank] can tell.
 func HeadIsZero(ctx context.Context, dev Device) (zero bool, err error) {
-	err = dev.with(func(file *os.File) error {
+	err = dev.withFile(func(file *os.File) error {
 		found, err := findByte(ctx, file, []region{{"", 0, min(filesystemBytes, dev.SizeBytes)}})
 		zero = found == ""
 		return err
@@ -94,25 +94,25 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 	}
 	switch {
 	case result.ExitCode == blkidFound:
-		content := parseExport(result.Stdout)
+		content := parseBlkidExport(result.Stdout)
 		if content.Empty() {
 			return Content{}, fmt.Errorf(
 				"%w %s: blkid found something it has no name for: %s",
 				ErrUnreadable,
 				dev,
-				result.Said(),
+				result.Message(),
 			)
 		}
 		return content, nil
 	case result.ExitCode == blkidNothing && result.Stdout == "" && result.Stderr == "":
 		return Content{}, nil
 	case result.ExitCode == blkidAmbiguous:
-		return Content{}, fmt.Errorf("%w %s: blkid found several things at once: %s", ErrUnreadable, dev, result.Said())
+		return Content{}, fmt.Errorf("%w %s: blkid found several things at once: %s", ErrUnreadable, dev, result.Message())
 	}
-	return Content{}, fmt.Errorf("%w %s: blkid: exit code %d: %s", ErrUnreadable, dev, result.ExitCode, result.Said())
+	return Content{}, fmt.Errorf("%w %s: blkid: exit code %d: %s", ErrUnreadable, dev, result.ExitCode, result.Message())
 }
 
-func parseExport(text string) Content {
+func parseBlkidExport(text string) Content {
 	var content Content
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")

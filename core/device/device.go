@@ -9,7 +9,7 @@
 //
 // A rack shows each disk as an NVMe controller of its own whose serial is the first 20 bytes of the disk's name
 // (docs/reference/rack.md §9). That serial is the only link between the rack's view and the guest's: kernel names (nvme1n1) and
-// device numbers move when disks come and go, so neither is ever stored. [Roots.Find] looks the serial up each time, in
+// device numbers move when disks come and go, so neither is ever stored. [Roots.WaitForDisk] looks the serial up each time, in
 // /sys/block and not in /sys/class/nvme, where a controller stands before it knows its serial.
 //
 // Find fails closed. Exactly one disk must have the serial, of exactly the expected size, with a device node of exactly

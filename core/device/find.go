@@ -23,15 +23,15 @@ const (
 	// pollInterval is how often sysfs is looked at. A look at 12 disks takes less than 1 ms (BenchmarkFind), and a workload waits
 	// for the disk. Kernel events would need the host's network namespace.
 	pollInterval = 10 * time.Millisecond
-	// settleTime is how long a controller may take to say its serial before it counts as refused. Under load the kernel
+	// readyTimeout is how long a controller may take to say its serial before it counts as refused. Under load the kernel
 	// was seen to take 1.2 s.
-	settleTime = 2 * time.Second
-	// answerTime is left of the caller's time for telling it what was missing.
-	answerTime = 500 * time.Millisecond
+	readyTimeout = 2 * time.Second
+	// answerReserve is left of the caller's time for telling it what was missing.
+	answerReserve = 500 * time.Millisecond
 )
 
-// Want says which disk is looked for.
-type Want struct {
+// ExpectedDisk says which disk is looked for.
+type ExpectedDisk struct {
 	// Serial is the NVMe serial under which a guest sees the disk: its name, as far as it fits (docs/reference/rack.md §9).
 	Serial string
 	// SizeBytes is the disk's size on the rack, 0 when it is not known.
@@ -41,17 +41,17 @@ type Want struct {
 // Find waits until the guest shows the disk, at most for timeout and a little less than ctx allows, and verifies it: its
 // serial, that it is the only one, its size, its device node, that the guest's system does not live on it. See the
 // package's description for what each error means; every one names the serial.
-func (r Roots) Find(ctx context.Context, want Want, timeout time.Duration) (Device, error) {
+func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.Duration) (Device, error) {
 	start := time.Now()
 	end := start.Add(timeout)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerTime).Before(end) {
-		end = deadline.Add(-answerTime)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerReserve).Before(end) {
+		end = deadline.Add(-answerReserve)
 	}
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	var matched time.Time
 	for {
-		dev, missing, err := r.look(want)
+		dev, missing, err := r.findOnce(want)
 		if err != nil {
 			return Device{}, err
 		}
@@ -59,14 +59,14 @@ func (r Roots) Find(ctx context.Context, want Want, timeout time.Duration) (Devi
 			if matched.IsZero() {
 				matched = time.Now()
 			}
-			unsettled, err := r.unsettled()
+			unsettled, err := r.functionNotReady()
 			if err != nil {
 				return Device{}, err
 			}
 			if unsettled == "" {
 				return dev, r.verify(dev)
 			}
-			if time.Since(matched) > settleTime {
+			if time.Since(matched) > readyTimeout {
 				return Device{}, fmt.Errorf(
 					"%w: serial %q is %s, but the NVMe function %s did not come up and may be a disk with the same serial: "+
 						"look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first %d bytes of their names",
@@ -105,8 +105,8 @@ func (r Roots) Find(ctx context.Context, want Want, timeout time.Duration) (Devi
 	}
 }
 
-// look looks once. It returns what is still missing, or an error where waiting would not help.
-func (r Roots) look(want Want) (dev Device, missing string, err error) {
+// findOnce looks once. It returns what is still missing, or an error where waiting would not help.
+func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err error) {
 	disks, err := r.Disks()
 	if err != nil {
 		return Device{}, "", err
@@ -220,19 +220,19 @@ func checkNotSystem(dev Device, mounts []*mountinfo.Info) error {
 // nvmeClass is the PCI class of NVMe controllers.
 const nvmeClass = "0x010802"
 
-// unsettled returns the address of a PCI NVMe function whose serial the kernel has not accepted: it is still coming up,
+// functionNotReady returns the address of a PCI NVMe function whose serial the kernel has not accepted: it is still coming up,
 // or it was refused because another one has the same serial. The kernel then takes the driver away from it, and which of
 // the two it keeps is chance, so that the one match in /sys/block proves nothing.
-func (r Roots) unsettled() (address string, err error) {
-	addresses, err := r.unsettledFunctions()
+func (r Roots) functionNotReady() (address string, err error) {
+	addresses, err := r.functionsNotReady()
 	if err != nil || len(addresses) == 0 {
 		return "", err
 	}
 	return addresses[0], nil
 }
 
-// unsettledFunctions are all such functions. A guest whose sysfs shows no PCI bus has none.
-func (r Roots) unsettledFunctions() (addresses []string, err error) {
+// functionsNotReady are all such functions. A guest whose sysfs shows no PCI bus has none.
+func (r Roots) functionsNotReady() (addresses []string, err error) {
 	functions, err := os.ReadDir(r.sys("bus", "pci", "devices"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -246,17 +246,17 @@ func (r Roots) unsettledFunctions() (addresses []string, err error) {
 		if err != nil || strings.TrimSpace(string(class)) != nvmeClass {
 			continue // gone meanwhile, or something else
 		}
-		if !accepted(folder) {
+		if !functionReady(folder) {
 			addresses = append(addresses, function.Name())
 		}
 	}
 	return addresses, nil
 }
 
-// accepted reports whether a PCI function has its driver and the driver a controller with a serial. Before the kernel
+// functionReady reports whether a PCI function has its driver and the driver a controller with a serial. Before the kernel
 // has compared a controller with the others its serial reads "(efault)". A function that somebody gave to another driver
 // (vfio) shows no disk to this guest.
-func accepted(function string) bool {
+func functionReady(function string) bool {
 	driver, err := os.Readlink(filepath.Join(function, "driver"))
 	if err != nil {
 		return false

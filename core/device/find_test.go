@@ -27,7 +27,7 @@ const (
 
 func find(g *devicetest.Guest, timeout time.Duration) (device.Device, error) {
 	return g.Roots().
-		Find(context.Background(), device.Want{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, timeout)
+		WaitForDisk(context.Background(), device.ExpectedDisk{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, timeout)
 }
 
 func TestFindBySerial(t *testing.T) {
@@ -44,7 +44,7 @@ func TestFindBySerial(t *testing.T) {
 			g.Add("boot-disk", sizeBytes)
 			want := g.Add(tc.diskName, sizeBytes)
 			g.Write(filepath.Join(g.Dir, "sys/block", want.Kernel, "device/serial"), tc.serial)
-			dev, err := g.Roots().Find(context.Background(), device.Want{Serial: devicetest.Serial(tc.diskName)}, time.Second)
+			dev, err := g.Roots().WaitForDisk(context.Background(), device.ExpectedDisk{Serial: devicetest.Serial(tc.diskName)}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,18 +162,18 @@ func TestFindWaits(t *testing.T) {
 	short, stop := context.WithTimeout(ctx, 700*time.Millisecond)
 	defer stop()
 	if _, err := g.Roots().
-		Find(short, device.Want{Serial: diskName}, time.Minute); !errors.Is(err, device.ErrNotFound) ||
+		WaitForDisk(short, device.ExpectedDisk{Serial: diskName}, time.Minute); !errors.Is(err, device.ErrNotFound) ||
 		!strings.Contains(err.Error(), "still coming up") {
 		t.Errorf("with a controller without serial: %v, want it to wait", err)
 	}
 	g.Write(serial, "something else\n")
-	if _, err := g.Roots().Find(ctx, device.Want{Serial: diskName}, time.Minute); err != nil {
+	if _, err := g.Roots().WaitForDisk(ctx, device.ExpectedDisk{Serial: diskName}, time.Minute); err != nil {
 		t.Errorf("with a controller of another serial: %v", err)
 	}
 	g.Unplug(d)
 	cancel()
 	if _, err := g.Roots().
-		Find(ctx, device.Want{Serial: diskName}, time.Minute); !errors.Is(err, context.Canceled) ||
+		WaitForDisk(ctx, device.ExpectedDisk{Serial: diskName}, time.Minute); !errors.Is(err, context.Canceled) ||
 		!errors.Is(err, device.ErrNotFound) {
 		t.Errorf("with a cancelled context: %v", err)
 	}

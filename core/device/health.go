@@ -33,16 +33,16 @@ func (r Roots) ControllerState(disk string) string {
 	return state
 }
 
-// Unsettled returns the addresses of the PCI NVMe functions that did not come up: the kernel has refused them, mostly
+// FunctionsNotReady returns the addresses of the PCI NVMe functions that did not come up: the kernel has refused them, mostly
 // because another disk has the same serial, or their controllers do not start. One that is still coming up is waited for,
-// at most as long as [Roots.Find] does and ctx allows.
-func (r Roots) Unsettled(ctx context.Context) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
+// at most as long as [Roots.WaitForDisk] does and ctx allows.
+func (r Roots) FunctionsNotReady(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
-		addresses, err := r.unsettledFunctions()
+		addresses, err := r.functionsNotReady()
 		if err != nil || len(addresses) == 0 {
 			return nil, err
 		}
@@ -137,7 +137,7 @@ func (r Roots) BtrfsCorruption(filesystem string) (int64, error) {
 // FilesystemUUID reads the UUID in the superblock of the device, as [Content] has it, without a program. It is empty where
 // there is none of the filesystems that this plugin mounts.
 func (d Device) FilesystemUUID() (text string, err error) {
-	err = d.with(func(file *os.File) error {
+	err = d.withFile(func(file *os.File) error {
 		for _, super := range []struct {
 			magic         string
 			magicAt, uuid int64
@@ -167,9 +167,9 @@ func (d Device) FilesystemUUID() (text string, err error) {
 	return text, nil
 }
 
-// Answers reads the first block from the disk itself, past the kernel's cache. It does not return before the disk has
+// CheckResponds reads the first block from the disk itself, past the kernel's cache. It does not return before the disk has
 // answered or the kernel has given it up, which may be never.
-func (d Device) Answers() (err error) {
+func (d Device) CheckResponds() (err error) {
 	const block = 4096 // the largest logical block of a rack's disks, and so a multiple of each
 	file, err := d.Open(unix.O_RDONLY | unix.O_DIRECT)
 	if err != nil {

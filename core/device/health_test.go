@@ -36,7 +36,7 @@ func TestControllerState(t *testing.T) {
 func TestUnsettled(t *testing.T) {
 	unsettled := func(t *testing.T, ctx context.Context, g *devicetest.Guest) []string {
 		t.Helper()
-		addresses, err := g.Roots().Unsettled(ctx)
+		addresses, err := g.Roots().FunctionsNotReady(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +142,7 @@ func TestFilesystemUUID(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			diskName := "csi-" + name
 			disk := g.Add(diskName, 320<<20)
-			dev, err := g.Roots().Find(t.Context(), device.Want{Serial: devicetest.Serial(diskName)}, time.Second)
+			dev, err := g.Roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial(diskName)}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -169,11 +169,11 @@ func TestFilesystemUUID(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	g := devicetest.New(t)
 	disk := g.Add("csi-answers", 1<<20)
-	dev, err := g.Roots().Find(t.Context(), device.Want{Serial: "csi-answers"}, time.Second)
+	dev, err := g.Roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: "csi-answers"}, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := dev.Answers(); err != nil {
+	if err := dev.CheckResponds(); err != nil {
 		t.Error(err)
 	}
 	// What the kernel has in its cache is no answer of the disk's.
@@ -183,7 +183,7 @@ func TestAnswers(t *testing.T) {
 	if err := os.Truncate(disk.Backing, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := dev.Answers(); !errors.Is(err, device.ErrUnreadable) {
+	if err := dev.CheckResponds(); !errors.Is(err, device.ErrUnreadable) {
 		t.Errorf("%v, want ErrUnreadable", err)
 	}
 }

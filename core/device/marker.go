@@ -51,14 +51,14 @@ NodeStageVolume has e2fsck put the filesystem in order, grows it again and then 
 
 // marker is where the copies of a marker are, and what each is.
 type marker struct {
-	places []int64
-	copy   []byte
+	offsets []int64
+	content []byte
 }
 
 // newMarker is the marker of the disk with this UUID, of that length, without its places.
 func newMarker(text string, diskID uuid.UUID, length int) marker {
-	m := marker{copy: make([]byte, length)}
-	copy(m.copy, fmt.Sprintf(text, diskID))
+	m := marker{content: make([]byte, length)}
+	copy(m.content, fmt.Sprintf(text, diskID))
 	return m
 }
 
@@ -67,28 +67,32 @@ func newMarker(text string, diskID uuid.UUID, length int) marker {
 func formatMarker(dev Device, diskID uuid.UUID) marker {
 	m := newMarker(formatText, diskID, formatMarkerBytes)
 	for _, part := range []int64{3, 7, 15, 17} {
-		m.places = append(m.places, dev.SizeBytes/19*part/formatMarkerBytes*formatMarkerBytes)
+		m.offsets = append(m.offsets, dev.SizeBytes/19*part/formatMarkerBytes*formatMarkerBytes)
 	}
 	return m
 }
 
 func growthMarker(diskID uuid.UUID) marker {
 	m := newMarker(growthText, diskID, growthMarkerBytes)
-	m.places = []int64{0}
+	m.offsets = []int64{0}
 	return m
 }
 
-// Marked reports whether the disk bears the format marker of the disk with this UUID. Another disk's, on one made from its
+// HasFormatMarker reports whether the disk bears the format marker of the disk with this UUID. Another disk's, on one made from its
 // snapshot, is none.
-func Marked(dev Device, diskID uuid.UUID) (bool, error) { return formatMarker(dev, diskID).stands(dev) }
+func HasFormatMarker(dev Device, diskID uuid.UUID) (bool, error) {
+	return formatMarker(dev, diskID).present(dev)
+}
 
-// Unmark removes the format marker of the disk with this UUID: its filesystem is finished, or its bytes are a workload's
+// RemoveFormatMarker removes the format marker of the disk with this UUID: its filesystem is finished, or its bytes are a workload's
 // from now on. A disk that anything holds is [ErrInUse]. No marker is no error.
-func Unmark(dev Device, diskID uuid.UUID) error { return formatMarker(dev, diskID).remove(dev) }
+func RemoveFormatMarker(dev Device, diskID uuid.UUID) error {
+	return formatMarker(dev, diskID).remove(dev)
+}
 
-// MarkGrowth puts the growth marker on the disk with this UUID, before its ext filesystem. Where anything else stands there,
+// WriteGrowthMarker puts the growth marker on the disk with this UUID, before its ext filesystem. Where anything else stands there,
 // such as a boot loader, that is an error.
-func MarkGrowth(dev Device, diskID uuid.UUID) error {
+func WriteGrowthMarker(dev Device, diskID uuid.UUID) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
 		return err
@@ -97,7 +101,7 @@ func MarkGrowth(dev Device, diskID uuid.UUID) error {
 	if _, err := file.ReadAt(head, 0); err != nil {
 		return errors.Join(err, file.Close())
 	}
-	if !bytes.Equal(head, m.copy) && !bytes.Equal(head, zeros[:growthMarkerBytes]) {
+	if !bytes.Equal(head, m.content) && !bytes.Equal(head, zeros[:growthMarkerBytes]) {
 		return errors.Join(
 			errors.New("something stands in the first KiB, before the filesystem: grow it by hand with resize2fs"),
 			file.Close(),
@@ -106,18 +110,18 @@ func MarkGrowth(dev Device, diskID uuid.UUID) error {
 	return errors.Join(m.write(file), file.Close())
 }
 
-// GrowthMarked reports whether the growth of the filesystem on the disk was begun and did not end.
-func GrowthMarked(dev Device, diskID uuid.UUID) (bool, error) {
-	return growthMarker(diskID).stands(dev)
+// HasGrowthMarker reports whether the growth of the filesystem on the disk was begun and did not end.
+func HasGrowthMarker(dev Device, diskID uuid.UUID) (bool, error) {
+	return growthMarker(diskID).present(dev)
 }
 
-// UnmarkGrowth removes the growth marker. No marker is no error.
-func UnmarkGrowth(dev Device, diskID uuid.UUID) error { return growthMarker(diskID).remove(dev) }
+// RemoveGrowthMarker removes the growth marker. No marker is no error.
+func RemoveGrowthMarker(dev Device, diskID uuid.UUID) error { return growthMarker(diskID).remove(dev) }
 
-func (m marker) stands(dev Device) (bool, error) {
+func (m marker) present(dev Device) (bool, error) {
 	var intact []int64
-	err := dev.with(func(file *os.File) (err error) {
-		intact, err = m.intact(file)
+	err := dev.withFile(func(file *os.File) (err error) {
+		intact, err = m.findCopies(file)
 		return err
 	})
 	if err != nil {
@@ -127,8 +131,8 @@ func (m marker) stands(dev Device) (bool, error) {
 }
 
 func (m marker) remove(dev Device) error {
-	stands, err := m.stands(dev)
-	if err != nil || !stands {
+	present, err := m.present(dev)
+	if err != nil || !present {
 		return err
 	}
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
@@ -142,12 +146,12 @@ func (m marker) remove(dev Device) error {
 }
 
 func (m marker) wipe(file *os.File) error {
-	intact, err := m.intact(file)
+	intact, err := m.findCopies(file)
 	if err != nil {
 		return err
 	}
 	for _, offset := range intact {
-		if _, err := file.WriteAt(zeros[:len(m.copy)], offset); err != nil {
+		if _, err := file.WriteAt(zeros[:len(m.content)], offset); err != nil {
 			return err
 		}
 	}
@@ -156,21 +160,21 @@ func (m marker) wipe(file *os.File) error {
 
 // write puts the marker on stable storage.
 func (m marker) write(file *os.File) error {
-	for _, offset := range m.places {
-		if _, err := file.WriteAt(m.copy, offset); err != nil {
+	for _, offset := range m.offsets {
+		if _, err := file.WriteAt(m.content, offset); err != nil {
 			return err
 		}
 	}
 	return file.Sync()
 }
 
-func (m marker) intact(file *os.File) (places []int64, err error) {
-	found := make([]byte, len(m.copy))
-	for _, offset := range m.places {
+func (m marker) findCopies(file *os.File) (places []int64, err error) {
+	found := make([]byte, len(m.content))
+	for _, offset := range m.offsets {
 		if _, err := file.ReadAt(found, offset); err != nil {
 			return nil, err
 		}
-		if bytes.Equal(found, m.copy) {
+		if bytes.Equal(found, m.content) {
 			places = append(places, offset)
 		}
 	}

@@ -83,7 +83,7 @@ func Sequence(file *os.File) (uint64, error) {
 
 // ReadOnly reports whether the kernel refuses writes to the device.
 func (d Device) ReadOnly() (readOnly bool, err error) {
-	err = d.with(func(file *os.File) error {
+	err = d.withFile(func(file *os.File) error {
 		value, err := unix.IoctlGetInt(int(file.Fd()), unix.BLKROGET)
 		readOnly = value != 0
 		return err
@@ -98,7 +98,7 @@ func (d Device) SetReadOnly(readOnly bool) error {
 	if readOnly {
 		value = 1
 	}
-	err := d.with(func(file *os.File) error {
+	err := d.withFile(func(file *os.File) error {
 		return unix.IoctlSetPointerInt(int(file.Fd()), unix.BLKROSET, value)
 	})
 	if err != nil {
@@ -110,9 +110,9 @@ func (d Device) SetReadOnly(readOnly bool) error {
 	return nil
 }
 
-// Free reports whether nothing holds the device exclusively; then it can be taken from the guest without losing what
+// CheckUnused reports whether nothing holds the device exclusively; then it can be taken from the guest without losing what
 // a filesystem has not written yet. It is [ErrInUse] otherwise.
-func (d Device) Free() error {
+func (d Device) CheckUnused() error {
 	file, err := d.Open(unix.O_RDONLY | unix.O_EXCL)
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func (d Device) Free() error {
 	return file.Close()
 }
 
-func (d Device) with(do func(*os.File) error) error {
+func (d Device) withFile(do func(*os.File) error) error {
 	file, err := d.Open(unix.O_RDONLY)
 	if err != nil {
 		return err

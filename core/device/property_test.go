@@ -257,9 +257,9 @@ func optionsOf(bits byte, size int64) device.BlankOptions {
 	}
 	switch bits >> 2 & 3 {
 	case 2:
-		options.Interrupted = &device.Interrupted{UUID: ownUUID}
+		options.Interrupted = &device.InterruptedFormat{UUID: ownUUID}
 	case 3:
-		options.Interrupted = &device.Interrupted{UUID: ownUUID, Untouched: true}
+		options.Interrupted = &device.InterruptedFormat{UUID: ownUUID, Untouched: true}
 	}
 	return options
 }

@@ -19,7 +19,7 @@ import (
 // NeverMounted reports whether the filesystem that content describes is as mkfs leaves it before its first writable mount,
 // or half made. Where that cannot be told it counts as mounted.
 func NeverMounted(dev Device, content Content) (never bool, err error) {
-	err = dev.with(func(file *os.File) error {
+	err = dev.withFile(func(file *os.File) error {
 		switch content.Type {
 		case "ext2", "ext3", "ext4":
 			never, err = extNeverMounted(file)
@@ -39,7 +39,7 @@ func NeverMounted(dev Device, content Content) (never bool, err error) {
 // FilesystemBytes is how much of the disk its filesystem of this type takes up, which is little less than the disk unless
 // the disk is larger than the one that the filesystem was made for. It is 0 for a type that this plugin does not make.
 func FilesystemBytes(dev Device, fsType string) (sizeBytes int64, err error) {
-	err = dev.with(func(file *os.File) error {
+	err = dev.withFile(func(file *os.File) error {
 		switch fsType {
 		case "ext3", "ext4":
 			sizeBytes, err = extBytes(file)
@@ -169,9 +169,9 @@ func btrfsBytes(file *os.File) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(super[0xc9+8:])), nil // dev_item.total_bytes
 }
 
-// BtrfsTwin returns the name of another disk or partition of this guest that carries the same btrfs as the disk, empty when
+// DuplicateBtrfs returns the name of another disk or partition of this guest that carries the same btrfs as the disk, empty when
 // there is none. The kernel tells filesystems by their UUID alone and would mix the two.
-func (r Roots) BtrfsTwin(dev Device, content Content) (name string, err error) {
+func (r Roots) DuplicateBtrfs(dev Device, content Content) (name string, err error) {
 	// A btrfs that is mounted shows here even if its disk has left the guest.
 	if _, err := os.Stat(r.sys("fs", "btrfs", content.UUID)); !errors.Is(err, fs.ErrNotExist) {
 		return "a btrfs that is in use, " + content.UUID, err

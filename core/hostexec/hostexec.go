@@ -50,10 +50,10 @@ type Result struct {
 	Stdout, Stderr string
 }
 
-// Said is all that the program wrote as one line, for error messages.
-func (r Result) Said() string {
-	if said := strings.Join(strings.Fields(r.Stderr+" "+r.Stdout), " "); said != "" {
-		return said
+// Message is all that the program wrote as one line, for error messages.
+func (r Result) Message() string {
+	if message := strings.Join(strings.Fields(r.Stderr+" "+r.Stdout), " "); message != "" {
+		return message
 	}
 	return "no message"
 }

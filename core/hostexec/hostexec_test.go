@@ -37,10 +37,10 @@ func TestRun(t *testing.T) {
 	if want := (Result{ExitCode: 2, Stdout: "an argument; with a semicolon||C\n", Stderr: "on two\nlines\n"}); result != want {
 		t.Errorf("%+v, want %+v", result, want)
 	}
-	if said := result.Said(); said != "on two lines an argument; with a semicolon||C" {
-		t.Errorf("said %q", said)
+	if message := result.Message(); message != "on two lines an argument; with a semicolon||C" {
+		t.Errorf("message %q", message)
 	}
-	if said := (Result{}).Said(); said == "" {
+	if message := (Result{}).Message(); message == "" {
 		t.Error("a silent program leaves an error without words")
 	}
 }
@@ -71,7 +71,7 @@ func TestRunKilledBySignal(t *testing.T) {
 }
 
 // Whoever adds a program says which package has it.
-func TestPackagesAreNamed(t *testing.T) {
+func TestEveryProgramHasItsPackage(t *testing.T) {
 	for name, deb := range packages {
 		if deb == "" || !slices.Contains([]string{"util-linux", "mount", "e2fsprogs", "xfsprogs", "btrfs-progs"}, deb) {
 			t.Errorf("%s is in package %q, which CONTRIBUTING and the image do not install", name, deb)

@@ -32,9 +32,9 @@ type Metrics struct {
 	rackRequests             *prometheus.HistogramVec
 	volumes, volumesAttached *prometheus.GaugeVec
 
-	restartsWanted, restartsWaiting, restartsUnderWay *prometheus.GaugeVec
-	restarts                                          *prometheus.CounterVec
-	restartDown                                       *prometheus.HistogramVec
+	restartVolumesWaiting, restartInstancesWaiting, restartsUnderWay *prometheus.GaugeVec
+	restarts                                                         *prometheus.CounterVec
+	restartDownSeconds                                               *prometheus.HistogramVec
 }
 
 // Process describes the process that the metrics are about.
@@ -43,14 +43,14 @@ type Process struct {
 	Driver, Version, Mode string
 }
 
-// operationBuckets are those of csi_sidecar_operations_seconds, so that both can be drawn in one panel, and before them
-// some for what takes no rack or a single call of one. In seconds.
+// operationBuckets are those of csi_sidecar_operations_seconds, so that one panel can show both. The smaller buckets
+// before them are for RPCs that need no rack or one request. In seconds.
 var operationBuckets = []float64{.001, .005, .025, .1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600}
 
-// rackBuckets reach to the five minutes that the transport waits for an answer. In seconds.
+// rackBuckets end at the five minutes that the transport waits for an answer. In seconds.
 var rackBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
 
-// restartBuckets are about the four minutes that a planned restart should take at most. In seconds.
+// restartBuckets have their centre at four minutes, the longest that a planned restart should take. In seconds.
 var restartBuckets = []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 600, 1800}
 
 // New returns metrics in which nothing has happened yet.
@@ -67,7 +67,7 @@ func New(process Process) *Metrics {
 	m.addRestarts(register)
 	register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_build_info",
-		Help: "Always 1; the labels tell what runs",
+		Help: "Always 1; the labels name the version and mode of this process",
 	}, []string{"version", "mode"}).WithLabelValues(process.Version, process.Mode).Set(1)
 	return m
 }
@@ -78,18 +78,18 @@ func (m *Metrics) addRPCs(register promauto.Factory, driver string) {
 	labels := prometheus.Labels{"driver_name": driver}
 	m.operations = register.NewHistogramVec(prometheus.HistogramOpts{
 		Name:        "csi_plugin_operations_seconds",
-		Help:        "Duration of answered RPCs, the wait for other operations on the same volume included",
+		Help:        "Duration of answered RPCs, including the wait for other operations on the same volume",
 		ConstLabels: labels,
 		Buckets:     operationBuckets,
 	}, []string{"method_name", "grpc_status_code"})
 	m.operationsInFlight = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name:        "csi_plugin_operations_in_flight",
-		Help:        "RPCs that are not answered yet",
+		Help:        "RPCs that are not yet answered",
 		ConstLabels: labels,
 	}, []string{"method_name"})
 	m.panics = register.NewCounter(prometheus.CounterOpts{
 		Name:        "csi_plugin_panics_total",
-		Help:        "RPCs that ended in a panic, each of them a defect of the plugin",
+		Help:        "RPCs that ended in a panic; each panic is a bug in the plugin",
 		ConstLabels: labels,
 	})
 }
@@ -98,46 +98,46 @@ func (m *Metrics) addRPCs(register promauto.Factory, driver string) {
 func (m *Metrics) addRacks(register promauto.Factory) {
 	m.rackRequests = register.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "oxide_csi_rack_request_duration_seconds",
-		Help: "Duration of requests to a rack's API until the head of the answer, each repetition for itself; " +
-			"the code is the HTTP status, or error where no answer came",
+		Help: "Duration of requests to a rack's API until the headers of the answer; each attempt counts; " +
+			"code is the HTTP status, or error if no answer came",
 		Buckets: rackBuckets,
 	}, []string{"rack", "operation", "code"})
 	m.volumes = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_volumes",
-		Help: "Volumes of this cluster on a rack, as of the last complete list; missing before the first",
+		Help: "Volumes of this cluster on a rack in the last complete list; missing before the first list",
 	}, []string{"rack"})
 	m.volumesAttached = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_volumes_attached",
-		Help: "Volumes that were attached to an instance in that list",
+		Help: "Volumes in that list that were attached to an instance",
 	}, []string{"rack"})
 }
 
 // addRestarts adds the metrics of planned restarts.
 func (m *Metrics) addRestarts(register promauto.Factory) {
-	m.restartsWanted = register.NewGaugeVec(prometheus.GaugeOpts{
+	m.restartVolumesWaiting = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_restart_volumes_waiting",
 		Help: "Volumes that wait for a restart of an instance, in attach mode restart",
 	}, []string{"rack"})
-	m.restartsWaiting = register.NewGaugeVec(prometheus.GaugeOpts{
+	m.restartInstancesWaiting = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_restart_instances_waiting",
-		Help: "Instances that would have to be restarted for volumes, or are going to be, by why this has not begun",
+		Help: "Instances that need a restart for volumes, by the reason why the restart has not begun",
 	}, []string{"rack", "reason"})
 	m.restartsUnderWay = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_restarts_in_flight",
-		Help: "Restarts of instances that this process is carrying out",
+		Help: "Planned restarts that this process is performing now",
 	}, []string{"rack"})
 	m.restarts = register.NewCounterVec(prometheus.CounterOpts{
 		Name: "oxide_csi_restarts_total",
-		Help: "Planned restarts that this process has carried out (restarted), or given up with nothing changed (refused)",
+		Help: "Planned restarts that this process completed (restarted) or cancelled without a change (refused)",
 	}, []string{"rack", "outcome"})
-	m.restartDown = register.NewHistogramVec(prometheus.HistogramOpts{
+	m.restartDownSeconds = register.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "oxide_csi_restart_down_seconds",
 		Help:    "How long instances were stopped for a planned restart",
 		Buckets: restartBuckets,
 	}, []string{"rack"})
 }
 
-// RPCStarted counts an RPC as in flight. The method is gRPC's full name of it.
+// RPCStarted counts an RPC as in flight. method is its full gRPC name.
 func (m *Metrics) RPCStarted(method string) {
 	if m == nil {
 		return
@@ -145,7 +145,7 @@ func (m *Metrics) RPCStarted(method string) {
 	m.operationsInFlight.WithLabelValues(method).Inc()
 }
 
-// RPCAnswered counts an RPC that was started as answered with the gRPC code of this name.
+// RPCAnswered counts a started RPC as answered. code is the name of its gRPC code.
 func (m *Metrics) RPCAnswered(method, code string, took time.Duration) {
 	if m == nil {
 		return
@@ -154,15 +154,15 @@ func (m *Metrics) RPCAnswered(method, code string, took time.Duration) {
 	m.operations.WithLabelValues(method, code).Observe(took.Seconds())
 }
 
-// Panicked counts a panic that was recovered.
-func (m *Metrics) Panicked() {
+// RPCPanicked counts a panic that was recovered.
+func (m *Metrics) RPCPanicked() {
 	if m == nil {
 		return
 	}
 	m.panics.Inc()
 }
 
-// RackObserver returns the function that every request to a rack is reported to; nil where nothing is measured.
+// RackObserver returns the function to call for every request to a rack. It returns nil if metrics are off.
 func (m *Metrics) RackObserver(rack string) func(operation, code string, took time.Duration) {
 	if m == nil {
 		return nil
@@ -172,9 +172,9 @@ func (m *Metrics) RackObserver(rack string) func(operation, code string, took ti
 	}
 }
 
-// SawVolumes sets how many volumes of this cluster a complete list of the rack's disks had, and how many of them were
-// attached.
-func (m *Metrics) SawVolumes(rack string, volumes, attached int) {
+// SetVolumes sets how many volumes of this cluster the last complete list of the rack's disks had, and how many of
+// them were attached.
+func (m *Metrics) SetVolumes(rack string, volumes, attached int) {
 	if m == nil {
 		return
 	}
@@ -182,36 +182,37 @@ func (m *Metrics) SawVolumes(rack string, volumes, attached int) {
 	m.volumesAttached.WithLabelValues(rack).Set(float64(attached))
 }
 
-// SawRestarts sets how many volumes of a rack wait for a restart, and how many restarts are under way.
-func (m *Metrics) SawRestarts(rack string, waiting, underWay int) {
+// SetRestarts sets how many volumes of a rack wait for a restart, and how many restarts are under way.
+func (m *Metrics) SetRestarts(rack string, waiting, underWay int) {
 	if m == nil {
 		return
 	}
-	m.restartsWanted.WithLabelValues(rack).Set(float64(waiting))
+	m.restartVolumesWaiting.WithLabelValues(rack).Set(float64(waiting))
 	m.restartsUnderWay.WithLabelValues(rack).Set(float64(underWay))
 }
 
-// SawWaiting sets how many instances of a rack would have to be restarted, and for this reason are not yet.
-func (m *Metrics) SawWaiting(rack, reason string, instances int) {
+// SetRestartsWaiting sets how many instances of a rack need a restart that has not begun for this reason.
+func (m *Metrics) SetRestartsWaiting(rack, reason string, instances int) {
 	if m == nil {
 		return
 	}
-	m.restartsWaiting.WithLabelValues(rack, reason).Set(float64(instances))
+	m.restartInstancesWaiting.WithLabelValues(rack, reason).Set(float64(instances))
 }
 
-// RestartEnded counts a restart, and how long the instance was stopped for it; 0 if it was not.
+// RestartEnded counts a restart. down is how long the instance was stopped, 0 if it was not stopped.
 func (m *Metrics) RestartEnded(rack, outcome string, down time.Duration) {
 	if m == nil {
 		return
 	}
 	m.restarts.WithLabelValues(rack, outcome).Inc()
 	if down > 0 {
-		m.restartDown.WithLabelValues(rack).Observe(down.Seconds())
+		m.restartDownSeconds.WithLabelValues(rack).Observe(down.Seconds())
 	}
 }
 
-// CountNode makes every page show what count returns at that moment. Call it at most once.
-func (m *Metrics) CountNode(count func() (attached, mounted int, err error)) {
+// RegisterNodeVolumes adds the counts of this node's volumes. Each scrape calls count. Call RegisterNodeVolumes at
+// most once.
+func (m *Metrics) RegisterNodeVolumes(count func() (attached, mounted int, err error)) {
 	if m != nil {
 		m.registry.MustRegister(nodeVolumes(count))
 	}
@@ -219,14 +220,14 @@ func (m *Metrics) CountNode(count func() (attached, mounted int, err error)) {
 
 var (
 	nodeAttached = prometheus.NewDesc("oxide_csi_node_volumes_attached",
-		"Disks in this guest that are volumes; missing where there is no node service, or the guest's disks cannot be read",
+		"Volumes among the disks of this guest; missing without the node service, or if the disks cannot be read",
 		nil, nil)
 	nodeMounted = prometheus.NewDesc("oxide_csi_node_volumes_mounted",
-		"Those of them that are staged or published; missing together with the former",
+		"Volumes of this guest that are staged or published; missing if oxide_csi_node_volumes_attached is missing",
 		nil, nil)
 )
 
-// nodeVolumes counts the volumes of this node whenever they are asked for.
+// nodeVolumes is a collector that counts the volumes of this node at each scrape.
 type nodeVolumes func() (attached, mounted int, err error)
 
 // Describe implements [prometheus.Collector].
@@ -235,7 +236,7 @@ func (n nodeVolumes) Describe(descs chan<- *prometheus.Desc) {
 	descs <- nodeMounted
 }
 
-// Collect implements [prometheus.Collector]. The metrics are missing where the volumes cannot be counted.
+// Collect implements [prometheus.Collector]. If the volumes cannot be counted, the metrics are missing.
 func (n nodeVolumes) Collect(metrics chan<- prometheus.Metric) {
 	attached, mounted, err := n()
 	if err != nil {

@@ -35,7 +35,7 @@ func testMetrics() *Metrics {
 	return New(Process{Driver: "driver", Version: "1.2.3", Mode: "all"})
 }
 
-// page is what m answers.
+// page returns the page that m serves.
 func page(t *testing.T, m *Metrics) string {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -64,16 +64,16 @@ func TestMetricsText(t *testing.T) {
 	m.RPCAnswered(create, "NotFound", time.Hour)
 	m.RPCStarted(remove)
 	m.RPCAnswered(remove, "OK", 0)
-	m.Panicked()
-	m.Panicked()
+	m.RPCPanicked()
+	m.RPCPanicked()
 	west := m.RackObserver("west")
 	west("disk_create", "201", 3*time.Second)
 	west("disk_create", "error", 3*time.Second)
 	west("disk_create", "201", 5*time.Second)
-	m.SawVolumes("west", 7, 3)
-	m.SawVolumes("west", 8, 2)
-	m.SawVolumes("east", 0, 0)
-	m.CountNode(func() (int, int, error) { return 6, 5, nil })
+	m.SetVolumes("west", 7, 3)
+	m.SetVolumes("west", 8, 2)
+	m.SetVolumes("east", 0, 0)
+	m.RegisterNodeVolumes(func() (int, int, error) { return 6, 5, nil })
 
 	samples := metricstest.Read(t, page(t, m))
 	for series := range samples {
@@ -105,21 +105,21 @@ func TestMetricsText(t *testing.T) {
 	})
 }
 
-// At the start there is no volume to speak of, not none, and a counter whose first step matters stands at its beginning.
-func TestNothingHappenedYet(t *testing.T) {
+// Before the first list the volumes are missing instead of 0. A counter whose first step matters starts at 0.
+func TestMetricsAtStart(t *testing.T) {
 	m := testMetrics()
-	m.CountNode(func() (int, int, error) { return 1, 1, errors.New("no /sys") })
+	m.RegisterNodeVolumes(func() (int, int, error) { return 1, 1, errors.New("no /sys") })
 	wantSamples(t, metricstest.Read(t, page(t, m)), metricstest.Samples{
 		`csi_plugin_panics_total{driver_name="driver"}`:    0,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
 	})
 }
 
-// What a node counts is that of the moment, and missing when it cannot be known.
-func TestNodeIsCountedAnew(t *testing.T) {
+// A node's volumes are counted at each scrape. They are missing if they cannot be counted.
+func TestNodeVolumesAreCountedAtEachScrape(t *testing.T) {
 	m := testMetrics()
 	attached, failure := 2, error(nil)
-	m.CountNode(func() (int, int, error) { return attached, 1, failure })
+	m.RegisterNodeVolumes(func() (int, int, error) { return attached, 1, failure })
 	for _, test := range []struct {
 		attached int
 		failure  error
@@ -134,13 +134,13 @@ func TestNodeIsCountedAnew(t *testing.T) {
 	}
 }
 
-func TestSwitchedOff(t *testing.T) {
+func TestMetricsOff(t *testing.T) {
 	var m *Metrics
 	m.RPCStarted(create)
 	m.RPCAnswered(create, "OK", time.Second)
-	m.Panicked()
-	m.SawVolumes("west", 1, 1)
-	m.CountNode(nil)
+	m.RPCPanicked()
+	m.SetVolumes("west", 1, 1)
+	m.RegisterNodeVolumes(nil)
 	if m.RackObserver("west") != nil {
 		t.Error("a rack is observed")
 	}
@@ -152,7 +152,7 @@ func TestSwitchedOff(t *testing.T) {
 	}
 }
 
-// A page tells of the Go runtime and of the process, too.
+// The page includes the Go runtime and the process.
 func TestRuntimeAndProcess(t *testing.T) {
 	families := metricstest.Parse(t, page(t, testMetrics()))
 	for _, name := range []string{"go_goroutines", "go_memstats_heap_alloc_bytes", "process_resident_memory_bytes", "process_open_fds"} {
@@ -162,21 +162,21 @@ func TestRuntimeAndProcess(t *testing.T) {
 	}
 }
 
-// describedName is the name of one of the plugin's own metrics in the text of its description.
+// describedName finds the name of one of the plugin's own metrics in the text of a prometheus.Desc.
 var describedName = regexp.MustCompile(`fqName: "((?:csi_plugin|oxide_csi)_\w+)"`)
 
-// everything is each of the plugin's own metrics with one series, sorted by name.
+// everything returns each of the plugin's own metrics with one series, sorted by name.
 func everything(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	m := testMetrics()
 	m.RPCStarted(create)
 	m.RPCAnswered(create, "OK", time.Second)
 	m.RackObserver("west")("disk_create", "201", time.Second)
-	m.SawVolumes("west", 1, 1)
-	m.SawRestarts("west", 1, 1)
-	m.SawWaiting("west", "window", 1)
+	m.SetVolumes("west", 1, 1)
+	m.SetRestarts("west", 1, 1)
+	m.SetRestartsWaiting("west", "window", 1)
 	m.RestartEnded("west", "restarted", time.Second)
-	m.CountNode(func() (int, int, error) { return 1, 1, nil })
+	m.RegisterNodeVolumes(func() (int, int, error) { return 1, 1, nil })
 
 	families, err := m.registry.Gather()
 	if err != nil {
@@ -203,7 +203,7 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	return own
 }
 
-// Whatever the page of the documentation tells operators to look at is there.
+// The reference page names only metrics that exist.
 func TestReferenceNamesNothingElse(t *testing.T) {
 	text, err := os.ReadFile(reference)
 	if err != nil {
@@ -219,11 +219,11 @@ func TestReferenceNamesNothingElse(t *testing.T) {
 	}
 	named := regexp.MustCompile(`\b(csi_plugin|oxide_csi)_\w+`).FindAllString(string(text), -1)
 	if len(named) < 2*len(known)/3 {
-		t.Errorf("the page names %d metrics: this test looks at the wrong thing", len(named))
+		t.Errorf("the page names only %d metrics: the test reads the wrong text", len(named))
 	}
 	for _, name := range named {
 		if !known[name] {
-			t.Errorf("the page names %s, which there is not", name)
+			t.Errorf("the page names %s, which does not exist", name)
 		}
 	}
 }
@@ -234,7 +234,7 @@ const (
 	tableEnd   = "<!-- End of what is made. -->\n"
 )
 
-// table is the reference of all metrics, in the order of the page.
+// table is the reference of all metrics, sorted by name.
 func table(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -268,6 +268,6 @@ func TestReferenceIsMadeFromTheMetrics(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(made, old); diff != "" {
-		t.Errorf("the table is not what the plugin shows; run go test ./core/metrics -update\n-plugin +page:\n%s", diff)
+		t.Errorf("the table differs from the plugin's metrics; run go test ./core/metrics -update\n-plugin +page:\n%s", diff)
 	}
 }

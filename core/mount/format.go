@@ -23,9 +23,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-// formatTime is how long mkfs may take. It runs on when its caller has gone: a filesystem half made helps nobody, and the
+// mkfsTimeout is how long mkfs may take. It runs on when its caller has gone: a filesystem half made helps nobody, and the
 // next call finds it finished.
-const formatTime = 15 * time.Minute
+const mkfsTimeout = 15 * time.Minute
 
 // FilesystemUUID is the UUID that the filesystem of a disk gets when this plugin makes it: the version 5 UUID of the name
 // "filesystem" in the namespace of the disk's own UUID. It is permanent: later stages know the disk's own filesystem by it.
@@ -36,7 +36,7 @@ func FilesystemUUID(diskID uuid.UUID) uuid.UUID {
 // Formatter makes filesystems. It keeps a record of each while mkfs is at work, so that one that was interrupted can be made
 // again: what it left on the disk would otherwise count as somebody's data for ever. The record tells as long as the
 // disk does not leave the guest. After a power cut, and on other nodes, the marker on the disk does, see
-// [device.Marked], unless mkfs has written over all of its copies.
+// [device.HasFormatMarker], unless mkfs has written over all of its copies.
 type Formatter struct {
 	// StateDir is the folder of the records. It outlives the plugin's process and the guest's power.
 	StateDir string
@@ -77,10 +77,10 @@ func (f Formatter) Format(
 	if err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), formatTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mkfsTimeout)
 	defer cancel()
 	dev := blank.Device()
-	if err := f.write(want, dev, fsUUID, blank.Sequence()); err != nil {
+	if err := f.writeRecord(want, dev, fsUUID, blank.Sequence()); err != nil {
 		return 0, err
 	}
 	begun := false
@@ -93,12 +93,12 @@ func (f Formatter) Format(
 			return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
 		}
 		if result.ExitCode != 0 {
-			return fmt.Errorf("%w on %s: %s: exit code %d: %s", ErrFormat, dev, name, result.ExitCode, result.Said())
+			return fmt.Errorf("%w on %s: %s: exit code %d: %s", ErrFormat, dev, name, result.ExitCode, result.Message())
 		}
 		return nil
 	})
 	if err != nil && !begun {
-		return 0, errors.Join(err, f.Forget(want.DiskID))
+		return 0, errors.Join(err, f.RemoveRecord(want.DiskID))
 	}
 	if err != nil {
 		return took, err
@@ -106,7 +106,7 @@ func (f Formatter) Format(
 	if err := verifyFormat(dev, want.Type, fsUUID); err != nil {
 		return took, err
 	}
-	return took, f.Clear(want.DiskID, dev)
+	return took, f.RemoveMarkerAndRecord(want.DiskID, dev)
 }
 
 // mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name
@@ -174,15 +174,15 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 	return nil
 }
 
-// Interrupted returns what is known of a format of this disk that was begun, here or on another node, and did not end; nil
+// InterruptedFormat returns what is known of a format of this disk that was begun, here or on another node, and did not end; nil
 // when there was none, or when it is over because the disk holds, by content, anything but what that format was making
 // and nobody has mounted.
-func (f Formatter) Interrupted(
+func (f Formatter) InterruptedFormat(
 	diskID uuid.UUID,
 	dev device.Device,
 	content device.Content,
-) (*device.Interrupted, error) {
-	interrupted := device.Interrupted{UUID: FilesystemUUID(diskID).String()}
+) (*device.InterruptedFormat, error) {
+	interrupted := device.InterruptedFormat{UUID: FilesystemUUID(diskID).String()}
 	if !content.Empty() {
 		if content.UUID != interrupted.UUID {
 			return nil, nil
@@ -191,11 +191,11 @@ func (f Formatter) Interrupted(
 			return nil, err
 		}
 	}
-	marked, err := device.Marked(dev, diskID)
+	marked, err := device.HasFormatMarker(dev, diskID)
 	if err != nil {
 		return nil, err
 	}
-	r, err := f.read(diskID)
+	r, err := f.readRecord(diskID)
 	if err != nil || r == nil && !marked {
 		return nil, err
 	}
@@ -214,18 +214,18 @@ func (f Formatter) Interrupted(
 	return &interrupted, nil
 }
 
-// Clear removes the marker and the record of a format: it is finished, or the disk's bytes are a workload's from now on. That
+// RemoveMarkerAndRecord removes the marker and the record of a format: it is finished, or the disk's bytes are a workload's from now on. That
 // there are none is no error.
-func (f Formatter) Clear(diskID uuid.UUID, dev device.Device) error {
-	if err := device.Unmark(dev, diskID); err != nil {
+func (f Formatter) RemoveMarkerAndRecord(diskID uuid.UUID, dev device.Device) error {
+	if err := device.RemoveFormatMarker(dev, diskID); err != nil {
 		return err
 	}
-	return f.Forget(diskID)
+	return f.RemoveRecord(diskID)
 }
 
-// read returns the record of a format of the disk, nil when there is none.
-func (f Formatter) read(diskID uuid.UUID) (*record, error) {
-	content, err := os.ReadFile(f.path(diskID))
+// readRecord returns the record of a format of the disk, nil when there is none.
+func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
+	content, err := os.ReadFile(f.recordPath(diskID))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -237,28 +237,28 @@ func (f Formatter) read(diskID uuid.UUID) (*record, error) {
 		return nil, fmt.Errorf(
 			"%w: %s: %w: remove the file if the disk is known to hold nothing",
 			ErrState,
-			f.path(diskID),
+			f.recordPath(diskID),
 			err,
 		)
 	}
 	return &r, nil
 }
 
-// Forget removes the record of a format and leaves the disk alone. No record is no error.
-func (f Formatter) Forget(diskID uuid.UUID) error {
-	if err := os.Remove(f.path(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// RemoveRecord removes the record of a format and leaves the disk alone. No record is no error.
+func (f Formatter) RemoveRecord(diskID uuid.UUID) error {
+	if err := os.Remove(f.recordPath(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil
 }
 
-func (f Formatter) path(diskID uuid.UUID) string {
+func (f Formatter) recordPath(diskID uuid.UUID) string {
 	return filepath.Join(f.StateDir, "format", diskID.String())
 }
 
-// write brings the record to stable storage before it has its name: a power cut may lose it, since what outlives the kernel is the
+// writeRecord brings the record to stable storage before it has its name: a power cut may lose it, since what outlives the kernel is the
 // marker's to tell, but must not leave an empty one, which could not be read.
-func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
+func (f Formatter) writeRecord(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
 	boot, err := bootID()
 	if err != nil {
 		return err
@@ -269,7 +269,7 @@ func (f Formatter) write(want NewFilesystem, dev device.Device, fsUUID string, s
 	if err != nil {
 		return err
 	}
-	path := f.path(want.DiskID)
+	path := f.recordPath(want.DiskID)
 	err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), writeSynced(path+".new", append(content, '\n')))
 	if err == nil {
 		err = os.Rename(path+".new", path)

@@ -46,7 +46,7 @@ func TestEntryBlock(t *testing.T) {
 	}
 }
 
-func TestContextOf(t *testing.T) {
+func TestSELinuxContextOf(t *testing.T) {
 	for _, tc := range []struct {
 		options []string
 		want    string
@@ -56,7 +56,7 @@ func TestContextOf(t *testing.T) {
 		{[]string{"rw", "context=system_u:object_r:svirt_sandbox_file_t:s0:c1"}, "system_u:object_r:svirt_sandbox_file_t:s0:c1"},
 		{[]string{"rw", `context="system_u:object_r:x:s0:c1`, `c2"`, "discard"}, "system_u:object_r:x:s0:c1,c2"},
 	} {
-		if got := contextOf(tc.options); got != tc.want {
+		if got := seLinuxContextOf(tc.options); got != tc.want {
 			t.Errorf("%q: %q, want %q", tc.options, got, tc.want)
 		}
 	}
@@ -125,7 +125,7 @@ func TestBindBothWays(t *testing.T) {
 }
 
 func TestHoldersNamesNobody(t *testing.T) {
-	if said := holders(device.Number{Major: 4095, Minor: 1}); said == "" {
+	if said := describeHolders(device.Number{Major: 4095, Minor: 1}); said == "" {
 		t.Error("an error without a hint")
 	}
 }

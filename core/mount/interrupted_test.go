@@ -57,7 +57,7 @@ func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 		}
 		result, err := hostexec.Run(t.Context(), name, append(args, path)...)
 		if err == nil && result.ExitCode != 0 {
-			err = errors.New(result.Said())
+			err = errors.New(result.Message())
 		}
 		return err
 	})
@@ -74,7 +74,7 @@ func stage(t *testing.T, dev device.Device, fsType string) (err error) {
 	if err != nil {
 		return err
 	}
-	interrupted, err := f.Interrupted(interruptedID, dev, content)
+	interrupted, err := f.InterruptedFormat(interruptedID, dev, content)
 	if err != nil || !content.Empty() && interrupted == nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 					if left := markers(blocks(t, disk)); left < 2 {
 						t.Errorf("%d copies of the marker have outlived mkfs, want 2 at least", left)
 					}
-					if err := (Formatter{StateDir: t.TempDir()}).Clear(interruptedID, dev); err != nil {
+					if err := (Formatter{StateDir: t.TempDir()}).RemoveMarkerAndRecord(interruptedID, dev); err != nil {
 						t.Fatal(err)
 					}
 					if left := markers(blocks(t, disk)); left != 0 {
@@ -303,7 +303,7 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 				t.Error(err)
 			}
 			run(t, "umount", target)
-			if marked, err := device.Marked(dev, interruptedID); err != nil || !marked {
+			if marked, err := device.HasFormatMarker(dev, interruptedID); err != nil || !marked {
 				t.Fatalf("the marker is gone: %t, %v", marked, err)
 			}
 			before := devicetest.Digest(t, disk.Loop, disk.Backing)
@@ -317,7 +317,7 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 	}
 }
 
-// While anything holds the disk, nothing is taken away.
+// While anything holds the disk, nothing is unmounted away.
 func TestClearOfHeldDisk(t *testing.T) {
 	dev, disk := newDisk(t, 320<<20)
 	runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: "ext4"})
@@ -326,7 +326,7 @@ func TestClearOfHeldDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := Formatter{StateDir: t.TempDir()}
-	if err := f.Clear(interruptedID, dev); !errors.Is(err, device.ErrInUse) {
+	if err := f.RemoveMarkerAndRecord(interruptedID, dev); !errors.Is(err, device.ErrInUse) {
 		t.Errorf("%v, want ErrInUse", err)
 	}
 	if err := holder.Close(); err != nil {
@@ -336,7 +336,7 @@ func TestClearOfHeldDisk(t *testing.T) {
 		t.Error("the marker is gone")
 	}
 	start := time.Now()
-	if err := f.Clear(interruptedID, dev); err != nil || time.Since(start) > time.Minute {
+	if err := f.RemoveMarkerAndRecord(interruptedID, dev); err != nil || time.Since(start) > time.Minute {
 		t.Error(err)
 	}
 }

@@ -48,7 +48,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{Guest: g, disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
 	r.f = mount.Formatter{StateDir: r.state}
 	dev, err := g.Roots().
-		Find(t.Context(), device.Want{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, time.Second)
+		WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func (r *rig) format(t *testing.T, fsType string, options ...string) (err error)
 	if err != nil {
 		return err
 	}
-	interrupted, err := r.f.Interrupted(diskID, r.dev, content)
+	interrupted, err := r.f.InterruptedFormat(diskID, r.dev, content)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func TestFormatMountUnmount(t *testing.T) {
 			}
 			r.unmount(t, target)
 			r.unmount(t, target) // nothing to do is success
-			if err := mount.Release(t.Context(), r.dev, true); err != nil {
+			if err := mount.WaitUnused(t.Context(), r.dev, true); err != nil {
 				t.Error(err)
 			}
 			before := r.digest(t)
@@ -232,7 +232,7 @@ func TestFormatFails(t *testing.T) {
 			t.Error(err)
 		}
 		r.Node(r.disk.Kernel, r.disk.Number)
-		if interrupted, err := r.f.Interrupted(diskID, r.dev, device.Content{}); err != nil || interrupted != nil {
+		if interrupted, err := r.f.InterruptedFormat(diskID, r.dev, device.Content{}); err != nil || interrupted != nil {
 			t.Errorf("a format that never began left the record %v, %v", interrupted, err)
 		}
 	})
@@ -410,7 +410,7 @@ func TestMountReadOnlyDisk(t *testing.T) {
 			snapshot := filepath.Join(t.TempDir(), "snapshot")
 			run(t, "cp", "--sparse=always", r.disk.Backing, snapshot)
 			r.Plug("csi-snapshotofthedisk", snapshot)
-			dev, err := r.Roots().Find(t.Context(), device.Want{Serial: devicetest.Serial("csi-snapshotofthedisk")}, time.Second)
+			dev, err := r.Roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial("csi-snapshotofthedisk")}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -452,7 +452,7 @@ func TestUnmountBusy(t *testing.T) {
 	if _, ok := at(t, target); !ok {
 		t.Error("the mount has gone although it is in use")
 	}
-	if err := mount.Release(
+	if err := mount.WaitUnused(
 		ctx,
 		r.dev,
 		false,
@@ -509,12 +509,12 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 	if err := open.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := mount.Release(t.Context(), r.dev, false); err != nil {
+	if err := mount.WaitUnused(t.Context(), r.dev, false); err != nil {
 		t.Errorf("of a filesystem: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond)
 	defer cancel()
-	if err := mount.Release(
+	if err := mount.WaitUnused(
 		ctx,
 		r.dev,
 		true,
@@ -526,11 +526,11 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = holder.Wait() // it was killed
-	if err := mount.Release(t.Context(), r.dev, true); err != nil {
+	if err := mount.WaitUnused(t.Context(), r.dev, true); err != nil {
 		t.Error(err)
 	}
 	r.Unplug(r.disk)
-	if err := mount.Release(t.Context(), r.dev, true); err != nil {
+	if err := mount.WaitUnused(t.Context(), r.dev, true); err != nil {
 		t.Errorf("of a disk that has left: %v", err)
 	}
 }
@@ -556,7 +556,7 @@ func TestBindDeviceNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uses := table.Of(r.disk.Number); len(uses) != 1 || uses[0].Path != target {
+	if uses := table.OfDevice(r.disk.Number); len(uses) != 1 || uses[0].Path != target {
 		t.Errorf("uses of the device: %v", uses)
 	}
 	r.Unplug(r.disk)

@@ -5,7 +5,7 @@
 // Package mount makes filesystems on disks that package device proved blank, mounts them, binds them to where workloads
 // use them, and takes all that down again.
 //
-// It believes the kernel's mount table and nothing else ([ReadTable]): no mount is taken to be there, or gone, because a
+// It believes the kernel's mount table and nothing else ([ReadTable]): no mount is unmounted to be there, or gone, because a
 // call returned; every function looks before and after, so that each is safe to repeat after it failed, after the plugin
 // was killed in its middle, and after a reboot.
 //
@@ -76,11 +76,11 @@ func (o Options) ReadOnly() bool {
 
 // SELinuxContext is the value of the option context=, empty when there is none.
 func (o Options) SELinuxContext() string {
-	return contextOf(splitFlags(o.Flags))
+	return seLinuxContextOf(splitFlags(o.Flags))
 }
 
-// list is the whole list of options for mount(8).
-func (o Options) list(fsType string) []string {
+// mountOptions is the whole list of options for mount(8).
+func (o Options) mountOptions(fsType string) []string {
 	options := splitFlags(o.Flags)
 	if fsType == "xfs" {
 		// Two disks of one guest may carry the same filesystem: a volume and one made from its snapshot.
@@ -187,7 +187,7 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 	if !errors.Is(err, ErrDamaged) || options.ReadOnly() {
 		return err
 	}
-	if err := repair(ctx, dev, fsType, err); err != nil {
+	if err := checkAndRepair(ctx, dev, fsType, err); err != nil {
 		return err
 	}
 	return mountFilesystem(ctx, dev, target, fsType, options)
@@ -199,7 +199,7 @@ func mountFilesystem(ctx context.Context, dev device.Device, target, fsType stri
 	if options.ReadOnly() {
 		write = nil
 	}
-	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(dev.Path, target, fsType, nil, options.list(fsType), write)
+	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(dev.Path, target, fsType, nil, options.mountOptions(fsType), write)
 	result, err := hostexec.Run(ctx, "mount", args...)
 	if err != nil {
 		return fmt.Errorf("%w: %s at %s as %s: %w", ErrMount, dev, target, fsType, err)
@@ -211,8 +211,8 @@ func mountFilesystem(ctx context.Context, dev device.Device, target, fsType stri
 	if entry, ok := table.At(target); ok && entry.Number == dev.Number {
 		return nil
 	}
-	refused, said := ErrMount, result.Said()
-	if damaged(result) {
+	refused, said := ErrMount, result.Message()
+	if reportsDamage(result) {
 		refused = ErrDamaged
 	}
 	if len(options.Flags) > 0 {

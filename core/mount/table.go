@@ -37,8 +37,8 @@ type Entry struct {
 	ShutDown bool
 
 	id, parent int
-	// peers is the kernel's number of the group of mounts among which new mounts propagate, empty where they do not.
-	peers string
+	// peerGroup is the kernel's number of the group of mounts among which new mounts propagate, empty where they do not.
+	peerGroup string
 	// options are those of the mount and of its filesystem, as the kernel shows them.
 	options []string
 }
@@ -64,10 +64,10 @@ func ReadTable() (Table, error) {
 			Path: m.Mountpoint, Root: m.Root, FSType: m.FSType, Source: m.Source,
 			Number:         number,
 			ReadOnly:       slices.Contains(options, "ro") || readOnly || emergency,
-			SELinuxContext: contextOf(superOptions),
+			SELinuxContext: seLinuxContextOf(superOptions),
 			TurnedReadOnly: !slices.Contains(options, "ro") && readOnly || emergency,
 			ShutDown:       slices.Contains(superOptions, "shutdown"),
-			id:             m.ID, parent: m.Parent, peers: peersOf(m.Optional), options: slices.Concat(options, superOptions),
+			id:             m.ID, parent: m.Parent, peerGroup: peerGroupOf(m.Optional), options: slices.Concat(options, superOptions),
 		})
 	}
 	return table, nil
@@ -85,17 +85,17 @@ func btrfsNumber(source string, own device.Number) device.Number {
 
 // At returns the mount at path, the uppermost where several are stacked. The path is a resolved one, see [Resolve].
 func (t Table) At(path string) (Entry, bool) {
-	stack := t.Stack(path)
-	if len(stack) == 0 {
+	mounts := t.AllAt(path)
+	if len(mounts) == 0 {
 		return Entry{}, false
 	}
-	return stack[0], true
+	return mounts[0], true
 }
 
-// Stack returns the mounts at path, the uppermost first. Each lies over the next.
-func (t Table) Stack(path string) []Entry {
+// AllAt returns the mounts at path, the uppermost first. Each lies over the next.
+func (t Table) AllAt(path string) []Entry {
 	below := slices.DeleteFunc(slices.Clone(t), func(entry Entry) bool { return entry.Path != path })
-	var stack []Entry
+	var mounts []Entry
 	for len(below) > 0 {
 		top := slices.IndexFunc(below, func(entry Entry) bool {
 			return !slices.ContainsFunc(
@@ -104,38 +104,38 @@ func (t Table) Stack(path string) []Entry {
 			)
 		})
 		if top < 0 {
-			return stack // the table was read while it changed
+			return mounts // the table was read while it changed
 		}
-		stack = append(stack, below[top])
+		mounts = append(mounts, below[top])
 		below = slices.Delete(below, top, top+1)
 	}
-	return stack
+	return mounts
 }
 
-// Mirrors reports whether the two entries are one mount that shows twice. It does when a folder that leads to it shows
+// SameMount reports whether the two entries are one mount that shows twice. It does when a folder that leads to it shows
 // twice and passes on what is mounted in it, as where /var/lib/kubelet is a bind mount from a larger disk. Who unmounts
 // one unmounts the other.
-func (t Table) Mirrors(a, b Entry) bool {
+func (t Table) SameMount(a, b Entry) bool {
 	if a.id == b.id {
 		return true
 	}
-	inA, onA, okA := t.place(a)
-	inB, onB, okB := t.place(b)
+	inA, onA, okA := t.location(a)
+	inB, onB, okB := t.location(b)
 	return okA && okB && inA == inB && onA == onB && a.Number == b.Number && a.Root == b.Root
 }
 
-// place is where an entry is mounted: the group of mounts that its parent belongs to, and the folder in their filesystem.
-func (t Table) place(entry Entry) (group, folder string, ok bool) {
+// location is where an entry is mounted: the group of mounts that its parent belongs to, and the folder in their filesystem.
+func (t Table) location(entry Entry) (group, folder string, ok bool) {
 	i := slices.IndexFunc(t, func(other Entry) bool { return other.id == entry.parent })
-	if i < 0 || t[i].peers == "" {
+	if i < 0 || t[i].peerGroup == "" {
 		return "", "", false
 	}
-	return t[i].peers, path.Join(t[i].Root, strings.TrimPrefix(entry.Path, t[i].Path)), true
+	return t[i].peerGroup, path.Join(t[i].Root, strings.TrimPrefix(entry.Path, t[i].Path)), true
 }
 
-// Of returns every mount that keeps the device in use: mounts of the filesystem on it, or of a part of it, and bound
+// OfDevice returns every mount that keeps the device in use: mounts of the filesystem on it, or of a part of it, and bound
 // nodes of the device itself.
-func (t Table) Of(n device.Number) []Entry {
+func (t Table) OfDevice(n device.Number) []Entry {
 	var uses []Entry
 	for _, entry := range t {
 		if number, ok := entry.Device(); ok && number == n {
@@ -165,9 +165,9 @@ func (e Entry) Device() (device.Number, bool) {
 // NodeRemoved reports whether a bound device node is no longer in /dev: its disk has left the guest since.
 func (e Entry) NodeRemoved() bool { return strings.HasSuffix(e.Root, deleted) }
 
-// Lacks counts the mount flags that the mount does not show. It may have been mounted with other ones, or the kernel may
+// CountMissing counts the mount flags that the mount does not show. It may have been mounted with other ones, or the kernel may
 // not show them.
-func (e Entry) Lacks(flags []string) int {
+func (e Entry) CountMissing(flags []string) int {
 	lacks := 0
 	for _, option := range splitFlags(flags) {
 		if option != "defaults" && !slices.Contains(e.options, option) {
@@ -181,8 +181,8 @@ func (e Entry) String() string {
 	return fmt.Sprintf("%s of %s (device %s)", e.FSType, e.Source, e.Number)
 }
 
-// contextOf finds context= among mount options. The kernel puts its value in quotes where it holds a comma.
-func contextOf(options []string) string {
+// seLinuxContextOf finds context= among mount options. The kernel puts its value in quotes where it holds a comma.
+func seLinuxContextOf(options []string) string {
 	for i, option := range options {
 		value, ok := strings.CutPrefix(option, "context=")
 		if !ok {
@@ -197,8 +197,8 @@ func contextOf(options []string) string {
 	return ""
 }
 
-// peersOf finds the group of peers among the optional fields of a mount.
-func peersOf(optional string) string {
+// peerGroupOf finds the group of peers among the optional fields of a mount.
+func peerGroupOf(optional string) string {
 	for field := range strings.FieldsSeq(optional) {
 		if group, ok := strings.CutPrefix(field, "shared:"); ok {
 			return group

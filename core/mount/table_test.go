@@ -43,9 +43,9 @@ func table(t *testing.T) mount.Table {
 	return table
 }
 
-func stack(t *testing.T, path string) (types []string) {
+func mounts(t *testing.T, path string) (types []string) {
 	t.Helper()
-	for _, entry := range table(t).Stack(path) {
+	for _, entry := range table(t).AllAt(path) {
 		types = append(types, entry.FSType)
 	}
 	return types
@@ -58,24 +58,24 @@ func TestStack(t *testing.T) {
 	if err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"ext4", "tmpfs", "ext4"}, stack(t, target)); diff != "" {
+	if diff := cmp.Diff([]string{"ext4", "tmpfs", "ext4"}, mounts(t, target)); diff != "" {
 		t.Errorf("the uppermost first (-want +got):\n%s", diff)
 	}
 	if entry, ok := at(t, target); !ok || entry.FSType != "ext4" {
 		t.Errorf("uppermost is %v, %t", entry, ok)
 	}
-	// Neither the one above the foreign mount is taken, as long as one below it stays, nor that one.
+	// Neither the one above the foreign mount is unmounted, as long as one below it stays, nor that one.
 	if err := mount.Unmount(t.Context(), target, r.dev.Number); !errors.Is(err, mount.ErrForeign) {
 		t.Errorf("%v, want ErrForeign", err)
 	}
-	if diff := cmp.Diff([]string{"tmpfs", "ext4"}, stack(t, target)); diff != "" {
+	if diff := cmp.Diff([]string{"tmpfs", "ext4"}, mounts(t, target)); diff != "" {
 		t.Errorf("after unmounting (-want +got):\n%s", diff)
 	}
 	if err := unix.Unmount(target, 0); err != nil {
 		t.Fatal(err)
 	}
 	r.unmount(t, target)
-	if got := stack(t, target); got != nil {
+	if got := mounts(t, target); got != nil {
 		t.Errorf("still mounted: %v", got)
 	}
 }
@@ -91,7 +91,7 @@ func TestUnmountLeavesWhatIsBelow(t *testing.T) {
 		}
 	}
 	r.unmount(t, target)
-	if diff := cmp.Diff([]string{"tmpfs"}, stack(t, target)); diff != "" {
+	if diff := cmp.Diff([]string{"tmpfs"}, mounts(t, target)); diff != "" {
 		t.Errorf("mounted (-want +got):\n%s", diff)
 	}
 	r.unmount(t, elsewhere)
@@ -140,10 +140,10 @@ func TestMirrors(t *testing.T) {
 			if !okA || !okB || !okMirror {
 				t.Fatalf("mounted: %t, %t, %t", okA, okB, okMirror)
 			}
-			if got := table.Mirrors(a, mirror); got != tc.want {
+			if got := table.SameMount(a, mirror); got != tc.want {
 				t.Errorf("the same folder, shown twice: %t, want %t", got, tc.want)
 			}
-			if !table.Mirrors(a, a) || table.Mirrors(a, b) {
+			if !table.SameMount(a, a) || table.SameMount(a, b) {
 				t.Error("a mount is itself, and no other one beside it")
 			}
 		})
@@ -207,7 +207,7 @@ func TestLacks(t *testing.T) {
 		{"others", []string{"nodiratime,noatime", "commit=8", "secret"}, 3},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := entry.Lacks(tc.flags); got != tc.want {
+			if got := entry.CountMissing(tc.flags); got != tc.want {
 				t.Errorf("%d, want %d; %+v", got, tc.want, entry)
 			}
 		})

@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	// busyTime is how long an unmount waits for whoever still uses the mount: programs that were told to end need a moment.
-	busyTime = 30 * time.Second
+	// busyTimeout is how long an unmount waits for whoever still uses the mount: programs that were told to end need a moment.
+	busyTimeout = 30 * time.Second
 	// busyInterval is how often it tries.
 	busyInterval = 100 * time.Millisecond
-	// answerTime is left of the caller's time for telling it who holds what.
-	answerTime = time.Second
+	// answerReserve is left of the caller's time for telling it who holds what.
+	answerReserve = time.Second
 )
 
 // Unmount takes away every mount at path that gives access to device n and returns when the mount table shows none there
@@ -34,48 +34,48 @@ const (
 // them, or is all there is; what lies below them stays.
 // While it is in use it tries again for 30 s, or a little less than ctx allows, and then names the holder: [ErrBusy].
 func Unmount(ctx context.Context, path string, n device.Number) error {
-	taken := false
+	unmounted := false
 	return retryBusy(ctx, func() (bool, error) {
 		table, err := ReadTable()
 		if err != nil {
 			return false, err
 		}
-		stack := table.Stack(path)
-		if len(stack) == 0 {
+		mounts := table.AllAt(path)
+		if len(mounts) == 0 {
 			return true, nil
 		}
-		if number, ok := stack[0].Device(); !ok || number != n {
-			if taken && !slices.ContainsFunc(stack[1:], func(covered Entry) bool { return covered.Number == n }) {
+		if number, ok := mounts[0].Device(); !ok || number != n {
+			if unmounted && !slices.ContainsFunc(mounts[1:], func(covered Entry) bool { return covered.Number == n }) {
 				return true, nil
 			}
-			return false, fmt.Errorf("%w: %s has a mount of %s, not of device %s", ErrForeign, path, stack[0], n)
+			return false, fmt.Errorf("%w: %s has a mount of %s, not of device %s", ErrForeign, path, mounts[0], n)
 		}
 		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 		switch {
 		case err == nil:
-			taken = true
+			unmounted = true
 			return false, nil // look again: another mount may have been below
 		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 			return false, errBusy // the last two: somebody else was faster, or the kernel lets nobody have this one
 		}
 		return false, fmt.Errorf("unmount %s: %w", path, err)
-	}, func() string { return path + " is in use" + holders(n) })
+	}, func() string { return path + " is in use" + describeHolders(n) })
 }
 
-// Release waits until nothing in this guest holds the device any more, as long as [Unmount] does, and then names the
+// WaitUnused waits until nothing in this guest holds the device any more, as long as [Unmount] does, and then names the
 // holder: [ErrBusy]. A filesystem that was unmounted here may still be mounted in the mount namespace of a container,
 // which shows in that the device cannot be had exclusively. Of a raw block volume, programs that have the device open
 // count too, so far as the plugin sees the guest's processes. A device that left the guest is held by nobody.
-func Release(ctx context.Context, dev device.Device, block bool) error {
+func WaitUnused(ctx context.Context, dev device.Device, block bool) error {
 	return retryBusy(ctx, func() (bool, error) {
 		table, err := ReadTable()
 		if err != nil {
 			return false, err
 		}
-		if len(table.Of(dev.Number)) > 0 {
+		if len(table.OfDevice(dev.Number)) > 0 {
 			return false, errBusy
 		}
-		switch err := dev.Free(); {
+		switch err := dev.CheckUnused(); {
 		case errors.Is(err, device.ErrInUse):
 			return false, errBusy
 		case errors.Is(err, device.ErrMismatch),
@@ -86,11 +86,11 @@ func Release(ctx context.Context, dev device.Device, block bool) error {
 		case err != nil:
 			return false, err
 		}
-		if block && openers(dev.Number) != "" {
+		if block && processesUsing(dev.Number) != "" {
 			return false, errBusy
 		}
 		return true, nil
-	}, func() string { return dev.String() + " is in use" + holders(dev.Number) })
+	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number) })
 }
 
 // errBusy asks retryBusy for another try.
@@ -99,9 +99,9 @@ var errBusy = errors.New("busy")
 // retryBusy calls try until it is done, every time from the start; errBusy makes it wait a moment first.
 func retryBusy(ctx context.Context, try func() (done bool, err error), who func() string) error {
 	start := time.Now()
-	end := start.Add(busyTime)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerTime).Before(end) {
-		end = deadline.Add(-answerTime)
+	end := start.Add(busyTimeout)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerReserve).Before(end) {
+		end = deadline.Add(-answerReserve)
 	}
 	ticker := time.NewTicker(busyInterval)
 	defer ticker.Stop()
@@ -127,18 +127,18 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), who func(
 	}
 }
 
-// holders says who keeps the device in use, as well as can be seen from here: other mounts, and processes.
-func holders(n device.Number) string {
+// describeHolders says who keeps the device in use, as well as can be seen from here: other mounts, and processes.
+func describeHolders(n device.Number) string {
 	var who []string
 	if table, err := ReadTable(); err == nil {
-		for _, entry := range table.Of(n) {
+		for _, entry := range table.OfDevice(n) {
 			who = append(who, "mount "+entry.Path)
 		}
 	}
-	if processes := openers(n); processes != "" {
+	if processes := processesUsing(n); processes != "" {
 		who = append(who, processes)
 	}
-	if foreign := otherNamespace(n); foreign != "" {
+	if foreign := namespaceUsing(n); foreign != "" {
 		who = append(who, foreign)
 	}
 	if len(who) == 0 {
@@ -150,9 +150,9 @@ func holders(n device.Number) string {
 // maxNamed bounds how many processes an error names.
 const maxNamed = 3
 
-// openers names processes that have a file of the filesystem on the device, or the device itself, open or as their
+// processesUsing names processes that have a file of the filesystem on the device, or the device itself, open or as their
 // folder or program. Their links in /proc are followed without asking the filesystem, which may be dead.
-func openers(n device.Number) string {
+func processesUsing(n device.Number) string {
 	var names []string
 	forEachProcess(func(folder string) bool {
 		links := []string{"cwd", "root", "exe"}
@@ -180,8 +180,8 @@ func linkUses(link string, n device.Number) bool {
 	return device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor} == n
 }
 
-// otherNamespace names a process whose mount namespace still has the filesystem mounted.
-func otherNamespace(n device.Number) (name string) {
+// namespaceUsing names a process whose mount namespace still has the filesystem mounted.
+func namespaceUsing(n device.Number) (name string) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return ""

@@ -5,6 +5,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -18,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// filesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
+// ensureFilesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
 // mkfs, and every doubt ends in an error.
-func (n *Service) filesystem(
+func (n *Service) ensureFilesystem(
 	ctx context.Context,
 	volume nodeVolume,
 	dev device.Device,
@@ -36,12 +37,12 @@ func (n *Service) filesystem(
 			return "", err
 		}
 	}
-	interrupted, err := n.formatter.Interrupted(volume.id, dev, content)
+	interrupted, err := n.formatter.InterruptedFormat(volume.id, dev, content)
 	if err != nil {
 		return "", err
 	}
 	if content.Empty() || interrupted != nil {
-		return n.format(ctx, volume, dev, firstOf(wanted, filesystem.Types()[0]), interrupted)
+		return n.format(ctx, volume, dev, cmp.Or(wanted, filesystem.Types()[0]), interrupted)
 	}
 	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
 		return "", rpc.FailedPrecondition(
@@ -61,20 +62,20 @@ func (n *Service) filesystem(
 			wanted,
 		)
 	}
-	if err := n.checkIdentity(volume, dev, content); err != nil {
+	if err := n.checkFilesystemUUID(volume, dev, content); err != nil {
 		return "", err
 	}
 	// What is used from now on must never be taken for the remains of a format, not even when it is damaged one day: a
 	// record may be left from before a crash, and a marker where somebody made a filesystem by hand.
-	return content.Type, n.formatter.Clear(volume.id, dev)
+	return content.Type, n.formatter.RemoveMarkerAndRecord(volume.id, dev)
 }
 
-// checkIdentity refuses a filesystem that is known to be another volume's. Filesystems that this plugin makes bear UUIDs
+// checkFilesystemUUID refuses a filesystem that is known to be another volume's. Filesystems that this plugin makes bear UUIDs
 // that follow from their disks' (version 5); a disk that was made blank can carry no other disk's. What bears any other
 // UUID was made or changed by somebody else, who has to know.
-func (n *Service) checkIdentity(volume nodeVolume, dev device.Device, content device.Content) error {
+func (n *Service) checkFilesystemUUID(volume nodeVolume, dev device.Device, content device.Content) error {
 	if content.Type == "btrfs" {
-		twin, err := n.devices.BtrfsTwin(dev, content)
+		twin, err := n.devices.DuplicateBtrfs(dev, content)
 		if err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ func (n *Service) checkIdentity(volume nodeVolume, dev device.Device, content de
 			)
 		}
 	}
-	if volume.mayCarry(content.UUID) {
+	if volume.acceptsFilesystem(content.UUID) {
 		return nil
 	}
 	found, err := uuid.Parse(content.UUID)
@@ -122,7 +123,7 @@ func (n *Service) format(
 	volume nodeVolume,
 	dev device.Device,
 	fsType string,
-	interrupted *device.Interrupted,
+	interrupted *device.InterruptedFormat,
 ) (_ string, err error) {
 	switch {
 	case !volume.attached || volume.sizeBytes == 0:
@@ -161,7 +162,7 @@ func (n *Service) format(
 		"fs_type",
 		fsType,
 		"again",
-		blank.Again(),
+		blank.HasRemains(),
 		"scan",
 		time.Since(start),
 	)
@@ -173,8 +174,8 @@ func (n *Service) format(
 	return fsType, nil
 }
 
-// setRoot sets owner and mode of the root folder as the volume's parameters ask, on a filesystem that we made.
-func (n *Service) setRoot(ctx context.Context, volume nodeVolume, dev device.Device, staging string) error {
+// setUpRootFolder sets owner and mode of the root folder as the volume's parameters ask, on a filesystem that we made.
+func (n *Service) setUpRootFolder(ctx context.Context, volume nodeVolume, dev device.Device, staging string) error {
 	if volume.root.Empty() {
 		return nil
 	}

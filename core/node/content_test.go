@@ -358,9 +358,9 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 		r.run("umount", v.staging)
 		old := super(r, v)
-		dev, err := r.roots().Find(t.Context(), device.Want{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
+		dev, err := r.roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
 		coretest.Must(t, err)
-		coretest.Must(t, device.MarkGrowth(dev, uuid.MustParse(v.id)))
+		coretest.Must(t, device.WriteGrowthMarker(dev, uuid.MustParse(v.id)))
 		r.run("e2fsck", "-f", "-p", r.node(v))
 		r.run("resize2fs", r.node(v))
 		final := super(r, v)
@@ -392,7 +392,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 			t.Errorf("after %d of %d pieces: %d bytes in all, want most of %d", piece, pieces, size, volumeBytes)
 		}
 		coretest.Must(t, r.unstage(v))
-		if marked, err := device.GrowthMarked(dev, uuid.MustParse(v.id)); err != nil || marked {
+		if marked, err := device.HasGrowthMarker(dev, uuid.MustParse(v.id)); err != nil || marked {
 			t.Errorf("after %d of %d pieces: the marker stands: %t, %v", piece, pieces, marked, err)
 		}
 		r.run("e2fsck", "-f", "-n", r.node(v))

@@ -71,27 +71,27 @@ func (n *Service) NodeGetVolumeHealth(
 	}
 	var conditions []*csi.VolumeHealth_VolumeHealthEntry
 	mounts := n.mountsOf(ctx, table, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
-	asked := map[device.Number]bool{}
+	probed := map[device.Number]bool{}
 	for _, entry := range mounts {
-		if !n.gone(entry) { // all else follows from that
+		if !n.diskRemoved(entry) { // all else follows from that
 			conditions = append(conditions, entryConditions(entry)...)
 		}
 		number, ok := entry.Device()
-		if !ok || asked[number] {
+		if !ok || probed[number] {
 			continue
 		}
-		asked[number] = true
-		found, err := n.examine(ctx, entry, number)
+		probed[number] = true
+		found, err := n.diskConditions(ctx, entry, number)
 		if err != nil {
 			return nil, err
 		}
 		conditions = append(conditions, found...)
 	}
-	if condition := n.failures.of(id); condition != nil && len(mounts) == 0 {
+	if condition := n.failures.recent(id); condition != nil && len(mounts) == 0 {
 		conditions = append(conditions, condition)
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
-		VolumeId: req.GetVolumeId(), HealthStatuses: fold(conditions),
+		VolumeId: req.GetVolumeId(), HealthStatuses: sortUnique(conditions),
 	}}, nil
 }
 
@@ -102,17 +102,17 @@ func (n *Service) mountsOf(ctx context.Context, table mount.Table, id uuid.UUID,
 	}
 	var mounts []mount.Entry
 	for _, path := range paths {
-		if entry, err := volumeAt(table, id, path); err == nil && n.whose(ctx, table, entry, id) != anotherVolume {
+		if entry, err := volumeAt(table, id, path); err == nil && n.ownershipOf(ctx, table, entry, id) != anotherVolume {
 			mounts = append(mounts, entry)
 		}
 	}
 	if len(mounts) > 0 {
 		return mounts
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	for _, entry := range filesystems(table) {
-		if _, ok := n.staged.volumeOf("", entry.Number); !ok && n.carries(ctx, entry, id) {
+		if _, ok := n.staged.volumeOf("", entry.Number); !ok && n.hasVolumeFilesystem(ctx, entry, id) {
 			mounts = append(mounts, entry)
 		}
 	}
@@ -142,8 +142,8 @@ func entryConditions(entry mount.Entry) (found []*csi.VolumeHealth_VolumeHealthE
 	return found
 }
 
-// examine tells what is wrong with the disk and the filesystem that a mount shows.
-func (n *Service) examine(
+// diskConditions tells what is wrong with the disk and the filesystem that a mount shows.
+func (n *Service) diskConditions(
 	ctx context.Context,
 	entry mount.Entry,
 	number device.Number,
@@ -178,14 +178,14 @@ func (n *Service) examine(
 	if entry.Block() {
 		root = ""
 	}
-	answer := n.probes.look(ctx, dev, root)
+	answer := n.probes.run(ctx, dev, root)
 	found = append(found, answer.conditions(dev)...)
-	damage, err := n.damage(dev, entry.FSType, answer.filesystem)
+	damage, err := n.filesystemConditions(dev, entry.FSType, answer.filesystem)
 	return append(found, damage...), err
 }
 
-// damage tells what a filesystem has noted of errors in itself. xfs notes nothing: it shuts itself down instead.
-func (n *Service) damage(
+// filesystemConditions tells what a filesystem has noted of errors in itself. xfs notes nothing: it shuts itself down instead.
+func (n *Service) filesystemConditions(
 	dev device.Device,
 	fsType, filesystemUUID string,
 ) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
@@ -240,8 +240,8 @@ func inaccessible(reason, format string, args ...any) *csi.VolumeHealth_VolumeHe
 	return condition(csi.VolumeHealthErrorType_INACCESSIBLE, reason, format, args...)
 }
 
-// fold keeps one condition of each status and reason, as the specification demands, the worst status first.
-func fold(conditions []*csi.VolumeHealth_VolumeHealthEntry) []*csi.VolumeHealth_VolumeHealthEntry {
+// sortUnique keeps one condition of each status and reason, as the specification demands, the worst status first.
+func sortUnique(conditions []*csi.VolumeHealth_VolumeHealthEntry) []*csi.VolumeHealth_VolumeHealthEntry {
 	compare := func(a, b *csi.VolumeHealth_VolumeHealthEntry) int {
 		return cmp.Or(cmp.Compare(b.GetStatus(), a.GetStatus()), strings.Compare(a.GetReason(), b.GetReason()))
 	}
@@ -284,7 +284,7 @@ func (n *Service) NodeGetStorageHealth(
 			strings.Join(dead, ", "),
 		)
 	}
-	unsettled, err := n.devices.Unsettled(ctx)
+	unsettled, err := n.devices.FunctionsNotReady(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -300,7 +300,7 @@ func (n *Service) NodeGetStorageHealth(
 
 const (
 	// recent is how long a volume that could not be staged is remembered: orchestrators try every few minutes.
-	recent = 10 * time.Minute
+	failureMemory = 10 * time.Minute
 	// maxFailures bounds how many such volumes are remembered, which is more than a guest has slots for.
 	maxFailures = 64
 )
@@ -308,32 +308,32 @@ const (
 // conditions are what the answers mean. Errors that say nothing of the volume, such as that it has just been unmounted, mean
 // nothing.
 func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHealthEntry) {
-	if p.silent {
+	if p.timedOut {
 		found = append(
 			found,
 			inaccessible(
 				reasonNotResponding,
 				"the disk %s, or the filesystem on it, has not answered within %s: see the kernel's log",
 				dev,
-				probeTime,
+				probeTimeout,
 			),
 		)
 	}
-	if errors.Is(p.disk, unix.EIO) {
-		found = append(found, inaccessible(reasonDiskNotReadable, "the disk %s cannot be read: %s", dev, p.disk))
+	if errors.Is(p.diskErr, unix.EIO) {
+		found = append(found, inaccessible(reasonDiskNotReadable, "the disk %s cannot be read: %s", dev, p.diskErr))
 	}
 	switch {
-	case errors.Is(p.root, unix.EIO):
+	case errors.Is(p.rootErr, unix.EIO):
 		found = append(
 			found,
 			inaccessible(
 				reasonFilesystemShutdown,
 				"the filesystem on %s answers with errors, as one does that has shut itself down: unstage the volume and see the kernel's log: %s",
 				dev,
-				p.root,
+				p.rootErr,
 			),
 		)
-	case errors.Is(p.root, unix.EUCLEAN), errors.Is(p.root, unix.EBADMSG):
+	case errors.Is(p.rootErr, unix.EUCLEAN), errors.Is(p.rootErr, unix.EBADMSG):
 		found = append(
 			found,
 			condition(
@@ -341,7 +341,7 @@ func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHe
 				reasonFilesystemCorrupted,
 				"the root folder of the filesystem on %s is damaged: unstage the volume and check the filesystem: %s",
 				dev,
-				p.root,
+				p.rootErr,
 			),
 		)
 	}
@@ -362,14 +362,14 @@ type failure struct {
 	condition *csi.VolumeHealth_VolumeHealthEntry
 }
 
-// note remembers how an attempt to stage or publish a volume has ended. Success forgets what was; an error that is none of
+// record remembers how an attempt to stage or publish a volume has ended. Success forgets what was; an error that is none of
 // health changes nothing.
-func (f *failures) note(id uuid.UUID, err error) {
+func (f *failures) record(id uuid.UUID, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	reason := failureReason(err)
 	f.list = slices.DeleteFunc(f.list, func(old failure) bool {
-		return time.Since(old.at) > recent || old.volume == id && (err == nil || reason != "")
+		return time.Since(old.at) > failureMemory || old.volume == id && (err == nil || reason != "")
 	})
 	if reason == "" {
 		return
@@ -383,11 +383,11 @@ func (f *failures) note(id uuid.UUID, err error) {
 	)
 }
 
-// of returns nil where nothing is remembered.
-func (f *failures) of(id uuid.UUID) *csi.VolumeHealth_VolumeHealthEntry {
+// recent returns nil where nothing is remembered.
+func (f *failures) recent(id uuid.UUID) *csi.VolumeHealth_VolumeHealthEntry {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(f.list, func(old failure) bool { return old.volume == id && time.Since(old.at) <= recent })
+	i := slices.IndexFunc(f.list, func(old failure) bool { return old.volume == id && time.Since(old.at) <= failureMemory })
 	if i < 0 {
 		return nil
 	}

@@ -45,7 +45,7 @@ func (s *stagedDisks) add(id uuid.UUID, dev device.Device, disks []device.Disk, 
 	}
 	for serial, staged := range s.bySerial {
 		present := slices.ContainsFunc(disks, func(d device.Disk) bool { return d.Serial == serial })
-		if staged.number == dev.Number || !present && len(table.Of(staged.number)) == 0 {
+		if staged.number == dev.Number || !present && len(table.OfDevice(staged.number)) == 0 {
 			delete(s.bySerial, serial)
 		}
 	}
@@ -92,7 +92,7 @@ func (s *stagedDisks) diskOf(id uuid.UUID) (serial string, number device.Number,
 // them. A user's own disk that was staged before the plugin restarted counts as another, so that rather too few volumes are
 // sent to this node than too many.
 func (n *Service) isVolumeDisk(disk device.Disk) bool {
-	return n.staged.has(disk.Serial) || diskname.OfVolume(disk.Serial)
+	return n.staged.has(disk.Serial) || diskname.IsVolumeSerial(disk.Serial)
 }
 
 // Volumes counts the disks of this guest that are volumes, and those of them that are mounted. It reads /sys and the table
@@ -111,7 +111,7 @@ func (n *Service) Volumes() (attached, mounted int, err error) {
 			continue
 		}
 		attached++
-		if len(table.Of(disk.Number)) > 0 {
+		if len(table.OfDevice(disk.Number)) > 0 {
 			mounted++
 		}
 	}
@@ -119,81 +119,81 @@ func (n *Service) Volumes() (attached, mounted int, err error) {
 }
 
 // whose is what is known about whether a mount shows a volume.
-type whose int
+type ownership int
 
 const (
-	unknown whose = iota
+	unknownVolume ownership = iota
 	thisVolume
 	anotherVolume
 )
 
-// whose tells whether a mount shows the volume. Witnesses, in this order:
+// ownershipOf tells whether a mount shows the volume. Witnesses, in this order:
 //
 //   - The file to which a raw block volume's node is bound at its staging path has the volume's ID for a name.
 //   - What this process has staged.
 //   - The filesystem's UUID: the one made for this volume is proof enough; when it is on another disk that is mounted here,
 //     this mount is another volume's. Any other UUID proves nothing, since clones carry that of their source and users
 //     change it.
-func (n *Service) whose(ctx context.Context, table mount.Table, entry mount.Entry, id uuid.UUID) whose {
+func (n *Service) ownershipOf(ctx context.Context, table mount.Table, entry mount.Entry, id uuid.UUID) ownership {
 	number, ok := entry.Device()
 	if !ok {
-		return unknown
+		return unknownVolume
 	}
 	if entry.Block() {
-		if pins := pinnedAs(table, entry); len(pins) > 0 {
-			return verdict(slices.Contains(pins, id))
+		if ids := blockVolumeIDs(table, entry); len(ids) > 0 {
+			return verdict(slices.Contains(ids, id))
 		}
 	}
 	dev, err := n.devices.ByNumber(number)
 	if gone := errors.Is(err, device.ErrNotFound) || entry.NodeRemoved(); gone {
 		dev = device.Device{}
 	} else if err != nil {
-		return unknown
+		return unknownVolume
 	}
 	if staged, ok := n.staged.volumeOf(dev.Serial, number); ok {
 		return verdict(staged == id)
 	}
 	if dev.Path == "" {
-		return unknown // which may be this volume's disk before it came back under another number
+		return unknownVolume // which may be this volume's disk before it came back under another number
 	}
 	if _, _, elsewhere := n.staged.diskOf(id); elsewhere {
 		return anotherVolume
 	}
 	if entry.Block() {
-		return unknown
+		return unknownVolume
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	if n.carries(ctx, entry, id) {
+	if n.hasVolumeFilesystem(ctx, entry, id) {
 		return thisVolume
 	}
 	for _, other := range filesystems(table) {
-		if other.Number != number && n.carries(ctx, other, id) {
+		if other.Number != number && n.hasVolumeFilesystem(ctx, other, id) {
 			return anotherVolume
 		}
 	}
-	return unknown
+	return unknownVolume
 }
 
-// carries reports whether the disk of a mounted filesystem carries the UUID that is made for the volume.
-func (n *Service) carries(ctx context.Context, entry mount.Entry, id uuid.UUID) bool {
+// hasVolumeFilesystem reports whether the disk of a mounted filesystem carries the UUID that is made for the volume.
+func (n *Service) hasVolumeFilesystem(ctx context.Context, entry mount.Entry, id uuid.UUID) bool {
 	dev, err := n.devices.ByNumber(entry.Number)
-	return err == nil && n.probes.look(ctx, dev, entry.Path).filesystem == mount.FilesystemUUID(id).String()
+	return err == nil && n.probes.run(ctx, dev, entry.Path).filesystem == mount.FilesystemUUID(id).String()
 }
 
-func verdict(same bool) whose {
+func verdict(same bool) ownership {
 	if same {
 		return thisVolume
 	}
 	return anotherVolume
 }
 
-// pinnedAs are the names of the files to which the same device node is bound that are volume IDs, other than the entry's
+// blockVolumeIDs are the names of the files to which the same device node is bound that are volume IDs, other than the entry's
 // own where that is the only one: orchestrators may name targets so too.
-func pinnedAs(table mount.Table, entry mount.Entry) (ids []uuid.UUID) {
+func blockVolumeIDs(table mount.Table, entry mount.Entry) (ids []uuid.UUID) {
 	number, _ := entry.Device()
 	alone := true
-	for _, other := range table.Of(number) {
+	for _, other := range table.OfDevice(number) {
 		if !other.Block() || other.NodeRemoved() != entry.NodeRemoved() {
 			continue
 		}
@@ -223,27 +223,27 @@ func filesystems(table mount.Table) (entries []mount.Entry) {
 // of the device node that is bound to a file with its name.
 func (n *Service) knownMounts(table mount.Table, id uuid.UUID) (mounts []mount.Entry) {
 	if serial, number, ok := n.staged.diskOf(id); ok {
-		mounts = table.Of(number)
+		mounts = table.OfDevice(number)
 		if disks, err := n.devices.Disks(); err == nil {
 			if i := slices.IndexFunc(
 				disks,
 				func(d device.Disk) bool { return d.Serial == serial },
 			); i >= 0 &&
 				disks[i].Number != number {
-				mounts = append(mounts, table.Of(disks[i].Number)...) // it came back under another one
+				mounts = append(mounts, table.OfDevice(disks[i].Number)...) // it came back under another one
 			}
 		}
 	}
 	for _, entry := range table {
-		if entry.Block() && filepath.Base(entry.Path) == id.String() && !n.gone(entry) {
+		if entry.Block() && filepath.Base(entry.Path) == id.String() && !n.diskRemoved(entry) {
 			mounts = append(mounts, entry)
 		}
 	}
 	return slices.DeleteFunc(mounts, func(entry mount.Entry) bool { return !isVolume(entry) })
 }
 
-// gone reports whether the disk of a mount has left the guest.
-func (n *Service) gone(entry mount.Entry) bool {
+// diskRemoved reports whether the disk of a mount has left the guest.
+func (n *Service) diskRemoved(entry mount.Entry) bool {
 	number, ok := entry.Device()
 	if !ok {
 		return false

@@ -105,7 +105,7 @@ func (n *Service) NodeGetVolumeStats(
 	if err != nil {
 		return nil, err
 	}
-	if n.whose(ctx, table, entry, id) == anotherVolume {
+	if n.ownershipOf(ctx, table, entry, id) == anotherVolume {
 		return nil, rpc.NotFound("volume %s is not at %s: another volume is", id, entry.Path)
 	}
 	number, _ := entry.Device()

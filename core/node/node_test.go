@@ -403,7 +403,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(volumeA, diskA)
 	capability := rawBlock(multiWriter)
-	pin := "staging-" + diskA + "/" + volumeA
+	stagingFile := "staging-" + diskA + "/" + volumeA
 	repeat := func(what string, do func() error) {
 		t.Helper()
 		for _, who := range []string{"once", "again", "by another process"} {
@@ -417,10 +417,10 @@ func TestNodeRawBlockLife(t *testing.T) {
 	}
 	before := r.digest(v)
 	repeat("stage", func() error { return r.stage(v, capability) })
-	r.wantMounts(pin)
+	r.wantMounts(stagingFile)
 	repeat("publish", func() error { return r.publish(v, "target", capability, false) })
 	repeat("publish", func() error { return r.publish(v, "target-2", capability, false) })
-	r.wantMounts(pin, "target", "target-2")
+	r.wantMounts(stagingFile, "target", "target-2")
 	if r.digest(v) != before {
 		t.Error("staging or publishing has changed the disk")
 	}
@@ -429,7 +429,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 	_, err = file.WriteAt([]byte("data"), 12345)
 	coretest.Must(t, errors.Join(err, file.Close()))
 
-	for _, path := range []string{"target", "staging-" + diskA, pin} {
+	for _, path := range []string{"target", "staging-" + diskA, stagingFile} {
 		stats, err := r.stats(v.id, r.path(path), "")
 		coretest.Must(t, err)
 		want := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: volumeBytes}}}
@@ -443,7 +443,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 	repeat("unpublish", func() error { return r.unpublish(v, "target-2") })
 	repeat("unstage", func() error { return r.unstage(v) })
 	r.wantMounts()
-	for _, path := range []string{"target", "target-2", pin} {
+	for _, path := range []string{"target", "target-2", stagingFile} {
 		if _, err := os.Lstat(r.path(path)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is still there: %v", path, err)
 		}

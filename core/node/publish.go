@@ -22,14 +22,14 @@ import (
 // recheckTimeout is how long NodePublishVolume looks for a disk that was there when it was staged.
 const recheckTimeout = 5 * time.Second
 
-// publication is one NodePublishVolume request, understood.
-type publication struct {
+// publishRequest is one NodePublishVolume request, understood.
+type publishRequest struct {
 	volume          nodeVolume
 	dev             device.Device
 	staging, target string
 	readOnly        bool
-	// several says that the access mode lets the volume be published at several paths.
-	several bool
+	// multipleTargets says that the access mode lets the volume be published at several paths.
+	multipleTargets bool
 }
 
 // NodePublishVolume makes the staged volume appear at the target path: the filesystem as a folder, or the device node as a
@@ -48,7 +48,7 @@ func (n *Service) NodePublishVolume(
 		return nil, err
 	}
 	err = n.publish(ctx, req, volume)
-	n.failures.note(volume.id, err)
+	n.failures.record(volume.id, err)
 	if err != nil {
 		return nil, err
 	}
@@ -64,18 +64,18 @@ func (n *Service) publish(ctx context.Context, req *csi.NodePublishVolumeRequest
 	if err != nil {
 		return err
 	}
-	dev, err := n.devices.Find(ctx, volume.want(), recheckTimeout)
+	dev, err := n.devices.WaitForDisk(ctx, volume.expectedDisk(), recheckTimeout)
 	if err != nil {
 		return err
 	}
 	mode := req.GetVolumeCapability().GetAccessMode().GetMode()
-	p := publication{
-		volume:   volume,
-		dev:      dev,
-		staging:  staging,
-		target:   target,
-		readOnly: req.GetReadonly() || volume.readOnly || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-		several:  mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+	p := publishRequest{
+		volume:          volume,
+		dev:             dev,
+		staging:         staging,
+		target:          target,
+		readOnly:        req.GetReadonly() || volume.readOnly || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		multipleTargets: mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 	}
 	if req.GetVolumeCapability().GetBlock() != nil {
 		return n.publishBlock(ctx, p)
@@ -83,7 +83,7 @@ func (n *Service) publish(ctx context.Context, req *csi.NodePublishVolumeRequest
 	return n.publishFilesystem(ctx, p)
 }
 
-func (n *Service) publishFilesystem(ctx context.Context, p publication) error {
+func (n *Service) publishFilesystem(ctx context.Context, p publishRequest) error {
 	table, err := mount.ReadTable()
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func (n *Service) publishFilesystem(ctx context.Context, p publication) error {
 			p.staging,
 		)
 	}
-	if err := checkWorks(p.volume, staged, p.readOnly); err != nil {
+	if err := checkUsable(p.volume, staged, p.readOnly); err != nil {
 		return err
 	}
 	// Of a filesystem that is mounted read-only, every publication is.
@@ -111,7 +111,7 @@ func (n *Service) publishFilesystem(ctx context.Context, p publication) error {
 	return bindVerified(p.dev, p.staging, p.target, p.readOnly)
 }
 
-func (n *Service) publishBlock(ctx context.Context, p publication) error {
+func (n *Service) publishBlock(ctx context.Context, p publishRequest) error {
 	table, err := mount.ReadTable()
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func (n *Service) publishBlock(ctx context.Context, p publication) error {
 func (n *Service) checkPublished(
 	ctx context.Context,
 	table mount.Table,
-	p publication,
+	p publishRequest,
 	staged mount.Entry,
 ) (published bool, others []mount.Entry, err error) {
 	entry, ok := table.At(p.target)
@@ -175,7 +175,7 @@ func (n *Service) checkPublished(
 			published = true
 			continue
 		}
-		if err := n.clearDead(ctx, table, entry); err != nil {
+		if err := n.unmountOrphan(ctx, table, entry); err != nil {
 			return false, nil, err
 		}
 		if table, err = mount.ReadTable(); err != nil {
@@ -183,13 +183,13 @@ func (n *Service) checkPublished(
 		}
 		entry, ok = table.At(p.target)
 	}
-	for _, other := range publications(table, staged) {
+	for _, other := range otherMounts(table, staged) {
 		// A part of the filesystem that shows elsewhere, as a subPath of Kubernetes does, belongs to a publication.
-		if other.Path != p.target && !(ok && table.Mirrors(other, entry)) && (other.Block() || other.Root == staged.Root) {
+		if other.Path != p.target && !(ok && table.SameMount(other, entry)) && (other.Block() || other.Root == staged.Root) {
 			others = append(others, other)
 		}
 	}
-	if !published && !p.several && len(others) > 0 {
+	if !published && !p.multipleTargets && len(others) > 0 {
 		return false, nil, rpc.FailedPrecondition(
 			"volume %s is already published at %s, and its access mode allows one target only: unpublish it there first",
 			p.volume.id,
@@ -219,7 +219,7 @@ func (n *Service) NodeUnpublishVolume(
 	}
 	// No volume of ours was ever published under an ID that is no UUID; then everything at the target is somebody else's.
 	if id, err := parseVolumeID(req.GetVolumeId()); err == nil {
-		if err := n.takeAway(ctx, target, id, n.unmount); err != nil {
+		if err := n.unmountVolume(ctx, target, id, n.unmountPublished); err != nil {
 			return nil, err
 		}
 	}
@@ -236,25 +236,25 @@ func (n *Service) NodeUnpublishVolume(
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func (n *Service) unmount(ctx context.Context, _ mount.Table, entry mount.Entry, number device.Number) error {
+func (n *Service) unmountPublished(ctx context.Context, _ mount.Table, entry mount.Entry, number device.Number) error {
 	return mount.Unmount(ctx, entry.Path, number)
 }
 
-// takeAway takes away everything that the volume has mounted at exactly this path, with the function given, and nothing
+// unmountVolume takes away everything that the volume has mounted at exactly this path, with the function given, and nothing
 // else. It changes nothing where it cannot tell what is the volume's.
-func (n *Service) takeAway(
+func (n *Service) unmountVolume(
 	ctx context.Context,
 	path string,
 	id uuid.UUID,
-	away func(context.Context, mount.Table, mount.Entry, device.Number) error,
+	unmountOne func(context.Context, mount.Table, mount.Entry, device.Number) error,
 ) error {
 	for {
 		table, err := mount.ReadTable()
 		if err != nil {
 			return err
 		}
-		stack := table.Stack(path)
-		own, err := n.ownMounts(ctx, table, stack, id)
+		stack := table.AllAt(path)
+		own, err := n.ownedMounts(ctx, table, stack, id)
 		if err != nil || !slices.Contains(own, true) {
 			return err
 		}
@@ -270,28 +270,28 @@ func (n *Service) takeAway(
 		if !ok {
 			return rpc.FailedPrecondition("%s has a mount that cannot be looked at: %s", path, stack[0])
 		}
-		if err := away(ctx, table, stack[0], number); err != nil {
+		if err := unmountOne(ctx, table, stack[0], number); err != nil {
 			return err
 		}
 	}
 }
 
-// ownMounts tells which of the mounts at one path, the uppermost first, are the volume's: those that surely are, those whose
+// ownedMounts tells which of the mounts at one path, the uppermost first, are the volume's: those that surely are, those whose
 // disk has left the guest, and those of which nothing is known if they are of one disk.
-func (n *Service) ownMounts(ctx context.Context, table mount.Table, stack []mount.Entry, id uuid.UUID) ([]bool, error) {
+func (n *Service) ownedMounts(ctx context.Context, table mount.Table, stack []mount.Entry, id uuid.UUID) ([]bool, error) {
 	own := make([]bool, len(stack))
-	disks := map[whose][]device.Number{}
-	verdicts := make([]whose, len(stack))
+	disks := map[ownership][]device.Number{}
+	verdicts := make([]ownership, len(stack))
 	for i, entry := range stack {
 		if !isVolume(entry) {
 			continue
 		}
-		if covered := i > 0 && entry.Block(); covered || n.gone(entry) {
+		if covered := i > 0 && entry.Block(); covered || n.diskRemoved(entry) {
 			// A covered node cannot be looked at. What it is shows when it is the uppermost.
-			own[i] = covered || n.whose(ctx, table, entry, id) != anotherVolume
+			own[i] = covered || n.ownershipOf(ctx, table, entry, id) != anotherVolume
 			continue
 		}
-		verdicts[i] = n.whose(ctx, table, entry, id)
+		verdicts[i] = n.ownershipOf(ctx, table, entry, id)
 		if verdicts[i] != anotherVolume {
 			own[i] = true
 			disks[verdicts[i]] = append(disks[verdicts[i]], entry.Number)
@@ -299,9 +299,9 @@ func (n *Service) ownMounts(ctx context.Context, table mount.Table, stack []moun
 	}
 	if len(disks[thisVolume]) > 0 {
 		for i := range stack {
-			own[i] = own[i] && (verdicts[i] == thisVolume || n.gone(stack[i]))
+			own[i] = own[i] && (verdicts[i] == thisVolume || n.diskRemoved(stack[i]))
 		}
-	} else if len(slices.Compact(disks[unknown])) > 1 {
+	} else if len(slices.Compact(disks[unknownVolume])) > 1 {
 		return nil, rpc.FailedPrecondition(
 			"%s has mounts of several disks, and which is that of volume %s cannot be told: %s and others: unmount by hand what is not",
 			stack[0].Path,

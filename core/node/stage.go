@@ -39,27 +39,27 @@ func (n *Service) NodeStageVolume(
 	if err != nil {
 		return nil, err
 	}
-	ctx, release, err := n.claim(ctx, volume.id)
+	ctx, release, err := n.lockVolume(ctx, volume.id)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	err = n.stage(ctx, req, volume)
-	n.failures.note(volume.id, err)
+	n.failures.record(volume.id, err)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// claim waits for what an earlier run of the plugin may have started for the volume and left at work: a mount, for one,
+// lockVolume waits for what an earlier run of the plugin may have started for the volume and left at work: a mount, for one,
 // that is in nobody's list yet.
-func (n *Service) claim(ctx context.Context, volume uuid.UUID) (claimed context.Context, release func(), err error) {
-	claimed, release, err = volumelock.Acquire(ctx, n.stateDir, volume, rpc.WaitBudget(ctx))
+func (n *Service) lockVolume(ctx context.Context, volume uuid.UUID) (locked context.Context, release func(), err error) {
+	locked, release, err = volumelock.Acquire(ctx, n.stateDir, volume, rpc.WaitBudget(ctx))
 	if err != nil {
 		return nil, nil, fmt.Errorf("volume %s: %w: ask again", volume, err)
 	}
-	return claimed, release, nil
+	return locked, release, nil
 }
 
 func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, volume nodeVolume) error {
@@ -72,7 +72,7 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 		return err
 	}
 	start := time.Now()
-	dev, err := n.devices.Find(ctx, volume.want(), n.deviceTimeout)
+	dev, err := n.devices.WaitForDisk(ctx, volume.expectedDisk(), n.deviceTimeout)
 	if err != nil {
 		return err
 	}
@@ -91,11 +91,11 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 	if err != nil {
 		return err
 	}
-	return n.remember(volume, dev)
+	return n.recordStaged(volume, dev)
 }
 
-// remember notes that the disk is staged.
-func (n *Service) remember(volume nodeVolume, dev device.Device) error {
+// recordStaged notes that the disk is staged.
+func (n *Service) recordStaged(volume nodeVolume, dev device.Device) error {
 	disks, err := n.devices.Disks()
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (n *Service) remember(volume nodeVolume, dev device.Device) error {
 	return nil
 }
 
-// resolve resolves a path of a request whose parent the orchestrator has to provide.
+// resolve resolves a path of a request ownership parent the orchestrator has to provide.
 func resolve(path string) (string, error) {
 	resolved, err := mount.Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -134,7 +134,7 @@ func (n *Service) stageFilesystem(
 	capability *csi.VolumeCapability_MountVolume,
 ) error {
 	options := volume.mountOptions(capability.GetMountFlags())
-	fsType, err := n.stagedType(ctx, volume, dev, staging, capability.GetFsType(), options)
+	fsType, err := n.stagedFSType(ctx, volume, dev, staging, capability.GetFsType(), options)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (n *Service) stageFilesystem(
 	if err != nil {
 		return err
 	}
-	return n.setRoot(ctx, volume, dev, staging)
+	return n.setUpRootFolder(ctx, volume, dev, staging)
 }
 
 // mountStaging mounts what is on the disk, or what it makes there, and returns the filesystem's type.
@@ -179,7 +179,7 @@ func (n *Service) mountStaging(
 	if err := setReadOnly(dev, volume.readOnly); err != nil {
 		return "", err
 	}
-	if fsType, err = n.filesystem(ctx, volume, dev, wanted); err != nil {
+	if fsType, err = n.ensureFilesystem(ctx, volume, dev, wanted); err != nil {
 		return "", err
 	}
 	if !options.ReadOnly() {
@@ -207,10 +207,10 @@ func (n *Service) mountStaging(
 	return fsType, nil
 }
 
-// stagedType returns the filesystem with which the volume is staged already as it is asked for, empty when it is not
+// stagedFSType returns the filesystem with which the volume is staged already as it is asked for, empty when it is not
 // staged. Mounts left over at the staging path from a disk that has left the guest are taken away; whatever else stands in
 // the way is an error.
-func (n *Service) stagedType(
+func (n *Service) stagedFSType(
 	ctx context.Context,
 	volume nodeVolume,
 	dev device.Device,
@@ -231,20 +231,20 @@ func (n *Service) stagedType(
 		}
 		entry, ok := table.At(staging)
 		if !ok {
-			return "", checkUnused(volume, dev, table)
+			return "", checkNotMounted(volume, dev, table)
 		}
 		if !entry.Block() && entry.Number == dev.Number {
-			return entry.FSType, n.checkAlike(volume, dev, entry, fsType, options)
+			return entry.FSType, n.checkStagedAsRequested(volume, dev, entry, fsType, options)
 		}
-		if err := n.clearDead(ctx, table, entry); err != nil {
+		if err := n.unmountOrphan(ctx, table, entry); err != nil {
 			return "", err
 		}
 	}
 }
 
-// checkAlike refuses to take the filesystem that is staged for the one that is asked for when they differ in what matters.
+// checkStagedAsRequested refuses to take the filesystem that is staged for the one that is asked for when they differ in what matters.
 // Other mount flags do not: the kernel adds some and does not show others.
-func (n *Service) checkAlike(
+func (n *Service) checkStagedAsRequested(
 	volume nodeVolume,
 	dev device.Device,
 	entry mount.Entry,
@@ -261,7 +261,7 @@ func (n *Service) checkAlike(
 			rpc.KeyDiskName,
 		)
 	}
-	if err := checkWorks(volume, entry, options.ReadOnly()); err != nil {
+	if err := checkUsable(volume, entry, options.ReadOnly()); err != nil {
 		return err
 	}
 	switch {
@@ -278,7 +278,7 @@ func (n *Service) checkAlike(
 			entry.Path,
 		)
 	}
-	if lacks := entry.Lacks(options.Flags); lacks > 0 {
+	if lacks := entry.CountMissing(options.Flags); lacks > 0 {
 		// How many, and no more: mount flags may be secret.
 		n.log.Info(
 			"the volume is staged already, and its mount does not show some of the mount flags that are asked for now: they have no effect until it is staged anew, unless the kernel just does not show them",
@@ -291,8 +291,8 @@ func (n *Service) checkAlike(
 	return nil
 }
 
-// checkWorks refuses a filesystem that has given up after an error: a workload would take it for a healthy one.
-func checkWorks(volume nodeVolume, staged mount.Entry, readOnly bool) error {
+// checkUsable refuses a filesystem that has given up after an error: a workload would take it for a healthy one.
+func checkUsable(volume nodeVolume, staged mount.Entry, readOnly bool) error {
 	switch {
 	case staged.ShutDown:
 		return rpc.FailedPrecondition(
@@ -310,9 +310,9 @@ func checkWorks(volume nodeVolume, staged mount.Entry, readOnly bool) error {
 	return nil
 }
 
-// clearDead takes away a mount whose disk has left the guest, if nothing else still shows it; any other is not ours to
+// unmountOrphan takes away a mount whose disk has left the guest, if nothing else still shows it; any other is not ours to
 // touch.
-func (n *Service) clearDead(ctx context.Context, table mount.Table, entry mount.Entry) error {
+func (n *Service) unmountOrphan(ctx context.Context, table mount.Table, entry mount.Entry) error {
 	number, ok := entry.Device()
 	if !ok || !isVolume(entry) {
 		return rpc.FailedPrecondition("%s has a mount that is not ours: %s", entry.Path, entry)
@@ -326,7 +326,7 @@ func (n *Service) clearDead(ctx context.Context, table mount.Table, entry mount.
 	} else if err != nil && !errors.Is(err, device.ErrNotFound) {
 		return err
 	}
-	if others := publications(table, entry); len(others) > 0 {
+	if others := otherMounts(table, entry); len(others) > 0 {
 		return rpc.FailedPrecondition(
 			"%s has a mount of a disk that has left this guest, which is still published at %s: unpublish it first",
 			entry.Path,
@@ -337,26 +337,26 @@ func (n *Service) clearDead(ctx context.Context, table mount.Table, entry mount.
 	return mount.Unmount(ctx, entry.Path, number)
 }
 
-// publications are the other mounts that give access to what entry gives access to, without those that are the same mount,
+// otherMounts are the other mounts that give access to what entry gives access to, without those that are the same mount,
 // shown twice. The number of a disk whose node was removed may be another disk's by now, so that only nodes removed with
 // it count.
-func publications(table mount.Table, entry mount.Entry) []mount.Entry {
+func otherMounts(table mount.Table, entry mount.Entry) []mount.Entry {
 	number, ok := entry.Device()
 	if !ok {
 		return nil
 	}
 	var others []mount.Entry
-	for _, other := range table.Of(number) {
-		if other.Path != entry.Path && !table.Mirrors(other, entry) && (!entry.NodeRemoved() || other.NodeRemoved()) {
+	for _, other := range table.OfDevice(number) {
+		if other.Path != entry.Path && !table.SameMount(other, entry) && (!entry.NodeRemoved() || other.NodeRemoved()) {
 			others = append(others, other)
 		}
 	}
 	return others
 }
 
-// checkUnused refuses a disk that is mounted anywhere.
-func checkUnused(volume nodeVolume, dev device.Device, table mount.Table) error {
-	for _, entry := range table.Of(dev.Number) {
+// checkNotMounted refuses a disk that is mounted anywhere.
+func checkNotMounted(volume nodeVolume, dev device.Device, table mount.Table) error {
+	for _, entry := range table.OfDevice(dev.Number) {
 		return rpc.FailedPrecondition(
 			"volume %s cannot be staged: its disk %s is already mounted at %s",
 			volume.id,
@@ -391,39 +391,39 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 		}
 		return rpc.FailedPrecondition("the staging path %s has a mount that is not ours: %s", staging, entry)
 	}
-	pin := blockStagingPath(staging, volume.id)
-	for entry, ok := table.At(pin); ok; entry, ok = table.At(pin) {
+	file := blockStagingPath(staging, volume.id)
+	for entry, ok := table.At(file); ok; entry, ok = table.At(file) {
 		if number, ok := entry.Device(); ok && number == dev.Number && !entry.NodeRemoved() {
 			return nil
 		}
-		if err := n.clearDead(ctx, table, entry); err != nil {
+		if err := n.unmountOrphan(ctx, table, entry); err != nil {
 			return err
 		}
 		if table, err = mount.ReadTable(); err != nil {
 			return err
 		}
 	}
-	if err := checkUnused(volume, dev, table); err != nil {
+	if err := checkNotMounted(volume, dev, table); err != nil {
 		return err
 	}
 	// From now on the disk's bytes are the workload's: what an interrupted format left no longer tells us anything.
 	if !volume.readOnly {
-		if err := n.formatter.Clear(volume.id, dev); err != nil {
+		if err := n.formatter.RemoveMarkerAndRecord(volume.id, dev); err != nil {
 			return err
 		}
 	}
-	if err := makePinFolder(staging, pin); err != nil {
+	if err := makeBlockStagingFolder(staging, file); err != nil {
 		return err
 	}
-	if err := mount.MakeFile(pin); err != nil {
+	if err := mount.MakeFile(file); err != nil {
 		return err
 	}
-	return bindVerified(dev, dev.Path, pin, false)
+	return bindVerified(dev, dev.Path, file, false)
 }
 
-// makePinFolder makes sure that the staging path is a folder with nothing in it but perhaps the pin's file: another
+// makeBlockStagingFolder makes sure that the staging path is a folder with nothing in it but perhaps the file's file: another
 // volume may be staged there.
-func makePinFolder(staging, pin string) error {
+func makeBlockStagingFolder(staging, file string) error {
 	if err := os.Mkdir(staging, 0o750); err == nil || !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -435,7 +435,7 @@ func makePinFolder(staging, pin string) error {
 		return err
 	}
 	for _, entry := range entries {
-		if entry.Name() != filepath.Base(pin) {
+		if entry.Name() != filepath.Base(file) {
 			return rpc.FailedPrecondition(
 				"the staging path %s holds %q, which is not this volume's: another volume may be staged there",
 				staging,
@@ -482,7 +482,7 @@ func (n *Service) NodeUnstageVolume(
 	if err != nil {
 		return &csi.NodeUnstageVolumeResponse{}, nil // no volume of ours was ever staged under this ID
 	}
-	ctx, release, err := n.claim(ctx, id)
+	ctx, release, err := n.lockVolume(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -501,7 +501,7 @@ func (n *Service) NodeUnstageVolume(
 		return nil, err
 	}
 	// A mount whose disk has left the guest holds nothing that could be taken away.
-	if mounts := slices.DeleteFunc(n.knownMounts(table, id), n.gone); len(mounts) > 0 {
+	if mounts := slices.DeleteFunc(n.knownMounts(table, id), n.diskRemoved); len(mounts) > 0 {
 		return nil, rpc.FailedPrecondition(
 			"volume %s is still mounted at %s, and not from the staging path %s: unpublish or unstage it there",
 			id,
@@ -509,25 +509,25 @@ func (n *Service) NodeUnstageVolume(
 			req.GetStagingTargetPath(),
 		)
 	}
-	n.failures.note(id, nil)
+	n.failures.record(id, nil)
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
 // unstage takes away what is staged of the volume at this path. The path itself first: of a dead filesystem, nothing below it
 // can be looked at.
 func (n *Service) unstage(ctx context.Context, staging string, id uuid.UUID) error {
-	pin := blockStagingPath(staging, id)
-	for _, path := range []string{staging, pin} {
-		if err := n.takeAway(ctx, path, id, n.release); err != nil {
+	file := blockStagingPath(staging, id)
+	for _, path := range []string{staging, file} {
+		if err := n.unmountVolume(ctx, path, id, n.unmountStaged); err != nil {
 			return err
 		}
 	}
-	return mount.Remove(pin)
+	return mount.Remove(file)
 }
 
-// release unmounts what is not published anywhere, and waits until nothing holds the disk.
-func (n *Service) release(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error {
-	if others := publications(table, entry); len(others) > 0 {
+// unmountStaged unmounts what is not published anywhere, and waits until nothing holds the disk.
+func (n *Service) unmountStaged(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error {
+	if others := otherMounts(table, entry); len(others) > 0 {
 		return rpc.FailedPrecondition(
 			"the volume staged at %s is still published at %s: unpublish it first",
 			entry.Path,
@@ -542,5 +542,5 @@ func (n *Service) release(ctx context.Context, table mount.Table, entry mount.En
 	if err := mount.Unmount(ctx, entry.Path, number); err != nil || gone {
 		return err
 	}
-	return mount.Release(ctx, dev, entry.Block())
+	return mount.WaitUnused(ctx, dev, entry.Block())
 }

@@ -10,23 +10,23 @@ import (
 	"fmt"
 )
 
-// Check asks the rack whether it can be used as configured, and returns the ID of the project. Its error is one sentence
-// that says what to change.
+// Check verifies that the rack can be used as configured, and returns the project's ID. Its error is one sentence that
+// ends with the next step.
 func (c *Client) Check(ctx context.Context) (projectID string, err error) {
-	_, err = c.versions.settle(ctx, c.host)
+	_, err = c.versions.version(ctx, c.host)
 	switch {
-	case errors.Is(err, errOldRelease), errors.Is(err, errNoVersion):
+	case errors.Is(err, errOldRelease), errors.Is(err, errNoCommonVersion):
 		return "", fmt.Errorf("rack %q at %s: %w", c.name, c.host.Host, err)
 	case err != nil:
 		err = c.translate(ctx, err, "reach %s", c.host.Host)
 		return "", fmt.Errorf("%w: see that the host is the rack's API and can be reached from here", err)
 	}
 	projectID, err = c.ProjectID(ctx)
-	return projectID, advise(err)
+	return projectID, addAdvice(err)
 }
 
-// advise adds what to do to an error of a rack that answers.
-func advise(err error) error {
+// addAdvice adds the next step to an error that the rack returned.
+func addAdvice(err error) error {
 	switch {
 	case errors.Is(err, ErrUnauthenticated):
 		return fmt.Errorf("%w: give a token of this silo that has not expired", err)

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// What is wrong is one sentence that ends with what to do.
+// The error is one sentence that ends with the next step.
 func TestCheck(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -68,8 +68,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A check that is cut off says so, and blames nobody.
-func TestCheckThatIsCutOff(t *testing.T) {
+// A cancelled check returns the context's error.
+func TestCheckCancelled(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

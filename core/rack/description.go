@@ -15,46 +15,46 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// descriptionBytes keeps a description below the rack's 512 bytes, with room for a later field.
+// descriptionBytes is less than the rack's limit of 512 bytes and leaves room for a later field.
 const descriptionBytes = 480
 
-// Description is what we write into the description of a disk or a snapshot, as JSON: a rack has no labels, and a
-// description never changes. Its fields are permanent.
+// Description is the JSON text that this plugin writes into the description of a disk or a snapshot: a rack has no
+// labels, and a description never changes. Its fields are permanent.
 type Description struct {
 	// Version of this format.
 	Version int `json:"v"`
-	// Cluster is the ID of the cluster that made the thing.
+	// Cluster is the ID of the cluster that created the disk or snapshot.
 	Cluster string `json:"cluster"`
-	// Hash is the whole hash of kind, cluster and the name that the orchestrator gave, in base64: the thing's own name has
-	// only the beginning of it.
+	// Hash is the whole hash, in base64, of kind, cluster and the name that the orchestrator gave. The name of the
+	// disk or snapshot contains only its beginning.
 	Hash string `json:"h"`
-	// Lineage names the disks whose filesystem this one may carry, since it was made from their data, see [Lineage].
+	// Lineage names the disks whose filesystem this disk may carry because it was made from their data, see [Lineage].
 	Lineage []string `json:"fs,omitempty"`
-	// Clone says that a disk was made as a copy of the first disk of its lineage, not from a snapshot that somebody asked
-	// for: the snapshot that the rack names as its source was temporary.
+	// Clone marks a disk that was made as a copy of the first disk of its lineage. The snapshot that the rack names as
+	// its source was temporary. A disk that was made from a requested snapshot is not a clone.
 	Clone bool `json:"clone,omitempty"`
-	// Name is the name of the volume or snapshot, perhaps cut; for people.
+	// Name is the name of the volume or snapshot, for people. It may be cut.
 	Name string `json:"name,omitempty"`
-	// PVC is namespace/name of the claim, perhaps cut or left out; for people.
+	// PVC is namespace/name of the claim, for people. It may be cut or left out.
 	PVC string `json:"pvc,omitempty"`
 }
 
-// NewDescription describes the disk of a volume. The claim may be empty.
+// NewDescription describes the disk of a volume. claim may be empty.
 func NewDescription(cluster, volume, claim string) Description {
 	d := describe(diskname.Volume, cluster, volume)
 	d.PVC = claim
 	return d
 }
 
-// NewSnapshotDescription describes a snapshot that an orchestrator asked for, of the data of these disks.
+// NewSnapshotDescription describes a snapshot that an orchestrator requested. lineage is that of the snapshot's disk.
 func NewSnapshotDescription(cluster, snapshot string, lineage []string) Description {
 	d := describe(diskname.Snapshot, cluster, snapshot)
 	d.Lineage = lineage
 	return d
 }
 
-// NewTemporaryDescription describes the snapshot through which a volume is made as a clone. Only it proves that the
-// snapshot is ours to delete.
+// NewTemporaryDescription describes the snapshot through which a volume is cloned. Only this description proves that
+// the plugin may delete the snapshot.
 func NewTemporaryDescription(cluster, volume string, lineage []string) Description {
 	d := describe(diskname.Clone, cluster, volume)
 	d.Lineage = lineage
@@ -66,19 +66,19 @@ func describe(kind diskname.Kind, cluster, name string) Description {
 	return Description{Version: 1, Cluster: cluster, Hash: base64.StdEncoding.EncodeToString(sum[:]), Name: name}
 }
 
-// A lineage has at most lineageLength disks, which is what a description has room for beside the longest cluster ID. Of a
-// longer one these ends are kept.
+// A lineage has at most lineageLength disks: a description has room for no more beside the longest cluster ID. A
+// longer lineage keeps its nearest and its oldest disks.
 const (
 	lineageNearest = 4
 	lineageOldest  = 4
 	lineageLength  = lineageNearest + lineageOldest
 )
 
-// Lineage is the lineage of what is made from the data of a disk that has this lineage itself: that disk first, its
-// ancestors after it, the oldest last. Of more than eight the four nearest and the four oldest stay: the filesystem was
-// made on the oldest, or on one of the first copies where the oldest held none yet. A node mounts the filesystem of an
-// ancestor that was dropped as well, with a line in its log. What is no ID among the ancestors is dropped too, since
-// anybody may write a description.
+// Lineage returns the lineage of a disk made from the data of the disk diskID, whose own lineage is ancestors: first
+// diskID, then its ancestors, the oldest last. Of more than eight disks the four nearest and the four oldest stay: the
+// filesystem was made on the oldest, or on one of the first copies if the oldest had none yet. A node also mounts the
+// filesystem of an ancestor that was dropped, and logs it. Entries that are not IDs are dropped, because any user may
+// write a description.
 func Lineage(diskID string, ancestors []string) []string {
 	lineage := []string{diskID}
 	for _, text := range ancestors {
@@ -92,8 +92,8 @@ func Lineage(diskID string, ancestors []string) []string {
 	return lineage
 }
 
-// Encode gives the text for the rack, at most 480 bytes: the fields meant for people are cut between characters, the
-// claim first, or dropped.
+// Encode returns the text for the rack, at most 480 bytes. If it is too long, the fields for people are cut between
+// characters or dropped, the claim first.
 func (d Description) Encode() string {
 	for {
 		text := d.marshal()
@@ -121,8 +121,8 @@ func (d Description) marshal() string {
 	return strings.TrimSuffix(text.String(), "\n")
 }
 
-// cut removes at least n bytes from the end of text, and whole characters only. Escaped characters are longer encoded
-// than they are here, so one cut may not suffice, but each removes something.
+// cut removes at least n bytes from the end of text, in whole characters. JSON escapes make some characters longer
+// than they are here, so one cut may not be enough, but each cut removes something.
 func cut(text string, n int) string {
 	end := max(0, len(text)-n)
 	for end > 0 && !utf8.RuneStart(text[end]) {
@@ -131,7 +131,7 @@ func cut(text string, n int) string {
 	return text[:end]
 }
 
-// ParseDescription reads a description of ours. False means that somebody else made the disk.
+// ParseDescription reads a description that this plugin wrote. It returns false for any other text.
 func ParseDescription(text string) (Description, bool) {
 	var d Description
 	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Version < 1 || d.Cluster == "" || d.Hash == "" {
@@ -140,7 +140,7 @@ func ParseDescription(text string) (Description, bool) {
 	return d, true
 }
 
-// SameThing reports whether both describe the disk of one volume of one cluster, or one snapshot of it.
-func (d Description) SameThing(other Description) bool {
+// SameObject reports whether both descriptions are of the same volume or snapshot of the same cluster.
+func (d Description) SameObject(other Description) bool {
 	return d.Cluster == other.Cluster && d.Hash == other.Hash
 }

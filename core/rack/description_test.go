@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// These vectors are permanent: a plugin that names disks otherwise does not find the volumes of its predecessor.
+// These vectors are permanent: a plugin with other names would not find the existing volumes.
 func TestNamesArePermanent(t *testing.T) {
 	for _, test := range []struct {
 		cluster, volume, claim, name, description string
@@ -42,7 +42,8 @@ func TestNamesArePermanent(t *testing.T) {
 	}
 }
 
-// Snapshots and temporary snapshots are found by these for ever, too; and disks made from them carry these lineages.
+// These vectors are permanent too: the plugin finds snapshots by these names, and disks made from them carry these
+// lineages.
 func TestNamesOfSnapshotsArePermanent(t *testing.T) {
 	const source, origin = "6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d", "0b5c8a52-3a1f-4f52-9d1c-2a6f9f1d7e33"
 	lineage := Lineage(source, []string{origin})
@@ -85,12 +86,12 @@ func TestLineage(t *testing.T) {
 		ancestors []string
 		want      []string
 	}{
-		{"of a disk made blank", id(1), nil, []string{id(1)}},
+		{"of a blank disk", id(1), nil, []string{id(1)}},
 		{"of a copy of a copy", id(3), []string{id(2), id(1)}, []string{id(3), id(2), id(1)}},
-		{"as long as it may be", id(8), []string{id(7), id(6), id(5), id(4), id(3), id(2), id(1)}, []string{id(8), id(7), id(6), id(5), id(4), id(3), id(2), id(1)}},
-		{"one too long: the fifth nearest goes", id(9), []string{id(8), id(7), id(6), id(5), id(4), id(3), id(2), id(1)}, []string{id(9), id(8), id(7), id(6), id(4), id(3), id(2), id(1)}},
+		{"of the maximum length", id(8), []string{id(7), id(6), id(5), id(4), id(3), id(2), id(1)}, []string{id(8), id(7), id(6), id(5), id(4), id(3), id(2), id(1)}},
+		{"one too long, so the fifth nearest is dropped", id(9), []string{id(8), id(7), id(6), id(5), id(4), id(3), id(2), id(1)}, []string{id(9), id(8), id(7), id(6), id(4), id(3), id(2), id(1)}},
 		{"after thirty copies", id(31), long, []string{id(31), id(30), id(29), id(28), id(4), id(3), id(2), id(1)}},
-		{"of a description that somebody wrote", id(2), []string{"junk", strings.ToUpper(id(1)), ""}, []string{id(2), id(1)}},
+		{"with entries that are not IDs", id(2), []string{"junk", strings.ToUpper(id(1)), ""}, []string{id(2), id(1)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := slices.Clone(test.ancestors)
@@ -119,7 +120,7 @@ func TestDescriptionFits(t *testing.T) {
 				t.Fatalf("%d bytes, valid %t", len(text), utf8.ValidString(text))
 			}
 			got, ours := ParseDescription(text)
-			if !ours || !got.SameThing(want) || got.Version != 1 {
+			if !ours || !got.SameObject(want) || got.Version != 1 {
 				t.Errorf("%q is not recognised", text)
 			}
 			if !strings.HasPrefix(test.volume, got.Name) || !strings.HasPrefix(test.claim, got.PVC) {
@@ -129,7 +130,7 @@ func TestDescriptionFits(t *testing.T) {
 	}
 }
 
-// The longest lineage fits beside the longest cluster ID, for a clone, too; only what is for people gives way to it.
+// The longest lineage fits beside the longest cluster ID, also for a clone. Only the fields for people are cut.
 func TestLineageFits(t *testing.T) {
 	var lineage []string
 	for range 2 * lineageLength {
@@ -142,7 +143,7 @@ func TestLineageFits(t *testing.T) {
 		t.Fatalf("%d bytes: %s", len(text), text)
 	}
 	got, ours := ParseDescription(text)
-	if !ours || !got.SameThing(want) || !got.Clone {
+	if !ours || !got.SameObject(want) || !got.Clone {
 		t.Errorf("%s is not recognised", text)
 	}
 	if diff := cmp.Diff(lineage, got.Lineage); diff != "" || len(lineage) != lineageLength {

@@ -2,19 +2,20 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package rack talks to one Oxide rack. It is the only importer of the Oxide SDK, and the only place where a volume is a
-// disk: the rest of the plugin speaks the words of the CSI specification.
+// Package rack is the client of one Oxide rack. Only this package imports the Oxide SDK, and only here a volume is
+// called a disk: the rest of the plugin uses the words of the CSI specification.
 //
-//   - rack.go, snapshot.go: the calls, each one API request; what they return is what the rack said, settled by nobody
-//   - list.go: lists, a page at a time
-//   - wait.go: waiting for a disk or a snapshot to come to rest
-//   - name.go: names and descriptions of the disks that we make: the only metadata a rack keeps for us
-//   - errors.go: the SDK's errors in the words of this package
-//   - check.go: whether the rack can be used as configured
-//   - transport.go: the HTTP client, a pool that suits a hundred calls at once, and the layers that requests pass:
-//     reads.go (one answer for all who ask the same), version.go (an API version that the rack serves), retry.go (again, where
-//     that does no harm), token.go (credentials that may change), finish.go (changes are seen through to their end),
-//     observe.go (what metrics are made of)
+//   - rack.go, snapshot.go: disks, instances and snapshots; each call is one API request
+//   - restart.go: stopping and starting instances, and the records that planned restarts keep on the rack
+//   - list.go: lists of disks and snapshots, page by page
+//   - wait.go: waiting until a disk or a snapshot reaches a stable state
+//   - description.go: the description of a disk or a snapshot, the only metadata that a rack keeps for us
+//   - errors.go: SDK errors translated to the errors of this package
+//   - check.go: checking that the rack can be used as configured
+//   - transport.go: the HTTP client and its layers: coalesce.go (concurrent equal reads share one request),
+//     version.go (API version
+//     negotiation), retry.go (repeating requests that are safe to repeat), token.go (replaceable credentials), deadline.go
+//     (waiting for changes beyond the caller's deadline), observe.go (one callback per request, for metrics)
 //
-// What may do harm when it is done twice is sent once: who knows what a repetition may do is the RPC that wanted it.
+// A request that is not safe to repeat is sent once. Only the RPC that made it knows what a second attempt would mean.
 package rack

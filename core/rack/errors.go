@@ -14,49 +14,49 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// Errors of this package. Each call wraps one of them with what was being done and what the rack said.
+// Errors of this package. Each failed call wraps one of them, and says what was attempted and what the rack answered.
 var (
-	// ErrNotFound says that the rack knows no such disk or instance, or that the token may not see it: a rack answers
-	// 404 to both (docs/reference/rack.md §1). It is believed only after [Client.ConfirmProject].
+	// ErrNotFound means that the disk or instance does not exist, or that the token may not see it: a rack answers 404
+	// in both cases (docs/reference/rack.md §1). Trust it only after [Client.ConfirmProject].
 	ErrNotFound = errors.New("not found")
-	// ErrProject says that the configured project is not there, or hidden from this token.
+	// ErrProject means that the configured project does not exist, or that the token may not see it.
 	ErrProject = errors.New("the project cannot be used")
-	// ErrAlreadyExists says that the name is taken in the project.
+	// ErrAlreadyExists means that the name is taken in the project.
 	ErrAlreadyExists = errors.New("name is taken")
-	// ErrUnauthenticated says that the token is missing, wrong or expired.
+	// ErrUnauthenticated means that the token is missing, wrong or expired.
 	ErrUnauthenticated = errors.New("not authenticated")
-	// ErrForbidden says that the token's role does not allow the call.
+	// ErrForbidden means that the token's role does not allow the call.
 	ErrForbidden = errors.New("forbidden")
-	// ErrSize says that the rack does not make disks of this size.
+	// ErrSize means that the rack does not support disks of this size.
 	ErrSize = errors.New("size is not supported")
-	// ErrCapacity says that quota or space does not suffice. A rack checks the quota before the name (docs/reference/rack.md §2),
-	// so a disk of that name may exist all the same.
+	// ErrCapacity means that the quota or the free space is too small. A rack checks the quota before the name
+	// (docs/reference/rack.md §2), so a disk with this name may exist nevertheless.
 	ErrCapacity = errors.New("insufficient capacity")
-	// ErrRefused says that the state of disk or instance does not allow the call; nothing was changed.
+	// ErrRefused means that the state of the disk or instance does not allow the call. Nothing was changed.
 	ErrRefused = errors.New("refused")
-	// ErrNotStopped is an [ErrRefused] because the instance is not stopped (docs/reference/rack.md §4).
+	// ErrNotStopped is an [ErrRefused]: the instance is not stopped (docs/reference/rack.md §4).
 	ErrNotStopped = fmt.Errorf("%w: the instance is not stopped", ErrRefused)
-	// ErrFull is an [ErrRefused] because the instance has as many disks as it takes.
+	// ErrFull is an [ErrRefused]: the instance already has the largest number of disks that the rack allows.
 	ErrFull = fmt.Errorf("%w: the instance takes no more disks", ErrRefused)
-	// ErrConflict says that somebody else was faster, or that the boot disk is concerned; nothing was changed.
+	// ErrConflict means that another client was faster, or that the disk is a boot disk. Nothing was changed.
 	ErrConflict = errors.New("conflict")
-	// ErrUnavailable says that the rack did not answer, or not now. What was asked may have been done, may be done later,
-	// or not at all.
+	// ErrUnavailable means that the rack did not answer, or cannot serve the request now. The change may have been
+	// made, may still be made, or may never be made.
 	ErrUnavailable = errors.New("the rack is unavailable")
-	// ErrInternal says that the rack failed. What was asked may have been done.
+	// ErrInternal means that the rack failed. The change may have been made.
 	ErrInternal = errors.New("the rack failed")
-	// ErrBusy says that a disk did not come to rest in time.
+	// ErrBusy means that a disk or a snapshot did not reach a stable state in time.
 	ErrBusy = errors.New("the disk is still changing state")
 )
 
-// OutcomeUnknown reports whether what was asked may have been done, or be done still, although the call failed.
+// OutcomeUnknown reports whether a change may have been made, or may still be made, although the call failed.
 func OutcomeUnknown(err error) bool {
 	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrInternal)
 }
 
-// translate gives the error of an SDK call in the words of this package, prefixed with what was being done. The text of
-// an SDK error spans lines and holds response headers; only the rack's message and its request ID are passed on, and no
-// token that they repeat.
+// translate turns an error of the SDK into one of this package, prefixed with what was attempted. The text of an SDK
+// error spans several lines and contains response headers. So only the rack's message and its request ID are passed
+// on, without any API token in them.
 func translate(ctx context.Context, err error, doing string, args ...any) error {
 	if err == nil {
 		return nil
@@ -64,11 +64,11 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 	doing = fmt.Sprintf(doing, args...)
 	var httpErr *oxide.HTTPError
 	if !errors.As(err, &httpErr) {
-		// The SDK formats transport errors with %v, which hides the caller's own deadline.
+		// The SDK formats transport errors with %v, which hides the end of the caller's context.
 		if ctxErr := ctx.Err(); ctxErr != nil {
 			return fmt.Errorf("%s: %w: %w", doing, ErrUnavailable, ctxErr)
 		}
-		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, passOn(err.Error()))
+		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, sanitize(err.Error()))
 	}
 	kind, status, message := classify(httpErr), httpErr.HTTPResponse.StatusCode, ""
 	requestID := httpErr.HTTPResponse.Header.Get("x-request-id")
@@ -81,10 +81,10 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 	if message == "" {
 		message = "no reason given"
 	}
-	return fmt.Errorf("%s: %w: %s (HTTP %d, request ID %s)", doing, kind, passOn(message), status, passOn(requestID))
+	return fmt.Errorf("%s: %w: %s (HTTP %d, request ID %s)", doing, kind, sanitize(message), status, sanitize(requestID))
 }
 
-// classify decides by status and error code, see docs/reference/rack.md §1.
+// classify decides by HTTP status and error code (docs/reference/rack.md §1).
 func classify(err *oxide.HTTPError) error {
 	code, message := "", ""
 	if err.ErrorResponse != nil {
@@ -111,7 +111,8 @@ func classify(err *oxide.HTTPError) error {
 		if code == "ObjectNotFound" {
 			return ErrNotFound
 		}
-		// A 404 without that code comes from something that is not an Oxide API, or from a route it does not have.
+		// A 404 without that code comes from a server that is not an Oxide API, or from a route that this release
+		// lacks.
 		return ErrUnavailable
 	case 409:
 		return ErrConflict
@@ -123,8 +124,8 @@ func classify(err *oxide.HTTPError) error {
 	return ErrUnavailable
 }
 
-// refusal is the last resort of reading a message: for a rack that refuses an attach or a detach, states alone do not
-// tell "not stopped" from "full" where racks can hot-plug. docs/reference/rack.md §4 has the texts.
+// refusal reads the message of a refused attach or detach. This is the last resort: where racks have hot-plug, the
+// states of disk and instance do not tell "not stopped" from "full". docs/reference/rack.md §4 has the texts.
 func refusal(message string) error {
 	switch {
 	case strings.HasSuffix(message, "instance is not fully stopped"):
@@ -135,7 +136,8 @@ func refusal(message string) error {
 	return ErrRefused
 }
 
-// invalidValue tells sizes from other values: of what this plugin sends, only sizes are the caller's to mend.
+// invalidValue tells an unsupported size from other invalid values. Of the values that this plugin sends, the caller
+// chooses only the size.
 func invalidValue(message string) error {
 	if strings.HasPrefix(message, `unsupported value for "size`) {
 		return ErrSize
@@ -143,11 +145,11 @@ func invalidValue(message string) error {
 	return ErrRefused
 }
 
-// tokens matches API tokens, also those that are no longer in use.
-var tokens = regexp.MustCompile("(?i)oxide-token-[^\\s\"'`]+")
+// tokenPattern matches API tokenPattern, including revoked ones.
+var tokenPattern = regexp.MustCompile("(?i)oxide-token-[^\\s\"'`]+")
 
-// passOn makes foreign text one line without an API token in it. A rack repeats none; a proxy before it, or a program that
-// is no rack, may show what it was sent.
-func passOn(text string) string {
-	return tokens.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), "(redacted)")
+// sanitize puts text from outside on one line and removes API tokenPattern. A rack repeats no token, but a proxy in front of
+// it, or a server that is not a rack, may echo the request.
+func sanitize(text string) string {
+	return tokenPattern.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), "(redacted)")
 }

@@ -11,24 +11,25 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// How many things one request lists, where not fewer are wanted. A page is decoded as a whole, so its size is what a list of
-// any length costs in memory.
+// Limits of the page size. A page is decoded as a whole, so the page size bounds the memory that a list of any length
+// takes.
 const (
-	leastPage = 100
-	mostPage  = 500
+	minPage = 100
+	maxPage = 500
 )
 
-// Cursor is a place in a list that is sorted by ID: behind LastID. PageToken is the rack's own for a page that begins no later;
-// it is up to 512 bytes, and means nothing to anybody else (docs/reference/rack.md §1).
+// Cursor is a position in a list that is sorted by ID: after LastID. PageToken is the rack's token of the page that
+// contains this position or an earlier one. It is opaque and has up to 512 bytes (docs/reference/rack.md §1).
 type Cursor struct {
 	LastID    string
 	PageToken string
 }
 
-// Disks lists the disks of the project by their IDs, from behind the cursor's last ID on; the zero cursor is the start. A
-// cursor without page token is found by reading the list from its start. Each disk comes with the token of its page. About
-// as many as wanted are read at a time, where that is not 0 and the page is known. An error ends the list; a list without one is complete.
-func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[Listed[Disk], error] {
+// Disks lists the disks of the project by ID, starting after the cursor's LastID. The zero cursor starts at the
+// beginning. A cursor without a page token reads the list from its beginning to find the position. wanted is how many
+// disks the caller needs, 0 for all: it sets the page size. An error ends the list; a list without an error is
+// complete.
+func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[ListItem[Disk], error] {
 	return list(func(d Disk) string { return d.ID }, from, wanted, func(token string, limit int) ([]Disk, string, error) {
 		page, err := c.sdk.DiskList(ctx, oxide.DiskListParams{
 			Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
@@ -40,8 +41,8 @@ func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[L
 	})
 }
 
-// Snapshots lists the snapshots of the project as [Client.Disks] does the disks.
-func (c *Client) Snapshots(ctx context.Context, from Cursor, wanted int) iter.Seq2[Listed[Snapshot], error] {
+// Snapshots lists the snapshots of the project in the same way as [Client.Disks] lists the disks.
+func (c *Client) Snapshots(ctx context.Context, from Cursor, wanted int) iter.Seq2[ListItem[Snapshot], error] {
 	return list(
 		func(s Snapshot) string { return s.ID },
 		from,
@@ -66,37 +67,37 @@ func convert[From, To any](items []From, one func(*From) To) []To {
 	return converted
 }
 
-// Listed is a thing in a list.
-type Listed[T any] struct {
-	Thing T
+// ListItem is one disk or snapshot of a list.
+type ListItem[T any] struct {
+	Value T
 	ID    string
-	// PageToken leads to the page that the thing is on; it is empty on the first.
+	// PageToken is the token of the page that contains the item. It is empty on the first page.
 	PageToken string
 }
 
-// list reads pages until the rack says that there is no other, which it says only of an empty one: a page that is not full
-// may have another behind it if the rack limits pages more than we do.
+// list reads pages until the rack returns no token of a next page. The rack ends a list only with an empty page. A
+// page that is not full does not end it, because the rack's own limit of a page may be lower than ours.
 func list[T any](
 	idOf func(T) string,
 	from Cursor,
 	wanted int,
 	read func(token string, limit int) (items []T, next string, err error),
-) iter.Seq2[Listed[T], error] {
-	limit := mostPage
-	// To look for a place without its page's token, all pages before it are read, whatever is wanted from there on.
+) iter.Seq2[ListItem[T], error] {
+	limit := maxPage
+	// Without a page token all pages before the position are read, so pages are full, however few items are wanted.
 	if lost := from.LastID != "" && from.PageToken == ""; wanted > 0 && !lost {
-		limit = min(max(wanted, leastPage), mostPage)
+		limit = min(max(wanted, minPage), maxPage)
 	}
-	return func(yield func(Listed[T], error) bool) {
+	return func(yield func(ListItem[T], error) bool) {
 		token := from.PageToken
 		for {
 			items, next, err := read(token, limit)
 			if err != nil {
-				yield(Listed[T]{}, err)
+				yield(ListItem[T]{}, err)
 				return
 			}
 			for _, item := range items {
-				if id := idOf(item); id > from.LastID && !yield(Listed[T]{Thing: item, ID: id, PageToken: token}, nil) {
+				if id := idOf(item); id > from.LastID && !yield(ListItem[T]{Value: item, ID: id, PageToken: token}, nil) {
 					return
 				}
 			}
@@ -108,8 +109,8 @@ func list[T any](
 	}
 }
 
-// Storage returns the quota of the silo and what is taken of it, in bytes, docs/reference/rack.md §7. What other projects of the silo
-// take counts too; the space on the rack is nobody's to see.
+// Storage returns the silo's storage quota and its use, in bytes (docs/reference/rack.md §7). Other projects of the
+// silo count too. The API does not show the free space of the rack.
 func (c *Client) Storage(ctx context.Context) (quotaBytes, usedBytes uint64, err error) {
 	utilization, err := c.sdk.UtilizationView(ctx)
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// Observe hears of a request to the rack when the head of its answer is there, or when it has failed: the operation by the
-// name that the API's schema gives it, the HTTP status ("error" where no answer came), and how long that took. Requests
-// that are repeated are heard of each time, but for those that net/http repeats by itself, which it does when an idle
-// connection turns out to be closed. It must be safe for concurrent use, and quick.
+// Observe is called for each request when the headers of the answer have arrived, or when the request has failed.
+// operation is the request's name in the API's schema, code is the HTTP status or "error" if no answer came. Each
+// attempt of a repeated request counts. Only the repetitions that net/http makes itself, on an idle connection that
+// turns out to be closed, are not seen. Observe must be safe for concurrent use and must not block.
 type Observe func(operation, code string, took time.Duration)
 
-// requestNames has the operations of the API by method and path. Only these names are ever observed: a path has IDs and
-// names of disks in it, which must not become labels of a metric.
-var requestNames = []struct{ pattern, operation string }{
+// operationPatterns names the API's operations by method and path. Metrics use only these names: a path contains IDs
+// and disk names, which must not become labels.
+var operationPatterns = []struct{ pattern, operation string }{
 	{"POST /v1/disks", "disk_create"},
 	{"GET /v1/disks", "disk_list"},
 	{"GET /v1/disks/*", "disk_view"},
@@ -44,11 +44,11 @@ var requestNames = []struct{ pattern, operation string }{
 	{"GET /v1/ping", "ping"},
 }
 
-// requestName is the name of a request's operation, or "other".
-func requestName(req *http.Request) string {
+// operationName returns the name of a request's operation, or "other".
+func operationName(req *http.Request) string {
 	request := req.Method + " " + req.URL.Path
-	for _, name := range requestNames {
-		// The only error is that of a bad pattern.
+	for _, name := range operationPatterns {
+		// Match fails only for a malformed pattern.
 		if matches, err := path.Match(name.pattern, request); err == nil && matches {
 			return name.operation
 		}
@@ -56,21 +56,21 @@ func requestName(req *http.Request) string {
 	return "other"
 }
 
-// observed tells observe of every request.
-type observed struct {
+// observer calls observe for every request.
+type observer struct {
 	observe Observe
 	next    http.RoundTripper
 }
 
-var _ http.RoundTripper = (*observed)(nil)
+var _ http.RoundTripper = (*observer)(nil)
 
-func (o *observed) RoundTrip(req *http.Request) (*http.Response, error) {
+func (o *observer) RoundTrip(req *http.Request) (*http.Response, error) {
 	start := time.Now()
 	resp, err := o.next.RoundTrip(req)
 	code := "error"
 	if err == nil {
 		code = strconv.Itoa(resp.StatusCode)
 	}
-	o.observe(requestName(req), code, time.Since(start))
+	o.observe(operationName(req), code, time.Since(start))
 	return resp, err
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// heard collects what is observed: how often each operation ended with each code, and the longest of each operation.
+// heard counts observed requests by operation and code, and keeps the longest duration of each operation.
 type heard struct {
 	mu      sync.Mutex
 	counts  map[string]int
@@ -42,8 +42,8 @@ func (h *heard) observe(operation, code string, took time.Duration) {
 	h.longest[operation] = max(h.longest[operation], took)
 }
 
-// The rack's own log is the witness: whatever it has seen is heard of, by the rack's own name for it, and nothing else is.
-func TestObserveHearsEveryRequest(t *testing.T) {
+// Observe sees exactly the requests that the rack logs, under the rack's own operation names.
+func TestObserveSeesEveryRequest(t *testing.T) {
 	h := newHeard()
 	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Observe = h.observe })
 	ctx, node := t.Context(), r.node(t)
@@ -55,27 +55,27 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	}
 	_, err := r.Check(ctx)
 	must(t, err)
-	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 60})
+	r.inject(t, simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 60})
 	disk := r.create(t, "observed")
-	blank := NewDisk{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
+	blank := DiskSpec{Name: "observed", Description: "d", SizeBytes: gib, BlockSize: 4096}
 	_, err = r.CreateDisk(ctx, blank)
 	failing("a second disk of the name", err)
-	r.inject(t, lab.Fault{Operation: "disk_create", Kind: lab.FaultLost})
+	r.inject(t, simtest.Fault{Operation: "disk_create", Kind: simtest.FaultLost})
 	blank.Name = "lost"
 	_, err = r.CreateDisk(ctx, blank)
 	failing("a create whose answer is lost", err)
 	_, err = r.DiskByName(ctx, "lost")
 	must(t, err)
-	r.inject(t, lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: http.StatusServiceUnavailable})
+	r.inject(t, simtest.Fault{Operation: "disk_view", Kind: simtest.FaultStatus, Status: http.StatusServiceUnavailable})
 	_, err = r.Disk(ctx, disk.ID)
 	must(t, err)
 	_, err = r.Disk(ctx, "00000000-0000-0000-0000-000000000000")
-	failing("a look at no disk", err)
+	failing("a view of a missing disk", err)
 	_, err = r.Instance(ctx, node)
 	must(t, err)
 	_, err = r.InstanceDisks(ctx, node)
 	must(t, err)
-	r.inject(t, lab.Fault{Operation: "instance_disk_attach", Kind: lab.FaultReset})
+	r.inject(t, simtest.Fault{Operation: "instance_disk_attach", Kind: simtest.FaultReset})
 	_, err = r.Attach(ctx, disk.ID, node)
 	must(t, err)
 	failing("deleting an attached disk", r.DeleteDisk(ctx, disk.ID))
@@ -89,7 +89,7 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	for _, call := range calls.Log {
 		operation, code := call.Operation, strconv.Itoa(call.Status)
 		if operation == "" && call.Path == "/v1/ping" {
-			operation = "ping" // a rack refuses a version before it looks for the route
+			operation = "ping" // a rack checks the version before the route
 		}
 		if call.Status == 0 {
 			code = "error"
@@ -98,7 +98,7 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	}
 	for _, expected := range []string{"disk_create 400", "disk_create error", "disk_view 503", "disk_view 404", "instance_disk_attach error", "disk_delete 400"} {
 		if want[expected] == 0 {
-			t.Errorf("the rack has not seen %s: this test shows less than it should", expected)
+			t.Errorf("the rack has not seen %s: the test is too weak", expected)
 		}
 	}
 	if diff := cmp.Diff(want, h.counts); diff != "" {
@@ -109,8 +109,8 @@ func TestObserveHearsEveryRequest(t *testing.T) {
 	}
 }
 
-// Requests that never reach a rack are errors of the operation that they were for.
-func TestObserveWhereNobodyAnswers(t *testing.T) {
+// A request that never reaches a rack counts as an error of its operation.
+func TestObserveWithoutAnswer(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	ended := make(chan struct{})
@@ -129,8 +129,8 @@ func TestObserveWhereNobodyAnswers(t *testing.T) {
 			if _, err := client.Disk(ctx, "00000000-0000-0000-0000-000000000000"); err == nil {
 				t.Error("it succeeded")
 			}
-			// The version is asked for first. That may outlive the call, since others need its answer, too.
-			eventually(t, "an error is heard of", func() bool {
+			// The first request negotiates the version. It may outlive the call, because others need its result too.
+			eventually(t, "an error is observed", func() bool {
 				h.mu.Lock()
 				defer h.mu.Unlock()
 				return h.counts["ping error"] > 0 && len(h.counts) == 1
@@ -139,8 +139,8 @@ func TestObserveWhereNobodyAnswers(t *testing.T) {
 	}
 }
 
-// However many disks there are, and whatever they are called, the operations do not become more.
-func TestObserveKnowsNoNames(t *testing.T) {
+// The number of operations does not grow with the number of disks and their names.
+func TestObserveLabelsHaveNoDiskNames(t *testing.T) {
 	h := newHeard()
 	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Observe = h.observe })
 	for i := range 20 {
@@ -150,7 +150,7 @@ func TestObserveKnowsNoNames(t *testing.T) {
 		must(t, err)
 		must(t, r.DeleteDisk(t.Context(), disk.ID))
 	}
-	delete(h.counts, "ping 400") // how the version is found out
+	delete(h.counts, "ping 400") // version negotiation
 	delete(h.counts, "ping 200")
 	want := map[string]int{"disk_create 201": 20, "disk_view 200": 20, "disk_delete 204": 20}
 	if diff := cmp.Diff(want, h.counts); diff != "" {
@@ -160,23 +160,23 @@ func TestObserveKnowsNoNames(t *testing.T) {
 
 var capital = regexp.MustCompile(`([a-z])([A-Z])`)
 
-// Each call of the SDK that this package makes has a name for the metrics. The SDK's methods are called as the API's
-// operations are, in another spelling.
+// Each SDK call of this package has an operation name for the metrics. The SDK names its methods like the API's
+// operations, in another spelling.
 func TestEveryOperationHasAName(t *testing.T) {
 	calls := reflect.TypeFor[operations]()
 	for i := range calls.NumMethod() {
 		method := calls.Method(i).Name
 		operation := strings.ToLower(capital.ReplaceAllString(method, "${1}_${2}"))
 		if !slices.ContainsFunc(
-			requestNames,
+			operationPatterns,
 			func(name struct{ pattern, operation string }) bool { return name.operation == operation },
 		) {
-			t.Errorf("requestNames lacks %s, which %s asks for: its requests are counted as other", operation, method)
+			t.Errorf("operationPatterns lacks %s, which %s calls: its requests count as other", operation, method)
 		}
 	}
 }
 
-func TestRequestName(t *testing.T) {
+func TestOperationName(t *testing.T) {
 	for request, want := range map[string]string{
 		"POST /v1/disks":                         "disk_create",
 		"GET /v1/disks?project=demo&limit=100":   "disk_list",
@@ -195,7 +195,7 @@ func TestRequestName(t *testing.T) {
 		"POST /v1/instances/i/disks/move":        "other",
 	} {
 		method, target, _ := strings.Cut(request, " ")
-		if got := requestName(httptest.NewRequest(method, target, nil)); got != want {
+		if got := operationName(httptest.NewRequest(method, target, nil)); got != want {
 			t.Errorf("%s: %s, want %s", request, got, want)
 		}
 	}

@@ -18,30 +18,31 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// Config says which rack a [Client] talks to, and as whom.
+// Config says which rack a [Client] uses, and with which credentials.
 type Config struct {
 	// Name is the rack's name in the topology.
 	Name string
-	// Host is the API's address, with scheme.
+	// Host is the URL of the API, for instance "https://silo.sys.rack.example".
 	Host string
 	// Project is the name or ID of the project in which disks are made.
 	Project string
 	// Token gives the credentials.
 	Token Token
-	// UserAgent names this program to the rack.
+	// UserAgent is the User-Agent header of all requests.
 	UserAgent string
-	// HTTPClient sends the requests, see [NewHTTPClient]. Nil means one that trusts the roots of the system.
+	// HTTPClient sends the requests, see [NewHTTPClient]. Nil means a client that trusts the system's root
+	// certificates.
 	HTTPClient *http.Client
-	// Log gets what is found out about the rack. Nil means nobody.
+	// Log receives what the client learns about the rack. Nil discards it.
 	Log *slog.Logger
-	// Observe hears of every request. Nil means nobody does.
+	// Observe is called for every request. It may be nil.
 	Observe Observe
 }
 
-// Client makes the calls of one rack. It is safe for concurrent use.
+// Client calls the API of one rack. It is safe for concurrent use.
 type Client struct {
 	sdk      operations
-	versions *versions
+	versions *versionNegotiator
 	host     *url.URL
 	name     string
 	project  string
@@ -50,7 +51,7 @@ type Client struct {
 	projectID string
 }
 
-// New returns a client without talking to the rack.
+// New returns a client. It sends no request.
 func New(cfg Config) (*Client, error) {
 	log := cfg.Log
 	if log == nil {
@@ -60,9 +61,9 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rack %q: host: %w", cfg.Name, err)
 	}
-	client, versions := layers(cfg, log.With("rack", cfg.Name))
-	// Host and token are always given, so that the SDK takes neither of them, nor a profile, from the environment. The
-	// token is a mere stand-in: the transport sets the real one on each request.
+	client, versions := newTransport(cfg, log.With("rack", cfg.Name))
+	// Host and token are always given: otherwise the SDK would read them, or a profile, from the environment. This
+	// token is a placeholder: the transport sets the real token on each request.
 	sdk, err := oxide.NewClient(
 		oxide.WithHost(cfg.Host),
 		oxide.WithToken("replaced-by-transport"),
@@ -75,7 +76,7 @@ func New(cfg Config) (*Client, error) {
 	return &Client{sdk: sdk, versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
 }
 
-// operations are the SDK's calls that this package makes.
+// operations are the SDK methods that this package calls.
 type operations interface {
 	DiskCreate(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
 	DiskView(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
@@ -103,10 +104,10 @@ type operations interface {
 // Name is the rack's name in the topology.
 func (c *Client) Name() string { return c.name }
 
-// ProjectName is the configured project: a name or an ID.
+// ProjectName is the configured project, a name or an ID.
 func (c *Client) ProjectName() string { return c.project }
 
-// State is the state of a disk, docs/reference/rack.md §2.
+// State is the state of a disk (docs/reference/rack.md §2).
 type State string
 
 // The states that this plugin distinguishes.
@@ -120,12 +121,12 @@ const (
 	Faulted     = State(oxide.DiskStateStateFaulted)
 )
 
-// Passing reports whether the rack itself will end this state.
-func (s State) Passing() bool {
+// Transient reports whether the rack ends this state by itself.
+func (s State) Transient() bool {
 	return s == Creating || s == Attaching || s == Detaching || s == Maintenance
 }
 
-// Disk is a disk as the rack shows it.
+// Disk is a disk as the rack describes it.
 type Disk struct {
 	ID          string
 	Name        string
@@ -133,13 +134,13 @@ type Disk struct {
 	ProjectID   string
 	SizeBytes   int64
 	BlockSize   int64
-	// Local is a disk on the sled of its instance, not distributed over the rack.
+	// Local marks a disk on the sled of its instance. Other disks are distributed over the rack.
 	Local    bool
 	ReadOnly bool
 	State    State
-	// InstanceID is the instance that holds the disk: in the states attaching, attached and detaching.
+	// InstanceID is the instance that holds the disk. It is set in the states attaching, attached and detaching.
 	InstanceID string
-	// SnapshotID and ImageID are what the disk was made from, else empty.
+	// SnapshotID or ImageID is the source of the disk. Both are empty for a disk that was created blank.
 	SnapshotID string
 	ImageID    string
 }
@@ -150,7 +151,7 @@ func diskFrom(d *oxide.Disk) Disk {
 		Name:        string(d.Name),
 		Description: d.Description,
 		ProjectID:   d.ProjectId,
-		SizeBytes:   int64(d.Size), // a rack's sizes are at most 2^63-1 (docs/reference/rack.md §2)
+		SizeBytes:   int64(d.Size), // at most 2^63-1 (docs/reference/rack.md §2)
 		BlockSize:   int64(d.BlockSize),
 		Local:       d.DiskType == oxide.DiskTypeLocal,
 		ReadOnly:    d.ReadOnly != nil && *d.ReadOnly,
@@ -168,22 +169,23 @@ func diskFrom(d *oxide.Disk) Disk {
 	return disk
 }
 
-// NewDisk is a disk to be made.
-type NewDisk struct {
+// DiskSpec describes a disk to create.
+type DiskSpec struct {
 	Name        string
 	Description string
-	// SizeBytes must be a multiple of 1 GiB, which the rack checks.
+	// SizeBytes must be a multiple of 1 GiB. The rack checks this.
 	SizeBytes int64
-	// BlockSize is 512, 2048 or 4096. A local disk has 4096, a disk made from a snapshot what the snapshot's disk had.
+	// BlockSize is 512, 2048 or 4096. A local disk has 4096. A disk from a snapshot has the block size of the
+	// snapshot's disk.
 	BlockSize int64
 	Local     bool
-	// SnapshotID is the snapshot to make the disk from, empty for a blank one.
+	// SnapshotID is the source of the disk. Empty means a blank disk.
 	SnapshotID string
-	// ReadOnly is for disks made from a snapshot, which then must be of its size.
+	// ReadOnly is possible only for a disk from a snapshot of the same size.
 	ReadOnly bool
 }
 
-func (d NewDisk) backend() oxide.DiskBackend {
+func (d DiskSpec) backend() oxide.DiskBackend {
 	switch {
 	case d.Local:
 		return oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
@@ -195,8 +197,8 @@ func (d NewDisk) backend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
 }
 
-// CreateDisk makes a disk. The state in the answer says creating even where the disk is ready (docs/reference/rack.md §2).
-func (c *Client) CreateDisk(ctx context.Context, disk NewDisk) (Disk, error) {
+// CreateDisk creates a disk. The answer says creating even if the disk is ready (docs/reference/rack.md §2).
+func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 	created, err := c.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: c.projectRef(),
 		Body: &oxide.DiskCreate{
@@ -221,8 +223,8 @@ func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 	return diskFrom(disk), nil
 }
 
-// DiskByName returns a disk of the project by its name. [ErrNotFound] is to be believed: where the project itself were
-// hidden, the error would be [ErrProject].
+// DiskByName returns a disk of the project by its name. [ErrNotFound] needs no confirmation: for a project that the
+// token cannot see, the error is [ErrProject].
 func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.projectRef()})
 	if err != nil {
@@ -231,26 +233,26 @@ func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 	return diskFrom(disk), nil
 }
 
-// DeleteDisk deletes a disk by its ID. A second delete answers [ErrNotFound].
+// DeleteDisk deletes a disk by its ID. A second call returns [ErrNotFound].
 func (c *Client) DeleteDisk(ctx context.Context, id string) error {
 	err := c.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "delete disk %s", id)
 }
 
-// Instance is an instance as the rack shows it.
+// Instance is an instance as the rack describes it.
 type Instance struct {
 	ID        string
 	Name      string
 	ProjectID string
-	// BootDiskID is empty when no boot disk is set.
+	// BootDiskID is empty if the instance has no boot disk.
 	BootDiskID string
-	// RunState is one of docs/reference/rack.md §5: "running", "stopped", …
+	// RunState is "running", "stopped" or another state of docs/reference/rack.md §5.
 	RunState string
-	// RunStateSince is when it became so, by the rack's clock.
+	// RunStateSince is when RunState last changed, by the rack's clock.
 	RunStateSince time.Time
 }
 
-// Run states that this plugin distinguishes, docs/reference/rack.md §5.
+// The run states that this plugin distinguishes (docs/reference/rack.md §5).
 const (
 	Running = string(oxide.InstanceStateRunning)
 	Failed  = string(oxide.InstanceStateFailed)
@@ -269,14 +271,14 @@ func (c *Client) Instance(ctx context.Context, id string) (Instance, error) {
 		ProjectID:     i.ProjectId,
 		BootDiskID:    i.BootDiskId,
 		RunState:      string(i.RunState),
-		RunStateSince: since(i.TimeRunStateUpdated),
+		RunStateSince: timeOrZero(i.TimeRunStateUpdated),
 	}, nil
 }
 
-// diskPage is more than an instance takes, so that one request lists all its disks.
+// diskPage is the page size for an instance's disks. It exceeds the attach limit, so one request returns all of them.
 const diskPage = 100
 
-// InstanceDisks lists the disks of an instance, its boot disk included.
+// InstanceDisks lists the disks of an instance, including its boot disk.
 func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
 	page, err := c.sdk.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
 		Instance: oxide.NameOrId(id),
@@ -292,8 +294,8 @@ func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
 	return disks, nil
 }
 
-// Attach attaches a disk to an instance; a disk that is attached there already stays so. The answer may say attaching
-// on a rack that changes running instances.
+// Attach attaches a disk to an instance. It succeeds if the disk is attached there already. On a rack with hot-plug
+// the answer may say attaching.
 func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, error) {
 	disk, err := c.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instanceID),
@@ -305,7 +307,7 @@ func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, e
 	return diskFrom(disk), nil
 }
 
-// Detach detaches a disk from an instance; a detached disk stays so.
+// Detach detaches a disk from an instance. It succeeds if the disk is detached already.
 func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, error) {
 	disk, err := c.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instanceID),
@@ -317,7 +319,7 @@ func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, e
 	return diskFrom(disk), nil
 }
 
-// translate is the package's [translate], naming the rack.
+// translate calls the package's [translate] with the rack's name as prefix.
 func (c *Client) translate(ctx context.Context, err error, doing string, args ...any) error {
 	if err == nil {
 		return nil
@@ -325,7 +327,7 @@ func (c *Client) translate(ctx context.Context, err error, doing string, args ..
 	return translate(ctx, err, "rack %q: "+doing, append([]any{c.name}, args...)...)
 }
 
-// ProjectID is the ID of the configured project: asked of the rack once, then remembered.
+// ProjectID returns the ID of the configured project. It asks the rack once and then uses the cached ID.
 func (c *Client) ProjectID(ctx context.Context) (string, error) {
 	c.mu.Lock()
 	known := c.projectID
@@ -336,15 +338,17 @@ func (c *Client) ProjectID(ctx context.Context) (string, error) {
 	return c.lookUpProject(ctx)
 }
 
-// projectRef is how requests name the project: by its ID once that is known. A host that has come to lead to another silo, or a
-// project that was made anew under the old name, then answers that there is no such project instead of showing its own.
+// projectRef is the project as requests name it: by its ID if that is known. This detects two changes: a host that now
+// leads to another silo, and a project that was deleted and created again under its name. The rack then answers that
+// the project does not exist, instead of listing another project's disks.
 func (c *Client) projectRef() oxide.NameOrId {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return oxide.NameOrId(cmp.Or(c.projectID, c.project))
 }
 
-// lookUpProject asks the rack for the project and remembers the first ID that it gave.
+// lookUpProject asks the rack for the project. It keeps the first ID that it received, and fails if a later one
+// differs.
 func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 	project, err := c.sdk.ProjectView(ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(c.project)})
 	if err != nil {
@@ -372,9 +376,8 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 	return project.Id, nil
 }
 
-// ConfirmProject asks the rack whether the token still sees the project that it saw before. A 404 for a disk or an
-// instance means that the thing is gone only if it does: a token that lost its role gets 404 for everything
-// (docs/reference/rack.md §1).
+// ConfirmProject checks that the token still sees the same project as before. Only then does a 404 for a disk or an
+// instance mean that it is gone: a token that lost its role gets 404 for everything (docs/reference/rack.md §1).
 func (c *Client) ConfirmProject(ctx context.Context) error {
 	if _, err := c.lookUpProject(ctx); err != nil {
 		return fmt.Errorf(

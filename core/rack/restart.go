@@ -11,23 +11,24 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// StopInstance asks the rack to stop an instance, which is a power cut for its guest; it answers before that has happened.
-// An instance that is stopped or stopping already stays so (docs/reference/rack.md §5).
+// StopInstance asks the rack to stop an instance. For the guest this is a power cut. The rack answers before the
+// instance has stopped. The call succeeds if the instance is stopped or stopping already (docs/reference/rack.md §5).
 func (c *Client) StopInstance(ctx context.Context, id string) error {
 	_, err := c.sdk.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "stop instance %s", id)
 }
 
-// StartInstance asks the rack to start an instance; one that is starting or running stays so. [ErrConflict] says that it has
-// not finished stopping, or that somebody else was faster, [ErrCapacity] that it does not fit on any sled (docs/reference/rack.md §5).
+// StartInstance asks the rack to start an instance. It succeeds if the instance is starting or running already.
+// [ErrConflict] means that the instance is still stopping or that another client changed it. [ErrCapacity] means that
+// no sled has room for it (docs/reference/rack.md §5).
 func (c *Client) StartInstance(ctx context.Context, id string) error {
 	_, err := c.sdk.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "start instance %s", id)
 }
 
-// Record is a small text that the rack keeps under a name, for all who use the project: an anti-affinity group without
-// members, which affects nothing and counts against no quota (docs/reference/rack.md §8). To create one is atomic, since names are
-// unique; to update one is not.
+// Record is a small text that the rack keeps under a name, visible to all users of the project. It is stored as an
+// anti-affinity group without members, which affects nothing and counts against no quota (docs/reference/rack.md §8).
+// Creating a record is atomic, because names are unique. Updating it is not atomic.
 type Record struct {
 	ID   string
 	Name string
@@ -39,14 +40,14 @@ func recordFrom(g *oxide.AntiAffinityGroup) Record {
 	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description}
 }
 
-// Records lists all records of the project, other people's groups included, by name.
+// Records lists all records of the project by name, including anti-affinity groups that are not ours.
 func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	var records []Record
 	for token := ""; ; {
 		page, err := c.sdk.AntiAffinityGroupList(ctx, oxide.AntiAffinityGroupListParams{
 			Project:   c.projectRef(),
 			PageToken: token,
-			Limit:     oxide.NewPointer(mostPage),
+			Limit:     oxide.NewPointer(maxPage),
 			SortBy:    oxide.NameOrIdSortModeNameAscending,
 		})
 		if err != nil {
@@ -59,7 +60,8 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	}
 }
 
-// CreateRecord makes a record. [ErrAlreadyExists] says that the name is taken, perhaps by an earlier attempt of ours.
+// CreateRecord creates a record. [ErrAlreadyExists] means that the name is taken, perhaps by an earlier attempt of
+// ours.
 func (c *Client) CreateRecord(ctx context.Context, name, text string) (Record, error) {
 	group, err := c.sdk.AntiAffinityGroupCreate(ctx, oxide.AntiAffinityGroupCreateParams{
 		Project: c.projectRef(),
@@ -81,14 +83,14 @@ func (c *Client) UpdateRecord(ctx context.Context, id, text string) error {
 	return c.translate(ctx, err, "update anti-affinity group %s", id)
 }
 
-// DeleteRecord deletes a record by its ID. A second delete answers [ErrNotFound].
+// DeleteRecord deletes a record by its ID. A second call returns [ErrNotFound].
 func (c *Client) DeleteRecord(ctx context.Context, id string) error {
 	err := c.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "delete anti-affinity group %s", id)
 }
 
-// since is when the rack says that something has been so; the zero time where it does not.
-func since(t *time.Time) time.Time {
+// timeOrZero returns the zero time for nil.
+func timeOrZero(t *time.Time) time.Time {
 	if t == nil {
 		return time.Time{}
 	}

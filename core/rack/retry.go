@@ -16,46 +16,47 @@ import (
 )
 
 const (
-	// attempts is how often a request is sent at most. It rides out a connection that broke, or one server of several
-	// being restarted; longer trouble is for the CO, which asks again by itself.
-	attempts = 3
-	// firstBackoff is the longest wait before the second attempt. It doubles from attempt to attempt.
+	// maxAttempts is how often a request is sent at most. This is enough for a broken connection or the restart of one
+	// server of several. For longer trouble the CO repeats the RPC.
+	maxAttempts = 3
+	// firstBackoff is the longest wait before the second attempt. It doubles with each attempt.
 	firstBackoff = 100 * time.Millisecond
 )
 
-// retries sends again what has got no answer, or HTTP 503, which is the only one that a rack gives for a moment's trouble
-// (docs/reference/rack.md §7), and what does no harm when it is done twice. An answer that was lost may have been given.
-type retries struct {
+// retrier repeats requests that got no answer or HTTP 503, the only status that a rack returns for temporary trouble
+// (docs/reference/rack.md §7). It repeats only requests that are safe to repeat, since a lost answer may have been a
+// success.
+type retrier struct {
 	next http.RoundTripper
 }
 
-var _ http.RoundTripper = (*retries)(nil)
+var _ http.RoundTripper = (*retrier)(nil)
 
-func (r *retries) RoundTrip(req *http.Request) (*http.Response, error) {
+func (r *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 	for attempt := 1; ; attempt++ {
 		resp, err := r.next.RoundTrip(req)
 		if err != nil {
-			err = explain(err)
+			err = explainTLS(err)
 		}
-		if attempt == attempts || !passing(resp, err) || !repeatable(req) || !backOff(req.Context(), attempt) {
+		if attempt == maxAttempts || !temporary(resp, err) || !safeToRepeat(req) || !waitForRetry(req.Context(), attempt) {
 			return resp, err
 		}
-		next, ok := again(req)
+		next, ok := cloneForRetry(req)
 		if !ok {
 			return resp, err
 		}
 		if resp != nil {
-			discard(resp)
+			drain(resp)
 		}
 		req = next
 	}
 }
 
-// repeatable says what may be sent twice: what changes nothing, and attaching and detaching, which leave alone what is so
-// already. A second create finds the name of the first taken, and a second delete finds nothing: what that means is known
-// to the RPC that asked. The call that starts or stops an instance is never repeated here: somebody else may have changed
-// their mind in between.
-func repeatable(req *http.Request) bool {
+// safeToRepeat reports whether a request can be sent twice: reads, and attaching and detaching, which change nothing
+// the second time. A second create finds its name taken and a second delete finds nothing, and only the RPC that made
+// the call knows what that means. Starting and stopping an instance are never repeated here: another client may have
+// changed the instance in between.
+func safeToRepeat(req *http.Request) bool {
 	switch req.Method {
 	case http.MethodGet:
 		return true
@@ -65,17 +66,17 @@ func repeatable(req *http.Request) bool {
 	return false
 }
 
-// passing reports whether the trouble may be gone in a moment.
-func passing(resp *http.Response, err error) bool {
+// temporary reports whether the trouble may be over in a moment.
+func temporary(resp *http.Response, err error) bool {
 	if err != nil {
 		return !errors.Is(err, errUntrusted)
 	}
 	return resp.StatusCode == http.StatusServiceUnavailable
 }
 
-// backOff waits before the next attempt. It reports false, at once where it can, when there is no time for one: the
-// caller then learns what went wrong, and not only that its time is up.
-func backOff(ctx context.Context, attempt int) bool {
+// waitForRetry waits before the next attempt. If the deadline leaves no time for one, it returns false at once, so
+// that the caller learns the actual error instead of a passed deadline.
+func waitForRetry(ctx context.Context, attempt int) bool {
 	wait := backoff(attempt)
 	if deadline, has := ctx.Deadline(); has && time.Until(deadline) <= wait {
 		return false
@@ -83,19 +84,20 @@ func backOff(ctx context.Context, attempt int) bool {
 	return sleep(ctx, wait) == nil
 }
 
-// backoff is the wait after an attempt. Callers that failed together should not come back together.
+// backoff returns the wait after an attempt. It is random, so that callers that failed together do not return
+// together.
 func backoff(attempt int) time.Duration {
 	longest := firstBackoff << (attempt - 1)
 	return longest/2 + rand.N(longest/2)
 }
 
-// errUntrusted says that what answers shows a certificate that nobody trusted has signed.
+// errUntrusted means that the server's certificate has no trusted issuer.
 var errUntrusted = errors.New(
 	"its certificate is not trusted; if a private CA signed it, name that CA's file with --oxide-ca-file",
 )
 
-// explain adds what to do to an error of TLS.
-func explain(err error) error {
+// explainTLS adds the next step to a TLS error.
+func explainTLS(err error) error {
 	if untrusted := (*tls.CertificateVerificationError)(nil); errors.As(err, &untrusted) {
 		return fmt.Errorf("%w: %w", errUntrusted, err)
 	}

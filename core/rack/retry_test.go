@@ -17,10 +17,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// What may be done twice is sent again after a moment's trouble, a few times; all else is sent once.
+// Requests that are safe to repeat are sent a few times after temporary trouble. All others are sent once.
 func TestRetries(t *testing.T) {
 	disk := func(r *rig, name string) string {
 		d, err := r.DiskByName(t.Context(), name)
@@ -33,16 +33,16 @@ func TestRetries(t *testing.T) {
 		"instance_disk_attach": func(r *rig) error { _, err := r.Attach(t.Context(), disk(r, "free"), r.node(t)); return err },
 		"instance_disk_detach": func(r *rig) error { _, err := r.Detach(t.Context(), disk(r, "used"), r.node(t)); return err },
 		"disk_create": func(r *rig) error {
-			_, err := r.CreateDisk(t.Context(), NewDisk{Name: "new", SizeBytes: gib, BlockSize: 4096})
+			_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "new", SizeBytes: gib, BlockSize: 4096})
 			return err
 		},
 		"disk_delete": func(r *rig) error { return r.DeleteDisk(t.Context(), disk(r, "free")) },
 	}
-	trouble := map[string]lab.Fault{
-		"503":   {Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
-		"500":   {Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
-		"lost":  {Kind: lab.FaultLost},
-		"reset": {Kind: lab.FaultReset},
+	trouble := map[string]simtest.Fault{
+		"503":   {Kind: simtest.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+		"500":   {Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+		"lost":  {Kind: simtest.FaultLost},
+		"reset": {Kind: simtest.FaultReset},
 	}
 	for _, test := range []struct {
 		operation, trouble string
@@ -56,7 +56,7 @@ func TestRetries(t *testing.T) {
 		{"disk_view", "500", 1, 1, ErrInternal},
 		{"instance_disk_list", "503", 2, 3, nil},
 		{"instance_disk_attach", "503", 2, 3, nil},
-		{"instance_disk_attach", "lost", 2, 3, nil}, // it was attached by the first
+		{"instance_disk_attach", "lost", 2, 3, nil}, // the first attempt attached it
 		{"instance_disk_attach", "reset", 3, 3, ErrUnavailable},
 		{"instance_disk_attach", "500", 1, 1, ErrInternal},
 		{"instance_disk_detach", "503", 2, 3, nil},
@@ -91,7 +91,7 @@ func TestRetries(t *testing.T) {
 			sent := seen.Counts[test.operation]
 			if test.operation == "disk_view" && test.trouble == "reset" ||
 				test.operation == "disk_view" && test.trouble == "lost" {
-				// Go itself sends a GET again whose connection ends before there is an answer, where it was used before.
+				// On a reused connection that ends before an answer, net/http itself repeats a GET.
 				if sent < test.sent {
 					t.Errorf("sent %d times, want %d or more", sent, test.sent)
 				}
@@ -104,14 +104,20 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// A deadline that leaves no time for another attempt does not hide what went wrong with this one.
+// If the deadline leaves no time for another attempt, the call returns the error of the last attempt.
 func TestRetriesKeepTheDeadline(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	disk := r.create(t, "v")
 	always := 0
 	r.inject(
 		t,
-		lab.Fault{Operation: "disk_view", Kind: lab.FaultStatus, Status: 503, Message: "Service Unavailable", Count: &always},
+		simtest.Fault{
+			Operation: "disk_view",
+			Kind:      simtest.FaultStatus,
+			Status:    503,
+			Message:   "Service Unavailable",
+			Count:     &always,
+		},
 	)
 	ctx, cancel := context.WithTimeout(t.Context(), firstBackoff/2)
 	defer cancel()
@@ -125,7 +131,7 @@ func TestRetriesKeepTheDeadline(t *testing.T) {
 	}
 }
 
-// A caller who goes away while a request waits for its next attempt is let go.
+// A call whose caller leaves during the wait for the next attempt ends at once.
 func TestRetriesEndWithTheCaller(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	disk := r.create(t, "v")
@@ -158,7 +164,7 @@ func TestBackoffGrowsAndDiffers(t *testing.T) {
 	}
 }
 
-// A rack whose certificate a private CA signed is trusted with that CA's file, and not without.
+// A rack whose certificate a private CA signed is trusted only with that CA's file.
 func TestCertificateOfAPrivateCA(t *testing.T) {
 	sim, err := simrack.New(simrack.Options{Token: testToken, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
@@ -199,7 +205,7 @@ func TestCertificateOfAPrivateCA(t *testing.T) {
 	}
 }
 
-// A hundred calls at once leave their connections for the next hundred.
+// A hundred concurrent calls leave their connections for the next hundred.
 func TestConnectionsAreKept(t *testing.T) {
 	const calls = 100
 	var opened int
@@ -208,7 +214,7 @@ func TestConnectionsAreKept(t *testing.T) {
 		goOn := make(chan struct{})
 		waiting <- goOn
 		<-goOn
-		_, _ = w.Write([]byte("{}")) // the client notices
+		_, _ = w.Write([]byte("{}")) // a failed write fails the client's read
 	}))
 	connections := make(chan struct{}, 10*calls)
 	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
@@ -225,14 +231,14 @@ func TestConnectionsAreKept(t *testing.T) {
 			go func() {
 				resp, err := client.Get(server.URL)
 				if err == nil {
-					discard(resp)
+					drain(resp)
 				}
 				answers <- err
 			}()
 		}
 		var all []chan struct{}
 		for range calls {
-			all = append(all, <-waiting) // all of them are under way at once
+			all = append(all, <-waiting) // all calls are under way at once
 		}
 		for _, goOn := range all {
 			close(goOn)

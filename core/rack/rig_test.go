@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/openapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -27,18 +27,18 @@ const (
 	gib         = int64(1) << 30
 )
 
-// rig is a client before a simulated rack, and what stands between the two.
+// rig is a client of a simulated rack. The test can intercept the requests between the two.
 type rig struct {
 	*Client
-	// sim has only a control endpoint.
-	sim *lab.Sim
+	// sim controls the simulated rack. Its control endpoint is not part of the rack's API.
+	sim *simtest.Sim
 	log *logBuffer
 	cfg Config
 
 	mu sync.Mutex
-	// seen are the requests that reached the rack, as "GET /v1/ping 2026060800.0.0".
+	// seen are the requests that reached the rack, for instance "GET /v1/ping 2026060800.0.0".
 	seen []string
-	// before is done to each request on its way, where it is set. It reports whether it has answered.
+	// before, if set, is called for each request first. It reports whether it has answered the request.
 	before func(http.ResponseWriter, *http.Request) bool
 }
 
@@ -64,7 +64,7 @@ func newRig(t *testing.T, opts simrack.Options, change ...func(*Config)) *rig {
 	control := httptest.NewServer(sim.Control())
 	t.Cleanup(api.Close)
 	t.Cleanup(control.Close)
-	r.sim = &lab.Sim{Host: api.URL, Token: testToken, Project: testProject, Control: control.URL}
+	r.sim = &simtest.Sim{Host: api.URL, Token: testToken, Project: testProject, Control: control.URL}
 	r.cfg = Config{
 		Name: "east", Host: api.URL, Project: testProject, Token: FixedToken(testToken), UserAgent: "test/1",
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
@@ -77,14 +77,14 @@ func newRig(t *testing.T, opts simrack.Options, change ...func(*Config)) *rig {
 	return r
 }
 
-// intercept does something to requests on their way to the rack.
+// intercept sets a function that sees each request before the rack does.
 func (r *rig) intercept(before func(http.ResponseWriter, *http.Request) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.before = before
 }
 
-// requests are those that reached the rack since the last time, without their versions.
+// requests counts the requests since the last call, by method and path.
 func (r *rig) requests() map[string]int {
 	counts := map[string]int{}
 	for _, request := range r.seenRequests() {
@@ -95,7 +95,7 @@ func (r *rig) requests() map[string]int {
 	return counts
 }
 
-// seenRequests are the requests that reached the rack since the last time, as seen has them.
+// seenRequests returns the requests since the last call, with their API versions.
 func (r *rig) seenRequests() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,13 +104,13 @@ func (r *rig) seenRequests() []string {
 	return seen
 }
 
-func (r *rig) inject(t *testing.T, fault lab.Fault) {
+func (r *rig) inject(t *testing.T, fault simtest.Fault) {
 	t.Helper()
 	_, err := r.sim.Inject(t.Context(), fault)
 	must(t, err)
 }
 
-// node is the ID of the instance there is.
+// node returns the ID of the only instance.
 func (r *rig) node(t *testing.T) string {
 	t.Helper()
 	instances, err := r.sim.ListInstances(t.Context())
@@ -120,7 +120,7 @@ func (r *rig) node(t *testing.T) string {
 
 func (r *rig) create(t *testing.T, name string) Disk {
 	t.Helper()
-	disk, err := r.CreateDisk(t.Context(), NewDisk{Name: name, Description: "d", SizeBytes: gib, BlockSize: 4096})
+	disk, err := r.CreateDisk(t.Context(), DiskSpec{Name: name, Description: "d", SizeBytes: gib, BlockSize: 4096})
 	must(t, err)
 	return disk
 }
@@ -150,7 +150,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// eventually waits for something that happens by itself.
+// eventually waits until is returns true.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !is(); {
@@ -161,11 +161,11 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// refuse answers as a rack does that refuses a request.
+// refuse answers with an error in the rack's format.
 func refuse(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).
 		Encode(map[string]string{"request_id": "r", "error_code": code, "message": message})
-	// the client notices
+	// a failed write fails the client's read
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// SnapshotState is the state of a snapshot, docs/reference/rack.md §6.
+// SnapshotState is the state of a snapshot (docs/reference/rack.md §6).
 type SnapshotState string
 
 // The states that this plugin distinguishes.
@@ -22,24 +22,23 @@ const (
 	SnapshotReady    = SnapshotState(oxide.SnapshotStateReady)
 )
 
-// Snapshot is a snapshot as the rack shows it.
+// Snapshot is a snapshot as the rack describes it.
 type Snapshot struct {
 	ID          string
 	Name        string
 	Description string
 	ProjectID   string
-	// DiskID is the disk that it was made of, which may be gone.
+	// DiskID is the disk that the snapshot was made from. That disk may be deleted.
 	DiskID    string
 	SizeBytes int64
 	State     SnapshotState
 	Created   time.Time
 }
 
-// Temporary reports whether the snapshot is one of those that this plugin makes in order to copy a disk, for whatever
-// cluster.
+// Temporary reports whether this plugin made the snapshot in order to clone a disk, for any cluster.
 func (s Snapshot) Temporary() bool {
 	_, ours := ParseDescription(s.Description)
-	return ours && diskname.Temporary(s.Name)
+	return ours && diskname.IsTemporary(s.Name)
 }
 
 func snapshotFrom(s *oxide.Snapshot) Snapshot {
@@ -58,7 +57,7 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 	return snapshot
 }
 
-// CreateSnapshot makes a snapshot of a disk. The rack answers when it is ready (docs/reference/rack.md §6).
+// CreateSnapshot makes a snapshot of a disk. The rack answers when the snapshot is ready (docs/reference/rack.md §6).
 func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
 	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.projectRef(),
@@ -79,8 +78,8 @@ func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
 	return snapshotFrom(snapshot), nil
 }
 
-// SnapshotByName returns a snapshot of the project by its name. As with [Client.DiskByName], [ErrNotFound] is to be
-// believed.
+// SnapshotByName returns a snapshot of the project by its name. As for [Client.DiskByName], [ErrNotFound] needs no
+// confirmation.
 func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, error) {
 	snapshot, err := c.sdk.SnapshotView(
 		ctx,
@@ -92,7 +91,7 @@ func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, err
 	return snapshotFrom(snapshot), nil
 }
 
-// DeleteSnapshot deletes a snapshot by its ID. A second delete answers [ErrNotFound].
+// DeleteSnapshot deletes a snapshot by its ID. A second call returns [ErrNotFound].
 func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
 	err := c.sdk.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "delete snapshot %s", id)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Token gives the credentials for the next request. It must be safe for concurrent use and cheap.
+// Token returns the credentials for the next request. It must be safe for concurrent use and fast.
 type Token func() (string, error)
 
 // FixedToken is a token that never changes.
@@ -24,9 +24,9 @@ func FixedToken(token string) Token {
 	return func() (string, error) { return token, nil }
 }
 
-// TokenFile reads the token from a file, and again whenever the file changes, so that a token can be replaced while the
-// plugin runs. A file that has become unreadable or empty is logged once, and the token that was read last stays in use:
-// whoever replaces a file in place leaves it empty for a moment, in which no call need fail.
+// TokenFile reads the token from a file, and reads it again when the file changes, so that a token can be replaced
+// while the plugin runs. If the file becomes unreadable or empty, the last token stays in use, and the log says so
+// once: a file that is replaced in place is empty for a moment, and no call should fail then.
 func TokenFile(path string, log *slog.Logger) Token {
 	f := &tokenFile{path: path, log: log}
 	return f.token
@@ -37,10 +37,10 @@ type tokenFile struct {
 	log  *slog.Logger
 
 	mu sync.Mutex
-	// info describes the file that cached was read from; nil when the file must be read in any case.
+	// info describes the file that cached was read from. Nil means that the file must be read again.
 	info   fs.FileInfo
 	cached string
-	// failed is whether the last look at the file failed.
+	// failed says whether the last attempt to read the file failed.
 	failed bool
 }
 
@@ -52,14 +52,14 @@ func (f *tokenFile) token() (string, error) {
 		return "", err
 	}
 	if err != nil && !f.failed {
-		f.log.Warn("the token read last stays in use", "error", err)
+		f.log.Warn("keeping the last token, because the token file cannot be read", "error", err)
 	}
 	f.failed = err != nil
 	return f.cached, nil
 }
 
-// timestampGrain is more than the coarsest timestamp of a file system in use. A file that was changed less than this
-// before it was read may change again without showing it.
+// timestampGrain is more than the coarsest timestamp of a file system in use. A file that was read sooner after its
+// last change may change again without a new timestamp.
 const timestampGrain = 2 * time.Second
 
 // refresh reads the file if it may have changed.
@@ -87,7 +87,7 @@ func (f *tokenFile) refresh() error {
 	return nil
 }
 
-// credentials puts the current token on every request; the SDK itself keeps the token it was made with.
+// credentials sets the current token on every request. The SDK itself would keep the token that it was created with.
 type credentials struct {
 	token Token
 	next  http.RoundTripper
@@ -108,17 +108,17 @@ func (c *credentials) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err != nil || resp.StatusCode != http.StatusUnauthorized {
 			return resp, err
 		}
-		// The token may have been replaced and the old one revoked while the request was under way. Refused like this it
-		// has done nothing, whatever it asks for.
+		// The token may have been replaced and the old token revoked during the request. A request that was refused
+		// with 401 changed nothing, so it is safe to repeat.
 		newer, err := c.token()
 		if err != nil || newer == token {
 			return resp, nil
 		}
-		next, ok := again(req)
+		next, ok := cloneForRetry(req)
 		if !ok {
 			return resp, nil
 		}
-		discard(resp)
+		drain(resp)
 		req, token = next, newer
 	}
 }

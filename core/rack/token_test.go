@@ -27,7 +27,7 @@ func fromFile(t *testing.T, log *logBuffer) (string, func(*Config)) {
 	return path, func(cfg *Config) { cfg.Token = TokenFile(path, slog.New(slog.NewTextHandler(log, nil))) }
 }
 
-// While the token is replaced, in place or by a rename, and the old one is revoked at once, no call fails.
+// No call fails while the token is replaced, in place or by a rename, and the old token is revoked at once.
 func TestTokenRotation(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -69,10 +69,10 @@ func TestTokenRotation(t *testing.T) {
 							t.Errorf("look up: %v", err)
 							return
 						}
-						if n%16 == 0 { // a body that has to be sent whole
+						if n%16 == 0 { // a request with a body, which must be repeated completely
 							if _, err := r.CreateDisk(
 								t.Context(),
-								NewDisk{Name: fmt.Sprintf("v-%d-%d", worker, n), SizeBytes: gib, BlockSize: 4096},
+								DiskSpec{Name: fmt.Sprintf("v-%d-%d", worker, n), SizeBytes: gib, BlockSize: 4096},
 							); err != nil {
 								t.Errorf("create: %v", err)
 								return
@@ -102,8 +102,8 @@ func TestTokenRotation(t *testing.T) {
 	}
 }
 
-// A file that changes within the grain of its timestamps, without changing its size, is read all the same.
-func TestTokenFileThatLooksUnchanged(t *testing.T) {
+// A file that changes again within the grain of its timestamps, without a new size, is read again.
+func TestTokenFileChangesWithinTimestampGrain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	now := time.Now()
 	read := TokenFile(path, slog.New(slog.DiscardHandler))
@@ -116,7 +116,7 @@ func TestTokenFileThatLooksUnchanged(t *testing.T) {
 	}
 }
 
-// An old file is read once.
+// A file with an old timestamp is read once.
 func TestTokenFileIsReadOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	must(t, os.WriteFile(path, []byte("oxide-token-a"), 0o600))
@@ -132,8 +132,8 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 	}
 }
 
-// A file that has gone or is empty leaves the token in use, which is said once each time it happens.
-func TestTokenFileThatIsGone(t *testing.T) {
+// If the file disappears or becomes empty, the token stays in use, and the log says so once each time.
+func TestTokenFileDisappears(t *testing.T) {
 	log := &logBuffer{}
 	path := filepath.Join(t.TempDir(), "token")
 	read := TokenFile(path, slog.New(slog.NewTextHandler(log, nil)))
@@ -162,18 +162,18 @@ func TestTokenFileThatIsGone(t *testing.T) {
 	check("oxide-token-b", 2)
 }
 
-// A token that is refused is not tried again while it is the only one there is.
+// A refused token is not sent again if there is no newer one.
 func TestRefusedTokenIsSentOnce(t *testing.T) {
 	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Token = FixedToken("oxide-token-wrong") })
-	_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+	_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 	wantSentence(t, err, ErrUnauthenticated, "credentials missing or invalid")
 	if n := r.requests()["POST /v1/disks"]; n != 1 {
 		t.Errorf("%d requests, want 1", n)
 	}
 }
 
-// What does not answer a ping as a rack does is never shown the token.
-func TestTokenIsForRacksOnly(t *testing.T) {
+// The token is sent only to a server that answers the ping as a rack does.
+func TestTokenIsSentOnlyToRacks(t *testing.T) {
 	for _, status := range []int{200, 204, 302, 400, 401, 404, 500, 503} {
 		r := newRig(t, simrack.Options{})
 		r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
@@ -190,7 +190,7 @@ func TestTokenIsForRacksOnly(t *testing.T) {
 	}
 }
 
-// Every request carries the token and the program's name; no redirect gets either.
+// Every request carries the token and the program's name. A redirect is not followed.
 func TestHeadersAndRedirects(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	disk := r.create(t, "v")

@@ -14,20 +14,20 @@ import (
 	"time"
 )
 
-// maxIdleConns keeps connections for about a hundred calls at once; Go's default keeps two per host, and every further
-// call would open and close its own.
+// maxIdleConns keeps the connections of about a hundred concurrent calls. Go's default keeps two per host, and every
+// further call would open a connection of its own.
 const maxIdleConns = 128
 
 // NewHTTPClient returns the HTTP client for a rack. It has no timeout of its own: every call ends with its context. It
-// trusts what roots have signed and nothing else; nil means the roots of the system.
+// trusts only certificates that roots have signed. Nil means the system's root certificates.
 func NewHTTPClient(roots *x509.CertPool) *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = maxIdleConns
 	transport.MaxIdleConnsPerHost = maxIdleConns
-	// Answers are a few hundred bytes, of which compression saves the network little and costs both ends time.
+	// Answers are a few hundred bytes. Compression would save little traffic and cost time on both sides.
 	transport.DisableCompression = true
-	// A rack that accepts a connection and then says nothing must not hold a call that has no deadline for ever; a
-	// create may take minutes on a loaded rack (docs/reference/rack.md §2).
+	// This limit is for calls without a deadline on a rack that accepts a connection and never answers. A create may
+	// take minutes on a loaded rack (docs/reference/rack.md §2).
 	transport.ResponseHeaderTimeout = 5 * time.Minute
 	if roots != nil {
 		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
@@ -35,11 +35,11 @@ func NewHTTPClient(roots *x509.CertPool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// layers is what a request passes on its way to the rack, outermost first: it may share the answer to the same question,
-// it is put in an API version that the rack serves, it is repeated where that does no harm, each time it carries the token
-// as it then is, what changes something is not given up any more once it was sent, and what came of it is observed. The
-// second result is the layer of the API version, which [Client.Check] asks too.
-func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
+// newTransport returns a client with the layers that a request passes, outermost first: share the answer of an equal
+// read, negotiate the API version, repeat what is safe to repeat, add the current token, wait for changes beyond the
+// caller's deadline, observe the result. The second result is the layer of the API version, which [Client.Check] uses
+// directly.
+func newTransport(cfg Config, log *slog.Logger) (*http.Client, *versionNegotiator) {
 	client := NewHTTPClient(nil)
 	if cfg.HTTPClient != nil {
 		*client = *cfg.HTTPClient
@@ -49,23 +49,23 @@ func layers(cfg Config, log *slog.Logger) (*http.Client, *versions) {
 		wire = http.DefaultTransport
 	}
 	if cfg.Observe != nil {
-		wire = &observed{observe: cfg.Observe, next: wire}
+		wire = &observer{observe: cfg.Observe, next: wire}
 	}
-	versions := newVersions(
-		&retries{next: &credentials{token: cfg.Token, next: &finishing{next: wire}}},
-		&retries{next: wire},
+	versions := newVersionNegotiator(
+		&retrier{next: &credentials{token: cfg.Token, next: &changeWaiter{next: wire}}},
+		&retrier{next: wire},
 		cfg.UserAgent,
 		log,
 	)
-	client.Transport = newReads(versions)
-	// A rack answers no call with a redirect, and following another program's would hand the token to whomever it names.
+	client.Transport = newReadCoalescer(versions)
+	// A rack never redirects. Following a redirect would send the token to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return client, versions
 }
 
-// again is req for another attempt, whose body is whole again. It reports false where there is no second body; the SDK's
-// requests all have one.
-func again(req *http.Request) (*http.Request, bool) {
+// cloneForRetry returns a copy of req with a fresh body. It returns false if the body cannot be read again. The SDK's
+// requests always can.
+func cloneForRetry(req *http.Request) (*http.Request, bool) {
 	copied := req.Clone(req.Context())
 	if req.Body == nil || req.Body == http.NoBody {
 		return copied, true
@@ -81,16 +81,16 @@ func again(req *http.Request) (*http.Request, bool) {
 	return copied, true
 }
 
-// maxDiscard is how much of an answer that nobody wants is read, in bytes, so that its connection can be used again.
-const maxDiscard = 64 << 10
+// maxDrain is how many bytes of an unwanted answer are read, so that its connection can be used again.
+const maxDrain = 64 << 10
 
-// discard gives up an answer. What goes wrong with it concerns nobody any more.
-func discard(resp *http.Response) {
-	_, _ = io.CopyN(io.Discard, resp.Body, maxDiscard)
+// drain discards an answer. Errors no longer matter.
+func drain(resp *http.Response) {
+	_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
 	_ = resp.Body.Close()
 }
 
-// sleep waits, or returns the context's error.
+// sleep waits for d. If ctx ends first, it returns the context's error.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

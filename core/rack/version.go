@@ -19,97 +19,103 @@ import (
 	"time"
 )
 
-// apiVersions are the versions of a rack's API that this package can speak, newest first: those of releases 20, 19 and 18.
+// apiVersions are the API versions that this package supports, newest first: those of releases 20, 19 and 18.
 //
-// What we send and read is the same in all of them. SDK v0.10.0 is generated from the first, v0.9.0 from the second and
-// v0.8.0 from the third; their paths, parameters and types for disks, snapshots, instances, utilization, projects and
-// anti-affinity groups differ in these places only:
+// What this package sends and reads is the same in all of them. SDK v0.10.0 is generated from the first, v0.9.0 from
+// the second and v0.8.0 from the third. Their paths, parameters and types for disks, snapshots, instances,
+// utilization, projects and anti-affinity groups differ only as follows:
 //
-//   - an instance has enable_jumbo_frames from 2026060500 on, which we do not read;
-//   - an instance's cpu_platform may be amd_turin_v2 from 2026060800 on, which we do not read;
-//   - a disk's block_size is typed as one of three numbers and no longer as any, which are the same numbers.
+//   - Since 2026060500 an instance has enable_jumbo_frames, which this package does not read.
+//   - Since 2026060800 an instance's cpu_platform may be amd_turin_v2, which this package does not read.
+//   - A disk's block_size has become an enumeration of three numbers, with the same values as before.
 //
-// The list of versions in omicron's nexus/types/versions/src/lib.rs has nothing else between the first and the last that
-// concerns them. Before 2026013001 disks had no read_only, and before 2025120300 neither type nor backend.
+// The list of versions in omicron's nexus/types/versions/src/lib.rs has no other change to these types between the
+// first and the last. Before 2026013001 disks had no read_only, and before 2025120300 neither type nor backend.
 var apiVersions = []string{"2026060800.0.0", "2026032500.0.0", "2026021301.0.0"}
 
-// noVersion is later than any: versions are dates, in the year that they begin with. A rack that serves versions refuses
-// it before anything else; one of release 17 or older does not look, and would take our requests for its own other ones.
-const noVersion = "9999123100.0.0"
+// futureVersion is later than any version: versions begin with their date. A rack that checks versions refuses it
+// first of all. A rack of release 17 or older ignores the header, and would misread our requests as those of its own
+// API.
+const futureVersion = "9999123100.0.0"
 
-// refusedVersion begins what a rack says to a version that is newer than it is (docs/reference/rack.md §1).
-const refusedVersion = "server does not support this API version"
+// versionRefusedPrefix begins a rack's message about a version that is newer than the rack (docs/reference/rack.md
+// §1).
+const versionRefusedPrefix = "server does not support this API version"
 
-// askTimeout bounds the question which version a rack serves: others wait for the answer.
-const askTimeout = 10 * time.Second
+// negotiationTimeout limits the negotiation, because other calls wait for its result.
+const negotiationTimeout = 10 * time.Second
 
 var (
 	errOldRelease = fmt.Errorf(
-		"what answers serves no API version: a rack of release 17 or older, whose disks differ from what this plugin knows, or no rack at all: update the rack to release 18 or later, or correct --oxide-host",
+		"the server does not check API versions: it is a rack of release 17 or older, or no rack at all: update the rack to release 18 or later, or correct --oxide-host",
 	)
-	errNoVersion = fmt.Errorf(
+	errNoCommonVersion = fmt.Errorf(
 		"the rack serves none of the API versions %s: update the rack to release 18 or later",
 		strings.Join(apiVersions, ", "),
 	)
 )
 
-// versions puts every request in the newest API version that the rack serves. It asks the rack before the first request,
-// and again when a version that was served no longer is, as when a rack goes back to an older release.
-type versions struct {
+// versionNegotiator sends every request in the newest API version that both sides support. It asks the rack before the
+// first request, and again when the rack no longer serves the version in use, for instance after a downgrade.
+type versionNegotiator struct {
 	next http.RoundTripper
-	// plain sends what needs no credentials: what turns out not to be a rack is not shown any.
-	plain http.RoundTripper
-	// agent names this program where the SDK does not.
-	agent string
-	log   *slog.Logger
+	// unauthenticated sends requests without credentials: a server that turns out not to be a rack must not see any.
+	unauthenticated http.RoundTripper
+	// userAgent names this program. The SDK sets it only on its own requests.
+	userAgent string
+	log       *slog.Logger
 
 	mu sync.Mutex
-	// inUse is empty until the rack has been asked.
+	// inUse is empty until the rack has been pending.
 	inUse string
-	// asking is there while somebody asks.
-	asking *question
+	// pending is the negotiation under way, or nil.
+	pending *negotiation
 }
 
-// question is asked by one for all who need its answer.
-type question struct {
-	// answered is closed when err is what came of it.
-	answered chan struct{}
-	err      error
+// negotiation is done by one caller for all callers that need its result.
+type negotiation struct {
+	// done is closed when err is set.
+	done chan struct{}
+	err  error
 }
 
-// errLeaderless says that whoever asked for others was called away, and that they must ask by themselves.
-var errLeaderless = errors.New("nobody asks any more")
+// errNoLeader means that the caller that acted for others has left. The others must act by themselves.
+var errNoLeader = errors.New("the caller that acted for others has left")
 
-var _ http.RoundTripper = (*versions)(nil)
+var _ http.RoundTripper = (*versionNegotiator)(nil)
 
-func newVersions(next, plain http.RoundTripper, agent string, log *slog.Logger) *versions {
-	return &versions{next: next, plain: plain, agent: agent, log: log}
+func newVersionNegotiator(
+	next, unauthenticated http.RoundTripper,
+	userAgent string,
+	log *slog.Logger,
+) *versionNegotiator {
+	return &versionNegotiator{next: next, unauthenticated: unauthenticated, userAgent: userAgent, log: log}
 }
 
-func (v *versions) RoundTrip(req *http.Request) (*http.Response, error) {
+func (v *versionNegotiator) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, used, err := v.send(req)
 	if err != nil || !refusesVersion(resp) {
 		return resp, err
 	}
-	// It is refused before anything is done, so the request can be sent again whatever it asks for.
+	// A rack refuses the version before it does anything, so every request is safe to repeat.
 	v.forget(used)
-	second, ok := again(req)
+	second, ok := cloneForRetry(req)
 	if !ok {
 		return resp, nil
 	}
-	discard(resp)
+	drain(resp)
 	resp, used, err = v.send(second)
 	if err == nil && refusesVersion(resp) {
 		v.forget(used)
-		discard(resp)
-		return nil, errNoVersion
+		drain(resp)
+		return nil, errNoCommonVersion
 	}
 	return resp, err
 }
 
-// send sends req in the version that the rack serves, and returns that too.
-func (v *versions) send(req *http.Request) (*http.Response, string, error) {
-	version, err := v.settle(req.Context(), req.URL)
+// send sends req in the version in use, and returns that version.
+func (v *versionNegotiator) send(req *http.Request) (*http.Response, string, error) {
+	version, err := v.version(req.Context(), req.URL)
 	if err != nil {
 		if req.Body != nil {
 			err = errors.Join(err, req.Body.Close())
@@ -122,55 +128,55 @@ func (v *versions) send(req *http.Request) (*http.Response, string, error) {
 	return resp, version, err
 }
 
-// settle returns the version in use, and finds it first where there is none. Anything below host does.
-func (v *versions) settle(ctx context.Context, host *url.URL) (string, error) {
+// version returns the version in use, and negotiates it if it is unknown. Only the scheme and host of the URL are used.
+func (v *versionNegotiator) version(ctx context.Context, host *url.URL) (string, error) {
 	for {
-		version, asked, mine := v.current()
+		version, pending, mine := v.current()
 		switch {
 		case version != "":
 			return version, nil
 		case mine:
-			return v.ask(ctx, host, asked)
+			return v.negotiate(ctx, host, pending)
 		}
 		select {
-		case <-asked.answered:
+		case <-pending.done:
 		case <-ctx.Done():
 			return "", fmt.Errorf("wait for the API version of the rack: %w", ctx.Err())
 		}
-		if asked.err != nil && asked.err != errLeaderless {
-			return "", asked.err
+		if pending.err != nil && pending.err != errNoLeader {
+			return "", pending.err
 		}
 	}
 }
 
-// current is the version in use or else the question to wait for, which is mine when the caller is to ask it.
-func (v *versions) current() (version string, asked *question, mine bool) {
+// current returns the version in use, or else the negotiation to wait for. mine means that the caller must do it.
+func (v *versionNegotiator) current() (version string, pending *negotiation, mine bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.inUse == "" && v.asking == nil {
-		v.asking, mine = &question{answered: make(chan struct{}), err: errLeaderless}, true
+	if v.inUse == "" && v.pending == nil {
+		v.pending, mine = &negotiation{done: make(chan struct{}), err: errNoLeader}, true
 	}
-	return v.inUse, v.asking, mine
+	return v.inUse, v.pending, mine
 }
 
-// ask finds the version, for all who wait.
-func (v *versions) ask(ctx context.Context, host *url.URL, mine *question) (string, error) {
-	defer close(mine.answered)
-	version, err := v.find(ctx, host)
+// negotiate finds the version for all waiting callers.
+func (v *versionNegotiator) negotiate(ctx context.Context, host *url.URL, mine *negotiation) (string, error) {
+	defer close(mine.done)
+	version, err := v.newestServed(ctx, host)
 	v.mu.Lock()
-	v.inUse, v.asking = version, nil
+	v.inUse, v.pending = version, nil
 	v.mu.Unlock()
 	if ctx.Err() == nil {
 		mine.err = err
 	}
 	if err == nil {
-		v.log.Info("found the API version that the rack serves", "api_version", version, "newest_known", apiVersions[0])
+		v.log.Info("negotiated the API version", "api_version", version, "newest_known", apiVersions[0])
 	}
 	return version, err
 }
 
-// forget drops a version that was refused, unless another one has been found meanwhile.
-func (v *versions) forget(version string) {
+// forget drops a version that was refused, unless another version has been negotiated meanwhile.
+func (v *versionNegotiator) forget(version string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.inUse == version {
@@ -178,11 +184,11 @@ func (v *versions) forget(version string) {
 	}
 }
 
-// find asks the rack which version it serves.
-func (v *versions) find(ctx context.Context, host *url.URL) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+// newestServed asks the rack which version it serves.
+func (v *versionNegotiator) newestServed(ctx context.Context, host *url.URL) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, negotiationTimeout)
 	defer cancel()
-	if served, err := v.serves(ctx, host, noVersion); err != nil {
+	if served, err := v.serves(ctx, host, futureVersion); err != nil {
 		return "", err
 	} else if served {
 		return "", errOldRelease
@@ -194,33 +200,34 @@ func (v *versions) find(ctx context.Context, host *url.URL) (string, error) {
 			return version, nil
 		}
 	}
-	return "", errNoVersion
+	return "", errNoCommonVersion
 }
 
-// serves asks for the one thing that every rack answers, whoever asks, in a version. Neither yes nor no is an error.
-func (v *versions) serves(ctx context.Context, host *url.URL, version string) (bool, error) {
+// serves sends a ping in a version. Every rack answers it, without credentials. An answer that neither serves nor
+// refuses the version is an error.
+func (v *versionNegotiator) serves(ctx context.Context, host *url.URL, version string) (bool, error) {
 	ping := url.URL{Scheme: host.Scheme, Host: host.Host, Path: "/v1/ping"}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, ping.String(), nil)
 	if err != nil {
 		return false, fmt.Errorf("find the API version of the rack: %w", err)
 	}
 	req.Header.Set("Api-Version", version)
-	req.Header.Set("User-Agent", v.agent)
-	resp, err := v.plain.RoundTrip(req)
+	req.Header.Set("User-Agent", v.userAgent)
+	resp, err := v.unauthenticated.RoundTrip(req)
 	if err != nil {
 		return false, err
 	}
-	defer discard(resp)
+	defer drain(resp)
 	switch {
 	case refusesVersion(resp):
 		return false, nil
 	case resp.StatusCode == http.StatusOK:
 		return true, nil
 	}
-	return false, fmt.Errorf("/v1/ping, which every rack answers, gave HTTP %d", resp.StatusCode)
+	return false, fmt.Errorf("/v1/ping answered HTTP %d, and every rack answers it with 200", resp.StatusCode)
 }
 
-// maxRefusal is more than a rack ever says when it refuses a request, in bytes.
+// maxRefusal is more than any refusal of a rack, in bytes.
 const maxRefusal = 64 << 10
 
 // refusesVersion reads an answer and reports whether it refuses the version. The answer can be read again afterwards.
@@ -229,7 +236,7 @@ func refusesVersion(resp *http.Response) bool {
 		return false
 	}
 	body := resp.Body
-	// What cannot be read is read again, and then shows the same error, by whoever wants the answer.
+	// A read error shows again when the caller reads the answer.
 	start, _ := io.ReadAll(io.LimitReader(body, maxRefusal))
 	resp.Body = struct {
 		io.Reader
@@ -242,5 +249,5 @@ func refusesVersion(resp *http.Response) bool {
 	if json.Unmarshal(start, &refusal) != nil {
 		return false
 	}
-	return refusal.ErrorCode == "" && strings.HasPrefix(refusal.Message, refusedVersion)
+	return refusal.ErrorCode == "" && strings.HasPrefix(refusal.Message, versionRefusedPrefix)
 }

@@ -16,20 +16,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// Every call of this package is made in the newest version that the rack serves, which is asked for once and said once.
+// Every call uses the newest version that both sides support. It is negotiated once and logged once.
 func TestAPIVersions(t *testing.T) {
 	for _, test := range []struct {
 		name, newest, want string
 		asked              []string
 	}{
-		{name: "release 20", newest: "2026060800.0.0", want: "2026060800.0.0", asked: []string{noVersion, "2026060800.0.0"}},
-		{name: "newer", newest: "2026073100.0.0", want: "2026060800.0.0", asked: []string{noVersion, "2026060800.0.0"}},
-		{name: "release 19", newest: "2026032500.0.0", want: "2026032500.0.0", asked: []string{noVersion, "2026060800.0.0", "2026032500.0.0"}},
-		{name: "between two releases", newest: "2026042900.0.0", want: "2026032500.0.0", asked: []string{noVersion, "2026060800.0.0", "2026032500.0.0"}},
-		{name: "release 18", newest: "2026021301.0.0", want: "2026021301.0.0", asked: []string{noVersion, "2026060800.0.0", "2026032500.0.0", "2026021301.0.0"}},
+		{name: "release 20", newest: "2026060800.0.0", want: "2026060800.0.0", asked: []string{futureVersion, "2026060800.0.0"}},
+		{name: "newer", newest: "2026073100.0.0", want: "2026060800.0.0", asked: []string{futureVersion, "2026060800.0.0"}},
+		{name: "release 19", newest: "2026032500.0.0", want: "2026032500.0.0", asked: []string{futureVersion, "2026060800.0.0", "2026032500.0.0"}},
+		{name: "between two releases", newest: "2026042900.0.0", want: "2026032500.0.0", asked: []string{futureVersion, "2026060800.0.0", "2026032500.0.0"}},
+		{name: "release 18", newest: "2026021301.0.0", want: "2026021301.0.0", asked: []string{futureVersion, "2026060800.0.0", "2026032500.0.0", "2026021301.0.0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRig(t, simrack.Options{APIVersionMax: test.newest})
@@ -76,8 +76,8 @@ func TestAPIVersions(t *testing.T) {
 	}
 }
 
-// A rack that is too old is told from the log and from every error, and nothing of what it might misunderstand reaches it.
-func TestTooOldRacks(t *testing.T) {
+// The error names a rack that is too old, and no request except the ping reaches such a rack.
+func TestRackTooOld(t *testing.T) {
 	for _, test := range []struct {
 		name, newest string
 		before       func(http.ResponseWriter, *http.Request) bool
@@ -96,7 +96,7 @@ func TestTooOldRacks(t *testing.T) {
 			},
 		},
 		{
-			name: "before read-only disks", newest: "2026013100.0.0", want: errNoVersion,
+			name: "before read-only disks", newest: "2026013100.0.0", want: errNoCommonVersion,
 			mentions: []string{"2026060800.0.0, 2026032500.0.0, 2026021301.0.0", "update the rack to release 18"},
 		},
 	} {
@@ -104,7 +104,7 @@ func TestTooOldRacks(t *testing.T) {
 			r := newRig(t, simrack.Options{APIVersionMax: test.newest})
 			r.intercept(test.before)
 			for range 2 {
-				_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+				_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 				wantSentence(t, err, ErrUnavailable, test.mentions...)
 			}
 			if _, err := r.Check(t.Context()); !errors.Is(err, test.want) {
@@ -137,8 +137,8 @@ func wantSentence(t *testing.T, err, want error, mentions ...string) {
 	}
 }
 
-// What neither serves nor refuses a version decides nothing; the next call asks again.
-func TestVersionIsAskedAgain(t *testing.T) {
+// An answer that neither serves nor refuses the version decides nothing. The next call negotiates again.
+func TestNegotiationFailureIsNotRemembered(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		answer   func(http.ResponseWriter)
@@ -161,14 +161,14 @@ func TestVersionIsAskedAgain(t *testing.T) {
 	}
 }
 
-func TestConcurrentCallsAskForTheVersionOnce(t *testing.T) {
+func TestConcurrentCallsNegotiateOnce(t *testing.T) {
 	r := newRig(t, simrack.Options{APIVersionMax: "2026032500.0.0"})
 	var calls sync.WaitGroup
 	for range 50 {
 		calls.Go(func() {
 			if _, err := r.CreateDisk(
 				t.Context(),
-				NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096},
+				DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096},
 			); err != nil &&
 				!errors.Is(err, ErrAlreadyExists) {
 				t.Error(err)
@@ -181,8 +181,8 @@ func TestConcurrentCallsAskForTheVersionOnce(t *testing.T) {
 	}
 }
 
-// Whoever asks for the version asks for all; when they go away, somebody else asks.
-func TestVersionWhoseAskerGoesAway(t *testing.T) {
+// One caller negotiates for all. If it leaves, another caller takes over.
+func TestNegotiatingCallerLeaves(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	asked, goOn := make(chan struct{}, 16), make(chan struct{})
 	r.intercept(func(_ http.ResponseWriter, req *http.Request) bool {
@@ -196,7 +196,7 @@ func TestVersionWhoseAskerGoesAway(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() {
-		_, err := r.CreateDisk(ctx, NewDisk{Name: "a", SizeBytes: gib, BlockSize: 4096})
+		_, err := r.CreateDisk(ctx, DiskSpec{Name: "a", SizeBytes: gib, BlockSize: 4096})
 		first <- err
 	}()
 	<-asked
@@ -213,7 +213,7 @@ func TestVersionWhoseAskerGoesAway(t *testing.T) {
 	if err := <-first; !errors.Is(err, context.Canceled) {
 		t.Errorf("the first call: %v", err)
 	}
-	<-asked // by another one
+	<-asked // by another caller
 	close(goOn)
 	for range cap(others) {
 		if err := <-others; err != nil {
@@ -222,20 +222,20 @@ func TestVersionWhoseAskerGoesAway(t *testing.T) {
 	}
 }
 
-// A rack that goes back to an older release refuses the version in use. What it refuses is sent again, whole, in an older
-// one, and the rack is asked once for all.
-func TestVersionGoesBack(t *testing.T) {
+// A rack that is downgraded refuses the version in use. The refused requests are repeated completely in an older
+// version, which is negotiated once for all.
+func TestRackIsDowngraded(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	r.create(t, "v")
 	older := "2026021301.0.0"
-	must(t, r.sim.Set(t.Context(), lab.Settings{APIVersionMax: &older}))
+	must(t, r.sim.Set(t.Context(), simtest.Settings{APIVersionMax: &older}))
 	r.requests()
 	var calls sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
 		calls.Go(func() {
 			disk, err := r.CreateDisk(
 				t.Context(),
-				NewDisk{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512},
+				DiskSpec{Name: name, Description: "whole " + name, SizeBytes: 2 * gib, BlockSize: 512},
 			)
 			if err != nil || disk.Description != "whole "+name || disk.SizeBytes != 2*gib {
 				t.Errorf("%+v, %v", disk, err)
@@ -244,7 +244,7 @@ func TestVersionGoesBack(t *testing.T) {
 	}
 	calls.Wait()
 	requests := r.seenRequests()
-	for version, want := range map[string]int{noVersion: 1, "2026060800.0.0": 1, "2026032500.0.0": 1, older: 1} {
+	for version, want := range map[string]int{futureVersion: 1, "2026060800.0.0": 1, "2026032500.0.0": 1, older: 1} {
 		if n := count(requests, "GET /v1/ping "+version); n != want {
 			t.Errorf("version %s was asked for %d times, want %d", version, n, want)
 		}
@@ -257,12 +257,12 @@ func TestVersionGoesBack(t *testing.T) {
 	}
 }
 
-// A refusal that comes late, when another call has found the version that is served now, does not have it asked for again.
-func TestVersionThatIsRefusedLate(t *testing.T) {
+// A late refusal does not discard a version that another call has negotiated meanwhile.
+func TestVersionRefusedLate(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	disk := r.create(t, "v")
 	older := "2026021301.0.0"
-	must(t, r.sim.Set(t.Context(), lab.Settings{APIVersionMax: &older}))
+	must(t, r.sim.Set(t.Context(), simtest.Settings{APIVersionMax: &older}))
 	held, goOn := make(chan struct{}), make(chan struct{})
 	r.intercept(func(_ http.ResponseWriter, req *http.Request) bool {
 		if req.Method == http.MethodDelete && req.Header.Get("Api-Version") != older {
@@ -287,28 +287,28 @@ func count(all []string, one string) int {
 	return len(slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s != one }))
 }
 
-// A rack that serves a version to a ping and to nothing else is not asked for ever.
-func TestVersionThatIsRefusedInTheEnd(t *testing.T) {
+// A rack that serves a version to a ping and refuses it for everything else gets a limited number of requests.
+func TestVersionRefusedAfterPing(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
 		if req.URL.Path == "/v1/ping" {
 			return false
 		}
-		refuse(w, 400, "", refusedVersion+": "+req.Header.Get("Api-Version"))
+		refuse(w, 400, "", versionRefusedPrefix+": "+req.Header.Get("Api-Version"))
 		return true
 	})
-	_, err := r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+	_, err := r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 	wantSentence(t, err, ErrUnavailable, "serves none of the API versions")
 	if n := r.requests()["POST /v1/disks"]; n != 2 {
 		t.Errorf("%d requests, want 2", n)
 	}
 }
 
-// Only the rack's own words at status 400 refuse a version, and whoever reads the answer afterwards gets all of it.
-func TestRefusalsThatAreOfSomethingElse(t *testing.T) {
+// Only the rack's own message with status 400 refuses a version. The caller can still read the whole answer.
+func TestOtherRefusals(t *testing.T) {
 	for _, test := range []struct{ name, code, message string }{
 		{"another reason", "", "unable to parse JSON body: EOF"},
-		{"a disk of that name", "InvalidRequest", refusedVersion + " is my name"},
+		{"a disk of that name", "InvalidRequest", versionRefusedPrefix + " is my name"},
 		{"long", "InvalidRequest", strings.Repeat("x", 3*maxRefusal)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -320,7 +320,7 @@ func TestRefusalsThatAreOfSomethingElse(t *testing.T) {
 				refuse(w, 400, test.code, test.message)
 				return true
 			})
-			_, err = r.CreateDisk(t.Context(), NewDisk{Name: "v", SizeBytes: gib, BlockSize: 4096})
+			_, err = r.CreateDisk(t.Context(), DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
 			wantSentence(t, err, ErrRefused, test.message)
 			if diff := cmp.Diff(map[string]int{"POST /v1/disks": 1}, r.requests()); diff != "" {
 				t.Errorf("requests (-want +got):\n%s", diff)

@@ -15,12 +15,12 @@ const (
 	maxPoll   = time.Second
 )
 
-// Settled waits until a disk has left the states that pass by themselves (creating, attaching, detaching, maintenance)
-// and returns it as it then is. It asks the rack only if disk has not come to rest yet. When patience ends first, the
-// error is [ErrBusy] and names the state.
-func (c *Client) Settled(ctx context.Context, disk Disk, patience time.Duration) (Disk, error) {
-	deadline := time.Now().Add(patience)
-	for poll := firstPoll; disk.State.Passing(); poll = min(2*poll, maxPoll) {
+// WaitForDisk waits until a disk has left the transient states (creating, attaching, detaching, maintenance) and
+// returns it. It sends no request if disk is not in such a state. After maxWait the error is [ErrBusy] and names the
+// state.
+func (c *Client) WaitForDisk(ctx context.Context, disk Disk, maxWait time.Duration) (Disk, error) {
+	deadline := time.Now().Add(maxWait)
+	for poll := firstPoll; disk.State.Transient(); poll = min(2*poll, maxPoll) {
 		left := time.Until(deadline)
 		if left <= 0 {
 			return Disk{}, fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, ErrBusy)
@@ -36,9 +36,9 @@ func (c *Client) Settled(ctx context.Context, disk Disk, patience time.Duration)
 	return disk, nil
 }
 
-// SettledSnapshot waits until a snapshot is no longer being made, as [Client.Settled] does for a disk.
-func (c *Client) SettledSnapshot(ctx context.Context, snapshot Snapshot, patience time.Duration) (Snapshot, error) {
-	deadline := time.Now().Add(patience)
+// WaitForSnapshot waits until a snapshot has left the state creating, as [Client.WaitForDisk] does for a disk.
+func (c *Client) WaitForSnapshot(ctx context.Context, snapshot Snapshot, maxWait time.Duration) (Snapshot, error) {
+	deadline := time.Now().Add(maxWait)
 	for poll := firstPoll; snapshot.State == SnapshotCreating; poll = min(2*poll, maxPoll) {
 		left := time.Until(deadline)
 		if left <= 0 {

@@ -43,11 +43,10 @@ type Rack interface {
 type Policy string
 
 const (
-	// Never restarts nothing: a volume that needs a restart waits until somebody stops its instance.
-	Never Policy = "never"
-	// Plan restarts nothing either, and tells what it would restart.
+	// Plan reports the restarts that it would make, and makes none. A volume that needs one waits until its instance is
+	// stopped.
 	Plan Policy = "plan"
-	// Allow restarts.
+	// Allow makes restarts.
 	Allow Policy = "allow"
 )
 

@@ -109,12 +109,8 @@ func (e *Engine) blockReason(c candidate) (Reason, string) {
 
 // policyBlock says why the policy forbids all restarts, or "" if it allows them.
 func (e *Engine) policyBlock() string {
-	const instead = "stop it until the disk is attached, or allow restarts"
-	switch e.opts.Policy {
-	case Never:
-		return "--restart-policy=never forbids that: " + instead
-	case Plan:
-		return "--restart-policy=plan only says so: " + instead
+	if e.opts.Policy == Plan {
+		return "--attach-mode=plan only reports it: stop the instance until the disk is attached, or set --attach-mode=restart"
 	}
 	return ""
 }

@@ -500,7 +500,7 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 	if err != nil {
 		return err
 	}
-	if disk.State.Passing() {
+	if disk.State.Transient() {
 		return fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, rack.ErrBusy)
 	}
 	if disk.InstanceID == "" {

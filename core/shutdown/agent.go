@@ -19,10 +19,11 @@ import (
 )
 
 const (
-	// pollInterval is the time between two polls. The node stays up while a request waits for the next poll.
-	pollInterval = 5 * time.Second
-	// pollTimeout limits one poll. A reply must be durable in the orchestrator before the guest goes down.
-	pollTimeout = time.Minute
+	// firstRetry and longestRetry bound the pause after a failed attempt. The pause doubles with each failure.
+	firstRetry   = 5 * time.Second
+	longestRetry = time.Minute
+	// handleTimeout limits one attempt. A reply must be durable in the orchestrator before the guest goes down.
+	handleTimeout = time.Minute
 	// maxRequestAge is the age above which a request is refused. It is longer than any drain. An older request may be
 	// left from a plugin that was removed, and then no controller would start the instance again.
 	maxRequestAge = 2 * time.Hour
@@ -46,7 +47,7 @@ type Agent struct {
 
 	// poweringOff is the restart for which this process has started the power-off.
 	poweringOff string
-	// lastProblem is the error of the last poll. It is logged once.
+	// lastProblem is the error of the last attempt. It is logged once.
 	lastProblem string
 }
 
@@ -71,25 +72,34 @@ func New(
 	return &Agent{listener: listener, method: method, bootID: boot, log: log}, nil
 }
 
-// Run polls until ctx ends. Call it once the node plugin serves, because its reply ends a restart.
+// Run handles requests until ctx ends. Call it once the node plugin serves, because its reply ends a restart. It
+// handles a request when the orchestrator reports a change, and again after a failed attempt.
 func (a *Agent) Run(ctx context.Context) {
+	changes, retry := a.listener.Changes(ctx), firstRetry
+	timer := time.NewTimer(retry)
+	defer timer.Stop()
+	timer.Stop()
 	for {
-		a.Poll(ctx)
-		timer := time.NewTimer(pollInterval)
 		select {
+		case <-changes:
 		case <-timer.C:
 		case <-ctx.Done():
-			timer.Stop()
 			return
 		}
+		if timer.Stop(); a.HandleRequest(ctx) {
+			retry = firstRetry
+			continue
+		}
+		timer.Reset(retry)
+		retry = min(2*retry, longestRetry)
 	}
 }
 
-// Poll checks once whether a restart is requested, and replies.
-func (a *Agent) Poll(ctx context.Context) {
-	looking, cancel := context.WithTimeout(ctx, pollTimeout)
+// HandleRequest checks once whether a restart is requested, and replies. It reports whether that succeeded.
+func (a *Agent) HandleRequest(ctx context.Context) bool {
+	handling, cancel := context.WithTimeout(ctx, handleTimeout)
 	defer cancel()
-	err := a.poll(looking)
+	err := a.handleRequest(handling)
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
@@ -98,9 +108,10 @@ func (a *Agent) Poll(ctx context.Context) {
 		a.lastProblem = err.Error()
 		a.log.Error("cannot reply to planned restarts, retrying", "error", err)
 	}
+	return err == nil
 }
 
-func (a *Agent) poll(ctx context.Context) error {
+func (a *Agent) handleRequest(ctx context.Context) error {
 	restart, sent, err := a.listener.Requested(ctx)
 	if err != nil || restart == "" {
 		return err

@@ -33,18 +33,17 @@ type guest struct {
 	replyErr     error // the reply takes effect all the same
 	calls        []string
 	logged       strings.Builder
+	changes      chan struct{} // returned by Changes
+	attempts     int
 }
+
+func (g *guest) Changes(context.Context) <-chan struct{} { return g.changes }
 
 func (g *guest) Requested(context.Context) (string, metadata.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.attempts++
 	return g.request, g.sent, g.requestedErr
-}
-
-func (g *guest) setRequest(restart string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.request = restart
 }
 
 func (g *guest) Reply(_ context.Context, restartID string, answer metadata.RestartReply) error {
@@ -89,36 +88,36 @@ func (g *guest) wantCalls(t *testing.T, when string, want ...string) {
 func TestAcceptedAndBack(t *testing.T) {
 	g := &guest{}
 	a := g.boot(t, "first")
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "no request")
 	g.request = "1"
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "requested", "reply accepted", "power off")
 	if g.sent != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
 		t.Errorf("sent %+v", g.sent)
 	}
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "going down")
 	a = g.boot(t, "second")
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "up again", "reply back")
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "after the reply")
 	g.request, g.sent = "2", metadata.RestartReply{}
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "the next restart", "reply accepted", "power off")
 }
 
 func TestRefused(t *testing.T) {
 	g := &guest{request: "1", checkErr: errors.New("an inhibitor\nof dpkg")}
 	a := g.boot(t, "first")
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "requested", "reply refused")
 	if g.sent.Reason != "an inhibitor of dpkg" {
 		t.Errorf("sent %+v", g.sent)
 	}
 	g.checkErr = nil
-	a.Poll(t.Context())
+	a.HandleRequest(t.Context())
 	g.wantCalls(t, "a refusal is not taken back")
 }
 
@@ -130,7 +129,7 @@ func TestOldRequestIsRefused(t *testing.T) {
 		300 * 24 * time.Hour: {"reply refused"},
 	} {
 		g := &guest{request: metadata.NewRestartID(time.Now().Add(-ago))}
-		g.boot(t, "first").Poll(t.Context())
+		g.boot(t, "first").HandleRequest(t.Context())
 		g.wantCalls(t, "requested "+ago.String()+" ago", want...)
 	}
 }
@@ -140,46 +139,46 @@ func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
 		g := &guest{request: "1", sent: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
 		a := g.boot(t, "first")
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "accepted before", "reply accepted", "power off")
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "going down")
 	})
 	t.Run("answer lost", func(t *testing.T) {
 		g := &guest{request: "1", replyErr: errors.New("connection reset")}
 		a := g.boot(t, "first")
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "the first reply fails", "reply accepted")
 		g.replyErr = nil
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "the second reply succeeds", "reply accepted", "power off")
 	})
 	t.Run("power-off fails", func(t *testing.T) {
 		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
-		a.Poll(t.Context())
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "twice", "reply accepted", "power off", "reply accepted", "power off")
 		if n := strings.Count(g.logged.String(), "no bus"); n != 1 {
 			t.Errorf("logged %d times: %s", n, &g.logged)
 		}
 		g.powerOffErr = nil
-		a.Poll(t.Context())
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "at last", "reply accepted", "power off")
 	})
 	t.Run("withdrawn", func(t *testing.T) {
 		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
 		g.calls, g.request, g.sent = nil, "", metadata.RestartReply{}
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "no request any more")
 	})
 	t.Run("request unreadable", func(t *testing.T) {
 		g := &guest{request: "1", requestedErr: errors.New("the orchestrator is down")}
 		a := g.boot(t, "first")
-		a.Poll(t.Context())
+		a.HandleRequest(t.Context())
 		g.wantCalls(t, "unknown")
 	})
 }
@@ -204,17 +203,45 @@ func TestNewNeedsABootID(t *testing.T) {
 	}
 }
 
-func TestRunRepliesToARequest(t *testing.T) {
+// The agent handles a request when the orchestrator reports a change. After a failure it retries with growing pauses.
+func TestRunHandlesChangesAndRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &guest{}
+		g := &guest{changes: make(chan struct{})}
 		a := g.boot(t, "first")
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { a.Run(ctx); close(ended) }()
-		time.AfterFunc(7*time.Second, func() { g.setRequest("1") })
-		time.Sleep(12 * time.Second) // in the bubble's time
+		wantAttempts := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.attempts != want {
+				t.Errorf("%s: %d attempts, want %d", when, g.attempts, want)
+			}
+		}
+		time.Sleep(time.Hour) // in the bubble's time
+		wantAttempts("no change", 0)
+		g.changes <- struct{}{}
+		time.Sleep(time.Hour)
+		wantAttempts("one change", 1)
+		g.mu.Lock()
+		g.requestedErr = errors.New("the orchestrator is down")
+		g.mu.Unlock()
+		g.changes <- struct{}{}
+		time.Sleep(36 * time.Second) // 5 + 10 + 20, and a bit
+		wantAttempts("failures", 5)
+		time.Sleep(100 * time.Second) // 40 + 60
+		wantAttempts("further failures", 7)
+		g.mu.Lock()
+		g.requestedErr, g.request = nil, "1"
+		g.mu.Unlock()
+		time.Sleep(time.Minute)
+		wantAttempts("success", 8)
+		time.Sleep(time.Hour)
+		wantAttempts("no further change", 8)
 		cancel()
 		<-ended
-		g.wantCalls(t, "in twelve seconds", "reply accepted", "power off")
+		g.wantCalls(t, "at last", "reply accepted", "power off")
 	})
 }

@@ -167,18 +167,15 @@ func TestSystemdCheck(t *testing.T) {
 		locks    []lock
 		fails    *dbus.Error
 		nologind bool
-		despite  bool
 		says     string // empty: the power-off is allowed
 	}{
 		"no logind":         {nologind: true},
 		"no inhibitors":     {},
-		"graceful shutdown": {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which is for nodes that do not come back: take shutdownGracePeriod out"},
-		"despite it":        {locks: []lock{kubelet}, despite: true},
+		"graceful shutdown": {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod"},
 		"another delay":     {locks: []lock{{"shutdown:sleep", "NetworkManager", "wants to say goodbye", "delay", 0, 8}}},
 		"sleep only":        {locks: []lock{{"sleep:idle", "backup", "runs", "block", 0, 9}}},
 		"blocked":           {locks: []lock{{"sleep:shutdown", "dpkg", "upgrades", "block", 0, 9}}, says: `"dpkg" (process 9) inhibits a shutdown of the guest: "upgrades"; see systemd-inhibit`},
 		"blocked weakly":    {locks: []lock{{"shutdown", "dpkg", "upgrades", "block-weak", 0, 9}}, says: "inhibits a shutdown"},
-		"blocked, despite":  {locks: []lock{kubelet, {"shutdown", "dpkg", "upgrades", "block", 0, 9}}, despite: true, says: "inhibits a shutdown"},
 		"logind fails":      {fails: dbus.MakeFailedError(errors.New("out of order")), says: "list logind's inhibitors: out of order"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -187,7 +184,7 @@ func TestSystemdCheck(t *testing.T) {
 			if !tt.nologind {
 				b.logind(&logind{tt.locks, tt.fails})
 			}
-			err := shutdown.Systemd{Bus: b.socket, DespiteGracefulShutdown: tt.despite}.Check(t.Context())
+			err := shutdown.Systemd{Bus: b.socket}.Check(t.Context())
 			if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
 				t.Errorf("error %v, want one that says %q", err, tt.says)
 			}

@@ -6,6 +6,7 @@ package shutdown
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,8 +25,6 @@ const SystemBus = "/run/dbus/system_bus_socket"
 type Systemd struct {
 	// Bus is the path of the system bus socket, as this process sees it.
 	Bus string
-	// DespiteGracefulShutdown goes on although the kubelet would want to end its pods first.
-	DespiteGracefulShutdown bool
 }
 
 const (
@@ -67,7 +66,7 @@ func (s Systemd) Check(ctx context.Context) error {
 		return fmt.Errorf("list logind's inhibitors: %w", err)
 	}
 	for _, i := range held {
-		if err := s.checkInhibitor(i); err != nil {
+		if err := i.check(); err != nil {
 			return err
 		}
 	}
@@ -80,8 +79,8 @@ type inhibitor struct {
 	UID, PID             uint32
 }
 
-// checkInhibitor returns an error if an inhibitor forbids a power-off.
-func (s Systemd) checkInhibitor(i inhibitor) error {
+// check returns an error if the inhibitor forbids a power-off.
+func (i inhibitor) check() error {
 	switch {
 	case !slices.Contains(strings.Split(i.What, ":"), "shutdown"):
 		return nil
@@ -92,9 +91,9 @@ func (s Systemd) checkInhibitor(i inhibitor) error {
 			i.PID,
 			i.Why,
 		)
-	case i.Mode == "delay" && i.Who == "kubelet" && !s.DespiteGracefulShutdown:
-		return fmt.Errorf(
-			"the kubelet has graceful node shutdown on, which is for nodes that do not come back: take shutdownGracePeriod out of its configuration, or set --restart-despite-graceful-shutdown",
+	case i.Mode == "delay" && i.Who == "kubelet":
+		return errors.New(
+			"the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod from its configuration",
 		)
 	}
 	return nil

@@ -119,7 +119,7 @@ func TestPlantedAuthority(t *testing.T) {
 			if holds(t, image, planted) {
 				t.Error("the image has the planted authority")
 			}
-			// An image with the machine's file itself is found out, so the check above can fail.
+			// An image with the machine's file itself is found, so the check above can fail.
 			careless, o := files{}, complete(t, options{})
 			must(t, careless.copy(filepath.Join(s.root, file), certificatesFile))
 			must(t, o.write([]files{careless}))

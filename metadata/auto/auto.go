@@ -113,6 +113,18 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return f.Instance, nil
 }
 
+// Follow implements [metadata.Follower] for the sources that can be followed. The
+// others are read when the provider is asked.
+func (p *Provider) Follow(ctx context.Context) <-chan struct{} {
+	var changes []<-chan struct{}
+	for _, source := range p.options.Discovered {
+		if follower, ok := source.Provider.(metadata.Follower); ok {
+			changes = append(changes, follower.Follow(ctx))
+		}
+	}
+	return metadata.Merge(ctx, changes...)
+}
+
 // take adds what a source says that nobody has said before.
 func (f *finding) take(said metadata.Instance, source string) {
 	if f.ID == "" && said.ID != "" {

@@ -286,3 +286,27 @@ func (a *agent) repair() {
 	close(a.repairs)
 	a.repairs = make(chan struct{})
 }
+
+type followed struct {
+	metadata.Provider
+	changes chan struct{}
+}
+
+func (f followed) Follow(context.Context) <-chan struct{} { return f.changes }
+
+// The sources that tell of their changes are followed together; where there are none, nothing is told.
+func TestFollow(t *testing.T) {
+	a, b := make(chan struct{}), make(chan struct{})
+	p := auto.New(auto.Options{Discovered: []auto.Source{
+		{Name: "a", Provider: followed{changes: a}}, {Name: "silent", Provider: static.New(static.Options{})},
+		{Name: "b", Provider: followed{changes: b}},
+	}})
+	changes := p.Follow(t.Context())
+	for _, source := range []chan struct{}{a, b, a} {
+		source <- struct{}{}
+		<-changes
+	}
+	if changes := auto.New(auto.Options{}).Follow(t.Context()); changes != nil {
+		t.Error("without sources there is something to follow")
+	}
+}

@@ -105,7 +105,7 @@ func (p *Provider) checkVendor() error {
 		return &metadata.Error{
 			Kind: metadata.ErrInvalid,
 			What: "the firmware tells nothing: there is no " + path,
-			Next: "check that --sys-root shows the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
+			Next: "check that the plugin sees the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
 		}
 	case err != nil:
 		return unreadable(path, err)
@@ -187,12 +187,7 @@ func (p *Provider) cloudInitID() witness {
 
 // unreadable turns an error of reading a file into the contract's.
 func unreadable(path string, err error) error {
-	e := &metadata.Error{
-		Kind:  metadata.ErrInvalid,
-		What:  "read " + path,
-		Cause: err,
-		Next:  "check what is mounted at --sys-root",
-	}
+	e := &metadata.Error{Kind: metadata.ErrInvalid, What: "read " + path, Cause: err, Next: "check what is mounted there"}
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		e.Cause = wrapped.Err // The path is in What.
 	}

@@ -129,7 +129,7 @@ func TestFirmware(t *testing.T) {
 		"another vendor":         {oxide(files{"sys_vendor": "QEMU\n"}), `no Oxide instance: SYS/class/dmi/id/sys_vendor is "QEMU", not "Oxide"`},
 		"nearly the vendor":      {oxide(files{"sys_vendor": "Oxidized\n"}), "no Oxide instance"},
 		"an empty vendor":        {oxide(files{"sys_vendor": "\n"}), "no Oxide instance"},
-		"no firmware tables":     {nil, "there is no SYS/class/dmi/id/sys_vendor; check that --sys-root"},
+		"no firmware tables":     {nil, "there is no SYS/class/dmi/id/sys_vendor; check that the plugin sees the host's /sys"},
 		"no ID at all":           {oxide(files{"product_uuid": "", "product_serial": ""}), "the firmware names no instance"},
 		"a UUID that is none":    {oxide(files{"product_uuid": "Not Settable\n"}), "is not a UUID"},
 		"a UUID never set":       {oxide(files{"product_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff\n"}), "stands for no instance"},
@@ -145,7 +145,7 @@ func TestFirmware(t *testing.T) {
 				if err := errors.Join(os.Remove(vendor), os.Mkdir(vendor, 0o755)); err != nil {
 					t.Fatal(err)
 				}
-				tt.want = "read SYS/class/dmi/id/sys_vendor: is a directory; check what is mounted at --sys-root"
+				tt.want = "read SYS/class/dmi/id/sys_vendor: is a directory; check what is mounted there"
 			}
 			got, err := guest.New(options).Instance(context.Background())
 			if err == nil {

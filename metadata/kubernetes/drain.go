@@ -17,9 +17,10 @@ import (
 // Drain implements [metadata.Drainer]: it cordons the Node and asks for the eviction of its pods, which
 // PodDisruptionBudgets can refuse for a while.
 //
-// Pods of a DaemonSet and mirror pods belong to the node. A pod that has claims and none of whose containers has ever started
-// waits for its volumes, as far as one can tell: evicted, it would take its wish to another node, which would be restarted next.
-// A pod without a controller is not evicted, since nothing would make it again, and so keeps the Node from being drained.
+// Pods of a DaemonSet and mirror pods belong to the node. A pod that has claims and none of whose containers has ever
+// started waits for its volumes, as far as one can tell: evicted, it would take its wish to another node, which would
+// be restarted next. A pod without a controller is not evicted, since nothing would make it again, and so keeps the
+// Node from being drained.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
 	name, err := r.find(ctx, instanceID)
 	if err != nil {
@@ -32,11 +33,12 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	var pods struct{ Items []pod }
 	if _, err := r.do(ctx, request{
 		method:   http.MethodGet,
-		path:     "/api/v1/pods?" + query.Encode(),
+		path:     "/api/v1/pods",
+		query:    query,
 		what:     "list the pods of Node " + name,
 		verb:     "list",
 		resource: "pods",
-	}, nil, &pods); err != nil {
+	}, &pods); err != nil {
 		return nil, err
 	}
 	for _, p := range pods.Items {
@@ -157,12 +159,14 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 	case p.controller() == "":
 		return "has no controller that would make it again: delete it by hand", nil
 	}
-	path := "/api/v1/namespaces/" + url.PathEscape(m.Namespace) + "/pods/" + url.PathEscape(m.Name) + "/eviction"
-	status, err := r.do(ctx, post("evict pod "+m.Namespace+"/"+m.Name, path, "pods/eviction"), map[string]any{
-		"apiVersion": "policy/v1", "kind": "Eviction", "metadata": map[string]any{"namespace": m.Namespace, "name": m.Name},
+	path := "/api/v1/namespaces/" + m.Namespace + "/pods/" + m.Name + "/eviction"
+	status, err := r.do(ctx, post("evict pod "+m.Namespace+"/"+m.Name, path, "pods/eviction", map[string]any{
+		"apiVersion": "policy/v1",
+		"kind":       "Eviction",
+		"metadata":   map[string]any{"namespace": m.Namespace, "name": m.Name},
 		// A StatefulSet's next pod has the same name, and may be elsewhere.
 		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": m.UID}},
-	}, nil, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError)
+	}), nil, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError)
 	switch {
 	case err != nil:
 		return "", err

@@ -2,14 +2,19 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package kubernetes is the metadata provider that asks Kubernetes: it reads one
-// object, the Node on which the plugin runs, which has the instance's ID from the
-// Oxide cloud controller manager or from an operator. What the plugin may do
-// besides with that Node, where an operator wants it, is [Node].
+// Package kubernetes is what the plugin asks of Kubernetes. [Provider] is the
+// metadata provider: it reads one object, the Node on which the plugin runs,
+// which has the instance's ID from the Oxide cloud controller manager or from an
+// operator. [Node] is for the beginning and the end of that Node's life.
+// [Listener] and [Restarts] are the two halves of planned restarts.
 //
-// A [Provider] needs the right to "get" that one Node, and no other:
+// # Rights
 //
-//	rules: [{apiGroups: [""], resources: [nodes], verbs: [get]}]
+// A [Provider] takes these on its own Node. A list and a watch are for the name of
+// that Node only (field selector metadata.name), so a Role with resourceNames
+// suffices.
+//
+//	rules: [{apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}]
 //
 // # The ID
 //
@@ -29,15 +34,22 @@
 // As long as the Node has the taint with which a cluster waits for its cloud
 // controller manager, what it lacks counts as not there yet.
 //
+// # Load
+//
+// A node does not poll. While it waits for something on its Node, it keeps one
+// watch of that Node, which the API server serves from memory. See [Provider.Follow],
+// [Node.Follow] and [Listener.Changes].
+//
 // # Weight
 //
-// Of client-go only the part that makes TLS and credentials out of a
-// configuration is linked. What it calls rest would be a fifth of the plugin's
-// memory, for one request.
+// Of client-go the configuration, the authentication and the transport are linked
+// (rest, tools/clientcmd), and no typed clientset, which would double the program:
+// each object is decoded into the few fields that are read.
 package kubernetes
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -46,9 +58,10 @@ import (
 )
 
 const (
-	// DefaultInstanceLabel and DefaultRackLabel are written by operators.
+	// DefaultInstanceLabel is written by operators: the instance's ID.
 	DefaultInstanceLabel = "oxide.computer/instance-id"
-	DefaultRackLabel     = "oxide.computer/rack"
+	// DefaultRackLabel is written by operators: the rack's name.
+	DefaultRackLabel = "oxide.computer/rack"
 
 	// providerPrefix begins the provider ID that the Oxide cloud controller manager
 	// writes: oxidecomputer/oxide-cloud-controller-manager, internal/provider.
@@ -75,16 +88,29 @@ type Options struct {
 	InstanceLabel, RackLabel string
 }
 
-// Provider is a [metadata.Provider]. It keeps nothing from one call to the next,
-// so that new tokens and certificates are used at once.
-type Provider struct{ client }
+// Provider is a [metadata.Provider] and a [metadata.Follower].
+type Provider struct {
+	*client
+	node *watch[node]
+}
 
 // New makes a provider. It reads nothing.
-func New(options Options) *Provider { return &Provider{newClient(options)} }
+func New(options Options) *Provider {
+	c := newClient(options)
+	return &Provider{client: c, node: c.watchNode()}
+}
+
+// watchNode makes a watch of the Node.
+func (c *client) watchNode() *watch[node] {
+	return &watch[node]{client: c, collection: nodes, resource: "nodes", kind: "Node"}
+}
+
+// Follow implements [metadata.Follower].
+func (p *Provider) Follow(ctx context.Context) <-chan struct{} { return p.node.follow(ctx) }
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
-	n, err := p.get(ctx)
+	n, err := p.read(ctx, p.node)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
@@ -97,7 +123,7 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 
 // Known implements [metadata.Partial].
 func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
-	n, err := p.get(ctx)
+	n, err := p.read(ctx, p.node)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
@@ -110,17 +136,37 @@ type node struct {
 	Spec struct {
 		ProviderID    string
 		Unschedulable bool
-		Taints        []struct{ Key string }
+		Taints        []taint
 	}
 	Status struct {
-		NodeInfo struct{ SystemUUID string }
+		NodeInfo   struct{ SystemUUID string }
+		Conditions []struct{ Type, Message string }
 	}
 }
+
+// taint is a taint of a Node, with all that it says, to write it back.
+type taint struct {
+	key  string
+	text json.RawMessage
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (t *taint) UnmarshalJSON(text []byte) error {
+	var read struct{ Key string }
+	if err := json.Unmarshal(text, &read); err != nil {
+		return err
+	}
+	*t = taint{key: read.Key, text: append(json.RawMessage(nil), text...)}
+	return nil
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (t taint) MarshalJSON() ([]byte, error) { return t.text, nil }
 
 // waiting reports whether the cluster still waits for its cloud controller manager.
 func (n node) waiting() bool {
 	for _, taint := range n.Spec.Taints {
-		if taint.Key == uninitialized {
+		if taint.key == uninitialized {
 			return true
 		}
 	}
@@ -155,14 +201,16 @@ func (p *Provider) known(n node) (metadata.Instance, error) {
 // instanceID is the first of the three IDs that the Node has, or empty.
 func (p *Provider) instanceID(n node) (string, error) {
 	label := p.options.InstanceLabel
-	text, from, next := n.Spec.ProviderID, "spec.providerID", "check the Oxide cloud controller manager, which writes it"
+	text, from := n.Spec.ProviderID, "spec.providerID"
+	next := "check the Oxide cloud controller manager, which writes it"
 	if text != "" {
 		rest, ours := strings.CutPrefix(text, providerPrefix)
 		if !ours {
 			return "", p.invalid(
 				from,
 				fmt.Errorf("%.40q does not begin with %s", text, providerPrefix),
-				"this Node is no Oxide instance, or another cloud controller manager has claimed it: keep the plugin off it, or set --instance-id",
+				"this Node is no Oxide instance, or another cloud controller manager has claimed it: "+
+					"keep the plugin off it, or set --instance-id",
 			)
 		}
 		text = rest
@@ -178,7 +226,8 @@ func (p *Provider) instanceID(n node) (string, error) {
 			if n.Status.NodeInfo.SystemUUID == "" || n.waiting() {
 				return "", nil
 			}
-			text, from, next = n.Status.NodeInfo.SystemUUID, "status.nodeInfo.systemUUID", "set the label "+label+" to the UUID of this instance"
+			text, from = n.Status.NodeInfo.SystemUUID, "status.nodeInfo.systemUUID"
+			next = "set the label " + label + " to the UUID of this instance"
 		}
 	}
 	id, err := metadata.ParseInstanceID(text)
@@ -222,7 +271,8 @@ func (p *Provider) noID(n node) error {
 			p.options.NodeName,
 			p.options.InstanceLabel,
 		),
-		Next: "check that the Oxide cloud controller manager runs and that the kubelet has --cloud-provider=external, or set that label to the UUID of this instance",
+		Next: "check that the Oxide cloud controller manager runs and that the kubelet has " +
+			"--cloud-provider=external, or set that label to the UUID of this instance",
 	}
 }
 
@@ -238,12 +288,26 @@ func (p *Provider) uninitialized() error {
 	}
 }
 
-// get reads the Node.
-func (p *Provider) get(ctx context.Context) (n node, err error) {
-	r := p.getNode()
-	status, err := p.ask(ctx, r, &n)
-	if err == nil && status != http.StatusOK {
-		err = noNode(r, status)
+// read reads the Node: from memory while it is followed, else from the API server.
+func (c *client) read(ctx context.Context, followed *watch[node]) (node, error) {
+	s, ok := followed.get(ctx)
+	if !ok {
+		s = c.getNode(ctx)
 	}
-	return n, err
+	if s.err == nil && !s.there {
+		s.err = noNode(c.options.NodeName)
+	}
+	return s.object, s.err
+}
+
+// getNode reads the Node from the API server.
+func (c *client) getNode(ctx context.Context) (s state[node]) {
+	name := c.options.NodeName
+	r := getNode(fmt.Sprintf("get Node %q", name), name)
+	status, err := c.do(ctx, r, &s.object, http.StatusNotFound)
+	s.there, s.err = status == http.StatusOK, err
+	if err == nil && s.there && (s.object.Kind != "Node" || s.object.name() != name) {
+		s.err = c.strange(r)
+	}
+	return s
 }

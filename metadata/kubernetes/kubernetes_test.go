@@ -26,6 +26,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
@@ -45,17 +47,17 @@ type server struct {
 	// dir is the pod's folder of credentials.
 	dir string
 
-	mu      sync.Mutex
-	object  any
-	fault   metadatatest.Fault
-	status  int
-	tokens  []string // that are valid
-	calls   []string
-	repairs chan struct{}
+	mu     sync.Mutex
+	object any
+	fault  metadatatest.Fault
+	status int
+	tokens []string // that are valid
+	calls  []string
+	// impersonated are the headers of the last request that say for whom it is.
+	impersonated http.Header
+	repairs      chan struct{}
 	// more answers what is asked besides the Node with GET, once the token has been found valid.
 	more func(call, body string) (status int, object any)
-	// kept says that the client is one that keeps its connection.
-	kept bool
 }
 
 type object = map[string]any
@@ -100,10 +102,13 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	more, call := s.more, r.Method+" "+r.URL.String()
 	s.calls = append(s.calls, call)
-	s.mu.Unlock()
-	if !r.Close && !s.kept {
-		s.t.Error("the connection is kept, and nobody will use it")
+	s.impersonated = http.Header{}
+	for name, values := range r.Header {
+		if strings.HasPrefix(name, "Impersonate-") {
+			s.impersonated[name] = values
+		}
 	}
+	s.mu.Unlock()
 	switch fault {
 	case metadatatest.Down:
 		panic(http.ErrAbortHandler) // closes the connection
@@ -249,10 +254,10 @@ func TestNodes(t *testing.T) {
 		"two racks":               {node: node(providerID("oxide://"+idA), label(rack, "a"), annotation(rack, "b")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
 		"no name for a rack":      {node: node(providerID("oxide://"+idA), annotation(rack, "east/1")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
 		"no Node of that name":    {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
-		"another Node":            {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "answered something that is not Node"},
-		"no Node":                 {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "answered something that is not Node"},
-		"no JSON":                 {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "answered something that is not Node"},
-		"other types":             {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "answered something that is not Node"},
+		"another Node":            {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "answered something else"},
+		"no Node":                 {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "answered something else"},
+		"no JSON":                 {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "answered something else"},
+		"other types":             {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "answered something else"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
@@ -391,19 +396,19 @@ func TestKubeconfig(t *testing.T) {
 		"other name":                {config("tls-server-name: example.com, certificate-authority: ca.crt", "token: "+token), nil, ""},
 		"expired":                   {config("certificate-authority: ca.crt", "token: canary"), metadata.ErrInvalid, "HTTP 401; the API server does not know the credentials of FILE"},
 		"nobody":                    {config("certificate-authority: ca.crt", ""), metadata.ErrInvalid, "HTTP 401"},
-		"a program":                 {config("certificate-authority: ca.crt", "exec: {command: aws, args: [canary]}"), metadata.ErrInvalid, `its user has "exec", which this plugin does not do`},
-		"an old plugin":             {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, `"auth-provider"`},
-		"a password":                {config("certificate-authority: ca.crt", "username: me, password: canary"), metadata.ErrInvalid, `"username"`},
-		"somebody else":             {config("certificate-authority: ca.crt", "as: canary"), metadata.ErrInvalid, `"as"`},
+		"a password":                {config("certificate-authority: ca.crt", "username: me, password: canary"), metadata.ErrInvalid, "HTTP 401"},
+		"no such program":           {config("certificate-authority: ca.crt", execUser("DIR/none", "")), metadata.ErrNotReady, "get the credentials that FILE describes: exec: fork/exec DIR/none: no such file or directory; check that its program runs here"},
+		"a provider of the past":    {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, "use the credentials of FILE: The gcp auth plugin has been removed."},
+		"two ways":                  {config("certificate-authority: ca.crt", "token: canary, username: me, password: canary"), metadata.ErrInvalid, "more than one authentication method"},
 		"half a key pair":           {config("certificate-authority: ca.crt", "client-certificate-data: Q0E=, client-key-data: Q0E="), metadata.ErrInvalid, "use the credentials of FILE"},
-		"no base64":                 {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "its certificate-authority-data is not base64"},
-		"no token file":             {config("certificate-authority: ca.crt", "tokenFile: none"), metadata.ErrNotReady, "wait for the token in DIR/none: no such file"},
-		"no such context":           {strings.Replace(config("certificate-authority: ca.crt", ""), "current-context: c", "current-context: d", 1), metadata.ErrInvalid, "it lacks its current-context"},
-		"no such user":              {strings.Replace(config("certificate-authority: ca.crt", ""), "user: u}", "user: canary}", 1), metadata.ErrInvalid, "it lacks the cluster or the user"},
+		"no base64":                 {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "it is not the YAML of a kubeconfig"},
+		"no token file":             {config("certificate-authority: ca.crt", "tokenFile: none"), metadata.ErrNotReady, "wait for a file that the kubeconfig FILE names: open DIR/none: no such file"},
+		"no such context":           {strings.Replace(config("certificate-authority: ca.crt", ""), "current-context: c", "current-context: d", 1), metadata.ErrInvalid, "the kubeconfig FILE cannot be used: invalid configuration: [context was not found"},
+		"no such user":              {strings.Replace(config("certificate-authority: ca.crt", ""), "user: u}", "user: other}", 1), metadata.ErrInvalid, "HTTP 401"},
 		"no server":                 {strings.Replace(config("certificate-authority: ca.crt", ""), "https://HOST", "canary", 1), metadata.ErrInvalid, "its server is not https://host:port"},
 		"a password for the server": {strings.Replace(config("certificate-authority: ca.crt", ""), "https://", "https://me:canary@", 1), metadata.ErrInvalid, "its server is not https://host:port"},
 		"a proxy":                   {config("certificate-authority: ca.crt, proxy-url: 'http://127.0.0.1:1'", "token: "+token), metadata.ErrNotReady, "connection refused"},
-		"empty":                     {"", metadata.ErrInvalid, "it lacks its current-context"},
+		"empty":                     {"", metadata.ErrInvalid, "cannot be used: invalid configuration: no configuration has been provided"},
 		"no YAML":                   {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not the YAML of a kubeconfig"},
 		"other types":               {"contexts: canary", metadata.ErrInvalid, "it is not the YAML of a kubeconfig"},
 	} {
@@ -467,4 +472,68 @@ func otherCA(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))
+}
+
+// execUser is a user of a kubeconfig whose credentials a program prints.
+func execUser(command, arg string) string {
+	return `exec: {apiVersion: client.authentication.k8s.io/v1, command: "` + command + `", args: ["` + arg + `"], interactiveMode: IfAvailable}`
+}
+
+// A kubeconfig may name a program that prints the credentials, and speak for another user.
+func TestExecCredentials(t *testing.T) {
+	s := newServer(t)
+	s.object = node(providerID("oxide://" + idA))
+	s.write(
+		"answer",
+		`{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"`+token+`"}}`,
+	)
+	s.write("other", `{"kind":"Canary","apiVersion":"client.authentication.k8s.io/v1","canary":"canary"}`)
+	s.write("empty", `{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1"}`)
+	for name, tt := range map[string]struct {
+		command, arg string
+		kind         error
+		says         string
+	}{
+		"token":         {"cat", "answer", nil, ""},
+		"no credential": {"cat", "other", metadata.ErrNotReady, "get the credentials that FILE describes: its program prints no ExecCredential; check that its program runs here"},
+		"no status":     {"cat", "empty", metadata.ErrNotReady, "exec plugin didn't return a status field"},
+		"fails":         {"false", "", metadata.ErrNotReady, "exec: executable false failed with exit code 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := config("certificate-authority: ca.crt", execUser(tt.command, filepath.Join(s.dir, tt.arg)))
+			file := s.write("kubeconfig-"+name, strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
+			got, err := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: file}).Instance(t.Context())
+			if err != nil {
+				err = fmt.Errorf("%w, in short: %s", err, strings.ReplaceAll(err.Error(), file, "FILE"))
+			}
+			if judge(t, err, tt.kind, tt.says); tt.kind == nil && got.ID != idA {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
+func TestImpersonation(t *testing.T) {
+	s := newServer(t)
+	s.object = node(providerID("oxide://" + idA))
+	text := config(
+		"certificate-authority: ca.crt",
+		"token: "+token+", as: system:node:x, as-groups: [a, b], as-uid: u1, as-user-extra: {scope: [c]}",
+	)
+	file := s.write("kubeconfig", strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
+	got, err := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: file}).Instance(t.Context())
+	if err != nil || got.ID != idA {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	want := http.Header{
+		"Impersonate-User": {
+			"system:node:x",
+		},
+		"Impersonate-Group":       {"a", "b"},
+		"Impersonate-Uid":         {"u1"},
+		"Impersonate-Extra-Scope": {"c"},
+	}
+	if diff := cmp.Diff(want, s.impersonated); diff != "" {
+		t.Error(diff)
+	}
 }

@@ -6,7 +6,6 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -17,131 +16,96 @@ import (
 )
 
 // Node is the Node on which the plugin runs, for what the plugin does at the
-// beginning and at the end of that Node's life. Its errors are those of
-// [metadata.Provider]. It is asked every few seconds for a while, and keeps its
-// connection from one call to the next.
-type Node struct{ client }
-
-// NewNode makes a Node. It reads nothing.
-func NewNode(options Options) *Node { return &Node{newClient(options).keep()} }
-
-// Registration is what kubelet writes into a CSINode of a plugin.
-type Registration struct {
-	// Driver is the plugin's name, and NodeID what it calls the node.
-	Driver, NodeID string
+// beginning and at the end of that Node's life: a [metadata.StartupTaint] and a
+// [metadata.Departure].
+type Node struct {
+	*client
+	node    *watch[node]
+	csiNode *watch[csiNode]
 }
 
-// RemoveTaint takes a taint off the Node once its CSINode has the registration
-// with a limit of volumes, by which the scheduler goes; before that it is an
-// error of kind [metadata.ErrNotReady]. It reports whether the Node had the
-// taint. Safe to repeat.
-//
-// It takes the verbs "get" and "patch" on "nodes" and "get" on "csinodes".
-func (n *Node) RemoveTaint(ctx context.Context, key string, registration Registration) (had bool, err error) {
-	var tainted taintedNode
-	r := n.getNode()
-	status, err := n.ask(ctx, r, &tainted)
+// NewNode makes a Node. It reads nothing.
+func NewNode(options Options) *Node {
+	c := newClient(options)
+	return &Node{
+		client: c, node: c.watchNode(),
+		csiNode: &watch[csiNode]{client: c, collection: csiNodes, resource: "csinodes", kind: "CSINode"},
+	}
+}
+
+// Follow implements [metadata.StartupTaint]. It takes the verbs "list" and "watch"
+// on "nodes" and "csinodes", for the one of that name.
+func (n *Node) Follow(ctx context.Context) <-chan struct{} {
+	return metadata.Merge(ctx, n.node.follow(ctx), n.csiNode.follow(ctx))
+}
+
+// RemoveTaint implements [metadata.StartupTaint]. The kubelet writes the
+// registration into the CSINode. It takes the verb "patch" on "nodes" and, while
+// the Node is not followed, "get" on "nodes" and "csinodes".
+func (n *Node) RemoveTaint(ctx context.Context, key string, registration metadata.Registration) (had bool, err error) {
+	read, err := n.read(ctx, n.node)
 	if err != nil {
 		return false, err
 	}
-	if status != http.StatusOK {
-		return false, noNode(r, status)
-	}
-	kept := []json.RawMessage{}
-	for _, taint := range tainted.Spec.Taints {
-		var t struct{ Key string }
-		if err := json.Unmarshal(taint, &t); err != nil {
-			return false, &metadata.Error{
-				Kind: metadata.ErrInvalid,
-				What: fmt.Sprintf("a taint of Node %q cannot be read", n.options.NodeName),
-				Next: "see what has written it",
-			}
-		}
-		if t.Key != key {
+	kept := []taint{}
+	for _, taint := range read.Spec.Taints {
+		if taint.key != key {
 			kept = append(kept, taint)
 		}
 	}
-	if len(kept) == len(tainted.Spec.Taints) {
+	if len(kept) == len(read.Spec.Taints) {
 		return false, nil
 	}
 	if err := n.registered(ctx, registration); err != nil {
 		return true, err
 	}
-	return true, n.replaceTaints(ctx, tainted.Spec.Taints, kept)
-}
-
-// taintedNode keeps all that a taint says, to write it back.
-type taintedNode struct {
-	object
-	Spec struct{ Taints []json.RawMessage }
+	return true, n.replaceTaints(ctx, read.Spec.Taints, kept)
 }
 
 // registered is an error until the CSINode has the registration and a limit.
-func (n *Node) registered(ctx context.Context, registration Registration) error {
-	var csiNode struct {
-		object
-		Spec struct {
-			Drivers []struct {
-				Name, NodeID string
-				Allocatable  struct{ Count *int }
-			}
+func (n *Node) registered(ctx context.Context, registration metadata.Registration) error {
+	name := n.options.NodeName
+	s, followed := n.csiNode.get(ctx)
+	if !followed {
+		r := request{
+			method:   http.MethodGet,
+			path:     csiNodes + "/" + name,
+			what:     fmt.Sprintf("get CSINode %q", name),
+			verb:     "get",
+			resource: "csinodes",
 		}
+		_, s.err = n.do(ctx, r, &s.object, http.StatusNotFound)
 	}
-	if _, err := n.ask(ctx, request{
-		method: http.MethodGet,
-		path:   "/apis/storage.k8s.io/v1/csinodes/" + url.PathEscape(n.options.NodeName),
-		what: fmt.Sprintf(
-			"get CSINode %q",
-			n.options.NodeName,
-		),
-		kind:     "CSINode",
-		name:     n.options.NodeName,
-		verb:     "get",
-		resource: "csinodes",
-	}, &csiNode); err != nil {
-		return err
+	if s.err != nil {
+		return s.err
 	}
-	for _, driver := range csiNode.Spec.Drivers {
-		if driver.Name == registration.Driver && driver.NodeID == registration.NodeID && driver.Allocatable.Count != nil {
+	for _, d := range s.object.Spec.Drivers {
+		if d.Name == registration.Driver && d.NodeID == registration.NodeID && d.Allocatable.Count != nil {
 			return nil
 		}
 	}
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf(
-			"wait for the kubelet to write %s, as node %s, and its limit of volumes into CSINode %q",
-			registration.Driver,
-			registration.NodeID,
-			n.options.NodeName,
-		),
+		What: fmt.Sprintf("wait for the kubelet to write %s, as node %s, and its limit of volumes into CSINode %q",
+			registration.Driver, registration.NodeID, name),
 		Next: "check that the plugin is registered with the kubelet: docs/how-to/registration.md",
 	}
 }
 
-// replaceTaints writes taints where they still are as they were read: others add
+// replaceTaints writes taints if they still are as they were read: others add
 // and remove theirs at the same time.
-func (n *Node) replaceTaints(ctx context.Context, were, are []json.RawMessage) error {
+func (n *Node) replaceTaints(ctx context.Context, were, are []taint) error {
 	type operation struct {
-		Op    string            `json:"op"`
-		Path  string            `json:"path"`
-		Value []json.RawMessage `json:"value"`
+		Op    string  `json:"op"`
+		Path  string  `json:"path"`
+		Value []taint `json:"value"`
 	}
-	patch, err := json.Marshal([]operation{{"test", "/spec/taints", were}, {"replace", "/spec/taints", are}})
-	if err != nil {
-		return err
-	}
-	r := n.getNode()
-	r.method, r.body, r.what, r.verb = http.MethodPatch, patch, fmt.Sprintf(
-		"remove a taint from Node %q",
-		n.options.NodeName,
-	), "patch"
-	status, err := n.ask(ctx, r, &taintedNode{})
-	if err == nil && status != http.StatusOK {
-		err = &metadata.Error{
-			Kind: metadata.ErrNotReady,
-			What: fmt.Sprintf("%s: HTTP %d, it has changed meanwhile", r.what, status),
-			Next: "try again",
-		}
+	name := n.options.NodeName
+	patch := []operation{{"test", "/spec/taints", were}, {"replace", "/spec/taints", are}}
+	var patched node
+	_, err := n.do(ctx, patchNode(fmt.Sprintf("remove a taint from Node %q", name), name, jsonPatch, patch), &patched)
+	if err == nil {
+		n.node.put(patched)
 	}
 	return err
 }
@@ -155,37 +119,25 @@ var leavingTaints = []string{"ToBeDeletedByClusterAutoscaler", "karpenter.sh/dis
 // pods since the machine shuts down: kubernetes v1.36.3, pkg/kubelet/nodeshutdown.
 const shuttingDown = "node is shutting down"
 
-// Leaving says why the Node is about to lose its pods, or is empty: it is
+// Leaving implements [metadata.Departure]. A Node is given up when it is
 // cordoned, as by kubectl drain; it was deleted; an autoscaler takes it away; its
-// machine shuts down.
-//
-// It takes the verb "get" on "nodes".
+// machine shuts down. It takes the verb "get" on "nodes".
 func (n *Node) Leaving(ctx context.Context) (why string, err error) {
-	var state struct {
-		object
-		Spec struct {
-			Unschedulable bool
-			Taints        []struct{ Key string }
-		}
-		Status struct {
-			Conditions []struct{ Type, Message string }
-		}
-	}
-	status, err := n.ask(ctx, n.getNode(), &state)
+	s := n.getNode(ctx)
 	switch {
-	case err != nil:
-		return "", err
-	case status != http.StatusOK, state.Metadata.DeletionTimestamp != "":
+	case s.err != nil:
+		return "", s.err
+	case !s.there, s.object.Metadata.DeletionTimestamp != "":
 		return "it was deleted", nil
-	case state.Spec.Unschedulable:
+	case s.object.Spec.Unschedulable:
 		return "it is cordoned", nil
 	}
-	for _, taint := range state.Spec.Taints {
-		if slices.Contains(leavingTaints, taint.Key) {
-			return "it has the taint " + taint.Key, nil
+	for _, taint := range s.object.Spec.Taints {
+		if slices.Contains(leavingTaints, taint.key) {
+			return "it has the taint " + taint.key, nil
 		}
 	}
-	for _, condition := range state.Status.Conditions {
+	for _, condition := range s.object.Status.Conditions {
 		if condition.Type == "Ready" && strings.Contains(condition.Message, shuttingDown) {
 			return "its machine shuts down", nil
 		}
@@ -194,14 +146,13 @@ func (n *Node) Leaving(ctx context.Context) (why string, err error) {
 }
 
 // page is how many objects of a list are asked for at a time.
-const page = 500
+const page = "500"
 
-// Attachments are the names of the PersistentVolumes of a driver that are
-// attached to the Node, or are about to be, or not detached yet.
-//
-// It takes the verb "list" on "volumeattachments".
+// Attachments implements [metadata.Departure]: the names of the PersistentVolumes
+// whose VolumeAttachments name the Node. It takes the verb "list" on
+// "volumeattachments".
 func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string, err error) {
-	for next := ""; ; {
+	for query := (url.Values{"limit": {page}}); ; {
 		var list struct {
 			object
 			Items []struct {
@@ -211,29 +162,33 @@ func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string
 				}
 			}
 		}
-		query := url.Values{"limit": {fmt.Sprint(page)}, "continue": {next}}
 		r := request{
-			method: http.MethodGet, path: "/apis/storage.k8s.io/v1/volumeattachments?" + query.Encode(),
-			what: "list VolumeAttachments", kind: "VolumeAttachmentList", verb: "list", resource: "volumeattachments",
+			method:   http.MethodGet,
+			path:     volumeAttachments,
+			query:    query,
+			what:     "list VolumeAttachments",
+			verb:     "list",
+			resource: "volumeattachments",
 		}
-		status, err := n.ask(ctx, r, &list)
-		if err != nil {
+		if _, err := n.do(ctx, r, &list); err != nil {
 			return nil, err
 		}
-		if status != http.StatusOK {
-			return nil, &metadata.Error{
-				Kind: metadata.ErrInvalid,
-				What: fmt.Sprintf("%s: HTTP %d", r.what, status),
-				Next: "check that this is the address of a Kubernetes API server",
-			}
+		if list.Kind != "VolumeAttachmentList" {
+			return nil, n.strange(r)
 		}
 		for _, item := range list.Items {
 			if item.Spec.Attacher == driver && item.Spec.NodeName == n.options.NodeName {
 				volumes = append(volumes, item.Spec.Source.PersistentVolumeName)
 			}
 		}
-		if next = list.Metadata.Continue; next == "" {
+		if list.Metadata.Continue == "" {
 			return volumes, nil
 		}
+		query.Set("continue", list.Metadata.Continue)
 	}
 }
+
+var _ interface {
+	metadata.StartupTaint
+	metadata.Departure
+} = (*Node)(nil)

@@ -23,7 +23,7 @@ const (
 	taintKey    = "csi.example.com/agent-not-ready"
 	patchNode   = "PATCH /api/v1/nodes/" + nodeName
 	getCSINode  = "GET /apis/storage.k8s.io/v1/csinodes/" + nodeName
-	attachments = "GET /apis/storage.k8s.io/v1/volumeattachments?continue=%s&limit=500"
+	attachments = "GET /apis/storage.k8s.io/v1/volumeattachments?%slimit=500"
 )
 
 func taints(list ...any) func(object) { return in("spec", "taints", list) }
@@ -70,7 +70,6 @@ func TestRemoveTaint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
-			s.kept = true
 			s.object = tt.node
 			patch := ""
 			s.more = func(call, body string) (int, any) {
@@ -86,7 +85,7 @@ func TestRemoveTaint(t *testing.T) {
 				return http.StatusNotFound, nil
 			}
 			had, err := kubernetes.NewNode(s.options()).
-				RemoveTaint(context.Background(), taintKey, kubernetes.Registration{Driver: driver, NodeID: idA})
+				RemoveTaint(context.Background(), taintKey, metadata.Registration{Driver: driver, NodeID: idA})
 			judge(t, err, tt.kind, tt.says)
 			if had != tt.had || patch != tt.patch {
 				t.Errorf("had the taint: %v, want %v; patched with\n%s, want\n%s", had, tt.had, patch, tt.patch)
@@ -122,7 +121,6 @@ func TestLeaving(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
-			s.kept = true
 			s.object = tt.node
 			got, err := kubernetes.NewNode(s.options()).Leaving(context.Background())
 			if got != tt.want || err != nil {
@@ -156,14 +154,13 @@ func TestAttachments(t *testing.T) {
 		says  string
 	}{
 		"none":              {pages: map[string]any{"": list("")}},
-		"on pages":          {pages: map[string]any{"": first, "more+of+it": second}, want: []string{"ours", "ours too"}},
+		"on pages":          {pages: map[string]any{"": first, "continue=more+of+it&": second}, want: []string{"ours", "ours too"}},
 		"no right to list":  {fails: http.StatusForbidden, kind: metadata.ErrInvalid, says: `the verb "list" on "volumeattachments"`},
-		"changed meanwhile": {fails: http.StatusGone, kind: metadata.ErrNotReady, says: "ask again"},
-		"something else":    {pages: map[string]any{"": object{"kind": "Status"}}, kind: metadata.ErrInvalid, says: "answered something that is not VolumeAttachmentList;"},
+		"changed meanwhile": {fails: http.StatusGone, kind: metadata.ErrNotReady, says: "try again"},
+		"something else":    {pages: map[string]any{"": object{"kind": "Status"}}, kind: metadata.ErrInvalid, says: "answered something else;"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
-			s.kept = true
 			s.more = func(call, _ string) (int, any) {
 				for next, page := range tt.pages {
 					if call == fmt.Sprintf(attachments, next) {

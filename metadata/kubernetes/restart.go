@@ -7,7 +7,6 @@ package kubernetes
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -33,8 +32,8 @@ const (
 	driver = "csi.oxide.computer"
 )
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. It needs these
-// rights, the last two only to drain:
+// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. It
+// needs these rights, the last two only to drain:
 //
 //	rules:
 //	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
@@ -43,7 +42,7 @@ const (
 //	- {apiGroups: [""], resources: [pods], verbs: [list]}
 //	- {apiGroups: [""], resources: [pods/eviction], verbs: [create]}
 type Restarts struct {
-	client
+	*client
 
 	mu sync.Mutex
 	// names are the Nodes on which instances were last seen.
@@ -63,8 +62,12 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 	}
 	_, err = r.do(
 		ctx,
-		patchNode("ask for a restart of Node "+name, name),
-		annotations{restartAnnotation: restartID}.patch(""),
+		patchNode(
+			"ask for a restart of Node "+name,
+			name,
+			mergePatch,
+			annotations{restartAnnotation: restartID}.patch(""),
+		),
 		nil,
 	)
 	return err
@@ -120,8 +123,9 @@ func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) err
 	)
 }
 
-// undo patches the Node of an instance while an annotation names this restart. While the plugin there is not registered, the
-// Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with its Node.
+// undo patches the Node of an instance while an annotation names this restart. While the plugin there is not
+// registered, the Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with
+// its Node.
 func (r *Restarts) undo(
 	ctx context.Context,
 	what, instanceID, annotation, restartID string,
@@ -153,7 +157,7 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 		return err
 	}
 	var n node
-	if _, err := r.do(ctx, getNode("get Node "+name, name), nil, &n); err != nil {
+	if _, err := r.do(ctx, getNode("get Node "+name, name), &n); err != nil {
 		return err
 	}
 	now := time.Now().UTC()
@@ -162,19 +166,26 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 		kind = "Warning"
 	}
 	sum := sha256.Sum256(
-		fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", name, report.Reason, report.Message, now.Truncate(repeatReport).Unix()),
+		fmt.Appendf(
+			nil,
+			"%s\x00%s\x00%s\x00%d",
+			name,
+			report.Reason,
+			report.Message,
+			now.Truncate(repeatReport).Unix(),
+		),
 	)
 	stamp := now.Format(time.RFC3339)
 	// Events of what is in no namespace are in this one.
 	const events = "/api/v1/namespaces/default/events"
-	_, err = r.do(ctx, post("report about Node "+name, events, "events"), map[string]any{
+	_, err = r.do(ctx, post("report about Node "+name, events, "events", map[string]any{
 		"apiVersion": "v1", "kind": "Event",
 		"metadata":       map[string]any{"namespace": "default", "name": fmt.Sprintf("%s.%x", driver, sum[:12])},
 		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": name, "uid": n.Metadata.UID},
 		"type":           kind, "reason": report.Reason, "message": report.Message,
 		"source": map[string]any{"component": driver}, "reportingComponent": driver,
 		"firstTimestamp": stamp, "lastTimestamp": stamp, "count": 1,
-	}, nil, http.StatusConflict)
+	}), nil, http.StatusConflict)
 	return err
 }
 
@@ -195,8 +206,8 @@ func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) 
 	return name, err
 }
 
-// lookUp is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node plugin is
-// registered with it, and so does the Node's provider ID, where there is a cloud controller manager.
+// lookUp is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node
+// plugin is registered with it, and so does the Node's provider ID, where there is a cloud controller manager.
 func (r *Restarts) lookUp(ctx context.Context, instanceID string) (string, error) {
 	if name, err := r.stillThere(ctx, instanceID); err != nil || name != "" {
 		return name, err
@@ -225,30 +236,19 @@ func (r *Restarts) stillThere(ctx context.Context, instanceID string) (string, e
 	var n csiNode
 	status, err := r.do(ctx, request{
 		method:   http.MethodGet,
-		path:     csiNodes + "/" + url.PathEscape(name),
+		path:     csiNodes + "/" + name,
 		what:     "get CSINode " + name,
 		verb:     "get",
 		resource: "csinodes",
-	}, nil, &n, http.StatusNotFound)
+	}, &n, http.StatusNotFound)
 	if err != nil || status != http.StatusOK || !n.has(instanceID) {
 		return "", err
 	}
 	return name, nil
 }
 
-// Lists of all nodes.
-const (
-	csiNodes = "/apis/storage.k8s.io/v1/csinodes"
-	nodes    = "/api/v1/nodes"
-)
-
 // search is the name of the first object of a list that is meant, or empty.
-func search[T interface{ name() string }](
-	ctx context.Context,
-	c client,
-	list string,
-	meant func(T) bool,
-) (string, error) {
+func search[T named](ctx context.Context, c *client, list string, meant func(T) bool) (string, error) {
 	query := url.Values{"limit": {"250"}}
 	for {
 		var page struct {
@@ -257,11 +257,12 @@ func search[T interface{ name() string }](
 		}
 		if _, err := c.do(ctx, request{
 			method:   http.MethodGet,
-			path:     list + "?" + query.Encode(),
+			path:     list,
+			query:    query,
 			what:     "look for an instance in " + list,
 			verb:     "list",
 			resource: path.Base(list),
-		}, nil, &page); err != nil {
+		}, &page); err != nil {
 			return "", err
 		}
 		if i := slices.IndexFunc(page.Items, meant); i >= 0 {
@@ -274,13 +275,14 @@ func search[T interface{ name() string }](
 	}
 }
 
-func (o object) name() string { return o.Metadata.Name }
-
 // csiNode is what is read of a CSINode.
 type csiNode struct {
 	object
 	Spec struct {
-		Drivers []struct{ Name, NodeID string }
+		Drivers []struct {
+			Name, NodeID string
+			Allocatable  struct{ Count *int }
+		}
 	}
 }
 
@@ -301,17 +303,49 @@ func (n node) provides(instanceID string) bool {
 	return ours && err == nil && id == instanceID
 }
 
-// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the right to get and patch its own
-// Node, which a kubelet's credentials have.
+// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the right to get, list, watch
+// and patch its own Node, which a kubelet's credentials have.
 type Listener struct {
-	client
+	*client
+	node *watch[node]
 }
 
 // NewListener makes the node's half. It asks nothing yet.
-func NewListener(options Options) *Listener { return &Listener{client: newClient(options).keep()} }
+func NewListener(options Options) *Listener {
+	c := newClient(options)
+	watch := c.watchNode()
+	watch.metadataOnly = true
+	return &Listener{client: c, node: watch}
+}
 
-// Requested implements [metadata.RestartListener].
+// Changes implements [metadata.RestartListener], by a watch of the Node's metadata. What kubelets and others write
+// there is not passed on.
+func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
+	changes, seen := make(chan struct{}, 1), l.node.follow(ctx)
+	go func() {
+		last := ""
+		for {
+			select {
+			case <-seen:
+			case <-ctx.Done():
+				return
+			}
+			s, _ := l.node.get(ctx)
+			marks := s.object.Metadata.Annotations
+			if now := fmt.Sprintf("%q %q %v", marks[restartAnnotation], marks[replyAnnotation], s.err); now != last {
+				last = now
+				metadata.Signal(changes)
+			}
+		}
+	}()
+	return changes
+}
+
+// Requested implements [metadata.RestartListener]. While the watch of [Listener.Changes] fails, so does this.
 func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
+	if s, followed := l.node.get(ctx); followed && s.err != nil {
+		return "", metadata.RestartReply{}, s.err
+	}
 	return l.restart(ctx, l.options.NodeName)
 }
 
@@ -328,21 +362,20 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 	if err == nil && !stands {
 		return &metadata.Error{
 			Kind: metadata.ErrNotReady,
-			What: fmt.Sprintf("nothing was said about restart %s of Node %s, which nobody asks for any more", restartID, name),
-			Next: "nothing is to be done",
+			What: fmt.Sprintf("no reply was written: restart %s of Node %s is not requested any more", restartID, name),
+			Next: "no action is needed",
 		}
 	}
 	return err
 }
 
-// restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store, not of
-// its cache: what was withdrawn must not be read any more.
-func (c client) restart(ctx context.Context, name string) (asked string, said metadata.RestartReply, err error) {
+// restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store,
+// not of its cache: what was withdrawn must not be read any more.
+func (c *client) restart(ctx context.Context, name string) (asked string, said metadata.RestartReply, err error) {
 	r := getNode("get Node "+name, name)
-	// Most of a Node is its status, the list of its images above all.
-	r.accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	r.accept = metadataOnly
 	var n node
-	if _, err := c.do(ctx, r, nil, &n); err != nil {
+	if _, err := c.do(ctx, r, &n); err != nil {
 		return "", metadata.RestartReply{}, err
 	}
 	asked, said = n.restart()
@@ -356,19 +389,19 @@ func (n node) restart() (asked string, said metadata.RestartReply) {
 	return asked, metadata.ParseRestartReply(n.Metadata.Annotations[replyAnnotation], asked)
 }
 
-// change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No patch is
-// no change.
-func (c client) change(ctx context.Context, what, name string, patch func(node) map[string]any) error {
+// change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No
+// patch is no change.
+func (c *client) change(ctx context.Context, what, name string, patch func(node) map[string]any) error {
 	for {
 		var n node
-		if _, err := c.do(ctx, getNode(what, name), nil, &n); err != nil {
+		if _, err := c.do(ctx, getNode(what, name), &n); err != nil {
 			return err
 		}
 		p := patch(n)
 		if p == nil {
 			return nil
 		}
-		status, err := c.do(ctx, patchNode(what, name), p, nil, http.StatusConflict)
+		status, err := c.do(ctx, patchNode(what, name, mergePatch, p), nil, http.StatusConflict)
 		if err != nil || status != http.StatusConflict {
 			return err
 		}
@@ -385,62 +418,4 @@ func (a annotations) patch(resourceVersion string) map[string]any {
 		meta["resourceVersion"] = resourceVersion
 	}
 	return map[string]any{"metadata": meta}
-}
-
-// getNode and patchNode are requests for any Node.
-func getNode(what, name string) request {
-	return request{
-		method:   http.MethodGet,
-		path:     nodes + "/" + url.PathEscape(name),
-		what:     what,
-		verb:     "get",
-		resource: "nodes",
-	}
-}
-
-func patchNode(what, name string) request {
-	r := getNode(what, name)
-	r.method, r.mediaType, r.verb = http.MethodPatch, "application/merge-patch+json", "patch" // RFC 7386
-	return r
-}
-
-// post is a request that makes something.
-func post(what, path, resource string) request {
-	return request{
-		method:    http.MethodPost,
-		path:      path,
-		mediaType: "application/json",
-		what:      what,
-		verb:      "create",
-		resource:  resource,
-	}
-}
-
-// do sends a request that must succeed, with in as JSON unless it is nil, and reads the answer into out unless that is nil.
-// Statuses in also are no error either; nothing is read then.
-func (c client) do(ctx context.Context, r request, in, out any, also ...int) (status int, err error) {
-	if in != nil {
-		if r.body, err = json.Marshal(in); err != nil {
-			return 0, err
-		}
-	}
-	a, status, body, err := c.send(ctx, r)
-	switch {
-	case err != nil:
-		return 0, err
-	case slices.Contains(also, status):
-		return status, nil
-	case status/100 != 2:
-		return status, a.refused(r, status)
-	case out == nil:
-		return status, nil
-	}
-	if err := json.Unmarshal(body, out); err != nil {
-		return status, &metadata.Error{
-			Kind: metadata.ErrInvalid,
-			What: r.what + " from " + a.server + ": the answer is no such object",
-			Next: "check that this is the address of a Kubernetes API server",
-		}
-	}
-	return status, nil
 }

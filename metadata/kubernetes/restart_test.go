@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -25,8 +26,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 )
 
-// cluster plays the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it; test/identity has a
-// real one.
+// cluster plays the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it; test/identity
+// has a real one.
 type cluster struct {
 	*httptest.Server
 	t   *testing.T
@@ -119,6 +120,10 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case fault == metadatatest.Denied:
 		status = http.StatusForbidden
 	}
+	if status == 0 && r.URL.Query().Has("watch") {
+		c.watch(w, r)
+		return
+	}
 	if status == 0 {
 		status, answer = c.handle(r)
 	}
@@ -131,6 +136,22 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// watch sends a Node whenever it has another version. It is called with mu held.
+func (c *cluster) watch(w http.ResponseWriter, r *http.Request) {
+	name := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	for last := r.URL.Query().Get("resourceVersion"); r.Context().Err() == nil; {
+		n := c.nodes[name]
+		if now := n["metadata"].(object)["resourceVersion"].(string); now != last {
+			last = now
+			_ = json.NewEncoder(w).Encode(object{"type": "MODIFIED", "object": n}) // a client that has gone
+		}
+		_ = http.NewResponseController(w).Flush()
+		c.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		c.mu.Lock()
+	}
+}
+
 func (c *cluster) handle(r *http.Request) (status int, answer any) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -138,6 +159,12 @@ func (c *cluster) handle(r *http.Request) (status int, answer any) {
 	}
 	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch what := path[len(path)-1]; {
+	case r.URL.Path == "/api/v1/nodes" && r.URL.Query().Has("fieldSelector"):
+		name, items := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="), []object{}
+		if n := c.nodes[name]; n != nil {
+			items = append(items, n)
+		}
+		return http.StatusOK, object{"kind": "NodeList", "metadata": object{"resourceVersion": "1"}, "items": items}
 	case r.URL.Path == "/api/v1/nodes":
 		return http.StatusOK, page(c.nodes, r.URL.Query())
 	case r.URL.Path == "/apis/storage.k8s.io/v1/csinodes":
@@ -216,7 +243,8 @@ func (c *cluster) patch(n object, mediaType string, body []byte) (status int, an
 	case "application/merge-patch+json":
 		var p object
 		c.decode(body, &p)
-		if want, ok := p["metadata"].(object)["resourceVersion"]; ok && want != n["metadata"].(object)["resourceVersion"] {
+		if want, ok := p["metadata"].(object)["resourceVersion"]; ok &&
+			want != n["metadata"].(object)["resourceVersion"] {
 			return http.StatusConflict, nil
 		}
 		merge(changed, p)
@@ -423,7 +451,8 @@ func TestRefusedChanges(t *testing.T) {
 			"Withdraw": func() error { _, err := r.Withdraw(t.Context(), idA, "1"); return err },
 			"Forget":   func() error { return r.Forget(t.Context(), idA, "1") },
 		} {
-			if err := call(); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary") {
+			if err := call(); err == nil || !strings.Contains(err.Error(), says) ||
+				strings.Contains(err.Error(), "canary") {
 				t.Errorf("%s, HTTP %d: error %v, want one that says %q", what, status, err, says)
 			}
 		}
@@ -623,8 +652,8 @@ func TestCordon(t *testing.T) {
 	}
 }
 
-// A restart comes to its end though its Node does not: what it wrote is found where its plugin is not registered, and is gone
-// with a Node that was deleted.
+// A restart comes to its end though its Node does not: what it wrote is found where its plugin is not registered, and
+// is gone with a Node that was deleted.
 func TestUndoneWithoutItsNode(t *testing.T) {
 	for name, change := range map[string]func(c *cluster){
 		"not registered": func(c *cluster) { delete(c.csiNodes, nodeName) },
@@ -692,7 +721,7 @@ func TestRestartsWithoutCredentials(t *testing.T) {
 }
 
 // A node keeps its connection, notices when it is not known any more, and comes back by new credentials.
-func TestLineIsKept(t *testing.T) {
+func TestConnectionIsKept(t *testing.T) {
 	for name, asks := range map[string]func(kubernetes.Options) func() error{
 		"Listener": func(options kubernetes.Options) func() error {
 			l := kubernetes.NewListener(options)
@@ -700,7 +729,7 @@ func TestLineIsKept(t *testing.T) {
 		},
 		"Node": func(options kubernetes.Options) func() error {
 			n := kubernetes.NewNode(options)
-			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, kubernetes.Registration{}); return err }
+			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, metadata.Registration{}); return err }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,12 +33,16 @@ type RestartHarness struct {
 	Repair func()
 	// Secrets are texts that must never show.
 	Secrets []string
-	// Cannot is as in [Harness]; of its abilities CanDown, CanSlow, CanDeny and CanBeTwo matter here.
+	// Cannot is as in [Harness]; of its abilities CanDown, CanSlow, CanDeny, CanBeTwo and CanTell matter here.
 	Cannot map[Ability]string
 }
 
-// CanBeTwo means that there can be a second node.
-const CanBeTwo Ability = "be two"
+const (
+	// CanBeTwo means that there can be a second node.
+	CanBeTwo Ability = "be two"
+	// CanTell means that the orchestrator tells of changes, so that nothing has to be asked every few seconds.
+	CanTell Ability = "tell of changes"
+)
 
 // RunRestart runs the suite for [metadata.RestartRequester] and [metadata.RestartListener].
 func RunRestart(t *testing.T, newHarness func(t *testing.T) RestartHarness) {
@@ -102,6 +106,16 @@ var restartCases = []restartCase{
 		p.answer("asked", restartA, nothing)
 		p.ask(restartA)
 		p.wanted("asked twice", restartA, nothing)
+	}},
+	{name: "changes", needs: []Ability{CanTell}, run: func(p *restartProbe) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		changes := p.listener.Changes(ctx)
+		p.signalled("at first", changes, "")
+		p.ask(restartA)
+		p.signalled("asked", changes, restartA)
+		p.withdraw(restartA, nothing)
+		p.signalled("withdrawn", changes, "")
 	}},
 	{name: "accepted, and back", run: func(p *restartProbe) {
 		p.ask(restartA)
@@ -310,6 +324,26 @@ func (p *restartProbe) failf(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.problems = append(p.problems, fmt.Sprintf(format, args...))
+}
+
+// signalled waits for a signal of changes after which this restart is requested.
+func (p *restartProbe) signalled(when string, changes <-chan struct{}, want string) {
+	for late := time.After(p.soon); ; {
+		select {
+		case <-changes:
+		case <-late:
+			p.failf("%s: no signal after which %q is requested", when, want)
+			return
+		}
+		got := ""
+		p.must("what is requested, "+when, func(ctx context.Context) (err error) {
+			got, _, err = p.listener.Requested(ctx)
+			return err
+		})
+		if got == want {
+			return
+		}
+	}
 }
 
 // calls are all methods of both halves.

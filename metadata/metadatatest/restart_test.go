@@ -35,7 +35,7 @@ type note struct {
 type restartBugs struct {
 	forgetsAnswerWhenAskedAgain, answersForAnother, saysUnasked, withdrawsAnother, withdrawsNothing, withdrawsAccepted, forgetsAnother,
 	leavesAnswer, losesReason, losesBoot, keepsInMemory, oneForAll, unknownIsFine, asksOnce, inventsQuestion, reportsOnce,
-	checksFirst, downIsNothing, leaks, manyLines, ignoresContext, hidesContext bool
+	checksFirst, downIsNothing, leaks, manyLines, ignoresContext, hidesContext, tellsNothing bool
 }
 
 func (b *board) enter(ctx context.Context) error {
@@ -206,6 +206,18 @@ func (l *boardListener) Requested(ctx context.Context) (string, metadata.Restart
 	return n.asked, n.said, nil
 }
 
+func (l *boardListener) Changes(ctx context.Context) <-chan struct{} {
+	changes := make(chan struct{}, 1)
+	changes <- struct{}{}
+	go func() {
+		for !l.tellsNothing && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+			metadata.Signal(changes)
+		}
+	}()
+	return changes
+}
+
 func (l *boardListener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
 	if err := l.enter(ctx); err != nil {
 		return err
@@ -282,6 +294,7 @@ func TestEveryRestartBugIsFound(t *testing.T) {
 	}{
 		{"makes a question up", restartBugs{inventsQuestion: true}, "nobody asks"},
 		{"asks once", restartBugs{asksOnce: true}, "asked"},
+		{"tells of no change", restartBugs{tellsNothing: true}, "changes"},
 		{"forgets the answer when asked again", restartBugs{forgetsAnswerWhenAskedAgain: true}, "accepted, and back"},
 		{"keeps what was said in memory", restartBugs{keepsInMemory: true}, "accepted, and back"},
 		{"loses the boot", restartBugs{losesBoot: true}, "accepted, and back"},

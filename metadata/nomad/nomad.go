@@ -215,7 +215,7 @@ func (o Options) callAt(
 			Kind:  metadata.ErrInvalid,
 			What:  "the Nomad address cannot be used",
 			Cause: err,
-			Next:  "repair --nomad-address (NOMAD_ADDR), or the files that TLS needs",
+			Next:  "correct NOMAD_ADDR, or the files that TLS needs",
 		}
 	}
 	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})

@@ -173,6 +173,29 @@ func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply
 	return meta[keyRestart], metadata.ParseRestartReply(meta[keyReply], meta[keyRestart]), nil
 }
 
+// pollInterval lies between two looks at the client's metadata. Nomad has no blocking query for it: the client answers from
+// memory, and no server is asked.
+const pollInterval = 5 * time.Second
+
+// Changes implements [metadata.RestartListener].
+func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
+	changes := make(chan struct{}, 1)
+	changes <- struct{}{}
+	go func() {
+		ticker := time.NewTicker(pollInterval)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				metadata.Signal(changes)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return changes
+}
+
 // Reply implements [metadata.RestartListener]. An acceptance is said once the servers know of it: with the guest the client goes
 // down that keeps it.
 func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
@@ -207,8 +230,8 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 func unasked(restartID string) error {
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
-		What: "nothing was said about restart " + restartID + ", which nobody asks for any more",
-		Next: "nothing is to be done",
+		What: "no reply was written: restart " + restartID + " is not requested any more",
+		Next: "no action is needed",
 	}
 }
 

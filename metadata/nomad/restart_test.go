@@ -5,6 +5,7 @@
 package nomad_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -14,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -231,6 +234,7 @@ func TestRestartConformance(t *testing.T) {
 				})
 			},
 			Secrets: []string{token, "canary"},
+			Cannot:  map[metadatatest.Ability]string{metadatatest.CanTell: "its client's metadata has no blocking query"},
 		}
 	})
 }
@@ -502,4 +506,18 @@ func TestUndrainedWithoutItsNode(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Nomad does not tell of changes, so the listener's owner looks every five seconds.
+func TestChangesArePolled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		changes, began := nomad.NewListener(nomad.Options{}, idA).Changes(ctx), time.Now()
+		for _, want := range []time.Duration{0, 5 * time.Second, 10 * time.Second} {
+			if <-changes; time.Since(began) != want {
+				t.Errorf("signalled after %s, want %s", time.Since(began), want)
+			}
+		}
+	})
 }

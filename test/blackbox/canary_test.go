@@ -37,22 +37,23 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// The canaries: secrets that nothing may show. Each has signs that change in a URL, and a core that does not.
+// The canaries are secrets that must never be shown. Each has characters that change in a URL, and a core that does
+// not.
 const (
 	canaryToken  = "oxide-token-canary+/Tq8vYw3ZkR6pXn="
 	canarySecret = "secret-canary+/Hd5mJs7LbQ9wCf="
-	// canaryKey is the key of a secret: whoever names a secret well has said half of it.
+	// canaryKey is the key of a secret. A key may reveal what the secret is, so it is secret too.
 	canaryKey  = "key-canary+/Gu4nBx2VtE8yKr="
 	canaryFlag = "x-canary.Wz6kPm3DsN7qFj"
 )
 
 var canaries = []string{canaryToken, canarySecret, canaryKey, canaryFlag}
 
-// forms are the ways in which a text may be written: as it is, in a URL, in JSON, quoted, in hex, and in base64, there
-// without its ends, which depend on what stands before and after it.
+// forms returns the encodings of a text: plain, URL, JSON, quoted, hex and base64. The base64 forms lack their ends,
+// which depend on the neighbouring bytes.
 func forms(text string) map[string]string {
 	quoted, err := json.Marshal(text)
 	if err != nil {
@@ -78,7 +79,7 @@ func forms(text string) map[string]string {
 	return all
 }
 
-// find returns the canaries that a text holds, and in which form.
+// find returns the canaries in a text, and their encodings.
 func find(text string) (found []string) {
 	lower := strings.ToLower(text)
 	for _, canary := range canaries {
@@ -93,8 +94,8 @@ func find(text string) (found []string) {
 	return found
 }
 
-// TestSearch proves that the search of the other tests finds what it should.
-func TestSearch(t *testing.T) {
+// TestFind checks that the search of the other tests finds every encoding.
+func TestFind(t *testing.T) {
 	for _, canary := range canaries {
 		for name, text := range map[string]string{
 			"plain":       canary,
@@ -116,11 +117,11 @@ func TestSearch(t *testing.T) {
 		}
 	}
 	if found := find("volume csi-abcdefghijklmnop, oxide-token-demo, ***stripped***"); len(found) > 0 {
-		t.Errorf("found what is not there: %v", found)
+		t.Errorf("found canaries in a text without any: %v", found)
 	}
 }
 
-// evidence is all that anybody could have read, by where.
+// evidence is all output of the plugin, by channel.
 type evidence struct {
 	mu   sync.Mutex
 	text map[string]*strings.Builder
@@ -138,7 +139,7 @@ func (e *evidence) add(where, text string) {
 	e.text[where].WriteString(text + "\n")
 }
 
-// all returns what was said somewhere.
+// all returns the output of one channel.
 func (e *evidence) all(where string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -148,7 +149,7 @@ func (e *evidence) all(where string) string {
 	return e.text[where].String()
 }
 
-// check searches everything line by line.
+// check searches the output of all channels line by line.
 func (e *evidence) check(t *testing.T) {
 	t.Helper()
 	e.mu.Lock()
@@ -166,7 +167,7 @@ func (e *evidence) check(t *testing.T) {
 	}
 }
 
-// intercept keeps everything that a plugin answers: message or status, with its details, and the metadata around it.
+// intercept records all that a plugin answers: message or status with details, and metadata.
 func (e *evidence) intercept(
 	ctx context.Context,
 	method string,
@@ -185,24 +186,24 @@ func (e *evidence) intercept(
 	return err
 }
 
-// suspect is a plugin of which everything is kept.
-type suspect struct {
+// recordedPlugin is a plugin whose output is recorded.
+type recordedPlugin struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
 
-	plugin *lab.Plugin
+	plugin *simtest.Plugin
 	conn   *grpc.ClientConn
 	http   string
 }
 
-// startSuspect starts a plugin at debug level, with everything switched on that shows something.
-func startSuspect(t *testing.T, e *evidence, opts lab.PluginOptions) *suspect {
+// startRecorded starts a plugin at debug level with every diagnostic endpoint.
+func startRecorded(t *testing.T, e *evidence, opts simtest.PluginOptions) *recordedPlugin {
 	t.Helper()
-	s := &suspect{http: freeAddress(t)}
+	s := &recordedPlugin{http: freeAddress(t)}
 	opts.Args = append(opts.Args, "--log-level=debug", "--http-endpoint="+s.http, "--pprof")
 	opts.Dir = shortDir(t)
-	plugin, err := lab.StartPlugin(programs.Plugin, opts)
+	plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +236,7 @@ func startSuspect(t *testing.T, e *evidence, opts lab.PluginOptions) *suspect {
 	return s
 }
 
-// freeAddress is an address of this machine that nobody listens on.
+// freeAddress returns a loopback address that is not in use.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -248,8 +249,8 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// browse keeps what the HTTP endpoint shows, metrics where there are any.
-func (s *suspect) browse(t *testing.T, e *evidence) {
+// browse records the pages of the HTTP endpoint.
+func (s *recordedPlugin) browse(t *testing.T, e *evidence) {
 	t.Helper()
 	for _, path := range []string{"/livez", "/readyz", "/debug/pprof/cmdline", "/debug/pprof/goroutine?debug=2", "/debug/pprof/heap?debug=1"} {
 		resp, err := http.Get("http://" + s.http + path)
@@ -270,9 +271,9 @@ func (s *suspect) browse(t *testing.T, e *evidence) {
 	}
 }
 
-// end ends the plugin as a crash does that shows all it can: SIGQUIT makes the runtime print the stack of every goroutine.
-// No request is known that makes the plugin panic; what a recovered panic shows is tested in the package core.
-func (s *suspect) end(t *testing.T, e *evidence) {
+// end ends the plugin with SIGQUIT, which makes the Go runtime print the stack of every goroutine, as a crash would.
+// No known request makes the plugin panic; package core tests the output of a recovered panic.
+func (s *recordedPlugin) end(t *testing.T, e *evidence) {
 	t.Helper()
 	if err := s.plugin.Signal(syscall.SIGQUIT); err != nil {
 		t.Fatal(err)
@@ -288,41 +289,41 @@ func (s *suspect) end(t *testing.T, e *evidence) {
 	e.add("stdout", s.plugin.Stdout().String())
 }
 
-// secrets are what goes into every field for secrets.
+// secrets is the content of every secrets field.
 func secrets() map[string]string { return map[string]string{canaryKey: canarySecret} }
 
-// TestCanary sends canaries through everything that an operator can reach, at debug level, and searches everything that
-// the plugin shows.
+// TestCanary puts canaries into every input that an operator controls, at debug level, and searches all output of the
+// plugin.
 func TestCanary(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()
 			var e evidence
-			sim, mode := (*lab.Sim)(nil), "all"
+			sim, mode := (*simtest.Sim)(nil), "all"
 			if isRoot() {
 				sim = startSimWithGuests(t, shortDir(t), "--hotplug", "--instances=node-a", "--token="+canaryToken)
 			} else {
 				sim, mode = startSim(t, "--hotplug", "--instances=node-a", "--token="+canaryToken), "controller"
 			}
-			opts := lab.PluginOptions{
+			opts := simtest.PluginOptions{
 				Mode:     mode,
 				Sim:      sim,
 				Instance: sim.Instance("node-a"),
 				Args:     []string{"--log-format=" + format},
 			}
-			if format == "json" { // the two ways to give the token
+			if format == "json" { // text uses a token file, json an environment variable
 				opts.Args = append(opts.Args, "--oxide-token-file=")
 				opts.Env = []string{"PATH=" + os.Getenv("PATH"), "OXIDE_TOKEN=" + canaryToken}
 			}
-			s := startSuspect(t, &e, opts)
+			s := startRecorded(t, &e, opts)
 			s.askEverything(t)
 			volume := s.live(t, sim, format)
-			s.suffer(t, sim)
+			s.liveWithFaults(t, sim)
 			s.browse(t, &e)
 			s.end(t, &e)
 			e.check(t)
 
-			// The search is worth something only if it looks where things are: what is no secret must be there.
+			// The search proves something only if the evidence is complete: text that is not secret must be in it.
 			for where, want := range map[string][]string{
 				"stderr": {volume.GetVolumeId(), "canary-" + format, "stripped", "credentials missing or invalid"},
 				"gRPC":   {volume.GetVolumeId(), "credentials missing or invalid", "/csi.v1.Controller/CreateSnapshot"},
@@ -339,9 +340,9 @@ func TestCanary(t *testing.T) {
 	}
 }
 
-// askEverything makes each RPC of the specification with nothing in its request but canaries: in each field that the
-// specification marks as secret, and in mount flags, which it says may be.
-func (s *suspect) askEverything(t *testing.T) {
+// askEverything makes each RPC of the specification with canaries only: in each field that the specification marks as
+// secret, and in mount flags, which the specification says may be secret.
+func (s *recordedPlugin) askEverything(t *testing.T) {
 	t.Helper()
 	asked := 0
 	services := csi.File_csi_proto.Services()
@@ -349,24 +350,24 @@ func (s *suspect) askEverything(t *testing.T) {
 		for j := range services.Get(i).Methods().Len() {
 			method := services.Get(i).Methods().Get(j)
 			if method.IsStreamingServer() {
-				continue // SnapshotMetadata, which is not served
+				continue // SnapshotMetadata, which the plugin does not serve
 			}
 			req, reply := dynamicpb.NewMessage(method.Input()), dynamicpb.NewMessage(method.Output())
 			plant(req)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			// What it answers is looked at by the interceptor.
+			ctx, cancel := context.WithTimeout(t.Context(), requestTimeout)
+			// The interceptor records the answer.
 			err := s.conn.Invoke(ctx, fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name()), req, reply)
 			cancel()
 			if len(find(prototext.Format(req))) > 0 {
 				asked++
 				if err == nil {
-					t.Logf("%s takes a request without anything but secrets", method.Name())
+					t.Logf("%s accepts a request with only secrets", method.Name())
 				}
 			}
 		}
 	}
 	if asked < 15 {
-		t.Errorf("%d RPCs have secrets, fewer than the specification has", asked)
+		t.Errorf("only %d RPCs have secrets, fewer than in the specification", asked)
 	}
 }
 
@@ -391,9 +392,9 @@ func plant(message protoreflect.Message) {
 	}
 }
 
-// live is a volume's life with secrets in each request that has room for them, and with mount flags: once such that the
-// kernel takes, once such that it refuses.
-func (s *suspect) live(t *testing.T, sim *lab.Sim, format string) *csi.Volume {
+// live runs a volume's life with secrets in each request that has a field for them, and with mount flags: first flags
+// that the kernel accepts, then flags that it rejects.
+func (s *recordedPlugin) live(t *testing.T, sim *simtest.Sim, format string) *csi.Volume {
 	t.Helper()
 	c, node, capability := newClient(), sim.Instance("node-a"), mountVolume("ext4", canaryFlag)
 	create := createRequest("canary-"+format, capability)
@@ -402,7 +403,7 @@ func (s *suspect) live(t *testing.T, sim *lab.Sim, format string) *csi.Volume {
 	publish := publishRequest(volume, node, capability)
 	publish.Secrets = secrets()
 	published := twice(t, c, s.ControllerPublishVolume, publish)
-	// The specification has the capabilities repeated in the answer, so they go without the canary.
+	// The answer repeats the capabilities, as the specification says. So these have no canary.
 	twice(t, c, s.ValidateVolumeCapabilities, &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: volume.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{mountVolume("ext4")}, Secrets: secrets(),
 	})
@@ -418,7 +419,7 @@ func (s *suspect) live(t *testing.T, sim *lab.Sim, format string) *csi.Volume {
 	return volume
 }
 
-func (s *suspect) liveOnNode(
+func (s *recordedPlugin) liveOnNode(
 	t *testing.T,
 	c *client,
 	volume *csi.Volume,
@@ -449,7 +450,7 @@ func (s *suspect) liveOnNode(
 		Secrets:           secrets(),
 	}
 	ctx := within(t, time.Minute)
-	if !isRoot() { // then the controller alone is served
+	if !isRoot() { // then the plugin serves the controller only
 		if _, err := s.NodeStageVolume(ctx, stage); err == nil {
 			t.Error("NodeStageVolume succeeded in mode controller")
 		}
@@ -462,7 +463,7 @@ func (s *suspect) liveOnNode(
 		bad := proto.CloneOf(stage)
 		bad.VolumeCapability = mountVolume("ext4", refused)
 		if _, err := s.NodeStageVolume(ctx, bad); err == nil {
-			t.Errorf("NodeStageVolume takes the mount flag %q", refused)
+			t.Errorf("NodeStageVolume accepts the mount flag %q", refused)
 		}
 	}
 	twice(t, c, s.NodeStageVolume, stage)
@@ -470,7 +471,7 @@ func (s *suspect) liveOnNode(
 	other := proto.CloneOf(publish)
 	other.TargetPath += "-2"
 	if _, err := s.NodePublishVolume(ctx, other); err == nil {
-		t.Error("NodePublishVolume takes a second target")
+		t.Error("NodePublishVolume accepts a second target")
 	}
 	twice(t, c, s.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: volume.GetVolumeId(), VolumePath: target})
 	twice(t, c, s.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), TargetPath: target})
@@ -482,24 +483,24 @@ func (s *suspect) liveOnNode(
 	)
 }
 
-// echo is what a careless rack, or a proxy before it, could answer: the credentials that it does not like.
+// echo is the message of a careless rack, or of a proxy: it contains the rejected credentials.
 const echo = "credentials missing or invalid: Authorization: Bearer " + canaryToken
 
-// suffer asks for everything while each kind of fault holds for all calls.
-func (s *suspect) suffer(t *testing.T, sim *lab.Sim) {
+// liveWithFaults makes the controller's RPCs while each kind of fault hits all calls.
+func (s *recordedPlugin) liveWithFaults(t *testing.T, sim *simtest.Sim) {
 	t.Helper()
 	ctx := within(t, 2*time.Minute)
 	c := newClient()
-	volume := send(t, c, s.CreateVolume, createRequest("sufferer", mountVolume(""))).GetVolume()
+	volume := send(t, c, s.CreateVolume, createRequest("faulty", mountVolume(""))).GetVolume()
 	for _, fault := range append(slices.Collect(maps.Values(faultKinds)),
-		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "InvalidRequest"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "InvalidValue"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 400, ErrorCode: "ObjectAlreadyExists"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 404, ErrorCode: "ObjectNotFound"},
-		lab.Fault{Kind: lab.FaultStatus, Status: 418},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 400, ErrorCode: "InvalidRequest"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 400, ErrorCode: "InvalidValue"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 400, ErrorCode: "ObjectAlreadyExists"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 404, ErrorCode: "ObjectNotFound"},
+		simtest.Fault{Kind: simtest.FaultStatus, Status: 418},
 	) {
 		fault.Operation, fault.Count = "*", new(int)
-		if fault.Kind == lab.FaultStatus {
+		if fault.Kind == simtest.FaultStatus {
 			fault.Message = echo
 		}
 		if _, err := sim.Inject(ctx, fault); err != nil {
@@ -512,16 +513,16 @@ func (s *suspect) suffer(t *testing.T, sim *lab.Sim) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the rack is at rest", func() bool {
+	eventually(t, "the volume is deleted", func() bool {
 		_, err := s.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 		return err == nil
 	})
 }
 
-// askController makes each RPC of the controller once, with a short deadline, and counts those that failed.
-func (s *suspect) askController(t *testing.T, sim *lab.Sim, volume *csi.Volume) (failed int) {
+// askController makes each RPC of the controller once, with a short deadline, and counts the failed ones.
+func (s *recordedPlugin) askController(t *testing.T, sim *simtest.Sim, volume *csi.Volume) (failed int) {
 	t.Helper()
-	node, capability := lab.Instance{ID: volume.GetVolumeId()}, mountVolume("", canaryFlag)
+	node, capability := simtest.Instance{ID: volume.GetVolumeId()}, mountVolume("", canaryFlag)
 	if sim != nil {
 		node = sim.Instance("node-a")
 	}
@@ -553,8 +554,8 @@ func (s *suspect) askController(t *testing.T, sim *lab.Sim, volume *csi.Volume) 
 	return failed
 }
 
-// checkArrived checks that secrets have reached the plugin in each RPC that has them: the log at debug level shows the
-// field, without what is in it.
+// checkArrived checks that secrets have reached the plugin in each RPC with a secrets field: the debug log shows the
+// field without its content.
 func checkArrived(t *testing.T, log, mode string) {
 	t.Helper()
 	if !strings.Contains(log, canarySecret[:6]) {
@@ -581,7 +582,7 @@ func checkArrived(t *testing.T, log, mode string) {
 	}
 }
 
-// TestCanaryBrokenRack has the plugin talk to something that is no rack, and that shows what it was sent in every way
+// TestCanaryBrokenRack connects the plugin to a server that is not a rack and that echoes the credentials in every way
 // that a program could pass on.
 func TestCanaryBrokenRack(t *testing.T) {
 	t.Parallel()
@@ -596,7 +597,7 @@ func TestCanaryBrokenRack(t *testing.T) {
 	var answer func(w http.ResponseWriter, credentials string)
 	broken := serveOn(t, "127.0.0.1:0", func(w http.ResponseWriter, req *http.Request) {
 		received.Store(req.Header.Get("Authorization"), true)
-		if req.URL.Path == "/v1/ping" { // what does not pass for a rack is not sent the token
+		if req.URL.Path == "/v1/ping" { // only a server that answers the ping like a rack gets the token
 			if version := req.Header.Get("Api-Version"); version > "3" {
 				w.WriteHeader(400)
 				fmt.Fprintf(w, `{"request_id":"r","message":"server does not support this API version: %s"}`, version)
@@ -610,22 +611,22 @@ func TestCanaryBrokenRack(t *testing.T) {
 	})
 	answers := brokenAnswers(thief.URL)
 	answer = answers["page"]
-	sim := &lab.Sim{Host: broken.URL, Token: canaryToken, Project: "demo"}
-	s := startSuspect(t, &e, lab.PluginOptions{Mode: "controller", Sim: sim})
+	sim := &simtest.Sim{Host: broken.URL, Token: canaryToken, Project: "demo"}
+	s := startRecorded(t, &e, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	volume := &csi.Volume{VolumeId: "6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"}
 	for name, do := range answers {
 		mu.Lock()
 		answer = do
 		mu.Unlock()
 		if s.askController(t, nil, volume) == 0 {
-			t.Errorf("%s: no request failed although there is no rack", name)
+			t.Errorf("%s: no request failed although the server is not a rack", name)
 		}
 	}
 	s.browse(t, &e)
 	s.end(t, &e)
 	e.check(t)
 	if _, ok := received.Load("Bearer " + canaryToken); !ok {
-		t.Error("the rack has not been sent the token, so the test has shown nothing")
+		t.Error("the rack has not been sent the token, so the test proves nothing")
 	}
 	stolen.Range(func(credentials, _ any) bool {
 		if credentials != "" {
@@ -635,7 +636,7 @@ func TestCanaryBrokenRack(t *testing.T) {
 	})
 }
 
-// serveOn serves on an address of its own, which counts as another machine where it is another address.
+// serveOn serves on this address. Another loopback address stands for another machine.
 func serveOn(t *testing.T, address string, handler http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
@@ -648,7 +649,7 @@ func serveOn(t *testing.T, address string, handler http.HandlerFunc) *httptest.S
 	return server
 }
 
-// brokenAnswers are answers of what is no rack, each of which shows the credentials that it was sent. Redirects lead
+// brokenAnswers are answers of a server that is not a rack. Each one echoes the credentials. Redirects lead to
 // elsewhere.
 func brokenAnswers(elsewhere string) map[string]func(http.ResponseWriter, string) {
 	text := func(status int, format string) func(http.ResponseWriter, string) {
@@ -696,7 +697,7 @@ func brokenAnswers(elsewhere string) map[string]func(http.ResponseWriter, string
 				panic(http.ErrAbortHandler)
 			}
 			fmt.Fprintf(conn, "EHLO %s\r\n\r\n", credentials)
-			conn.Close() // the plugin notices
+			conn.Close() // the plugin sees the end of the connection
 		},
 		"bad header": func(w http.ResponseWriter, credentials string) {
 			conn, _, err := http.NewResponseController(w).Hijack()
@@ -704,12 +705,13 @@ func brokenAnswers(elsewhere string) map[string]func(http.ResponseWriter, string
 				panic(http.ErrAbortHandler)
 			}
 			fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n", credentials)
-			conn.Close() // the plugin notices
+			conn.Close() // the plugin sees the end of the connection
 		},
 	}
 }
 
-// TestCanaryConfiguration gives the token in every wrong place, each time with another problem, so that nothing starts.
+// TestCanaryConfiguration puts the token into every wrong place. Each row has a second error, so that the plugin never
+// starts.
 func TestCanaryConfiguration(t *testing.T) {
 	t.Parallel()
 	rows := misconfigurations(t)
@@ -721,7 +723,7 @@ func TestCanaryConfiguration(t *testing.T) {
 	for name, r := range rows {
 		t.Run(name, func(t *testing.T) {
 			ctx := within(t, time.Minute)
-			// Something else is always wrong, in a setting that is not the one of the row.
+			// The second error is in a setting that the row does not use.
 			args := append([]string{"--max-disks=1"}, r.args...)
 			if strings.HasPrefix(name, "argument of") {
 				args = r.args
@@ -750,7 +752,7 @@ func TestCanaryConfiguration(t *testing.T) {
 	}
 }
 
-// misconfiguration is how the plugin is started with the token in a wrong place.
+// misconfiguration is a start of the plugin with the token in a wrong place.
 type misconfiguration struct{ args, env []string }
 
 func misconfigurations(t *testing.T) map[string]misconfiguration {
@@ -812,7 +814,7 @@ func misconfigurations(t *testing.T) map[string]misconfiguration {
 	}
 }
 
-// flagNames are the plugin's flags as it lists them itself.
+// flagNames returns the plugin's flags from its own help.
 func flagNames(t *testing.T) (names []string) {
 	t.Helper()
 	help, err := exec.CommandContext(within(t, time.Minute), programs.Plugin, "--help").Output()

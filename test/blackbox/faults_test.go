@@ -15,10 +15,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// faultyOperations are the operations of the rack that a volume's life needs.
+// faultyOperations are the rack's operations in a volume's life.
 var faultyOperations = []string{
 	"disk_create",
 	"disk_view",
@@ -30,43 +30,43 @@ var faultyOperations = []string{
 	"project_view",
 }
 
-// shortDeadline is the deadline of a client that a delayed answer comes too late for.
+// shortDeadline is the client's deadline in rows with a delay. The delayed answer comes too late for it.
 const shortDeadline = 500 * time.Millisecond
 
-// faultKinds are what can happen to a call, by the name of the row.
-var faultKinds = map[string]lab.Fault{
-	"401": {Kind: lab.FaultStatus, Status: 401, ErrorCode: "Unauthorized", Message: "credentials missing or invalid"},
-	"403": {Kind: lab.FaultStatus, Status: 403, ErrorCode: "Forbidden", Message: "Forbidden"},
+// faultKinds are the faults, by the name of the row.
+var faultKinds = map[string]simtest.Fault{
+	"401": {Kind: simtest.FaultStatus, Status: 401, ErrorCode: "Unauthorized", Message: "credentials missing or invalid"},
+	"403": {Kind: simtest.FaultStatus, Status: 403, ErrorCode: "Forbidden", Message: "Forbidden"},
 	"409": {
-		Kind:      lab.FaultStatus,
+		Kind:      simtest.FaultStatus,
 		Status:    409,
 		ErrorCode: "Conflict",
 		Message:   "instance changed state before it could be started",
 	},
-	"500": {Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
-	"502": {Kind: lab.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
-	"503": {Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+	"500": {Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+	"502": {Kind: simtest.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
+	"503": {Kind: simtest.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
 	"507": {
-		Kind:      lab.FaultStatus,
+		Kind:      simtest.FaultStatus,
 		Status:    507,
 		ErrorCode: "InsufficientCapacity",
 		Message:   "Insufficient capacity: Not enough storage",
 	},
-	"lost":  {Kind: lab.FaultLost},
-	"reset": {Kind: lab.FaultReset},
-	"delay": {Kind: lab.FaultDelay, DelayMillis: int(2 * shortDeadline / time.Millisecond)},
+	"lost":  {Kind: simtest.FaultLost},
+	"reset": {Kind: simtest.FaultReset},
+	"delay": {Kind: simtest.FaultDelay, DelayMillis: int(2 * shortDeadline / time.Millisecond)},
 }
 
-// TestFaults puts each kind of fault on each call that the rack gets in a volume's life, one at a time. Whatever the
-// fault, a client that repeats its requests gets the volume that it would have got without it, and one disk.
+// TestFaults injects each kind of fault into each rack call of a volume's life, one fault at a time. In every row a
+// client that repeats its requests must get the same volume as without the fault, and one disk.
 //
-// The calls are counted in a life without faults, every request sent twice in it, so that a row for each of them exists
-// and none is without effect; each row proves that its fault was hit.
+// A life without faults, in which every request is sent twice, counts the calls, so that each call gets a row. Each
+// row checks that its fault was hit.
 func TestFaults(t *testing.T) {
-	calls := newFaultWorld(t).callsOfALife(t)
+	calls := newFaultWorld(t).countCalls(t)
 	for _, operation := range faultyOperations {
 		if calls[operation] == 0 {
-			t.Errorf("a volume's life makes no call of %s, so no row would prove anything", operation)
+			t.Errorf("a volume's life makes no call of %s, so no row covers it", operation)
 		}
 		for skip := range calls[operation] {
 			t.Run(fmt.Sprintf("%s %d", operation, skip+1), func(t *testing.T) {
@@ -74,11 +74,11 @@ func TestFaults(t *testing.T) {
 				w := newFaultWorld(t)
 				for _, kind := range slices.Sorted(maps.Keys(faultKinds)) {
 					if operation != "disk_create" && kind == "507" {
-						continue // only what makes something can find no room
+						continue // only a call that allocates space can answer 507
 					}
 					fault := faultKinds[kind]
 					fault.Operation, fault.Skip = operation, skip
-					// The node never asks the rack, so its half of the life is lived once for each operation.
+					// The node never calls the rack, so the node's part of the life runs only once for each operation.
 					withNode := skip == 0 && kind == "lost"
 					t.Run(kind, func(t *testing.T) { w.liveThrough(t, fault, withNode) })
 				}
@@ -87,11 +87,11 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// faultWorld is a rack with one instance and one plugin. Rows of one world follow each other, since a fault would hit
-// another row's call.
+// faultWorld is a rack with one instance and one plugin. Rows that share a world run one after another, because a
+// fault could hit a call of another row.
 type faultWorld struct {
-	sim    *lab.Sim
-	plugin *lab.Plugin
+	sim    *simtest.Sim
+	plugin *simtest.Plugin
 	dir    string
 	lives  int
 }
@@ -105,13 +105,13 @@ func newFaultWorld(t *testing.T) *faultWorld {
 	} else {
 		w.sim = startSim(t, "--hotplug", "--instances=node-a")
 	}
-	w.plugin = startPlugin(t, lab.PluginOptions{Mode: mode, Sim: w.sim, Instance: w.sim.Instance("node-a")})
-	// The plugin asks for the project when it starts; the rows begin after that.
+	w.plugin = startPlugin(t, simtest.PluginOptions{Mode: mode, Sim: w.sim, Instance: w.sim.Instance("node-a")})
+	// The plugin asks for the project when it starts. That call must not count as a row's call.
 	eventually(t, "the plugin has asked for the project", func() bool { return w.calls(t).Counts["project_view"] > 0 })
 	return w
 }
 
-func (w *faultWorld) calls(t *testing.T) lab.Calls {
+func (w *faultWorld) calls(t *testing.T) simtest.Calls {
 	t.Helper()
 	calls, err := w.sim.Calls(within(t, time.Minute))
 	if err != nil {
@@ -120,7 +120,7 @@ func (w *faultWorld) calls(t *testing.T) lab.Calls {
 	return calls
 }
 
-func (w *faultWorld) callsOfALife(t *testing.T) map[string]int {
+func (w *faultWorld) countCalls(t *testing.T) map[string]int {
 	t.Helper()
 	if err := w.sim.ClearCalls(within(t, time.Minute)); err != nil {
 		t.Fatal(err)
@@ -128,13 +128,13 @@ func (w *faultWorld) callsOfALife(t *testing.T) map[string]int {
 	c := newClient()
 	w.live(t, c, isRoot(), func() {})
 	if len(c.failed) > 0 {
-		t.Fatalf("requests failed although nothing was wrong: %v", c.failed)
+		t.Fatalf("requests failed without a fault: %v", c.failed)
 	}
 	return w.calls(t).Counts
 }
 
-// liveThrough lives a volume's life with one fault in it.
-func (w *faultWorld) liveThrough(t *testing.T, fault lab.Fault, withNode bool) {
+// liveThrough runs a volume's life with one fault.
+func (w *faultWorld) liveThrough(t *testing.T, fault simtest.Fault, withNode bool) {
 	ctx := within(t, time.Minute)
 	if err := w.sim.ClearFaults(ctx); err != nil {
 		t.Fatal(err)
@@ -146,16 +146,16 @@ func (w *faultWorld) liveThrough(t *testing.T, fault lab.Fault, withNode bool) {
 		t.Fatal(err)
 	}
 	c := newClient()
-	if fault.Kind == lab.FaultDelay {
+	if fault.Kind == simtest.FaultDelay {
 		c.deadline = shortDeadline
 	}
-	w.live(t, c, withNode && isRoot(), func() { w.settle(t, fault) })
+	w.live(t, c, withNode && isRoot(), func() { w.awaitDelayed(t, fault) })
 	w.checkHit(t, fault)
 	checkCodes(t, c, fault)
 }
 
-// live is a volume's life. After each step, everything that the rack has been asked must have been done: a call that the
-// client has given up is done all the same, and would undo a later step.
+// live runs a volume's life. After each step it waits until the rack has finished all requests: a request that the
+// client gave up is still executed, and would revert a later step.
 func (w *faultWorld) live(t *testing.T, c *client, withNode bool, settle func()) {
 	t.Helper()
 	w.lives++
@@ -182,7 +182,7 @@ func (w *faultWorld) live(t *testing.T, c *client, withNode bool, settle func())
 			published.GetPublishContext(),
 		)
 		if written, read := m.write(t), m.checksum(t); read != written {
-			t.Errorf("the data has the checksum %s, written was %s", read, written)
+			t.Errorf("the data has the checksum %s, want %s", read, written)
 		}
 		m.unpublishAndUnstage(t)
 	}
@@ -204,7 +204,7 @@ func (w *faultWorld) live(t *testing.T, c *client, withNode bool, settle func())
 	}
 }
 
-// checkOneDisk checks that the volume's disk is the only one.
+// checkOneDisk checks that the volume's disk is the rack's only disk.
 func (w *faultWorld) checkOneDisk(t *testing.T, volume *csi.Volume) {
 	t.Helper()
 	disks := disksOnRack(t, w.sim)
@@ -214,7 +214,7 @@ func (w *faultWorld) checkOneDisk(t *testing.T, volume *csi.Volume) {
 	checkLeftovers(t, w.sim, 1)
 }
 
-func (w *faultWorld) fault(t *testing.T) lab.Fault {
+func (w *faultWorld) fault(t *testing.T) simtest.Fault {
 	t.Helper()
 	faults, err := w.sim.Faults(within(t, time.Minute))
 	if err != nil {
@@ -226,17 +226,17 @@ func (w *faultWorld) fault(t *testing.T) lab.Fault {
 	return faults[0]
 }
 
-// settle waits until the rack has done the call that it was to delay, if that was made.
-func (w *faultWorld) settle(t *testing.T, fault lab.Fault) {
+// awaitDelayed waits until the rack has finished the delayed call, if the client made that call.
+func (w *faultWorld) awaitDelayed(t *testing.T, fault simtest.Fault) {
 	t.Helper()
-	if fault.Kind != lab.FaultDelay {
+	if fault.Kind != simtest.FaultDelay {
 		return
 	}
-	eventually(t, "the delayed call is done", func() bool { return w.fault(t).Hits == len(w.faulted(t, fault)) })
+	eventually(t, "the delayed call is finished", func() bool { return w.fault(t).Hits == len(w.faulted(t, fault)) })
 }
 
-// faulted are the calls that a fault has hit and that are over.
-func (w *faultWorld) faulted(t *testing.T, fault lab.Fault) (list []lab.Call) {
+// faulted returns the finished calls that the fault has hit.
+func (w *faultWorld) faulted(t *testing.T, fault simtest.Fault) (list []simtest.Call) {
 	t.Helper()
 	for _, call := range w.calls(t).Log {
 		if call.Fault == fault.Kind {
@@ -246,8 +246,8 @@ func (w *faultWorld) faulted(t *testing.T, fault lab.Fault) (list []lab.Call) {
 	return list
 }
 
-// checkHit checks, by what the rack itself says, that the fault did what the row is about.
-func (w *faultWorld) checkHit(t *testing.T, fault lab.Fault) {
+// checkHit checks in the rack's log that the fault was hit once and had its effect.
+func (w *faultWorld) checkHit(t *testing.T, fault simtest.Fault) {
 	t.Helper()
 	if hits := w.fault(t).Hits; hits != 1 {
 		t.Errorf("the fault was hit %d times, want once", hits)
@@ -256,22 +256,22 @@ func (w *faultWorld) checkHit(t *testing.T, fault lab.Fault) {
 	if len(calls) != 1 || calls[0].Operation != fault.Operation {
 		t.Fatalf("the rack's log shows the fault on %+v, want one call of %s", calls, fault.Operation)
 	}
-	if fault.Kind == lab.FaultStatus && calls[0].Status != fault.Status {
+	if fault.Kind == simtest.FaultStatus && calls[0].Status != fault.Status {
 		t.Errorf("the rack answered %d, want %d", calls[0].Status, fault.Status)
 	}
 }
 
-// checkCodes checks the codes of the attempts that failed. What a provisioner takes for final would make it forget a disk
-// that is there or may appear yet.
-func checkCodes(t *testing.T, c *client, fault lab.Fault) {
+// checkCodes checks the codes of failed attempts. After a code that the provisioner takes for final, it would forget a
+// disk that exists or may still appear.
+func checkCodes(t *testing.T, c *client, fault simtest.Fault) {
 	t.Helper()
-	// An answer that says what was done needs no repetition, as when the call was done and only its answer was lost and
-	// a look at the rack settles it. A deadline, however, is always felt.
+	// An attempt may succeed in spite of the fault: if only the answer was lost, the plugin finds the result by asking
+	// the rack again. A missed deadline, however, always shows.
 	late := false
 	for _, list := range c.failed {
 		late = late || slices.Contains(list, codes.DeadlineExceeded)
 	}
-	if fault.Kind == lab.FaultDelay && !late {
+	if fault.Kind == simtest.FaultDelay && !late {
 		t.Errorf("no attempt ran into its deadline: %v", c.failed)
 	}
 	if fault.Operation != "disk_create" && fault.Operation != "disk_view" {

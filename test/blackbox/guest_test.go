@@ -17,30 +17,35 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestANodePluginInAGuest has the node plugin run in a guest that really goes down, with a volume in use: what a guest that
-// halts in order had written is there at the next boot, synced or not, and no less if it was the plugin itself that powered it
-// off for a planned restart; after a power cut what was not synced is lost, and the rest is there. The disks come and go on a rack
-// without hot-plug.
-func TestANodePluginInAGuest(t *testing.T) {
+// TestNodePluginInGuest runs the node plugin in a guest that really goes down while a volume is in use. After an
+// orderly shutdown all written data is there at the next boot, synced or not. The same holds if the plugin itself
+// powered the guest off for a planned restart. After a power cut only unsynced data is lost. The rack has no hot-plug,
+// so disks change only while the instance is stopped.
+func TestNodePluginInGuest(t *testing.T) {
 	needRoot(t)
-	// Not beside others: what they have mounted would stay mounted in the guest.
+	// Not parallel: the guest would copy the mounts of other tests, and keep them mounted.
 	dir := shortDir(t)
 	place := filepath.Join(dir, "node-a")
 	if err := os.Mkdir(place, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	api, kubeconfig := startNodeAPI(t, "worker")
-	node := lab.PluginOptions{Mode: "node", Dir: place, Instance: lab.Instance{Guest: "$OXIDE_SIM_GUEST"}, Args: []string{
-		"--attach-mode=restart", "--restart-poweroff=signal:SIGRTMIN+4", "--node-name=worker", "--kubeconfig=" + kubeconfig,
-	}}
+	node := simtest.PluginOptions{
+		Mode:     "node",
+		Dir:      place,
+		Instance: simtest.Instance{Guest: "$OXIDE_SIM_GUEST"},
+		Args: []string{
+			"--attach-mode=restart", "--restart-poweroff=signal:SIGRTMIN+4", "--node-name=worker", "--kubeconfig=" + kubeconfig,
+		},
+	}
 	flags, err := node.Flags()
 	if err != nil {
 		t.Fatal(err)
 	}
-	boot, err := lab.WriteBoot(
+	boot, err := simtest.WriteBoot(
 		dir,
 		programs.Sim,
 		10*time.Second,
@@ -51,17 +56,25 @@ func TestANodePluginInAGuest(t *testing.T) {
 	}
 	sim := startSimWithGuests(t, dir, "--instances=node-a", "--guest-boot="+boot)
 	guest := &machine{t: t, sim: sim, Instance: sim.Instance("node-a"), socket: node.Socket()}
-	controller := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+	controller := startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	c := newClient()
 
 	guest.halt()
 	volume := twice(t, c, controller.CreateVolume, createRequest("guest", mountVolume(""))).GetVolume()
 	published := twice(t, c, controller.ControllerPublishVolume, publishRequest(volume, guest.Instance, mountVolume("")))
-	// life is a boot with a workload that finds these files, and writes others.
+	// life boots the guest and runs a workload that finds these files and writes others.
 	life := func(finds map[string]string, writes ...string) (*mounted, func()) {
 		t.Helper()
 		plugin, root := guest.start()
-		m := stageAndPublish(t, c, &lab.Plugin{Client: plugin}, place, volume, mountVolume(""), published.GetPublishContext())
+		m := stageAndPublish(
+			t,
+			c,
+			&simtest.Plugin{Client: plugin},
+			place,
+			volume,
+			mountVolume(""),
+			published.GetPublishContext(),
+		)
 		data := filepath.Join(root, m.target)
 		found := map[string]string{}
 		files, err := filepath.Glob(filepath.Join(data, "*.txt"))
@@ -76,7 +89,7 @@ func TestANodePluginInAGuest(t *testing.T) {
 			found[filepath.Base(path)] = string(text)
 		}
 		if diff := cmp.Diff(finds, found); diff != "" {
-			t.Errorf("what the workload finds (-want +got):\n%s", diff)
+			t.Errorf("files that the workload finds (-want +got):\n%s", diff)
 		}
 		for _, name := range writes {
 			writeText(t, filepath.Join(data, name), name)
@@ -101,20 +114,20 @@ func TestANodePluginInAGuest(t *testing.T) {
 	_, gone = life(first, "quiet-3.txt")
 	gone()
 	api.AskRestart("7-1")
-	guest.await("stopped") // though nobody has told the rack to stop it
+	guest.await("stopped") // although no client told the rack to stop it
 	accepted := api.RestartReply("7-1")
 	first["quiet-3.txt"] = "quiet-3.txt"
 	m, gone := life(first)
 	eventually(
 		t,
-		"the plugin says that its guest is back",
+		"the plugin reports that its guest is back",
 		func() bool { return api.RestartReply("7-1").State == metadata.RestartBack },
 	)
 	if back := api.RestartReply(
 		"7-1",
 	); accepted.State != metadata.RestartAccepted || accepted.Boot == "" ||
 		accepted.Boot == back.Boot {
-		t.Errorf("said %+v, and then %+v", accepted, back)
+		t.Errorf("the replies are %+v, then %+v", accepted, back)
 	}
 	m.unpublishAndUnstage(t)
 	gone()
@@ -128,14 +141,14 @@ func TestANodePluginInAGuest(t *testing.T) {
 	twice(t, c, controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 	checkLeftovers(t, sim, 0)
 	if len(c.failed) > 0 {
-		t.Errorf("requests failed although nothing was wrong: %v", c.failed)
+		t.Errorf("requests failed without a fault: %v", c.failed)
 	}
 }
 
-// startNodeAPI starts what a node plugin takes for the API server of Kubernetes.
-func startNodeAPI(t *testing.T, name string) (api *lab.Node, kubeconfig string) {
+// startNodeAPI starts a fake Kubernetes API server with one Node.
+func startNodeAPI(t *testing.T, name string) (api *simtest.Node, kubeconfig string) {
 	t.Helper()
-	api = &lab.Node{Name: name}
+	api = &simtest.Node{Name: name}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
@@ -147,13 +160,13 @@ func startNodeAPI(t *testing.T, name string) (api *lab.Node, kubeconfig string) 
 
 // machine is an instance whose guest runs the node plugin.
 type machine struct {
-	lab.Instance
+	simtest.Instance
 	t      *testing.T
-	sim    *lab.Sim
+	sim    *simtest.Sim
 	socket string
 }
 
-// pids are the processes of the host that have the plugin's socket in their command lines.
+// pids returns the /proc folders of the host's processes with the plugin's socket in their command line.
 func (m *machine) pids() (found []string) {
 	m.t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -171,13 +184,14 @@ func (m *machine) pids() (found []string) {
 	return found
 }
 
-// start starts the instance, unless it runs, and waits for its plugin. Root is where its files are seen from here.
-func (m *machine) start() (plugin *lab.Client, root string) {
+// start starts the instance, unless it runs, and waits for its plugin. root is the guest's root folder as seen from
+// the host.
+func (m *machine) start() (plugin *simtest.Client, root string) {
 	m.t.Helper()
 	if err := m.sim.SetRunState(within(m.t, time.Minute), m.ID, "running"); err != nil {
 		m.t.Fatal(err)
 	}
-	plugin, err := lab.Connect(m.socket)
+	plugin, err := simtest.Connect(m.socket)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -188,10 +202,10 @@ func (m *machine) start() (plugin *lab.Client, root string) {
 	return plugin, filepath.Join(pids[0], "root")
 }
 
-// halt presses the power button.
+// halt presses the power button, and waits until the instance is stopped.
 func (m *machine) halt() {
 	m.t.Helper()
-	plugin, _ := m.start() // only a guest that is up knows the button
+	plugin, _ := m.start() // a guest reacts to the button only after it has booted
 	if err := plugin.Close(); err != nil {
 		m.t.Fatal(err)
 	}
@@ -201,7 +215,7 @@ func (m *machine) halt() {
 	m.await("stopped")
 }
 
-// await waits until the instance is in a state in which nothing of its guest is left.
+// await waits until the instance is in this state. No process of its guest may be left then.
 func (m *machine) await(state string) {
 	m.t.Helper()
 	eventually(m.t, m.Name+" is "+state, func() bool {
@@ -212,11 +226,11 @@ func (m *machine) await(state string) {
 		return list[0].RunState == state
 	})
 	if left := m.pids(); len(left) > 0 {
-		m.t.Errorf("processes %v are left in a guest that is %s", left, state)
+		m.t.Errorf("processes %v are left although the guest is %s", left, state)
 	}
 }
 
-// writeText writes a file, and syncs it if its name says so.
+// writeText writes a file, and syncs it if its name begins with "synced".
 func writeText(t *testing.T, path, text string) {
 	t.Helper()
 	f, err := os.Create(path)

@@ -11,20 +11,20 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestLife moves a volume with data in it from one node to another, as when its workload is rescheduled: one controller,
-// a plugin on each of two guests, real filesystems on real block devices.
-func TestLife(t *testing.T) {
+// TestVolumeMovesBetweenNodes moves a volume with data from one node to another, as when its workload is rescheduled.
+// It uses one controller, a plugin in each of two guests, and real filesystems on real block devices.
+func TestVolumeMovesBetweenNodes(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
 	dir := shortDir(t)
 	sim := startSimWithGuests(t, dir, "--hotplug", "--instances=node-a,node-b")
-	controller := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
-	nodes := map[string]*lab.Plugin{}
+	controller := startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
+	nodes := map[string]*simtest.Plugin{}
 	for _, instance := range sim.Instances {
-		nodes[instance.Name] = startPlugin(t, lab.PluginOptions{Mode: "node", Sim: sim, Instance: instance})
+		nodes[instance.Name] = startPlugin(t, simtest.PluginOptions{Mode: "node", Sim: sim, Instance: instance})
 		info, err := nodes[instance.Name].NodeGetInfo(within(t, time.Minute), &csi.NodeGetInfoRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -40,7 +40,7 @@ func TestLife(t *testing.T) {
 			c := newClient()
 			volume := twice(t, c, controller.CreateVolume, createRequest("life-"+name, capability)).GetVolume()
 
-			// on runs a workload on a node, and takes the volume away from that node again.
+			// on runs a workload on a node, and then unpublishes the volume from that node.
 			on := func(node string, workload func(*mounted)) {
 				t.Helper()
 				published := twice(t, c, controller.ControllerPublishVolume, publishRequest(volume, sim.Instance(node), capability))
@@ -68,7 +68,7 @@ func TestLife(t *testing.T) {
 			for _, node := range []string{"node-b", "node-a"} {
 				on(node, func(m *mounted) {
 					if read := m.checksum(t); read != written {
-						t.Errorf("on %s the data has the checksum %s, written was %s", node, read, written)
+						t.Errorf("on %s the data has the checksum %s, want %s", node, read, written)
 					}
 				})
 			}
@@ -76,7 +76,7 @@ func TestLife(t *testing.T) {
 			twice(t, c, controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 			checkLeftovers(t, sim, 0)
 			if len(c.failed) > 0 {
-				t.Errorf("requests failed although nothing was wrong: %v", c.failed)
+				t.Errorf("requests failed without a fault: %v", c.failed)
 			}
 		})
 	}

@@ -2,9 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package blackbox tests what an operator gets: the built oxide-csi, driven over its socket by a CSI client, before the
-// built oxide-sim. Nothing here reaches into either program; what happened is read from their answers, from the
-// simulator's control endpoint, and from the kernel.
+// Package blackbox tests the built oxide-csi as an operator runs it: a CSI client calls it over its socket, and the
+// built oxide-sim is its rack. The tests use neither program's internals. They read answers, the simulator's control
+// endpoint and the kernel's state.
 package blackbox
 
 import (
@@ -27,17 +27,17 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const gib = int64(1) << 30
 
-// programs are built once, with the race detector where the test has it.
-var programs lab.Programs
+// programs are built once, with the race detector if the test uses it.
+var programs simtest.Programs
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
-// parallel is how many tests run at once: more than there are processors, since they wait most of the time.
+// parallel is how many tests run at once. Tests wait most of the time, so this may exceed the number of processors.
 const parallel = "6"
 
 func run(m *testing.M) int {
@@ -52,7 +52,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	code := 1
-	if programs, err = lab.Build(dir, lab.RaceDetector()); err == nil {
+	if programs, err = simtest.Build(dir, simtest.RaceDetector()); err == nil {
 		code = m.Run()
 	}
 	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
@@ -62,7 +62,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// isRoot says whether there can be guests, with disks to format and mount.
+// isRoot reports whether the simulated rack can have guests, with disks to format and mount.
 func isRoot() bool { return os.Geteuid() == 0 }
 
 func needRoot(t *testing.T) {
@@ -72,7 +72,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// within bounds everything that a test waits for. A machine that runs other tests at the same time is slow.
+// within returns a context that ends after limit. Limits are generous, because other tests may slow the machine.
 func within(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -80,7 +80,8 @@ func within(t *testing.T, limit time.Duration) context.Context {
 	return ctx
 }
 
-// shortDir is a folder with a path that leaves room for a socket's name; t.TempDir's holds the test's whole name.
+// shortDir returns a temporary folder with a short path, so that the path of a socket in it fits. t.TempDir is too
+// long.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bb")
@@ -88,7 +89,7 @@ func shortDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// What was not unmounted must not be emptied.
+		// Mounted volumes must not be emptied.
 		if mounts := mountsBelow(t, dir); len(mounts) > 0 {
 			t.Errorf("mounts left behind: %v", mounts)
 			return
@@ -100,10 +101,10 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// startSim starts a simulated rack that ends with the test, without complaint and leaving nothing.
-func startSim(t *testing.T, args ...string) *lab.Sim {
+// startSim starts a simulated rack. At the end of the test it must stop cleanly.
+func startSim(t *testing.T, args ...string) *simtest.Sim {
 	t.Helper()
-	sim, err := lab.StartSim(programs.Sim, nil, args...)
+	sim, err := simtest.StartSim(programs.Sim, nil, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,8 +117,8 @@ func startSim(t *testing.T, args ...string) *lab.Sim {
 	return sim
 }
 
-// startSimWithGuests is startSim with guests below dir, and with the check that no loop device stays behind.
-func startSimWithGuests(t *testing.T, dir string, args ...string) *lab.Sim {
+// startSimWithGuests is startSim with guests below dir. At the end no loop device may be left.
+func startSimWithGuests(t *testing.T, dir string, args ...string) *simtest.Sim {
 	t.Helper()
 	state := filepath.Join(dir, "state")
 	t.Cleanup(func() {
@@ -128,13 +129,13 @@ func startSimWithGuests(t *testing.T, dir string, args ...string) *lab.Sim {
 	return startSim(t, append([]string{"--guest-root=" + filepath.Join(dir, "guests"), "--state=" + state}, args...)...)
 }
 
-// startPlugin starts a plugin that ends with the test. A test that ends it itself has to start it with lab.
-func startPlugin(t *testing.T, opts lab.PluginOptions) *lab.Plugin {
+// startPlugin starts a plugin that is stopped at the end of the test. To stop a plugin earlier, start it with simtest.
+func startPlugin(t *testing.T, opts simtest.PluginOptions) *simtest.Plugin {
 	t.Helper()
 	if opts.Dir == "" {
 		opts.Dir = shortDir(t)
 	}
-	plugin, err := lab.StartPlugin(programs.Plugin, opts)
+	plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,19 +148,19 @@ func startPlugin(t *testing.T, opts lab.PluginOptions) *lab.Plugin {
 	return plugin
 }
 
-// logOf shows what a program said, for a test that failed. A data race is a failure of its own.
-func logOf(t *testing.T, name string, process *lab.Process) {
+// logOf logs a program's stderr if the test failed. A data race fails the test.
+func logOf(t *testing.T, name string, process *simtest.Process) {
 	t.Helper()
 	text := process.Stderr().String()
 	if strings.Contains(text, "DATA RACE") {
-		t.Errorf("%s: the race detector found something", name)
+		t.Errorf("%s: the race detector found a data race", name)
 	}
 	if t.Failed() {
 		t.Logf("%s printed:\n%s", name, text)
 	}
 }
 
-// mountsBelow lists the mounts of this mount namespace below a folder.
+// mountsBelow returns the mounts below a folder, in this mount namespace.
 func mountsBelow(t *testing.T, dir string) (found []string) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -174,7 +175,7 @@ func mountsBelow(t *testing.T, dir string) (found []string) {
 	return found
 }
 
-// loopsBelow lists the loop devices with a backing file below a folder, deleted files included.
+// loopsBelow returns the loop devices with a backing file below a folder, including deleted files.
 func loopsBelow(t *testing.T, dir string) (found []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -183,23 +184,24 @@ func loopsBelow(t *testing.T, dir string) (found []string) {
 	}
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
-		if err == nil && strings.HasPrefix(string(text), dir+"/") { // else it was detached meanwhile
+		if err == nil && strings.HasPrefix(string(text), dir+"/") { // otherwise the device was detached meanwhile
 			found = append(found, path+": "+strings.TrimSpace(string(text)))
 		}
 	}
 	return found
 }
 
-// checkLeftovers checks how many disks the rack has, boot disks excepted. Without any there must be no trace of one.
-func checkLeftovers(t *testing.T, sim *lab.Sim, disks int) {
+// checkLeftovers checks how many disks the rack has beside boot disks. For 0 disks it checks that nothing else is left
+// either.
+func checkLeftovers(t *testing.T, sim *simtest.Sim, disks int) {
 	t.Helper()
 	left, err := sim.Leftovers(within(t, time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if disks == 0 {
-		if diff := cmp.Diff(lab.Leftovers{}, left); diff != "" {
-			t.Errorf("something is left on the rack (-want +got):\n%s", diff)
+		if diff := cmp.Diff(simtest.Leftovers{}, left); diff != "" {
+			t.Errorf("left on the rack (-want +got):\n%s", diff)
 		}
 		return
 	}
@@ -208,8 +210,8 @@ func checkLeftovers(t *testing.T, sim *lab.Sim, disks int) {
 	}
 }
 
-// disksOnRack asks the rack's API for all disks but the instances' boot disks.
-func disksOnRack(t *testing.T, sim *lab.Sim) []oxide.Disk {
+// disksOnRack returns the rack's disks without the instances' boot disks.
+func disksOnRack(t *testing.T, sim *simtest.Sim) []oxide.Disk {
 	t.Helper()
 	client, err := oxide.NewClient(oxide.WithHost(sim.Host), oxide.WithToken(sim.Token))
 	if err != nil {
@@ -228,7 +230,7 @@ func disksOnRack(t *testing.T, sim *lab.Sim) []oxide.Disk {
 	return disks
 }
 
-// eventually waits until something holds.
+// eventually waits until holds returns true.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	ctx := within(t, time.Minute)
@@ -239,7 +241,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// pause is the time between two looks at the same thing.
+// pause waits for d, or returns the context's error. It is the interval of polls.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -252,28 +254,28 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 const (
-	// maxAttempts is how often a client sends the same request.
+	// maxAttempts is how often a client sends the same request at most.
 	maxAttempts = 10
-	// patience is the deadline of an attempt, unless a test wants another.
-	patience = 30 * time.Second
-	// firstBackoff is how long the client waits before the second attempt; each further time it waits twice as long.
+	// requestTimeout is the deadline of one attempt, unless a test sets another.
+	requestTimeout = 30 * time.Second
+	// firstBackoff is the wait before the second attempt. It doubles with each attempt.
 	firstBackoff = 20 * time.Millisecond
 )
 
-// client sends requests as an orchestrator does: the same again until it is answered, at most maxAttempts times.
+// client repeats each request like an orchestrator until it succeeds, at most maxAttempts times.
 type client struct {
-	// deadline is that of one attempt.
+	// deadline is the time limit of one attempt.
 	deadline time.Duration
-	// failed has the codes of the attempts that failed, by RPC.
+	// failed holds the codes of failed attempts by RPC.
 	failed map[string][]codes.Code
 }
 
-func newClient() *client { return &client{deadline: patience, failed: map[string][]codes.Code{}} }
+func newClient() *client { return &client{deadline: requestTimeout, failed: map[string][]codes.Code{}} }
 
-// rpc is an RPC as the clients that protoc makes offer it.
+// rpc is an RPC method of a client that protoc generated.
 type rpc[Request, Response proto.Message] = func(context.Context, Request, ...grpc.CallOption) (Response, error)
 
-// try sends a request until it is answered with OK. Its error holds those of all attempts.
+// try sends a request until it succeeds. Its error joins the errors of all attempts.
 func try[Request, Response proto.Message](
 	ctx context.Context,
 	c *client,
@@ -300,7 +302,7 @@ func try[Request, Response proto.Message](
 	return none, errors.Join(errs...)
 }
 
-// send is try in a test's own goroutine.
+// send is try for a test's own goroutine: it fails the test.
 func send[Request, Response proto.Message](t *testing.T, c *client, call rpc[Request, Response], req Request) Response {
 	t.Helper()
 	resp, err := try(t.Context(), c, call, req)
@@ -310,7 +312,7 @@ func send[Request, Response proto.Message](t *testing.T, c *client, call rpc[Req
 	return resp
 }
 
-// twice sends a request until it is answered, and then once more: the answer to the repetition must be the same.
+// twice sends a request until it succeeds, and then once more. Both answers must be equal.
 func twice[Request, Response proto.Message](
 	t *testing.T,
 	c *client,
@@ -329,7 +331,7 @@ func twice[Request, Response proto.Message](
 	return first
 }
 
-// mountVolume is the capability of a volume with a filesystem, empty for the default one.
+// mountVolume returns the capability of a volume with a filesystem. An empty fsType means the default.
 func mountVolume(fsType string, flags ...string) *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
@@ -337,7 +339,7 @@ func mountVolume(fsType string, flags ...string) *csi.VolumeCapability {
 	}
 }
 
-// blockVolume is the capability of a raw block volume.
+// blockVolume returns the capability of a raw block volume.
 func blockVolume() *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
@@ -355,7 +357,7 @@ func createRequest(name string, capability *csi.VolumeCapability) *csi.CreateVol
 
 func publishRequest(
 	volume *csi.Volume,
-	node lab.Instance,
+	node simtest.Instance,
 	capability *csi.VolumeCapability,
 ) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{

@@ -18,24 +18,24 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// mounted is a volume on its way into and out of a workload on one node.
+// mounted is a volume that is staged and published on one node.
 type mounted struct {
 	client     *client
-	plugin     *lab.Plugin
+	plugin     *simtest.Plugin
 	volume     *csi.Volume
 	capability *csi.VolumeCapability
-	// staging and target are the paths that the orchestrator gives.
+	// staging and target are the paths that the orchestrator passes.
 	staging, target string
 }
 
-// stageAndPublish makes a published volume usable at target, below dir.
+// stageAndPublish stages a volume and publishes it at target, below dir.
 func stageAndPublish(
 	t *testing.T,
 	c *client,
-	plugin *lab.Plugin,
+	plugin *simtest.Plugin,
 	dir string,
 	volume *csi.Volume,
 	capability *csi.VolumeCapability,
@@ -68,7 +68,7 @@ func stageAndPublish(
 	return m
 }
 
-// unpublishAndUnstage takes it all down again.
+// unpublishAndUnstage reverts stageAndPublish.
 func (m *mounted) unpublishAndUnstage(t *testing.T) {
 	t.Helper()
 	twice(
@@ -78,7 +78,7 @@ func (m *mounted) unpublishAndUnstage(t *testing.T) {
 		&csi.NodeUnpublishVolumeRequest{VolumeId: m.volume.GetVolumeId(), TargetPath: m.target},
 	)
 	if _, err := os.Lstat(m.target); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is there after NodeUnpublishVolume: %v", m.target, err)
+		t.Errorf("%s still exists after NodeUnpublishVolume: %v", m.target, err)
 	}
 	twice(
 		t,
@@ -91,10 +91,10 @@ func (m *mounted) unpublishAndUnstage(t *testing.T) {
 	}
 }
 
-// dataBytes is how much a test writes: more than any disk keeps in its head.
+// dataBytes is how much a test writes. It exceeds the cache of any disk.
 const dataBytes = 32 << 20
 
-// data is where the workload keeps its data: a file, or the device itself.
+// data is the path of the workload's data: a file, or the device itself.
 func (m *mounted) data() string {
 	if m.capability.GetBlock() != nil {
 		return m.target
@@ -102,7 +102,7 @@ func (m *mounted) data() string {
 	return filepath.Join(m.target, "data")
 }
 
-// write writes random data as a careful workload does, with fsync, and returns the checksum.
+// write writes random data with fsync, and returns its checksum.
 func (m *mounted) write(t *testing.T) string {
 	t.Helper()
 	flags := os.O_WRONLY
@@ -121,7 +121,7 @@ func (m *mounted) write(t *testing.T) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-// checksum reads back what write wrote.
+// checksum reads the data back.
 func (m *mounted) checksum(t *testing.T) string {
 	t.Helper()
 	file, err := os.Open(m.data())
@@ -136,7 +136,7 @@ func (m *mounted) checksum(t *testing.T) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-// checkKind checks that the kernel shows the volume as it was asked for.
+// checkKind checks that the target is a block device, or a filesystem of the requested type.
 func (m *mounted) checkKind(t *testing.T) {
 	t.Helper()
 	var stat unix.Stat_t

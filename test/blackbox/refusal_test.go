@@ -13,15 +13,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestRunningInstance is what happens on today's racks, which attach and detach disks only while the instance is stopped:
-// the plugin refuses, says what an operator can do, changes nothing, and does it as soon as the instance is stopped.
+// TestRunningInstance uses a rack without hot-plug, which attaches and detaches disks only while the instance is
+// stopped. The plugin refuses with advice for the operator and changes nothing. It succeeds as soon as the instance is
+// stopped.
 func TestRunningInstance(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t, "--instances=node-a")
-	plugin := startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	ctx := within(t, 2*time.Minute)
 	capability, node := mountVolume(""), sim.Instance("node-a")
 	c := newClient()
@@ -34,7 +35,7 @@ func TestRunningInstance(t *testing.T) {
 	if disks := attachedDisks(t, sim, node); len(disks) != 0 {
 		t.Errorf("the instance has the disks %v after a refused publish", disks)
 	}
-	// What is not attached need not be detached, whatever the instance does.
+	// Unpublishing a volume that is not attached succeeds in any run state.
 	send(t, c, plugin.ControllerUnpublishVolume, unpublish)
 
 	halt(t, sim, node)
@@ -51,7 +52,7 @@ func TestRunningInstance(t *testing.T) {
 	if err := sim.SetRunState(ctx, node.ID, "running"); err != nil {
 		t.Fatal(err)
 	}
-	// An attached disk stays published, also while the instance runs.
+	// Publishing an attached disk again succeeds, also while the instance runs.
 	twice(t, c, plugin.ControllerPublishVolume, publish)
 	_, err = plugin.ControllerUnpublishVolume(ctx, unpublish)
 	checkRefusal(t, err)
@@ -72,7 +73,7 @@ func TestRunningInstance(t *testing.T) {
 	}
 }
 
-// checkRefusal checks code and text: both ways out, and who is meant.
+// checkRefusal checks the code, and that the message names the instance, its state and both remedies.
 func checkRefusal(t *testing.T, err error) {
 	t.Helper()
 	if code := status.Code(err); code != codes.FailedPrecondition {
@@ -89,8 +90,8 @@ func checkRefusal(t *testing.T, err error) {
 	}
 }
 
-// attachedDisks are the IDs of an instance's disks, without its boot disk.
-func attachedDisks(t *testing.T, sim *lab.Sim, instance lab.Instance) (ids []string) {
+// attachedDisks returns the IDs of an instance's disks without its boot disk.
+func attachedDisks(t *testing.T, sim *simtest.Sim, instance simtest.Instance) (ids []string) {
 	t.Helper()
 	list, err := sim.ListInstances(within(t, time.Minute))
 	if err != nil {
@@ -106,8 +107,8 @@ func attachedDisks(t *testing.T, sim *lab.Sim, instance lab.Instance) (ids []str
 	return ids
 }
 
-// halt lets an instance power itself off, as an operator does, and waits until the rack says so.
-func halt(t *testing.T, sim *lab.Sim, instance lab.Instance) {
+// halt powers an instance off from inside the guest, and waits until the rack reports it as stopped.
+func halt(t *testing.T, sim *simtest.Sim, instance simtest.Instance) {
 	t.Helper()
 	ctx := within(t, time.Minute)
 	if err := sim.Halt(ctx, instance.ID); err != nil {
@@ -127,7 +128,8 @@ func halt(t *testing.T, sim *lab.Sim, instance lab.Instance) {
 	})
 }
 
-// untilOK repeats what is refused from memory for some seconds after the rack has refused it. No other refusal will do.
+// untilOK repeats try until it succeeds. The plugin caches a refusal for some seconds, so only FAILED_PRECONDITION may
+// repeat.
 func untilOK(t *testing.T, try func() error) {
 	t.Helper()
 	eventually(t, "the plugin asks the rack again", func() bool {

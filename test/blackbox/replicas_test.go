@@ -17,25 +17,27 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestTwoControllers lets two controllers of one cluster do the same at the same time, as when a leader has been replaced
-// and does not know it yet.
+// TestTwoControllers sends the same requests to two controllers of one cluster at the same time. This happens when a
+// leader was replaced and does not know it yet.
 func TestTwoControllers(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t, "--hotplug", "--instances=node-a", "--latency=5ms")
-	var replicas [2]*lab.Plugin
+	var replicas [2]*simtest.Plugin
 	for i := range replicas {
-		replicas[i] = startPlugin(t, lab.PluginOptions{Mode: "controller", Sim: sim})
+		replicas[i] = startPlugin(t, simtest.PluginOptions{Mode: "controller", Sim: sim})
 	}
 	capability, node := mountVolume(""), sim.Instance("node-a")
-	const volumes = 6 // with the boot disk, what --max-disks allows
+	const volumes = 6 // with the boot disk, this is what --max-disks allows
 	var created [volumes]*csi.Volume
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.CreateVolumeRequest, *csi.CreateVolumeResponse] { return p.CreateVolume },
+			func(p *simtest.Plugin) rpc[*csi.CreateVolumeRequest, *csi.CreateVolumeResponse] {
+				return p.CreateVolume
+			},
 			createRequest(fmt.Sprintf("pvc-%d", i), capability),
 		)
 	}, func(i int, answer proto.Message) {
@@ -46,7 +48,7 @@ func TestTwoControllers(t *testing.T) {
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
+			func(p *simtest.Plugin) rpc[*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
 				return p.ControllerPublishVolume
 			},
 			publishRequest(created[i], node, capability),
@@ -63,7 +65,7 @@ func TestTwoControllers(t *testing.T) {
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
+			func(p *simtest.Plugin) rpc[*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
 				return p.ControllerUnpublishVolume
 			},
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: created[i].GetVolumeId(), NodeId: node.ID},
@@ -72,20 +74,22 @@ func TestTwoControllers(t *testing.T) {
 	both(t, volumes, func(i int) [2]call {
 		return sameCall(
 			replicas,
-			func(p *lab.Plugin) rpc[*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] { return p.DeleteVolume },
+			func(p *simtest.Plugin) rpc[*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] {
+				return p.DeleteVolume
+			},
 			&csi.DeleteVolumeRequest{VolumeId: created[i].GetVolumeId()},
 		)
 	}, nil)
 	checkLeftovers(t, sim, 0)
 }
 
-// call sends one request until it is answered.
+// call sends one request until it succeeds.
 type call func(context.Context) (proto.Message, error)
 
-// sameCall is the same request to each replica.
+// sameCall returns calls with the same request, one for each replica.
 func sameCall[Request, Response proto.Message](
-	replicas [2]*lab.Plugin,
-	of func(*lab.Plugin) rpc[Request, Response],
+	replicas [2]*simtest.Plugin,
+	of func(*simtest.Plugin) rpc[Request, Response],
 	req Request,
 ) (calls [2]call) {
 	for i, replica := range replicas {
@@ -94,7 +98,7 @@ func sameCall[Request, Response proto.Message](
 	return calls
 }
 
-// both makes n pairs of calls, all at once, and compares the answers of each pair.
+// both makes n pairs of calls concurrently, and compares the two answers of each pair.
 func both(t *testing.T, n int, pair func(int) [2]call, check func(int, proto.Message)) {
 	t.Helper()
 	answers := make([][2]proto.Message, n)
@@ -111,7 +115,7 @@ func both(t *testing.T, n int, pair func(int) [2]call, check func(int, proto.Mes
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(answer[0], answer[1], protocmp.Transform()); diff != "" {
-			t.Errorf("the controllers answer differently (-one +other):\n%s", diff)
+			t.Errorf("the controllers' answers differ (-first +second):\n%s", diff)
 		}
 		if check != nil {
 			check(i, answer[0])
@@ -119,30 +123,30 @@ func both(t *testing.T, n int, pair func(int) [2]call, check func(int, proto.Mes
 	}
 }
 
-// TestKilledController kills the plugin while the rack is making a disk for it. The rack makes it all the same; the next
-// process must find it, before and after it is there.
+// TestKilledController kills the plugin while the rack creates a disk for it. The rack still creates the disk. The
+// next process must find the disk, whether it asks before or after the disk exists.
 func TestKilledController(t *testing.T) {
 	for name, row := range map[string]struct {
-		fault lab.Fault
-		// first waits until the rack has done what the killed process had asked for.
+		fault simtest.Fault
+		// first means to wait for the disk before the next process starts.
 		first bool
 	}{
-		"the next process asks before the disk is there": {lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 1500}, false},
-		"the next process asks after the disk is there":  {lab.Fault{Operation: "disk_create", Kind: lab.FaultDelay, DelayMillis: 500}, true},
+		"next process asks before the disk exists": {simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 1500}, false},
+		"next process asks after the disk exists":  {simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 500}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sim := startSim(t, "--hotplug", "--instances=node-a")
 			ctx := within(t, time.Minute)
-			options := lab.PluginOptions{Mode: "controller", Sim: sim, Dir: shortDir(t)}
+			options := simtest.PluginOptions{Mode: "controller", Sim: sim, Dir: shortDir(t)}
 			killDuringCreate(t, sim, options, row.fault, createRequest("killed", mountVolume("")))
-			made := func() bool { // by the request of the process that was killed
+			made := func() bool { // for the killed process
 				calls, err := sim.Calls(ctx)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for _, call := range calls.Log {
-					if call.Fault == lab.FaultDelay {
+					if call.Fault == simtest.FaultDelay {
 						return true
 					}
 				}
@@ -151,13 +155,13 @@ func TestKilledController(t *testing.T) {
 			if row.first {
 				eventually(t, "the rack has made the disk", made)
 			} else if made() {
-				t.Fatal("the rack made the disk before the process could be killed; the test has shown nothing")
+				t.Fatal("the rack created the disk before the process was killed, so the test proves nothing")
 			}
 
 			c := newClient()
 			next := startPlugin(t, options)
 			volume := twice(t, c, next.CreateVolume, createRequest("killed", mountVolume(""))).GetVolume()
-			eventually(t, "the rack has done what the killed process asked for", made)
+			eventually(t, "the rack has finished the killed process's request", made)
 			twice(t, c, next.CreateVolume, createRequest("killed", mountVolume("")))
 			if disks := disksOnRack(t, sim); len(disks) != 1 || disks[0].Id != volume.GetVolumeId() {
 				t.Errorf("the rack has the disks %+v, want the one of volume %s", disks, volume.GetVolumeId())
@@ -169,17 +173,17 @@ func TestKilledController(t *testing.T) {
 	}
 }
 
-// killDuringCreate starts a plugin, asks it for a volume, and kills it when the rack has the request and delays it.
+// killDuringCreate starts a plugin, sends CreateVolume, and kills the plugin while the rack delays the create.
 func killDuringCreate(
 	t *testing.T,
-	sim *lab.Sim,
-	options lab.PluginOptions,
-	delay lab.Fault,
+	sim *simtest.Sim,
+	options simtest.PluginOptions,
+	delay simtest.Fault,
 	create *csi.CreateVolumeRequest,
 ) {
 	t.Helper()
 	ctx := within(t, time.Minute)
-	victim, err := lab.StartPlugin(programs.Plugin, options)
+	victim, err := simtest.StartPlugin(programs.Plugin, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,6 +211,6 @@ func killDuringCreate(
 		t.Fatal(err)
 	}
 	if err := <-answered; err == nil {
-		t.Fatal("the plugin answered before it was killed; the test has shown nothing")
+		t.Fatal("the plugin answered before it was killed, so the test proves nothing")
 	}
 }

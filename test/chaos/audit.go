@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // audit compares what the clients were told with what the rack has.
@@ -26,7 +26,7 @@ func (w *world) audit(ctx context.Context, workers []*worker, b *books) error {
 	known, volumes := map[string]*volume{}, 0
 	for _, worker := range workers {
 		for _, v := range append(worker.volumes, worker.volumesPast...) {
-			known[diskname.ForVolume(lab.ClusterID, v.name)] = v
+			known[diskname.ForVolume(simtest.ClusterID, v.name)] = v
 		}
 		for _, v := range worker.volumes {
 			volumes++
@@ -74,7 +74,7 @@ func (w *world) auditGuests(workers []*worker, b *books) error {
 	for _, worker := range workers {
 		for _, v := range worker.volumes {
 			for _, node := range worker.nodes {
-				names, err := devices(node, diskname.ForVolume(lab.ClusterID, v.name))
+				names, err := devices(node, diskname.ForVolume(simtest.ClusterID, v.name))
 				if err != nil {
 					return err
 				}
@@ -103,7 +103,7 @@ func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books)
 	known := map[string]*snapshot{}
 	for _, worker := range workers {
 		for _, s := range append(worker.snapshots, worker.snapshotsPast...) {
-			known[diskname.ForSnapshot(lab.ClusterID, s.name)] = s
+			known[diskname.ForSnapshot(simtest.ClusterID, s.name)] = s
 		}
 	}
 	onRack := map[string]bool{}

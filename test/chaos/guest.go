@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // content is what is on a volume: 0 are zeros, anything else is the seed of a pattern.
@@ -57,7 +57,7 @@ func (c content) block(place int) []byte {
 
 // write puts content on the disk that has this name in the guest of an instance. When it returns nil, all of it is on the
 // disk.
-func (w *world) write(node lab.Instance, diskName string, c content) error {
+func (w *world) write(node simtest.Instance, diskName string, c content) error {
 	return w.withDevice(node, diskName, os.O_RDWR, func(device *os.File) error {
 		for place, offset := range places {
 			if _, err := device.WriteAt(c.block(place), offset); err != nil {
@@ -69,7 +69,7 @@ func (w *world) write(node lab.Instance, diskName string, c content) error {
 }
 
 // compare reads the disk that has this name in the guest of an instance.
-func (w *world) compare(node lab.Instance, diskName string, want content) error {
+func (w *world) compare(node simtest.Instance, diskName string, want content) error {
 	return w.withDevice(node, diskName, os.O_RDONLY, func(device *os.File) error {
 		check := func(offset int64, want []byte) error {
 			got := make([]byte, blockBytes)
@@ -97,7 +97,7 @@ var errData = errors.New("other data")
 var errOut = errors.New("the guest is off")
 
 // withDevice opens the one disk of this name in a guest. No rack is killed while it is open.
-func (w *world) withDevice(node lab.Instance, diskName string, flags int, use func(*os.File) error) (err error) {
+func (w *world) withDevice(node simtest.Instance, diskName string, flags int, use func(*os.File) error) (err error) {
 	w.disks.RLock()
 	defer w.disks.RUnlock()
 	if w.out[node.ID] {
@@ -119,7 +119,7 @@ func (w *world) withDevice(node lab.Instance, diskName string, flags int, use fu
 }
 
 // devices are the names of a guest's block devices with this serial.
-func devices(node lab.Instance, diskName string) (names []string, err error) {
+func devices(node simtest.Instance, diskName string) (names []string, err error) {
 	serials, err := filepath.Glob(filepath.Join(node.Guest, "sys/block/*/device/serial"))
 	if err != nil {
 		return nil, err

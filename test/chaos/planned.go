@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // mostDisks is how many disks an instance takes.
@@ -36,9 +36,9 @@ const maxDisks = 12
 type plannedWorld struct {
 	*world
 	// control reaches the rack's control endpoint, where nothing goes wrong, in all its lives.
-	control     *lab.Sim
-	instances   []lab.Instance
-	controllers [2]*lab.Plugin
+	control     *simtest.Sim
+	instances   []simtest.Instance
+	controllers [2]*simtest.Plugin
 	conns       [2]*grpc.ClientConn
 	// turn is which controller is asked, and changes when another replica leads. breaks counts these changes, and kills.
 	leader, breaks atomic.Int64
@@ -122,7 +122,7 @@ func (p *plannedWorld) begin(ctx context.Context, b *books) (err error) {
 	if err := p.startRack(ctx); err != nil {
 		return err
 	}
-	p.control = &lab.Sim{Control: p.sim.Control}
+	p.control = &simtest.Sim{Control: p.sim.Control}
 	for _, name := range nodes {
 		p.instances = append(p.instances, p.sim.Instance(name))
 	}
@@ -161,7 +161,7 @@ func (p *plannedWorld) startController(i int) error {
 	if err != nil {
 		return err
 	}
-	p.controllers[i], err = lab.StartPlugin(self, lab.PluginOptions{
+	p.controllers[i], err = simtest.StartPlugin(self, simtest.PluginOptions{
 		Mode:   "controller",
 		Dir:    filepath.Join(p.dir, fmt.Sprintf("csi%d", i)),
 		Sim:    p.sim,
@@ -265,7 +265,7 @@ func (p *plannedWorld) stopInstances(ctx context.Context, end time.Time) {
 
 // keepStopped keeps an instance stopped for a while unless a restart of it is under way, and looks that nobody starts it. A
 // restart that somebody had begun before he saw the instance stopped makes no difference between the two.
-func (p *plannedWorld) keepStopped(ctx context.Context, instance lab.Instance, wait time.Duration) {
+func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instance, wait time.Duration) {
 	records, err := p.readRecords(ctx)
 	if err != nil ||
 		slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.Instance == instance.ID }) {
@@ -301,7 +301,7 @@ func (p *plannedWorld) mayStopSince(ctx context.Context, instance string, since 
 }
 
 // put brings an instance to a run state, also while the rack is dead for a moment.
-func (p *plannedWorld) setRunState(ctx context.Context, instance lab.Instance, state string) {
+func (p *plannedWorld) setRunState(ctx context.Context, instance simtest.Instance, state string) {
 	for ctx.Err() == nil {
 		if p.control.SetRunState(ctx, instance.ID, state) == nil {
 			return

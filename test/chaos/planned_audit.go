@@ -17,13 +17,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // restartRecord and lazyRecord are what the controllers keep on the rack, as far as it is looked at.
 type restartRecord struct {
 	Instance string `json:"instance"`
-	MayStop    bool   `json:"mayStop"`
+	MayStop  bool   `json:"mayStop"`
 }
 
 type deferredDetach struct {
@@ -33,7 +33,7 @@ type deferredDetach struct {
 
 type records struct {
 	restarts []restartRecord
-	deferred     []deferredDetach
+	deferred []deferredDetach
 }
 
 // readRecords lists them, and notes of which instances a restart may take down.
@@ -112,7 +112,7 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 
 // watchDown looks at the instances that are down and not stopped by somebody else.
 func (p *plannedWorld) checkDown(
-	list []lab.SimInstance,
+	list []simtest.SimInstance,
 	before, after map[string]time.Time,
 	since map[string]time.Time,
 ) {
@@ -149,7 +149,7 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 	for {
 		found, err := p.readRecords(ctx)
 		list, listErr := p.control.ListInstances(ctx)
-		running := !slices.ContainsFunc(list, func(i lab.SimInstance) bool { return i.RunState != "running" })
+		running := !slices.ContainsFunc(list, func(i simtest.SimInstance) bool { return i.RunState != "running" })
 		if err == nil && listErr == nil && running && len(found.restarts) == 0 {
 			p.auditRecords(ctx, found, list)
 			break
@@ -172,7 +172,7 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 
 // auditRecords looks that a volume is said to wait for its detach only if its disk is attached there. A record may outlive
 // its disk: a controller that is killed, or whose rack fails, after it has deleted the disk leaves it.
-func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []lab.SimInstance) {
+func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []simtest.SimInstance) {
 	disks, err := p.disksOnRack(ctx)
 	if err != nil {
 		p.books.violation("the disks cannot be listed: %v", err)
@@ -183,8 +183,8 @@ func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []l
 			p.books.count("record left of a deleted disk")
 			continue
 		}
-		attached := slices.ContainsFunc(list, func(i lab.SimInstance) bool {
-			return i.ID == l.Instance && slices.ContainsFunc(i.Disks, func(d lab.SimDisk) bool { return d.ID == l.Disk })
+		attached := slices.ContainsFunc(list, func(i simtest.SimInstance) bool {
+			return i.ID == l.Instance && slices.ContainsFunc(i.Disks, func(d simtest.SimDisk) bool { return d.ID == l.Disk })
 		})
 		if !attached {
 			p.books.violation("a record says that instance %s still holds disk %s, which it does not", l.Instance, l.Disk)

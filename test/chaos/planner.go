@@ -31,10 +31,10 @@ const planner = "CHAOS_PLANNER"
 // What the planners are given.
 const (
 	plannedLease = 12 * time.Second
-	maxDown     = 2
+	maxDown      = 2
 )
 
-// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that lab.StartPlugin gives a
+// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that simtest.StartPlugin gives a
 // controller.
 func runPlanner(args []string) (err error) {
 	flags := flag.NewFlagSet("planner", flag.ContinueOnError)

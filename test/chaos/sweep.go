@@ -19,7 +19,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // temporaryPrefix begins the names of the snapshots through which clones are made.
@@ -42,7 +42,7 @@ func (w *world) auditTemporary(ctx context.Context, workers []*worker, b *books)
 	killed := map[string]bool{}
 	for _, worker := range workers {
 		for _, v := range append(worker.volumes, worker.volumesPast...) {
-			killed[diskname.ForClone(lab.ClusterID, v.name)] = v.killedIn
+			killed[diskname.ForClone(simtest.ClusterID, v.name)] = v.killedIn
 		}
 	}
 	for _, name := range left {

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // worker is a client with volumes and snapshots of its own.
@@ -26,7 +26,7 @@ type worker struct {
 	*world
 	number    int
 	random    *rand.Rand
-	nodes     []lab.Instance
+	nodes     []simtest.Instance
 	volumes   []*volume
 	snapshots []*snapshot
 	// volumesPast and snapshotsPast are those that it was told to be gone, or not to have come into being.
@@ -42,7 +42,7 @@ type volume struct {
 	request *csi.CreateVolumeRequest
 	told    *csi.Volume
 	// node is where it was told to be published; nil is nowhere.
-	node *lab.Instance
+	node *simtest.Instance
 	// diskName is what its publish context said.
 	diskName string
 }
@@ -55,7 +55,7 @@ type snapshot struct {
 }
 
 func (w *world) newWorkers() (workers []*worker) {
-	var instances []lab.Instance
+	var instances []simtest.Instance
 	for _, name := range nodes {
 		instances = append(instances, w.sim.Instance(name))
 	}
@@ -189,10 +189,10 @@ func (w *worker) newName(kind string) string {
 	return fmt.Sprintf("%s-%d-%d", kind, w.number, w.made)
 }
 
-func (w *worker) node() *lab.Instance { return &w.nodes[w.random.IntN(len(w.nodes))] }
+func (w *worker) node() *simtest.Instance { return &w.nodes[w.random.IntN(len(w.nodes))] }
 
 // nodeOtherThan is another node than this one.
-func (w *worker) nodeOtherThan(not *lab.Instance) *lab.Instance {
+func (w *worker) nodeOtherThan(not *simtest.Instance) *simtest.Instance {
 	for {
 		if node := w.node(); node.ID != not.ID {
 			return node
@@ -297,7 +297,7 @@ func (w *worker) publish(ctx context.Context, v *volume) error { return w.publis
 
 // publishOn publishes until the answer is clear. The attacher detaches what it could not attach and is not to be attached
 // any more, whatever the error was; so does a worker that loses patience or is refused.
-func (w *worker) publishOn(ctx context.Context, v *volume, node *lab.Instance) error {
+func (w *worker) publishOn(ctx context.Context, v *volume, node *simtest.Instance) error {
 	begun := time.Now()
 	resp, err := ask(
 		ctx,
@@ -319,14 +319,14 @@ func (w *worker) publishOn(ctx context.Context, v *volume, node *lab.Instance) e
 }
 
 // refusals are the codes with which a change of an instance's disks may be refused, these among them.
-func (w *worker) refusals(node *lab.Instance, since time.Time, also ...codes.Code) []codes.Code {
+func (w *worker) refusals(node *simtest.Instance, since time.Time, also ...codes.Code) []codes.Code {
 	if w.wasOut(node, since) {
 		also = append(also, codes.FailedPrecondition)
 	}
 	return append(also, codes.Internal)
 }
 
-func publishRequest(v *volume, node *lab.Instance) *csi.ControllerPublishVolumeRequest {
+func publishRequest(v *volume, node *simtest.Instance) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId:         v.id,
 		NodeId:           node.ID,
@@ -350,7 +350,7 @@ func (w *worker) unpublish(ctx context.Context, v *volume) error {
 }
 
 // unpublishFrom asks until it is told OK: no attacher ever gives that up.
-func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *lab.Instance) error {
+func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *simtest.Instance) error {
 	if err := pause(ctx, time.Until(w.orphaned(&v.thing))); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const gib = int64(1) << 30
@@ -37,7 +37,7 @@ var nodes = []string{"node-a", "node-b", "node-c", "node-d"}
 type world struct {
 	options
 	dir      string
-	programs lab.Programs
+	programs simtest.Programs
 	// guests says that the disks can be read and written: as root.
 	guests bool
 	logs   []*os.File
@@ -46,9 +46,9 @@ type world struct {
 
 	// disks is held for reading by whoever uses a block device in a guest: no rack is killed meanwhile.
 	disks sync.RWMutex
-	sim   *lab.Sim
+	sim   *simtest.Sim
 	// plugin serves on a socket to which conn comes back by itself.
-	plugin *lab.Plugin
+	plugin *simtest.Plugin
 	conn   *grpc.ClientConn
 	csi.ControllerClient
 	rack *oxide.Client
@@ -83,7 +83,7 @@ func newWorld(o options) (*world, error) {
 	if w.dir, err = os.MkdirTemp("", "chaos"); err != nil {
 		return nil, err
 	}
-	if w.programs, err = lab.Build(w.dir, o.race); err != nil {
+	if w.programs, err = simtest.Build(w.dir, o.race); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(w.dir))
 	}
 	return w, nil
@@ -198,7 +198,7 @@ func (w *world) startRack(ctx context.Context) error {
 	if w.guests {
 		args = append(args, "--guest-root="+w.path("guests"))
 	}
-	w.sim, err = lab.StartSimWith(w.programs.Sim, lab.SimOptions{Args: args, Stderr: log, Apart: true})
+	w.sim, err = simtest.StartSimWith(w.programs.Sim, simtest.SimOptions{Args: args, Stderr: log, Apart: true})
 	return err
 }
 
@@ -207,9 +207,9 @@ func (w *world) startPlugin() error {
 	if err != nil {
 		return err
 	}
-	w.plugin, err = lab.StartPlugin(
+	w.plugin, err = simtest.StartPlugin(
 		w.programs.Plugin,
-		lab.PluginOptions{
+		simtest.PluginOptions{
 			Mode:   "controller",
 			Dir:    w.path("csi"),
 			Sim:    w.sim,
@@ -229,8 +229,8 @@ const (
 )
 
 // faultsToInject are what goes wrong with the calls of the rack: each kind with the given probability.
-func (w *world) faultsToInject() []lab.Fault {
-	kind := func(share float64, fault lab.Fault) lab.Fault {
+func (w *world) faultsToInject() []simtest.Fault {
+	kind := func(share float64, fault simtest.Fault) simtest.Fault {
 		fault.Probability = share * w.faults
 		if fault.Operation == "" {
 			fault.Operation = "*"
@@ -239,33 +239,44 @@ func (w *world) faultsToInject() []lab.Fault {
 		fault.Count = &always
 		return fault
 	}
-	conflict := lab.Fault{
-		Kind:      lab.FaultStatus,
+	conflict := simtest.Fault{
+		Kind:      simtest.FaultStatus,
 		Status:    409,
 		ErrorCode: "Conflict",
 		Message:   "instance changed state before it could be started",
 	}
-	full := lab.Fault{
-		Kind:      lab.FaultStatus,
+	full := simtest.Fault{
+		Kind:      simtest.FaultStatus,
 		Status:    507,
 		ErrorCode: "InsufficientCapacity",
 		Message:   "Insufficient capacity: Not enough storage",
 	}
-	on := func(fault lab.Fault, operation string) lab.Fault {
+	on := func(fault simtest.Fault, operation string) simtest.Fault {
 		fault.Operation = operation
 		return fault
 	}
-	list := []lab.Fault{
+	list := []simtest.Fault{
 		kind(
 			0.6,
-			lab.Fault{Kind: lab.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+			simtest.Fault{
+				Kind:      simtest.FaultStatus,
+				Status:    503,
+				ErrorCode: "ServiceNotAvailable",
+				Message:   "Service Unavailable",
+			},
 		),
-		kind(0.3, lab.Fault{Kind: lab.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"}),
-		kind(0.1, lab.Fault{Kind: lab.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"}),
-		kind(1, lab.Fault{Kind: lab.FaultLost}),
-		kind(1, lab.Fault{Kind: lab.FaultReset}),
-		kind(0.5, lab.Fault{Kind: lab.FaultDelay, DelayMillis: 60}),
-		kind(0.5, lab.Fault{Kind: lab.FaultDelay, DelayMillis: int(longDelay / time.Millisecond)}),
+		kind(
+			0.3,
+			simtest.Fault{Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+		),
+		kind(
+			0.1,
+			simtest.Fault{Kind: simtest.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
+		),
+		kind(1, simtest.Fault{Kind: simtest.FaultLost}),
+		kind(1, simtest.Fault{Kind: simtest.FaultReset}),
+		kind(0.5, simtest.Fault{Kind: simtest.FaultDelay, DelayMillis: 60}),
+		kind(0.5, simtest.Fault{Kind: simtest.FaultDelay, DelayMillis: int(longDelay / time.Millisecond)}),
 		kind(0.5, on(conflict, "instance_disk_attach")),
 		kind(0.5, on(conflict, "instance_disk_detach")),
 		kind(0.5, on(full, "disk_create")),
@@ -298,9 +309,9 @@ func (w *world) countHits(ctx context.Context) error {
 	for _, fault := range list {
 		name := fault.Kind
 		switch fault.Kind {
-		case lab.FaultStatus:
+		case simtest.FaultStatus:
 			name = fmt.Sprint(fault.Status)
-		case lab.FaultDelay:
+		case simtest.FaultDelay:
 			name = fmt.Sprintf("delay of %d ms", fault.DelayMillis)
 		}
 		w.hits[name] += fault.Hits
@@ -349,7 +360,7 @@ func (w *world) failInstance(ctx context.Context) error {
 	return w.setRunState(ctx, instance, "running")
 }
 
-func (w *world) setRunState(ctx context.Context, instance lab.Instance, state string) error {
+func (w *world) setRunState(ctx context.Context, instance simtest.Instance, state string) error {
 	w.disks.Lock()
 	defer w.disks.Unlock()
 	w.outages.Store(instance.ID, time.Now().Add(time.Minute))
@@ -368,7 +379,7 @@ func (w *world) setRunState(ctx context.Context, instance lab.Instance, state st
 const refusalMemory = 5*time.Second + 10*longDelay
 
 // wasOut reports whether an instance may have refused a change of its disks since then.
-func (w *world) wasOut(instance *lab.Instance, since time.Time) bool {
+func (w *world) wasOut(instance *simtest.Instance, since time.Time) bool {
 	last, known := w.outages.Load(instance.ID)
 	return known && since.Before(last.(time.Time).Add(refusalMemory))
 }
@@ -422,7 +433,7 @@ func (w *world) calm(ctx context.Context) error {
 
 // setQuota changes the rack's storage quota; 0 is none.
 func (w *world) setQuota(ctx context.Context, bytes int64) error {
-	return w.sim.Set(ctx, lab.Settings{QuotaBytes: &bytes})
+	return w.sim.Set(ctx, simtest.Settings{QuotaBytes: &bytes})
 }
 
 // end stops what still runs. The rack must leave nothing behind.

@@ -227,10 +227,10 @@ func TestValues(t *testing.T) {
 		{"auto alone", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT", nil},
 		// It registers by itself, and no sidecar does.
 		{"auto", nodePods, pod + "containers node-driver-registrar", nil},
-		{"auto", nodePods, plugin + "env OXIDE_CSI_KUBELET_REGISTRATION_DIR value", "/registration"},
-		{"auto", nodePods, plugin + "env OXIDE_CSI_KUBELET_ENDPOINT value",
-			"/var/lib/kubelet/plugins/csi.oxide.computer/csi.sock"},
-		{"auto", nodePods, plugin + "volumeMounts registration-dir mountPath", "/registration"},
+		{"auto", nodePods, plugin + "env OXIDE_CSI_KUBELET_REGISTRATION_DIR value", "/var/lib/kubelet/plugins_registry"},
+		{"auto", nodePods, plugin + "env CSI_ENDPOINT value",
+			"unix:///var/lib/kubelet/plugins/csi.oxide.computer/csi.sock"},
+		{"auto", nodePods, pod + "volumes registration-dir", nil},
 		// Taking the taint off and the wait for the last detachment each need a right, and the wait its time.
 		{"auto", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT value", "csi.oxide.computer/agent-not-ready"},
 		{"auto", nodePods, plugin + hook, list("/oxide-csi", "await-detach", "--timeout=120s")},
@@ -318,9 +318,10 @@ func TestPluginUnderstands(t *testing.T) {
 		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, "", ""}},
 		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, "", ""}},
 		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, "", ""}},
+		{"restarts that are only reported", []string{"--set=attachMode=plan"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts", []string{"--set=attachMode=restart"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts of emptied nodes", []string{"--set=attachMode=restart,restartDrain=true"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
-		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/registration/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
+		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/var/lib/kubelet/plugins_registry/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			objects := parse(t, render(t, tc.args...))

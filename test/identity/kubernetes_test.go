@@ -34,7 +34,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -66,6 +66,7 @@ func TestKubernetes(t *testing.T) {
 	t.Run("rights", c.rights)
 	t.Run("nodes", c.nodes)
 	t.Run("kubelet's own credentials", c.kubelet)
+	t.Run("watch", c.watch)
 	t.Run("plugin waits for the cloud controller manager", c.pluginWaits)
 	t.Run("init container", c.initContainer)
 }
@@ -321,8 +322,8 @@ func (c *cluster) rights(t *testing.T) {
 	pod := c.ca.client(t, keyPair{})
 	for request, want := range map[string]int{
 		"GET /api/v1/nodes/" + nodeName:                          http.StatusOK,
-		"GET /api/v1/nodes":                                      http.StatusForbidden,
-		"GET /api/v1/nodes?watch=1":                              http.StatusForbidden,
+		"GET /api/v1/nodes":                                      http.StatusOK,
+		"GET /api/v1/nodes?watch=1&timeoutSeconds=1":             http.StatusOK,
 		"DELETE /api/v1/nodes/" + nodeName:                       http.StatusForbidden,
 		"PATCH /api/v1/nodes/" + nodeName:                        http.StatusForbidden,
 		"GET /api/v1/pods":                                       http.StatusForbidden,
@@ -429,6 +430,47 @@ func (c *cluster) kubelet(t *testing.T) {
 	}
 }
 
+// watch: changes of the Node are seen at once, with the rights of the manifest and with a kubelet's, and after the connection was
+// cut too.
+func (c *cluster) watch(t *testing.T) {
+	kubelet := kubernetes.Options{
+		NodeName: nodeName, InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
+		Kubeconfig: c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}),
+	}
+	for name, options := range map[string]kubernetes.Options{"service account": c.options(), "kubelet": kubelet} {
+		t.Run(name, func(t *testing.T) {
+			c.makeNode(nil)
+			p := kubernetes.New(options)
+			changes := p.Follow(t.Context())
+			await := func(when, want string) {
+				t.Helper()
+				for late := time.After(time.Minute); ; {
+					select {
+					case <-changes:
+					case <-late:
+						t.Fatalf("%s: no signal after which the instance is %q", when, want)
+					}
+					if got, _ := p.Instance(t.Context()); got.ID == want {
+						return
+					}
+				}
+			}
+			initialise := func(id string) {
+				c.do("PATCH", "/api/v1/nodes/"+nodeName, object{"metadata": object{"annotations": object{kubernetes.DefaultInstanceLabel: id}}}, nil)
+			}
+			await("at first", "")
+			initialise(idA)
+			await("changed", idA)
+			c.gate.shut()
+			initialise(idB)
+			c.gate.open()
+			await("changed while cut off", idB)
+			c.makeNode(nil)
+			await("made anew", "")
+		})
+	}
+}
+
 // pluginWaits: a plugin that comes up before its Node is initialised says so, and becomes ready by itself.
 func (c *cluster) pluginWaits(t *testing.T) {
 	c.makeNode(
@@ -446,13 +488,13 @@ func (c *cluster) pluginWaits(t *testing.T) {
 	http := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755)) // a guest without disks
 	type started struct {
-		plugin *lab.Plugin
+		plugin *simtest.Plugin
 		err    error
 	}
 	ready := make(chan started, 1)
 	kubeconfig := c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}})
 	go func() {
-		p, err := lab.StartPlugin(plugin, lab.PluginOptions{Mode: "node", Dir: dir, Args: []string{
+		p, err := simtest.StartPlugin(plugin, simtest.PluginOptions{Mode: "node", Dir: dir, Args: []string{
 			"--instance-id=",
 			"--metadata=kubernetes",
 			"--node-name=" + nodeName,

@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // idA and idB are instances.
@@ -38,8 +38,8 @@ func TestMain(m *testing.M) { os.Exit(build(m)) }
 func build(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "identity")
 	if err == nil {
-		var programs lab.Programs
-		programs, err = lab.Build(dir, lab.RaceDetector())
+		var programs simtest.Programs
+		programs, err = simtest.Build(dir, simtest.RaceDetector())
 		plugin = programs.Plugin
 	}
 	code := 1

@@ -143,7 +143,9 @@ func (r *nomadRestarts) conformance(t *testing.T) {
 				}
 			},
 			Secrets: []string{r.controller, r.node, "canary"},
-			Cannot:  map[metadatatest.Ability]string{metadatatest.CanBeTwo: "the agent has one client"},
+			Cannot: map[metadatatest.Ability]string{
+				metadatatest.CanBeTwo: "the agent has one client", metadatatest.CanTell: "its client's metadata has no blocking query",
+			},
 		}
 	})
 }

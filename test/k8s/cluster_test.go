@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // maxDisks is how many disks an instance of the rack takes, as the overlay says.
@@ -31,10 +31,10 @@ type cluster struct {
 	t *testing.T
 	// made is the folder of what was made for all tests, dir that of this cluster, programs that of Kubernetes' own.
 	made, dir, programs string
-	sim                 *lab.Sim
+	sim                 *simtest.Sim
 	a, b                *node
 	// west and c are another rack and its node, which come later.
-	west *lab.Sim
+	west *simtest.Sim
 	c    *node
 }
 
@@ -59,9 +59,9 @@ func newControlPlane(t *testing.T) *cluster {
 }
 
 // startRack starts a rack, with instances that run.
-func (c *cluster) startRack(t *testing.T, name, address, instances string, also ...string) *lab.Sim {
+func (c *cluster) startRack(t *testing.T, name, address, instances string, also ...string) *simtest.Sim {
 	t.Helper()
-	sim, err := lab.StartSimWith(filepath.Join(c.made, "oxide-sim"), lab.SimOptions{Args: append([]string{
+	sim, err := simtest.StartSimWith(filepath.Join(c.made, "oxide-sim"), simtest.SimOptions{Args: append([]string{
 		"--listen=" + address + ":12220",
 		fmt.Sprintf("--max-disks=%d", maxDisks),
 		"--latency=5ms",

@@ -16,7 +16,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // The folders of the repository that the tests use.
@@ -46,7 +46,7 @@ func prepare(dir string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := lab.Build(dir, false); err != nil {
+	if _, err := simtest.Build(dir, false); err != nil {
 		return err
 	}
 	tool := filepath.Join(dir, "image")

@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 func TestKubernetes(t *testing.T) {
@@ -411,7 +411,10 @@ func (c *cluster) failingDelete(t *testing.T) {
 	c.apply(t, claim{name: "stays"}.String()+pod{name: "stays", claim: "stays"}.String())
 	c.running(t, "stays")
 	times := 2
-	fault, err := c.sim.Inject(t.Context(), lab.Fault{Operation: "disk_delete", Kind: lab.FaultStatus, Count: &times})
+	fault, err := c.sim.Inject(
+		t.Context(),
+		simtest.Fault{Operation: "disk_delete", Kind: simtest.FaultStatus, Count: &times},
+	)
 	must(t, err)
 	c.gone(t, "pod/stays", "pvc/stays")
 	eventually(t, "the volume is gone after all", func() bool { return c.get(t, ".items[*].metadata.name", "pv") == "" })
@@ -498,7 +501,7 @@ func (c *cluster) metrics(t *testing.T) map[string]float64 {
 }
 
 // left is what the racks hold.
-func (c *cluster) left(t *testing.T) lab.Leftovers {
+func (c *cluster) left(t *testing.T) simtest.Leftovers {
 	t.Helper()
 	left := c.leftOn(t, c.sim)
 	if c.west != nil {
@@ -512,7 +515,7 @@ func (c *cluster) left(t *testing.T) lab.Leftovers {
 }
 
 // leftOn is what a rack holds.
-func (c *cluster) leftOn(t *testing.T, sim *lab.Sim) lab.Leftovers {
+func (c *cluster) leftOn(t *testing.T, sim *simtest.Sim) simtest.Leftovers {
 	t.Helper()
 	left, err := sim.Leftovers(t.Context())
 	must(t, err)

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // asNode names the file with a node to the process that is to be it.
@@ -44,7 +44,7 @@ type node struct {
 	Made, Dir, Programs string
 
 	// sim is the rack.
-	sim  *lab.Sim
+	sim  *simtest.Sim
 	init *exec.Cmd
 	// booted says that the rack has made the namespaces, and mounted what belongs to them.
 	booted bool
@@ -53,7 +53,7 @@ type node struct {
 }
 
 // newNode makes a node of an instance of a rack. It does not start it.
-func (c *cluster) newNode(sim *lab.Sim, name, address string) *node {
+func (c *cluster) newNode(sim *simtest.Sim, name, address string) *node {
 	instance := sim.Instance(name)
 	return &node{
 		Name:     name,

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestPlannedRestart is a rack without hot-plug whose instances are nodes that the rack boots, and which really go down: processes
@@ -63,7 +63,7 @@ func newBootingCluster(t *testing.T) *cluster {
 	c.a, c.b = made("node-a", nodeA), made("node-b", nodeB)
 	self, err := os.Executable()
 	must(t, err)
-	boot, err := lab.WriteBoot(
+	boot, err := simtest.WriteBoot(
 		c.dir,
 		filepath.Join(c.made, "oxide-sim"),
 		10*time.Second,

@@ -33,7 +33,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 func init() {
@@ -67,7 +67,7 @@ func run(ctx context.Context, only string, point, most int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	programs, err := lab.Build(dir, false)
+	programs, err := simtest.Build(dir, false)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // deploy is where the job files are.
@@ -36,7 +36,7 @@ const deploy = "../../deploy/nomad"
 var nodes = []string{"node-a", "node-b"}
 
 // programs are built as they ship: the job files' limits of memory are for these.
-var programs lab.Programs
+var programs simtest.Programs
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -45,7 +45,7 @@ func run(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "nomad")
 	code := 1
 	if err == nil {
-		programs, err = lab.Build(dir, false)
+		programs, err = simtest.Build(dir, false)
 	}
 	if err == nil {
 		code = m.Run()
@@ -67,7 +67,7 @@ type cluster struct {
 	// management is the token that may do everything.
 	management string
 	admin      *api.Client
-	sim        *lab.Sim
+	sim        *simtest.Sim
 	server     *process
 	clients    map[string]*machine
 	// grace of a detach; empty for that of the job files, with which each takes a minute.
@@ -91,7 +91,7 @@ func newCluster(t *testing.T) *cluster {
 	c.dir, err = os.MkdirTemp("", "n")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(c.dir)) })
-	c.sim, err = lab.StartSimWith(programs.Sim, lab.SimOptions{Args: []string{
+	c.sim, err = simtest.StartSimWith(programs.Sim, simtest.SimOptions{Args: []string{
 		"--guest-root=" + filepath.Join(c.dir, "guests"), "--state=" + filepath.Join(c.dir, "rack"), "--hotplug",
 		"--instances=" + strings.Join(nodes, ","),
 	}})

@@ -18,7 +18,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestNomad is one story, since each part needs what the one before it has left.
@@ -510,7 +510,9 @@ func (c *cluster) attached(t *testing.T) (n int) {
 	list, err := c.sim.ListInstances(t.Context())
 	must(t, err)
 	for _, instance := range list {
-		n += len(slices.DeleteFunc(instance.Disks, func(d lab.SimDisk) bool { return strings.HasSuffix(d.Name, "-boot") }))
+		n += len(
+			slices.DeleteFunc(instance.Disks, func(d simtest.SimDisk) bool { return strings.HasSuffix(d.Name, "-boot") }),
+		)
 	}
 	return n
 }

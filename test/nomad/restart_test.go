@@ -17,7 +17,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestPlannedRestart is a rack without hot-plug whose instances are machines with processes and mounts of their own, which
@@ -140,7 +140,7 @@ func newBootingCluster(t *testing.T) *cluster {
 	for n, name := range nodes {
 		c.bootingClient(n, name, rpc)
 	}
-	boot, err := lab.WriteBoot(
+	boot, err := simtest.WriteBoot(
 		c.dir,
 		programs.Sim,
 		10*time.Second,
@@ -151,7 +151,7 @@ echo "client { meta { \"oxide.instance_id\" = \"$OXIDE_SIM_INSTANCE_ID\" } }" >%
 exec %[3]s agent -config=%[2]s/client.hcl -config=%[2]s/meta.hcl`, c.dir, c.host(), c.nomad),
 	)
 	must(t, err)
-	c.sim, err = lab.StartSimWith(programs.Sim, lab.SimOptions{Args: []string{
+	c.sim, err = simtest.StartSimWith(programs.Sim, simtest.SimOptions{Args: []string{
 		"--guest-root=" + filepath.Join(c.dir, "guests"), "--state=" + filepath.Join(c.dir, "rack"), "--guest-boot=" + boot,
 		"--instances=" + strings.Join(nodes, ","),
 	}})

@@ -15,13 +15,13 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestPlannedRestart has the node plugin power the machine off: with its unit's rights, over the machine's own D-Bus. The next
 // machine is the same Node's, and says so. A boot's ID is the test's, since the kernel goes on.
 func TestPlannedRestart(t *testing.T) {
-	api := &lab.Node{Name: "worker"}
+	api := &simtest.Node{Name: "worker"}
 	s := httptest.NewServer(api)
 	t.Cleanup(s.Close)
 	start := func(bootID string) *machine {

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const deploy = "../../deploy/systemd"
@@ -59,7 +59,7 @@ func TestSystemd(t *testing.T) {
 type machine struct {
 	t   *testing.T
 	dir string
-	sim *lab.Sim
+	sim *simtest.Sim
 	// init is systemd's process ID.
 	init int
 	csi.ControllerClient
@@ -75,9 +75,9 @@ func boot(t *testing.T) *machine {
 	m.dir, err = os.MkdirTemp("", "systemd")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(m.dir)) })
-	programs, err := lab.Build(m.dir, false) // as it ships
+	programs, err := simtest.Build(m.dir, false) // as it ships
 	must(t, err)
-	m.sim, err = lab.StartSim(
+	m.sim, err = simtest.StartSim(
 		programs.Sim,
 		nil,
 		"--hotplug",
@@ -192,11 +192,7 @@ func (m *machine) install() {
 	)
 	m.write("/etc/oxide-csi/token", m.sim.Token+"\n", 0o640)
 	m.run("chgrp", "oxide-csi", "/etc/oxide-csi/token")
-	m.write(
-		"/etc/oxide-csi/node.env",
-		"OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\nOXIDE_CSI_KUBELET_ENDPOINT=/run/oxide-csi/node/csi.sock\n",
-		0o640,
-	)
+	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\n", 0o640)
 	must(m.t, os.MkdirAll(m.in("/var/lib/kubelet/plugins_registry"), 0o755)) // which the kubelet makes
 	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
 		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // guest is what every machine boots.
@@ -51,7 +51,7 @@ func build(dir string) error {
 	if err := os.MkdirAll(programs, 0o755); err != nil {
 		return err
 	}
-	built, err := lab.Build(dir, false)
+	built, err := simtest.Build(dir, false)
 	if err != nil {
 		return err
 	}

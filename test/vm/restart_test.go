@@ -18,7 +18,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // haltTime is how long a guest may take to power itself off, on a busy machine.
@@ -31,7 +31,7 @@ func TestPlannedRestart(t *testing.T) {
 	t.Parallel()
 	const restart = "7-1"
 	instance := uuid.NewString()
-	api := &lab.Node{Name: "worker", ProviderID: "oxide://" + instance}
+	api := &simtest.Node{Name: "worker", ProviderID: "oxide://" + instance}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
 	address := strings.TrimPrefix(server.URL, "http://")

@@ -211,7 +211,7 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 		if disk.Serial != serial {
 			continue
 		}
-		for _, entry := range table.Of(disk.Number) {
+		for _, entry := range table.OfDevice(disk.Number) {
 			if entry.Path != staging && filepath.Dir(entry.Path) != staging {
 				return failed(
 					codes.FailedPrecondition,

@@ -77,7 +77,7 @@ func rackOf(topologies []*csi.Topology) string {
 }
 
 // MadeByPlugin reports whether the volume's disk is named as this plugin names those that it makes.
-func (v Volume) MadeByPlugin() bool { return diskname.OfVolume(v.DiskName) }
+func (v Volume) MadeByPlugin() bool { return diskname.IsVolumeSerial(v.DiskName) }
 
 // anyUse is what volumes are made and attached for: the rack stores no capability, and the node is told at the mount.
 var anyUse = &csi.VolumeCapability{

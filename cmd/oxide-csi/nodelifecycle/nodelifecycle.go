@@ -2,9 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package nodelifecycle is what the plugin does for its Kubernetes Node at the beginning and at the end of its life, where an
-// operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node takes, and
-// it keeps the plugin going until the volumes of a Node that is given up are detached.
+// Package nodelifecycle is what the plugin does for its node at the beginning and at the end of its life, where an
+// operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node
+// takes, and it keeps the plugin going until the volumes of a Node that is given up are detached.
 package nodelifecycle
 
 import (
@@ -17,7 +17,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
 const (
@@ -26,29 +25,32 @@ const (
 	// firstPause and longestPause lie between two questions that have not brought what is waited for.
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
-	// watch is for how long a taint that is not there is looked for: what makes Nodes may add its taints after the kubelet has
-	// made the Node and started the plugin.
-	watch = 5 * time.Minute
+	// watchTime is for how long a taint that is not there is looked for: what makes Nodes may add its taints after the
+	// kubelet has made the Node and started the plugin.
+	watchTime = 5 * time.Minute
 )
 
-// tainted is a Node that may have a taint: see [kubernetes.Node].
-type tainted interface {
-	RemoveTaint(ctx context.Context, key string, registration kubernetes.Registration) (had bool, err error)
-}
-
-// ClearTaint takes a taint off the Node once the Node's CSINode has the plugin, as the instance that the provider finds, with a
-// limit of volumes. It returns when the taint has not been seen for five minutes, or when ctx ends. Failures are logged, and what
-// has failed is tried again.
-func ClearTaint(ctx context.Context, node tainted, key string, identity metadata.Provider, log *slog.Logger) {
+// ClearTaint takes a taint off the node once the orchestrator knows the plugin there, as the instance that the provider
+// finds, with a limit of volumes. It returns when the taint has not been seen for five minutes, or when ctx ends.
+// Failures are logged, and what has failed is tried again.
+func ClearTaint(
+	ctx context.Context, node metadata.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
+) {
 	self, err := metadata.Await(ctx, identity, func(error) bool { return true })
 	if err != nil {
 		return // ctx has ended.
 	}
-	registration := kubernetes.Registration{Driver: rpc.PluginName, NodeID: self.ID}
+	registration := metadata.Registration{Driver: rpc.PluginName, NodeID: self.ID}
+	following, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changes := node.Follow(following)
 	reason := ""
 	clean := time.Now()
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		had, err := attempt(ctx, func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) })
+	for pause := firstPause; ; {
+		had, err := attempt(
+			ctx,
+			func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) },
+		)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -61,10 +63,18 @@ func ClearTaint(ctx context.Context, node tainted, key string, identity metadata
 		case had:
 			log.Info("the startup taint is removed", "taint", key)
 			reason, clean, pause = "", time.Now(), firstPause
-		case time.Since(clean) > watch:
+		case time.Since(clean) >= watchTime:
 			return
 		}
-		if !sleep(ctx, pause) {
+		if err != nil {
+			pause = min(2*pause, longestPause)
+		} else {
+			pause = max(firstPause, watchTime-time.Since(clean))
+		}
+		select {
+		case <-time.After(pause):
+		case <-changes:
+		case <-ctx.Done():
 			return
 		}
 	}
@@ -78,15 +88,9 @@ func level(err error) slog.Level {
 	return slog.LevelError
 }
 
-// leaving is a Node that may be given up: see [kubernetes.Node].
-type leaving interface {
-	Leaving(ctx context.Context) (why string, err error)
-	Attachments(ctx context.Context, driver string) (volumes []string, err error)
-}
-
-// AwaitDetached returns nil at once when nobody gives the Node up, and otherwise when none of the plugin's volumes is attached to
-// it. When ctx ends before, the error names those that are.
-func AwaitDetached(ctx context.Context, node leaving, log *slog.Logger) error {
+// AwaitDetached returns nil at once when nobody gives the Node up, and otherwise when none of the plugin's volumes is
+// attached to it. When ctx ends before, the error names those that are.
+func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logger) error {
 	why, err := persist(ctx, node.Leaving)
 	if err != nil {
 		return fmt.Errorf("not known whether the node is given up: %w", err)
@@ -122,8 +126,8 @@ func AwaitDetached(ctx context.Context, node leaving, log *slog.Logger) error {
 	}
 }
 
-// persist asks until there is an answer, an error that waiting does not mend, or no time left; then the error is that of the last
-// answer.
+// persist asks until there is an answer, an error that waiting does not mend, or no time left; then the error is that
+// of the last answer.
 func persist[T any](ctx context.Context, ask func(context.Context) (T, error)) (answer T, err error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		var said error

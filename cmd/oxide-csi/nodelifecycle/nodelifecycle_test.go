@@ -18,7 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
 const (
@@ -42,9 +41,27 @@ type node struct {
 	asked     int
 }
 
-func (n *node) RemoveTaint(_ context.Context, key string, r kubernetes.Registration) (bool, error) {
+// Follow signals every ten seconds.
+func (n *node) Follow(ctx context.Context) <-chan struct{} {
+	changes := make(chan struct{}, 1)
+	go func() {
+		ticker := time.NewTicker(10 * time.Second)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				metadata.Signal(changes)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return changes
+}
+
+func (n *node) RemoveTaint(_ context.Context, key string, r metadata.Registration) (bool, error) {
 	n.asked++
-	if key != taint || r != (kubernetes.Registration{Driver: rpc.PluginName, NodeID: instanceID}) {
+	if key != taint || r != (metadata.Registration{Driver: rpc.PluginName, NodeID: instanceID}) {
 		return false, errors.New("asked for something else")
 	}
 	after := time.Since(n.began)
@@ -179,7 +196,8 @@ func TestAwaitDetached(t *testing.T) {
 				defer cancel()
 				n := &node{began: time.Now(), leaving: tc.leaving, attached: tc.attached}
 				err := nodelifecycle.AwaitDetached(ctx, n, slog.New(slog.DiscardHandler))
-				if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)) {
+				if tc.want == "" && err != nil ||
+					tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)) {
 					t.Errorf("%v, want %q", err, tc.want)
 				}
 				if took := time.Since(n.began); took < tc.end || took > tc.end+5*time.Second {

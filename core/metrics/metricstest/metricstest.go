@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package metricstest reads pages of metrics as Prometheus does, for tests.
+// Package metricstest parses pages of metrics as Prometheus does, for tests.
 package metricstest
 
 import (
@@ -16,21 +16,21 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Samples are the values of a page by series, such as `name{label="value"}`, with labels in alphabetical order.
+// Samples maps each series of a page, such as `name{label="value"}`, to its value. Labels are in alphabetical order.
 type Samples map[string]float64
 
-// Parse reads a page. A line that Prometheus would not take ends the test.
+// Parse parses a page. A line that Prometheus would reject ends the test.
 func Parse(t testing.TB, page string) map[string]*dto.MetricFamily {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(page))
 	if err != nil {
-		t.Fatalf("a page that Prometheus does not read: %v\n%s", err, page)
+		t.Fatalf("Prometheus cannot parse the page: %v\n%s", err, page)
 	}
 	return families
 }
 
-// Read reads the samples of a page, without those of the Go runtime and the process. Two of the same series are an error.
+// Read returns the samples of a page, without those of the Go runtime and the process. A repeated series is an error.
 func Read(t testing.TB, page string) Samples {
 	t.Helper()
 	samples := Samples{}
@@ -43,7 +43,7 @@ func Read(t testing.TB, page string) Samples {
 			t.Fatal(err)
 		}
 		for _, sample := range vector {
-			series := strings.ReplaceAll(sample.Metric.String(), `", `, `",`) // as it stands on the page
+			series := strings.ReplaceAll(sample.Metric.String(), `", `, `",`) // as on the page
 			if _, twice := samples[series]; twice {
 				t.Errorf("two samples of %s", series)
 			}

@@ -45,7 +45,7 @@ func TestParseID(t *testing.T) {
 	}
 }
 
-func TestOfVolume(t *testing.T) {
+func TestIsVolumeSerial(t *testing.T) {
 	for serial, want := range map[string]bool{
 		ForVolume("prod", "postgres"): true,
 		"csi-abcdefghijklmnop":        true,
@@ -56,8 +56,8 @@ func TestOfVolume(t *testing.T) {
 		"boot-abcdefghijklmno":        false,
 		"":                            false,
 	} {
-		if got := OfVolume(serial); got != want {
-			t.Errorf("OfVolume(%q) = %t", serial, got)
+		if got := IsVolumeSerial(serial); got != want {
+			t.Errorf("IsVolumeSerial(%q) = %t", serial, got)
 		}
 	}
 }

@@ -46,13 +46,13 @@ variable "max_disks" {
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; or restart, for planned restarts, which with ACLs on needs the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. With ACLs on, restart and plan need the policies policies/restart-*"
 }
 
 variable "detach_grace" {
   type        = string
-  default     = "60s"
-  description = "how long a detach from a running instance is put off: Nomad asks for it before a node has unmounted, when that node's plugin is away"
+  default     = ""
+  description = "how long a detach from a running instance is refused: Nomad asks for it before a node has unmounted, when that node's plugin is away; 60s if empty"
 }
 
 variable "http_address" {

@@ -34,7 +34,7 @@ variable "max_disks" {
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; or restart, for planned restarts, in controller and nodes alike; with ACLs on it needs the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes; with ACLs on, restart and plan need the policies policies/restart-*"
 }
 
 variable "http_address" {

@@ -28,7 +28,7 @@ variable "max_disks" {
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; or restart, for planned restarts, in controller and nodes alike; with ACLs on it needs the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes; with ACLs on, restart and plan need the policies policies/restart-*"
 }
 
 variable "http_address" {
@@ -116,7 +116,7 @@ job "oxide-csi-node" {
         readonly_rootfs = true
 
         # By which a planned restart powers the guest off.
-        volumes = var.attach_mode == "restart" ? ["/run/dbus:/run/dbus:ro"] : []
+        volumes = var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : []
 
         mount {
           type   = "bind"

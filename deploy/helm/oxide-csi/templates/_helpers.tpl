@@ -177,10 +177,6 @@ volumeMounts:
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-{{- with .Values.node.instanceLabel }}
-- name: OXIDE_CSI_INSTANCE_LABEL
-  value: {{ . | quote }}
-{{- end }}
 {{- with .Values.node.rackLabel }}
 - name: OXIDE_CSI_RACK_LABEL
   value: {{ . | quote }}

@@ -17,14 +17,14 @@ import (
 	"time"
 )
 
-// server answers reads when it is told to, with what was true when they reached it.
+// server answers each read when the test says so, with the state at the time that the read arrived.
 type server struct {
 	state   atomic.Int64
 	arrived chan *pending
 	total   atomic.Int64
 }
 
-// pending is a read that has reached the server.
+// pending is a read that has arrived at the server.
 type pending struct {
 	answer chan error
 }
@@ -48,19 +48,19 @@ func (s *server) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: 200, Header: http.Header{"X-Request-Id": {"r"}}, Body: body, Request: req}, nil
 }
 
-// asker asks for the same thing as others do.
-type asker struct {
+// caller makes reads through a readCoalescer.
+type caller struct {
 	t     *testing.T
-	reads *reads
+	reads *readCoalescer
 }
 
-// result is what a read was answered.
+// result is the outcome of a read.
 type result struct {
 	text string
 	err  error
 }
 
-func (a asker) ask(ctx context.Context, path string) <-chan result {
+func (a caller) read(ctx context.Context, path string) <-chan result {
 	answered := make(chan result, 1)
 	go func() {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://rack"+path, nil)
@@ -77,25 +77,25 @@ func (a asker) ask(ctx context.Context, path string) <-chan result {
 		if resp.Request != req || resp.Header.Get("X-Request-Id") != "r" {
 			a.t.Error("the answer is to another request")
 		}
-		resp.Header.Set("X-Request-Id", "mine") // nobody else's answer changes
+		resp.Header.Set("X-Request-Id", "mine") // must not change the answer of other callers
 		answered <- result{text: string(body), err: err}
 	}()
 	return answered
 }
 
-// waiting waits until somebody waits for the read under way, and so many others for the same as they do.
-func (a asker) waiting(path string, followers int) {
+// waiting waits until the next read has a leader and this many followers.
+func (a caller) waiting(path string, followers int) {
 	a.t.Helper()
 	eventually(a.t, "others wait", func() bool {
 		a.reads.mu.Lock()
 		defer a.reads.mu.Unlock()
 		sent := a.reads.underWay["http://rack"+path]
-		return sent != nil && sent.then != nil && sent.then.followers == followers
+		return sent != nil && sent.next != nil && sent.next.followers == followers
 	})
 }
 
-// nothingLeft checks that idle reads remember nothing.
-func (a asker) nothingLeft() {
+// checkIdle checks that no read is remembered.
+func (a caller) checkIdle() {
 	a.t.Helper()
 	a.reads.mu.Lock()
 	defer a.reads.mu.Unlock()
@@ -104,12 +104,12 @@ func (a asker) nothingLeft() {
 	}
 }
 
-func newAsker(t *testing.T, patience time.Duration) (asker, *server) {
+func newCaller(t *testing.T, patience time.Duration) (caller, *server) {
 	t.Helper()
 	s := newServer()
-	a := asker{t: t, reads: newReads(s)}
-	a.reads.patience = patience
-	t.Cleanup(a.nothingLeft)
+	a := caller{t: t, reads: newReadCoalescer(s)}
+	a.reads.maxWait = patience
+	t.Cleanup(a.checkIdle)
 	return a, s
 }
 
@@ -120,17 +120,17 @@ func wantResult(t *testing.T, got <-chan result, want string) {
 	}
 }
 
-// All that ask for the same thing while it is read share one second read; other things are read beside it.
-func TestReadsAreShared(t *testing.T) {
-	a, s := newAsker(t, time.Hour)
-	first := a.ask(t.Context(), "/a")
+// Concurrent reads of one URL share the second request. Reads of another URL are independent.
+func TestConcurrentReadsShareARequest(t *testing.T) {
+	a, s := newCaller(t, time.Hour)
+	first := a.read(t.Context(), "/a")
 	one := <-s.arrived
 	var others []<-chan result
 	for n := range 20 {
-		others = append(others, a.ask(t.Context(), "/a"))
+		others = append(others, a.read(t.Context(), "/a"))
 		a.waiting("/a", n)
 	}
-	beside := a.ask(t.Context(), "/b")
+	beside := a.read(t.Context(), "/b")
 	two := <-s.arrived
 	two.answer <- nil
 	wantResult(t, beside, "/b is 0")
@@ -145,19 +145,19 @@ func TestReadsAreShared(t *testing.T) {
 	}
 }
 
-// Nobody is told what was true before they asked: not before a write of ours, nor of anybody else's.
-func TestReadsAreNotOlderThanTheQuestion(t *testing.T) {
-	a, s := newAsker(t, time.Hour)
-	first := a.ask(t.Context(), "/a")
+// An answer is never older than the question: it includes every change that ended before the caller asked.
+func TestSharedReadIsNotOlderThanItsQuestion(t *testing.T) {
+	a, s := newCaller(t, time.Hour)
+	first := a.read(t.Context(), "/a")
 	one := <-s.arrived
 	s.state.Store(1)
-	second, third := a.ask(t.Context(), "/a"), a.ask(t.Context(), "/a")
+	second, third := a.read(t.Context(), "/a"), a.read(t.Context(), "/a")
 	a.waiting("/a", 1)
 	one.answer <- nil
 	wantResult(t, first, "/a is 0")
 	two := <-s.arrived
 	s.state.Store(2)
-	fourth := a.ask(t.Context(), "/a") // its read has been sent already
+	fourth := a.read(t.Context(), "/a") // its predecessor has been sent already
 	a.waiting("/a", 0)
 	two.answer <- nil
 	wantResult(t, second, "/a is 1")
@@ -166,13 +166,13 @@ func TestReadsAreNotOlderThanTheQuestion(t *testing.T) {
 	wantResult(t, fourth, "/a is 2")
 }
 
-// An error is shared, too, but not that somebody else was in a hurry.
-func TestReadsThatFail(t *testing.T) {
+// Followers share an error of the request. If only the leader's context ended, they ask again.
+func TestSharedReadFails(t *testing.T) {
 	broken := errors.New("connection reset by peer")
 	for _, test := range []struct {
 		name string
 		end  func(two *pending, cancel context.CancelFunc)
-		// again is whether the followers have to ask by themselves.
+		// again says whether the followers ask again.
 		again bool
 		want  error
 	}{
@@ -180,14 +180,14 @@ func TestReadsThatFail(t *testing.T) {
 		{"caller", func(_ *pending, cancel context.CancelFunc) { cancel() }, true, context.Canceled},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a, s := newAsker(t, time.Hour)
-			first := a.ask(t.Context(), "/a")
+			a, s := newCaller(t, time.Hour)
+			first := a.read(t.Context(), "/a")
 			one := <-s.arrived
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			leader := a.ask(ctx, "/a")
+			leader := a.read(ctx, "/a")
 			a.waiting("/a", 0)
-			followers := []<-chan result{a.ask(t.Context(), "/a"), a.ask(t.Context(), "/a")}
+			followers := []<-chan result{a.read(t.Context(), "/a"), a.read(t.Context(), "/a")}
 			a.waiting("/a", 2)
 			one.answer <- nil
 			wantResult(t, first, "/a is 0")
@@ -212,17 +212,17 @@ func TestReadsThatFail(t *testing.T) {
 	}
 }
 
-// Callers who wait may go away at any time; the others get their answer.
-func TestReadsWhoseWaitersGoAway(t *testing.T) {
-	a, s := newAsker(t, time.Hour)
-	first := a.ask(t.Context(), "/a")
+// A waiting caller may leave at any time. The others still get their answer.
+func TestWaitingCallersLeave(t *testing.T) {
+	a, s := newCaller(t, time.Hour)
+	first := a.read(t.Context(), "/a")
 	one := <-s.arrived
 	ctx, cancel := context.WithCancel(t.Context())
-	leader := a.ask(ctx, "/a")
+	leader := a.read(ctx, "/a")
 	a.waiting("/a", 0)
-	stays := a.ask(t.Context(), "/a")
+	stays := a.read(t.Context(), "/a")
 	a.waiting("/a", 1)
-	goes := a.ask(ctx, "/a")
+	goes := a.read(ctx, "/a")
 	a.waiting("/a", 2)
 	cancel()
 	for _, gone := range []<-chan result{leader, goes} {
@@ -237,14 +237,14 @@ func TestReadsWhoseWaitersGoAway(t *testing.T) {
 	wantResult(t, stays, "/a is 0")
 }
 
-// A read that hangs holds up nobody else for long.
-func TestReadsBesideOneThatHangs(t *testing.T) {
-	a, s := newAsker(t, time.Millisecond)
-	hangs := a.ask(t.Context(), "/a")
+// A read that hangs delays other callers only for maxWait.
+func TestHangingReadDelaysOthersBriefly(t *testing.T) {
+	a, s := newCaller(t, time.Millisecond)
+	hangs := a.read(t.Context(), "/a")
 	one := <-s.arrived
 	var others []<-chan result
 	for range 5 {
-		others = append(others, a.ask(t.Context(), "/a"))
+		others = append(others, a.read(t.Context(), "/a"))
 	}
 	for range others {
 		(<-s.arrived).answer <- nil
@@ -258,7 +258,7 @@ func TestReadsBesideOneThatHangs(t *testing.T) {
 
 // Requests that change something are never shared.
 func TestWritesAreNotShared(t *testing.T) {
-	a, s := newAsker(t, time.Hour)
+	a, s := newCaller(t, time.Hour)
 	var writes sync.WaitGroup
 	for range 5 {
 		writes.Go(func() {
@@ -282,10 +282,10 @@ func TestWritesAreNotShared(t *testing.T) {
 	writes.Wait()
 }
 
-// Many callers who ask, give up and ask again get each the state of their time or a later one.
-func TestReadsUnderLoad(t *testing.T) {
+// Under concurrent load, with callers that leave, each caller gets a state at least as new as its question.
+func TestSharedReadsUnderLoad(t *testing.T) {
 	var state atomic.Int64
-	a := asker{t: t, reads: newReads(roundTripper(func(req *http.Request) (*http.Response, error) {
+	a := caller{t: t, reads: newReadCoalescer(roundTripper(func(req *http.Request) (*http.Response, error) {
 		if state.Load()%7 == 0 && req.Context().Err() != nil {
 			return nil, req.Context().Err()
 		}
@@ -301,7 +301,7 @@ func TestReadsUnderLoad(t *testing.T) {
 					cancel()
 				}
 				asked := state.Add(1)
-				r := <-a.ask(ctx, "/a")
+				r := <-a.read(ctx, "/a")
 				cancel()
 				var told int64
 				if r.err == nil {
@@ -315,7 +315,7 @@ func TestReadsUnderLoad(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	a.nothingLeft()
+	a.checkIdle()
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -5,6 +5,7 @@
 package node
 
 import (
+	"cmp"
 	"os"
 	"slices"
 	"strconv"
@@ -30,25 +31,25 @@ type nodeVolume struct {
 	attached bool
 	origin   string
 	readOnly bool
-	// lineage are the disks whose filesystem this disk may carry, besides its own; any says that it may carry whichever.
-	lineage []uuid.UUID
-	any     bool
+	// lineage are the disks ownership filesystem this disk may carry, besides its own; any says that it may carry whichever.
+	fsLineage     []uuid.UUID
+	anyFilesystem bool
 	// mkfsOptions and root concern a filesystem that is made here.
 	mkfsOptions string
 	root        rpc.RootFolder
 }
 
-// want is what to look for among the guest's disks.
-func (v nodeVolume) want() device.Want {
-	return device.Want{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes}
+// expectedDisk is what to look for among the guest's disks.
+func (v nodeVolume) expectedDisk() device.ExpectedDisk {
+	return device.ExpectedDisk{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes}
 }
 
-// mayCarry reports whether a filesystem with this UUID belongs on the volume's disk.
-func (v nodeVolume) mayCarry(fsUUID string) bool {
-	if v.any {
+// acceptsFilesystem reports whether a filesystem with this UUID belongs on the volume's disk.
+func (v nodeVolume) acceptsFilesystem(fsUUID string) bool {
+	if v.anyFilesystem {
 		return true
 	}
-	return slices.ContainsFunc(append(v.lineage, v.id), func(disk uuid.UUID) bool {
+	return slices.ContainsFunc(append(v.fsLineage, v.id), func(disk uuid.UUID) bool {
 		return strings.EqualFold(mount.FilesystemUUID(disk).String(), fsUUID)
 	})
 }
@@ -71,7 +72,7 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 	}
 	v := nodeVolume{
 		id:          id,
-		diskName:    firstOf(publishContext[rpc.KeyDiskName], volumeContext[rpc.KeyDiskName]),
+		diskName:    cmp.Or(publishContext[rpc.KeyDiskName], volumeContext[rpc.KeyDiskName]),
 		origin:      publishContext[rpc.KeyOrigin],
 		mkfsOptions: volumeContext[rpc.KeyMkfsOptions],
 	}
@@ -94,7 +95,7 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 		}
 		v.attached = true
 	}
-	if size := firstOf(publishContext[rpc.KeySizeBytes], volumeContext[rpc.KeySizeBytes]); size != "" {
+	if size := cmp.Or(publishContext[rpc.KeySizeBytes], volumeContext[rpc.KeySizeBytes]); size != "" {
 		if v.sizeBytes, err = strconv.ParseInt(size, 10, 64); err != nil || v.sizeBytes <= 0 {
 			return nodeVolume{}, rpc.InvalidArgument("context key %s: %q is not a size in bytes", rpc.KeySizeBytes, size)
 		}
@@ -108,7 +109,7 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 			)
 		}
 	}
-	if v.lineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
+	if v.fsLineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
 		return nodeVolume{}, err
 	}
 	if verify := volumeContext[rpc.KeyVerifyFilesystem]; verify != "" && verify != "true" && verify != "false" {
@@ -118,7 +119,7 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 			verify,
 		)
 	}
-	v.any = volumeContext[rpc.KeyVerifyFilesystem] == "false"
+	v.anyFilesystem = volumeContext[rpc.KeyVerifyFilesystem] == "false"
 	if v.root, err = rpc.ParseRootFolder(volumeContext); err != nil {
 		return nodeVolume{}, err
 	}
@@ -137,15 +138,6 @@ func parseLineage(text string) (lineage []uuid.UUID, err error) {
 		lineage = append(lineage, id)
 	}
 	return lineage, nil
-}
-
-func firstOf(values ...string) string {
-	for _, value := range values {
-		if value != "" {
-			return value
-		}
-	}
-	return ""
 }
 
 // How mkfs leaves the root folder of every filesystem we make.

@@ -14,21 +14,21 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/lab"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// cast is who takes part in the demo, each as a process of its own.
-type cast struct {
-	sim        *lab.Sim
-	controller *lab.Plugin
+// processes are the programs that the demo runs: the simulated rack and the plugins.
+type processes struct {
+	sim        *simtest.Sim
+	controller *simtest.Plugin
 	nodes      []*machine
 }
 
 // machine is an instance of the rack, and the plugin on it.
 type machine struct {
-	instance lab.Instance
+	instance simtest.Instance
 	// plugin is nil when the nodes are left out.
-	plugin *lab.Plugin
+	plugin *simtest.Plugin
 	// shell is where commands for this node are typed.
 	shell *shell
 	// id is what the plugin on the node says, else the instance's ID.
@@ -56,21 +56,21 @@ func (d *demo) start() (err error) {
 	if d.nodesOff == "" {
 		args = append(args, "--guest-root="+filepath.Join(d.dir, guestsFolder))
 	}
-	if d.cast.sim, err = lab.StartSimWith(
+	if d.processes.sim, err = simtest.StartSimWith(
 		d.programs.Sim,
-		lab.SimOptions{Args: args, Stderr: d.logTo, Apart: true},
+		simtest.SimOptions{Args: args, Stderr: d.logTo, Apart: true},
 	); err != nil {
 		if d.nodesOff == "" {
 			err = fmt.Errorf("%w (with --controller-only nothing needs loop devices)", err)
 		}
 		return fmt.Errorf("start the simulated rack: %w", explain(err))
 	}
-	if d.cast.controller, err = d.startPlugin("controller", controllerFolder, lab.Instance{}); err != nil {
+	if d.processes.controller, err = d.startPlugin("controller", controllerFolder, simtest.Instance{}); err != nil {
 		return err
 	}
-	for _, instance := range d.cast.sim.Instances {
+	for _, instance := range d.processes.sim.Instances {
 		m := &machine{instance: instance, id: instance.ID}
-		d.cast.nodes = append(d.cast.nodes, m)
+		d.processes.nodes = append(d.processes.nodes, m)
 		if d.nodesOff != "" {
 			m.shell, err = d.newShell("", filepath.Join(d.dir, controllerFolder), d.variables(nil)...)
 		} else {
@@ -95,14 +95,14 @@ func (d *demo) startNode(m *machine) (err error) {
 	return err
 }
 
-func (d *demo) startPlugin(mode, folder string, instance lab.Instance) (*lab.Plugin, error) {
+func (d *demo) startPlugin(mode, folder string, instance simtest.Instance) (*simtest.Plugin, error) {
 	dir := filepath.Join(d.dir, folder)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	plugin, err := lab.StartPlugin(
+	plugin, err := simtest.StartPlugin(
 		d.programs.Plugin,
-		lab.PluginOptions{Mode: mode, Dir: dir, Sim: d.cast.sim, Instance: instance, Stderr: d.logTo, Apart: true},
+		simtest.PluginOptions{Mode: mode, Dir: dir, Sim: d.processes.sim, Instance: instance, Stderr: d.logTo, Apart: true},
 	)
 	if err != nil {
 		return nil, fmt.Errorf("start the plugin with --mode=%s in the folder %s: %w", mode, folder, explain(err))
@@ -111,9 +111,9 @@ func (d *demo) startPlugin(mode, folder string, instance lab.Instance) (*lab.Plu
 }
 
 // plugins names the processes of the plugin.
-func (c cast) plugins() string {
+func (p processes) plugins() string {
 	text := "oxide-csi --mode=controller"
-	for _, m := range c.nodes {
+	for _, m := range p.nodes {
 		if m.plugin != nil {
 			text += ", --mode=node on " + m.instance.Name
 		}
@@ -122,12 +122,12 @@ func (c cast) plugins() string {
 }
 
 // running lists the plugins that were started.
-func (c cast) running() []*lab.Plugin {
-	var plugins []*lab.Plugin
-	if c.controller != nil {
-		plugins = append(plugins, c.controller)
+func (p processes) running() []*simtest.Plugin {
+	var plugins []*simtest.Plugin
+	if p.controller != nil {
+		plugins = append(plugins, p.controller)
 	}
-	for _, m := range c.nodes {
+	for _, m := range p.nodes {
 		if m.plugin != nil {
 			plugins = append(plugins, m.plugin)
 		}

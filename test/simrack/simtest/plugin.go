@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package lab
+package simtest
 
 import (
 	"context"
@@ -59,7 +59,7 @@ type PluginOptions struct {
 	Apart bool
 }
 
-// ClusterID is the cluster that the plugins of a lab serve.
+// ClusterID is the --cluster-id of every plugin that this package starts.
 const ClusterID = "lab"
 
 // Flags are the flags with which the plugin is started. They make the token file.

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// silent is a rack that takes requests and never answers.
+// silent is a rack that accepts requests and never answers.
 type silent struct{}
 
 func (silent) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -22,15 +22,15 @@ func (silent) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, req.Context().Err()
 }
 
-// A change is waited for longer than the caller waits, but not for ever; a question is not.
-func TestFinishing(t *testing.T) {
+// A change is waited for longer than its caller waits, but not for ever. A read ends with its caller.
+func TestChangesOutliveTheirCaller(t *testing.T) {
 	for _, test := range []struct {
 		method string
 		want   time.Duration
 	}{
 		{http.MethodGet, time.Second},
-		{http.MethodPost, time.Second + finishTime},
-		{http.MethodDelete, time.Second + finishTime},
+		{http.MethodPost, time.Second + changeGrace},
+		{http.MethodDelete, time.Second + changeGrace},
 	} {
 		t.Run(test.method, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestFinishing(t *testing.T) {
 					t.Fatal(err)
 				}
 				start := time.Now()
-				_, err = (&finishing{next: silent{}}).RoundTrip(req)
+				_, err = (&changeWaiter{next: silent{}}).RoundTrip(req)
 				if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != test.want {
 					t.Errorf("%v after %s, want the end of the wait after %s", err, took, test.want)
 				}

@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package lab
+package simtest
 
 import (
 	"encoding/json"
@@ -25,12 +25,14 @@ type Node struct {
 	annotations map[string]string
 	// version counts the changes. A patch of another version than the last is refused.
 	version int
+	// changed is closed at the next change.
+	changed chan struct{}
 }
 
 // Annotations of a Node by which a restart is asked for and answered (package metadata/kubernetes).
 const (
 	restartAnnotation = "csi.oxide.computer/restart"
-	replyAnnotation   = restartAnnotation + "-answer"
+	replyAnnotation   = restartAnnotation + "-reply"
 )
 
 // Kubeconfig is a file by which a node plugin finds this API server at a URL.
@@ -68,26 +70,69 @@ func (n *Node) annotate(values map[string]*string) {
 		}
 	}
 	n.version++
+	if n.changed != nil {
+		close(n.changed)
+	}
+	n.changed = make(chan struct{})
 }
 
-// ServeHTTP answers GET and PATCH of the Node.
+// ServeHTTP answers GET and PATCH of the Node, and lists and watches of it by its name.
 func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path != "/api/v1/nodes/"+n.Name {
-		w.WriteHeader(http.StatusNotFound)
-		return
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if r.Method == http.MethodPatch {
-		if status := n.patch(r); status != http.StatusOK {
-			w.WriteHeader(status)
-			return
+	query, answer := r.URL.Query(), any(nil)
+	switch {
+	case r.URL.Path == "/api/v1/nodes/"+n.Name:
+		if r.Method == http.MethodPatch {
+			if status := n.patch(r); status != http.StatusOK {
+				w.WriteHeader(status)
+				return
+			}
+		}
+		answer = n.object()
+	case r.URL.Path != "/api/v1/nodes" || query.Get("fieldSelector") != "metadata.name="+n.Name:
+		w.WriteHeader(http.StatusNotFound)
+		return
+	case query.Get("watch") == "true":
+		n.watch(w, r, query.Get("resourceVersion"))
+		return
+	default:
+		answer = map[string]any{
+			"kind":     "NodeList",
+			"metadata": map[string]any{"resourceVersion": strconv.Itoa(n.version)},
+			"items":    []any{n.object()},
 		}
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{ // its error is a client that has gone
+	_ = json.NewEncoder(w).Encode(answer) // its error is a client that has gone
+}
+
+// object is the Node as JSON.
+func (n *Node) object() map[string]any {
+	return map[string]any{
 		"kind": "Node", "spec": map[string]any{"providerID": n.ProviderID},
 		"metadata": map[string]any{"name": n.Name, "annotations": n.annotations, "resourceVersion": strconv.Itoa(n.version)},
-	})
+	}
+}
+
+// watch sends the Node whenever it has changed, until the client goes. It is called with mu held.
+func (n *Node) watch(w http.ResponseWriter, r *http.Request, seen string) {
+	if n.changed == nil {
+		n.changed = make(chan struct{})
+	}
+	for r.Context().Err() == nil {
+		if now := strconv.Itoa(n.version); now != seen {
+			seen = now
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": n.object()}) // as above
+		}
+		_ = http.NewResponseController(w).Flush() // as above
+		changed := n.changed
+		n.mu.Unlock()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+		}
+		n.mu.Lock()
+	}
 }
 
 // patch applies a merge patch (RFC 7386).

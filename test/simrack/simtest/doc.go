@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package lab puts the built programs together on one machine: a simulated rack (oxide-sim serve) and plugins
+// Package simtest puts the built programs together on one machine: a simulated rack (oxide-sim serve) and plugins
 // (oxide-csi), as processes of their own, spoken to as anybody would: the rack's API, its control endpoint, CSI over unix
 // sockets. The demo, the black-box tests, csi-sanity and the benchmarks are built on it.
 //
@@ -13,4 +13,4 @@
 //   - boot.go: what its guests run
 //   - plugin.go: a plugin
 //   - node.go: what asks the node plugin for planned restarts
-package lab
+package simtest

@@ -1,0 +1,166 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package kubernetes
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	// The ways of authentication that a kubeconfig can name.
+	_ "k8s.io/client-go/plugin/pkg/client/auth"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// serviceAccount is where Kubernetes puts a pod's credentials.
+const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// source is the file or folder that names the API server and holds the credentials.
+func (o Options) source() string {
+	if o.Kubeconfig != "" {
+		return o.Kubeconfig
+	}
+	return o.ServiceAccount
+}
+
+// config reads how to reach the API server. rest reads token and certificate files again when they change.
+func (o Options) config() (*rest.Config, error) {
+	config, err := o.inCluster()
+	if o.Kubeconfig != "" {
+		config, err = fromKubeconfig(o.Kubeconfig)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := checkToken(config.BearerTokenFile); err != nil {
+		return nil, err
+	}
+	config.UserAgent = "oxide-csi"
+	config.QPS = -1 // the API server's own fairness limits us
+	config.WarningHandler = rest.NoWarnings{}
+	return config, nil
+}
+
+// inCluster is the configuration of a pod with a service account.
+func (o Options) inCluster() (*rest.Config, error) {
+	if o.Host == "" {
+		return nil, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: "this is no pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set",
+			Next: "name a kubeconfig by --kubeconfig, or choose another source by --metadata",
+		}
+	}
+	port := o.Port
+	if port == "" {
+		port = "443"
+	}
+	return &rest.Config{
+		Host:            "https://" + net.JoinHostPort(o.Host, port),
+		TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(o.ServiceAccount, "ca.crt")},
+		BearerTokenFile: filepath.Join(o.ServiceAccount, "token"),
+	}, nil
+}
+
+// fromKubeconfig is the configuration in the current context of a kubeconfig file.
+func fromKubeconfig(file string) (*rest.Config, error) {
+	loaded, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}).Load()
+	var path *fs.PathError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &metadata.Error{
+			Kind: metadata.ErrNotReady, What: "read the kubeconfig " + file, Cause: pathless(err),
+			Next: "check the path, and that the program that writes the file has done so",
+		}
+	case errors.As(err, &path):
+		return nil, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: "read the kubeconfig " + file, Cause: path.Err,
+			Next: "name a file that the plugin may read by --kubeconfig",
+		}
+	case err != nil:
+		// A decoder's error may quote what the file holds, and the file is full of secrets.
+		err = errors.New("it is not the YAML of a kubeconfig")
+	default:
+		err = checkURLs(loaded)
+	}
+	var config *rest.Config
+	if err == nil {
+		config, err = clientcmd.NewNonInteractiveClientConfig(*loaded, loaded.CurrentContext, nil, nil).ClientConfig()
+	}
+	if err == nil {
+		err = checkServer(config.Host)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &metadata.Error{
+			Kind:  metadata.ErrNotReady,
+			What:  "wait for a file that the kubeconfig " + file + " names",
+			Cause: oneLine(err),
+			Next:  "check its path, and that the program that writes it has done so",
+		}
+	}
+	if err != nil {
+		return nil, &metadata.Error{
+			Kind: metadata.ErrInvalid, What: "the kubeconfig " + file + " cannot be used", Cause: oneLine(err),
+			Next: "repair it, or name another one by --kubeconfig",
+		}
+	}
+	if config.ExecProvider != nil {
+		config.ExecProvider.InteractiveMode = clientcmdapi.NeverExecInteractiveMode
+	}
+	return config, nil
+}
+
+// checkURLs rejects what clientcmd would quote in an error: a proxy's URL may hold a password.
+func checkURLs(config *clientcmdapi.Config) error {
+	for _, cluster := range config.Clusters {
+		if _, err := url.Parse(cluster.ProxyURL); err != nil {
+			return errors.New("its proxy-url is no URL")
+		}
+	}
+	return nil
+}
+
+// checkServer rejects the address of an API server that errors must not quote.
+func checkServer(host string) error {
+	server, err := url.Parse(host)
+	if err != nil || server.Host == "" || server.Scheme != "https" && server.Scheme != "http" || server.User != nil {
+		return errors.New("its server is not https://host:port")
+	}
+	return nil
+}
+
+// checkToken reads a token file once, if there is one, for an error that says what to do.
+func checkToken(file string) error {
+	if file == "" {
+		return nil
+	}
+	token, err := os.ReadFile(file)
+	if err == nil && len(bytes.TrimSpace(token)) > 0 {
+		return nil
+	}
+	e := &metadata.Error{
+		Kind: metadata.ErrNotReady, What: "wait for the token in " + file, Cause: pathless(err),
+		Next: "check the pod's service account, and that automountServiceAccountToken is not off",
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		e.Kind, e.What = metadata.ErrInvalid, "read the token in "+file
+		e.Next = "make it readable for the user that the plugin runs as"
+	}
+	return e
+}
+
+// pathless is an error without the path that stands before it.
+func pathless(err error) error {
+	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
+		return wrapped.Err
+	}
+	return err
+}
