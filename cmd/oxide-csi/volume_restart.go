@@ -21,8 +21,8 @@ func printRestarts(w io.Writer, restarts []restart.Restart) {
 			w,
 			"node "+r.InstanceID+" "+cmp.Or(describeStatus(r.Reason, r.Message), "needs no restart, but its next one will")+":",
 		)
-		for _, wanted := range r.Attach {
-			line(w, "  attach "+wanted.DiskID+describeRequest(wanted.Since, wanted.LastRequested, wanted.Problem))
+		for _, pending := range r.Attach {
+			line(w, "  attach "+pending.DiskID+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
 		}
 		for _, disk := range r.Detach {
 			line(w, "  detach "+disk+", which is no longer published there")

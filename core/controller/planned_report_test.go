@@ -63,8 +63,8 @@ func (r *rig) waitForReport(t *testing.T, volumeID, node string, reason restart.
 	return found
 }
 
-func disksOf(wanted []restart.PendingAttach) (ids []string) {
-	for _, one := range wanted {
+func disksOf(pending []restart.PendingAttach) (ids []string) {
+	for _, one := range pending {
 		ids = append(ids, one.DiskID)
 	}
 	return ids

@@ -100,7 +100,7 @@ type modelCall struct {
 	mutates bool
 	// ready reports whether the call can return now. Nil means always.
 	ready func() bool
-	// choice is true for a wait of which the scheduler decides whether it is over.
+	// choice is true for a wait; the scheduler decides whether it is over.
 	choice bool
 }
 
@@ -1018,15 +1018,15 @@ func (m *model) check() {
 	}
 	for i, v := range m.volumes {
 		d := m.disks[i]
-		lazy, isLazy := m.records[detachName(d.id)]
-		lazyHere := isLazy && d.instance != "" && strings.Contains(lazy.Text, d.instance)
+		detach, isDeferred := m.records[detachName(d.id)]
+		deferredHere := isDeferred && d.instance != "" && strings.Contains(detach.Text, d.instance)
 		if v.published != "" && d.instance != v.published {
 			m.fail("volume %s is published on %s, and its disk is on %q", v.disk, v.published, d.instance)
 		}
-		if v.published != "" && lazyHere {
+		if v.published != "" && deferredHere {
 			m.fail("volume %s is published on %s, and its detach from there is deferred", v.disk, v.published)
 		}
-		if v.released && !v.busy && d.instance != "" && !lazyHere {
+		if v.released && !v.busy && d.instance != "" && !deferredHere {
 			m.fail("volume %s is unpublished, and its disk is on %s with no record of it", v.disk, d.instance)
 		}
 	}

@@ -110,7 +110,7 @@ func (e *Engine) blockReason(c candidate) (Reason, string) {
 // policyBlock says why the policy forbids all restarts, or "" if it allows them.
 func (e *Engine) policyBlock() string {
 	if e.opts.Policy == Plan {
-		return "--attach-mode=plan only reports it: stop the instance until the disk is attached, or set --attach-mode=restart"
+		return "--attach-mode=plan forbids it: stop it until the disk is attached, or set --attach-mode=restart"
 	}
 	return ""
 }
@@ -119,8 +119,8 @@ func (e *Engine) policyBlock() string {
 // restart starts after the next reading of the records.
 func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id string, err error) {
 	var disks []string
-	for _, wanted := range e.requestsFor(c.instance) {
-		disks = append(disks, wanted.disk)
+	for _, request := range e.requestsFor(c.instance) {
+		disks = append(disks, request.disk)
 	}
 	own, _ := e.ownInstance(c.instance)
 	w := &heldRestart{

@@ -117,8 +117,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	}
 	if now.InstanceID != disk.InstanceID {
 		return rack.Disk{}, fmt.Errorf(
-			"disk %q (%s) was just detached from instance %s, publish the volume again: %w",
-			disk.Name,
+			"disk %s was just detached from instance %s, publish the volume again: %w",
 			disk.ID,
 			disk.InstanceID,
 			ErrPlanned,
@@ -137,8 +136,7 @@ func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
 		stage = o.message()
 	}
 	return fmt.Errorf(
-		"disk %q (%s): instance %s is being restarted (%s: %s), publish the volume again when it runs: %w",
-		disk.Name,
+		"disk %s: instance %s is being restarted (%s: %s), publish the volume again when it runs: %w",
 		disk.ID,
 		disk.InstanceID,
 		r.ID,
@@ -164,7 +162,7 @@ func (e *Engine) requestAttach(
 		e.setHeldBy(disk.ID, disk.InstanceID)
 		request.heldBy = disk.InstanceID
 	}
-	return fmt.Errorf("disk %q (%s): %s: %w", disk.Name, disk.ID, e.describeWait(request), ErrPlanned)
+	return fmt.Errorf("disk %s: %s: %w", disk.ID, e.describeWait(request), ErrPlanned)
 }
 
 // addRequest adds an attach request or notes its repetition.

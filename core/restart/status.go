@@ -17,23 +17,23 @@ import (
 type Reason string
 
 const (
-	// ReasonWindow: more attach requests for the instance are being collected.
+	// ReasonWindow means that more attach requests for the instance are being collected.
 	ReasonWindow Reason = "window"
-	// ReasonCoolDown: the instance started too recently.
+	// ReasonCoolDown means that the instance started too recently.
 	ReasonCoolDown Reason = "cool-down"
-	// ReasonHours: restarts may start only at other times.
+	// ReasonHours means that restarts may start only at other times.
 	ReasonHours Reason = "hours"
-	// ReasonPolicy: the policy forbids restarts, and this one is only reported.
+	// ReasonPolicy means that the policy forbids restarts, and this one is only reported.
 	ReasonPolicy Reason = "policy"
-	// ReasonOthers: another instance must be restarted first.
+	// ReasonOthers means that another instance must be restarted first.
 	ReasonOthers Reason = "other-restart"
-	// ReasonRefused: a restart was recently refused or given up.
+	// ReasonRefused means that a restart was recently refused or given up.
 	ReasonRefused Reason = "refused"
-	// ReasonSelf: this controller does not know yet which instance it runs on.
+	// ReasonSelf means that this controller does not know yet which instance it runs on.
 	ReasonSelf Reason = "self"
-	// ReasonState: the instance is neither running nor stopped, or was deleted.
+	// ReasonState means that the instance is neither running nor stopped, or was deleted.
 	ReasonState Reason = "state"
-	// ReasonUnderWay: the restart is under way.
+	// ReasonUnderWay means that the restart is under way.
 	ReasonUnderWay Reason = "under-way"
 )
 
@@ -237,9 +237,9 @@ func (e *Engine) describeWait(w attachRequest) string {
 	switch {
 	case w.heldBy != "":
 		return fmt.Sprintf(
-			"instance %s needs a restart for it, after instance %s, which still has the disk: %s",
-			w.instance,
+			"instance %s, which still has the disk, and then instance %s need a restart: %s",
 			w.heldBy,
+			w.instance,
 			cmp.Or(blocked, e.status(w.heldBy).message()),
 		)
 	case w.problem != "":

@@ -20,21 +20,21 @@ import (
 type stage string
 
 const (
-	// stagePlanned: the record exists, and nothing was requested yet.
+	// stagePlanned means that the record exists, and nothing was requested yet.
 	stagePlanned stage = "planned"
-	// stageRequesting: the record allows the instance to be stopped from now on.
+	// stageRequesting means that the record allows the instance to be stopped from now on.
 	stageRequesting stage = "asking"
-	// stageReply: the node plugin was asked to shut its guest down.
+	// stageReply means that the node plugin was asked to shut its guest down.
 	stageReply stage = "awaiting the node plugin's reply"
-	// stageStopping: the instance is stopping.
+	// stageStopping means that the instance is stopping.
 	stageStopping stage = "stopping"
-	// stageApplying: the instance is stopped, and its disks are being changed.
+	// stageApplying means that the instance is stopped, and its disks are being changed.
 	stageApplying stage = "changing disks"
-	// stageStarting: the instance is being started.
+	// stageStarting means that the instance is being started.
 	stageStarting stage = "starting"
-	// stageBack: the instance runs, and its node plugin has not reported back yet.
+	// stageBack means that the instance runs, and its node plugin has not reported back yet.
 	stageBack stage = "awaiting the node plugin"
-	// stageRecovering: the previous holder had requested the stop, and its outcome is not known yet.
+	// stageRecovering means that the previous holder had requested the stop, and its outcome is not known yet.
 	stageRecovering stage = "recovering"
 )
 
@@ -52,8 +52,8 @@ type heldRestart struct {
 	recovering bool
 	// requestSent says that the request to stop may have reached the guest or the rack.
 	requestSent bool
-	// deferredAtStart are the disks whose detach was deferred when the restart started. A disk that was unpublished later
-	// may have been unpublished because of the restart.
+	// deferredAtStart are the disks whose detach was deferred when the restart started. A disk that was unpublished
+	// later may have been unpublished because of the restart.
 	deferredAtStart map[string]bool
 	// reported is the reason of the last reported problem, which is not repeated. problem is its text, until the next
 	// stage.
@@ -541,7 +541,7 @@ func (e *Engine) requested(disk, instance string) bool {
 
 // checkAttachable rejects a disk if the instance has no free slot, or if the disk's NVMe serial collides with an
 // attached disk's (docs/reference/rack.md §9).
-func (e *Engine) checkAttachable(ctx context.Context, wanted rack.Disk, instance string) error {
+func (e *Engine) checkAttachable(ctx context.Context, disk rack.Disk, instance string) error {
 	disks, err := e.rack.InstanceDisks(ctx, instance)
 	if err != nil {
 		return err
@@ -550,7 +550,7 @@ func (e *Engine) checkAttachable(ctx context.Context, wanted rack.Disk, instance
 		return fmt.Errorf("instance %s has %d disks already: %w", instance, len(disks), rack.ErrFull)
 	}
 	for _, other := range disks {
-		if other.ID != wanted.ID && diskname.Serial(other.Name) == diskname.Serial(wanted.Name) {
+		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return fmt.Errorf(
 				"disk %q (%s) of instance %s has the same first %d bytes of its name: %w",
 				other.Name,
