@@ -123,7 +123,7 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 		return nil, err
 	}
 	if on.engine != nil {
-		if err := on.engine.Forget(ctx, id); err != nil {
+		if err := on.engine.ForgetDisk(ctx, id); err != nil {
 			on.log.Warn("a record about a deleted disk stays", "disk_id", id, "error", err.Error())
 		}
 	}
@@ -159,7 +159,7 @@ func (c onRack) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 	}
 	*disk = settled
 	if disk.InstanceID != "" && c.engine != nil {
-		if *disk, err = c.detachUnused(ctx, *disk); err != nil {
+		if *disk, err = c.detachIfDeferred(ctx, *disk); err != nil {
 			return err
 		}
 	}
@@ -187,7 +187,7 @@ func (c onRack) checkProject(ctx context.Context, disk rack.Disk) error {
 }
 
 func (c onRack) inUse(ctx context.Context, disk rack.Disk) error {
-	if lazy, err := c.lazy(ctx); err == nil && lazy[disk.ID] == disk.InstanceID {
+	if lazy, err := c.deferredDetaches(ctx); err == nil && lazy[disk.ID] == disk.InstanceID {
 		return rpc.LoggedAt(
 			slog.LevelInfo,
 			rpc.FailedPrecondition(

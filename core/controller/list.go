@@ -66,7 +66,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 			entry.Status.PublishedNodeIds = nil
 		}
 	}
-	if err := c.tellRestarts(ctx, ""); err != nil {
+	if err := c.sendRestarts(ctx, ""); err != nil {
 		return nil, err
 	}
 	if req.GetStartingToken() == "" && next == "" {
@@ -106,7 +106,7 @@ func (v volumeCounts) add(on *rack.Client, disk rack.Disk) {
 func (c *Service) allLazy(ctx context.Context) (map[string]string, error) {
 	all := map[string]string{}
 	for _, client := range c.racks.all {
-		lazy, err := c.on(client).lazy(ctx)
+		lazy, err := c.on(client).deferredDetaches(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -146,7 +146,7 @@ func (c *Service) ControllerGetVolume(
 			return nil, err
 		}
 	}
-	if err := c.tellRestarts(ctx, disk.ID); err != nil {
+	if err := c.sendRestarts(ctx, disk.ID); err != nil {
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
@@ -157,7 +157,7 @@ func (c *Service) ControllerGetVolume(
 
 // publishedNow looks at a disk, and where it is published, in attach mode restart.
 func (c onRack) publishedNow(ctx context.Context, diskID string) (rack.Disk, []string, error) {
-	before, err := c.lazy(ctx)
+	before, err := c.deferredDetaches(ctx)
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
@@ -165,7 +165,7 @@ func (c onRack) publishedNow(ctx context.Context, diskID string) (rack.Disk, []s
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
-	after, err := c.lazy(ctx)
+	after, err := c.deferredDetaches(ctx)
 	if err != nil || after[diskID] == disk.InstanceID {
 		return disk, nil, err
 	}

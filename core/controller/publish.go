@@ -356,7 +356,7 @@ func (c *Service) ControllerUnpublishVolume(
 	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
 		c.grace.forget(disk.ID)
 		if on.engine != nil {
-			on.engine.Unwish(disk.ID, nodeID)
+			on.engine.CancelAttachRequest(disk.ID, nodeID)
 		}
 		return done, nil
 	}
@@ -426,7 +426,7 @@ func (c onRack) awaitGrace(ctx context.Context, disk rack.Disk) (left bool, err 
 		return false, nil
 	}
 	if c.engine != nil {
-		if left, err := c.engine.Leave(ctx, disk.ID, disk.InstanceID); left || err != nil {
+		if left, err := c.engine.DeferDetach(ctx, disk.ID, disk.InstanceID); left || err != nil {
 			return left, err
 		}
 	}
