@@ -43,7 +43,7 @@ func plannedRestarts(
 			Window:      cfg.RestartWindow,
 			MaxDown:     cfg.RestartMaxDown,
 			CoolDown:    cfg.RestartCoolDown,
-			Next:        times.Next,
+			NextStart:   times.Next,
 			HaltTimeout: cfg.RestartHaltTimeout,
 		},
 	}

@@ -151,7 +151,7 @@ func buildController(
 			if cfg.RestartsPlanned() {
 				service.PlanRestarts(ctx, client)
 			} else {
-				service.EndRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
+				service.CleanUpRestarts(ctx, client, restart.Options{HaltTimeout: cfg.RestartHaltTimeout})
 			}
 		})
 	}

@@ -111,7 +111,7 @@ restarted, with what their restart attaches and detaches, and why it has not beg
 					line(w, v.ID, sizeText(v.SizeBytes), v.DiskName, v.Rack, cmp.Or(v.NodeID, "-"))
 				}
 				if list.Restarts != nil {
-					sayRestarts(w, list.Restarts)
+					printRestarts(w, list.Restarts)
 				}
 			})
 	}
@@ -145,7 +145,7 @@ there no more.`,
 				}
 				line(w, "state:", where(v))
 				if v.Planned() {
-					sayRestartOf(w, v)
+					printVolumeRestart(w, v)
 				}
 				for _, wrong := range v.Health {
 					line(w, "health:", wrong.Status+": "+wrong.Message)

@@ -13,36 +13,40 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
 
-// sayRestarts tells of each node what its restart is for, and how it stands.
-func sayRestarts(w io.Writer, restarts []restart.Restart) {
+// printRestarts prints the restart of each node: its status, and the disks it attaches and detaches.
+func printRestarts(w io.Writer, restarts []restart.Restart) {
 	line(w)
 	for _, r := range restarts {
 		line(
 			w,
-			"node "+r.InstanceID+" "+cmp.Or(standing(r.Reason, r.Message), "is not to be restarted, and if it ever is")+":",
+			"node "+r.InstanceID+" "+cmp.Or(describeStatus(r.Reason, r.Message), "needs no restart, but its next one will")+":",
 		)
-		for _, wanted := range r.Attach {
-			line(w, "  attach "+wanted.DiskID+asked(wanted.Since, wanted.Repeated, wanted.Problem))
+		for _, pending := range r.Attach {
+			line(w, "  attach "+pending.DiskID+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
 		}
 		for _, disk := range r.Detach {
-			line(w, "  detach "+disk+", which is published there no more")
+			line(w, "  detach "+disk+", which is no longer published there")
 		}
 	}
 	if len(restarts) == 0 {
 		line(
 			w,
-			"no restart of a node is wanted, as far as this controller knows: another replica may have been asked for one",
+			"no node needs a restart, as far as this controller knows: another replica may have been asked for one",
 		)
 		return
 	}
 	line(w, "this is what one controller knows: another replica may have been asked for other volumes")
 }
 
-// sayRestartOf tells what a volume waits for, and what with it leaves a node.
-func sayRestartOf(w io.Writer, v client.Volume) {
+// printVolumeRestart prints which restart attaches a volume, and which one detaches it from its old node.
+func printVolumeRestart(w io.Writer, v client.Volume) {
 	if waits := v.WaitsFor; waits != nil {
-		line(w, "waits:", "to be attached to node "+waits.NodeID+asked(waits.WantedSince, waits.AskedAgain, waits.Problem))
-		sayStanding(w, waits.Restart)
+		line(
+			w,
+			"waits:",
+			"to be attached to node "+waits.NodeID+describeRequest(waits.WantedSince, waits.AskedAgain, waits.Problem),
+		)
+		printStatus(w, waits.Restart)
 	} else if v.NodeID == "" {
 		line(w, "waits:", "for nothing, as far as this controller knows: another replica may have been asked for the volume")
 	}
@@ -50,20 +54,20 @@ func sayRestartOf(w io.Writer, v client.Volume) {
 		line(
 			w,
 			"still on:",
-			"node "+on.NodeID+", where it is published no more: it is detached with the next restart of that node",
+			"node "+on.NodeID+", where it is no longer published: the next restart of that node detaches it",
 		)
-		sayStanding(w, *on)
+		printStatus(w, *on)
 	}
 }
 
-func sayStanding(w io.Writer, r client.Restart) {
-	if text := standing(r.Reason, r.Message); text != "" {
+func printStatus(w io.Writer, r client.Restart) {
+	if text := describeStatus(r.Reason, r.Message); text != "" {
 		line(w, "restart:", "node "+r.NodeID+" "+text)
 	}
 }
 
-// standing is how it stands with the restart of a node; empty where none is wanted.
-func standing(reason restart.Reason, message string) string {
+// describeStatus describes the status of a node's restart, or returns "" if the node needs none.
+func describeStatus(reason restart.Reason, message string) string {
 	switch reason {
 	case "":
 		return ""
@@ -72,16 +76,16 @@ func standing(reason restart.Reason, message string) string {
 	case restart.ReasonPolicy:
 		return "would be restarted (" + message + ")"
 	}
-	return "is to be restarted, and is not yet (" + message + ")"
+	return "needs a restart, which has not started (" + message + ")"
 }
 
-// asked is since when a volume is wanted, and what is in the way.
-func asked(since, again time.Time, problem string) string {
+// describeRequest says since when an attach is requested, and what blocks it.
+func describeRequest(since, again time.Time, problem string) string {
 	text := ""
 	if !since.IsZero() {
-		text = ", wanted since " + since.UTC().
+		text = ", requested since " + since.UTC().
 			Format(time.RFC3339) +
-			", last asked for at " + again.UTC().
+			", last at " + again.UTC().
 			Format(time.RFC3339)
 	}
 	if problem != "" {

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What the commands tell of planned restarts, on a rack without hot-plug: of a volume that waits, of one that is left attached,
-// and of one that moves.
+// The commands show planned restarts on a rack without hot-plug: of a volume that waits, of an unpublished volume that is
+// still attached, and of a volume that moves.
 func TestVolumeRestarts(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
@@ -23,13 +23,13 @@ func TestVolumeRestarts(t *testing.T) {
 	}}
 	h.start(t, false, "--instances=node-a,node-b")
 	a, b := h.sim.Instance("node-a").ID, h.sim.Instance("node-b").ID
-	// Restarts are told in the order of the nodes' IDs, which is not always the same.
+	// Restarts are printed in the order of the nodes' IDs, which differs from run to run.
 	if a > b {
 		a, b = b, a
 	}
 	h.words = []string{h.dir, "DIR", a, "NODE-A", b, "NODE-B"}
 	node := func(id string) string { return "--node=" + id }
-	// shows waits until a volume's restart is told like this.
+	// shows waits until volume show prints the text.
 	shows := func(volume, text string) {
 		t.Helper()
 		eventually(
@@ -38,25 +38,10 @@ func TestVolumeRestarts(t *testing.T) {
 			func() bool { return strings.Contains(h.run(t, "volume", "show", volume).stdout, text) },
 		)
 	}
-	lazy, waiting := h.run(
-		t,
-		"volume",
-		"create",
-		"one",
-		"--size=1GiB",
-	).stdout, h.run(
-		t,
-		"volume",
-		"create",
-		"other",
-		"--size=1GiB",
-	).stdout
-	lazy, waiting = strings.TrimSpace(
-		min(lazy, waiting),
-	), strings.TrimSpace(
-		max(lazy, waiting),
-	) // volumes are listed by ID
-	for _, v := range []struct{ id, name string }{{lazy, "LAZY"}, {waiting, "WAITING"}} {
+	one := strings.TrimSpace(h.run(t, "volume", "create", "one", "--size=1GiB").stdout)
+	other := strings.TrimSpace(h.run(t, "volume", "create", "other", "--size=1GiB").stdout)
+	unpublished, waiting := min(one, other), max(one, other) // volumes are listed by ID
+	for _, v := range []struct{ id, name string }{{unpublished, "UNPUBLISHED"}, {waiting, "WAITING"}} {
 		var shown struct{ DiskName string }
 		must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", v.id, "--json").stdout), &shown))
 		h.words = append(h.words, v.id, v.name, shown.DiskName, "DISK-"+v.name)
@@ -65,11 +50,11 @@ func TestVolumeRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", waiting)
 
 	must(t, h.sim.SetRunState(t.Context(), a, "stopped"))
-	h.ok(t, "volume", "attach", lazy, node(a))
+	h.ok(t, "volume", "attach", unpublished, node(a))
 	must(t, h.sim.SetRunState(t.Context(), a, "running"))
-	h.ok(t, "volume", "detach", lazy, node(a), "--unmounted")
-	h.ok(t, "volume", "show", lazy)
-	h.ok(t, "volume", "show", lazy, "--json")
+	h.ok(t, "volume", "detach", unpublished, node(a), "--unmounted")
+	h.ok(t, "volume", "show", unpublished)
+	h.ok(t, "volume", "show", unpublished, "--json")
 
 	if said := h.run(
 		t,
@@ -90,18 +75,18 @@ func TestVolumeRestarts(t *testing.T) {
 		t,
 		"volume",
 		"attach",
-		lazy,
+		unpublished,
 		node(b),
 	); said.code != 5 || !strings.Contains(said.stderr, a) ||
 		!strings.Contains(said.stderr, b) {
 		t.Errorf("attach says %+v", said)
 	}
-	shows(lazy, "is to be restarted first")
-	h.ok(t, "volume", "show", lazy)
+	shows(unpublished, "must be restarted first")
+	h.ok(t, "volume", "show", unpublished)
 	h.ok(t, "volume", "list")
 	h.compare(t, "testdata/restart.txt")
 
-	// Nothing is lost in JSON: each volume has what concerns it.
+	// The JSON of each volume has everything that concerns the volume.
 	var list []struct {
 		VolumeID          string
 		WaitsFor, StillOn struct{ NodeID, Reason, Problem string }
@@ -121,16 +106,16 @@ func TestVolumeRestarts(t *testing.T) {
 			v.StillOn.Reason,
 		)
 	}
-	want := map[string]string{waiting: a + " policy false,  ", lazy: b + " policy true, " + a + " policy"}
+	want := map[string]string{waiting: a + " policy false,  ", unpublished: b + " policy true, " + a + " policy"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("volume list --json (-want +got):\n%s", diff)
 	}
 	if calls, err := h.sim.Calls(t.Context()); err != nil || calls.Counts["instance_stop"] > 0 {
-		t.Errorf("%v: a policy that only plans has stopped an instance: %v", err, calls.Counts)
+		t.Errorf("%v: the policy plan has stopped an instance: %v", err, calls.Counts)
 	}
 }
 
-// A restart that is under way is told with its stage and its ID.
+// A restart that is under way is shown with its stage and its ID.
 func TestVolumeRestartUnderWay(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{
@@ -147,7 +132,7 @@ func TestVolumeRestartUnderWay(t *testing.T) {
 		t.Errorf("attach says %+v", said)
 	}
 	underWay := regexp.MustCompile(
-		`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, wanted since `,
+		`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, requested since `,
 	)
 	eventually(
 		t,
@@ -166,7 +151,7 @@ func TestVolumeRestartUnderWay(t *testing.T) {
 		"the volume is attached",
 		func() bool { return h.run(t, "volume", "attach", id, "--node="+node).code == 0 },
 	)
-	if said := h.ok(t, "volume", "list"); !strings.Contains(said, "no restart of a node is wanted") {
+	if said := h.ok(t, "volume", "list"); !strings.Contains(said, "no node needs a restart") {
 		t.Errorf("after the restart: %s", said)
 	}
 }

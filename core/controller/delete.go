@@ -51,7 +51,7 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 		return nil, err
 	}
 	if rc.engine != nil {
-		if err := rc.engine.Forget(ctx, id); err != nil {
+		if err := rc.engine.ForgetDisk(ctx, id); err != nil {
 			rc.log.Warn("cannot remove the restart record of a deleted disk", "disk_id", id, "error", err.Error())
 		}
 	}
@@ -82,7 +82,7 @@ func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) err
 	}
 	*disk = stable
 	if disk.InstanceID != "" && c.engine != nil {
-		if *disk, err = c.detachUnpublished(ctx, *disk); err != nil {
+		if *disk, err = c.detachIfDeferred(ctx, *disk); err != nil {
 			return err
 		}
 	}
@@ -124,7 +124,7 @@ func (c rackController) checkProject(ctx context.Context, disk rack.Disk) error 
 
 // attachedError is the error for deleting an attached disk.
 func (c rackController) attachedError(ctx context.Context, disk rack.Disk) error {
-	if deferred, err := c.lazy(ctx); err == nil && deferred[disk.ID] == disk.InstanceID {
+	if deferred, err := c.deferredDetaches(ctx); err == nil && deferred[disk.ID] == disk.InstanceID {
 		return rpc.LoggedAt(
 			slog.LevelInfo,
 			rpc.FailedPrecondition(

@@ -65,7 +65,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 			entry.Status.PublishedNodeIds = nil
 		}
 	}
-	if err := c.tellRestarts(ctx, ""); err != nil {
+	if err := c.sendRestarts(ctx, ""); err != nil {
 		return nil, err
 	}
 	if req.GetStartingToken() == "" && next == "" {
@@ -101,11 +101,11 @@ func (v volumeCounts) add(client *rack.Client, disk rack.Disk) {
 	v[client] = count
 }
 
-// allDeferredDetaches is [rackController.lazy] for all racks.
+// allDeferredDetaches is [rackController.deferredDetaches] for all racks.
 func (c *Service) allDeferredDetaches(ctx context.Context) (map[string]string, error) {
 	all := map[string]string{}
 	for _, client := range c.racks.all {
-		deferred, err := c.forRack(client).lazy(ctx)
+		deferred, err := c.forRack(client).deferredDetaches(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -146,7 +146,7 @@ func (c *Service) ControllerGetVolume(
 			return nil, err
 		}
 	}
-	if err := c.tellRestarts(ctx, disk.ID); err != nil {
+	if err := c.sendRestarts(ctx, disk.ID); err != nil {
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
@@ -157,7 +157,7 @@ func (c *Service) ControllerGetVolume(
 
 // publishedPlanned returns a disk and the nodes on which it is published, in attach mode restart.
 func (c rackController) publishedPlanned(ctx context.Context, diskID string) (rack.Disk, []string, error) {
-	before, err := c.lazy(ctx)
+	before, err := c.deferredDetaches(ctx)
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
@@ -165,7 +165,7 @@ func (c rackController) publishedPlanned(ctx context.Context, diskID string) (ra
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
-	after, err := c.lazy(ctx)
+	after, err := c.deferredDetaches(ctx)
 	if err != nil || after[diskID] == disk.InstanceID {
 		return disk, nil, err
 	}

@@ -24,11 +24,11 @@ import (
 // PlannedRestarts configure attach mode restart.
 type PlannedRestarts struct {
 	restart.Options
-	// Wait is how long ControllerPublishVolume waits for a restart before it answers that one is planned.
+	// Wait is how long ControllerPublishVolume waits for a restart. After that it returns FAILED_PRECONDITION.
 	Wait time.Duration
 }
 
-// newEngines makes what plans the restarts of each rack's instances.
+// newEngines returns an engine for each rack.
 func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Engine {
 	engines := map[*rack.Client]*restart.Engine{}
 	for _, client := range c.racks.all {
@@ -40,8 +40,8 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.Observe = func(seen restart.Observation) {
-		c.metrics.SetRestarts(client.Name(), seen.Wanted, seen.Restarts)
-		for reason, instances := range seen.Waiting {
+		c.metrics.SetRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
+		for reason, instances := range seen.InstancesWaiting {
 			c.metrics.SetRestartsWaiting(client.Name(), string(reason), instances)
 		}
 		if seen.Ended != "" {
@@ -58,8 +58,8 @@ func (c *Service) PlanRestarts(ctx context.Context, client *rack.Client) {
 	}
 }
 
-// RetireRestarts ends the planning of restarts, and hands over those that are under way: another controller goes on with them at once.
-// Without it, that waits until this one has been silent for long enough. It returns when ctx ends at the latest.
+// RetireRestarts ends the planning of restarts and hands over those under way, so that another controller continues at
+// once and does not wait for the lease. It returns when ctx ends at the latest.
 func (c *Service) RetireRestarts(ctx context.Context) {
 	for _, engine := range c.engines {
 		engine.Retire()
@@ -72,15 +72,15 @@ func (c *Service) RetireRestarts(ctx context.Context) {
 	}
 }
 
-// EndRestarts ends what controllers in attach mode restart have left behind on a rack, for one in attach mode hot. Whether a
-// guest was asked to go down it cannot find out, and waits for that for the options' HaltTimeout.
-func (c *Service) EndRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
+// CleanUpRestarts removes the traces of attach mode restart on a rack, for a controller in attach mode hot. This
+// controller cannot ask a guest whether it is shutting down, so it waits for the options' HaltTimeout instead.
+func (c *Service) CleanUpRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
 	opts.Policy, opts.Shutdown = restart.Plan, restart.Hard
-	c.newEngine(client, opts).WindUp(ctx)
+	c.newEngine(client, opts).CleanUp(ctx)
 }
 
-// publishPlanned attaches a disk, or has a restart of its instance planned that will. What only an orchestrator's own mistake
-// could cause is refused before anything is planned.
+// publishPlanned attaches a disk, or plans a restart of its instance. It rejects an orchestrator's mistakes before it
+// plans anything.
 func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
 	switch disk.State {
 	case rack.Detached:
@@ -114,14 +114,14 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 			if _, err := c.resolveAttach(ctx, disk, instanceID, err); err != nil {
 				return rack.Disk{}, err
 			}
-			// It is attached after all. Whether it stays so, only the engine can tell: for the rack a disk that is to be
-			// detached with the next restart looks the same.
+			// The disk is attached to this instance after all. Only the engine knows whether its detach is deferred: on
+			// the rack such a disk looks the same.
 			if attached, err = c.engine.Publish(ctx, disk.ID, instanceID); err != nil {
 				return rack.Disk{}, err
 			}
 			return c.waitForDisk(ctx, attached)
 		}
-		if err := c.checkInstance(ctx, disk, instanceID); err != nil {
+		if err := c.checkSameProject(ctx, disk, instanceID); err != nil {
 			return rack.Disk{}, err
 		}
 		left := time.Until(until)
@@ -132,7 +132,7 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		select {
 		case <-changed:
 		case <-timer.C:
-		case <-c.engine.Retiring(): // another controller goes on with it: that one is to be asked
+		case <-c.engine.Retiring(): // another controller continues: the orchestrator has to call that one
 			until = time.Time{}
 		case <-ctx.Done():
 		}
@@ -143,18 +143,19 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 	}
 }
 
-// checkInstance refuses to wait for the restart of an instance for which the disk is not.
-func (c rackController) checkInstance(ctx context.Context, disk rack.Disk, instanceID string) error {
+// checkSameProject rejects a disk that is in another project than the instance, so that no call waits for a restart in
+// vain.
+func (c rackController) checkSameProject(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err == nil && instance.ProjectID != disk.ProjectID {
-		c.engine.Unwish(disk.ID, instanceID)
+		c.engine.CancelAttachRequest(disk.ID, instanceID)
 		return projectMismatchError(c.rack, instance, disk)
 	}
 	return err
 }
 
-// unpublishPlanned detaches a disk, or records that the next restart of its instance is to do so. It returns the disk as it then
-// is, unless it is gone.
+// unpublishPlanned detaches a disk, or defers its detach to the next restart of its instance. It returns the disk as it
+// is afterwards, unless it was deleted.
 func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	now, err := c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)
 	if err != nil {
@@ -163,21 +164,20 @@ func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) (r
 	return c.waitForDisk(ctx, now)
 }
 
-// detachUnpublished detaches a disk that an instance holds for nobody any more, where somebody has stopped that, and returns the disk
-// as it then is.
-func (c rackController) detachUnpublished(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	lazy, err := c.lazy(ctx)
-	if err != nil || lazy[disk.ID] != disk.InstanceID {
+// detachIfDeferred carries out a deferred detach, if the instance is stopped. It returns the disk as it is afterwards.
+func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	deferred, err := c.deferredDetaches(ctx)
+	if err != nil || deferred[disk.ID] != disk.InstanceID {
 		return disk, err
 	}
 	return c.unpublishPlanned(ctx, disk)
 }
 
-// tellRestarts puts what is known of planned restarts beside the answer, if the caller asked for that, which orchestrators do
-// not: it is no message of the specification. Volume health is not the place for it. A volume that waits is not ill, and one that
-// is still attached for nobody even less, but Kubernetes shows what a plugin reports there as the condition of the claim. With a
-// volume ID only what concerns that volume is told.
-func (c *Service) tellRestarts(ctx context.Context, volumeID string) error {
+// sendRestarts adds the planned restarts to the response's metadata if the caller asked for them. Orchestrators do not
+// ask, because the CSI specification has no message for it. Volume health is not used: Kubernetes shows it as the
+// condition of the claim, and a waiting volume is healthy. With a volume ID, only the restarts that concern that volume
+// are sent.
+func (c *Service) sendRestarts(ctx context.Context, volumeID string) error {
 	asked, _ := grpcmetadata.FromIncomingContext(ctx)
 	if c.engines == nil || len(asked.Get(rpc.MetadataAskRestarts)) == 0 {
 		return nil
@@ -186,7 +186,7 @@ func (c *Service) tellRestarts(ctx context.Context, volumeID string) error {
 	for _, client := range c.racks.all {
 		restarts, err := c.engines[client].Report(ctx)
 		if err != nil {
-			return fmt.Errorf("what restarts are planned on rack %q cannot be told: %w", client.Name(), err)
+			return fmt.Errorf("list planned restarts on rack %q: %w", client.Name(), err)
 		}
 		all = append(all, restarts...)
 	}
@@ -200,15 +200,15 @@ func (c *Service) tellRestarts(ctx context.Context, volumeID string) error {
 	return grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataRestarts, string(text)))
 }
 
-// lazy are the disks that no node has published although an instance holds them, and these instances. There are none outside
-// of attach mode restart.
-func (c rackController) lazy(ctx context.Context) (map[string]string, error) {
+// deferredDetaches returns the instances of the disks whose detach is deferred, by disk. There are none outside of
+// attach mode restart.
+func (c rackController) deferredDetaches(ctx context.Context) (map[string]string, error) {
 	if c.engine == nil {
 		return nil, nil
 	}
-	lazy, err := c.engine.Lazy(ctx)
+	deferred, err := c.engine.DeferredDetaches(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("which volumes are only waiting to be detached cannot be told: %w", err)
+		return nil, fmt.Errorf("list the volumes whose detach is deferred: %w", err)
 	}
-	return lazy, nil
+	return deferred, nil
 }

@@ -27,8 +27,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// told is what a controller answers to whoever asks for planned restarts, of one volume or of all; nil if it does not answer.
-func (r *rig) told(t *testing.T, volumeID string) []restart.Restart {
+// reported returns the restarts that a controller reports on request, for one volume or for all. It is nil without a
+// report.
+func (r *rig) reported(t *testing.T, volumeID string) []restart.Restart {
 	t.Helper()
 	ctx := grpcmetadata.AppendToOutgoingContext(t.Context(), rpc.MetadataAskRestarts, "yes")
 	var header grpcmetadata.MD
@@ -46,12 +47,12 @@ func (r *rig) told(t *testing.T, volumeID string) []restart.Restart {
 	return restarts
 }
 
-// tells waits until the controller tells this of the restart for a volume on a node, and returns it.
-func (r *rig) tells(t *testing.T, volumeID, node string, reason restart.Reason) restart.Restart {
+// waitForReport waits until the restart of a node for a volume is reported with this reason, and returns it.
+func (r *rig) waitForReport(t *testing.T, volumeID, node string, reason restart.Reason) restart.Restart {
 	t.Helper()
 	var found restart.Restart
-	coretest.Eventually(t, "the restart is told as "+string(reason), func() bool {
-		for _, one := range r.told(t, volumeID) {
+	coretest.Eventually(t, "the restart is reported as "+string(reason), func() bool {
+		for _, one := range r.reported(t, volumeID) {
 			if one.InstanceID == node && one.Reason == reason {
 				found = one
 				return true
@@ -62,18 +63,18 @@ func (r *rig) tells(t *testing.T, volumeID, node string, reason restart.Reason) 
 	return found
 }
 
-func disksOf(wanted []restart.Wanted) (ids []string) {
-	for _, one := range wanted {
+func disksOf(pending []restart.PendingAttach) (ids []string) {
+	for _, one := range pending {
 		ids = append(ids, one.DiskID)
 	}
 	return ids
 }
 
-// later is when restarts may begin where they may not now.
-func later(now time.Time) time.Time { return now.Add(time.Hour) }
+// inAnHour is the next start while restarts must not start.
+func inAnHour(now time.Time) time.Time { return now.Add(time.Hour) }
 
-// Whoever asks is told for which volumes an instance is to be restarted, since when, and why it has not been.
-func TestPlannedTold(t *testing.T) {
+// The report says for which volumes an instance needs a restart, since when, and why it has not started.
+func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -83,17 +84,17 @@ func TestPlannedTold(t *testing.T) {
 	}{
 		{"the window", func(o *coretest.Options) { o.Restarts.Window = time.Hour }, restart.ReasonWindow, "1h"},
 		{"the cool-down", func(o *coretest.Options) { o.Restarts.CoolDown = time.Hour }, restart.ReasonCoolDown, "left alone until"},
-		{"the hours", func(o *coretest.Options) { o.Restarts.Next = later }, restart.ReasonHours, ", the next of the times in --restart-hours"},
-		{"the policy", func(o *coretest.Options) { o.Restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--attach-mode=plan"},
-		{"not known where the controller runs", func(o *coretest.Options) {
+		{"the hours", func(o *coretest.Options) { o.Restarts.NextStart = inAnHour }, restart.ReasonHours, "the next time in --restart-hours"},
+		{"attach mode plan", func(o *coretest.Options) { o.Restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--attach-mode=plan"},
+		{"the own instance is unknown", func(o *coretest.Options) {
 			o.Restarts.Self = func() (string, bool) { return "", false }
 		}, restart.ReasonSelf, "does not know yet"},
-		{"what the node says", func(o *coretest.Options) {
-			refuse := answering{newGuests(), metadata.RestartReply{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
+		{"the refusal of the node", func(o *coretest.Options) {
+			refuse := fixedReply{newGuests(), metadata.RestartReply{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
 			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.CoolDown = restart.Guest, refuse, time.Second
-		}, restart.ReasonRefused, "graceful node shutdown is on; it is tried again after"},
+		}, restart.ReasonRefused, "graceful node shutdown is on; next attempt after"},
 		{"a guest that hangs", func(o *coretest.Options) {
-			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Guest, hanging(), time.Millisecond
+			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Guest, hangingGuests(), time.Millisecond
 		}, restart.ReasonUnderWay, "has not halted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -106,31 +107,32 @@ func TestPlannedTold(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got restart.Restart
-			coretest.Eventually(t, "the controller says what is waited for", func() bool {
-				got = r.tells(t, volume, node, test.reason)
+			coretest.Eventually(t, "the report says what the volume waits for", func() bool {
+				got = r.waitForReport(t, volume, node, test.reason)
 				return strings.Contains(got.Message, test.says)
 			})
 			if len(got.Attach) != 1 || got.Attach[0].DiskID != volume || got.Attach[0].Since.Before(before) ||
-				got.Attach[0].Repeated.Before(got.Attach[0].Since) ||
+				got.Attach[0].LastRequested.Before(got.Attach[0].Since) ||
 				len(got.Detach) > 0 {
-				t.Errorf("told %+v", got)
+				t.Errorf("reported %+v", got)
 			}
 			if got.Since.Before(before) || (got.ID != "") != (test.reason == restart.ReasonUnderWay) {
-				t.Errorf("told %+v", got)
+				t.Errorf("reported %+v", got)
 			}
-			if diff := cmp.Diff([]string{volume}, disksOf(r.tells(t, "", node, test.reason).Attach)); diff != "" {
-				t.Errorf("ListVolumes tells another thing (-want +got):\n%s", diff)
+			if diff := cmp.Diff([]string{volume}, disksOf(r.waitForReport(t, "", node, test.reason).Attach)); diff != "" {
+				t.Errorf("ListVolumes reports other disks (-want +got):\n%s", diff)
 			}
-			if all := r.told(t, other); all == nil || len(all) > 0 {
-				t.Errorf("of a volume that waits for nothing: %+v", all)
+			if all := r.reported(t, other); all == nil || len(all) > 0 {
+				t.Errorf("reported for a volume that does not wait: %+v", all)
 			}
-			// The RPC says the same. It repeats the wish, which the next answer shows.
+			// The RPC says the same. It repeats the attach request, which the next report shows.
 			if err := r.Publish(t, volume, node); !strings.Contains(status.Convert(err).Message(), node) {
 				t.Errorf("the RPC answers: %v", err)
 			}
-			coretest.Eventually(t, "the repetition is told", func() bool {
-				for _, one := range r.told(t, volume) {
-					return one.Attach[0].Repeated.After(got.Attach[0].Repeated) && one.Attach[0].Since.Equal(got.Attach[0].Since)
+			coretest.Eventually(t, "the repetition is reported", func() bool {
+				for _, one := range r.reported(t, volume) {
+					return one.Attach[0].LastRequested.After(got.Attach[0].LastRequested) &&
+						one.Attach[0].Since.Equal(got.Attach[0].Since)
 				}
 				return false
 			})
@@ -138,38 +140,38 @@ func TestPlannedTold(t *testing.T) {
 	}
 }
 
-// answering are guests that answer whatever they are asked in one way, and go on running.
-type answering struct {
+// fixedReply are guests that give the same reply to every request and keep running.
+type fixedReply struct {
 	*guests
 	answer metadata.RestartReply
 }
 
-// hanging are guests that accept.
-func hanging() answering {
-	return answering{newGuests(), metadata.RestartReply{State: metadata.RestartAccepted}}
+// hangingGuests accept every request and keep running.
+func hangingGuests() fixedReply {
+	return fixedReply{newGuests(), metadata.RestartReply{State: metadata.RestartAccepted}}
 }
 
-func (a answering) Request(_ context.Context, instance, id string) error {
+func (a fixedReply) Request(_ context.Context, instance, id string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked[instance], a.answers[instance] = id, a.answer
 	return nil
 }
 
-func (a answering) Reply(context.Context, string, string) (metadata.RestartReply, error) {
+func (a fixedReply) Reply(context.Context, string, string) (metadata.RestartReply, error) {
 	return a.answer, nil
 }
 
-// A volume that moves waits for two instances. What nobody uses any more is told to be there still, and so is what waits for a
-// slot; another controller tells of it what the records say, and of a wish nothing before there is a record.
-func TestPlannedToldOfSeveral(t *testing.T) {
+// A volume that moves waits for two instances, and the report shows both. Another controller reports what is in the
+// records: the disk that is still attached, but not the attach request.
+func TestPlannedReportOfMovingVolume(t *testing.T) {
 	t.Parallel()
 	closed := make(chan struct{})
 	r := newRestartRig(t, func(o *coretest.Options) {
-		o.Restarts.Next = func(now time.Time) time.Time {
+		o.Restarts.NextStart = func(now time.Time) time.Time {
 			select {
 			case <-closed:
-				return later(now)
+				return inAnHour(now)
 			default:
 				return now
 			}
@@ -178,30 +180,30 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 	from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
 	moving := r.Create(t, "moving")
 	r.published(t, moving, from)
-	r.rest(t)
+	r.restartsDone(t)
 	close(closed)
 	other := r.again(t)
 	r.Must(t, r.Unpublish(t, moving, from))
 	for _, controller := range []*rig{r, other} {
-		still := controller.tells(t, moving, from, "")
+		still := controller.waitForReport(t, moving, from, "")
 		if !cmp.Equal(still, restart.Restart{InstanceID: from, Detach: []string{moving}}) {
-			t.Errorf("of what is still attached: %+v", still)
+			t.Errorf("reported for the unpublished disk: %+v", still)
 		}
 	}
 	if err := r.Publish(t, moving, to); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	if first := r.tells(
+	if first := r.waitForReport(
 		t,
 		moving,
 		from,
 		restart.ReasonHours,
 	); !cmp.Equal(first.Detach, []string{moving}) ||
 		len(first.Attach) > 0 {
-		t.Errorf("of the instance that has the disk: %+v", first)
+		t.Errorf("reported for the instance that has the disk: %+v", first)
 	}
-	coretest.Eventually(t, "the wish is told to wait for the other instance", func() bool {
-		for _, one := range r.told(t, moving) {
+	coretest.Eventually(t, "the request is reported to wait for the other instance", func() bool {
+		for _, one := range r.reported(t, moving) {
 			if one.InstanceID == to {
 				return strings.Contains(one.Attach[0].Problem, from)
 			}
@@ -209,44 +211,52 @@ func TestPlannedToldOfSeveral(t *testing.T) {
 		return false
 	})
 	if err := r.Publish(t, moving, to); !strings.Contains(status.Convert(err).Message(), "--restart-hours") {
-		t.Errorf("the RPC does not say why the first of two is not restarted: %v", err)
+		t.Errorf("the RPC does not say why the first of two instances is not restarted: %v", err)
 	}
-	for _, one := range other.told(t, "") {
+	for _, one := range other.reported(t, "") {
 		if len(one.Attach) > 0 {
-			t.Errorf("a controller that was not asked tells of a wish: %+v", one)
+			t.Errorf("a controller reports a request that another controller got: %+v", one)
 		}
 	}
 }
 
-// Of a restart that another controller carries out the records tell, and what waits for it is told to wait.
-func TestPlannedToldByAnother(t *testing.T) {
+// A controller reports the restart that another controller carries out, and that its own volumes wait for it.
+func TestPlannedReportOfAnotherController(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(
 		t,
-		func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, hanging() },
+		func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, hangingGuests() },
 	)
 	a, b := r.Node(t, "node-a"), r.Node(t, "node-b")
 	first, second := r.Create(t, "first"), r.Create(t, "second")
 	if err := r.Publish(t, first, a); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	mine := r.tells(t, first, a, restart.ReasonUnderWay)
+	mine := r.waitForReport(t, first, a, restart.ReasonUnderWay)
 	other := r.again(t)
-	theirs := other.tells(t, first, a, restart.ReasonUnderWay)
+	theirs := other.waitForReport(t, first, a, restart.ReasonUnderWay)
 	if mine.ID == "" || theirs.ID != mine.ID || !cmp.Equal(disksOf(theirs.Attach), []string{first}) ||
 		!strings.Contains(theirs.Message, "another controller") {
-		t.Errorf("one tells %+v, the other %+v", mine, theirs)
+		t.Errorf("one reports %+v, the other %+v", mine, theirs)
 	}
 	if err := other.Publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	if waits := other.tells(t, second, b, restart.ReasonOthers); !strings.Contains(waits.Message, "--restart-max-down") {
-		t.Errorf("told %+v", waits)
+	if waits := other.waitForReport(
+		t,
+		second,
+		b,
+		restart.ReasonOthers,
+	); !strings.Contains(
+		waits.Message,
+		"--restart-max-down",
+	) {
+		t.Errorf("reported %+v", waits)
 	}
 }
 
-// A volume that was attached and has not been asked for again does not wait for a restart, whatever else is under way.
-func TestPlannedToldWhenAttached(t *testing.T) {
+// A volume that was attached and not published again waits for no restart, even if another instance is being restarted.
+func TestPlannedReportOfAttachedVolume(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 300 * time.Millisecond })
 	a, b := r.Node(t, "node-a"), r.Node(t, "node-b")
@@ -255,42 +265,42 @@ func TestPlannedToldWhenAttached(t *testing.T) {
 		t.Fatal(err)
 	}
 	coretest.Eventually(t, "the disk is attached", func() bool { return r.Holder(t, first) == a })
-	r.rest(t)
+	r.restartsDone(t)
 	if err := r.Publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	r.tells(t, second, b, restart.ReasonUnderWay)
+	r.waitForReport(t, second, b, restart.ReasonUnderWay)
 	coretest.Eventually(t, "the other restart is over", func() bool {
-		for _, one := range r.told(t, first) {
-			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "ask for it once more") {
-				t.Fatalf("told %+v", one)
+		for _, one := range r.reported(t, first) {
+			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "publish the volume again") {
+				t.Fatalf("reported %+v", one)
 			}
 		}
 		return len(r.records(t, "csi-restart-")) == 0
 	})
 }
 
-// An orchestrator does not ask, and is told nothing; nor is there anything to tell in attach mode hot.
-func TestPlannedToldToNobodyElse(t *testing.T) {
+// An orchestrator does not request a report and gets none. In attach mode hot there is nothing to report.
+func TestPlannedReportOnlyOnRequest(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = restart.Plan })
 	var header grpcmetadata.MD
 	_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}, grpc.Header(&header))
 	r.Must(t, err)
 	if got := header.Get(rpc.MetadataRestarts); len(got) > 0 {
-		t.Errorf("told without being asked: %v", got)
+		t.Errorf("reported without a request: %v", got)
 	}
-	if got := r.told(t, ""); got == nil || len(got) > 0 {
-		t.Errorf("where nothing is wanted: %v", got)
+	if got := r.reported(t, ""); got == nil || len(got) > 0 {
+		t.Errorf("reported although no restart is needed: %v", got)
 	}
 	hot := newRig(t)
-	if got := hot.told(t, ""); got != nil {
-		t.Errorf("told in attach mode hot: %v", got)
+	if got := hot.reported(t, ""); got != nil {
+		t.Errorf("reported in attach mode hot: %v", got)
 	}
 }
 
-// What would be restarted, and why it is not, is counted and logged, once.
-func TestPlannedMeasured(t *testing.T) {
+// A restart that is needed is counted by its reason, and logged once.
+func TestPlannedMetricsAndLog(t *testing.T) {
 	t.Parallel()
 	m := metrics.New(metrics.Process{Driver: rpc.PluginName, Version: "test", Mode: "controller"})
 	log := &simtest.Output{}
@@ -309,13 +319,13 @@ func TestPlannedMeasured(t *testing.T) {
 	samples := metricstest.Read(t, metricstest.Page(m))
 	if samples[`oxide_csi_restart_volumes_waiting{rack="default"}`] != 1 ||
 		samples[`oxide_csi_restarts_in_flight{rack="default"}`] != 0 {
-		t.Errorf("measured %v", samples.Matching("oxide_csi_restart"))
+		t.Errorf("metrics: %v", samples.Matching("oxide_csi_restart"))
 	}
 	r.Must(t, r.Unpublish(t, volume, node))
-	coretest.Eventually(t, "it is not counted any more", func() bool { return waiting("policy") == 0 })
+	coretest.Eventually(t, "the instance is no longer counted", func() bool { return waiting("policy") == 0 })
 	var lines []string
 	for line := range strings.Lines(log.String()) {
-		if strings.Contains(line, "a restart is wanted") && strings.Contains(line, "reason=policy") {
+		if strings.Contains(line, "restart needed") && strings.Contains(line, "reason=policy") {
 			lines = append(lines, line)
 		}
 	}

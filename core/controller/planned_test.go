@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// newRestartRig is a controller in attach mode restart before a rack without hot-plug. Unless changed, the rack stops instances.
+// newRestartRig returns a controller in attach mode restart with a rack without hot-plug. By default the rack stops the
+// instances. Restarts pass in real time, because controller and rack speak HTTP over loopback. The tests therefore wait
+// on states, and no timeout ends a restart unless a test sets one.
 func newRestartRig(t *testing.T, change ...func(*coretest.Options)) *rig {
 	t.Helper()
 	return newRig(t, append([]func(*coretest.Options){func(o *coretest.Options) {
@@ -41,15 +44,15 @@ func newRestartRig(t *testing.T, change ...func(*coretest.Options)) *rig {
 			Shutdown:    restart.Hard,
 			Window:      100 * time.Millisecond,
 			MaxDown:     1,
-			HaltTimeout: 5 * time.Second,
+			HaltTimeout: time.Minute,
 			Poll:        10 * time.Millisecond,
 			Idle:        20 * time.Millisecond,
-			Lease:       2 * time.Second,
+			Lease:       time.Minute,
 		}}
 	}}, change...)...)
 }
 
-// published asks for a volume on a node until it is there, as an orchestrator does.
+// published publishes a volume repeatedly, as an orchestrator does, until that succeeds.
 func (r *rig) published(t *testing.T, volumeID, nodeID string) {
 	t.Helper()
 	coretest.Eventually(t, "the volume is published", func() bool {
@@ -64,17 +67,32 @@ func (r *rig) published(t *testing.T, volumeID, nodeID string) {
 	}
 }
 
-// publishedTogether is published for several volumes at once.
-func (r *rig) publishedTogether(t *testing.T, nodeID string, volumeIDs ...string) {
-	t.Helper()
-	var publishing sync.WaitGroup
-	for _, volumeID := range volumeIDs {
-		publishing.Go(func() { r.published(t, volumeID, nodeID) })
+// startGate holds back the start of all restarts until it is opened.
+type startGate struct{ open atomic.Bool }
+
+func (g *startGate) set(o *coretest.Options) {
+	o.Restarts.NextStart = func(now time.Time) time.Time {
+		if g.open.Load() {
+			return now
+		}
+		return inAnHour(now)
 	}
-	publishing.Wait()
 }
 
-// createSome makes volumes.
+// publishedTogether requests all volumes before a restart can start, each on the next one of the nodes. Then it opens
+// the gate and waits until all volumes are published.
+func (r *rig) publishedTogether(t *testing.T, gate *startGate, nodeIDs []string, volumeIDs ...string) {
+	t.Helper()
+	for i, volumeID := range volumeIDs {
+		coretest.WantCode(t, r.Publish(t, volumeID, nodeIDs[i%len(nodeIDs)]), codes.FailedPrecondition)
+	}
+	gate.open.Store(true)
+	for i, volumeID := range volumeIDs {
+		r.published(t, volumeID, nodeIDs[i%len(nodeIDs)])
+	}
+}
+
+// createSome creates volumes.
 func (r *rig) createSome(t *testing.T, count int) []string {
 	t.Helper()
 	var volumes []string
@@ -84,7 +102,7 @@ func (r *rig) createSome(t *testing.T, count int) []string {
 	return volumes
 }
 
-// restarts is how often instances were stopped and started.
+// restarts returns how often instances were stopped and started.
 func (r *rig) restarts(t *testing.T) (stops, starts int) {
 	t.Helper()
 	calls, err := r.Sim.Calls(t.Context())
@@ -99,7 +117,7 @@ func (r *rig) wantRestarts(t *testing.T, want int) {
 	}
 }
 
-// runState is the state of an instance.
+// runState returns the run state of an instance.
 func (r *rig) runState(t *testing.T, id string) oxide.InstanceState {
 	t.Helper()
 	instance, err := r.SDK.InstanceView(t.Context(), oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
@@ -107,7 +125,7 @@ func (r *rig) runState(t *testing.T, id string) oxide.InstanceState {
 	return instance.RunState
 }
 
-// records are the names of the records that the controller keeps.
+// records returns the names of the controller's records that begin with the prefix.
 func (r *rig) records(t *testing.T, prefix string) []string {
 	t.Helper()
 	groups, err := r.SDK.AntiAffinityGroupListAllPages(
@@ -124,13 +142,13 @@ func (r *rig) records(t *testing.T, prefix string) []string {
 	return names
 }
 
-// rest waits until no restart is under way.
-func (r *rig) rest(t *testing.T) {
+// restartsDone waits until no restart is under way.
+func (r *rig) restartsDone(t *testing.T) {
 	t.Helper()
 	coretest.Eventually(t, "no restart is under way", func() bool { return len(r.records(t, "csi-restart-")) == 0 })
 }
 
-// publishedNodes is what ListVolumes says.
+// publishedNodes returns the published nodes of a volume, after ListVolumes and ControllerGetVolume.
 func (r *rig) publishedNodes(t *testing.T, volumeID string) []string {
 	t.Helper()
 	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
@@ -149,19 +167,19 @@ func (r *rig) publishedNodes(t *testing.T, volumeID string) []string {
 	return nil
 }
 
-// A rack that does not attach to an instance that runs detaches nothing from it either: there is nothing to be put off.
+// The detach grace does not matter on a rack without hot-plug, because nothing is detached from a running instance.
 func TestPlannedDetachGrace(t *testing.T) {
 	t.Parallel()
 	grace := func(o *coretest.Options) { o.DetachGrace = time.Hour }
 	r := newRestartRig(t, grace)
 	node, volume := r.Node(t, "node-a"), r.Create(t, "data")
 	r.published(t, volume, node)
-	r.rest(t)
-	for range 2 { // as Nomad asks
+	r.restartsDone(t)
+	for range 2 { // Nomad unpublishes twice
 		r.Must(t, r.Unpublish(t, volume, node))
 	}
 	if got := r.Holder(t, volume); got != node {
-		t.Errorf("the disk is on %q: it was to stay", got)
+		t.Errorf("the disk is on %q, want %q", got, node)
 	}
 	if got := r.publishedNodes(t, volume); len(got) > 0 {
 		t.Errorf("the volume is published on %v", got)
@@ -169,7 +187,7 @@ func TestPlannedDetachGrace(t *testing.T) {
 	r.published(t, volume, node)
 	r.wantRestarts(t, 1)
 
-	// One that does attach to it would detach, too.
+	// A rack with hot-plug would detach the disk.
 	r = newRestartRig(t, grace, func(o *coretest.Options) { o.Rack.Hotplug = true })
 	node, volume = r.Node(t, "node-a"), r.Create(t, "data")
 	r.published(t, volume, node)
@@ -177,15 +195,16 @@ func TestPlannedDetachGrace(t *testing.T) {
 	r.wantRestarts(t, 0)
 }
 
-// All that is wanted of an instance within the window costs one restart.
-func TestPlannedTogether(t *testing.T) {
+// Volumes that are requested together for one instance cost one restart.
+func TestPlannedRequestsTogetherCostOneRestart(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.MaxDisks = 12 })
+	gate := &startGate{}
+	r := newRestartRig(t, gate.set, func(o *coretest.Options) { o.MaxDisks = 12 })
 	node := r.Node(t, "node-a")
 	volumes := r.createSome(t, 8)
-	r.publishedTogether(t, node, volumes...)
+	r.publishedTogether(t, gate, []string{node}, volumes...)
 	r.wantRestarts(t, 1)
-	r.rest(t)
+	r.restartsDone(t)
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
 		t.Errorf("the instance is %s", got)
 	}
@@ -199,17 +218,18 @@ func TestPlannedTogether(t *testing.T) {
 	}
 }
 
-// A volume that returns to its node costs no restart, however many do so.
-func TestPlannedReturn(t *testing.T) {
+// Volumes that return to their node cost no restart.
+func TestPlannedReturnCostsNoRestart(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.MaxDisks = 12 })
+	gate := &startGate{}
+	r := newRestartRig(t, gate.set, func(o *coretest.Options) { o.MaxDisks = 12 })
 	node := r.Node(t, "node-a")
 	volumes := r.createSome(t, 8)
-	r.publishedTogether(t, node, volumes...)
-	r.rest(t)
+	r.publishedTogether(t, gate, []string{node}, volumes...)
+	r.restartsDone(t)
 	for _, volume := range volumes {
 		r.Must(t, r.Unpublish(t, volume, node))
-		r.Must(t, r.Unpublish(t, volume, node)) // as Nomad does
+		r.Must(t, r.Unpublish(t, volume, node)) // Nomad unpublishes twice
 		if got := r.publishedNodes(t, volume); len(got) > 0 {
 			t.Errorf("an unpublished volume is shown on %v", got)
 		}
@@ -217,8 +237,8 @@ func TestPlannedReturn(t *testing.T) {
 			t.Errorf("the disk was detached from a running instance: %q", got)
 		}
 	}
-	if got := len(r.records(t, "csi-lazy-")); got != len(volumes) {
-		t.Errorf("%d records of %d volumes that are unpublished and attached", got, len(volumes))
+	if got := len(r.records(t, "csi-detach-")); got != len(volumes) {
+		t.Errorf("%d deferred detaches of %d unpublished volumes", got, len(volumes))
 	}
 	for _, volume := range volumes {
 		r.Must(t, r.Publish(t, volume, node))
@@ -229,13 +249,15 @@ func TestPlannedReturn(t *testing.T) {
 	}
 }
 
-// A volume that moves costs a restart of either node, and is never on two. What is lazy there too goes at the same time.
-func TestPlannedMove(t *testing.T) {
+// A volume that moves costs a restart of each node. The first restart also detaches the node's other unpublished
+// volumes.
+func TestPlannedMoveRestartsBothNodes(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t)
+	gate := &startGate{}
+	r := newRestartRig(t, gate.set)
 	from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
 	moving, other := r.Create(t, "moving"), r.Create(t, "other")
-	r.publishedTogether(t, from, moving, other)
+	r.publishedTogether(t, gate, []string{from}, moving, other)
 	if err := r.Publish(
 		t,
 		moving,
@@ -251,20 +273,20 @@ func TestPlannedMove(t *testing.T) {
 	if got := r.Holder(t, other); got != "" {
 		t.Errorf("the other unpublished volume is still on %s", got)
 	}
-	r.rest(t)
+	r.restartsDone(t)
 	if got := r.records(t, "csi-"); len(got) > 0 {
 		t.Errorf("records are left: %v", got)
 	}
 }
 
-// To delete a volume restarts nothing.
-func TestPlannedDelete(t *testing.T) {
+// Deleting a volume restarts nothing.
+func TestPlannedDeleteCostsNoRestart(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	r.published(t, volume, node)
-	r.rest(t)
+	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, volume, node))
 	err := r.Delete(t, volume)
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "next planned restart") {
@@ -274,14 +296,14 @@ func TestPlannedDelete(t *testing.T) {
 	r.published(t, other, node)
 	r.Must(t, r.Delete(t, volume))
 	r.wantRestarts(t, 2)
-	r.rest(t)
+	r.restartsDone(t)
 	if got := r.records(t, "csi-"); len(got) > 0 {
 		t.Errorf("records are left: %v", got)
 	}
 }
 
-// On an instance that somebody else has stopped, attach and detach simply work, and nobody starts it.
-func TestPlannedOnStopped(t *testing.T) {
+// On an instance that its owner has stopped, attach and detach work at once, and the instance is not started.
+func TestPlannedStoppedInstanceIsNotStarted(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
@@ -295,14 +317,14 @@ func TestPlannedOnStopped(t *testing.T) {
 	r.wantRestarts(t, 0)
 }
 
-// What was unpublished while its instance ran, and is unpublished again once somebody has stopped that, leaves no record.
-func TestPlannedAgainOnStopped(t *testing.T) {
+// A volume that is unpublished from a running instance, and again from the stopped one, leaves no record.
+func TestPlannedUnpublishAgainOnStopped(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	r.published(t, volume, node)
-	r.rest(t)
+	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
 	r.Must(t, r.Unpublish(t, volume, node))
@@ -314,34 +336,35 @@ func TestPlannedAgainOnStopped(t *testing.T) {
 	}
 }
 
-// An instance that is full of what nobody uses any more gets what somebody does.
-func TestPlannedRoom(t *testing.T) {
+// If an instance has no free slot, a deferred detach frees one for a requested volume.
+func TestPlannedDeferredDetachMakesRoom(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.MaxDisks = 3 })
+	gate := &startGate{}
+	r := newRestartRig(t, gate.set, func(o *coretest.Options) { o.MaxDisks = 3 })
 	node := r.Node(t, "node-a")
 	volumes := []string{r.Create(t, "v0"), r.Create(t, "v1"), r.Create(t, "v2")}
-	r.publishedTogether(t, node, volumes[:2]...)
+	r.publishedTogether(t, gate, []string{node}, volumes[:2]...)
 	if err := r.Publish(t, volumes[2], node); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("one more than there is room for: %v", err)
+		t.Errorf("publish without a free slot: %v", err)
 	}
 	r.Must(t, r.Unpublish(t, volumes[0], node))
 	r.published(t, volumes[2], node)
 	if got := r.Holder(t, volumes[0]); got != "" {
-		t.Errorf("the disk that made room is on %s", got)
+		t.Errorf("the unpublished disk is still on %s", got)
 	}
 	r.wantRestarts(t, 2)
 }
 
-// What was listed as attached may have made room before its record was looked for, which is gone then.
-func TestPlannedRoomMeanwhile(t *testing.T) {
+// A disk that was listed as attached may be detached, and its record deleted, before the records are read.
+func TestPlannedRoomMadeDuringPublish(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.MaxDisks = 2 })
 	node := r.Node(t, "node-a")
 	leaving, coming := r.Create(t, "leaving"), r.Create(t, "coming")
 	r.published(t, leaving, node)
-	r.rest(t)
+	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, leaving, node))
-	r.Crash() // from here on this test does what a restart does
+	r.Crash() // from here on the test plays the restart
 	_, err := r.Sim.Inject(
 		t.Context(),
 		simtest.Fault{Operation: "anti_affinity_group_list", Kind: simtest.FaultDelay, DelayMillis: 500},
@@ -350,7 +373,7 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 	var answer error
 	var asking sync.WaitGroup
 	asking.Go(func() { answer = r.Publish(t, coming, node) })
-	coretest.Eventually(t, "the rack takes its time", func() bool {
+	coretest.Eventually(t, "the rack delays the call", func() bool {
 		faults, err := r.Sim.Faults(t.Context())
 		r.Must(t, err)
 		return faults[len(faults)-1].Hits == 1
@@ -366,7 +389,7 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 		r.SDK.AntiAffinityGroupDelete(
 			t.Context(),
 			oxide.AntiAffinityGroupDeleteParams{
-				AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving),
+				AntiAffinityGroup: oxide.NameOrId("csi-detach-" + leaving),
 				Project:           coretest.Project,
 			},
 		),
@@ -375,45 +398,26 @@ func TestPlannedRoomMeanwhile(t *testing.T) {
 	coretest.WantCode(t, answer, codes.FailedPrecondition)
 }
 
-// A roll-out over several nodes restarts each of them once, one after the other.
-func TestPlannedRollOut(t *testing.T) {
-	r := newRestartRig(t, func(o *coretest.Options) {
-		o.MaxDisks, o.Restarts.Window, o.Restarts.Lease = 12, time.Second, time.Minute
-	})
-	nodes := []string{r.Node(t, "node-a"), r.Node(t, "node-b"), r.Node(t, "node-c")}
-	volumes := r.createSome(t, 24)
-	var publishing sync.WaitGroup
-	for i, volume := range volumes {
-		publishing.Go(func() {
-			// Without a pause between their questions, two dozen would leave the controller no time for anything else.
-			for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
-				err := r.Publish(t, volume, nodes[i%3])
-				if err == nil {
-					return
-				}
-				if status.Code(err) != codes.FailedPrecondition || time.Now().After(deadline) {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	publishing.Wait()
-	for i, volume := range volumes {
-		if got := r.Holder(t, volume); got != nodes[i%3] {
-			t.Errorf("volume %d is on %q", i, got)
-		}
-	}
+// A roll-out over several nodes restarts each node once.
+func TestPlannedRollOutRestartsEachNodeOnce(t *testing.T) {
+	t.Parallel()
+	gate := &startGate{}
+	r := newRestartRig(t, gate.set, func(o *coretest.Options) { o.MaxDisks = 12 })
+	r.publishedTogether(
+		t,
+		gate,
+		[]string{r.Node(t, "node-a"), r.Node(t, "node-b"), r.Node(t, "node-c")},
+		r.createSome(t, 24)...)
 	r.wantRestarts(t, 3)
 }
 
-// With attach mode plan nothing is restarted, and a volume is attached once its instance is stopped.
-func TestPlannedPolicies(t *testing.T) {
+// In attach mode plan nothing is restarted, and a volume is attached once its instance is stopped.
+func TestPlannedModePlanRestartsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = restart.Plan })
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the answer says why nothing is restarted", func() bool {
+	coretest.Eventually(t, "the error says why nothing is restarted", func() bool {
 		err := r.Publish(t, volume, node)
 		if status.Code(err) != codes.FailedPrecondition {
 			t.Fatal(err)
@@ -425,8 +429,8 @@ func TestPlannedPolicies(t *testing.T) {
 	r.wantRestarts(t, 0)
 }
 
-// An RPC may wait for the restart.
-func TestPlannedWait(t *testing.T) {
+// With --restart-wait a publish waits for the restart.
+func TestPlannedPublishWaitsForTheRestart(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Wait = time.Minute })
 	node := r.Node(t, "node-a")
@@ -438,8 +442,8 @@ func TestPlannedWait(t *testing.T) {
 	}
 }
 
-// An RPC that waits hears of the end of a restart that another process carries out.
-func TestPlannedWaitForAnother(t *testing.T) {
+// A waiting publish ends when a restart by another controller ends.
+func TestPlannedPublishWaitsForAnotherController(t *testing.T) {
 	t.Parallel()
 	here, there := newRestartPair(t, func(o *coretest.Options) { o.Restarts.Wait = time.Minute })
 	node := here.Node(t, "node-a")
@@ -452,20 +456,20 @@ func TestPlannedWaitForAnother(t *testing.T) {
 	here.wantRestarts(t, 1)
 }
 
-// A controller leaves it to another one, too, to free a disk that its own instance still has.
+// If a disk must be freed by the controller's own instance, another controller restarts that instance.
 func TestPlannedMoveFromOwnInstance(t *testing.T) {
 	t.Parallel()
 	here, _ := newRestartPair(t)
 	a, b := here.Node(t, "node-a"), here.Node(t, "node-b")
 	volume := here.Create(t, "v")
 	here.published(t, volume, a)
-	here.rest(t)
+	here.restartsDone(t)
 	here.Must(t, here.Unpublish(t, volume, a))
 	here.published(t, volume, b)
 	here.wantRestarts(t, 3)
 }
 
-// newRestartPair are controllers in attach mode restart that run on node-a and node-b.
+// newRestartPair returns controllers in attach mode restart that run on node-a and node-b.
 func newRestartPair(t *testing.T, change ...func(*coretest.Options)) (onA, onB *rig) {
 	t.Helper()
 	first := newRestartRig(t, change...)
@@ -480,9 +484,9 @@ func newRestartPair(t *testing.T, change ...func(*coretest.Options)) (onA, onB *
 	return on("node-a"), on("node-b")
 }
 
-// A controller that is told to end while an instance is down does not leave it down for as long as one that dies: the next one goes
-// on at once.
-func TestPlannedRetire(t *testing.T) {
+// A controller that is terminated while an instance is down hands the restart over. The next controller continues at
+// once and does not wait for the lease.
+func TestPlannedRetireHandsOver(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) {
 		o.Rack.StateTime, o.Restarts.Lease, o.Restarts.Wait = 300*time.Millisecond, time.Hour, time.Hour
@@ -499,9 +503,9 @@ func TestPlannedRetire(t *testing.T) {
 	r.Retire()
 	coretest.WantCode(t, <-answered, codes.FailedPrecondition, "being restarted")
 	before := r.Calls(t)["anti_affinity_group_list"]
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // several polls: real time, because nothing must happen
 	if after := r.Calls(t)["anti_affinity_group_list"]; after != before {
-		t.Errorf("it goes on: %d looks, %d before", after, before)
+		t.Errorf("a retired controller still reads the records: %d times, %d before", after, before)
 	}
 	other := r.again(t)
 	coretest.Eventually(
@@ -510,16 +514,19 @@ func TestPlannedRetire(t *testing.T) {
 		func() bool { return r.runState(t, node) == oxide.InstanceStateRunning },
 	)
 	other.published(t, volume, node)
-	other.rest(t)
+	other.restartsDone(t)
 	if stops, starts := other.restarts(t); stops != 0 || starts != 1 {
-		t.Errorf("%d stops and %d starts since then, want 0 and 1", stops, starts)
+		t.Errorf("%d stops and %d starts after the handover, want 0 and 1", stops, starts)
 	}
 }
 
-// Whoever dies while an instance is down: another controller starts it, as soon as the lease is over.
-func TestPlannedCrash(t *testing.T) {
+// If a controller crashes while an instance is down, another controller starts the instance after the lease. The lease
+// passes in real time, because both controllers and the rack speak HTTP.
+func TestPlannedCrashedRestartIsTakenOver(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 300 * time.Millisecond })
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Rack.StateTime, o.Restarts.Lease = 300*time.Millisecond, 2*time.Second
+	})
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	if err := r.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
@@ -534,18 +541,18 @@ func TestPlannedCrash(t *testing.T) {
 	other := r.again(t)
 	coretest.Eventually(
 		t,
-		"somebody starts the instance",
+		"the other controller starts the instance",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateRunning },
 	)
-	other.rest(t)
+	other.restartsDone(t)
 	other.published(t, volume, node)
-	// The record tells the disk to whoever takes over: no second restart.
+	// The record names the disk, so the other controller needs no second restart.
 	if stops, _ := r.restarts(t); stops != 0 {
 		t.Errorf("%d stops after the crash, want none", stops)
 	}
 }
 
-// guests plays the orchestrator and the node plugins of guests that shut down when they are asked to.
+// guests plays an orchestrator and the node plugins of guests that shut down on request.
 type guests struct {
 	r       *rig
 	refusal string
@@ -616,8 +623,8 @@ func (g *guests) Report(_ context.Context, _ string, report metadata.RestartRepo
 	return nil
 }
 
-// The rack's own stop is a power cut, which a guest that shuts itself down is spared.
-func TestPlannedGuest(t *testing.T) {
+// With --restart-shutdown=guest the guest shuts itself down. A stop by the rack would be a power cut.
+func TestPlannedGuestShutsItselfDown(t *testing.T) {
 	t.Parallel()
 	g := newGuests()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Shutdown, o.Restarts.Requester = restart.Guest, g })
@@ -628,14 +635,14 @@ func TestPlannedGuest(t *testing.T) {
 	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
 		t.Errorf("%d stops and %d starts, want 0 and 1", stops, starts)
 	}
-	r.rest(t)
+	r.restartsDone(t)
 	if len(g.asked) > 0 {
-		t.Errorf("questions are left: %v", g.asked)
+		t.Errorf("requests are left: %v", g.asked)
 	}
 }
 
-// What a node refuses is told to whoever wants the volume, and nothing is stopped.
-func TestPlannedRefused(t *testing.T) {
+// If a node refuses its restart, the error names the node's reason, and nothing is stopped.
+func TestPlannedRefusalByNode(t *testing.T) {
 	t.Parallel()
 	g := newGuests()
 	g.refusal = "graceful node shutdown is on: turn it off"
@@ -643,20 +650,20 @@ func TestPlannedRefused(t *testing.T) {
 	g.r = r
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the answer says what the node says", func() bool {
+	coretest.Eventually(t, "the error contains the node's reason", func() bool {
 		err := r.Publish(t, volume, node)
 		return status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), g.refusal)
 	})
 	r.wantRestarts(t, 0)
-	r.rest(t)
+	r.restartsDone(t)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.reports) == 0 || !g.reports[len(g.reports)-1].Problem {
-		t.Errorf("nobody who watches the node is told: %v", g.reports)
+		t.Errorf("no problem of the node is reported: %v", g.reports)
 	}
 }
 
-// A controller leaves its own instance to another one, and restarts nothing before it knows which one that is.
+// A controller leaves its own instance to another controller. It restarts nothing before it knows its own instance.
 func TestPlannedOwnInstance(t *testing.T) {
 	t.Parallel()
 	first := newRestartRig(t, func(o *coretest.Options) {
@@ -664,7 +671,7 @@ func TestPlannedOwnInstance(t *testing.T) {
 	})
 	node := first.Node(t, "node-a")
 	volume := first.Create(t, "v")
-	coretest.Eventually(t, "nothing is restarted before it is known where the controller runs", func() bool {
+	coretest.Eventually(t, "the error says that the own instance is unknown", func() bool {
 		err := first.Publish(t, volume, node)
 		return err != nil && strings.Contains(err.Error(), "does not know yet")
 	})
@@ -687,14 +694,14 @@ func TestPlannedOwnInstance(t *testing.T) {
 	there.wantRestarts(t, 1)
 }
 
-// What an orchestrator unpublishes because the node is down for a restart, and brings back afterwards, costs no other one.
-func TestPlannedUnpublishedMeanwhile(t *testing.T) {
+// A volume that is unpublished while its node is down for a restart, and published there again, costs no other restart.
+func TestPlannedUnpublishDuringRestart(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 300 * time.Millisecond })
 	node := r.Node(t, "node-a")
 	first, second := r.Create(t, "first"), r.Create(t, "second")
 	r.published(t, first, node)
-	r.rest(t)
+	r.restartsDone(t)
 	if err := r.Publish(t, second, node); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
@@ -704,21 +711,21 @@ func TestPlannedUnpublishedMeanwhile(t *testing.T) {
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopped },
 	)
 	r.Must(t, r.Unpublish(t, first, node))
-	r.rest(t)
+	r.restartsDone(t)
 	r.published(t, first, node)
 	r.published(t, second, node)
 	r.wantRestarts(t, 2)
 }
 
-// A record about a disk that is gone is cleared away, whoever has deleted it.
-func TestPlannedSweep(t *testing.T) {
+// The record about a deleted disk is deleted, even if another program deleted the disk.
+func TestPlannedSweepOfDeletedDisks(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
 	volume, kept := r.Create(t, "v"), r.Create(t, "kept")
 	r.published(t, volume, node)
 	r.published(t, kept, node)
-	r.rest(t)
+	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.Must(t, r.Unpublish(t, kept, node))
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
@@ -730,12 +737,12 @@ func TestPlannedSweep(t *testing.T) {
 	r.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(volume)}))
 	r.Crash()
 	other := r.again(t)
-	coretest.Eventually(t, "the record of the deleted disk is gone", func() bool {
-		return cmp.Equal(other.records(t, "csi-"), []string{"csi-lazy-" + kept})
+	coretest.Eventually(t, "the record of the deleted disk is deleted", func() bool {
+		return cmp.Equal(other.records(t, "csi-"), []string{"csi-detach-" + kept})
 	})
 }
 
-// What the RPCs ask of the rack is what docs/reference/api-calls.md says.
+// The RPCs make the calls to the rack that docs/reference/api-calls.md lists.
 func TestPlannedAPICalls(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Unplanned = true }) // only the RPCs' own calls are counted
@@ -780,27 +787,27 @@ func TestPlannedAPICalls(t *testing.T) {
 	says("`DeleteVolume`", func() error { return r.Delete(t, volume) }, codes.OK)
 }
 
-// What is unpublished is not shown as published while its disk is detached, or attached for a wish: the rack cannot be asked
-// for its disks and for the records of a restart at once.
-func TestPlannedShownMeanwhile(t *testing.T) {
+// An unpublished volume is never shown as published, neither while its disk is detached nor while it is attached for a
+// request. The disks and the records cannot be read in one call.
+func TestPlannedUnpublishedIsNeverShown(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
 	leaving, coming := r.Create(t, "leaving"), r.Create(t, "coming")
 	r.published(t, leaving, node)
-	r.rest(t)
+	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, leaving, node))
-	r.Crash() // from here on this test does what a restart does
+	r.Crash() // from here on the test plays the restart
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
 
-	// meanwhile does something while a call of the rack takes its time, and says where the volume is shown after that.
+	// meanwhile carries out do while the rack delays a call, and returns where the volume is shown after that.
 	meanwhile := func(operation string, do func(), shown func() []string) []string {
 		_, err := r.Sim.Inject(t.Context(), simtest.Fault{Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 500})
 		r.Must(t, err)
 		var nodes []string
 		var asking sync.WaitGroup
 		asking.Go(func() { nodes = shown() })
-		coretest.Eventually(t, "the rack takes its time", func() bool {
+		coretest.Eventually(t, "the rack delays the call", func() bool {
 			faults, err := r.Sim.Faults(t.Context())
 			r.Must(t, err)
 			return faults[len(faults)-1].Hits == 1
@@ -820,7 +827,7 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 			r.SDK.AntiAffinityGroupDelete(
 				t.Context(),
 				oxide.AntiAffinityGroupDeleteParams{
-					AntiAffinityGroup: oxide.NameOrId("csi-lazy-" + leaving),
+					AntiAffinityGroup: oxide.NameOrId("csi-detach-" + leaving),
 					Project:           coretest.Project,
 				},
 			),
@@ -831,14 +838,14 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 		return one.GetStatus().GetPublishedNodeIds()
 	})
 	if len(shown) > 0 {
-		t.Errorf("ControllerGetVolume shows a volume on %v that was being detached", shown)
+		t.Errorf("ControllerGetVolume shows a volume on %v whose disk was being detached", shown)
 	}
 	shown = meanwhile("disk_list", func() {
 		_, err := r.SDK.AntiAffinityGroupCreate(
 			t.Context(),
 			oxide.AntiAffinityGroupCreateParams{Project: coretest.Project, Body: &oxide.AntiAffinityGroupCreate{
 				Name: oxide.Name(
-					"csi-lazy-" + coming,
+					"csi-detach-" + coming,
 				),
 				Description:   fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":%q}`, coretest.Cluster, coming, node),
 				Policy:        oxide.AffinityPolicyAllow,
@@ -858,18 +865,18 @@ func TestPlannedShownMeanwhile(t *testing.T) {
 		return nil
 	})
 	if len(shown) > 0 {
-		t.Errorf("ListVolumes shows a volume on %v that was being attached for a wish", shown)
+		t.Errorf("ListVolumes shows a volume on %v whose disk was being attached", shown)
 	}
 }
 
-// An attached disk is not published before it is certain that no restart detaches it.
-func TestPlannedUncertain(t *testing.T) {
+// An attached disk is published only if the records show that no restart detaches it.
+func TestPlannedPublishNeedsTheRecords(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	r.published(t, volume, node)
-	r.rest(t)
+	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.Crash()
 	_, err := r.Sim.Inject(
@@ -885,7 +892,7 @@ func TestPlannedUncertain(t *testing.T) {
 	)
 	r.Must(t, err)
 	if err := r.Publish(t, volume, node); err == nil {
-		t.Error("a volume is published although nobody knows whether a restart detaches it")
+		t.Error("a volume was published without the records")
 	}
 	r.Must(t, r.Sim.ClearFaults(t.Context()))
 	r.Must(t, r.Publish(t, volume, node))
@@ -894,7 +901,7 @@ func TestPlannedUncertain(t *testing.T) {
 	}
 }
 
-// Two volumes that change places wait for each other's node.
+// Two volumes that swap their nodes wait for each other's node.
 func TestPlannedSwap(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
@@ -910,14 +917,14 @@ func TestPlannedSwap(t *testing.T) {
 	publishing.Wait()
 }
 
-// A volume that is wished for while its new node is being restarted for another one, and still on its old node, is waited for.
-func TestPlannedLate(t *testing.T) {
+// A volume is still on its old node when it is requested on a node that is being restarted. It is published later.
+func TestPlannedRequestDuringRestart(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 300 * time.Millisecond })
 	from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
 	moving, other := r.Create(t, "moving"), r.Create(t, "other")
 	r.published(t, moving, from)
-	r.rest(t)
+	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, moving, from))
 	if err := r.Publish(t, other, to); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)

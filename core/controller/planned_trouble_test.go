@@ -28,14 +28,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// stop stops an instance as its owner would.
+// stop stops an instance as its owner does.
 func (r *rig) stop(t *testing.T, node string) {
 	t.Helper()
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
 }
 
-// unused is a volume that a running node has no use for any more, and still has.
-func (r *rig) unused(t *testing.T, name, node string) string {
+// unpublishedOn creates a volume that is unpublished while its disk is still attached to a running node.
+func (r *rig) unpublishedOn(t *testing.T, name, node string) string {
 	t.Helper()
 	volume := r.Create(t, name)
 	r.stop(t, node)
@@ -48,12 +48,12 @@ func (r *rig) unused(t *testing.T, name, node string) string {
 	return volume
 }
 
-// Whoever stops the instance that still has it can be rid of a volume at once.
+// An unpublished volume can be deleted at once if the owner stops the instance that still has its disk.
 func TestPlannedDeleteOnStopped(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
-	volume := r.unused(t, "v", node)
+	volume := r.unpublishedOn(t, "v", node)
 	r.stop(t, node)
 	r.Must(t, r.Delete(t, volume))
 	if got := r.records(t, "csi-"); len(got) > 0 {
@@ -62,35 +62,36 @@ func TestPlannedDeleteOnStopped(t *testing.T) {
 	r.wantRestarts(t, 0)
 }
 
-// Without any restart, volumes move where somebody stops the instances.
+// Volumes move between instances that their owner has stopped, without any restart.
 func TestPlannedMoveOnStopped(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []restart.Policy{restart.Plan, restart.Allow} {
 		t.Run(string(policy), func(t *testing.T) {
 			r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy, o.Restarts.CoolDown = policy, time.Hour })
 			from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
-			volume := r.unused(t, "v", from)
+			volume := r.unpublishedOn(t, "v", from)
 			r.stop(t, from)
 			r.stop(t, to)
 			r.published(t, volume, to)
-			// The engine may just be planning what has come true meanwhile, and then finds that it is not worth it any more.
+			// The engine may just be planning a restart for the fulfilled request. It then drops the plan.
 			coretest.Eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })
 			r.wantRestarts(t, 0)
 		})
 	}
 }
 
-// A restart that another process has planned, and nobody has begun, is begun by nobody who must not restart.
-func TestPlannedByAnother(t *testing.T) {
+// A restart that was planned and handed over is not started by a controller that must not restart anything.
+func TestPlannedHandoverRespectsTheReceiver(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*restart.Options, string){
 		"plan":         func(o *restart.Options, _ string) { o.Policy = restart.Plan },
-		"closed":       func(o *restart.Options, _ string) { o.Next = later },
+		"closed":       func(o *restart.Options, _ string) { o.NextStart = inAnHour },
 		"self unknown": func(o *restart.Options, _ string) { o.Self = func() (string, bool) { return "", false } },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			first := newRestartRig(t)
+			// A controller that does not know its own instance waits for the lease, which passes in real time.
+			first := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Lease = 2 * time.Second })
 			node := first.Node(t, "node-a")
 			volume := first.Create(t, "v")
 			first.Crash()
@@ -107,7 +108,7 @@ func TestPlannedByAnother(t *testing.T) {
 			}
 			coretest.Eventually(
 				t,
-				"the restart is planned, and handed over",
+				"the restart is planned and handed over",
 				func() bool { return len(here.records(t, "csi-restart-")) == 1 },
 			)
 			here.Crash()
@@ -117,7 +118,7 @@ func TestPlannedByAnother(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			there.rest(t)
+			there.restartsDone(t)
 			there.wantRestarts(t, 0)
 			if got := there.Holder(t, volume); got != "" {
 				t.Errorf("the disk is on %s", got)
@@ -126,8 +127,8 @@ func TestPlannedByAnother(t *testing.T) {
 	}
 }
 
-// A disk that a snapshot is being taken of when its instance is down comes with the same restart.
-func TestPlannedSnapshotMeanwhile(t *testing.T) {
+// A disk that is busy with a snapshot while its instance is down is attached in the same restart.
+func TestPlannedSnapshotDuringRestart(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
 	node := r.Node(t, "node-a")
@@ -140,40 +141,40 @@ func TestPlannedSnapshotMeanwhile(t *testing.T) {
 	)
 	r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "maintenance"))
 	r.ClearCalls(t)
-	coretest.Eventually(t, "its disks are to be changed", func() bool { return r.Calls(t)["instance_disk_list"] > 1 })
+	coretest.Eventually(t, "the engine changes the disks", func() bool { return r.Calls(t)["instance_disk_list"] > 1 })
 	r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "detached"))
 	r.published(t, volume, node)
 	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
-		t.Errorf("%d stops and %d starts since it went down, want 0 and 1", stops, starts)
+		t.Errorf("%d stops and %d starts since the stop, want 0 and 1", stops, starts)
 	}
 }
 
-// An instance that is stopped takes no more disks than one that runs.
+// A stopped instance can have no more disks than a running one.
 func TestPlannedFullOnStopped(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.MaxDisks = 3 })
 	node := r.Node(t, "node-a")
-	unused := r.unused(t, "unused", node)
+	unused := r.unpublishedOn(t, "unused", node)
 	r.stop(t, node)
 	first, second, third := r.Create(t, "first"), r.Create(t, "second"), r.Create(t, "third")
 	r.Must(t, r.Publish(t, first, node))
 	r.published(t, second, node)
 	if got := r.Holder(t, unused); got != "" {
-		t.Errorf("the disk that makes room is on %s", got)
+		t.Errorf("the unpublished disk is still on %s", got)
 	}
 	if err := r.Publish(t, third, node); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("one more than there is room for: %v", err)
+		t.Errorf("publish without a free slot: %v", err)
 	}
 	r.wantRestarts(t, 0)
 }
 
-// What was in the way before a restart is not told while it is under way.
-func TestPlannedOldNews(t *testing.T) {
+// While a restart is under way, errors no longer name the reason that delayed it.
+func TestPlannedErrorIsCurrent(t *testing.T) {
 	t.Parallel()
 	var open atomic.Bool
 	r := newRestartRig(t, func(o *coretest.Options) {
 		o.Rack.StateTime = 500 * time.Millisecond
-		o.Restarts.Next = func(now time.Time) time.Time {
+		o.Restarts.NextStart = func(now time.Time) time.Time {
 			if open.Load() {
 				return now
 			}
@@ -182,7 +183,7 @@ func TestPlannedOldNews(t *testing.T) {
 	})
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the answer says what it waits for", func() bool {
+	coretest.Eventually(t, "the error says what the volume waits for", func() bool {
 		return strings.Contains(fmt.Sprint(r.Publish(t, volume, node)), "--restart-hours")
 	})
 	open.Store(true)
@@ -192,16 +193,16 @@ func TestPlannedOldNews(t *testing.T) {
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
 	)
 	if err := r.Publish(t, volume, node); err == nil || strings.Contains(err.Error(), "--restart-hours") {
-		t.Errorf("while the instance goes down: %v", err)
+		t.Errorf("while the instance is stopping: %v", err)
 	}
 }
 
-// A volume that is attached for nobody any more can be copied, as any other.
-func TestPlannedCopyOfUnused(t *testing.T) {
+// An unpublished volume that is still attached can be copied like any other.
+func TestPlannedCopyOfUnpublished(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
-	volume := r.unused(t, "v", node)
+	volume := r.unpublishedOn(t, "v", node)
 	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: "s"})
 	r.Must(t, err)
 	request := coretest.CreateRequest("clone")
@@ -218,14 +219,14 @@ func TestPlannedCopyOfUnused(t *testing.T) {
 	r.wantRestarts(t, 0)
 }
 
-// An instance that is neither running nor stopped is left alone until it is one or the other.
+// An instance that is neither running nor stopped is left alone until its state changes.
 func TestPlannedMigrating(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "migrating"))
-	coretest.Eventually(t, "the answer says what it waits for", func() bool {
+	coretest.Eventually(t, "the error says what the volume waits for", func() bool {
 		err := r.Publish(t, volume, node)
 		coretest.WantCode(t, err, codes.FailedPrecondition)
 		return strings.Contains(err.Error(), "it is migrating")
@@ -236,7 +237,7 @@ func TestPlannedMigrating(t *testing.T) {
 	r.wantRestarts(t, 1)
 }
 
-// A disk that fails while it is waited for keeps neither the others nor the instance.
+// A disk that fails during a restart delays neither the other disks nor the instance.
 func TestPlannedFaulted(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
@@ -252,13 +253,13 @@ func TestPlannedFaulted(t *testing.T) {
 	)
 	r.Must(t, r.Sim.SetDiskState(t.Context(), bad, "faulted"))
 	r.published(t, good, node)
-	r.rest(t)
+	r.restartsDone(t)
 	coretest.WantCode(t, r.Publish(t, bad, node), codes.Internal)
 	r.wantRestarts(t, 1)
 }
 
-// An instance that is deleted in the middle of its restart keeps nobody waiting.
-func TestPlannedDeleted(t *testing.T) {
+// An instance that is deleted during its restart blocks no other restart.
+func TestPlannedInstanceDeleted(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 100 * time.Millisecond })
 	node, other := r.Node(t, "node-a"), r.Node(t, "node-b")
@@ -267,12 +268,12 @@ func TestPlannedDeleted(t *testing.T) {
 	coretest.Eventually(t, "the instance can be deleted", func() bool {
 		return r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(node)}) == nil
 	})
-	r.rest(t)
+	r.restartsDone(t)
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.NotFound)
 	r.published(t, volume, other)
 }
 
-// Whatever the rack fails to answer to, and how often, a restart comes to its end, and costs no second one.
+// A restart ends, and costs no second one, whichever calls the rack fails.
 func TestPlannedFailingRack(t *testing.T) {
 	t.Parallel()
 	for _, operation := range []string{
@@ -284,7 +285,7 @@ func TestPlannedFailingRack(t *testing.T) {
 				t.Parallel()
 				r := newRestartRig(t)
 				node := r.Node(t, "node-a")
-				volume, leaving := r.Create(t, "v"), r.unused(t, "leaving", node)
+				volume, leaving := r.Create(t, "v"), r.unpublishedOn(t, "leaving", node)
 				fault := simtest.Fault{Operation: operation, Kind: kind, Count: new(2 * coretest.Attempts)}
 				if code, err := strconv.Atoi(kind); err == nil {
 					fault.Kind, fault.Status, fault.Message = simtest.FaultStatus, code, "no"
@@ -292,9 +293,9 @@ func TestPlannedFailingRack(t *testing.T) {
 				_, err := r.Sim.Inject(t.Context(), fault)
 				r.Must(t, err)
 				coretest.Eventually(t, "the volume is published", func() bool { return r.Publish(t, volume, node) == nil })
-				r.rest(t)
+				r.restartsDone(t)
 				if got := r.Holder(t, leaving); got != "" {
-					t.Errorf("the unused volume is still on %s", got)
+					t.Errorf("the unpublished disk is still on %s", got)
 				}
 				if got := r.runState(t, node); got != oxide.InstanceStateRunning {
 					t.Errorf("the instance is %s", got)
@@ -307,7 +308,7 @@ func TestPlannedFailingRack(t *testing.T) {
 	}
 }
 
-// Two clusters in one project restart their own instances only, and leave each other's records alone.
+// Two clusters in one project restart only their own instances and ignore each other's records.
 func TestPlannedTwoClusters(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
@@ -315,23 +316,23 @@ func TestPlannedTwoClusters(t *testing.T) {
 	other.Options.Cluster = strings.Repeat("c", 63)
 	other.Start(t)
 	node, theirs := r.Node(t, "node-a"), r.Node(t, "node-b")
-	volume, unused := other.Create(t, "v"), other.unused(t, "unused", theirs)
-	own := r.unused(t, "own", node)
+	volume, unused := other.Create(t, "v"), other.unpublishedOn(t, "unused", theirs)
+	own := r.unpublishedOn(t, "own", node)
 	other.published(t, volume, theirs)
-	other.rest(t)
+	other.restartsDone(t)
 	if got := r.Holder(t, own); got != node {
-		t.Errorf("the other cluster's restart has detached a disk of ours: it is on %q", got)
+		t.Errorf("the other cluster's restart has detached this cluster's disk: it is on %q", got)
 	}
 	if got := r.Holder(t, unused); got != "" {
-		t.Errorf("the unused disk is on %s", got)
+		t.Errorf("the unpublished disk is still on %s", got)
 	}
-	if got := r.records(t, "csi-"); !cmp.Equal(got, []string{"csi-lazy-" + own}) {
+	if got := r.records(t, "csi-"); !cmp.Equal(got, []string{"csi-detach-" + own}) {
 		t.Errorf("records: %v", got)
 	}
 	other.wantRestarts(t, 1)
 }
 
-// The boot disk stays, whatever is asked.
+// The boot disk is never published or detached.
 func TestPlannedBootDisk(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t)
@@ -343,19 +344,19 @@ func TestPlannedBootDisk(t *testing.T) {
 	r.Must(t, r.Unpublish(t, boot, node))
 	volume := r.Create(t, "v")
 	r.published(t, volume, node)
-	r.rest(t)
+	r.restartsDone(t)
 	if got := r.Holder(t, boot); got != node {
 		t.Errorf("the boot disk is on %q", got)
 	}
 }
 
-// Whoever goes back to attach mode hot in the middle of a restart gets the instance back, and no later restart takes for unused
-// what is published in attach mode hot.
+// A change to attach mode hot during a restart starts the instance again. After it no record is left, so that no later
+// restart detaches a volume that was published in attach mode hot.
 func TestPlannedThenHot(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
 	node, other := r.Node(t, "node-a"), r.Node(t, "node-b")
-	unused, volume := r.unused(t, "unused", other), r.Create(t, "v")
+	unused, volume := r.unpublishedOn(t, "unused", other), r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
 	coretest.Eventually(
 		t,
@@ -371,7 +372,7 @@ func TestPlannedThenHot(t *testing.T) {
 		Idle:  20 * time.Millisecond,
 	}
 	hot.Start(t)
-	coretest.Eventually(t, "nothing is recorded any more", func() bool { return len(r.records(t, "csi-")) == 0 })
+	coretest.Eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
 		t.Errorf("the instance is %s", got)
 	}
@@ -379,7 +380,7 @@ func TestPlannedThenHot(t *testing.T) {
 	r.Must(t, hot.Publish(t, unused, other))
 }
 
-// On a rack that changes running instances nothing is restarted, and what an answer says has come to be.
+// A rack with hot-plug needs no restart, and an answer comes after the change of the disk.
 func TestPlannedHotplug(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) {
@@ -392,7 +393,7 @@ func TestPlannedHotplug(t *testing.T) {
 		t.Errorf("published on %v", got)
 	}
 	r.Must(t, r.Unpublish(t, volume, node))
-	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: new(int)})) // it is looked at without a delay
+	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: new(int)})) // read the disk without delay
 	if got := r.Disk(t, volume).State.State(); got != oxide.DiskStateStateDetached {
 		t.Errorf("the disk is %s", got)
 	}
@@ -403,8 +404,8 @@ func TestPlannedHotplug(t *testing.T) {
 	}
 }
 
-// drained is an orchestrator that takes the work off a node first.
-type drained struct {
+// drainer is an orchestrator that drains a node first.
+type drainer struct {
 	*guests
 
 	state    sync.Mutex
@@ -412,36 +413,36 @@ type drained struct {
 	undrains int
 }
 
-func (d *drained) Drain(context.Context, string, string) ([]string, error) {
+func (d *drainer) Drain(context.Context, string, string) ([]string, error) {
 	d.state.Lock()
 	defer d.state.Unlock()
 	return d.left, nil
 }
 
-func (d *drained) Undrain(context.Context, string, string) error {
+func (d *drainer) Undrain(context.Context, string, string) error {
 	d.state.Lock()
 	defer d.state.Unlock()
 	d.undrains++
 	return nil
 }
 
-func (d *drained) empty() {
+func (d *drainer) evictAll() {
 	d.state.Lock()
 	defer d.state.Unlock()
 	d.left = nil
 }
 
-// A node that cannot be drained in time is not taken down, and is used again; once it can be, it is.
+// A node that is not drained in time is not stopped, and is made schedulable again. Once it is empty, it is restarted.
 func TestPlannedDrain(t *testing.T) {
 	t.Parallel()
-	d := &drained{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
+	d := &drainer{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
 	r := newRestartRig(t, func(o *coretest.Options) {
 		o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Drain, d, 300*time.Millisecond
 	})
 	d.guests.r = r
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the answer says what stays", func() bool {
+	coretest.Eventually(t, "the error names the pods that stay", func() bool {
 		err := r.Publish(t, volume, node)
 		coretest.WantCode(t, err, codes.FailedPrecondition)
 		return strings.Contains(err.Error(), "web-0")
@@ -451,23 +452,23 @@ func TestPlannedDrain(t *testing.T) {
 	asked := len(d.asked)
 	d.guests.mu.Unlock()
 	if asked > 0 {
-		t.Error("the guest was asked to go down with work on it")
+		t.Error("the guest was asked to shut down before the node was empty")
 	}
-	coretest.Eventually(t, "the node is used again", func() bool {
+	coretest.Eventually(t, "the node is schedulable again", func() bool {
 		d.state.Lock()
 		defer d.state.Unlock()
 		return d.undrains > 0
 	})
-	d.empty()
+	d.evictAll()
 	r.published(t, volume, node)
-	r.rest(t)
+	r.restartsDone(t)
 	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
 		t.Errorf("%d stops and %d starts, want 0 and 1", stops, starts)
 	}
 }
 
-// A wish that ends while its instance goes down does not keep that down, and the disk stays where it is.
-func TestPlannedGivenUp(t *testing.T) {
+// An instance whose attach request ends while it is stopping is started again, and the disk stays detached.
+func TestPlannedUnpublishEndsTheRequest(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
 	node := r.Node(t, "node-a")
@@ -479,7 +480,7 @@ func TestPlannedGivenUp(t *testing.T) {
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
 	)
 	r.Must(t, r.Unpublish(t, volume, node))
-	r.rest(t)
+	r.restartsDone(t)
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
 		t.Errorf("the instance is %s", got)
 	}
@@ -489,8 +490,9 @@ func TestPlannedGivenUp(t *testing.T) {
 	r.Must(t, r.Delete(t, volume))
 }
 
-// An RPC that may wait for a restart answers within the caller's time all the same.
-func TestPlannedWaitNotTooLong(t *testing.T) {
+// With --restart-wait a publish still answers before the caller's deadline. This needs real time, because the deadline
+// is gRPC's.
+func TestPlannedWaitEndsBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Wait, o.Restarts.Policy = time.Minute, restart.Plan })
 	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
@@ -501,7 +503,7 @@ func TestPlannedWaitNotTooLong(t *testing.T) {
 	coretest.WantCode(t, err, codes.FailedPrecondition, "--attach-mode=plan")
 }
 
-// A rack that has no room for the instance any more is asked until it has, and somebody is told.
+// If the rack has no room for the instance, the start is retried, and the problem is reported.
 func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	t.Parallel()
 	g := newGuests()
@@ -518,7 +520,7 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 		Message:   "Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed",
 	})
 	r.Must(t, err)
-	coretest.Eventually(t, "whoever asks is told", func() bool {
+	coretest.Eventually(t, "the error names the problem", func() bool {
 		err := r.Publish(t, volume, node)
 		return err != nil && strings.Contains(err.Error(), "Could not find any valid sled")
 	})
@@ -528,11 +530,11 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	if !slices.ContainsFunc(g.reports, func(report metadata.RestartReport) bool {
 		return report.Problem && report.Reason == "RestartNotStarted"
 	}) {
-		t.Errorf("nobody who watches the node is told: %v", g.reports)
+		t.Errorf("the problem is not reported: %v", g.reports)
 	}
 }
 
-// One controller restarts instances of several racks, and one rack that does not answer keeps nothing of the other's.
+// One controller restarts instances of several racks. A rack that does not answer does not block the others.
 func TestPlannedOnSeveralRacks(t *testing.T) {
 	t.Parallel()
 	site := func(name string) (*rig, *rack.Client) {
@@ -553,7 +555,7 @@ func TestPlannedOnSeveralRacks(t *testing.T) {
 	both := east.copy()
 	both.Options.Unplanned = false
 	both.StartWith(t, eastClient, westClient)
-	at := func(site *rig) *rig { // what the test looks at
+	at := func(site *rig) *rig { // a rig that looks at the rack of a site
 		r := both.copy()
 		r.Sim, r.SDK = site.Sim, site.SDK
 		return r
@@ -568,8 +570,8 @@ func TestPlannedOnSeveralRacks(t *testing.T) {
 			t.Errorf("published on %v", got)
 		}
 	}
-	at(east).rest(t)
-	at(west).rest(t)
+	at(east).restartsDone(t)
+	at(west).restartsDone(t)
 	_, err := east.Sim.Inject(
 		t.Context(),
 		simtest.Fault{Operation: "*", Kind: simtest.FaultStatus, Status: 503, Message: "no", Count: new(1000)},
@@ -578,6 +580,6 @@ func TestPlannedOnSeveralRacks(t *testing.T) {
 	third := west.Create(t, "third")
 	at(west).published(t, third, west.Node(t, "node-b"))
 	if _, err := both.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("a list without a rack: %v", err)
+		t.Errorf("a list without one of the racks: %v", err)
 	}
 }

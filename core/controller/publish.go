@@ -337,7 +337,7 @@ func (c *Service) ControllerUnpublishVolume(
 	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
 		c.detachGrace.cancel(disk.ID)
 		if rc.engine != nil {
-			rc.engine.Unwish(disk.ID, nodeID)
+			rc.engine.CancelAttachRequest(disk.ID, nodeID)
 		}
 		return done, nil
 	}
@@ -407,7 +407,7 @@ func (c rackController) checkGrace(ctx context.Context, disk rack.Disk) (deferre
 		return false, nil
 	}
 	if c.engine != nil {
-		if deferred, err := c.engine.Leave(ctx, disk.ID, disk.InstanceID); deferred || err != nil {
+		if deferred, err := c.engine.DeferDetach(ctx, disk.ID, disk.InstanceID); deferred || err != nil {
 			return deferred, err
 		}
 	}

@@ -194,7 +194,7 @@ func (r *Rig) PlanRestarts(t *testing.T, controller *controller.Service, racks [
 	for _, client := range racks {
 		engines.Go(func() {
 			if r.Options.EndRestarts != nil {
-				controller.EndRestarts(ctx, client, *r.Options.EndRestarts)
+				controller.CleanUpRestarts(ctx, client, *r.Options.EndRestarts)
 			}
 			controller.PlanRestarts(ctx, client)
 		})

@@ -9,33 +9,33 @@ import (
 	"time"
 )
 
-// timer names what an engine waits for, so that a model of time can tell them apart.
+// timer names what an engine waits for, so that a model of time can distinguish its waits.
 type timer string
 
 const (
-	timerWindow   timer = "window"
-	timerWish     timer = "wish"
-	timerLease    timer = "lease"
-	timerBeat     timer = "beat"
-	timerTaking   timer = "taking"
-	timerRest     timer = "rest"
-	timerCoolDown timer = "cool-down"
-	timerAnswer   timer = "answer"
-	timerHalt     timer = "halt"
-	timerGoing    timer = "going"
-	timerApply    timer = "apply"
-	timerBack     timer = "back"
-	timerHandover timer = "handover"
-	timerOwed     timer = "owed"
-	timerSweep    timer = "sweep"
+	timerWindow    timer = "window"
+	timerRequest   timer = "request"
+	timerLease     timer = "lease"
+	timerRenewal   timer = "renewal"
+	timerTakeover  timer = "takeover"
+	timerRefusal   timer = "refusal"
+	timerCoolDown  timer = "cool-down"
+	timerReply     timer = "reply"
+	timerHalt      timer = "halt"
+	timerGuestStop timer = "guest stop"
+	timerApply     timer = "apply"
+	timerBack      timer = "back"
+	timerHandover  timer = "handover"
+	timerLateCalls timer = "late calls"
+	timerSweep     timer = "sweep"
 )
 
-// clock is the only time that an engine knows.
+// clock is the engine's only source of time.
 type clock interface {
 	Now() time.Time
-	// Passed reports whether so much time has passed since then. What and key say which wait it is.
+	// Passed reports whether d has passed since then. what and key identify the wait.
 	Passed(what timer, key string, since time.Time, d time.Duration) bool
-	// Wait waits for done to be closed.
+	// Wait waits until done is closed or ctx ends.
 	Wait(ctx context.Context, done <-chan struct{}) error
 }
 

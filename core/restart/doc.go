@@ -2,40 +2,42 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package restart attaches and detaches disks on racks that do so only while an instance is stopped: it collects what is
-// wanted, takes each instance down once, changes all its disks, and brings it up again. docs/explanation/racks-without-hotplug.md tells
-// operators what happens when.
+// Package restart attaches and detaches disks on racks that do so only while an instance is stopped. It collects the
+// changes wanted for an instance, stops the instance once, changes all its disks, and starts it again.
+// docs/explanation/racks-without-hotplug.md tells operators what happens when.
 //
-// # Wishes
+// # Attach requests
 //
-// [Engine.Publish] attaches a disk where the rack lets it; where it does not, because the instance runs, the wish is noted in
-// memory and the answer is an [ErrPlanned]. The orchestrator's repetition finds the disk attached. A wish ends with
-// [Engine.Unpublish], or when nobody has repeated it for a while. Wishes need not be durable: whoever wants the volume
-// repeats them.
+// [Engine.Publish] attaches a disk if the rack allows it. If the rack refuses because the instance runs, the engine
+// keeps an attach request in memory and returns [ErrPlanned]. When the orchestrator repeats its call after the restart,
+// the disk is attached. A request ends with [Engine.Unpublish], or when it was not repeated for a while. Requests need
+// not be durable: an orchestrator that wants the volume repeats its call.
 //
 // # Records
 //
-// What must outlive a crash is kept by the rack, in records whose names are unique ([rack.Record]); to create one is the only
-// atomic thing that there is.
+// State that must outlive a crash is kept on the rack, in records with unique names ([rack.Record]). Creating a record
+// is the only atomic operation.
 //
-//   - A restart record says that an instance is being restarted, by whom, and for which disks. Its name has a slot, of which
-//     there are as many as instances may be down at once, and an epoch. Nothing is asked of a guest or of the rack before the
-//     record says "asked". Its holder keeps it fresh; of several for one slot, the one with the highest epoch counts. When a
-//     holder has gone silent, another process creates the next epoch, and then only brings the instance back: it never
-//     stops one. A holder lists the records before each step, and stops working when it was outbid. One that is told to end, or
-//     runs on the very instance, writes that it hands the restart over and does nothing more about it: then nobody waits.
-//   - A lazy record says that a volume has been unpublished and its disk is still attached. The disk is detached when its
-//     instance is restarted for whatever reason. A volume that returns to the same instance costs no restart.
+//   - A restart record says which instance is being restarted, by which process, and for which disks. Its name holds a
+//     slot and an epoch. There are as many slots as instances may be down at once. Before the record says "mayStop",
+//     nothing is requested from the guest or from the rack. The holder renews the record. Of several records for one
+//     slot, the highest epoch wins. When a holder's lease expires, another process creates the next epoch. That process
+//     only brings the instance back and never stops one. A holder lists the records before each step, and stops working
+//     on a restart that was taken over. A holder that is told to end, or that runs on the instance itself, marks the
+//     record as handed over and does nothing more about it. Then no process has to wait for the lease.
+//   - A deferred detach says that a volume was unpublished and its disk is still attached. The disk is detached with
+//     the next restart of its instance, whatever causes that restart. A volume that returns to the same instance needs
+//     no restart.
 //
-// A process that publishes a volume which was lazy first deletes the lazy record and then looks for a restart record; one that
-// restarts an instance first creates the restart record and then looks for lazy ones. So a disk that was published again is
-// never detached.
+// To publish a volume with a deferred detach, a process first deletes that record and then looks for a restart record.
+// To restart an instance, a process first creates the restart record and then looks for deferred detaches. So a disk
+// that was published again is never detached.
 //
 // # Time
 //
-// No two clocks are compared where safety depends on it; the cool-down counts from when the rack says that an instance started,
-// and a node plugin refuses what its own clock takes for planned hours ago (core/shutdown). A holder is silent when its record has
-// had the same text for the length of the lease, by the clock of whoever watches. A holder does within three quarters of a lease
-// after it listed the records what it then decided on; for so long does whoever outbids it wait before it believes what the
-// record says.
+// Safety never depends on comparing two clocks. The cool-down counts from the time at which the rack says the instance
+// started. A node plugin rejects a request that is hours old by its own clock (core/shutdown). A lease expires when the
+// text of a record did not change for the length of the lease, by the observer's clock. A holder carries out a decision
+// within three quarters of a lease after it listed the records. A process that takes a restart over therefore waits
+// that long before it trusts the record.
 package restart

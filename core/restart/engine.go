@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Rack is what an [Engine] asks of a rack: [rack.Client].
+// Rack is the part of [rack.Client] that an [Engine] uses.
 type Rack interface {
 	Disk(ctx context.Context, id string) (rack.Disk, error)
 	Instance(ctx context.Context, id string) (rack.Instance, error)
@@ -50,47 +50,48 @@ const (
 	Allow Policy = "allow"
 )
 
-// Shutdown says how a guest goes down.
+// Shutdown says how an instance is stopped.
 type Shutdown string
 
 const (
-	// Guest: its node plugin shuts it down from inside.
+	// Guest has the node plugin shut its guest down from inside.
 	Guest Shutdown = "guest"
-	// Drain: first its work is taken off it, then as Guest.
+	// Drain moves the workloads off the node first, then continues like Guest.
 	Drain Shutdown = "drain"
-	// Hard: the rack stops it, which is a power cut.
+	// Hard has the rack stop the instance, which is a power cut.
 	Hard Shutdown = "hard"
 )
 
 // Options configure an [Engine].
 type Options struct {
-	// Cluster tells apart clusters that share a project.
+	// Cluster distinguishes clusters that share a project.
 	Cluster string
-	// MaxDisks is how many disks an instance takes, its boot disk included.
+	// MaxDisks is how many disks an instance can have, its boot disk included.
 	MaxDisks int
 	Policy   Policy
 	Shutdown Shutdown
-	// Requester carries word to the node plugins. It may be nil if Shutdown is Hard; for Drain it has to be a [metadata.Drainer].
+	// Requester reaches the node plugins. It may be nil if Shutdown is Hard, and must be a [metadata.Drainer] if it is
+	// Drain.
 	Requester metadata.RestartRequester
-	// Self is the instance that this process runs on, empty if it runs on none; false means that this is not known yet. Nil means
-	// that it runs on none.
+	// Self returns the instance that this process runs on, or "" if it runs on none. False means that the instance is
+	// not known yet. A nil Self means that the process runs on none.
 	Self func() (instanceID string, known bool)
-	// Window is how long wishes for an instance are collected, from the first on.
+	// Window is how long attach requests for an instance are collected, counted from the first one.
 	Window time.Duration
 	// MaxDown is how many instances may be down at once.
 	MaxDown int
-	// CoolDown is how long an instance is left alone after its run state changed, and after a restart that was refused.
+	// CoolDown is how long an instance is left alone after its run state changed, and after a restart of it was
+	// refused.
 	CoolDown time.Duration
-	// Next is the first time at which restarts may begin, at or after the given one. Nil means that they may at any.
-	Next func(time.Time) time.Time
-	// HaltTimeout is how long a guest may take from accepting until its instance has stopped, and a drain until all has gone.
+	// NextStart returns the first time, at or after the given one, at which a restart may start. Nil means at any time.
+	NextStart func(time.Time) time.Time
+	// HaltTimeout limits the time from a guest's acceptance until its instance has stopped, and the time for a drain.
 	HaltTimeout time.Duration
-	// Poll is the time from one look at a restart that is under way to the next; Idle is that between looks for what others
-	// have left behind. 0 means the defaults.
+	// Poll is the interval while a restart is under way, Idle the interval otherwise. 0 means the default.
 	Poll, Idle time.Duration
-	// Lease is how long a holder may be silent. 0 means the default.
+	// Lease is how long a holder may leave its record unchanged before another process takes over. 0 means the default.
 	Lease time.Duration
-	// Observe is told what is to be measured. Nil means that nobody wants to know.
+	// Observe receives measurements. It may be nil.
 	Observe func(Observation)
 	Log     *slog.Logger
 }
@@ -99,91 +100,93 @@ const (
 	defaultPoll  = 2 * time.Second
 	defaultIdle  = 10 * time.Second
 	defaultLease = time.Minute
-	// answerTimeout is how long a node plugin may take to say anything.
-	answerTimeout = time.Minute
-	// backTimeout is how long after the start of its instance a node plugin is waited for, and then an orchestrator that cannot be
-	// told that all is over.
+	// replyTimeout limits the wait for a node plugin's reply.
+	replyTimeout = time.Minute
+	// backTimeout limits the wait for a node plugin after the start of its instance, and then the wait for an
+	// orchestrator that does not accept the end of the request.
 	backTimeout = 5 * time.Minute
-	// applyTimeout is how long disks are tried to be changed of which the rack says nothing.
+	// applyTimeout limits the retries of disk changes that the rack does not answer.
 	applyTimeout = time.Minute
-	// handoverTimeout is how long somebody else may take to take over the restart of our own instance.
+	// handoverTimeout limits the wait for another process to take over the restart of this process's own instance.
 	handoverTimeout = 2 * time.Minute
-	// sweepInterval is how often records about deleted disks are looked for, from the start of the process on.
+	// sweepInterval is the time between searches for records about deleted disks. The first search is at the start.
 	sweepInterval = time.Hour
-	// wishLifetime ends a wish that nobody has repeated.
-	wishLifetime = 10 * time.Minute
+	// requestLifetime is how long an attach request lives after its last repetition.
+	requestLifetime = 10 * time.Minute
 )
 
-// Engine plans and carries out the restarts of one rack's instances. It is safe for concurrent use; one call of
-// [Engine.Tick] at a time.
+// Engine plans and carries out the restarts of one rack's instances. It is safe for concurrent use.
 type Engine struct {
 	rack   Rack
 	opts   Options
 	clock  clock
 	holder string
-	// newID names a restart.
+	// newID returns the ID of a new restart.
 	newID func() string
-	// wake is for whoever ticks.
+	// wake ends the wait between two ticks.
 	wake chan struct{}
-	// retiring is closed to have Run hand over what it holds and end, retired once it has ended.
+	// retiring is closed by Retire: Run hands its restarts over and ends. retired is closed when Run has ended.
 	retiring, retired chan struct{}
 	retire            sync.Once
-	// hotplugs says that the rack was last seen to attach a disk to an instance that runs.
+	// hotplugs is true if the rack's last successful attach was to a running instance.
 	hotplugs atomic.Bool
 
 	mu sync.Mutex
-	// wishes are disks that are to be attached, by disk.
-	wishes map[string]*wish
-	// claimed are the disks that somebody is attaching, detaching or judging just now.
-	claimed map[string]chan struct{}
-	// changed is closed when a restart is over, and then replaced.
+	// requests are the attach requests, by disk.
+	requests map[string]*attachRequest
+	// locked are the disks that a call is working on. The channel is closed at the end of the call.
+	locked map[string]chan struct{}
+	// changed is closed when a disk was attached or a restart ended, and then replaced.
 	changed chan struct{}
-	// underway are the IDs of restarts, of whichever process, whose end callers may wait for.
-	underway map[string]bool
-	// outlooks are the instances whose restart is wanted or under way.
-	outlooks outlooks
+	// watched are the IDs of the restarts, held by any process, whose end callers may wait for.
+	watched map[string]bool
+	// statuses are those of the instances that need a restart or are being restarted.
+	statuses restartStatuses
 
-	// What follows belongs to Tick.
+	// Only tick uses the fields below.
 
-	// works are the restarts that this process holds, by their IDs.
-	works map[string]*work
-	// seen is since when the text of somebody else's record is as it is, by record ID.
-	seen map[string]sighting
-	// swept is when records about deleted disks were last looked for.
-	swept time.Time
-	// rest is until when an instance is left alone after a refusal, and why.
-	rest map[string]refusal
-	// failed is when a tick last failed, after which the rack may still do what it has not answered to.
-	failed time.Time
+	// held are the restarts that this process holds, by ID.
+	held map[string]*heldRestart
+	// lastSeen has the text of other processes' records and since when it is unchanged, by record ID.
+	lastSeen map[string]seenRecord
+	// lastSweep is when records about deleted disks were last searched for.
+	lastSweep time.Time
+	// refusals are the instances that are left alone after a refused restart.
+	refusals map[string]refusal
+	// lastFailure is when a tick last failed. After that the rack may still carry out a call that it did not answer.
+	lastFailure time.Time
 }
 
-// wish is a disk that is to be attached to an instance.
-type wish struct {
-	disk, instance  string
-	first, repeated time.Time
-	// problem is what stands in the way of this disk alone, for the RPC's error.
+// attachRequest asks for a disk to be attached to an instance.
+type attachRequest struct {
+	disk, instance          string
+	requestedAt, repeatedAt time.Time
+	// problem says what blocks this disk alone. It goes into the error of the RPC.
 	problem string
-	// holder is the instance that still has the disk, for nobody, and so has to be restarted first; empty if none.
-	holder string
-	// restart is the one that this process has taken over and that told of the wish, empty once somebody has asked this process
-	// itself. Without that it ends with the restart: who asks another process unpublishes there, too.
-	restart string
-	// refused says that the rack would not attach the disk although the instance was stopped. No instance is restarted for it
-	// again, but it is tried whenever one is.
-	refused bool
+	// heldBy is an instance that still has the unpublished disk and must be restarted first, or "".
+	heldBy string
+	// fromRestart is the ID of a restart that was taken over and that listed this disk. Such a request ends with that
+	// restart, because the orchestrator may have unpublished the volume through another process. It is empty once this
+	// process was asked to publish the volume itself.
+	fromRestart string
+	// attachFailed says that the rack did not attach the disk although the instance was stopped. No instance is
+	// restarted for it again. The next restart that happens anyway tries it again.
+	attachFailed bool
 }
 
-type sighting struct {
+// seenRecord is the text of another process's record, and since when it is unchanged.
+type seenRecord struct {
 	text  string
 	since time.Time
 }
 
+// refusal is the last refused restart of an instance.
 type refusal struct {
 	since  time.Time
 	reason string
 }
 
-// New returns an engine that does nothing before [Engine.Run].
+// New returns an engine. The engine is idle until [Engine.Run].
 func New(r Rack, opts Options) *Engine {
 	if opts.Poll == 0 {
 		opts.Poll = defaultPoll
@@ -203,24 +206,24 @@ func New(r Rack, opts Options) *Engine {
 		wake:     make(chan struct{}, 1),
 		retiring: make(chan struct{}),
 		retired:  make(chan struct{}),
-		wishes:   map[string]*wish{},
-		claimed:  map[string]chan struct{}{},
+		requests: map[string]*attachRequest{},
+		locked:   map[string]chan struct{}{},
 		changed:  make(chan struct{}),
-		underway: map[string]bool{},
-		outlooks: outlooks{},
-		works:    map[string]*work{},
-		seen:     map[string]sighting{},
-		rest:     map[string]refusal{},
+		watched:  map[string]bool{},
+		statuses: restartStatuses{},
+		held:     map[string]*heldRestart{},
+		lastSeen: map[string]seenRecord{},
+		refusals: map[string]refusal{},
 	}
 }
 
-// newID is a name that nobody else has.
+// newID returns a random ID.
 func newID() string {
 	return strings.ReplaceAll(uuid.NewString(), "-", "")[:16]
 }
 
-// self reports whether this process runs on an instance, and whether it knows on which it runs at all.
-func (e *Engine) self(instance string) (own, known bool) {
+// ownInstance reports whether this process runs on the instance, and whether it knows where it runs.
+func (e *Engine) ownInstance(instance string) (own, known bool) {
 	if e.opts.Self == nil {
 		return false, true
 	}
@@ -228,12 +231,12 @@ func (e *Engine) self(instance string) (own, known bool) {
 	return known && id == instance, known
 }
 
-// Run works until ctx ends, or until [Engine.Retire]. When ctx ends, a restart that is under way is left to whoever reads its record
-// once the lease is over: another replica, or this plugin once it is started again. It is called once.
+// Run works until ctx ends or [Engine.Retire] is called. Call it once. When ctx ends, a restart that is under way is
+// left to the process that reads its record after the lease: another replica, or this plugin after its next start.
 func (e *Engine) Run(ctx context.Context) {
 	defer close(e.retired)
 	for ctx.Err() == nil {
-		timer := time.NewTimer(e.tick(ctx))
+		timer := time.NewTimer(e.runOnce(ctx))
 		select {
 		case <-timer.C:
 		case <-e.wake:
@@ -243,58 +246,60 @@ func (e *Engine) Run(ctx context.Context) {
 		timer.Stop()
 		select {
 		case <-e.retiring:
-			e.handAllOver(ctx)
+			e.handOverAll(ctx)
 			return
 		default:
 		}
 	}
 }
 
-// Retire has Run end between two looks, with all restarts that it holds handed over: whoever reads their records goes on with them at
-// once, and does not wait for the lease.
+// Retire makes Run hand over its restarts and end, before its next tick. The process that reads the records continues
+// at once and does not wait for the lease.
 func (e *Engine) Retire() { e.retire.Do(func() { close(e.retiring) }) }
 
-// Retiring is closed when the engine is to end: nothing that is wished for comes true here any more.
+// Retiring is closed when Retire was called: this engine fulfils no more attach requests.
 func (e *Engine) Retiring() <-chan struct{} { return e.retiring }
 
 // Retired is closed when Run has ended.
 func (e *Engine) Retired() <-chan struct{} { return e.retired }
 
-// handAllOver marks what this process holds as free for others, and does nothing about it any more. Where the rack owes an answer, or
-// another process may do so to the holder before, only time makes it safe to go on: that is left to the lease.
-func (e *Engine) handAllOver(ctx context.Context) {
-	if len(e.works) == 0 || !e.clock.Passed(timerOwed, "", e.failed, time.Duration(takingShare*float64(e.opts.Lease))) {
+// handOverAll marks all restarts that this process holds as handed over. It leaves a restart to the lease where only
+// time makes a takeover safe: the rack still owes an answer to this process, or may still owe one to the previous
+// holder.
+func (e *Engine) handOverAll(ctx context.Context) {
+	if len(e.held) == 0 ||
+		!e.clock.Passed(timerLateCalls, "", e.lastFailure, time.Duration(takeoverWaitShare*float64(e.opts.Lease))) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
 	defer cancel()
-	records, err := e.read(ctx)
+	records, err := e.readRecords(ctx)
 	if err != nil {
 		e.opts.Log.Warn(
-			"restarts could not be handed over: whoever goes on with them waits for the end of the lease",
+			"could not hand restarts over; another controller continues them after the lease",
 			"error",
 			err.Error(),
 		)
 		return
 	}
 	for _, r := range records.restarts {
-		w := e.works[r.ID]
+		w := e.held[r.ID]
 		if w == nil || r.Holder != e.holder || w.takenFrom != "" {
 			continue
 		}
 		w.record = r
 		w.record.handOver("")
-		if held, err := e.update(ctx, w); err != nil || !held {
-			e.opts.Log.Warn("a restart could not be handed over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
+		if held, err := e.renewRecord(ctx, w); err != nil || !held {
+			e.opts.Log.Warn("could not hand a restart over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
 			continue
 		}
 		e.opts.Log.Info("handed a restart over", "instance_id", r.Instance, "restart_id", r.ID, "stage", string(w.stage))
 	}
 }
 
-// tick is Tick within the time for which what it reads may be believed, and says when to look again. A panic is an error like
-// others: instances may be down that nobody else brings back.
-func (e *Engine) tick(ctx context.Context) (again time.Duration) {
+// runOnce runs one tick and returns the time until the next. The tick is limited to the time for which the listed
+// records can be trusted. A panic counts as an error: instances may be down that no other process brings back.
+func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			e.opts.Log.Error(
@@ -306,139 +311,141 @@ func (e *Engine) tick(ctx context.Context) (again time.Duration) {
 				"stack",
 				string(debug.Stack()),
 			)
-			again, e.failed = e.opts.Poll, e.clock.Now()
+			again, e.lastFailure = e.opts.Poll, e.clock.Now()
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/leaseShare)
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
 	defer cancel()
-	err := e.Tick(ctx)
+	err := e.tick(ctx)
 	if err != nil {
-		e.failed = e.clock.Now()
+		e.lastFailure = e.clock.Now()
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
-		e.opts.Log.Warn("planned restarts could not be looked after, which is tried again", "error", err.Error())
+		e.opts.Log.Warn("cannot process planned restarts, retrying", "error", err.Error())
 		return e.opts.Poll
 	}
 	e.mu.Lock()
-	busy := len(e.wishes) > 0
+	busy := len(e.requests) > 0
 	e.mu.Unlock()
-	// A restart of somebody else is watched as closely as one's own: an instance may be down while its holder has died.
-	if busy || len(e.works) > 0 || len(e.seen) > 0 {
+	// Other processes' restarts are polled as often as our own: their holder may die while an instance is down.
+	if busy || len(e.held) > 0 || len(e.lastSeen) > 0 {
 		return e.opts.Poll
 	}
 	return e.opts.Idle
 }
 
 const (
-	// leaseShare is the part of a lease in which a tick has to be done, and after which a holder shows that it lives.
-	leaseShare = 4
-	// takingShare of a lease is what a tick may last that has asked something of the rack in its last moment: that is waited for
-	// 30 s longer (core/rack). So long does whoever outbids a holder do nothing.
-	takingShare = 3 / 4.0
+	// renewalsPerLease is how often a holder renews its record within a lease. A tick ends within the same time.
+	renewalsPerLease = 4
+	// takeoverWaitShare is the part of a lease that a tick can last, and so how long a takeover waits. A tick ends
+	// after a quarter of the lease, and core/rack waits up to 30 s more for the answer to a change sent at its end.
+	takeoverWaitShare = 3 / 4.0
 )
 
-func (e *Engine) nudge() {
+// wakeUp makes Run start the next tick at once.
+func (e *Engine) wakeUp() {
 	select {
 	case e.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Tick looks at all restarts once, and takes each one step further.
-func (e *Engine) Tick(ctx context.Context) error {
-	e.endWishes()
-	records, err := e.read(ctx)
+// tick looks at all restarts once, and takes each held one step further.
+func (e *Engine) tick(ctx context.Context) error {
+	e.expireRequests()
+	records, err := e.readRecords(ctx)
 	if err != nil {
 		return err
 	}
-	e.hearOfEnds(records)
+	e.notifyEnded(records)
 	e.dropLost(records)
 	var failed error
 	for _, r := range records.restarts {
-		failed = errors.Join(failed, e.look(ctx, r, records))
+		failed = errors.Join(failed, e.advance(ctx, r, records))
 	}
 	e.forgetUnseen(records)
-	known := e.underWay(records)
+	known := e.restartsUnderWay(records)
 	if failed == nil {
 		failed = e.plan(ctx, records, known)
 	}
-	e.show(known, failed == nil)
-	if failed == nil && e.clock.Passed(timerSweep, "", e.swept, sweepInterval) {
+	e.setStatuses(known, failed == nil)
+	if failed == nil && e.clock.Passed(timerSweep, "", e.lastSweep, sweepInterval) {
 		failed = e.sweep(ctx, records)
 	}
 	e.observe("", 0)
 	return failed
 }
 
-// sweep clears away what is recorded about disks that are gone: whoever deleted one may have died before it could do so.
-func (e *Engine) sweep(ctx context.Context, records book) error {
-	for _, disk := range sortedKeys(records.lazy) {
+// sweep deletes records about deleted disks. The process that deleted a disk may have died before it deleted the
+// record.
+func (e *Engine) sweep(ctx context.Context, records recordSet) error {
+	for _, disk := range sortedKeys(records.deferred) {
 		_, err := e.rack.Disk(ctx, disk)
 		if errors.Is(err, rack.ErrNotFound) {
 			if err = e.rack.ConfirmProject(ctx); err == nil {
-				err = e.erase(ctx, records.lazy[disk].recordID)
+				err = e.deleteRecord(ctx, records.deferred[disk].recordID)
 			}
 		}
 		if err != nil {
 			return err
 		}
 	}
-	e.swept = e.clock.Now()
+	e.lastSweep = e.clock.Now()
 	return nil
 }
 
-// look takes one restart further if it is ours, or has become so.
-func (e *Engine) look(ctx context.Context, r restartRecord, records book) error {
-	if w := e.works[r.ID]; w != nil && r.Holder == e.holder {
+// advance takes one restart further if this process holds it, or takes it over if that is due.
+func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet) error {
+	if w := e.held[r.ID]; w != nil && r.Holder == e.holder {
 		w.record = r
 		return e.step(ctx, w, records)
 	}
-	own, known := e.self(r.Instance)
+	own, known := e.ownInstance(r.Instance)
 	switch {
 	case r.Holder == e.holder:
 		return e.adopt(ctx, r, records)
-	case e.silent(r) || (r.Handover && known && !own):
+	case e.leaseExpired(r) || (r.Handover && known && !own):
 		return e.takeOver(ctx, r)
 	}
 	return nil
 }
 
-// adopt takes a record of our own into work, of whose creation the answer was lost.
-func (e *Engine) adopt(ctx context.Context, r restartRecord, records book) error {
-	for _, from := range records.outbid {
+// adopt handles a record with this process as holder that it does not know: the answer to its creation was lost.
+func (e *Engine) adopt(ctx context.Context, r restartRecord, records recordSet) error {
+	for _, from := range records.superseded {
 		if from.ID == r.ID {
-			e.hold(r, from)
+			e.addHeld(r, from)
 			return nil
 		}
 	}
-	return e.erase(ctx, r.recordID) // nothing has been asked, or all is over
+	return e.deleteRecord(ctx, r.recordID) // nothing was requested yet, or the restart is over
 }
 
-// silent reports whether the holder of a record has not shown that it lives for the length of the lease.
-func (e *Engine) silent(r restartRecord) bool {
-	s := e.seen[r.recordID]
+// leaseExpired reports whether a record did not change for the length of the lease.
+func (e *Engine) leaseExpired(r restartRecord) bool {
+	s := e.lastSeen[r.recordID]
 	if s.text != r.recordedText {
-		e.seen[r.recordID] = sighting{text: r.recordedText, since: e.clock.Now()}
+		e.lastSeen[r.recordID] = seenRecord{text: r.recordedText, since: e.clock.Now()}
 		return false
 	}
 	return e.clock.Passed(timerLease, r.recordID, s.since, e.opts.Lease)
 }
 
-// takeOver outbids a silent holder, or takes what was handed over.
+// takeOver creates the next epoch of a restart whose lease expired or that was handed over.
 func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 	mine := from
 	mine.epoch++
-	mine.Holder, mine.Beat, mine.Handover = e.holder, 0, false
-	mine, ok, err := e.create(ctx, mine)
+	mine.Holder, mine.Heartbeat, mine.Handover = e.holder, 0, false
+	mine, ok, err := e.createRestart(ctx, mine)
 	if err != nil || !ok {
 		return err
 	}
-	e.hold(mine, from)
+	e.addHeld(mine, from)
 	return nil
 }
 
-// hold begins to work on a restart that another process held.
-func (e *Engine) hold(mine, from restartRecord) {
+// addHeld starts to work on a restart that another process held.
+func (e *Engine) addHeld(mine, from restartRecord) {
 	e.opts.Log.Warn(
 		"took over a restart",
 		"instance_id",
@@ -447,76 +454,83 @@ func (e *Engine) hold(mine, from restartRecord) {
 		from.ID,
 		"holder",
 		from.Holder,
-		"asked",
-		from.Asked,
+		"may_stop",
+		from.MayStop,
 	)
 	now := e.clock.Now()
-	e.works[mine.ID] = &work{record: mine, stage: stagePlanned, since: now, beat: now, takenFrom: from.recordID}
+	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.recordID}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, disk := range lengthen(mine.Disks) {
-		if e.wishes[disk] == nil {
-			e.wishes[disk] = &wish{disk: disk, instance: mine.Instance, first: now, repeated: now, restart: mine.ID}
+	for _, disk := range decodeDisks(mine.Disks) {
+		if e.requests[disk] == nil {
+			e.requests[disk] = &attachRequest{
+				disk:        disk,
+				instance:    mine.Instance,
+				requestedAt: now,
+				repeatedAt:  now,
+				fromRestart: mine.ID,
+			}
 		}
 	}
 }
 
-// dropLost forgets the restarts whose records are no longer ours: somebody else goes on with them.
-func (e *Engine) dropLost(records book) {
-	for id, w := range e.works {
+// dropLost forgets the restarts that another process has taken over.
+func (e *Engine) dropLost(records recordSet) {
+	for id, w := range e.held {
 		ours := slices.ContainsFunc(
 			records.restarts,
 			func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder },
 		)
 		if !ours {
 			e.opts.Log.Warn("lost a restart to another process", "instance_id", w.record.Instance, "restart_id", id)
-			delete(e.works, id)
+			delete(e.held, id)
 		}
 	}
 }
 
-func (e *Engine) forgetUnseen(records book) {
-	for id := range e.seen {
+// forgetUnseen forgets records that were deleted and refusals that are over.
+func (e *Engine) forgetUnseen(records recordSet) {
+	for id := range e.lastSeen {
 		if !slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.recordID == id }) {
-			delete(e.seen, id)
+			delete(e.lastSeen, id)
 		}
 	}
-	for instance, r := range e.rest {
-		if e.clock.Passed(timerRest, instance, r.since, e.opts.CoolDown) {
-			delete(e.rest, instance)
+	for instance, r := range e.refusals {
+		if e.clock.Passed(timerRefusal, instance, r.since, e.opts.CoolDown) {
+			delete(e.refusals, instance)
 		}
 	}
 }
 
-// endWishes ends those that nobody has repeated, and those that were taken over with a restart that is over.
-func (e *Engine) endWishes() {
+// expireRequests ends requests that were not repeated, and those that came with a restart that is over.
+func (e *Engine) expireRequests() {
 	e.mu.Lock()
 	repeated := map[string]time.Time{}
-	for disk, w := range e.wishes {
-		if w.restart != "" && e.works[w.restart] == nil {
-			delete(e.wishes, disk)
+	for disk, w := range e.requests {
+		if w.fromRestart != "" && e.held[w.fromRestart] == nil {
+			delete(e.requests, disk)
 			continue
 		}
-		repeated[disk] = w.repeated
+		repeated[disk] = w.repeatedAt
 	}
 	e.mu.Unlock()
 	for _, disk := range sortedKeys(repeated) {
-		if e.clock.Passed(timerWish, disk, repeated[disk], wishLifetime) {
-			e.endWish(disk, repeated[disk])
+		if e.clock.Passed(timerRequest, disk, repeated[disk], requestLifetime) {
+			e.expireRequest(disk, repeated[disk])
 		}
 	}
 }
 
-// endWish ends a wish that was not repeated since then.
-func (e *Engine) endWish(disk string, since time.Time) {
+// expireRequest ends a request that was not repeated since then.
+func (e *Engine) expireRequest(disk string, since time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil && w.repeated.Equal(since) {
-		delete(e.wishes, disk)
+	if w := e.requests[disk]; w != nil && w.repeatedAt.Equal(since) {
+		delete(e.requests, disk)
 	}
 }
 
-// sortedKeys makes what an engine does independent of the order in a map.
+// sortedKeys makes the engine independent of the order in a map.
 func sortedKeys[T any](m map[string]T) []string {
 	keys := make([]string, 0, len(m))
 	for key := range m {
@@ -526,82 +540,82 @@ func sortedKeys[T any](m map[string]T) []string {
 	return keys
 }
 
-// wishesFor are copies of the wishes for an instance, the oldest first.
-func (e *Engine) wishesFor(instance string) []wish {
+// requestsFor returns copies of the attach requests for an instance, the oldest first.
+func (e *Engine) requestsFor(instance string) []attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var found []wish
-	for _, disk := range sortedKeys(e.wishes) {
-		if w := e.wishes[disk]; w.instance == instance {
+	var found []attachRequest
+	for _, disk := range sortedKeys(e.requests) {
+		if w := e.requests[disk]; w.instance == instance {
 			found = append(found, *w)
 		}
 	}
-	slices.SortStableFunc(found, func(x, y wish) int { return x.first.Compare(y.first) })
+	slices.SortStableFunc(found, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })
 	return found
 }
 
-// fulfil ends a wish that has come true.
-func (e *Engine) fulfil(disk string) {
+// removeRequest ends a fulfilled request.
+func (e *Engine) removeRequest(disk string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.wishes, disk)
+	delete(e.requests, disk)
 }
 
-// announce tells those who wait that something has changed.
-func (e *Engine) announce() {
+// notifyWaiters wakes callers that wait for [Engine.Changed].
+func (e *Engine) notifyWaiters() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	close(e.changed)
 	e.changed = make(chan struct{})
 }
 
-// hearOfEnds tells those who wait of restarts that are over, since another process that carries one out does not.
-func (e *Engine) hearOfEnds(records book) {
+// notifyEnded wakes waiting callers if a restart ended. Only the records show the end of another process's restart.
+func (e *Engine) notifyEnded(records recordSet) {
 	now := map[string]bool{}
 	for _, r := range records.restarts {
 		now[r.ID] = true
 	}
 	e.mu.Lock()
 	over := false
-	for id := range e.underway {
+	for id := range e.watched {
 		over = over || !now[id]
 	}
-	e.underway = now
+	e.watched = now
 	e.mu.Unlock()
 	if over {
-		e.announce()
+		e.notifyWaiters()
 	}
 }
 
-// awaits notes that a caller may wait for the end of a restart.
-func (e *Engine) awaits(r restartRecord) {
+// watchEnd notes that a caller may wait for the end of a restart.
+func (e *Engine) watchEnd(r restartRecord) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.underway[r.ID] = true
+	e.watched[r.ID] = true
 }
 
-// refuseWish notes that a restart did not help.
-func (e *Engine) refuseWish(disk, problem string) {
+// recordAttachFailure notes that a restart could not attach the disk.
+func (e *Engine) recordAttachFailure(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.wishes[disk]; w != nil {
-		w.problem, w.refused = problem, true
+	if w := e.requests[disk]; w != nil {
+		w.problem, w.attachFailed = problem, true
 	}
 }
 
-// claim keeps a disk to the caller until release is called. It waits for whoever has it.
-func (e *Engine) claim(ctx context.Context, disk string) (release func(), err error) {
+// lockDisk locks a disk until release is called. It waits while another call has the lock.
+func (e *Engine) lockDisk(ctx context.Context, disk string) (release func(), err error) {
 	for {
 		e.mu.Lock()
-		taken := e.claimed[disk]
+		taken := e.locked[disk]
 		if taken == nil {
 			mine := make(chan struct{})
-			e.claimed[disk] = mine
+			e.locked[disk] = mine
 			e.mu.Unlock()
 			return func() {
 				e.mu.Lock()
 				defer e.mu.Unlock()
-				delete(e.claimed, disk)
+				delete(e.locked, disk)
 				close(mine)
 			}, nil
 		}

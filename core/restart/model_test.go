@@ -24,57 +24,57 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// The model check runs the engine's own code, two processes of it, against a model of the rack, its guests and an
-// orchestrator, and goes through every order in which their calls can come, with a bounded number of faults in each run. What
-// each process does between two calls is one step. States that were seen before are not entered again.
+// The model check runs the engine's own code, in up to two processes, against a model of the rack, its guests and an
+// orchestrator. It explores every order of their calls, with a bounded number of faults in each run. The code of a
+// process between two calls is one step. A state that was seen before is not explored again.
 //
-// Time is a choice: what an engine waits for has passed, or has not, as far as the package's own rules on time allow it. That
-// is where the model trusts something: a holder that lives does what it decided on before its lease is over.
+// Time is a choice of the scheduler: each wait of an engine is over or not, as far as the package's rules on time
+// allow. The model trusts one of these rules: a live holder carries out its decisions before its lease is over.
 
-var modelTime = flag.Duration("model", 10*time.Second, "explore for so long in all")
+var modelTime = flag.Duration("model", 10*time.Second, "total time of the exploration")
 
 const modelCluster = "model"
 
-// abandoned ends the goroutine of an activity whose run is over, or whose process was killed.
+// abandoned is the panic that ends the goroutine of an activity when its run is over or its process was killed.
 type abandoned struct{}
 
-// guest is what runs in an instance.
+// guest is the state of an instance's guest.
 type guest string
 
 const (
 	guestUp     guest = "up"
 	guestHalts  guest = "halts"
 	guestHangs  guest = "hangs"
-	guestSilent guest = "silent" // its node plugin says nothing
+	guestSilent guest = "silent" // its node plugin does not reply
 )
 
 type modelInstance struct {
 	id    string
 	run   string
 	guest guest
-	// down is true from the moment that one of us took it down until it runs again.
+	// down is true from the moment that an engine caused the stop until the instance runs again.
 	down bool
-	// foreign is true while it is stopped by somebody else, at whose time no restart had been asked.
-	foreign bool
-	// owned is true while it is stopped by somebody else, who will start it.
-	owned bool
-	// question is the restart that its node plugin is asked for.
-	question string
-	answer   metadata.RestartReply
+	// stoppedByOwner is true while the owner has stopped it and no restart had been requested before.
+	stoppedByOwner bool
+	// ownerStarts is true while the owner has stopped it. The owner will start it.
+	ownerStarts bool
+	// request is the ID of the restart that its node plugin is asked for.
+	request string
+	reply   metadata.RestartReply
 }
 
 type modelDisk struct {
 	id, instance string
 }
 
-// modelVolume is the orchestrator's side of a volume: it wants it on one instance after the other.
+// modelVolume is the orchestrator's view of a volume. The orchestrator publishes it on each instance of goal in turn.
 type modelVolume struct {
 	disk string
-	goal []string // instances; "" is unpublished
-	at   int      // of goal
-	// published is where the last publish succeeded; cleared before an unpublish is sent.
+	goal []string // instances; "" means unpublished
+	at   int      // index into goal
+	// published is the instance of the last successful publish. It is cleared before an unpublish.
 	published string
-	// released is true from the success of an unpublish to the next publish.
+	// released is true from a successful unpublish until the next publish.
 	released bool
 	busy     bool
 }
@@ -87,34 +87,34 @@ type modelProcess struct {
 	self    string
 	crashes int
 	ticking bool
-	// retired is true once it has handed over what it held and only has to end.
+	// retired is true once the process has handed over its restarts and only has to end.
 	retired bool
 }
 
-// modelCall is where an activity stands.
+// modelCall is the call that an activity waits for.
 type modelCall struct {
 	name string
-	// do carries the call out and returns what the caller sees.
+	// do carries the call out and returns its result.
 	do func() (any, error)
-	// changes is true for what changes the world.
-	changes bool
-	// ready says whether it can be carried out now; nil means always.
+	// mutates is true if the call changes the modelled world.
+	mutates bool
+	// ready reports whether the call can return now. Nil means always.
 	ready func() bool
-	// choice is a wait, whose answer is the scheduler's.
+	// choice is true for a wait; the scheduler decides whether it is over.
 	choice bool
 }
 
-// activity is one RPC or tick of a process.
+// activity is an RPC or a tick of a process.
 type activity struct {
-	process *modelProcess
-	label   string
-	tick    bool
-	listed  bool // a tick that has read the records
-	next    func() (modelCall, bool)
-	stop    func()
-	yield   func(modelCall) bool
-	pending modelCall
-	// result is what the call that is being resumed returns.
+	process   *modelProcess
+	label     string
+	tick      bool
+	hasListed bool // a tick that has read the records
+	next      func() (modelCall, bool)
+	stop      func()
+	yield     func(modelCall) bool
+	pending   modelCall
+	// value and err are the result of the call that is being resumed.
 	value   any
 	err     error
 	history uint64
@@ -128,20 +128,20 @@ type model struct {
 	disks      []*modelDisk
 	volumes    []*modelVolume
 	records    map[string]rack.Record // by name
-	late       []lateCall
+	lateCalls  []lateCall
 	processes  []*modelProcess
 	activities []*activity
 	current    *activity
 	faults     int
-	// switches is how often an activity may still be left in the middle for another one.
+	// switches is how often another activity may still interrupt one that could continue.
 	switches int
-	// last is the activity that ran last.
+	// last is the activity that was resumed last.
 	last    *activity
 	failure string
 	opts    []option
 }
 
-// lateCall was sent by a process that has died since.
+// lateCall is a call that arrives after the process that sent it has died.
 type lateCall struct {
 	process      *modelProcess
 	holder, name string
@@ -153,21 +153,23 @@ type scenario struct {
 	name      string
 	shutdown  Shutdown
 	maxDown   int
-	goals     [][]string // of each volume
-	attached  []string   // where each volume is attached and published at the start
+	goals     [][]string // for each volume
+	attached  []string   // the instance on which each volume is attached and published at the start
 	processes int
 	selves    []string
 	faults    int
 	switches  int
-	// prelude is what happens before the exploration begins, see [model.run].
+	// prelude are the steps before the exploration, see [model.run].
 	prelude []string
-	// early lets the orchestrator give a volume up before it was published.
-	early bool
-	// kinds of faults, all where empty.
+	// givesUpEarly lets the orchestrator unpublish a volume before its publish succeeded.
+	givesUpEarly bool
+	// kinds are the kinds of faults that happen. Empty means all.
 	kinds []string
 }
 
-func (s scenario) may(kind string) bool { return len(s.kinds) == 0 || slices.Contains(s.kinds, kind) }
+func (s scenario) hasFault(kind string) bool {
+	return len(s.kinds) == 0 || slices.Contains(s.kinds, kind)
+}
 
 var errTransient = fmt.Errorf("model: %w", rack.ErrUnavailable)
 
@@ -201,8 +203,8 @@ func newModel(t testing.TB, s scenario) *model {
 	return m
 }
 
-// run lets something begin or go on to its end without anything else in between, or to before its first call of the name that
-// stands behind a bar.
+// run starts or continues one activity without interruption. It runs to the end, or to the first call whose name
+// follows the bar in step.
 func (m *model) run(step string) {
 	begin, call, stops := strings.Cut(step, " | ")
 	for _, o := range m.options() {
@@ -218,7 +220,7 @@ func (m *model) run(step string) {
 			return
 		}
 	}
-	m.t.Fatalf("%s: %q cannot be", m.scenario.name, step)
+	m.t.Fatalf("%s: step %q is not possible", m.scenario.name, step)
 }
 
 func (m *model) boot(p *modelProcess) {
@@ -234,16 +236,17 @@ func (m *model) boot(p *modelProcess) {
 	p.engine.newID = func() string { return m.unusedID(p.engine.holder) }
 }
 
-// unusedID is a holder's first name of a restart that nobody remembers: names come back, so that the number of states is finite.
+// unusedID returns the first restart ID of a holder that no process or record knows. IDs are used again, so that the
+// number of states is finite.
 func (m *model) unusedID(holder string) string {
 	for n := 0; ; n++ {
 		id := fmt.Sprintf("%s.r%d", holder, n)
-		used := slices.ContainsFunc(m.instances, func(i *modelInstance) bool { return i.question == id })
+		used := slices.ContainsFunc(m.instances, func(i *modelInstance) bool { return i.request == id })
 		for _, r := range m.records {
 			used = used || strings.Contains(r.Text, `"`+id+`"`)
 		}
 		for _, p := range m.processes {
-			used = used || p.engine.works[id] != nil
+			used = used || p.engine.held[id] != nil
 		}
 		if !used {
 			return id
@@ -277,13 +280,13 @@ func (m *model) fail(format string, args ...any) {
 	}
 }
 
-// --- what an engine calls
+// --- the engine's calls
 
-// modelView is the rack and the orchestrator, as the activity that runs just now sees them.
+// modelView is the rack and the orchestrator as the current activity sees them.
 type modelView struct{ m *model }
 
-func ask[T any](v *modelView, changes bool, name string, do func() (T, error)) (T, error) {
-	value, err := v.m.call(modelCall{name: name, changes: changes, do: func() (any, error) { return do() }})
+func call[T any](v *modelView, changes bool, name string, do func() (T, error)) (T, error) {
+	value, err := v.m.call(modelCall{name: name, mutates: changes, do: func() (any, error) { return do() }})
 	got, _ := value.(T)
 	return got, err
 }
@@ -305,17 +308,17 @@ func (d *modelDisk) view() rack.Disk {
 }
 
 func (v *modelView) Disk(_ context.Context, id string) (rack.Disk, error) {
-	return ask(v, false, "disk "+id, func() (rack.Disk, error) { return v.m.disk(id).view(), nil })
+	return call(v, false, "disk "+id, func() (rack.Disk, error) { return v.m.disk(id).view(), nil })
 }
 
 func (v *modelView) Instance(_ context.Context, id string) (rack.Instance, error) {
-	return ask(v, false, "instance "+id, func() (rack.Instance, error) {
+	return call(v, false, "instance "+id, func() (rack.Instance, error) {
 		return rack.Instance{ID: id, RunState: v.m.instance(id).run}, nil
 	})
 }
 
 func (v *modelView) InstanceDisks(_ context.Context, id string) ([]rack.Disk, error) {
-	return ask(v, false, "instance disks "+id, func() ([]rack.Disk, error) {
+	return call(v, false, "instance disks "+id, func() ([]rack.Disk, error) {
 		var disks []rack.Disk
 		for _, d := range v.m.disks {
 			if d.instance == id {
@@ -327,7 +330,7 @@ func (v *modelView) InstanceDisks(_ context.Context, id string) ([]rack.Disk, er
 }
 
 func (v *modelView) Attach(_ context.Context, id, instance string) (rack.Disk, error) {
-	return ask(v, true, "attach "+id+" to "+instance, func() (rack.Disk, error) {
+	return call(v, true, "attach "+id+" to "+instance, func() (rack.Disk, error) {
 		d := v.m.disk(id)
 		switch {
 		case d.instance == instance:
@@ -343,7 +346,7 @@ func (v *modelView) Attach(_ context.Context, id, instance string) (rack.Disk, e
 }
 
 func (v *modelView) Detach(_ context.Context, id, instance string) (rack.Disk, error) {
-	return ask(v, true, "detach "+id+" from "+instance, func() (rack.Disk, error) {
+	return call(v, true, "detach "+id+" from "+instance, func() (rack.Disk, error) {
 		d := v.m.disk(id)
 		switch {
 		case d.instance == "":
@@ -359,12 +362,12 @@ func (v *modelView) Detach(_ context.Context, id, instance string) (rack.Disk, e
 }
 
 func (v *modelView) StopInstance(_ context.Context, id string) error {
-	for _, w := range v.m.current.process.engine.works {
+	for _, w := range v.m.current.process.engine.held {
 		if w.record.Instance == id && w.recovering && v.m.instance(id).run != rack.Failed {
-			v.m.fail("instance %s is stopped by a process that is to bring it back", id)
+			v.m.fail("instance %s is stopped by a process that should only bring it back", id)
 		}
 	}
-	_, err := ask(v, true, "stop "+id, func() (struct{}, error) {
+	_, err := call(v, true, "stop "+id, func() (struct{}, error) {
 		if i := v.m.instance(id); i.run == rack.Running {
 			i.run, i.down = "stopping", true
 		}
@@ -374,11 +377,11 @@ func (v *modelView) StopInstance(_ context.Context, id string) error {
 }
 
 func (v *modelView) StartInstance(_ context.Context, id string) error {
-	_, err := ask(v, true, "start "+id, func() (struct{}, error) {
+	_, err := call(v, true, "start "+id, func() (struct{}, error) {
 		switch i := v.m.instance(id); i.run {
 		case rack.Stopped:
-			if i.foreign {
-				v.m.fail("instance %s was stopped by somebody else, and was started", id)
+			if i.stoppedByOwner {
+				v.m.fail("instance %s was stopped by its owner, and was started by a process", id)
 			}
 			i.run = "starting"
 		case rack.Running, "starting":
@@ -393,9 +396,9 @@ func (v *modelView) StartInstance(_ context.Context, id string) error {
 func (v *modelView) ConfirmProject(context.Context) error { return nil }
 
 func (v *modelView) Records(context.Context) ([]rack.Record, error) {
-	return ask(v, false, "records", func() ([]rack.Record, error) {
+	return call(v, false, "records", func() ([]rack.Record, error) {
 		if v.m.current.tick {
-			v.m.current.listed = true
+			v.m.current.hasListed = true
 		}
 		var records []rack.Record
 		for _, name := range sortedKeys(v.m.records) {
@@ -406,11 +409,11 @@ func (v *modelView) Records(context.Context) ([]rack.Record, error) {
 }
 
 func (v *modelView) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
-	return ask(v, true, "create "+name, func() (rack.Record, error) {
+	return call(v, true, "create "+name, func() (rack.Record, error) {
 		if _, taken := v.m.records[name]; taken {
 			return rack.Record{}, rack.ErrAlreadyExists
 		}
-		// A record that is deleted and made again is another one.
+		// A record that is deleted and created again gets another ID.
 		n := 0
 		for v.m.remembered(fmt.Sprintf("%s/%d", name, n)) {
 			n++
@@ -420,13 +423,13 @@ func (v *modelView) CreateRecord(_ context.Context, name, text string) (rack.Rec
 	})
 }
 
-// remembered reports whether anybody may know a record by this ID.
+// remembered reports whether a process may know a record by this ID.
 func (m *model) remembered(recordID string) bool {
 	for _, p := range m.processes {
-		if _, seen := p.engine.seen[recordID]; seen {
+		if _, seen := p.engine.lastSeen[recordID]; seen {
 			return true
 		}
-		for _, w := range p.engine.works {
+		for _, w := range p.engine.held {
 			if w.record.recordID == recordID || w.takenFrom == recordID {
 				return true
 			}
@@ -445,7 +448,7 @@ func (v *modelView) byID(id string) (string, bool) {
 }
 
 func (v *modelView) UpdateRecord(_ context.Context, id, text string) error {
-	_, err := ask(v, true, "update "+id, func() (struct{}, error) {
+	_, err := call(v, true, "update "+id, func() (struct{}, error) {
 		name, ok := v.byID(id)
 		if !ok {
 			return struct{}{}, rack.ErrNotFound
@@ -459,7 +462,7 @@ func (v *modelView) UpdateRecord(_ context.Context, id, text string) error {
 }
 
 func (v *modelView) DeleteRecord(_ context.Context, id string) error {
-	_, err := ask(v, true, "delete "+id, func() (struct{}, error) {
+	_, err := call(v, true, "delete "+id, func() (struct{}, error) {
 		name, ok := v.byID(id)
 		if !ok {
 			return struct{}{}, rack.ErrNotFound
@@ -471,9 +474,9 @@ func (v *modelView) DeleteRecord(_ context.Context, id string) error {
 }
 
 func (v *modelView) Request(_ context.Context, instance, id string) error {
-	_, err := ask(v, true, "ask "+instance, func() (struct{}, error) {
-		if i := v.m.instance(instance); i.question != id {
-			i.question, i.answer = id, metadata.RestartReply{}
+	_, err := call(v, true, "ask "+instance, func() (struct{}, error) {
+		if i := v.m.instance(instance); i.request != id {
+			i.request, i.reply = id, metadata.RestartReply{}
 		}
 		return struct{}{}, nil
 	})
@@ -481,32 +484,32 @@ func (v *modelView) Request(_ context.Context, instance, id string) error {
 }
 
 func (v *modelView) Reply(_ context.Context, instance, id string) (metadata.RestartReply, error) {
-	return ask(v, false, "answer "+instance, func() (metadata.RestartReply, error) {
-		if i := v.m.instance(instance); i.question == id {
-			return i.answer, nil
+	return call(v, false, "answer "+instance, func() (metadata.RestartReply, error) {
+		if i := v.m.instance(instance); i.request == id {
+			return i.reply, nil
 		}
 		return metadata.RestartReply{}, nil
 	})
 }
 
 func (v *modelView) Withdraw(_ context.Context, instance, id string) (metadata.RestartReply, error) {
-	return ask(v, true, "withdraw "+instance, func() (metadata.RestartReply, error) {
+	return call(v, true, "withdraw "+instance, func() (metadata.RestartReply, error) {
 		i := v.m.instance(instance)
-		if i.question != id {
+		if i.request != id {
 			return metadata.RestartReply{}, nil
 		}
-		said := i.answer
+		said := i.reply
 		if said.State != metadata.RestartAccepted {
-			i.question, i.answer = "", metadata.RestartReply{}
+			i.request, i.reply = "", metadata.RestartReply{}
 		}
 		return said, nil
 	})
 }
 
 func (v *modelView) Forget(_ context.Context, instance, id string) error {
-	_, err := ask(v, true, "forget "+instance, func() (struct{}, error) {
-		if i := v.m.instance(instance); i.question == id {
-			i.question, i.answer = "", metadata.RestartReply{}
+	_, err := call(v, true, "forget "+instance, func() (struct{}, error) {
+		if i := v.m.instance(instance); i.request == id {
+			i.request, i.reply = "", metadata.RestartReply{}
 		}
 		return struct{}{}, nil
 	})
@@ -515,7 +518,7 @@ func (v *modelView) Forget(_ context.Context, instance, id string) error {
 
 func (v *modelView) Report(context.Context, string, metadata.RestartReport) error { return nil }
 
-// modelClock lets time pass where it can, see [model.passed].
+// modelClock ends waits where the rules on time allow it, see [modelClock.Passed].
 type modelClock struct {
 	m *model
 	p *modelProcess
@@ -525,37 +528,37 @@ func (modelClock) Now() time.Time { return time.Time{} }
 
 func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration) bool {
 	switch what {
-	case timerWindow, timerRest, timerCoolDown, timerGoing:
+	case timerWindow, timerRefusal, timerCoolDown, timerGuestStop:
 		return true
-	case timerOwed:
-		return true // here the rack does at once what it does not answer to, but for the late calls of who has died
+	case timerLateCalls:
+		return true // this rack carries out calls at once, except the late calls of dead processes
 	case timerSweep:
-		return false // no disk is deleted here
-	case timerBeat, timerWish, timerBack, timerApply, timerHandover:
-		// They end what would go on for ever. That they may do so at any time is a fault of its own.
-		return c.choose(what)
+		return false // this model deletes no disks
+	case timerRenewal, timerRequest, timerBack, timerApply, timerHandover:
+		// These waits end operations that would otherwise continue for ever. Ending one early is a fault.
+		return c.endsEarly(what)
 	case timerLease:
-		return c.arrived() && c.m.silent(key, func() bool { return c.choose(what) })
-	case timerTaking:
-		return c.arrived() && c.m.silent(key, func() bool { return true })
-	case timerAnswer:
-		return c.m.guestOf(key) == guestSilent || c.choose(what)
+		return c.callsArrived() && c.m.leaseMayExpire(key, func() bool { return c.endsEarly(what) })
+	case timerTakeover:
+		return c.callsArrived() && c.m.leaseMayExpire(key, func() bool { return true })
+	case timerReply:
+		return c.m.guestOf(key) == guestSilent || c.endsEarly(what)
 	case timerHalt:
-		return c.m.guestOf(key) == guestHangs || c.choose(what)
+		return c.m.guestOf(key) == guestHangs || c.endsEarly(what)
 	}
-	c.m.fail("no such timer: %s", what)
+	c.m.fail("unknown timer %q", what)
 	return false
 }
 
-// arrived reports whether all that this process had sent in earlier lives has arrived: that does not take as long as a lease,
-// nor as whoever outbids somebody waits.
-func (c modelClock) arrived() bool {
-	return !slices.ContainsFunc(c.m.late, func(l lateCall) bool { return l.process == c.p })
+// callsArrived reports whether all calls of the process' earlier lives have arrived. That takes less time than a lease
+// or the wait of a takeover.
+func (c modelClock) callsArrived() bool {
+	return !slices.ContainsFunc(c.m.lateCalls, func(l lateCall) bool { return l.process == c.p })
 }
 
-// choose lets a wait end early, at the price of a fault.
-func (c modelClock) choose(what timer) bool {
-	if c.m.faults == 0 || !c.m.scenario.may("early "+string(what)) {
+// endsEarly lets a wait end early, which counts as a fault.
+func (c modelClock) endsEarly(what timer) bool {
+	if c.m.faults == 0 || !c.m.scenario.hasFault("early "+string(what)) {
 		return false
 	}
 	value, _ := c.m.call(modelCall{name: "early " + string(what), choice: true})
@@ -578,23 +581,23 @@ func (c modelClock) Wait(_ context.Context, done <-chan struct{}) error {
 
 func (m *model) guestOf(restartID string) guest {
 	for _, p := range m.processes {
-		if w := p.engine.works[restartID]; w != nil {
+		if w := p.engine.held[restartID]; w != nil {
 			return m.instance(w.record.Instance).guest
 		}
 	}
 	return guestUp
 }
 
-// silent says whether the lease of a record may be over: its holder has died, and what it had sent has arrived; or it lives and
-// is slow, which is a fault, but is not just doing what it decided on.
-func (m *model) silent(recordID string, slow func() bool) bool {
+// leaseMayExpire reports whether the lease of a record may be over. It may if the holder has died and its late calls
+// have arrived. The lease of a live holder that is not carrying out a decision may end too, if slow allows that fault.
+func (m *model) leaseMayExpire(recordID string, slow func() bool) bool {
 	var r restartRecord
 	for _, record := range m.records {
 		if record.ID == recordID {
 			_ = json.Unmarshal([]byte(record.Text), &r)
 		}
 	}
-	if slices.ContainsFunc(m.late, func(l lateCall) bool { return l.holder == r.Holder }) {
+	if slices.ContainsFunc(m.lateCalls, func(l lateCall) bool { return l.holder == r.Holder }) {
 		return false
 	}
 	for _, p := range m.processes {
@@ -602,7 +605,7 @@ func (m *model) silent(recordID string, slow func() bool) bool {
 			continue
 		}
 		for _, a := range m.activities {
-			if a.process == p && a.tick && a.listed {
+			if a.process == p && a.tick && a.hasListed {
 				return false
 			}
 		}
@@ -630,7 +633,7 @@ func (m *model) begin(p *modelProcess, label string, tick bool, run func(ctx con
 	m.resume(a)
 }
 
-// resume lets an activity run to its next call.
+// resume continues an activity up to its next call.
 func (m *model) resume(a *activity) {
 	m.current, m.last = a, a
 	call, going := a.next()
@@ -642,8 +645,8 @@ func (m *model) resume(a *activity) {
 	a.pending = call
 }
 
-// answer gives an activity the result of its call.
-func (m *model) answer(a *activity, value any, err error) {
+// returnTo gives an activity the result of its call.
+func (m *model) returnTo(a *activity, value any, err error) {
 	a.value, a.err = value, err
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
@@ -657,43 +660,43 @@ func (m *model) answer(a *activity, value any, err error) {
 		write(&h, fmt.Sprint(value))
 	}
 	write(&h, fmt.Sprint(err))
-	m.memory(&h, a.process)
+	m.hashProcess(&h, a.process)
 	a.history = h.Sum64()
 	m.resume(a)
 }
 
 var modelSeed = maphash.MakeSeed()
 
-// memory is what a process knows.
-func (m *model) memory(h *maphash.Hash, p *modelProcess) {
+// hashProcess hashes the state of a process.
+func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 	e := p.engine
 	write(h, e.holder)
-	for _, d := range sortedKeys(e.wishes) {
-		write(h, "wish", d, e.wishes[d].instance, e.wishes[d].restart, yes(e.wishes[d].refused))
+	for _, d := range sortedKeys(e.requests) {
+		write(h, "request", d, e.requests[d].instance, e.requests[d].fromRestart, boolText(e.requests[d].attachFailed))
 	}
-	for _, d := range sortedKeys(e.claimed) {
-		write(h, "claim", d)
+	for _, d := range sortedKeys(e.locked) {
+		write(h, "locked", d)
 	}
-	for _, id := range sortedKeys(e.works) {
-		w := e.works[id]
+	for _, id := range sortedKeys(e.held) {
+		w := e.held[id]
 		write(
 			h,
-			"work",
+			"held",
 			id,
 			string(w.stage),
-			yes(w.recovering),
-			yes(w.sent),
+			boolText(w.recovering),
+			boolText(w.requestSent),
 			w.takenFrom,
 			w.record.recordID,
-			yes(w.record.Asked),
-			yes(w.record.Handover),
-			w.told,
+			boolText(w.record.MayStop),
+			boolText(w.record.Handover),
+			w.reported,
 		)
 	}
-	for _, id := range sortedKeys(e.seen) {
-		write(h, "seen", id, e.seen[id].text)
+	for _, id := range sortedKeys(e.lastSeen) {
+		write(h, "seen", id, e.lastSeen[id].text)
 	}
-	for _, id := range sortedKeys(e.rest) {
+	for _, id := range sortedKeys(e.refusals) {
 		write(h, "rest", id)
 	}
 }
@@ -705,7 +708,7 @@ func write(h *maphash.Hash, texts ...string) {
 	}
 }
 
-func yes(b bool) string {
+func boolText(b bool) string {
 	if b {
 		return "yes"
 	}
@@ -746,12 +749,12 @@ func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
 
 type option struct {
 	what, which string
-	// fault is true for what costs one, leaves for what leaves an activity that could go on.
+	// fault is true if the option counts as a fault, leaves if it interrupts an activity that could continue.
 	fault, leaves bool
 	do            func()
 }
 
-// cost puts what may happen only so often behind all else.
+// cost sorts the options that count as faults behind all others.
 func cost(o option) int {
 	if o.fault {
 		return 1
@@ -759,9 +762,9 @@ func cost(o option) int {
 	return 0
 }
 
-// options are all that can happen next, in an order that depends on the state alone. To leave an activity that could go on is
-// limited: most of what goes wrong with concurrency needs few such switches. What was left in the middle goes on last, so that
-// runs in which much happens meanwhile are among the first.
+// options returns everything that can happen next, in an order that depends on the state alone. The number of
+// interrupted activities is limited: most concurrency errors need few of them. Interrupted activities continue last, so
+// that the first runs are those in which much happens in between.
 func (m *model) options() []option {
 	m.opts = m.opts[:0]
 	if m.last != nil && m.ready(m.last) {
@@ -774,12 +777,12 @@ func (m *model) options() []option {
 	for _, i := range m.instances {
 		m.instanceOptions(i)
 	}
-	for i, l := range m.late {
+	for i, l := range m.lateCalls {
 		m.add("late", l.name, func() {
-			m.late = slices.Delete(m.late, i, i+1)
+			m.lateCalls = slices.Delete(m.lateCalls, i, i+1)
 			_, _ = l.do()
 			for _, i := range m.instances {
-				i.foreign = false // whether it was stopped before or after that, nobody can tell
+				i.stoppedByOwner = false // whether the owner stopped it before or after the call is unknown
 			}
 		})
 	}
@@ -788,16 +791,16 @@ func (m *model) options() []option {
 			m.add("tick", p.name, func() {
 				p.ticking = true
 				m.begin(p, "tick", true, func(ctx context.Context) {
-					_ = p.engine.Tick(ctx)
+					_ = p.engine.tick(ctx)
 					p.ticking = false
 				})
 			})
 		}
-		if !p.ticking && len(p.engine.works) > 0 {
+		if !p.ticking && len(p.engine.held) > 0 {
 			m.fault("retire", "retires", p.name, func() {
 				p.ticking = true
 				m.begin(p, "retire", true, func(ctx context.Context) {
-					p.engine.handAllOver(ctx)
+					p.engine.handOverAll(ctx)
 					p.retired = true
 				})
 			})
@@ -825,12 +828,12 @@ func (m *model) add(what, which string, do func()) {
 }
 
 func (m *model) fault(kind, what, which string, do func()) {
-	if m.faults > 0 && m.scenario.may(kind) {
+	if m.faults > 0 && m.scenario.hasFault(kind) {
 		m.opts = append(m.opts, option{what: what, which: which, fault: true, do: do})
 	}
 }
 
-// take lets an option happen.
+// take carries an option out.
 func (m *model) take(o option) {
 	if o.fault {
 		m.faults--
@@ -853,34 +856,37 @@ func (m *model) callOptions(a *activity) {
 	c := a.pending
 	where := a.process.name + " " + a.label + ": " + c.name
 	if c.choice {
-		m.add("not", where, func() { m.answer(a, false, nil) })
-		m.fault(c.name, "is", where, func() { m.answer(a, true, nil) })
+		m.add("not", where, func() { m.returnTo(a, false, nil) })
+		m.fault(c.name, "is", where, func() { m.returnTo(a, true, nil) })
 		return
 	}
 	m.add("", where, func() {
 		m.current = a
 		value, err := c.do()
-		m.answer(a, value, err)
+		m.returnTo(a, value, err)
 	})
 	if c.ready != nil {
 		return
 	}
-	m.fault("refused", "no answer, not done", where, func() { m.answer(a, nil, errTransient) })
-	if c.changes {
+	m.fault("refused", "no answer, not done", where, func() { m.returnTo(a, nil, errTransient) })
+	if c.mutates {
 		m.fault("lost", "no answer, done", where, func() {
 			m.current = a
 			_, _ = c.do()
-			m.answer(a, nil, errTransient)
+			m.returnTo(a, nil, errTransient)
 		})
 	}
-	if c.changes || a.history == 0 {
-		// Before anything else that only looks it comes to the same as before the next change.
+	if c.mutates || a.history == 0 {
+		// A crash before a later read has the same effect as one before the next change.
 		m.fault("crash", "crash before", where, func() { m.crash(a.process) })
 	}
-	if c.changes {
+	if c.mutates {
 		if a.tick {
 			m.fault("crash", "crash, and later", where, func() {
-				m.late = append(m.late, lateCall{process: a.process, holder: a.process.engine.holder, name: c.name, do: c.do})
+				m.lateCalls = append(
+					m.lateCalls,
+					lateCall{process: a.process, holder: a.process.engine.holder, name: c.name, do: c.do},
+				)
 				m.crash(a.process)
 			})
 		}
@@ -892,7 +898,7 @@ func (m *model) callOptions(a *activity) {
 	}
 }
 
-// crash kills a process, and starts it again with nothing in its memory.
+// crash kills a process and starts it again with empty memory.
 func (m *model) crash(p *modelProcess) {
 	for _, a := range slices.Clone(m.activities) {
 		if a.process == p {
@@ -906,9 +912,9 @@ func (m *model) crash(p *modelProcess) {
 			}
 		}
 	}
-	for _, w := range p.engine.works {
-		if !w.sent && !w.recovering {
-			m.instance(w.record.Instance).foreign = false // the one moment in which a crash leaves that open
+	for _, w := range p.engine.held {
+		if !w.requestSent && !w.recovering {
+			m.instance(w.record.Instance).stoppedByOwner = false // the only moment in which a crash leaves this unknown
 		}
 	}
 	p.ticking, p.retired = false, false
@@ -922,7 +928,7 @@ func (m *model) volumeOptions(p *modelProcess, v *modelVolume) {
 	}
 	if on := v.goal[v.at]; on != "" {
 		m.add("publish "+v.disk+" on "+on, p.name, func() { m.publish(p, v, on) })
-		if m.scenario.early {
+		if m.scenario.givesUpEarly {
 			m.add("give up "+v.disk+" on "+on, p.name, func() {
 				v.at++
 				m.unpublish(p, v, on)
@@ -946,43 +952,43 @@ func (m *model) instanceOptions(i *modelInstance) {
 		m.add("stopped", i.id, func() { i.run = rack.Stopped })
 	case i.run == "starting":
 		m.add("running", i.id, func() {
-			i.run, i.down, i.foreign, i.owned, i.guest = rack.Running, false, false, false, guestUp
-			if i.answer.State == metadata.RestartAccepted {
-				i.answer.State = "booted"
+			i.run, i.down, i.stoppedByOwner, i.ownerStarts, i.guest = rack.Running, false, false, false, guestUp
+			if i.reply.State == metadata.RestartAccepted {
+				i.reply.State = "booted"
 			}
 		})
-	case running && i.guest == guestUp && i.answer.State == "booted":
-		m.add("back", i.id, func() { i.answer.State = metadata.RestartBack })
+	case running && i.guest == guestUp && i.reply.State == "booted":
+		m.add("back", i.id, func() { i.reply.State = metadata.RestartBack })
 	case running && i.guest == guestHalts, running && i.guest == guestHangs:
 		m.add("halted", i.id, func() { i.run, i.guest = rack.Stopped, guestUp })
-	case running && i.guest == guestUp && i.question != "" && i.answer.State == "":
-		m.add("accepts", i.id, func() { i.answer.State, i.guest, i.down = metadata.RestartAccepted, guestHalts, true })
-		m.fault("refuses", "refuses", i.id, func() { i.answer.State = metadata.RestartRefused })
+	case running && i.guest == guestUp && i.request != "" && i.reply.State == "":
+		m.add("accepts", i.id, func() { i.reply.State, i.guest, i.down = metadata.RestartAccepted, guestHalts, true })
+		m.fault("refuses", "refuses", i.id, func() { i.reply.State = metadata.RestartRefused })
 		m.fault(
 			"hangs",
 			"accepts and hangs",
 			i.id,
-			func() { i.answer.State, i.guest, i.down = metadata.RestartAccepted, guestHangs, true },
+			func() { i.reply.State, i.guest, i.down = metadata.RestartAccepted, guestHangs, true },
 		)
 		m.fault("silent", "says nothing", i.id, func() { i.guest = guestSilent })
-	case running && i.guest == guestSilent && i.question == "":
+	case running && i.guest == guestSilent && i.request == "":
 		m.add("speaks again", i.id, func() { i.guest = guestUp })
-	case i.owned && i.run == rack.Stopped:
+	case i.ownerStarts && i.run == rack.Stopped:
 		m.add("started by its owner", i.id, func() { i.run = "starting" })
 	}
 	if running && i.guest == guestUp {
-		m.fault("user stop", "stopped by somebody else", i.id, func() {
-			i.run, i.foreign, i.owned = rack.Stopped, true, true
+		m.fault("user stop", "stopped by its owner", i.id, func() {
+			i.run, i.stoppedByOwner, i.ownerStarts = rack.Stopped, true, true
 			for _, r := range m.records {
-				if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, `"asked":true`) {
-					i.foreign = false // nobody can tell
+				if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, `"mayStop":true`) {
+					i.stoppedByOwner = false // unknown to every process
 				}
 			}
 		})
 	}
 }
 
-// --- what must hold
+// --- invariants
 
 func (m *model) check() {
 	down := 0
@@ -997,11 +1003,11 @@ func (m *model) check() {
 	for _, i := range m.instances {
 		var sent []string
 		for _, p := range m.processes {
-			for id, w := range p.engine.works {
-				// Without its record it is over, which its holder has yet to see.
+			for id, w := range p.engine.held {
+				// Without its record a restart is over, even if its holder does not know that yet.
 				if m.records[restartName(modelCluster, w.record.slot, w.record.epoch)].ID == w.record.recordID &&
 					w.record.Instance == i.id &&
-					w.sent {
+					w.requestSent {
 					sent = append(sent, id)
 				}
 			}
@@ -1012,23 +1018,23 @@ func (m *model) check() {
 	}
 	for i, v := range m.volumes {
 		d := m.disks[i]
-		lazy, isLazy := m.records[lazyName(d.id)]
-		lazyHere := isLazy && d.instance != "" && strings.Contains(lazy.Text, d.instance)
+		detach, isDeferred := m.records[detachName(d.id)]
+		deferredHere := isDeferred && d.instance != "" && strings.Contains(detach.Text, d.instance)
 		if v.published != "" && d.instance != v.published {
 			m.fail("volume %s is published on %s, and its disk is on %q", v.disk, v.published, d.instance)
 		}
-		if v.published != "" && lazyHere {
-			m.fail("volume %s is published on %s, and recorded as lazy there", v.disk, v.published)
+		if v.published != "" && deferredHere {
+			m.fail("volume %s is published on %s, and its detach from there is deferred", v.disk, v.published)
 		}
-		if v.released && !v.busy && d.instance != "" && !lazyHere {
+		if v.released && !v.busy && d.instance != "" && !deferredHere {
 			m.fail("volume %s is unpublished, and its disk is on %s with no record of it", v.disk, d.instance)
 		}
 	}
 }
 
-// settled is what every run can come to: all is done, and nothing is left of it but lazy records.
+// settled reports whether everything is done and only deferred detaches are left. Every run must be able to settle.
 func (m *model) settled() bool {
-	if len(m.activities) > 0 || len(m.late) > 0 {
+	if len(m.activities) > 0 || len(m.lateCalls) > 0 {
 		return false
 	}
 	for name := range m.records {
@@ -1042,7 +1048,7 @@ func (m *model) settled() bool {
 		}
 	}
 	for _, i := range m.instances {
-		if i.run != rack.Running || i.question != "" {
+		if i.run != rack.Running || i.request != "" {
 			return false
 		}
 	}
@@ -1052,9 +1058,9 @@ func (m *model) settled() bool {
 func (m *model) hash() uint64 {
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
-	m.world(&h)
+	m.hashWorld(&h)
 	for _, p := range m.processes {
-		m.memory(&h, p)
+		m.hashProcess(&h, p)
 	}
 	// The order in which activities began does not matter.
 	var acts []uint64
@@ -1072,22 +1078,31 @@ func (m *model) hash() uint64 {
 	return h.Sum64()
 }
 
-// world is all but the processes.
-func (m *model) world(h *maphash.Hash) {
+// hashWorld hashes everything except the processes.
+func (m *model) hashWorld(h *maphash.Hash) {
 	for _, i := range m.instances {
-		write(h, i.run, string(i.guest), yes(i.down), yes(i.foreign), yes(i.owned), i.question, string(i.answer.State))
+		write(
+			h,
+			i.run,
+			string(i.guest),
+			boolText(i.down),
+			boolText(i.stoppedByOwner),
+			boolText(i.ownerStarts),
+			i.request,
+			string(i.reply.State),
+		)
 	}
 	for _, d := range m.disks {
 		write(h, d.instance)
 	}
 	for _, v := range m.volumes {
 		maphash.WriteComparable(h, v.at)
-		write(h, v.published, yes(v.released), yes(v.busy))
+		write(h, v.published, boolText(v.released), boolText(v.busy))
 	}
 	for _, name := range sortedKeys(m.records) {
 		write(h, m.records[name].ID, m.records[name].Text)
 	}
-	for _, l := range m.late {
+	for _, l := range m.lateCalls {
 		write(h, l.holder, l.name)
 	}
 }
@@ -1095,7 +1110,7 @@ func (m *model) world(h *maphash.Hash) {
 func (m *model) activityHash(a *activity) uint64 {
 	var h maphash.Hash
 	h.SetSeed(modelSeed)
-	write(&h, a.process.name, a.label, yes(a.listed), a.pending.name)
+	write(&h, a.process.name, a.label, boolText(a.hasListed), a.pending.name)
 	maphash.WriteComparable(&h, a.history)
 	return h.Sum64()
 }
@@ -1113,15 +1128,15 @@ type explorer struct {
 	t        *testing.T
 	scenario scenario
 	seen     map[uint64]bool
-	// back are the states from which a state was reached without a fault or a switch.
-	back  map[uint64][]uint64
-	good  []uint64
-	steps int
-	// unwanted are states that count as failures.
-	unwanted map[uint64]bool
+	// predecessors are the states from which a state was reached without a fault or an interruption.
+	predecessors map[uint64][]uint64
+	settled      []uint64
+	steps        int
+	// failing are states that count as failures.
+	failing map[uint64]bool
 }
 
-// explore goes through all runs, the shortest first. It reports whether it came to an end before the deadline.
+// explore explores all runs, the shortest first. It reports whether it finished before the deadline.
 func (x *explorer) explore(deadline time.Time) bool {
 	todo := [][]byte{nil}
 	for n := 0; n < len(todo); n++ {
@@ -1134,13 +1149,13 @@ func (x *explorer) explore(deadline time.Time) bool {
 	return true
 }
 
-// expand repeats a path and goes on behind it, always with the first option, as far as it leads to states that were not seen
-// before. It returns the paths that branch off. A path has what was taken where there was a choice.
+// expand repeats a path and continues it with the first option each time, until it reaches a known state. It returns
+// the paths that branch off. A path lists the chosen options wherever there was more than one.
 func (x *explorer) expand(path []byte) [][]byte {
 	m := newModel(x.t, x.scenario)
 	defer m.end()
 	var from uint64
-	free := true // how a path ends is counted as free where it is
+	free := true // whether the last step of the path was no fault
 	for n, taken := range path {
 		opts := x.choices(m, path[:n])
 		if n == len(path)-1 {
@@ -1154,17 +1169,17 @@ func (x *explorer) expand(path []byte) [][]byte {
 		opts := x.choices(m, path)
 		h := m.hash()
 		if from != 0 && free {
-			x.back[h] = append(x.back[h], from)
+			x.predecessors[h] = append(x.predecessors[h], from)
 		}
 		if x.seen[h] {
 			return branches
 		}
 		x.seen[h] = true
-		if x.unwanted[h] {
-			x.fail(path, "this never comes to rest")
+		if x.failing[h] {
+			x.fail(path, "this state never settles")
 		}
 		if m.settled() {
-			x.good = append(x.good, h)
+			x.settled = append(x.settled, h)
 		}
 		for i := 1; i < len(opts); i++ {
 			branches = append(branches, append(slices.Clone(path), byte(i)))
@@ -1175,12 +1190,12 @@ func (x *explorer) expand(path []byte) [][]byte {
 	}
 }
 
-// choices goes on to where an activity has come to its end or more than one thing can happen, and returns what can.
+// choices continues until an activity has ended or more than one thing can happen, and returns the options.
 func (x *explorer) choices(m *model, path []byte) []option {
 	for {
 		opts := m.options()
 		if len(opts) == 0 {
-			x.fail(path, "nothing can happen any more")
+			x.fail(path, "nothing can happen any more: deadlock")
 		}
 		if len(opts) > 1 || m.last == nil {
 			return opts
@@ -1198,7 +1213,7 @@ func (x *explorer) take(m *model, o option, path []byte) {
 	}
 }
 
-// fail tells how it came to a failure.
+// fail prints the steps that led to a failure.
 func (x *explorer) fail(path []byte, failure string) {
 	m := newModel(x.t, x.scenario)
 	defer m.end()
@@ -1219,16 +1234,16 @@ func (x *explorer) fail(path []byte, failure string) {
 	x.t.Fatalf("%s: %s after:\n%s", x.scenario.name, failure, &story)
 }
 
-// stuck are the states from which no settled one can be reached without a fault.
+// stuck returns the states from which no settled state can be reached without a fault.
 func (x *explorer) stuck() map[uint64]bool {
 	reached := map[uint64]bool{}
-	todo := slices.Clone(x.good)
+	todo := slices.Clone(x.settled)
 	for len(todo) > 0 {
 		h := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
 		if !reached[h] {
 			reached[h] = true
-			todo = append(todo, x.back[h]...)
+			todo = append(todo, x.predecessors[h]...)
 		}
 	}
 	stuck := map[uint64]bool{}
@@ -1242,8 +1257,8 @@ func (x *explorer) stuck() map[uint64]bool {
 
 var n0, n1 = instanceID(0), instanceID(1)
 
-// bases are what there is to do, and who does it.
-var bases = []scenario{
+// scenarios are the goals of the orchestrator and the processes that serve it.
+var scenarios = []scenario{
 	{name: "one volume", shutdown: Guest, maxDown: 1, processes: 1, goals: [][]string{{n0}}},
 	{name: "one volume and a power cut", shutdown: Hard, maxDown: 1, processes: 1, goals: [][]string{{n0}}},
 	{
@@ -1278,13 +1293,13 @@ var bases = []scenario{
 		prelude:   []string{"publish " + diskID(1) + " on " + n0 + " p0", "unpublish " + diskID(0)},
 	},
 	{
-		name:      "two controllers and a volume that is given up",
-		shutdown:  Hard,
-		maxDown:   1,
-		processes: 2,
-		goals:     [][]string{{n0, ""}},
-		early:     true,
-		prelude:   []string{"publish " + diskID(0) + " on " + n0 + " p0"},
+		name:         "two controllers and a volume that is given up",
+		shutdown:     Hard,
+		maxDown:      1,
+		processes:    2,
+		goals:        [][]string{{n0, ""}},
+		givesUpEarly: true,
+		prelude:      []string{"publish " + diskID(0) + " on " + n0 + " p0"},
 	},
 	{name: "one instance after the other", shutdown: Hard, maxDown: 1, processes: 2, goals: [][]string{{n0}, {n1}},
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "publish " + diskID(1) + " on " + n1 + " p1"}},
@@ -1311,8 +1326,15 @@ var bases = []scenario{
 			"p0 tick",
 		},
 	},
-	{name: "a holder that is outbid", shutdown: Guest, maxDown: 1, processes: 2, goals: [][]string{{n0, ""}}, early: true,
-		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "tick p0", "tick p1"}},
+	{
+		name:         "a holder that loses its restart",
+		shutdown:     Guest,
+		maxDown:      1,
+		processes:    2,
+		goals:        [][]string{{n0, ""}},
+		givesUpEarly: true,
+		prelude:      []string{"publish " + diskID(0) + " on " + n0 + " p0", "tick p0", "tick p1"},
+	},
 	{
 		name:      "a restart that ends while its volume comes back",
 		shutdown:  Hard,
@@ -1379,7 +1401,7 @@ var bases = []scenario{
 	},
 }
 
-// bounds are what may go wrong in one run.
+// bounds are the faults that may happen in one run.
 var bounds = []struct {
 	name             string
 	faults, switches int
@@ -1404,11 +1426,11 @@ var bounds = []struct {
 			"refuses",
 			"hangs",
 			"silent",
-			"early answer",
+			"early reply",
 			"early halt",
 			"early back",
-			"early wish",
-			"early beat",
+			"early request",
+			"early renewal",
 			"early apply",
 			"early handover",
 			"early lease",
@@ -1416,29 +1438,30 @@ var bounds = []struct {
 	},
 }
 
-// TestModel explores as many runs as the time allows, the shortest first, or all within the bounds where these are few enough.
+// TestModel explores as many runs as the time allows, the shortest first, or all runs within the bounds if they are few
+// enough.
 func TestModel(t *testing.T) {
-	var states, whole, begun atomic.Int64
-	explorations := len(bases) * len(bounds)
+	var states, complete, started atomic.Int64
+	explorations := len(scenarios) * len(bounds)
 	deadline := time.Now().Add(*modelTime)
-	// What one has left over of its time the others have.
+	// An exploration that ends early leaves its time to the others.
 	share := func() time.Duration {
-		left := explorations + 1 - int(begun.Add(1))
+		left := explorations + 1 - int(started.Add(1))
 		return time.Until(deadline) * time.Duration(runtime.GOMAXPROCS(0)) / time.Duration(max(left, runtime.GOMAXPROCS(0)))
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a run leaves nothing behind
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a run keeps nothing, so a larger heap only saves time
 	t.Run("of", func(t *testing.T) {
-		for _, s := range bases {
+		for _, s := range scenarios {
 			for _, bound := range bounds {
-				s := s // the explorations run side by side
+				s := s // the explorations run in parallel
 				s.faults, s.switches, s.kinds = bound.faults, bound.switches, bound.kinds
 				t.Run(s.name+"/"+bound.name, func(t *testing.T) {
 					t.Parallel()
-					x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}}
+					x := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, predecessors: map[uint64][]uint64{}}
 					start := time.Now()
 					all := x.explore(start.Add(share()))
 					t.Logf(
-						"%d states, %d steps in %s; all that there are: %t",
+						"%d states, %d steps in %s; complete: %t",
 						len(x.seen),
 						x.steps,
 						time.Since(start).Round(time.Millisecond),
@@ -1448,15 +1471,21 @@ func TestModel(t *testing.T) {
 					if !all {
 						return
 					}
-					whole.Add(1)
+					complete.Add(1)
 					if stuck := x.stuck(); len(stuck) > 0 {
-						t.Errorf("%d of %d states never come to rest (%d are at rest)", len(stuck), len(x.seen), len(x.good))
-						again := &explorer{t: t, scenario: s, seen: map[uint64]bool{}, back: map[uint64][]uint64{}, unwanted: stuck}
+						t.Errorf("%d of %d states never settle (%d are settled)", len(stuck), len(x.seen), len(x.settled))
+						again := &explorer{
+							t:            t,
+							scenario:     s,
+							seen:         map[uint64]bool{},
+							predecessors: map[uint64][]uint64{},
+							failing:      stuck,
+						}
 						again.explore(time.Now().Add(time.Hour))
 					}
 				})
 			}
 		}
 	})
-	t.Logf("%d states; %d of %d explorations came to their end", states.Load(), whole.Load(), explorations)
+	t.Logf("%d states; %d of %d explorations were complete", states.Load(), complete.Load(), explorations)
 }

@@ -14,58 +14,58 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// candidate is an instance whose restart would change something.
+// candidate is an instance for which a restart would attach or detach a disk.
 type candidate struct {
 	instance string
-	// attaches is true where a disk that is wished for can be attached.
-	attaches bool
-	// frees is a disk that it gives up and another instance waits for, empty where there is none.
-	frees string
-	// waits is true where a disk that is wished for here is still on another instance.
-	waits bool
-	// stopped is true where the instance is stopped already, by somebody else: nothing has to be asked of it.
+	// attachesDisk is true if a requested disk can be attached.
+	attachesDisk bool
+	// freesDisk is an unpublished disk of the instance that another instance waits for, or "".
+	freesDisk string
+	// waitsForDisk is true if a requested disk is still on another instance.
+	waitsForDisk bool
+	// stopped is true if the instance is stopped already, by its owner. Nothing has to be requested from it.
 	stopped bool
 }
 
-// plan begins the next restart, if there is one to begin. What all others wait for becomes known.
-func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
-	due, collecting := e.due()
+// plan creates the record of the next restart, if one can start, and sets the statuses of the instances that wait.
+func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartStatuses) error {
+	due, collecting := e.dueRequests()
 	for _, instance := range collecting {
-		known.add(instance, ReasonWindow, fmt.Sprintf("what else is wanted of it is collected for %s", e.opts.Window))
+		statuses.addWaiting(instance, ReasonWindow, fmt.Sprintf("further requests are collected for %s", e.opts.Window))
 	}
 	slot := 0
 	for records.slotTaken(slot) {
 		slot++
 	}
 	if slot >= e.opts.MaxDown {
-		e.afterOthers(known, due)
+		e.addWaitingForSlot(statuses, due)
 		return nil
 	}
-	useful, err := e.useful(ctx, records, due)
+	found, err := e.candidates(ctx, records, due)
 	if err != nil {
 		return err
 	}
-	e.afterHolders(known)
-	candidates, err := e.able(ctx, useful, known)
+	e.addWaitingForDisks(statuses)
+	candidates, err := e.eligible(ctx, found, statuses)
 	if err != nil {
 		return err
 	}
-	// What frees a disk comes first: what waits for it then needs one restart and not two.
-	slices.SortStableFunc(candidates, func(x, y candidate) int { return rank(x) - rank(y) })
+	// An instance that frees a disk comes first: the instance that waits for the disk then needs only one restart.
+	slices.SortStableFunc(candidates, func(x, y candidate) int { return order(x) - order(y) })
 	var chosen *candidate
 	for _, c := range candidates {
 		if _, taken := records.restartOf(c.instance, ""); taken {
 			continue
 		}
-		hindered, text := e.may(c)
+		reason, text := e.blockReason(c)
 		switch {
-		case hindered != "":
-			known.add(c.instance, hindered, text)
-		// One that frees a disk goes before what waits for it, but not where each waits for the other.
-		case c.waits && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }):
-			known.add(c.instance, ReasonOthers, holderFirst)
+		case reason != "":
+			statuses.addWaiting(c.instance, reason, text)
+		// An instance that waits for a disk comes after the one that frees it, unless each waits for the other.
+		case c.waitsForDisk && c.freesDisk == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.freesDisk != "" && other.instance != c.instance }):
+			statuses.addWaiting(c.instance, ReasonOthers, otherInstanceFirst)
 		case chosen != nil:
-			known.add(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
+			statuses.addWaiting(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
 		default:
 			chosen = &c
 		}
@@ -73,79 +73,80 @@ func (e *Engine) plan(ctx context.Context, records book, known outlooks) error {
 	if chosen == nil {
 		return nil
 	}
-	id, err := e.begins(ctx, *chosen, slot)
+	id, err := e.createRecord(ctx, *chosen, slot)
 	if id != "" {
-		known[chosen.instance] = outlook{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
+		statuses[chosen.instance] = restartStatus{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
 	}
 	return err
 }
 
-func rank(c candidate) int {
+// order sorts candidates: stopped instances first, then those that free a disk.
+func order(c candidate) int {
 	switch {
 	case c.stopped:
 		return 0
-	case c.frees != "":
+	case c.freesDisk != "":
 		return 1
 	}
 	return 2
 }
 
-// may says why an instance may not be restarted just now; the reason is empty if it may.
-func (e *Engine) may(c candidate) (Reason, string) {
-	why, now := e.forbidden(), e.clock.Now()
-	_, known := e.self(c.instance)
+// blockReason says why an instance must not be restarted now. The reason is empty if it may be.
+func (e *Engine) blockReason(c candidate) (Reason, string) {
+	why, now := e.policyBlock(), e.clock.Now()
+	_, known := e.ownInstance(c.instance)
 	switch {
 	case c.stopped:
 	case why != "":
 		return ReasonPolicy, why
 	case !known:
-		return ReasonSelf, "this controller does not know yet on which instance it runs itself"
-	case e.opts.Next != nil && e.opts.Next(now).After(now):
-		return ReasonHours, fmt.Sprintf("not before %s, the next of the times in --restart-hours", moment(e.opts.Next(now)))
+		return ReasonSelf, "this controller does not know yet which instance it runs on"
+	case e.opts.NextStart != nil && e.opts.NextStart(now).After(now):
+		return ReasonHours, fmt.Sprintf("not before %s, the next time in --restart-hours", formatTime(e.opts.NextStart(now)))
 	}
 	return "", ""
 }
 
-// forbidden says why no instance at all is restarted, empty where they are.
-func (e *Engine) forbidden() string {
+// policyBlock says why the policy forbids all restarts, or "" if it allows them.
+func (e *Engine) policyBlock() string {
 	if e.opts.Policy == Plan {
-		return "--attach-mode=plan only says so: stop it until the disk is attached, or set --attach-mode=restart"
+		return "--attach-mode=plan forbids it: stop it until the disk is attached, or set --attach-mode=restart"
 	}
 	return ""
 }
 
-// begins makes the record of a restart, and returns its ID, empty where somebody else was faster. Nothing is asked before the
-// records were read once more.
-func (e *Engine) begins(ctx context.Context, c candidate, slot int) (id string, err error) {
+// createRecord creates the record of a restart and returns its ID, or "" if another process has taken the slot. The
+// restart starts after the next reading of the records.
+func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id string, err error) {
 	var disks []string
-	for _, wanted := range e.wishesFor(c.instance) {
-		disks = append(disks, wanted.disk)
+	for _, request := range e.requestsFor(c.instance) {
+		disks = append(disks, request.disk)
 	}
-	own, _ := e.self(c.instance)
-	w := &work{
+	own, _ := e.ownInstance(c.instance)
+	w := &heldRestart{
 		record: restartRecord{
 			Version:  1,
 			Cluster:  e.opts.Cluster,
 			ID:       e.newID(),
 			Instance: c.instance,
 			Holder:   e.holder,
-			Disks:    shorten(disks),
+			Disks:    encodeDisks(disks),
 			slot:     slot,
 			epoch:    1,
 		},
-		stage: stagePlanned, since: e.clock.Now(), beat: e.clock.Now(),
+		stage: stagePlanned, since: e.clock.Now(), renewed: e.clock.Now(),
 	}
 	if own && !c.stopped {
-		w.record.handOver(c.frees)
+		w.record.handOver(c.freesDisk)
 	}
-	record, ok, err := e.create(ctx, w.record)
+	record, ok, err := e.createRestart(ctx, w.record)
 	if err != nil || !ok {
 		return "", err
 	}
 	w.record = record
-	e.works[record.ID] = w
+	e.held[record.ID] = w
 	e.opts.Log.Info(
-		"planned a restart",
+		"restart planned",
 		"instance_id",
 		c.instance,
 		"restart_id",
@@ -158,8 +159,8 @@ func (e *Engine) begins(ctx context.Context, c candidate, slot int) (id string, 
 	return record.ID, nil
 }
 
-// useful are the instances whose restart would fulfil one of these wishes, or a part of it.
-func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]candidate, error) {
+// candidates returns the instances that would fulfil one of these requests, or a part of it, if they were restarted.
+func (e *Engine) candidates(ctx context.Context, records recordSet, requests []attachRequest) ([]candidate, error) {
 	var found []candidate
 	at := func(instance string) *candidate {
 		i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == instance })
@@ -169,98 +170,99 @@ func (e *Engine) useful(ctx context.Context, records book, wishes []wish) ([]can
 		}
 		return &found[i]
 	}
-	for _, w := range wishes {
+	for _, w := range requests {
 		disk, err := e.rack.Disk(ctx, w.disk)
 		switch {
 		case errors.Is(err, rack.ErrNotFound):
-			e.hinder(w.disk, "the disk is gone")
+			e.setBlocked(w.disk, "the disk was deleted")
 		case err != nil:
 			return nil, err
 		case disk.InstanceID == w.instance:
-			e.hinder(w.disk, attachedAlready)
+			e.setBlocked(w.disk, attachedAskAgain)
 		case disk.InstanceID == "" && disk.State != rack.Detached:
-			e.hinder(w.disk, "the disk is "+string(disk.State))
+			e.setBlocked(w.disk, "the disk is "+string(disk.State))
 		case disk.InstanceID == "":
-			at(w.instance).attaches = true
-			e.hinder(w.disk, "")
-		case records.lazyOn(w.disk, disk.InstanceID):
-			at(w.instance).waits = true
-			at(disk.InstanceID).frees = w.disk
-			e.waitFor(w.disk, disk.InstanceID)
+			at(w.instance).attachesDisk = true
+			e.setBlocked(w.disk, "")
+		case records.detachDeferred(w.disk, disk.InstanceID):
+			at(w.instance).waitsForDisk = true
+			at(disk.InstanceID).freesDisk = w.disk
+			e.setHeldBy(w.disk, disk.InstanceID)
 		default:
-			e.hinder(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
+			e.setBlocked(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
-	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attaches && c.frees == "" }), nil
+	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), nil
 }
 
-// due are the wishes that have been collected for long enough: with the first of an instance, all of them. The instances of all
-// others are still collecting.
-func (e *Engine) due() (due []wish, collecting []string) {
-	all := e.allWishes()
-	ripe := map[string]bool{}
+// dueRequests returns the requests whose collection window is over: the window of an instance starts with its first
+// request. collecting are the instances whose window is still open.
+func (e *Engine) dueRequests() (due []attachRequest, collecting []string) {
+	all := e.openRequests()
+	ready := map[string]bool{}
 	for _, w := range all {
-		if !ripe[w.instance] {
-			ripe[w.instance] = e.clock.Passed(timerWindow, w.instance, w.first, e.opts.Window)
+		if !ready[w.instance] {
+			ready[w.instance] = e.clock.Passed(timerWindow, w.instance, w.requestedAt, e.opts.Window)
 		}
 	}
-	for _, instance := range sortedKeys(ripe) {
-		if !ripe[instance] {
+	for _, instance := range sortedKeys(ready) {
+		if !ready[instance] {
 			collecting = append(collecting, instance)
 		}
 	}
-	return slices.DeleteFunc(all, func(w wish) bool { return !ripe[w.instance] }), collecting
+	return slices.DeleteFunc(all, func(w attachRequest) bool { return !ready[w.instance] }), collecting
 }
 
-// allWishes are copies of all wishes for which an instance may be restarted, the oldest first.
-func (e *Engine) allWishes() []wish {
+// openRequests returns copies of all requests that a restart may fulfil, the oldest first.
+func (e *Engine) openRequests() []attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var all []wish
-	for _, disk := range sortedKeys(e.wishes) {
-		if w := e.wishes[disk]; !w.refused {
+	var all []attachRequest
+	for _, disk := range sortedKeys(e.requests) {
+		if w := e.requests[disk]; !w.attachFailed {
 			all = append(all, *w)
 		}
 	}
-	slices.SortStableFunc(all, func(x, y wish) int { return x.first.Compare(y.first) })
+	slices.SortStableFunc(all, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })
 	return all
 }
 
-// able are the candidates that are running and have been for long enough, or are stopped. What hinders the others becomes known.
-func (e *Engine) able(ctx context.Context, candidates []candidate, known outlooks) ([]candidate, error) {
-	var able []candidate
+// eligible returns the candidates that are stopped, or have been running for the cool-down without a refused restart.
+// It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait.
+func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses restartStatuses) ([]candidate, error) {
+	var eligible []candidate
 	for _, c := range candidates {
 		instance, err := e.instance(ctx, c.instance)
 		switch {
-		case errors.Is(err, errGone):
-			known.add(c.instance, ReasonState, "the instance is gone")
+		case errors.Is(err, errDeleted):
+			statuses.addWaiting(c.instance, ReasonState, "the instance was deleted")
 			continue
 		case err != nil:
 			return nil, err
 		}
 		c.stopped = instance.RunState == rack.Stopped
-		rest, resting := e.rest[c.instance]
+		refused, wasRefused := e.refusals[c.instance]
 		switch {
-		case c.stopped, e.forbidden() != "":
-		case resting:
-			known.add(c.instance, ReasonRefused, e.again(rest))
+		case c.stopped, e.policyBlock() != "":
+		case wasRefused:
+			statuses.addWaiting(c.instance, ReasonRefused, e.describeRefusal(refused))
 			continue
 		case instance.RunState != rack.Running:
-			known.add(c.instance, ReasonState, "it is "+instance.RunState)
+			statuses.addWaiting(c.instance, ReasonState, "it is "+instance.RunState)
 			continue
 		case !e.clock.Passed(timerCoolDown, c.instance, instance.RunStateSince, e.opts.CoolDown):
-			known.add(
+			statuses.addWaiting(
 				c.instance,
 				ReasonCoolDown,
 				fmt.Sprintf(
-					"it started less than %s ago, and is left alone until %s",
+					"it started less than %s ago and is left alone until %s",
 					e.opts.CoolDown,
-					moment(instance.RunStateSince.Add(e.opts.CoolDown)),
+					formatTime(instance.RunStateSince.Add(e.opts.CoolDown)),
 				),
 			)
 			continue
 		}
-		able = append(able, c)
+		eligible = append(eligible, c)
 	}
-	return able, nil
+	return eligible, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// oneInstance is a rack of which only the state of an instance is asked.
+// oneInstance is a rack that only knows the run state of an instance.
 type oneInstance struct {
 	Rack
 	run string
@@ -23,60 +23,32 @@ func (r oneInstance) Instance(context.Context, string) (rack.Instance, error) {
 	return rack.Instance{RunState: r.run}, nil
 }
 
-// What its node plugin has refused says nothing about an instance that somebody stops after that.
-func TestRefusedThenStopped(t *testing.T) {
+// A refusal by the node plugin does not matter once the owner has stopped the instance.
+func TestStoppedInstanceIsEligibleDespiteRefusal(t *testing.T) {
 	for run, want := range map[string]int{rack.Running: 0, rack.Stopped: 1} {
 		t.Run(run, func(t *testing.T) {
 			e := New(oneInstance{run: run}, Options{CoolDown: time.Hour, Log: slog.New(slog.DiscardHandler)})
-			e.rest["i"] = refusal{since: time.Now(), reason: "no"}
-			able, err := e.able(t.Context(), []candidate{{instance: "i", frees: "d"}}, outlooks{})
-			if err != nil || len(able) != want {
-				t.Errorf("able: %+v, %v, want %d", able, err, want)
+			e.refusals["i"] = refusal{since: time.Now(), reason: "no"}
+			eligible, err := e.eligible(t.Context(), []candidate{{instance: "i", freesDisk: "d"}}, restartStatuses{})
+			if err != nil || len(eligible) != want {
+				t.Errorf("eligible: %+v, %v, want %d", eligible, err, want)
 			}
 		})
 	}
 }
 
-// A wish lasts as long as somebody repeats it.
-func TestWishEnds(t *testing.T) {
+// An attach request lasts as long as it is repeated.
+func TestUnrepeatedAttachRequestExpires(t *testing.T) {
 	e := New(nil, Options{Log: slog.New(slog.DiscardHandler)})
-	e.want("repeated", "i")
-	e.want("not repeated", "i")
-	e.wishes["repeated"].repeated = time.Now().Add(-wishLifetime + time.Minute)
-	e.wishes["not repeated"].repeated = time.Now().Add(-wishLifetime)
-	e.endWishes()
-	if len(e.wishes) != 1 || e.wishes["repeated"] == nil {
-		t.Errorf("left are %v", sortedKeys(e.wishes))
+	e.addRequest("repeated", "i")
+	e.addRequest("not repeated", "i")
+	e.requests["repeated"].repeatedAt = time.Now().Add(-requestLifetime + time.Minute)
+	e.requests["not repeated"].repeatedAt = time.Now().Add(-requestLifetime)
+	e.expireRequests()
+	if len(e.requests) != 1 || e.requests["repeated"] == nil {
+		t.Errorf("left: %v", sortedKeys(e.requests))
 	}
-	if wishLifetime != 10*time.Minute {
-		t.Errorf("the docs say 10 minutes, not %s", wishLifetime)
-	}
-}
-
-// records is a rack of which only the records are asked.
-type records struct {
-	Rack
-	all []rack.Record
-}
-
-func (r records) Records(context.Context) ([]rack.Record, error) { return r.all, nil }
-
-// A restart that another process carries out is looked at as often as one's own: how long its instance stays down, should that
-// process die, depends on how soon it is missed.
-func TestLooksAfterOthers(t *testing.T) {
-	theirs := restartRecord{Version: 1, Cluster: "c", ID: "r", Instance: "i", Holder: "another"}
-	for name, test := range map[string]struct {
-		all  []rack.Record
-		want time.Duration
-	}{
-		"nobody's":  {nil, defaultIdle},
-		"another's": {[]rack.Record{{ID: "1", Name: restartName("c", 0, 1), Text: encode(theirs)}}, defaultPoll},
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := New(records{all: test.all}, Options{Cluster: "c", MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
-			if got := e.tick(t.Context()); got != test.want {
-				t.Errorf("looks again after %s, want %s", got, test.want)
-			}
-		})
+	if requestLifetime != 10*time.Minute {
+		t.Errorf("the docs say 10 minutes, not %s", requestLifetime)
 	}
 }

@@ -20,31 +20,32 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// Names of records. They are permanent: a newer version must find what an older one has left behind.
+// Prefixes of the records' names. They are permanent: a newer version must find the records of an older one.
 const (
 	restartPrefix = "csi-restart-"
-	lazyPrefix    = "csi-lazy-"
+	detachPrefix  = "csi-detach-"
 )
 
-// restartRecord is the text of a record of a restart. Its fields are permanent; together they have at most 512 bytes.
+// restartRecord is the text of a restart's record. Its JSON names are permanent and short: the text has at most 512
+// bytes.
 type restartRecord struct {
 	Version int    `json:"v"`
 	Cluster string `json:"cluster"`
-	// ID names the restart, through all its epochs.
+	// ID names the restart in all its epochs.
 	ID       string `json:"id"`
 	Instance string `json:"instance"`
-	// Holder is the process that works on it.
+	// Holder is the process that carries the restart out.
 	Holder string `json:"by"`
-	// Beat changes as long as the holder lives.
-	Beat int `json:"beat"`
-	// Asked says that the instance may go down because of it.
-	Asked bool `json:"asked,omitempty"`
-	// Handover says that somebody else is to do it: the holder runs on this very instance, or has ended.
+	// Heartbeat changes with each renewal.
+	Heartbeat int `json:"beat"`
+	// MayStop says that the instance may be stopped for this restart from now on.
+	MayStop bool `json:"mayStop,omitempty"`
+	// Handover says that another process must take over: the holder runs on this instance, or has ended.
 	Handover bool `json:"handover,omitempty"`
-	// Disks are to be attached, so that whoever takes over knows them, each as 16 bytes in base64.
+	// Disks are the disks to attach, for a process that takes over: 16 bytes each, in base64.
 	Disks []string `json:"disks,omitempty"`
-	// Frees is a disk that the instance holds for nobody and another one waits for, written alike. Only who hands the restart over
-	// says so: whoever takes it over has no such wish.
+	// Frees is an unpublished disk of the instance that another instance waits for, in base64. It is set only with
+	// Handover, because the process that takes over may have no request for that disk.
 	Frees string `json:"frees,omitempty"`
 
 	slot, epoch  int
@@ -52,8 +53,8 @@ type restartRecord struct {
 	recordedText string
 }
 
-// lazyRecord is the text of a record of a volume that was unpublished and whose disk is still attached.
-type lazyRecord struct {
+// deferredDetach is the text of the record of an unpublished volume whose disk is still attached.
+type deferredDetach struct {
 	Version  int    `json:"v"`
 	Cluster  string `json:"cluster"`
 	Disk     string `json:"disk"`
@@ -66,7 +67,7 @@ func restartName(cluster string, slot, epoch int) string {
 	return fmt.Sprintf("%s%s-%d-%d", restartPrefix, diskname.ForCluster(cluster), slot, epoch)
 }
 
-func lazyName(disk string) string { return lazyPrefix + disk }
+func detachName(disk string) string { return detachPrefix + disk }
 
 func encode(record any) string {
 	text, err := json.Marshal(record)
@@ -76,36 +77,37 @@ func encode(record any) string {
 	return string(text)
 }
 
-// book is what the records of one cluster say.
-type book struct {
-	// restarts are the restarts that count: one for each slot at most, sorted by slot.
+// recordSet is the content of one cluster's records.
+type recordSet struct {
+	// restarts are the restarts with the highest epoch, at most one for each slot, sorted by slot.
 	restarts []restartRecord
-	// outbid are records of restarts with a higher epoch beside them.
-	outbid []restartRecord
-	// lazy are the volumes that are unpublished and attached, by disk.
-	lazy map[string]lazyRecord
+	// superseded are the restarts for whose slot there is a higher epoch.
+	superseded []restartRecord
+	// deferred are the deferred detaches, by disk.
+	deferred map[string]deferredDetach
 }
 
-// handOver has somebody else do it, who is told of a disk that it frees, or of none. There is room for that beside two disks less.
+// handOver marks the record for a takeover. frees is a disk to free, or "". It takes the space of two disks in the
+// record.
 func (r *restartRecord) handOver(frees string) {
 	r.Handover = true
-	if short := shorten([]string{frees}); len(short) > 0 {
+	if short := encodeDisks([]string{frees}); len(short) > 0 {
 		r.Frees, r.Disks = short[0], r.Disks[:min(len(r.Disks), maxRecordedDisks-2)]
 	}
 }
 
-// frees reports whether the disk that a restart was handed over for is still to be freed.
-func (b book) frees(r restartRecord) bool {
-	disks := lengthen([]string{r.Frees})
-	return len(disks) > 0 && b.lazyOn(disks[0], r.Instance)
+// stillFrees reports whether the disk for which a restart was handed over still has to be freed.
+func (b recordSet) stillFrees(r restartRecord) bool {
+	disks := decodeDisks([]string{r.Frees})
+	return len(disks) > 0 && b.detachDeferred(disks[0], r.Instance)
 }
 
-func (b book) slotTaken(slot int) bool {
+func (b recordSet) slotTaken(slot int) bool {
 	return slices.ContainsFunc(b.restarts, func(r restartRecord) bool { return r.slot == slot })
 }
 
-// restartOf is the record of an instance's restart, with another ID than the given one.
-func (b book) restartOf(instance, except string) (restartRecord, bool) {
+// restartOf returns the restart of an instance whose ID is not except.
+func (b recordSet) restartOf(instance, except string) (restartRecord, bool) {
 	for _, r := range b.restarts {
 		if r.Instance == instance && r.ID != except {
 			return r, true
@@ -114,22 +116,22 @@ func (b book) restartOf(instance, except string) (restartRecord, bool) {
 	return restartRecord{}, false
 }
 
-// lazyOn reports whether the disk is attached to that instance for nobody any more.
-func (b book) lazyOn(disk, instance string) bool {
-	l, ok := b.lazy[disk]
+// detachDeferred reports whether the disk's detach from that instance is deferred.
+func (b recordSet) detachDeferred(disk, instance string) bool {
+	l, ok := b.deferred[disk]
 	return ok && l.Instance == instance
 }
 
-// read lists the records of this cluster. Other clusters' are left alone, and so is what does not read as ours.
-func (e *Engine) read(ctx context.Context) (book, error) {
+// readRecords lists the records of this cluster. It ignores other clusters' records and unreadable ones.
+func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	records, err := e.rack.Records(ctx)
 	if err != nil {
-		return book{}, err
+		return recordSet{}, err
 	}
-	b := book{lazy: map[string]lazyRecord{}}
+	b := recordSet{deferred: map[string]deferredDetach{}}
 	for _, record := range records {
-		if l, ok := e.parseLazy(record); ok {
-			b.lazy[l.Disk] = l
+		if l, ok := e.parseDetach(record); ok {
+			b.deferred[l.Disk] = l
 		} else if r, ok := e.parseRestart(record); ok {
 			b.restarts = append(b.restarts, r)
 		}
@@ -143,7 +145,7 @@ func (e *Engine) read(ctx context.Context) (book, error) {
 	counting := b.restarts[:0:0]
 	for _, r := range b.restarts {
 		if len(counting) > 0 && counting[len(counting)-1].slot == r.slot {
-			b.outbid = append(b.outbid, r)
+			b.superseded = append(b.superseded, r)
 			continue
 		}
 		counting = append(counting, r)
@@ -152,13 +154,13 @@ func (e *Engine) read(ctx context.Context) (book, error) {
 	return b, nil
 }
 
-func (e *Engine) parseLazy(record rack.Record) (lazyRecord, bool) {
-	if !strings.HasPrefix(record.Name, lazyPrefix) {
-		return lazyRecord{}, false
+func (e *Engine) parseDetach(record rack.Record) (deferredDetach, bool) {
+	if !strings.HasPrefix(record.Name, detachPrefix) {
+		return deferredDetach{}, false
 	}
-	l := lazyRecord{recordID: record.ID}
-	if json.Unmarshal([]byte(record.Text), &l) != nil || l.Cluster != e.opts.Cluster || record.Name != lazyName(l.Disk) {
-		return lazyRecord{}, false
+	l := deferredDetach{recordID: record.ID}
+	if json.Unmarshal([]byte(record.Text), &l) != nil || l.Cluster != e.opts.Cluster || record.Name != detachName(l.Disk) {
+		return deferredDetach{}, false
 	}
 	return l, true
 }
@@ -176,8 +178,8 @@ func (e *Engine) parseRestart(record rack.Record) (restartRecord, bool) {
 	return r, errSlot == nil && errEpoch == nil
 }
 
-// create makes a record of a restart. False means that somebody else was faster.
-func (e *Engine) create(ctx context.Context, r restartRecord) (restartRecord, bool, error) {
+// createRestart creates a restart's record. It returns false if another process has created it first.
+func (e *Engine) createRestart(ctx context.Context, r restartRecord) (restartRecord, bool, error) {
 	record, err := e.rack.CreateRecord(ctx, restartName(r.Cluster, r.slot, r.epoch), encode(r))
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		return r, false, nil
@@ -186,8 +188,8 @@ func (e *Engine) create(ctx context.Context, r restartRecord) (restartRecord, bo
 	return r, err == nil, err
 }
 
-// write puts the holder's state into its record; false means that it has no record any more.
-func (e *Engine) write(ctx context.Context, r restartRecord) (bool, error) {
+// updateRestart writes a restart's record. It returns false if the record was deleted.
+func (e *Engine) updateRestart(ctx context.Context, r restartRecord) (bool, error) {
 	err := e.rack.UpdateRecord(ctx, r.recordID, encode(r))
 	if errors.Is(err, rack.ErrNotFound) {
 		return false, e.rack.ConfirmProject(ctx)
@@ -195,8 +197,8 @@ func (e *Engine) write(ctx context.Context, r restartRecord) (bool, error) {
 	return err == nil, err
 }
 
-// erase deletes a record; one that is gone already is as good.
-func (e *Engine) erase(ctx context.Context, recordID string) error {
+// deleteRecord deletes a record. It succeeds if the record was deleted before.
+func (e *Engine) deleteRecord(ctx context.Context, recordID string) error {
 	err := e.rack.DeleteRecord(ctx, recordID)
 	if errors.Is(err, rack.ErrNotFound) {
 		return e.rack.ConfirmProject(ctx)
@@ -204,8 +206,8 @@ func (e *Engine) erase(ctx context.Context, recordID string) error {
 	return err
 }
 
-// shorten writes disk IDs for a record, as many as an instance can take at most.
-func shorten(disks []string) []string {
+// encodeDisks encodes disk IDs for a record, at most maxRecordedDisks.
+func encodeDisks(disks []string) []string {
 	var short []string
 	for _, disk := range disks {
 		if id, err := uuid.Parse(disk); err == nil && len(short) < maxRecordedDisks {
@@ -215,11 +217,11 @@ func shorten(disks []string) []string {
 	return short
 }
 
-// maxRecordedDisks is what a record has room for; an instance takes 12 disks at most, and one is its boot disk.
+// maxRecordedDisks is how many disks fit into a record. An instance has at most 12 disks, one of them its boot disk.
 const maxRecordedDisks = 11
 
-// lengthen reads what shorten wrote.
-func lengthen(short []string) []string {
+// decodeDisks is the inverse of encodeDisks.
+func decodeDisks(short []string) []string {
 	var disks []string
 	for _, text := range short {
 		if raw, err := base64.RawURLEncoding.DecodeString(text); err == nil && len(raw) == len(uuid.UUID{}) {

@@ -14,39 +14,39 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// What a rack takes as a name and as a text, docs/reference/rack.md §2 and §8.
+// Limits of a rack for names and descriptions in bytes, docs/reference/rack.md §2 and §8.
 const (
 	nameLimit = 63
 	textLimit = 512
 )
 
-// Records are found by later versions of the plugin, and by other processes that run meanwhile.
+// Records are read by later versions of the plugin, and by other versions that run at the same time.
 func TestRecordsArePermanent(t *testing.T) {
 	const disk, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
-	lazy := lazyRecord{Version: 1, Cluster: "prod", Disk: disk, Instance: instance}
+	detach := deferredDetach{Version: 1, Cluster: "prod", Disk: disk, Instance: instance}
 	planned := restartRecord{
-		Version:  1,
-		Cluster:  "prod",
-		ID:       "0123456789abcdef",
-		Instance: instance,
-		Holder:   "fedcba9876543210",
-		Beat:     7,
-		Asked:    true,
-		Disks:    shorten([]string{disk}),
+		Version:   1,
+		Cluster:   "prod",
+		ID:        "0123456789abcdef",
+		Instance:  instance,
+		Holder:    "fedcba9876543210",
+		Heartbeat: 7,
+		MayStop:   true,
+		Disks:     encodeDisks([]string{disk}),
 	}
 	for got, want := range map[string]string{
-		lazyName(disk):             "csi-lazy-0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11",
-		encode(lazy):               `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
-		restartName("prod", 2, 3):  "csi-restart-jmwawjur3yrpdbh3-2-3",
-		encode(planned):            `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"asked":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
-		lengthen(planned.Disks)[0]: disk,
+		detachName(disk):              "csi-detach-0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11",
+		encode(detach):                `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
+		restartName("prod", 2, 3):     "csi-restart-jmwawjur3yrpdbh3-2-3",
+		encode(planned):               `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
+		decodeDisks(planned.Disks)[0]: disk,
 	} {
 		if got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
 	e := New(nil, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
-	if got, ok := e.parseLazy(rack.Record{Name: lazyName(disk), Text: encode(lazy)}); !ok || got.Disk != disk {
+	if got, ok := e.parseDetach(rack.Record{Name: detachName(disk), Text: encode(detach)}); !ok || got.Disk != disk {
 		t.Errorf("read back: %+v", got)
 	}
 	if got, ok := e.parseRestart(
@@ -55,17 +55,17 @@ func TestRecordsArePermanent(t *testing.T) {
 		got.ID != planned.ID {
 		t.Errorf("read back: %+v", got)
 	}
-	for _, name := range []string{restartName("test", 2, 3), restartName("prod", 2, 3) + "-x", "csi-restart-x", lazyName(instance)} {
+	for _, name := range []string{restartName("test", 2, 3), restartName("prod", 2, 3) + "-x", "csi-restart-x", detachName(instance)} {
 		if r, ok := e.parseRestart(rack.Record{Name: name, Text: encode(planned)}); ok {
-			t.Errorf("%s is taken for ours: %+v", name, r)
+			t.Errorf("%s is parsed as ours: %+v", name, r)
 		}
-		if l, ok := e.parseLazy(rack.Record{Name: name, Text: encode(lazy)}); ok {
-			t.Errorf("%s is taken for ours: %+v", name, l)
+		if l, ok := e.parseDetach(rack.Record{Name: name, Text: encode(detach)}); ok {
+			t.Errorf("%s is parsed as ours: %+v", name, l)
 		}
 	}
 }
 
-// The longest that a record can come to be fits.
+// The longest possible records fit.
 func TestRecordsFit(t *testing.T) {
 	cluster := strings.Repeat("c", 63)
 	var disks []string
@@ -73,24 +73,24 @@ func TestRecordsFit(t *testing.T) {
 		disks = append(disks, uuid.NewString())
 	}
 	planned := restartRecord{
-		Version:  1,
-		Cluster:  cluster,
-		ID:       newID(),
-		Instance: uuid.NewString(),
-		Holder:   newID(),
-		Beat:     999_999,
-		Asked:    true,
-		Disks:    shorten(disks),
+		Version:   1,
+		Cluster:   cluster,
+		ID:        newID(),
+		Instance:  uuid.NewString(),
+		Holder:    newID(),
+		Heartbeat: 999_999,
+		MayStop:   true,
+		Disks:     encodeDisks(disks),
 	}
 	handedOver := planned
 	handedOver.handOver("")
-	lazy := lazyRecord{Version: 1, Cluster: cluster, Disk: disks[0], Instance: disks[1]}
-	for _, text := range []string{encode(planned), encode(handedOver), encode(lazy)} {
+	detach := deferredDetach{Version: 1, Cluster: cluster, Disk: disks[0], Instance: disks[1]}
+	for _, text := range []string{encode(planned), encode(handedOver), encode(detach)} {
 		if len(text) > textLimit {
 			t.Errorf("%d bytes: %s", len(text), text)
 		}
 	}
-	for _, name := range []string{lazyName(disks[0]), restartName(cluster, 15, 999_999)} {
+	for _, name := range []string{detachName(disks[0]), restartName(cluster, 15, 999_999)} {
 		if len(name) > nameLimit {
 			t.Errorf("%d bytes: %s", len(name), name)
 		}

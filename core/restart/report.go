@@ -11,51 +11,59 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Observation is what there is to be measured.
+// Observation holds measurements for metrics.
 type Observation struct {
-	// Wanted are the disks that wait for a restart.
-	Wanted int
-	// Waiting are the instances whose restart is wanted and has not begun, for each reason that there is.
-	Waiting map[Reason]int
-	// Restarts are those under way in this process.
-	Restarts int
-	// Ended is "restarted" or "refused" if a restart has just come to that, else empty.
+	// DisksWaiting counts the disks that wait for a restart.
+	DisksWaiting int
+	// InstancesWaiting counts the instances that need a restart which has not started, for each reason.
+	InstancesWaiting map[Reason]int
+	// InFlight counts the restarts that this process holds.
+	InFlight int
+	// Ended is Restarted or Refused if a restart has just ended, else "".
 	Ended string
-	// Down is how long the instance was stopped, with Ended "restarted".
+	// Down is how long the instance was stopped. It is set if Ended is Restarted.
 	Down time.Duration
 }
 
-// What a restart comes to.
+// Outcomes of a restart.
 const (
 	Restarted = "restarted"
 	Refused   = "refused"
 )
 
-// observe tells how things stand, and how a restart ended.
+// observe sends the current measurements and the outcome of a restart.
 func (e *Engine) observe(ended string, down time.Duration) {
 	if e.opts.Observe == nil {
 		return
 	}
 	e.mu.Lock()
-	wanted := len(e.wishes)
+	waiting := len(e.requests)
 	e.mu.Unlock()
-	e.opts.Observe(Observation{Wanted: wanted, Waiting: e.count(), Restarts: len(e.works), Ended: ended, Down: down})
+	e.opts.Observe(
+		Observation{
+			DisksWaiting:     waiting,
+			InstancesWaiting: e.countWaiting(),
+			InFlight:         len(e.held),
+			Ended:            ended,
+			Down:             down,
+		},
+	)
 }
 
-// tell reports to those who watch the node. That it may fail is not worth more than a line.
-func (e *Engine) tell(ctx context.Context, w *work, reason, message string) {
-	e.send(ctx, w, metadata.RestartReport{Reason: reason, Message: message})
+// reportProgress reports to the node's operators. A failure is only logged.
+func (e *Engine) reportProgress(ctx context.Context, w *heldRestart, reason, message string) {
+	e.sendReport(ctx, w, metadata.RestartReport{Reason: reason, Message: message})
 }
 
-// problem reports what somebody should look at, once, and lets the RPCs that wait for the restart say it.
-func (e *Engine) problem(ctx context.Context, w *work, reason, message string) {
-	w.trouble = message
-	if w.told == reason {
+// reportProblem reports a problem to the node's operators once, and shows it in the errors of waiting RPCs.
+func (e *Engine) reportProblem(ctx context.Context, w *heldRestart, reason, message string) {
+	w.problem = message
+	if w.reported == reason {
 		return
 	}
-	w.told = reason
+	w.reported = reason
 	e.opts.Log.Error(
-		"a restart needs a look",
+		"restart problem",
 		"instance_id",
 		w.record.Instance,
 		"restart_id",
@@ -65,16 +73,16 @@ func (e *Engine) problem(ctx context.Context, w *work, reason, message string) {
 		"problem",
 		message,
 	)
-	e.send(ctx, w, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
+	e.sendReport(ctx, w, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
 }
 
-func (e *Engine) send(ctx context.Context, w *work, report metadata.RestartReport) {
+func (e *Engine) sendReport(ctx context.Context, w *heldRestart, report metadata.RestartReport) {
 	if e.opts.Requester == nil {
 		return
 	}
 	if err := e.opts.Requester.Report(ctx, w.record.Instance, report); err != nil {
 		e.opts.Log.Warn(
-			"a report about a node could not be delivered",
+			"could not deliver a report about a node",
 			"instance_id",
 			w.record.Instance,
 			"error",

@@ -16,89 +16,94 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// stage is how far a restart is.
+// stage is the progress of a restart.
 type stage string
 
 const (
-	// stagePlanned: the record stands, and nothing has been asked.
+	// stagePlanned means that the record exists, and nothing was requested yet.
 	stagePlanned stage = "planned"
-	// stageAsking: the record says that the instance may go down from here on.
-	stageAsking stage = "asking"
-	// stageAnswer: the node plugin has been asked.
-	stageAnswer stage = "awaiting the node plugin's answer"
-	// stageStopping: the instance goes down.
+	// stageRequesting means that the record allows the instance to be stopped from now on.
+	stageRequesting stage = "asking"
+	// stageReply means that the node plugin was asked to shut its guest down.
+	stageReply stage = "awaiting the node plugin's reply"
+	// stageStopping means that the instance is stopping.
 	stageStopping stage = "stopping"
-	// stageApplying: the instance is stopped, and its disks are changed.
+	// stageApplying means that the instance is stopped, and its disks are being changed.
 	stageApplying stage = "changing disks"
-	// stageStarting: the instance is to run again.
+	// stageStarting means that the instance is being started.
 	stageStarting stage = "starting"
-	// stageBack: the instance runs, and its node plugin is waited for.
+	// stageBack means that the instance runs, and its node plugin has not reported back yet.
 	stageBack stage = "awaiting the node plugin"
-	// stageRecovering: somebody else had asked, and what became of it is to be found out.
+	// stageRecovering means that the previous holder had requested the stop, and its outcome is not known yet.
 	stageRecovering stage = "recovering"
 )
 
-// work is a restart that this process holds.
-type work struct {
+// heldRestart is a restart that this process holds.
+type heldRestart struct {
 	record restartRecord
 	stage  stage
-	// since is when the stage began, beat when the record was last written.
-	since, beat time.Time
-	// stopped is when the instance was seen stopped.
+	// since is when the stage started, renewed when the record was last written.
+	since, renewed time.Time
+	// stopped is when the instance was first seen stopped.
 	stopped time.Time
-	// takenFrom is the record that was outbid, and must have been there at that moment; empty where that was seen to be so.
+	// takenFrom is the ID of the superseded record, until finishTakeover has seen that record after the takeover.
 	takenFrom string
-	// recovering says that somebody else had asked: this process stops nothing.
+	// recovering says that the previous holder may have requested the stop. This process does not stop the instance.
 	recovering bool
-	// sent says that the guest or the rack may have got the word.
-	sent bool
-	// goes are the disks that were lazy when the restart began. What has become so since may have done so because of it.
-	goes map[string]bool
-	// told is the last problem that was reported, which is not repeated; trouble is its text, until the next stage.
-	told, trouble string
+	// requestSent says that the request to stop may have reached the guest or the rack.
+	requestSent bool
+	// deferredAtStart are the disks whose detach was deferred when the restart started. A disk that was unpublished
+	// later may have been unpublished because of the restart.
+	deferredAtStart map[string]bool
+	// reported is the reason of the last reported problem, which is not repeated. problem is its text, until the next
+	// stage.
+	reported, problem string
 }
 
-func (e *Engine) enter(w *work, s stage) {
-	w.stage, w.since, w.trouble = s, e.clock.Now(), ""
+// enterStage starts the next stage of a restart.
+func (e *Engine) enterStage(w *heldRestart, s stage) {
+	w.stage, w.since, w.problem = s, e.clock.Now(), ""
 	e.opts.Log.Info("restart", "instance_id", w.record.Instance, "restart_id", w.record.ID, "stage", string(s))
 }
 
-func (e *Engine) passed(what timer, w *work, d time.Duration) bool {
+// stageLasted reports whether the stage has lasted for d.
+func (e *Engine) stageLasted(what timer, w *heldRestart, d time.Duration) bool {
 	return e.clock.Passed(what, w.record.ID, w.since, d)
 }
 
-// step takes a restart one step further. The records were listed just now and say that it is ours.
-func (e *Engine) step(ctx context.Context, w *work, records book) error {
-	err := e.next(ctx, w, records)
-	if errors.Is(err, errGone) {
+// step takes a restart one step further. The records were just read and name this process as the holder.
+func (e *Engine) step(ctx context.Context, w *heldRestart, records recordSet) error {
+	err := e.runStage(ctx, w, records)
+	if errors.Is(err, errDeleted) {
 		e.opts.Log.Info("the instance of a restart was deleted", "instance_id", w.record.Instance, "restart_id", w.record.ID)
-		return e.drop(ctx, w)
+		return e.endRestart(ctx, w)
 	}
 	return err
 }
 
-func (e *Engine) next(ctx context.Context, w *work, records book) error {
-	if e.clock.Passed(timerBeat, w.record.ID, w.beat, e.opts.Lease/leaseShare) {
-		if held, err := e.update(ctx, w); err != nil || !held {
+// runStage renews the record if that is due, and does the work of the current stage.
+func (e *Engine) runStage(ctx context.Context, w *heldRestart, records recordSet) error {
+	if e.clock.Passed(timerRenewal, w.record.ID, w.renewed, e.opts.Lease/renewalsPerLease) {
+		if held, err := e.renewRecord(ctx, w); err != nil || !held {
 			return err
 		}
 	}
-	if ready, err := e.settle(ctx, w, records); !ready || err != nil {
+	if ready, err := e.finishTakeover(ctx, w, records); !ready || err != nil {
 		return err
 	}
 	switch w.stage {
 	case stagePlanned:
-		return e.begin(ctx, w, records)
-	case stageAsking:
-		return e.ask(ctx, w)
-	case stageAnswer:
-		return e.awaitAnswer(ctx, w)
+		return e.startShutdown(ctx, w, records)
+	case stageRequesting:
+		return e.requestShutdown(ctx, w)
+	case stageReply:
+		return e.awaitReply(ctx, w)
 	case stageStopping:
 		return e.awaitStop(ctx, w)
 	case stageApplying:
 		done, err := e.apply(ctx, w)
 		if done {
-			e.enter(w, stageStarting)
+			e.enterStage(w, stageStarting)
 		}
 		return err
 	case stageStarting:
@@ -106,36 +111,36 @@ func (e *Engine) next(ctx context.Context, w *work, records book) error {
 	case stageBack:
 		return e.awaitBack(ctx, w)
 	case stageRecovering:
-		return e.recover(ctx, w)
+		return e.recoverRestart(ctx, w)
 	}
-	return fmt.Errorf("restart %s: no such stage: %q", w.record.ID, w.stage)
+	return fmt.Errorf("restart %s: unknown stage %q", w.record.ID, w.stage)
 }
 
-// settle clears away the records of this slot that are outbid, and reports whether there is something to go on with. A holder
-// that was outbid may have listed the records just before: what it does until its tick is over has to be waited for, and then to
-// be believed.
-func (e *Engine) settle(ctx context.Context, w *work, records book) (ready bool, err error) {
+// finishTakeover deletes the superseded records of this slot, and reports whether the restart can continue. The
+// previous holder may have listed the records just before the takeover. So finishTakeover waits until that holder's
+// tick is over, and only then trusts its record.
+func (e *Engine) finishTakeover(ctx context.Context, w *heldRestart, records recordSet) (ready bool, err error) {
 	if w.takenFrom != "" {
-		i := slices.IndexFunc(records.outbid, func(r restartRecord) bool { return r.recordID == w.takenFrom })
+		i := slices.IndexFunc(records.superseded, func(r restartRecord) bool { return r.recordID == w.takenFrom })
 		switch {
 		case i < 0:
-			return false, e.drop(ctx, w) // the restart had ended already
-		case !records.outbid[i].Handover && !e.clock.Passed(timerTaking, w.takenFrom, w.since, time.Duration(takingShare*float64(e.opts.Lease))):
+			return false, e.endRestart(ctx, w) // the restart had ended already
+		case !records.superseded[i].Handover && !e.clock.Passed(timerTakeover, w.takenFrom, w.since, time.Duration(takeoverWaitShare*float64(e.opts.Lease))):
 			return false, nil
-		case records.outbid[i].Asked && !w.record.Asked:
-			w.record.Asked = true
-			if held, err := e.update(ctx, w); err != nil || !held {
+		case records.superseded[i].MayStop && !w.record.MayStop:
+			w.record.MayStop = true
+			if held, err := e.renewRecord(ctx, w); err != nil || !held {
 				return false, err
 			}
 		}
-		w.takenFrom, w.recovering = "", w.record.Asked
+		w.takenFrom, w.recovering = "", w.record.MayStop
 		if w.recovering {
-			e.enter(w, stageRecovering)
+			e.enterStage(w, stageRecovering)
 		}
 	}
-	for _, r := range records.outbid {
+	for _, r := range records.superseded {
 		if r.slot == w.record.slot {
-			if err := e.erase(ctx, r.recordID); err != nil {
+			if err := e.deleteRecord(ctx, r.recordID); err != nil {
 				return false, err
 			}
 		}
@@ -143,147 +148,156 @@ func (e *Engine) settle(ctx context.Context, w *work, records book) (ready bool,
 	return true, nil
 }
 
-// update writes the record. False means that it is not ours any more.
-func (e *Engine) update(ctx context.Context, w *work) (bool, error) {
+// renewRecord writes the record. It returns false if this process has lost the record.
+func (e *Engine) renewRecord(ctx context.Context, w *heldRestart) (bool, error) {
 	now := e.clock.Now()
-	w.record.Beat++
-	held, err := e.write(ctx, w.record)
+	w.record.Heartbeat++
+	held, err := e.updateRestart(ctx, w.record)
 	if err != nil {
 		return false, err
 	}
 	if !held {
-		delete(e.works, w.record.ID)
+		delete(e.held, w.record.ID)
 		return false, nil
 	}
-	w.beat = now
+	w.renewed = now
 	return true, nil
 }
 
-// drop ends a restart, whatever came of it.
-func (e *Engine) drop(ctx context.Context, w *work) error {
-	if err := e.erase(ctx, w.record.recordID); err != nil {
+// endRestart deletes the record of a restart, whatever its outcome.
+func (e *Engine) endRestart(ctx context.Context, w *heldRestart) error {
+	if err := e.deleteRecord(ctx, w.record.recordID); err != nil {
 		return err
 	}
-	delete(e.works, w.record.ID)
-	e.announce() // what was attached can be published now
+	delete(e.held, w.record.ID)
+	e.notifyWaiters() // attached disks can be published now
 	return nil
 }
 
-// begin makes sure that nobody else restarts the instance, that it runs, and that it is still worth it.
-func (e *Engine) begin(ctx context.Context, w *work, records book) error {
+// startShutdown checks that no other process restarts the instance, that it runs, and that the restart is still needed.
+func (e *Engine) startShutdown(ctx context.Context, w *heldRestart, records recordSet) error {
 	id := w.record.Instance
 	if _, taken := records.restartOf(id, w.record.ID); taken {
-		return e.drop(ctx, w)
+		return e.endRestart(ctx, w)
 	}
 	if w.record.Handover {
-		return e.handOver(ctx, w)
+		return e.awaitHandover(ctx, w)
 	}
-	useful, err := e.useful(ctx, records, e.allWishes())
+	found, err := e.candidates(ctx, records, e.openRequests())
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(useful, func(c candidate) bool { return c.instance == id })
-	if i < 0 && !records.frees(w.record) {
-		return e.drop(ctx, w)
+	i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == id })
+	if i < 0 && !records.stillFrees(w.record) {
+		return e.endRestart(ctx, w)
 	}
 	instance, err := e.instance(ctx, id)
 	switch {
 	case err != nil:
 		return err
 	case instance.RunState == rack.Stopped:
-		// By somebody else, who will start it.
+		// Its owner has stopped it and will start it.
 		done, err := e.apply(ctx, w)
 		if done {
-			return errors.Join(err, e.drop(ctx, w))
+			return errors.Join(err, e.endRestart(ctx, w))
 		}
 		return err
 	case instance.RunState != rack.Running:
-		return e.drop(ctx, w)
+		return e.endRestart(ctx, w)
 	}
-	if reason, _ := e.may(candidate{instance: id}); reason != "" {
-		return e.drop(ctx, w) // another process had planned it, which was allowed to
+	if reason, _ := e.blockReason(candidate{instance: id}); reason != "" {
+		return e.endRestart(ctx, w) // the process that planned it was allowed to restart it, this one is not
 	}
-	if own, _ := e.self(id); own {
+	if own, _ := e.ownInstance(id); own {
 		if i >= 0 {
-			w.record.handOver(useful[i].frees)
+			w.record.handOver(found[i].freesDisk)
 		}
 		w.record.Handover, w.since = true, e.clock.Now()
-		_, err := e.update(ctx, w)
+		_, err := e.renewRecord(ctx, w)
 		return err
 	}
-	w.record.Asked = true
-	held, err := e.update(ctx, w)
+	w.record.MayStop = true
+	held, err := e.renewRecord(ctx, w)
 	if err != nil || !held {
 		return err
 	}
-	w.goes = map[string]bool{}
-	for disk := range records.lazy {
-		w.goes[disk] = true
+	w.deferredAtStart = map[string]bool{}
+	for disk := range records.deferred {
+		w.deferredAtStart[disk] = true
 	}
-	e.enter(w, stageAsking)
-	return e.ask(ctx, w) // at once: the shorter the time, the surer it is who stopped the instance
+	e.enterStage(w, stageRequesting)
+	return e.requestShutdown(ctx, w) // without delay, so that an owner's stop is unlikely to fall in between
 }
 
-// handOver waits for another process to take over what this one cannot survive.
-func (e *Engine) handOver(ctx context.Context, w *work) error {
-	if !e.passed(timerHandover, w, handoverTimeout) {
+// awaitHandover waits until another process takes over the restart of this process's own instance.
+func (e *Engine) awaitHandover(ctx context.Context, w *heldRestart) error {
+	if !e.stageLasted(timerHandover, w, handoverTimeout) {
 		return nil
 	}
-	e.refuse(ctx, w, "this controller runs on it, and no other controller took over: run a second one on another node")
-	return e.drop(ctx, w)
+	e.recordRefusal(
+		ctx,
+		w,
+		"this controller runs on it and no other controller took over: run a second one on another node",
+	)
+	return e.endRestart(ctx, w)
 }
 
-// ask has the guest shut down, in the way that is configured. It is repeated until it was done for certain.
-func (e *Engine) ask(ctx context.Context, w *work) error {
+// requestShutdown requests the stop of the instance in the configured way. It is repeated until the request was
+// delivered.
+func (e *Engine) requestShutdown(ctx context.Context, w *heldRestart) error {
 	id := w.record.Instance
 	instance, err := e.instance(ctx, id)
 	switch {
 	case err != nil:
 		return err
-	case instance.RunState != rack.Running && !w.sent:
-		return e.drop(ctx, w) // somebody else was faster, and will start it
+	case instance.RunState != rack.Running && !w.requestSent:
+		return e.endRestart(ctx, w) // its owner stopped it first and will start it
 	case instance.RunState != rack.Running:
-		e.enter(w, stageStopping)
+		e.enterStage(w, stageStopping)
 		return nil
 	}
 	if e.opts.Shutdown == Hard {
-		w.sent = true
-		e.enter(w, stageStopping)
+		w.requestSent = true
+		e.enterStage(w, stageStopping)
 		return e.rack.StopInstance(ctx, id)
 	}
 	if e.opts.Shutdown == Drain {
-		if gone, err := e.drain(ctx, w); err != nil || !gone {
+		if drained, err := e.drain(ctx, w); err != nil || !drained {
 			return err
 		}
 	}
-	w.sent = true
+	w.requestSent = true
 	if err := e.opts.Requester.Request(ctx, id, w.record.ID); err != nil {
-		if e.passed(timerHalt, w, e.opts.HaltTimeout) {
-			return e.cancel(ctx, w, "its node plugin could not be asked: "+err.Error())
+		if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
+			return e.cancelRestart(ctx, w, "its node plugin cannot be reached: "+err.Error())
 		}
 		return err
 	}
-	e.tell(ctx, w, "RestartPlanned", "the instance is restarted to change its disks")
-	e.enter(w, stageAnswer)
+	e.reportProgress(ctx, w, "RestartPlanned", "restarting the instance to change its disks")
+	e.enterStage(w, stageReply)
 	return nil
 }
 
-// drain takes the work off the node. True means that all has gone.
-func (e *Engine) drain(ctx context.Context, w *work) (bool, error) {
+// drain moves the workloads off the node. It returns true when none are left.
+func (e *Engine) drain(ctx context.Context, w *heldRestart) (bool, error) {
 	left, err := e.opts.Requester.(metadata.Drainer).Drain(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		left = []string{err.Error()}
 	} else if len(left) == 0 {
 		return true, nil
 	}
-	if e.passed(timerHalt, w, e.opts.HaltTimeout) {
-		return false, e.cancel(ctx, w, fmt.Sprintf("it could not be drained in %s: %s", e.opts.HaltTimeout, few(left)))
+	if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
+		return false, e.cancelRestart(
+			ctx,
+			w,
+			fmt.Sprintf("it was not drained within %s: %s", e.opts.HaltTimeout, firstNames(left)),
+		)
 	}
 	return false, err
 }
 
-// few names some of what there may be much of.
-func few(names []string) string {
+// firstNames formats the first names of a possibly long list.
+func firstNames(names []string) string {
 	const most = 3
 	if len(names) > most {
 		return fmt.Sprintf("%v and %d more", names[:most], len(names)-most)
@@ -291,56 +305,56 @@ func few(names []string) string {
 	return fmt.Sprint(names)
 }
 
-// awaitAnswer waits for what the node plugin says.
-func (e *Engine) awaitAnswer(ctx context.Context, w *work) error {
-	answer, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
-	if err != nil && e.passed(timerAnswer, w, answerTimeout) {
-		return errors.Join(err, e.cancel(ctx, w, "what its node plugin says could not be read: "+err.Error()))
+// awaitReply waits for the node plugin's reply.
+func (e *Engine) awaitReply(ctx context.Context, w *heldRestart) error {
+	reply, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
+	if err != nil && e.stageLasted(timerReply, w, replyTimeout) {
+		return errors.Join(err, e.cancelRestart(ctx, w, "its node plugin's reply cannot be read: "+err.Error()))
 	}
 	if err != nil {
 		return err
 	}
-	switch answer.State {
+	switch reply.State {
 	case metadata.RestartAccepted, metadata.RestartBack:
-		e.enter(w, stageStopping)
+		e.enterStage(w, stageStopping)
 		return nil
 	case metadata.RestartRefused:
-		return e.cancel(ctx, w, "its node plugin refuses: "+answer.Reason)
+		return e.cancelRestart(ctx, w, "its node plugin refuses: "+reply.Reason)
 	}
-	if e.passed(timerAnswer, w, answerTimeout) {
-		return e.cancel(
+	if e.stageLasted(timerReply, w, replyTimeout) {
+		return e.cancelRestart(
 			ctx,
 			w,
-			fmt.Sprintf("its node plugin has said nothing for %s: see that it runs with --attach-mode=restart", answerTimeout),
+			fmt.Sprintf("its node plugin did not reply within %s: check that it runs with --attach-mode=restart", replyTimeout),
 		)
 	}
 	return nil
 }
 
-// cancel gives a restart up with nothing stopped, unless it turns out that the guest is going down already.
-func (e *Engine) cancel(ctx context.Context, w *work, why string) error {
-	answer, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
+// cancelRestart gives a restart up before the instance is stopped, unless the guest is already shutting down.
+func (e *Engine) cancelRestart(ctx context.Context, w *heldRestart, why string) error {
+	reply, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		return err
 	}
-	if answer.State == metadata.RestartAccepted {
-		e.enter(w, stageStopping)
+	if reply.State == metadata.RestartAccepted {
+		e.enterStage(w, stageStopping)
 		return nil
 	}
-	e.refuse(ctx, w, why)
+	e.recordRefusal(ctx, w, why)
 	return e.finish(ctx, w)
 }
 
-// refuse leaves the instance alone for a while, and says why.
-func (e *Engine) refuse(ctx context.Context, w *work, why string) {
-	e.rest[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
-	e.gaveUp(w.record.Instance, why)
-	e.problem(ctx, w, "RestartRefused", why)
+// recordRefusal leaves the instance alone for the cool-down, and reports the reason.
+func (e *Engine) recordRefusal(ctx context.Context, w *heldRestart, why string) {
+	e.refusals[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
+	e.recordFailure(w.record.Instance, why)
+	e.reportProblem(ctx, w, "RestartRefused", why)
 	e.observe(Refused, 0)
 }
 
-// awaitStop waits until the instance is seen stopped.
-func (e *Engine) awaitStop(ctx context.Context, w *work) error {
+// awaitStop waits until the instance is stopped.
+func (e *Engine) awaitStop(ctx context.Context, w *heldRestart) error {
 	id := w.record.Instance
 	instance, err := e.instance(ctx, id)
 	if err != nil {
@@ -349,11 +363,12 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	switch instance.RunState {
 	case rack.Stopped:
 		w.stopped = e.clock.Now()
-		e.gaveUp(id, "")
-		e.enter(w, stageApplying)
+		e.recordFailure(id, "")
+		e.enterStage(w, stageApplying)
 		return nil
 	case rack.Failed:
-		// Its sled is gone, and the guest with it. Stopped, it takes disks and can be started elsewhere.
+		// Its sled was lost, and the guest with it. A stop makes it Stopped: then it takes disks and can be started
+		// elsewhere.
 		return e.rack.StopInstance(ctx, id)
 	case rack.Running:
 	default:
@@ -363,31 +378,31 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 		if w.recovering {
 			return e.finish(ctx, w)
 		}
-		if e.passed(timerHalt, w, e.opts.HaltTimeout) {
-			e.refuse(ctx, w, "the rack does not stop it")
+		if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
+			e.recordRefusal(ctx, w, fmt.Sprintf("the rack did not stop it within %s", e.opts.HaltTimeout))
 			return e.finish(ctx, w)
 		}
 		return e.rack.StopInstance(ctx, id)
 	}
-	answer, err := e.opts.Requester.Reply(ctx, id, w.record.ID)
+	reply, err := e.opts.Requester.Reply(ctx, id, w.record.ID)
 	if err != nil {
 		return err
 	}
 	switch {
-	case answer.State == metadata.RestartBack && w.recovering:
+	case reply.State == metadata.RestartBack && w.recovering:
 		return e.finish(ctx, w)
-	case answer.State == metadata.RestartBack:
-		e.refuse(ctx, w, "its guest has rebooted and not powered off")
+	case reply.State == metadata.RestartBack:
+		e.recordRefusal(ctx, w, "its guest rebooted instead of powering off: check --restart-poweroff on its node plugin")
 		return e.finish(ctx, w)
-	case answer.State != metadata.RestartAccepted:
-		return e.cancel(ctx, w, "its node plugin has taken its word back")
-	case e.passed(timerHalt, w, e.opts.HaltTimeout):
-		e.problem(
+	case reply.State != metadata.RestartAccepted:
+		return e.cancelRestart(ctx, w, "its node plugin withdrew its acceptance")
+	case e.stageLasted(timerHalt, w, e.opts.HaltTimeout):
+		e.reportProblem(
 			ctx,
 			w,
 			"RestartHangs",
 			fmt.Sprintf(
-				"the guest accepted and has not halted in %s: look at its console, and stop it if it hangs; it is started again, and until then no other instance takes its place",
+				"the guest accepted but has not halted within %s: check its console and stop the instance if it hangs; it is then started again",
 				e.opts.HaltTimeout,
 			),
 		)
@@ -395,34 +410,34 @@ func (e *Engine) awaitStop(ctx context.Context, w *work) error {
 	return nil
 }
 
-// apply changes the disks of a stopped instance: what was lazy before goes, and all that is where room is needed; what is wished
-// for comes. What the rack does not answer to
-// is tried again for a while. A disk that cannot be changed stays as it is: neither the others nor the instance wait for it.
-func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
+// apply changes the disks of a stopped instance. It detaches the disks whose detach was deferred before the restart, or
+// all deferred ones if their slots are needed. Then it attaches the requested disks. Calls that the rack does not
+// answer are repeated for applyTimeout. If a disk cannot be changed, apply continues with the others.
+func (e *Engine) apply(ctx context.Context, w *heldRestart) (done bool, err error) {
 	id := w.record.Instance
 	disks, err := e.rack.InstanceDisks(ctx, id)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		if _, gone := e.instance(ctx, id); gone != nil {
-			return false, gone
+		if _, deleted := e.instance(ctx, id); deleted != nil {
+			return false, deleted
 		}
 		return false, err
 	case err != nil:
-		return e.passed(timerApply, w, applyTimeout), err
+		return e.stageLasted(timerApply, w, applyTimeout), err
 	}
 	var failed error
-	full := len(disks)+len(e.wishesFor(id)) > e.opts.MaxDisks
+	full := len(disks)+len(e.requestsFor(id)) > e.opts.MaxDisks
 	for _, disk := range disks {
-		if !full && !w.goes[disk.ID] && !e.wishedElsewhere(disk.ID, id) {
+		if !full && !w.deferredAtStart[disk.ID] && !e.requestedElsewhere(disk.ID, id) {
 			continue
 		}
-		err := e.detachLazy(ctx, disk, id)
+		err := e.finishDetach(ctx, disk, id)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
-			return true, nil // somebody has started it: the wishes wait for the next time
+			return true, nil // it was started in the meantime: the requests wait for the next restart
 		case errors.Is(err, rack.ErrConflict), errors.Is(err, rack.ErrRefused):
 			e.opts.Log.Warn(
-				"an unpublished volume could not be detached",
+				"could not detach an unpublished volume",
 				"disk_id",
 				disk.ID,
 				"instance_id",
@@ -434,51 +449,51 @@ func (e *Engine) apply(ctx context.Context, w *work) (done bool, err error) {
 			failed = errors.Join(failed, err)
 		}
 	}
-	for _, wanted := range e.wishesFor(id) {
-		err := e.attachWished(ctx, wanted.disk, id)
+	for _, request := range e.requestsFor(id) {
+		err := e.attachRequested(ctx, request.disk, id)
 		switch {
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
-			return true, nil // somebody has started it
+			return true, nil // it was started in the meantime
 		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound):
-			e.opts.Log.Warn("a volume could not be attached", "disk_id", wanted.disk, "instance_id", id, "error", err.Error())
-			e.refuseWish(wanted.disk, "although it was stopped, the disk could not be attached: "+err.Error())
+			e.opts.Log.Warn("could not attach a volume", "disk_id", request.disk, "instance_id", id, "error", err.Error())
+			e.recordAttachFailure(request.disk, "the disk could not be attached to the stopped instance: "+err.Error())
 		default:
 			failed = errors.Join(failed, err)
 		}
 	}
-	return failed == nil || e.passed(timerApply, w, applyTimeout), failed
+	return failed == nil || e.stageLasted(timerApply, w, applyTimeout), failed
 }
 
-// detachLazy detaches a disk if it is lazy, and nobody has wished it back.
-func (e *Engine) detachLazy(ctx context.Context, disk rack.Disk, instance string) error {
-	release, err := e.claim(ctx, disk.ID)
+// finishDetach carries out a deferred detach, unless the disk was requested again.
+func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance string) error {
+	release, err := e.lockDisk(ctx, disk.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if e.wished(disk.ID, instance) {
+	if e.requested(disk.ID, instance) {
 		return nil
 	}
-	records, err := e.read(ctx)
-	if err != nil || !records.lazyOn(disk.ID, instance) {
+	records, err := e.readRecords(ctx)
+	if err != nil || !records.detachDeferred(disk.ID, instance) {
 		return err
 	}
 	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
 		return err
 	}
-	return e.erase(ctx, records.lazy[disk.ID].recordID)
+	return e.deleteRecord(ctx, records.deferred[disk.ID].recordID)
 }
 
-// attachWished attaches a disk if it is still wished for. It is lazy until the orchestrator asks for it once more: whoever
-// wished for it may have told another process in the meantime that the wish is over.
-func (e *Engine) attachWished(ctx context.Context, diskID, instance string) error {
-	release, err := e.claim(ctx, diskID)
+// attachRequested attaches a disk if it is still requested. It also defers the disk's detach until the orchestrator
+// publishes the volume again, because the orchestrator may have unpublished it through another process.
+func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) error {
+	release, err := e.lockDisk(ctx, diskID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if !e.wished(diskID, instance) {
+	if !e.requested(diskID, instance) {
 		return nil
 	}
 	disk, err := e.rack.Disk(ctx, diskID)
@@ -489,10 +504,10 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 		return fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, rack.ErrBusy)
 	}
 	if disk.InstanceID == "" {
-		if err := e.checkFits(ctx, disk, instance); err != nil {
+		if err := e.checkAttachable(ctx, disk, instance); err != nil {
 			return err
 		}
-		if err := e.release(ctx, diskID, instance); err != nil {
+		if err := e.deferDetach(ctx, diskID, instance); err != nil {
 			return err
 		}
 		disk, err = e.rack.Attach(ctx, diskID, instance)
@@ -501,30 +516,32 @@ func (e *Engine) attachWished(ctx context.Context, diskID, instance string) erro
 		}
 	}
 	if disk.InstanceID != instance {
-		return nil // another restart frees it: the wish waits for the next time
+		return nil // another restart frees the disk: the request waits for the next restart
 	}
-	e.hinder(diskID, attachedAlready)
-	e.announce()
+	e.setBlocked(diskID, attachedAskAgain)
+	e.notifyWaiters()
 	return nil
 }
 
-func (e *Engine) wishedElsewhere(disk, instance string) bool {
+// requestedElsewhere reports whether the disk is requested on another instance.
+func (e *Engine) requestedElsewhere(disk, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := e.wishes[disk]
+	w := e.requests[disk]
 	return w != nil && w.instance != instance
 }
 
-func (e *Engine) wished(disk, instance string) bool {
+// requested reports whether the disk is requested on this instance.
+func (e *Engine) requested(disk, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := e.wishes[disk]
+	w := e.requests[disk]
 	return w != nil && w.instance == instance
 }
 
-// checkFits refuses a disk for which there is no room after all, or of which the guest would not know which one it is
-// (docs/reference/rack.md §9).
-func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance string) error {
+// checkAttachable rejects a disk if the instance has no free slot, or if the disk's NVMe serial collides with an
+// attached disk's (docs/reference/rack.md §9).
+func (e *Engine) checkAttachable(ctx context.Context, disk rack.Disk, instance string) error {
 	disks, err := e.rack.InstanceDisks(ctx, instance)
 	if err != nil {
 		return err
@@ -533,9 +550,9 @@ func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance strin
 		return fmt.Errorf("instance %s has %d disks already: %w", instance, len(disks), rack.ErrFull)
 	}
 	for _, other := range disks {
-		if other.ID != wanted.ID && diskname.Serial(other.Name) == diskname.Serial(wanted.Name) {
+		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return fmt.Errorf(
-				"disk %q (%s) of instance %s has the same first %d bytes in its name: %w",
+				"disk %q (%s) of instance %s has the same first %d bytes of its name: %w",
 				other.Name,
 				other.ID,
 				instance,
@@ -547,8 +564,8 @@ func (e *Engine) checkFits(ctx context.Context, wanted rack.Disk, instance strin
 	return nil
 }
 
-// start starts the instance, and goes on until it does.
-func (e *Engine) start(ctx context.Context, w *work) error {
+// start starts the instance. It is repeated until the instance runs.
+func (e *Engine) start(ctx context.Context, w *heldRestart) error {
 	id := w.record.Instance
 	instance, err := e.instance(ctx, id)
 	if err != nil {
@@ -557,85 +574,85 @@ func (e *Engine) start(ctx context.Context, w *work) error {
 	switch instance.RunState {
 	case rack.Running:
 		e.observe(Restarted, e.clock.Now().Sub(w.stopped))
-		e.enter(w, stageBack)
+		e.enterStage(w, stageBack)
 		return nil
 	case rack.Stopped, rack.Failed:
 	default:
 		return nil
 	}
 	if err := e.rack.StartInstance(ctx, id); err != nil && !errors.Is(err, rack.ErrConflict) {
-		e.problem(
+		e.reportProblem(
 			ctx,
 			w,
 			"RestartNotStarted",
-			"the instance is stopped, and the rack does not start it, which is tried again: "+err.Error(),
+			"the rack does not start the stopped instance, retrying: "+err.Error(),
 		)
 		return err
 	}
 	return nil
 }
 
-// awaitBack waits for the node plugin of an instance that runs again.
-func (e *Engine) awaitBack(ctx context.Context, w *work) error {
+// awaitBack waits until the node plugin of the started instance reports back.
+func (e *Engine) awaitBack(ctx context.Context, w *heldRestart) error {
 	if e.opts.Shutdown == Hard {
 		return e.finish(ctx, w)
 	}
-	answer, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
+	reply, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
 	switch {
-	case err == nil && (answer.State == metadata.RestartBack || answer.State == metadata.RestartUnanswered):
+	case err == nil && (reply.State == metadata.RestartBack || reply.State == metadata.RestartUnanswered):
 		return e.finish(ctx, w)
-	case e.passed(timerBack, w, backTimeout):
-		e.problem(
+	case e.stageLasted(timerBack, w, backTimeout):
+		e.reportProblem(
 			ctx,
 			w,
 			"RestartNotBack",
-			fmt.Sprintf("the instance runs, and its node plugin has not said a word in %s: look at the node", backTimeout),
+			fmt.Sprintf("the instance runs, but its node plugin did not report back within %s: check the node", backTimeout),
 		)
 		return e.finish(ctx, w)
 	}
 	return err
 }
 
-// recover brings back an instance whose restart somebody else had begun.
-func (e *Engine) recover(ctx context.Context, w *work) error {
+// recoverRestart brings back an instance whose restart another process had started.
+func (e *Engine) recoverRestart(ctx context.Context, w *heldRestart) error {
 	instance, err := e.instance(ctx, w.record.Instance)
 	if err != nil {
 		return err
 	}
 	switch {
 	case instance.RunState == rack.Stopped, instance.RunState == rack.Failed:
-		e.silence(ctx, w)
-		e.enter(w, stageStopping)
+		e.withdrawRequest(ctx, w)
+		e.enterStage(w, stageStopping)
 		return nil
 	case instance.RunState != rack.Running:
 		return nil
 	case e.opts.Shutdown == Hard:
-		// Whoever began it may have asked the guest, which takes its time to go down.
-		if !e.passed(timerGoing, w, e.opts.HaltTimeout) {
+		// The previous holder may have asked the guest to shut down, which takes time.
+		if !e.stageLasted(timerGuestStop, w, e.opts.HaltTimeout) {
 			return nil
 		}
 		return e.finish(ctx, w)
 	}
-	answer, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
+	reply, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
 	if err != nil {
 		return err
 	}
-	if answer.State == metadata.RestartAccepted {
-		e.enter(w, stageStopping)
+	if reply.State == metadata.RestartAccepted {
+		e.enterStage(w, stageStopping)
 		return nil
 	}
 	return e.finish(ctx, w)
 }
 
-// silence takes back a question that nobody has answered before somebody else stopped the instance: its node plugin would heed it
-// as soon as it is up again. That it may fail is no reason to leave the instance down.
-func (e *Engine) silence(ctx context.Context, w *work) {
+// withdrawRequest withdraws an unanswered request after the owner stopped the instance. Otherwise its node plugin would
+// answer the request after the next start. A failure is only logged, so that it does not keep the instance down.
+func (e *Engine) withdrawRequest(ctx context.Context, w *heldRestart) {
 	if e.opts.Shutdown == Hard {
 		return
 	}
 	if _, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID); err != nil {
 		e.opts.Log.Warn(
-			"the question of a restart could not be taken back",
+			"could not withdraw the shutdown request",
 			"instance_id",
 			w.record.Instance,
 			"restart_id",
@@ -646,16 +663,17 @@ func (e *Engine) silence(ctx context.Context, w *work) {
 	}
 }
 
-// finish clears away what was said, and ends the restart: also where the orchestrator knows the node no more, for the instance is
-// not down, and what was said to this restart does nothing to the next one.
-func (e *Engine) finish(ctx context.Context, w *work) error {
+// finish clears the request to the node plugin and ends the restart. It ends the restart even if the orchestrator does
+// not know the node any more: the instance is not down, and the next restart ignores requests and replies with another
+// ID.
+func (e *Engine) finish(ctx context.Context, w *heldRestart) error {
 	if e.opts.Shutdown != Hard {
 		if err := e.opts.Requester.Forget(ctx, w.record.Instance, w.record.ID); err != nil {
-			if !e.passed(timerBack, w, backTimeout) {
+			if !e.stageLasted(timerBack, w, backTimeout) {
 				return err
 			}
 			e.opts.Log.Warn(
-				"the word of a restart that is over could not be taken back",
+				"could not clear the shutdown request of a finished restart",
 				"instance_id",
 				w.record.Instance,
 				"restart_id",
@@ -670,20 +688,20 @@ func (e *Engine) finish(ctx context.Context, w *work) error {
 			return err
 		}
 	}
-	return e.drop(ctx, w)
+	return e.endRestart(ctx, w)
 }
 
-// errGone says that the instance was deleted.
-var errGone = errors.New("the instance is gone")
+// errDeleted says that the instance was deleted.
+var errDeleted = errors.New("the instance was deleted")
 
-// instance looks at an instance. One that was deleted, as far as that can be believed, needs no restart.
+// instance reads an instance. It returns errDeleted only if the project can still be seen.
 func (e *Engine) instance(ctx context.Context, id string) (rack.Instance, error) {
 	instance, err := e.rack.Instance(ctx, id)
 	if errors.Is(err, rack.ErrNotFound) {
 		if unconfirmed := e.rack.ConfirmProject(ctx); unconfirmed != nil {
 			return rack.Instance{}, unconfirmed
 		}
-		return rack.Instance{}, fmt.Errorf("%w: %w", errGone, err)
+		return rack.Instance{}, fmt.Errorf("%w: %w", errDeleted, err)
 	}
 	return instance, err
 }

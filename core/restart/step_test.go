@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// lostNode is an orchestrator that knows the node no more.
+// lostNode is an orchestrator that does not know the node any more.
 type lostNode struct{ metadata.RestartRequester }
 
-var errLost = errors.New("no node is this instance")
+var errLost = errors.New("no node has this instance")
 
 func (lostNode) Reply(context.Context, string, string) (metadata.RestartReply, error) {
 	return metadata.RestartReply{}, errLost
@@ -26,7 +26,7 @@ func (lostNode) Reply(context.Context, string, string) (metadata.RestartReply, e
 func (lostNode) Forget(context.Context, string, string) error                 { return errLost }
 func (lostNode) Report(context.Context, string, metadata.RestartReport) error { return errLost }
 
-// erasing is a rack that deletes records.
+// erasing is a rack that only deletes records.
 type erasing struct {
 	Rack
 	erased []string
@@ -37,20 +37,20 @@ func (r *erasing) DeleteRecord(_ context.Context, id string) error {
 	return nil
 }
 
-// A node that was deleted while its instance was down does not keep all others from being restarted.
-func TestNodeLost(t *testing.T) {
+// A node that was deleted while its instance was down does not block the restarts of other instances.
+func TestDeletedNodeDoesNotBlockOtherRestarts(t *testing.T) {
 	for _, test := range []struct {
 		since  time.Duration
 		erased int
 	}{{backTimeout / 2, 0}, {2 * backTimeout, 1}} {
 		r := &erasing{}
 		e := New(r, Options{Shutdown: Guest, Requester: lostNode{}, Log: slog.New(slog.DiscardHandler)})
-		w := &work{
+		w := &heldRestart{
 			record: restartRecord{ID: "1", Instance: "i", recordID: "r"},
 			stage:  stageBack,
 			since:  time.Now().Add(-test.since),
 		}
-		e.works["1"] = w
+		e.held["1"] = w
 		err := e.awaitBack(t.Context(), w)
 		if over := err == nil; over != (test.erased == 1) || len(r.erased) != test.erased {
 			t.Errorf("%s after the start: %v, %d records erased, want %d", test.since, err, len(r.erased), test.erased)
@@ -58,7 +58,7 @@ func TestNodeLost(t *testing.T) {
 	}
 }
 
-// panicking is a rack at which an engine breaks once.
+// panicking is a rack whose first call panics.
 type panicking struct {
 	Rack
 	calls int
@@ -72,21 +72,21 @@ func (r *panicking) Records(context.Context) ([]rack.Record, error) {
 	return nil, nil
 }
 
-// A panic ends one look at the restarts and not the engine, which may have taken an instance down.
-func TestPanic(t *testing.T) {
+// A panic ends one tick and not the engine, which may have an instance down.
+func TestPanicDoesNotEndTheEngine(t *testing.T) {
 	r := &panicking{}
 	e := New(r, Options{Log: slog.New(slog.DiscardHandler)})
 	for range 2 {
-		if again := e.tick(t.Context()); again <= 0 {
-			t.Errorf("again in %s", again)
+		if again := e.runOnce(t.Context()); again <= 0 {
+			t.Errorf("next tick after %s", again)
 		}
 	}
 	if r.calls != 2 {
-		t.Errorf("the rack was asked %d times", r.calls)
+		t.Errorf("%d calls to the rack, want 2", r.calls)
 	}
 }
 
-// ticking is a rack with the records that it is given.
+// ticking is a rack with fixed records.
 type ticking struct {
 	Rack
 	records []rack.Record
@@ -94,10 +94,10 @@ type ticking struct {
 
 func (r ticking) Records(context.Context) ([]rack.Record, error) { return r.records, nil }
 
-// An instance that a process has taken down, and died, is back within the lease and about a minute: so long is the lease itself, what
-// has to be waited for after it, and the time between two looks.
-func TestWatchedClosely(t *testing.T) {
-	record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", Asked: true}
+// If a process dies while an instance is down, the instance is back within the lease and a minute. Therefore another
+// process's restart is polled as often as an own one.
+func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
+	record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
 	for _, test := range []struct {
 		records []rack.Record
 		again   time.Duration
@@ -106,11 +106,11 @@ func TestWatchedClosely(t *testing.T) {
 		{[]rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}, defaultPoll},
 	} {
 		e := New(ticking{records: test.records}, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
-		if got := e.tick(t.Context()); got != test.again {
-			t.Errorf("with %d records it looks again after %s, want %s", len(test.records), got, test.again)
+		if got := e.runOnce(t.Context()); got != test.again {
+			t.Errorf("with %d records the next tick is after %s, want %s", len(test.records), got, test.again)
 		}
 	}
-	waits := time.Duration(takingShare * float64(defaultLease))
+	waits := time.Duration(takeoverWaitShare * float64(defaultLease))
 	if worst, most := defaultIdle+waits+2*defaultPoll, time.Minute; worst > most {
 		t.Errorf("the instance is brought back up to %s after the lease, want %s", worst, most)
 	}

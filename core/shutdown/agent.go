@@ -2,9 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package shutdown is the node's half of a planned restart (docs/explanation/racks-without-hotplug.md): it hears by way
-// of the orchestrator that the controller wants its instance stopped, and powers the guest off from inside, so that
-// services and containers are asked to end and filesystems are unmounted. A stop by the rack's API is a power cut.
+// Package shutdown is the node's part of a planned restart (docs/explanation/racks-without-hotplug.md). It reads the
+// controller's request from the orchestrator and powers the guest off from inside. So services and containers get a
+// signal to end, and filesystems are unmounted. A stop through the rack's API is a power cut.
 package shutdown
 
 import (
@@ -19,40 +19,39 @@ import (
 )
 
 const (
-	// firstRetry and longestRetry are the bounds of the pause after a look that has failed. It doubles each time.
+	// firstRetry and longestRetry bound the pause after a failed attempt. The pause doubles with each failure.
 	firstRetry   = 5 * time.Second
 	longestRetry = time.Minute
-	// lookTimeout bounds one look, in which a word may have to reach other machines before the guest goes down.
-	lookTimeout = time.Minute
-	// longAgo is when nobody waits any more for a restart that was planned then: longer than the longest drain takes. A
-	// question can outlive everybody who would start the instance again, when the plugin is removed for instance, and
-	// be found years later.
-	longAgo = 2 * time.Hour
+	// handleTimeout limits one attempt. A reply must be durable in the orchestrator before the guest goes down.
+	handleTimeout = time.Minute
+	// maxRequestAge is the age above which a request is refused. It is longer than any drain. An older request may be
+	// left from a plugin that was removed, and then no controller would start the instance again.
+	maxRequestAge = 2 * time.Hour
 )
 
-// PowerOffMethod is a way of powering the guest off.
+// PowerOffMethod powers the guest off.
 type PowerOffMethod interface {
-	// Check says why the guest cannot or must not be powered off now, and what to do: one line for an operator.
+	// Check returns an error if the guest must not be powered off now. The error is one line and names the next step.
 	Check(ctx context.Context) error
-	// PowerOff begins it. It returns before the guest is down.
+	// PowerOff starts the power-off. It returns before the guest is down.
 	PowerOff(ctx context.Context) error
 }
 
-// Agent answers planned restarts of the guest that it runs in.
+// Agent replies to the planned restarts of its guest.
 type Agent struct {
 	listener metadata.RestartListener
 	method   PowerOffMethod
-	// boot is the guest's boot ID.
-	boot string
-	log  *slog.Logger
+	// bootID is the boot ID of the guest.
+	bootID string
+	log    *slog.Logger
 
-	// going is the restart for which this process has begun to power the guest off.
-	going string
-	// problem is the error of the last look.
-	problem string
+	// poweringOff is the restart for which this process has started the power-off.
+	poweringOff string
+	// lastProblem is the error of the last attempt. It is logged once.
+	lastProblem string
 }
 
-// New makes an agent. The file has the boot ID: Linux has it in /proc/sys/kernel/random/boot_id.
+// New returns an agent. bootIDFile holds the boot ID: on Linux that is /proc/sys/kernel/random/boot_id.
 func New(
 	listener metadata.RestartListener,
 	method PowerOffMethod,
@@ -66,15 +65,15 @@ func New(
 	}
 	if err != nil {
 		return nil, fmt.Errorf(
-			"which boot of the guest this is cannot be told, so planned restarts are not answered: %w",
+			"the guest's boot ID is unknown, so planned restarts get no reply: %w",
 			err,
 		)
 	}
-	return &Agent{listener: listener, method: method, boot: boot, log: log}, nil
+	return &Agent{listener: listener, method: method, bootID: boot, log: log}, nil
 }
 
-// Run answers until ctx ends. It is called once the node plugin serves: until then a restart is not over. It looks when
-// the orchestrator tells of a change, and again after a look that has failed.
+// Run handles requests until ctx ends. Call it once the node plugin serves, because its reply ends a restart. It
+// handles a request when the orchestrator reports a change, and again after a failed attempt.
 func (a *Agent) Run(ctx context.Context) {
 	changes, retry := a.listener.Changes(ctx), firstRetry
 	timer := time.NewTimer(retry)
@@ -87,7 +86,7 @@ func (a *Agent) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if timer.Stop(); a.Look(ctx) {
+		if timer.Stop(); a.HandleRequest(ctx) {
 			retry = firstRetry
 			continue
 		}
@@ -96,79 +95,79 @@ func (a *Agent) Run(ctx context.Context) {
 	}
 }
 
-// Look looks once whether a restart is requested, and answers. It reports whether all went well.
-func (a *Agent) Look(ctx context.Context) bool {
-	looking, cancel := context.WithTimeout(ctx, lookTimeout)
+// HandleRequest checks once whether a restart is requested, and replies. It reports whether that succeeded.
+func (a *Agent) HandleRequest(ctx context.Context) bool {
+	handling, cancel := context.WithTimeout(ctx, handleTimeout)
 	defer cancel()
-	err := a.look(looking)
+	err := a.handleRequest(handling)
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
-		a.problem = ""
-	case err.Error() != a.problem:
-		a.problem = err.Error()
-		a.log.Error("planned restarts are not answered as they should be; it is tried again", "error", err)
+		a.lastProblem = ""
+	case err.Error() != a.lastProblem:
+		a.lastProblem = err.Error()
+		a.log.Error("cannot reply to planned restarts, retrying", "error", err)
 	}
 	return err == nil
 }
 
-func (a *Agent) look(ctx context.Context) error {
-	restart, said, err := a.listener.Requested(ctx)
+func (a *Agent) handleRequest(ctx context.Context) error {
+	restart, sent, err := a.listener.Requested(ctx)
 	if err != nil || restart == "" {
 		return err
 	}
 	switch {
-	case said.State == metadata.RestartUnanswered:
+	case sent.State == metadata.RestartUnanswered:
 		err := checkAge(restart)
 		if err == nil {
 			err = a.method.Check(ctx)
 		}
 		if err != nil {
-			a.log.Warn("a planned restart is refused", "restart", restart, "reason", err)
-			return a.say(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
+			a.log.Warn("refused a planned restart", "restart_id", restart, "reason", err)
+			return a.reply(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
 		}
-		return a.goDown(ctx, restart)
-	case said.State == metadata.RestartAccepted && said.Boot != a.boot:
-		a.log.Info("back after a planned restart", "restart", restart)
-		return a.say(ctx, restart, metadata.RestartBack, "")
-	case said.State == metadata.RestartAccepted:
-		// Accepted by a process before this one, or by a call whose answer was lost: who accepts goes down.
-		return a.goDown(ctx, restart)
+		return a.powerOff(ctx, restart)
+	case sent.State == metadata.RestartAccepted && sent.Boot != a.bootID:
+		a.log.Info("back after a planned restart", "restart_id", restart)
+		return a.reply(ctx, restart, metadata.RestartBack, "")
+	case sent.State == metadata.RestartAccepted:
+		// Accepted by an earlier process, or in a call whose answer was lost. An accepted restart is carried out.
+		return a.powerOff(ctx, restart)
 	}
 	return nil
 }
 
-// checkAge refuses what was planned long ago. The clocks of two machines are compared here: where they are that far
-// apart, nothing is powered off.
+// checkAge rejects an old request. It compares the clocks of two machines: if they differ that much, nothing is powered
+// off.
 func checkAge(restart string) error {
-	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > longAgo {
+	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > maxRequestAge {
 		return fmt.Errorf(
-			"restart %s was planned at %s, which is more than %s ago by this guest's clock: "+
-				"if it was planned just now, set the clocks",
+			"restart %s was planned at %s, more than %s ago by this guest's clock: if it is recent, synchronise the clocks",
 			restart,
 			planned.UTC().Format(time.RFC3339),
-			longAgo,
+			maxRequestAge,
 		)
 	}
 	return nil
 }
 
-// goDown accepts, and powers the guest off once that is sure to be known, whatever becomes of this process.
-func (a *Agent) goDown(ctx context.Context, restart string) error {
-	if a.going == restart {
+// powerOff accepts the restart, and powers the guest off once the acceptance is durable. The guest may end this process
+// at any time after that.
+func (a *Agent) powerOff(ctx context.Context, restart string) error {
+	if a.poweringOff == restart {
 		return nil
 	}
-	if err := a.say(ctx, restart, metadata.RestartAccepted, ""); err != nil {
+	if err := a.reply(ctx, restart, metadata.RestartAccepted, ""); err != nil {
 		return err
 	}
-	a.log.Info("powering the guest off for a planned restart", "restart", restart)
+	a.log.Info("powering the guest off for a planned restart", "restart_id", restart)
 	if err := a.method.PowerOff(ctx); err != nil {
 		return fmt.Errorf("power the guest off for restart %s: %w", restart, err)
 	}
-	a.going = restart
+	a.poweringOff = restart
 	return nil
 }
 
-func (a *Agent) say(ctx context.Context, restart string, state metadata.RestartState, reason string) error {
-	return a.listener.Reply(ctx, restart, metadata.RestartReply{State: state, Reason: reason, Boot: a.boot})
+func (a *Agent) reply(ctx context.Context, restart string, state metadata.RestartState, reason string) error {
+	return a.listener.Reply(ctx, restart, metadata.RestartReply{State: state, Reason: reason, Boot: a.bootID})
 }

@@ -22,19 +22,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// guest is an orchestrator's node and a way to power it off, both in memory.
+// guest is a node of an orchestrator and its power-off method, both in memory.
 type guest struct {
-	mu      sync.Mutex
-	wanted  string
-	said    metadata.RestartReply
-	refuses error // of Check
-	fails   error // of PowerOff
-	deaf    error // of Requested
-	mute    error // of Reply, after it has done what it should
-	done    []string
-	logged  strings.Builder
-	changes chan struct{} // what Changes returns
-	looks   int
+	mu           sync.Mutex
+	request      string
+	sent         metadata.RestartReply
+	checkErr     error
+	powerOffErr  error
+	requestedErr error
+	replyErr     error // the reply takes effect all the same
+	calls        []string
+	logged       strings.Builder
+	changes      chan struct{} // returned by Changes
+	attempts     int
 }
 
 func (g *guest) Changes(context.Context) <-chan struct{} { return g.changes }
@@ -42,27 +42,27 @@ func (g *guest) Changes(context.Context) <-chan struct{} { return g.changes }
 func (g *guest) Requested(context.Context) (string, metadata.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.looks++
-	return g.wanted, g.said, g.deaf
+	g.attempts++
+	return g.request, g.sent, g.requestedErr
 }
 
 func (g *guest) Reply(_ context.Context, restartID string, answer metadata.RestartReply) error {
-	if restartID != g.wanted {
-		return errors.New("nobody asks for it")
+	if restartID != g.request {
+		return errors.New("not requested")
 	}
-	g.said = answer
-	g.done = append(g.done, "say "+string(answer.State))
-	return g.mute
+	g.sent = answer
+	g.calls = append(g.calls, "reply "+string(answer.State))
+	return g.replyErr
 }
 
-func (g *guest) Check(context.Context) error { return g.refuses }
+func (g *guest) Check(context.Context) error { return g.checkErr }
 
 func (g *guest) PowerOff(context.Context) error {
-	g.done = append(g.done, "power off")
-	return g.fails
+	g.calls = append(g.calls, "power off")
+	return g.powerOffErr
 }
 
-// boot is a boot of the guest with this ID.
+// boot returns the agent of a guest with this boot ID.
 func (g *guest) boot(t *testing.T, id string) *shutdown.Agent {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "boot_id")
@@ -76,114 +76,114 @@ func (g *guest) boot(t *testing.T, id string) *shutdown.Agent {
 	return agent
 }
 
-// did is what was done since the last time.
-func (g *guest) did(t *testing.T, when string, want ...string) {
+// wantCalls compares the calls since the last comparison.
+func (g *guest) wantCalls(t *testing.T, when string, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, g.done); diff != "" {
+	if diff := cmp.Diff(want, g.calls); diff != "" {
 		t.Errorf("%s:\n%s", when, diff)
 	}
-	g.done = nil
+	g.calls = nil
 }
 
 func TestAcceptedAndBack(t *testing.T) {
 	g := &guest{}
 	a := g.boot(t, "first")
-	a.Look(t.Context())
-	g.did(t, "nobody asks")
-	g.wanted = "1"
-	a.Look(t.Context())
-	g.did(t, "asked", "say accepted", "power off")
-	if g.said != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
-		t.Errorf("said %+v", g.said)
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "no request")
+	g.request = "1"
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "requested", "reply accepted", "power off")
+	if g.sent != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
+		t.Errorf("sent %+v", g.sent)
 	}
-	a.Look(t.Context())
-	g.did(t, "going down")
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "going down")
 	a = g.boot(t, "second")
-	a.Look(t.Context())
-	g.did(t, "up again", "say back")
-	a.Look(t.Context())
-	g.did(t, "said")
-	g.wanted, g.said = "2", metadata.RestartReply{}
-	a.Look(t.Context())
-	g.did(t, "the next restart", "say accepted", "power off")
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "up again", "reply back")
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "after the reply")
+	g.request, g.sent = "2", metadata.RestartReply{}
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "the next restart", "reply accepted", "power off")
 }
 
 func TestRefused(t *testing.T) {
-	g := &guest{wanted: "1", refuses: errors.New("an inhibitor\nof dpkg")}
+	g := &guest{request: "1", checkErr: errors.New("an inhibitor\nof dpkg")}
 	a := g.boot(t, "first")
-	a.Look(t.Context())
-	g.did(t, "asked", "say refused")
-	if g.said.Reason != "an inhibitor of dpkg" {
-		t.Errorf("said %+v", g.said)
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "requested", "reply refused")
+	if g.sent.Reason != "an inhibitor of dpkg" {
+		t.Errorf("sent %+v", g.sent)
 	}
-	g.refuses = nil
-	a.Look(t.Context())
-	g.did(t, "a refusal is not taken back")
+	g.checkErr = nil
+	a.HandleRequest(t.Context())
+	g.wantCalls(t, "a refusal is not taken back")
 }
 
-// Nobody starts an instance again that goes down for what was asked long ago.
-func TestAskedLongAgo(t *testing.T) {
+// No controller would start an instance that stops for an old request.
+func TestOldRequestIsRefused(t *testing.T) {
 	for ago, want := range map[time.Duration][]string{
-		time.Hour:            {"say accepted", "power off"},
-		3 * time.Hour:        {"say refused"},
-		300 * 24 * time.Hour: {"say refused"},
+		time.Hour:            {"reply accepted", "power off"},
+		3 * time.Hour:        {"reply refused"},
+		300 * 24 * time.Hour: {"reply refused"},
 	} {
-		g := &guest{wanted: metadata.NewRestartID(time.Now().Add(-ago))}
-		g.boot(t, "first").Look(t.Context())
-		g.did(t, "asked "+ago.String()+" ago", want...)
+		g := &guest{request: metadata.NewRestartID(time.Now().Add(-ago))}
+		g.boot(t, "first").HandleRequest(t.Context())
+		g.wantCalls(t, "requested "+ago.String()+" ago", want...)
 	}
 }
 
-// Whatever dies between the two, who has accepted goes down, and who has not does not.
+// An accepted restart is carried out and an unaccepted one is not, whatever fails in between.
 func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
-		g := &guest{wanted: "1", said: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
+		g := &guest{request: "1", sent: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
-		g.did(t, "accepted before", "say accepted", "power off")
-		a.Look(t.Context())
-		g.did(t, "going down")
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "accepted before", "reply accepted", "power off")
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "going down")
 	})
 	t.Run("answer lost", func(t *testing.T) {
-		g := &guest{wanted: "1", mute: errors.New("connection reset")}
+		g := &guest{request: "1", replyErr: errors.New("connection reset")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
-		g.did(t, "not known to be said", "say accepted")
-		g.mute = nil
-		a.Look(t.Context())
-		g.did(t, "said again", "say accepted", "power off")
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "the first reply fails", "reply accepted")
+		g.replyErr = nil
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "the second reply succeeds", "reply accepted", "power off")
 	})
 	t.Run("power-off fails", func(t *testing.T) {
-		g := &guest{wanted: "1", fails: errors.New("no bus")}
+		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
-		a.Look(t.Context())
-		g.did(t, "twice", "say accepted", "power off", "say accepted", "power off")
+		a.HandleRequest(t.Context())
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "twice", "reply accepted", "power off", "reply accepted", "power off")
 		if n := strings.Count(g.logged.String(), "no bus"); n != 1 {
 			t.Errorf("logged %d times: %s", n, &g.logged)
 		}
-		g.fails = nil
-		a.Look(t.Context())
-		a.Look(t.Context())
-		g.did(t, "at last", "say accepted", "power off")
+		g.powerOffErr = nil
+		a.HandleRequest(t.Context())
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "at last", "reply accepted", "power off")
 	})
 	t.Run("withdrawn", func(t *testing.T) {
-		g := &guest{wanted: "1", fails: errors.New("no bus")}
+		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
-		g.done, g.wanted, g.said = nil, "", metadata.RestartReply{}
-		a.Look(t.Context())
-		g.did(t, "nobody asks any more")
+		a.HandleRequest(t.Context())
+		g.calls, g.request, g.sent = nil, "", metadata.RestartReply{}
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "no request any more")
 	})
-	t.Run("not to be heard", func(t *testing.T) {
-		g := &guest{wanted: "1", deaf: errors.New("the orchestrator is down")}
+	t.Run("request unreadable", func(t *testing.T) {
+		g := &guest{request: "1", requestedErr: errors.New("the orchestrator is down")}
 		a := g.boot(t, "first")
-		a.Look(t.Context())
-		g.did(t, "unknown")
+		a.HandleRequest(t.Context())
+		g.wantCalls(t, "unknown")
 	})
 }
 
-func TestWithoutABootID(t *testing.T) {
+func TestNewNeedsABootID(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -203,45 +203,45 @@ func TestWithoutABootID(t *testing.T) {
 	}
 }
 
-// The agent looks when it is told of a change, and after a failure again and again, more and more seldom.
-func TestRun(t *testing.T) {
+// The agent handles a request when the orchestrator reports a change. After a failure it retries with growing pauses.
+func TestRunHandlesChangesAndRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &guest{changes: make(chan struct{})}
 		a := g.boot(t, "first")
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { a.Run(ctx); close(ended) }()
-		looks := func(when string, want int) {
+		wantAttempts := func(when string, want int) {
 			t.Helper()
 			synctest.Wait()
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			if g.looks != want {
-				t.Errorf("%s: looked %d times, want %d", when, g.looks, want)
+			if g.attempts != want {
+				t.Errorf("%s: %d attempts, want %d", when, g.attempts, want)
 			}
 		}
-		time.Sleep(time.Hour) // of the bubble's time
-		looks("nothing has changed", 0)
+		time.Sleep(time.Hour) // in the bubble's time
+		wantAttempts("no change", 0)
 		g.changes <- struct{}{}
 		time.Sleep(time.Hour)
-		looks("one change", 1)
+		wantAttempts("one change", 1)
 		g.mu.Lock()
-		g.deaf = errors.New("the orchestrator is down")
+		g.requestedErr = errors.New("the orchestrator is down")
 		g.mu.Unlock()
 		g.changes <- struct{}{}
 		time.Sleep(36 * time.Second) // 5 + 10 + 20, and a bit
-		looks("fails", 5)
+		wantAttempts("failures", 5)
 		time.Sleep(100 * time.Second) // 40 + 60
-		looks("fails for long", 7)
+		wantAttempts("further failures", 7)
 		g.mu.Lock()
-		g.deaf, g.wanted = nil, "1"
+		g.requestedErr, g.request = nil, "1"
 		g.mu.Unlock()
 		time.Sleep(time.Minute)
-		looks("works again", 8)
+		wantAttempts("success", 8)
 		time.Sleep(time.Hour)
-		looks("nothing has changed since", 8)
+		wantAttempts("no further change", 8)
 		cancel()
 		<-ended
-		g.did(t, "at last", "say accepted", "power off")
+		g.wantCalls(t, "at last", "reply accepted", "power off")
 	})
 }

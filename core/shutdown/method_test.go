@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 )
 
-// TestMain is the plugin, too, in a guest of its own: see TestSignal.
+// TestMain is also the plugin's process in TestSignal.
 func TestMain(m *testing.M) {
 	if os.Getenv("SHUTDOWN_TEST") == "" {
 		os.Exit(m.Run())
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// bus is a D-Bus of its own, whose daemon is the real one; systemd and logind on it are not.
+// bus is a real dbus-daemon with fakes of systemd and logind.
 type bus struct {
 	t      *testing.T
 	socket string
@@ -76,10 +76,10 @@ func newBus(t *testing.T) *bus {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it is waited for
+		_ = cmd.Process.Kill() // Wait reports the end
 		_ = cmd.Wait()
 	})
-	if _, err := out.Read(make([]byte, 1)); err != nil { // the address: it listens
+	if _, err := out.Read(make([]byte, 1)); err != nil { // the daemon prints its address once it listens
 		t.Fatal(err)
 	}
 	if b.conn, err = dbus.Connect("unix:path=" + dbus.EscapeBusAddressValue(b.socket)); err != nil {
@@ -102,7 +102,7 @@ func (b *bus) export(name string, path dbus.ObjectPath, iface string, object any
 	}
 }
 
-// manager is systemd on the bus.
+// manager is the fake systemd.
 type manager struct {
 	mu      sync.Mutex
 	started []string
@@ -149,7 +149,7 @@ type lock struct {
 	UID, PID             uint32
 }
 
-// logind is logind on the bus.
+// logind is the fake logind.
 type logind struct {
 	locks []lock
 	fails *dbus.Error
@@ -167,16 +167,16 @@ func TestSystemdCheck(t *testing.T) {
 		locks    []lock
 		fails    *dbus.Error
 		nologind bool
-		says     string // empty: it may be powered off
+		says     string // empty: the power-off is allowed
 	}{
-		"no logind":          {nologind: true},
-		"nobody objects":     {},
-		"graceful shutdown":  {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod"},
-		"another delay":      {locks: []lock{{"shutdown:sleep", "NetworkManager", "wants to say goodbye", "delay", 0, 8}}},
-		"sleep only":         {locks: []lock{{"sleep:idle", "backup", "runs", "block", 0, 9}}},
-		"blocked":            {locks: []lock{{"sleep:shutdown", "dpkg", "upgrades", "block", 0, 9}}, says: `"dpkg" (process 9) forbids a shutdown of the guest at the moment: "upgrades"; see systemd-inhibit`},
-		"blocked weakly":     {locks: []lock{{"shutdown", "dpkg", "upgrades", "block-weak", 0, 9}}, says: "forbids a shutdown"},
-		"logind is confused": {fails: dbus.MakeFailedError(errors.New("out of order")), says: "ask logind who objects to a shutdown: out of order"},
+		"no logind":         {nologind: true},
+		"no inhibitors":     {},
+		"graceful shutdown": {locks: []lock{kubelet}, says: "the kubelet has graceful node shutdown on, which ends pods for good: remove shutdownGracePeriod"},
+		"another delay":     {locks: []lock{{"shutdown:sleep", "NetworkManager", "wants to say goodbye", "delay", 0, 8}}},
+		"sleep only":        {locks: []lock{{"sleep:idle", "backup", "runs", "block", 0, 9}}},
+		"blocked":           {locks: []lock{{"sleep:shutdown", "dpkg", "upgrades", "block", 0, 9}}, says: `"dpkg" (process 9) inhibits a shutdown of the guest: "upgrades"; see systemd-inhibit`},
+		"blocked weakly":    {locks: []lock{{"shutdown", "dpkg", "upgrades", "block-weak", 0, 9}}, says: "inhibits a shutdown"},
+		"logind fails":      {fails: dbus.MakeFailedError(errors.New("out of order")), says: "list logind's inhibitors: out of order"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBus(t)
@@ -195,11 +195,11 @@ func TestSystemdCheck(t *testing.T) {
 	}
 }
 
-func TestSystemdIsNotThere(t *testing.T) {
+func TestSystemdWithoutBusOrManager(t *testing.T) {
 	none := shutdown.Systemd{Bus: filepath.Join(t.TempDir(), "none")}
 	for what, err := range map[string]error{"check": none.Check(t.Context()), "power off": none.PowerOff(t.Context())} {
 		if err == nil || !strings.Contains(err.Error(), "connect to the system bus: ") ||
-			!strings.Contains(err.Error(), "none, or set --restart-poweroff") {
+			!strings.Contains(err.Error(), "none into the plugin, or set --restart-poweroff") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -232,10 +232,10 @@ func TestSystemdPowerOff(t *testing.T) {
 	}
 }
 
-// The first process of a guest gets the signal, and is that of the guest.
+// Signal signals process 1 of its PID namespace, and refuses if it is process 1 itself.
 func TestSignal(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: a guest with processes of its own")
+		t.Skip("needs root: a PID namespace")
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -246,13 +246,13 @@ func TestSignal(t *testing.T) {
 		code int
 		says string
 	}{
-		"an init beside it":       {[]string{"sh", "-c", `trap "exit 42" USR2; "$0" & wait; exit 3`, self}, 42, ""},
-		"it is the first process": {[]string{self}, 1, "let it have the guest's (hostPID)"},
+		"init is process 1":       {[]string{"sh", "-c", `trap "exit 42" USR2; "$0" & wait; exit 3`, self}, 42, ""},
+		"the plugin is process 1": {[]string{self}, 1, "run it in the guest's (hostPID: true)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child"}, tt.args...)...)
 			cmd.Env = append(os.Environ(), "SHUTDOWN_TEST=1")
-			out, _ := cmd.CombinedOutput() // the code says it
+			out, _ := cmd.CombinedOutput() // the exit code is checked below
 			if code := cmd.ProcessState.ExitCode(); code != tt.code || !strings.Contains(string(out), tt.says) {
 				t.Errorf("exit code %d, want %d: %s", code, tt.code, out)
 			}

@@ -12,19 +12,19 @@ import (
 	"syscall"
 )
 
-// Signal powers the guest off by a signal to its first process: SIGUSR2 for the init of busybox, SIGRTMIN+4 for systemd. It is
-// for guests without systemd, or without D-Bus.
+// Signal powers the guest off with a signal to its process 1: SIGUSR2 for busybox init, SIGRTMIN+4 for systemd. It is
+// for guests without systemd or without D-Bus.
 type Signal struct{ Signal syscall.Signal }
 
 // Check implements [PowerOffMethod].
 func (s Signal) Check(context.Context) error {
 	if os.Getpid() == 1 {
 		return errors.New(
-			"the plugin is the first process that it sees, so it is in a container with processes of its own: let it have the guest's (hostPID)",
+			"the plugin is process 1, so it runs in its own PID namespace: run it in the guest's (hostPID: true)",
 		)
 	}
 	if err := syscall.Kill(1, 0); err != nil {
-		return fmt.Errorf("signal the guest's first process: %w; the plugin must run as root", err)
+		return fmt.Errorf("signal the guest's process 1: %w; run the plugin as root", err)
 	}
 	return nil
 }
@@ -32,7 +32,7 @@ func (s Signal) Check(context.Context) error {
 // PowerOff implements [PowerOffMethod].
 func (s Signal) PowerOff(context.Context) error {
 	if err := syscall.Kill(1, s.Signal); err != nil {
-		return fmt.Errorf("send signal %d to the guest's first process: %w", s.Signal, err)
+		return fmt.Errorf("send signal %d to the guest's process 1: %w", s.Signal, err)
 	}
 	return nil
 }

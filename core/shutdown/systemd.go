@@ -14,16 +14,16 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// SystemBus is the socket of the system's D-Bus.
+// SystemBus is the socket of the system D-Bus.
 const SystemBus = "/run/dbus/system_bus_socket"
 
-// Systemd powers the guest off as systemctl poweroff does where there is no logind: systemd is asked for its poweroff.target.
+// Systemd powers the guest off by starting systemd's poweroff.target, as systemctl poweroff does without logind.
 //
-// logind is asked only who objects. Were it asked for the power-off itself, it would tell everybody first, and a kubelet with
-// graceful node shutdown would end the node's pods for good, which are to come back where they are. systemd alone stops
-// services, and with them containers, as a power button does: SIGTERM, time to end, SIGKILL, unmount.
+// It asks logind only for inhibitors. A power-off through logind would announce the shutdown, and a kubelet with
+// graceful node shutdown would then end the node's pods for good. They must come back on the same node. systemd alone
+// stops services, and with them containers, like a power button: SIGTERM, a grace period, SIGKILL, unmount.
 type Systemd struct {
-	// Bus is the path of the system bus' socket, as this process sees it.
+	// Bus is the path of the system bus socket, as this process sees it.
 	Bus string
 }
 
@@ -40,13 +40,13 @@ func (s Systemd) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer bus.Close() // nothing is lost with it
+	defer bus.Close() // nothing is left to flush
 	const get = "org.freedesktop.DBus.Properties.Get"
 	if err := bus.Object(manager, managerPath).
 		CallWithContext(ctx, get, 0, manager+".Manager", "Version").
 		Err; err != nil {
 		return fmt.Errorf(
-			"systemd does not answer on the system bus: %w; check that it is the guest's first process, or set --restart-poweroff to what this guest takes",
+			"systemd does not answer on the system bus: %w; check that it is the guest's process 1, or set --restart-poweroff for this guest",
 			err,
 		)
 	}
@@ -57,36 +57,36 @@ func (s Systemd) Check(ctx context.Context) error {
 		return fmt.Errorf("ask the system bus for logind: %w", err)
 	}
 	if !there {
-		return nil // and so nobody has an inhibitor
+		return nil // without logind there are no inhibitors
 	}
 	var held []inhibitor
 	if err := bus.Object(login, loginPath).
 		CallWithContext(ctx, login+".Manager.ListInhibitors", 0).
 		Store(&held); err != nil {
-		return fmt.Errorf("ask logind who objects to a shutdown: %w", err)
+		return fmt.Errorf("list logind's inhibitors: %w", err)
 	}
 	for _, i := range held {
-		if err := i.judge(); err != nil {
+		if err := i.check(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// inhibitor is an inhibitor lock as org.freedesktop.login1.Manager.ListInhibitors tells.
+// inhibitor is an inhibitor lock as org.freedesktop.login1.Manager.ListInhibitors returns it.
 type inhibitor struct {
 	What, Who, Why, Mode string
 	UID, PID             uint32
 }
 
-// judge says whether an inhibitor forbids a power-off.
-func (i inhibitor) judge() error {
+// check returns an error if the inhibitor forbids a power-off.
+func (i inhibitor) check() error {
 	switch {
 	case !slices.Contains(strings.Split(i.What, ":"), "shutdown"):
 		return nil
 	case strings.HasPrefix(i.Mode, "block"):
 		return fmt.Errorf(
-			"%.64q (process %d) forbids a shutdown of the guest at the moment: %.256q; see systemd-inhibit --list",
+			"%.64q (process %d) inhibits a shutdown of the guest: %.256q; see systemd-inhibit --list",
 			i.Who,
 			i.PID,
 			i.Why,
@@ -105,8 +105,8 @@ func (s Systemd) PowerOff(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer bus.Close() // nothing is lost with it
-	// Irreversibly: no other job may take the place of this one.
+	defer bus.Close() // nothing is left to flush
+	// replace-irreversibly: a later job must not cancel the power-off.
 	call := bus.Object(manager, managerPath).
 		CallWithContext(ctx, manager+".Manager.StartUnit", 0, "poweroff.target", "replace-irreversibly")
 	if call.Err != nil {
@@ -119,7 +119,7 @@ func (s Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
 	bus, err := dbus.Connect("unix:path="+dbus.EscapeBusAddressValue(s.Bus), dbus.WithContext(ctx))
 	if err != nil {
 		return nil, fmt.Errorf(
-			"connect to the system bus: %w; let the plugin have %s, or set --restart-poweroff to what this guest takes",
+			"connect to the system bus: %w; mount %s into the plugin, or set --restart-poweroff for this guest",
 			err,
 			s.Bus,
 		)

@@ -303,7 +303,7 @@ func send[Request, Response proto.Message](
 	}
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	resp, err := call(a.leading(), limited, req)
+	resp, err := call(a.leadingController(), limited, req)
 	name := strings.TrimSuffix(string(req.ProtoReflect().Descriptor().Name()), "Request")
 	a.books.answered(name, status.Code(err))
 	a.mu.Lock()

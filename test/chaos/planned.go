@@ -28,36 +28,37 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// mostDisks is how many disks an instance takes.
-const mostDisks = 12
+// maxDisks is how many disks an instance can have.
+const maxDisks = 12
 
-// plannedWorld is a rack that changes disks only of stopped instances, and two controllers that restart them: one is asked,
-// and both plan.
+// plannedWorld is a rack without hot-plug and two controllers in attach mode restart. The orchestrator calls the
+// leading one, and both restart instances.
 type plannedWorld struct {
 	*world
-	// control reaches the rack's control endpoint, where nothing goes wrong, in all its lives.
+	// control reaches the rack's control endpoint in all the rack's lives. No faults happen there.
 	control     *simtest.Sim
 	instances   []simtest.Instance
 	controllers [2]*simtest.Plugin
 	conns       [2]*grpc.ClientConn
-	// turn is which controller is asked, and changes when another replica leads. breaks counts these changes, and kills.
-	turn, breaks atomic.Int64
+	// leader is the index of the controller that the orchestrator calls. breaks counts changes of the leader, and
+	// kills.
+	leader, breaks atomic.Int64
 
 	mu sync.Mutex
-	// foreign are the instances that somebody else keeps stopped, and since when.
-	foreign map[string]time.Time
-	// asked is when a record of a restart of an instance was last seen that says that it may go down.
-	asked map[string]time.Time
+	// stoppedByOthers are the instances that their owner keeps stopped, and since when.
+	stoppedByOthers map[string]time.Time
+	// mayStop is when a restart record was last seen that allows the stop of an instance, by instance.
+	mayStop map[string]time.Time
 }
 
-// runPlanned is run for planned restarts.
+// runPlanned is the campaign of planned restarts.
 func runPlanned(ctx context.Context, o options) (err error) {
 	begun := time.Now()
 	base, err := newWorld(o)
 	if err != nil {
 		return err
 	}
-	p := &plannedWorld{world: base, foreign: map[string]time.Time{}, asked: map[string]time.Time{}}
+	p := &plannedWorld{world: base, stoppedByOthers: map[string]time.Time{}, mayStop: map[string]time.Time{}}
 	b := newBooks()
 	defer func() { err = errors.Join(err, p.end(o.keep || err != nil)) }()
 	if err := p.begin(ctx, b); err != nil {
@@ -71,14 +72,14 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	for _, a := range actors {
 		acting.Go(func() { a.act(ctx, end) })
 	}
-	acting.Go(func() { p.stranger(ctx, end) })
+	acting.Go(func() { p.stopInstances(ctx, end) })
 	watch, stopWatching := context.WithCancel(ctx)
 	watching.Go(func() { p.watch(watch, actors) })
 	defer func() {
 		stopWatching()
 		watching.Wait()
 	}()
-	if err := p.plannedTrouble(ctx, end); err != nil {
+	if err := p.causeTrouble(ctx, end); err != nil {
 		cancel()
 		acting.Wait()
 		return err
@@ -90,10 +91,10 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	stopWatching()
 	watching.Wait()
 	if ctx.Err() == nil {
-		p.emptyAll(ctx, actors)
+		p.deleteAll(ctx, actors)
 	}
 	if err := ctx.Err(); err != nil {
-		b.violation("interrupted, or not all has come to rest %s after the last fault: %v", plannedSettleTime, err)
+		b.violation("interrupted, or not settled %s after the last fault: %v", plannedSettleTime, err)
 	}
 	if err := errors.Join(p.auditLog(plannerLog, b), p.auditLog(rackLog, b)); err != nil {
 		return err
@@ -105,8 +106,8 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	)
 }
 
-// plannedSettleTime is how long all may take to come to rest once nothing goes wrong any more: leases end, and then there are
-// restarts to be done.
+// plannedSettleTime is how long the world may take to settle after the last fault. Leases end in that time, and
+// restarts follow.
 const plannedSettleTime = 4 * time.Minute
 
 const plannerLog = "planners.log"
@@ -162,23 +163,23 @@ func (p *plannedWorld) startController(i int) error {
 		return err
 	}
 	p.controllers[i], err = simtest.StartPlugin(self, simtest.PluginOptions{
-		Mode:   "controller",
-		Dir:    filepath.Join(p.dir, fmt.Sprintf("csi%d", i)),
-		Sim:    p.sim,
-		Stderr: log,
-		Apart:  true,
-		Env:    []string{planner + "=1"},
+		Mode:            "controller",
+		Dir:             filepath.Join(p.dir, fmt.Sprintf("csi%d", i)),
+		Sim:             p.sim,
+		Stderr:          log,
+		OwnProcessGroup: true,
+		Env:             []string{planner + "=1"},
 	})
 	return err
 }
 
-// leading is the controller that is asked at present.
-func (p *plannedWorld) leading() csi.ControllerClient {
-	return csi.NewControllerClient(p.conns[p.turn.Load()])
+// leadingController returns the controller that the orchestrator calls at present.
+func (p *plannedWorld) leadingController() csi.ControllerClient {
+	return csi.NewControllerClient(p.conns[p.leader.Load()])
 }
 
-// plannedTrouble kills controllers and rack at random, and lets the other controller be asked, until the end.
-func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error {
+// causeTrouble kills controllers and the rack at random, and changes the leader, until the end.
+func (p *plannedWorld) causeTrouble(ctx context.Context, end time.Time) error {
 	for {
 		wait := time.Until(end)
 		if p.kills > 0 {
@@ -188,7 +189,7 @@ func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error 
 			return nil // interrupted, which runPlanned reports
 		}
 		if !time.Now().Before(end) {
-			return p.calmPlanned(ctx)
+			return p.endTrouble(ctx)
 		}
 		var err error
 		switch p.random.IntN(5) {
@@ -196,7 +197,7 @@ func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error 
 			err = p.killRack(ctx)
 		case 1:
 			p.killed["change of the leader"]++
-			p.turn.Store(1 - p.turn.Load())
+			p.leader.Store(1 - p.leader.Load())
 			p.breaks.Add(1)
 		default:
 			err = p.killController(ctx, p.random.IntN(len(p.controllers)))
@@ -207,20 +208,20 @@ func (p *plannedWorld) plannedTrouble(ctx context.Context, end time.Time) error 
 	}
 }
 
-// inOrder is how long a controller that is told to end may take before it is killed.
-const inOrder = 3 * time.Second
+// terminationGrace is how long a terminated controller may take before it is killed.
+const terminationGrace = 3 * time.Second
 
-// killController ends a controller, half of the times in order if it does so in time, and starts another one.
+// killController terminates a controller in half of the cases, else kills it. Then it starts the controller again.
 func (p *plannedWorld) killController(ctx context.Context, i int) error {
 	p.breaks.Add(1)
 	if p.random.IntN(2) == 0 {
-		p.killed["controller, told to end"]++
+		p.killed["controller, terminated"]++
 		if err := p.controllers[i].Signal(syscall.SIGTERM); err != nil {
 			return err
 		}
 		select {
 		case <-p.controllers[i].Done():
-		case <-time.After(inOrder):
+		case <-time.After(terminationGrace):
 		}
 	} else {
 		p.killed["controller"]++
@@ -235,18 +236,18 @@ func (p *plannedWorld) killController(ctx context.Context, i int) error {
 	return p.startController(i)
 }
 
-// calmPlanned ends all trouble. The controller that nobody asks is started anew: what it still wishes for on behalf of
-// clients that now ask the other one lives on for ten minutes, and makes restarts until then.
-func (p *plannedWorld) calmPlanned(ctx context.Context) error {
+// endTrouble ends all faults. It restarts the controller that is not the leader: its attach requests, whose clients now
+// call the leader, would cause restarts for ten more minutes.
+func (p *plannedWorld) endTrouble(ctx context.Context) error {
 	if err := p.calm(ctx); err != nil {
 		return err
 	}
-	return p.killController(ctx, int(1-p.turn.Load()))
+	return p.killController(ctx, int(1-p.leader.Load()))
 }
 
-// stranger stops instances now and then that nobody is restarting, and starts them again, and starts some that are being
-// restarted.
-func (p *plannedWorld) stranger(ctx context.Context, end time.Time) {
+// stopInstances plays the instances' owner. It stops instances that are not being restarted and starts them again, and
+// starts some that are being restarted.
+func (p *plannedWorld) stopInstances(ctx context.Context, end time.Time) {
 	random := rand.New(rand.NewPCG(p.seed, 1<<32))
 	for time.Now().Before(end) {
 		if pause(ctx, time.Duration(random.IntN(6000))*time.Millisecond) != nil {
@@ -255,62 +256,62 @@ func (p *plannedWorld) stranger(ctx context.Context, end time.Time) {
 		instance := p.instances[random.IntN(len(p.instances))]
 		switch state := p.runState(ctx, instance.ID); {
 		case state == "stopped" && random.IntN(2) == 0:
-			p.books.count("instance started by somebody else during its restart")
-			p.put(ctx, instance, "running")
+			p.books.count("instance started by its owner during its restart")
+			p.setRunState(ctx, instance, "running")
 		case state == "running":
 			p.keepStopped(ctx, instance, time.Duration(random.IntN(4000))*time.Millisecond)
 		}
 	}
 }
 
-// keepStopped keeps an instance stopped for a while unless a restart of it is under way, and looks that nobody starts it. A
-// restart that somebody had begun before he saw the instance stopped makes no difference between the two.
+// keepStopped keeps an instance stopped for a while, unless a restart of it is under way, and checks that no controller
+// starts it. A controller that started its restart before the stop may start it.
 func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instance, wait time.Duration) {
 	records, err := p.readRecords(ctx)
 	if err != nil ||
 		slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.Instance == instance.ID }) {
 		return
 	}
-	p.books.count("instance stopped by somebody else")
+	p.books.count("instance stopped by its owner")
 	begun := time.Now()
 	p.mu.Lock()
-	p.foreign[instance.ID] = begun
+	p.stoppedByOthers[instance.ID] = begun
 	p.mu.Unlock()
-	p.put(ctx, instance, "stopped")
+	p.setRunState(ctx, instance, "stopped")
 	if pause(ctx, wait) == nil {
 		if state := p.runState(
 			ctx,
 			instance.ID,
 		); state != "stopped" && state != "" &&
-			!p.askedSince(ctx, instance.ID, begun) {
-			p.books.violation("instance %s was stopped by somebody else at %s, and is %s", instance.ID, stamp(begun), state)
+			!p.mayStopSince(ctx, instance.ID, begun) {
+			p.books.violation("instance %s was stopped by its owner at %s, and is %s", instance.ID, stamp(begun), state)
 		}
 	}
-	p.put(ctx, instance, "running")
+	p.setRunState(ctx, instance, "running")
 	p.mu.Lock()
-	delete(p.foreign, instance.ID)
+	delete(p.stoppedByOthers, instance.ID)
 	p.mu.Unlock()
 }
 
-// askedSince reports whether a record of a restart of an instance was seen since then that says that it may go down.
-func (p *plannedWorld) askedSince(ctx context.Context, instance string, since time.Time) bool {
-	_, _ = p.readRecords(ctx) // what was seen before counts as well
+// mayStopSince reports whether a restart record that allows the stop of the instance was seen after since.
+func (p *plannedWorld) mayStopSince(ctx context.Context, instance string, since time.Time) bool {
+	_, _ = p.readRecords(ctx) // an error is harmless: earlier readings count as well
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.asked[instance].After(since)
+	return p.mayStop[instance].After(since)
 }
 
-// put brings an instance to a run state, also while the rack is dead for a moment.
-func (p *plannedWorld) put(ctx context.Context, instance simtest.Instance, state string) {
+// setRunState sets the run state of an instance. It retries while the rack is dead.
+func (p *plannedWorld) setRunState(ctx context.Context, instance simtest.Instance, state string) {
 	for ctx.Err() == nil {
 		if p.control.SetRunState(ctx, instance.ID, state) == nil {
 			return
 		}
-		_ = pause(ctx, 20*time.Millisecond) // the loop looks at the context
+		_ = pause(ctx, 20*time.Millisecond) // the loop condition checks the context
 	}
 }
 
-// runState is empty when the rack is dead.
+// runState returns the run state of an instance, or "" if the rack is dead.
 func (p *plannedWorld) runState(ctx context.Context, id string) string {
 	list, err := p.control.ListInstances(ctx)
 	if err != nil {

@@ -20,23 +20,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// restartRecord and lazyRecord are what the controllers keep on the rack, as far as it is looked at.
+// restartRecord and deferredDetach are the parts of the controllers' records that the audit reads.
 type restartRecord struct {
 	Instance string `json:"instance"`
-	Asked    bool   `json:"asked"`
+	MayStop  bool   `json:"mayStop"`
 }
 
-type lazyRecord struct {
+type deferredDetach struct {
 	Disk     string `json:"disk"`
 	Instance string `json:"instance"`
 }
 
 type records struct {
 	restarts []restartRecord
-	lazy     []lazyRecord
+	deferred []deferredDetach
 }
 
-// readRecords lists them, and notes of which instances a restart may take down.
+// readRecords lists the records, and notes which instances a restart may stop.
 func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 	var found records
 	groups, err := p.rack.AntiAffinityGroupListAllPages(
@@ -56,39 +56,39 @@ func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 			if err := json.Unmarshal([]byte(group.Description), &r); err != nil {
 				return found, err
 			}
-			if r.Asked {
-				p.asked[r.Instance] = now
+			if r.MayStop {
+				p.mayStop[r.Instance] = now
 			}
 			found.restarts = append(found.restarts, r)
-		case strings.HasPrefix(string(group.Name), "csi-lazy-"):
-			var l lazyRecord
+		case strings.HasPrefix(string(group.Name), "csi-detach-"):
+			var l deferredDetach
 			if err := json.Unmarshal([]byte(group.Description), &l); err != nil {
 				return found, err
 			}
-			found.lazy = append(found.lazy, l)
+			found.deferred = append(found.deferred, l)
 		}
 	}
 	return found, nil
 }
 
-// longestDown is how long an instance may be down for a restart, whatever dies.
+// longestDown is how long an instance may be down for a restart, whatever fails.
 const longestDown = plannedLease + time.Minute
 
-// watch looks at the rack all the time: how many instances are down, for how long, and where the published volumes are.
+// watch checks the rack all the time: how many instances are down, for how long, and where the published volumes are.
 func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 	downSince := map[string]time.Time{}
 	held := map[string]bool{}
 	for pause(ctx, 20*time.Millisecond) == nil {
-		foreign := p.foreignNow()
+		owned := p.stoppedByOthersNow()
 		before := publications(actors)
 		list, err := p.control.ListInstances(ctx)
 		if err != nil {
 			continue // the rack is dead
 		}
-		_, _ = p.readRecords(ctx) // for what is asked; one that fails is made up for by the next
-		after, foreignAfter := publications(actors), p.foreignNow()
+		_, _ = p.readRecords(ctx) // notes mayStop; the next look makes up for an error
+		after, ownedAfter := publications(actors), p.stoppedByOthersNow()
 		p.books.count("looks at the whole rack")
-		p.watchDown(list, foreign, foreignAfter, downSince)
+		p.checkDown(list, owned, ownedAfter, downSince)
 		on := map[string]string{}
 		for _, instance := range list {
 			for _, disk := range instance.Disks {
@@ -110,16 +110,16 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 	}
 }
 
-// watchDown looks at the instances that are down and not stopped by somebody else.
-func (p *plannedWorld) watchDown(
+// checkDown checks the instances that are down and were not stopped by their owner.
+func (p *plannedWorld) checkDown(
 	list []simtest.SimInstance,
 	before, after map[string]time.Time,
 	since map[string]time.Time,
 ) {
 	down := 0
 	for _, instance := range list {
-		_, foreign := before[instance.ID]
-		if _, now := after[instance.ID]; foreign || now || instance.RunState == "running" {
+		_, owned := before[instance.ID]
+		if _, now := after[instance.ID]; owned || now || instance.RunState == "running" {
 			delete(since, instance.ID)
 			continue
 		}
@@ -133,18 +133,18 @@ func (p *plannedWorld) watchDown(
 			since[instance.ID] = time.Now()
 		}
 	}
-	if down > mostDown {
+	if down > maxDown {
 		p.books.violation("%d instances are down for restarts: %+v", down, list)
 	}
 }
 
-func (p *plannedWorld) foreignNow() map[string]time.Time {
+func (p *plannedWorld) stoppedByOthersNow() map[string]time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return maps.Clone(p.foreign)
+	return maps.Clone(p.stoppedByOthers)
 }
 
-// settle waits until nothing is under way any more, and looks at what must be then.
+// settle waits until no restart is under way, and then audits the records and the volumes.
 func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 	for {
 		found, err := p.readRecords(ctx)
@@ -170,15 +170,15 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 	}
 }
 
-// auditRecords looks that a volume is said to wait for its detach only if its disk is attached there. A record may outlive
-// its disk: a controller that is killed, or whose rack fails, after it has deleted the disk leaves it.
+// auditRecords checks that each deferred detach is about an attached disk. A record may outlive its disk: a controller
+// may be killed, or the rack may fail, after the disk was deleted.
 func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []simtest.SimInstance) {
 	disks, err := p.disksOnRack(ctx)
 	if err != nil {
 		p.books.violation("the disks cannot be listed: %v", err)
 		return
 	}
-	for _, l := range found.lazy {
+	for _, l := range found.deferred {
 		if _, lives := disks[l.Disk]; !lives {
 			p.books.count("record left of a deleted disk")
 			continue
@@ -187,29 +187,34 @@ func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []s
 			return i.ID == l.Instance && slices.ContainsFunc(i.Disks, func(d simtest.SimDisk) bool { return d.ID == l.Disk })
 		})
 		if !attached {
-			p.books.violation("a record says that instance %s still holds disk %s, which it does not", l.Instance, l.Disk)
+			p.books.violation(
+				"the detach of disk %s from instance %s is deferred, and the disk is not there",
+				l.Disk,
+				l.Instance,
+			)
 		}
 	}
 }
 
-// emptyAll stops all instances, as somebody might, and deletes all volumes: nothing may be left, and nothing be started.
-func (p *plannedWorld) emptyAll(ctx context.Context, actors []*actor) {
+// deleteAll stops all instances as their owner and deletes all volumes. Nothing may be left, and no instance be
+// started.
+func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
 	for _, instance := range p.instances {
-		p.put(ctx, instance, "stopped")
+		p.setRunState(ctx, instance, "stopped")
 	}
 	for _, a := range actors {
 		if a.id == "" {
 			continue
 		}
 		for ctx.Err() == nil {
-			_, err := p.leading().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.id})
+			_, err := p.leadingController().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.id})
 			if err == nil {
-				_, err = p.leading().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: a.id})
+				_, err = p.leadingController().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: a.id})
 			}
 			if err == nil {
 				break
 			}
-			_ = pause(ctx, 100*time.Millisecond) // the loop looks at the context
+			_ = pause(ctx, 100*time.Millisecond) // the loop condition checks the context
 		}
 	}
 	found, err := p.readRecords(ctx)
@@ -221,7 +226,7 @@ func (p *plannedWorld) emptyAll(ctx context.Context, actors []*actor) {
 	}
 	for _, instance := range list {
 		if instance.RunState != "stopped" {
-			p.books.violation("instance %s was stopped by somebody else, and is %s", instance.ID, instance.RunState)
+			p.books.violation("instance %s was stopped by its owner, and is %s", instance.ID, instance.RunState)
 		}
 	}
 }

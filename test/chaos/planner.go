@@ -24,18 +24,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
 
-// planner is set in the environment of a process that is a controller in attach mode restart. The plugin's own program is the
-// same but for its lease of a minute, with which a process that was killed would be missed for most of a run.
+// planner is set in the environment of a process that is a controller in attach mode restart. It differs from the
+// plugin's program only in its lease: with the plugin's lease of a minute, a killed controller would be down for most
+// of a run.
 const planner = "CHAOS_PLANNER"
 
-// What the planners are given.
+// Options of the planners.
 const (
 	plannedLease = 12 * time.Second
-	mostDown     = 2
+	maxDown      = 2
 )
 
-// runPlanner serves until it gets a signal, and then ends as the plugin does. It knows the flags that simtest.StartPlugin gives a
-// controller.
+// runPlanner serves until it gets a signal, and then ends like the plugin. It accepts the flags that
+// simtest.StartPlugin passes to a controller.
 func runPlanner(args []string) (err error) {
 	flags := flag.NewFlagSet("planner", flag.ContinueOnError)
 	endpoint, mode := flags.String("endpoint", "", ""), flags.String("mode", "", "")
@@ -60,12 +61,12 @@ func runPlanner(args []string) (err error) {
 		return err
 	}
 	controller := controller.New(controller.Options{
-		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: mostDisks, Log: log,
+		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: maxDisks, Log: log,
 		Restarts: &controller.PlannedRestarts{Options: restart.Options{
 			Policy:      restart.Allow,
 			Shutdown:    restart.Hard,
 			Window:      300 * time.Millisecond,
-			MaxDown:     mostDown,
+			MaxDown:     maxDown,
 			CoolDown:    time.Second,
 			HaltTimeout: 10 * time.Second,
 			Poll:        100 * time.Millisecond,

@@ -1,0 +1,366 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package restart
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Reason is the reason why the restart of an instance has not started, or ReasonUnderWay. It is a label in metrics.
+type Reason string
+
+const (
+	// ReasonWindow means that more attach requests for the instance are being collected.
+	ReasonWindow Reason = "window"
+	// ReasonCoolDown means that the instance started too recently.
+	ReasonCoolDown Reason = "cool-down"
+	// ReasonHours means that restarts may start only at other times.
+	ReasonHours Reason = "hours"
+	// ReasonPolicy means that the policy forbids restarts, and this one is only reported.
+	ReasonPolicy Reason = "policy"
+	// ReasonOthers means that another instance must be restarted first.
+	ReasonOthers Reason = "other-restart"
+	// ReasonRefused means that a restart was recently refused or given up.
+	ReasonRefused Reason = "refused"
+	// ReasonSelf means that this controller does not know yet which instance it runs on.
+	ReasonSelf Reason = "self"
+	// ReasonState means that the instance is neither running nor stopped, or was deleted.
+	ReasonState Reason = "state"
+	// ReasonUnderWay means that the restart is under way.
+	ReasonUnderWay Reason = "under-way"
+)
+
+// waitingReasons are the reasons why a restart has not started.
+var waitingReasons = []Reason{
+	ReasonWindow,
+	ReasonCoolDown,
+	ReasonHours,
+	ReasonPolicy,
+	ReasonOthers,
+	ReasonRefused,
+	ReasonSelf,
+	ReasonState,
+}
+
+// restartStatus is the status of an instance that needs a restart or is being restarted.
+type restartStatus struct {
+	reason Reason
+	// text explains the reason to people.
+	text string
+	// restart is the ID of the restart, if it is under way.
+	restart string
+	// since is when the reason last changed.
+	since time.Time
+	// disks are the disks to attach, for the log.
+	disks string
+	// lastFailure says why the previous attempt at this restart was given up.
+	lastFailure string
+}
+
+func (o restartStatus) message() string {
+	if o.lastFailure != "" && o.reason != ReasonRefused {
+		return o.text + "; the previous attempt failed: " + o.lastFailure
+	}
+	return o.text
+}
+
+// restartStatuses are the statuses by instance.
+type restartStatuses map[string]restartStatus
+
+// addWaiting sets the status of an instance, unless it is being restarted.
+func (statuses restartStatuses) addWaiting(instance string, reason Reason, text string) {
+	if statuses[instance].reason != ReasonUnderWay {
+		statuses[instance] = restartStatus{reason: reason, text: text}
+	}
+}
+
+// heldElsewhere is the status text of a restart that another process holds.
+const heldElsewhere = "another controller carries it out"
+
+// restartsUnderWay returns the statuses of the recorded restarts, after the steps of this tick.
+func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
+	all := restartStatuses{}
+	for _, r := range records.restarts {
+		o := restartStatus{reason: ReasonUnderWay, restart: r.ID, text: heldElsewhere}
+		w := e.held[r.ID]
+		refused, wasRefused := e.refusals[r.Instance]
+		switch {
+		case w != nil && w.problem != "":
+			o.text = w.problem
+		case w != nil && w.takenFrom != "":
+			o.text = "taken over, and continues when the previous controller's calls have ended"
+		case w != nil && r.Handover:
+			o.text = "this controller runs on it and waits for another controller to take over"
+		case w != nil:
+			o.text = string(w.stage)
+		case r.Holder == e.holder && wasRefused: // refused in this tick
+			o = restartStatus{reason: ReasonRefused, text: e.describeRefusal(refused)}
+		case r.Holder == e.holder:
+			o.text = "done"
+		}
+		all[r.Instance] = o
+	}
+	return all
+}
+
+// addWaitingForSlot sets the statuses of instances that wait because the maximum number of instances is down.
+func (e *Engine) addWaitingForSlot(statuses restartStatuses, due []attachRequest) {
+	full := fmt.Sprintf("--restart-max-down=%d instances are being restarted already", e.opts.MaxDown)
+	for _, w := range due {
+		refused, wasRefused := e.refusals[w.instance]
+		switch blocked := e.policyBlock(); {
+		case w.problem != "" && w.heldBy == "": // a restart does not help
+		case blocked != "":
+			statuses.addWaiting(w.instance, ReasonPolicy, blocked)
+		case wasRefused:
+			statuses.addWaiting(w.instance, ReasonRefused, e.describeRefusal(refused))
+		default:
+			statuses.addWaiting(w.instance, ReasonOthers, full)
+		}
+	}
+}
+
+// attachedAskAgain is the problem of a disk that was attached and has not been published since.
+const attachedAskAgain = "the disk is attached now: publish the volume again"
+
+// otherInstanceFirst is the status text of an instance that waits for a disk of another instance.
+const otherInstanceFirst = "another instance that still has its disk is restarted first"
+
+// addWaitingForDisks sets the statuses of instances that wait for a disk of another instance.
+func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
+	blocked := e.policyBlock()
+	for _, w := range e.openRequests() {
+		switch {
+		case w.heldBy == "":
+		case blocked != "":
+			statuses.addWaiting(w.instance, ReasonPolicy, blocked)
+		default:
+			statuses.addWaiting(w.instance, ReasonOthers, otherInstanceFirst)
+		}
+	}
+}
+
+// setStatuses stores the statuses and logs the changes. If they are not complete, all other statuses stay.
+func (e *Engine) setStatuses(statuses restartStatuses, complete bool) {
+	now := e.clock.Now()
+	for _, instance := range sortedKeys(statuses) {
+		o := statuses[instance]
+		var disks []string
+		for _, w := range e.requestsFor(instance) {
+			disks = append(disks, w.disk)
+		}
+		old := e.status(instance)
+		o.since, o.disks, o.lastFailure = now, strings.Join(disks, ","), old.lastFailure
+		if old.reason == o.reason {
+			o.since = old.since
+		}
+		if o.reason != ReasonUnderWay && (old.reason != o.reason || o.disks != "" && old.disks != o.disks) {
+			e.opts.Log.Info(
+				"restart needed",
+				"instance_id",
+				instance,
+				"disks",
+				o.disks,
+				"reason",
+				string(o.reason),
+				"message",
+				o.message(),
+			)
+		}
+		statuses[instance] = o
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !complete {
+		for instance, o := range e.statuses {
+			if _, isNew := statuses[instance]; !isNew {
+				statuses[instance] = o
+			}
+		}
+	}
+	e.statuses = statuses
+}
+
+func (e *Engine) status(instance string) restartStatus {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.statuses[instance]
+}
+
+// recordFailure remembers why a restart was given up. An empty reason clears that, when a later restart succeeds.
+func (e *Engine) recordFailure(instance, why string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if o, shown := e.statuses[instance]; shown || why != "" {
+		o.lastFailure = why
+		e.statuses[instance] = o
+	}
+}
+
+// setBlocked sets or clears the problem of one attach request. It does nothing after a failed attach.
+func (e *Engine) setBlocked(disk, problem string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.requests[disk]; w != nil && !w.attachFailed {
+		w.problem, w.heldBy = problem, ""
+	}
+}
+
+// setHeldBy notes that another instance still has the unpublished disk and must be restarted first.
+func (e *Engine) setHeldBy(disk, holder string) {
+	e.setBlocked(disk, fmt.Sprintf("instance %s still has the disk and must be restarted first", holder))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.requests[disk]; w != nil {
+		w.heldBy = holder
+	}
+}
+
+// describeRefusal says why a restart was refused, and when it is tried again.
+func (e *Engine) describeRefusal(r refusal) string {
+	return fmt.Sprintf("%s; next attempt after %s", r.reason, formatTime(r.since.Add(e.opts.CoolDown)))
+}
+
+// formatTime formats a time for messages.
+func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// describeWait says what an attach request waits for.
+func (e *Engine) describeWait(w attachRequest) string {
+	o, blocked := e.status(w.instance), e.policyBlock()
+	switch {
+	case w.heldBy != "":
+		return fmt.Sprintf(
+			"instance %s, which still has the disk, and then instance %s need a restart: %s",
+			w.heldBy,
+			w.instance,
+			cmp.Or(blocked, e.status(w.heldBy).message()),
+		)
+	case w.problem != "":
+		return fmt.Sprintf("to be attached to instance %s: %s", w.instance, w.problem)
+	case o.reason == ReasonUnderWay:
+		return fmt.Sprintf("instance %s is being restarted for it: %s", w.instance, o.message())
+	case blocked != "":
+		return fmt.Sprintf("instance %s needs a restart for it, but %s", w.instance, blocked)
+	case o.reason == ReasonWindow, o.reason == "":
+		return fmt.Sprintf(
+			"instance %s will be restarted for it, at the earliest %s after the first request",
+			w.instance,
+			e.opts.Window,
+		)
+	}
+	return fmt.Sprintf("instance %s needs a restart for it, but %s", w.instance, o.message())
+}
+
+// Restart describes a restart that is needed, planned or under way. It also describes an instance that needs no restart
+// but still has unpublished disks. Its JSON is what the controller sends to the commands of oxide-csi.
+type Restart struct {
+	InstanceID string `json:"nodeID"`
+	// Reason is empty if the instance needs no restart.
+	Reason Reason `json:"reason,omitempty"`
+	// Message explains it to people: why the restart has not started, or its progress.
+	Message string `json:"message,omitempty"`
+	// Since is when Reason last changed, as far as this process knows.
+	Since time.Time `json:"since,omitzero"`
+	// ID is set if the restart is under way.
+	ID string `json:"restartID,omitempty"`
+	// Attach are the disks to attach, Detach the unpublished disks to detach.
+	Attach []PendingAttach `json:"attach,omitempty"`
+	Detach []string        `json:"detach,omitempty"`
+}
+
+// Concerns reports whether the restart attaches or detaches the disk.
+func (r Restart) Concerns(diskID string) bool {
+	return slices.Contains(r.Detach, diskID) ||
+		slices.ContainsFunc(r.Attach, func(w PendingAttach) bool { return w.DiskID == diskID })
+}
+
+// PendingAttach is a disk that a restart will attach.
+type PendingAttach struct {
+	DiskID string `json:"volumeID"`
+	// Since is the time of the first request, LastRequested of the last. Both are zero if another controller got the
+	// request.
+	Since         time.Time `json:"since,omitzero"`
+	LastRequested time.Time `json:"repeated,omitzero"`
+	// Problem says what blocks this disk alone.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Report lists the restarts, sorted by instance: those in the records, which are read once, and those that this process
+// was asked for. Other processes may have been asked for more.
+func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
+	records, err := e.readRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := map[string]*Restart{}
+	at := func(instance string) *Restart {
+		if all[instance] == nil {
+			o := e.statuses[instance]
+			all[instance] = &Restart{InstanceID: instance, Reason: o.reason, Message: o.message(), Since: o.since, ID: o.restart}
+		}
+		return all[instance]
+	}
+	for instance, o := range e.statuses {
+		if o.reason != ReasonUnderWay {
+			at(instance)
+		}
+	}
+	for _, r := range records.restarts {
+		one := at(r.Instance)
+		if one.ID != r.ID {
+			*one = Restart{InstanceID: r.Instance, Reason: ReasonUnderWay, Message: heldElsewhere, ID: r.ID}
+			if r.Holder == e.holder {
+				one.Message = string(stagePlanned) // created since the last tick
+			}
+		}
+		for _, disk := range decodeDisks(r.Disks) {
+			if r.Holder != e.holder && !e.requests[disk].isFor(r.Instance) {
+				one.Attach = append(one.Attach, PendingAttach{DiskID: disk})
+			}
+		}
+	}
+	for _, disk := range sortedKeys(e.requests) {
+		w := e.requests[disk]
+		at(w.instance).Attach = append(
+			at(w.instance).Attach,
+			PendingAttach{DiskID: disk, Since: w.requestedAt, LastRequested: w.repeatedAt, Problem: w.problem},
+		)
+	}
+	for _, disk := range sortedKeys(records.deferred) {
+		if l := records.deferred[disk]; !e.requests[disk].isFor(l.Instance) {
+			at(l.Instance).Detach = append(at(l.Instance).Detach, disk)
+		}
+	}
+	restarts := []Restart{}
+	for _, instance := range sortedKeys(all) {
+		restarts = append(restarts, *all[instance])
+	}
+	return restarts, nil
+}
+
+func (w *attachRequest) isFor(instance string) bool { return w != nil && w.instance == instance }
+
+// countWaiting counts the waiting instances for each reason.
+func (e *Engine) countWaiting() map[Reason]int {
+	counts := map[Reason]int{}
+	for _, reason := range waitingReasons {
+		counts[reason] = 0
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, o := range e.statuses {
+		if slices.Contains(waitingReasons, o.reason) {
+			counts[o.reason]++
+		}
+	}
+	return counts
+}
