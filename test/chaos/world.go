@@ -258,10 +258,21 @@ func (w *world) faultsToInject() []simtest.Fault {
 	list := []simtest.Fault{
 		kind(
 			0.6,
-			simtest.Fault{Kind: simtest.FaultStatus, Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"},
+			simtest.Fault{
+				Kind:      simtest.FaultStatus,
+				Status:    503,
+				ErrorCode: "ServiceNotAvailable",
+				Message:   "Service Unavailable",
+			},
 		),
-		kind(0.3, simtest.Fault{Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"}),
-		kind(0.1, simtest.Fault{Kind: simtest.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"}),
+		kind(
+			0.3,
+			simtest.Fault{Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal", Message: "Internal Server Error"},
+		),
+		kind(
+			0.1,
+			simtest.Fault{Kind: simtest.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
+		),
 		kind(1, simtest.Fault{Kind: simtest.FaultLost}),
 		kind(1, simtest.Fault{Kind: simtest.FaultReset}),
 		kind(0.5, simtest.Fault{Kind: simtest.FaultDelay, DelayMillis: 60}),
