@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// kubernetes are the sentences of the page that others say.
+// kubernetes are the messages of the page that come from Kubernetes.
 var kubernetes = []string{
 	"CreateContainerConfigError",
 	"CrashLoopBackOff",
@@ -34,7 +34,8 @@ var kubernetes = []string{
 	"FailedPreStopHook",
 }
 
-// TestSymptoms looks for what docs/how-to/kubernetes.md says that one sees: an operator finds the row by the plugin's own words.
+// TestSymptoms checks the symptom table of docs/how-to/kubernetes.md: the plugin or the chart must contain each quoted
+// message, so that an operator finds the row.
 func TestSymptoms(t *testing.T) {
 	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
 	if err != nil {
@@ -65,7 +66,7 @@ func TestSymptoms(t *testing.T) {
 	}
 }
 
-// said is all that the plugin and the chart may say.
+// said returns all texts of the plugin and the chart.
 func said(t *testing.T) string {
 	t.Helper()
 	var text strings.Builder
