@@ -150,8 +150,8 @@ const (
 // TestValues checks what the values of the other sets add to the chart, and what they leave out.
 func TestValues(t *testing.T) {
 	list := func(items ...any) []any { return items }
-	rule := func(group, resource, verb string) object {
-		return object{"apiGroups": list(group), "resources": list(resource), "verbs": list(verb)}
+	rule := func(group, resource string, verbs ...any) object {
+		return object{"apiGroups": list(group), "resources": list(resource), "verbs": verbs}
 	}
 	tokenOf := func(secret, rack string) object {
 		return object{"secret": object{"name": secret, "items": list(object{"key": "token", "path": rack})}}
@@ -201,7 +201,7 @@ func TestValues(t *testing.T) {
 		{"racks", nodePods, pod + "volumes metadata emptyDir", object{}},
 		{"racks", nodePods, plugin + "volumeMounts kubernetes", nil},
 		{"racks", nodePods, pod + "containers node-driver-registrar args --csi-address", "/csi/csi.sock"},
-		{"racks", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get"))},
+		{"racks", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get", "list", "watch"))},
 		{"racks", "StorageClass/oxide-disk", "metadata annotations storageclass.kubernetes.io/is-default-class", "true"},
 		{"racks", "StorageClass/oxide-disk", "parameters csi.storage.k8s.io/fstype", "ext4"},
 		{"racks", "StorageClass/oxide-disk", "allowedTopologies", nil},
@@ -234,8 +234,8 @@ func TestValues(t *testing.T) {
 		{"auto", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT value", "csi.oxide.computer/agent-not-ready"},
 		{"auto", nodePods, plugin + hook, list("/oxide-csi", "await-detach", "--timeout=120s")},
 		{"auto", nodePods, pod + "terminationGracePeriodSeconds", 150},
-		{"auto", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get"), rule("", "nodes", "patch"),
-			rule("storage.k8s.io", "csinodes", "get"), rule("storage.k8s.io", "volumeattachments", "list"))},
+		{"auto", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get", "list", "watch"), rule("", "nodes", "patch"),
+			rule("storage.k8s.io", "csinodes", "get", "list", "watch"), rule("storage.k8s.io", "volumeattachments", "list"))},
 		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec policyName", "oxide-csi-node"},
 		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec validationActions", list("Deny")},
 		// A list with a single rack uses the configuration file too.
