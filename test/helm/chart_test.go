@@ -471,8 +471,8 @@ func TestRefused(t *testing.T) {
 		{"an unknown parameter", "/storageClasses/0/parameters", []string{"--set=storageClasses[0].name=a,storageClasses[0].parameters.blocksize=512"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if said := refused(t, tc.args...); !strings.Contains(said, tc.want) {
-				t.Errorf("helm's error is %q, want %q in it", said, tc.want)
+			if message := refused(t, tc.args...); !strings.Contains(message, tc.want) {
+				t.Errorf("helm's error is %q, want %q in it", message, tc.want)
 			}
 		})
 	}
@@ -506,14 +506,14 @@ func TestUnknownKeys(t *testing.T) {
 	}
 	for _, path := range paths {
 		t.Run(path, func(t *testing.T) {
-			if said := refused(
+			if message := refused(
 				t,
 				"--set="+strings.TrimPrefix(path+".unknownKey", ".")+"=1",
 			); !strings.Contains(
-				said,
+				message,
 				"unknownKey",
 			) {
-				t.Errorf("helm says %q", said)
+				t.Errorf("helm's error is %q", message)
 			}
 		})
 	}

@@ -42,7 +42,7 @@ func TestSymptoms(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, table, _ := strings.Cut(string(page), "| you see | it means | do |")
-	sources := said(t)
+	sources := messages(t)
 	rows := 0
 	for _, line := range strings.Split(table, "\n") {
 		cells := strings.Split(line, "|")
@@ -56,7 +56,7 @@ func TestSymptoms(t *testing.T) {
 			}
 			for _, part := range strings.Split(quoted[1], "…") {
 				if part = strings.TrimSpace(part); !strings.Contains(sources, part) {
-					t.Errorf("nothing says %q", part)
+					t.Errorf("neither plugin nor chart contains %q", part)
 				}
 			}
 		}
@@ -66,8 +66,8 @@ func TestSymptoms(t *testing.T) {
 	}
 }
 
-// said returns all texts of the plugin and the chart.
-func said(t *testing.T) string {
+// messages returns all texts of the plugin and the chart.
+func messages(t *testing.T) string {
 	t.Helper()
 	var text strings.Builder
 	for _, root := range []string{"../../core", "../../cmd/oxide-csi", "../../metadata", "../../deploy/helm"} {

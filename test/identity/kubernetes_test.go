@@ -371,7 +371,7 @@ func (c *cluster) nodes(t *testing.T) {
 			c.makeNode(tt.node)
 			got, err := kubernetes.New(c.options()).Instance(t.Context())
 			if got != tt.want || !errors.Is(err, tt.kind) || err != nil && !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("got %+v, %v; want %+v, %v that says %q", got, err, tt.want, tt.kind, tt.says)
+				t.Errorf("got %+v, %v; want %+v, %v with %q in it", got, err, tt.want, tt.kind, tt.says)
 			}
 		})
 	}
@@ -471,7 +471,7 @@ func (c *cluster) watch(t *testing.T) {
 			c.gate.open()
 			await("changed while cut off", idB)
 			c.makeNode(nil)
-			await("made anew", "")
+			await("created again", "")
 		})
 	}
 }

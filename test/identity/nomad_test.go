@@ -229,7 +229,7 @@ func (a *agent) tokens(t *testing.T) {
 		options.Token = token
 		got, err := nomad.New(options).Instance(t.Context())
 		if err == nil || !strings.Contains(err.Error(), says) || token != "" && strings.Contains(err.Error(), token) {
-			t.Errorf("token %q: %+v, %v; want an error that says %q", token, got, err, says)
+			t.Errorf("token %q: %+v, %v; want an error with %q in it", token, got, err, says)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func TestStepsOfCI(t *testing.T) {
 	_, sentence, found := strings.Cut(read(t, "CONTRIBUTING.md"), "Continuous integration runs `.ci/run`")
 	sentence, _, ended := strings.Cut(sentence, ".\n")
 	if !found || !ended {
-		t.Fatal("CONTRIBUTING.md has no sentence that says what .ci/run does")
+		t.Fatal("CONTRIBUTING.md has no sentence about what .ci/run does")
 	}
 	if diff := cmp.Diff(steps, quoted(sentence)); diff != "" {
 		t.Errorf(".ci/run (-) and CONTRIBUTING.md (+):\n%s", diff)

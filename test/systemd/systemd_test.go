@@ -232,13 +232,13 @@ func (m *machine) registered() {
 // analyze checks the units with systemd-analyze security.
 func (m *machine) analyze() {
 	for service, bound := range exposure {
-		if said := m.run("systemd-analyze", "verify", "--man=no", service+".service"); said != "" {
-			m.t.Errorf("%s: %s", service, said)
+		if warnings := m.run("systemd-analyze", "verify", "--man=no", service+".service"); warnings != "" {
+			m.t.Errorf("%s: %s", service, warnings)
 		}
 		m.run("systemd-analyze", "security", "--threshold="+strconv.Itoa(bound), service+".service")
 	}
-	if said := m.run("systemd-analyze", "verify", "--man=no", "oxide-volume@data.service"); said != "" {
-		m.t.Error(said)
+	if warnings := m.run("systemd-analyze", "verify", "--man=no", "oxide-volume@data.service"); warnings != "" {
+		m.t.Error(warnings)
 	}
 }
 
