@@ -33,8 +33,8 @@ type actor struct {
 	id string
 	// last is the node where the volume was published last.
 	last string
-	// outcomeUnknown means that the last request may still be executed. breaksAt is the number of kills and changes of leader
-	// at that time.
+	// outcomeUnknown means that the last request may still be executed. breaksAt is the number of kills and changes of
+	// leader at that time.
 	outcomeUnknown bool
 	breaksAt       int64
 

@@ -4,33 +4,33 @@
 
 //go:build linux
 
-// Command chaos runs many clients with volumes while the rack and the plugin fail. At the end it proves that nothing was lost
-// and nothing is left over.
+// Command chaos runs many clients with volumes while the rack and the plugin fail. At the end it proves that nothing
+// was lost and nothing is left over.
 //
 //	make chaos-controller DURATION=2m
 //
-// The built plugin serves the controller's RPCs, and the built oxide-sim is its rack. Workers send requests as orchestrators do: with
-// retries, with deadlines that are sometimes too short, and sometimes twice at once (worker.go, call.go). Meanwhile calls
-// of the rack fail in every possible way. Instances stop, fail and migrate. Plugin and rack are killed and started again
-// with the state that they left (world.go). As root the rack has guests. Then the data on each volume's block device is
-// compared wherever it appears again, for instance in a clone (guest.go).
+// The built plugin serves the controller's RPCs, and the built oxide-sim is its rack. Workers send requests as
+// orchestrators do: with retries, with deadlines that are sometimes too short, and sometimes twice at once (worker.go,
+// call.go). Meanwhile calls of the rack fail in every possible way. Instances stop, fail and migrate. Plugin and rack
+// are killed and started again with the state that they left (world.go). As root the rack has guests. Then the data on
+// each volume's block device is compared wherever it appears again, for instance in a clone (guest.go).
 //
-// Then all faults end. Every client gets an answer, and the audit compares the answers with the rack (audit.go). Each disk and
-// snapshot on the rack must be one that a client created and did not delete. Each volume that a client created must exist,
-// attached where the client published it. The temporary snapshots of interrupted clones must be gone an hour later
-// (sweep.go).
+// Then all faults end. Every client gets an answer, and the audit compares the answers with the rack (audit.go). Each
+// disk and snapshot on the rack must be one that a client created and did not delete. Each volume that a client created
+// must exist, attached where the client published it. The temporary snapshots of interrupted clones must be gone an
+// hour later (sweep.go).
 //
-// The printed seed determines the random numbers of each worker. A run can be repeated only as far as concurrency allows:
-// the rack decides which call a fault hits, and timing decides which answer comes first.
+// The printed seed determines the random numbers of each worker. A run can be repeated only as far as concurrency
+// allows: the rack decides which call a fault hits, and timing decides which answer comes first.
 //
-// One situation is avoided, because no client of a rack can handle it: after a plugin was killed, the rack still executes the
-// plugin's requests, perhaps late. A worker with such a request leaves the volume alone until the rack must have executed it
-// (lateness).
+// One situation is avoided, because no client of a rack can handle it: after a plugin was killed, the rack still
+// executes the plugin's requests, perhaps late. A worker with such a request leaves the volume alone until the rack
+// must have executed it (lateness).
 //
 // With -restarts (make chaos-restart) the rack changes the disks of stopped instances only. Two controllers restart the
-// instances, with a lease of 12 seconds. Orchestrators publish, repeat, move and delete volumes through either controller.
-// Controllers and rack are killed, controllers are also stopped, and an operator stops and starts instances. The audit
-// watches the rack all the time (planned.go, actor.go, planned_audit.go, planner.go):
+// instances, with a lease of 12 seconds. Orchestrators publish, repeat, move and delete volumes through either
+// controller. Controllers and rack are killed, controllers are also stopped, and an operator stops and starts
+// instances. The audit watches the rack all the time (planned.go, actor.go, planned_audit.go, planner.go):
 //
 //   - A published volume stays attached.
 //   - No more instances are down than allowed.
