@@ -16,14 +16,14 @@ import (
 const (
 	attachRounds    = 7
 	attachInstances = 20
-	// attachedEach is how many volumes each instance gets, all at the same time.
+	// attachedEach is the number of volumes per instance, attached at the same time.
 	attachedEach = 5
 	attachments  = attachInstances * attachedEach
 )
 
-// attachMany attaches volumes to many instances at once by the plugin and by the bare SDK, in turns: on a rack that answers at
-// once and on one that takes 50 ms for each call. The bare SDK makes the one call that attaches, or the three that the plugin
-// makes.
+// attachMany attaches volumes to many instances concurrently, alternating between the plugin and the bare SDK. It does
+// so on a rack without latency and on a rack with 50 ms per call. The bare SDK makes either only the attach call, or
+// the same three calls as the plugin.
 func attachMany(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig("--instances=" + strings.Join(instanceNames(attachInstances), ","))
 	if err != nil {
@@ -57,12 +57,12 @@ func instanceNames(count int) (names []string) {
 
 func (r *rig) attachRounds(ctx context.Context, ids []string, latencyMillis int) ([]row, error) {
 	publish := func(r *rig, ctx context.Context, id string) error { _, err := r.publish(ctx, id); return err }
-	plugin := contestant{publish: func() error { return r.onAll(ctx, ids, publish) }}
-	sdk := contestant{publish: func() error { return r.onAll(ctx, ids, (*rig).attach) }}
-	same := contestant{publish: func() error { return r.onAll(ctx, ids, (*rig).lookAndAttach) }}
+	plugin := variant{publish: func() error { return r.onAll(ctx, ids, publish) }}
+	sdk := variant{publish: func() error { return r.onAll(ctx, ids, (*rig).attach) }}
+	same := variant{publish: func() error { return r.onAll(ctx, ids, (*rig).readAndAttach) }}
 	var calls []float64
 	for range attachRounds + 1 {
-		for _, c := range []*contestant{&plugin, &sdk, &same} {
+		for _, c := range []*variant{&plugin, &sdk, &same} {
 			count, err := r.attachRound(ctx, c, ids, latencyMillis)
 			if err != nil {
 				return nil, err
@@ -72,8 +72,8 @@ func (r *rig) attachRounds(ctx context.Context, ids []string, latencyMillis int)
 			}
 		}
 	}
-	// Connections are made in the first round, which does not count.
-	for _, c := range []*contestant{&plugin, &sdk, &same} {
+	// The first round is not counted, because it opens the connections.
+	for _, c := range []*variant{&plugin, &sdk, &same} {
 		c.rounds = c.rounds[1:]
 	}
 	name := fmt.Sprintf("attach/%dms", latencyMillis)
@@ -86,8 +86,8 @@ func (r *rig) attachRounds(ctx context.Context, ids []string, latencyMillis int)
 	}, nil
 }
 
-// attachRound lets one attach all volumes, and returns how many API calls that took.
-func (r *rig) attachRound(ctx context.Context, c *contestant, ids []string, latencyMillis int) (calls int, err error) {
+// attachRound attaches all volumes in one way, and returns the number of API calls.
+func (r *rig) attachRound(ctx context.Context, c *variant, ids []string, latencyMillis int) (calls int, err error) {
 	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: &latencyMillis}); err != nil {
 		return 0, err
 	}
@@ -99,7 +99,7 @@ func (r *rig) attachRound(ctx context.Context, c *contestant, ids []string, late
 	return calls, r.detachAll(ctx, ids)
 }
 
-// detachAll takes the volumes back, once the rack has been asked whether they are all attached.
+// detachAll detaches all volumes, after a check that all were attached.
 func (r *rig) detachAll(ctx context.Context, ids []string) error {
 	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: new(int)}); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (r *rig) detachAll(ctx context.Context, ids []string) error {
 	return r.onAll(ctx, ids, (*rig).detach)
 }
 
-// onAll does something with each volume and its instance, all at once.
+// onAll calls do for each volume with its instance, all concurrently.
 func (r *rig) onAll(ctx context.Context, ids []string, do func(r *rig, ctx context.Context, id string) error) error {
 	return inParallel(ctx, len(ids), func(ctx context.Context, i int) error {
 		return do(r.at(r.sim.Instances[i%attachInstances]), ctx, ids[i])

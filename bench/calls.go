@@ -10,11 +10,11 @@ import (
 	"fmt"
 )
 
-// countedLives is how many volumes live while their API calls are counted.
+// countedLives is the number of volumes whose API calls are counted.
 const countedLives = 5
 
-// countCalls counts the API calls of each RPC of a volume's life, its snapshot's and its copies', and of those that find
-// the thing gone: a 404 is believed only after one more call.
+// countCalls counts the API calls of each RPC in the life of a volume, its snapshot and its copies. It also counts the
+// RPCs that find a deleted object: the plugin verifies a 404 with one more call.
 func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig()
 	if err != nil {
@@ -54,7 +54,7 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		{"DeleteSnapshot/gone", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
 	}
 	counts := make([][]float64, len(steps))
-	// The first life is not counted: beside it the plugin makes the one call that checks its rack at start.
+	// The first life is not counted: during it the plugin makes the call that checks its rack at start.
 	for life := range countedLives + 1 {
 		for i, step := range steps {
 			count, err := r.callsOf(ctx, func() error { return step.do(fmt.Sprintf("counted-%d", life)) })
@@ -73,7 +73,7 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 	return rows, r.checkEmpty(ctx)
 }
 
-// checkEmpty asks the rack whether all that was made is gone.
+// checkEmpty checks that the rack has no disks and snapshots left.
 func (r *rig) checkEmpty(ctx context.Context) error {
 	left, err := r.sim.Leftovers(ctx)
 	if err == nil && left.Disks+left.Snapshots > 0 {
@@ -82,7 +82,7 @@ func (r *rig) checkEmpty(ctx context.Context) error {
 	return err
 }
 
-// callsOf is how many API calls the rack has seen while something was done.
+// callsOf is the number of API calls that the rack received during do.
 func (r *rig) callsOf(ctx context.Context, do func() error) (count int, err error) {
 	if err := r.sim.ClearCalls(ctx); err != nil {
 		return 0, err

@@ -27,15 +27,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// source is one way for a node to find out who it is.
+// source is one way for a node to find its identity.
 type source struct {
 	name  string
 	flags []string
 	env   []string
 }
 
-// identity measures a node by the source that tells it who it is: the time from exec to its first NodeGetInfo, where the source is
-// on the machine, and the memory of the idle process. What answers for Kubernetes and Nomad here says no more than is asked.
+// identity measures nodes by the source of their identity: the time from exec to the first NodeGetInfo, with the source
+// on the same machine, and the memory of the idle process. The servers for Kubernetes and Nomad answer only the
+// requests of the plugin.
 func identity(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig(b.guests()...)
 	if err != nil {
@@ -44,7 +45,7 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 	defer func() { err = errors.Join(err, r.stop()) }()
 	answers := http.NewServeMux()
 	answers.HandleFunc("GET /api/v1/nodes/node-a", func(w http.ResponseWriter, _ *http.Request) {
-		// A client that has gone is noticed by itself.
+		// The client notices a failed write by itself.
 		_, _ = fmt.Fprintf(
 			w,
 			`{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-a","labels":{"oxide.computer/rack":"r"}},"spec":{"providerID":"oxide://%s"}}`,
@@ -89,7 +90,7 @@ func identity(ctx context.Context, b *bench) (_ []row, err error) {
 	return rows, nil
 }
 
-// kubeconfig writes one for the server.
+// kubeconfig writes a kubeconfig file for the server.
 func (b *bench) kubeconfig(server *httptest.Server) (string, error) {
 	ca := filepath.Join(b.dir, "ca.pem")
 	if err := os.WriteFile(
@@ -109,7 +110,8 @@ func (b *bench) kubeconfig(server *httptest.Server) (string, error) {
 	return file, os.WriteFile(file, []byte(text), 0o600)
 }
 
-// identify starts nodes, times each until it says who it is, and reads the memory of others that have been idle since they knew.
+// identify starts nodes and times each until it knows its identity. Then it reads the memory of other nodes, which have
+// been idle since they knew theirs.
 func (b *bench) identify(
 	ctx context.Context, s source, instanceID string, timed bool,
 ) (ready []float64, memory memorySamples, err error) {
@@ -139,7 +141,13 @@ func (b *bench) identify(
 		}
 		p, err := simtest.StartPlugin(
 			b.programs.Plugin,
-			simtest.PluginOptions{Mode: "node", Dir: dir, Own: true, Args: append(slices.Clone(s.flags), b.args...), Env: s.env},
+			simtest.PluginOptions{
+				Mode:        "node",
+				Dir:         dir,
+				OwnIdentity: true,
+				Args:        append(slices.Clone(s.flags), b.args...),
+				Env:         s.env,
+			},
 		)
 		if err != nil {
 			return nil, memory, err
@@ -150,7 +158,7 @@ func (b *bench) identify(
 	return ready, memory, err
 }
 
-// node is a plugin in mode node that knows who it is.
+// node is a plugin in mode node that knows its identity.
 type node struct {
 	cmd  *exec.Cmd
 	conn io.Closer
@@ -161,7 +169,7 @@ func (n *node) stop() error {
 	return errors.Join(n.conn.Close(), n.cmd.Process.Signal(os.Interrupt), n.cmd.Wait())
 }
 
-// startNode starts a node and asks until it says that it is this instance.
+// startNode starts a node and waits until it reports this instance.
 func (b *bench) startNode(ctx context.Context, s source, instanceID string) (*node, error) {
 	dir, err := os.MkdirTemp(b.dir, "")
 	if err != nil {

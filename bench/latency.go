@@ -16,12 +16,13 @@ import (
 
 const (
 	latencyRounds = 11
-	// perRound is how many times each thing is done in a round, in turns, so that noise hits all alike.
+	// perRound is how often each operation runs in a round. The operations alternate, so that noise affects all of them
+	// equally.
 	perRound = 50
 )
 
-// latency measures one RPC at a time beside the bare SDK: the rack adds nothing of its own, so the ratio is the highest
-// that anybody can see. With a rack that takes its time the calls are what counts, see calls.go.
+// latency compares single RPCs with calls of the bare SDK. The rack adds no latency, so the ratio is an upper bound.
+// With a slow rack the number of calls matters instead, see calls.go.
 func latency(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig()
 	if err != nil {
@@ -40,8 +41,8 @@ func latency(ctx context.Context, b *bench) (_ []row, err error) {
 	return slices.Concat(blanks, restores, publishes), err
 }
 
-// restoreLatency compares a volume from a snapshot with the one call that makes such a disk; the plugin looks at the snapshot
-// first.
+// restoreLatency compares a volume from a snapshot with the one API call that creates such a disk. The plugin reads the
+// snapshot first.
 func (r *rig) restoreLatency(ctx context.Context) (_ []row, err error) {
 	id, err := r.createVolume(ctx, "source")
 	if err != nil {
@@ -64,16 +65,16 @@ func (r *rig) restoreLatency(ctx context.Context) (_ []row, err error) {
 	return rows, errors.Join(err, r.deleteSnapshot(ctx, snapshot), r.deleteVolume(ctx, id))
 }
 
-// createLatency makes disks in both ways, in turns, and deletes them.
+// createLatency creates disks in both ways, alternating, and deletes them.
 func (r *rig) createLatency(
 	ctx context.Context,
 	rpc string,
 	byPlugin, bySDK func(context.Context, string) (string, error),
 ) ([]row, error) {
-	plugin, sdk := contestant{create: byPlugin}, contestant{create: bySDK}
+	plugin, sdk := variant{create: byPlugin}, variant{create: bySDK}
 	for round := range latencyRounds {
 		for i := range perRound {
-			for _, c := range []*contestant{&plugin, &sdk} {
+			for _, c := range []*variant{&plugin, &sdk} {
 				var id string
 				err := c.time(func() (err error) { id, err = c.create(ctx, fmt.Sprintf("latency-%d-%d", round, i)); return err })
 				if err != nil {
@@ -94,17 +95,17 @@ func (r *rig) createLatency(
 	}, nil
 }
 
-// publishLatency compares with the one call that attaches, and with the three calls that the plugin makes: it looks at
-// the disk and at the instance's other disks before it changes anything.
+// publishLatency compares ControllerPublishVolume with the attach call alone, and with the three calls that the plugin
+// makes: it reads the disk and the instance's other disks before it attaches.
 func (r *rig) publishLatency(ctx context.Context) ([]row, error) {
 	id, err := r.createVolume(ctx, "published")
 	if err != nil {
 		return nil, err
 	}
-	plugin := contestant{publish: func() error { _, err := r.publish(ctx, id); return err }}
-	sdk := contestant{publish: func() error { return r.attach(ctx, id) }}
-	same := contestant{publish: func() error { return r.lookAndAttach(ctx, id) }}
-	all := []*contestant{&plugin, &sdk, &same}
+	plugin := variant{publish: func() error { _, err := r.publish(ctx, id); return err }}
+	sdk := variant{publish: func() error { return r.attach(ctx, id) }}
+	same := variant{publish: func() error { return r.readAndAttach(ctx, id) }}
+	all := []*variant{&plugin, &sdk, &same}
 	for range latencyRounds {
 		for range perRound {
 			for _, c := range all {
@@ -128,8 +129,8 @@ func (r *rig) publishLatency(ctx context.Context) ([]row, error) {
 	}, r.deleteVolume(ctx, id)
 }
 
-// lookAndAttach makes the calls of a ControllerPublishVolume by the bare SDK.
-func (r *rig) lookAndAttach(ctx context.Context, diskID string) error {
+// readAndAttach makes the calls of a ControllerPublishVolume by the bare SDK.
+func (r *rig) readAndAttach(ctx context.Context, diskID string) error {
 	if _, err := r.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(diskID)}); err != nil {
 		return err
 	}
@@ -142,31 +143,31 @@ func (r *rig) lookAndAttach(ctx context.Context, diskID string) error {
 	return r.attach(ctx, diskID)
 }
 
-// contestant is one of several ways to do the same thing, timed in turns.
-type contestant struct {
+// variant is one of several ways to do the same operation. They are timed alternately.
+type variant struct {
 	create  func(ctx context.Context, name string) (id string, err error)
 	publish func() error
 
 	took []time.Duration
-	// rounds has the median of each round in ms.
+	// rounds has the median of each round, in ms.
 	rounds []float64
 }
 
-func (c *contestant) time(do func() error) error {
+func (c *variant) time(do func() error) error {
 	start := time.Now()
 	err := do()
 	c.took = append(c.took, time.Since(start))
 	return err
 }
 
-func (c *contestant) endRound() {
+func (c *variant) endRound() {
 	c.rounds = append(c.rounds, milliseconds(middle(c.took)))
 	c.took = c.took[:0]
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// ratios divides round by round: what happened to the machine in a round happened to both.
+// ratios divides round by round, because noise of the machine in a round affects both.
 func ratios(a, b []float64) []float64 {
 	quotients := make([]float64, len(a))
 	for i := range a {

@@ -20,18 +20,19 @@ import (
 
 const (
 	listRounds = 5
-	// listedDisks are on the rack, foreignDisks of them another cluster's, which no list shows.
+	// listedDisks is the number of disks on the rack. foreignDisks of them belong to another cluster, so no list shows
+	// them.
 	listedDisks  = 10_000
 	foreignDisks = 3_000
-	// listPage is how many entries a page has: Kubernetes' attacher asks for 100 where it asks for pages.
+	// listPage is the number of entries per page. Kubernetes' attacher requests 100.
 	listPage = 100
-	// receiveLimit is the largest message in bytes that a gRPC client takes where it does not ask for more.
+	// receiveLimit is the default limit for the size of a message that a gRPC client receives, in bytes.
 	receiveLimit = 4 << 20
 )
 
-// lists measures the list of a project full of disks: in one response, by pages, and the last page by a replica that takes
-// over and has to find it. Each is listed by a plugin that does nothing else, so that its peak memory is that of the lists.
-// Beside them the bare SDK reads all disks into memory.
+// lists measures the list of a project with many disks: in one response, by pages, and the last page by another
+// replica, which first has to find its position. A separate plugin makes each list, so its peak memory is the memory of
+// the lists. For comparison the bare SDK reads all disks into memory.
 func lists(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig()
 	if err != nil {
@@ -41,7 +42,7 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 	if err := r.fill(ctx); err != nil {
 		return nil, err
 	}
-	// An instance's boot disk is in use, and is listed.
+	// The boot disk of an instance is in use and is listed.
 	volumes := listedDisks - foreignDisks + len(r.sim.Instances)
 	whole := &lister{name: "list/whole", volumes: volumes, calls: atMost(22)}
 	pages := &lister{name: "list/pages", volumes: volumes, pageSize: listPage, calls: atMost(200)}
@@ -57,8 +58,8 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 		}
 		defer func() { err = errors.Join(err, l.plugin.Stop()) }()
 	}
-	var sdk contestant
-	// The first round does not count: connections are made, and the plugins make the calls that check their rack at start.
+	var sdk variant
+	// The first round is not counted: it opens connections, and the plugins make the calls that check their rack at start.
 	for round := range listRounds + 1 {
 		if err := errors.Join(
 			whole.measure(ctx, r),
@@ -83,7 +84,7 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 		median("list/whole/ratio", "×", bar{}, ratios(whole.rounds, sdk.rounds)),
 		median("list/pages/ratio", "×", bar{}, ratios(pages.rounds, sdk.rounds)),
 		median("list/whole/response", "MB", bar{}, []float64{float64(whole.bytes) / megabyte}),
-		// So that as many volumes as there are disks here fit into what a client takes.
+		// A list of as many volumes as there are disks must fit into the client's limit.
 		median(
 			"list/whole/entry",
 			"bytes",
@@ -101,7 +102,7 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 	return rows, nil
 }
 
-// fill makes the disks by the bare SDK.
+// fill creates the disks by the bare SDK.
 func (r *rig) fill(ctx context.Context) error {
 	return inParallel(ctx, listedDisks, func(ctx context.Context, i int) error {
 		cluster := simtest.ClusterID
@@ -125,25 +126,25 @@ func (r *rig) listDisks(ctx context.Context) error {
 	return nil
 }
 
-// lister is a plugin that does nothing but list.
+// lister is a plugin that only lists.
 type lister struct {
-	contestant
+	variant
 	name   string
 	plugin *simtest.Plugin
-	// volumes is how many the list must have.
+	// volumes is the expected number of entries.
 	volumes int
-	// pageSize is 0 for a list in one response. From is the token to begin with.
+	// pageSize 0 means a list in one response. from is the first token.
 	pageSize int32
 	from     string
 	calls    bar
 
 	counts []float64
-	// bytes are those of the last list, and lastToken the token of its last page.
+	// bytes is the size of the last list; lastToken is the token of its last page.
 	bytes     int
 	lastToken string
 }
 
-// takeOver lists from a token on that another plugin has handed out.
+// takeOver lists from a token that another plugin has issued.
 func (l *lister) takeOver(ctx context.Context, r *rig, token string) error {
 	l.from = token
 	return l.measure(ctx, r)

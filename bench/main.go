@@ -2,23 +2,24 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Command bench measures what the plugin costs. The built programs run as processes of their own, a simulated rack and
-// plugins; the bare SDK does the same work from this process. It prints a table and writes bench/results.json.
+// Command bench measures the cost of the plugin. The built programs run as separate processes: a simulated rack and
+// plugins. For comparison the bare SDK does the same work in this process. The command prints a table and writes
+// bench/results.json.
 //
-//   - row.go: what a row is, and the bars
-//   - rig.go: what the measurements are made on
+//   - row.go: rows and bars
+//   - rig.go: the rack and the plugin of a measurement
 //   - calls.go: API calls per RPC, counted by the rack
-//   - latency.go: one RPC beside the bare SDK call
-//   - throughput.go: many CreateVolume at once, beside the bare SDK doing the same
-//   - attach.go: many ControllerPublishVolume at once, on many instances, beside the bare SDK attaching
-//   - restarts.go: planned restarts on a rack without hot-plug: how many volumes cost, and how long instances are down
+//   - latency.go: single RPCs, compared with calls of the bare SDK
+//   - throughput.go: many concurrent CreateVolume, compared with the bare SDK
+//   - attach.go: many concurrent ControllerPublishVolume on many instances, compared with the bare SDK
+//   - restarts.go: planned restarts on a rack without hot-plug: restarts per volume, and downtime of instances
 //   - list.go: the list of 10,000 disks: time, calls, peak memory, size
-//   - startup.go: from exec to the first answer
-//   - identity.go: a node by the source that tells it who it is: time until it knows, memory
-//   - staging.go: from a disk that appears to its mount, and a node's four calls, on real devices
+//   - startup.go: time from exec to the first answer
+//   - identity.go: nodes by the source of their identity: time until it is known, memory
+//   - staging.go: time from the appearance of a disk to its mount, and a node's four calls, on real devices
 //   - size.go: the memory of an idle process, the size of the program
 //
-// To add a row, write a function that returns it and put it into the list of measurements below.
+// To add a row, write a function that returns it and add the function to the list of measurements below.
 package main
 
 import (
@@ -37,7 +38,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// measurements run in this order, one at a time: two at once would measure each other.
+// measurements run one at a time in this order, so that none disturbs another.
 var measurements = []struct {
 	name string
 	run  func(context.Context, *bench) ([]row, error)
@@ -55,10 +56,10 @@ var measurements = []struct {
 	{"binary", binarySize},
 }
 
-// bench is what every measurement needs.
+// bench is the common state of all measurements.
 type bench struct {
 	programs simtest.Programs
-	// dir is a new folder with a short path, as unix sockets want it.
+	// dir is a new folder with a short path, because the paths of unix sockets are limited.
 	dir string
 	// args are further flags for the plugin.
 	args []string
@@ -75,7 +76,7 @@ func main() {
 	args := flag.String(
 		"args",
 		"",
-		"further `flags` for the plugin, separated by spaces, to profile it or to try something; results are not written then",
+		"further `flags` for the plugin, separated by spaces, for example for profiling; results are not written then",
 	)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -20,16 +20,17 @@ import (
 )
 
 const (
-	// restartedVolumes is how many volumes one instance gets.
+	// restartedVolumes is the number of volumes of one instance.
 	restartedVolumes = 8
 	restartedNodes   = 3
-	// restartTakes is what a stop and a start take each on this rack, and what an instance is down at least is twice that.
+	// restartTakes is the time of a stop and of a start on this rack. An instance is down for at least twice that time.
 	restartTakes = 100 * time.Millisecond
 	restartAgain = 50 * time.Millisecond
 )
 
-// plannedRestarts counts the restarts that volumes cost on a rack that changes disks only of stopped instances, and measures
-// how long the instances are down: all volumes of one instance at once, their return to it, and a roll-out over three.
+// plannedRestarts measures a rack that attaches disks only to stopped instances. It counts the restarts for a number of
+// volumes, and measures the downtime of instances: for all volumes of one instance at once, for their return to that
+// instance, and for a rollout over three instances.
 func plannedRestarts(ctx context.Context, b *bench) (_ []row, err error) {
 	with := *b
 	with.args = append(
@@ -83,7 +84,7 @@ func plannedRestarts(ctx context.Context, b *bench) (_ []row, err error) {
 	return rows, nil
 }
 
-// publishOn publishes volumes all at once, one node after the other in turns, and asks again as long as a restart is planned.
+// publishOn publishes volumes concurrently, on the nodes in turn. It repeats each request while a restart is planned.
 func (r *rig) publishOn(ctx context.Context, ids []string, nodes []simtest.Instance) error {
 	publishing, ctx := errgroup.WithContext(ctx)
 	for i, id := range ids {
@@ -105,15 +106,15 @@ func (r *rig) publishOn(ctx context.Context, ids []string, nodes []simtest.Insta
 	return publishing.Wait()
 }
 
-// restartsOf is how many instances the rack was told to stop while something was done, each of which it was told to start, and
-// how long each was seen down, in milliseconds.
+// restartsOf returns how many instances the rack stopped and started during do, and the downtime of each, in
+// milliseconds.
 func (r *rig) restartsOf(ctx context.Context, do func() error) (count int, down []float64, err error) {
 	if err := r.sim.ClearCalls(ctx); err != nil {
 		return 0, nil, err
 	}
 	var watching sync.WaitGroup
 	watch, stop := context.WithCancel(ctx)
-	watching.Go(func() { down = r.watchDown(watch) })
+	watching.Go(func() { down = r.measureDowntimes(watch) })
 	err = do()
 	stop()
 	watching.Wait()
@@ -131,13 +132,13 @@ func (r *rig) restartsOf(ctx context.Context, do func() error) (count int, down 
 	return calls.Counts["instance_stop"], down, nil
 }
 
-// watchDown is how long instances did not run, each time that one did not, in milliseconds.
-func (r *rig) watchDown(ctx context.Context) (down []float64) {
+// measureDowntimes returns each downtime of an instance, in milliseconds, until ctx is done.
+func (r *rig) measureDowntimes(ctx context.Context) (down []float64) {
 	since := map[string]time.Time{}
 	for {
 		instances, err := r.sim.ListInstances(ctx)
 		if err != nil {
-			return down // the end
+			return down // the context is done
 		}
 		for _, instance := range instances {
 			begun, known := since[instance.ID]

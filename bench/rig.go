@@ -18,8 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// rig is a simulated rack, a plugin in mode controller, and beside it the bare SDK with an HTTP client as the plugin has
-// it. The rack hot-plugs, so that no instance need be stopped; there is one, node-a, unless further flags say otherwise.
+// rig is a simulated rack, a plugin in mode controller, and the bare SDK with the same HTTP client settings as the
+// plugin. The rack has hot-plug, so that no instance must be stopped. Without further flags it has one instance,
+// node-a.
 type rig struct {
 	sim    *simtest.Sim
 	plugin *simtest.Plugin
@@ -31,7 +32,7 @@ func (b *bench) newRig(simFlags ...string) (*rig, error) {
 	return b.newRigOn(append([]string{"--instances=node-a", "--hotplug"}, simFlags...)...)
 }
 
-// newRigOn is newRig with a rack that is only what the flags say.
+// newRigOn is newRig with a rack that has only the given flags.
 func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 	r := &rig{}
 	defer func() {
@@ -61,7 +62,7 @@ func (r *rig) at(node simtest.Instance) *rig {
 	return &other
 }
 
-// stop ends both processes; the plugin first, which would log that its rack is gone.
+// stop ends both processes. The plugin ends first, because it would log that its rack is gone.
 func (r *rig) stop() error {
 	var errs []error
 	if r.plugin != nil {
@@ -73,7 +74,7 @@ func (r *rig) stop() error {
 	return errors.Join(errs...)
 }
 
-// pluginOptions are those of a plugin with a folder of its own on the first instance of the rack.
+// pluginOptions are the options of a plugin in a new folder, on the first instance of the rack.
 func (b *bench) pluginOptions(mode string, sim *simtest.Sim) (simtest.PluginOptions, error) {
 	dir, err := os.MkdirTemp(b.dir, "")
 	return simtest.PluginOptions{Mode: mode, Dir: dir, Sim: sim, Instance: sim.Instances[0], Args: b.args}, err
@@ -96,19 +97,19 @@ func mountCapability() *csi.VolumeCapability {
 	}
 }
 
-// createVolume makes a blank volume by the plugin and returns its ID.
+// createVolume creates a blank volume by the plugin and returns its ID.
 func (r *rig) createVolume(ctx context.Context, name string) (string, error) {
 	return r.createVolumeFrom(ctx, name, nil)
 }
 
-// restore makes a volume from a snapshot by the plugin and returns its ID.
+// restore creates a volume from a snapshot by the plugin and returns its ID.
 func (r *rig) restore(ctx context.Context, name, snapshotID string) (string, error) {
 	return r.createVolumeFrom(ctx, name, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshotID},
 	}})
 }
 
-// clone makes a copy of a volume by the plugin and returns its ID.
+// clone creates a copy of a volume by the plugin and returns its ID.
 func (r *rig) clone(ctx context.Context, name, volumeID string) (string, error) {
 	return r.createVolumeFrom(ctx, name, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: volumeID},
@@ -125,7 +126,7 @@ func (r *rig) createVolumeFrom(ctx context.Context, name string, source *csi.Vol
 	return resp.GetVolume().GetVolumeId(), err
 }
 
-// createSnapshot makes a snapshot of a volume by the plugin and returns its ID.
+// createSnapshot creates a snapshot of a volume by the plugin and returns its ID.
 func (r *rig) createSnapshot(ctx context.Context, name, volumeID string) (string, error) {
 	resp, err := r.plugin.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID})
 	return resp.GetSnapshot().GetSnapshotId(), err
@@ -136,19 +137,19 @@ func (r *rig) deleteSnapshot(ctx context.Context, snapshotID string) error {
 	return err
 }
 
-// anotherCluster is where the disks belong that the bare SDK makes beside the plugin's: it is as long as [simtest.ClusterID].
+// anotherCluster is the cluster ID of the disks that the bare SDK creates. It is as long as [simtest.ClusterID].
 const anotherCluster = "sdk"
 
-// createDisk makes the same disk by the bare SDK, with a name and a description as long as the plugin's, and returns its
-// ID.
+// createDisk creates the same disk by the bare SDK, with a name and a description of the same length as the plugin's.
+// It returns the disk's ID.
 func (r *rig) createDisk(ctx context.Context, name string) (string, error) {
 	return r.createDiskFrom(ctx, anotherCluster, name, blank)
 }
 
-// blank is what the plugin makes volumes from without a content source.
+// blank is the source of the plugin's disks without a content source.
 var blank = oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}}
 
-// createDiskFrom makes a disk as the plugin of a cluster does.
+// createDiskFrom creates a disk as the plugin of a cluster does.
 func (r *rig) createDiskFrom(ctx context.Context, cluster, name string, source oxide.DiskSource) (string, error) {
 	disk, err := r.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(r.sim.Project),

@@ -18,11 +18,11 @@ import (
 
 // row is one line of the table and one entry of the results.
 type row struct {
-	// Name is stable: it is how results of different commits are compared.
+	// Name is stable, so that results of different commits can be compared.
 	Name  string  `json:"name"`
 	Value float64 `json:"value"`
 	Unit  string  `json:"unit"`
-	// Bar is what the value must be, "≤ 20"; empty where nothing was promised.
+	// Bar is the limit of the value, such as "≤ 20"; empty without a limit.
 	Bar string `json:"bar"`
 	OK  bool   `json:"ok"`
 
@@ -30,18 +30,19 @@ type row struct {
 	samples []float64
 }
 
-// bar is a limit that a row must keep.
+// bar is a limit for a row.
 type bar struct {
 	limit float64
 	sign  string // "≤", "≥", or empty for no limit
-	// strict bars fail the run. Counts and sizes are strict; times depend on the machine and on what else it does.
+	// strict bars fail the run. Counts and sizes are strict. Times are not, because they depend on the machine and its
+	// load.
 	strict bool
 }
 
 func atMost(limit float64) bar  { return bar{limit: limit, sign: "≤"} }
 func atLeast(limit float64) bar { return bar{limit: limit, sign: "≥"} }
 
-// strictly is a bar that fails the run when it is missed.
+// strictly makes a bar strict.
 func strictly(b bar) bar {
 	b.strict = true
 	return b
@@ -64,12 +65,12 @@ func (b bar) holds(value float64) bool {
 	return true
 }
 
-// median makes a row of what was measured several times.
+// median makes a row with the median of several samples.
 func median(name, unit string, b bar, samples []float64) row {
 	return newRow(name, unit, b, samples, middle(samples))
 }
 
-// worst makes a row whose value is the highest that was seen: for what must hold each time.
+// worst makes a row with the highest sample, for a limit that must hold each time.
 func worst(name, unit string, b bar, samples []float64) row {
 	return newRow(name, unit, b, samples, slices.Max(samples))
 }
@@ -91,7 +92,7 @@ func middle[T cmp.Ordered](samples []T) T {
 	return sorted[len(sorted)/2]
 }
 
-// rounded keeps four digits: no measurement here is better than that.
+// rounded keeps four digits, which is the precision of the measurements.
 func rounded(value float64) float64 {
 	short, err := strconv.ParseFloat(strconv.FormatFloat(value, 'g', 4, 64), 64)
 	if err != nil {
@@ -102,7 +103,7 @@ func rounded(value float64) float64 {
 
 func number(value float64) string { return strconv.FormatFloat(rounded(value), 'f', -1, 64) }
 
-// table prints rows for people.
+// table prints the rows as a table.
 func table(out io.Writer, rows []row) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "measurement\tvalue\tunit\tbar\tok\tn\tmin – max")
@@ -122,7 +123,7 @@ func table(out io.Writer, rows []row) error {
 	return w.Flush()
 }
 
-// write writes rows for programs.
+// write writes the rows as JSON.
 func write(file string, rows []row) error {
 	text, err := json.MarshalIndent(rows, "", "  ")
 	if err != nil {
@@ -131,7 +132,7 @@ func write(file string, rows []row) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// verdict is an error when a strict bar was missed.
+// verdict returns an error if a strict bar was missed.
 func verdict(rows []row) error {
 	var errs []error
 	for _, r := range rows {

@@ -20,26 +20,26 @@ import (
 )
 
 const (
-	// memoryProcesses are measured of each kind.
+	// memoryProcesses is the number of measured processes of each kind.
 	memoryProcesses = 5
-	// idleTime is how long they do nothing before their memory is read.
+	// idleTime is how long they are idle before their memory is read.
 	idleTime = 2 * time.Second
-	// megabyte is the unit of files, mebibyte that of memory, which the kernel counts in pages.
+	// megabyte is the unit for files, mebibyte the unit for memory, which the kernel counts in pages.
 	megabyte = 1e6
 	mebibyte = 1 << 20
 )
 
-// What a process may have at most, in MiB, both after its start and after the life of one volume. Anonymous memory is what
-// the process takes from the machine. Resident memory also counts pages of the program, which are read from its file and
-// are given up whenever the machine needs the room.
+// Limits for the memory of a process, in MiB, after its start and after the life of one volume. Anonymous memory is the
+// memory that the process takes from the machine. Resident memory also includes pages of the program file, which the
+// kernel can drop at any time.
 const (
 	anonymousNodeMiB       = 12
 	anonymousControllerMiB = 16
 	residentMiB            = 32
 )
 
-// memory measures the memory of idle plugins, when they have just begun and after one volume's whole life each: a
-// controller's from CreateVolume to DeleteVolume, a node's from NodeStageVolume to NodeUnstageVolume.
+// memory measures the memory of idle plugins, after their start and after the life of one volume: for a controller from
+// CreateVolume to DeleteVolume, for a node from NodeStageVolume to NodeUnstageVolume.
 func memory(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig(b.guests()...)
 	if err != nil {
@@ -67,7 +67,7 @@ type memorySamples struct {
 	anonymous, resident []float64
 }
 
-// rows has a limit of anonymous memory; that of resident memory is the same for all.
+// rows makes the rows with a limit for anonymous memory. The limit for resident memory is the same for all.
 func (m memorySamples) rows(name string, anonymous float64) []row {
 	return []row{
 		median(name+"/anonymous", "MiB", strictly(atMost(anonymous)), m.anonymous),
@@ -75,7 +75,7 @@ func (m memorySamples) rows(name string, anonymous float64) []row {
 	}
 }
 
-// guests are the flags that turn guests on. They need root; without it a node has no disk to stage.
+// guests are the flags for guests, which need root. Without guests a node has no disk to stage.
 func (b *bench) guests() []string {
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(
@@ -87,8 +87,7 @@ func (b *bench) guests() []string {
 	return []string{"--guest-root=" + filepath.Join(b.dir, "guests")}
 }
 
-// idleMemory starts plugins, lets each live through something, and reads their memory before and after, when all have been idle
-// for a while.
+// idleMemory starts plugins, lets each go through a volume's life, and reads their idle memory before and after.
 func (b *bench) idleMemory(
 	ctx context.Context, r *rig, mode string, live func(context.Context, *rig, *simtest.Plugin) error,
 ) (begun, lived memorySamples, err error) {
@@ -117,7 +116,7 @@ func (b *bench) idleMemory(
 	return begun, lived, err
 }
 
-// memoryOfAll reads the memory of plugins once they have been idle for a while.
+// memoryOfAll reads the memory of plugins after an idle time.
 func memoryOfAll(ctx context.Context, plugins []*simtest.Plugin) (samples memorySamples, err error) {
 	select {
 	case <-time.After(idleTime):
@@ -154,7 +153,7 @@ func controllerLife(ctx context.Context, r *rig, p *simtest.Plugin) error {
 	return r.deleteVolume(ctx, id)
 }
 
-// nodeLife takes a volume that the rig's own controller makes through a node plugin.
+// nodeLife takes a volume of the rig's controller through the calls of a node plugin.
 func nodeLife(ctx context.Context, r *rig, node *simtest.Plugin) error {
 	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err != nil {
 		return err
@@ -170,7 +169,7 @@ func nodeLife(ctx context.Context, r *rig, node *simtest.Plugin) error {
 	if err != nil {
 		return err
 	}
-	if err := stageAndBack(ctx, node, id, publishContext); err != nil {
+	if err := stageAndUnstage(ctx, node, id, publishContext); err != nil {
 		return err
 	}
 	if err := r.unpublish(ctx, id); err != nil {
@@ -179,8 +178,13 @@ func nodeLife(ctx context.Context, r *rig, node *simtest.Plugin) error {
 	return r.deleteVolume(ctx, id)
 }
 
-// stageAndBack takes down whatever it has put up, also after a failure.
-func stageAndBack(ctx context.Context, node *simtest.Plugin, id string, publishContext map[string]string) (err error) {
+// stageAndUnstage reverts its steps, also after a failure.
+func stageAndUnstage(
+	ctx context.Context,
+	node *simtest.Plugin,
+	id string,
+	publishContext map[string]string,
+) (err error) {
 	dir := filepath.Dir(node.Socket)
 	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
 	if err := os.Mkdir(staging, 0o755); err != nil {
@@ -212,8 +216,7 @@ func stageAndBack(ctx context.Context, node *simtest.Plugin, id string, publishC
 	return err
 }
 
-// memoryOf is the memory of a process in MiB: anonymous (RssAnon), resident (VmRSS), or the most that was ever resident
-// (VmHWM).
+// memoryOf is the memory of a process in MiB: anonymous (RssAnon), resident (VmRSS), or the peak of resident (VmHWM).
 func memoryOf(pid int, which string) (float64, error) {
 	file := fmt.Sprintf("/proc/%d/status", pid)
 	text, err := os.ReadFile(file)
@@ -230,7 +233,8 @@ func memoryOf(pid int, which string) (float64, error) {
 	return 0, fmt.Errorf("%s has no %s", file, which)
 }
 
-// binarySize is the size of the plugin as make build makes it: static and stripped. Controller and node are one program.
+// binarySize is the size of the plugin as built by make build: static and stripped. Controller and node are one
+// program.
 func binarySize(_ context.Context, b *bench) ([]row, error) {
 	info, err := os.Stat(b.programs.Plugin)
 	if err != nil {

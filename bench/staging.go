@@ -25,8 +25,8 @@ const (
 	lifeRounds   = 11
 )
 
-// staging measures what a node adds to the kernel's and mkfs' own time: with real loop devices, in a guest of the rack.
-// Only root can do that.
+// staging measures the time that a node adds to the time of the kernel and of mkfs, with real loop devices in a guest
+// of the rack. It needs root.
 func staging(ctx context.Context, b *bench) (_ []row, err error) {
 	if os.Geteuid() != 0 {
 		fmt.Println("staging: left out, needs root: loop devices, device nodes and mounts")
@@ -83,7 +83,7 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 	return rows, nil
 }
 
-// stagingRig is a rig whose guest has devices.
+// stagingRig is a rig with guests.
 type stagingRig struct {
 	*rig
 	// guest is the plugin in the guest.
@@ -91,7 +91,7 @@ type stagingRig struct {
 	dir   string
 }
 
-// stagedVolume is one volume on its way through the node.
+// stagedVolume is one volume in the calls of the node.
 type stagedVolume struct {
 	id              string
 	capability      *csi.VolumeCapability
@@ -170,8 +170,8 @@ func (s *stagingRig) remove(ctx context.Context, v *stagedVolume) error {
 	return errors.Join(s.unpublish(ctx, v.id), s.deleteVolume(ctx, v.id), os.Remove(v.staging))
 }
 
-// appearance measures the time from the moment in which a disk's device node is there until a NodeStageVolume that waits for
-// it has found the disk, and until it has mounted it. The disk has its filesystem already.
+// appearance measures from the appearance of a disk's device node until a waiting NodeStageVolume has found the disk,
+// and until it has mounted the disk. The disk already has a filesystem.
 func (s *stagingRig) appearance(ctx context.Context) (_ []row, err error) {
 	v, err := s.newVolume(ctx, "appear", "ext4", 1)
 	if err != nil {
@@ -225,8 +225,8 @@ func percentile99(name, unit string, b bar, samples []float64) row {
 	return newRow(name, unit, b, samples, sorted[(len(sorted)-1)*99/100])
 }
 
-// watch says when the first device node is in the guest beside the boot disk's. It need not be a first namespace: where
-// another process still holds the device, a disk comes back as the next one.
+// watch sends the time at which a device node besides the boot disk's appears in the guest. Its namespace need not be
+// 1: while another process holds the device, a disk returns as the next namespace.
 func (s *stagingRig) watch(ctx context.Context, appeared chan<- time.Time) {
 	for ctx.Err() == nil {
 		nodes, err := filepath.Glob(filepath.Join(s.node.Guest, "dev", "nvme*n*"))
@@ -238,7 +238,7 @@ func (s *stagingRig) watch(ctx context.Context, appeared chan<- time.Time) {
 	appeared <- time.Now()
 }
 
-// logLine is what the plugin logs, so far as it is looked at. Durations are nanoseconds.
+// logLine is a line of the plugin's log, with the fields that are used here. Durations are in nanoseconds.
 type logLine struct {
 	Time     time.Time     `json:"time"`
 	Msg      string        `json:"msg"`
@@ -249,7 +249,7 @@ type logLine struct {
 	Mount    time.Duration `json:"mount"`
 }
 
-// logged finds the last line with this message about a volume, after so many bytes of the log.
+// logged finds the last line with the message about a volume, after the first bytes of the log.
 func (s *stagingRig) logged(after int, message, volumeID string) (found logLine, err error) {
 	for text := range strings.Lines(s.guest.Stderr().String()[after:]) {
 		var line logLine
@@ -263,7 +263,7 @@ func (s *stagingRig) logged(after int, message, volumeID string) (found logLine,
 	return found, nil
 }
 
-// lives measures a blank disk's four calls, and of them the scan, mkfs, the mount, and all else.
+// lives measures a blank disk's four calls, and the shares of scan, mkfs, mount and the rest.
 func (s *stagingRig) lives(ctx context.Context, fsType string, size int64) (_ []row, err error) {
 	parts := map[string][]float64{}
 	for i := range lifeRounds {

@@ -24,14 +24,14 @@ import (
 const (
 	startupRounds = 11
 	startupLimit  = 10 * time.Second
-	// readyMilliseconds is how long a plugin may take until its first answer.
+	// readyMilliseconds is the limit for the time until a plugin's first answer.
 	readyMilliseconds = 25
-	// dialRetry is how long a refused connection waits for the next try: short beside what is measured, and long enough
-	// to leave the processor to the plugin.
+	// dialRetry is the pause after a refused connection. It is short compared with the measured time, and long enough to
+	// leave the processor to the plugin.
 	dialRetry = 200 * time.Microsecond
 )
 
-// startup measures the time from exec to the answer to a first RPC over the socket.
+// startup measures the time from exec to the answer to the first RPC over the socket.
 func startup(ctx context.Context, b *bench) (_ []row, err error) {
 	sim, err := simtest.StartSim(b.programs.Sim, nil, "--instances=node-a")
 	if err != nil {
@@ -90,7 +90,7 @@ func untilServed(ctx context.Context, program string, opts simtest.PluginOptions
 	return took, nil
 }
 
-// dialUntilServed connects to a unix socket as soon as somebody listens on it.
+// dialUntilServed connects to a unix socket as soon as a process listens on it.
 func dialUntilServed(ctx context.Context, socket string) (net.Conn, error) {
 	var dialer net.Dialer
 	for {

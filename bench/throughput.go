@@ -18,19 +18,19 @@ import (
 const (
 	throughputRounds  = 5
 	throughputVolumes = 3000
-	// throughputWorkers is as many as Kubernetes' external-provisioner has by default.
+	// throughputWorkers is the default of Kubernetes' external-provisioner.
 	throughputWorkers = 100
 )
 
-// throughput makes many volumes at once by the plugin and by the bare SDK, in turns: on a rack that answers at once, where
-// the processors are the limit, and on one that takes 50 ms for each call, where the rack is.
+// throughput creates many volumes concurrently, alternating between the plugin and the bare SDK. It does so on a rack
+// without latency, where the processors are the limit, and on a rack with 50 ms per call, where the rack is the limit.
 func throughput(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
-	// Connections are made and buffers grow in a round that does not count.
+	// The first round is not counted: connections are opened, and buffers grow.
 	if _, err := r.createMany(ctx, r.createVolume, 0); err != nil {
 		return nil, err
 	}
@@ -63,8 +63,8 @@ func throughput(ctx context.Context, b *bench) (_ []row, err error) {
 	return rows, nil
 }
 
-// createMany makes many volumes at once and returns how many that was per second. The rack is asked whether they are all
-// there; then they are deleted.
+// createMany creates many volumes concurrently and returns the number per second. It checks that all disks exist, and
+// deletes them.
 func (r *rig) createMany(
 	ctx context.Context,
 	create func(context.Context, string) (string, error),
@@ -88,7 +88,7 @@ func (r *rig) createMany(
 		return 0, err
 	}
 	if left.Disks != throughputVolumes {
-		return 0, fmt.Errorf("%d volumes were made, and the rack has %d disks", throughputVolumes, left.Disks)
+		return 0, fmt.Errorf("%d volumes were created, and the rack has %d disks", throughputVolumes, left.Disks)
 	}
 	if err := r.sim.Set(ctx, simtest.Settings{LatencyMillis: new(int)}); err != nil {
 		return 0, err
@@ -97,7 +97,7 @@ func (r *rig) createMany(
 	return throughputVolumes / took.Seconds(), err
 }
 
-// inParallel does something for each of count things, as many at once as there are workers.
+// inParallel calls do for each index below count, with a fixed number of workers.
 func inParallel(ctx context.Context, count int, do func(ctx context.Context, i int) error) error {
 	workers, ctx := errgroup.WithContext(ctx)
 	workers.SetLimit(throughputWorkers)

@@ -25,15 +25,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// The demo stands in these files:
+// The demo consists of these files:
 //
-//   - demo.go: the command, and what one run of it does
+//   - demo.go: the command, and one run of it
 //   - demo_processes.go: the rack and the plugins that it starts
 //   - demo_story.go: the steps of a volume's life
-//   - demo_shell.go: the commands that it consists of, where they are typed
-//   - demo_look.go: asking rack, guest and kernel what is there
-//   - demo_end.go: taking everything away again, and proof of it
-//   - demo_print.go: how it is told
+//   - demo_shell.go: the shells in which the commands of the story are run
+//   - demo_look.go: reading the state from rack, guest and kernel
+//   - demo_end.go: removing everything, and checking that nothing is left
+//   - demo_print.go: printing the story
 
 // demoOptions are the flags of the demo.
 type demoOptions struct {
@@ -43,20 +43,20 @@ type demoOptions struct {
 	logs           bool
 }
 
-const demoLong = `demo starts a simulated rack with two instances and the plugin, one controller and one node process on each
-instance, and takes one volume through its whole life by the commands of oxide-csi: made, attached, formatted,
-mounted, written to, kept in a snapshot, moved to the other instance, read back, deleted, made again of the
-snapshot. After each command it shows where the volume is, as seen from outside. With --step, the same commands
-can be typed meanwhile, in a shell that has read the file which the demo names.
+const demoLong = `demo starts a simulated rack with two instances, and the plugin: one controller process, and one node process for
+each instance. It takes one volume through its whole life with the commands of oxide-csi: create, attach, format,
+mount, write, snapshot, move to the other instance, read back, delete, restore from the snapshot. After each command
+it shows where the volume is, as seen from outside. With --step you can type the same commands in another shell: the
+demo names a file to read there.
 
-It needs oxide-csi beside itself. As root it uses real loop devices and mounts, which it takes away at the end;
-as an ordinary user it shows what the controller does and leaves the nodes out.`
+It needs oxide-csi in the same folder. As root it uses real loop devices and mounts, and removes them at the end.
+As an ordinary user it leaves the nodes out and shows what the controller does.`
 
 func demoCommand() *cobra.Command {
 	var opts demoOptions
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Tell one volume's whole life on a simulated rack",
+		Short: "Show the whole life of a volume on a simulated rack",
 		Long:  demoLong,
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -68,9 +68,9 @@ func demoCommand() *cobra.Command {
 		&opts.folder,
 		"state",
 		"",
-		"new or empty folder for disks, sockets and mounts; what is made there is removed at the end (default a new folder among the temporary ones)",
+		"new or empty folder for disks, sockets and mounts; its contents are removed at the end (default a new temporary folder)",
 	)
-	flags.BoolVar(&opts.step, "step", false, "wait for Enter after each step, to look around meanwhile")
+	flags.BoolVar(&opts.step, "step", false, "wait for Enter after each step")
 	flags.BoolVar(&opts.controllerOnly, "controller-only", false, "leave the nodes out, as for an ordinary user")
 	flags.BoolVar(&opts.logs, "logs", false, "show the logs of rack and plugins on stderr")
 	return cmd
@@ -81,29 +81,29 @@ type demo struct {
 	demoOptions
 	programs simtest.Programs
 	out      *narrator
-	// logTo takes the logs of the programs; nil for nowhere.
+	// logTo receives the logs of the programs; nil discards them.
 	logTo io.Writer
 	begun time.Time
 
-	// dir is where everything is kept, without symbolic links, as the kernel reports it. madeDir says that the demo made it.
+	// dir is the folder of the demo, without symbolic links, as the kernel reports it. madeDir means that the demo created
+	// it.
 	dir     string
 	madeDir bool
-	// nodesOff says why the nodes are left out; empty when they are not.
+	// nodesOff is the reason for leaving out the nodes; empty with nodes.
 	nodesOff string
 
 	processes processes
-	// before is what there was before anything was started, as far as it has to do with dir. disksBefore are the disks
-	// that the rack was started with.
+	// before are the traces of dir before the demo started anything. disksBefore are the rack's disks at its start.
 	before      traces
 	disksBefore []string
-	// volumes are the IDs of all volumes made.
+	// volumes are the IDs of all created volumes.
 	volumes []string
 }
 
-// runDemo tells the story and takes everything away again, whether the story came to its end, failed, or was interrupted by a
-// signal. The error is the first thing that went wrong, and what could not be taken away.
+// runDemo tells the story and then removes everything, even if the story failed or was interrupted by a signal. The
+// error is the first failure, joined with what could not be removed.
 func runDemo(ctx context.Context, opts demoOptions, in io.Reader, out, logs io.Writer) error {
-	// No signal ends the process before everything was taken away.
+	// No signal may end the process before everything is removed.
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	defer surviveBrokenPipes()()
@@ -129,7 +129,7 @@ func runDemo(ctx context.Context, opts demoOptions, in io.Reader, out, logs io.W
 	return errors.Join(told, d.end(told == nil))
 }
 
-// programsBesideThis finds the plugin in the folder of this program.
+// programsBesideThis are this program and the plugin in the same folder.
 func programsBesideThis() (simtest.Programs, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -155,7 +155,7 @@ func (d *demo) whyNoNodes() string {
 	return ""
 }
 
-// makeFolder makes the folder of the demo, or takes the one that was given if nothing is in it.
+// makeFolder creates the demo's folder, or takes the folder of --state if it is empty.
 func (d *demo) makeFolder() (err error) {
 	if d.folder == "" {
 		d.madeDir = true
@@ -189,7 +189,8 @@ func takeFolder(path string) (dir string, made bool, err error) {
 	return dir, false, nil
 }
 
-// makeTemporary makes a folder where device nodes work, if nodes take part: many systems mount /tmp with the option nodev.
+// makeTemporary creates a folder. With nodes it must be one where device nodes work: many systems mount /tmp with
+// nodev.
 func (d *demo) makeTemporary() (string, error) {
 	for _, parent := range []string{os.TempDir(), "/var/tmp", "/var/lib"} {
 		nodev, err := onNodev(parent)
@@ -202,11 +203,11 @@ func (d *demo) makeTemporary() (string, error) {
 		return os.MkdirTemp(parent, "oxide-demo-")
 	}
 	return "", errors.New(
-		"no temporary folder takes device nodes, since all are mounted with the option nodev: name a folder elsewhere with --state",
+		"no temporary folder supports device nodes, because all are mounted with the option nodev: name another folder with --state",
 	)
 }
 
-// onNodev reports whether device nodes in this folder cannot be opened.
+// onNodev reports whether device nodes in the folder cannot be opened.
 func onNodev(dir string) (bool, error) {
 	dir, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -221,7 +222,7 @@ func onNodev(dir string) (bool, error) {
 	}
 	var nearest *mountinfo.Info
 	for _, m := range mounts {
-		// Of two mounts on one folder the later one is seen.
+		// Of two mounts at the same folder the later one is visible.
 		if below(dir, m.Mountpoint) && (nearest == nil || len(m.Mountpoint) >= len(nearest.Mountpoint)) {
 			nearest = m
 		}
@@ -265,7 +266,7 @@ const (
 	limitShown = "And on a rack as they are today, without hot-plug:"
 )
 
-// introduce says who takes part.
+// introduce prints the participants.
 func (d *demo) introduce(ctx context.Context) error {
 	hotplug, err := d.hotplug(ctx)
 	if err != nil {
@@ -313,7 +314,7 @@ func (d *demo) introduceNode(ctx context.Context, m *machine) error {
 	return nil
 }
 
-// withoutHotplug turns the rack into one as they are today.
+// withoutHotplug makes the rack behave as racks do today.
 func (d *demo) withoutHotplug(ctx context.Context) error {
 	off := false
 	if err := d.processes.sim.Set(ctx, simtest.Settings{Hotplug: &off}); err != nil {

@@ -22,16 +22,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endTimeout bounds the questions asked at the end; package simtest bounds how long a process may take to end.
+// endTimeout bounds the requests at the end. Package simtest bounds how long a process may take to end.
 const endTimeout = 10 * time.Second
 
-// end takes away all that the demo has made. After a story told to its end there is nothing to force: what is mounted then,
-// or was not there before, is an error. Otherwise it undoes whatever there is.
+// end removes everything that the demo has created. After a complete story nothing should be mounted or left over: then
+// any mount or loop device in the demo's folder is an error. After an incomplete story end unmounts and detaches what
+// is left.
 //
-// The plugins end first, so that none of them mounts anything while mounts are undone; the rack ends after that, so that
-// no disk is torn from under a filesystem.
+// The plugins end first, so that they mount nothing while end unmounts. The rack ends last, so that no disk disappears
+// below a filesystem.
 func (d *demo) end(told bool) error {
-	// Not the context of the story, which a signal has ended.
+	// A new context: a signal may have cancelled the story's context.
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
 	var errs []error
@@ -46,7 +47,7 @@ func (d *demo) end(told bool) error {
 	undone, err := d.unmountAll()
 	errs = append(errs, err)
 	if told && len(undone) > 0 {
-		errs = append(errs, fmt.Errorf("still mounted were %s", strings.Join(undone, ", ")))
+		errs = append(errs, fmt.Errorf("these were still mounted: %s", strings.Join(undone, ", ")))
 	}
 	if d.processes.sim != nil {
 		processes++
@@ -55,7 +56,7 @@ func (d *demo) end(told bool) error {
 	loops, err := d.detachAll()
 	errs = append(errs, err)
 	if told && len(loops) > 0 {
-		errs = append(errs, fmt.Errorf("still there were the loop devices %s", strings.Join(loops, ", ")))
+		errs = append(errs, fmt.Errorf("these loop devices were still there: %s", strings.Join(loops, ", ")))
 	}
 	if told {
 		errs = append(errs, d.checkFolder())
@@ -88,7 +89,7 @@ func (d *demo) reportNothingLeft(processes int) {
 	d.out.line("Done in %.1f s.", time.Since(d.begun).Seconds())
 }
 
-// checkRack compares the rack's disks with those that it was started with, and asks it what else it holds.
+// checkRack compares the rack's disks with those at its start, and asks it for leftovers.
 func (d *demo) checkRack(ctx context.Context) error {
 	disks, err := d.rackDisks(ctx)
 	if err != nil {
@@ -96,7 +97,7 @@ func (d *demo) checkRack(ctx context.Context) error {
 	}
 	if !slices.Equal(disks, d.disksBefore) {
 		return fmt.Errorf(
-			"the rack has the disks %s, it had %s",
+			"the rack has the disks %s; at the start it had %s",
 			strings.Join(disks, ", "),
 			strings.Join(d.disksBefore, ", "),
 		)
@@ -106,19 +107,19 @@ func (d *demo) checkRack(ctx context.Context) error {
 		return err
 	}
 	if left.Disks+left.Snapshots+left.Loops+left.Mounts+left.Files > 0 {
-		return fmt.Errorf("the rack still counts %+v", left)
+		return fmt.Errorf("the rack reports leftovers: %+v", left)
 	}
 	return nil
 }
 
-// unmountAll undoes all mounts in the demo's folder and says which there were. A busy one is taken out of sight at once and
-// ends with its last user.
+// unmountAll unmounts everything in the demo's folder and returns what it has unmounted. A busy mount is detached: it
+// disappears at once, and ends with its last user.
 func (d *demo) unmountAll() (undone []string, err error) {
 	mounts, err := mountsBelow(d.dir)
 	if err != nil {
 		return nil, err
 	}
-	// The last one mounted goes first.
+	// The latest mount goes first.
 	for _, m := range slices.Backward(mounts) {
 		undone = append(undone, m.Mountpoint)
 		err := unix.Unmount(m.Mountpoint, 0)
@@ -132,7 +133,7 @@ func (d *demo) unmountAll() (undone []string, err error) {
 	return undone, nil
 }
 
-// detachAll detaches the loop devices that a rack that was killed has left behind, and says which there were.
+// detachAll detaches the loop devices that a killed rack has left, and returns their names.
 func (d *demo) detachAll() (detached []string, err error) {
 	files, err := loopFiles()
 	if err != nil {
@@ -155,8 +156,8 @@ func (d *demo) detachAll() (detached []string, err error) {
 	return detached, nil
 }
 
-// checkFolder looks for what rack and plugins should have removed: all but the records and the boot disks of the rack,
-// and the folders and files that the demo itself has made for them and for its shells.
+// checkFolder finds files that the rack or a plugin should have removed. It expects the records and boot disks of the
+// rack, and the files and folders that the demo itself has created.
 func (d *demo) checkFolder() error {
 	var left []string
 	err := filepath.WalkDir(d.dir, func(path string, entry fs.DirEntry, err error) error {
@@ -166,7 +167,7 @@ func (d *demo) checkFolder() error {
 		inRack := below(path, filepath.Join(d.dir, rackFolder))
 		ofVolume := slices.ContainsFunc(d.volumes, func(id string) bool { return strings.Contains(entry.Name(), id) })
 		token := path == filepath.Join(d.dir, controllerFolder, "token")
-		locks := entry.Name() == "locks" // of a node: an empty file that only carries locks
+		locks := entry.Name() == "locks" // a node's lock files, which are empty
 		shell := slices.ContainsFunc(d.processes.nodes, func(m *machine) bool { return path == m.shell.env })
 		unexpected := !entry.IsDir() && !inRack && !token && !locks && !shell
 		if ofVolume || unexpected || entry.IsDir() && (entry.Name() == targetFolder || entry.Name() == guestsFolder) {
@@ -178,20 +179,20 @@ func (d *demo) checkFolder() error {
 		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("rack or plugin left %s", strings.Join(left, ", "))
+		return fmt.Errorf("the rack or a plugin left %s", strings.Join(left, ", "))
 	}
 	return nil
 }
 
-// removeFolder removes what is in the folder, and the folder if the demo made it. While anything is mounted in it, nothing is
-// removed: it could be data.
+// removeFolder removes the contents of the demo's folder, and the folder if the demo created it. If anything is mounted
+// in it, it removes nothing: the files could be a user's data.
 func (d *demo) removeFolder() error {
 	mounts, err := mountsBelow(d.dir)
 	if err != nil {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("%s is kept, since %s is mounted in it", d.dir, mounts[0].Mountpoint)
+		return fmt.Errorf("%s is kept because %s is mounted in it", d.dir, mounts[0].Mountpoint)
 	}
 	if d.madeDir {
 		return os.RemoveAll(d.dir)
@@ -207,12 +208,11 @@ func (d *demo) removeFolder() error {
 	return errors.Join(errs...)
 }
 
-// traces are what on this machine has to do with a folder. Others work on the same machine: what has nothing to do with
-// the folder is none of the demo's business.
+// traces are the mounts, loop devices and processes of this machine that belong to a folder.
 type traces []string
 
-// findTraces looks for mounts in a folder or of devices in it, for loop devices with a file in it, and for processes whose
-// command line names it.
+// findTraces finds mounts in a folder or of devices in it, loop devices with a backing file in it, and processes with
+// its path in their command line.
 func findTraces(dir string) (traces, error) {
 	var found traces
 	mounts, err := mountinfo.GetMounts(nil)
@@ -247,7 +247,7 @@ func findTraces(dir string) (traces, error) {
 	return found, nil
 }
 
-// loopFiles are the files behind the machine's loop devices, by the names of these.
+// loopFiles maps the machine's loop devices to their backing files.
 func loopFiles() (map[string]string, error) {
 	texts, err := readEach("/sys/block/loop*/loop/backing_file")
 	files := map[string]string{}
@@ -257,7 +257,7 @@ func loopFiles() (map[string]string, error) {
 	return files, err
 }
 
-// readEach reads files that match a pattern; those that vanish meanwhile are left out.
+// readEach reads the files that match a pattern. It leaves out files that vanish meanwhile.
 func readEach(pattern string) (map[string]string, error) {
 	paths, err := filepath.Glob(pattern)
 	if err != nil {
@@ -272,7 +272,7 @@ func readEach(pattern string) (map[string]string, error) {
 	return texts, nil
 }
 
-// checkTraces compares what there is with what there was before.
+// checkTraces compares the traces with those before the demo.
 func (d *demo) checkTraces() error {
 	now, err := findTraces(d.dir)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// view is where a volume is: what the rack's API says, which guest's sysfs shows the disk, what the kernel has mounted in the
-// demo's folder. Guest and mounts are empty when the nodes are left out.
+// view is the location of a volume: in the rack's API, in the sysfs of a guest, and in the mounts in the demo's folder.
+// Without nodes guest and mounts are empty.
 type view struct {
 	rack, guest, mounts string
 }
@@ -34,14 +34,14 @@ func (v view) String() string {
 	return fmt.Sprintf("rack: %s, guest: %s, mounts: %s", v.rack, v.guest, v.mounts)
 }
 
-// The places where a volume should be after a step.
+// The expected views after a step.
 var (
 	deleted  = view{rack: noDisk, guest: noDisk, mounts: "none"}
 	detached = view{rack: "detached", guest: noDisk, mounts: "none"}
 )
 
 func attached(m *machine) view {
-	// The boot disk is nvme0n1, and of the free numbers the kernel takes the lowest.
+	// The boot disk is nvme0n1, and the kernel takes the lowest free number.
 	return view{rack: "attached to " + m.instance.Name, guest: "nvme1n1 on " + m.instance.Name, mounts: "none"}
 }
 
@@ -51,7 +51,7 @@ func mounted(m *machine) view {
 	return v
 }
 
-// seen leaves away what cannot be seen when the nodes are left out.
+// seen removes the parts of a view that do not exist without nodes.
 func (d *demo) seen(v view) view {
 	if d.nodesOff != "" {
 		return view{rack: v.rack}
@@ -59,7 +59,7 @@ func (d *demo) seen(v view) view {
 	return v
 }
 
-// look asks where a volume is.
+// look reads the location of a volume.
 func (d *demo) look(ctx context.Context, v *volume) (seen view, err error) {
 	if seen.rack, err = d.onRack(ctx, v); err != nil || d.nodesOff != "" {
 		return seen, err
@@ -71,12 +71,12 @@ func (d *demo) look(ctx context.Context, v *volume) (seen view, err error) {
 	return seen, err
 }
 
-// errNotFound says that the rack has no such thing.
+// errNotFound means that the rack has no such object.
 var errNotFound = errors.New("not found")
 
 const noDisk = "no such disk"
 
-// disk is a disk as the rack's API shows it.
+// disk is a disk in the rack's API.
 type disk struct {
 	ID, Name string
 	Size     int64
@@ -124,7 +124,7 @@ func (d *demo) runState(ctx context.Context, instanceID string) (string, error) 
 	return answer.RunState, d.get(ctx, d.processes.sim.Host+"/v1/instances/"+instanceID, &answer)
 }
 
-// hotplug asks the control endpoint of the simulation; a rack's API does not tell.
+// hotplug reads the setting from the control endpoint, because a rack's API does not show it.
 func (d *demo) hotplug(ctx context.Context) (string, error) {
 	var answer struct{ Hotplug bool }
 	if err := d.get(ctx, d.processes.sim.Control+"/v0/settings", &answer); err != nil || !answer.Hotplug {
@@ -161,7 +161,7 @@ func (d *demo) get(ctx context.Context, url string, answer any) error {
 	return nil
 }
 
-// inGuests looks for the disk in the sysfs of every guest, by its serial, as the plugin does.
+// inGuests searches the sysfs of every guest for the disk's serial, as the plugin does.
 func (d *demo) inGuests(v *volume) (string, error) {
 	var found []string
 	for _, m := range d.processes.nodes {
@@ -186,12 +186,12 @@ func (d *demo) inGuests(v *volume) (string, error) {
 	return strings.Join(found, ", "), nil
 }
 
-// mountsBelow lists what the kernel has mounted in a folder, in the order in which it was mounted.
+// mountsBelow lists the mounts in a folder, in the order of mounting.
 func mountsBelow(dir string) ([]*mountinfo.Info, error) {
 	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !below(m.Mountpoint, dir), false })
 }
 
-// mounts says where a volume is mounted; its ID, with which its path in the staging folder ends, is left out.
+// mounts lists the mounts of a volume. It leaves out the volume's ID at the end of the path in the staging folder.
 func (d *demo) mounts(v *volume) (string, error) {
 	mounts, err := mountsBelow(d.dir)
 	if err != nil || len(mounts) == 0 {
@@ -209,7 +209,7 @@ func (d *demo) mounts(v *volume) (string, error) {
 	return strings.Join(text, ", "), nil
 }
 
-// below reports whether a path is a folder or in it.
+// below reports whether path is dir or is in it.
 func below(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -14,24 +14,24 @@ import (
 	"strings"
 )
 
-// Measures of what is printed, in columns.
+// Widths of the output, in columns.
 const (
 	lineWidth = 98
 	indent    = 4
-	// rackWidth and guestWidth are those of the first two columns of a view.
+	// rackWidth and guestWidth are the widths of the first two columns of a view.
 	rackWidth  = 26
 	guestWidth = 26
 	nameWidth  = 12
 )
 
-// narrator prints the story. After the first failure to print it keeps silent; err is that failure.
+// narrator prints the story. It stops printing after the first write error, which is err.
 type narrator struct {
 	w   io.Writer
 	err error
-	// steps counts the steps told.
+	// steps counts the printed steps.
 	steps int
-	// enter has something in it when the reader wants the next step; it is closed when he has gone. Nil means that he does
-	// not choose.
+	// enter receives a value for each Enter of the reader, and is closed at the end of the input. Nil means that the demo
+	// does not wait between steps.
 	enter chan struct{}
 }
 
@@ -39,7 +39,7 @@ func newNarrator(w io.Writer, in io.Reader, pauses bool) *narrator {
 	n := &narrator{w: w}
 	if pauses {
 		n.enter = make(chan struct{})
-		// It waits for input until the process ends.
+		// This goroutine reads until the process ends.
 		go func() {
 			defer close(n.enter)
 			for lines := bufio.NewScanner(in); lines.Scan(); {
@@ -58,7 +58,7 @@ func (n *narrator) line(format string, args ...any) {
 
 func (n *narrator) blank() { n.line("") }
 
-// paragraph prints text in lines of the right width.
+// paragraph prints text with line breaks.
 func (n *narrator) paragraph(text string) {
 	for _, line := range wrap(text, lineWidth) {
 		n.line("%s", line)
@@ -70,14 +70,14 @@ func (n *narrator) entry(name, format string, args ...any) {
 	n.line("%*s%-*s %s", indent, "", nameWidth, name, fmt.Sprintf(format, args...))
 }
 
-// step prints what is wanted now and returns its number.
+// step prints the purpose of a step and returns its number.
 func (n *narrator) step(says string) int {
 	n.steps++
 	n.line("%2d. %s", n.steps, says)
 	return n.steps
 }
 
-// command prints a command, and at the right the CSI calls that it makes.
+// command prints a command, and its CSI calls at the right.
 func (n *narrator) command(prompt, line, calls string) {
 	typed := prompt + "$ " + line
 	if len(typed)+2+len(calls) > lineWidth-indent {
@@ -87,26 +87,26 @@ func (n *narrator) command(prompt, line, calls string) {
 	n.line("%*s%-*s%s", indent, "", lineWidth-indent-len(calls), typed, calls)
 }
 
-// output prints what a command has printed, as it is.
+// output prints the output of a command unchanged.
 func (n *narrator) output(text string) {
 	for line := range strings.Lines(text) {
 		n.line("%*s%s", indent, "", strings.TrimSuffix(line, "\n"))
 	}
 }
 
-// fact prints something that came to light within a step.
+// fact prints a fact that was found within a step.
 func (n *narrator) fact(name, format string, args ...any) {
 	n.line("%*s%s: %s", indent, "", name, fmt.Sprintf(format, args...))
 }
 
-// quotation prints what somebody else has said, of any length.
+// quotation prints a text of any length from another program.
 func (n *narrator) quotation(text string) {
 	for i, line := range wrap(text, lineWidth-2*indent) {
 		n.line("%*s%s", indent*min(i+1, 2), "", line)
 	}
 }
 
-// view prints where the volume is.
+// view prints the location of the volume.
 func (n *narrator) view(v view) {
 	if v.guest == "" {
 		n.fact("rack", "%s", v.rack)
@@ -115,7 +115,7 @@ func (n *narrator) view(v view) {
 	n.line("%*s%-*s%-*s%s", indent, "", rackWidth, "rack: "+v.rack, guestWidth, "guest: "+v.guest, "mounts: "+v.mounts)
 }
 
-// pause waits until the reader wants to go on, if he is asked, and returns what has kept anything from being printed.
+// pause waits for the reader's Enter, if there is a reader. It returns the first write error.
 func (n *narrator) pause(ctx context.Context) error {
 	if n.enter != nil {
 		n.line("%*s-- press Enter --", indent, "")

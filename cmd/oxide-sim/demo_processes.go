@@ -24,16 +24,16 @@ type processes struct {
 	nodes      []*machine
 }
 
-// machine is an instance of the rack, and the plugin on it.
+// machine is an instance of the rack with the plugin on it.
 type machine struct {
 	instance simtest.Instance
-	// plugin is nil when the nodes are left out.
+	// plugin is nil without nodes.
 	plugin *simtest.Plugin
-	// shell is where commands for this node are typed.
+	// shell runs the commands for this node.
 	shell *shell
-	// id is what the plugin on the node says, else the instance's ID.
+	// id is the node ID from the plugin; without nodes the instance's ID.
 	id string
-	// staging is the folder with what is mounted once for the node, target where the one who uses the volume wants it.
+	// staging is the node's staging folder, target the folder where the volume's user wants the volume.
 	staging, target string
 }
 
@@ -42,15 +42,15 @@ const (
 	targetFolder  = "data"
 )
 
-// Folders below the demo's own.
+// Folders in the demo's folder.
 const (
 	rackFolder       = "rack"
 	guestsFolder     = "guests"
 	controllerFolder = "controller"
 )
 
-// start starts the rack and the plugins. They are kept from a Ctrl-C, which they would follow at once: the demo ends them
-// in their order, and a second signal would make them leave everything as it is.
+// start starts the rack and the plugins in their own process groups. A Ctrl-C must not reach them: the demo ends them
+// in order.
 func (d *demo) start() (err error) {
 	args := []string{"--instances=node-a,node-b", "--hotplug", "--state=" + filepath.Join(d.dir, rackFolder)}
 	if d.nodesOff == "" {
@@ -58,10 +58,10 @@ func (d *demo) start() (err error) {
 	}
 	if d.processes.sim, err = simtest.StartSimWith(
 		d.programs.Sim,
-		simtest.SimOptions{Args: args, Stderr: d.logTo, Apart: true},
+		simtest.SimOptions{Args: args, Stderr: d.logTo, OwnProcessGroup: true},
 	); err != nil {
 		if d.nodesOff == "" {
-			err = fmt.Errorf("%w (with --controller-only nothing needs loop devices)", err)
+			err = fmt.Errorf("%w (--controller-only needs no loop devices)", err)
 		}
 		return fmt.Errorf("start the simulated rack: %w", explain(err))
 	}
@@ -102,7 +102,14 @@ func (d *demo) startPlugin(mode, folder string, instance simtest.Instance) (*sim
 	}
 	plugin, err := simtest.StartPlugin(
 		d.programs.Plugin,
-		simtest.PluginOptions{Mode: mode, Dir: dir, Sim: d.processes.sim, Instance: instance, Stderr: d.logTo, Apart: true},
+		simtest.PluginOptions{
+			Mode:            mode,
+			Dir:             dir,
+			Sim:             d.processes.sim,
+			Instance:        instance,
+			Stderr:          d.logTo,
+			OwnProcessGroup: true,
+		},
 	)
 	if err != nil {
 		return nil, fmt.Errorf("start the plugin with --mode=%s in the folder %s: %w", mode, folder, explain(err))
@@ -110,7 +117,7 @@ func (d *demo) startPlugin(mode, folder string, instance simtest.Instance) (*sim
 	return plugin, nil
 }
 
-// plugins names the processes of the plugin.
+// plugins describes the processes of the plugin.
 func (p processes) plugins() string {
 	text := "oxide-csi --mode=controller"
 	for _, m := range p.nodes {
@@ -121,7 +128,7 @@ func (p processes) plugins() string {
 	return text
 }
 
-// running lists the plugins that were started.
+// running lists the started plugins.
 func (p processes) running() []*simtest.Plugin {
 	var plugins []*simtest.Plugin
 	if p.controller != nil {
@@ -135,12 +142,12 @@ func (p processes) running() []*simtest.Plugin {
 	return plugins
 }
 
-// register asks a node who it is, as an orchestrator does before it places anything there. It returns how many volumes the node
-// takes.
+// register reads the node ID, as an orchestrator does before it schedules anything there. It returns the number of
+// volumes that the node takes.
 func (m *machine) register(ctx context.Context) (room int64, err error) {
 	info, err := m.plugin.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	if err != nil {
-		return 0, fmt.Errorf("ask %s who it is: %w", m.instance.Name, explain(err))
+		return 0, fmt.Errorf("get the identity of %s: %w", m.instance.Name, explain(err))
 	}
 	m.id = info.GetNodeId()
 	return info.GetMaxVolumesPerNode(), nil

@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// shell is where the commands of the story are typed. Everybody can type them there: all that makes it this place stands in a
-// file, which any shell can read.
+// shell runs the commands of the story. A reader can run them too: env is a file for any shell that sets folder and
+// variables.
 type shell struct {
 	prompt string
 	// env is the path of that file.
@@ -31,10 +31,10 @@ type shell struct {
 
 const envFile = "env"
 
-// exitInTheWay is the exit code of oxide-csi where the plugin answers FAILED_PRECONDITION (docs/reference/cli.md).
-const exitInTheWay = 5
+// exitBlocked is the exit code of oxide-csi for FAILED_PRECONDITION (docs/reference/cli.md).
+const exitBlocked = 5
 
-// newShell makes a shell in a folder, in which the variables are set.
+// newShell creates a shell in a folder, with the variables set.
 func (d *demo) newShell(prompt, dir string, variables ...string) (*shell, error) {
 	var text strings.Builder
 	for _, variable := range append(variables, "PATH="+filepath.Dir(d.programs.Plugin)) {
@@ -52,7 +52,7 @@ func (d *demo) newShell(prompt, dir string, variables ...string) (*shell, error)
 
 var plain = regexp.MustCompile(`^[\w./=-]+$`)
 
-// quoted is a text as one word of the shell.
+// quoted quotes a text as one word of the shell.
 func quoted(text string) string {
 	if plain.MatchString(text) {
 		return text
@@ -60,10 +60,10 @@ func quoted(text string) string {
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
-// run runs a command of oxide-csi, and returns what it printed and its exit code.
+// run runs a command of oxide-csi, and returns its output and its exit code.
 func (s *shell) run(ctx context.Context, line string) (printed string, code int, err error) {
 	cmd := exec.CommandContext(ctx, "sh", "-c", ". "+quoted(s.env)+" && exec "+line)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the demo, which ends it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that a Ctrl-C reaches only the demo, which ends the command
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err = cmd.Run()
@@ -77,7 +77,7 @@ func (s *shell) run(ctx context.Context, line string) (printed string, code int,
 	return strings.TrimSuffix(output.String(), "\n"), cmd.ProcessState.ExitCode(), nil
 }
 
-// variables are those that a shell needs where a node's plugin runs, or only the controller.
+// variables are the variables of a shell on a node, or of a shell with the controller only.
 func (d *demo) variables(m *machine) []string {
 	variables := []string{"OXIDE_CSI_CONTROLLER_ENDPOINT=" + d.processes.controller.Socket}
 	if m == nil {
@@ -92,10 +92,10 @@ func (d *demo) variables(m *machine) []string {
 		"OXIDE_CSI_SYS_ROOT="+filepath.Join(m.instance.Guest, "sys"))
 }
 
-// variableOf is the variable with the ID of a node that is asked for by its ID.
+// variableOf is the name of the variable with the ID of a node.
 func variableOf(instance simtest.Instance) string { return strings.ReplaceAll(instance.Name, "-", "_") }
 
-// named names the node to a command where no plugin runs on it, which would know.
+// named is the flag that names the node. A command on a node without a plugin needs it.
 func (m *machine) named() string {
 	if m.plugin != nil {
 		return ""

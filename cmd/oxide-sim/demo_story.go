@@ -24,29 +24,29 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// volume is what somebody who types the commands remembers of a volume.
+// volume is what a user of the commands remembers about a volume.
 type volume struct {
 	id string
-	// snapshot is the ID of the last snapshot taken of it.
+	// snapshot is the ID of its latest snapshot.
 	snapshot string
-	// diskName is the name of its disk on the rack, as the rack showed it.
+	// diskName is the name of its disk on the rack.
 	diskName string
-	// written is the checksum of what was written to it or to its source, in hexadecimal.
+	// written is the checksum of the data that was written to it or to its source, in hexadecimal.
 	written string
 }
 
-// step is one thing that happens: a command, or what the one who uses the volume does. After it the volume must be where
-// want says, or the demo fails.
+// step is one step of the story: a command, or an action of the volume's user. If the volume is not in the location
+// want afterwards, the demo fails.
 type step struct {
-	// says is what is wanted; empty where the step goes on with what the one before it began.
+	// says is the purpose of the step; empty if it continues the previous step.
 	says string
-	// at is where types is typed; calls are the CSI calls with which it changes something.
+	// types is the command, and at the shell that runs it. calls are the CSI calls that change something.
 	at           *shell
 	types, calls string
-	// refused says that the command must fail, as something stands in its way.
+	// refused means that the command must fail with exit code exitBlocked.
 	refused bool
 	volume  *volume
-	// do goes on with what the command has printed. Nil for nothing.
+	// do runs after the command, with its output; it may be nil.
 	do   func(ctx context.Context, v *volume, printed string) error
 	want view
 }
@@ -58,7 +58,7 @@ const (
 	stepTimeout = time.Minute
 )
 
-// play takes the steps one after the other, and looks at the volume after each.
+// play executes the steps and checks the volume's location after each.
 func (d *demo) play(ctx context.Context, v *volume, steps []step) error {
 	number, title := 0, ""
 	for _, s := range steps {
@@ -92,12 +92,12 @@ func (d *demo) take(ctx context.Context, s step) error {
 	}
 	d.out.view(seen)
 	if seen != s.want {
-		return fmt.Errorf("the volume should be here: %s", s.want)
+		return fmt.Errorf("the volume is not where it should be: %s", s.want)
 	}
 	return d.out.pause(ctx)
 }
 
-// carryOut runs the command of a step, if it has one, and shows it with what it printed.
+// carryOut runs and prints the command of a step, if it has one, and its output.
 func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error) {
 	if s.types == "" {
 		return "", nil
@@ -107,14 +107,14 @@ func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error)
 	switch {
 	case err != nil:
 		return "", err
-	case s.refused && code == exitInTheWay:
+	case s.refused && code == exitBlocked:
 		d.out.quotation(printed)
 		d.out.quotation(fmt.Sprintf("(exit code %d)", code))
 	case s.refused:
 		return "", fmt.Errorf(
-			"%s should end with exit code %d, since the rack refuses it, and ends with %d: %s",
+			"%s should end with exit code %d, because the rack rejects it, but ends with %d: %s",
 			s.types,
-			exitInTheWay,
+			exitBlocked,
 			code,
 			printed,
 		)
@@ -126,7 +126,7 @@ func (d *demo) carryOut(ctx context.Context, s step) (printed string, err error)
 	return printed, nil
 }
 
-// life is the life of a volume up to its end, with a snapshot that outlives it. Without nodes, what they do is left out.
+// life is the life of a volume, with a snapshot that outlives it. Without nodes it leaves out their steps.
 func (d *demo) life() []step {
 	a, b := d.processes.nodes[0], d.processes.nodes[1]
 	return slices.Concat(
@@ -160,7 +160,7 @@ func (d *demo) life() []step {
 	)
 }
 
-// afterlife is that of a volume made from the snapshot that the other one has left.
+// afterlife is the life of a volume from the snapshot of the other volume.
 func (d *demo) afterlife(snapshot string) []step {
 	b := d.processes.nodes[1]
 	return slices.Concat(
@@ -184,7 +184,7 @@ func (d *demo) afterlife(snapshot string) []step {
 	)
 }
 
-// refusal is what happens to a volume on a rack that attaches nothing to a running instance.
+// refusal is the life of a volume on a rack that does not attach disks to running instances.
 func (d *demo) refusal() []step {
 	a := d.processes.nodes[0]
 	return []step{
@@ -211,7 +211,7 @@ func (d *demo) deletion(m *machine, name string) step {
 	return step{at: m.shell, types: "oxide-csi volume delete " + name, calls: "DeleteVolume", want: d.seen(deleted)}
 }
 
-// up brings a volume to whoever uses it on a node. What it says goes on if there are nodes.
+// up makes a volume available to its user on a node. goesOn continues the text if there are nodes.
 func (d *demo) up(m *machine, name, says, goesOn string) []step {
 	attach := step{
 		at:    m.shell,
@@ -237,7 +237,7 @@ func (d *demo) up(m *machine, name, says, goesOn string) []step {
 	return []step{attach, mount}
 }
 
-// down takes it away again.
+// down reverts up.
 func (d *demo) down(m *machine, name, says string) []step {
 	if m.plugin == nil {
 		return []step{{says: says, at: m.shell, types: "oxide-csi volume detach " + name + m.named() + " --unmounted",
@@ -250,7 +250,7 @@ func (d *demo) down(m *machine, name, says string) []step {
 	}
 }
 
-// work is what the one who uses the volume does, which no plugin sees.
+// work is an action of the volume's user, which the plugin does not see.
 func (d *demo) work(m *machine, says string, do func(*machine, *volume) error) []step {
 	if m.plugin == nil {
 		return nil
@@ -260,7 +260,7 @@ func (d *demo) work(m *machine, says string, do func(*machine, *volume) error) [
 	}
 }
 
-// created looks for the volume on the rack by the ID that was printed.
+// created finds the volume on the rack by the ID that the command printed.
 func (d *demo) created(ctx context.Context, v *volume, printed string) error {
 	v.id = printed
 	d.volumes = append(d.volumes, v.id)
@@ -271,7 +271,7 @@ func (d *demo) created(ctx context.Context, v *volume, printed string) error {
 	v.diskName = disk.Name
 	d.out.fact("disk", "%s, %d GiB", disk.Name, disk.Size/gib)
 	if disk.Size != sizeBytes {
-		return fmt.Errorf("%d bytes were asked for, the rack's disk has %d", sizeBytes, disk.Size)
+		return fmt.Errorf("the volume was requested with %d bytes, but its disk has %d", sizeBytes, disk.Size)
 	}
 	return nil
 }
@@ -286,7 +286,8 @@ const (
 	fileMebibytes = 16
 )
 
-// fileContent is what the database writes: the same random bytes in each run, so that their checksum is known.
+// fileContent is the content that the database writes: pseudo-random bytes with a fixed seed, so that the checksum is
+// the same in each run.
 func fileContent() io.Reader {
 	seed := [32]byte{}
 	copy(seed[:], "the ledger of a database")
@@ -322,13 +323,13 @@ func (d *demo) read(m *machine, v *volume) error {
 	sum := hex.EncodeToString(hash.Sum(nil))
 	if sum != v.written {
 		d.out.fact("read", "%d MiB, sha256 %s", size>>20, sum)
-		return fmt.Errorf("the checksum differs: %s does not hold on %s what was written to it", fileName, m.instance.Name)
+		return fmt.Errorf("the checksum of %s on %s differs from that of the written data", fileName, m.instance.Name)
 	}
 	d.out.fact("read", "%d MiB, sha256 %s, same", size>>20, sum)
 	return nil
 }
 
-// explain makes one line of an error, and names the code of a CSI call's.
+// explain makes one line of an error, and adds the code of an error from a CSI call.
 func explain(err error) error {
 	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
 		return fmt.Errorf("%s: %s", s.Code(), s.Message())

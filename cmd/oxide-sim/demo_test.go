@@ -28,9 +28,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var update = flag.Bool("update", false, "write what the demo prints to testdata instead of comparing it")
+var update = flag.Bool("update", false, "write the demo's output to testdata instead of comparing it")
 
-// masks hide what differs from run to run, and keep the width of what stands in columns.
+// masks replace what differs from run to run, without changing the width of columns.
 var masks = []struct {
 	pattern *regexp.Regexp
 	with    string
@@ -48,11 +48,11 @@ func mask(text string) string {
 	return text
 }
 
-// compareGolden compares what the demo printed, save for times and IDs, with a file in testdata.
+// compareGolden compares the demo's output, except for times and IDs, with a file in testdata.
 func compareGolden(t *testing.T, name, printed string) {
 	t.Helper()
 	for i, line := range strings.Split(printed, "\n") {
-		// What the commands print with two IDs, or with one and a path, is as long as it is.
+		// Lines with two IDs, or with an ID and a path, may be longer.
 		if len(line) > 106 {
 			t.Errorf("line %d has %d columns, more than 106: %s", i+1, len(line), line)
 		}
@@ -65,7 +65,7 @@ func compareGolden(t *testing.T, name, printed string) {
 	must(t, err)
 	if diff := cmp.Diff(string(want), mask(printed)); diff != "" {
 		t.Errorf(
-			"the demo prints something else than %s (go test ./cmd/oxide-sim -run Demo -update writes it): -want +got\n%s",
+			"the demo's output differs from %s (go test ./cmd/oxide-sim -run Demo -update writes it): -want +got\n%s",
 			path,
 			diff,
 		)
@@ -86,7 +86,7 @@ func TestDemo(t *testing.T) {
 	compareGolden(t, "demo.txt", string(out))
 }
 
-// The README shows the demo between two markers, as it is printed or masked.
+// TestDemoInReadme compares the demo between two markers in README.md with testdata.
 func TestDemoInReadme(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,7 +100,7 @@ func TestDemoInReadme(t *testing.T) {
 		t.Fatal("README.md has only one of the markers demo:begin and demo:end")
 	}
 	if !begun {
-		return // It does not show the demo.
+		return // the README does not show the demo
 	}
 	var shown strings.Builder
 	for line := range strings.Lines(block) {
@@ -111,7 +111,7 @@ func TestDemoInReadme(t *testing.T) {
 	want, err := os.ReadFile("testdata/demo.txt")
 	must(t, err)
 	if diff := cmp.Diff(string(want), mask(shown.String())); diff != "" {
-		t.Errorf("README.md shows another demo than testdata/demo.txt: -want +got\n%s", diff)
+		t.Errorf("the demo in README.md differs from testdata/demo.txt: -want +got\n%s", diff)
 	}
 }
 
@@ -164,11 +164,11 @@ func TestDemoInAFolderInUse(t *testing.T) {
 	}
 }
 
-// The data are really compared: the demo finds out when the disk has changed between the two nodes.
+// TestDemoWithACorruptedDisk changes the disk while the volume moves. The demo must detect the changed data.
 func TestDemoWithACorruptedDisk(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
-	// It is there before, and so must be afterwards; and no shell takes its name for one word.
+	// An existing folder must remain. Its name needs quoting in a shell.
 	dir := filepath.Join(t.TempDir(), "it's mine")
 	must(t, os.Mkdir(dir, 0o755))
 	d := startDemo(t, "--step", "--state="+dir)
@@ -179,7 +179,7 @@ func TestDemoWithACorruptedDisk(t *testing.T) {
 	}
 	corrupt(t, filepath.Join(dir, "rack", "disks", id[1]+".disk"))
 	d.finish()
-	const want = "oxide-sim: demo: step 7 (The database reads its file.): the checksum differs: ledger.db does not hold on node-b what was written to it\n"
+	const want = "oxide-sim: demo: step 7 (The database reads its file.): the checksum of ledger.db on node-b differs from that of the written data\n"
 	if d.code != 1 || d.stderr.String() != want {
 		t.Errorf("exit code %d, stderr %q, want 1 and %q", d.code, &d.stderr, want)
 	}
@@ -192,7 +192,7 @@ func TestDemoWithACorruptedDisk(t *testing.T) {
 	checkNoTraces(t, dir)
 }
 
-// corrupt changes a byte of the file that the database wrote, in the disk's backing file.
+// corrupt changes a byte of the database's file in the backing file of the disk.
 func corrupt(t *testing.T, disk string) {
 	t.Helper()
 	block := make([]byte, 4096)
@@ -219,15 +219,15 @@ func corrupt(t *testing.T, disk string) {
 	}
 }
 
-// However the story is broken off, everything is taken away.
-func TestDemoBrokenOff(t *testing.T) {
+// TestInterruptedDemo interrupts the story in several ways. Everything must be removed each time.
+func TestInterruptedDemo(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	tests := []struct {
 		name string
-		// hinder is called while the volume is mounted twice.
-		hinder func(t *testing.T, d *runningDemo)
-		stderr string
+		// interrupt is called while the volume is mounted twice.
+		interrupt func(t *testing.T, d *runningDemo)
+		stderr    string
 	}{
 		{"interrupted alone", func(t *testing.T, d *runningDemo) { must(t, d.cmd.Process.Signal(os.Interrupt)) },
 			`^oxide-sim: demo: interrupted: .*interrupt.*\n$`},
@@ -245,7 +245,7 @@ func TestDemoBrokenOff(t *testing.T) {
 		},
 		{"the rack is killed", func(t *testing.T, d *runningDemo) { d.killPart("serve") },
 			`^oxide-sim: demo: step 3 \(.*\): .*connection refused.*; demo: left behind: .*signal: killed.*\n$`},
-		{"nobody reads on", func(t *testing.T, d *runningDemo) { must(t, d.stdout.Close()) },
+		{"the reader closes stdout", func(t *testing.T, d *runningDemo) { must(t, d.stdout.Close()) },
 			`^oxide-sim: demo: step 3 .*: write /dev/stdout: broken pipe\n$`},
 	}
 	for _, test := range tests {
@@ -261,7 +261,7 @@ func TestDemoBrokenOff(t *testing.T) {
 					t.Errorf("in the middle of the story there is no %s: %s", kind, found)
 				}
 			}
-			test.hinder(t, d)
+			test.interrupt(t, d)
 			d.finish()
 			if d.code != 1 || !regexp.MustCompile(test.stderr).MatchString(d.stderr.String()) {
 				t.Errorf("exit code %d, stderr %q, want 1 and %q", d.code, &d.stderr, test.stderr)
@@ -271,25 +271,25 @@ func TestDemoBrokenOff(t *testing.T) {
 	}
 }
 
-// demoProgram is the demo without its user's environment, so that its folder is among the usual temporary ones.
+// demoProgram is the demo without the environment of the test, so that its folder is in the default temporary folder.
 func demoProgram(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	sim, err := binary()
 	must(t, err)
 	cmd := exec.Command(sim, append([]string{"demo"}, args...)...)
-	// Programs with the race detector would sleep for a second before they end.
+	// Programs with the race detector would sleep for a second before they exit.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
 	return cmd
 }
 
-// runningDemo is a demo with --step that the test leads through the story.
+// runningDemo is a demo with --step that the test controls.
 type runningDemo struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stdout io.ReadCloser
 	lines  *bufio.Scanner
-	// seen is what it has printed on stdout, as far as it was read.
+	// seen is what the test has read of its stdout.
 	seen, stderr bytes.Buffer
 	code         int
 }
@@ -309,7 +309,7 @@ func startDemo(t *testing.T, args ...string) *runningDemo {
 	return d
 }
 
-// until presses Enter until this command has been carried out, and leaves the demo waiting after it.
+// until presses Enter until the demo has run this command. The demo then waits for the next Enter.
 func (d *runningDemo) until(command string) {
 	d.t.Helper()
 	there := false
@@ -330,7 +330,7 @@ func (d *runningDemo) until(command string) {
 	d.t.Fatalf("the demo ended before %q: exit code %d, stderr %q, stdout:\n%s", command, d.code, &d.stderr, &d.seen)
 }
 
-// finish lets the demo go on to its end.
+// finish presses Enter until the demo ends.
 func (d *runningDemo) finish() {
 	d.t.Helper()
 	must(d.t, d.stdin.Close())
@@ -345,14 +345,14 @@ func (d *runningDemo) finish() {
 	d.code = d.cmd.ProcessState.ExitCode()
 }
 
-// killPart kills one process that the demo has started: the one with the argument that was started first.
+// killPart kills a process that the demo has started: the oldest with this argument.
 func (d *runningDemo) killPart(argument string) {
 	d.t.Helper()
 	stats, err := readEach("/proc/[0-9]*/stat")
 	must(d.t, err)
 	var found []int
 	for path, stat := range stats {
-		// The program's name in parentheses comes before the state and the parent.
+		// The fields state and parent follow the program's name in parentheses.
 		_, after, _ := strings.Cut(stat, ") ")
 		fields := strings.Fields(after)
 		if len(fields) < 2 || fields[1] != strconv.Itoa(d.cmd.Process.Pid) {

@@ -22,8 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// serveFlags are the flags of serve as they were written. They are texts, so that all that is wrong with them can be
-// told at once.
+// serveFlags are the flags of serve before parsing. They are strings, so that parse can report all problems together.
 type serveFlags struct {
 	listen, control, token, project, instances, guestRoot, guestBoot, state, hotplug string
 	maxDisks, quota, space, latency, stateTime, apiVersionMax                        string
@@ -35,28 +34,33 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.control, "control", "", "serve the control endpoint on `ADDR`, a loopback address (default off)")
 	flags.StringVar(&f.token, "token", "oxide-token-demo", "`TOKEN` of a project collaborator; begins oxide-token-")
 	flags.StringVar(&f.project, "project", "demo", "`NAME` of the project")
-	flags.StringVar(&f.instances, "instances", "node-a,node-b", "`NAMES` of running instances, with commas between them")
+	flags.StringVar(&f.instances, "instances", "node-a,node-b", "comma-separated `NAMES` of running instances")
 	flags.StringVar(
 		&f.guestRoot,
 		"guest-root",
 		"",
-		"show disks to guests, whose dev and sys are below `DIR`; root only (default no guests)",
+		"give instances guests, with dev and sys below `DIR`; needs root (default no guests)",
 	)
 	flags.StringVar(
 		&f.guestBoot,
 		"guest-boot",
 		"",
-		"run `FILE`, a program, as the first process of each guest; oxide-sim guest-init --help shows one (default none)",
+		"run the program `FILE` as the first process of each guest; see oxide-sim guest-init --help (default none)",
 	)
-	flags.StringVar(&f.state, "state", "", "keep everything in `DIR`, and go on with what is there (default keep nothing)")
+	flags.StringVar(
+		&f.state,
+		"state",
+		"",
+		"keep all records and disks in `DIR`, and continue with existing ones (default keep nothing)",
+	)
 	flags.StringVar(
 		&f.hotplug,
 		"hotplug",
 		"",
-		"let disks come and go while an instance runs; `async`: by way of attaching and detaching",
+		"allow attach and detach while an instance runs; `async` shows attaching and detaching first",
 	)
 	flags.Lookup("hotplug").NoOptDefVal = hotplugOn
-	flags.StringVar(&f.maxDisks, "max-disks", "12", "let an instance take `N` disks, boot disk included")
+	flags.StringVar(&f.maxDisks, "max-disks", "12", "`N` disks per instance, including the boot disk")
 	flags.StringVar(&f.quota, "quota", "0", "storage quota of `SIZE`; 0 is unlimited")
 	flags.StringVar(&f.space, "space", "0", "physical storage of `SIZE`; 0 is unlimited")
 	flags.StringVar(&f.latency, "latency", "0s", "add `TIME` to every call")
@@ -70,15 +74,15 @@ const (
 	hotplugAsync = "async"
 )
 
-// serveConfig is what serve is to do.
+// serveConfig is the parsed configuration of serve.
 type serveConfig struct {
-	listen, control string // Control is empty when there is none.
-	// Empty when there is none.
+	listen, control string // control is empty without a control endpoint
+	// Each is empty if not used.
 	guestRoot, guestBoot, state string
 	rack                        simrack.Options
 }
 
-// parse reads the flags. Its error is [config.Problems].
+// parse parses the flags. Its error is [config.Problems].
 func (f *serveFlags) parse() (serveConfig, error) {
 	var problems config.Problems
 	check := func(flag string, err error) {
@@ -92,7 +96,7 @@ func (f *serveFlags) parse() (serveConfig, error) {
 		check("--control", checkLoopback(f.control))
 	}
 	if f.guestBoot != "" && f.guestRoot == "" {
-		check("--guest-boot", errors.New("there are no guests without --guest-root"))
+		check("--guest-boot", errors.New("requires --guest-root"))
 	}
 	r := &c.rack
 	r.Token, r.Project, r.APIVersionMax = f.token, f.project, f.apiVersionMax
@@ -120,7 +124,7 @@ func (f *serveFlags) parse() (serveConfig, error) {
 	return c, nil
 }
 
-// checkRack asks the rack itself whether it takes an option: it makes one in memory, with nothing else set.
+// checkRack checks an option with the rack's own check: it creates a rack in memory with only this option.
 func checkRack(text string, only simrack.Options) error {
 	if text == "" {
 		return errors.New("must not be empty")
@@ -134,7 +138,7 @@ func checkRack(text string, only simrack.Options) error {
 
 func checkToken(token string) error {
 	if strings.ContainsFunc(token, unicode.IsSpace) {
-		return errors.New("must not hold white space")
+		return errors.New("must not contain white space")
 	}
 	return checkRack(token, simrack.Options{Token: token})
 }
@@ -150,7 +154,7 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// checkLoopback keeps the control endpoint, which asks nobody who they are, on this machine.
+// checkLoopback keeps the control endpoint, which has no authentication, on this machine.
 func checkLoopback(address string) error {
 	if err := checkAddress(address); err != nil {
 		return err
@@ -173,7 +177,7 @@ func parseInstances(text string) ([]string, error) {
 	seen := map[string]bool{}
 	for _, name := range names {
 		if seen[name] {
-			return nil, fmt.Errorf("%q is there twice", name)
+			return nil, fmt.Errorf("%q is given twice", name)
 		}
 		seen[name] = true
 	}
@@ -189,7 +193,7 @@ func parseHotplug(text string) (on, async bool, err error) {
 	case hotplugAsync:
 		return true, true, nil
 	}
-	return false, false, fmt.Errorf("%q is not a way to plug: write --hotplug or --hotplug=async", text)
+	return false, false, fmt.Errorf("%q is not a mode of hot-plug: write --hotplug or --hotplug=async", text)
 }
 
 func parseMaxDisks(text string) (int, error) {

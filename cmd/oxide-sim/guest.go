@@ -18,17 +18,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest/pid1"
 )
 
-// guestInitCommand is an init for those guests of serve that have no other.
+// guestInitCommand is a minimal init for the guests of serve.
 func guestInitCommand(stderr io.Writer) *cobra.Command {
 	var grace time.Duration
 	cmd := &cobra.Command{
 		Use:   "guest-init PROGRAM...",
-		Short: "Be the first process of a guest",
-		Long: "guest-init is the first process of a guest of oxide-sim serve: a script for --guest-boot ends with\n\n" +
+		Short: "Run as the first process of a guest",
+		Long: "guest-init is an init for the guests of oxide-sim serve. A script for --guest-boot ends with\n\n" +
 			"    exec oxide-sim guest-init PROGRAM...\n\n" +
 			"It starts each PROGRAM, an executable file, and waits for a request to power the machine off: SIGRTMIN+4, which\n" +
-			"/v0/halt sends and systemd knows, too, or SIGTERM. Then every process gets SIGTERM and, after the grace, SIGKILL;\n" +
-			"what was mounted since the start is unmounted; and the machine is off. SIGRTMIN+5 resets it instead.",
+			"/v0/halt sends and systemd understands too, or SIGTERM. Then it sends SIGTERM to every process, and SIGKILL after\n" +
+			"the grace, unmounts everything that was mounted since the start, and powers off. SIGRTMIN+5 resets the machine instead.",
 		RunE: func(_ *cobra.Command, programs []string) error {
 			if grace < 0 {
 				return config.Problems{{Flag: "--grace", What: fmt.Sprintf("%s is not a time: write one such as 10s", grace)}}
@@ -36,6 +36,6 @@ func guestInitCommand(stderr io.Writer) *cobra.Command {
 			return pid1.Run(pid1.Options{Services: programs, Grace: grace, Log: slog.New(slog.NewTextHandler(stderr, nil))})
 		},
 	}
-	cmd.Flags().DurationVar(&grace, "grace", 10*time.Second, "leave processes `TIME` between SIGTERM and SIGKILL")
+	cmd.Flags().DurationVar(&grace, "grace", 10*time.Second, "wait `TIME` between SIGTERM and SIGKILL")
 	return cmd
 }

@@ -26,7 +26,7 @@ import (
 // machines is a simulator whose guests run guest-init with one service.
 type machines struct {
 	*sim
-	// notes is a folder that the services know as $notes, state that of the disks.
+	// notes is a folder that the services know as $notes; state is the folder of the disks.
 	notes, state string
 	args         []string
 }
@@ -51,7 +51,7 @@ func startMachines(t *testing.T, service string) machines {
 	return m
 }
 
-// eventually waits for something that a guest does in its own time.
+// eventually waits for a state of a guest.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -61,8 +61,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// said waits until the service has said something, and forgets it.
-func (m machines) said(what string) {
+// awaitMessage waits for a message of the service, and removes it.
+func (m machines) awaitMessage(what string) {
 	m.t.Helper()
 	path := filepath.Join(m.notes, "node-a", what)
 	eventually(m.t, "the guest says "+what, func() bool { return os.Remove(path) == nil })
@@ -87,7 +87,7 @@ func (m machines) do(what string) {
 	m.call("POST", "/v1/instances/"+id+"/"+what, nil, &ignored)
 }
 
-// alive are the processes whose command line has the text in it.
+// alive lists the processes with the text in their command line.
 func alive(t *testing.T, text string) (pids []int) {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -102,8 +102,7 @@ func alive(t *testing.T, text string) (pids []int) {
 	return pids
 }
 
-// database mounts the disk that comes second, makes a filesystem on it first when there is none, and writes to it without a
-// sync.
+// database creates a filesystem on the second disk if it has none, mounts it, and writes to it without a sync.
 const database = `
 disk=$OXIDE_SIM_GUEST/dev/nvme1n1
 if [ -b "$disk" ]; then
@@ -115,15 +114,15 @@ fi
 : >"$notes/up"
 `
 
-// TestAGuestHaltsInOrder takes an instance through planned restarts: what its services have written is there afterwards, though
-// they never sync; and through one that nobody has told them of, which costs them what they have written since.
-func TestAGuestHaltsInOrder(t *testing.T) {
+// TestGuestHaltsInOrder takes an instance through planned restarts: all data of its services is there afterwards,
+// although they never sync. A power cut then loses the data since the last halt.
+func TestGuestHaltsInOrder(t *testing.T) {
 	haltsInOrder(t, "exec sleep", func(int) func() { return func() {} })
 }
 
-// TestAGuestHaltsBeforeItsMountsEnd is the same for a service with a mount namespace of its own, as containers have one, which
-// the kernel undoes only when the machine is off.
-func TestAGuestHaltsBeforeItsMountsEnd(t *testing.T) {
+// TestGuestHaltsBeforeItsMountsEnd is the same for a service with its own mount namespace, as containers have. The
+// kernel removes that namespace only when the machine is off.
+func TestGuestHaltsBeforeItsMountsEnd(t *testing.T) {
 	haltsInOrder(t, "exec unshare --mount --propagation=private sleep", func(pid int) func() {
 		namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 		must(t, err)
@@ -131,12 +130,12 @@ func TestAGuestHaltsBeforeItsMountsEnd(t *testing.T) {
 	})
 }
 
-// haltsInOrder has the database run, and then a program with a number as its argument. While the guest halts, that one's mounts
-// are held.
+// haltsInOrder runs the database, and then a program with a number as its argument. During each halt hold keeps the
+// mounts of that program busy.
 func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func())) {
 	mark := fmt.Sprintf("300%d", os.Getpid())
 	m := startMachines(t, database+program+" "+mark)
-	m.said("up")
+	m.awaitMessage("up")
 	halt := func() {
 		t.Helper()
 		eventually(t, "the program runs", func() bool { return len(alive(t, "sleep\x00"+mark)) == 1 })
@@ -169,7 +168,7 @@ func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func
 	log := func() string {
 		t.Helper()
 		m.do("start")
-		m.said("up")
+		m.awaitMessage("up")
 		m.waitFor("running")
 		text, err := os.ReadFile(filepath.Join(m.notes, "node-a", "log"))
 		must(t, err)
@@ -196,22 +195,22 @@ func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func
 	}
 }
 
-// TestGuestsDieWithTheirSimulator ends a simulator as a crash does, and in order with a guest that does not halt.
+// TestGuestsDieWithTheirSimulator ends a simulator with SIGKILL, and in order, while a guest ignores SIGTERM.
 func TestGuestsDieWithTheirSimulator(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
 			mark := fmt.Sprintf("300%d", os.Getpid())
 			m := startMachines(t, "trap '' TERM\n: >\"$notes/up\"\nsetsid sleep "+mark+"\nsleep "+mark)
-			m.said("up")
+			m.awaitMessage("up")
 			eventually(t, "the service runs", func() bool { return len(alive(t, mark)) > 0 })
 			_, code, took := m.end(signal)
 			if signal == syscall.SIGTERM && code != 0 || took > 10*time.Second {
 				t.Errorf("exit code %d after %s\n%s", code, took, m.stderr.String())
 			}
 			eventually(t, "its guests are dead", func() bool { return len(alive(t, mark)) == 0 })
-			if signal == syscall.SIGKILL { // whose loop devices the next one clears, for its guests to boot with the disks
+			if signal == syscall.SIGKILL { // the next simulator with the same state removes the loop devices
 				m.sim = start(t, m.args...)
-				m.said("up")
+				m.awaitMessage("up")
 				_, code, _ = m.end(syscall.SIGTERM)
 			}
 			if left := loopsBelow(t, m.state); len(left) > 0 || code != 0 {
@@ -221,14 +220,14 @@ func TestGuestsDieWithTheirSimulator(t *testing.T) {
 	}
 }
 
-// TestGuestInit is what the command says of itself, and to who calls it as something else than a machine's first process.
+// TestGuestInit checks the help of the command, and its error outside of a guest.
 func TestGuestInit(t *testing.T) {
 	for _, test := range []struct {
 		args []string
 		code int
 		want string
 	}{
-		{[]string{"guest-init", "true"}, 1, "oxide-sim: it is not the first process of a machine"},
+		{[]string{"guest-init", "true"}, 1, "oxide-sim: this is not the first process of a machine"},
 		{[]string{"guest-init", "--grace=-1s"}, 2, `config: --grace: -1s is not a time: write one such as 10s`},
 		{[]string{"guest-init", "--help"}, 0, "exec oxide-sim guest-init PROGRAM..."},
 	} {

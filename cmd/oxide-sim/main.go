@@ -4,12 +4,12 @@
 
 //go:build linux
 
-// Command oxide-sim stands in for an Oxide rack on one machine. It is for trying and testing the CSI plugin and is never
-// part of what is shipped.
+// Command oxide-sim simulates an Oxide rack on one machine. It is for trying and testing the CSI plugin and is not
+// shipped.
 //
-// Its subcommand serve simulates a rack on a loopback address until it is told to end; demo starts such a rack and the
-// plugin and tells one volume's whole life; guest-init is what a guest of such a rack may run. Bad flags end it with exit
-// code 2 and a line for each, anything else that goes wrong with exit code 1.
+// Its subcommand serve simulates a rack on a loopback address. demo starts such a rack and the plugin, and shows the
+// whole life of a volume. guest-init is an init for the guests of such a rack. Invalid flags end the program with exit
+// code 2 and a line for each problem, any other error with exit code 1.
 package main
 
 import (
@@ -82,9 +82,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// surviveBrokenPipes keeps the process alive when nobody reads its output any more: writing fails then instead of ending
-// the process, which would leave loop devices and mounts behind. To ignore the signal would do, too, but pass on to the
-// programs that this one starts.
+// surviveBrokenPipes keeps the process alive when the reader of its output ends. A write then fails; otherwise it would
+// end the process and leave loop devices and mounts behind. Ignoring SIGPIPE would also work, but child processes would
+// inherit it.
 func surviveBrokenPipes() (stop func()) {
 	unread := make(chan os.Signal, 1)
 	signal.Notify(unread, syscall.SIGPIPE)

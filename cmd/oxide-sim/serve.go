@@ -28,11 +28,11 @@ import (
 )
 
 const (
-	// drainTime is how long requests that are under way may take once the simulator is told to end.
+	// drainTime is how long requests may continue after the signal to end.
 	drainTime = 3 * time.Second
-	// haltTime is how long guests may take to halt once the simulator is told to end.
+	// haltTime is how long guests may take to halt after the signal to end.
 	haltTime = 4 * time.Second
-	// endTime is how long ending may take in all.
+	// endTime is the total time to end.
 	endTime = 9 * time.Second
 )
 
@@ -40,7 +40,7 @@ func serveCommand(stdout, stderr io.Writer) *cobra.Command {
 	var flags serveFlags
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Simulate a rack until told to end",
+		Short: "Simulate a rack until it gets a signal",
 		Long: "serve simulates a rack on a loopback address. Once it serves, it prints what a client needs; logs go to stderr.\n\n" +
 			"SIZE is a number of bytes, or one with a unit such as 10GiB.",
 		Args: noArgs,
@@ -56,7 +56,7 @@ func serveCommand(stdout, stderr io.Writer) *cobra.Command {
 	return cmd
 }
 
-// serve runs until SIGTERM or SIGINT; a second one ends the process at once. It returns nil when nothing is left behind.
+// serve runs until SIGTERM or SIGINT. A second signal ends the process at once. Nil means that nothing is left behind.
 func serve(ctx context.Context, c serveConfig, stdout io.Writer, log *slog.Logger) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -74,24 +74,24 @@ func serve(ctx context.Context, c serveConfig, stdout io.Writer, log *slog.Logge
 	}
 	select {
 	case <-ctx.Done():
-		log.Info("told to end")
+		log.Info("ending on a signal")
 		return nil
 	case err := <-s.failed:
 		return err
 	}
 }
 
-// server is a simulated rack that is being served.
+// server is the running simulated rack.
 type server struct {
 	rack         *simrack.Rack
-	api, control net.Listener // Control may be nil.
-	// failed gets what ended a server before its time.
+	api, control net.Listener // control may be nil
+	// failed receives an error that ended a server early.
 	failed chan error
-	// undo takes back what was begun, last things first.
+	// undo reverts what begin did; the last function is called first.
 	undo []func() error
 }
 
-// begin opens the sockets first, so that a taken address is known before any guest is started.
+// begin opens the sockets first. So it reports an address in use before it starts any guest.
 func (s *server) begin(c serveConfig, log *slog.Logger) (err error) {
 	s.failed = make(chan error, 2)
 	if s.api, err = s.listen(c.listen); err != nil {
@@ -138,7 +138,7 @@ func (s *server) listen(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// guests makes the place for guests. Without a state directory their disks live as long as the process.
+// guests prepares the guests. Without a state directory their disks are removed at the end.
 func (s *server) guests(c serveConfig, log *slog.Logger) (*guest.Guests, error) {
 	stateDir := filepath.Join(c.state, "disks")
 	if c.state == "" {
@@ -174,13 +174,14 @@ func (s *server) serve(l net.Listener, handler http.Handler, log *slog.Logger) {
 		defer cancel()
 		err := web.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
-			return web.Close() // The rack ends what its handlers wait for.
+			return web.Close() // the rack cancels what its handlers wait for
 		}
 		return err
 	})
 }
 
-// end undoes everything that was begun. What hangs, such as writing to a disk that does not answer, is not waited for.
+// end reverts begin. It does not wait longer than endTime for anything that hangs, for example a write to a disk that
+// does not answer.
 func (s *server) end() error {
 	done := make(chan error, 1)
 	go func() {
@@ -198,7 +199,7 @@ func (s *server) end() error {
 	}
 }
 
-// announcement is what stdout shows once all is served.
+// announcement is the text for stdout once everything is served.
 func (s *server) announcement(c serveConfig) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "OXIDE_HOST=http://%s\n", s.api.Addr())

@@ -30,7 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// binary builds oxide-sim once, with oxide-csi beside it, where every user may run them.
+// binary builds oxide-sim once, with oxide-csi beside it, in a folder where every user may run them.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "oxide-sim-test-")
 	if err != nil {
@@ -74,7 +74,7 @@ type sim struct {
 	cmd    *exec.Cmd
 	stdout *bufio.Reader
 	stderr bytes.Buffer
-	// ready is what stdout showed until it was.
+	// ready is stdout up to the line "# ready".
 	ready string
 	ended bool
 }
@@ -102,8 +102,8 @@ func start(t *testing.T, args ...string) *sim {
 	return s
 }
 
-// end sends a signal and returns what else stdout showed, the exit code (-1 when the signal ended it), and how long it
-// took.
+// end sends a signal. It returns the rest of stdout, the exit code (-1 if killed by the signal), and the time that the
+// end took.
 func (s *sim) end(signal os.Signal) (stdout string, code int, took time.Duration) {
 	s.t.Helper()
 	s.ended = true
@@ -117,7 +117,7 @@ func (s *sim) end(signal os.Signal) (stdout string, code int, took time.Duration
 	return string(rest), s.cmd.ProcessState.ExitCode(), time.Since(begun)
 }
 
-// value is what stdout showed behind "<key>=".
+// value is the value of the line "<key>=" on stdout.
 func (s *sim) value(key string) string {
 	s.t.Helper()
 	for line := range strings.Lines(s.ready) {
@@ -129,7 +129,7 @@ func (s *sim) value(key string) string {
 	return ""
 }
 
-// instance is the ID and the guest's folder of an instance, as stdout showed them.
+// instance is the ID and the guest's folder of an instance, from stdout.
 func (s *sim) instance(name string) (id, dir string) {
 	s.t.Helper()
 	for line := range strings.Lines(s.ready) {
@@ -141,7 +141,7 @@ func (s *sim) instance(name string) (id, dir string) {
 	return "", ""
 }
 
-// call does a request of the API and decodes the answer.
+// call makes a request of the API and decodes the answer.
 func (s *sim) call(method, path string, body, answer any) {
 	s.t.Helper()
 	text, err := json.Marshal(body)
@@ -169,7 +169,7 @@ type diskView struct {
 	} `json:"state"`
 }
 
-// attached makes a disk of 1 GiB, attaches it to an instance, and returns the disk and its device node.
+// attached creates a disk of 1 GiB and attaches it to an instance. It returns the disk and its device node.
 func (s *sim) attached(name, instance string) (diskView, string) {
 	s.t.Helper()
 	var disk diskView
@@ -208,7 +208,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// loopsBelow lists loop devices whose backing file is, or was, below the folder.
+// loopsBelow lists loop devices with a backing file below the folder, including deleted files.
 func loopsBelow(t *testing.T, dir string) (found []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -228,7 +228,7 @@ func execute(t *testing.T, name string, args ...string) {
 	}
 }
 
-// makeFile formats the device, mounts it at a new folder and writes a file to its disk.
+// makeFile formats the device, mounts it at a new folder, and writes and flushes a file.
 func makeFile(t *testing.T, node, text string) (dir string) {
 	t.Helper()
 	execute(t, "mkfs.ext4", "-q", node)
@@ -250,7 +250,7 @@ func makeFile(t *testing.T, node, text string) (dir string) {
 
 const anyUUID = `[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`
 
-// TestStdout compares every byte on stdout with the form that scripts rely on.
+// TestStdout compares all of stdout with the format that scripts rely on.
 func TestStdout(t *testing.T) {
 	tests := []struct {
 		name string
@@ -285,7 +285,7 @@ OXIDE_PROJECT=demo
 		t.Run(test.name, func(t *testing.T) {
 			s := start(t, test.args...)
 			var pong struct{ Status string }
-			if test.name != "everything" { // That one serves an older API, which this test does not speak.
+			if test.name != "everything" { // it serves an older API than this test uses
 				s.call("GET", "/v1/ping", nil, &pong)
 			}
 			rest, code, _ := s.end(syscall.SIGTERM)
@@ -299,7 +299,7 @@ OXIDE_PROJECT=demo
 	}
 }
 
-// TestSettings asks the control endpoint what has become of the flags.
+// TestSettings compares the settings in the control endpoint with the flags.
 func TestSettings(t *testing.T) {
 	s := start(
 		t,
@@ -328,8 +328,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestBadFlags gets one line for everything that is wrong, and exit code 2.
-func TestBadFlags(t *testing.T) {
+// TestInvalidFlags expects one line for each problem, and exit code 2.
+func TestInvalidFlags(t *testing.T) {
 	tests := []struct {
 		name string
 		args []string
@@ -361,7 +361,7 @@ func TestBadFlags(t *testing.T) {
 		{
 			"token that breaks a line",
 			[]string{"serve", "--token=oxide-token-\n"},
-			[]string{`config: --token: must not hold white space`},
+			[]string{`config: --token: must not contain white space`},
 		},
 		{"project", []string{"serve", "--project="}, []string{`config: --project: must not be empty`}},
 		{
@@ -369,11 +369,11 @@ func TestBadFlags(t *testing.T) {
 			[]string{"serve", "--instances=a,"},
 			[]string{`config: --instances: name "": name requires at least one character`},
 		},
-		{"an instance twice", []string{"serve", "--instances=a,b,a"}, []string{`config: --instances: "a" is there twice`}},
+		{"an instance twice", []string{"serve", "--instances=a,b,a"}, []string{`config: --instances: "a" is given twice`}},
 		{
 			"hotplug",
 			[]string{"serve", "--hotplug=sync"},
-			[]string{`config: --hotplug: "sync" is not a way to plug: write --hotplug or --hotplug=async`},
+			[]string{`config: --hotplug: "sync" is not a mode of hot-plug: write --hotplug or --hotplug=async`},
 		},
 		{
 			"no disks",
@@ -393,7 +393,7 @@ func TestBadFlags(t *testing.T) {
 			},
 		},
 		{
-			"size beyond all",
+			"size out of range",
 			[]string{"serve", "--space=8388608TiB"},
 			[]string{
 				`config: --space: "8388608TiB" is not a size: write bytes, or a whole number of KiB, MiB, GiB or TiB such as 10GiB`,
@@ -407,9 +407,9 @@ func TestBadFlags(t *testing.T) {
 			},
 		},
 		{
-			"guests that boot nowhere",
+			"boot without guests",
 			[]string{"serve", "--guest-boot=/bin/true"},
-			[]string{`config: --guest-boot: there are no guests without --guest-root`},
+			[]string{`config: --guest-boot: requires --guest-root`},
 		},
 		{"several", []string{"serve", "--token=x", "--latency=5", "--state-time=-1s"}, []string{
 			`config: --token: token must begin with "oxide-token-"`,
@@ -435,7 +435,7 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// TestOtherErrors gets one line, and exit code 1.
+// TestOtherErrors expects one line, and exit code 1.
 func TestOtherErrors(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -474,7 +474,7 @@ func TestOtherErrors(t *testing.T) {
 	)
 }
 
-// TestEnd ends a simulator whose guest has a filesystem mounted: an orderly halt, which leaves nothing.
+// TestEnd ends a simulator whose guest has a filesystem mounted: the guest halts in order, and nothing is left.
 func TestEnd(t *testing.T) {
 	needRoot(t)
 	for _, keep := range []bool{false, true} {
@@ -515,7 +515,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestEndWithoutAReader ends a simulator whose log nobody reads any more, as after the death of whoever started it.
+// TestEndWithoutAReader ends a simulator whose stderr is closed, as after the death of its parent.
 func TestEndWithoutAReader(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	cmd := command(t, "serve", "--listen=127.0.0.1:0", "--state", state)
@@ -533,7 +533,7 @@ func TestEndWithoutAReader(t *testing.T) {
 	}
 }
 
-// TestEndWithABusyMount ends a simulator while a file on one of its disks is open: in time, saying what is left.
+// TestEndWithABusyMount ends a simulator while a file on one of its disks is open: it ends in time and names the mount.
 func TestEndWithABusyMount(t *testing.T) {
 	needRoot(t)
 	temp := t.TempDir()
@@ -553,7 +553,7 @@ func TestEndWithABusyMount(t *testing.T) {
 		t.Errorf("stderr lacks %q:\n%s", want, s.stderr.String())
 	}
 	if _, err := busy.Read(make([]byte, 1)); err == nil {
-		t.Error("the mount of a simulator that has ended can be read")
+		t.Error("a filesystem of the ended simulator can still be read")
 	}
 	must(t, busy.Close())
 	must(t, unix.Unmount(dir, 0))
@@ -562,7 +562,7 @@ func TestEndWithABusyMount(t *testing.T) {
 	}
 }
 
-// TestKilled kills a simulator and starts it again on the same state: the same instances, disks and data.
+// TestKilled kills a simulator and starts it again on the same state: instances, disks and data are the same.
 func TestKilled(t *testing.T) {
 	needRoot(t)
 	root, state := filepath.Join(t.TempDir(), "guests"), t.TempDir()
@@ -587,7 +587,7 @@ func TestKilled(t *testing.T) {
 		t.Errorf("the disk (-before +after):\n%s", diff)
 	}
 	if _, err := os.ReadFile(filepath.Join(dead, "file")); err == nil {
-		t.Error("the mount of the killed simulator is alive")
+		t.Error("the mount of the killed simulator still works")
 	}
 	_, dir := second.instance("node-a")
 	alive := t.TempDir()
@@ -597,7 +597,7 @@ func TestKilled(t *testing.T) {
 		t.Errorf("the file: got %q, %v", text, err)
 	}
 
-	// A second end in order, and a third beginning.
+	// The second simulator ends in order, and a third one starts.
 	if _, code, _ := second.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code after SIGTERM: got %d\n%s", code, second.stderr.String())
 	}
@@ -619,7 +619,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestParseSize reads sizes as they are written in flags.
+// TestParseSize parses sizes as users write them in flags.
 func TestParseSize(t *testing.T) {
 	for text, want := range map[string]int64{
 		"0": 0, "1073741824": 1 << 30, "10GiB": 10 << 30, "1KiB": 1024, "3MiB": 3 << 20, "8388607TiB": 8388607 << 40,

@@ -18,60 +18,62 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OriginBlank is the origin of a disk that the rack made without content. Of any other the whole is read.
+// OriginBlank is the origin of a disk that the rack made without content. A disk of any other origin is read as a
+// whole.
 const OriginBlank = "blank"
 
-// BlankOptions say how much proof is asked for.
+// BlankOptions say how much proof is required.
 type BlankOptions struct {
-	// DiskID is the disk's UUID on the rack, which its format marker bears.
+	// DiskID is the disk's UUID on the rack. The format marker contains it.
 	DiskID uuid.UUID
 	// Origin is what the rack made the disk from: [OriginBlank], or anything else.
 	Origin string
-	// ScanLimit is the size in bytes up to which a disk of another origin is read as a whole; a larger one is refused.
+	// ScanLimit is the size in bytes up to which a disk of another origin is read as a whole. A larger disk is
+	// rejected.
 	ScanLimit int64
-	// Interrupted describes a format of this very disk that was begun and not finished, nil when there was none.
+	// Interrupted describes an unfinished format of this disk. It is nil if there was none.
 	Interrupted *InterruptedFormat
 }
 
-// InterruptedFormat is what is known of a format that did not end. It makes [ProveBlank] accept what that format may have
-// left, and nothing else.
+// InterruptedFormat describes a format that did not finish. [ProveBlank] then accepts what this format may have left on
+// the disk, and nothing else.
 type InterruptedFormat struct {
-	// UUID is the filesystem UUID that the format was making.
+	// UUID is the UUID of the filesystem that the format was making.
 	UUID string
-	// Untouched says that nobody else has written to the disk since: it has not left this guest, or it bears its marker.
+	// Untouched says that nothing else has written to the disk since: it has not left this guest, or it has its marker.
 	Untouched bool
 }
 
-// Blank is a disk that was proved to hold nothing, kept under lock. Only [ProveBlank] makes one, and it serves once: see
-// [Blank.Format]. The caller closes it in any case.
+// Blank is a locked disk that was proved to hold nothing. Only [ProveBlank] makes a Blank. It can be formatted once,
+// see [Blank.Format]. The caller MUST close it.
 type Blank struct {
 	dev       Device
 	diskID    uuid.UUID
 	remains   bool
 	sequence  uint64
-	locked    *os.File // a plain descriptor with flock, held until Close: udev leaves a locked disk alone
-	exclusive *os.File // an exclusive one, held until mkfs takes its own
+	locked    *os.File // opened normally and flocked until Close: udev leaves a locked disk alone
+	exclusive *os.File // opened with O_EXCL until mkfs opens the disk
 }
 
-// lockTimeout is how long udev may look at a new disk before its lock counts as somebody else's.
+// lockTimeout is how long ProveBlank waits for the lock of another program. udev locks a new disk for a moment.
 const lockTimeout = 5 * time.Second
 
-// ProveBlank reads the disk, with every other user locked out, and returns the proof that nothing is on it:
+// ProveBlank locks the disk, reads it, and returns the proof that the disk is blank:
 //
-//   - nobody holds the device, and blkid knows nothing on it;
-//   - the first and last MiB and every place where something known keeps a superblock or the copy of one are zero;
-//   - of a disk whose origin is not [OriginBlank], every byte is.
+//   - no other program holds the device, and blkid finds nothing on it;
+//   - the first and last MiB are zero, and so is every place where a known format keeps a superblock or a copy of one;
+//   - if the origin is not [OriginBlank], the whole disk is zero.
 //
-// Anything else is [ErrNotBlank] with what was found, a read error or a short read included; a device that is held is
-// [ErrInUse]. A read of the whole disk takes as long as the disk takes and ends early when ctx ends.
+// Otherwise it returns [ErrNotBlank] with what was found, also after a read error or a short read. It returns
+// [ErrInUse] if another program holds the device. Reading a whole disk takes long, and stops when ctx ends.
 //
-// With an interrupted format, a filesystem with that format's UUID that was never mounted is no obstacle either, and
-// neither is anything without a signature on a disk that nobody else has written to since.
+// If a format of the disk was interrupted, ProveBlank also accepts a filesystem with that format's UUID that was never
+// mounted. If nothing else has written to the disk since, it accepts any data without a signature.
 func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, error) {
 	if options.Origin != OriginBlank && dev.SizeBytes > options.ScanLimit {
 		return nil, fmt.Errorf(
-			"%w %s: it was made from a snapshot or image, no filesystem is found on it, and its %d bytes are more than the %d that are read as a whole to prove it blank: "+
-				"raise --blank-scan-limit, or make the filesystem by hand if the disk is meant to be empty",
+			"%w %s: it has no filesystem, was made from a snapshot or image, and has %d bytes, more than the %d that are scanned: "+
+				"raise --blank-scan-limit, or make the filesystem by hand if the disk is empty",
 			ErrNotBlank,
 			dev,
 			dev.SizeBytes,
@@ -132,7 +134,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 	}
 	if found != "" {
 		return fmt.Errorf(
-			"%w %s: there is data, %s: if it is of no use, make a new volume or zero the disk by hand (blkdiscard --zeroout)",
+			"%w %s: it holds data, %s: if nobody needs the data, create a new volume, or run blkdiscard --zeroout on the disk",
 			ErrNotBlank,
 			b.dev,
 			found,
@@ -141,7 +143,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 	return nil
 }
 
-// covers reports whether all that was found on the disk can be what the interrupted format left.
+// covers reports whether everything that was found on the disk can come from the interrupted format.
 func (i *InterruptedFormat) covers(dev Device, content Content) (bool, error) {
 	if content.Empty() {
 		return i.Untouched, nil
@@ -152,22 +154,26 @@ func (i *InterruptedFormat) covers(dev Device, content Content) (bool, error) {
 	return NeverMounted(dev, content)
 }
 
-// Device is the disk that is blank.
+// Device returns the blank disk.
 func (b *Blank) Device() Device { return b.dev }
 
-// HasRemains reports whether remains of an interrupted format are on the disk.
+// HasRemains reports whether the disk holds remains of an interrupted format.
 func (b *Blank) HasRemains() bool { return b.remains }
 
-// Sequence is the kernel's sequence number of the disk, see [Sequence].
+// Sequence returns the kernel's sequence number of the disk, see [Sequence].
 func (b *Blank) Sequence() uint64 { return b.sequence }
 
-// Format puts the format marker on the disk, see [HasFormatMarker], wipes what an interrupted format left, so that no mkfs has to be
-// told to overwrite anything, drops the exclusive claim, because mkfs takes its own and would
-// refuse next to ours, and calls mkfs at once with the path of the device. That the path still leads to the disk that was read is verified before and after. What
-// remains is the moment between dropping the claim and mkfs taking its own: who takes the device in it makes mkfs fail,
-// but bytes that root writes to a blank volume's device in it, past every lock, would be lost.
+// Format makes the disk ready for mkfs and calls mkfs with the path of the device:
 //
-// A Blank serves once: a second call is [ErrNotBlank], like one of a Blank that no proof stands behind.
+//   - It writes the format marker, see [HasFormatMarker].
+//   - It wipes what an interrupted format left, so that mkfs needs no option to overwrite data.
+//   - It closes the exclusive descriptor, because mkfs opens the device exclusively itself.
+//
+// Format verifies before and after that the path leads to the disk that was read. One gap remains, between closing the
+// descriptor and the opening by mkfs. If another program opens the device exclusively in this gap, mkfs fails. Bytes
+// that root writes to the blank disk in this gap, without any lock, are lost.
+//
+// A second call returns [ErrNotBlank]. So does a Blank that [ProveBlank] did not make.
 func (b *Blank) Format(mkfs func(path string) error) error {
 	if b == nil || b.exclusive == nil {
 		return fmt.Errorf("%w: the disk was not proved blank", ErrNotBlank)
@@ -180,7 +186,7 @@ func (b *Blank) Format(mkfs func(path string) error) error {
 	}
 	exclusive := b.exclusive
 	b.exclusive = nil
-	if err := exclusive.Close(); err != nil {
+	if err := closeExclusive(exclusive); err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
 	if err := mkfs(b.dev.Path); err != nil {
@@ -189,7 +195,7 @@ func (b *Blank) Format(mkfs func(path string) error) error {
 	return b.verifyUnchanged()
 }
 
-// markAndWipe brings marker and wiping to stable storage, in this order.
+// markAndWipe writes the marker and then wipes remains, each to stable storage.
 func (b *Blank) markAndWipe() (err error) {
 	file, err := b.dev.Open(unix.O_RDWR)
 	if err != nil {
@@ -209,7 +215,7 @@ func (b *Blank) markAndWipe() (err error) {
 	return file.Sync()
 }
 
-// Close lets go of the disk. It is safe to repeat, and on nil.
+// Close releases the disk. It is safe to repeat, and to call on nil.
 func (b *Blank) Close() error {
 	if b == nil {
 		return nil
@@ -217,14 +223,15 @@ func (b *Blank) Close() error {
 	var errs []error
 	for _, file := range []**os.File{&b.exclusive, &b.locked} {
 		if *file != nil {
-			errs = append(errs, (*file).Close())
+			errs = append(errs, closeExclusive(*file))
 			*file = nil
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// verifyUnchanged verifies that the path leads to the disk that is held, which still has its number, size and sequence number.
+// verifyUnchanged verifies that the path leads to the disk that this process holds, and that number, size and sequence
+// number of the disk are the same.
 func (b *Blank) verifyUnchanged() error {
 	if err := b.dev.verify(b.locked); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBlank, err)
@@ -242,8 +249,8 @@ func (b *Blank) verifyUnchanged() error {
 	return nil
 }
 
-// lockDisk takes the lock that keeps udev, and everybody else who asks, away from the disk. udev itself holds it for the
-// moment in which it looks at a new disk.
+// lockDisk takes the flock that keeps udev and other programs that ask for it away from the disk. udev holds this lock
+// while it reads a new disk.
 func lockDisk(ctx context.Context, file *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
@@ -266,8 +273,8 @@ const chunkBytes = 64 << 10
 
 var zeros [chunkBytes]byte
 
-// findByte reads the regions and says where the first byte lies that is not zero; empty when there is none. Of a large region
-// what is read is dropped from the page cache again: a scan must not push out what the guest's programs work with.
+// findByte reads the regions and returns where the first byte is that is not zero, or "" if there is none. It drops
+// what it read of a large region from the page cache: a scan must not evict the pages of the guest's programs.
 func findByte(ctx context.Context, file *os.File, regions []region) (found string, err error) {
 	var longest int64
 	for _, r := range regions {
@@ -276,7 +283,7 @@ func findByte(ctx context.Context, file *os.File, regions []region) (found strin
 	buffer := make([]byte, min(chunkBytes, longest))
 	for _, r := range regions {
 		if r.length <= mib {
-			// The kernel then reads all of these at a time, instead of each when its turn comes; advice only.
+			// The kernel then reads all small regions at once, not one after the other. This is only advice.
 			_ = unix.Fadvise(int(file.Fd()), r.offset, r.length, unix.FADV_WILLNEED)
 		}
 	}
@@ -296,12 +303,13 @@ func findByte(ctx context.Context, file *os.File, regions []region) (found strin
 			if found == "" && !bytes.Equal(chunk, zeros[:len(chunk)]) {
 				i := slices.IndexFunc(chunk, func(b byte) bool { return b != 0 })
 				found = fmt.Sprintf("first at byte %d", offset+int64(i))
-				if r.what != "" {
-					found += " (" + r.what + ")"
+				if r.format != "" {
+					found += " (" + r.format + ")"
 				}
 			}
 			if r.length > mib {
-				// Advice only: where it is not taken, more stays cached. It takes longer than reading, so what is little stays.
+				// This is only advice: if the kernel ignores it, more stays cached. It takes longer than a read, so
+				// small regions stay cached.
 				_ = unix.Fadvise(int(file.Fd()), offset, int64(len(chunk)), unix.FADV_DONTNEED)
 			}
 			offset += int64(len(chunk))

@@ -10,13 +10,14 @@ import (
 	"errors"
 	"hash/crc32"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
@@ -26,6 +27,8 @@ const (
 	kib = int64(1) << 10
 	mib = int64(1) << 20
 )
+
+func TestMain(m *testing.M) { devicetest.Main(m) }
 
 // prove finds the only disk of the guest and asks for the proof.
 func prove(t *testing.T, g *devicetest.Guest, d *devicetest.Disk, options device.BlankOptions) (*device.Blank, error) {
@@ -61,14 +64,8 @@ func poke(t *testing.T, d *devicetest.Disk, offset int64, bytes string) {
 	}
 }
 
-func run(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
-}
-
 func TestProveBlank(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int64{1 * mib, 320 * mib, 3*1024*mib + 512*kib, 1023 * 1024 * mib} {
 		g := devicetest.New(t)
 		if _, err := prove(t, g, g.Add(diskName, size), blankOrigin); err != nil {
@@ -76,6 +73,7 @@ func TestProveBlank(t *testing.T) {
 		}
 	}
 	t.Run("made from a snapshot", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.New(t)
 		d := g.Add(diskName, 96*mib)
 		whole := device.BlankOptions{Origin: "snapshot", ScanLimit: 96 * mib}
@@ -87,6 +85,7 @@ func TestProveBlank(t *testing.T) {
 
 // One byte, wherever something known keeps its superblock, is enough.
 func TestProveBlankFindsBytes(t *testing.T) {
+	t.Parallel()
 	const size = 3 << 30
 	for _, tc := range []struct {
 		what   string
@@ -118,6 +117,7 @@ func TestProveBlankFindsBytes(t *testing.T) {
 		{"last byte", size - 1},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, size)
 			poke(t, d, tc.offset, "x")
@@ -134,6 +134,7 @@ func TestProveBlankFindsBytes(t *testing.T) {
 }
 
 func TestProveBlankRefuses(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		prepare func(t *testing.T, g *devicetest.Guest, d *devicetest.Disk)
@@ -142,18 +143,18 @@ func TestProveBlankRefuses(t *testing.T) {
 		says    string
 	}{
 		{"ext4", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
-			run(t, "mkfs.ext4", "-q", d.Loop)
+			devicetest.Run(t, "mkfs.ext4", "-q", d.Loop)
 		}, blankOrigin, device.ErrNotBlank, "it holds ext4, UUID "},
 		{"ext4 whose first MiB was wiped", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
-			run(t, "mkfs.ext4", "-q", "-b", "4096", d.Loop)
+			devicetest.Run(t, "mkfs.ext4", "-q", "-b", "4096", d.Loop)
 			poke(t, d, 0, strings.Repeat("\x00", int(mib)))
 		}, blankOrigin, device.ErrNotBlank, "copy of an ext superblock"},
 		{"xfs whose first MiB was wiped", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
-			run(t, "mkfs.xfs", "-q", d.Loop)
+			devicetest.Run(t, "mkfs.xfs", "-q", d.Loop)
 			poke(t, d, 0, strings.Repeat("\x00", int(mib)))
 		}, blankOrigin, device.ErrNotBlank, "copy of an xfs superblock"},
 		{"swap", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
-			run(t, "mkswap", d.Loop)
+			devicetest.Run(t, "mkswap", d.Loop)
 		}, blankOrigin, device.ErrNotBlank, "it holds swap"},
 		{"partition table", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
 			// One Linux partition from sector 2048, 4096 sectors long, and the signature of a boot sector.
@@ -196,16 +197,17 @@ func TestProveBlankRefuses(t *testing.T) {
 			})
 		}, blankOrigin, device.ErrInUse, "held by another program"},
 		{"mounted", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
-			run(t, "mkfs.ext4", "-q", d.Loop)
+			devicetest.Run(t, "mkfs.ext4", "-q", d.Loop)
 			target := t.TempDir()
-			run(t, "mount", d.Loop, target)
-			t.Cleanup(func() { run(t, "umount", target) })
+			devicetest.Run(t, "mount", d.Loop, target)
+			t.Cleanup(func() { devicetest.Run(t, "umount", target) })
 		}, blankOrigin, device.ErrInUse, "mounted"},
 		{"another size", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
 			resize(t, d, 160*mib)
 		}, blankOrigin, device.ErrMismatch, "when opened"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, 320*mib)
 			tc.prepare(t, g, d)
@@ -222,6 +224,7 @@ func TestProveBlankRefuses(t *testing.T) {
 
 // What announces itself on a disk, each as its first bytes at its place; offsets below zero count from the end.
 func TestProveBlankKnowsHeaders(t *testing.T) {
+	t.Parallel()
 	const size = 320 * mib
 	for name, writes := range map[string][]write{
 		"LUKS1":                 {{0, []byte("LUKS\xba\xbe\x00\x01")}},
@@ -267,6 +270,7 @@ func TestProveBlankKnowsHeaders(t *testing.T) {
 		"vdo":                   {{0, []byte("dmvdo001")}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, size)
 			for _, w := range writes {
@@ -301,7 +305,8 @@ const loopChangeFD = 0x4c06
 
 // Whatever happens to the device meanwhile, no proof comes of it that lets mkfs run.
 func TestProveBlankOfMovingDevice(t *testing.T) {
-	const size = 2048 * mib
+	t.Parallel()
+	const size = 512 * mib
 	for name, change := range map[string]func(t *testing.T, g *devicetest.Guest, d *devicetest.Disk){
 		"shrinks": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { resize(t, d, size/2) },
 		"is exchanged": func(_ *testing.T, g *devicetest.Guest, d *devicetest.Disk) {
@@ -311,6 +316,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 		"fails": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { truncate(t, d, size/2) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, size)
 			dev, err := g.Roots().ByNumber(d.Number)
@@ -344,6 +350,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 		})
 	}
 	t.Run("another disk under the same number", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.New(t)
 		var files []string
 		for _, name := range []string{"first", "second"} {
@@ -356,12 +363,9 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 			}
 		}
 		// The kernel lets the file below a loop device be exchanged while nobody can write to it.
-		shown, err := exec.Command("losetup", "--read-only", "--find", "--show", files[0]).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := &devicetest.Disk{Kernel: "nvme0n1", Loop: strings.TrimSpace(string(shown))}
-		t.Cleanup(func() { run(t, "losetup", "--detach", d.Loop) })
+		shown := devicetest.Run(t, "losetup", "--read-only", "--find", "--show", files[0])
+		d := &devicetest.Disk{Kernel: "nvme0n1", Loop: strings.TrimSpace(shown)}
+		t.Cleanup(func() { devicetest.Run(t, "losetup", "--detach", d.Loop) })
 		d.Number, _ = device.NodeNumber(d.Loop)
 		g.Node(d.Kernel, d.Number)
 		g.Sysfs(d.Kernel, devicetest.Serial(diskName)+"\n", d.Number, sizeBytes)
@@ -399,17 +403,18 @@ func truncate(t *testing.T, d *devicetest.Disk, size int64) {
 	if err := os.Truncate(d.Backing, size); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "blockdev", "--flushbufs", d.Loop)
+	devicetest.Run(t, "blockdev", "--flushbufs", d.Loop)
 }
 
 // resize makes the device itself smaller.
 func resize(t *testing.T, d *devicetest.Disk, size int64) {
 	t.Helper()
 	truncate(t, d, size)
-	run(t, "losetup", "--set-capacity", d.Loop)
+	devicetest.Run(t, "losetup", "--set-capacity", d.Loop)
 }
 
 func TestProveBlankWaitsForTheLock(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	d := g.Add(diskName, sizeBytes)
 	dev, err := g.Roots().ByNumber(d.Number)
@@ -443,6 +448,7 @@ func TestProveBlankWaitsForTheLock(t *testing.T) {
 }
 
 func TestProveBlankEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	dev, err := g.Roots().ByNumber(g.Add(diskName, sizeBytes).Number)
 	if err != nil {
@@ -456,10 +462,12 @@ func TestProveBlankEndsWithItsContext(t *testing.T) {
 }
 
 func TestFormatChecksAgain(t *testing.T) {
+	t.Parallel()
 	mkfs := func(called *int) func(string) error {
 		return func(string) error { *called++; return nil }
 	}
 	t.Run("nothing changed", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.New(t)
 		d := g.Add(diskName, sizeBytes)
 		blank, err := prove(t, g, d, blankOrigin)
@@ -503,6 +511,7 @@ func TestFormatChecksAgain(t *testing.T) {
 		"the disk went":   func(g *devicetest.Guest, d *devicetest.Disk) { g.Unplug(d) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			d := g.Add(diskName, sizeBytes)
 			blank, err := prove(t, g, d, blankOrigin)
@@ -518,13 +527,14 @@ func TestFormatChecksAgain(t *testing.T) {
 	}
 }
 
-// mountOnce mounts the filesystem on the disk for a moment, and changes it: a btrfs that was only mounted may be as it was.
+// mountOnce mounts the filesystem on the disk for a moment, and changes it: a btrfs that was only mounted may be as it
+// was.
 func mountOnce(t *testing.T, d *devicetest.Disk) {
 	t.Helper()
 	target := t.TempDir()
-	run(t, "mount", d.Loop, target)
-	run(t, "mkdir", filepath.Join(target, "folder"))
-	run(t, "umount", target)
+	devicetest.Run(t, "mount", d.Loop, target)
+	devicetest.Run(t, "mkdir", filepath.Join(target, "folder"))
+	devicetest.Run(t, "umount", target)
 }
 
 // pokeBtrfs sets a number in the superblock of a btrfs, whose checksum (CRC-32C of what follows it) stays right.
@@ -550,9 +560,10 @@ func pokeBtrfs(t *testing.T, d *devicetest.Disk, offset int, number uint64) {
 
 // What an interrupted mkfs left may be overwritten; what anybody else left never.
 func TestProveBlankAfterInterruption(t *testing.T) {
-	const own, foreign = "12345678-1234-5234-8234-123456789abc", "87654321-4321-5321-8321-cba987654321"
+	t.Parallel()
+	own, foreign := uuid.NewString(), uuid.NewString()
 	ext4 := func(uuid string) func(t *testing.T, d *devicetest.Disk) {
-		return func(t *testing.T, d *devicetest.Disk) { run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop) }
+		return func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop) }
 	}
 	for _, tc := range []struct {
 		name          string
@@ -570,35 +581,38 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 		}, true, false, false},
 		{"another volume's ext4", ext4(foreign), true, false, false},
 		{"own xfs, in progress", func(t *testing.T, d *devicetest.Disk) {
-			run(t, "mkfs.xfs", "-q", "-m", "crc=0,finobt=0,reflink=0,uuid="+own, d.Loop)
+			devicetest.Run(t, "mkfs.xfs", "-q", "-m", "crc=0,finobt=0,reflink=0,uuid="+own, d.Loop)
 			poke(t, d, 126, "\x01")
 		}, true, true, true},
 		{"own xfs, finished, never mounted", func(t *testing.T, d *devicetest.Disk) {
-			run(t, "mkfs.xfs", "-q", "-m", "uuid="+own, d.Loop)
+			devicetest.Run(t, "mkfs.xfs", "-q", "-m", "uuid="+own, d.Loop)
 		}, true, true, true},
 		{"own xfs, mounted since", func(t *testing.T, d *devicetest.Disk) {
-			run(t, "mkfs.xfs", "-q", "-m", "uuid="+own, d.Loop)
+			devicetest.Run(t, "mkfs.xfs", "-q", "-m", "uuid="+own, d.Loop)
 			mountOnce(t, d)
 		}, true, false, false},
 		{"own btrfs, never mounted", func(t *testing.T, d *devicetest.Disk) {
-			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 		}, true, true, true},
 		{"own btrfs, mounted since", func(t *testing.T, d *devicetest.Disk) {
-			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			mountOnce(t, d)
 		}, true, false, false},
 		{"own btrfs, mounted since, but not long enough to look at its UUIDs", func(t *testing.T, d *devicetest.Disk) {
-			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			mountOnce(t, d)
 			pokeBtrfs(t, d, 0x233, 0)
 		}, true, false, false},
 		{"own btrfs, with a log", func(t *testing.T, d *devicetest.Disk) {
-			run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			pokeBtrfs(t, d, 0x60, 30<<20)
 		}, true, false, false},
-		{"swap", func(t *testing.T, d *devicetest.Disk) { run(t, "mkswap", "-U", own, d.Loop) }, true, false, false},
+		{"swap", func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, "mkswap", "-U", own, d.Loop) }, true, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if !strings.Contains(tc.name, "btrfs") { // the kernel takes two btrfs of the same UUID for one
+				t.Parallel()
+			}
 			g := devicetest.New(t)
 			d := g.Add(diskName, 320*mib)
 			tc.prepare(t, d)
@@ -622,6 +636,7 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	d := g.Add(diskName, 320*mib)
 	dev, err := g.Roots().ByNumber(d.Number)
@@ -633,13 +648,13 @@ func TestProbe(t *testing.T) {
 		t.Errorf("a blank disk holds %v, %v", content, err)
 	}
 	const uuid = "12345678-1234-5234-8234-123456789abc"
-	run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop)
+	devicetest.Run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop)
 	content, err = device.Probe(context.Background(), dev)
 	if want := (device.Content{Type: "ext4", UUID: uuid}); err != nil || content != want {
 		t.Errorf("the disk holds %v, %v; want %v", content, err, want)
 	}
 	t.Run("two filesystems at once", func(t *testing.T) {
-		run(t, "mkfs.xfs", "-q", "-f", d.Loop)
+		devicetest.Run(t, "mkfs.xfs", "-q", "-f", d.Loop)
 		super := make([]byte, 512)
 		file, err := os.Open(d.Loop)
 		if err != nil {
@@ -649,7 +664,7 @@ func TestProbe(t *testing.T) {
 		if err := errors.Join(err, file.Close()); err != nil {
 			t.Fatal(err)
 		}
-		run(t, "mkswap", d.Loop)
+		devicetest.Run(t, "mkswap", d.Loop)
 		poke(t, d, 0, string(super))
 		if content, err := device.Probe(context.Background(), dev); !errors.Is(err, device.ErrUnreadable) {
 			t.Errorf("the disk holds %v, %v; want ErrUnreadable", content, err)

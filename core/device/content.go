@@ -13,12 +13,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-// Content is what blkid found on a device: at most one filesystem, or one of the many other things it knows. The zero
-// value means that it found nothing, which does not mean that there is nothing: see [ProveBlank].
+// Content is what blkid found on a device: at most one filesystem or other known format. The zero value means that
+// blkid found nothing. That does not mean that the device is blank: see [ProveBlank].
 type Content struct {
-	// Type is blkid's name of what is there: "ext4", "xfs", "LVM2_member", "crypto_LUKS". Empty for a mere partition table.
+	// Type is blkid's name of the format: "ext4", "xfs", "LVM2_member", "crypto_LUKS". It is empty for a partition
+	// table.
 	Type string
-	// UUID is the filesystem's own, as blkid prints it; empty where there is none.
+	// UUID is the filesystem's UUID as blkid prints it, or empty.
 	UUID string
 	// PartitionTable is the kind of partition table: "gpt", "dos".
 	PartitionTable string
@@ -47,13 +48,13 @@ func (c Content) String() string {
 // Exit codes of blkid -p.
 const (
 	blkidFound     = 0
-	blkidNothing   = 2 // a device it cannot read too
+	blkidNothing   = 2 // also for a device that blkid cannot read
 	blkidAmbiguous = 8
 )
 
-// Probe asks blkid, bypassing its cache, what the device holds. Because blkid answers "nothing" for a device that it cannot
-// read as well, the places where most things announce themselves are then read, which is [ErrUnreadable] where it fails,
-// as is every answer of blkid's that is neither one finding nor none.
+// Probe asks blkid what the device holds, without blkid's cache. blkid answers "nothing" also for a device that it
+// cannot read. Probe then reads the first and last MiB itself, and returns [ErrUnreadable] if that fails. It returns
+// ErrUnreadable also if blkid found several formats.
 func Probe(ctx context.Context, dev Device) (Content, error) {
 	content, err := probe(ctx, dev)
 	if err != nil || !content.Empty() {
@@ -69,12 +70,12 @@ func Probe(ctx context.Context, dev Device) (Content, error) {
 	return Content{}, nil
 }
 
-// filesystemBytes is where every filesystem that this plugin mounts has put something: ext and xfs in the first 4 KiB, btrfs
-// at 64 KiB.
+// filesystemBytes is the length of the beginning of a disk in which every supported filesystem has its superblock: ext
+// and xfs in the first 4 KiB, btrfs at 64 KiB.
 const filesystemBytes = 128 * kib
 
-// HeadIsZero reports whether the disk begins with zeros, so that it holds no filesystem that this plugin mounts. What else
-// it holds, only [ProveBlank] can tell.
+// HeadIsZero reports whether the disk begins with zeros and therefore holds no supported filesystem. Only [ProveBlank]
+// can tell whether the disk holds anything else.
 func HeadIsZero(ctx context.Context, dev Device) (zero bool, err error) {
 	err = dev.withFile(func(file *os.File) error {
 		found, err := findByte(ctx, file, []region{{"", 0, min(filesystemBytes, dev.SizeBytes)}})
@@ -97,7 +98,7 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 		content := parseBlkidExport(result.Stdout)
 		if content.Empty() {
 			return Content{}, fmt.Errorf(
-				"%w %s: blkid found something it has no name for: %s",
+				"%w %s: blkid found a format without a name: %s",
 				ErrUnreadable,
 				dev,
 				result.Message(),
@@ -107,7 +108,7 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 	case result.ExitCode == blkidNothing && result.Stdout == "" && result.Stderr == "":
 		return Content{}, nil
 	case result.ExitCode == blkidAmbiguous:
-		return Content{}, fmt.Errorf("%w %s: blkid found several things at once: %s", ErrUnreadable, dev, result.Message())
+		return Content{}, fmt.Errorf("%w %s: blkid found several formats: %s", ErrUnreadable, dev, result.Message())
 	}
 	return Content{}, fmt.Errorf("%w %s: blkid: exit code %d: %s", ErrUnreadable, dev, result.ExitCode, result.Message())
 }

@@ -2,19 +2,19 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package device finds the block device of a disk inside the guest, and proves that a disk is blank before anybody may
-// format it. It knows sysfs, device nodes and bytes; mounting is package mount's.
+// Package device finds the block device of a disk inside the guest, and proves that a disk is blank before the plugin
+// formats it. It knows sysfs, device nodes and bytes. Package mount mounts.
 //
 // # Which device is it
 //
-// A rack shows each disk as an NVMe controller of its own whose serial is the first 20 bytes of the disk's name
-// (docs/reference/rack.md §9). That serial is the only link between the rack's view and the guest's: kernel names (nvme1n1) and
-// device numbers move when disks come and go, so neither is ever stored. [Roots.WaitForDisk] looks the serial up each time, in
-// /sys/block and not in /sys/class/nvme, where a controller stands before it knows its serial.
+// A rack shows each disk as a separate NVMe controller. The controller's serial is the first 20 bytes of the disk's
+// name (docs/reference/rack.md §9). The serial is the only link between the rack's view and the guest's. Kernel names
+// (nvme1n1) and device numbers change when disks come and go, so neither is stored. [Roots.WaitForDisk] looks the
+// serial up each time. It reads /sys/block, not /sys/class/nvme, which shows a controller before its serial is known.
 //
-// Find fails closed. Exactly one disk must have the serial, of exactly the expected size, with a device node of exactly
-// the kernel's device number, and it must not be a disk that the guest itself lives on. What cannot be told is which PCI
-// slot is the boot disk's: a disk made later may take slot 0 once the boot disk was changed, so the slot proves nothing.
+// WaitForDisk fails closed. Exactly one disk must have the serial. The disk must have the expected size and a device
+// node with the kernel's device number. The guest's own system must not be on the disk. The PCI slot proves nothing:
+// after a change of the boot disk, a disk that was made later may have slot 0.
 //
 // # May it be formatted
 //
@@ -37,28 +37,28 @@ import (
 
 // The errors of this package, wrapped with the disk and what was found.
 var (
-	// ErrNotFound says that no disk has the serial, or not yet.
+	// ErrNotFound means that no disk has the serial, or no disk has it yet.
 	ErrNotFound = errors.New("disk not found in this guest")
-	// ErrAmbiguous says that more than one disk has the serial, or that one may have it which the kernel does not show.
+	// ErrAmbiguous means that several disks have the serial, or that a disk which the kernel does not show may have it.
 	ErrAmbiguous = errors.New("disk cannot be told from another one")
-	// ErrMismatch says that the device is not what the rack or sysfs says it is: another size, another device number.
+	// ErrMismatch means that the device differs from what the rack or sysfs says: another size, another device number.
 	ErrMismatch = errors.New("device does not match the disk")
-	// ErrInUse says that something holds the device: the guest's own system, a mount, another program.
+	// ErrInUse means that something holds the device: the guest's own system, a mount, another program.
 	ErrInUse = errors.New("device is in use")
-	// ErrNotBlank says that a disk was not proved blank, whether because of what it holds or because it cannot be read.
+	// ErrNotBlank means that a disk was not proved blank: it holds something, or it cannot be read.
 	ErrNotBlank = errors.New("refusing to format")
-	// ErrUnreadable says that the device's content cannot be determined.
+	// ErrUnreadable means that the device's content cannot be determined.
 	ErrUnreadable = errors.New("cannot read the device")
 )
 
-// Number is a device number as the kernel counts: major and minor.
+// Number is a device number of the kernel.
 type Number struct {
 	Major, Minor uint32
 }
 
 func (n Number) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
 
-// Roots are where the guest's device nodes and sysfs are. The zero value means /dev and /sys.
+// Roots are the folders of the guest's device nodes and sysfs. The zero value means /dev and /sys.
 type Roots struct {
 	Dev, Sys string
 }
@@ -79,25 +79,25 @@ func (r Roots) sys(elem ...string) string {
 
 // Disk is an NVMe disk as sysfs shows it.
 type Disk struct {
-	// Name is the kernel's, such as "nvme1n1". It changes from boot to boot.
+	// Name is the kernel's name, such as "nvme1n1". It changes from boot to boot.
 	Name string
-	// Serial has no padding.
+	// Serial is the NVMe serial without padding.
 	Serial string
 	Number Number
-	// SizeBytes is 0 while the disk is still coming up.
+	// SizeBytes is 0 while the disk is not ready yet.
 	SizeBytes int64
-	// Partitions are the device numbers of the partitions the kernel found, by name.
+	// Partitions are the device numbers of the disk's partitions, by the kernel's name.
 	Partitions map[string]Number
 }
 
-// namespaceName matches whole NVMe disks: no partition (nvme0n1p1), no path below a multipath disk (nvme0c0n1).
+// namespaceName matches whole NVMe disks, not partitions (nvme0n1p1) and not the paths of a multipath disk (nvme0c0n1).
 var namespaceName = regexp.MustCompile(`^nvme[0-9]+n[0-9]+$`)
 
-// IsDiskName reports whether name is what the kernel calls a whole NVMe disk.
+// IsDiskName reports whether name is a kernel name of a whole NVMe disk.
 func IsDiskName(name string) bool { return namespaceName.MatchString(name) }
 
-// Disks lists the NVMe disks of the guest, boot disk included, sorted by kernel name. Disks that come or go meanwhile may
-// be missing.
+// Disks lists the NVMe disks of the guest, including the boot disk, sorted by kernel name. Disks that are attached or
+// detached during the call may be missing.
 func (r Roots) Disks() ([]Disk, error) {
 	entries, err := os.ReadDir(r.sys("block"))
 	if err != nil {
@@ -110,7 +110,7 @@ func (r Roots) Disks() ([]Disk, error) {
 		}
 		disk, err := r.disk(entry.Name())
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it went away while we looked, or is not whole yet
+			continue // the disk left the guest during this call, or sysfs does not show all of it yet
 		}
 		if err != nil {
 			return nil, err
@@ -122,8 +122,8 @@ func (r Roots) Disks() ([]Disk, error) {
 	return disks, nil
 }
 
-// ByNumber returns the disk that has this device number now; [ErrNotFound] when none has it, as after a disk was taken
-// out while it was mounted.
+// ByNumber returns the disk that has this device number now. It returns [ErrNotFound] if no disk has it, for example
+// because the disk was detached while it was mounted.
 func (r Roots) ByNumber(n Number) (Device, error) {
 	disks, err := r.Disks()
 	if err != nil {
@@ -136,7 +136,7 @@ func (r Roots) ByNumber(n Number) (Device, error) {
 	return Device{Disk: disks[i], Path: r.dev(disks[i].Name)}, nil
 }
 
-// disk reads one entry of /sys/block; a hidden one comes back without a name.
+// disk reads one entry of /sys/block. A hidden disk is returned without a name.
 func (r Roots) disk(name string) (Disk, error) {
 	if hidden, err := r.attribute(name, "hidden"); err == nil && hidden == "1" {
 		return Disk{}, nil
@@ -161,7 +161,7 @@ func (r Roots) disk(name string) (Disk, error) {
 	if err != nil {
 		return Disk{}, err
 	}
-	const sectorBytes = 512 // of this file, whatever the disk's block size
+	const sectorBytes = 512 // the file's unit, for every block size of a disk
 	return Disk{Name: name, Serial: serial, Number: number, SizeBytes: sectors * sectorBytes, Partitions: partitions}, nil
 }
 
@@ -184,8 +184,8 @@ func (r Roots) partitions(name string) (map[string]Number, error) {
 	return partitions, nil
 }
 
-// attribute reads a sysfs file. Serials may be padded with spaces, as the NVMe standard asks, or with zero bytes, as a
-// rack does (docs/reference/rack.md §9).
+// attribute reads a file of sysfs. Serials are padded with spaces (the NVMe standard) or with zero bytes (a rack,
+// docs/reference/rack.md §9).
 func (r Roots) attribute(name, file string) (string, error) {
 	content, err := os.ReadFile(r.sys("block", name, file))
 	return strings.Trim(string(content), "\x00 \n"), err

@@ -20,27 +20,27 @@ import (
 )
 
 const (
-	// pollInterval is how often sysfs is looked at. A look at 12 disks takes less than 1 ms (BenchmarkFind), and a workload waits
-	// for the disk. Kernel events would need the host's network namespace.
+	// pollInterval is the time between two readings of sysfs. Reading it for 12 disks takes less than 1 ms
+	// (BenchmarkWaitForDisk), and a workload waits for the disk. Kernel events would need the host's network namespace.
 	pollInterval = 10 * time.Millisecond
-	// readyTimeout is how long a controller may take to say its serial before it counts as refused. Under load the kernel
-	// was seen to take 1.2 s.
+	// readyTimeout is how long a controller may be without a serial before it counts as rejected by the kernel. Under
+	// load the kernel was seen to take 1.2 s.
 	readyTimeout = 2 * time.Second
-	// answerReserve is left of the caller's time for telling it what was missing.
+	// answerReserve is kept of the caller's time for the answer that says what was missing.
 	answerReserve = 500 * time.Millisecond
 )
 
-// ExpectedDisk says which disk is looked for.
+// ExpectedDisk describes the disk to find.
 type ExpectedDisk struct {
-	// Serial is the NVMe serial under which a guest sees the disk: its name, as far as it fits (docs/reference/rack.md §9).
+	// Serial is the disk's NVMe serial in a guest: the first 20 bytes of the disk's name (docs/reference/rack.md §9).
 	Serial string
-	// SizeBytes is the disk's size on the rack, 0 when it is not known.
+	// SizeBytes is the disk's size on the rack, or 0 if it is unknown.
 	SizeBytes int64
 }
 
-// Find waits until the guest shows the disk, at most for timeout and a little less than ctx allows, and verifies it: its
-// serial, that it is the only one, its size, its device node, that the guest's system does not live on it. See the
-// package's description for what each error means; every one names the serial.
+// WaitForDisk waits until the guest shows the disk, for at most timeout and a little less than ctx allows. It verifies
+// that no other disk has the serial, the size, the device node, and that the guest's own system is not on the disk.
+// Every error names the serial.
 func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.Duration) (Device, error) {
 	start := time.Now()
 	end := start.Add(timeout)
@@ -68,8 +68,8 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 			}
 			if time.Since(matched) > readyTimeout {
 				return Device{}, fmt.Errorf(
-					"%w: serial %q is %s, but the NVMe function %s did not come up and may be a disk with the same serial: "+
-						"look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first %d bytes of their names",
+					"%w: serial %q is %s, but NVMe function %s is not ready and may have the same serial: "+
+						"look for \"Duplicate cntlid\" in the kernel's log, and rename a disk if two share the first %d bytes of their names",
 					ErrAmbiguous,
 					dev.Serial,
 					dev.Name,
@@ -77,7 +77,7 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 					len(dev.Serial),
 				)
 			}
-			missing = "NVMe function " + unsettled + " is still coming up"
+			missing = "NVMe function " + unsettled + " is not ready yet"
 		} else {
 			matched = time.Time{}
 		}
@@ -105,7 +105,7 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 	}
 }
 
-// findOnce looks once. It returns what is still missing, or an error where waiting would not help.
+// findOnce looks for the disk once. It returns what is still missing, or an error if waiting does not help.
 func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err error) {
 	disks, err := r.Disks()
 	if err != nil {
@@ -115,7 +115,7 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 	switch len(matches) {
 	case 0:
 		return Device{}, fmt.Sprintf(
-			"none of the %d NVMe disks has it: check that the rack shows the disk attached to this instance",
+			"none of the %d NVMe disks has it: check that the disk is attached to this instance on the rack",
 			len(disks),
 		), nil
 	case 1:
@@ -130,10 +130,10 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 		)
 	}
 	if dev.SizeBytes == 0 {
-		return Device{}, dev.Name + " has it and no size yet", nil
+		return Device{}, dev.Name + " has the serial but no size yet", nil
 	}
 	if state := r.ControllerState(dev.Name); state != "" && state != ControllerLive {
-		return Device{}, fmt.Sprintf("%s has it, but its controller is %s", dev.Name, state), nil
+		return Device{}, fmt.Sprintf("%s has the serial, but its controller is %s", dev.Name, state), nil
 	}
 	if want.SizeBytes != 0 && dev.SizeBytes != want.SizeBytes {
 		return Device{}, "", fmt.Errorf(
@@ -146,7 +146,7 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 	}
 	if _, err := os.Stat(dev.Path); errors.Is(err, fs.ErrNotExist) {
 		return Device{}, fmt.Sprintf(
-			"%s has it, but there is no %s: check that the host's /dev is mounted where the plugin runs",
+			"%s has the serial, but %s does not exist: check that the plugin's container mounts the host's /dev",
 			dev.Name,
 			dev.Path,
 		), nil
@@ -154,7 +154,7 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 	return dev, "", nil
 }
 
-// verify checks what looking at sysfs alone does not show.
+// verify checks what sysfs does not show: the device node, and that the guest's system does not use the disk.
 func (r Roots) verify(dev Device) error {
 	file, err := dev.Open(unix.O_RDONLY)
 	if err != nil {
@@ -170,8 +170,8 @@ func (r Roots) verify(dev Device) error {
 	return checkNotSystem(dev, append(mounts, hostMounts()...))
 }
 
-// hostMounts are the mounts of the first process: the host's, unless we are in a process namespace of our own, where
-// they are our own once more. Where they cannot be read, our own have to do.
+// hostMounts are the mounts of process 1: the host's, or the plugin's own if the plugin has a separate PID namespace.
+// It returns nil if they cannot be read.
 func hostMounts() []*mountinfo.Info {
 	file, err := os.Open("/proc/1/mountinfo")
 	if err != nil {
@@ -184,7 +184,8 @@ func hostMounts() []*mountinfo.Info {
 	return mounts
 }
 
-// systemPaths are mount points that no volume has. Partitions count wherever they are mounted: a volume has none.
+// systemPaths are mount points that no volume has. A mounted partition counts at every path: volumes have no
+// partitions.
 var systemPaths = []string{
 	"/",
 	"/boot",
@@ -200,13 +201,13 @@ var systemPaths = []string{
 	"/var/log",
 }
 
-// checkNotSystem refuses a disk that the guest's own system uses. In a container the host's mounts mostly do not show,
-// but folders of the host's that are mounted there do, under the number of the partition they lie on.
+// checkNotSystem rejects a disk that the guest's own system uses. A container mostly does not see the host's mounts.
+// But it sees host folders that are mounted into it, with the device number of their partition.
 func checkNotSystem(dev Device, mounts []*mountinfo.Info) error {
 	for _, m := range mounts {
 		number := Number{uint32(m.Major), uint32(m.Minor)}
 		if number == dev.Number && slices.Contains(systemPaths, m.Mountpoint) {
-			return fmt.Errorf("%w: %s is mounted at %s: it belongs to the guest's own system", ErrInUse, dev, m.Mountpoint)
+			return fmt.Errorf("%w: %s is mounted at %s and belongs to the guest's own system", ErrInUse, dev, m.Mountpoint)
 		}
 		for name, partition := range dev.Partitions {
 			if number == partition {
@@ -220,9 +221,9 @@ func checkNotSystem(dev Device, mounts []*mountinfo.Info) error {
 // nvmeClass is the PCI class of NVMe controllers.
 const nvmeClass = "0x010802"
 
-// functionNotReady returns the address of a PCI NVMe function whose serial the kernel has not accepted: it is still coming up,
-// or it was refused because another one has the same serial. The kernel then takes the driver away from it, and which of
-// the two it keeps is chance, so that the one match in /sys/block proves nothing.
+// functionNotReady returns the address of a PCI NVMe function whose serial the kernel has not accepted, or "". Such a
+// function is still starting, or the kernel rejected it because another function has the same serial. The kernel then
+// unbinds the driver from either of the two, so a single match in /sys/block proves nothing.
 func (r Roots) functionNotReady() (address string, err error) {
 	addresses, err := r.functionsNotReady()
 	if err != nil || len(addresses) == 0 {
@@ -231,7 +232,7 @@ func (r Roots) functionNotReady() (address string, err error) {
 	return addresses[0], nil
 }
 
-// functionsNotReady are all such functions. A guest whose sysfs shows no PCI bus has none.
+// functionsNotReady returns the addresses of all such functions: none if sysfs shows no PCI bus.
 func (r Roots) functionsNotReady() (addresses []string, err error) {
 	functions, err := os.ReadDir(r.sys("bus", "pci", "devices"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -244,7 +245,7 @@ func (r Roots) functionsNotReady() (addresses []string, err error) {
 		folder := r.sys("bus", "pci", "devices", function.Name())
 		class, err := os.ReadFile(filepath.Join(folder, "class"))
 		if err != nil || strings.TrimSpace(string(class)) != nvmeClass {
-			continue // gone meanwhile, or something else
+			continue // the function has left the guest, or is no NVMe controller
 		}
 		if !functionReady(folder) {
 			addresses = append(addresses, function.Name())
@@ -253,9 +254,9 @@ func (r Roots) functionsNotReady() (addresses []string, err error) {
 	return addresses, nil
 }
 
-// functionReady reports whether a PCI function has its driver and the driver a controller with a serial. Before the kernel
-// has compared a controller with the others its serial reads "(efault)". A function that somebody gave to another driver
-// (vfio) shows no disk to this guest.
+// functionReady reports whether a PCI function has its driver, and a controller with a serial. The serial reads
+// "(efault)" until the kernel has compared the controller with the others. A function with another driver (vfio) is
+// ready: it shows no disk to this guest.
 func functionReady(function string) bool {
 	driver, err := os.Readlink(filepath.Join(function, "driver"))
 	if err != nil {

@@ -31,6 +31,7 @@ func find(g *devicetest.Guest, timeout time.Duration) (device.Device, error) {
 }
 
 func TestFindBySerial(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct{ name, diskName, serial string }{
 		{"as a rack shows it", "vol-b", "vol-b\n"},
 		{"20 bytes", diskName, diskName + "\n"},
@@ -40,11 +41,13 @@ func TestFindBySerial(t *testing.T) {
 		{"with blanks before it", "vol-b", "   vol-b\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.New(t)
 			g.Add("boot-disk", sizeBytes)
 			want := g.Add(tc.diskName, sizeBytes)
 			g.Write(filepath.Join(g.Dir, "sys/block", want.Kernel, "device/serial"), tc.serial)
-			dev, err := g.Roots().WaitForDisk(context.Background(), device.ExpectedDisk{Serial: devicetest.Serial(tc.diskName)}, time.Second)
+			dev, err := g.Roots().
+				WaitForDisk(context.Background(), device.ExpectedDisk{Serial: devicetest.Serial(tc.diskName)}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,6 +59,7 @@ func TestFindBySerial(t *testing.T) {
 }
 
 func TestFindRefuses(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		// guest changes what a guest with this disk shows.
@@ -139,6 +143,7 @@ func TestFindRefuses(t *testing.T) {
 }
 
 func TestFindWaits(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	found := make(chan error, 1)
 	go func() {
@@ -163,7 +168,7 @@ func TestFindWaits(t *testing.T) {
 	defer stop()
 	if _, err := g.Roots().
 		WaitForDisk(short, device.ExpectedDisk{Serial: diskName}, time.Minute); !errors.Is(err, device.ErrNotFound) ||
-		!strings.Contains(err.Error(), "still coming up") {
+		!strings.Contains(err.Error(), "not ready yet") {
 		t.Errorf("with a controller without serial: %v, want it to wait", err)
 	}
 	g.Write(serial, "something else\n")
@@ -181,6 +186,7 @@ func TestFindWaits(t *testing.T) {
 
 // A function that was given to another driver, as for passing it on to a machine inside the guest, shows no disk here.
 func TestFindIgnoresOtherDrivers(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	g.Add(diskName, sizeBytes)
 	g.Function("0000:00:17.0", "vfio-pci")
@@ -190,6 +196,7 @@ func TestFindIgnoresOtherDrivers(t *testing.T) {
 }
 
 func TestDisks(t *testing.T) {
+	t.Parallel()
 	g := devicetest.NewBare(t)
 	g.Sysfs("nvme0n1", "boot\n", device.Number{Major: 259, Minor: 0}, 1<<30)
 	g.Sysfs("nvme1n1", diskName+"\n", device.Number{Major: 259, Minor: 3}, 2<<30)
@@ -233,6 +240,7 @@ func TestDisks(t *testing.T) {
 }
 
 func TestReadOnly(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	g.Add(diskName, sizeBytes)
 	dev, err := find(g, time.Second)
@@ -249,8 +257,8 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// BenchmarkFind is one look at the disks of an instance that has all it takes.
-func BenchmarkFind(b *testing.B) {
+// BenchmarkWaitForDisk is one look at the disks of an instance that has all it takes.
+func BenchmarkWaitForDisk(b *testing.B) {
 	g := devicetest.New(b)
 	for i := range 11 {
 		g.Add(fmt.Sprintf("csi-%016d", i), sizeBytes)

@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ControllerLive is the state of an NVMe controller that works, as sysfs words it; see [Roots.ControllerState].
+// ControllerLive is the state of a working NVMe controller, see [Roots.ControllerState].
 const ControllerLive = "live"
 
-// ControllerState is the state of a disk's NVMe controller as the kernel words it: "live", or "connecting", "resetting",
-// "deleting", "dead". It is empty where sysfs does not tell.
+// ControllerState returns the kernel's word for the state of a disk's NVMe controller: "live", "connecting",
+// "resetting", "deleting" or "dead". It is empty if sysfs does not show the state.
 func (r Roots) ControllerState(disk string) string {
 	state, err := r.attribute(disk, "device/state")
 	if err != nil {
@@ -33,9 +33,9 @@ func (r Roots) ControllerState(disk string) string {
 	return state
 }
 
-// FunctionsNotReady returns the addresses of the PCI NVMe functions that did not come up: the kernel has refused them, mostly
-// because another disk has the same serial, or their controllers do not start. One that is still coming up is waited for,
-// at most as long as [Roots.WaitForDisk] does and ctx allows.
+// FunctionsNotReady returns the addresses of PCI NVMe functions that are not ready: the kernel rejected them, mostly
+// because another disk has the same serial, or their controllers do not start. It waits for functions that are still
+// starting, as long as [Roots.WaitForDisk] does and ctx allows.
 func (r Roots) FunctionsNotReady(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -54,18 +54,17 @@ func (r Roots) FunctionsNotReady(ctx context.Context) ([]string, error) {
 	}
 }
 
-// Ext4Errors is what an ext3 or ext4 filesystem has noted in its superblock of the errors that the kernel met in it since
-// e2fsck was run last.
+// Ext4Errors are the errors that the superblock of an ext3 or ext4 filesystem has recorded since the last e2fsck.
 type Ext4Errors struct {
 	Count int64
-	// First and Last are when the first and the last of them were met.
+	// First and Last are the times of the first and of the last error.
 	First, Last time.Time
-	// Corruption says that one of these two was the filesystem's own structure, not a disk that did not read or write.
+	// Corruption says that the first or the last error was damage to the filesystem, not a failed read or write.
 	Corruption bool
 }
 
-// Ext4Errors reads from sysfs which errors the ext3 or ext4 filesystem mounted from a disk has noted. None where sysfs does
-// not show the filesystem.
+// Ext4Errors reads from sysfs the recorded errors of the ext3 or ext4 filesystem that is mounted from a disk. It
+// returns no errors if sysfs does not show the filesystem.
 func (r Roots) Ext4Errors(disk string) (Ext4Errors, error) {
 	number := func(file string) (int64, error) {
 		content, err := os.ReadFile(r.sys("fs", "ext4", disk, file))
@@ -94,8 +93,8 @@ func (r Roots) Ext4Errors(disk string) (Ext4Errors, error) {
 	}, nil
 }
 
-// corruption reports whether a code in the superblock of ext4 (EXT4_ERR_* in Linux, fs/ext4/ext4.h) stands for damage: a
-// wrong checksum or a structure that makes no sense. Kernels before Linux 5.8 note none; damage is what they mostly mean.
+// corruption reports whether an error code of ext4 (EXT4_ERR_* in Linux, fs/ext4/ext4.h) means damage: a wrong checksum
+// or an invalid structure. Kernels before Linux 5.8 record no code, and their errors mostly mean damage.
 func corruption(code int64) bool {
 	const (
 		unknown, badChecksum, corrupted = 1, 4, 5
@@ -103,8 +102,8 @@ func corruption(code int64) bool {
 	return code <= unknown || code == badChecksum || code == corrupted
 }
 
-// BtrfsCorruption counts the blocks that a btrfs, mounted here, has read with a wrong checksum or of a wrong generation. The
-// UUID is the filesystem's own. 0 where it is not known, or sysfs does not show the filesystem.
+// BtrfsCorruption counts the blocks with a wrong checksum or a wrong generation that the mounted btrfs with this UUID
+// has read. It returns 0 if the UUID is empty or sysfs does not show the filesystem.
 func (r Roots) BtrfsCorruption(filesystem string) (int64, error) {
 	if filesystem == "" {
 		return 0, nil
@@ -134,8 +133,8 @@ func (r Roots) BtrfsCorruption(filesystem string) (int64, error) {
 	return count, nil
 }
 
-// FilesystemUUID reads the UUID in the superblock of the device, as [Content] has it, without a program. It is empty where
-// there is none of the filesystems that this plugin mounts.
+// FilesystemUUID reads the UUID in the superblock of the device, in the form of [Content.UUID], without a program. It
+// is empty if the device has no supported filesystem.
 func (d Device) FilesystemUUID() (text string, err error) {
 	err = d.withFile(func(file *os.File) error {
 		for _, super := range []struct {
@@ -167,19 +166,19 @@ func (d Device) FilesystemUUID() (text string, err error) {
 	return text, nil
 }
 
-// CheckResponds reads the first block from the disk itself, past the kernel's cache. It does not return before the disk has
-// answered or the kernel has given it up, which may be never.
+// CheckResponds reads the first block from the disk, not from the kernel's cache. It returns when the disk has answered
+// or the kernel has given up, which may be never.
 func (d Device) CheckResponds() (err error) {
-	const block = 4096 // the largest logical block of a rack's disks, and so a multiple of each
+	const block = 4096 // the largest logical block size of a rack's disks, and a multiple of the others
 	file, err := d.Open(unix.O_RDONLY | unix.O_DIRECT)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	// Direct reads want memory at a multiple of the block, which whole pages are.
+	// A direct read needs memory that is aligned to the block size. Pages are.
 	memory, err := unix.Mmap(-1, 0, block, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
-		return fmt.Errorf("memory for reading %s: %w", d, err)
+		return fmt.Errorf("allocate memory to read %s: %w", d, err)
 	}
 	defer func() { err = errors.Join(err, unix.Munmap(memory)) }()
 	n, err := file.ReadAt(memory, 0)

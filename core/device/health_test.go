@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 )
 
 func TestControllerState(t *testing.T) {
+	t.Parallel()
 	g := devicetest.NewBare(t)
 	g.Sysfs("nvme1n1", "csi-x", device.Number{Major: 259, Minor: 1}, 1<<30)
 	if state := g.Roots().ControllerState("nvme1n1"); state != "" {
@@ -34,6 +34,7 @@ func TestControllerState(t *testing.T) {
 }
 
 func TestUnsettled(t *testing.T) {
+	t.Parallel()
 	unsettled := func(t *testing.T, ctx context.Context, g *devicetest.Guest) []string {
 		t.Helper()
 		addresses, err := g.Roots().FunctionsNotReady(ctx)
@@ -43,6 +44,7 @@ func TestUnsettled(t *testing.T) {
 		return addresses
 	}
 	t.Run("none", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.NewBare(t)
 		g.Sysfs("nvme1n1", "csi-x", device.Number{Major: 259, Minor: 1}, 1<<30)
 		g.Function("0000:00:12.0", "vfio-pci")
@@ -51,6 +53,7 @@ func TestUnsettled(t *testing.T) {
 		}
 	})
 	t.Run("two", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.NewBare(t)
 		g.Sysfs("nvme1n1", "csi-x", device.Number{Major: 259, Minor: 1}, 1<<30)
 		g.Function("0000:00:12.0", "")
@@ -61,7 +64,8 @@ func TestUnsettled(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
-	t.Run("still coming up", func(t *testing.T) {
+	t.Run("not ready yet", func(t *testing.T) {
+		t.Parallel()
 		g := devicetest.NewBare(t)
 		folder := g.Function("0000:00:12.0", "")
 		got := make(chan []string)
@@ -76,6 +80,7 @@ func TestUnsettled(t *testing.T) {
 }
 
 func TestExt4Errors(t *testing.T) {
+	t.Parallel()
 	first, last := time.Unix(1700000000, 0).UTC(), time.Unix(1800000000, 0).UTC()
 	for _, tc := range []struct {
 		name  string
@@ -89,6 +94,7 @@ func TestExt4Errors(t *testing.T) {
 		{"an old kernel", map[string]string{"errors_count": "1"}, device.Ext4Errors{1, first, last, true}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			g := devicetest.NewBare(t)
 			folder := filepath.Join(g.Dir, "sys/fs/ext4/nvme1n1")
 			if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -112,6 +118,7 @@ func TestExt4Errors(t *testing.T) {
 }
 
 func TestBtrfsCorruption(t *testing.T) {
+	t.Parallel()
 	const id = "3a665843-27d8-5bbd-8831-948d3d093faa"
 	g := devicetest.NewBare(t)
 	want := func(want int64) {
@@ -133,6 +140,7 @@ func TestBtrfsCorruption(t *testing.T) {
 }
 
 func TestFilesystemUUID(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	for _, mkfs := range [][]string{nil, {"mkfs.ext4", "-q"}, {"mkfs.ext3", "-q"}, {"mkfs.xfs", "-q"}, {"mkfs.btrfs", "-q"}, {"mkswap"}} {
 		name := "blank"
@@ -147,9 +155,7 @@ func TestFilesystemUUID(t *testing.T) {
 				t.Fatal(err)
 			}
 			if mkfs != nil {
-				if out, err := exec.Command(mkfs[0], append(mkfs[1:], disk.Loop)...).CombinedOutput(); err != nil {
-					t.Fatalf("%v: %s", err, out)
-				}
+				devicetest.Run(t, mkfs[0], append(mkfs[1:], disk.Loop)...)
 			}
 			content, err := device.Probe(t.Context(), dev)
 			if err != nil {
@@ -167,6 +173,7 @@ func TestFilesystemUUID(t *testing.T) {
 }
 
 func TestAnswers(t *testing.T) {
+	t.Parallel()
 	g := devicetest.New(t)
 	disk := g.Add("csi-answers", 1<<20)
 	dev, err := g.Roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: "csi-answers"}, time.Second)

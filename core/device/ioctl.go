@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioctlUint64 asks the kernel for a 64-bit number; x/sys/unix has no function for these.
+// ioctlUint64 reads a 64-bit number from the kernel. x/sys/unix has no function for it.
 func ioctlUint64(file *os.File, request uint, value *uint64) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), uintptr(request), uintptr(unsafe.Pointer(value)))
 	if errno != 0 {

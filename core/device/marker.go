@@ -14,24 +14,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A marker says on the disk itself that a program was begun on it that must not be interrupted. It is on stable storage
-// before the program starts and taken away after it has ended, before the filesystem is mounted. So whoever finds one, on
-// whichever node and after whatever power cut, knows what the disk went through:
+// A marker on the disk says that a program started which must not be interrupted. The marker reaches stable storage
+// before the program starts. It is removed after the program ends and before the filesystem is mounted. A node that
+// finds a marker therefore knows the disk's state, also on another node and after a power cut:
 //
-//   - The format marker: the disk was blank, and all that is on it is what mkfs left. Without it, remains that bear no
-//     signature yet could not be told from somebody's data, and the volume would be locked for ever.
-//   - The growth marker, before an ext filesystem that is to fill a larger disk: the filesystem was in order, and whatever is
-//     not in order now is what resize2fs left, which e2fsck may mend without asking.
+//   - Format marker: the disk was blank, and everything on it comes from mkfs. Without the marker, remains that have no
+//     signature yet look like a user's data, and the volume can never be formatted.
+//   - Growth marker, on a disk whose ext filesystem is being grown: the filesystem was clean, and every error in it
+//     comes from resize2fs. e2fsck may repair such errors without asking.
 //
-// mkfs knows nothing of markers and may write over one, so there are several of the first kind, where no filesystem that we
-// make puts anything at its default layout. The second kind stands in the first KiB, which ext leaves to boot loaders: where
-// the filesystem ends cannot be told while resize2fs is at work, since it writes the superblock in pieces of some bytes. Who
-// removes a marker writes zeros over copies that stand there byte for byte, and over nothing else.
+// mkfs does not know markers and may overwrite some. So the format marker has several copies, at places that supported
+// filesystems do not use in their default layout. The growth marker is in the first KiB, which ext leaves to boot
+// loaders. It cannot be behind the filesystem: resize2fs writes the superblock in small pieces, so the end of the
+// filesystem is unknown meanwhile. To remove a marker, the plugin writes zeros over exact copies only.
 
 const (
 	// formatMarkerBytes is the length of a copy: the largest block size of a disk.
 	formatMarkerBytes = 4 * kib
-	// growthMarkerBytes is what is before the superblock of ext.
+	// growthMarkerBytes is the length of the space before the superblock of ext.
 	growthMarkerBytes = kib
 )
 
@@ -49,21 +49,21 @@ NodeStageVolume has e2fsck put the filesystem in order, grows it again and then 
 `
 )
 
-// marker is where the copies of a marker are, and what each is.
+// marker is the content of a marker, and the places of its copies on the disk.
 type marker struct {
 	offsets []int64
 	content []byte
 }
 
-// newMarker is the marker of the disk with this UUID, of that length, without its places.
+// newMarker returns the marker of the disk with this UUID, padded to length, without places.
 func newMarker(text string, diskID uuid.UUID, length int) marker {
 	m := marker{content: make([]byte, length)}
 	copy(m.content, fmt.Sprintf(text, diskID))
 	return m
 }
 
-// formatMarker stands at nineteenths of the disk: they meet neither the groups of ext, which are powers of two, nor the few
-// equal parts into which xfs divides it.
+// formatMarker returns the format marker. Its copies are at nineteenths of the disk: there is no beginning of a group
+// of ext (a power of two) and none of the few equal parts of xfs.
 func formatMarker(dev Device, diskID uuid.UUID) marker {
 	m := newMarker(formatText, diskID, formatMarkerBytes)
 	for _, part := range []int64{3, 7, 15, 17} {
@@ -78,20 +78,20 @@ func growthMarker(diskID uuid.UUID) marker {
 	return m
 }
 
-// HasFormatMarker reports whether the disk bears the format marker of the disk with this UUID. Another disk's, on one made from its
-// snapshot, is none.
+// HasFormatMarker reports whether the disk has the format marker with this UUID. A disk that was made from another
+// disk's snapshot may have the other disk's marker, which does not count.
 func HasFormatMarker(dev Device, diskID uuid.UUID) (bool, error) {
 	return formatMarker(dev, diskID).present(dev)
 }
 
-// RemoveFormatMarker removes the format marker of the disk with this UUID: its filesystem is finished, or its bytes are a workload's
-// from now on. A disk that anything holds is [ErrInUse]. No marker is no error.
+// RemoveFormatMarker removes the format marker with this UUID, when the filesystem is finished, or when a workload gets
+// the disk as raw block. It returns [ErrInUse] if anything holds the disk. A missing marker is no error.
 func RemoveFormatMarker(dev Device, diskID uuid.UUID) error {
 	return formatMarker(dev, diskID).remove(dev)
 }
 
-// WriteGrowthMarker puts the growth marker on the disk with this UUID, before its ext filesystem. Where anything else stands there,
-// such as a boot loader, that is an error.
+// WriteGrowthMarker writes the growth marker with this UUID to the first KiB of the disk. It returns an error if the
+// first KiB holds anything else, such as a boot loader.
 func WriteGrowthMarker(dev Device, diskID uuid.UUID) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
@@ -99,23 +99,23 @@ func WriteGrowthMarker(dev Device, diskID uuid.UUID) error {
 	}
 	m, head := growthMarker(diskID), make([]byte, growthMarkerBytes)
 	if _, err := file.ReadAt(head, 0); err != nil {
-		return errors.Join(err, file.Close())
+		return errors.Join(err, closeExclusive(file))
 	}
 	if !bytes.Equal(head, m.content) && !bytes.Equal(head, zeros[:growthMarkerBytes]) {
 		return errors.Join(
-			errors.New("something stands in the first KiB, before the filesystem: grow it by hand with resize2fs"),
-			file.Close(),
+			errors.New("the first KiB, before the filesystem, is not empty: grow the filesystem by hand with resize2fs"),
+			closeExclusive(file),
 		)
 	}
-	return errors.Join(m.write(file), file.Close())
+	return errors.Join(m.write(file), closeExclusive(file))
 }
 
-// HasGrowthMarker reports whether the growth of the filesystem on the disk was begun and did not end.
+// HasGrowthMarker reports whether growing the filesystem on the disk was interrupted.
 func HasGrowthMarker(dev Device, diskID uuid.UUID) (bool, error) {
 	return growthMarker(diskID).present(dev)
 }
 
-// RemoveGrowthMarker removes the growth marker. No marker is no error.
+// RemoveGrowthMarker removes the growth marker. A missing marker is no error.
 func RemoveGrowthMarker(dev Device, diskID uuid.UUID) error { return growthMarker(diskID).remove(dev) }
 
 func (m marker) present(dev Device) (bool, error) {
@@ -139,7 +139,7 @@ func (m marker) remove(dev Device) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(m.wipe(file), file.Close()); err != nil {
+	if err := errors.Join(m.wipe(file), closeExclusive(file)); err != nil {
 		return fmt.Errorf("remove a marker from %s: %w", dev, err)
 	}
 	return nil
@@ -158,7 +158,7 @@ func (m marker) wipe(file *os.File) error {
 	return file.Sync()
 }
 
-// write puts the marker on stable storage.
+// write writes the marker to stable storage.
 func (m marker) write(file *os.File) error {
 	for _, offset := range m.offsets {
 		if _, err := file.WriteAt(m.content, offset); err != nil {

@@ -11,12 +11,14 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-// Device is a disk of the guest together with its device node.
+// Device is a disk of the guest with its device node.
 type Device struct {
 	Disk
-	// Path is the device node.
+	// Path is the path of the device node.
 	Path string
 }
 
@@ -24,21 +26,21 @@ func (d Device) String() string {
 	return fmt.Sprintf("%s (serial %q, device %s)", d.Path, d.Serial, d.Number)
 }
 
-// Open opens the device node and verifies on the open file that it is a block device of the disk's number and size. With
-// [unix.O_EXCL] among the flags it is [ErrInUse] when anything else holds the device exclusively: a mounted filesystem,
-// a volume manager, mkfs.
+// Open opens the device node. It verifies on the open file that this is a block device with the disk's number and size.
+// With [unix.O_EXCL] in flags it returns [ErrInUse] if a mounted filesystem, a volume manager or another program holds
+// the device exclusively.
 func (d Device) Open(flags int) (*os.File, error) {
 	file, err := os.OpenFile(d.Path, flags, 0)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return nil, fmt.Errorf("%w: %s is mounted or held by another program", ErrInUse, d)
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("%w: %w: the plugin must run as root, in a container privileged", ErrUnreadable, err)
+		return nil, fmt.Errorf("%w: %w: run the plugin as root, in a privileged container", ErrUnreadable, err)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	if err := d.verify(file); err != nil {
-		return nil, errors.Join(err, file.Close())
+		return nil, errors.Join(err, closeExclusive(file))
 	}
 	return file, nil
 }
@@ -53,7 +55,7 @@ func (d Device) verify(file *os.File) error {
 	}
 	if number := numberOf(stat.Rdev); number != d.Number {
 		return fmt.Errorf(
-			"%w: %s has device number %s, sysfs says %s: check that the host's /dev is mounted where the plugin runs",
+			"%w: %s has device number %s, sysfs says %s: check that the plugin's container mounts the host's /dev",
 			ErrMismatch,
 			d.Path,
 			number,
@@ -70,8 +72,8 @@ func (d Device) verify(file *os.File) error {
 	return nil
 }
 
-// Sequence is the kernel's sequence number of the disk behind the open file: unlike the device number it is never used
-// again while the guest runs. It is 0 on kernels that do not count (before Linux 5.15).
+// Sequence returns the kernel's sequence number of the disk behind the open file. Unlike a device number, it is never
+// used again while the guest runs. It is 0 before Linux 5.15.
 func Sequence(file *os.File) (uint64, error) {
 	var sequence uint64
 	err := ioctlUint64(file, unix.BLKGETDISKSEQ, &sequence)
@@ -81,7 +83,7 @@ func Sequence(file *os.File) (uint64, error) {
 	return sequence, err
 }
 
-// ReadOnly reports whether the kernel refuses writes to the device.
+// ReadOnly reports whether the kernel rejects writes to the device.
 func (d Device) ReadOnly() (readOnly bool, err error) {
 	err = d.withFile(func(file *os.File) error {
 		value, err := unix.IoctlGetInt(int(file.Fd()), unix.BLKROGET)
@@ -91,8 +93,8 @@ func (d Device) ReadOnly() (readOnly bool, err error) {
 	return readOnly, err
 }
 
-// SetReadOnly has the kernel refuse writes to the device, or take them again. It concerns the whole disk, whoever has
-// it open, and is verified.
+// SetReadOnly makes the kernel reject writes to the device, or accept them again. It applies to the whole disk, also to
+// programs that have it open. SetReadOnly verifies the result.
 func (d Device) SetReadOnly(readOnly bool) error {
 	value := 0
 	if readOnly {
@@ -110,15 +112,19 @@ func (d Device) SetReadOnly(readOnly bool) error {
 	return nil
 }
 
-// CheckUnused reports whether nothing holds the device exclusively; then it can be taken from the guest without losing what
-// a filesystem has not written yet. It is [ErrInUse] otherwise.
+// CheckUnused returns [ErrInUse] if anything holds the device exclusively. If it returns nil, no filesystem has
+// unwritten data for the device, and the disk can be detached.
 func (d Device) CheckUnused() error {
 	file, err := d.Open(unix.O_RDONLY | unix.O_EXCL)
 	if err != nil {
 		return err
 	}
-	return file.Close()
+	return closeExclusive(file)
 }
+
+// closeExclusive closes a file that was opened with O_EXCL. Afterwards this process no longer holds the device, and the
+// next program, such as mkfs or mount, can open it exclusively.
+func closeExclusive(file *os.File) error { return hostexec.CloseUninherited(file) }
 
 func (d Device) withFile(do func(*os.File) error) error {
 	file, err := d.Open(unix.O_RDONLY)
@@ -128,7 +134,7 @@ func (d Device) withFile(do func(*os.File) error) error {
 	return errors.Join(do(file), file.Close())
 }
 
-// NodeNumber returns the device number of the block device node at path; false when there is something else there.
+// NodeNumber returns the device number of the block device node at path. It returns false if something else is there.
 func NodeNumber(path string) (Number, bool) {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFBLK {

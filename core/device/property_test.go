@@ -109,7 +109,8 @@ func places(size int64) []int64 {
 	return slices.DeleteFunc(all, func(offset int64) bool { return offset < 0 || offset >= size })
 }
 
-// mustBeZero is where a disk that the rack made blank has to be zero: written down once more, not taken from the scanner.
+// mustBeZero is where a disk that the rack made blank has to be zero: written down once more, not taken from the
+// scanner.
 func mustBeZero(size int64) [][2]int64 {
 	spans := [][2]int64{{0, mib}, {size - mib, size}}
 	for _, start := range []int64{mib, 2 * mib, 4 * mib, 8*mib + kib, 16 * mib, 32*mib + 2*kib, 64*mib + 0x40, size / 4 / 4096 * 4096, size / 2 / 4096 * 4096, size / 4 * 3 / 4096 * 4096} {
@@ -297,8 +298,8 @@ func TestProveBlankProperty(t *testing.T) {
 	}
 }
 
-// FuzzProveBlank reads its input as: options, then for each write two bytes of a place or an offset, one of how many and
-// which bytes.
+// FuzzProveBlank reads its input as: options, then for each write two bytes of a place or an offset, one of how many
+// and which bytes.
 func FuzzProveBlank(f *testing.F) {
 	for i := range byte(40) {
 		f.Add([]byte{i << 2, i, 0, i}, []byte("free text"))

@@ -4,9 +4,9 @@
 
 package device
 
-// region is a part of a disk, and what lives there.
+// region is a part of a disk, and the name of the format that uses it.
 type region struct {
-	what           string
+	format         string
 	offset, length int64
 }
 
@@ -16,22 +16,24 @@ const (
 	gib = 1 << 30
 )
 
-// headAndTail are the first and last MiB. Nearly everything announces itself there: boot sectors and both copies of a GPT,
-// ext, xfs, f2fs, swap, LVM, LUKS up to its copy at 512 KiB, bcache, bluestore; btrfs, reiserfs, gfs2 at 64 KiB, jfs at
-// 32 KiB, ocfs2 below 8 KiB; at the end md 0.90 and 1.0, DRBD and most firmware RAIDs, ZFS' labels on both ends.
+// headAndTail returns the first and the last MiB. Nearly every format has its signature there:
+//
+//   - at the beginning: boot sectors, GPT, ext, xfs, f2fs, swap, LVM, LUKS with its copy at 512 KiB, bcache, bluestore;
+//     btrfs, reiserfs and gfs2 at 64 KiB, jfs at 32 KiB, ocfs2 below 8 KiB;
+//   - at the end: the copy of a GPT, md 0.90 and 1.0, DRBD and most firmware RAIDs;
+//   - at both: ZFS.
 func headAndTail(sizeBytes int64) []region {
 	length := min(mib, sizeBytes)
 	return []region{{"first MiB", 0, length}, {"last MiB", sizeBytes - length, length}}
 }
 
-// signatures are the places between head and tail where something known keeps its superblock or a copy of it, so far as
-// they lie on a disk of this size. A copy is as good a sign as the first: it means that somebody's data was there and
-// only its beginning was wiped.
+// signatures returns the places between head and tail where a known format keeps its superblock or a copy of it, on a
+// disk of this size. A copy alone is a sign of data too: only the beginning of the data may have been wiped.
 func signatures(sizeBytes int64) []region {
 	const (
 		page     = 4 * kib
-		quarter  = 64 * kib // around an allocation group's start, which mkfs.xfs rounds to blocks and stripes
-		xfsParts = 4        // allocation groups of a small disk; each begins with a copy of the superblock
+		quarter  = 64 * kib // around the start of an allocation group, which mkfs.xfs rounds to blocks and stripes
+		xfsParts = 4        // allocation groups of a small disk, each of which begins with a copy of the superblock
 	)
 	all := []region{
 		{"copy of a LUKS2 header, or VMFS", 1 * mib, page},
@@ -49,8 +51,8 @@ func signatures(sizeBytes int64) []region {
 		start := sizeBytes / xfsParts * part / page * page
 		all = append(all, region{"copy of an xfs superblock", start - quarter/2, quarter})
 	}
-	// Without bigger clusters, ext with blocks of 4 KiB has groups of 128 MiB and keeps copies in the groups 1 and the
-	// powers of 3, 5 and 7.
+	// ext with blocks of 4 KiB, without larger clusters, has groups of 128 MiB. It keeps copies in group 1 and in the
+	// groups that are powers of 3, 5 and 7.
 	for _, base := range []int64{3, 5, 7} {
 		for group := int64(1); group*128*mib < sizeBytes; group *= base {
 			all = append(all, region{"copy of an ext superblock, 4 KiB blocks", group * 128 * mib, page})

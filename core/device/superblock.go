@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NeverMounted reports whether the filesystem that content describes is as mkfs leaves it before its first writable mount,
-// or half made. Where that cannot be told it counts as mounted.
+// NeverMounted reports whether the filesystem that content describes was never mounted writable, or is unfinished. It
+// returns false if the disk does not show it.
 func NeverMounted(dev Device, content Content) (never bool, err error) {
 	err = dev.withFile(func(file *os.File) error {
 		switch content.Type {
@@ -36,8 +36,8 @@ func NeverMounted(dev Device, content Content) (never bool, err error) {
 	return never, nil
 }
 
-// FilesystemBytes is how much of the disk its filesystem of this type takes up, which is little less than the disk unless
-// the disk is larger than the one that the filesystem was made for. It is 0 for a type that this plugin does not make.
+// FilesystemBytes returns the size of the filesystem of this type on the disk. It is a little less than the disk's
+// size, unless the filesystem was made for a smaller disk. It is 0 for an unsupported type.
 func FilesystemBytes(dev Device, fsType string) (sizeBytes int64, err error) {
 	err = dev.withFile(func(file *os.File) error {
 		switch fsType {
@@ -59,14 +59,14 @@ func FilesystemBytes(dev Device, fsType string) (sizeBytes int64, err error) {
 	return sizeBytes, nil
 }
 
-// extSuper is struct ext4_super_block.
+// extSuper reads struct ext4_super_block.
 func extSuper(file *os.File) ([]byte, error) {
 	super := make([]byte, 1024)
 	_, err := file.ReadAt(super, 1024)
 	return super, err
 }
 
-// extNeverMounted: mounts are counted, and the last one's time is noted.
+// extNeverMounted looks at the number of mounts and the time of the last mount in the superblock.
 func extNeverMounted(file *os.File) (bool, error) {
 	super, err := extSuper(file)
 	if err != nil {
@@ -93,15 +93,15 @@ func extBytes(file *os.File) (int64, error) {
 	return int64(blocks << (10 + shift)), nil
 }
 
-// xfsSuper is the head of struct xfs_dsb.
+// xfsSuper reads the beginning of struct xfs_dsb.
 func xfsSuper(file *os.File) ([]byte, error) {
 	super := make([]byte, 512)
 	_, err := file.ReadAt(super, 0)
 	return super, err
 }
 
-// xfsNeverMounted: the superblock is marked as in progress until mkfs is done. Of a finished one the log tells: mkfs writes
-// one record at its start and zeros behind it, and the first mount stamps the 2 MiB that follow.
+// xfsNeverMounted looks at the superblock, which says "in progress" until mkfs is done, and then at the log. mkfs
+// writes one record at the log's start and zeros behind it. The first mount writes to the 2 MiB that follow.
 func xfsNeverMounted(file *os.File) (bool, error) {
 	const (
 		mkfsBytes    = 256 * kib // no record is longer
@@ -114,7 +114,8 @@ func xfsNeverMounted(file *os.File) (bool, error) {
 	if super[126] != 0 { // sb_inprogress
 		return true, nil
 	}
-	// The log's start is given as a block in a group: sb_blocksize, sb_logstart, sb_agblocks, sb_logblocks, sb_agblklog.
+	// The log's start is given as a block in a group: sb_blocksize, sb_logstart, sb_agblocks, sb_logblocks,
+	// sb_agblklog.
 	block, start := int64(binary.BigEndian.Uint32(super[4:])), binary.BigEndian.Uint64(super[48:])
 	groupBlocks, logBlocks, groupShift := int64(
 		binary.BigEndian.Uint32(super[84:]),
@@ -122,7 +123,7 @@ func xfsNeverMounted(file *os.File) (bool, error) {
 		binary.BigEndian.Uint32(super[96:]),
 	), super[124]
 	if start == 0 || groupShift > 31 || logBlocks*block < stampedBytes {
-		return false, nil // another layout than we make
+		return false, nil // not a layout that this plugin makes
 	}
 	offset := (int64(start>>groupShift)*groupBlocks + int64(start&(1<<groupShift-1))) * block
 	found, err := findByte(context.Background(), file, []region{{"", offset + mkfsBytes, stampedBytes - mkfsBytes}})
@@ -138,16 +139,16 @@ func xfsBytes(file *os.File) (int64, error) {
 	return int64(binary.BigEndian.Uint32(super[4:])) * int64(binary.BigEndian.Uint64(super[8:])), nil
 }
 
-// btrfsSuper is the part of struct btrfs_super_block that is looked at.
+// btrfsSuper reads the part of struct btrfs_super_block that this package uses.
 func btrfsSuper(file *os.File) ([]byte, error) {
 	super := make([]byte, 1024)
 	_, err := file.ReadAt(super, 64*kib)
 	return super, err
 }
 
-// btrfsNeverMounted: the first mount notes that it has looked at the tree of UUIDs, uuid_tree_generation, unless it ends before
-// it could. But then whatever it changed shows as a newer generation than the one in which mkfs made the chunks, its last
-// work, or as a log.
+// btrfsNeverMounted looks at uuid_tree_generation, which the first mount sets when it has checked the tree of UUIDs. A
+// short mount may end before that. Then every change shows as a log, or as a generation newer than the one in which
+// mkfs made the chunks, its last step.
 func btrfsNeverMounted(file *os.File) (bool, error) {
 	super, err := btrfsSuper(file)
 	if err != nil {
@@ -164,17 +165,17 @@ func btrfsBytes(file *os.File) (int64, error) {
 		return 0, err
 	}
 	if disks := binary.LittleEndian.Uint64(super[0x88:]); disks != 1 { // num_devices
-		return 0, fmt.Errorf("a btrfs over %d disks", disks)
+		return 0, fmt.Errorf("a btrfs on %d disks", disks)
 	}
 	return int64(binary.LittleEndian.Uint64(super[0xc9+8:])), nil // dev_item.total_bytes
 }
 
-// DuplicateBtrfs returns the name of another disk or partition of this guest that carries the same btrfs as the disk, empty when
-// there is none. The kernel tells filesystems by their UUID alone and would mix the two.
+// DuplicateBtrfs returns the name of another disk or partition of this guest with the same btrfs UUID, or "". The
+// kernel identifies a btrfs only by its UUID and would mix the two.
 func (r Roots) DuplicateBtrfs(dev Device, content Content) (name string, err error) {
-	// A btrfs that is mounted shows here even if its disk has left the guest.
+	// sysfs shows a mounted btrfs even after its disk has left the guest.
 	if _, err := os.Stat(r.sys("fs", "btrfs", content.UUID)); !errors.Is(err, fs.ErrNotExist) {
-		return "a btrfs that is in use, " + content.UUID, err
+		return "the mounted btrfs " + content.UUID, err
 	}
 	disks, err := r.Disks()
 	if err != nil {
@@ -194,8 +195,8 @@ func (r Roots) DuplicateBtrfs(dev Device, content Content) (name string, err err
 	return "", nil
 }
 
-// btrfsUUID is the UUID of the btrfs at path, as blkid prints it; empty when there is none or it cannot be read, as the
-// kernel cannot then.
+// btrfsUUID returns the UUID of the btrfs at path in blkid's form. It is empty if there is no btrfs, or if it cannot be
+// read: the kernel cannot read it then either.
 func btrfsUUID(path string) string {
 	file, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

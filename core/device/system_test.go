@@ -41,7 +41,7 @@ func TestSignaturesLieOnTheDisk(t *testing.T) {
 		places := append(headAndTail(sizeBytes), signatures(sizeBytes)...)
 		for _, r := range places {
 			if r.offset < 0 || r.length <= 0 || r.offset+r.length > sizeBytes {
-				t.Errorf("disk of %d bytes: %q is at %d, %d bytes long", sizeBytes, r.what, r.offset, r.length)
+				t.Errorf("disk of %d bytes: %q is at %d, %d bytes long", sizeBytes, r.format, r.offset, r.length)
 			}
 		}
 		if places[0].offset != 0 || places[1].offset+places[1].length != sizeBytes {

@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package filesystem has the rules for the filesystems that this plugin supports: which types there are, and which mkfs
-// options a user may give. Controller and node both apply them; nothing here touches a disk.
+// Package filesystem has the rules for supported filesystems: their types, and the mkfs options that a user may give.
+// Controller and node both apply them. The package does not touch disks.
 package filesystem
 
 import (
@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	// ErrOption means that mkfs options hold one that is not allowed.
+	// ErrOption means that mkfs options contain an option that is not allowed.
 	ErrOption = errors.New("option is not allowed")
 	// ErrUnsupported means that a filesystem type is not one of [Types].
 	ErrUnsupported = errors.New("filesystem is not supported")
@@ -21,7 +21,7 @@ var (
 // Types lists the supported filesystem types, the default first.
 func Types() []string { return []string{"ext4", "ext3", "xfs", "btrfs"} }
 
-// Supported reports whether this plugin makes and mounts a filesystem type. An empty type means the default.
+// Supported reports whether this plugin makes and mounts filesystems of a type. An empty type means the default.
 func Supported(fsType string) bool {
 	return fsType == "" || slices.Contains(Types(), fsType)
 }

@@ -10,11 +10,12 @@ import (
 	"strings"
 )
 
-// rule says what may follow an option of mkfs: a value as a whole, or a list of suboptions, or nothing.
+// rule says what may follow an option of mkfs: a value, a list of suboptions, or nothing.
 type rule struct {
-	// value matches the value of an option that has no suboptions. Nil where the option takes no value.
+	// value matches the value of an option without suboptions. It is nil if the option has no value.
 	value *regexp.Regexp
-	// suboptions may stand in the value, separated by commas. Each has a pattern of what follows its "="; nil: no "=".
+	// suboptions are the allowed suboptions, which the value separates by commas. Each has a pattern for the text
+	// behind its "=". A nil pattern means that the suboption has no "=".
 	suboptions map[string]*regexp.Regexp
 }
 
@@ -26,7 +27,7 @@ var (
 	label   = whole(`[A-Za-z0-9._-]{1,12}`)
 	xfsBool = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag,
 		"inobtcount": flag, "bigtime": flag}
-	flag2    = whole(`[012]`)
+	flag012  = whole(`[012]`)
 	features = listOf(
 		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extent|extents|extra_isize|fast_commit|filetype|flex_bg|` +
 			`has_journal|huge_file|inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|` +
@@ -34,9 +35,9 @@ var (
 	)
 )
 
-// extRules, xfsRules and btrfsRules are the allow-list: every option that shapes the filesystem on this disk, and none that names
-// another device or a file (an external journal or log, a real-time section, prototype and configuration files), sets the
-// UUID, or switches off mkfs' own checks.
+// extRules, xfsRules and btrfsRules are the allow-list. It has every option that shapes the filesystem on this disk. It
+// has no option that names another device or a file (an external journal or log, a real-time section, prototype and
+// configuration files), sets the UUID, or switches off mkfs' own checks.
 var (
 	extRules = map[string]rule{
 		"-b": {value: number},
@@ -62,7 +63,7 @@ var (
 			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
 		}},
 		"-i": {suboptions: map[string]*regexp.Regexp{
-			"attr":        flag2,
+			"attr":        flag012,
 			"maxpct":      percent,
 			"perblock":    number,
 			"size":        size,
@@ -74,7 +75,7 @@ var (
 		"-K": {},
 		"-l": {suboptions: map[string]*regexp.Regexp{
 			"size": size, "su": size, "sunit": number,
-			"lazy-count": flag, "version": flag2,
+			"lazy-count": flag, "version": flag012,
 		}},
 		"-L": {value: label},
 		"-m": {suboptions: xfsBool},
@@ -94,18 +95,18 @@ var (
 	}
 )
 
-// whole compiles a regular expression that matches a value as a whole.
+// whole compiles a regular expression that matches whole values only.
 func whole(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }
 
-// listOf matches a list, separated by commas, of these words, each of which may have a ^ before it.
+// listOf matches a list of these words, separated by commas. Each word may begin with ^.
 func listOf(words string) *regexp.Regexp {
 	one := `\^?(` + words + `)`
 	return whole(one + `(,` + one + `)*`)
 }
 
-// ParseMkfsOptions takes mkfs options apart as a user writes them on a command line ("-i 65536 -E stride=4") and returns
-// them as arguments, or [ErrOption] naming the first that is not on the list for this filesystem. An empty filesystem
-// means the default one. There is no quoting: nothing on the list needs it.
+// ParseMkfsOptions parses mkfs options in the form of a command line ("-i 65536 -E stride=4") and returns them as
+// arguments. It returns [ErrOption] with the first option that is not on the list for this filesystem type. An empty
+// type means the default. There is no quoting, because no option on the list needs it.
 func ParseMkfsOptions(fsType, options string) ([]string, error) {
 	rules := extRules
 	switch fsType {

@@ -2,11 +2,11 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package hostexec runs the host's programs that the node plugin needs beside the kernel: blkid, mkfs, mount, and the
-// programs that check and grow filesystems.
+// Package hostexec runs the host's programs that the node plugin needs: blkid, mkfs, mount, and the programs that check
+// and grow filesystems.
 //
-// It looks for a program in fixed folders, not along PATH, which depends on who started the plugin. A program gets no
-// shell, no input and none of the plugin's environment, and it prints English whatever the machine's locale is.
+// It looks for a program in fixed folders. It does not use PATH, which depends on how the plugin was started. A program
+// runs without a shell, without input and without the plugin's environment. It prints English in every locale.
 package hostexec
 
 import (
@@ -19,16 +19,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
-// ErrMissing says that a program is not installed; the error around it names the Debian package that has it.
+// ErrMissing means that a program is not installed. The error names the program's Debian package.
 var ErrMissing = errors.New("program is not installed")
 
-// folders are where Debian and its kin keep system programs.
+// folders are the folders for system programs in Debian and similar distributions.
 var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// packages names the Debian package of each program this module calls.
+// packages has the Debian package of each program that this module runs.
 var packages = map[string]string{
 	"blkid":      "util-linux",
 	"btrfs":      "btrfs-progs",
@@ -42,15 +43,15 @@ var packages = map[string]string{
 	"xfs_growfs": "xfsprogs",
 }
 
-// Result is what a program that ran to its end left behind.
+// Result is the result of a program that has ended.
 type Result struct {
-	// ExitCode is the program's own; it is -1 when a signal ended it.
+	// ExitCode is the program's exit code, or -1 if a signal ended it.
 	ExitCode int
-	// Stdout and Stderr are the whole of what it wrote.
+	// Stdout and Stderr are the program's whole output.
 	Stdout, Stderr string
 }
 
-// Message is all that the program wrote as one line, for error messages.
+// Message returns the program's whole output as one line, for error messages.
 func (r Result) Message() string {
 	if message := strings.Join(strings.Fields(r.Stderr+" "+r.Stdout), " "); message != "" {
 		return message
@@ -58,9 +59,9 @@ func (r Result) Message() string {
 	return "no message"
 }
 
-// Run runs a program to its end and returns its output, whatever its exit code is. It kills the program when ctx ends and
-// then returns an error. A program that cannot be started is an error too: [ErrMissing] if it is not installed. The error
-// names the program and none of its arguments. The program inherits the file given to [WithInherited].
+// Run runs a program and returns its result. An exit code other than 0 is no error. If ctx ends, Run kills the program
+// and returns an error. It returns [ErrMissing] if the program is not installed. An error names the program, but not
+// its arguments. The program inherits the file that was given to [WithInherited].
 func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	path, err := find(name)
 	if err != nil {
@@ -69,14 +70,17 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Args[0] = name
-	// Without the cache of libblkid: what it says of a disk may be minutes old, and another disk's.
+	// libblkid's cache is off: an entry may be minutes old, and about another disk.
 	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null"}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if file, ok := ctx.Value(inheritedKey{}).(*os.File); ok {
 		cmd.ExtraFiles = []*os.File{file}
 	}
-	cmd.WaitDelay = time.Second // a child of the program may keep the pipes open after it was killed
-	err = cmd.Run()
+	cmd.WaitDelay = time.Second // a child of the killed program may keep the pipes open
+	err = Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	if ctx.Err() != nil {
 		return Result{}, fmt.Errorf("%s was stopped: %w", name, ctx.Err())
 	}
@@ -87,9 +91,28 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}, nil
 }
 
+// starting is held for reading while a program starts, and for writing while a file is closed.
+var starting sync.RWMutex
+
+// Start starts a program, and returns when the program executes. Until then the program has copies of all files that
+// this process has open; see [CloseUninherited].
+func Start(cmd *exec.Cmd) error {
+	starting.RLock()
+	defer starting.RUnlock()
+	return cmd.Start()
+}
+
+// CloseUninherited closes a file while no program starts, so that no program has a copy of the open file afterwards.
+func CloseUninherited(file *os.File) error {
+	starting.Lock()
+	defer starting.Unlock()
+	return file.Close()
+}
+
 type inheritedKey struct{}
 
-// WithInherited returns a context whose programs inherit an open file, for a lock that must last as long as they run.
+// WithInherited returns a context in which [Run] passes an open file to programs, for a lock that must last until they
+// end.
 func WithInherited(ctx context.Context, file *os.File) context.Context {
 	return context.WithValue(ctx, inheritedKey{}, file)
 }
@@ -105,6 +128,6 @@ func find(name string) (string, error) {
 			return "", fmt.Errorf("look for %s: %w", name, err)
 		}
 	}
-	return "", fmt.Errorf("%w: %s, looked for in %s: install the Debian package %s where the plugin runs",
+	return "", fmt.Errorf("%w: %s is not in %s: install the Debian package %s where the plugin runs",
 		ErrMissing, name, strings.Join(folders, ", "), packages[name])
 }

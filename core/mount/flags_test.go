@@ -22,7 +22,7 @@ func TestCheckFlags(t *testing.T) {
 	}
 	for _, refused := range [][]string{
 		{"bind"}, {"noatime,remount"}, {"noatime", "loop"}, {"loop=/dev/loop1"}, {"offset=4096"}, {"logdev=/dev/x"}, {"journal_path=/dev/x"},
-		{"rshared"}, {"make-private"}, {"X-filesystem.mkdir"}, {"X-mount.subdir=/etc"}, {"sb=32768"}, {"move"}, {" bind "}, {"a\"b"}, {"norecovery"},
+		{"rshared"}, {"make-private"}, {"X-mount.mkdir"}, {"X-mount.subdir=/etc"}, {"sb=32768"}, {"move"}, {" bind "}, {"a\"b"}, {"norecovery"},
 	} {
 		if err := mount.CheckFlags(refused); !errors.Is(err, mount.ErrOption) {
 			t.Errorf("%q: %v, want ErrOption", refused, err)

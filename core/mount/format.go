@@ -23,50 +23,52 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-// mkfsTimeout is how long mkfs may take. It runs on when its caller has gone: a filesystem half made helps nobody, and the
-// next call finds it finished.
+// mkfsTimeout is how long mkfs may take. mkfs is not cancelled with the caller: half a filesystem is useless, and the
+// next call finds the whole one.
 const mkfsTimeout = 15 * time.Minute
 
-// FilesystemUUID is the UUID that the filesystem of a disk gets when this plugin makes it: the version 5 UUID of the name
-// "filesystem" in the namespace of the disk's own UUID. It is permanent: later stages know the disk's own filesystem by it.
+// FilesystemUUID returns the UUID of a filesystem that this plugin makes on a disk: the version 5 UUID of the name
+// "filesystem" in the namespace of the disk's UUID. It is permanent, because later stages identify the disk's own
+// filesystem by it.
 func FilesystemUUID(diskID uuid.UUID) uuid.UUID {
 	return uuid.NewSHA1(diskID, []byte("filesystem"))
 }
 
-// Formatter makes filesystems. It keeps a record of each while mkfs is at work, so that one that was interrupted can be made
-// again: what it left on the disk would otherwise count as somebody's data for ever. The record tells as long as the
-// disk does not leave the guest. After a power cut, and on other nodes, the marker on the disk does, see
-// [device.HasFormatMarker], unless mkfs has written over all of its copies.
+// Formatter makes filesystems. It keeps a record of each format while mkfs runs, so that an interrupted format can be
+// repeated. Without the record, what mkfs left on the disk looks like a user's data, and the disk can never be
+// formatted. The record is valid until the disk leaves the guest. After a power cut, and on other nodes, the marker on
+// the disk replaces it (see [device.HasFormatMarker]), unless mkfs has overwritten all copies of the marker.
 type Formatter struct {
-	// StateDir is the folder of the records. It outlives the plugin's process and the guest's power.
+	// StateDir is the folder of the records. It outlives the plugin's process and a reboot of the guest.
 	StateDir string
 }
 
-// NewFilesystem is what [Formatter.Format] makes.
+// NewFilesystem describes the filesystem that [Formatter.Format] makes.
 type NewFilesystem struct {
 	// DiskID is the disk's UUID on the rack.
 	DiskID uuid.UUID
-	// Type is one of [filesystem.Types]; MkfsOptions come from [filesystem.ParseMkfsOptions] for this type.
+	// Type is one of [filesystem.Types]. MkfsOptions come from [filesystem.ParseMkfsOptions] for this type.
 	Type        string
 	MkfsOptions []string
 }
 
-// record is the content of the file <StateDir>/format/<disk UUID>: a format of this disk was begun on this node.
+// record is the content of the file <StateDir>/format/<disk UUID>. It says that a format of this disk started on this
+// node.
 type record struct {
-	// Serial is for people who look at the file.
+	// Serial is for people who read the file.
 	Serial string `json:"serial"`
 	FSType string `json:"fsType"`
 	FSUUID string `json:"fsUUID"`
-	// BootID and Sequence tell whether the disk has left this guest since: the kernel's boot ID, and its sequence number
-	// of the disk.
+	// BootID is the kernel's boot ID, and Sequence its sequence number of the disk. If both are the same now, the disk
+	// has not left this guest.
 	BootID   string `json:"bootID"`
 	Sequence uint64 `json:"diskSequence"`
 }
 
-// Format makes the filesystem on a disk that was proved blank and verifies that it is there. mkfs is called by no other
-// code. The errors are [ErrFormat], [ErrState], [hostexec.ErrMissing] and those of [device.Blank.Format]; after each of them
-// the call may be repeated with a new proof. When ctx ends meanwhile, mkfs still runs to its end, at most for 15 min. It
-// returns how long mkfs itself ran.
+// Format makes a filesystem on a disk that was proved blank, and verifies it. No other code calls mkfs. Format returns
+// how long mkfs ran. The errors are [ErrFormat], [ErrState], [hostexec.ErrMissing] and those of [device.Blank.Format].
+// After each of them the caller may repeat the call with a new proof. If ctx ends, mkfs still runs to its end, for at
+// most 15 min.
 func (f Formatter) Format(
 	ctx context.Context,
 	blank *device.Blank,
@@ -83,9 +85,9 @@ func (f Formatter) Format(
 	if err := f.writeRecord(want, dev, fsUUID, blank.Sequence()); err != nil {
 		return 0, err
 	}
-	begun := false
+	started := false
 	err = blank.Format(func(path string) error {
-		begun = true
+		started = true
 		start := time.Now()
 		result, err := hostexec.Run(ctx, name, append(args, path)...)
 		took = time.Since(start)
@@ -97,7 +99,7 @@ func (f Formatter) Format(
 		}
 		return nil
 	})
-	if err != nil && !begun {
+	if err != nil && !started {
 		return 0, errors.Join(err, f.RemoveRecord(want.DiskID))
 	}
 	if err != nil {
@@ -109,15 +111,15 @@ func (f Formatter) Format(
 	return took, f.RemoveMarkerAndRecord(want.DiskID, dev)
 }
 
-// mkfs returns the program and its arguments, the device excepted. Ours come first so that the user's win where both name
-// the same thing; among those that the allow-list of [filesystem.ParseMkfsOptions] lets through, none touches the UUID. No option
-// forces anything (-f, -F): that would silence the checks that mkfs makes itself.
+// mkfs returns the program and its arguments without the device. The plugin's options come first, so that a user's
+// option overrides the same option of the plugin. No option on the allow-list of [filesystem.ParseMkfsOptions] changes
+// the UUID. The plugin never passes -f or -F, which switch off mkfs' own checks.
 func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err error) {
 	switch want.Type {
 	case "ext3", "ext4":
-		// -m 0: blocks kept for root are of use where the system lives, on a volume they are space paid for in vain.
-		// nodiscard: the disk is blank, there is nothing to discard, and on a large disk it takes long. Tables are
-		// initialised by the kernel after the mount (mkfs' default), or else a large disk would take minutes.
+		// -m 0: a volume needs no blocks reserved for root, and the user pays for them. nodiscard: a blank disk has
+		// nothing to discard, and discarding a large disk takes long. The kernel initialises tables after the mount
+		// (mkfs' default), because mkfs would need minutes for a large disk.
 		return "mkfs." + want.Type, append(
 			[]string{"-q", "-m", "0", "-U", fsUUID},
 			mergeExtended(want.MkfsOptions, "nodiscard")...), nil
@@ -134,12 +136,12 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 	)
 }
 
-// mergeExtended adds ours to the extended options of ext: of several -E only the last counts.
+// mergeExtended adds the plugin's extended options of ext to the user's. mkfs uses only the last of several -E.
 func mergeExtended(options []string, ours string) []string {
 	merged := []string{}
 	for i := 0; i < len(options); i++ {
 		if options[i] == "-E" && i+1 < len(options) {
-			ours += "," + options[i+1] // what comes last wins
+			ours += "," + options[i+1] // the last value of an option counts
 			i++
 			continue
 		}
@@ -148,7 +150,7 @@ func mergeExtended(options []string, ours string) []string {
 	return append(merged, "-E", ours)
 }
 
-// verifyFormat makes sure that the new filesystem is on the disk, and is the one that was asked for.
+// verifyFormat checks that the requested filesystem is on the disk.
 func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 	file, err := dev.Open(unix.O_RDONLY)
 	if err != nil {
@@ -163,7 +165,7 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 	}
 	if found != fsUUID {
 		return fmt.Errorf(
-			"%w on %s: mkfs reported success, but the disk has a filesystem of UUID %q instead of %s of UUID %s",
+			"%w on %s: mkfs reported success, but the disk has a filesystem with UUID %q, not %s with UUID %s",
 			ErrFormat,
 			dev,
 			found,
@@ -174,9 +176,9 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 	return nil
 }
 
-// InterruptedFormat returns what is known of a format of this disk that was begun, here or on another node, and did not end; nil
-// when there was none, or when it is over because the disk holds, by content, anything but what that format was making
-// and nobody has mounted.
+// InterruptedFormat describes a format of this disk that started on any node and did not finish. It returns nil if
+// there was none. It returns nil also if content is not the unfinished or never mounted filesystem of that format: the
+// format is over.
 func (f Formatter) InterruptedFormat(
 	diskID uuid.UUID,
 	dev device.Device,
@@ -214,8 +216,8 @@ func (f Formatter) InterruptedFormat(
 	return &interrupted, nil
 }
 
-// RemoveMarkerAndRecord removes the marker and the record of a format: it is finished, or the disk's bytes are a workload's from now on. That
-// there are none is no error.
+// RemoveMarkerAndRecord removes the marker and the record of a format, when the format is finished or a workload gets
+// the disk. If they do not exist, that is no error.
 func (f Formatter) RemoveMarkerAndRecord(diskID uuid.UUID, dev device.Device) error {
 	if err := device.RemoveFormatMarker(dev, diskID); err != nil {
 		return err
@@ -223,7 +225,7 @@ func (f Formatter) RemoveMarkerAndRecord(diskID uuid.UUID, dev device.Device) er
 	return f.RemoveRecord(diskID)
 }
 
-// readRecord returns the record of a format of the disk, nil when there is none.
+// readRecord returns the record of a format of the disk, or nil.
 func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 	content, err := os.ReadFile(f.recordPath(diskID))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -235,7 +237,7 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
 		return nil, fmt.Errorf(
-			"%w: %s: %w: remove the file if the disk is known to hold nothing",
+			"%w: %s: %w: remove the file if the disk holds no data",
 			ErrState,
 			f.recordPath(diskID),
 			err,
@@ -244,7 +246,7 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 	return &r, nil
 }
 
-// RemoveRecord removes the record of a format and leaves the disk alone. No record is no error.
+// RemoveRecord removes the record of a format and does not touch the disk. A missing record is no error.
 func (f Formatter) RemoveRecord(diskID uuid.UUID) error {
 	if err := os.Remove(f.recordPath(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", ErrState, err)
@@ -256,8 +258,8 @@ func (f Formatter) recordPath(diskID uuid.UUID) string {
 	return filepath.Join(f.StateDir, "format", diskID.String())
 }
 
-// writeRecord brings the record to stable storage before it has its name: a power cut may lose it, since what outlives the kernel is the
-// marker's to tell, but must not leave an empty one, which could not be read.
+// writeRecord writes the record to stable storage under a temporary name, and then renames it. A power cut must not
+// leave an empty record, which nothing could read. It may lose the record, because the marker on the disk remains.
 func (f Formatter) writeRecord(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
 	boot, err := bootID()
 	if err != nil {

@@ -17,26 +17,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-// minGrowthBytes is how much of a disk lies idle before its filesystem is grown. Disks come in whole GiB (docs/reference/rack.md §2), and
-// what a filesystem leaves because it does not fill another of its groups is less than the 128 MiB of a group of ext.
+// minGrowthBytes is the smallest unused part of a disk for which the filesystem is grown. Disk sizes are whole GiB
+// (docs/reference/rack.md §2). A filesystem leaves less than one of its groups unused, which has at most 128 MiB (ext).
 const minGrowthBytes = 128 << 20
 
-// repairTimeout bounds checking and growing, which run on when their caller has gone: to stop either in its middle helps nobody.
+// repairTimeout bounds a check or a growth. They are not cancelled with the caller: interrupting e2fsck or resize2fs is
+// unsafe.
 const repairTimeout = 4 * time.Hour
 
-// checkSlot lets one check run at a time: each takes memory by the size of its disk.
+// checkSlot lets one check run at a time, because a check needs memory in proportion to the size of its disk.
 var checkSlot = make(chan struct{}, 1)
 
-// GrowUnmounted makes an ext filesystem fill the disk with this UUID, and reports whether it had to. resize2fs wants it
-// checked first. Growing ext while it is mounted would need a capability that containers rarely have; unmounted it is not
-// safe from being interrupted, so that a marker stands on the disk meanwhile, see [device.WriteGrowthMarker]. Others grow in
-// [GrowMounted]. A filesystem of any kind that is larger than its disk is [ErrDamaged].
+// GrowUnmounted grows an ext filesystem to the size of the disk with this UUID, and reports whether it grew. resize2fs
+// requires a check first. Growing a mounted ext needs a capability that containers rarely have. Growing an unmounted
+// ext is not safe against interruption, so a marker is on the disk meanwhile, see [device.WriteGrowthMarker]. Other
+// filesystems grow in [GrowMounted]. A filesystem of any type that is larger than its disk is [ErrDamaged].
 func GrowUnmounted(ctx context.Context, dev device.Device, fsType string, diskID uuid.UUID) (grown bool, err error) {
 	if !isExt(fsType) {
 		_, err := needsGrowth(dev, fsType)
 		return false, err
 	}
-	// First of all: of a filesystem whose growth was interrupted not even the superblock is to be believed.
+	// This comes first, because even the superblock is unreliable after an interrupted growth.
 	interrupted, err := device.HasGrowthMarker(dev, diskID)
 	if err == nil && interrupted {
 		err = runE2fsck(ctx, dev, "-f", "-y")
@@ -56,7 +57,7 @@ func GrowUnmounted(ctx context.Context, dev device.Device, fsType string, diskID
 	return true, device.RemoveGrowthMarker(dev, diskID)
 }
 
-// growExt grows the filesystem between the marker's coming and going.
+// growExt checks the filesystem, writes the marker and grows the filesystem. The caller removes the marker.
 func growExt(ctx context.Context, dev device.Device, diskID uuid.UUID, checked bool) error {
 	if !checked {
 		if err := runE2fsck(ctx, dev, "-f", "-p"); err != nil {
@@ -69,8 +70,9 @@ func growExt(ctx context.Context, dev device.Device, diskID uuid.UUID, checked b
 	return runGrow(ctx, dev, "resize2fs", dev.Path)
 }
 
-// GrowMounted makes an xfs or btrfs that is mounted at path fill its disk, and reports whether it became larger. Of a
-// mounted xfs the superblock on the disk lags behind, so that one just grown may be asked to grow again, to no effect.
+// GrowMounted grows the xfs or btrfs that is mounted at path to the size of its disk, and reports whether it grew. The
+// superblock of a mounted xfs on the disk may be old. Then a filesystem that has just grown is grown again, without
+// effect.
 func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (grown bool, err error) {
 	if needed, err := needsGrowth(dev, fsType); err != nil || !needed {
 		return false, err
@@ -92,8 +94,8 @@ func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (g
 	return after.TotalBytes > before.TotalBytes, err
 }
 
-// needsGrowth reports whether a filesystem is so much smaller than its disk that it has to be grown, as after a volume was
-// made from a smaller one's snapshot. The superblock says so, which costs one read; mount-utils' way would
+// needsGrowth reports whether a filesystem is so much smaller than its disk that it must grow, for example because the
+// volume was made from the snapshot of a smaller one. It reads the superblock, which costs one read. mount-utils would
 // start two programs at each stage.
 func needsGrowth(dev device.Device, fsType string) (bool, error) {
 	sizeBytes, err := device.FilesystemBytes(dev, fsType)
@@ -102,7 +104,7 @@ func needsGrowth(dev device.Device, fsType string) (bool, error) {
 	}
 	if sizeBytes > dev.SizeBytes {
 		return false, fmt.Errorf(
-			"%w: %s has %d bytes, and its %s takes %d: the disk is an incomplete copy of another one",
+			"%w: %s has %d bytes, but its %s needs %d: the disk is an incomplete copy: create the volume again with at least this size",
 			ErrDamaged,
 			dev,
 			dev.SizeBytes,
@@ -126,20 +128,20 @@ func runGrow(ctx context.Context, dev device.Device, program string, args ...str
 	return nil
 }
 
-// Exit codes of e2fsck: up to mended all is well now; with left among its bits, something is not.
+// Exit codes of e2fsck: up to e2fsckFixed, the filesystem is clean now. With the bit e2fsckErrorsLeft, it is not.
 const (
 	e2fsckFixed      = 3
 	e2fsckErrorsLeft = 4
 )
 
-// runE2fsck has e2fsck put an ext filesystem that is not mounted in order: with -p so far as that loses nothing, with -y in any
-// case. What is not in order afterwards is [ErrDamaged]. It waits while another check runs.
+// runE2fsck repairs an unmounted ext filesystem with e2fsck: with -p as far as that loses no data, with -y in any case.
+// It returns [ErrDamaged] if errors remain. It waits while another check runs.
 func runE2fsck(ctx context.Context, dev device.Device, flags ...string) error {
 	select {
 	case checkSlot <- struct{}{}:
 		defer func() { <-checkSlot }()
 	case <-ctx.Done():
-		return fmt.Errorf("check of %s: another disk's check is still under way: %w", dev, ctx.Err())
+		return fmt.Errorf("check of %s: the check of another disk is still running: %w", dev, ctx.Err())
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTimeout)
 	defer cancel()
@@ -152,36 +154,36 @@ func runE2fsck(ctx context.Context, dev device.Device, flags ...string) error {
 		return nil
 	case code > 0 && code&e2fsckErrorsLeft != 0:
 		return fmt.Errorf(
-			"%w: e2fsck on %s: exit code %d: %s: nothing is mounted; restore a snapshot, or run e2fsck by hand on the node",
+			"%w: e2fsck on %s: exit code %d: %s: restore a snapshot, or run e2fsck by hand on the node",
 			ErrDamaged,
 			dev,
 			code,
 			result.Message(),
 		)
 	}
-	// It was killed, or found the disk in use: nothing is known of what is on it.
+	// e2fsck was killed or found the disk in use: the state of the filesystem is unknown.
 	return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s", ErrMount, dev, result.ExitCode, result.Message())
 }
 
 func isExt(fsType string) bool { return strings.HasPrefix(fsType, "ext") }
 
-// reportsDamage reports whether mount(8) says that the kernel found the filesystem itself in disorder: EUCLEAN or EBADMSG, of which
-// its versions make different sentences.
+// reportsDamage reports whether mount(8) says that the kernel found damage in the filesystem: EUCLEAN or EBADMSG.
+// Versions of mount(8) word these errors differently.
 func reportsDamage(result hostexec.Result) bool {
 	return slices.ContainsFunc(
 		[]string{"Structure needs cleaning", "Bad message", "probably corrupted filesystem"},
-		func(said string) bool {
-			return strings.Contains(result.Stderr, said)
+		func(message string) bool {
+			return strings.Contains(result.Stderr, message)
 		},
 	)
 }
 
-// checkAndRepair has a filesystem checked that the kernel has refused to mount. Only ext has a check that mends nothing but what is
-// certain; those of others may throw data away, and wait for an operator.
+// checkAndRepair checks a filesystem that the kernel has refused to mount. Only ext has a check that repairs nothing
+// but certain errors. The checks of other filesystems may lose data, so an operator decides about them.
 func checkAndRepair(ctx context.Context, dev device.Device, fsType string, cause error) error {
 	byHand := map[string]string{"xfs": "xfs_repair", "btrfs": "btrfs check"}
 	if !isExt(fsType) {
-		return fmt.Errorf("%w: restore a snapshot, or look at the disk with %s on the node", cause, byHand[fsType])
+		return fmt.Errorf("%w: restore a snapshot, or check the disk with %s on the node", cause, byHand[fsType])
 	}
 	if err := runE2fsck(ctx, dev, "-p"); err != nil {
 		return fmt.Errorf("%w; %w", cause, err)

@@ -9,10 +9,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,10 +27,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-var interruptedID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
-
-// markerLine begins every copy of a format marker. It is permanent.
-const markerLine = "csi.oxide.computer format marker 1\ndisk 6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d\n"
+// markerLine begins every copy of a disk's format marker. It is permanent.
+func markerLine(diskID uuid.UUID) []byte {
+	return fmt.Appendf(nil, "csi.oxide.computer format marker 1\ndisk %s\n", diskID)
+}
 
 // newDisk returns a disk of a guest that has no other.
 func newDisk(t *testing.T, sizeBytes int64) (device.Device, *devicetest.Disk) {
@@ -67,32 +68,32 @@ func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 }
 
 // stage does what NodeStageVolume does with a disk that it has never seen, on a node without records.
-func stage(t *testing.T, dev device.Device, fsType string) (err error) {
+func stage(t *testing.T, dev device.Device, diskID uuid.UUID, fsType string) (err error) {
 	t.Helper()
 	f := Formatter{StateDir: filepath.Join(t.TempDir(), "state")}
 	content, err := device.Probe(t.Context(), dev)
 	if err != nil {
 		return err
 	}
-	interrupted, err := f.InterruptedFormat(interruptedID, dev, content)
+	interrupted, err := f.InterruptedFormat(diskID, dev, content)
 	if err != nil || !content.Empty() && interrupted == nil {
 		return err
 	}
 	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{
-		DiskID: interruptedID, Origin: "snapshot", ScanLimit: dev.SizeBytes, Interrupted: interrupted,
+		DiskID: diskID, Origin: "snapshot", ScanLimit: dev.SizeBytes, Interrupted: interrupted,
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
-	_, err = f.Format(t.Context(), blank, NewFilesystem{DiskID: interruptedID, Type: fsType})
+	_, err = f.Format(t.Context(), blank, NewFilesystem{DiskID: diskID, Type: fsType})
 	return err
 }
 
 // blocks are the disk's blocks of 4 KiB that are not zero, by offset.
 func blocks(t *testing.T, disk *devicetest.Disk) map[int64][]byte {
 	t.Helper()
-	run(t, "blockdev", "--flushbufs", disk.Loop)
+	devicetest.Run(t, "blockdev", "--flushbufs", disk.Loop)
 	file, err := os.Open(disk.Backing)
 	if err != nil {
 		t.Fatal(err)
@@ -120,37 +121,36 @@ func blocks(t *testing.T, disk *devicetest.Disk) map[int64][]byte {
 	}
 }
 
-func markers(found map[int64][]byte) (count int) {
+func markers(found map[int64][]byte, diskID uuid.UUID) (count int) {
 	for _, block := range found {
-		if bytes.HasPrefix(block, []byte(markerLine)) {
+		if bytes.HasPrefix(block, markerLine(diskID)) {
 			count++
 		}
 	}
 	return count
 }
 
-func run(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
-}
-
-func poke(t *testing.T, disk *devicetest.Disk, offset int64, content []byte) {
+// poke writes to the disk, by offset.
+func poke(t *testing.T, disk *devicetest.Disk, contents map[int64][]byte) {
 	t.Helper()
 	file, err := os.OpenFile(disk.Loop, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = file.WriteAt(content, offset)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+	for offset, content := range contents {
+		if _, err := file.WriteAt(content, offset); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(file.Sync(), file.Close()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// mkfs does not know of the marker; wherever it puts its own, enough copies are left, and taking them away afterwards does
-// the filesystem no harm.
+// mkfs does not know of the marker; wherever it puts its own, enough copies are left, and taking them away afterwards
+// does the filesystem no harm.
 func TestMarkerOutlivesMkfs(t *testing.T) {
+	t.Parallel()
 	const mib, gib = 1 << 20, 1 << 30
 	checks := map[string][]string{
 		"ext3":  {"e2fsck", "-fn"},
@@ -181,20 +181,22 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
+					t.Parallel()
 					dev, disk := newDisk(t, size)
-					runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: tc.fsType, MkfsOptions: parsed})
-					if left := markers(blocks(t, disk)); left < 2 {
+					diskID := uuid.New()
+					runMkfs(t, dev, NewFilesystem{DiskID: diskID, Type: tc.fsType, MkfsOptions: parsed})
+					if left := markers(blocks(t, disk), diskID); left < 2 {
 						t.Errorf("%d copies of the marker have outlived mkfs, want 2 at least", left)
 					}
-					if err := (Formatter{StateDir: t.TempDir()}).RemoveMarkerAndRecord(interruptedID, dev); err != nil {
+					if err := (Formatter{StateDir: t.TempDir()}).RemoveMarkerAndRecord(diskID, dev); err != nil {
 						t.Fatal(err)
 					}
-					if left := markers(blocks(t, disk)); left != 0 {
+					if left := markers(blocks(t, disk), diskID); left != 0 {
 						t.Errorf("%d copies of the marker are still there", left)
 					}
 					if size <= gib {
 						check := checks[tc.fsType]
-						run(t, check[0], append(check[1:], disk.Loop)...)
+						devicetest.Run(t, check[0], append(check[1:], disk.Loop)...)
 					}
 				})
 			}
@@ -204,32 +206,40 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 
 // After a power cut in the middle of mkfs any of its writes may be on the disk, and any may be missing.
 func TestFormatAfterPowerCut(t *testing.T) {
+	t.Parallel()
 	const size = 320 << 20
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			diskID := uuid.New()
 			reference, disk := newDisk(t, size)
-			runMkfs(t, reference, NewFilesystem{DiskID: interruptedID, Type: fsType})
+			runMkfs(t, reference, NewFilesystem{DiskID: diskID, Type: fsType})
 			written := blocks(t, disk)
-			run(t, "wipefs", "-qa", disk.Loop) // mkfs.btrfs wants its UUID to be the only one
+			devicetest.Run(t, "wipefs", "-qa", disk.Loop) // mkfs.btrfs wants its UUID to be the only one
 			// cut makes a disk with each of mkfs' blocks at this chance, and the marker, which was there before.
 			cut := func(t *testing.T, seed uint64, chance float64) (device.Device, *devicetest.Disk) {
 				t.Helper()
 				dev, disk := newDisk(t, size)
-				random := rand.New(rand.NewPCG(seed, 0))
-				for offset, block := range written {
-					if bytes.HasPrefix(block, []byte(markerLine)) || random.Float64() < chance {
-						poke(t, disk, offset, block)
+				random, survived := rand.New(rand.NewPCG(seed, 0)), map[int64][]byte{}
+				for _, offset := range slices.Sorted(maps.Keys(written)) {
+					block := written[offset]
+					if bytes.HasPrefix(block, markerLine(diskID)) || random.Float64() < chance {
+						survived[offset] = block
 					}
 				}
+				poke(t, disk, survived)
 				return dev, disk
 			}
 			for seed, chance := range []float64{0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1} {
 				t.Run(fmt.Sprintf("%.0f %% written", chance*100), func(t *testing.T) {
+					if fsType != "btrfs" { // the kernel takes two btrfs of the same UUID for one
+						t.Parallel()
+					}
 					dev, disk := cut(t, uint64(seed), chance)
-					if err := stage(t, dev, fsType); err != nil {
+					if err := stage(t, dev, diskID, fsType); err != nil {
 						t.Fatal(err)
 					}
-					if left := markers(blocks(t, disk)); left != 0 {
+					if left := markers(blocks(t, disk), diskID); left != 0 {
 						t.Errorf("%d copies of the marker are still there", left)
 					}
 					target := t.TempDir()
@@ -240,12 +250,15 @@ func TestFormatAfterPowerCut(t *testing.T) {
 					if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
 						t.Error(err)
 					}
-					if err := Unmount(context.Background(), target, dev.Number); err != nil {
+					if err := errors.Join(
+						Unmount(context.Background(), target, dev.Number),
+						WaitUnused(context.Background(), dev, false),
+					); err != nil {
 						t.Fatal(err)
 					}
 					before := devicetest.Digest(t, disk.Loop, disk.Backing)
 					// Even with a marker again nobody makes another one over it now.
-					if err := stage(t, dev, fsType); err != nil {
+					if err := stage(t, dev, diskID, fsType); err != nil {
 						t.Error(err)
 					}
 					if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
@@ -254,11 +267,15 @@ func TestFormatAfterPowerCut(t *testing.T) {
 				})
 			}
 			for name, use := range map[string]func(t *testing.T, disk *devicetest.Disk){
-				"LUKS": func(t *testing.T, disk *devicetest.Disk) { poke(t, disk, 0, []byte("LUKS\xba\xbe\x00\x01")) },
-				"swap": func(t *testing.T, disk *devicetest.Disk) { run(t, "mkswap", "-f", disk.Loop) },
+				"LUKS": func(t *testing.T, disk *devicetest.Disk) {
+					poke(t, disk, map[int64][]byte{0: []byte("LUKS\xba\xbe\x00\x01")})
+				},
+				"swap": func(t *testing.T, disk *devicetest.Disk) { devicetest.Run(t, "mkswap", "-f", disk.Loop) },
 				"partition table": func(t *testing.T, disk *devicetest.Disk) {
-					poke(t, disk, 446, []byte("\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00"))
-					poke(t, disk, 510, []byte("\x55\xaa"))
+					poke(t, disk, map[int64][]byte{
+						446: []byte("\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00"),
+						510: []byte("\x55\xaa"),
+					})
 				},
 			} {
 				t.Run("then "+name, func(t *testing.T) {
@@ -269,7 +286,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 						t.Fatal("blkid does not know this header")
 					}
 					before := devicetest.Digest(t, disk.Loop, disk.Backing)
-					stageErr := stage(t, dev, fsType) // that it does not stage is another test's
+					stageErr := stage(t, dev, diskID, fsType) // that it does not stage is another test's
 					if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
 						t.Errorf("a disk that holds %s (%v) has been written to, and staging answered %v", found, err, stageErr)
 					}
@@ -277,13 +294,14 @@ func TestFormatAfterPowerCut(t *testing.T) {
 			}
 			t.Run("another disk's marker", func(t *testing.T) {
 				dev, disk := cut(t, 2, 0)
-				poke(t, disk, 200<<20, []byte("half a filesystem"))
+				contents := map[int64][]byte{200 << 20: []byte("half a filesystem")}
 				for offset, block := range written {
-					if bytes.HasPrefix(block, []byte(markerLine)) {
-						poke(t, disk, offset, bytes.Replace(block, []byte("6f1b2c3d"), []byte("00000000"), 1))
+					if bytes.HasPrefix(block, markerLine(diskID)) {
+						contents[offset] = bytes.Replace(block, []byte(diskID.String()), []byte(uuid.NewString()), 1)
 					}
 				}
-				if err := stage(t, dev, fsType); !errors.Is(err, device.ErrNotBlank) {
+				poke(t, disk, contents)
+				if err := stage(t, dev, diskID, fsType); !errors.Is(err, device.ErrNotBlank) {
 					t.Errorf("%v, want ErrNotBlank", err)
 				}
 			})
@@ -293,21 +311,27 @@ func TestFormatAfterPowerCut(t *testing.T) {
 
 // A marker counts for nothing once somebody has mounted the filesystem.
 func TestMarkerBesideMountedFilesystem(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			diskID := uuid.New()
 			dev, disk := newDisk(t, 320<<20)
-			runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: fsType})
+			runMkfs(t, dev, NewFilesystem{DiskID: diskID, Type: fsType})
 			target := t.TempDir()
-			run(t, "mount", disk.Loop, target)
+			devicetest.Run(t, "mount", disk.Loop, target)
 			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
 				t.Error(err)
 			}
-			run(t, "umount", target)
-			if marked, err := device.HasFormatMarker(dev, interruptedID); err != nil || !marked {
+			devicetest.Run(t, "umount", target)
+			if err := WaitUnused(t.Context(), dev, false); err != nil {
+				t.Fatal(err)
+			}
+			if marked, err := device.HasFormatMarker(dev, diskID); err != nil || !marked {
 				t.Fatalf("the marker is gone: %t, %v", marked, err)
 			}
 			before := devicetest.Digest(t, disk.Loop, disk.Backing)
-			if err := stage(t, dev, fsType); err != nil {
+			if err := stage(t, dev, diskID, fsType); err != nil {
 				t.Error(err)
 			}
 			if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
@@ -319,24 +343,26 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 
 // While anything holds the disk, nothing is unmounted away.
 func TestClearOfHeldDisk(t *testing.T) {
+	t.Parallel()
+	diskID := uuid.New()
 	dev, disk := newDisk(t, 320<<20)
-	runMkfs(t, dev, NewFilesystem{DiskID: interruptedID, Type: "ext4"})
+	runMkfs(t, dev, NewFilesystem{DiskID: diskID, Type: "ext4"})
 	holder, err := os.OpenFile(disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := Formatter{StateDir: t.TempDir()}
-	if err := f.RemoveMarkerAndRecord(interruptedID, dev); !errors.Is(err, device.ErrInUse) {
+	if err := f.RemoveMarkerAndRecord(diskID, dev); !errors.Is(err, device.ErrInUse) {
 		t.Errorf("%v, want ErrInUse", err)
 	}
 	if err := holder.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if markers(blocks(t, disk)) == 0 {
+	if markers(blocks(t, disk), diskID) == 0 {
 		t.Error("the marker is gone")
 	}
 	start := time.Now()
-	if err := f.RemoveMarkerAndRecord(interruptedID, dev); err != nil || time.Since(start) > time.Minute {
+	if err := f.RemoveMarkerAndRecord(diskID, dev); err != nil || time.Since(start) > time.Minute {
 		t.Error(err)
 	}
 }

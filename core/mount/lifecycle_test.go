@@ -23,6 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
 
@@ -31,21 +32,24 @@ const (
 	sizeBytes = 320 << 20
 )
 
-var diskID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
+func TestMain(m *testing.M) { devicetest.Main(m) }
 
 // rig is a guest with one disk.
 type rig struct {
 	*devicetest.Guest
-	disk  *devicetest.Disk
-	dev   device.Device
-	f     mount.Formatter
-	state string
+	// diskID differs from test to test: the UUID of the filesystem follows from it, and the kernel of this machine
+	// mixes two btrfs of the same UUID, also between tests and processes that run at the same time.
+	diskID uuid.UUID
+	disk   *devicetest.Disk
+	dev    device.Device
+	f      mount.Formatter
+	state  string
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	g := devicetest.New(t)
-	r := &rig{Guest: g, disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
+	r := &rig{Guest: g, diskID: uuid.New(), disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
 	r.f = mount.Formatter{StateDir: r.state}
 	dev, err := g.Roots().
 		WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, time.Second)
@@ -62,20 +66,20 @@ func (r *rig) format(t *testing.T, fsType string, options ...string) (err error)
 	if err != nil {
 		return err
 	}
-	interrupted, err := r.f.InterruptedFormat(diskID, r.dev, content)
+	interrupted, err := r.f.InterruptedFormat(r.diskID, r.dev, content)
 	if err != nil {
 		return err
 	}
 	blank, err := device.ProveBlank(
 		t.Context(),
 		r.dev,
-		device.BlankOptions{DiskID: diskID, Origin: device.OriginBlank, Interrupted: interrupted},
+		device.BlankOptions{DiskID: r.diskID, Origin: device.OriginBlank, Interrupted: interrupted},
 	)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
-	_, err = r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: diskID, Type: fsType, MkfsOptions: options})
+	_, err = r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: r.diskID, Type: fsType, MkfsOptions: options})
 	return err
 }
 
@@ -100,6 +104,17 @@ func (r *rig) unmount(t *testing.T, target string) {
 	}
 }
 
+// unmountAndWait unmounts the only mount of the disk and waits until the kernel has let the disk go. A process that has
+// just copied the mount namespace, such as a container that starts, keeps the filesystem alive beyond the unmount: the
+// kernel writes to the disk when that process lets go of the copy.
+func (r *rig) unmountAndWait(t *testing.T, target string) {
+	t.Helper()
+	r.unmount(t, target)
+	if err := mount.WaitUnused(context.Background(), r.dev, false); err != nil {
+		t.Error(err)
+	}
+}
+
 // at returns the mount at path.
 func at(t *testing.T, path string) (mount.Entry, bool) {
 	t.Helper()
@@ -116,13 +131,6 @@ func (r *rig) digest(t *testing.T) string {
 	return devicetest.Digest(t, r.disk.Loop, r.disk.Backing)
 }
 
-func run(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
-}
-
 // The UUIDs that filesystems of these disks have, for ever.
 func TestFilesystemUUID(t *testing.T) {
 	for disk, want := range map[string]string{
@@ -136,12 +144,14 @@ func TestFilesystemUUID(t *testing.T) {
 }
 
 func TestFormatMountUnmount(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			target := r.mounted(t, fsType, mount.Options{Flags: []string{"noatime"}})
 			content, err := device.Probe(t.Context(), r.dev)
-			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(diskID).String()}); err != nil ||
+			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(r.diskID).String()}); err != nil ||
 				content != want {
 				t.Errorf("the disk holds %v, %v; want %v", content, err, want)
 			}
@@ -152,7 +162,8 @@ func TestFormatMountUnmount(t *testing.T) {
 				t.Error(err)
 			}
 			usage, err := mount.Stats(target)
-			if err != nil || usage.TotalBytes <= 0 || usage.TotalBytes > sizeBytes || usage.UsedBytes+usage.AvailableBytes > usage.TotalBytes ||
+			if err != nil || usage.TotalBytes <= 0 || usage.TotalBytes > sizeBytes ||
+				usage.UsedBytes+usage.AvailableBytes > usage.TotalBytes ||
 				(usage.TotalInodes <= 0 || usage.UsedInodes <= 0) && fsType != "btrfs" ||
 				usage.UsedInodes+usage.AvailableInodes != usage.TotalInodes {
 				t.Errorf("usage %+v, %v", usage, err)
@@ -177,7 +188,9 @@ func TestFormatMountUnmount(t *testing.T) {
 }
 
 func TestFormatFails(t *testing.T) {
+	t.Parallel()
 	t.Run("options that mkfs refuses", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		if err := r.format(t, "ext4", "-b", "4096", "-g", "12345"); !errors.Is(err, mount.ErrFormat) {
 			t.Fatalf("%v, want ErrFormat", err)
@@ -187,6 +200,7 @@ func TestFormatFails(t *testing.T) {
 		}
 	})
 	t.Run("no state folder", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		r.Write(r.state, "a file")
 		before := r.digest(t)
@@ -197,7 +211,7 @@ func TestFormatFails(t *testing.T) {
 		if _, err := r.f.Format(
 			t.Context(),
 			blank,
-			mount.NewFilesystem{DiskID: diskID, Type: "ext4"},
+			mount.NewFilesystem{DiskID: r.diskID, Type: "ext4"},
 		); !errors.Is(
 			err,
 			mount.ErrState,
@@ -212,6 +226,7 @@ func TestFormatFails(t *testing.T) {
 		}
 	})
 	t.Run("another device took the path", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		blank, err := device.ProveBlank(t.Context(), r.dev, device.BlankOptions{Origin: device.OriginBlank})
 		if err != nil {
@@ -221,7 +236,7 @@ func TestFormatFails(t *testing.T) {
 		if _, err := r.f.Format(
 			t.Context(),
 			blank,
-			mount.NewFilesystem{DiskID: diskID, Type: "ext4"},
+			mount.NewFilesystem{DiskID: r.diskID, Type: "ext4"},
 		); !errors.Is(
 			err,
 			device.ErrNotBlank,
@@ -232,7 +247,7 @@ func TestFormatFails(t *testing.T) {
 			t.Error(err)
 		}
 		r.Node(r.disk.Kernel, r.disk.Number)
-		if interrupted, err := r.f.InterruptedFormat(diskID, r.dev, device.Content{}); err != nil || interrupted != nil {
+		if interrupted, err := r.f.InterruptedFormat(r.diskID, r.dev, device.Content{}); err != nil || interrupted != nil {
 			t.Errorf("a format that never began left the record %v, %v", interrupted, err)
 		}
 	})
@@ -240,10 +255,12 @@ func TestFormatFails(t *testing.T) {
 
 // A record that mkfs was begun is what lets it run again, and only where nobody can have used its result.
 func TestFormatAgain(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
-			record := filepath.Join(r.state, "format", diskID.String())
+			record := filepath.Join(r.state, "format", r.diskID.String())
 			begin := func() {
 				t.Helper()
 				if err := os.MkdirAll(filepath.Dir(record), 0o700); err != nil {
@@ -266,7 +283,7 @@ func TestFormatAgain(t *testing.T) {
 			if err := mount.Filesystem(t.Context(), r.dev, target, fsType, mount.Options{}); err != nil {
 				t.Fatal(err)
 			}
-			r.unmount(t, target)
+			r.unmountAndWait(t, target)
 			begin()
 			before := r.digest(t)
 			if err := r.format(t, fsType); !errors.Is(err, device.ErrNotBlank) {
@@ -278,11 +295,12 @@ func TestFormatAgain(t *testing.T) {
 		})
 	}
 	t.Run("broken record", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		if err := os.MkdirAll(filepath.Join(r.state, "format"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		r.Write(filepath.Join(r.state, "format", diskID.String()), "{")
+		r.Write(filepath.Join(r.state, "format", r.diskID.String()), "{")
 		if err := r.format(t, "ext4"); !errors.Is(err, mount.ErrState) {
 			t.Errorf("%v, want ErrState", err)
 		}
@@ -291,6 +309,7 @@ func TestFormatAgain(t *testing.T) {
 
 // A mkfs that is killed in its middle, as with the plugin's whole container, can be made again in the same guest.
 func TestFormatAgainAfterKill(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	blank, err := device.ProveBlank(t.Context(), r.dev, device.BlankOptions{Origin: device.OriginBlank})
 	if err != nil {
@@ -323,7 +342,7 @@ func TestFormatAgainAfterKill(t *testing.T) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	record, err := os.Create(filepath.Join(folder, diskID.String()))
+	record, err := os.Create(filepath.Join(folder, r.diskID.String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,8 +358,10 @@ func TestFormatAgainAfterKill(t *testing.T) {
 }
 
 func TestMountRefuses(t *testing.T) {
+	t.Parallel()
 	const secret = "s3cr3t"
 	t.Run("a flag the filesystem does not know stays secret", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		if err := r.format(t, "ext4"); err != nil {
 			t.Fatal(err)
@@ -358,6 +379,7 @@ func TestMountRefuses(t *testing.T) {
 		}
 	})
 	t.Run("a forbidden flag", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		err := mount.Filesystem(t.Context(), r.dev, t.TempDir(), "ext4", mount.Options{Flags: []string{"loop=" + secret}})
 		if !errors.Is(err, mount.ErrOption) || strings.Contains(err.Error(), secret) {
@@ -365,6 +387,7 @@ func TestMountRefuses(t *testing.T) {
 		}
 	})
 	t.Run("nothing on the disk", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		if err := mount.Filesystem(
 			t.Context(),
@@ -380,6 +403,7 @@ func TestMountRefuses(t *testing.T) {
 		}
 	})
 	t.Run("a write-protected disk is not mounted read-only instead", func(t *testing.T) {
+		t.Parallel()
 		r := newRig(t)
 		if err := r.format(t, "ext4"); err != nil {
 			t.Fatal(err)
@@ -399,18 +423,21 @@ func TestMountRefuses(t *testing.T) {
 
 // A snapshot of a filesystem in use has a journal that wants replaying, which a read-only disk does not allow.
 func TestMountReadOnlyDisk(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			target := r.mounted(t, fsType, mount.Options{})
 			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			unix.Sync()
+			devicetest.Run(t, "sync", "-f", target)
 			snapshot := filepath.Join(t.TempDir(), "snapshot")
-			run(t, "cp", "--sparse=always", r.disk.Backing, snapshot)
+			devicetest.Run(t, "cp", "--sparse=always", r.disk.Backing, snapshot)
 			r.Plug("csi-snapshotofthedisk", snapshot)
-			dev, err := r.Roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial("csi-snapshotofthedisk")}, time.Second)
+			dev, err := r.Roots().
+				WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial("csi-snapshotofthedisk")}, time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -436,7 +463,7 @@ func TestUnmountBusy(t *testing.T) {
 	target := r.mounted(t, "ext4", mount.Options{})
 	holder := exec.Command("sleep", "600")
 	holder.Dir = target
-	if err := holder.Start(); err != nil {
+	if err := hostexec.Start(holder); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
@@ -473,6 +500,7 @@ func TestUnmountBusy(t *testing.T) {
 }
 
 func TestUnmountOfSomethingElse(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{})
 	if err := mount.Unmount(t.Context(), target, device.Number{Major: 4095, Minor: 1}); !errors.Is(err, mount.ErrForeign) {
@@ -484,6 +512,7 @@ func TestUnmountOfSomethingElse(t *testing.T) {
 }
 
 func TestUnmountTakesTheWholeStack(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{})
 	if err := mount.Bind(target, target, false); err != nil {
@@ -496,6 +525,7 @@ func TestUnmountTakesTheWholeStack(t *testing.T) {
 }
 
 func TestReleaseWaitsForPrograms(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	holder := exec.Command("sleep", "600")
 	open, err := os.Open(r.dev.Path)
@@ -503,7 +533,7 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	holder.ExtraFiles = []*os.File{open}
-	if err := holder.Start(); err != nil {
+	if err := hostexec.Start(holder); err != nil {
 		t.Fatal(err)
 	}
 	if err := open.Close(); err != nil {
@@ -536,6 +566,7 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 }
 
 func TestBindDeviceNode(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	target := filepath.Join(t.TempDir(), "device")
 	if err := mount.MakeFile(target); err != nil {

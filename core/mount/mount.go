@@ -2,18 +2,18 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package mount makes filesystems on disks that package device proved blank, mounts them, binds them to where workloads
-// use them, and takes all that down again.
+// Package mount makes filesystems on disks that package device proved blank, mounts them, binds them to the paths of
+// workloads, and unmounts them.
 //
-// It believes the kernel's mount table and nothing else ([ReadTable]): no mount is unmounted to be there, or gone, because a
-// call returned; every function looks before and after, so that each is safe to repeat after it failed, after the plugin
-// was killed in its middle, and after a reboot.
+// It trusts only the kernel's mount table ([ReadTable]), not the result of a call. Every function reads the table
+// before and after its change. So each function is safe to repeat: after an error, after the plugin was killed, and
+// after a reboot.
 //
-// Filesystems are mounted by mount(8) with arguments from k8s.io/mount-utils; binding and unmounting are system calls,
-// because a read-only bind has to appear in one step and because the reason of a failed unmount decides what to do.
-// mount-utils' own formatter is not used: it takes a disk that cannot be read for a blank one.
+// mount(8) mounts filesystems, with arguments from k8s.io/mount-utils. Binds and unmounts are system calls: a read-only
+// bind must appear in one step, and the reason of a failed unmount decides the next step. The package does not use the
+// formatter of mount-utils, which treats an unreadable disk as blank.
 //
-// Mount flags may hold secrets (CSI spec, VolumeCapability.MountVolume): none appears in an error or a log line.
+// Mount flags may contain secrets (CSI spec, VolumeCapability.MountVolume). No error and no log line contains one.
 package mount
 
 import (
@@ -34,27 +34,27 @@ import (
 
 // The errors of this package, wrapped with the paths and devices they are about.
 var (
-	// ErrOption means that mount flags hold an option that is not allowed.
+	// ErrOption means that mount flags contain an option that is not allowed.
 	ErrOption = errors.New("option is not allowed")
-	// ErrFormat says that mkfs failed, or that what it made is not what was asked of it.
+	// ErrFormat means that mkfs failed, or did not make the requested filesystem.
 	ErrFormat = errors.New("making the filesystem failed")
-	// ErrMount says that the kernel or mount(8) refused a mount.
+	// ErrMount means that the kernel or mount(8) refused a mount.
 	ErrMount = errors.New("mounting failed")
-	// ErrDamaged says that a filesystem is not in order, and that nobody but an operator can decide what to do about it.
+	// ErrDamaged means that a filesystem is damaged, and that an operator must decide what to do.
 	ErrDamaged = errors.New("filesystem is damaged")
-	// ErrGrow says that a filesystem could not be made to fill its disk.
+	// ErrGrow means that a filesystem could not be grown to the size of its disk.
 	ErrGrow = errors.New("growing the filesystem failed")
-	// ErrBusy says that a mount or a device was still held when the time for waiting had run out.
+	// ErrBusy means that a mount or a device was still in use at the end of the wait.
 	ErrBusy = errors.New("still in use")
-	// ErrForeign says that a path holds something that this plugin did not put there and therefore leaves alone.
+	// ErrForeign means that something is at a path which this plugin did not put there. The plugin does not touch it.
 	ErrForeign = errors.New("path holds something that is not ours")
-	// ErrState means that the folder for records of formatting under way cannot be used.
+	// ErrState means that the folder for records of unfinished formats cannot be used.
 	ErrState = errors.New("state folder cannot be used")
 )
 
 // Options say how a filesystem is mounted.
 type Options struct {
-	// ReadOnlyDisk says that the disk takes no writes: the journal is not replayed then.
+	// ReadOnlyDisk says that the disk rejects writes. Then the journal is not replayed.
 	ReadOnlyDisk bool
 	// Flags are the orchestrator's mount_flags.
 	Flags []string
@@ -74,16 +74,16 @@ func (o Options) ReadOnly() bool {
 	return readOnly
 }
 
-// SELinuxContext is the value of the option context=, empty when there is none.
+// SELinuxContext returns the value of the option context=, or "".
 func (o Options) SELinuxContext() string {
 	return seLinuxContextOf(splitFlags(o.Flags))
 }
 
-// mountOptions is the whole list of options for mount(8).
+// mountOptions returns all options for mount(8).
 func (o Options) mountOptions(fsType string) []string {
 	options := splitFlags(o.Flags)
 	if fsType == "xfs" {
-		// Two disks of one guest may carry the same filesystem: a volume and one made from its snapshot.
+		// Two disks of a guest may have the same filesystem UUID: a volume and its copy from a snapshot.
 		options = append(options, "nouuid")
 	}
 	if o.ReadOnlyDisk {
@@ -100,8 +100,9 @@ func (o Options) mountOptions(fsType string) []string {
 	return options
 }
 
-// forbiddenFlags are options of mount(8) and of filesystems that turn a mount of this disk into something else, or name
-// another device or file. A name stands for itself, with and without a value; a prefix ends in a dash or a dot.
+// forbiddenFlags are options of mount(8) and of filesystems that do something else than mount this disk, or name
+// another device or file. A name that ends in a dash or a dot is a prefix. Any other name matches with and without a
+// value.
 var forbiddenFlags = []string{
 	"bind",
 	"rbind",
@@ -146,12 +147,12 @@ var forbiddenFlags = []string{
 	"group",
 }
 
-// CheckFlags returns [ErrOption] when the orchestrator's mount flags hold an option that this plugin does not pass on.
+// CheckFlags returns [ErrOption] if the orchestrator's mount flags contain an option that this plugin does not allow.
 func CheckFlags(flags []string) error {
 	for _, option := range splitFlags(flags) {
 		key, _, _ := strings.Cut(option, "=")
 		if strings.ContainsAny(key, "\"\\ \t\n\x00") {
-			return fmt.Errorf("mount flags: %w: one has a quote, a blank or a backslash in its name", ErrOption)
+			return fmt.Errorf("mount flags: %w: an option has a quote, a blank or a backslash in its name", ErrOption)
 		}
 		for _, forbidden := range forbiddenFlags {
 			prefix := strings.HasSuffix(forbidden, "-") || strings.HasSuffix(forbidden, ".")
@@ -175,10 +176,11 @@ func splitFlags(flags []string) []string {
 	return options
 }
 
-// Filesystem mounts the filesystem on the device at the folder target, which exists and has no mount yet, and verifies
-// that it is there. The kernel replays a journal by itself; only where it refuses a filesystem as damaged is ext checked,
-// once, unless it is to be mounted read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and [hostexec.ErrMissing].
-// What mount(8) says goes into the error only when no flags were given that it might repeat.
+// Filesystem mounts the device's filesystem at the folder target, which exists and has no mount, and verifies the
+// mount. The kernel replays journals. If the kernel rejects an ext filesystem as damaged, Filesystem checks it once and
+// tries again, unless the mount is read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and
+// [hostexec.ErrMissing]. An error contains the message of mount(8) only if there are no mount flags: the message may
+// repeat them.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := CheckFlags(options.Flags); err != nil {
 		return err
@@ -194,12 +196,19 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 }
 
 func mountFilesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
-	// As sensitive options they stand in no text that mount-utils makes.
-	write := []string{"-w"} // a write-protected device is an error, not a read-only mount instead
+	// Sensitive options are in no text that mount-utils makes.
+	write := []string{"-w"} // without it, mount(8) mounts a write-protected device read-only
 	if options.ReadOnly() {
 		write = nil
 	}
-	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(dev.Path, target, fsType, nil, options.mountOptions(fsType), write)
+	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(
+		dev.Path,
+		target,
+		fsType,
+		nil,
+		options.mountOptions(fsType),
+		write,
+	)
 	result, err := hostexec.Run(ctx, "mount", args...)
 	if err != nil {
 		return fmt.Errorf("%w: %s at %s as %s: %w", ErrMount, dev, target, fsType, err)
@@ -211,19 +220,19 @@ func mountFilesystem(ctx context.Context, dev device.Device, target, fsType stri
 	if entry, ok := table.At(target); ok && entry.Number == dev.Number {
 		return nil
 	}
-	refused, said := ErrMount, result.Message()
+	refused, message := ErrMount, result.Message()
 	if reportsDamage(result) {
 		refused = ErrDamaged
 	}
 	if len(options.Flags) > 0 {
-		said = "what mount said may repeat mount flags and is not shown: see the kernel's log (dmesg)"
+		message = "mount's message may contain mount flags and is not shown: see the kernel's log (dmesg)"
 	}
-	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, said)
+	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, message)
 }
 
-// Bind makes what is at source, a folder or a device node, appear at target too, which exists and is of the same kind. A
-// read-only bind never shows writable, not for a moment: a plugin killed between two steps would leave a writable one
-// behind. Kernels before Linux 5.12 cannot do that and get the two steps.
+// Bind bind-mounts source, a folder or a device node, to target, which exists and is of the same kind. A read-only bind
+// is never writable, even for a moment: a plugin that is killed between two steps would leave a writable bind. Kernels
+// before Linux 5.12 need the two steps.
 func Bind(source, target string, readOnly bool) error {
 	err := bindInOneStep(source, target, readOnly)
 	if errors.Is(err, unix.ENOSYS) {
@@ -261,7 +270,7 @@ func bindInTwoSteps(source, target string, readOnly bool) error {
 	if err := unix.Statfs(target, &stat); err != nil {
 		return errors.Join(err, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
 	}
-	// A remount sets all flags anew: those of the source have to be named again. ST_ and MS_ have the same values here.
+	// A remount replaces all flags, so it repeats those of the source. ST_ and MS_ constants have the same values here.
 	const kept = unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NOATIME | unix.MS_NODIRATIME
 	flags := uintptr(stat.Flags) & kept
 	if err := unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|flags, ""); err != nil {
@@ -270,9 +279,9 @@ func bindInTwoSteps(source, target string, readOnly bool) error {
 	return nil
 }
 
-// Resolve returns the path as the mount table shows it: without symbolic links in the folders that lead to it. The last
-// element itself must not be one. It is [fs.ErrNotExist] where a folder on the way is missing; that the last element is
-// missing, or cannot be looked at because its filesystem is dead, is no error.
+// Resolve returns the path in the form of the mount table: without symbolic links in its parent folders. The last
+// element must not be a symbolic link ([ErrForeign]). Resolve returns [fs.ErrNotExist] if a parent folder does not
+// exist. The last element may be missing, or unreadable because its filesystem is dead.
 func Resolve(path string) (string, error) {
 	path = filepath.Clean(path)
 	folder, err := filepath.EvalSymlinks(filepath.Dir(path))
@@ -286,27 +295,27 @@ func Resolve(path string) (string, error) {
 	return resolved, nil
 }
 
-// MakeFolder makes sure that there is an empty folder at path to mount on; its parent exists. [ErrForeign] when there is
-// something else.
+// MakeFolder makes sure that path is an empty folder, on which a filesystem can be mounted. The parent exists. It
+// returns [ErrForeign] if something else is at path.
 func MakeFolder(path string) error {
 	if err := os.Mkdir(path, 0o750); err == nil || !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("%w: %s is no folder", ErrForeign, path)
+		return fmt.Errorf("%w: %s is not a folder", ErrForeign, path)
 	}
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%w: folder %s is not empty: a mount would hide what is in it", ErrForeign, path)
+		return fmt.Errorf("%w: folder %s is not empty, and a mount would hide its content: empty it", ErrForeign, path)
 	}
 	return nil
 }
 
-// MakeFile makes sure that there is an empty file at path to bind a device node to; its parent exists. [ErrForeign] when
-// there is something else.
+// MakeFile makes sure that path is an empty file, to which a device node can be bound. The parent exists. It returns
+// [ErrForeign] if something else is at path.
 func MakeFile(path string) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err == nil {
@@ -320,13 +329,13 @@ func MakeFile(path string) error {
 		return err
 	}
 	if !info.Mode().IsRegular() || info.Size() > 0 {
-		return fmt.Errorf("%w: %s is no empty file", ErrForeign, path)
+		return fmt.Errorf("%w: %s is not an empty file", ErrForeign, path)
 	}
 	return nil
 }
 
-// Remove removes the folder or file that a mount was on, and nothing that holds anything: a folder must be empty, a file
-// too, else it is [ErrForeign]. That nothing is there is no error.
+// Remove removes the folder or file on which a mount was. It returns [ErrForeign] if the folder or file is not empty.
+// It returns nil if nothing is at path.
 func Remove(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -337,7 +346,7 @@ func Remove(path string) error {
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
 		return fmt.Errorf(
-			"%w: %s is neither an empty file nor a folder: remove it by hand if nobody needs it",
+			"%w: %s is neither an empty file nor a folder: remove it by hand if it is not needed",
 			ErrForeign,
 			path,
 		)
@@ -347,7 +356,7 @@ func Remove(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY):
-		return fmt.Errorf("%w: folder %s is not empty: remove what is in it by hand if nobody needs it", ErrForeign, path)
+		return fmt.Errorf("%w: folder %s is not empty: remove its content by hand if it is not needed", ErrForeign, path)
 	}
 	return err
 }

@@ -12,20 +12,21 @@ import (
 
 // Usage is how full a filesystem is.
 type Usage struct {
-	// TotalBytes, UsedBytes and AvailableBytes are bytes; available is what programs other than root's can still write.
+	// AvailableBytes is what programs of users other than root can still write.
 	TotalBytes, UsedBytes, AvailableBytes int64
-	// TotalInodes, UsedInodes and AvailableInodes count files and folders; all are 0 where there is no limit, as on btrfs.
+	// TotalInodes, UsedInodes and AvailableInodes count files and folders. All are 0 if there is no limit, as for
+	// btrfs.
 	TotalInodes, UsedInodes, AvailableInodes int64
 }
 
-// Stats returns how full the filesystem mounted at path is. The kernel answers from memory: success says nothing about
-// whether the disk is still there.
+// Stats returns how full the filesystem mounted at path is. The kernel answers from memory, also after the disk has
+// left the guest.
 func Stats(path string) (Usage, error) {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(path, &stat); err != nil {
 		return Usage{}, fmt.Errorf("statfs %s: %w", path, err)
 	}
-	// Counted in fragments where the filesystem has them, else in blocks: as df does.
+	// The unit is the fragment if the filesystem has fragments, otherwise the block, as in df.
 	unit := stat.Frsize
 	if unit == 0 {
 		unit = stat.Bsize

@@ -17,29 +17,28 @@ import (
 
 // Entry is one mount of this mount namespace.
 type Entry struct {
-	// Path is where it is mounted.
+	// Path is the mount point.
 	Path string
-	// Root is the part of the filesystem that shows there: "/", a folder, or a single file.
+	// Root is the part of the filesystem that is mounted: "/", a folder, or a single file.
 	Root string
-	// FSType is the kernel's name of the filesystem, Source what it was mounted from.
+	// FSType is the kernel's name of the filesystem's type. Source is the device from which it was mounted.
 	FSType, Source string
-	// Number is the device number of the filesystem. A bound device node has the number of the filesystem that the node
-	// lies on; see [Entry.Device].
+	// Number is the device number of the filesystem. For a bound device node, that is the filesystem which contains the
+	// node; see [Entry.Device].
 	Number device.Number
 	// ReadOnly says that the mount or the whole filesystem is read-only.
 	ReadOnly bool
-	// SELinuxContext is the filesystem's option context=, empty when it has none.
+	// SELinuxContext is the value of the filesystem's option context=, or "".
 	SELinuxContext string
-	// TurnedReadOnly says that the filesystem has become read-only by itself, as it does after an error: nobody asked for it
-	// when it was mounted.
+	// TurnedReadOnly says that the filesystem was mounted writable and has become read-only, as after an error.
 	TurnedReadOnly bool
-	// ShutDown says that the filesystem has ended all input and output. Only some filesystems tell (ext4 from Linux 6.15 on).
+	// ShutDown says that the filesystem has shut itself down. Only some filesystems show it (ext4 since Linux 6.15).
 	ShutDown bool
 
 	id, parent int
-	// peerGroup is the kernel's number of the group of mounts among which new mounts propagate, empty where they do not.
+	// peerGroup is the kernel's number of the mount's peer group, among which new mounts propagate, or "".
 	peerGroup string
-	// options are those of the mount and of its filesystem, as the kernel shows them.
+	// options are the options of the mount and of its filesystem, in the kernel's form.
 	options []string
 }
 
@@ -61,21 +60,27 @@ func ReadTable() (Table, error) {
 		options, superOptions := strings.Split(m.Options, ","), strings.Split(m.VFSOptions, ",")
 		readOnly, emergency := slices.Contains(superOptions, "ro"), slices.Contains(superOptions, "emergency_ro")
 		table = append(table, Entry{
-			Path: m.Mountpoint, Root: m.Root, FSType: m.FSType, Source: m.Source,
+			Path:           m.Mountpoint,
+			Root:           m.Root,
+			FSType:         m.FSType,
+			Source:         m.Source,
 			Number:         number,
 			ReadOnly:       slices.Contains(options, "ro") || readOnly || emergency,
 			SELinuxContext: seLinuxContextOf(superOptions),
 			TurnedReadOnly: !slices.Contains(options, "ro") && readOnly || emergency,
 			ShutDown:       slices.Contains(superOptions, "shutdown"),
-			id:             m.ID, parent: m.Parent, peerGroup: peerGroupOf(m.Optional), options: slices.Concat(options, superOptions),
+			id:             m.ID,
+			parent:         m.Parent,
+			peerGroup:      peerGroupOf(m.Optional),
+			options:        slices.Concat(options, superOptions),
 		})
 	}
 	return table, nil
 }
 
-// btrfsNumber is the number of the disk that a btrfs is on. The kernel shows a number of the filesystem's own, which belongs
-// to no device, since it may be on several. Its disk keeps its name as long as it is mounted, even after it has left the
-// guest; then no node has that name, and the filesystem's own number says as much.
+// btrfsNumber returns the device number of a btrfs' disk. The mount table shows a number that belongs to no device,
+// because a btrfs may be on several disks. The disk keeps its name while the btrfs is mounted, even after the disk has
+// left the guest. Then no node has this name, and btrfsNumber returns the number of the mount table.
 func btrfsNumber(source string, own device.Number) device.Number {
 	if number, ok := device.NodeNumber(source); ok {
 		return number
@@ -83,7 +88,7 @@ func btrfsNumber(source string, own device.Number) device.Number {
 	return own
 }
 
-// At returns the mount at path, the uppermost where several are stacked. The path is a resolved one, see [Resolve].
+// At returns the mount at path, or the uppermost of several. The path comes from [Resolve].
 func (t Table) At(path string) (Entry, bool) {
 	mounts := t.AllAt(path)
 	if len(mounts) == 0 {
@@ -92,7 +97,7 @@ func (t Table) At(path string) (Entry, bool) {
 	return mounts[0], true
 }
 
-// AllAt returns the mounts at path, the uppermost first. Each lies over the next.
+// AllAt returns all mounts at path, the uppermost first.
 func (t Table) AllAt(path string) []Entry {
 	below := slices.DeleteFunc(slices.Clone(t), func(entry Entry) bool { return entry.Path != path })
 	var mounts []Entry
@@ -104,7 +109,7 @@ func (t Table) AllAt(path string) []Entry {
 			)
 		})
 		if top < 0 {
-			return mounts // the table was read while it changed
+			return mounts // the table changed while it was read
 		}
 		mounts = append(mounts, below[top])
 		below = slices.Delete(below, top, top+1)
@@ -112,9 +117,9 @@ func (t Table) AllAt(path string) []Entry {
 	return mounts
 }
 
-// SameMount reports whether the two entries are one mount that shows twice. It does when a folder that leads to it shows
-// twice and passes on what is mounted in it, as where /var/lib/kubelet is a bind mount from a larger disk. Who unmounts
-// one unmounts the other.
+// SameMount reports whether the two entries are the same mount, shown at two paths. That happens if a parent folder is
+// bound to another path with shared propagation, for example /var/lib/kubelet from a larger disk. Unmounting one of
+// them unmounts the other.
 func (t Table) SameMount(a, b Entry) bool {
 	if a.id == b.id {
 		return true
@@ -124,7 +129,7 @@ func (t Table) SameMount(a, b Entry) bool {
 	return okA && okB && inA == inB && onA == onB && a.Number == b.Number && a.Root == b.Root
 }
 
-// location is where an entry is mounted: the group of mounts that its parent belongs to, and the folder in their filesystem.
+// location returns the peer group of an entry's parent mount, and the entry's folder in the parent's filesystem.
 func (t Table) location(entry Entry) (group, folder string, ok bool) {
 	i := slices.IndexFunc(t, func(other Entry) bool { return other.id == entry.parent })
 	if i < 0 || t[i].peerGroup == "" {
@@ -133,8 +138,8 @@ func (t Table) location(entry Entry) (group, folder string, ok bool) {
 	return t[i].peerGroup, path.Join(t[i].Root, strings.TrimPrefix(entry.Path, t[i].Path)), true
 }
 
-// OfDevice returns every mount that keeps the device in use: mounts of the filesystem on it, or of a part of it, and bound
-// nodes of the device itself.
+// OfDevice returns every mount that uses the device: mounts of its filesystem, or of a part of it, and bound device
+// nodes.
 func (t Table) OfDevice(n device.Number) []Entry {
 	var uses []Entry
 	for _, entry := range t {
@@ -145,7 +150,7 @@ func (t Table) OfDevice(n device.Number) []Entry {
 	return uses
 }
 
-// deleted ends the root of a mount whose file or folder was removed from its filesystem.
+// deleted is the end of a mount's root if the file or folder was removed from its filesystem.
 const deleted = "//deleted"
 
 // Block reports whether the mount is a bound device node of an NVMe disk.
@@ -153,8 +158,8 @@ func (e Entry) Block() bool {
 	return device.IsDiskName(path.Base(strings.TrimSuffix(e.Root, deleted)))
 }
 
-// Device returns the number of the device that the mount gives access to: the one that its filesystem is on or, of a
-// bound device node, the node's own. False when a bound node cannot be looked at, or is none after all.
+// Device returns the number of the device to which the mount gives access: the filesystem's device, or the device of a
+// bound device node. It returns false if the bound node cannot be read, or is not a device node.
 func (e Entry) Device() (device.Number, bool) {
 	if !e.Block() {
 		return e.Number, true
@@ -162,26 +167,27 @@ func (e Entry) Device() (device.Number, bool) {
 	return device.NodeNumber(e.Path)
 }
 
-// NodeRemoved reports whether a bound device node is no longer in /dev: its disk has left the guest since.
+// NodeRemoved reports whether a bound device node was removed from /dev, because its disk has left the guest.
 func (e Entry) NodeRemoved() bool { return strings.HasSuffix(e.Root, deleted) }
 
-// CountMissing counts the mount flags that the mount does not show. It may have been mounted with other ones, or the kernel may
-// not show them.
+// CountMissing counts the mount flags that the mount does not show. It was mounted with other flags, or the kernel does
+// not show these.
 func (e Entry) CountMissing(flags []string) int {
-	lacks := 0
+	missing := 0
 	for _, option := range splitFlags(flags) {
 		if option != "defaults" && !slices.Contains(e.options, option) {
-			lacks++
+			missing++
 		}
 	}
-	return lacks
+	return missing
 }
 
 func (e Entry) String() string {
 	return fmt.Sprintf("%s of %s (device %s)", e.FSType, e.Source, e.Number)
 }
 
-// seLinuxContextOf finds context= among mount options. The kernel puts its value in quotes where it holds a comma.
+// seLinuxContextOf returns the value of context= in mount options, or "". The kernel quotes a value that contains a
+// comma.
 func seLinuxContextOf(options []string) string {
 	for i, option := range options {
 		value, ok := strings.CutPrefix(option, "context=")
@@ -197,7 +203,7 @@ func seLinuxContextOf(options []string) string {
 	return ""
 }
 
-// peerGroupOf finds the group of peers among the optional fields of a mount.
+// peerGroupOf returns the peer group in the optional fields of a mount, or "".
 func peerGroupOf(optional string) string {
 	for field := range strings.FieldsSeq(optional) {
 		if group, ok := strings.CutPrefix(field, "shared:"); ok {

@@ -7,7 +7,6 @@ package mount_test
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
 
@@ -52,6 +52,7 @@ func mounts(t *testing.T, path string) (types []string) {
 }
 
 func TestStack(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{})
 	foreign(t, target, 0)
@@ -81,6 +82,7 @@ func TestStack(t *testing.T) {
 }
 
 func TestUnmountLeavesWhatIsBelow(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	elsewhere := r.mounted(t, "ext4", mount.Options{})
 	target := t.TempDir()
@@ -99,6 +101,7 @@ func TestUnmountLeavesWhatIsBelow(t *testing.T) {
 
 // A folder that shows at two places and passes on its mounts, as a kubelet's folder on a larger disk does.
 func TestMirrors(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	staged := r.mounted(t, "ext4", mount.Options{})
 	for name, tc := range map[string]struct {
@@ -151,6 +154,7 @@ func TestMirrors(t *testing.T) {
 }
 
 func TestTurnedReadOnly(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{Flags: []string{"errors=remount-ro"}})
 	if entry, _ := at(t, target); entry.ReadOnly || entry.TurnedReadOnly || entry.ShutDown {
@@ -163,7 +167,7 @@ func TestTurnedReadOnly(t *testing.T) {
 	if entry, _ := at(t, target); !entry.ReadOnly || !entry.TurnedReadOnly {
 		t.Errorf("after an error: %+v", entry)
 	}
-	r.unmount(t, target)
+	r.unmountAndWait(t, target)
 	if err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{Flags: []string{"ro"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -173,11 +177,10 @@ func TestTurnedReadOnly(t *testing.T) {
 }
 
 func TestShutDown(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{})
-	if out, err := exec.Command("xfs_io", "-x", "-c", "shutdown", target).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	devicetest.Run(t, "xfs_io", "-x", "-c", "shutdown", target)
 	// Only since Linux 6.15 does ext4 tell.
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -193,6 +196,7 @@ func TestShutDown(t *testing.T) {
 }
 
 func TestLacks(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{Flags: []string{"noatime,data=writeback", "commit=7"}})
 	entry, _ := at(t, target)

@@ -21,18 +21,18 @@ import (
 )
 
 const (
-	// busyTimeout is how long an unmount waits for whoever still uses the mount: programs that were told to end need a moment.
+	// busyTimeout is how long an unmount waits for programs that use the mount. Programs need a moment to end.
 	busyTimeout = 30 * time.Second
-	// busyInterval is how often it tries.
+	// busyInterval is the time between two attempts.
 	busyInterval = 100 * time.Millisecond
-	// answerReserve is left of the caller's time for telling it who holds what.
+	// answerReserve is kept of the caller's time for the answer that names the holders.
 	answerReserve = time.Second
 )
 
-// Unmount takes away every mount at path that gives access to device n and returns when the mount table shows none there
-// any more, which is success too when nothing was mounted to begin with. It is [ErrForeign] when something else lies over
-// them, or is all there is; what lies below them stays.
-// While it is in use it tries again for 30 s, or a little less than ctx allows, and then names the holder: [ErrBusy].
+// Unmount unmounts every mount at path that gives access to device n. It returns nil when the mount table shows no such
+// mount, also if there was none before. It returns [ErrForeign] if another mount covers them, or if path has only other
+// mounts. Mounts below them stay. While a mount is in use, Unmount tries again for 30 s, or a little less than ctx
+// allows. Then it returns [ErrBusy] with the holder.
 func Unmount(ctx context.Context, path string, n device.Number) error {
 	unmounted := false
 	return retryBusy(ctx, func() (bool, error) {
@@ -54,18 +54,18 @@ func Unmount(ctx context.Context, path string, n device.Number) error {
 		switch {
 		case err == nil:
 			unmounted = true
-			return false, nil // look again: another mount may have been below
+			return false, nil // read the table again: another mount may be below
 		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-			return false, errBusy // the last two: somebody else was faster, or the kernel lets nobody have this one
+			return false, errBusy // EINVAL, ENOENT: another process unmounted it, or the mount is locked
 		}
 		return false, fmt.Errorf("unmount %s: %w", path, err)
 	}, func() string { return path + " is in use" + describeHolders(n) })
 }
 
-// WaitUnused waits until nothing in this guest holds the device any more, as long as [Unmount] does, and then names the
-// holder: [ErrBusy]. A filesystem that was unmounted here may still be mounted in the mount namespace of a container,
-// which shows in that the device cannot be had exclusively. Of a raw block volume, programs that have the device open
-// count too, so far as the plugin sees the guest's processes. A device that left the guest is held by nobody.
+// WaitUnused waits until nothing in this guest holds the device, as long as [Unmount] does. Then it returns [ErrBusy]
+// with the holder. A filesystem that was unmounted here may still be mounted in the mount namespace of a container:
+// then an exclusive open of the device fails. For a raw block volume (block), programs that have the device open count
+// too, as far as the plugin sees the guest's processes. A device that has left the guest is unused.
 func WaitUnused(ctx context.Context, dev device.Device, block bool) error {
 	return retryBusy(ctx, func() (bool, error) {
 		table, err := ReadTable()
@@ -82,7 +82,7 @@ func WaitUnused(ctx context.Context, dev device.Device, block bool) error {
 			errors.Is(err, fs.ErrNotExist),
 			errors.Is(err, unix.ENXIO),
 			errors.Is(err, unix.ENODEV):
-			return true, nil // it left the guest
+			return true, nil // the device has left the guest
 		case err != nil:
 			return false, err
 		}
@@ -93,11 +93,12 @@ func WaitUnused(ctx context.Context, dev device.Device, block bool) error {
 	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number) })
 }
 
-// errBusy asks retryBusy for another try.
+// errBusy tells retryBusy to try again.
 var errBusy = errors.New("busy")
 
-// retryBusy calls try until it is done, every time from the start; errBusy makes it wait a moment first.
-func retryBusy(ctx context.Context, try func() (done bool, err error), who func() string) error {
+// retryBusy calls try until it is done or fails. After errBusy it waits for a moment. At the end of the wait it returns
+// [ErrBusy] with what describe returns.
+func retryBusy(ctx context.Context, try func() (done bool, err error), describe func() string) error {
 	start := time.Now()
 	end := start.Add(busyTimeout)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerReserve).Before(end) {
@@ -117,41 +118,41 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), who func(
 			return err
 		}
 		if !time.Now().Before(end) {
-			return fmt.Errorf("%w after %s: %s", ErrBusy, time.Since(start).Round(time.Millisecond), who())
+			return fmt.Errorf("%w after %s: %s", ErrBusy, time.Since(start).Round(time.Millisecond), describe())
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w after %s: %s: %w", ErrBusy, time.Since(start).Round(time.Millisecond), who(), ctx.Err())
+			return fmt.Errorf("%w after %s: %s: %w", ErrBusy, time.Since(start).Round(time.Millisecond), describe(), ctx.Err())
 		case <-ticker.C:
 		}
 	}
 }
 
-// describeHolders says who keeps the device in use, as well as can be seen from here: other mounts, and processes.
+// describeHolders names the mounts and processes that use the device, as far as the plugin can see them.
 func describeHolders(n device.Number) string {
-	var who []string
+	var holders []string
 	if table, err := ReadTable(); err == nil {
 		for _, entry := range table.OfDevice(n) {
-			who = append(who, "mount "+entry.Path)
+			holders = append(holders, "mount "+entry.Path)
 		}
 	}
 	if processes := processesUsing(n); processes != "" {
-		who = append(who, processes)
+		holders = append(holders, processes)
 	}
 	if foreign := namespaceUsing(n); foreign != "" {
-		who = append(who, foreign)
+		holders = append(holders, foreign)
 	}
-	if len(who) == 0 {
-		return ", by whom cannot be seen from here: look with fuser -vm, or for a container that still mounts it"
+	if len(holders) == 0 {
+		return " by an unknown holder: run fuser -vm on the node, or look for a container that still mounts it"
 	}
-	return " by " + strings.Join(who, ", ")
+	return " by " + strings.Join(holders, ", ")
 }
 
-// maxNamed bounds how many processes an error names.
+// maxNamed is the largest number of processes that an error names.
 const maxNamed = 3
 
-// processesUsing names processes that have a file of the filesystem on the device, or the device itself, open or as their
-// folder or program. Their links in /proc are followed without asking the filesystem, which may be dead.
+// processesUsing names processes that use the device or a file of its filesystem: as an open file, a current or root
+// folder, or a program. It follows their links in /proc without a request to the filesystem, which may be dead.
 func processesUsing(n device.Number) string {
 	var names []string
 	forEachProcess(func(folder string) bool {
@@ -180,7 +181,7 @@ func linkUses(link string, n device.Number) bool {
 	return device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor} == n
 }
 
-// namespaceUsing names a process whose mount namespace still has the filesystem mounted.
+// namespaceUsing names a process in whose mount namespace the filesystem is still mounted.
 func namespaceUsing(n device.Number) (name string) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -202,7 +203,7 @@ func namespaceUsing(n device.Number) (name string) {
 	return name
 }
 
-// forEachProcess calls visit with the /proc folder of each process but our own until it returns false.
+// forEachProcess calls visit with the /proc folder of every process except this one, until visit returns false.
 func forEachProcess(visit func(folder string) bool) {
 	folders, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

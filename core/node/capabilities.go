@@ -6,8 +6,8 @@ package node
 
 import "github.com/container-storage-interface/spec/lib/go/csi"
 
-// nodeRPCs are the optional RPCs of the Node service. VOLUME_MOUNT_GROUP is left out: kubelet would then leave fsGroup to the
-// plugin instead of applying it itself.
+// nodeRPCs are the optional RPCs of the Node service. VOLUME_MOUNT_GROUP is missing on purpose: with it, kubelet does
+// not apply fsGroup itself and expects the plugin to do so.
 var nodeRPCs = []csi.NodeServiceCapability_RPC_Type{
 	csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 	csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,

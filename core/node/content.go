@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// ensureFilesystem returns the filesystem that is on the disk, after making one if there is none. It is the only caller of
-// mkfs, and every doubt ends in an error.
+// ensureFilesystem returns the type of the disk's filesystem. If the disk has none, it makes one. No other code calls
+// mkfs. If it is not certain that the disk is blank, ensureFilesystem returns an error.
 func (n *Service) ensureFilesystem(
 	ctx context.Context,
 	volume nodeVolume,
@@ -46,7 +46,7 @@ func (n *Service) ensureFilesystem(
 	}
 	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
 		return "", rpc.FailedPrecondition(
-			"volume %s: the disk %s holds %s, not a filesystem that this plugin mounts (%s): use the volume as raw block, or another volume",
+			"volume %s: disk %s holds %s, not a supported filesystem (%s): use the volume as raw block, or use another volume",
 			volume.id,
 			dev,
 			content,
@@ -55,7 +55,7 @@ func (n *Service) ensureFilesystem(
 	}
 	if wanted != "" && wanted != content.Type {
 		return "", rpc.FailedPrecondition(
-			"volume %s: the disk %s holds %s, but fs_type asks for %s: correct fs_type, a filesystem is never replaced",
+			"volume %s: disk %s holds %s, but fs_type is %s: correct fs_type: the plugin never replaces a filesystem",
 			volume.id,
 			dev,
 			content,
@@ -65,14 +65,14 @@ func (n *Service) ensureFilesystem(
 	if err := n.checkFilesystemUUID(volume, dev, content); err != nil {
 		return "", err
 	}
-	// What is used from now on must never be taken for the remains of a format, not even when it is damaged one day: a
-	// record may be left from before a crash, and a marker where somebody made a filesystem by hand.
+	// From now on the filesystem must not count as the remains of a format, even if it is damaged later. A record may
+	// be left from before a crash, and a marker if a user made the filesystem by hand.
 	return content.Type, n.formatter.RemoveMarkerAndRecord(volume.id, dev)
 }
 
-// checkFilesystemUUID refuses a filesystem that is known to be another volume's. Filesystems that this plugin makes bear UUIDs
-// that follow from their disks' (version 5); a disk that was made blank can carry no other disk's. What bears any other
-// UUID was made or changed by somebody else, who has to know.
+// checkFilesystemUUID rejects a filesystem that belongs to another volume. The UUID of a filesystem that this plugin
+// makes follows from the disk's UUID (version 5), and a disk that was made blank can only have its own. A filesystem
+// with any other UUID was made or changed by a user, and is mounted with a warning.
 func (n *Service) checkFilesystemUUID(volume nodeVolume, dev device.Device, content device.Content) error {
 	if content.Type == "btrfs" {
 		twin, err := n.devices.DuplicateBtrfs(dev, content)
@@ -81,7 +81,7 @@ func (n *Service) checkFilesystemUUID(volume nodeVolume, dev device.Device, cont
 		}
 		if twin != "" {
 			return rpc.FailedPrecondition(
-				"volume %s: the btrfs on %s is on %s as well, and the kernel would mix the two: take one of them from this node, or give one another UUID (btrfstune -u)",
+				"volume %s: the btrfs on %s is also on %s, and the kernel would mix the two: detach one from this node, or change a UUID (btrfstune -u)",
 				volume.id,
 				dev,
 				twin,
@@ -94,8 +94,8 @@ func (n *Service) checkFilesystemUUID(volume nodeVolume, dev device.Device, cont
 	found, err := uuid.Parse(content.UUID)
 	if err == nil && found.Version() == 5 && volume.origin == rpc.OriginBlank {
 		return rpc.FailedPrecondition(
-			"volume %s: the %s on %s is another volume's: its UUID is %s, and this disk, made blank, can only have %s: "+
-				"see which disk was copied here; set %s: \"false\" in the volume's context to use it all the same",
+			"volume %s: the %s on %s belongs to another volume: its UUID is %s, not %s: "+
+				"find out which disk was copied; to use it, set %s: \"false\" in the volume's context",
 			volume.id,
 			content.Type,
 			dev,
@@ -128,13 +128,13 @@ func (n *Service) format(
 	switch {
 	case !volume.attached || volume.sizeBytes == 0:
 		return "", rpc.FailedPrecondition(
-			"volume %s: no filesystem is found on the disk %s, and a disk is formatted only with a publish context of the controller, which is missing: publish the volume through the controller",
+			"volume %s: disk %s has no filesystem, and the publish context, which mkfs requires, is missing: publish the volume through the controller",
 			volume.id,
 			dev,
 		)
 	case volume.readOnly:
 		return "", rpc.FailedPrecondition(
-			"volume %s: no filesystem is found on the disk %s, and the disk is read-only",
+			"volume %s: disk %s has no filesystem, and it is read-only: publish the volume writable once",
 			volume.id,
 			dev,
 		)
@@ -161,7 +161,7 @@ func (n *Service) format(
 		dev.String(),
 		"fs_type",
 		fsType,
-		"again",
+		"interrupted_before",
 		blank.HasRemains(),
 		"scan",
 		time.Since(start),
@@ -174,7 +174,8 @@ func (n *Service) format(
 	return fsType, nil
 }
 
-// setUpRootFolder sets owner and mode of the root folder as the volume's parameters ask, on a filesystem that we made.
+// setUpRootFolder sets owner and mode of the root folder from the volume's parameters, if this plugin made the
+// filesystem.
 func (n *Service) setUpRootFolder(ctx context.Context, volume nodeVolume, dev device.Device, staging string) error {
 	if volume.root.Empty() {
 		return nil

@@ -25,10 +25,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// restore makes a disk of this size with the bytes that another one has at this moment, as a rack does through a snapshot,
-// and attaches it.
-func (r *nodeRig) restore(source *volume, id, disk string, sizeBytes int64) *volume {
+// restore makes a disk of this size with the bytes that another one has at this moment, as a rack does through a
+// snapshot, and attaches it.
+func (r *nodeRig) restore(source *volume, disk string, sizeBytes int64) *volume {
 	r.t.Helper()
+	id := uuid.NewString()
 	r.digest(source) // brings what the guest has written to the file, as far as the guest has written it
 	coretest.Must(r.t, r.guests.CreateDisk(id, sizeBytes))
 	copied := r.path("disks/" + id + ".disk")
@@ -50,8 +51,10 @@ func (r *nodeRig) restore(source *volume, id, disk string, sizeBytes int64) *vol
 	return v
 }
 
-// A filesystem that is certainly another volume's is not mounted; one of which nothing is known is, with a word about it.
+// A filesystem that is certainly another volume's is not mounted; one of which nothing is known is, with a word about
+// it.
 func TestNodeFilesystemIdentity(t *testing.T) {
+	t.Parallel()
 	const stranger = "0b0c7b5e-8f0a-4d0e-9b7e-1f2d3c4b5a69"
 	other := mount.FilesystemUUID(uuid.MustParse(volumeB)).String()
 	for _, tc := range []struct {
@@ -80,8 +83,9 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 		{"a lineage that is none", other, func(v *volume) { v.publish[rpc.KeyFSLineage] = volumeB + ";" + stranger }, codes.InvalidArgument, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolumeWithID(volumeA, diskA)
 			r.run("mkfs.ext4", "-q", "-U", tc.fsUUID, r.node(v))
 			tc.prepare(v)
 			before := r.digest(v)
@@ -100,8 +104,9 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 		})
 	}
 	t.Run("raw block", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolumeWithID(volumeA, diskA)
 		r.run("mkfs.ext4", "-q", "-U", other, r.node(v))
 		coretest.Must(t, r.stage(v, rawBlock(writer)))
 		coretest.Must(t, r.unstage(v))
@@ -110,16 +115,18 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 
 // A volume and its restored copy on one node carry the same filesystem.
 func TestNodeTwins(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		for _, copyFirst := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, copy first %t", fsType, copyFirst), func(t *testing.T) {
+				t.Parallel()
 				r := newNodeRig(t)
-				original := r.newVolume(volumeA, diskA)
+				original := r.newVolume(diskA)
 				capability := filesystemVolume(fsType, writer)
 				coretest.Must(t, r.stage(original, capability))
 				coretest.Must(t, os.WriteFile(filepath.Join(original.staging, "file"), []byte("data"), 0o600))
 				coretest.Must(t, r.unstage(original))
-				twin := r.restore(original, volumeB, diskB, volumeBytes)
+				twin := r.restore(original, diskB, volumeBytes)
 				first, second := original, twin
 				if copyFirst {
 					first, second = twin, original
@@ -159,16 +166,18 @@ func TestNodeTwins(t *testing.T) {
 
 // A volume made from a smaller one's snapshot has all of its size to use, once.
 func TestNodeGrowsFilesystem(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			source := r.newVolume(volumeA, diskA)
+			source := r.newVolume(diskA)
 			capability := filesystemVolume(fsType, writer)
 			coretest.Must(t, r.stage(source, capability))
 			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
 			// As a snapshot finds it: mounted, its journal not replayed.
-			v := r.restore(source, volumeB, diskB, 3*volumeBytes)
+			v := r.restore(source, diskB, 3*volumeBytes)
 			coretest.Must(t, r.unstage(source))
 			coretest.Must(t, r.guests.Unplug(guestID, source.id))
 
@@ -200,15 +209,16 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 			coretest.Must(t, r.unstage(v))
 		})
 		t.Run(fsType+", mounted and not grown yet", func(t *testing.T) {
+			t.Parallel()
 			if strings.HasPrefix(fsType, "ext") {
 				return // grown before it is mounted
 			}
 			r := newNodeRig(t)
-			source := r.newVolume(volumeA, diskA)
+			source := r.newVolume(diskA)
 			capability := filesystemVolume(fsType, writer)
 			coretest.Must(t, r.stage(source, capability))
 			coretest.Must(t, r.unstage(source))
-			v := r.restore(source, volumeB, diskB, 2*volumeBytes)
+			v := r.restore(source, diskB, 2*volumeBytes)
 			coretest.Must(t, r.guests.Unplug(guestID, source.id))
 			r.run("mount", "-t", fsType, r.node(v), v.staging)
 			coretest.Must(t, r.stage(v, capability))
@@ -218,12 +228,13 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 			coretest.Must(t, r.unstage(v))
 		})
 		t.Run(fsType+", larger than its disk", func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			source := r.newVolume(volumeA, diskA)
+			source := r.newVolume(diskA)
 			capability := filesystemVolume(fsType, writer)
 			coretest.Must(t, r.stage(source, capability))
 			coretest.Must(t, r.unstage(source))
-			v := r.restore(source, volumeB, diskB, volumeBytes-32<<20)
+			v := r.restore(source, diskB, volumeBytes-32<<20)
 			coretest.Must(t, r.guests.Unplug(guestID, source.id))
 			before := r.digest(v)
 			coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition)
@@ -237,10 +248,11 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 
 // The kernel refuses some filesystems until they were checked.
 func TestNodeChecksOnlyOnDemand(t *testing.T) {
+	t.Parallel()
 	made := func(t *testing.T, fsType string) (*nodeRig, *volume) {
 		t.Helper()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolume(diskA)
 		coretest.Must(t, r.stage(v, filesystemVolume(fsType, writer)))
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 		coretest.Must(t, r.unstage(v))
@@ -248,6 +260,7 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 	}
 	capability := filesystemVolume("", writer)
 	t.Run("ext4 that e2fsck mends by itself", func(t *testing.T) {
+		t.Parallel()
 		r, v := made(t, "ext4")
 		// The root folder's inode with a wrong checksum.
 		r.run("debugfs", "-w", "-n", "-R", "set_inode_field <2> checksum 0x1234", r.node(v))
@@ -256,12 +269,14 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 		coretest.Must(t, r.unstage(v))
 	})
 	t.Run("ext4 that e2fsck does not mend unasked", func(t *testing.T) {
+		t.Parallel()
 		r, v := made(t, "ext4")
 		r.run("debugfs", "-w", "-n", "-R", "clri <2>", r.node(v))
 		coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "e2fsck")
 		r.wantMounts()
 	})
 	t.Run("xfs", func(t *testing.T) {
+		t.Parallel()
 		r, v := made(t, "xfs")
 		r.run("xfs_db", "-x", "-c", "sb 0", "-c", "addr rootino", "-c", "fuzz -d core.magic zeroes", r.node(v))
 		coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "xfs_repair")
@@ -269,12 +284,13 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 	})
 	for _, fsType := range filesystem.Types() {
 		t.Run("a journal to replay needs no check, "+fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			source := r.newVolume(volumeA, diskA)
+			source := r.newVolume(diskA)
 			coretest.Must(t, r.stage(source, filesystemVolume(fsType, writer)))
 			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
-			v := r.restore(source, volumeB, diskB, volumeBytes)
+			v := r.restore(source, diskB, volumeBytes)
 			coretest.Must(t, r.unstage(source))
 			coretest.Must(t, r.guests.Unplug(guestID, source.id))
 			coretest.Must(t, r.stage(v, capability))
@@ -286,10 +302,12 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 
 // A snapshot of a disk in use is what a power cut leaves. Made into a read-only disk, nothing of it is ever changed.
 func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			source := r.newVolume(volumeA, diskA)
+			source := r.newVolume(diskA)
 			coretest.Must(t, r.stage(source, filesystemVolume(fsType, writer)))
 			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
@@ -297,7 +315,7 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 				// Beyond what is in its place: only the journal has this.
 				coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "later"), []byte("data"), 0o600))
 			}
-			v := r.restore(source, volumeB, diskB, volumeBytes)
+			v := r.restore(source, diskB, volumeBytes)
 			v.publish[rpc.KeyReadOnly] = "true"
 			coretest.Must(t, r.unstage(source))
 			coretest.Must(t, r.guests.Unplug(guestID, source.id))
@@ -328,9 +346,10 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 	}
 }
 
-// resize2fs writes the superblock last, and in pieces of some bytes. Killed between any two of them, it leaves a superblock that
-// says neither how large the filesystem is nor that it is in order; the data is there all the same.
+// resize2fs writes the superblock last, and in pieces of some bytes. Killed between any two of them, it leaves a
+// superblock that says neither how large the filesystem is nor that it is in order; the data is there all the same.
 func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
+	t.Parallel()
 	const start, length, mkfsBytes = 1024, 1024, 64 << 20
 	super := func(r *nodeRig, v *volume) []byte {
 		t.Helper()
@@ -345,7 +364,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 	pieces := 1
 	for piece := 0; piece < pieces; piece++ {
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolume(diskA)
 		r.run(
 			"mkfs.ext4",
 			"-q",
@@ -358,7 +377,8 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 		r.run("umount", v.staging)
 		old := super(r, v)
-		dev, err := r.roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
+		dev, err := r.roots().
+			WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
 		coretest.Must(t, err)
 		coretest.Must(t, device.WriteGrowthMarker(dev, uuid.MustParse(v.id)))
 		r.run("e2fsck", "-f", "-p", r.node(v))
@@ -404,8 +424,9 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 
 // What stands before the filesystem is nobody's to write over.
 func TestNodeGrowthSparesABootLoader(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	r.run("mkfs.ext4", "-q", r.node(v), "65536")
 	r.poke(v, 100, "boot loader")
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.Internal, "resize2fs")

@@ -22,19 +22,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
 
-// What is reported of a volume's health, and why so:
+// The health of a volume:
 //
-//   - INACCESSIBLE, when a workload on this node gets errors, or no answer: the disk has left the guest, its NVMe controller
-//     does not work, the filesystem has shut itself down. So is a volume that could not be staged here of late because its
-//     disk was not there, could not be read, or could not be told from another.
-//   - DEGRADED, when it can be read but no longer be written: the filesystem has become read-only by itself. Errors that
-//     ext4 has noted and that are no damage (its disk did not answer in time, say) count too: the volume works, but not as
-//     it should.
-//   - DATA_LOSS, when the filesystem itself says that something in it is damaged: ext4 notes that in its superblock, where it
-//     stays until e2fsck was run, btrfs counts blocks with a wrong checksum, and each answers EUCLEAN or EBADMSG for what it
-//     cannot make sense of. Damage to files is not known of by ext4 and xfs, which keep no checksums of them.
+//   - INACCESSIBLE: a workload on this node gets errors or no answer. The disk has left the guest, its NVMe controller
+//     does not work, or the filesystem has shut itself down. A volume is also INACCESSIBLE if it could recently not be
+//     staged because its disk was missing, unreadable, or not distinguishable from another disk.
+//   - DEGRADED: the volume can be read but not written, because the filesystem has become read-only after an error.
+//     Errors that ext4 has recorded and that are no damage, such as a timeout of the disk, count too.
+//   - DATA_LOSS: the filesystem reports damage. ext4 records damage in its superblock until the next e2fsck. btrfs
+//     counts blocks with a wrong checksum. All filesystems return EUCLEAN or EBADMSG for invalid structures. ext4 and
+//     xfs do not detect damage to the content of files, because they keep no checksums of it.
 //
-// Reasons are for programs and permanent; messages are for people.
+// Reasons are permanent and for programs. Messages are for people.
 const (
 	reasonDiskGone              = "DiskGone"
 	reasonDiskNotFound          = "DiskNotFound"
@@ -51,9 +50,9 @@ const (
 	reasonFilesystemNotMounting = "FilesystemNotMounting"
 )
 
-// NodeGetVolumeHealth tells what this node knows against a volume: of its mounts if it has any here, else why it could not
-// be staged of late. An empty list says that nothing is known, of a volume that this node has never heard of too. It waits
-// no longer than a few seconds for a disk that does not answer. CSI spec, NodeGetVolumeHealth.
+// NodeGetVolumeHealth returns what is wrong with the volume's mounts on this node or, if it has none, why it could
+// recently not be staged. An empty list means that no problem is known. A volume that is unknown to this node has an
+// empty list. It waits a few seconds at most for a disk that does not answer. CSI spec, NodeGetVolumeHealth.
 func (n *Service) NodeGetVolumeHealth(
 	ctx context.Context,
 	req *csi.NodeGetVolumeHealthRequest,
@@ -73,7 +72,7 @@ func (n *Service) NodeGetVolumeHealth(
 	mounts := n.mountsOf(ctx, table, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
 	probed := map[device.Number]bool{}
 	for _, entry := range mounts {
-		if !n.diskRemoved(entry) { // all else follows from that
+		if !n.diskRemoved(entry) { // otherwise, all other problems follow from the missing disk
 			conditions = append(conditions, entryConditions(entry)...)
 		}
 		number, ok := entry.Device()
@@ -95,7 +94,8 @@ func (n *Service) NodeGetVolumeHealth(
 	}}, nil
 }
 
-// mountsOf finds what is mounted of a volume by its ID alone, so far as possible, and else at the paths given.
+// mountsOf returns the mounts of a volume: those that the ID alone identifies or, if there are none, those at the given
+// paths.
 func (n *Service) mountsOf(ctx context.Context, table mount.Table, id uuid.UUID, paths ...string) []mount.Entry {
 	if mounts := n.knownMounts(table, id); len(mounts) > 0 {
 		return mounts
@@ -119,14 +119,14 @@ func (n *Service) mountsOf(ctx context.Context, table mount.Table, id uuid.UUID,
 	return mounts
 }
 
-// entryConditions are what the mount table itself tells.
+// entryConditions returns the problems that the mount table shows.
 func entryConditions(entry mount.Entry) (found []*csi.VolumeHealth_VolumeHealthEntry) {
 	if entry.ShutDown {
 		found = append(
 			found,
 			inaccessible(
 				reasonFilesystemShutdown,
-				"the filesystem of %s has shut itself down after an error: unstage the volume and see the kernel's log",
+				"the filesystem on %s has shut itself down after an error: unstage the volume and read the kernel's log",
 				entry.Source,
 			),
 		)
@@ -135,14 +135,14 @@ func entryConditions(entry mount.Entry) (found []*csi.VolumeHealth_VolumeHealthE
 		found = append(found, condition(
 			csi.VolumeHealthErrorType_DEGRADED,
 			reasonFilesystemReadOnly,
-			"the filesystem of %s has become read-only after an error: unstage the volume, see the kernel's log, and check the filesystem before it is used again",
+			"the filesystem on %s has become read-only after an error: unstage the volume, read the kernel's log, and check the filesystem",
 			entry.Source,
 		))
 	}
 	return found
 }
 
-// diskConditions tells what is wrong with the disk and the filesystem that a mount shows.
+// diskConditions returns the problems of the disk and of the filesystem of a mount.
 func (n *Service) diskConditions(
 	ctx context.Context,
 	entry mount.Entry,
@@ -153,7 +153,7 @@ func (n *Service) diskConditions(
 		return []*csi.VolumeHealth_VolumeHealthEntry{
 			inaccessible(
 				reasonDiskGone,
-				"the disk (device %s) has left this guest while it was mounted: end what uses the volume, so that it is unpublished and unstaged, and see on the rack where the disk is attached",
+				"the disk (device %s) left this guest while it was mounted: end the workload, so that the volume is unstaged, and check on the rack where the disk is attached",
 				number,
 			),
 		}, nil
@@ -167,7 +167,7 @@ func (n *Service) diskConditions(
 			found,
 			inaccessible(
 				reasonControllerNotLive,
-				"the NVMe controller of the disk %s is %q, not %q: see the kernel's log",
+				"the NVMe controller of disk %s is %q, not %q: read the kernel's log",
 				dev,
 				state,
 				device.ControllerLive,
@@ -184,7 +184,7 @@ func (n *Service) diskConditions(
 	return append(found, damage...), err
 }
 
-// filesystemConditions tells what a filesystem has noted of errors in itself. xfs notes nothing: it shuts itself down instead.
+// filesystemConditions returns the errors that a filesystem has recorded. xfs records none: it shuts itself down.
 func (n *Service) filesystemConditions(
 	dev device.Device,
 	fsType, filesystemUUID string,
@@ -203,7 +203,7 @@ func (n *Service) filesystemConditions(
 			condition(
 				status,
 				reason,
-				"the filesystem on %s has noted %d errors, the first at %s and the last at %s: unstage the volume, run e2fsck on the disk, and restore what it cannot mend",
+				"the filesystem on %s has recorded %d errors, the first at %s and the last at %s: unstage the volume, run e2fsck, and restore what it cannot repair",
 				dev,
 				noted.Count,
 				noted.First.Format(time.RFC3339),
@@ -219,7 +219,7 @@ func (n *Service) filesystemConditions(
 			condition(
 				csi.VolumeHealthErrorType_DATA_LOSS,
 				reasonFilesystemCorrupted,
-				"the filesystem on %s has read %d blocks that were damaged: run btrfs scrub, restore the files that it names, and reset the count with btrfs device stats -z",
+				"the filesystem on %s has read %d damaged blocks: run btrfs scrub, restore the files that it names, and reset the count with btrfs device stats -z",
 				dev,
 				count,
 			),
@@ -240,7 +240,7 @@ func inaccessible(reason, format string, args ...any) *csi.VolumeHealth_VolumeHe
 	return condition(csi.VolumeHealthErrorType_INACCESSIBLE, reason, format, args...)
 }
 
-// sortUnique keeps one condition of each status and reason, as the specification demands, the worst status first.
+// sortUnique keeps one condition of each status and reason, as the specification requires, with the worst status first.
 func sortUnique(conditions []*csi.VolumeHealth_VolumeHealthEntry) []*csi.VolumeHealth_VolumeHealthEntry {
 	compare := func(a, b *csi.VolumeHealth_VolumeHealthEntry) int {
 		return cmp.Or(cmp.Compare(b.GetStatus(), a.GetStatus()), strings.Compare(a.GetReason(), b.GetReason()))
@@ -252,8 +252,8 @@ func sortUnique(conditions []*csi.VolumeHealth_VolumeHealthEntry) []*csi.VolumeH
 	)
 }
 
-// NodeGetStorageHealth tells which of the guest's NVMe disks do not work, boot disk included: such a disk may be a volume's
-// that is about to be staged. CSI spec, NodeGetStorageHealth.
+// NodeGetStorageHealth reports the guest's NVMe disks that do not work, including the boot disk. Such a disk may belong
+// to a volume that will be staged. CSI spec, NodeGetStorageHealth.
 func (n *Service) NodeGetStorageHealth(
 	ctx context.Context,
 	req *csi.NodeGetStorageHealthRequest,
@@ -280,7 +280,7 @@ func (n *Service) NodeGetStorageHealth(
 	if len(dead) > 0 {
 		degraded(
 			reasonControllerNotLive,
-			"NVMe controllers that do not work: %s: see the kernel's log",
+			"NVMe controllers that do not work: %s: read the kernel's log",
 			strings.Join(dead, ", "),
 		)
 	}
@@ -291,7 +291,7 @@ func (n *Service) NodeGetStorageHealth(
 	if len(unsettled) > 0 {
 		degraded(
 			reasonFunctionNotUp,
-			"NVMe functions that did not come up: %s: look for \"Duplicate cntlid\" in the kernel's log, and see that no two disks of the instance share the first 20 bytes of their names",
+			"NVMe functions that are not ready: %s: look for \"Duplicate cntlid\" in the kernel's log, and rename a disk if two share the first 20 bytes of their names",
 			strings.Join(unsettled, ", "),
 		)
 	}
@@ -299,28 +299,28 @@ func (n *Service) NodeGetStorageHealth(
 }
 
 const (
-	// recent is how long a volume that could not be staged is remembered: orchestrators try every few minutes.
+	// failureMemory is how long a volume that could not be staged is remembered. Orchestrators retry every few minutes.
 	failureMemory = 10 * time.Minute
-	// maxFailures bounds how many such volumes are remembered, which is more than a guest has slots for.
+	// maxFailures is the largest number of such volumes that are remembered, more than a guest has slots.
 	maxFailures = 64
 )
 
-// conditions are what the answers mean. Errors that say nothing of the volume, such as that it has just been unmounted, mean
-// nothing.
+// conditions returns the problems that the probe shows. It ignores errors that say nothing about the volume, for
+// example because the volume was just unmounted.
 func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHealthEntry) {
 	if p.timedOut {
 		found = append(
 			found,
 			inaccessible(
 				reasonNotResponding,
-				"the disk %s, or the filesystem on it, has not answered within %s: see the kernel's log",
+				"disk %s, or its filesystem, has not answered within %s: read the kernel's log",
 				dev,
 				probeTimeout,
 			),
 		)
 	}
 	if errors.Is(p.diskErr, unix.EIO) {
-		found = append(found, inaccessible(reasonDiskNotReadable, "the disk %s cannot be read: %s", dev, p.diskErr))
+		found = append(found, inaccessible(reasonDiskNotReadable, "disk %s cannot be read: %s", dev, p.diskErr))
 	}
 	switch {
 	case errors.Is(p.rootErr, unix.EIO):
@@ -328,7 +328,7 @@ func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHe
 			found,
 			inaccessible(
 				reasonFilesystemShutdown,
-				"the filesystem on %s answers with errors, as one does that has shut itself down: unstage the volume and see the kernel's log: %s",
+				"the filesystem on %s answers with errors and may have shut itself down: unstage the volume and read the kernel's log: %s",
 				dev,
 				p.rootErr,
 			),
@@ -348,11 +348,11 @@ func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHe
 	return found
 }
 
-// failures remembers which volumes could not be staged or published here of late for reasons of health. It is lost when
-// the process ends.
+// failures remembers the volumes that could recently not be staged or published for reasons of health. It ends with the
+// process.
 type failures struct {
 	mu sync.Mutex
-	// list has the oldest first.
+	// list begins with the oldest failure.
 	list []failure
 }
 
@@ -362,8 +362,8 @@ type failure struct {
 	condition *csi.VolumeHealth_VolumeHealthEntry
 }
 
-// record remembers how an attempt to stage or publish a volume has ended. Success forgets what was; an error that is none of
-// health changes nothing.
+// record remembers the result of an attempt to stage or publish a volume. A nil error removes earlier failures of the
+// volume. An error that says nothing about health changes nothing.
 func (f *failures) record(id uuid.UUID, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -379,22 +379,26 @@ func (f *failures) record(id uuid.UUID, err error) {
 	}
 	f.list = append(
 		f.list,
-		failure{id, time.Now(), inaccessible(reason, "the volume could not be made available on this node: %s", err)},
+		failure{id, time.Now(), inaccessible(reason, "the volume could not be staged or published on this node: %s", err)},
 	)
 }
 
-// recent returns nil where nothing is remembered.
+// recent returns the remembered failure of a volume, or nil.
 func (f *failures) recent(id uuid.UUID) *csi.VolumeHealth_VolumeHealthEntry {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(f.list, func(old failure) bool { return old.volume == id && time.Since(old.at) <= failureMemory })
+	i := slices.IndexFunc(
+		f.list,
+		func(old failure) bool { return old.volume == id && time.Since(old.at) <= failureMemory },
+	)
 	if i < 0 {
 		return nil
 	}
 	return f.list[i].condition
 }
 
-// failureReason is empty for errors that say nothing of a volume's health, such as a wrong request.
+// failureReason returns the reason of an error, or "" if the error says nothing about a volume's health, as for an
+// invalid request.
 func failureReason(err error) string {
 	for _, row := range []struct {
 		err    error

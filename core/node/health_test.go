@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -22,6 +21,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
@@ -44,8 +45,8 @@ func (r *nodeRig) health(req *csi.NodeGetVolumeHealthRequest) (conditions []stri
 	return conditions
 }
 
-// wantHealth checks a volume's health, asked for in every way that there is: by its ID, with its paths, and of a process
-// that has not staged it.
+// wantHealth checks a volume's health, asked for in every way that there is: by its ID, with its paths, and of a
+// process that has not staged it.
 func (r *nodeRig) wantHealth(v *volume, target string, want ...string) {
 	r.t.Helper()
 	for _, who := range []string{"the process that staged it", "another process"} {
@@ -105,7 +106,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			coretest.Must(t, r.stage(v, tc.capability))
 			coretest.Must(t, r.publish(v, "target", tc.capability, false))
 			if tc.harm != nil {
@@ -128,11 +129,10 @@ func (r *nodeRig) damageRoot(v *volume) {
 	}
 	coretest.Must(r.t, r.unpublish(v, "target"))
 	coretest.Must(r.t, r.unstage(v))
-	out, err := exec.Command("xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v)).
-		CombinedOutput()
-	coretest.Must(r.t, err)
+	out := devicetest.Run(
+		r.t, "xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v))
 	var sector int64
-	if _, err := fmt.Sscanf(strings.TrimSpace(string(out)), "current daddr is %d", &sector); err != nil {
+	if _, err := fmt.Sscanf(strings.TrimSpace(out), "current daddr is %d", &sector); err != nil {
 		r.t.Fatalf("%v: %s", err, out)
 	}
 	r.poke(v, sector*512, "damage")
@@ -150,8 +150,9 @@ func (r *nodeRig) setState(v *volume, state string) {
 
 // An error in the filesystem stays reported until somebody has mended it, on whichever node it is.
 func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	capability := filesystemVolume("ext4", writer)
 	coretest.Must(t, r.stage(v, capability))
 	r.breakFilesystem(v)
@@ -164,11 +165,9 @@ func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
 		t.Errorf("mounted anew (-want +got):\n%s", diff)
 	}
 	coretest.Must(t, r.unstage(v))
-	var exit *exec.ExitError
-	if out, err := exec.Command("e2fsck", "-fy", r.node(v)).
-		CombinedOutput(); err != nil &&
-		(!errors.As(err, &exit) || exit.ExitCode() != 1) {
-		t.Fatalf("%v\n%s", err, out)
+	result, err := hostexec.Run(t.Context(), "e2fsck", "-fy", r.node(v))
+	if err != nil || result.ExitCode > 1 { // 1: errors were corrected
+		t.Fatalf("e2fsck: %v, exit code %d: %s", err, result.ExitCode, result.Message())
 	}
 	coretest.Must(t, r.stage(v, capability))
 	if got := r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id}); got != nil {
@@ -178,6 +177,7 @@ func TestNodeGetVolumeHealthUntilMended(t *testing.T) {
 
 // Why a volume could not be staged is told until it can, or nobody wants it any more.
 func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		prepare func(r *nodeRig, v *volume)
@@ -192,12 +192,13 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 		{"a wrong request", func(_ *nodeRig, v *volume) { v.staging += "/no/such/folder" }, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t, func(opts *node.Options) {
 				if tc.name == "a twin" {
 					opts.DeviceTimeout = time.Minute
 				}
 			})
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			good := *v
 			good.publish = maps.Clone(v.publish)
 			tc.prepare(r, v)
@@ -241,8 +242,9 @@ func (r *nodeRig) twin() {
 }
 
 func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+	v, w := r.newVolume(diskA), r.newVolume(diskB)
 	_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "no-uuid"})
 	coretest.WantCode(t, err, codes.NotFound, "no-uuid")
 	if got := r.health(
@@ -269,7 +271,7 @@ func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
 // A disk that never answers holds up nobody for longer than 2 s, and no more than one question.
 func TestNodeGetVolumeHealthHangs(t *testing.T) {
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer), false))
 	// A frozen disk: nothing opens its node any more.
@@ -315,8 +317,9 @@ func TestNodeGetVolumeHealthHangs(t *testing.T) {
 }
 
 func TestNodeGetStorageHealth(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+	v, w := r.newVolume(diskA), r.newVolume(diskB)
 	want := func(want ...string) []string {
 		t.Helper()
 		resp, err := r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -352,8 +355,9 @@ func TestNodeGetStorageHealth(t *testing.T) {
 
 // Of volumes whose disks a user brought nothing is known, and nothing contradicts.
 func TestNodeGetVolumeStatsWithoutStagingPath(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+	v, w := r.newVolume(diskA), r.newVolume(diskB)
 	for _, volume := range []*volume{v, w} {
 		r.run("mkfs.ext4", "-q", r.node(volume))
 		coretest.Must(t, r.stage(volume, filesystemVolume("ext4", writer)))
@@ -368,10 +372,12 @@ func TestNodeGetVolumeStatsWithoutStagingPath(t *testing.T) {
 
 // As full as it can be: no number is negative, and what root alone can write is not available.
 func TestNodeGetVolumeStatsOfFullVolume(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			coretest.Must(t, r.stage(v, filesystemVolume(fsType, writer)))
 			file, err := os.Create(filepath.Join(v.staging, "file"))
 			coretest.Must(t, err)

@@ -18,25 +18,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// Unstage, unpublish, stats and health are asked with a volume ID and paths, and the kernel's mount table knows no volume
-// IDs. What can be known of which volume a mount shows stands in this file. None of it is needed for an orchestrator that
-// asks for the right paths; it keeps one that does not from touching another volume.
+// Requests to unstage and unpublish, and for stats and health, contain a volume ID and paths. The kernel's mount table
+// knows no volume IDs. This file finds out which volume is mounted at a path. An orchestrator that sends the right
+// paths does not need it. It protects other volumes from a request with a wrong path.
 
 // stagedDisk is a disk that this process has staged.
 type stagedDisk struct {
 	volume uuid.UUID
-	// number is the disk's device number then. A disk that has left the guest under its mount is known by nothing else.
+	// number is the disk's device number at that time. Nothing else identifies a disk that left the guest while
+	// mounted.
 	number device.Number
 }
 
-// stagedDisks remembers, by serial, which volumes' disks this process has staged. It is lost when the process ends.
+// stagedDisks remembers the disks that this process has staged, by serial. It ends with the process.
 type stagedDisks struct {
 	mu       sync.Mutex
 	bySerial map[string]stagedDisk
 }
 
-// add remembers a disk that is staged, and forgets those that are neither among the guest's disks nor mounted any more:
-// their device numbers are given to others.
+// add remembers a staged disk. It forgets disks that have left the guest and are not mounted: other disks get their
+// device numbers.
 func (s *stagedDisks) add(id uuid.UUID, dev device.Device, disks []device.Disk, table mount.Table) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,8 +60,8 @@ func (s *stagedDisks) has(serial string) bool {
 	return ok
 }
 
-// volumeOf tells which volume was staged from a disk, by its serial or, when it has left the guest and has none, by its
-// device number.
+// volumeOf returns the volume that was staged from a disk. It finds the disk by its serial or, if the disk has left the
+// guest and the serial is empty, by its device number.
 func (s *stagedDisks) volumeOf(serial string, number device.Number) (id uuid.UUID, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,7 +77,7 @@ func (s *stagedDisks) volumeOf(serial string, number device.Number) (id uuid.UUI
 	return uuid.UUID{}, false
 }
 
-// diskOf tells which disk a volume was staged from.
+// diskOf returns the disk from which a volume was staged.
 func (s *stagedDisks) diskOf(id uuid.UUID) (serial string, number device.Number, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,15 +89,15 @@ func (s *stagedDisks) diskOf(id uuid.UUID) (serial string, number device.Number,
 	return "", device.Number{}, false
 }
 
-// isVolumeDisk tells disks that are volumes of this plugin from others: by their name, or because this process has staged
-// them. A user's own disk that was staged before the plugin restarted counts as another, so that rather too few volumes are
-// sent to this node than too many.
+// isVolumeDisk reports whether a disk is a volume of this plugin: by its name, or because this process has staged it. A
+// user's own disk that was staged before the plugin restarted does not count. Then the node gets too few volumes, not
+// too many.
 func (n *Service) isVolumeDisk(disk device.Disk) bool {
 	return n.staged.has(disk.Serial) || diskname.IsVolumeSerial(disk.Serial)
 }
 
-// Volumes counts the disks of this guest that are volumes, and those of them that are mounted. It reads /sys and the table
-// of mounts, and touches no disk.
+// Volumes counts this guest's disks that are volumes, and how many of them are mounted. It reads /sys and the mount
+// table, but no disk.
 func (n *Service) Volumes() (attached, mounted int, err error) {
 	disks, err := n.devices.Disks()
 	if err != nil {
@@ -127,13 +128,13 @@ const (
 	anotherVolume
 )
 
-// ownershipOf tells whether a mount shows the volume. Witnesses, in this order:
+// ownershipOf reports whether a mount belongs to the volume. Evidence, in this order:
 //
-//   - The file to which a raw block volume's node is bound at its staging path has the volume's ID for a name.
-//   - What this process has staged.
-//   - The filesystem's UUID: the one made for this volume is proof enough; when it is on another disk that is mounted here,
-//     this mount is another volume's. Any other UUID proves nothing, since clones carry that of their source and users
-//     change it.
+//   - The name of the file to which a raw block volume's device node is bound at the staging path is the volume's ID.
+//   - This process has staged the disk.
+//   - The filesystem has the UUID that follows from the volume's ID. If a mount of another disk has this UUID, this
+//     mount belongs to another volume. Any other UUID proves nothing: clones have their source's UUID, and users change
+//     UUIDs.
 func (n *Service) ownershipOf(ctx context.Context, table mount.Table, entry mount.Entry, id uuid.UUID) ownership {
 	number, ok := entry.Device()
 	if !ok {
@@ -141,7 +142,7 @@ func (n *Service) ownershipOf(ctx context.Context, table mount.Table, entry moun
 	}
 	if entry.Block() {
 		if ids := blockVolumeIDs(table, entry); len(ids) > 0 {
-			return verdict(slices.Contains(ids, id))
+			return ownershipIf(slices.Contains(ids, id))
 		}
 	}
 	dev, err := n.devices.ByNumber(number)
@@ -151,10 +152,10 @@ func (n *Service) ownershipOf(ctx context.Context, table mount.Table, entry moun
 		return unknownVolume
 	}
 	if staged, ok := n.staged.volumeOf(dev.Serial, number); ok {
-		return verdict(staged == id)
+		return ownershipIf(staged == id)
 	}
 	if dev.Path == "" {
-		return unknownVolume // which may be this volume's disk before it came back under another number
+		return unknownVolume // perhaps this volume's disk, before it came back with another number
 	}
 	if _, _, elsewhere := n.staged.diskOf(id); elsewhere {
 		return anotherVolume
@@ -175,21 +176,22 @@ func (n *Service) ownershipOf(ctx context.Context, table mount.Table, entry moun
 	return unknownVolume
 }
 
-// hasVolumeFilesystem reports whether the disk of a mounted filesystem carries the UUID that is made for the volume.
+// hasVolumeFilesystem reports whether a mounted filesystem has the UUID that follows from the volume's ID.
 func (n *Service) hasVolumeFilesystem(ctx context.Context, entry mount.Entry, id uuid.UUID) bool {
 	dev, err := n.devices.ByNumber(entry.Number)
 	return err == nil && n.probes.run(ctx, dev, entry.Path).filesystem == mount.FilesystemUUID(id).String()
 }
 
-func verdict(same bool) ownership {
-	if same {
+// ownershipIf returns thisVolume or anotherVolume.
+func ownershipIf(this bool) ownership {
+	if this {
 		return thisVolume
 	}
 	return anotherVolume
 }
 
-// blockVolumeIDs are the names of the files to which the same device node is bound that are volume IDs, other than the entry's
-// own where that is the only one: orchestrators may name targets so too.
+// blockVolumeIDs returns the volume IDs among the names of files to which the device node is bound. If the entry's own
+// file is the only one, it does not count: an orchestrator may give such a name to a target too.
 func blockVolumeIDs(table mount.Table, entry mount.Entry) (ids []uuid.UUID) {
 	number, _ := entry.Device()
 	alone := true
@@ -208,7 +210,7 @@ func blockVolumeIDs(table mount.Table, entry mount.Entry) (ids []uuid.UUID) {
 	return ids
 }
 
-// filesystems are the mounts of filesystems that can be volumes', one for each disk.
+// filesystems returns the mounts of filesystems that can be volumes, one for each disk.
 func filesystems(table mount.Table) (entries []mount.Entry) {
 	for _, entry := range table {
 		known := slices.ContainsFunc(entries, func(other mount.Entry) bool { return other.Number == entry.Number })
@@ -219,8 +221,8 @@ func filesystems(table mount.Table) (entries []mount.Entry) {
 	return entries
 }
 
-// knownMounts are the mounts of a volume that are surely its own: of the disk from which this process has staged it, and
-// of the device node that is bound to a file with its name.
+// knownMounts returns the mounts that certainly belong to a volume: mounts of the disk from which this process has
+// staged the volume, and a device node that is bound to a file with the volume's ID.
 func (n *Service) knownMounts(table mount.Table, id uuid.UUID) (mounts []mount.Entry) {
 	if serial, number, ok := n.staged.diskOf(id); ok {
 		mounts = table.OfDevice(number)
@@ -230,7 +232,7 @@ func (n *Service) knownMounts(table mount.Table, id uuid.UUID) (mounts []mount.E
 				func(d device.Disk) bool { return d.Serial == serial },
 			); i >= 0 &&
 				disks[i].Number != number {
-				mounts = append(mounts, table.OfDevice(disks[i].Number)...) // it came back under another one
+				mounts = append(mounts, table.OfDevice(disks[i].Number)...) // the disk came back with another number
 			}
 		}
 	}

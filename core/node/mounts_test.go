@@ -43,13 +43,13 @@ func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.V
 	for name, capability := range accesses {
 		t.Run(name, func(t *testing.T) {
 			r := newNodeRig(t)
-			test(r, r.newVolume(volumeA, diskA), capability)
+			test(r, r.newVolume(diskA), capability)
 		})
 	}
 }
 
-// files lists what is below the test's folder beside the guest, the disks and the plugin's own state, but not what is in
-// mounted filesystems.
+// files lists what is below the test's folder beside the guest, the disks and the plugin's own state, but not what is
+// in mounted filesystems.
 func (r *nodeRig) files() []string {
 	r.t.Helper()
 	var files []string
@@ -164,31 +164,33 @@ func stagedAt(v *volume, capability *csi.VolumeCapability) string {
 }
 
 func TestNodeStageWhereSomethingIs(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name     string
 		prepare  func(r *nodeRig, staging string)
 		mentions string
 	}{
-		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "no folder"},
+		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "not a folder"},
 		{"a folder with something in it", func(r *nodeRig, staging string) { r.mkdir(staging); r.write(staging+"/precious", "data") }, "staging"},
 		{"a symbolic link", func(r *nodeRig, staging string) {
 			r.mkdir("real")
 			coretest.Must(r.t, os.Symlink("real", r.path(staging)))
 		}, "symbolic link"},
-		{"a foreign mount", func(r *nodeRig, staging string) { r.mkdir(staging); r.foreign(staging) }, "not ours"},
+		{"a foreign mount", func(r *nodeRig, staging string) { r.mkdir(staging); r.foreign(staging) }, "a mount that is not"},
 		{"another volume's filesystem", func(r *nodeRig, staging string) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			w.staging = r.path(staging)
 			r.mkdir(staging)
 			coretest.Must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
 		}, "staging"},
 		{"another raw block volume", func(r *nodeRig, staging string) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			w.staging = r.path(staging)
 			coretest.Must(r.t, r.stage(w, rawBlock(writer)))
 		}, "staging"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 				v.staging = r.path("staging")
 				tc.prepare(r, "staging")
@@ -199,6 +201,7 @@ func TestNodeStageWhereSomethingIs(t *testing.T) {
 }
 
 func TestNodePublishWhereSomethingIs(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		prepare func(r *nodeRig)
@@ -213,25 +216,26 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 			coretest.Must(r.t, os.Rename(r.path("targets"), r.path("real")))
 			coretest.Must(r.t, os.Symlink("real", r.path("targets")))
 		}, "", ""},
-		{"an empty file, as before a reboot", func(r *nodeRig) { r.write("targets/one", "") }, "filesystem", "no folder"},
-		{"an empty folder, as before a reboot", func(r *nodeRig) { r.mkdir("targets/one") }, "raw block", "no empty file"},
+		{"an empty file, as before a reboot", func(r *nodeRig) { r.write("targets/one", "") }, "filesystem", "not a folder"},
+		{"an empty folder, as before a reboot", func(r *nodeRig) { r.mkdir("targets/one") }, "raw block", "not an empty file"},
 		{"a file with content", func(r *nodeRig) { r.write("targets/one", "data") }, "filesystem, raw block", "targets/one"},
 		{"a folder with content", func(r *nodeRig) { r.mkdir("targets/one"); r.write("targets/one/file", "data") }, "filesystem, raw block", "targets/one"},
 		{"a symbolic link to a folder", func(r *nodeRig) { r.mkdir("real"); coretest.Must(r.t, os.Symlink("../real", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
 		{"a symbolic link to nowhere", func(r *nodeRig) { coretest.Must(r.t, os.Symlink("nowhere", r.path("targets/one"))) }, "filesystem, raw block", "symbolic link"},
-		{"a foreign mount", func(r *nodeRig) { r.mkdir("targets/one"); r.foreign("targets/one") }, "filesystem, raw block", "not ours"},
+		{"a foreign mount", func(r *nodeRig) { r.mkdir("targets/one"); r.foreign("targets/one") }, "filesystem, raw block", "a mount that is not"},
 		{"another volume's filesystem", func(r *nodeRig) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(w, filesystemVolume("ext4", writer)))
 			coretest.Must(r.t, r.publish(w, "targets/one", filesystemVolume("ext4", writer), false))
 		}, "filesystem, raw block", "another disk"},
 		{"another raw block volume", func(r *nodeRig) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(w, rawBlock(writer)))
 			coretest.Must(r.t, r.publish(w, "targets/one", rawBlock(writer), false))
 		}, "filesystem, raw block", "another disk"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 				access := filepath.Base(r.t.Name())
 				r.mkdir("targets")
@@ -258,7 +262,7 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 func TestNodeAfterReboot(t *testing.T) {
 	t.Run("set up again", func(t *testing.T) {
 		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-			w := r.newVolume(volumeB, diskB)
+			w := r.newVolume(diskB)
 			coretest.Must(r.t, r.stage(v, capability))
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
 			before := r.node(v)
@@ -306,8 +310,9 @@ func TestNodeDeadMounts(t *testing.T) {
 			r.t.Errorf("the disk was %s and is %s", before, r.node(v))
 		}
 	}
-	// replugSame gives the disk its old number, too. It is the loop device's, of which the kernel gives out the lowest that is
-	// free: others on the machine take and give back some meanwhile, so that lower ones are taken out of the way.
+	// replugSame gives the disk its old number, too. It is the loop device's, of which the kernel gives out the lowest
+	// that is free: others on the machine take and give back some meanwhile, so that lower ones are taken out of the
+	// way.
 	replugSame := func(r *nodeRig, v *volume) {
 		before := r.number(v)
 		for slot := 2; slot < 400; slot++ {
@@ -392,7 +397,7 @@ func TestNodeDeadMounts(t *testing.T) {
 			}
 			t.Run(tc.name+"/"+access, func(t *testing.T) {
 				r := newNodeRig(t)
-				v := r.newVolume(volumeA, diskA)
+				v := r.newVolume(diskA)
 				coretest.Must(t, r.stage(v, capability))
 				tc.test(r, v, capability)
 				r.start()
@@ -405,7 +410,7 @@ func TestNodeDeadMounts(t *testing.T) {
 	// The old node leads to whatever disk has its number now. It must go first.
 	t.Run("at the target/raw block", func(t *testing.T) {
 		r := newNodeRig(t)
-		v, capability := r.newVolume(volumeA, diskA), capabilities["raw block"]
+		v, capability := r.newVolume(diskA), capabilities["raw block"]
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
 		replugSame(r, v)
@@ -417,9 +422,12 @@ func TestNodeDeadMounts(t *testing.T) {
 }
 
 func TestNodeStackedMounts(t *testing.T) {
+	t.Parallel()
 	for _, where := range []string{"target", "staging path"} {
 		t.Run(where, func(t *testing.T) {
-			// prepare stages, and publishes unless it is about the staging path; what is to be called, and where it works.
+			t.Parallel()
+			// prepare stages, and publishes unless it is about the staging path; what is to be called, and where it
+			// works.
 			prepare := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) (call func() error, path string) {
 				coretest.Must(r.t, r.stage(v, capability))
 				if where == "staging path" {
@@ -429,6 +437,7 @@ func TestNodeStackedMounts(t *testing.T) {
 				return func() error { return r.unpublish(v, "target") }, "target"
 			}
 			t.Run("ours three times", func(t *testing.T) {
+				t.Parallel()
 				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 					call, path := prepare(r, v, capability)
 					r.bind(path, path)
@@ -441,6 +450,7 @@ func TestNodeStackedMounts(t *testing.T) {
 				})
 			})
 			t.Run("a foreign one above", func(t *testing.T) {
+				t.Parallel()
 				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 					call, path := prepare(r, v, capability)
 					if capability.GetBlock() == nil {
@@ -455,8 +465,9 @@ func TestNodeStackedMounts(t *testing.T) {
 				})
 			})
 			t.Run("a foreign one below", func(t *testing.T) {
+				t.Parallel()
 				r := newNodeRig(t)
-				v := r.newVolume(volumeA, diskA)
+				v := r.newVolume(diskA)
 				call, path := prepare(r, v, filesystemVolume("ext4", writer))
 				r.mkdir("aside")
 				r.bind(path, "aside")
@@ -479,8 +490,9 @@ func TestNodeStackedMounts(t *testing.T) {
 			})
 			for _, known := range []string{"which is known", "which is known from its UUID", "which cannot be known"} {
 				t.Run("another volume's above, "+known, func(t *testing.T) {
+					t.Parallel()
 					r := newNodeRig(t)
-					v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+					v, w := r.newVolume(diskA), r.newVolume(diskB)
 					if known == "which cannot be known" {
 						for _, volume := range []*volume{v, w} { // as users bring them
 							r.run("mkfs.ext4", "-q", r.node(volume))
@@ -507,6 +519,7 @@ func TestNodeStackedMounts(t *testing.T) {
 
 // The folder in which volumes are staged and published shows twice, and so does every mount in it.
 func TestNodeMirroredMounts(t *testing.T) {
+	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		r.mkdir("kubelet")
 		r.mkdir("mirror")
@@ -537,9 +550,11 @@ func TestNodeMirroredMounts(t *testing.T) {
 }
 
 func TestNodeFilesystemThatGaveUp(t *testing.T) {
+	t.Parallel()
 	t.Run("read-only", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolume(diskA)
 		capability := filesystemVolume("ext4", multiWriter, "errors=remount-ro")
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
@@ -572,9 +587,10 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 		wantContent(t, r.path("target/file"), "data")
 	})
 	t.Run("shut down", func(t *testing.T) {
+		t.Parallel()
 		for _, fsType := range []string{"ext4", "xfs"} {
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			capability := filesystemVolume(fsType, writer)
 			coretest.Must(t, r.stage(v, capability))
 			coretest.Must(t, r.publish(v, "target", capability, false))
@@ -587,11 +603,13 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 	})
 }
 
-// The kernel adds mount flags and does not show others, so that different ones are no reason to refuse; but they are told.
+// The kernel adds mount flags and does not show others, so that different ones are no reason to refuse; but they are
+// told.
 func TestNodeStageWithOtherFlags(t *testing.T) {
+	t.Parallel()
 	const line = "does not show some of the mount flags"
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=7")))
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime,commit=7")))
 	if strings.Contains(r.log.String(), line) {
@@ -610,6 +628,7 @@ func TestNodeStageWithOtherFlags(t *testing.T) {
 
 // Whoever asks with the wrong ID must not touch another volume.
 func TestNodeWrongVolumeID(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		// prepare says how the volumes are known afterwards.
@@ -619,8 +638,9 @@ func TestNodeWrongVolumeID(t *testing.T) {
 		{"staged before the plugin started again", (*nodeRig).start},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-				w := r.newVolume(volumeB, diskB)
+				w := r.newVolume(diskB)
 				for _, volume := range []*volume{v, w} {
 					coretest.Must(r.t, r.stage(volume, capability))
 					coretest.Must(r.t, r.publish(volume, "target-"+volume.disk, capability, false))
@@ -646,8 +666,8 @@ func TestNodeWrongVolumeID(t *testing.T) {
 				if len(mounts) != len(r.mounts()) {
 					r.t.Errorf("mounts %v, before %v; %v", r.mounts(), mounts, err)
 				}
-				// What was staged by another process is known by its filesystem's UUID to be the one volume's, not to be none of
-				// a third one's: that may be its clone.
+				// What was staged by another process is known by its filesystem's UUID to be the one volume's, not to
+				// be none of a third one's: that may be its clone.
 				if tc.name == "staged by this process" || capability.GetBlock() != nil {
 					coretest.Must(r.t, r.unstage(&volume{id: "c0ffee00-0000-4000-8000-000000000000", staging: w.staging}))
 					coretest.WantCode(r.t, err, codes.FailedPrecondition, v.staging)
@@ -664,6 +684,7 @@ func TestNodeWrongVolumeID(t *testing.T) {
 
 // Somebody has unmounted the staging path: as long as the volume is published, its disk must not be taken away.
 func TestNodeUnstageWhilePublished(t *testing.T) {
+	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		coretest.Must(r.t, r.stage(v, capability))
 		coretest.Must(r.t, r.publish(v, "target", capability, false))
@@ -678,8 +699,9 @@ func TestNodeUnstageWhilePublished(t *testing.T) {
 }
 
 func TestNodePublishReadOnlyOfWritable(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer), true))
 	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -689,7 +711,8 @@ func TestNodePublishReadOnlyOfWritable(t *testing.T) {
 	coretest.Must(t, r.unpublish(v, "target"))
 	coretest.Must(t, r.unstage(v))
 
-	// Staged read-only by a mount flag, it cannot be written at a target, and asking for it is no error: the flag says so.
+	// Staged read-only by a mount flag, it cannot be written at a target, and asking for it is no error: the flag says
+	// so.
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "ro")))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer, "ro"), false))
 	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -699,8 +722,9 @@ func TestNodePublishReadOnlyOfWritable(t *testing.T) {
 }
 
 func TestNodeRawBlockOfAnotherSize(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	capability := rawBlock(writer)
 	coretest.Must(t, r.stage(v, capability))
 	v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB)
@@ -715,8 +739,9 @@ func TestNodeRawBlockOfAnotherSize(t *testing.T) {
 
 // Read-only holds for everybody who has the disk, by whatever node.
 func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	capability := rawBlock(multiWriter)
 	coretest.Must(t, r.stage(v, capability))
 	coretest.Must(t, r.publish(v, "target", capability, true))
@@ -747,11 +772,13 @@ func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 
 // Kubernetes names the targets of raw block volumes by the UIDs of pods, which look like volume IDs.
 func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
+	t.Parallel()
 	const pod = "c0ffee00-0000-4000-8000-000000000000"
 	for _, what := range []string{"staged", "staging path unmounted by hand"} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v, capability := r.newVolume(volumeA, diskA), rawBlock(writer)
+			v, capability := r.newVolume(diskA), rawBlock(writer)
 			coretest.Must(t, r.stage(v, capability))
 			coretest.Must(t, r.publish(v, pod, capability, false))
 			if what != "staged" {
@@ -768,9 +795,10 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 	}
 }
 
-// A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is done and
-// nothing is said to be done.
+// A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is
+// done and nothing is said to be done.
 func TestProgramsOfAKilledPlugin(t *testing.T) {
+	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		_, end, err := volumelock.Acquire(t.Context(), r.path("state"), uuid.MustParse(v.id), 0)
 		coretest.Must(t, err)
@@ -795,9 +823,9 @@ func TestProgramsOfAKilledPlugin(t *testing.T) {
 			_, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
 			return err
 		}
-		r.refused(brief(stage), codes.Aborted, v.id, "still at work")
+		r.refused(brief(stage), codes.Aborted, v.id, "still running")
 		r.wantMounts()
-		r.refused(brief(unstage), codes.Aborted, v.id, "still at work")
+		r.refused(brief(unstage), codes.Aborted, v.id, "still running")
 		end()
 		coretest.Must(t, stage(t.Context()))
 		coretest.Must(t, unstage(t.Context()))

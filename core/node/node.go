@@ -24,8 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Service is the CSI Node service. Its state in memory is lost when the process ends, and no decision depends on it: which
-// volumes it has staged from which disks (identify.go), and which it could not stage (health.go).
+// Service is the CSI Node service. It remembers from which disks it has staged volumes (identify.go), and which volumes
+// it could not stage (health.go). This memory ends with the process, and no decision depends on it.
 type Service struct {
 	csi.UnimplementedNodeServer
 
@@ -45,24 +45,24 @@ type Service struct {
 	failures failures
 }
 
-// Options are what the Node service is made of.
+// Options are the parts and settings of the Node service. All are required, except Rack and ReserveDisks.
 type Options struct {
-	// Provider tells which instance this is.
+	// Provider identifies the instance.
 	Provider metadata.Provider
-	// Rack is the rack's name in the topology where the provider knows none.
+	// Rack is the rack's name in the topology if the provider does not know it.
 	Rack string
-	// MaxDisks is how many disks an instance takes, its boot disk included.
+	// MaxDisks is the number of disks that an instance can have, including its boot disk.
 	MaxDisks int
-	// ReserveDisks is how many of them are kept for disks that somebody will attach by hand.
+	// ReserveDisks is the number of disks that are kept free for disks which users attach by hand.
 	ReserveDisks int
-	// Devices is where the guest's /dev and /sys are.
+	// Devices are the folders of the guest's device nodes and sysfs.
 	Devices device.Roots
-	// StateDir holds records of formatting under way, and the claims of programs at work.
+	// StateDir is the folder for records of unfinished formats and for the locks of volumes.
 	StateDir string
 	// BlankScanLimit is the size in bytes up to which a disk that was not made blank is read as a whole before it is
 	// formatted.
 	BlankScanLimit int64
-	// DeviceTimeout is how long a disk may take to appear in the guest.
+	// DeviceTimeout is how long the service waits for a disk to appear in the guest.
 	DeviceTimeout time.Duration
 	Log           *slog.Logger
 }
@@ -83,9 +83,9 @@ func New(opts Options) *Service {
 	}
 }
 
-// NodeGetVolumeStats tells how full the volume is: bytes and inodes of a filesystem, the size of a raw block volume. Every
-// path at which this volume is not is NOT_FOUND, one whose disk has left the guest included: the kernel would go on
-// answering for it from memory. CSI spec, NodeGetVolumeStats.
+// NodeGetVolumeStats returns the used and free bytes and inodes of a filesystem, or the size of a raw block volume. It
+// returns NOT_FOUND if the volume is not mounted at the path, or if its disk has left the guest: the kernel would still
+// answer from memory. CSI spec, NodeGetVolumeStats.
 func (n *Service) NodeGetVolumeStats(
 	ctx context.Context,
 	req *csi.NodeGetVolumeStatsRequest,
@@ -106,7 +106,7 @@ func (n *Service) NodeGetVolumeStats(
 		return nil, err
 	}
 	if n.ownershipOf(ctx, table, entry, id) == anotherVolume {
-		return nil, rpc.NotFound("volume %s is not at %s: another volume is", id, entry.Path)
+		return nil, rpc.NotFound("volume %s is not at %s: another volume is there", id, entry.Path)
 	}
 	number, _ := entry.Device()
 	if staging := req.GetStagingTargetPath(); staging != "" {
@@ -116,11 +116,11 @@ func (n *Service) NodeGetVolumeStats(
 		}
 		if at, _ := staged.Device(); at != number {
 			return nil, rpc.NotFound(
-				"volume %s is staged from device %s, but %s shows device %s: the path belongs to another volume",
+				"volume %s is staged from device %s, but device %s is mounted at %s: the path belongs to another volume",
 				id,
 				at,
-				entry.Path,
 				number,
+				entry.Path,
 			)
 		}
 	}
@@ -162,14 +162,15 @@ func (n *Service) NodeGetVolumeStats(
 	return &csi.NodeGetVolumeStatsResponse{Usage: all}, nil
 }
 
-// volumeAt finds what is staged or published of a volume at a path; NOT_FOUND when nothing of a volume is there.
+// volumeAt returns the mount of a staged or published volume at a path. It returns NOT_FOUND if no volume is mounted
+// there.
 func volumeAt(table mount.Table, id uuid.UUID, path string) (mount.Entry, error) {
 	if !filepath.IsAbs(path) {
 		return mount.Entry{}, rpc.NotFound("volume %s is not at %q: volumes have absolute paths", id, path)
 	}
 	resolved, err := mount.Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return mount.Entry{}, rpc.NotFound("volume %s is not at %s: there is no such path", id, path)
+		return mount.Entry{}, rpc.NotFound("volume %s is not at %s: the path does not exist", id, path)
 	}
 	if err != nil {
 		return mount.Entry{}, rpc.NotFound("volume %s is not at %s: %w", id, path, err)
@@ -187,18 +188,18 @@ func volumeAt(table mount.Table, id uuid.UUID, path string) (mount.Entry, error)
 	return entry, nil
 }
 
-// isVolume reports whether a mount can be one of ours: a bound NVMe disk, or a filesystem that we mount, on a whole
-// NVMe disk. What a user has mounted elsewhere from a disk of his own looks the same.
+// isVolume reports whether a mount can be a volume: a bound NVMe device node, or a supported filesystem on a whole NVMe
+// disk. A user's own mount from a user's own disk looks the same.
 func isVolume(entry mount.Entry) bool {
 	return entry.Block() || filesystem.Supported(entry.FSType) && device.IsDiskName(path.Base(entry.Source))
 }
 
-// blockStagingPath is the file below the staging path to which the device node of a raw block volume is bound.
+// blockStagingPath returns the file below the staging path to which the device node of a raw block volume is bound.
 func blockStagingPath(staging string, id uuid.UUID) string {
 	return filepath.Join(staging, id.String())
 }
 
-// NodeGetCapabilities: CSI spec, NodeGetCapabilities.
+// NodeGetCapabilities returns the optional RPCs of this service. CSI spec, NodeGetCapabilities.
 func (n *Service) NodeGetCapabilities(
 	context.Context,
 	*csi.NodeGetCapabilitiesRequest,
@@ -206,9 +207,9 @@ func (n *Service) NodeGetCapabilities(
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: nodeCapabilities()}, nil
 }
 
-// NodeGetInfo tells who this node is, on which rack, and how many volumes it takes: as many disks as an instance takes, less
-// those that are there and no volumes of this plugin, such as the boot disk, and less those kept in reserve. It is counted
-// anew each time, as disks come and go. At least 1 is reported, as 0 would mean that there is no limit. CSI spec, NodeGetInfo.
+// NodeGetInfo returns the node's ID, its rack, and its limit of volumes. The limit is the number of disks that an
+// instance can have, minus attached disks that are no volumes, such as the boot disk, and minus the reserve. It is
+// counted at each call. It is at least 1, because 0 means that there is no limit. CSI spec, NodeGetInfo.
 func (n *Service) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	instance, err := n.provider.Instance(ctx)
 	if err != nil {
@@ -218,14 +219,14 @@ func (n *Service) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	foreign := slices.DeleteFunc(disks, n.isVolumeDisk)
+	otherDisks := slices.DeleteFunc(disks, n.isVolumeDisk)
 	rackName := instance.Rack
 	if rackName == "" {
 		rackName = n.rack
 	}
 	return &csi.NodeGetInfoResponse{
 		NodeId:             instance.ID,
-		MaxVolumesPerNode:  int64(max(1, n.maxDisks-len(foreign)-n.reserveDisks)),
+		MaxVolumesPerNode:  int64(max(1, n.maxDisks-len(otherDisks)-n.reserveDisks)),
 		AccessibleTopology: rpc.Topology(rackName),
 	}, nil
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -41,13 +42,16 @@ import (
 )
 
 const (
-	guestID      = "11111111-2222-4333-8444-555555555555"
+	guestID = "11111111-2222-4333-8444-555555555555"
+	// volumeA and volumeB are the IDs of volumes whose IDs a test names beforehand.
 	volumeA      = "aaaaaaaa-0000-4000-8000-000000000001"
 	volumeB      = "bbbbbbbb-0000-4000-8000-000000000002"
 	diskA, diskB = "csi-aaaaaaaaaaaaaaaa", "csi-bbbbbbbbbbbbbbbb"
 	// volumeBytes is about the least that mkfs.xfs takes.
 	volumeBytes = 320 << 20
 )
+
+func TestMain(m *testing.M) { devicetest.Main(m) }
 
 // nodeRig is a Node service in a guest of the simulated rack, behind a real socket, and what an orchestrator does.
 type nodeRig struct {
@@ -131,8 +135,15 @@ type volume struct {
 	staging         string
 }
 
-// newVolume makes a blank disk and attaches it.
-func (r *nodeRig) newVolume(id, disk string) *volume {
+// newVolume makes a blank disk and attaches it. Each volume has its own ID: the UUID of its filesystem follows from the
+// ID, and the kernel of this machine mixes two btrfs of the same UUID, also between tests that run at the same time.
+func (r *nodeRig) newVolume(disk string) *volume {
+	r.t.Helper()
+	return r.newVolumeWithID(uuid.NewString(), disk)
+}
+
+// newVolumeWithID is newVolume for a test that names the ID beforehand. Such a test must not make a btrfs.
+func (r *nodeRig) newVolumeWithID(id, disk string) *volume {
 	r.t.Helper()
 	r.makeDisk(id)
 	v := &volume{
@@ -151,7 +162,7 @@ func (r *nodeRig) newVolume(id, disk string) *volume {
 func (r *nodeRig) plug(v *volume) {
 	r.t.Helper()
 	slot := 1
-	if v.id == volumeB {
+	if v.disk != diskA {
 		slot = 2
 	}
 	coretest.Must(
@@ -200,9 +211,7 @@ func (r *nodeRig) digest(v *volume) string {
 
 func (r *nodeRig) run(name string, args ...string) {
 	r.t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		r.t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
+	devicetest.Run(r.t, name, args...)
 }
 
 // unmountAll takes away what a failed test has left, and gives loop devices back writable: others use them next.
@@ -325,10 +334,12 @@ func wantContent(t *testing.T, path, want string) {
 
 // Each step is done twice, and once more by a process that has not seen the one before.
 func TestNodeFilesystemLife(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range []string{"", "ext3", "ext4", "xfs"} {
 		t.Run("fs_type "+fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			capability := filesystemVolume(fsType, writer, "noatime")
 			repeat := func(what string, do func() error) {
 				t.Helper()
@@ -351,7 +362,8 @@ func TestNodeFilesystemLife(t *testing.T) {
 				stats, err := r.stats(v.id, r.path(path), v.staging)
 				coretest.Must(t, err)
 				if usage := stats.GetUsage(); len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES ||
-					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes || usage[0].GetUsed() <= 0 ||
+					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes ||
+					usage[0].GetUsed() <= 0 ||
 					usage[0].GetAvailable() <= 0 ||
 					usage[1].GetUsed() <= 0 ||
 					usage[1].GetAvailable() <= 0 {
@@ -369,7 +381,7 @@ func TestNodeFilesystemLife(t *testing.T) {
 			r.wantMounts()
 
 			r.unplug(v)
-			coretest.WantCode(t, r.stage(v, capability), codes.Unavailable, diskA, "after 1")
+			coretest.WantCode(t, r.stage(v, capability), codes.Unavailable, diskA, "after ")
 			r.plug(v)
 			coretest.Must(t, r.stage(v, filesystemVolume("", writer)))
 			wantContent(t, filepath.Join(v.staging, "file"), "data")
@@ -400,10 +412,11 @@ func stagedType(t *testing.T, path string) string {
 }
 
 func TestNodeRawBlockLife(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	capability := rawBlock(multiWriter)
-	stagingFile := "staging-" + diskA + "/" + volumeA
+	stagingFile := "staging-" + diskA + "/" + v.id
 	repeat := func(what string, do func() error) {
 		t.Helper()
 		for _, who := range []string{"once", "again", "by another process"} {
@@ -461,6 +474,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 }
 
 func TestNodeNeverFormats(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name     string
 		prepare  func(r *nodeRig, v *volume)
@@ -510,8 +524,9 @@ func TestNodeNeverFormats(t *testing.T) {
 		{"a staging path in no folder", func(r *nodeRig, v *volume) { v.staging = r.path("no/such/folder") }, codes.FailedPrecondition, "no/such"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t, func(opts *node.Options) { opts.DeviceTimeout = time.Minute })
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			tc.prepare(r, v)
 			before, mounts := r.digest(v), r.mounts()
 			coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), tc.code, tc.mentions)
@@ -524,21 +539,23 @@ func TestNodeNeverFormats(t *testing.T) {
 }
 
 func TestNodeFormatsRestoredBlankDisk(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	v.publish[rpc.KeyOrigin] = rpc.OriginImage
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, r.unstage(v))
 
 	r = newNodeRig(t, func(opts *node.Options) { opts.BlankScanLimit = volumeBytes - 1 })
-	v = r.newVolume(volumeA, diskA)
+	v = r.newVolume(diskA)
 	v.publish[rpc.KeyOrigin] = rpc.OriginImage
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "--blank-scan-limit")
 }
 
-// A crash in the middle of mkfs leaves a record, and mkfs runs again; but never over a filesystem that has been mounted, for
-// it may have been in use on another node since.
+// A crash in the middle of mkfs leaves a record, and mkfs runs again; but never over a filesystem that has been
+// mounted, for it may have been in use on another node since.
 func TestNodeStageAfterInterruptedFormat(t *testing.T) {
+	t.Parallel()
 	own := mount.FilesystemUUID(uuid.MustParse(volumeA)).String()
 	record := func(r *nodeRig) {
 		coretest.Must(r.t, os.MkdirAll(r.path("state/format"), 0o700))
@@ -573,8 +590,9 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		{"data without a signature", func(r *nodeRig, v *volume) { r.poke(v, 4096, "data") }, codes.FailedPrecondition, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolumeWithID(volumeA, diskA)
 			tc.prepare(r, v)
 			record(r)
 			formatted := strings.Count(r.log.String(), "making a filesystem")
@@ -596,8 +614,9 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		})
 	}
 	t.Run("made by hand since, and damaged later", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolumeWithID(volumeA, diskA)
 		r.run("mkfs.ext4", "-q", "-E", "nodiscard", r.node(v))
 		// What package device writes before mkfs, in one of its places.
 		marker := make([]byte, 4096)
@@ -611,8 +630,9 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "refusing to format")
 	})
 	t.Run("used as raw block since", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolumeWithID(volumeA, diskA)
 		record(r)
 		coretest.Must(t, r.stage(v, rawBlock(writer)))
 		if _, err := os.Stat(r.path("state/format/" + volumeA)); !errors.Is(err, fs.ErrNotExist) {
@@ -624,8 +644,9 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 
 // Nomad can lose the publish context; what is on the disk is mounted all the same.
 func TestNodeMountsFromVolumeContext(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("xfs", writer)))
 	coretest.Must(t, r.unstage(v))
 	v.publish = nil
@@ -646,10 +667,12 @@ func TestNodeMountsFromVolumeContext(t *testing.T) {
 }
 
 func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
+	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			maps.Copy(v.volume, map[string]string{rpc.KeyRootUID: "1234", rpc.KeyRootGID: "5678", rpc.KeyRootMode: "2770"})
 			ext := strings.HasPrefix(fsType, "ext")
 			if ext {
@@ -687,8 +710,9 @@ func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
 }
 
 func TestNodeStageAgainDifferently(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	for name, capability := range map[string]*csi.VolumeCapability{
 		"another filesystem": filesystemVolume("xfs", writer),
@@ -706,13 +730,14 @@ func TestNodeStageAgainDifferently(t *testing.T) {
 	r.wantMounts("staging-" + diskA)
 	coretest.Must(t, r.unstage(v))
 
-	w := r.newVolume(volumeB, diskB)
+	w := r.newVolume(diskB)
 	coretest.Must(t, r.stage(w, rawBlock(writer)))
 	coretest.WantCode(t, r.stage(w, filesystemVolume("ext4", writer)), codes.AlreadyExists, "raw block")
 	coretest.Must(t, r.unstage(w))
 }
 
 func TestNodePublishTargets(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		capability *csi.VolumeCapability
 		second     codes.Code
@@ -730,8 +755,9 @@ func TestNodePublishTargets(t *testing.T) {
 			access = "raw block"
 		}
 		t.Run(access+" "+tc.capability.GetAccessMode().GetMode().String(), func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			coretest.WantCode(t, r.publish(v, "target", tc.capability, false), codes.FailedPrecondition, "not staged")
 			coretest.Must(t, r.stage(v, tc.capability))
 			coretest.Must(t, r.publish(v, "target", tc.capability, false))
@@ -754,9 +780,11 @@ func TestNodePublishTargets(t *testing.T) {
 }
 
 func TestNodePublishReadOnly(t *testing.T) {
+	t.Parallel()
 	t.Run("filesystem", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolume(diskA)
 		capability := filesystemVolume("ext4", multiWriter)
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "read", capability, true))
@@ -770,8 +798,9 @@ func TestNodePublishReadOnly(t *testing.T) {
 		coretest.WantCode(t, r.publish(v, "read", capability, false), codes.AlreadyExists)
 	})
 	t.Run("reader only", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolume(diskA)
 		capability := filesystemVolume("ext4", readerOnly)
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
@@ -780,8 +809,9 @@ func TestNodePublishReadOnly(t *testing.T) {
 		}
 	})
 	t.Run("raw block", func(t *testing.T) {
+		t.Parallel()
 		r := newNodeRig(t)
-		v := r.newVolume(volumeA, diskA)
+		v := r.newVolume(diskA)
 		capability := rawBlock(multiWriter)
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
@@ -806,8 +836,9 @@ func TestNodePublishReadOnly(t *testing.T) {
 	})
 	for _, fsType := range filesystem.Types() {
 		t.Run("a disk that the rack has read-only, "+fsType, func(t *testing.T) {
+			t.Parallel()
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			capability := filesystemVolume(fsType, writer)
 			coretest.Must(t, r.stage(v, capability))
 			coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
@@ -831,8 +862,9 @@ func TestNodePublishReadOnly(t *testing.T) {
 }
 
 func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	for _, folder := range []string{"full", "foreign"} {
 		coretest.Must(t, os.Mkdir(r.path(folder), 0o755))
 	}
@@ -861,7 +893,7 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 	capability := filesystemVolume("ext4", writer)
 	coretest.Must(t, r.stage(v, capability))
 	coretest.WantCode(t, r.publish(v, "full", capability, false), codes.FailedPrecondition, "not empty")
-	coretest.WantCode(t, r.publish(v, "foreign", capability, false), codes.FailedPrecondition, "not ours")
+	coretest.WantCode(t, r.publish(v, "foreign", capability, false), codes.FailedPrecondition, "a mount that is not")
 	coretest.WantCode(t, r.publish(v, "no/parent", capability, false), codes.FailedPrecondition, "no")
 	r.wantMounts("foreign", "staging-"+diskA)
 
@@ -871,19 +903,19 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 		t,
 		r.unstage(&volume{id: volumeB, staging: v.staging}),
 	) // nothing of this volume is staged there
-	coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "not ours")
+	coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "a mount that is not")
 	r.wantMounts("foreign", "staging-"+diskA)
 }
 
-// The disk goes while it is mounted, as when the rack detaches it too early. Everything can be taken down, and set up anew
-// when the disk is back.
+// The disk goes while it is mounted, as when the rack detaches it too early. Everything can be taken down, and set up
+// anew when the disk is back.
 func TestNodeDiskGone(t *testing.T) {
 	for name, capability := range map[string]*csi.VolumeCapability{
 		"ext4": filesystemVolume("ext4", writer), "xfs": filesystemVolume("xfs", writer), "raw block": rawBlock(writer),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newNodeRig(t)
-			v := r.newVolume(volumeA, diskA)
+			v := r.newVolume(diskA)
 			coretest.Must(t, r.stage(v, capability))
 			coretest.Must(t, r.publish(v, "target", capability, false))
 			r.unplug(v)
@@ -912,12 +944,13 @@ func TestNodeDiskGone(t *testing.T) {
 }
 
 func TestNodeUnstageWaitsForTheHolder(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	holder := exec.Command("sleep", "600")
 	holder.Dir = v.staging
-	coretest.Must(t, holder.Start())
+	coretest.Must(t, hostexec.Start(holder))
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
 	_, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
@@ -933,8 +966,9 @@ func TestNodeUnstageWaitsForTheHolder(t *testing.T) {
 }
 
 func TestNodeGetVolumeStatsNotFound(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v, w := r.newVolume(volumeA, diskA), r.newVolume(volumeB, diskB)
+	v, w := r.newVolume(diskA), r.newVolume(diskB)
 	for _, volume := range []*volume{v, w} {
 		coretest.Must(t, r.stage(volume, filesystemVolume("ext4", writer)))
 	}
@@ -960,6 +994,7 @@ func TestNodeGetVolumeStatsNotFound(t *testing.T) {
 }
 
 func TestNodeGetInfo(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
 	info := func() *csi.NodeGetInfoResponse {
 		t.Helper()
@@ -972,9 +1007,9 @@ func TestNodeGetInfo(t *testing.T) {
 		AccessibleTopology: &csi.Topology{Segments: map[string]string{rpc.TopologySegmentRack: "rack-1"}},
 	}
 	coretest.WantSame(t, info(), want)
-	r.newVolume(volumeA, diskA)
+	r.newVolume(diskA)
 	coretest.WantSame(t, info(), want)
-	v := r.newVolume(volumeB, "a-disk-of-the-users")
+	v := r.newVolume("a-disk-of-the-users")
 	want.MaxVolumesPerNode = 6
 	coretest.WantSame(t, info(), want)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
@@ -1000,6 +1035,7 @@ func TestNodeGetInfo(t *testing.T) {
 }
 
 func TestNodeGetCapabilities(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
 	resp, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	coretest.Must(t, err)
@@ -1022,8 +1058,9 @@ func TestNodeGetCapabilities(t *testing.T) {
 }
 
 func TestNodeUnknownVolumes(t *testing.T) {
+	t.Parallel()
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	v.id = "some-volume"
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.NotFound, "some-volume")
 	coretest.WantCode(t, r.publish(v, "target", filesystemVolume("ext4", writer), false), codes.NotFound, "some-volume")
@@ -1035,9 +1072,10 @@ func TestNodeUnknownVolumes(t *testing.T) {
 
 // Mount flags may be secret: they are in no answer and in no log, whether they are refused here or by the kernel.
 func TestNodeMountFlagsStaySecret(t *testing.T) {
+	t.Parallel()
 	const secret = "tr0ub4dor"
 	r := newNodeRig(t)
-	v := r.newVolume(volumeA, diskA)
+	v := r.newVolume(diskA)
 	for _, tc := range []struct {
 		flag string
 		code codes.Code

@@ -15,29 +15,30 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 )
 
-// probeTimeout is how long a disk or a filesystem is waited for.
+// probeTimeout is how long the service waits for the answer of a disk or a filesystem.
 const probeTimeout = 2 * time.Second
 
-// probes asks disks and filesystems that may never answer. Whoever asks the kernel for a disk that hangs stays there, and
-// cannot be called back; so there is at most one question under way for each disk, and who asks in the meantime shares it.
+// probes reads disks and filesystems that may never answer. A read from a disk that hangs cannot be cancelled. So at
+// most one probe runs for each disk, and other callers wait for the same probe.
 type probes struct {
 	mu      sync.Mutex
 	running map[device.Number]*probe
 }
 
-// probe is what a disk and the filesystem on it have answered.
+// probe is the answer of a disk and of its filesystem.
 type probe struct {
 	done chan struct{}
-	// filesystem is the UUID of the filesystem on the disk, empty where there is none or it is not known.
+	// filesystem is the UUID of the disk's filesystem. It is empty if there is none or it is unknown.
 	filesystem string
-	// silent says that there was no answer in time, disk and root what reading the disk, and then the root folder, gave.
+	// timedOut says that there was no answer in time. diskErr is the result of reading the disk, and rootErr of reading
+	// the root folder.
 	timedOut         bool
 	diskErr, rootErr error
-	// panicked is what asking has panicked with.
+	// panicked is the value of a panic in the probe.
 	panicked any
 }
 
-// run asks a disk, and the filesystem whose root folder is given if any, for at most 2 s.
+// run probes a disk, and the filesystem whose root folder is root unless root is empty. It waits for 2 s at most.
 func (p *probes) run(ctx context.Context, dev device.Device, root string) probe {
 	p.mu.Lock()
 	started := p.running[dev.Number]
@@ -64,7 +65,7 @@ func (p *probes) run(ctx context.Context, dev device.Device, root string) probe 
 	select {
 	case <-started.done:
 		if started.panicked != nil {
-			panic(started.panicked) // where it ends one RPC only
+			panic(started.panicked) // in the RPC's goroutine, where the interceptor recovers it
 		}
 		return *started
 	case <-ctx.Done():
@@ -72,11 +73,11 @@ func (p *probes) run(ctx context.Context, dev device.Device, root string) probe 
 	}
 }
 
-// ask does not open the filesystem of a disk that does not answer: that would keep it from being unmounted. The superblock
-// of one that answers with errors may still be in the kernel's cache.
+// ask reads the disk and then the root folder. It does not open the filesystem of a disk with errors, because an open
+// folder prevents the unmount. The superblock of such a disk may still be in the kernel's cache.
 func (p *probe) ask(dev device.Device, root string) {
 	p.diskErr = dev.CheckResponds()
-	p.filesystem, _ = dev.FilesystemUUID() // where it cannot be read, it is not known
+	p.filesystem, _ = dev.FilesystemUUID() // an unreadable UUID counts as unknown
 	if p.diskErr != nil || root == "" {
 		return
 	}

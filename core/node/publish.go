@@ -19,22 +19,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// recheckTimeout is how long NodePublishVolume looks for a disk that was there when it was staged.
+// recheckTimeout is how long NodePublishVolume waits for the disk of a staged volume.
 const recheckTimeout = 5 * time.Second
 
-// publishRequest is one NodePublishVolume request, understood.
+// publishRequest is a parsed request of NodePublishVolume.
 type publishRequest struct {
 	volume          nodeVolume
 	dev             device.Device
 	staging, target string
 	readOnly        bool
-	// multipleTargets says that the access mode lets the volume be published at several paths.
+	// multipleTargets says that the access mode allows several target paths.
 	multipleTargets bool
 }
 
-// NodePublishVolume makes the staged volume appear at the target path: the filesystem as a folder, or the device node as a
-// file. It is published read-only if asked, if the access mode is SINGLE_NODE_READER_ONLY, or if the disk takes no
-// writes. A repetition succeeds; one with the other read-only flag is ALREADY_EXISTS; a second target is
+// NodePublishVolume binds the staged volume to the target path: the filesystem to a folder, or the device node to a
+// file. The bind is read-only if the request says so, if the access mode is SINGLE_NODE_READER_ONLY, or if the disk is
+// read-only. It is safe to repeat. With another read-only flag it returns ALREADY_EXISTS. A second target is
 // FAILED_PRECONDITION unless the access mode is SINGLE_NODE_MULTI_WRITER. CSI spec, NodePublishVolume.
 func (n *Service) NodePublishVolume(
 	ctx context.Context,
@@ -70,11 +70,12 @@ func (n *Service) publish(ctx context.Context, req *csi.NodePublishVolumeRequest
 	}
 	mode := req.GetVolumeCapability().GetAccessMode().GetMode()
 	p := publishRequest{
-		volume:          volume,
-		dev:             dev,
-		staging:         staging,
-		target:          target,
-		readOnly:        req.GetReadonly() || volume.readOnly || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		volume:  volume,
+		dev:     dev,
+		staging: staging,
+		target:  target,
+		readOnly: req.GetReadonly() || volume.readOnly ||
+			mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
 		multipleTargets: mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 	}
 	if req.GetVolumeCapability().GetBlock() != nil {
@@ -99,7 +100,7 @@ func (n *Service) publishFilesystem(ctx context.Context, p publishRequest) error
 	if err := checkUsable(p.volume, staged, p.readOnly); err != nil {
 		return err
 	}
-	// Of a filesystem that is mounted read-only, every publication is.
+	// A filesystem that is mounted read-only is published read-only.
 	p.readOnly = p.readOnly || staged.ReadOnly
 	published, _, err := n.checkPublished(ctx, table, p, staged)
 	if err != nil || published {
@@ -124,11 +125,12 @@ func (n *Service) publishBlock(ctx context.Context, p publishRequest) error {
 	if err != nil {
 		return err
 	}
-	// A read-only bind does not keep anybody from writing through a device node: the disk itself has to refuse, for all.
+	// A read-only bind does not prevent writes through a device node. The disk itself must reject them, for all
+	// targets.
 	for _, other := range others {
 		if other.ReadOnly != p.readOnly {
 			return rpc.FailedPrecondition(
-				"volume %s cannot be published with read-only %t: it is published with read-only %t at %s, and a raw block volume is either for all",
+				"volume %s cannot be published with read-only %t: it is published with read-only %t at %s, and all targets of a raw block volume must be the same",
 				p.volume.id,
 				p.readOnly,
 				other.ReadOnly,
@@ -145,8 +147,8 @@ func (n *Service) publishBlock(ctx context.Context, p publishRequest) error {
 	return bindVerified(p.dev, p.dev.Path, p.target, p.readOnly)
 }
 
-// checkPublished reports whether the volume is at the target already as it is asked for, and at which other targets it
-// is. What a disk left at the target that has left the guest is taken away; whatever else stands in the way is an error.
+// checkPublished reports whether the volume is published at the target as requested, and returns its other targets. It
+// unmounts a mount at the target whose disk has left the guest. Any other mount at the target is an error.
 func (n *Service) checkPublished(
 	ctx context.Context,
 	table mount.Table,
@@ -159,7 +161,7 @@ func (n *Service) checkPublished(
 		switch same := known && number == p.dev.Number && !entry.NodeRemoved(); {
 		case same && entry.Block() != staged.Block():
 			return false, nil, rpc.AlreadyExists(
-				"volume %s is published at %s with the other access type",
+				"volume %s is published at %s with the other access type: unpublish it first",
 				p.volume.id,
 				p.target,
 			)
@@ -184,14 +186,14 @@ func (n *Service) checkPublished(
 		entry, ok = table.At(p.target)
 	}
 	for _, other := range otherMounts(table, staged) {
-		// A part of the filesystem that shows elsewhere, as a subPath of Kubernetes does, belongs to a publication.
+		// A mount of a part of the filesystem, such as a subPath of Kubernetes, is not a target.
 		if other.Path != p.target && !(ok && table.SameMount(other, entry)) && (other.Block() || other.Root == staged.Root) {
 			others = append(others, other)
 		}
 	}
 	if !published && !p.multipleTargets && len(others) > 0 {
 		return false, nil, rpc.FailedPrecondition(
-			"volume %s is already published at %s, and its access mode allows one target only: unpublish it there first",
+			"volume %s is already published at %s, and its access mode allows only one target: unpublish it there first",
 			p.volume.id,
 			others[0].Path,
 		)
@@ -199,10 +201,9 @@ func (n *Service) checkPublished(
 	return published, others, nil
 }
 
-// NodeUnpublishVolume takes the volume away from the target path and removes the folder or file that was made for it. It
-// works when the disk has left the guest, and when nothing is there. It never removes anything that holds something, nor
-// takes away a mount that is none of this plugin's or, so far as can be known, another volume's. CSI spec,
-// NodeUnpublishVolume.
+// NodeUnpublishVolume unmounts the volume from the target path and removes the target's folder or file. It succeeds
+// also if the disk has left the guest, and if nothing is at the path. It does not remove a folder or file with content.
+// It does not unmount other mounts or, as far as it can know, other volumes. CSI spec, NodeUnpublishVolume.
 func (n *Service) NodeUnpublishVolume(
 	ctx context.Context,
 	req *csi.NodeUnpublishVolumeRequest,
@@ -217,7 +218,7 @@ func (n *Service) NodeUnpublishVolume(
 	if err != nil {
 		return nil, err
 	}
-	// No volume of ours was ever published under an ID that is no UUID; then everything at the target is somebody else's.
+	// This plugin has never published a volume whose ID is not a UUID. For such an ID, nothing is unmounted.
 	if id, err := parseVolumeID(req.GetVolumeId()); err == nil {
 		if err := n.unmountVolume(ctx, target, id, n.unmountPublished); err != nil {
 			return nil, err
@@ -228,7 +229,11 @@ func (n *Service) NodeUnpublishVolume(
 		return nil, err
 	}
 	if entry, ok := table.At(target); ok {
-		return nil, rpc.FailedPrecondition("%s has a mount that is not this volume's and stays: %s", target, entry)
+		return nil, rpc.FailedPrecondition(
+			"%s has a mount that is not this volume's and stays: %s: unmount it by hand",
+			target,
+			entry,
+		)
 	}
 	if err := mount.Remove(target); err != nil {
 		return nil, err
@@ -240,8 +245,8 @@ func (n *Service) unmountPublished(ctx context.Context, _ mount.Table, entry mou
 	return mount.Unmount(ctx, entry.Path, number)
 }
 
-// unmountVolume takes away everything that the volume has mounted at exactly this path, with the function given, and nothing
-// else. It changes nothing where it cannot tell what is the volume's.
+// unmountVolume calls unmountOne for all mounts of the volume at exactly this path, and for no others. If it cannot
+// tell which mounts belong to the volume, it changes nothing.
 func (n *Service) unmountVolume(
 	ctx context.Context,
 	path string,
@@ -260,7 +265,7 @@ func (n *Service) unmountVolume(
 		}
 		if !own[0] {
 			return rpc.FailedPrecondition(
-				"%s has a mount of volume %s, and over it one that is not the volume's: %s: take that away first",
+				"%s has a mount of volume %s, and over it a mount that is not the volume's: %s: unmount that first",
 				path,
 				id,
 				stack[0],
@@ -268,7 +273,7 @@ func (n *Service) unmountVolume(
 		}
 		number, ok := stack[0].Device()
 		if !ok {
-			return rpc.FailedPrecondition("%s has a mount that cannot be looked at: %s", path, stack[0])
+			return rpc.FailedPrecondition("%s has a mount whose device cannot be read: %s: unmount it by hand", path, stack[0])
 		}
 		if err := unmountOne(ctx, table, stack[0], number); err != nil {
 			return err
@@ -276,9 +281,15 @@ func (n *Service) unmountVolume(
 	}
 }
 
-// ownedMounts tells which of the mounts at one path, the uppermost first, are the volume's: those that surely are, those whose
-// disk has left the guest, and those of which nothing is known if they are of one disk.
-func (n *Service) ownedMounts(ctx context.Context, table mount.Table, stack []mount.Entry, id uuid.UUID) ([]bool, error) {
+// ownedMounts reports for each of the mounts at a path, the uppermost first, whether it belongs to the volume. Mounts
+// that certainly belong to it count, and mounts whose disk has left the guest. Mounts of unknown volumes count if all
+// of them are of one disk.
+func (n *Service) ownedMounts(
+	ctx context.Context,
+	table mount.Table,
+	stack []mount.Entry,
+	id uuid.UUID,
+) ([]bool, error) {
 	own := make([]bool, len(stack))
 	disks := map[ownership][]device.Number{}
 	verdicts := make([]ownership, len(stack))
@@ -287,7 +298,7 @@ func (n *Service) ownedMounts(ctx context.Context, table mount.Table, stack []mo
 			continue
 		}
 		if covered := i > 0 && entry.Block(); covered || n.diskRemoved(entry) {
-			// A covered node cannot be looked at. What it is shows when it is the uppermost.
+			// The device of a covered node cannot be read before the node is the uppermost mount.
 			own[i] = covered || n.ownershipOf(ctx, table, entry, id) != anotherVolume
 			continue
 		}
@@ -303,7 +314,7 @@ func (n *Service) ownedMounts(ctx context.Context, table mount.Table, stack []mo
 		}
 	} else if len(slices.Compact(disks[unknownVolume])) > 1 {
 		return nil, rpc.FailedPrecondition(
-			"%s has mounts of several disks, and which is that of volume %s cannot be told: %s and others: unmount by hand what is not",
+			"%s has mounts of several disks, and it cannot be told which is that of volume %s: %s and others: unmount the others by hand",
 			stack[0].Path,
 			id,
 			stack[0],

@@ -24,10 +24,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 )
 
-// NodeStageVolume finds the volume's disk, makes a filesystem on it if it is provably blank, and mounts it at the staging
-// path; of a raw block volume it binds the device node. It waits for the disk to appear in the guest. A repetition finds
-// the mount and succeeds; one that asks for another filesystem, or for raw block instead, is ALREADY_EXISTS. CSI spec,
-// NodeStageVolume.
+// NodeStageVolume waits for the volume's disk, makes a filesystem if the disk is provably blank, and mounts it at the
+// staging path. For a raw block volume it binds the device node. It is safe to repeat. With another filesystem or
+// access type it returns ALREADY_EXISTS. CSI spec, NodeStageVolume.
 func (n *Service) NodeStageVolume(
 	ctx context.Context,
 	req *csi.NodeStageVolumeRequest,
@@ -52,12 +51,15 @@ func (n *Service) NodeStageVolume(
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// lockVolume waits for what an earlier run of the plugin may have started for the volume and left at work: a mount, for one,
-// that is in nobody's list yet.
-func (n *Service) lockVolume(ctx context.Context, volume uuid.UUID) (locked context.Context, release func(), err error) {
+// lockVolume takes the volume's lock. It waits for programs that an earlier process of the plugin started for the
+// volume, such as a mount(8) whose mount is not in the mount table yet.
+func (n *Service) lockVolume(
+	ctx context.Context,
+	volume uuid.UUID,
+) (locked context.Context, release func(), err error) {
 	locked, release, err = volumelock.Acquire(ctx, n.stateDir, volume, rpc.WaitBudget(ctx))
 	if err != nil {
-		return nil, nil, fmt.Errorf("volume %s: %w: ask again", volume, err)
+		return nil, nil, fmt.Errorf("volume %s: %w: try again", volume, err)
 	}
 	return locked, release, nil
 }
@@ -78,7 +80,7 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 	}
 	n.log.Debug("found the disk", "volume_id", volume.id.String(), "device", dev.String(), "find", time.Since(start))
 	if !volume.attached {
-		// Nobody told whether the rack takes writes to this disk; the guest's kernel knows.
+		// Without a publish context, only the guest's kernel knows whether the disk is read-only.
 		if volume.readOnly, err = dev.ReadOnly(); err != nil {
 			return err
 		}
@@ -94,7 +96,7 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 	return n.recordStaged(volume, dev)
 }
 
-// recordStaged notes that the disk is staged.
+// recordStaged remembers that the disk is staged.
 func (n *Service) recordStaged(volume nodeVolume, dev device.Device) error {
 	disks, err := n.devices.Disks()
 	if err != nil {
@@ -108,12 +110,12 @@ func (n *Service) recordStaged(volume nodeVolume, dev device.Device) error {
 	return nil
 }
 
-// resolve resolves a path of a request ownership parent the orchestrator has to provide.
+// resolve resolves a path of a request. The orchestrator provides its parent folder.
 func resolve(path string) (string, error) {
 	resolved, err := mount.Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", rpc.FailedPrecondition(
-			"the folder %s does not exist, which the orchestrator makes: check that it and the plugin see the same folders (hostPath mounts, stage_publish_base_dir)",
+			"folder %s does not exist, and the orchestrator makes it: check that the plugin sees the same folders (hostPath mounts, stage_publish_base_dir)",
 			filepath.Dir(filepath.Clean(path)),
 		)
 	}
@@ -121,7 +123,11 @@ func resolve(path string) (string, error) {
 		return "", err
 	}
 	if info, err := os.Stat(filepath.Dir(resolved)); err == nil && !info.IsDir() {
-		return "", rpc.FailedPrecondition("%s is no folder, so that nothing can be at %s", filepath.Dir(resolved), path)
+		return "", rpc.FailedPrecondition(
+			"%s is not a folder: remove it, so that %s can be made",
+			filepath.Dir(resolved),
+			path,
+		)
 	}
 	return resolved, nil
 }
@@ -146,7 +152,7 @@ func (n *Service) stageFilesystem(
 	if options.ReadOnly() {
 		return nil
 	}
-	// Here and not where it is mounted: the plugin may have ended in between.
+	// Not only after the mount: the plugin may have ended between mount and growth.
 	grown, err := mount.GrowMounted(ctx, dev, staging, fsType)
 	if grown {
 		n.log.Info(
@@ -165,7 +171,7 @@ func (n *Service) stageFilesystem(
 	return n.setUpRootFolder(ctx, volume, dev, staging)
 }
 
-// mountStaging mounts what is on the disk, or what it makes there, and returns the filesystem's type.
+// mountStaging mounts the disk's filesystem, after making one if necessary, and returns the filesystem's type.
 func (n *Service) mountStaging(
 	ctx context.Context,
 	volume nodeVolume,
@@ -207,9 +213,8 @@ func (n *Service) mountStaging(
 	return fsType, nil
 }
 
-// stagedFSType returns the filesystem with which the volume is staged already as it is asked for, empty when it is not
-// staged. Mounts left over at the staging path from a disk that has left the guest are taken away; whatever else stands in
-// the way is an error.
+// stagedFSType returns the filesystem with which the volume is staged already as requested, or "" if it is not
+// staged. It unmounts mounts at the staging path whose disk has left the guest. Any other mount is an error.
 func (n *Service) stagedFSType(
 	ctx context.Context,
 	volume nodeVolume,
@@ -242,8 +247,8 @@ func (n *Service) stagedFSType(
 	}
 }
 
-// checkStagedAsRequested refuses to take the filesystem that is staged for the one that is asked for when they differ in what matters.
-// Other mount flags do not: the kernel adds some and does not show others.
+// checkStagedAsRequested returns an error if the staged filesystem differs from the request. Different mount flags are
+// no error, because the kernel adds some and does not show others.
 func (n *Service) checkStagedAsRequested(
 	volume nodeVolume,
 	dev device.Device,
@@ -253,7 +258,7 @@ func (n *Service) checkStagedAsRequested(
 ) error {
 	if owner, ok := n.staged.volumeOf(dev.Serial, dev.Number); ok && owner != volume.id {
 		return rpc.FailedPrecondition(
-			"volume %s cannot be staged: its disk %s is staged at %s as volume %s: see which of the two has the wrong %s",
+			"volume %s cannot be staged: its disk %s is staged at %s as volume %s: correct the wrong %s of one of them",
 			volume.id,
 			dev,
 			entry.Path,
@@ -266,7 +271,13 @@ func (n *Service) checkStagedAsRequested(
 	}
 	switch {
 	case fsType != "" && fsType != entry.FSType:
-		return rpc.AlreadyExists("volume %s is staged at %s with %s, not %s", volume.id, entry.Path, entry.FSType, fsType)
+		return rpc.AlreadyExists(
+			"volume %s is staged at %s with %s, not %s: unstage it first",
+			volume.id,
+			entry.Path,
+			entry.FSType,
+			fsType,
+		)
 	case entry.ReadOnly && !options.ReadOnly():
 		return rpc.AlreadyExists("volume %s is staged at %s read-only, not writable: unstage it first", volume.id, entry.Path)
 	case !entry.ReadOnly && options.ReadOnly():
@@ -279,9 +290,9 @@ func (n *Service) checkStagedAsRequested(
 		)
 	}
 	if lacks := entry.CountMissing(options.Flags); lacks > 0 {
-		// How many, and no more: mount flags may be secret.
+		// Only their number, because mount flags may be secret.
 		n.log.Info(
-			"the volume is staged already, and its mount does not show some of the mount flags that are asked for now: they have no effect until it is staged anew, unless the kernel just does not show them",
+			"the staged volume's mount does not show some of the mount flags of this request: if they are new, they have no effect until the volume is unstaged and staged again",
 			"volume_id",
 			volume.id.String(),
 			"mount_flags",
@@ -291,18 +302,19 @@ func (n *Service) checkStagedAsRequested(
 	return nil
 }
 
-// checkUsable refuses a filesystem that has given up after an error: a workload would take it for a healthy one.
+// checkUsable returns an error if the filesystem has stopped after an error. A workload would take it for a healthy
+// one.
 func checkUsable(volume nodeVolume, staged mount.Entry, readOnly bool) error {
 	switch {
 	case staged.ShutDown:
 		return rpc.FailedPrecondition(
-			"volume %s is staged at %s, and its filesystem has shut itself down after an error: see the kernel's log, end what uses the volume, and unstage it",
+			"volume %s is staged at %s, but its filesystem has shut itself down after an error: read the kernel's log, end the workload, and unstage the volume",
 			volume.id,
 			staged.Path,
 		)
 	case staged.TurnedReadOnly && !readOnly:
 		return rpc.FailedPrecondition(
-			"volume %s is staged at %s, and its filesystem has become read-only after an error: see the kernel's log, end what uses the volume, unstage it, and check the filesystem",
+			"volume %s is staged at %s, but its filesystem has become read-only after an error: end the workload, unstage the volume, and check the filesystem",
 			volume.id,
 			staged.Path,
 		)
@@ -310,12 +322,12 @@ func checkUsable(volume nodeVolume, staged mount.Entry, readOnly bool) error {
 	return nil
 }
 
-// unmountOrphan takes away a mount whose disk has left the guest, if nothing else still shows it; any other is not ours to
-// touch.
+// unmountOrphan unmounts a mount whose disk has left the guest, if the disk is mounted nowhere else. It returns an
+// error for every other mount.
 func (n *Service) unmountOrphan(ctx context.Context, table mount.Table, entry mount.Entry) error {
 	number, ok := entry.Device()
 	if !ok || !isVolume(entry) {
-		return rpc.FailedPrecondition("%s has a mount that is not ours: %s", entry.Path, entry)
+		return rpc.FailedPrecondition("%s has a mount that is not a volume: %s: unmount it by hand", entry.Path, entry)
 	}
 	if _, err := n.devices.ByNumber(number); err == nil && !entry.NodeRemoved() {
 		return rpc.FailedPrecondition(
@@ -328,18 +340,17 @@ func (n *Service) unmountOrphan(ctx context.Context, table mount.Table, entry mo
 	}
 	if others := otherMounts(table, entry); len(others) > 0 {
 		return rpc.FailedPrecondition(
-			"%s has a mount of a disk that has left this guest, which is still published at %s: unpublish it first",
+			"%s has a mount of a disk that has left this guest, and %s has one too: unpublish that first",
 			entry.Path,
 			others[0].Path,
 		)
 	}
-	n.log.Warn("taking away a mount whose disk has left this guest", "path", entry.Path, "device", number.String())
+	n.log.Warn("unmounting a mount whose disk has left this guest", "path", entry.Path, "device", number.String())
 	return mount.Unmount(ctx, entry.Path, number)
 }
 
-// otherMounts are the other mounts that give access to what entry gives access to, without those that are the same mount,
-// shown twice. The number of a disk whose node was removed may be another disk's by now, so that only nodes removed with
-// it count.
+// otherMounts returns the other mounts of the device of entry, but not other views of the same mount. If entry is a
+// node whose disk has left the guest, another disk may have its number now. Then only removed nodes count.
 func otherMounts(table mount.Table, entry mount.Entry) []mount.Entry {
 	number, ok := entry.Device()
 	if !ok {
@@ -354,11 +365,11 @@ func otherMounts(table mount.Table, entry mount.Entry) []mount.Entry {
 	return others
 }
 
-// checkNotMounted refuses a disk that is mounted anywhere.
+// checkNotMounted returns an error if the disk is mounted anywhere.
 func checkNotMounted(volume nodeVolume, dev device.Device, table mount.Table) error {
 	for _, entry := range table.OfDevice(dev.Number) {
 		return rpc.FailedPrecondition(
-			"volume %s cannot be staged: its disk %s is already mounted at %s",
+			"volume %s cannot be staged: its disk %s is already mounted at %s: unmount it there first",
 			volume.id,
 			dev,
 			entry.Path,
@@ -367,7 +378,8 @@ func checkNotMounted(volume nodeVolume, dev device.Device, table mount.Table) er
 	return nil
 }
 
-// setReadOnly makes the kernel's view of the disk the rack's. A raw block publication may have left the other one.
+// setReadOnly sets whether the kernel rejects writes to the disk. An earlier raw block publication may have left
+// another value.
 func setReadOnly(dev device.Device, readOnly bool) error {
 	now, err := dev.ReadOnly()
 	if err != nil || now == readOnly {
@@ -389,7 +401,11 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 				staging,
 			)
 		}
-		return rpc.FailedPrecondition("the staging path %s has a mount that is not ours: %s", staging, entry)
+		return rpc.FailedPrecondition(
+			"staging path %s has a mount that is not this volume: %s: unmount it first",
+			staging,
+			entry,
+		)
 	}
 	file := blockStagingPath(staging, volume.id)
 	for entry, ok := table.At(file); ok; entry, ok = table.At(file) {
@@ -406,7 +422,7 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	if err := checkNotMounted(volume, dev, table); err != nil {
 		return err
 	}
-	// From now on the disk's bytes are the workload's: what an interrupted format left no longer tells us anything.
+	// From now on the workload owns the disk's bytes, so the traces of an interrupted format mean nothing.
 	if !volume.readOnly {
 		if err := n.formatter.RemoveMarkerAndRecord(volume.id, dev); err != nil {
 			return err
@@ -421,15 +437,15 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	return bindVerified(dev, dev.Path, file, false)
 }
 
-// makeBlockStagingFolder makes sure that the staging path is a folder with nothing in it but perhaps the file's file: another
-// volume may be staged there.
+// makeBlockStagingFolder makes sure that the staging path is a folder which contains nothing, except perhaps the
+// volume's file. Otherwise another volume may be staged there.
 func makeBlockStagingFolder(staging, file string) error {
 	if err := os.Mkdir(staging, 0o750); err == nil || !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	entries, err := os.ReadDir(staging)
 	if errors.Is(err, unix.ENOTDIR) {
-		return rpc.FailedPrecondition("the staging path %s is no folder", staging)
+		return rpc.FailedPrecondition("staging path %s is not a folder: remove it", staging)
 	}
 	if err != nil {
 		return err
@@ -437,7 +453,7 @@ func makeBlockStagingFolder(staging, file string) error {
 	for _, entry := range entries {
 		if entry.Name() != filepath.Base(file) {
 			return rpc.FailedPrecondition(
-				"the staging path %s holds %q, which is not this volume's: another volume may be staged there",
+				"staging path %s contains %q, which is not this volume's: unstage the other volume, or remove the file",
 				staging,
 				entry.Name(),
 			)
@@ -446,7 +462,7 @@ func makeBlockStagingFolder(staging, file string) error {
 	return nil
 }
 
-// bindVerified binds source to target and makes sure that the device shows there.
+// bindVerified binds source to target and verifies that the device is mounted there.
 func bindVerified(dev device.Device, source, target string, readOnly bool) error {
 	if err := mount.Bind(source, target, readOnly); err != nil {
 		return err
@@ -460,17 +476,17 @@ func bindVerified(dev device.Device, source, target string, readOnly bool) error
 		return nil
 	}
 	return rpc.Internal(
-		"%s was bound to %s, but the mount table does not show it as asked (read-only %t): unpublish the volume and look at the kernel's log",
+		"%s was bound to %s, but the mount table does not show the mount with read-only %t: unpublish the volume and read the kernel's log",
 		dev,
 		target,
 		readOnly,
 	)
 }
 
-// NodeUnstageVolume unmounts the volume from the staging path, and succeeds only when nothing in this guest holds its disk
-// any more: the next thing to happen may be that the disk is taken away. It works when the disk is gone already. While
-// the volume is published anywhere, or known to be staged elsewhere, it is FAILED_PRECONDITION and changes nothing. What
-// is another volume's at the staging path, so far as can be known, is left alone. CSI spec, NodeUnstageVolume.
+// NodeUnstageVolume unmounts the volume from the staging path. It succeeds only when nothing in this guest holds the
+// disk, because the disk may be detached next. It succeeds also if the disk has left the guest. While the volume is
+// published, or known to be staged elsewhere, it returns FAILED_PRECONDITION and changes nothing. As far as it can
+// know, it does not touch another volume at the staging path. CSI spec, NodeUnstageVolume.
 func (n *Service) NodeUnstageVolume(
 	ctx context.Context,
 	req *csi.NodeUnstageVolumeRequest,
@@ -480,7 +496,7 @@ func (n *Service) NodeUnstageVolume(
 	}
 	id, err := parseVolumeID(req.GetVolumeId())
 	if err != nil {
-		return &csi.NodeUnstageVolumeResponse{}, nil // no volume of ours was ever staged under this ID
+		return &csi.NodeUnstageVolumeResponse{}, nil // this plugin has never staged a volume with such an ID
 	}
 	ctx, release, err := n.lockVolume(ctx, id)
 	if err != nil {
@@ -500,10 +516,10 @@ func (n *Service) NodeUnstageVolume(
 	if err != nil {
 		return nil, err
 	}
-	// A mount whose disk has left the guest holds nothing that could be taken away.
+	// A mount whose disk has left the guest does not prevent a detach.
 	if mounts := slices.DeleteFunc(n.knownMounts(table, id), n.diskRemoved); len(mounts) > 0 {
 		return nil, rpc.FailedPrecondition(
-			"volume %s is still mounted at %s, and not from the staging path %s: unpublish or unstage it there",
+			"volume %s is still mounted at %s, not at the staging path %s: unpublish or unstage it there",
 			id,
 			mounts[0].Path,
 			req.GetStagingTargetPath(),
@@ -513,8 +529,8 @@ func (n *Service) NodeUnstageVolume(
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// unstage takes away what is staged of the volume at this path. The path itself first: of a dead filesystem, nothing below it
-// can be looked at.
+// unstage unmounts the volume at this staging path. It begins with the path itself, because nothing below a dead
+// filesystem can be read.
 func (n *Service) unstage(ctx context.Context, staging string, id uuid.UUID) error {
 	file := blockStagingPath(staging, id)
 	for _, path := range []string{staging, file} {
@@ -525,7 +541,7 @@ func (n *Service) unstage(ctx context.Context, staging string, id uuid.UUID) err
 	return mount.Remove(file)
 }
 
-// unmountStaged unmounts what is not published anywhere, and waits until nothing holds the disk.
+// unmountStaged unmounts a staged volume that is not published, and waits until nothing holds the disk.
 func (n *Service) unmountStaged(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error {
 	if others := otherMounts(table, entry); len(others) > 0 {
 		return rpc.FailedPrecondition(

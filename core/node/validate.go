@@ -13,11 +13,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// The checks of the Node RPCs' requests, one function per RPC. They do no I/O and know no state: they reject what no state
-// of the node could make right.
+// This file checks the requests of the Node RPCs, with one function for each RPC. The functions do no I/O and use no
+// state. They reject requests that are invalid in every state of the node.
 
-// maxPathBytes is the longest path that Linux takes: PATH_MAX without its final zero byte. The CSI specification exempts
-// paths from its general limit.
+// maxPathBytes is the length of the longest path in Linux: PATH_MAX without its final zero byte. The CSI specification
+// exempts paths from its general limit.
 const maxPathBytes = 4095
 
 func validateNodeStageVolume(req *csi.NodeStageVolumeRequest) error {
@@ -39,8 +39,8 @@ func validateNodeUnstageVolume(req *csi.NodeUnstageVolumeRequest) error {
 	)
 }
 
-// validateNodePublishVolume demands the staging path although the specification makes it optional: it is optional for
-// plugins without STAGE_UNSTAGE_VOLUME only.
+// validateNodePublishVolume requires the staging path. The specification makes it optional only for plugins without
+// STAGE_UNSTAGE_VOLUME.
 func validateNodePublishVolume(req *csi.NodePublishVolumeRequest) error {
 	return rpc.FirstError(
 		rpc.CheckVolumeID(req.GetVolumeId()),
@@ -61,8 +61,8 @@ func validateNodeUnpublishVolume(req *csi.NodeUnpublishVolumeRequest) error {
 	)
 }
 
-// validateNodeGetVolumeStats lets a relative path pass: no volume can be there, so the RPC answers NOT_FOUND, as it does
-// for every path without a volume.
+// validateNodeGetVolumeStats accepts a relative path. No volume can be there, so the RPC returns NOT_FOUND, as for
+// every path without a volume.
 func validateNodeGetVolumeStats(req *csi.NodeGetVolumeStatsRequest) error {
 	return rpc.FirstError(
 		rpc.CheckVolumeID(req.GetVolumeId()),
@@ -92,7 +92,7 @@ func checkPath(field, path string) error {
 		return rpc.InvalidArgument("%s %q is not an absolute path", field, path)
 	}
 	if strings.ContainsRune(path, 0) {
-		return rpc.InvalidArgument("%s holds a zero byte", field)
+		return rpc.InvalidArgument("%s contains a zero byte", field)
 	}
 	return nil
 }

@@ -20,31 +20,32 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// nodeVolume is what a request to the Node service says of its volume.
+// nodeVolume is what a request to the Node service says about its volume.
 type nodeVolume struct {
 	id       uuid.UUID
 	diskName string
-	// sizeBytes is 0 when no context tells.
+	// sizeBytes is 0 if no context contains the size.
 	sizeBytes int64
-	// attached says that the publish context came along: what the rack said when it attached the disk. Without it, a disk
-	// is never formatted.
+	// attached says that the request has a publish context, which contains what the rack said when it attached the
+	// disk. A disk without a publish context is never formatted.
 	attached bool
 	origin   string
 	readOnly bool
-	// lineage are the disks ownership filesystem this disk may carry, besides its own; any says that it may carry whichever.
+	// fsLineage are other disks whose filesystem this disk may have. anyFilesystem says that it may have every
+	// filesystem.
 	fsLineage     []uuid.UUID
 	anyFilesystem bool
-	// mkfsOptions and root concern a filesystem that is made here.
+	// mkfsOptions and root apply to a filesystem that this plugin makes.
 	mkfsOptions string
 	root        rpc.RootFolder
 }
 
-// expectedDisk is what to look for among the guest's disks.
+// expectedDisk describes the volume's disk among the guest's disks.
 func (v nodeVolume) expectedDisk() device.ExpectedDisk {
 	return device.ExpectedDisk{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes}
 }
 
-// acceptsFilesystem reports whether a filesystem with this UUID belongs on the volume's disk.
+// acceptsFilesystem reports whether the volume's disk may have a filesystem with this UUID.
 func (v nodeVolume) acceptsFilesystem(fsUUID string) bool {
 	if v.anyFilesystem {
 		return true
@@ -54,7 +55,8 @@ func (v nodeVolume) acceptsFilesystem(fsUUID string) bool {
 	})
 }
 
-// parseVolumeID understands a volume ID. One that is no UUID is none that this plugin ever gave out.
+// parseVolumeID parses a volume ID. This plugin has never returned a volume ID that is not a UUID, so such an ID is
+// NOT_FOUND.
 func parseVolumeID(volumeID string) (uuid.UUID, error) {
 	id, ok := diskname.ParseID(volumeID)
 	if !ok {
@@ -63,8 +65,8 @@ func parseVolumeID(volumeID string) (uuid.UUID, error) {
 	return uuid.MustParse(id), nil
 }
 
-// parseNodeVolume understands volume ID and contexts. The publish context comes from the rack and is believed first;
-// orchestrators can lose it (Nomad), and then the volume context has to do for finding the disk.
+// parseNodeVolume parses the volume ID and the contexts of a request. The publish context comes from the rack and has
+// priority. Orchestrators can lose it (Nomad). Then the volume context is enough to find the disk.
 func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]string) (nodeVolume, error) {
 	id, err := parseVolumeID(volumeID)
 	if err != nil {
@@ -79,7 +81,7 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 	if v.diskName == "" {
 		return nodeVolume{}, rpc.FailedPrecondition(
 			"volume %s: neither the publish context nor the volume context has the key %s: "+
-				"set it in the volume's context to the name of the disk on the rack",
+				"set it in the volume's context to the disk's name on the rack",
 			id,
 			rpc.KeyDiskName,
 		)
@@ -140,15 +142,15 @@ func parseLineage(text string) (lineage []uuid.UUID, err error) {
 	return lineage, nil
 }
 
-// How mkfs leaves the root folder of every filesystem we make.
+// Owner and mode of the root folder of a new filesystem, as mkfs sets them.
 const (
 	newRootOwner = 0
 	newRootMode  = 0o755
 )
 
-// setRootFolder sets owner and mode of the root folder of a filesystem that has not been used yet: it is empty, and each of the
-// three is as mkfs left it or already as wanted. So it happens once in a filesystem's life, even if the plugin is
-// killed between making it and this, and what a workload has changed later stays.
+// setRootFolder sets user, group and mode of the root folder of an unused filesystem. A filesystem is unused if it is
+// empty, and if user, group and mode are each as mkfs set them or as requested. So setRootFolder takes effect once,
+// also if the plugin was killed after mkfs. It does not change what a workload has changed.
 func setRootFolder(r rpc.RootFolder, path string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
@@ -187,7 +189,7 @@ func setRootFolder(r rpc.RootFolder, path string) error {
 	return nil
 }
 
-// mountOptions are how a volume's filesystem is mounted at the staging path.
+// mountOptions returns the options for the mount at the staging path.
 func (v nodeVolume) mountOptions(flags []string) mount.Options {
 	return mount.Options{ReadOnlyDisk: v.readOnly, Flags: flags}
 }

@@ -16,6 +16,7 @@ import (
 
 // The boot disk and users' own disks are no volumes; a user's disk that was staged is one.
 func TestNodeVolumes(t *testing.T) {
+	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		want := func(when string, attached, mounted int) {
 			t.Helper()
@@ -26,7 +27,7 @@ func TestNodeVolumes(t *testing.T) {
 			}
 		}
 		want("attached", 1, 0)
-		own := r.newVolume(volumeB, "a-disk-of-the-users")
+		own := r.newVolume("a-disk-of-the-users")
 		want("beside a user's disk", 1, 0)
 		coretest.Must(r.t, r.stage(v, capability))
 		want("staged", 1, 1)

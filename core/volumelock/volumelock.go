@@ -2,10 +2,10 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package volumelock lets one process at a time work on a volume's disk, programs that it started included.
+// Package volumelock lets only one process at a time work on a volume's disk, including the programs that it starts.
 //
-// A program can outlive the plugin: a plugin that is killed while mount runs leaves a mount that no mount table shows yet.
-// So each program inherits the lock, and the lock ends with the last process that holds it.
+// A program can outlive the plugin. If the plugin is killed while mount(8) runs, the mount appears in the mount table
+// later. So each program inherits the lock, and the lock ends with the last process that holds it.
 package volumelock
 
 import (
@@ -26,19 +26,19 @@ import (
 
 var (
 	// ErrHeld means that a program started for the same volume by an earlier process is still running.
-	ErrHeld = errors.New("a program that was started earlier is still at work")
-	// ErrState means that the state folder cannot be used.
+	ErrHeld = errors.New("a program that an earlier process of the plugin started is still running")
+	// ErrState means that the lock file in the state folder cannot be used.
 	ErrState = errors.New("state folder cannot be used")
 )
 
-// pollInterval is the time between two tries to take a lock that is held elsewhere.
+// pollInterval is the time between two attempts to take a lock.
 const pollInterval = 10 * time.Millisecond
 
-// Acquire locks a volume for this process and for the programs that [hostexec.Run] runs with the returned context. It
-// waits up to wait for another holder, and then returns [ErrHeld].
+// Acquire locks a volume for this process and for the programs that [hostexec.Run] starts with the returned context. If
+// another process holds the lock, it waits for at most wait and then returns [ErrHeld].
 //
-// The lock covers one byte of the file <stateDir>/locks. It belongs to the open file (fcntl, F_OFD_SETLK), not to a
-// process, so that an inherited descriptor keeps it.
+// The lock covers one byte of the file <stateDir>/locks. It belongs to the open file (fcntl, F_OFD_SETLK), not to the
+// process, so an inherited descriptor keeps it.
 func Acquire(ctx context.Context, stateDir string, volume uuid.UUID, wait time.Duration) (
 	locked context.Context, release func(), err error,
 ) {
@@ -52,7 +52,7 @@ func Acquire(ctx context.Context, stateDir string, volume uuid.UUID, wait time.D
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrState, err)
 	}
-	// Nothing is ever written to the file: closing it releases the lock and cannot lose data.
+	// The file stays empty, so an error of Close loses no data.
 	release = func() { _ = file.Close() }
 	if err := lock(ctx, file, volume, wait); err != nil {
 		release()
@@ -63,9 +63,9 @@ func Acquire(ctx context.Context, stateDir string, volume uuid.UUID, wait time.D
 
 func lock(ctx context.Context, file *os.File, volume uuid.UUID, wait time.Duration) error {
 	end := time.Now().Add(wait)
-	// Two volumes whose IDs share these 63 bits wait for each other, which does no harm.
-	place := int64(binary.BigEndian.Uint64(volume[:8])^binary.BigEndian.Uint64(volume[8:])) & math.MaxInt64
-	wanted := unix.Flock_t{Type: unix.F_WRLCK, Start: min(place, math.MaxInt64-1), Len: 1}
+	// Two volumes whose IDs have the same 63 bits wait for each other, which does no harm.
+	offset := int64(binary.BigEndian.Uint64(volume[:8])^binary.BigEndian.Uint64(volume[8:])) & math.MaxInt64
+	wanted := unix.Flock_t{Type: unix.F_WRLCK, Start: min(offset, math.MaxInt64-1), Len: 1}
 	for {
 		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &wanted)
 		switch {

@@ -2,11 +2,11 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Command all runs every test of the module with the race detector and judges the skips: as root, a skipped test is a
-// failed one, since a test that nobody runs proves nothing. As an ordinary user it lists what was skipped, and why.
+// Command all runs every test of the module with the race detector and evaluates the skips. As root it counts a skipped
+// test as failed. As an ordinary user it lists the skipped tests with their reasons.
 //
-// One skip is always allowed: that of the checks against the API schema where OXIDE_OPENAPI does not name the file, which is
-// not part of the repository.
+// One skip is always allowed: the checks against the API schema are skipped if OXIDE_OPENAPI does not name the schema
+// file, which is not part of the repository.
 package main
 
 import (
@@ -28,7 +28,7 @@ type event struct {
 
 type result struct {
 	passed, failed int
-	// skipped has the reason by test.
+	// skipped maps tests to the reason of the skip.
 	skipped map[string]string
 	// output of tests and packages that have not passed.
 	output map[string]*strings.Builder
@@ -37,7 +37,8 @@ type result struct {
 func main() {
 	args := []string{"test", "-race", "-json", "-timeout=20m"}
 	if os.Geteuid() == 0 {
-		// Packages run side by side. mkfs.btrfs looks at all mounts there are, and would see others' come and go.
+		// Each package gets its own mount namespace, because packages run in parallel: mkfs.btrfs reads all mounts, and
+		// mounts of other packages would come and go.
 		args = append(args, "-exec=unshare --mount --propagation=private")
 	}
 	code, err := run(append(args, targets(os.Args[1:])...))
@@ -116,7 +117,7 @@ func (r *result) take(e event) {
 		}
 		r.print(key)
 	case "skip":
-		if e.Test != "" { // else a package without tests
+		if e.Test != "" { // otherwise a package without tests
 			r.skipped[key] = reason(r.output[key])
 		}
 		delete(r.output, key)
@@ -130,7 +131,7 @@ func (r *result) print(key string) {
 	}
 }
 
-// measured begins what a test logs for people to read although it has passed.
+// measured is the prefix of log lines that are printed although the test has passed.
 const measured = "measured: "
 
 func (r *result) printMeasured(key string) {
@@ -144,7 +145,7 @@ func (r *result) printMeasured(key string) {
 	}
 }
 
-// reason is what a test said when it skipped.
+// reason is the message with which a test was skipped.
 func reason(output *strings.Builder) string {
 	if output == nil {
 		return "no reason given"
@@ -158,7 +159,7 @@ func reason(output *strings.Builder) string {
 	return "no reason given"
 }
 
-// report prints what came of it and returns the exit code.
+// report prints the result and returns the exit code.
 func (r *result) report(failedRun bool, took time.Duration) int {
 	keys := make([]string, 0, len(r.skipped))
 	for key := range r.skipped {
@@ -175,7 +176,7 @@ func (r *result) report(failedRun bool, took time.Duration) int {
 		fmt.Printf("%s: %s: %s\n", verdict, key, r.skipped[key])
 	}
 	if failedRun && r.failed == 0 {
-		r.failed++ // a package that did not build, or a run that timed out
+		r.failed++ // a package that did not build, or a timeout
 	}
 	fmt.Printf(
 		"%s\n%d passed, %d failed, %d skipped\n",

@@ -113,7 +113,7 @@ func TestNodePluginInGuest(t *testing.T) {
 	first["synced-2.txt"] = "synced-2.txt"
 	_, gone = life(first, "quiet-3.txt")
 	gone()
-	api.AskRestart("7-1")
+	api.RequestRestart("7-1")
 	guest.await("stopped") // although no client told the rack to stop it
 	accepted := api.RestartReply("7-1")
 	first["quiet-3.txt"] = "quiet-3.txt"

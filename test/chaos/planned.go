@@ -163,12 +163,12 @@ func (p *plannedWorld) startController(i int) error {
 		return err
 	}
 	p.controllers[i], err = simtest.StartPlugin(self, simtest.PluginOptions{
-		Mode:   "controller",
-		Dir:    filepath.Join(p.dir, fmt.Sprintf("csi%d", i)),
-		Sim:    p.sim,
-		Stderr: log,
-		Apart:  true,
-		Env:    []string{planner + "=1"},
+		Mode:            "controller",
+		Dir:             filepath.Join(p.dir, fmt.Sprintf("csi%d", i)),
+		Sim:             p.sim,
+		Stderr:          log,
+		OwnProcessGroup: true,
+		Env:             []string{planner + "=1"},
 	})
 	return err
 }

@@ -198,7 +198,7 @@ func (w *world) startRack(ctx context.Context) error {
 	if w.guests {
 		args = append(args, "--guest-root="+w.path("guests"))
 	}
-	w.sim, err = simtest.StartSimWith(w.programs.Sim, simtest.SimOptions{Args: args, Stderr: log, Apart: true})
+	w.sim, err = simtest.StartSimWith(w.programs.Sim, simtest.SimOptions{Args: args, Stderr: log, OwnProcessGroup: true})
 	return err
 }
 
@@ -210,12 +210,12 @@ func (w *world) startPlugin() error {
 	w.plugin, err = simtest.StartPlugin(
 		w.programs.Plugin,
 		simtest.PluginOptions{
-			Mode:   "controller",
-			Dir:    w.path("csi"),
-			Sim:    w.sim,
-			Stderr: log,
-			Apart:  true,
-			Args:   []string{"--max-disks=12"},
+			Mode:            "controller",
+			Dir:             w.path("csi"),
+			Sim:             w.sim,
+			Stderr:          log,
+			OwnProcessGroup: true,
+			Args:            []string{"--max-disks=12"},
 		},
 	)
 	return err

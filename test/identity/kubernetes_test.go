@@ -456,7 +456,12 @@ func (c *cluster) watch(t *testing.T) {
 				}
 			}
 			initialise := func(id string) {
-				c.do("PATCH", "/api/v1/nodes/"+nodeName, object{"metadata": object{"annotations": object{kubernetes.DefaultInstanceLabel: id}}}, nil)
+				c.do(
+					"PATCH",
+					"/api/v1/nodes/"+nodeName,
+					object{"metadata": object{"annotations": object{kubernetes.DefaultInstanceLabel: id}}},
+					nil,
+				)
 			}
 			await("at first", "")
 			initialise(idA)

@@ -28,10 +28,10 @@ func parsePair(q *request) (pair, error) {
 	return pair{instance: t, disk: d}, err
 }
 
-// holdPair looks up instance and disk, in this order, and claims both. A disk's name is looked up in the project of the
+// lockPair looks up instance and disk, in this order, and locks both. A disk's name is looked up in the project of the
 // instance.
-func (r *Rack) holdPair(who caller, p pair) (i *instance, d *disk, release func(), err error) {
-	release, err = r.hold(func() (ids []string, err error) {
+func (r *Rack) lockPair(who caller, p pair) (i *instance, d *disk, release func(), err error) {
+	release, err = r.lock(func() (ids []string, err error) {
 		if i, err = r.lookupInstance(who, p.instance, accessModify); err != nil {
 			return nil, err
 		}
@@ -63,19 +63,19 @@ func parseDetach(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return r.detach(who, p) }, nil
 }
 
-// errNothingToDo says that a request is fulfilled as things stand.
+// errNothingToDo means that the requested state already holds.
 var errNothingToDo = errors.New("nothing to do")
 
 func (r *Rack) attach(who caller, p pair) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i, d, release, err := r.holdPair(who, p)
+	i, d, release, err := r.lockPair(who, p)
 	if err != nil {
 		return answer{}, err
 	}
 	defer release()
 	if err = r.checkAttach(i, d); err == nil {
-		err = r.doAttach(i, d)
+		err = r.attachDisk(i, d)
 	}
 	if err != nil && !errors.Is(err, errNothingToDo) {
 		return answer{}, err
@@ -83,8 +83,8 @@ func (r *Rack) attach(who caller, p pair) (answer, error) {
 	return answer{202, d.view()}, nil
 }
 
-// checkAttach is the attach table of docs/reference/rack.md §4, in its order. The row for a local disk on an instance that is being
-// placed has no place here: while this rack places an instance the instance shows starting, which an earlier row refuses.
+// checkAttach implements the attach table of docs/reference/rack.md §4, in its order. It leaves out the row for a local
+// disk on an instance that is being placed: such an instance shows starting here, which an earlier row rejects.
 func (r *Rack) checkAttach(i *instance, d *disk) error {
 	if d.ProjectID != i.ProjectID {
 		return invalidRequest("disk must be in the same project as the instance")
@@ -96,12 +96,12 @@ func (r *Rack) checkAttach(i *instance, d *disk) error {
 		}
 		return invalidRequest(`cannot attach disk "%s": disk is attached to another instance`, d.Name)
 	case diskDetached:
-	default: // never creating: who claims a disk has waited for its create
+	default: // never creating: the lock waits for the create
 		return invalidRequest(`cannot attach disk "%s": invalid state %s`, d.Name, d.State)
 	}
 	set := r.settings.Load()
 	switch {
-	case i.hasVMM() && !i.takesDisks(set):
+	case i.hasVMM() && !i.canHotplug(set):
 		return invalidRequest("cannot attach disk: instance is not fully stopped")
 	case i.RunState == runFailed:
 		return invalidRequest("cannot attach disk to instance in failed state")
@@ -111,18 +111,18 @@ func (r *Rack) checkAttach(i *instance, d *disk) error {
 	return nil
 }
 
-// takesDisks says that hot-plug is on and the instance is in the one state that it is for.
-func (i *instance) takesDisks(s *settings) bool { return s.Hotplug && i.RunState == runRunning }
+// canHotplug reports whether hot-plug is on and the instance is running.
+func (i *instance) canHotplug(s *settings) bool { return s.Hotplug && i.RunState == runRunning }
 
-// doAttach puts the disk into the lowest free slot.
-func (r *Rack) doAttach(i *instance, d *disk) error {
+// attachDisk puts the disk into the lowest free slot.
+func (r *Rack) attachDisk(i *instance, d *disk) error {
 	set := r.settings.Load()
 	slot := i.freeSlot()
 	place := func(d *disk) { d.State, d.InstanceID, d.Slot = diskAttached, i.ID, slot }
-	if i.takesDisks(set) && set.HotplugAsync {
+	if i.canHotplug(set) && set.HotplugAsync {
 		err := r.changeDisk(d, func(d *disk) { place(d); d.State = diskAttaching })
 		if err == nil {
-			r.moveLater(set, r.finishAttach, i.ID, d.ID)
+			r.finishMoveLater(set, r.finishAttach, i.ID, d.ID)
 		}
 		return err
 	}
@@ -139,18 +139,18 @@ func (r *Rack) plug(i *instance, d *disk) error {
 		return nil
 	}
 	shown := d.forGuest(i.BootDiskID)
-	return r.onGuests("plug disk "+d.ID, func(g Guests) error { return g.Plug(i.ID, shown) })
+	return r.callGuests("plug disk "+d.ID, func(g Guests) error { return g.Plug(i.ID, shown) })
 }
 
 func (r *Rack) unplug(i *instance, d *disk) error {
 	if !i.powered {
 		return nil
 	}
-	return r.onGuests("unplug disk "+d.ID, func(g Guests) error { return g.Unplug(i.ID, d.ID) })
+	return r.callGuests("unplug disk "+d.ID, func(g Guests) error { return g.Unplug(i.ID, d.ID) })
 }
 
-// finishAttach ends an attach that went on in the background. If the guest cannot be shown the disk, the disk is detached
-// again; that is a fault of the simulator, and recorded as one.
+// finishAttach ends an attach in the background. If the guest cannot show the disk, the disk is detached again, and the
+// failure of the simulator is recorded.
 func (r *Rack) finishAttach(instanceID, diskID string) {
 	r.finishMove(instanceID, diskID, diskAttaching, func(i *instance, d *disk) error {
 		if err := r.plug(i, d); err != nil {
@@ -160,16 +160,16 @@ func (r *Rack) finishAttach(instanceID, diskID string) {
 	})
 }
 
-// moveLater does the second half of a move once the latency is over.
-func (r *Rack) moveLater(set *settings, finish func(instanceID, diskID string), instanceID, diskID string) {
-	r.later(set.latency(), func() { finish(instanceID, diskID) })
+// finishMoveLater ends an attach or detach in the background, after the latency.
+func (r *Rack) finishMoveLater(set *settings, finish func(instanceID, diskID string), instanceID, diskID string) {
+	r.runAfter(set.latency(), func() { finish(instanceID, diskID) })
 }
 
-// finishMove does the second half of a move, unless something else has happened to the disk since.
+// finishMove ends an attach or detach, unless the disk's state has changed since.
 func (r *Rack) finishMove(instanceID, diskID, state string, do func(*instance, *disk) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	release, err := r.hold(func() ([]string, error) {
+	release, err := r.lock(func() ([]string, error) {
 		d := r.disks[diskID]
 		if d == nil || d.State != state || d.InstanceID != instanceID {
 			return nil, errNothingToDo
@@ -181,20 +181,20 @@ func (r *Rack) finishMove(instanceID, diskID, state string, do func(*instance, *
 	}
 	defer release()
 	if err := do(r.instances[instanceID], r.disks[diskID]); err != nil {
-		r.log.Error("moving a disk failed", "disk", diskID, "instance", instanceID, "error", err)
+		r.log.Error("cannot finish an attach or detach", "disk", diskID, "instance", instanceID, "error", err)
 	}
 }
 
 func (r *Rack) detach(who caller, p pair) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i, d, release, err := r.holdPair(who, p)
+	i, d, release, err := r.lockPair(who, p)
 	if err != nil {
 		return answer{}, err
 	}
 	defer release()
 	if err = r.checkDetach(i, d); err == nil {
-		err = r.doDetach(i, d)
+		err = r.detachDisk(i, d)
 	}
 	if err != nil && !errors.Is(err, errNothingToDo) {
 		return answer{}, err
@@ -202,7 +202,7 @@ func (r *Rack) detach(who caller, p pair) (answer, error) {
 	return answer{202, d.view()}, nil
 }
 
-// checkDetach is the detach table of docs/reference/rack.md §4, in its order.
+// checkDetach implements the detach table of docs/reference/rack.md §4, in its order.
 func (r *Rack) checkDetach(i *instance, d *disk) error {
 	elsewhere := d.InstanceID != i.ID
 	switch {
@@ -215,7 +215,7 @@ func (r *Rack) checkDetach(i *instance, d *disk) error {
 	}
 	boot := d.ID == i.BootDiskID
 	switch {
-	case i.hasVMM() && (boot || !i.takesDisks(r.settings.Load())):
+	case i.hasVMM() && (boot || !i.canHotplug(r.settings.Load())):
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
 	case boot && i.RunState == runFailed:
 		return invalidRequest("cannot detach disk from instance in failed state")
@@ -225,12 +225,12 @@ func (r *Rack) checkDetach(i *instance, d *disk) error {
 	return nil
 }
 
-func (r *Rack) doDetach(i *instance, d *disk) error {
+func (r *Rack) detachDisk(i *instance, d *disk) error {
 	set := r.settings.Load()
-	if i.takesDisks(set) && set.HotplugAsync {
+	if i.canHotplug(set) && set.HotplugAsync {
 		err := r.changeDisk(d, func(d *disk) { d.State = diskDetaching })
 		if err == nil {
-			r.moveLater(set, r.finishDetach, i.ID, d.ID)
+			r.finishMoveLater(set, r.finishDetach, i.ID, d.ID)
 		}
 		return err
 	}
@@ -255,7 +255,7 @@ func (i *instance) freeSlot() int {
 	return slot
 }
 
-// drop takes a disk off the list of the instance's disks.
-func (i *instance) drop(d *disk) {
+// removeDisk removes a disk from the list of the instance's disks.
+func (i *instance) removeDisk(d *disk) {
 	i.disks = slices.DeleteFunc(i.disks, func(other *disk) bool { return other == d })
 }

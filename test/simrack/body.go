@@ -18,19 +18,19 @@ import (
 	"unicode/utf8"
 )
 
-// maxBodyBytes is the largest request body the rack reads (docs/reference/rack.md §1).
+// maxBodyBytes is the largest request body that the rack reads (docs/reference/rack.md §1).
 const maxBodyBytes = 1 << 20
 
-// fields is a JSON object of a request, its values not yet looked at. Fields that nobody asks for are ignored, as the rack
-// ignores them; names are compared with case, which encoding/json would not do for a struct.
+// fields is a JSON object of a request with undecoded values. Unknown fields are ignored, as the rack ignores them.
+// Field names are case-sensitive, which encoding/json does not offer for a struct.
 type fields struct {
-	// path is where the object stands in the body, for messages: "" or "disk_backend.disk_source".
+	// path is the path of the object in the body, for messages: "" or "disk_backend.disk_source".
 	path   string
 	values map[string]json.RawMessage
 }
 
-// readBody reads a request body as one JSON object. Its errors are the answers of the rack, in the order in which the rack
-// finds them: size, content type, syntax.
+// readBody reads a request body as one JSON object. Its errors are the rack's answers, checked in the rack's order:
+// size, content type, syntax.
 func readBody(req *http.Request) (fields, error) {
 	raw, err := io.ReadAll(io.LimitReader(req.Body, maxBodyBytes+1))
 	if err != nil {
@@ -43,7 +43,7 @@ func readBody(req *http.Request) (fields, error) {
 		return fields{}, err
 	}
 	f := fields{}
-	// Decode, not Unmarshal: whatever follows the first value is not looked at.
+	// Decode, not Unmarshal: the rack ignores everything after the first value.
 	if err := json.NewDecoder(bytes.NewReader(raw)).Decode(&f.values); err != nil {
 		return fields{}, bodyError("", syntaxError(raw, err))
 	}
@@ -53,7 +53,7 @@ func readBody(req *http.Request) (fields, error) {
 	return f, nil
 }
 
-// checkContentType takes a missing type for JSON and refuses any other.
+// checkContentType accepts JSON and a missing content type.
 func checkContentType(h http.Header) error {
 	values := h.Values("Content-Type")
 	if len(values) == 0 {
@@ -76,11 +76,11 @@ func bodyError(path string, why error) error {
 	return badRequest("unable to parse JSON body: %s: %v", path, why)
 }
 
-// syntaxError says in the rack's words what is wrong with a body that encoding/json could not read.
+// syntaxError describes in the rack's words a body that encoding/json cannot read.
 func syntaxError(raw []byte, err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
-		return fmt.Errorf("invalid type: %s, expected struct", unexpected(raw))
+		return fmt.Errorf("invalid type: %s, expected struct", describeJSON(raw))
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		line := bytes.Count(raw, []byte("\n")) + 1
@@ -90,10 +90,10 @@ func syntaxError(raw []byte, err error) error {
 	return errors.New("expected value")
 }
 
-// openAtEnd names what is still open at the end of a JSON text that stops too early.
+// openAtEnd names the value that is still open at the end of a truncated JSON text.
 func openAtEnd(raw []byte) string {
 	var open []byte
-	var last byte // the last character that is no space and in no string
+	var last byte // the last character outside strings that is not white space
 	inString, escaped := false, false
 	for _, c := range raw {
 		if !inString && !bytes.ContainsRune([]byte(" \t\r\n"), rune(c)) {
@@ -124,8 +124,8 @@ func openAtEnd(raw []byte) string {
 	return "an object"
 }
 
-// unexpected names a JSON value as the rack's messages do.
-func unexpected(raw json.RawMessage) string {
+// describeJSON names a JSON value as the rack's messages do.
+func describeJSON(raw json.RawMessage) string {
 	text := strings.TrimSpace(string(raw))
 	switch {
 	case text == "null":
@@ -153,8 +153,8 @@ func (f fields) at(key string) string {
 	return f.path + "." + key
 }
 
-// need returns the value of a required field.
-func (f fields) need(key string) (json.RawMessage, error) {
+// required returns the value of a required field.
+func (f fields) required(key string) (json.RawMessage, error) {
 	raw, has := f.values[key]
 	if !has {
 		return nil, bodyError(f.path, fmt.Errorf("missing field `%s`", key))
@@ -163,13 +163,13 @@ func (f fields) need(key string) (json.RawMessage, error) {
 }
 
 func (f fields) text(key string) (string, error) {
-	raw, err := f.need(key)
+	raw, err := f.required(key)
 	if err != nil {
 		return "", err
 	}
 	var s string
 	if raw[0] != '"' || json.Unmarshal(raw, &s) != nil {
-		return "", bodyError(f.at(key), fmt.Errorf("invalid type: %s, expected a string", unexpected(raw)))
+		return "", bodyError(f.at(key), fmt.Errorf("invalid type: %s, expected a string", describeJSON(raw)))
 	}
 	return s, nil
 }
@@ -218,9 +218,9 @@ func (f fields) byteCount(key string) (int64, error) {
 	return int64(n), err
 }
 
-// unsigned reads an integer from 0 to max; kind is what messages call the type.
+// unsigned reads an integer from 0 to max. Messages name the type as kind.
 func (f fields) unsigned(key, kind string, max uint64) (uint64, error) {
-	raw, err := f.need(key)
+	raw, err := f.required(key)
 	if err != nil {
 		return 0, err
 	}
@@ -233,10 +233,10 @@ func (f fields) unsigned(key, kind string, max uint64) (uint64, error) {
 		problem = "value"
 	}
 	if errors.Is(why, strconv.ErrRange) {
-		// The rack's parser goes on with a floating point number, which is no byte count either.
+		// A floating point number gets the same message from the rack's parser.
 		return 0, bodyError(f.at(key), errors.New("value is too large for a byte count"))
 	}
-	return 0, bodyError(f.at(key), fmt.Errorf("invalid %s: %s, expected %s", problem, unexpected(raw), kind))
+	return 0, bodyError(f.at(key), fmt.Errorf("invalid %s: %s, expected %s", problem, describeJSON(raw), kind))
 }
 
 // flag reads an optional boolean.
@@ -251,12 +251,12 @@ func (f fields) flag(key string, fallback bool) (bool, error) {
 	case "false":
 		return false, nil
 	}
-	return false, bodyError(f.at(key), fmt.Errorf("invalid type: %s, expected a boolean", unexpected(raw)))
+	return false, bodyError(f.at(key), fmt.Errorf("invalid type: %s, expected a boolean", describeJSON(raw)))
 }
 
 // object reads a required field that holds an object.
 func (f fields) object(key string) (fields, error) {
-	raw, err := f.need(key)
+	raw, err := f.required(key)
 	if err != nil {
 		return fields{}, err
 	}
@@ -266,12 +266,12 @@ func (f fields) object(key string) (fields, error) {
 func parseObject(raw json.RawMessage, path string) (fields, error) {
 	inner := fields{path: path}
 	if raw[0] != '{' || json.Unmarshal(raw, &inner.values) != nil {
-		return fields{}, bodyError(path, fmt.Errorf("invalid type: %s, expected struct", unexpected(raw)))
+		return fields{}, bodyError(path, fmt.Errorf("invalid type: %s, expected struct", describeJSON(raw)))
 	}
 	return inner, nil
 }
 
-// oneOf reads a required field that holds one of some words.
+// oneOf reads a required field that holds one of the words.
 func (f fields) oneOf(key string, words ...string) (string, error) {
 	s, err := f.text(key)
 	if err != nil {
@@ -295,7 +295,8 @@ func quoteWords(words []string) string {
 	return "one of " + quoted
 }
 
-// maxDescription is the width of the rack's column, in characters; a longer text ends as 500 (docs/reference/rack.md §2).
+// maxDescription is the width of the rack's database column, in characters. A longer text is answered with 500
+// (docs/reference/rack.md §2).
 const maxDescription = 512
 
 func checkDescription(s string) error {

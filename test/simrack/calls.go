@@ -9,28 +9,28 @@ import (
 	"sync"
 )
 
-// keptCalls is how many calls the log of the control endpoint goes back.
-const keptCalls = 10000
+// maxLoggedCalls is the length of the call log of the control endpoint.
+const maxLoggedCalls = 10000
 
 // callEntry is one call of the API. Status 0 means that no answer was sent.
 type callEntry struct {
 	Seq int `json:"seq"`
-	// Operation is the operationId of the schema, empty where no route matched.
+	// Operation is the operation ID in the schema; empty if no route matched.
 	Operation string `json:"operation"`
 	Method    string `json:"method"`
 	Path      string `json:"path"`
 	Status    int    `json:"status"`
-	// Fault is the kind of the fault that hit the call, or empty.
+	// Fault is the kind of the fault that hit the call; empty if none did.
 	Fault string `json:"fault"`
 }
 
-// calls counts and logs the calls of the API. A call is recorded when it is done, just before its answer is sent: who has
-// an answer finds the call here.
+// calls counts and logs the calls of the API. A call is recorded just before its answer is sent, so that a client with
+// an answer finds its call here.
 type calls struct {
 	mu     sync.Mutex
 	seq    int
 	counts map[string]int
-	log    []callEntry // a ring once it is full
+	log    []callEntry // a ring buffer once it is full
 }
 
 func (c *calls) record(e callEntry) {
@@ -44,14 +44,14 @@ func (c *calls) record(e callEntry) {
 		}
 		c.counts[e.Operation]++
 	}
-	if len(c.log) < keptCalls {
+	if len(c.log) < maxLoggedCalls {
 		c.log = append(c.log, e)
 		return
 	}
-	c.log[(e.Seq-1)%keptCalls] = e
+	c.log[(e.Seq-1)%maxLoggedCalls] = e
 }
 
-// callsView is what the control endpoint shows of the calls, the oldest first.
+// callsView is the JSON of the calls, the oldest first.
 type callsView struct {
 	Counts map[string]int `json:"counts"`
 	Log    []callEntry    `json:"log"`
@@ -63,8 +63,8 @@ func (c *calls) view() callsView {
 	v := callsView{Counts: map[string]int{}, Log: make([]callEntry, 0, len(c.log))}
 	maps.Copy(v.Counts, c.counts)
 	oldest := 0
-	if len(c.log) == keptCalls {
-		oldest = c.seq % keptCalls
+	if len(c.log) == maxLoggedCalls {
+		oldest = c.seq % maxLoggedCalls
 	}
 	v.Log = append(append(v.Log, c.log[oldest:]...), c.log[:oldest]...)
 	return v

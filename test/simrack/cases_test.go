@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// scene is where a case of docs/reference/rack.md §11 plays: project proj, caller with the role limited-collaborator, d a detached
-// disk of 1 GiB with 512-byte blocks, i a stopped instance without disks.
+// scene is the common setup for the cases of docs/reference/rack.md §11: project proj; a caller with the role
+// limited-collaborator; d, a detached disk of 1 GiB with 512-byte blocks; i, a stopped instance without disks.
 type scene struct {
 	*world
 	d, i string // IDs
@@ -27,7 +28,10 @@ type scene struct {
 
 func newScene(t *testing.T, o simrack.Options) scene {
 	t.Helper()
-	w := newWorld(t, o)
+	return newWorld(t, o).scene()
+}
+
+func (w *world) scene() scene {
 	w.token = w.newToken("limited-collaborator")
 	return scene{world: w, d: w.disk("d"), i: w.instance("i")}
 }
@@ -35,7 +39,7 @@ func newScene(t *testing.T, o simrack.Options) scene {
 const storageQuota = "Insufficient capacity: Storage Limit Exceeded: Not enough storage to complete request. Either remove " +
 	"unneeded disks and snapshots to free up resources or contact the rack operator to request a capacity increase."
 
-// oneRequest is a case that is one request in a scene, after some preparation.
+// oneRequest is a case of one request in a scene, after some preparation.
 type oneRequest struct {
 	id           string
 	options      simrack.Options
@@ -47,7 +51,7 @@ type oneRequest struct {
 	then         func(t *testing.T, s scene, r reply)
 }
 
-// cases are those of docs/reference/rack.md §11 that are one request after some preparation.
+// cases are the cases of docs/reference/rack.md §11 that consist of one request after some preparation.
 var cases = []oneRequest{
 	{id: "T1", token: "none at all", method: "GET", path: "/disks?project=proj",
 		want: wants{401, "Unauthorized", "credentials missing or invalid"}},
@@ -286,7 +290,7 @@ var cases = []oneRequest{
 		body:    body("e", "size", fmt.Sprint(2*gib)),
 		want:    wants{status: 201},
 	},
-	// A quota of 0 means none here, so the one processor that there is runs another instance.
+	// A quota of 0 means no quota here. So the quota is one processor, and another instance uses it.
 	{id: "Q4", options: simrack.Options{CPUQuota: 1, Instances: []string{"other"}},
 		method: "POST", path: "/instances/{i}/start",
 		want: wants{507, "InsufficientCapacity", "Insufficient capacity: vCPU Limit Exceeded…"},
@@ -358,11 +362,11 @@ var cases = []oneRequest{
 		}},
 }
 
-// otherCases have a test of their own, by that name.
+// otherCases have a test function of their own, named by the ID.
 var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3"}
 
-// TestEveryCaseOfThePageIsATest compares the table of docs/reference/rack.md §11 with the tests here.
-func TestEveryCaseOfThePageIsATest(t *testing.T) {
+// TestEveryCaseInTheDocsHasATest compares the table of docs/reference/rack.md §11 with the tests here.
+func TestEveryCaseInTheDocsHasATest(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/rack.md")
 	if err != nil {
 		t.Fatal(err)
@@ -432,13 +436,13 @@ func (w *world) fill(instance string, n int) {
 	}
 }
 
-// otherSnapshot makes the snapshot s in another project.
+// otherSnapshot creates the snapshot s in another project.
 func otherSnapshot(s scene) {
 	s.operate("POST", "/instances", `{"name":"o","project":"other"}`, 201, nil)
 	s.must("POST", "/snapshots?project=other", snapshotBody("s", s.diskOf("o")))
 }
 
-// snapshotOf is the ID of the snapshot of that name in any project, or empty.
+// snapshotOf is the ID of the snapshot with the name in any project; empty if there is none.
 func (w *world) snapshotOf(name string) string {
 	for _, project := range []string{"proj", "other"} {
 		if r := w.do("GET", "/snapshots/"+name+"?project="+project, ""); r.status == 200 {
@@ -448,7 +452,7 @@ func (w *world) snapshotOf(name string) string {
 	return ""
 }
 
-// diskOf is the ID of the first disk of an instance, or empty.
+// diskOf is the ID of the first disk of an instance; empty if there is none.
 func (w *world) diskOf(instance string) string {
 	for _, d := range w.machines()[instance].Disks {
 		return d.ID
@@ -499,13 +503,15 @@ func TestB6SlotsAreTheLowestFree(t *testing.T) {
 }
 
 func TestI1StopShowsStoppingThenStopped(t *testing.T) {
-	s := newScene(t, simrack.Options{StateTime: 20 * time.Millisecond})
-	s.setRun("i", "running")
-	if r := s.must("POST", "/instances/i/stop?project=proj", ""); r.RunState != "stopping" || r.status != 202 {
-		t.Errorf("got %d %s", r.status, r.raw)
-	}
-	s.waitRun(s.i, "stopped")
-	s.attach(s.i, s.d).check(t, wants{status: 202})
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{StateTime: 20 * time.Millisecond}).scene()
+		s.setRun("i", "running")
+		if r := s.must("POST", "/instances/i/stop?project=proj", ""); r.RunState != "stopping" || r.status != 202 {
+			t.Errorf("got %d %s", r.status, r.raw)
+		}
+		s.waitRun(s.i, "stopped")
+		s.attach(s.i, s.d).check(t, wants{status: 202})
+	})
 }
 
 func TestI6DeletingAnInstanceDetachesAndKeepsItsDisks(t *testing.T) {
@@ -526,21 +532,23 @@ func TestI6DeletingAnInstanceDetachesAndKeepsItsDisks(t *testing.T) {
 }
 
 func TestI8StartKeepsDisksAndSlots(t *testing.T) {
-	s := newScene(t, simrack.Options{StateTime: 10 * time.Millisecond})
-	s.fill(s.i, 3)
-	s.attach(s.i, "d").check(t, wants{status: 202})
-	s.detach(s.i, "fill-1").check(t, wants{status: 202})
-	before := s.slots("i")
-	if r := s.must("POST", "/instances/"+s.i+"/start", ""); r.RunState != "starting" || r.status != 202 {
-		t.Errorf("got %d %s", r.status, r.raw)
-	}
-	s.waitRun(s.i, "running")
-	if diff := cmp.Diff(before, s.slots("i")); diff != "" {
-		t.Error(diff)
-	}
-	if r := s.must("GET", "/disks/"+s.d, ""); r.state() != "attached" {
-		t.Errorf("d is %s", r.state())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{StateTime: 10 * time.Millisecond}).scene()
+		s.fill(s.i, 3)
+		s.attach(s.i, "d").check(t, wants{status: 202})
+		s.detach(s.i, "fill-1").check(t, wants{status: 202})
+		before := s.slots("i")
+		if r := s.must("POST", "/instances/"+s.i+"/start", ""); r.RunState != "starting" || r.status != 202 {
+			t.Errorf("got %d %s", r.status, r.raw)
+		}
+		s.waitRun(s.i, "running")
+		if diff := cmp.Diff(before, s.slots("i")); diff != "" {
+			t.Error(diff)
+		}
+		if r := s.must("GET", "/disks/"+s.d, ""); r.state() != "attached" {
+			t.Errorf("d is %s", r.state())
+		}
+	})
 }
 
 func TestQ3UtilizationFollowsDisksAndSnapshots(t *testing.T) {

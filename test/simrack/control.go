@@ -14,8 +14,9 @@ import (
 	"slices"
 )
 
-// Control is what a test or a demo may do to the rack and no client can: its requests are those of docs/reference/rack.md, "The
-// control endpoint". It asks nobody who they are, so it belongs on a loopback address only.
+// Control is the control endpoint: what tests and demos can do to the rack, but clients cannot.
+// docs/reference/rack.md lists the requests under
+// "The control endpoint". The endpoint has no authentication, so serve it on a loopback address only.
 func (r *Rack) Control() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, do := range map[string]controlFunc{
@@ -42,10 +43,10 @@ func (r *Rack) Control() http.Handler {
 	return controlMux{mux}
 }
 
-// controlFunc does one thing and returns the status and body of the answer.
+// controlFunc handles one request and returns status and body of the answer.
 type controlFunc func(req *http.Request) (int, any, error)
 
-// controlMux answers what no pattern matches in the same form as everything else.
+// controlMux answers unmatched requests in the same JSON form as all others.
 type controlMux struct{ mux *http.ServeMux }
 
 func (c controlMux) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -60,10 +61,10 @@ type controlErrorBody struct {
 	Error string `json:"error"`
 }
 
-// The errors of the control endpoint that are not about a request's form, which is 400.
+// Errors of the control endpoint with another status than 400, which malformed requests get.
 var (
-	errNotThere = errors.New("not found")
-	errNotNow   = errors.New("not in this state")
+	errNotFound   = errors.New("not found")
+	errWrongState = errors.New("not in this state")
 )
 
 func (r *Rack) serveControl(w http.ResponseWriter, req *http.Request, do controlFunc) {
@@ -73,9 +74,9 @@ func (r *Rack) serveControl(w http.ResponseWriter, req *http.Request, do control
 	case err == nil:
 	case errors.As(err, &refusal):
 		status = refusal.status
-	case errors.Is(err, errNotThere):
+	case errors.Is(err, errNotFound):
 		status = 404
-	case errors.Is(err, errNotNow):
+	case errors.Is(err, errWrongState):
 		status = 409
 	case status == 0:
 		status = 400
@@ -93,11 +94,11 @@ func writeControl(w http.ResponseWriter, status int, body any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// The client may have gone; there is nobody else to tell.
+	// An error means that the client has gone.
 	_, _ = w.Write(append(encode(body, ""), '\n'))
 }
 
-// readControl reads a body into a struct, and refuses fields that the struct does not have.
+// readControl reads a body into a struct, and rejects unknown fields.
 func readControl(req *http.Request, into any) error {
 	d := json.NewDecoder(io.LimitReader(req.Body, maxBodyBytes))
 	d.DisallowUnknownFields()
@@ -130,7 +131,8 @@ func (r *Rack) getSettings(*http.Request) (int, any, error) {
 	}, nil
 }
 
-// settingsPatch holds what is to change; what is left out stays. Guests cannot be changed, so they are no fields of it.
+// settingsPatch holds the settings to change. Missing fields stay unchanged. It has no field for guests, which cannot
+// be changed.
 type settingsPatch struct {
 	Hotplug       *bool    `json:"hotplug"`
 	HotplugAsync  *bool    `json:"hotplug_async"`
@@ -148,7 +150,7 @@ func (r *Rack) patchSettings(req *http.Request) (int, any, error) {
 	if err := readControl(req, &p); err != nil {
 		return 0, nil, err
 	}
-	r.mu.Lock() // two patches at once must not undo each other
+	r.mu.Lock() // so that concurrent patches do not overwrite each other
 	defer r.mu.Unlock()
 	old := r.settings.Load()
 	s := &settings{
@@ -171,35 +173,41 @@ func (r *Rack) patchSettings(req *http.Request) (int, any, error) {
 	return r.getSettings(req)
 }
 
-type machineView struct {
+type controlInstanceView struct {
 	ID       string            `json:"id"`
 	Name     string            `json:"name"`
 	Project  string            `json:"project"`
 	RunState string            `json:"run_state"`
 	Guest    string            `json:"guest"`
-	Disks    []machineDiskView `json:"disks"`
+	Disks    []controlDiskView `json:"disks"`
 }
 
-type machineDiskView struct {
+type controlDiskView struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
 	Slot int    `json:"slot"`
-	// Device is the block device's name in the guest, empty when the guest shows none.
+	// Device is the name of the block device in the guest; empty if the guest shows none.
 	Device string `json:"device"`
 }
 
-// machine shows what the rack knows of an instance; [Rack.addGuest] adds the rest.
-func (i *instance) machine() machineView {
-	v := machineView{ID: i.ID, Name: i.Name, Project: i.project.Name, RunState: i.RunState, Disks: []machineDiskView{}}
-	for _, d := range i.disks {
-		v.Disks = append(v.Disks, machineDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot})
+// controlView is the rack's part of the JSON of an instance; [Rack.addGuest] adds the guest's part.
+func (i *instance) controlView() controlInstanceView {
+	v := controlInstanceView{
+		ID:       i.ID,
+		Name:     i.Name,
+		Project:  i.project.Name,
+		RunState: i.RunState,
+		Disks:    []controlDiskView{},
 	}
-	slices.SortFunc(v.Disks, func(a, b machineDiskView) int { return a.Slot - b.Slot })
+	for _, d := range i.disks {
+		v.Disks = append(v.Disks, controlDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot})
+	}
+	slices.SortFunc(v.Disks, func(a, b controlDiskView) int { return a.Slot - b.Slot })
 	return v
 }
 
-// addGuest fills in what the guests know. It is called without mu, for a guest that is being started lets it wait.
-func (r *Rack) addGuest(v machineView) machineView {
+// addGuest fills in the guest's part. It is called without mu, because it blocks while the guest is being started.
+func (r *Rack) addGuest(v controlInstanceView) controlInstanceView {
 	v.Guest = r.guestDir(v.ID)
 	if r.guests != nil {
 		for n := range v.Disks {
@@ -210,26 +218,26 @@ func (r *Rack) addGuest(v machineView) machineView {
 }
 
 func (r *Rack) getInstances(*http.Request) (int, any, error) {
-	list := r.listMachines()
+	list := r.listControlInstances()
 	for n := range list {
 		list[n] = r.addGuest(list[n])
 	}
 	return 200, list, nil
 }
 
-func (r *Rack) listMachines() []machineView {
+func (r *Rack) listControlInstances() []controlInstanceView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := []machineView{}
-	for p := range r.projects.inOrderOfNames() {
-		for i := range p.instances.inOrderOfNames() {
-			list = append(list, i.machine())
+	list := []controlInstanceView{}
+	for p := range r.projects.sortedByName() {
+		for i := range p.instances.sortedByName() {
+			list = append(list, i.controlView())
 		}
 	}
 	return list
 }
 
-// postInstance makes an instance with a boot disk; a project that does not exist is made as well.
+// postInstance creates an instance with a boot disk. It also creates a missing project.
 func (r *Rack) postInstance(req *http.Request) (int, any, error) {
 	var body struct {
 		Name     string `json:"name"`
@@ -253,15 +261,15 @@ func (r *Rack) postInstance(req *http.Request) (int, any, error) {
 			return 0, nil, fmt.Errorf("project %q: %w", body.Project, err)
 		}
 	}
-	v, err := r.newMachine(body.Project, body.Name, body.RunState)
+	v, err := r.newControlInstance(body.Project, body.Name, body.RunState)
 	if err != nil {
 		return 500, nil, err
 	}
 	return 201, r.addGuest(v), nil
 }
 
-// newMachine makes an instance in a project by name, or in the one of [Options].
-func (r *Rack) newMachine(projectName, name, state string) (machineView, error) {
+// newControlInstance creates an instance in a project given by name; empty means the project of [Options].
+func (r *Rack) newControlInstance(projectName, name, state string) (controlInstanceView, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p, err := r.findProject(selector{id: r.project})
@@ -269,18 +277,18 @@ func (r *Rack) newMachine(projectName, name, state string) (machineView, error) 
 		p, err = r.ensureProject(projectName)
 	}
 	if err != nil {
-		return machineView{}, err
+		return controlInstanceView{}, err
 	}
-	i, err := r.addMachine(p, name, state)
+	i, err := r.addInstance(p, name, state)
 	if err != nil {
-		return machineView{}, err
+		return controlInstanceView{}, err
 	}
-	return i.machine(), nil
+	return i.controlView(), nil
 }
 
-// holdMachine finds an instance by ID, or by name in the project of [Options], and claims it.
-func (r *Rack) holdMachine(key string) (i *instance, release func(), err error) {
-	release, err = r.hold(func() ([]string, error) {
+// lockInstanceByKey finds an instance by ID, or by name in the project of [Options], and locks it.
+func (r *Rack) lockInstanceByKey(key string) (i *instance, release func(), err error) {
+	release, err = r.lock(func() ([]string, error) {
 		sel, err := parseSelector(key)
 		if err != nil {
 			return nil, fmt.Errorf("instance %q: neither a name nor an ID", key)
@@ -290,29 +298,32 @@ func (r *Rack) holdMachine(key string) (i *instance, release func(), err error) 
 			t.project = &selector{id: r.project}
 		}
 		if i, err = r.lookupInstance(operator, t, accessModify); err != nil {
-			return nil, fmt.Errorf("instance %q: %w", key, errNotThere)
+			return nil, fmt.Errorf("instance %q: %w", key, errNotFound)
 		}
 		return []string{i.ID}, nil
 	})
 	return i, release, err
 }
 
-// operator is who the control endpoint acts as.
-var operator = caller{role: "operator", most: accessModify}
+// operator is the caller for operations of the control endpoint.
+var operator = caller{role: "operator", access: accessModify}
 
-// onMachine claims an instance, changes it, and answers with what it is then.
-func (r *Rack) onMachine(key string, do func(*instance) error) (int, any, error) {
-	v, status, err := r.changeMachine(key, do)
+// handleChange locks an instance, changes it, and answers with its new state.
+func (r *Rack) handleChange(key string, do func(*instance) error) (int, any, error) {
+	v, status, err := r.changeInstanceByKey(key, do)
 	if err != nil {
 		return status, nil, err
 	}
 	return 200, r.addGuest(v), nil
 }
 
-func (r *Rack) changeMachine(key string, do func(*instance) error) (v machineView, status int, err error) {
+func (r *Rack) changeInstanceByKey(
+	key string,
+	do func(*instance) error,
+) (v controlInstanceView, status int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i, release, err := r.holdMachine(key)
+	i, release, err := r.lockInstanceByKey(key)
 	if err != nil {
 		return v, 0, err
 	}
@@ -320,10 +331,10 @@ func (r *Rack) changeMachine(key string, do func(*instance) error) (v machineVie
 	if err := do(i); err != nil {
 		return v, 500, err
 	}
-	return i.machine(), 200, nil
+	return i.controlView(), 200, nil
 }
 
-// patchInstance puts an instance into a state without asking whether it could get there. The guest follows.
+// patchInstance puts an instance into a state, whether or not that transition is possible on a rack. The guest follows.
 func (r *Rack) patchInstance(req *http.Request) (int, any, error) {
 	var body struct {
 		RunState string `json:"run_state"`
@@ -331,7 +342,7 @@ func (r *Rack) patchInstance(req *http.Request) (int, any, error) {
 	if err := readControl(req, &body); err != nil {
 		return 0, nil, err
 	}
-	return r.onMachine(req.PathValue("key"), func(i *instance) error {
+	return r.handleChange(req.PathValue("key"), func(i *instance) error {
 		var err error
 		switch body.RunState {
 		case runRunning:
@@ -349,7 +360,7 @@ func (r *Rack) patchInstance(req *http.Request) (int, any, error) {
 	})
 }
 
-func readMachineKey(req *http.Request) (string, error) {
+func readInstanceKey(req *http.Request) (string, error) {
 	var body struct {
 		Instance string `json:"instance"`
 	}
@@ -357,19 +368,19 @@ func readMachineKey(req *http.Request) (string, error) {
 	return body.Instance, err
 }
 
-// postHalt lets the guest power itself off: it comes down in order, then the rack notices (docs/reference/rack.md §5). A guest with
-// processes is only asked to, and does it in its own time, if it does.
+// postHalt has the guest power itself off: the guest shuts down in order, then the rack notices (docs/reference/rack.md
+// §5). A guest with processes is only asked to; its processes decide.
 func (r *Rack) postHalt(req *http.Request) (int, any, error) {
-	key, err := readMachineKey(req)
+	key, err := readInstanceKey(req)
 	if err != nil {
 		return 0, nil, err
 	}
-	return r.onMachine(key, func(i *instance) error {
+	return r.handleChange(key, func(i *instance) error {
 		if i.RunState != runRunning && i.RunState != runMigrating {
-			return fmt.Errorf("instance %q is %s, so its guest cannot halt: %w", key, i.RunState, errNotNow)
+			return fmt.Errorf("instance %q is %s, so its guest cannot halt: %w", key, i.RunState, errWrongState)
 		}
 		asked := false
-		err := r.onGuests("halt "+i.ID, func(g Guests) (err error) {
+		err := r.callGuests("halt "+i.ID, func(g Guests) (err error) {
 			asked, err = g.Halt(i.ID)
 			return err
 		})
@@ -379,22 +390,22 @@ func (r *Rack) postHalt(req *http.Request) (int, any, error) {
 		if err := r.powerOff(i, true); err != nil {
 			return err
 		}
-		return r.setOut(i, runStopping, runStopped)
+		return r.startTransition(i, runStopping, runStopped)
 	})
 }
 
-// postPowerCut stops an instance at once; nothing in its guest is flushed.
+// postPowerCut stops an instance at once. Its guest flushes nothing.
 func (r *Rack) postPowerCut(req *http.Request) (int, any, error) {
-	key, err := readMachineKey(req)
+	key, err := readInstanceKey(req)
 	if err != nil {
 		return 0, nil, err
 	}
-	return r.onMachine(key, func(i *instance) error {
+	return r.handleChange(key, func(i *instance) error {
 		return errors.Join(r.powerOff(i, false), r.setState(i, runStopped))
 	})
 }
 
-// patchDisk puts a disk into a state that no request leads to. A disk that was on a running guest is taken from it.
+// patchDisk puts a disk into a state that no request leads to. A disk of a running guest is removed from the guest.
 func (r *Rack) patchDisk(req *http.Request) (int, any, error) {
 	var body struct {
 		State string `json:"state"`
@@ -408,7 +419,7 @@ func (r *Rack) patchDisk(req *http.Request) (int, any, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var d *disk
-	release, err := r.hold(func() (ids []string, err error) {
+	release, err := r.lock(func() (ids []string, err error) {
 		if d, err = r.findDisk(req.PathValue("key")); err != nil {
 			return nil, err
 		}
@@ -445,7 +456,7 @@ func (r *Rack) findDisk(key string) (*disk, error) {
 	}
 	d, err := r.lookupDisk(operator, t, accessModify)
 	if err != nil {
-		return nil, fmt.Errorf("disk %q: %w", key, errNotThere)
+		return nil, fmt.Errorf("disk %q: %w", key, errNotFound)
 	}
 	return d, nil
 }
@@ -475,9 +486,9 @@ func (r *Rack) deleteToken(req *http.Request) (int, any, error) {
 	defer r.mu.Unlock()
 	key := req.PathValue("key")
 	if _, has := r.tokens[key]; !has {
-		return 0, nil, fmt.Errorf("token: %w", errNotThere)
+		return 0, nil, fmt.Errorf("token: %w", errNotFound)
 	}
-	if err := r.store.write(drop(inTokens, key)); err != nil {
+	if err := r.store.write(deleteRecord(bucketTokens, key)); err != nil {
 		return 500, nil, err
 	}
 	delete(r.tokens, key)
@@ -508,7 +519,7 @@ func (r *Rack) deleteFaults(*http.Request) (int, any, error) {
 
 func (r *Rack) deleteFault(req *http.Request) (int, any, error) {
 	if key := req.PathValue("key"); !r.faults.remove(key) {
-		return 0, nil, fmt.Errorf("fault %q: %w", key, errNotThere)
+		return 0, nil, fmt.Errorf("fault %q: %w", key, errNotFound)
 	}
 	return 204, nil, nil
 }
@@ -520,8 +531,8 @@ func (r *Rack) deleteCalls(*http.Request) (int, any, error) {
 	return 204, nil, nil
 }
 
-// leftoversView counts what is there beside instances and their boot disks. Guest errors are faults of the simulator;
-// there are none in a simulator that works.
+// leftoversView counts everything except instances and their boot disks. Guest errors are failures of the simulator; a
+// working simulator has none.
 type leftoversView struct {
 	Disks       int      `json:"disks"`
 	Snapshots   int      `json:"snapshots"`
@@ -539,7 +550,7 @@ func (r *Rack) getLeftovers(*http.Request) (int, any, error) {
 		boots[i.BootDiskID] = true
 	}
 	var v leftoversView
-	err := r.onGuests("count leftovers", func(g Guests) error {
+	err := r.callGuests("count leftovers", func(g Guests) error {
 		left, err := g.Leftovers(boots)
 		v.Loops, v.Mounts, v.Files = left.Loops, left.Mounts, left.Files
 		return err

@@ -7,6 +7,7 @@ package simrack_test
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -63,7 +64,7 @@ func TestSettingsHoldForTheNextCall(t *testing.T) {
 		wants{400, "", "server does not support this API version: 2026060800.0.0"})
 }
 
-func TestControlRefuses(t *testing.T) {
+func TestControlRejects(t *testing.T) {
 	w := newWorld(t, simrack.Options{Instances: []string{"n"}})
 	id := w.disk("d")
 	tests := []struct {
@@ -149,17 +150,19 @@ func TestHaltAndPowerCut(t *testing.T) {
 	}
 }
 
-// TestATransitionThatWasOvertakenDoesNotHappen stops an instance while it starts: it must not come up afterwards.
-func TestATransitionThatWasOvertakenDoesNotHappen(t *testing.T) {
-	w := newWorld(t, simrack.Options{StateTime: 20 * time.Millisecond})
-	i, other := w.instance("i"), w.instance("other")
-	w.must("POST", "/instances/"+i+"/start", "")
-	w.setRun(i, "failed")
-	w.must("POST", "/instances/"+other+"/start", "") // set out later, so it arrives later
-	w.waitRun(other, "running")
-	if got := w.must("GET", "/instances/"+i, "").RunState; got != "failed" {
-		t.Errorf("got %s", got)
-	}
+// TestOvertakenTransitionDoesNotHappen makes an instance fail while it starts: it must not show running afterwards.
+func TestOvertakenTransitionDoesNotHappen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTimedWorld(t, simrack.Options{StateTime: 20 * time.Millisecond})
+		i, other := w.instance("i"), w.instance("other")
+		w.must("POST", "/instances/"+i+"/start", "")
+		w.setRun(i, "failed")
+		w.must("POST", "/instances/"+other+"/start", "") // started later, so it is running later
+		w.waitRun(other, "running")
+		if got := w.must("GET", "/instances/"+i, "").RunState; got != "failed" {
+			t.Errorf("got %s", got)
+		}
+	})
 }
 
 func TestDiskStatesOfTheControlEndpoint(t *testing.T) {
@@ -177,7 +180,7 @@ func TestDiskStatesOfTheControlEndpoint(t *testing.T) {
 	w.do("DELETE", "/disks/"+d, "").check(t, wants{status: 204})
 }
 
-func TestLeftoversLeaveBootDisksOut(t *testing.T) {
+func TestLeftoversDoNotCountBootDisks(t *testing.T) {
 	w := newWorld(t, simrack.Options{Instances: []string{"n"}})
 	check := func(disks int) {
 		t.Helper()

@@ -15,7 +15,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// The states of a disk that this rack produces (docs/reference/rack.md §2).
+// The states of a disk that this rack uses (docs/reference/rack.md §2).
 const (
 	diskCreating    = "creating"
 	diskDetached    = "detached"
@@ -36,7 +36,7 @@ const (
 	maxDistributedBytes = 1023 * gib
 )
 
-// disk is the rack's record of a disk. Only [Rack.changeDisks] alters one that has been inserted.
+// disk is the rack's record of a disk. After its insertion only [Rack.changeDisks] may change it.
 type disk struct {
 	ID          string    `json:"id"`
 	Name        string    `json:"name"`
@@ -48,12 +48,12 @@ type disk struct {
 	State       string    `json:"state"`
 	ReadOnly    bool      `json:"read_only"`
 	Created     time.Time `json:"created"`
-	// InstanceID and Slot say where the disk is, in every state that has to do with an instance.
+	// InstanceID and Slot are set in the states attaching, attached and detaching.
 	InstanceID string `json:"instance_id,omitempty"`
 	Slot       int    `json:"slot"`
-	// SnapshotID is the snapshot that the disk was made from.
+	// SnapshotID is the source snapshot of the disk.
 	SnapshotID string `json:"snapshot_id,omitempty"`
-	// Placed says that the disk takes physical space: a local disk does only once its instance has been started.
+	// Placed means that the disk takes physical space. A local disk takes space from the first start of its instance.
 	Placed bool `json:"placed"`
 
 	project *project
@@ -70,14 +70,14 @@ func (d *disk) forGuest(bootDiskID string) GuestDisk {
 	}
 }
 
-// diskSpec is a disk that somebody asks for.
+// diskSpec is a request for a disk.
 type diskSpec struct {
 	name, description string
 	sizeBytes         int64
 	diskType          string
 	source            string
 	blockSize         int
-	// parent is the ID of the snapshot or image that is to be the source; readOnly is for a disk made from one.
+	// parent is the ID of the source snapshot or image. readOnly applies only to disks with such a source.
 	parent   string
 	readOnly bool
 }
@@ -142,7 +142,7 @@ func (spec *diskSpec) parseBackend(f fields) (err error) {
 }
 
 func (spec *diskSpec) parseBlockSize(f fields) error {
-	raw, err := f.need("block_size")
+	raw, err := f.required("block_size")
 	if err != nil {
 		return err
 	}
@@ -153,17 +153,18 @@ func (spec *diskSpec) parseBlockSize(f fields) error {
 	return err
 }
 
-// pending is what disks that are made together with this one will take before it.
+// pending is the sum of the disks that the same request creates before this disk.
 type pending struct {
 	bytes, space int64
 	names        map[string]bool
 }
 
-// diskCheck refuses a disk that cannot be made beside those before it, and returns it with what its source decides.
+// diskCheck rejects a disk that cannot be created after the pending ones. It returns the disk completed by what its
+// source determines.
 type diskCheck func(p *project, spec diskSpec, before pending) (diskSpec, error)
 
-// checkDisk refuses a disk that cannot be made, with the checks of docs/reference/rack.md §2 in their order. The first one, the
-// project, is behind us.
+// checkDisk rejects a disk that cannot be created. It makes the checks of docs/reference/rack.md §2 in their order,
+// except the first, the project, which has been made.
 func (r *Rack) checkDisk(p *project, spec diskSpec, before pending) (diskSpec, error) {
 	spec, err := r.checkSource(p, spec)
 	if err != nil {
@@ -189,8 +190,8 @@ func (r *Rack) checkDisk(p *project, spec diskSpec, before pending) (diskSpec, e
 	return spec, nil
 }
 
-// checkSource looks up what a disk is to be made from, and takes over its block size. The rack has no images, so whichever is
-// named is missing.
+// checkSource looks up the source of a disk, and copies the block size of a snapshot. The rack has no images, so every
+// image is missing.
 func (r *Rack) checkSource(p *project, spec diskSpec) (diskSpec, error) {
 	if spec.source != sourceSnapshot && spec.source != sourceImage {
 		return spec, nil
@@ -198,7 +199,7 @@ func (r *Rack) checkSource(p *project, spec diskSpec) (diskSpec, error) {
 	s := r.snapshots[spec.parent]
 	switch {
 	case spec.source == sourceImage || s == nil:
-		return spec, selector{id: spec.parent}.missing(spec.source)
+		return spec, selector{id: spec.parent}.notFound(spec.source)
 	case s.ProjectID != p.ID:
 		return spec, invalidRequest("snapshot does not belong to this project")
 	case spec.readOnly && spec.sizeBytes != s.SizeBytes:
@@ -250,7 +251,7 @@ func (spec diskSpec) disk(p *project) *disk {
 	return d
 }
 
-// insertDisk puts a record where it is found.
+// insertDisk adds a record to the indexes.
 func (r *Rack) insertDisk(p *project, d *disk) {
 	d.project = p
 	r.disks[d.ID] = d
@@ -264,9 +265,9 @@ func (r *Rack) insertDisk(p *project, d *disk) {
 	}
 }
 
-// removeDisk forgets a disk.
+// removeDisk removes a record.
 func (r *Rack) removeDisk(d *disk) error {
-	if err := r.store.write(drop(inDisks, d.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketDisks, d.ID)); err != nil {
 		return err
 	}
 	delete(r.disks, d.ID)
@@ -276,20 +277,20 @@ func (r *Rack) removeDisk(d *disk) error {
 		r.usedSpace -= d.SizeBytes
 	}
 	if i := r.instances[d.InstanceID]; i != nil {
-		i.drop(d)
+		i.removeDisk(d)
 	}
 	return nil
 }
 
 func (r *Rack) changeDisk(d *disk, alter func(*disk)) error { return r.changeDisks([]*disk{d}, alter) }
 
-// changeDisks alters records, all of them or none, and writes further changes with them. It touches neither name nor size.
+// changeDisks changes all the records or none, and writes further changes with them. alter must not touch name or size.
 func (r *Rack) changeDisks(disks []*disk, alter func(*disk), with ...change) error {
 	next := make([]disk, len(disks))
 	for n, d := range disks {
 		next[n] = *d
 		alter(&next[n])
-		with = append(with, put(inDisks, d.ID, &next[n]))
+		with = append(with, putRecord(bucketDisks, d.ID, &next[n]))
 	}
 	if err := r.store.write(with...); err != nil {
 		return err
@@ -297,7 +298,7 @@ func (r *Rack) changeDisks(disks []*disk, alter func(*disk), with ...change) err
 	for n, d := range disks {
 		if d.InstanceID != next[n].InstanceID {
 			if i := r.instances[d.InstanceID]; i != nil {
-				i.drop(d)
+				i.removeDisk(d)
 			}
 			if i := r.instances[next[n].InstanceID]; i != nil {
 				i.disks = append(i.disks, d)
@@ -311,21 +312,21 @@ func (r *Rack) changeDisks(disks []*disk, alter func(*disk), with ...change) err
 	return nil
 }
 
-// makeDisk inserts a disk that was checked. With guests its store is made meanwhile, and others see it in creating. The
-// caller holds it.
+// makeDisk inserts a disk that was checked. With guests it then creates the backing store, and the disk shows creating.
+// The caller has locked the disk.
 func (r *Rack) makeDisk(d *disk) error {
 	rest := d.State
 	if r.guests != nil {
 		d.State = diskCreating
 	}
-	if err := r.store.write(put(inDisks, d.ID, d)); err != nil {
+	if err := r.store.write(putRecord(bucketDisks, d.ID, d)); err != nil {
 		return err
 	}
 	r.insertDisk(d.project, d)
 	if r.guests == nil {
 		return nil
 	}
-	err := r.onGuests("create disk "+d.ID, func(g Guests) error {
+	err := r.callGuests("create disk "+d.ID, func(g Guests) error {
 		if d.SnapshotID != "" {
 			return g.RestoreDisk(d.ID, d.SizeBytes, d.SnapshotID)
 		}
@@ -337,14 +338,14 @@ func (r *Rack) makeDisk(d *disk) error {
 	return r.changeDisk(d, func(d *disk) { d.State = rest })
 }
 
-// lookup finds a thing of one kind as a request addresses it, for somebody who wants to do something with it. The order
-// of the refusals is the rack's: how it is addressed, the project, the thing, the right to it.
+// lookup finds an object of one kind as a request addresses it, for a caller that needs an access right. The checks are
+// in the rack's order: the form of the address, the project, the object, the right to it.
 func lookup[T record](
 	r *Rack,
 	kind kind,
 	t target,
 	byID map[string]T,
-	in func(*project) *shelf[T],
+	in func(*project) *collection[T],
 	who caller,
 	want access,
 ) (T, error) {
@@ -365,12 +366,12 @@ func lookup[T record](
 		thing, _ = in(p).named(t.sel.name)
 	}
 	if thing == none {
-		return none, t.sel.missing(kind.name)
+		return none, t.sel.notFound(kind.name)
 	}
-	return thing, who.may(want, t.sel.missing(kind.name))
+	return thing, who.authorize(want, t.sel.notFound(kind.name))
 }
 
-func projectDisks(p *project) *shelf[*disk] { return &p.disks }
+func projectDisks(p *project) *collection[*disk] { return &p.disks }
 
 func (r *Rack) lookupDisk(who caller, t target, want access) (*disk, error) {
 	return lookup(r, kindDisk, t, r.disks, projectDisks, who, want)
@@ -380,8 +381,8 @@ func parseDiskList(r *Rack, q *request) (action, error) {
 	return parseList(r, q, projectDisks, (*disk).view)
 }
 
-// parseList reads a request for the things of one kind in a project.
-func parseList[T record, V any](r *Rack, q *request, in func(*project) *shelf[T], view func(T) V) (action, error) {
+// parseList reads a request for the objects of one kind in a project.
+func parseList[T record, V any](r *Rack, q *request, in func(*project) *collection[T], view func(T) V) (action, error) {
 	sc, err := q.parseScan(sortsByNameOrID, true)
 	if err != nil {
 		return nil, err
@@ -397,7 +398,7 @@ func parseList[T record, V any](r *Rack, q *request, in func(*project) *shelf[T]
 	}, nil
 }
 
-// parseView reads a request for one thing.
+// parseView reads a request for one object.
 func parseView[T record, V any](
 	r *Rack,
 	q *request,
@@ -435,7 +436,7 @@ func parseDiskCreate(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return r.createDisk(who, project, spec) }, nil
 }
 
-// createDisk makes a disk. Its answer says creating although the record is already in its rest state, as the rack's does.
+// createDisk creates a disk. The answer says creating although the record already has its final state, as on a rack.
 func (r *Rack) createDisk(who caller, project selector, spec diskSpec) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -444,14 +445,14 @@ func (r *Rack) createDisk(who caller, project selector, spec diskSpec) (answer, 
 		return answer{}, err
 	}
 	var d *disk
-	release, err := r.hold(func() ([]string, error) {
+	release, err := r.lock(func() ([]string, error) {
 		checked, err := r.checkDisk(p, spec, pending{})
 		if err != nil {
 			return nil, err
 		}
 		d = checked.disk(p)
 		if d.SnapshotID != "" {
-			return []string{d.ID, d.SnapshotID}, nil // nobody deletes it meanwhile
+			return []string{d.ID, d.SnapshotID}, nil // so that the snapshot is not deleted before the disk exists
 		}
 		return []string{d.ID}, nil
 	})
@@ -481,13 +482,13 @@ func parseDiskDelete(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return answer{status: 204}, r.deleteDisk(who, t) }, nil
 }
 
-// deleteDisk removes a disk (docs/reference/rack.md §3). The bytes go before the record, so that a rack that dies in between deletes
-// them once more when it is asked again.
+// deleteDisk deletes a disk (docs/reference/rack.md §3). It deletes the contents before the record: if the rack dies in
+// between, a repeated request deletes both.
 func (r *Rack) deleteDisk(who caller, t target) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var d *disk
-	release, err := r.hold(func() (ids []string, err error) {
+	release, err := r.lock(func() (ids []string, err error) {
 		if d, err = r.lookupDisk(who, t, accessModify); err != nil {
 			return nil, err
 		}
@@ -500,13 +501,13 @@ func (r *Rack) deleteDisk(who caller, t target) error {
 	if d.State != diskDetached && d.State != diskFaulted {
 		return invalidRequest(`disk cannot be deleted in state "%s"`, d.State)
 	}
-	if err := r.onGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }); err != nil {
+	if err := r.callGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }); err != nil {
 		return err
 	}
 	return r.removeDisk(d)
 }
 
-// diskEntry is one disk in the request for an instance: one to be made, or the name of one to be attached.
+// diskEntry is one disk in the request for an instance: a disk to create, or the name of an existing disk to attach.
 type diskEntry struct {
 	create *diskSpec
 	attach string

@@ -16,16 +16,16 @@ import (
 
 // The kinds of faults.
 const (
-	faultStatus = "status" // refused with a status instead of being done
-	faultLost   = "lost"   // done, then the connection is closed without an answer
-	faultReset  = "reset"  // not done, the connection is reset
-	faultDelay  = "delay"  // done after a while
+	faultStatus = "status" // answered with a status, not executed
+	faultLost   = "lost"   // executed, then the connection is closed without an answer
+	faultReset  = "reset"  // not executed, the connection is reset
+	faultDelay  = "delay"  // executed after a delay
 )
 
-// anyOperation makes a fault concern every operation.
+// anyOperation makes a fault apply to every operation.
 const anyOperation = "*"
 
-// fault is trouble that the control endpoint has ordered for calls of the API.
+// fault is a failure of API calls that the control endpoint has ordered.
 type fault struct {
 	ID        string  `json:"id"`
 	Operation string  `json:"operation"`
@@ -34,15 +34,15 @@ type fault struct {
 	ErrorCode string  `json:"error_code,omitempty"`
 	Message   string  `json:"message,omitempty"`
 	DelayMS   float64 `json:"delay_ms"`
-	// Skip is how many calls of the operation still go unharmed.
+	// Skip is the number of calls of the operation that the fault still lets pass.
 	Skip int `json:"skip"`
-	// Count is how many calls the fault hits, 0 for as long as it exists.
+	// Count is the number of calls that the fault hits; 0 means all calls until it is deleted.
 	Count       int     `json:"count"`
 	Probability float64 `json:"probability"`
 	Hits        int     `json:"hits"`
 }
 
-// faultRequest is a fault as it is ordered; what is left out has a default.
+// faultRequest is the JSON that orders a fault. Missing fields get defaults.
 type faultRequest struct {
 	Operation   string   `json:"operation"`
 	Kind        string   `json:"kind"`
@@ -62,8 +62,8 @@ func valueOr[T any](p *T, fallback T) T {
 	return *p
 }
 
-// usual is the code and message that the rack itself gives with a status.
-func usual(status int) (code, message string) {
+// defaultError is the code and message of the rack's own errors with a status.
+func defaultError(status int) (code, message string) {
 	switch status {
 	case 401:
 		return codeUnauthorized, "credentials missing or invalid"
@@ -77,7 +77,7 @@ func usual(status int) (code, message string) {
 	return codeNone, http.StatusText(status)
 }
 
-// fault fills in the defaults: a status fault is a 503 as the rack gives it, once, for certain.
+// fault fills in the defaults: a status fault is the rack's 503, once, with probability 1.
 func (q faultRequest) fault() (*fault, error) {
 	f := &fault{
 		Operation: q.Operation, Kind: q.Kind, DelayMS: q.DelayMS, Skip: q.Skip,
@@ -86,7 +86,7 @@ func (q faultRequest) fault() (*fault, error) {
 	known := func(op route) bool { return op.operation == f.Operation }
 	switch {
 	case f.Operation != anyOperation && !slices.ContainsFunc(routes, known):
-		return nil, fmt.Errorf("operation %q is none of this rack's: name an operationId, or * for all", f.Operation)
+		return nil, fmt.Errorf("operation %q is unknown: give an operation ID, or * for all", f.Operation)
 	case f.Skip < 0, f.Count < 0, f.DelayMS < 0:
 		return nil, fmt.Errorf("skip, count and delay_ms cannot be negative")
 	case f.Probability < 0 || f.Probability > 1:
@@ -97,30 +97,30 @@ func (q faultRequest) fault() (*fault, error) {
 	case faultStatus:
 		f.Status = valueOr(q.Status, 503)
 		if f.Status < 400 || f.Status > 599 {
-			return nil, fmt.Errorf("status %d is no refusal: 400 to 599", f.Status)
+			return nil, fmt.Errorf("status %d is not an error: 400 to 599", f.Status)
 		}
-		code, message := usual(f.Status)
+		code, message := defaultError(f.Status)
 		f.ErrorCode, f.Message = valueOr(q.ErrorCode, code), valueOr(q.Message, message)
 	default:
-		return nil, fmt.Errorf("kind %q is not known: status, lost, reset or delay", f.Kind)
+		return nil, fmt.Errorf("kind %q is unknown: status, lost, reset or delay", f.Kind)
 	}
 	return f, nil
 }
 
 func (f *fault) delay() time.Duration { return milliseconds(f.DelayMS) }
 
-func (f *fault) refusal() error {
+func (f *fault) apiError() error {
 	return &apiError{status: f.Status, code: f.ErrorCode, message: f.Message}
 }
 
-// faults are all that were ordered, in that order. One that has hit as often as it should stays, to be counted.
+// faults are the ordered faults in the order of their creation. An exhausted fault stays, so that its hits can be read.
 type faults struct {
 	mu   sync.Mutex
 	last int
 	list []*fault
 }
 
-// add takes a fault up and returns its ID.
+// add adds a fault and returns its ID.
 func (s *faults) add(f *fault) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,8 +154,8 @@ func (s *faults) remove(id string) bool {
 	return len(s.list) < before
 }
 
-// trigger returns the fault that hits a call, or nil. A call is hit by one fault at most, the one ordered first.
-func (s *faults) trigger(operation string) *fault {
+// match returns the fault that hits a call, or nil. At most one fault hits a call, the oldest.
+func (s *faults) match(operation string) *fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if operation == "" {

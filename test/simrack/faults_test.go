@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -47,12 +48,12 @@ func TestFaultStatus(t *testing.T) {
 		name, fault string
 		want        wants
 	}{
-		{"as the rack gives it", `{"operation":"disk_create","kind":"status"}`,
+		{"the rack's own message", `{"operation":"disk_create","kind":"status"}`,
 			wants{503, "ServiceNotAvailable", "Service Unavailable"}},
 		{"an internal error", `{"operation":"disk_create","kind":"status","status":500}`,
 			wants{500, "Internal", "Internal Server Error"}},
 		{
-			"told what to say",
+			"given message",
 			`{"operation":"*","kind":"status","status":507,"error_code":"InsufficientCapacity","message":"full"}`,
 			wants{507, "InsufficientCapacity", "full"},
 		},
@@ -70,7 +71,7 @@ func TestFaultStatus(t *testing.T) {
 			if got, want := w.last(), fmt.Sprintf(`disk_create POST /v1/disks %d "status"`, test.want.status); got != want {
 				t.Errorf("logged %s, want %s", got, want)
 			}
-			// It hit once and nothing was done.
+			// It hit once, and the operation was not executed.
 			if got := w.must("GET", "/disks?project=proj", ""); len(got.Items) != 0 {
 				t.Errorf("disks: %v", got.names())
 			}
@@ -78,7 +79,7 @@ func TestFaultStatus(t *testing.T) {
 	}
 }
 
-func TestFaultLostIsDoneAndNotAnswered(t *testing.T) {
+func TestFaultLostIsExecutedAndNotAnswered(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	id := w.fault(`{"operation":"disk_create","kind":"lost"}`)
 	if res, _, err := w.request("POST", "/v1/disks?project=proj", body("d")); !errors.Is(err, io.EOF) {
@@ -92,7 +93,7 @@ func TestFaultLostIsDoneAndNotAnswered(t *testing.T) {
 	}
 }
 
-func TestFaultResetIsNotDone(t *testing.T) {
+func TestFaultResetIsNotExecuted(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	id := w.fault(`{"operation":"disk_create","kind":"reset"}`)
 	if res, _, err := w.request("POST", "/v1/disks?project=proj", body("d")); !errors.Is(err, syscall.ECONNRESET) {
@@ -106,29 +107,31 @@ func TestFaultResetIsNotDone(t *testing.T) {
 	}
 }
 
-func TestFaultDelayIsDoneLater(t *testing.T) {
-	w := newWorld(t, simrack.Options{})
-	id := w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":40}`)
-	begin := time.Now()
-	w.must("POST", "/disks?project=proj", body("d"))
-	if took := time.Since(begin); took < 40*time.Millisecond {
-		t.Errorf("took %v", took)
-	}
-	if w.hits(id) != 1 || w.last() != `disk_create POST /v1/disks 201 "delay"` {
-		t.Errorf("%d hits, logged %s", w.hits(id), w.last())
-	}
+func TestFaultDelayIsExecutedLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTimedWorld(t, simrack.Options{})
+		id := w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":40}`)
+		begin := time.Now()
+		w.must("POST", "/disks?project=proj", body("d"))
+		if took := time.Since(begin); took < 40*time.Millisecond {
+			t.Errorf("took %v", took)
+		}
+		if w.hits(id) != 1 || w.last() != `disk_create POST /v1/disks 201 "delay"` {
+			t.Errorf("%d hits, logged %s", w.hits(id), w.last())
+		}
+	})
 }
 
-// TestFaultsHitWhomTheyShould sends eight calls each and notes which are hit.
-func TestFaultsHitWhomTheyShould(t *testing.T) {
+// TestWhichCallsFaultsHit makes eight calls each and compares which of them are hit.
+func TestWhichCallsFaultsHit(t *testing.T) {
 	tests := []struct {
 		name   string
 		faults []string
-		want   string // one letter a call: the fault by its place, or a point
-		left   []int  // hits
+		want   string // one letter a call: the fault by its position, or a point
+		left   []int  // remaining faults
 	}{
 		{"once by default", []string{`"operation":"ping"`}, "a.......", []int{1}},
-		{"as often as told", []string{`"operation":"ping","count":3`}, "aaa.....", []int{3}},
+		{"as often as ordered", []string{`"operation":"ping","count":3`}, "aaa.....", []int{3}},
 		{"for ever", []string{`"operation":"ping","count":0`}, "aaaaaaaa", []int{8}},
 		{"after some", []string{`"operation":"ping","skip":2,"count":2`}, "..aa....", []int{2}},
 		{"never", []string{`"operation":"ping","probability":0,"count":0`}, "........", []int{0}},
@@ -136,13 +139,13 @@ func TestFaultsHitWhomTheyShould(t *testing.T) {
 		{"every operation", []string{`"operation":"*","count":2`}, "aa......", []int{2}},
 		{"one after another", []string{`"operation":"ping","count":2`, `"operation":"*","count":2`}, "aabb....", []int{2, 2}},
 		{
-			"the first one wins",
+			"the oldest one wins",
 			[]string{`"operation":"ping","count":0`, `"operation":"ping","count":0`},
 			"aaaaaaaa",
 			[]int{8, 0},
 		},
 		{
-			"skipping meets what is left",
+			"skip counts the calls that other faults leave",
 			[]string{`"operation":"ping","count":1`, `"operation":"ping","skip":2`},
 			"a..b....",
 			[]int{1, 1},
@@ -175,19 +178,19 @@ func TestFaultsHitWhomTheyShould(t *testing.T) {
 	}
 }
 
-func TestFaultsByChance(t *testing.T) {
+func TestFaultsWithAProbability(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	id := w.fault(`{"operation":"ping","kind":"status","probability":0.5,"count":0}`)
 	for range 200 {
 		w.do("GET", "/ping", "")
 	}
-	// 40 and 160 of 200 are nine standard deviations away.
+	// 40 and 160 of 200 are more than eight standard deviations from the mean.
 	if got := w.hits(id); got < 40 || got > 160 {
 		t.Errorf("%d of 200 were hit", got)
 	}
 }
 
-func TestFaultsGo(t *testing.T) {
+func TestDeleteFaults(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	one, two := w.fault(
 		`{"operation":"ping","kind":"status","count":0}`,
@@ -197,7 +200,7 @@ func TestFaultsGo(t *testing.T) {
 	w.operate("DELETE", "/faults/"+two, "", 204, nil)
 	w.operate("DELETE", "/faults/"+two, "", 404, nil)
 	if w.do("GET", "/ping", "").status != 503 || w.hits(one) != 1 {
-		t.Error("the other fault went too")
+		t.Error("the other fault is gone too")
 	}
 	w.operate("DELETE", "/faults", "", 204, nil)
 	if w.do("GET", "/ping", "").status != 200 {
@@ -226,7 +229,7 @@ func TestCallsAreCountedAndLogged(t *testing.T) {
 	}
 }
 
-// discard is an answer that nobody reads.
+// discard is an http.ResponseWriter that drops the answer.
 type discard struct{}
 
 func (discard) Header() http.Header         { return http.Header{} }

@@ -10,15 +10,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// What an anti-affinity group does when instances cannot be kept apart, and how far apart it keeps them
-// (docs/reference/rack.md §8).
+// The policy of an anti-affinity group, and the failure domain in which it separates instances (docs/reference/rack.md
+// §8).
 var (
 	groupPolicies  = []string{"allow", "fail"}
 	failureDomains = []string{"sled"}
 )
 
-// group is the rack's record of an anti-affinity group. It has no members here, so no instance is placed by it. Only
-// [Rack.updateGroup] alters one that has been inserted.
+// group is the rack's record of an anti-affinity group. Groups have no members here and affect no placement. After its
+// insertion only [Rack.updateGroup] may change it.
 type group struct {
 	ID            string    `json:"id"`
 	Name          string    `json:"name"`
@@ -34,13 +34,13 @@ type group struct {
 
 func (g *group) key() (name, id string) { return g.Name, g.ID }
 
-func projectGroups(p *project) *shelf[*group] { return &p.groups }
+func projectGroups(p *project) *collection[*group] { return &p.groups }
 
 func (r *Rack) lookupGroup(who caller, t target, want access) (*group, error) {
 	return lookup(r, kindGroup, t, r.groups, projectGroups, who, want)
 }
 
-// insertGroup puts a record where it is found.
+// insertGroup adds a record to the indexes.
 func (r *Rack) insertGroup(p *project, g *group) {
 	g.project = p
 	r.groups[g.ID] = g
@@ -48,7 +48,7 @@ func (r *Rack) insertGroup(p *project, g *group) {
 }
 
 func (r *Rack) removeGroup(g *group) error {
-	if err := r.store.write(drop(inGroups, g.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketGroups, g.ID)); err != nil {
 		return err
 	}
 	delete(r.groups, g.ID)
@@ -89,7 +89,8 @@ func parseGroupCreate(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return r.createGroup(who, project, g) }, nil
 }
 
-// createGroup makes a group. Of several requests for one name at the same time, one makes it and the others find it there.
+// createGroup creates a group. Of concurrent requests with the same name one creates the group; the others get
+// ObjectAlreadyExists.
 func (r *Rack) createGroup(who caller, project selector, g group) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,14 +106,15 @@ func (r *Rack) createGroup(who caller, project selector, g group) (answer, error
 	}
 	g.ProjectID, g.Created = p.ID, now()
 	g.Modified = g.Created
-	if err := r.store.write(put(inGroups, g.ID, &g)); err != nil {
+	if err := r.store.write(putRecord(bucketGroups, g.ID, &g)); err != nil {
 		return answer{}, err
 	}
 	r.insertGroup(p, &g)
 	return answer{201, g.view()}, nil
 }
 
-// parseGroupUpdate reads a request that changes a group's name or description; what is left out or null stays.
+// parseGroupUpdate reads a request that changes a group's name or description. A field that is missing or null stays
+// unchanged.
 func parseGroupUpdate(r *Rack, q *request) (action, error) {
 	t, err := q.target()
 	if err != nil {
@@ -140,7 +142,8 @@ func parseGroupUpdate(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return r.updateGroup(who, t, name, description) }, nil
 }
 
-// updateGroup changes what is not nil. A rack does not expect that a new name is taken: its answer is an internal error.
+// updateGroup changes the values that are not nil. A name that is taken is an internal error, because a rack does not
+// expect it.
 func (r *Rack) updateGroup(who caller, t target, name, description *string) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -156,10 +159,10 @@ func (r *Rack) updateGroup(who caller, t target, name, description *string) (ans
 	if holder, taken := g.project.groups.named(next.Name); taken && holder != g {
 		return answer{}, fail(500, codeInternal, messageInternal)
 	}
-	if err := r.store.write(put(inGroups, g.ID, &next)); err != nil {
+	if err := r.store.write(putRecord(bucketGroups, g.ID, &next)); err != nil {
 		return answer{}, err
 	}
-	g.project.groups.remove(g) // its place depends on its name
+	g.project.groups.remove(g) // its position depends on its name
 	*g = next
 	g.project.groups.put(g)
 	return answer{200, g.view()}, nil

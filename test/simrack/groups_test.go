@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// groupBody is the request for an anti-affinity group, changed by pairs of field and JSON value; an empty value takes the
-// field away.
+// groupBody is the request for an anti-affinity group. changes are pairs of field and JSON value; an empty value
+// removes the field.
 func groupBody(name string, changes ...string) string {
 	f := map[string]json.RawMessage{
 		"name": quote(name), "description": quote("why"), "policy": quote("allow"), "failure_domain": quote("sled"),
@@ -38,14 +38,15 @@ func groupBody(name string, changes ...string) string {
 	return string(raw)
 }
 
-// group makes an anti-affinity group and returns its ID.
+// group creates an anti-affinity group and returns its ID.
 func (w *world) group(name string) string {
 	w.t.Helper()
 	return w.must("POST", "/anti-affinity-groups?project=proj", groupBody(name)).ID
 }
 
-// The rows of docs/reference/rack.md §1 and §8 that are no cases of §11. In each of them the group g exists.
-func TestGroupRefusals(t *testing.T) {
+// TestGroupErrors has the rows of docs/reference/rack.md §1 and §8 that are not cases of §11. The group g exists in
+// each of them.
+func TestGroupErrors(t *testing.T) {
 	long := string(quote(strings.Repeat("ü", 513)))
 	internal := wants{500, "Internal", "Internal Server Error"}
 	for _, test := range []struct {
@@ -68,7 +69,7 @@ func TestGroupRefusals(t *testing.T) {
 			want: wants{404, "ObjectNotFound", `not found: anti-affinity-group with id "` + missingUUID + `"`}},
 		{name: "missing, to be deleted", method: "DELETE", path: "/h?project=proj",
 			want: wants{404, "ObjectNotFound", `not found: anti-affinity-group with name "h"`}},
-		{name: "neither name nor ID", method: "GET", path: "/my_group?project=proj",
+		{name: "an invalid name or ID", method: "GET", path: "/my_group?project=proj",
 			want: wants{400, "", "bad parameter in URL path: data did not match any variant of untagged enum NameOrId"}},
 		{name: "another policy", method: "POST", path: "?project=proj", body: groupBody("h", "policy", `"maybe"`),
 			want: wants{400, "", "unable to parse JSON body: policy: unknown variant `maybe`, expected `allow` or `fail`"}},
@@ -77,10 +78,10 @@ func TestGroupRefusals(t *testing.T) {
 		{name: "without description", method: "POST", path: "?project=proj", body: groupBody("h", "description", ""),
 			want: wants{400, "", "unable to parse JSON body: missing field `description`"}},
 		{name: "a description that is too long", method: "POST", path: "?project=proj", body: groupBody("g", "description", long), want: internal},
-		{name: "a change to one", method: "PUT", path: "/{g}", body: `{"description":` + long + `}`, want: internal},
-		{name: "a change to a bad name", method: "PUT", path: "/{g}", body: `{"name":"G"}`,
+		{name: "an overlong new description", method: "PUT", path: "/{g}", body: `{"description":` + long + `}`, want: internal},
+		{name: "an invalid new name", method: "PUT", path: "/{g}", body: `{"name":"G"}`,
 			want: wants{400, "", "unable to parse JSON body: name: name must begin with an ASCII lowercase character"}},
-		{name: "a change to a taken name", prepare: func(w *world) { w.group("h") }, method: "PUT", path: "/{g}", body: `{"name":"h"}`,
+		{name: "a new name that is taken", prepare: func(w *world) { w.group("h") }, method: "PUT", path: "/{g}", body: `{"name":"h"}`,
 			want: internal},
 		{name: "changed by a viewer", role: "viewer", method: "PUT", path: "/{g}", body: `{}`, want: wants{403, "Forbidden", "Forbidden"}},
 		{name: "deleted by a viewer", role: "viewer", method: "DELETE", path: "/{g}", want: wants{403, "Forbidden", "Forbidden"}},
@@ -109,7 +110,7 @@ func TestGroupRefusals(t *testing.T) {
 	}
 }
 
-func TestWhoMayUseGroups(t *testing.T) {
+func TestRolesForGroups(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	w.as(w.newToken("limited-collaborator")).group("g")
 	viewer := w.as(w.newToken("viewer"))
@@ -127,7 +128,7 @@ func TestGroupsHaveTheLongestNamesAndDescriptions(t *testing.T) {
 	}
 }
 
-func TestPutReplacesWhatItNames(t *testing.T) {
+func TestPutReplacesTheGivenFields(t *testing.T) {
 	for _, test := range []struct{ name, body, wantName, wantDescription string }{
 		{"nothing", `{}`, "g", "why"},
 		{"nulls", `{"name":null,"description":null}`, "g", "why"},
@@ -147,10 +148,10 @@ func TestPutReplacesWhatItNames(t *testing.T) {
 			if got := w.must("GET", "/anti-affinity-groups/"+test.wantName+"?project=proj", ""); got.ID != id {
 				t.Errorf("by its name: %s", got.raw)
 			}
-			// The name that it had is free exactly when it has another one.
+			// The old name is free if the group has another name now.
 			status := w.do("POST", "/anti-affinity-groups?project=proj", groupBody("g")).status
 			if free := status == 201; free != (test.wantName != "g") {
-				t.Errorf("making g again answered %d", status)
+				t.Errorf("creating g again answered %d", status)
 			}
 		})
 	}
@@ -178,8 +179,8 @@ func TestGroupsAreListedLikeDisks(t *testing.T) {
 	}
 }
 
-// TestOneOfManyMakesAGroup is what makes a group fit for a lock.
-func TestOneOfManyMakesAGroup(t *testing.T) {
+// TestConcurrentCreatesMakeOneGroup checks that a group can serve as a lock.
+func TestConcurrentCreatesMakeOneGroup(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	var workers sync.WaitGroup
 	answers := make([]reply, 16)
@@ -195,10 +196,10 @@ func TestOneOfManyMakesAGroup(t *testing.T) {
 	workers.Wait()
 	made := slices.DeleteFunc(slices.Clone(answers), func(r reply) bool { return r.code() == "ObjectAlreadyExists" })
 	if len(made) != 1 || made[0].status != 201 {
-		t.Fatalf("%d of %d were done: %+v", len(made), len(answers), made)
+		t.Fatalf("%d of %d succeeded: %+v", len(made), len(answers), made)
 	}
 	if got := w.must("GET", "/anti-affinity-groups/g?project=proj", ""); got.raw != made[0].raw {
-		t.Errorf("made %s, but there is %s", made[0].raw, got.raw)
+		t.Errorf("created %s, but there is %s", made[0].raw, got.raw)
 	}
 }
 
@@ -224,7 +225,7 @@ func TestGroupsHaveFaultsAndAreLogged(t *testing.T) {
 	w.must("GET", "/anti-affinity-groups/g?project=proj", "")
 }
 
-func TestGroupsSurviveTheRack(t *testing.T) {
+func TestGroupsOutliveTheProcess(t *testing.T) {
 	dir := t.TempDir()
 	w, kill := startProcess(t, dir)
 	kept := w.group("kept")
@@ -240,8 +241,8 @@ func TestGroupsSurviveTheRack(t *testing.T) {
 	}
 }
 
-// TestTheSDKUsesGroups takes a group through its life with the real client.
-func TestTheSDKUsesGroups(t *testing.T) {
+// TestSDKUsesGroups takes a group through its life with the Go SDK's client.
+func TestSDKUsesGroups(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	c, ctx := w.sdk(), t.Context()
 	must := func(err error) {

@@ -6,80 +6,80 @@ package simrack
 
 import "errors"
 
-// ErrDiskBusy says that a disk is written to without a pause, so that no state of it could be copied.
+// ErrDiskBusy means that a disk is written to without a pause, so that no consistent state can be copied.
 var ErrDiskBusy = errors.New("the disk is written to without a pause")
 
-// Guests is what a [Rack] drives when its instances have machines inside them: it keeps the bytes of the disks and shows
-// the disks of a running instance to that instance's guest. The package test/simrack/guest implements it with loop
-// devices; a Rack without Guests keeps no bytes at all.
+// Guests simulates the machines inside the instances of a [Rack]. It keeps the contents of the disks, and shows the
+// disks of a running instance to the instance's guest. Package test/simrack/guest implements it with loop devices. A
+// Rack without Guests keeps no contents.
 //
-// The rack calls it in the order in which things happen to one disk and to one instance, never twice at a time for the
-// same instance or the same disk. An error means that the simulator itself is at fault: the rack answers 500 and records
-// it under guest errors, it is never turned into behaviour that a real rack would show.
+// The rack calls it in the order of the events of one disk and one instance, never concurrently for the same instance
+// or the same disk. An error is a failure of the simulator itself: the rack answers 500 and records it under guest
+// errors. The error never looks like the behaviour of a real rack.
 type Guests interface {
-	// CreateDisk makes the backing store of a disk: sizeBytes of zeros.
+	// CreateDisk creates the backing store of a disk: sizeBytes of zeros.
 	CreateDisk(diskID string, sizeBytes int64) error
-	// RestoreDisk makes the backing store of a disk: what the snapshot holds, and zeros up to sizeBytes.
+	// RestoreDisk creates the backing store of a disk: the contents of the snapshot, then zeros up to sizeBytes.
 	RestoreDisk(diskID string, sizeBytes int64, snapshotID string) error
-	// DeleteDisk removes the backing store. The disk is on no guest.
+	// DeleteDisk removes the backing store. The disk is in no guest.
 	DeleteDisk(diskID string) error
-	// CreateSnapshot copies what the disk holds at one moment; of a guest's caches nothing. [ErrDiskBusy] is no fault of
-	// the simulator.
+	// CreateSnapshot copies the contents of the disk at one moment, without the caches of a guest. [ErrDiskBusy] is not a
+	// failure of the simulator.
 	CreateSnapshot(snapshotID, diskID string) error
 	// DeleteSnapshot removes the copy.
 	DeleteSnapshot(snapshotID string) error
 
-	// CreateInstance makes the guest's folder and its metadata.env, powered off. Unlike a disk's store a guest does not
-	// outlive the process: a rack that goes on with its records makes the guests of all its instances anew.
+	// CreateInstance creates the guest's folder and its metadata.env, powered off. Unlike a disk's store, a guest does not
+	// outlive the process. A rack that continues with its records creates the guests of all its instances again.
 	CreateInstance(instanceID, name string) error
 	// DeleteInstance removes the guest's folder. The guest is powered off.
 	DeleteInstance(instanceID string) error
 
-	// PowerOn starts the guest with these disks in its slots: what docs/reference/rack.md §9 describes for a boot. It returns when
-	// device nodes and sysfs stand. A guest may have processes; these are started last, and ended is called once when they
-	// have ended: because the guest powers itself off or resets itself, or because of PowerOff. Disks are as they were
-	// until PowerOff is called. The call of ended may take as long as it likes.
+	// PowerOn starts the guest with these disks in its slots, as docs/reference/rack.md §9 describes for a boot. It
+	// returns when device nodes and sysfs exist. A guest may have processes; they are started last. When they have ended,
+	// ended is called once: the guest powered itself off or reset itself, or PowerOff was called. The disks stay as they
+	// are until PowerOff is called. The call of ended may block.
 	PowerOn(instanceID string, disks []GuestDisk, ended func(reset bool)) error
-	// Halt asks the processes of a running guest to power it off in order, as its power button does, and waits for nothing.
-	// False says that there are none.
+	// Halt asks the processes of a running guest to power it off in order, as its power button does. It does not wait.
+	// False means that the guest has no processes.
 	Halt(instanceID string) (asked bool, err error)
-	// PowerOff stops the guest. Orderly means that the guest halts by itself: its filesystems are synced and unmounted
-	// first. Otherwise it is a power cut: nothing is flushed, mounted filesystems are shut down and answer EIO. No process
-	// of the guest is left when it returns, and nothing that only they held.
+	// PowerOff stops the guest. Orderly means that the guest halts by itself: it first syncs and unmounts its filesystems.
+	// Otherwise PowerOff is a power cut: nothing is flushed, and mounted filesystems are shut down and answer EIO. When it
+	// returns, no process of the guest is left, and no mount that only they held.
 	PowerOff(instanceID string, orderly bool) error
-	// Plug shows one more disk to a running guest.
+	// Plug adds a disk to a running guest.
 	Plug(instanceID string, disk GuestDisk) error
-	// Unplug takes a disk from a running guest by surprise: a filesystem on it answers EIO afterwards, and nothing
+	// Unplug removes a disk from a running guest without warning. A filesystem on it answers EIO afterwards, and nothing
 	// unflushed reaches the backing store.
 	Unplug(instanceID, diskID string) error
 
-	// Dir is the guest's folder, which holds dev, sys and metadata.env.
+	// Dir is the guest's folder, with dev, sys and metadata.env.
 	Dir(instanceID string) string
-	// Device is the block device's name in the guest ("nvme1n1"), empty when the guest shows none for this disk.
+	// Device is the name of the block device in the guest ("nvme1n1"); empty if the guest shows none for the disk.
 	Device(instanceID, diskID string) string
-	// Leftovers counts what this simulator still holds outside its own memory, without what belongs to these boot disks.
+	// Leftovers counts what the simulator still holds outside its own memory, except for these boot disks.
 	Leftovers(bootDisks map[string]bool) (GuestLeftovers, error)
 }
 
-// GuestDisk is a disk as the virtual machine is told of it.
+// GuestDisk is a disk of a virtual machine.
 type GuestDisk struct {
 	ID   string
 	Name string
-	// Slot is 0 to 11; it decides the PCI address.
+	// Slot is 0 to 11; it determines the PCI address.
 	Slot      int
 	SizeBytes int64
 	BlockSize int
 	ReadOnly  bool
-	// Boot says that the instance boots from it.
+	// Boot means that the instance boots from the disk.
 	Boot bool
 }
 
-// GuestLeftovers is what a simulated rack has outside its own memory.
+// GuestLeftovers counts what the simulator holds outside its own memory.
 type GuestLeftovers struct {
-	// Loops are loop devices whose backing file is a disk's store, deleted ones included.
+	// Loops are loop devices with a disk's store as backing file, including deleted stores.
 	Loops int
-	// Mounts are mounts in this mount namespace of such loop devices, or below a guest's folder.
+	// Mounts are mounts of such loop devices, or below a guest's folder, in this mount namespace.
 	Mounts int
-	// Files are backing stores of disks, and copies that are snapshots.
+	// Files are backing stores of disks, and the copies of snapshots.
 	Files int
 }

@@ -25,24 +25,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest"
 )
 
-// witness is real guests, and notes before each call what the rack shows of its object at that moment. That it can ask
-// proves that the rack answers while guests work.
-type witness struct {
+// recordingGuests wraps real guests. Before each call it records what the API shows of the object. So it also proves that the
+// rack answers during calls of the guests.
+type recordingGuests struct {
 	*guest.Guests
 	world *world
 
 	mu   sync.Mutex
 	seen []string
 	fail string // the call that fails
-	// working holds the instances and disks that a call concerns, overlaps those that two did at once.
+	// working holds the instances and disks of current calls; overlaps holds those that were in two calls at the same
+	// time.
 	working  map[string]bool
 	overlaps []string
-	// creating is told of each disk whose store is about to be made, and answers when it may be.
+	// creating receives a channel for each store that is about to be created. Closing that channel lets the creation
+	// continue.
 	creating chan chan struct{}
 }
 
-// work notes that a call concerns these IDs until its result is called.
-func (g *witness) work(ids ...string) (done func()) {
+// enter records that a call concerns these IDs, until done is called.
+func (g *recordingGuests) enter(ids ...string) (done func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, id := range ids {
@@ -62,8 +64,8 @@ func (g *witness) work(ids ...string) (done func()) {
 
 var errBroken = errors.New("broken for a test")
 
-// note writes down a call, with what the rack shows of the object at that path.
-func (g *witness) note(call, path string) error {
+// record records a call, with the state that the API shows of the object at that path.
+func (g *recordingGuests) record(call, path string) error {
 	shown := "nothing"
 	if g.world != nil {
 		r := g.world.do("GET", path, "")
@@ -81,8 +83,8 @@ func (g *witness) note(call, path string) error {
 	return nil
 }
 
-// saw returns what was noted since it was asked last.
-func (g *witness) saw() []string {
+// recorded returns the records since its previous call.
+func (g *recordingGuests) recorded() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	seen := g.seen
@@ -90,91 +92,91 @@ func (g *witness) saw() []string {
 	return seen
 }
 
-func (g *witness) CreateDisk(id string, size int64) error {
-	defer g.work(id)()
+func (g *recordingGuests) CreateDisk(id string, size int64) error {
+	defer g.enter(id)()
 	if g.creating != nil {
 		goOn := make(chan struct{})
 		g.creating <- goOn
 		<-goOn
 	}
-	return errors.Join(g.note("create disk", "/disks/"+id), g.Guests.CreateDisk(id, size))
+	return errors.Join(g.record("create disk", "/disks/"+id), g.Guests.CreateDisk(id, size))
 }
 
-func (g *witness) RestoreDisk(id string, size int64, from string) error {
-	defer g.work(id, from)()
-	return errors.Join(g.note("restore disk", "/disks/"+id), g.Guests.RestoreDisk(id, size, from))
+func (g *recordingGuests) RestoreDisk(id string, size int64, from string) error {
+	defer g.enter(id, from)()
+	return errors.Join(g.record("restore disk", "/disks/"+id), g.Guests.RestoreDisk(id, size, from))
 }
 
-func (g *witness) CreateSnapshot(id, of string) error {
-	defer g.work(id, of)()
+func (g *recordingGuests) CreateSnapshot(id, of string) error {
+	defer g.enter(id, of)()
 	if g.creating != nil {
 		goOn := make(chan struct{})
 		g.creating <- goOn
 		<-goOn
 	}
-	if err := g.note("create snapshot", "/disks/"+of); err != nil {
+	if err := g.record("create snapshot", "/disks/"+of); err != nil {
 		return err
 	}
 	return g.Guests.CreateSnapshot(id, of)
 }
 
-func (g *witness) DeleteSnapshot(id string) error {
-	defer g.work(id)()
-	return errors.Join(g.note("delete snapshot", "/snapshots/"+id), g.Guests.DeleteSnapshot(id))
+func (g *recordingGuests) DeleteSnapshot(id string) error {
+	defer g.enter(id)()
+	return errors.Join(g.record("delete snapshot", "/snapshots/"+id), g.Guests.DeleteSnapshot(id))
 }
 
-func (g *witness) DeleteDisk(id string) error {
-	defer g.work(id)()
-	return errors.Join(g.note("delete disk", "/disks/"+id), g.Guests.DeleteDisk(id))
+func (g *recordingGuests) DeleteDisk(id string) error {
+	defer g.enter(id)()
+	return errors.Join(g.record("delete disk", "/disks/"+id), g.Guests.DeleteDisk(id))
 }
 
-func (g *witness) CreateInstance(id, name string) error {
-	defer g.work(id)()
-	return errors.Join(g.note("create instance", "/instances/"+id), g.Guests.CreateInstance(id, name))
+func (g *recordingGuests) CreateInstance(id, name string) error {
+	defer g.enter(id)()
+	return errors.Join(g.record("create instance", "/instances/"+id), g.Guests.CreateInstance(id, name))
 }
 
-func (g *witness) PowerOn(id string, disks []simrack.GuestDisk, ended func(bool)) error {
+func (g *recordingGuests) PowerOn(id string, disks []simrack.GuestDisk, ended func(bool)) error {
 	ids := []string{id}
 	for _, d := range disks {
 		ids = append(ids, d.ID)
 	}
-	defer g.work(ids...)()
-	if err := g.note("power on", "/instances/"+id); err != nil {
+	defer g.enter(ids...)()
+	if err := g.record("power on", "/instances/"+id); err != nil {
 		return err
 	}
 	return g.Guests.PowerOn(id, disks, ended)
 }
 
-func (g *witness) PowerOff(id string, orderly bool) error {
-	defer g.work(id)()
+func (g *recordingGuests) PowerOff(id string, orderly bool) error {
+	defer g.enter(id)()
 	call := "cut power"
 	if orderly {
 		call = "halt"
 	}
-	return errors.Join(g.note(call, "/instances/"+id), g.Guests.PowerOff(id, orderly))
+	return errors.Join(g.record(call, "/instances/"+id), g.Guests.PowerOff(id, orderly))
 }
 
-func (g *witness) Plug(id string, disk simrack.GuestDisk) error {
-	defer g.work(id, disk.ID)()
-	if err := g.note("plug", "/disks/"+disk.ID); err != nil {
+func (g *recordingGuests) Plug(id string, disk simrack.GuestDisk) error {
+	defer g.enter(id, disk.ID)()
+	if err := g.record("plug", "/disks/"+disk.ID); err != nil {
 		return err
 	}
 	return g.Guests.Plug(id, disk)
 }
 
-func (g *witness) Unplug(id, diskID string) error {
-	defer g.work(id, diskID)()
-	return errors.Join(g.note("unplug", "/disks/"+diskID), g.Guests.Unplug(id, diskID))
+func (g *recordingGuests) Unplug(id, diskID string) error {
+	defer g.enter(id, diskID)()
+	return errors.Join(g.record("unplug", "/disks/"+diskID), g.Guests.Unplug(id, diskID))
 }
 
 // newGuestWorld is a world with guests, without instances.
-func newGuestWorld(t *testing.T, o simrack.Options) (*world, *witness) {
+func newGuestWorld(t *testing.T, o simrack.Options) (*world, *recordingGuests) {
 	t.Helper()
 	return newMachineWorld(t, o, "")
 }
 
-// newMachineWorld is a world with guests that boot a program, unless that is empty.
-func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *witness) {
+// newMachineWorld is a world with guests that boot a program; empty means guests without processes.
+func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *recordingGuests) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: guests have loop devices and device nodes")
@@ -186,12 +188,12 @@ func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *wit
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // after the rack is closed
+	t.Cleanup(func() { // after the rack was closed
 		if err := guests.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	g := &witness{Guests: guests, working: map[string]bool{}}
+	g := &recordingGuests{Guests: guests, working: map[string]bool{}}
 	o.Guests = g
 	w := newWorld(t, o)
 	g.world = w
@@ -199,7 +201,7 @@ func newMachineWorld(t *testing.T, o simrack.Options, boot string) (*world, *wit
 	return w, g
 }
 
-func TestGuestsAreToldAtTheRightMoment(t *testing.T) {
+func TestWhenGuestsAreCalled(t *testing.T) {
 	w, g := newGuestWorld(t, simrack.Options{Hotplug: true})
 	steps := []struct {
 		what string
@@ -207,7 +209,7 @@ func TestGuestsAreToldAtTheRightMoment(t *testing.T) {
 		want []string
 	}{
 		{"make a disk", func() { w.disk("d") }, []string{"create disk: creating"}},
-		{"make an instance", func() {
+		{"create an instance", func() {
 			create := `{"type":"create",` + body("boot")[1:]
 			r := w.must("POST", "/instances?project=proj", instanceBody("i", `"boot_disk":`+create))
 			w.waitRun(r.ID, "running")
@@ -220,7 +222,7 @@ func TestGuestsAreToldAtTheRightMoment(t *testing.T) {
 		{"detach again", func() { w.move("detach", "d") }, nil},
 		{"stop", func() { w.must("POST", "/instances/i/stop?project=proj", ""); w.waitName("i", "stopped") },
 			[]string{"cut power: stopping"}},
-		{"attach to a stopped one", func() { w.move("attach", "d") }, nil},
+		{"attach to a stopped instance", func() { w.move("attach", "d") }, nil},
 		{"start", func() { w.must("POST", "/instances/i/start?project=proj", ""); w.waitName("i", "running") },
 			[]string{"power on: starting"}},
 		{"halt", func() { w.operate("POST", "/halt", `{"instance":"i"}`, 200, nil); w.waitName("i", "stopped") },
@@ -241,7 +243,7 @@ func TestGuestsAreToldAtTheRightMoment(t *testing.T) {
 	}
 	for _, step := range steps {
 		step.do()
-		if diff := cmp.Diff(step.want, g.saw()); diff != "" {
+		if diff := cmp.Diff(step.want, g.recorded()); diff != "" {
 			t.Errorf("%s: %s", step.what, diff)
 		}
 	}
@@ -250,7 +252,7 @@ func TestGuestsAreToldAtTheRightMoment(t *testing.T) {
 	}
 }
 
-// move attaches or detaches a disk and instance i, by name.
+// move attaches a disk to instance i, or detaches it, by name.
 func (w *world) move(what, disk string) {
 	w.t.Helper()
 	w.must("POST", "/instances/i/disks/"+what+"?project=proj", `{"disk":"`+disk+`"}`)
@@ -268,16 +270,16 @@ func (w *world) leftovers() string {
 	return string(raw)
 }
 
-func TestAsyncHotplugPlugsAtItsEnd(t *testing.T) {
+func TestAsyncHotplugPlugsAtTheEnd(t *testing.T) {
 	w, g := newGuestWorld(t, simrack.Options{Hotplug: true, HotplugAsync: true})
 	w.operate("POST", "/instances", `{"name":"i","run_state":"running"}`, 201, nil)
 	d := w.disk("d")
-	g.saw()
+	g.recorded()
 	w.move("attach", "d")
 	w.waitDisk(d, "attached")
 	w.move("detach", "d")
 	w.waitDisk(d, "detached")
-	if diff := cmp.Diff([]string{"plug: attaching", "unplug: detaching"}, g.saw()); diff != "" {
+	if diff := cmp.Diff([]string{"plug: attaching", "unplug: detaching"}, g.recorded()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -303,9 +305,9 @@ func TestGuestsShowInTheControlEndpoint(t *testing.T) {
 	}
 }
 
-// TestGuestsThatFail breaks one call each: the rack says 500 where it can, shows no success that is none, and keeps the
-// error for whoever looks after the simulator.
-func TestGuestsThatFail(t *testing.T) {
+// TestFailingGuests lets one call each fail. The rack answers 500 if it can, never reports a success that did not
+// happen, and keeps the error for the control endpoint.
+func TestFailingGuests(t *testing.T) {
 	internal := wants{500, "Internal", "Internal Server Error"}
 	tests := []struct {
 		call string
@@ -362,9 +364,9 @@ func TestGuestsThatFail(t *testing.T) {
 	}
 }
 
-// TestGuestsAreToldOneThingAtATime lets clients do everything at once: no instance and no disk is in two calls at a time,
-// and no call fails.
-func TestGuestsAreToldOneThingAtATime(t *testing.T) {
+// TestGuestsGetOneCallAtATime lets clients make all kinds of requests concurrently. No instance and no disk is in two
+// calls at the same time, and no call fails.
+func TestGuestsGetOneCallAtATime(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		t.Run(fmt.Sprintf("async=%v", async), func(t *testing.T) {
 			w, g := newGuestWorld(t, simrack.Options{Hotplug: true, HotplugAsync: async, MaxDisks: 3})
@@ -382,7 +384,7 @@ func TestGuestsAreToldOneThingAtATime(t *testing.T) {
 			w.settle(ids)
 			w.checkInvariants(1000*gib, 3)
 			if len(g.overlaps) > 0 || len(g.working) > 0 {
-				t.Errorf("in two calls at once: %v; still in one: %v", g.overlaps, g.working)
+				t.Errorf("in two calls at the same time: %v; still in one: %v", g.overlaps, g.working)
 			}
 			if left := w.leftovers(); strings.Contains(left, "guest_errors") {
 				t.Error(left)
@@ -391,9 +393,9 @@ func TestGuestsAreToldOneThingAtATime(t *testing.T) {
 	}
 }
 
-// TestWhatWasBeingMadeIsUndone copies the records while the store of a disk is being made, once for a disk alone and once
-// for an instance's, and goes on with the copy as after a crash: neither disk nor instance is there.
-func TestWhatWasBeingMadeIsUndone(t *testing.T) {
+// TestRestartUndoesUnfinishedCreates copies the records while the store of a disk is being created, for a single disk
+// and for the disk of an instance. A rack that continues with the copy has neither disk nor instance.
+func TestRestartUndoesUnfinishedCreates(t *testing.T) {
 	dir := t.TempDir()
 	w, g := newGuestWorld(t, simrack.Options{StateDir: dir})
 	w.disk("kept")
@@ -426,15 +428,15 @@ func TestWhatWasBeingMadeIsUndone(t *testing.T) {
 			if got := after.must("GET", "/utilization", "").Provisioned.Storage; got != gib {
 				t.Errorf("%d bytes are counted", got)
 			}
-			// Make room for the next one.
+			// Make room for the next case.
 			w.do("DELETE", "/instances/i?project=proj", "")
 			w.must("DELETE", "/disks/new?project=proj", "")
 		})
 	}
 }
 
-// TestWhoWantsADiskWaitsForItsCreate asks for a disk whose store is still being made.
-func TestWhoWantsADiskWaitsForItsCreate(t *testing.T) {
+// TestRequestWaitsForTheCreateOfItsDisk asks for a disk while its store is being created.
+func TestRequestWaitsForTheCreateOfItsDisk(t *testing.T) {
 	for operation, ask := range map[string]func(w *world) reply{
 		"instance_disk_attach": func(w *world) reply {
 			return w.do("POST", "/instances/i/disks/attach?project=proj", `{"disk":"d"}`)
@@ -451,7 +453,7 @@ func TestWhoWantsADiskWaitsForItsCreate(t *testing.T) {
 			made, got := make(chan reply), make(chan reply)
 			go func() { made <- w.do("POST", "/disks?project=proj", body("d")) }()
 			goOn := <-g.creating
-			arrives := w.fault(`{"operation":"` + operation + `","kind":"delay"}`) // to be counted; it delays by nothing
+			arrives := w.fault(`{"operation":"` + operation + `","kind":"delay"}`) // only to count the calls; the delay is 0
 			go func() { got <- ask(w) }()
 			w.waitFor("asked for", func() bool { return w.hits(arrives) == 1 })
 			close(goOn)
@@ -468,9 +470,9 @@ func TestWhoWantsADiskWaitsForItsCreate(t *testing.T) {
 	}
 }
 
-// TestGuestsComeBackWithTheRecords closes a rack and goes on with its records: the guests of running instances run, with
-// the disks and the bytes that they had.
-func TestGuestsComeBackWithTheRecords(t *testing.T) {
+// TestGuestsReturnWithTheRecords closes a rack and continues with its records: the guests of running instances run,
+// with the same disks and contents.
+func TestGuestsReturnWithTheRecords(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: guests have loop devices and device nodes")
 	}
@@ -513,7 +515,7 @@ func TestGuestsComeBackWithTheRecords(t *testing.T) {
 		if off := w.machines()["off"]; off.RunState != "stopped" || off.Disks[0].Device != "" {
 			w.t.Errorf("the other instance: %+v", off)
 		}
-		// A guest that is off can be started.
+		// A guest that was off can be started.
 		w.must("POST", "/instances/off/start?project=proj", "")
 		w.waitName("off", "running")
 		w.setRun("n", "stopped")

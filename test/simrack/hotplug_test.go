@@ -6,6 +6,7 @@ package simrack_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
@@ -56,36 +57,39 @@ func TestHotplugIsForRunningInstancesOnly(t *testing.T) {
 	})
 }
 
-func TestAsyncHotplugShowsWhatIsUnderWay(t *testing.T) {
-	s := newScene(t, simrack.Options{Hotplug: true, HotplugAsync: true})
-	i2 := s.instance("i2")
-	s.setRun(s.i, "running")
-	s.set(`{"latency_ms":100}`)
-	r := s.attach(s.i, s.d)
-	if r.status != 202 || r.state() != "attaching" || r.State.Instance != s.i {
-		t.Fatalf("got %d %s", r.status, r.raw)
-	}
-	s.set(`{"latency_ms":0}`)
-	// What is under way takes its slot, and is neither attached nor detached.
-	if got := s.slots("i"); len(got) != 1 {
-		t.Errorf("slots: %v", got)
-	}
-	s.attach(s.i, s.d).check(t, wants{400, "InvalidRequest", `cannot attach disk "d": invalid state attaching`})
-	s.detach(s.i, s.d).check(t, wants{400, "InvalidRequest", `cannot detach disk "d": invalid state attaching`})
-	s.do("DELETE", "/disks/"+s.d, "").check(t, wants{400, "InvalidRequest", `disk cannot be deleted in state "attaching"`})
-	s.waitDisk(s.d, "attached")
+func TestAsyncHotplugShowsIntermediateStates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{Hotplug: true, HotplugAsync: true}).scene()
+		i2 := s.instance("i2")
+		s.setRun(s.i, "running")
+		s.set(`{"latency_ms":100}`)
+		r := s.attach(s.i, s.d)
+		if r.status != 202 || r.state() != "attaching" || r.State.Instance != s.i {
+			t.Fatalf("got %d %s", r.status, r.raw)
+		}
+		s.set(`{"latency_ms":0}`)
+		// A disk that is being attached has its slot, and can be neither attached nor detached.
+		if got := s.slots("i"); len(got) != 1 {
+			t.Errorf("slots: %v", got)
+		}
+		s.attach(s.i, s.d).check(t, wants{400, "InvalidRequest", `cannot attach disk "d": invalid state attaching`})
+		s.detach(s.i, s.d).check(t, wants{400, "InvalidRequest", `cannot detach disk "d": invalid state attaching`})
+		s.do("DELETE", "/disks/"+s.d, "").
+			check(t, wants{400, "InvalidRequest", `disk cannot be deleted in state "attaching"`})
+		s.waitDisk(s.d, "attached")
 
-	s.set(`{"latency_ms":100}`)
-	r = s.detach(s.i, s.d)
-	if r.status != 202 || r.state() != "detaching" || r.State.Instance != s.i {
-		t.Fatalf("got %d %s", r.status, r.raw)
-	}
-	s.set(`{"latency_ms":0}`)
-	s.detach(s.i, s.d).check(t, wants{status: 202})
-	s.detach(i2, s.d).check(t, wants{400, "InvalidRequest", `cannot detach disk "d": invalid state detaching`})
-	s.attach(i2, s.d).check(t, wants{400, "InvalidRequest", `cannot attach disk "d": invalid state detaching`})
-	s.waitDisk(s.d, "detached")
-	s.attach(i2, s.d).check(t, wants{status: 202})
+		s.set(`{"latency_ms":100}`)
+		r = s.detach(s.i, s.d)
+		if r.status != 202 || r.state() != "detaching" || r.State.Instance != s.i {
+			t.Fatalf("got %d %s", r.status, r.raw)
+		}
+		s.set(`{"latency_ms":0}`)
+		s.detach(s.i, s.d).check(t, wants{status: 202})
+		s.detach(i2, s.d).check(t, wants{400, "InvalidRequest", `cannot detach disk "d": invalid state detaching`})
+		s.attach(i2, s.d).check(t, wants{400, "InvalidRequest", `cannot attach disk "d": invalid state detaching`})
+		s.waitDisk(s.d, "detached")
+		s.attach(i2, s.d).check(t, wants{status: 202})
+	})
 }
 
 func (w *world) waitDisk(id, state string) {
@@ -93,49 +97,55 @@ func (w *world) waitDisk(id, state string) {
 	w.waitFor("disk "+state, func() bool { return w.must("GET", "/disks/"+id, "").state() == state })
 }
 
-func TestAsyncHotplugOfAnInstanceThatStopsMeanwhile(t *testing.T) {
-	s := newScene(t, simrack.Options{Hotplug: true, HotplugAsync: true})
-	s.setRun(s.i, "running")
-	s.set(`{"latency_ms":30}`)
-	s.attach(s.i, s.d).check(t, wants{status: 202})
-	s.set(`{"latency_ms":0}`)
-	s.setRun(s.i, "stopped")
-	s.waitDisk(s.d, "attached")
+func TestAsyncHotplugWhenTheInstanceStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{Hotplug: true, HotplugAsync: true}).scene()
+		s.setRun(s.i, "running")
+		s.set(`{"latency_ms":30}`)
+		s.attach(s.i, s.d).check(t, wants{status: 202})
+		s.set(`{"latency_ms":0}`)
+		s.setRun(s.i, "stopped")
+		s.waitDisk(s.d, "attached")
+	})
 }
 
-func TestAsyncHotplugOfADiskThatIsTakenMeanwhile(t *testing.T) {
-	s := newScene(t, simrack.Options{Hotplug: true, HotplugAsync: true})
-	e := s.disk("e")
-	s.setRun(s.i, "running")
-	s.set(`{"latency_ms":30}`)
-	s.attach(s.i, s.d).check(t, wants{status: 202})
-	s.setDisk(s.d, "faulted")
-	s.attach(s.i, e).check(t, wants{status: 202}) // set out later, so it arrives later
-	s.set(`{"latency_ms":0}`)
-	s.waitDisk(e, "attached")
-	if got := s.must("GET", "/disks/"+s.d, ""); got.state() != "faulted" {
-		t.Errorf("got %s", got.raw)
-	}
+func TestAsyncHotplugWhenTheDiskFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{Hotplug: true, HotplugAsync: true}).scene()
+		e := s.disk("e")
+		s.setRun(s.i, "running")
+		s.set(`{"latency_ms":30}`)
+		s.attach(s.i, s.d).check(t, wants{status: 202})
+		s.setDisk(s.d, "faulted")
+		s.attach(s.i, e).check(t, wants{status: 202}) // begun later, so it ends later
+		s.set(`{"latency_ms":0}`)
+		s.waitDisk(e, "attached")
+		if got := s.must("GET", "/disks/"+s.d, ""); got.state() != "faulted" {
+			t.Errorf("got %s", got.raw)
+		}
+	})
 }
 
-// TestAnAsyncDetachThatWasOvertakenDoesNotHappen forces a disk off while it is being detached and attaches it anew: the
-// detach must not take it off afterwards.
-func TestAnAsyncDetachThatWasOvertakenDoesNotHappen(t *testing.T) {
-	s := newScene(t, simrack.Options{Hotplug: true})
-	e := s.disk("e")
-	s.setRun(s.i, "running")
-	s.attach(s.i, s.d).check(t, wants{status: 202})
-	s.attach(s.i, e).check(t, wants{status: 202})
-	s.set(`{"latency_ms":200,"hotplug_async":true}`)
-	s.detach(s.i, s.d).check(t, wants{status: 202})
-	s.set(`{"latency_ms":0,"hotplug_async":false}`) // or the next calls would take until the detach is over
-	s.setDisk(s.d, "detached")
-	s.attach(s.i, s.d).check(t, wants{status: 202})
-	s.set(`{"latency_ms":200,"hotplug_async":true}`)
-	s.detach(s.i, e).check(t, wants{status: 202}) // set out later, so it arrives later
-	s.set(`{"latency_ms":0}`)
-	s.waitDisk(e, "detached")
-	if got := s.must("GET", "/disks/"+s.d, ""); got.state() != "attached" {
-		t.Errorf("got %s", got.raw)
-	}
+// TestOvertakenAsyncDetachDoesNotHappen sets a disk detached while it is being detached, and attaches it again. The end
+// of the first detach must not detach it.
+func TestOvertakenAsyncDetachDoesNotHappen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTimedWorld(t, simrack.Options{Hotplug: true}).scene()
+		e := s.disk("e")
+		s.setRun(s.i, "running")
+		s.attach(s.i, s.d).check(t, wants{status: 202})
+		s.attach(s.i, e).check(t, wants{status: 202})
+		s.set(`{"latency_ms":200,"hotplug_async":true}`)
+		s.detach(s.i, s.d).check(t, wants{status: 202})
+		s.set(`{"latency_ms":0,"hotplug_async":false}`) // otherwise the next calls would wait for the latency
+		s.setDisk(s.d, "detached")
+		s.attach(s.i, s.d).check(t, wants{status: 202})
+		s.set(`{"latency_ms":200,"hotplug_async":true}`)
+		s.detach(s.i, e).check(t, wants{status: 202}) // begun later, so it ends later
+		s.set(`{"latency_ms":0}`)
+		s.waitDisk(e, "detached")
+		if got := s.must("GET", "/disks/"+s.d, ""); got.state() != "attached" {
+			t.Errorf("got %s", got.raw)
+		}
+	})
 }

@@ -22,23 +22,24 @@ import (
 	"github.com/google/uuid"
 )
 
-// oldestAPIVersion is the first version that release 20 still serves; at an older one no route exists (docs/reference/rack.md §1).
+// oldestAPIVersion is the first version that release 20 still serves. Older versions have no routes
+// (docs/reference/rack.md §1).
 var oldestAPIVersion = apiVersion{2025112000, 0, 0}
 
 // action does what a parsed request asks, for an authenticated caller.
 type action func(who caller) (answer, error)
 
-// answer is a response other than a refusal. A nil body is sent as no body at all.
+// answer is a successful response. A nil body means a response without a body.
 type answer struct {
 	status int
 	body   any
 }
 
-// route is one operation of the API. Its parse reads path, query and body, in this order, and looks at nothing else:
-// parsing comes before authentication (docs/reference/rack.md §1).
+// route is one operation of the API. Its parse function reads path, query and body, in this order, and nothing else.
+// Parsing comes before authentication (docs/reference/rack.md §1).
 type route struct {
 	method    string
-	path      []string // "*" stands for one segment
+	path      []string // "*" matches one segment
 	operation string
 	// public operations need no token.
 	public bool
@@ -49,7 +50,7 @@ func newRoute(method, path, operation string, parse func(*Rack, *request) (actio
 	return route{method: method, path: strings.Split(path, "/")[1:], operation: operation, parse: parse}
 }
 
-// routes are the operations that the rack knows, by the names that its schema gives them.
+// routes are the operations that the rack serves, named by the operation IDs of the schema.
 var routes = buildRoutes()
 
 func buildRoutes() []route {
@@ -90,26 +91,26 @@ func buildRoutes() []route {
 	return list
 }
 
-// request is a request on its way through parsing.
+// request is a request that is being parsed.
 type request struct {
 	http    *http.Request
-	segment string // what stood at the route's "*"
+	segment string // the path segment that matched "*"
 	query   url.Values
 }
 
-// API is the rack as its clients know it. A request that the client has given up is still done to its end.
+// API is the rack's API. A request is completed even if its client has gone.
 //
-// Faults close connections; they need a server that lets handlers hijack, as net/http's does for HTTP/1.
+// Faults close connections. The server must support hijacking, as net/http does for HTTP/1.
 func (r *Rack) API() http.Handler { return http.HandlerFunc(r.serveAPI) }
 
 func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
-	r.pause(r.settings.Load().latency())
+	r.sleep(r.settings.Load().latency())
 	op, segment, refused := r.route(req)
 	operation := ""
 	if op != nil {
 		operation = op.operation
 	}
-	hit := r.faults.trigger(operation)
+	hit := r.faults.match(operation)
 	kind := ""
 	if hit != nil {
 		kind = hit.Kind
@@ -124,21 +125,21 @@ func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case refused != nil:
 	case kind == faultStatus:
-		err = hit.refusal()
+		err = hit.apiError()
 	default:
 		if kind == faultDelay {
-			r.pause(hit.delay())
+			r.sleep(hit.delay())
 		}
 		ans, err = r.perform(op, &request{http: req, segment: segment})
 	}
 	if kind == faultLost {
 		r.calls.record(entry)
-		panic(http.ErrAbortHandler) // net/http closes the connection and says nothing
+		panic(http.ErrAbortHandler) // net/http closes the connection without an answer
 	}
 	r.reply(w, req, entry, ans, err)
 }
 
-// perform parses, authenticates and does a request.
+// perform parses, authenticates and executes a request.
 func (r *Rack) perform(op *route, q *request) (answer, error) {
 	do, err := op.parse(r, q)
 	if err != nil {
@@ -151,7 +152,7 @@ func (r *Rack) perform(op *route, q *request) (answer, error) {
 	return do(who)
 }
 
-// authenticate finds the caller by the bearer token. A bearer that is no token of the rack's form counts as none at all.
+// authenticate finds the caller by the bearer token. A token without the prefix of the rack's tokens counts as missing.
 func (r *Rack) authenticate(h http.Header) (caller, bool) {
 	scheme, token, _ := strings.Cut(h.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") || !strings.HasPrefix(token, tokenPrefix) {
@@ -166,7 +167,7 @@ func (r *Rack) authenticate(h http.Header) (caller, bool) {
 	return t.caller(), true
 }
 
-// route finds the operation of a request, and the path segment that names what it is about.
+// route finds the operation of a request, and the path segment that names its object.
 func (r *Rack) route(req *http.Request) (*route, string, error) {
 	version, err := requestVersion(req.Header, r.settings.Load().apiVersionMax)
 	if err != nil {
@@ -195,7 +196,7 @@ func (r *Rack) route(req *http.Request) (*route, string, error) {
 	return nil, "", fail(404, codeNone, "Not Found")
 }
 
-// splitPath cuts a path into its decoded segments. Empty ones count for nothing, so "/v1/disks/" is the list of disks.
+// splitPath splits a path into its decoded segments. Empty segments do not count, so "/v1/disks/" is the list of disks.
 func splitPath(u *url.URL) ([]string, error) {
 	var segments []string
 	for part := range strings.SplitSeq(u.EscapedPath(), "/") {
@@ -228,7 +229,7 @@ func (op *route) match(segments []string) (string, bool) {
 	return segment, true
 }
 
-// apiVersion is a semantic version; releases of the rack never use more than its three numbers.
+// apiVersion is a semantic version without pre-release and build parts, which no release of the rack uses.
 type apiVersion [3]uint64
 
 func (v apiVersion) less(other apiVersion) bool { return slices.Compare(v[:], other[:]) < 0 }
@@ -259,7 +260,7 @@ func parseVersion(s string) (apiVersion, error) {
 	return v, nil
 }
 
-// requestVersion is the version that a request asks for: the newest one when it does not say.
+// requestVersion is the version that a request asks for. A request without a version gets the newest.
 func requestVersion(h http.Header, newest apiVersion) (apiVersion, error) {
 	values := h.Values("Api-Version")
 	if len(values) == 0 {
@@ -282,7 +283,7 @@ func badQuery(format string, args ...any) error {
 // param returns one query parameter.
 func (q *request) param(key string) (string, bool, error) {
 	if q.query == nil {
-		// A query that does not decode keeps what does, as the rack's decoder does.
+		// For an invalid query this keeps the parameters that can be decoded, as the rack's decoder does.
 		q.query = q.http.URL.Query()
 	}
 	values := q.query[key]
@@ -295,7 +296,7 @@ func (q *request) param(key string) (string, bool, error) {
 	return values[0], true, nil
 }
 
-// project returns the project parameter, nil when there is none.
+// project returns the project parameter; nil if missing.
 func (q *request) project() (*selector, error) {
 	s, has, err := q.param("project")
 	if err != nil || !has {
@@ -319,7 +320,7 @@ func (q *request) needProject() (selector, error) {
 	return *sel, nil
 }
 
-// target is a thing addressed by the path, with the project of the query that a name needs.
+// target is the object that the path names, with the project from the query, which a name needs.
 type target struct {
 	sel     selector
 	project *selector
@@ -334,13 +335,14 @@ func (q *request) target() (target, error) {
 	return target{sel: sel, project: project}, err
 }
 
-// reply sends an answer or a refusal, and records the call before the client can know of it.
+// reply sends an answer or an error. It records the call first, so that a client with an answer finds its call in the
+// log.
 func (r *Rack) reply(w http.ResponseWriter, req *http.Request, entry callEntry, ans answer, err error) {
 	id := uuid.NewString()
 	var body []byte
 	entry.Status = ans.status
 	if err != nil {
-		refusal := r.asRefusal(req, err)
+		refusal := r.toAPIError(req, err)
 		entry.Status = refusal.status
 		if refusal.allow != "" {
 			w.Header().Set("Allow", refusal.allow)
@@ -362,8 +364,8 @@ func (r *Rack) reply(w http.ResponseWriter, req *http.Request, entry callEntry, 
 	}
 }
 
-// asRefusal turns an error into the rack's answer. What is no answer of the rack's is a fault of the simulator.
-func (r *Rack) asRefusal(req *http.Request, err error) *apiError {
+// toAPIError turns an error into the rack's answer. An error without an answer is a failure of the simulator.
+func (r *Rack) toAPIError(req *http.Request, err error) *apiError {
 	var refusal *apiError
 	if errors.As(err, &refusal) {
 		return refusal
@@ -372,7 +374,7 @@ func (r *Rack) asRefusal(req *http.Request, err error) *apiError {
 	return &apiError{status: 500, code: codeInternal, message: messageInternal}
 }
 
-// encode marshals without the escapes for HTML, which the rack does not know.
+// encode marshals without the HTML escapes of encoding/json, which the rack does not have.
 func encode(v any, indent string) []byte {
 	var buf bytes.Buffer
 	e := json.NewEncoder(&buf)
@@ -384,8 +386,8 @@ func encode(v any, indent string) []byte {
 	return bytes.TrimRight(buf.Bytes(), "\n")
 }
 
-// compressFrom is the smallest body that the rack's HTTP server compresses.
-const compressFrom = 512
+// minCompressedBytes is the smallest body that the rack's HTTP server compresses.
+const minCompressedBytes = 512
 
 var gzipWriters = sync.Pool{New: func() any {
 	w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
@@ -395,9 +397,9 @@ var gzipWriters = sync.Pool{New: func() any {
 	return w
 }}
 
-// compress applies gzip where the client asked for it.
+// compress applies gzip if the client asked for it.
 func compress(response, request http.Header, body []byte) []byte {
-	if len(body) < compressFrom || !acceptsGzip(request) {
+	if len(body) < minCompressedBytes || !acceptsGzip(request) {
 		return body
 	}
 	w := gzipWriters.Get().(*gzip.Writer)
@@ -423,14 +425,14 @@ func acceptsGzip(h http.Header) bool {
 	return false
 }
 
-// resetConnection closes the client's connection so that it sees a reset, not an end.
+// resetConnection closes the client's connection with a reset.
 func resetConnection(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	if tcp, is := conn.(*net.TCPConn); is {
-		// With no time to linger the kernel sends a reset. If it cannot, the client sees an end instead.
+		// Without a linger time the kernel sends a reset. If this fails, the client sees an ordinary end of the connection.
 		if err := tcp.SetLinger(0); err != nil {
 			panic(http.ErrAbortHandler)
 		}
@@ -440,8 +442,8 @@ func resetConnection(w http.ResponseWriter) {
 	}
 }
 
-// pause waits, or returns early when the rack is closed.
-func (r *Rack) pause(d time.Duration) bool {
+// sleep waits. It returns false, early, when the rack is closed.
+func (r *Rack) sleep(d time.Duration) bool {
 	if d <= 0 {
 		select {
 		case <-r.closed:

@@ -15,7 +15,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// The states of an instance that this rack produces (docs/reference/rack.md §5).
+// The states of an instance that this rack uses (docs/reference/rack.md §5).
 const (
 	runCreating  = "creating"
 	runStarting  = "starting"
@@ -32,7 +32,7 @@ const (
 	restartBestEffort = "best_effort"
 )
 
-// instance is the rack's record of an instance. Only [Rack.changeInstance] alters one that has been inserted.
+// instance is the rack's record of an instance. After its insertion only [Rack.changeInstance] may change it.
 type instance struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
@@ -49,18 +49,18 @@ type instance struct {
 	StateUpdated time.Time `json:"state_updated"`
 
 	project *project
-	// disks are those that have a slot here, in no order.
+	// disks are the disks with a slot here, unordered.
 	disks []*disk
-	// hasGuest says that the guest was made, powered that it is on. boots counts how often it was powered on.
+	// hasGuest means that the guest exists, powered that it is powered on. boots counts how often it was powered on.
 	hasGuest, powered bool
 	boots             int
-	// turn counts the changes of RunState: what was begun in an earlier turn is not finished in a later one.
-	turn int
+	// transition counts the changes of RunState. Background work of an earlier transition must not finish in a later one.
+	transition int
 }
 
 func (i *instance) key() (name, id string) { return i.Name, i.ID }
 
-// hasVMM says that there is, or may still be, a virtual machine.
+// hasVMM reports whether the instance has a virtual machine, or may have one.
 func (i *instance) hasVMM() bool {
 	switch i.RunState {
 	case runStarting, runRunning, runStopping, runRebooting, runMigrating:
@@ -71,7 +71,7 @@ func (i *instance) hasVMM() bool {
 
 func (i *instance) setState(state string) {
 	i.RunState, i.StateUpdated = state, now()
-	i.turn++
+	i.transition++
 }
 
 func (r *Rack) insertInstance(p *project, i *instance) {
@@ -81,7 +81,7 @@ func (r *Rack) insertInstance(p *project, i *instance) {
 }
 
 func (r *Rack) removeInstance(i *instance) error {
-	if err := r.store.write(drop(inInstances, i.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketInstances, i.ID)); err != nil {
 		return err
 	}
 	delete(r.instances, i.ID)
@@ -92,7 +92,7 @@ func (r *Rack) removeInstance(i *instance) error {
 func (r *Rack) changeInstance(i *instance, alter func(*instance)) error {
 	next := *i
 	alter(&next)
-	if err := r.store.write(put(inInstances, i.ID, &next)); err != nil {
+	if err := r.store.write(putRecord(bucketInstances, i.ID, &next)); err != nil {
 		return err
 	}
 	*i = next
@@ -103,7 +103,8 @@ func (r *Rack) setState(i *instance, state string) error {
 	return r.changeInstance(i, func(i *instance) { i.setState(state) })
 }
 
-// running sums up what counts against the quota of processors and memory: only instances with a virtual machine.
+// running sums up the virtual CPUs and the memory that count against the quota. Only instances with a virtual machine
+// count.
 func (r *Rack) running() (cpus, memory int64) {
 	for _, i := range r.instances {
 		if i.hasVMM() {
@@ -114,24 +115,24 @@ func (r *Rack) running() (cpus, memory int64) {
 	return cpus, memory
 }
 
-// makeGuest makes the guest's folder. The caller holds the instance.
-func (r *Rack) makeGuest(i *instance) error {
-	err := r.onGuests("create instance "+i.ID, func(g Guests) error { return g.CreateInstance(i.ID, i.Name) })
+// createGuest creates the guest's folder. The caller has locked the instance.
+func (r *Rack) createGuest(i *instance) error {
+	err := r.callGuests("create instance "+i.ID, func(g Guests) error { return g.CreateInstance(i.ID, i.Name) })
 	i.hasGuest = err == nil && r.guests != nil
 	return err
 }
 
-// dropGuest removes the guest's folder. The caller holds the instance.
-func (r *Rack) dropGuest(i *instance) error {
+// deleteGuest removes the guest's folder. The caller has locked the instance.
+func (r *Rack) deleteGuest(i *instance) error {
 	if !i.hasGuest {
 		return nil
 	}
-	err := r.onGuests("delete instance "+i.ID, func(g Guests) error { return g.DeleteInstance(i.ID) })
+	err := r.callGuests("delete instance "+i.ID, func(g Guests) error { return g.DeleteInstance(i.ID) })
 	i.hasGuest = err != nil
 	return err
 }
 
-// powerOn starts the guest, unless it is on. The caller holds the instance.
+// powerOn starts the guest unless it is on. The caller has locked the instance.
 func (r *Rack) powerOn(i *instance) error {
 	if i.powered {
 		return nil
@@ -144,21 +145,21 @@ func (r *Rack) powerOn(i *instance) error {
 	}
 	slices.SortFunc(shown, func(a, b GuestDisk) int { return a.Slot - b.Slot })
 	i.boots++
-	id, boot := i.ID, i.boots // the record belongs to whoever has mu
+	id, boot := i.ID, i.boots // copies: the record may only be read with mu held
 	ended := func(reset bool) { r.guestEnded(id, boot, reset) }
-	err := r.onGuests("power on "+id, func(g Guests) error { return g.PowerOn(id, shown, ended) })
+	err := r.callGuests("power on "+id, func(g Guests) error { return g.PowerOn(id, shown, ended) })
 	i.powered = err == nil
 	return err
 }
 
-// guestEnded is told when the processes of a guest have ended. If it is not because its power was taken, the guest has powered
-// itself off, and its instance stops, or it has reset itself, and its instance reboots (docs/reference/rack.md §5). What is on the way to
-// another state already goes on.
+// guestEnded is called when the processes of a guest have ended. If the rack did not take its power, the guest has
+// powered itself off or has reset itself. The instance then stops or reboots (docs/reference/rack.md §5). An instance
+// that is already changing its state continues to that state.
 func (r *Rack) guestEnded(id string, boot int, reset bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var i *instance
-	release, err := r.hold(func() ([]string, error) {
+	release, err := r.lock(func() ([]string, error) {
 		if i = r.instances[id]; i == nil {
 			return nil, errNothingToDo
 		}
@@ -168,48 +169,48 @@ func (r *Rack) guestEnded(id string, boot int, reset bool) {
 		return
 	}
 	defer release()
-	// Only now, for whoever was powering it on has held it.
+	// Check only now: until the instance was locked, an operation may have been powering the guest on.
 	if i.boots != boot || !i.powered || r.isClosed() {
 		return
 	}
 	if err := r.powerOff(i, false); err != nil || r.isClosed() {
-		return // what failed is noted for the control endpoint
+		return // the failure is recorded for the control endpoint
 	}
 	if i.RunState != runRunning && i.RunState != runMigrating {
 		return
 	}
-	on, to := runStopping, runStopped
+	during, final := runStopping, runStopped
 	if reset {
-		on, to = runRebooting, runRunning
+		during, final = runRebooting, runRunning
 	}
-	if err := r.setOut(i, on, to); err != nil {
-		r.log.Error("changing an instance's state failed", "instance", id, "state", on, "error", err)
+	if err := r.startTransition(i, during, final); err != nil {
+		r.log.Error("cannot change the state of an instance", "instance", id, "state", during, "error", err)
 	}
 }
 
-// powerOff stops the guest, unless it is off. The caller holds the instance.
+// powerOff stops the guest unless it is off. The caller has locked the instance.
 func (r *Rack) powerOff(i *instance, orderly bool) error {
 	if !i.powered {
 		return nil
 	}
 	i.powered = false
-	return r.onGuests("power off "+i.ID, func(g Guests) error { return g.PowerOff(i.ID, orderly) })
+	return r.callGuests("power off "+i.ID, func(g Guests) error { return g.PowerOff(i.ID, orderly) })
 }
 
-// finishLater brings an instance that is on its way to the state it is going to.
+// finishLater ends the transition of an instance in the background.
 func (r *Rack) finishLater(i *instance, state string) {
-	id, turn := i.ID, i.turn // the record belongs to whoever has mu
-	r.later(r.settings.Load().stateTime(), func() { r.finish(id, turn, state) })
+	id, transition := i.ID, i.transition // copies: the record may only be read with mu held
+	r.runAfter(r.settings.Load().stateTime(), func() { r.finish(id, transition, state) })
 }
 
-// finish ends a start, stop or reboot: the guest is on before the instance shows running, and off before it shows stopped.
-// A guest that cannot be started makes the instance failed.
-func (r *Rack) finish(id string, turn int, state string) {
+// finish ends a start, stop or reboot. The guest is on before the instance shows running, and off before it shows
+// stopped. If the guest cannot be started, the instance fails.
+func (r *Rack) finish(id string, transition int, state string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var i *instance
-	release, err := r.hold(func() ([]string, error) {
-		if i = r.instances[id]; i == nil || i.turn != turn {
+	release, err := r.lock(func() ([]string, error) {
+		if i = r.instances[id]; i == nil || i.transition != transition {
 			return nil, errNothingToDo
 		}
 		return []string{id}, nil
@@ -228,19 +229,19 @@ func (r *Rack) finish(id string, turn int, state string) {
 		}
 	}
 	if err = errors.Join(err, r.setState(i, state)); err != nil {
-		r.log.Error("changing an instance's state failed", "instance", id, "state", state, "error", err)
+		r.log.Error("cannot change the state of an instance", "instance", id, "state", state, "error", err)
 	}
 }
 
-func projectInstances(p *project) *shelf[*instance] { return &p.instances }
+func projectInstances(p *project) *collection[*instance] { return &p.instances }
 
 func (r *Rack) lookupInstance(who caller, t target, want access) (*instance, error) {
 	return lookup(r, kindInstance, t, r.instances, projectInstances, who, want)
 }
 
-// holdInstance looks an instance up and claims it.
-func (r *Rack) holdInstance(who caller, t target) (i *instance, release func(), err error) {
-	release, err = r.hold(func() (ids []string, err error) {
+// lockInstance looks an instance up and locks it.
+func (r *Rack) lockInstance(who caller, t target) (i *instance, release func(), err error) {
+	release, err = r.lock(func() (ids []string, err error) {
 		if i, err = r.lookupInstance(who, t, accessModify); err != nil {
 			return nil, err
 		}
@@ -273,7 +274,7 @@ func parseInstanceDiskList(r *Rack, q *request) (action, error) {
 		if err != nil {
 			return answer{}, err
 		}
-		var attached shelf[*disk]
+		var attached collection[*disk]
 		for _, d := range i.disks {
 			if d.State != diskCreating {
 				attached.put(d)
@@ -292,7 +293,7 @@ func parseChange(r *Rack, q *request, do func(*instance) error) (action, error) 
 	return func(who caller) (answer, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		i, release, err := r.holdInstance(who, t)
+		i, release, err := r.lockInstance(who, t)
 		if err != nil {
 			return answer{}, err
 		}
@@ -308,7 +309,7 @@ func parseInstanceStart(r *Rack, q *request) (action, error)  { return parseChan
 func parseInstanceStop(r *Rack, q *request) (action, error)   { return parseChange(r, q, r.stop) }
 func parseInstanceReboot(r *Rack, q *request) (action, error) { return parseChange(r, q, r.reboot) }
 
-// start is the start column of the table in docs/reference/rack.md §5.
+// start implements the start column of the table in docs/reference/rack.md §5.
 func (r *Rack) start(i *instance) error {
 	switch i.RunState {
 	case runStopped, runFailed:
@@ -326,38 +327,40 @@ func (r *Rack) start(i *instance) error {
 	if err := r.placeLocalDisks(i, set); err != nil {
 		return err
 	}
-	return r.setOut(i, runStarting, runRunning)
+	return r.startTransition(i, runStarting, runRunning)
 }
 
-// placeLocalDisks finds physical space for the local disks of an instance that is started with them for the first time.
+// placeLocalDisks reserves physical space for local disks that have none. They get it at the first start of their
+// instance.
 func (r *Rack) placeLocalDisks(i *instance, set *settings) error {
-	var homeless []*disk
+	var unplaced []*disk
 	needed := int64(0)
 	for _, d := range i.disks {
 		if !d.Placed {
-			homeless = append(homeless, d)
+			unplaced = append(unplaced, d)
 			needed += d.SizeBytes
 		}
 	}
-	if len(homeless) == 0 {
+	if len(unplaced) == 0 {
 		return nil
 	}
 	if set.SpaceBytes > 0 && needed > set.SpaceBytes-r.usedSpace {
 		return fail(507, codeCapacity, messageNoPlaceToBoot)
 	}
-	return r.changeDisks(homeless, func(d *disk) { d.Placed = true })
+	return r.changeDisks(unplaced, func(d *disk) { d.Placed = true })
 }
 
-// setOut shows the state on the way, and goes to the other one in the background.
-func (r *Rack) setOut(i *instance, on, to string) error {
-	if err := r.setState(i, on); err != nil {
+// startTransition shows the intermediate state, and continues to the final state in the background.
+func (r *Rack) startTransition(i *instance, during, final string) error {
+	if err := r.setState(i, during); err != nil {
 		return err
 	}
-	r.finishLater(i, to)
+	r.finishLater(i, final)
 	return nil
 }
 
-// stop is the stop column of the table in docs/reference/rack.md §5. What the sled would decide is decided for stopping.
+// stop implements the stop column of the table in docs/reference/rack.md §5. Where a sled decides, this rack stops the
+// instance.
 func (r *Rack) stop(i *instance) error {
 	switch i.RunState {
 	case runCreating:
@@ -367,10 +370,11 @@ func (r *Rack) stop(i *instance) error {
 	case runFailed:
 		return r.setState(i, runStopped)
 	}
-	return r.setOut(i, runStopping, runStopped)
+	return r.startTransition(i, runStopping, runStopped)
 }
 
-// reboot is the reboot column of the table in docs/reference/rack.md §5. What the sled would decide is to change nothing.
+// reboot implements the reboot column of the table in docs/reference/rack.md §5. Where a sled decides, this rack
+// changes nothing.
 func (r *Rack) reboot(i *instance) error {
 	switch i.RunState {
 	case runCreating:
@@ -380,7 +384,7 @@ func (r *Rack) reboot(i *instance) error {
 	case runStopping, runFailed:
 		return invalidRequest("instance state cannot be changed from %s", i.RunState)
 	case runRunning:
-		return r.setOut(i, runRebooting, runRunning)
+		return r.startTransition(i, runRebooting, runRunning)
 	}
 	return nil
 }
@@ -393,11 +397,11 @@ func parseInstanceDelete(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return answer{status: 204}, r.deleteInstance(who, t) }, nil
 }
 
-// deleteInstance removes an instance; its disks stay, detached, the boot disk too.
+// deleteInstance deletes an instance. All its disks remain, detached, including the boot disk.
 func (r *Rack) deleteInstance(who caller, t target) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i, release, err := r.holdInstance(who, t)
+	i, release, err := r.lockInstance(who, t)
 	if err != nil {
 		return err
 	}
@@ -408,10 +412,10 @@ func (r *Rack) deleteInstance(who caller, t target) error {
 	case i.hasVMM():
 		return invalidRequest("cannot delete instance: instance is running or has not yet fully stopped")
 	}
-	if err := r.dropGuest(i); err != nil {
+	if err := r.deleteGuest(i); err != nil {
 		return err
 	}
-	if err := r.changeDisks(slices.Clone(i.disks), (*disk).detach, drop(inInstances, i.ID)); err != nil {
+	if err := r.changeDisks(slices.Clone(i.disks), (*disk).detach, deleteRecord(bucketInstances, i.ID)); err != nil {
 		return err
 	}
 	delete(r.instances, i.ID)
@@ -419,7 +423,7 @@ func (r *Rack) deleteInstance(who caller, t target) error {
 	return nil
 }
 
-// parseInstanceUpdate reads a request that replaces what can be changed of an instance; every field is required.
+// parseInstanceUpdate reads a request that replaces the mutable fields of an instance. Every field is required.
 func parseInstanceUpdate(r *Rack, q *request) (action, error) {
 	t, err := q.target()
 	if err != nil {
@@ -429,7 +433,7 @@ func parseInstanceUpdate(r *Rack, q *request) (action, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := body.need("boot_disk")
+	boot, err := body.required("boot_disk")
 	if err != nil {
 		return nil, err
 	}
@@ -442,7 +446,7 @@ func parseInstanceUpdate(r *Rack, q *request) (action, error) {
 		u.boot = &sel
 	}
 	for _, key := range []string{"auto_restart_policy", "cpu_platform", "enable_jumbo_frames"} {
-		if _, err := body.need(key); err != nil {
+		if _, err := body.required(key); err != nil {
 			return nil, err
 		}
 	}
@@ -465,7 +469,7 @@ type instanceUpdate struct {
 func (r *Rack) updateInstance(who caller, t target, u instanceUpdate) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i, release, err := r.holdInstance(who, t)
+	i, release, err := r.lockInstance(who, t)
 	if err != nil {
 		return answer{}, err
 	}
@@ -493,14 +497,14 @@ func (r *Rack) updateInstance(who caller, t target, u instanceUpdate) (answer, e
 	return answer{200, i.view()}, err
 }
 
-// instanceSpec is an instance that somebody asks for.
+// instanceSpec is a request for an instance.
 type instanceSpec struct {
 	name, hostname, description string
 	autoRestart                 string
 	ncpus                       int
 	memory                      int64
 	start                       bool
-	// disks to make or attach, the boot disk first when there is one.
+	// disks to create or attach; a boot disk comes first.
 	disks []diskEntry
 	boots bool
 }
@@ -557,7 +561,7 @@ func (spec *instanceSpec) parseDisks(f fields) error {
 	}
 	var entries []json.RawMessage
 	if raw[0] != '[' || json.Unmarshal(raw, &entries) != nil {
-		return bodyError("disks", fmt.Errorf("invalid type: %s, expected a sequence", unexpected(raw)))
+		return bodyError("disks", fmt.Errorf("invalid type: %s, expected a sequence", describeJSON(raw)))
 	}
 	for n, entry := range entries {
 		parsed, err := parseDiskEntry(entry, fmt.Sprintf("disks[%d]", n))
@@ -585,7 +589,7 @@ func parseInstanceCreate(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return r.createInstance(who, project, spec) }, nil
 }
 
-// createInstance makes an instance. Should its start be refused, the instance is there all the same, and stopped.
+// createInstance creates an instance. If its start is rejected, the instance exists nevertheless, and is stopped.
 func (r *Rack) createInstance(who caller, project selector, spec instanceSpec) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -609,9 +613,9 @@ func (r *Rack) createInstance(who caller, project selector, spec instanceSpec) (
 	return answer{201, view}, nil
 }
 
-// addMachine makes an instance with a boot disk, past every quota, and brings it to running or stopped at once. It is how
-// instances come to be that nobody asked the API for.
-func (r *Rack) addMachine(p *project, name, state string) (*instance, error) {
+// addInstance creates an instance with a boot disk, running or stopped at once, ignoring quotas. [Options] and the
+// control endpoint use it.
+func (r *Rack) addInstance(p *project, name, state string) (*instance, error) {
 	boot := diskSpec{
 		name: name + "-boot", description: "boot disk of " + name, sizeBytes: gib,
 		diskType: typeDistributed, source: sourceBlank, blockSize: 512,
@@ -638,12 +642,12 @@ func (r *Rack) addMachine(p *project, name, state string) (*instance, error) {
 	return i, r.setState(i, state)
 }
 
-// makeInstance makes a stopped instance with its disks, and leaves it claimed. While its guest is made the instance shows
-// creating; if that fails, nothing of it stays.
+// makeInstance creates a stopped instance with its disks, and returns with the instance locked. While its guest is
+// created the instance shows creating. After a failure nothing of it remains.
 func (r *Rack) makeInstance(p *project, spec instanceSpec, checkDisk diskCheck) (*instance, func(), error) {
 	var plan []*disk
 	i := spec.instance(p)
-	release, err := r.hold(func() (ids []string, err error) {
+	release, err := r.lock(func() (ids []string, err error) {
 		if plan, err = r.planDisks(p, spec, checkDisk); err != nil {
 			return nil, err
 		}
@@ -678,8 +682,8 @@ func (spec instanceSpec) instance(p *project) *instance {
 	}
 }
 
-// planDisks checks what an instance is to be made with, and returns its disks in the order of their slots: new records for
-// those to be made, the rack's own for those to be attached.
+// planDisks checks the disks in the request for an instance. It returns them in the order of their slots: new records
+// for disks to create, existing records for disks to attach.
 func (r *Rack) planDisks(p *project, spec instanceSpec, checkDisk diskCheck) ([]*disk, error) {
 	if most := r.settings.Load().MaxDisks; len(spec.disks) > most {
 		return nil, invalidRequest("cannot attach more than %d disks to instance", most)
@@ -710,42 +714,42 @@ func (r *Rack) planDisks(p *project, spec instanceSpec, checkDisk diskCheck) ([]
 		d, has := p.disks.named(entry.attach)
 		switch {
 		case !has:
-			return nil, selector{name: entry.attach}.missing("disk")
+			return nil, selector{name: entry.attach}.notFound("disk")
 		case d.State == diskAttached:
 			return nil, invalidRequest(`cannot attach disk "%s": disk is attached to another instance`, d.Name)
 		case d.State != diskDetached && d.State != diskCreating:
 			return nil, invalidRequest(`cannot attach disk "%s": invalid state %s`, d.Name, d.State)
 		case slices.Contains(plan, d):
-			continue // naming a disk twice is accepted
+			continue // a disk may be named twice
 		}
 		plan = append(plan, d)
 	}
 	return plan, nil
 }
 
-// build makes the records and the guest of an instance that is claimed, with its disks.
+// build creates the records and the guest of an instance. The caller has locked the instance and its disks.
 func (r *Rack) build(i *instance, plan []*disk) (err error) {
-	if err := r.store.write(put(inInstances, i.ID, i)); err != nil {
+	if err := r.store.write(putRecord(bucketInstances, i.ID, i)); err != nil {
 		return err
 	}
 	r.insertInstance(i.project, i)
 	var made []*disk
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, r.unbuild(i, made))
+			err = errors.Join(err, r.undoBuild(i, made))
 		}
 	}()
 	for _, d := range plan {
 		if r.disks[d.ID] != nil {
 			continue
 		}
-		d.State = diskCreating // until the whole instance stands
+		d.State = diskCreating // until the whole instance exists
 		if err := r.makeDisk(d); err != nil {
 			return err
 		}
 		made = append(made, d)
 	}
-	if err := r.makeGuest(i); err != nil {
+	if err := r.createGuest(i); err != nil {
 		return err
 	}
 	slot := 0
@@ -754,21 +758,21 @@ func (r *Rack) build(i *instance, plan []*disk) (err error) {
 	err = r.changeDisks(plan, func(d *disk) {
 		d.State, d.InstanceID, d.Slot = diskAttached, i.ID, slot
 		slot++
-	}, put(inInstances, i.ID, &next))
+	}, putRecord(bucketInstances, i.ID, &next))
 	if err != nil {
 		return err
 	}
-	next.disks = i.disks // changeDisks has put them there
+	next.disks = i.disks // changeDisks has added them to i
 	*i = next
 	return nil
 }
 
-// unbuild takes back what build has done.
-func (r *Rack) unbuild(i *instance, made []*disk) error {
-	errs := []error{r.dropGuest(i)}
+// undoBuild reverts build.
+func (r *Rack) undoBuild(i *instance, made []*disk) error {
+	errs := []error{r.deleteGuest(i)}
 	for _, d := range made {
 		errs = append(errs,
-			r.onGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }), r.removeDisk(d))
+			r.callGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }), r.removeDisk(d))
 	}
 	return errors.Join(append(errs, r.removeInstance(i))...)
 }

@@ -7,6 +7,7 @@ package simrack_test
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// TestInstanceStates is the table of docs/reference/rack.md §5, for the states that this rack can be brought to.
+// TestInstanceStates has the table of docs/reference/rack.md §5, for the states that this rack can reach.
 func TestInstanceStates(t *testing.T) {
 	const (
 		notStopped = "cannot delete instance: instance is running or has not yet fully stopped"
@@ -99,7 +100,7 @@ func TestInstanceStates(t *testing.T) {
 	}
 }
 
-// bring brings a stopped instance of a rack whose transitions take for ever to a state.
+// bring brings a stopped instance to a state, on a rack whose transitions do not end.
 func (w *world) bring(id, state string) {
 	w.t.Helper()
 	switch state {
@@ -118,12 +119,14 @@ func (w *world) bring(id, state string) {
 }
 
 func TestRebootComesBackToRunning(t *testing.T) {
-	w := newWorld(t, simrack.Options{Instances: []string{"n"}, StateTime: 10 * time.Millisecond})
-	id := w.machines()["n"].ID
-	if r := w.must("POST", "/instances/"+id+"/reboot", ""); r.RunState != "rebooting" {
-		t.Errorf("got %s", r.raw)
-	}
-	w.waitRun(id, "running")
+	synctest.Test(t, func(t *testing.T) {
+		w := newTimedWorld(t, simrack.Options{Instances: []string{"n"}, StateTime: 10 * time.Millisecond})
+		id := w.machines()["n"].ID
+		if r := w.must("POST", "/instances/"+id+"/reboot", ""); r.RunState != "rebooting" {
+			t.Errorf("got %s", r.raw)
+		}
+		w.waitRun(id, "running")
+	})
 }
 
 func TestInstanceCreate(t *testing.T) {
@@ -175,7 +178,7 @@ func TestInstanceCreate(t *testing.T) {
 			w.do("POST", "/instances?project=proj", instanceBody(test.name, test.more)).check(t, test.want)
 		})
 	}
-	// What is refused leaves nothing behind.
+	// A rejected request leaves nothing behind.
 	if diff := cmp.Diff(before, w.must("GET", "/disks?project=proj", "").names()); diff != "" {
 		t.Error(diff)
 	}
@@ -191,7 +194,7 @@ func manyDisks(n int) string {
 	return `,"disks":[` + list[1:] + `]`
 }
 
-func TestAnInstanceThatCannotStartIsMadeAllTheSame(t *testing.T) {
+func TestInstanceThatCannotStartIsCreated(t *testing.T) {
 	w := newWorld(t, simrack.Options{CPUQuota: 1, Instances: []string{"other"}})
 	r := w.must("POST", "/instances?project=proj", instanceBody("i", ""))
 	if got := w.must("GET", "/instances/"+r.ID, ""); got.RunState != "stopped" {
@@ -224,8 +227,9 @@ func TestBootDiskIsSetWhileStopped(t *testing.T) {
 		wants{400, "", "unable to parse JSON body: missing field `auto_restart_policy`"})
 }
 
-// TestLocalDisksTakeSpaceWithTheirFirstStart follows docs/reference/rack.md §2: until then they only count against the quota.
-func TestLocalDisksTakeSpaceWithTheirFirstStart(t *testing.T) {
+// TestLocalDisksTakeSpaceFromTheirFirstStart checks docs/reference/rack.md §2: before that they only count against the
+// quota.
+func TestLocalDisksTakeSpaceFromTheirFirstStart(t *testing.T) {
 	w := newWorld(t, simrack.Options{SpaceBytes: 2 * gib})
 	i := w.instance("i")
 	w.must("POST", "/disks?project=proj", diskBody("l", "local", "", "size", fmt.Sprint(2000*gib)))
@@ -241,7 +245,7 @@ func TestLocalDisksTakeSpaceWithTheirFirstStart(t *testing.T) {
 		wants{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"})
 }
 
-func TestDisksToBeImportedRestInImportReady(t *testing.T) {
+func TestDisksForImportAreImportReady(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	r := w.must(
 		"POST",

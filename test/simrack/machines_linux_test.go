@@ -13,28 +13,27 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// resetThis is what a guest calls to reset its machine.
+// resetThis resets the machine of a guest.
 func resetThis() {
 	fmt.Fprintln(os.Stderr, syscall.Reboot(syscall.LINUX_REBOOT_CMD_RESTART))
 	os.Exit(1)
 }
 
-// machineWorld is a world whose guests have processes.
+// machineWorld is a world with guests that have processes.
 type machineWorld struct {
 	*world
-	*witness
+	*recordingGuests
 	notes string
 }
 
-// newMachines makes a rack with the instance i, stopped, whose guest runs a script. In it "say" leaves a word in $notes, and
-// "await" waits until the test does.
+// newMachines creates a rack with the stopped instance i, whose guest runs a script. In the script "say" writes a file
+// to $notes, and "await" waits until the test has written one.
 func newMachines(t *testing.T, o simrack.Options, script string) machineWorld {
 	t.Helper()
 	m := machineWorld{notes: t.TempDir()}
@@ -48,14 +47,14 @@ await() { while [ ! -e "$notes/$1" ]; do sleep 0.005; done; }
 	if err := os.WriteFile(boot, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	m.world, m.witness = newMachineWorld(t, o, boot)
+	m.world, m.recordingGuests = newMachineWorld(t, o, boot)
 	m.operate("POST", "/instances", `{"name":"i","run_state":"stopped"}`, 201, nil)
-	m.saw()
+	m.recorded()
 	return m
 }
 
-// said waits until the guest has said something, and returns it once.
-func (m machineWorld) said(word string) (text string) {
+// awaitMessage waits for a message of the guest, and returns it once.
+func (m machineWorld) awaitMessage(word string) (text string) {
 	m.t.Helper()
 	path := filepath.Join(m.notes, word)
 	m.waitFor("said: "+word, func() bool {
@@ -69,8 +68,8 @@ func (m machineWorld) said(word string) (text string) {
 	return text
 }
 
-// tell ends an await of the guest.
-func (m machineWorld) tell(word string) {
+// send ends an await of the guest.
+func (m machineWorld) send(word string) {
 	m.t.Helper()
 	if err := os.WriteFile(filepath.Join(m.notes, word), nil, 0o600); err != nil {
 		m.t.Fatal(err)
@@ -87,7 +86,7 @@ func (m machineWorld) stop() {
 	m.must("POST", "/instances/i/stop?project=proj", "")
 }
 
-// alive says whether a process of the host is still there, by the ID that it has in its guest and its mark.
+// alive reports whether a process of a guest still runs. The mark is part of its command line.
 func alive(t *testing.T, mark string) bool {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -102,14 +101,14 @@ func alive(t *testing.T, mark string) bool {
 	return false
 }
 
-// withAService is a guest with a process beside its first, which never halts.
-func withAService(mark string) string {
+// withService is a guest that never halts, with a second process.
+func withService(mark string) string {
 	return "setsid sleep " + mark + " & say up \"$(ls \"$OXIDE_SIM_GUEST/dev\" | tr '\\n' ' ')\"; while :; do sleep 1000; done"
 }
 
-// TestStopEndsWhatRunsInAGuest stops instances in all ways that take their power: when the instance shows it, no process is left,
-// and a disk can be attached, which the guest sees when it runs again.
-func TestStopEndsWhatRunsInAGuest(t *testing.T) {
+// TestStopEndsAllProcesses powers an instance off in several ways. When the instance shows the new state, no process is
+// left. Then a disk can be attached, and the guest sees it at its next start.
+func TestStopEndsAllProcesses(t *testing.T) {
 	for way, test := range map[string]struct {
 		do   func(m machineWorld)
 		then string
@@ -121,9 +120,9 @@ func TestStopEndsWhatRunsInAGuest(t *testing.T) {
 	} {
 		t.Run(way, func(t *testing.T) {
 			mark := fmt.Sprintf("200%d", os.Getpid())
-			m := newMachines(t, simrack.Options{}, withAService(mark))
+			m := newMachines(t, simrack.Options{}, withService(mark))
 			m.start()
-			if got := m.said("up"); got != "nvme0n1" {
+			if got := m.awaitMessage("up"); got != "nvme0n1" {
 				t.Errorf("the guest has %q", got)
 			}
 			m.waitName("i", "running")
@@ -136,7 +135,7 @@ func TestStopEndsWhatRunsInAGuest(t *testing.T) {
 			m.disk("d")
 			m.move("attach", "d")
 			m.start()
-			if got := m.said("up"); got != "nvme0n1 nvme1n1" {
+			if got := m.awaitMessage("up"); got != "nvme0n1 nvme1n1" {
 				t.Errorf("started again the guest has %q", got)
 			}
 			m.waitName("i", "running")
@@ -151,57 +150,61 @@ func TestStopEndsWhatRunsInAGuest(t *testing.T) {
 	}
 }
 
-// TestAGuestPowersItselfOff ends a guest from inside: its instance stops and stays so, with its disks.
-func TestAGuestPowersItselfOff(t *testing.T) {
-	m := newMachines(t, simrack.Options{StateTime: 50 * time.Millisecond}, `say up ""; await off`)
+// TestInstanceStopsWhenItsGuestPowersOff ends a guest from inside. Its instance stops and stays stopped, with its
+// disks.
+func TestInstanceStopsWhenItsGuestPowersOff(t *testing.T) {
+	m := newMachines(t, simrack.Options{}, `say up ""; await off; rm "$notes/off"`)
 	m.disk("d")
 	m.move("attach", "d")
 	m.start()
-	m.said("up")
+	m.awaitMessage("up")
 	m.waitName("i", "running")
-	m.saw()
-	m.tell("off")
+	m.recorded()
+	m.send("off")
 	id := m.machines()["i"].ID
-	m.waitRun(id, "stopping")
 	m.waitRun(id, "stopped")
-	if diff := cmp.Diff([]string{"cut power: running"}, m.saw()); diff != "" {
+	if diff := cmp.Diff([]string{"cut power: running"}, m.recorded()); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(map[string]int{"i-boot": 0, "d": 1}, m.slots("i")); diff != "" {
 		t.Error(diff)
 	}
-	if err := os.Remove(filepath.Join(m.notes, "off")); err != nil {
-		t.Fatal(err)
-	}
 	m.start()
-	m.said("up")
+	m.awaitMessage("up")
 	m.waitRun(id, "running")
+	m.set(`{"state_ms":3600000}`)
+	m.send("off")
+	m.waitRun(id, "stopping")
 }
 
-// TestAGuestResetsItself has a guest reset its machine: it boots again, and no disk can come or go meanwhile.
-func TestAGuestResetsItself(t *testing.T) {
+// TestInstanceRebootsWhenItsGuestResets has a guest reset its machine. It boots again, and no disk can be attached
+// meanwhile.
+func TestInstanceRebootsWhenItsGuestResets(t *testing.T) {
 	m := newMachines(
 		t,
-		simrack.Options{StateTime: 200 * time.Millisecond},
+		simrack.Options{},
 		`say up ""; await reset; rm "$notes/reset"; exec env `+resetMachine+`=1 `+os.Args[0],
 	)
 	m.disk("d")
 	m.start()
-	m.said("up")
+	m.awaitMessage("up")
 	m.waitName("i", "running")
-	m.saw()
-	m.tell("reset")
+	m.recorded()
+	m.send("reset")
+	m.awaitMessage("up")
+	m.waitName("i", "running")
+	if diff := cmp.Diff([]string{"cut power: running", "power on: rebooting"}, m.recorded()); diff != "" {
+		t.Error(diff)
+	}
+	m.set(`{"state_ms":3600000}`)
+	m.send("reset")
 	m.waitName("i", "rebooting")
 	m.attach(m.machines()["i"].ID, "d").
 		check(t, wants{400, "InvalidRequest", "cannot attach disk: instance is not fully stopped"})
-	m.said("up")
-	m.waitName("i", "running")
-	if diff := cmp.Diff([]string{"cut power: running", "power on: rebooting"}, m.saw()); diff != "" {
-		t.Error(diff)
-	}
 }
 
-// TestHaltAsksTheGuest presses the power button of a guest that halts in its own time, and of one that does not.
+// TestHaltAsksTheGuest sends the halt request to a guest that takes its time to halt, and to a guest that ignores the
+// request.
 func TestHaltAsksTheGuest(t *testing.T) {
 	t.Run("it halts", func(t *testing.T) {
 		m := newMachines(
@@ -210,26 +213,26 @@ func TestHaltAsksTheGuest(t *testing.T) {
 			`trap 'say asked ""; await now; exit 0' 38; say up ""; while :; do sleep 1000 & wait; done`,
 		)
 		m.start()
-		m.said("up")
+		m.awaitMessage("up")
 		m.waitName("i", "running")
 		m.operate("POST", "/halt", `{"instance":"i"}`, 200, nil)
-		m.said("asked")
+		m.awaitMessage("asked")
 		if got := m.machines()["i"].RunState; got != "running" {
 			t.Errorf("while the guest halts its instance is %s", got)
 		}
-		m.tell("now")
+		m.send("now")
 		m.waitName("i", "stopped")
 		m.operate("POST", "/halt", `{"instance":"i"}`, 409, nil)
 	})
-	t.Run("it does not", func(t *testing.T) {
+	t.Run("it ignores the request", func(t *testing.T) {
 		mark := fmt.Sprintf("200%d", os.Getpid())
 		m := newMachines(t, simrack.Options{}, `trap 'say asked ""' 38; sleep `+mark+` & say up ""; while :; do wait; done`)
 		m.start()
-		m.said("up")
+		m.awaitMessage("up")
 		m.waitName("i", "running")
 		for range 2 {
 			m.operate("POST", "/halt", `{"instance":"i"}`, 200, nil)
-			m.said("asked")
+			m.awaitMessage("asked")
 		}
 		if got := m.machines()["i"].RunState; got != "running" || !alive(t, mark) {
 			t.Errorf("the instance is %s", got)
@@ -242,8 +245,8 @@ func TestHaltAsksTheGuest(t *testing.T) {
 	})
 }
 
-// TestCloseEndsWhatRunsInGuests closes a rack with a guest that halts in order, and one that does not.
-func TestCloseEndsWhatRunsInGuests(t *testing.T) {
+// TestCloseEndsAllProcesses closes a rack with a guest that halts in order, and one that does not.
+func TestCloseEndsAllProcesses(t *testing.T) {
 	mark, log := fmt.Sprintf("200%d", os.Getpid()), filepath.Join(t.TempDir(), "log")
 	t.Run("rack", func(t *testing.T) {
 		m := newMachines(t, simrack.Options{}, `
@@ -253,7 +256,7 @@ say "$OXIDE_SIM_INSTANCE" ""
 while :; do wait; done`)
 		for _, name := range []string{"halts", "hangs"} {
 			m.operate("POST", "/instances", fmt.Sprintf(`{"name":%q,"run_state":"running"}`, name), 201, nil)
-			m.said(name)
+			m.awaitMessage(name)
 		}
 	})
 	if alive(t, mark) {
@@ -264,9 +267,9 @@ while :; do wait; done`)
 	}
 }
 
-// TestManyEndsAtOnce starts and stops instances whose guests end by themselves at about the same time: every instance comes to
-// rest in a state that is true of its guest.
-func TestManyEndsAtOnce(t *testing.T) {
+// TestManyGuestsEndConcurrently starts and stops instances whose guests end by themselves at about the same time. Every
+// instance reaches stopped.
+func TestManyGuestsEndConcurrently(t *testing.T) {
 	m := newMachines(t, simrack.Options{}, `sleep "0.00$(date +%N | cut -c 6)"`)
 	var all sync.WaitGroup
 	for n := range 4 {

@@ -11,12 +11,12 @@ import (
 	"strings"
 )
 
-// maxNameBytes is the longest name the rack takes (docs/reference/rack.md §2).
+// maxNameBytes is the length of the longest name that the rack accepts (docs/reference/rack.md §2).
 const maxNameBytes = 63
 
-// parseUUID reads the notations that a rack takes for a UUID: 32 hex digits, the usual form with hyphens, that form in
-// braces, and that form as a URN. It returns the usual form in lower case. Whatever it accepts is an ID wherever a name or
-// an ID may stand (docs/reference/rack.md §1).
+// parseUUID reads each notation that a rack takes for a UUID: 32 hex digits, the usual form with hyphens, the usual
+// form in braces, and the usual form as a URN. It returns the usual form in lower case. A text that parseUUID accepts
+// is an ID wherever the API takes a name or an ID (docs/reference/rack.md §1).
 func parseUUID(s string) (string, bool) {
 	switch {
 	case len(s) == 38 && s[0] == '{' && s[37] == '}':
@@ -36,8 +36,8 @@ func parseUUID(s string) (string, bool) {
 	return strings.ToLower(s), true
 }
 
-// checkName says in the rack's words why s is no name, or nil (docs/reference/rack.md §2). The published schema allows upper case;
-// the rack does not.
+// checkName returns the rack's message about an invalid name, or nil (docs/reference/rack.md §2). The published schema
+// allows upper case; the rack does not.
 func checkName(s string) error {
 	if len(s) > maxNameBytes {
 		return errors.New("name may contain at most 63 characters")
@@ -65,8 +65,8 @@ func checkName(s string) error {
 	return nil
 }
 
-// kind is a kind of things: its name in refusals, and what they say when a thing is addressed by an ID with a project, or by
-// a name alone. The rack has no one wording for that (docs/reference/rack.md §1).
+// kind is a type of object: its name in messages, the message for an ID with a project, and the message for a name
+// without a project. The rack words these differently for each type (docs/reference/rack.md §1).
 type kind struct{ name, idAndProject, nameAlone string }
 
 var (
@@ -80,7 +80,7 @@ var (
 		"anti_affinity_group should either be UUID or project should be specified"}
 )
 
-// selector is how a request addresses a thing: by ID or by name, exactly one of which is set.
+// selector is how a request addresses an object: by ID or by name. Exactly one is set.
 type selector struct {
 	id   string
 	name string
@@ -88,7 +88,7 @@ type selector struct {
 
 var errNameOrID = errors.New("data did not match any variant of untagged enum NameOrId")
 
-// parseSelector reads a "name or ID". What parses as a UUID is an ID.
+// parseSelector reads a "name or ID". A text that parses as a UUID is an ID.
 func parseSelector(s string) (selector, error) {
 	if id, is := parseUUID(s); is {
 		return selector{id: id}, nil
@@ -106,8 +106,8 @@ func (s selector) String() string {
 	return s.name
 }
 
-// missing is the 404 for a thing of this kind: it echoes how the thing was addressed.
-func (s selector) missing(kind string) error {
+// notFound is the 404 for an object of this kind. The message repeats how the request addressed the object.
+func (s selector) notFound(kind string) error {
 	if s.id != "" {
 		return fail(404, codeNotFound, `not found: %s with id "%s"`, kind, s.id)
 	}

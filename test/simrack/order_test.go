@@ -12,8 +12,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// Each test here sends requests that violate two rows of a table of docs/reference/rack.md at once: the row that comes first
-// answers. Rows are named by the condition; where two neighbours cannot be violated at once, why says so.
+// Each test here sends requests that violate two rows of a table in docs/reference/rack.md at the same time: the
+// earlier row must answer. Rows are named by their condition. If two neighbouring rows cannot be violated at the same
+// time, why gives the reason.
 
 const missingUUID = "00000000-1111-4222-8333-444444444444"
 
@@ -27,7 +28,7 @@ func TestCreateChecksComeInOrder(t *testing.T) {
 		why           string
 		options       simrack.Options
 		role          string
-		project       string // "proj" when empty
+		project       string // empty means "proj"
 		body          string
 		want          wants
 	}{
@@ -62,7 +63,7 @@ func TestCreateChecksComeInOrder(t *testing.T) {
 		},
 		{
 			first:  "block size of a local disk",
-			second: "no multiple of 1 GiB",
+			second: "not a multiple of 1 GiB",
 			body:   diskBody("e", "local", "", "size", "1073742336"),
 			want: wants{
 				400,
@@ -70,9 +71,9 @@ func TestCreateChecksComeInOrder(t *testing.T) {
 				`unsupported value for "size and block_size": total size must be a multiple of block size 4096`,
 			},
 		},
-		{first: "below 1 GiB", second: "no multiple of 1 GiB", body: body("e", "size", "536870912"),
+		{first: "below 1 GiB", second: "not a multiple of 1 GiB", body: body("e", "size", "536870912"),
 			want: wants{400, "InvalidValue", `unsupported value for "size": total size must be at least 1 GiB`}},
-		{first: "no multiple of 1 GiB", second: "above 1023 GiB", body: body("e", "size", fmt.Sprint(1024*gib+512)),
+		{first: "not a multiple of 1 GiB", second: "above 1023 GiB", body: body("e", "size", fmt.Sprint(1024*gib+512)),
 			want: wants{400, "InvalidValue", `unsupported value for "size": total size must be a multiple of 1 GiB`}},
 		{first: "above 1023 GiB", second: "quota", options: simrack.Options{QuotaBytes: 2 * gib},
 			body: body("e", "size", fmt.Sprint(1024*gib)),
@@ -100,7 +101,7 @@ func TestCreateChecksComeInOrder(t *testing.T) {
 	}
 }
 
-// withRole is the world of somebody with that role; empty means the collaborator of the rack.
+// withRole is the world with a token of that role; empty means the rack's first token.
 func (w *world) withRole(role string) *world {
 	switch role {
 	case "":
@@ -116,8 +117,8 @@ func TestAttachChecksComeInOrder(t *testing.T) {
 		first, second string
 		why           string
 		prepare       func(s scene)
-		instance      string // i when empty
-		disk          string // d when empty
+		instance      string // empty means i
+		disk          string // empty means d
 		want          wants
 	}{
 		{first: "instance missing", second: "disk missing", instance: missingUUID, disk: "nope",
@@ -157,7 +158,7 @@ func TestAttachChecksComeInOrder(t *testing.T) {
 			prepare: func(s scene) { s.fill(s.i, 12); s.setRun(s.i, "failed") },
 			want:    wants{400, "InvalidRequest", "cannot attach disk to instance in failed state"}},
 		{first: "already 12 disks", second: "local disk on an instance being placed",
-			why: "an instance that is being placed shows starting here, which is refused earlier"},
+			why: "an instance that is being placed shows starting here, which an earlier row rejects"},
 	}
 	for _, test := range tests {
 		t.Run(test.first+" before "+test.second, func(t *testing.T) {
@@ -209,14 +210,14 @@ func TestDetachChecksComeInOrder(t *testing.T) {
 	}
 }
 
-// machine makes an instance with a boot disk and brings it to a state.
+// machine creates an instance with a boot disk and brings it to a state.
 func (w *world) machine(name, state string) {
 	w.t.Helper()
 	w.operate("POST", "/instances", fmt.Sprintf(`{"name":%q,"run_state":"stopped"}`, name), 201, nil)
 	w.setRun(name, state)
 }
 
-// runMove attaches or detaches in a scene of its own.
+// runMove attaches or detaches in its own scene.
 func runMove(t *testing.T, what, why string, prepare func(scene), instance, disk string, want wants) {
 	t.Helper()
 	if why != "" {

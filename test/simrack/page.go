@@ -28,37 +28,37 @@ var (
 	sortsByID       = []string{sortID}
 )
 
-// record is a thing that is listed.
+// record is an object that can be listed.
 type record interface {
 	comparable
 	key() (name, id string)
 }
 
-// shelf keeps the things of one kind in one place in the two orders in which they are listed.
-type shelf[T record] struct {
-	byName order[T]
-	byID   order[T]
+// collection keeps the objects of one kind in the two orders in which they are listed.
+type collection[T record] struct {
+	byName sortedList[T]
+	byID   sortedList[T]
 }
 
 func nameOf[T record](t T) string { name, _ := t.key(); return name }
 func idOf[T record](t T) string   { _, id := t.key(); return id }
 
-func (s *shelf[T]) put(t T) {
+func (s *collection[T]) put(t T) {
 	s.byName.put(t, nameOf[T])
 	s.byID.put(t, idOf[T])
 }
 
-func (s *shelf[T]) remove(t T) {
+func (s *collection[T]) remove(t T) {
 	s.byName.remove(nameOf(t), nameOf[T])
 	s.byID.remove(idOf(t), idOf[T])
 }
 
-func (s *shelf[T]) named(name string) (T, bool) { return s.byName.get(name, nameOf[T]) }
-func (s *shelf[T]) withID(id string) (T, bool)  { return s.byID.get(id, idOf[T]) }
-func (s *shelf[T]) inOrderOfNames() iter.Seq[T] { return s.byName.from(place{}) }
+func (s *collection[T]) named(name string) (T, bool) { return s.byName.get(name, nameOf[T]) }
+func (s *collection[T]) withID(id string) (T, bool)  { return s.byID.get(id, idOf[T]) }
+func (s *collection[T]) sortedByName() iter.Seq[T]   { return s.byName.from(position{}) }
 
-// next returns the things of the page. Things that were put or removed since the last page shift nothing.
-func (s *shelf[T]) next(sc scan) []T {
+// next returns the objects of one page. Objects that were added or removed since the previous page shift nothing.
+func (s *collection[T]) next(sc scan) []T {
 	o, keyOf := &s.byName, nameOf[T]
 	if sc.sort == sortID {
 		o, keyOf = &s.byID, idOf[T]
@@ -67,11 +67,11 @@ func (s *shelf[T]) next(sc scan) []T {
 	rest := o.from(at)
 	switch {
 	case sc.sort == sortNameDown && sc.last == "":
-		rest = o.before(place{chunk: len(o.chunks)})
+		rest = o.before(position{chunk: len(o.chunks)})
 	case sc.sort == sortNameDown:
 		rest = o.before(at)
 	case has:
-		rest = o.from(place{at.chunk, at.item + 1})
+		rest = o.from(position{at.chunk, at.item + 1})
 	}
 	var items []T
 	for t := range rest {
@@ -83,33 +83,33 @@ func (s *shelf[T]) next(sc scan) []T {
 	return items
 }
 
-// maxChunk is how many things a chunk of an order holds; a full one becomes two.
+// maxChunk is the size at which a chunk of a sortedList is split in two.
 const maxChunk = 512
 
-// order keeps things sorted by a key. They lie in chunks, so that a rack with very many disks does not move all of them to
-// make room for one.
-type order[T record] struct{ chunks [][]T }
+// sortedList keeps objects sorted by a key. It is split into chunks, so that an insert into a very long list moves few
+// objects.
+type sortedList[T record] struct{ chunks [][]T }
 
-// place is where a thing is, or would be, in an order.
-type place struct{ chunk, item int }
+// position is where an object is in a sortedList, or would be inserted.
+type position struct{ chunk, item int }
 
 func search[E any](sorted []E, key string, keyOf func(E) string) (int, bool) {
 	return slices.BinarySearchFunc(sorted, key, func(e E, key string) int { return strings.Compare(keyOf(e), key) })
 }
 
-func (o *order[T]) find(key string, keyOf func(T) string) (place, bool) {
+func (o *sortedList[T]) find(key string, keyOf func(T) string) (position, bool) {
 	chunk, first := search(o.chunks, key, func(chunk []T) string { return keyOf(chunk[0]) })
 	if !first {
 		chunk = max(0, chunk-1) // the last chunk that begins before the key
 	}
 	if len(o.chunks) == 0 {
-		return place{}, false
+		return position{}, false
 	}
 	item, has := search(o.chunks[chunk], key, keyOf)
-	return place{chunk, item}, has
+	return position{chunk, item}, has
 }
 
-func (o *order[T]) get(key string, keyOf func(T) string) (T, bool) {
+func (o *sortedList[T]) get(key string, keyOf func(T) string) (T, bool) {
 	at, has := o.find(key, keyOf)
 	if !has {
 		var none T
@@ -118,7 +118,7 @@ func (o *order[T]) get(key string, keyOf func(T) string) (T, bool) {
 	return o.chunks[at.chunk][at.item], true
 }
 
-func (o *order[T]) put(t T, keyOf func(T) string) {
+func (o *sortedList[T]) put(t T, keyOf func(T) string) {
 	if len(o.chunks) == 0 {
 		o.chunks = [][]T{{t}}
 		return
@@ -132,7 +132,7 @@ func (o *order[T]) put(t T, keyOf func(T) string) {
 	}
 }
 
-func (o *order[T]) remove(key string, keyOf func(T) string) {
+func (o *sortedList[T]) remove(key string, keyOf func(T) string) {
 	at, has := o.find(key, keyOf)
 	if !has {
 		return
@@ -143,8 +143,8 @@ func (o *order[T]) remove(key string, keyOf func(T) string) {
 	}
 }
 
-// from yields what is at a place and behind it.
-func (o *order[T]) from(at place) iter.Seq[T] {
+// from yields the object at a position and all after it.
+func (o *sortedList[T]) from(at position) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		skip := at.item
 		for chunk := at.chunk; chunk < len(o.chunks); chunk++ {
@@ -158,8 +158,8 @@ func (o *order[T]) from(at place) iter.Seq[T] {
 	}
 }
 
-// before yields what is before a place, backwards.
-func (o *order[T]) before(at place) iter.Seq[T] {
+// before yields the objects before a position, backwards.
+func (o *sortedList[T]) before(at position) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for chunk := min(at.chunk, len(o.chunks)-1); chunk >= 0; chunk-- {
 			items := o.chunks[chunk]
@@ -175,8 +175,8 @@ func (o *order[T]) before(at place) iter.Seq[T] {
 	}
 }
 
-// scan is where a list goes on: after the last key seen in this order, or from the beginning when that is empty (no key is
-// empty). It is what a page token holds, beside the project.
+// scan is the state of a list: it continues after the key last, or begins when last is empty, which no key is. A page
+// token holds it together with the project.
 type scan struct {
 	project *selector
 	sort    string
@@ -207,7 +207,7 @@ func makePage[T record, V any](things []T, sc scan, view func(T) V) page[V] {
 	return p
 }
 
-// pageToken is the content of a page token; clients may not look into it.
+// pageToken is the content of a page token. Clients must treat it as opaque.
 type pageToken struct {
 	V         string    `json:"v"`
 	PageStart pageStart `json:"page_start"`
@@ -231,7 +231,7 @@ func (sc scan) token() string {
 	return base64.URLEncoding.EncodeToString(raw)
 }
 
-// parseScan reads limit, page_token, sort_by and project of a list request. With a token, order and project come from it.
+// parseScan reads limit, page_token, sort_by and project of a list request. A token determines order and project.
 func (q *request) parseScan(sorts []string, needProject bool) (scan, error) {
 	sc := scan{limit: defaultLimit, sort: sorts[0]}
 	limit, has, err := q.param("limit")

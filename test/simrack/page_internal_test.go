@@ -17,10 +17,10 @@ type thing struct{ name, id string }
 
 func (t *thing) key() (name, id string) { return t.name, t.id }
 
-// TestAShelfIsSorted puts and removes many things, several chunks full, and compares every page with a sorted list.
-func TestAShelfIsSorted(t *testing.T) {
+// TestCollectionIsSorted puts and removes several chunks full of objects, and compares every page with a sorted list.
+func TestCollectionIsSorted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	var s shelf[*thing]
+	var s collection[*thing]
 	there := map[string]*thing{}
 	for round := range 6 {
 		for range 3 * maxChunk {
@@ -37,7 +37,7 @@ func TestAShelfIsSorted(t *testing.T) {
 			s.put(there[name])
 		}
 		checkShelf(t, &s, there)
-		if round == 4 { // the last round begins from nothing
+		if round == 4 { // the last round begins with an empty collection
 			for _, thing := range there {
 				s.remove(thing)
 			}
@@ -47,7 +47,7 @@ func TestAShelfIsSorted(t *testing.T) {
 	}
 }
 
-func checkShelf(t *testing.T, s *shelf[*thing], there map[string]*thing) {
+func checkShelf(t *testing.T, s *collection[*thing], there map[string]*thing) {
 	t.Helper()
 	var names, ids []string
 	for name, thing := range there {

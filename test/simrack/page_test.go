@@ -18,7 +18,7 @@ import (
 )
 
 func TestListParametersAreCheckedInTheRacksWords(t *testing.T) {
-	// The rack takes some of these although the schema does not, so the schema is left out.
+	// The rack accepts some of these requests although they violate the schema, so the schema is not checked.
 	w := newRawWorld(t, simrack.Options{})
 	for _, name := range []string{"a", "b", "c"} {
 		w.disk(name)
@@ -71,7 +71,7 @@ func token(text string) string {
 	return url.QueryEscape(base64.URLEncoding.EncodeToString([]byte(text)))
 }
 
-func TestATokenHoldsProjectAndOrder(t *testing.T) {
+func TestTokenHoldsProjectAndOrder(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	for _, name := range []string{"a", "b", "c"} {
 		w.disk(name)
@@ -93,8 +93,8 @@ func TestTheLongestTokenIsShortEnough(t *testing.T) {
 	}
 }
 
-// TestPagesDoNotShift lists while disks before and behind the current page come and go: what is there all the time is seen
-// exactly once.
+// TestPagesDoNotShift lists disks while other disks before and behind the current page come and go. A disk that exists
+// all the time is listed exactly once.
 func TestPagesDoNotShift(t *testing.T) {
 	for _, order := range []string{"name_ascending", "name_descending", "id_ascending"} {
 		t.Run(order, func(t *testing.T) {

@@ -20,9 +20,9 @@ import (
 
 const (
 	gib = int64(1) << 30
-	// slots is how many disks the virtual machine has PCI addresses for (docs/reference/rack.md §4).
+	// slots is the number of disks for which the virtual machine has PCI addresses (docs/reference/rack.md §4).
 	slots = 12
-	// unlimited is what utilization shows as capacity where no quota is set; a real silo always has one.
+	// unlimited is the storage capacity that utilization shows without a quota. A real silo always has a quota.
 	unlimited = int64(1) << 60
 	// unlimitedCPUs is the same for virtual CPUs.
 	unlimitedCPUs = int64(1) << 20
@@ -31,40 +31,40 @@ const (
 	defaultAPIVersion = "2026060800.0.0"
 )
 
-// Options say what a rack is like. The zero value is a rack with the project "demo", no instances, no limits, no delays and
-// no guests, kept in memory.
+// Options configure a rack. The zero value is a rack in memory with the project "demo": no instances, limits, delays or
+// guests.
 type Options struct {
 	// Token is the API token of a project collaborator. It must begin "oxide-token-"; empty means "oxide-token-demo".
 	Token string
-	// Project is the name of the project there is; empty means "demo".
+	// Project is the name of the rack's project; empty means "demo".
 	Project string
-	// Instances are names of instances to have in the project. Those that a StateDir does not know already are made,
-	// running, with a boot disk "<name>-boot" of 1 GiB in slot 0, whatever the quota.
+	// Instances are the names of instances that the project must have. An instance that StateDir does not hold yet is
+	// created, running, with a boot disk "<name>-boot" of 1 GiB in slot 0. Quotas do not apply to it.
 	Instances []string
-	// MaxDisks is how many disks an instance takes, boot disk included: 1 to 12, 0 means 12.
+	// MaxDisks is the number of disks that an instance takes, including the boot disk: 1 to 12; 0 means 12.
 	MaxDisks int
-	// QuotaBytes is the silo's storage quota, SpaceBytes the physical space of the rack, CPUQuota the number of virtual
-	// CPUs that may run at once. 0 means unlimited.
+	// QuotaBytes is the silo's storage quota, SpaceBytes the physical space of the rack, and CPUQuota the number of
+	// virtual CPUs that may run at the same time. 0 means unlimited.
 	QuotaBytes int64
 	SpaceBytes int64
 	CPUQuota   int
-	// Latency is added to every call of the API, StateTime is how long an instance takes to start, stop or reboot.
+	// Latency is added to every API call. StateTime is the time that an instance takes to start, stop or reboot.
 	Latency   time.Duration
 	StateTime time.Duration
-	// Hotplug lets disks come and go while an instance runs, which racks refuse today. With HotplugAsync as well, a disk
-	// shows attaching or detaching for the latency first.
+	// Hotplug allows attach and detach while an instance runs, which real racks reject today. With HotplugAsync too, the
+	// disk first shows attaching or detaching for the duration of Latency.
 	Hotplug      bool
 	HotplugAsync bool
-	// APIVersionMax is the newest API version that is served; empty means 2026060800.0.0.
+	// APIVersionMax is the newest API version that the rack serves; empty means 2026060800.0.0.
 	APIVersionMax string
-	// Guests are the machines inside the instances; nil means there are none.
+	// Guests simulate the machines inside the instances; nil means no guests.
 	Guests Guests
-	// GuestsOff says to whoever reads the settings why there are no guests.
+	// GuestsOff is the reason for having no guests, shown in the settings of the control endpoint.
 	GuestsOff string
-	// StateDir is a folder for the rack's records, made when missing; the same folder goes on where a process died. Empty
-	// means memory only.
+	// StateDir is a folder for the rack's records. It is created if missing. A rack that is started on the folder of a
+	// dead process continues with the records there. Empty means memory only.
 	StateDir string
-	// Log is for what happens inside; nil means nowhere.
+	// Log receives internal events; nil discards them.
 	Log *slog.Logger
 }
 
@@ -75,9 +75,9 @@ type Rack struct {
 	settings atomic.Pointer[settings]
 	faults   faults
 	calls    calls
-	// guestsOff says why there are no guests, empty when there are.
+	// guestsOff is the reason for having no guests; empty with guests.
 	guestsOff string
-	// project is the ID of the project of [Options]; the control endpoint looks there when it is told no other.
+	// project is the ID of the project of [Options], the default project of the control endpoint.
 	project string
 
 	closing    sync.Once
@@ -88,22 +88,23 @@ type Rack struct {
 	store       *store
 	identity    identity
 	tokens      map[string]*token
-	projects    shelf[*project]
+	projects    collection[*project]
 	disks       map[string]*disk
 	instances   map[string]*instance
 	snapshots   map[string]*snapshot
 	groups      map[string]*group
-	usedBytes   int64 // what counts against the quota
-	usedSpace   int64 // what is really taken
+	usedBytes   int64 // counted against the quota
+	usedSpace   int64 // physical space in use
 	guestErrors []string
-	// busy holds the IDs of the instances, disks and snapshots that somebody works on without holding mu; free tells of changes.
-	busy map[string]bool
-	free *sync.Cond
-	// snapshotting holds the IDs of disks that a snapshot is being made of.
+	// locked holds the IDs of the instances, disks and snapshots that an operation works on without holding mu. unlocked
+	// is signalled on every change.
+	locked   map[string]bool
+	unlocked *sync.Cond
+	// snapshotting holds the IDs of disks with a snapshot in progress.
 	snapshotting map[string]bool
 }
 
-// identity is what a rack is made with and keeps for ever.
+// identity is created once per rack and never changes.
 type identity struct {
 	RackID  string    `json:"rack_id"`
 	SiloID  string    `json:"silo_id"`
@@ -117,10 +118,10 @@ type project struct {
 	Description string    `json:"description"`
 	Created     time.Time `json:"created"`
 
-	disks     shelf[*disk]
-	instances shelf[*instance]
-	snapshots shelf[*snapshot]
-	groups    shelf[*group]
+	disks     collection[*disk]
+	instances collection[*instance]
+	snapshots collection[*snapshot]
+	groups    collection[*group]
 }
 
 func (p *project) key() (name, id string) { return p.Name, p.ID }
@@ -143,8 +144,9 @@ func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(
 func (s *settings) latency() time.Duration   { return milliseconds(s.LatencyMS) }
 func (s *settings) stateTime() time.Duration { return milliseconds(s.StateMS) }
 
-// New makes a rack, or goes on with the one in the state folder: then its guests are powered on again where instances were
-// running. It fails on options that cannot be, on a state folder that another process has open, and when guests fail.
+// New creates a rack, or continues with the records in the state folder. It then powers on the guests of instances that
+// were running. It fails on invalid options, on a state folder that another process has open, and on failures of the
+// guests.
 func New(o Options) (*Rack, error) {
 	set, err := o.settings()
 	if err != nil {
@@ -155,17 +157,17 @@ func New(o Options) (*Rack, error) {
 		closed: make(chan struct{}),
 		tokens: map[string]*token{}, disks: map[string]*disk{}, instances: map[string]*instance{},
 		snapshots: map[string]*snapshot{}, groups: map[string]*group{},
-		busy: map[string]bool{}, snapshotting: map[string]bool{},
+		locked: map[string]bool{}, snapshotting: map[string]bool{},
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
-	r.free = sync.NewCond(&r.mu)
+	r.unlocked = sync.NewCond(&r.mu)
 	r.settings.Store(set)
 	if r.guests == nil {
 		r.guestsOff = cmp.Or(o.GuestsOff, "no folder for guests was given")
 	}
-	if err := r.begin(o); err != nil {
+	if err := r.initialize(o); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
@@ -197,7 +199,7 @@ func (o *Options) settings() (*settings, error) {
 	return s, s.check()
 }
 
-// check refuses settings that cannot be, and puts the default where zero stands for it.
+// check rejects invalid settings, and replaces a zero by the default.
 func (s *settings) check() error {
 	if s.MaxDisks == 0 {
 		s.MaxDisks = slots
@@ -211,8 +213,8 @@ func (s *settings) check() error {
 	return nil
 }
 
-// begin loads the records and makes what is missing.
-func (r *Rack) begin(o Options) error {
+// initialize loads the records and creates what is missing.
+func (r *Rack) initialize(o Options) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var err error
@@ -237,32 +239,32 @@ func (r *Rack) begin(o Options) error {
 		if _, has := p.instances.named(name); has {
 			continue
 		}
-		if _, err := r.addMachine(p, name, runRunning); err != nil {
+		if _, err := r.addInstance(p, name, runRunning); err != nil {
 			return fmt.Errorf("instance %q: %w", name, err)
 		}
 	}
 	return nil
 }
 
-// ensureProject returns the project of that name, making it when there is none.
+// ensureProject returns the project with the name. It creates a missing project.
 func (r *Rack) ensureProject(name string) (*project, error) {
 	if p, has := r.projects.named(name); has {
 		return p, nil
 	}
 	p := &project{ID: uuid.NewString(), Name: name, Created: now()}
-	if err := r.store.write(put(inProjects, p.ID, p)); err != nil {
+	if err := r.store.write(putRecord(bucketProjects, p.ID, p)); err != nil {
 		return nil, err
 	}
 	r.projects.put(p)
 	return p, nil
 }
 
-// Close stops the rack once what runs in the background has come to rest. Guests are powered off in order and removed; the
-// bytes of the disks are too, unless there is a state folder. The rack's handlers must not be in use any more. It reports
-// what the guests could not let go of.
+// Close stops the rack after its background work has ended. It powers off the guests in order and removes them. Without
+// a state folder it also deletes the contents of the disks. The rack's handlers must no longer be in use. The error
+// says what the guests could not release.
 func (r *Rack) Close() error {
 	r.closing.Do(func() {
-		r.mu.Lock() // nobody who has it begins anything afterwards
+		r.mu.Lock() // with all records locked, no other operation can begin
 		defer r.mu.Unlock()
 		close(r.closed)
 	})
@@ -271,12 +273,12 @@ func (r *Rack) Close() error {
 	defer r.mu.Unlock()
 	var errs []error
 	for _, i := range r.instances {
-		if i.powered { // all of them at once, not each when the one before is off
-			errs = append(errs, r.onGuests("halt "+i.ID, func(g Guests) error { _, err := g.Halt(i.ID); return err }))
+		if i.powered { // all at the same time: powering off takes long
+			errs = append(errs, r.callGuests("halt "+i.ID, func(g Guests) error { _, err := g.Halt(i.ID); return err }))
 		}
 	}
 	for _, i := range r.instances {
-		errs = append(errs, r.powerOff(i, true), r.dropGuest(i))
+		errs = append(errs, r.powerOff(i, true), r.deleteGuest(i))
 	}
 	if r.guests != nil && r.store == nil {
 		for id := range r.disks {
@@ -289,11 +291,11 @@ func (r *Rack) Close() error {
 	return errors.Join(append(errs, r.store.close())...)
 }
 
-// InstanceInfo is what somebody needs to act as the machine inside an instance.
+// InstanceInfo is what a node plugin needs to run as if inside an instance.
 type InstanceInfo struct {
 	ID   string
 	Name string
-	// Dir is the guest's folder, empty when guests are off.
+	// Dir is the guest's folder; empty without guests.
 	Dir string
 }
 
@@ -310,7 +312,7 @@ func (r *Rack) listInstances() (list []InstanceInfo) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p, has := r.projects.withID(r.project); has {
-		for i := range p.instances.inOrderOfNames() {
+		for i := range p.instances.sortedByName() {
 			list = append(list, InstanceInfo{ID: i.ID, Name: i.Name})
 		}
 	}
@@ -335,34 +337,35 @@ func (r *Rack) guestDir(instanceID string) string {
 
 func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
 
-// hold runs find until nobody works on what it found, and claims that: until release is called, nobody else holds any of
-// it. The caller has mu, which hold gives up while it waits; hence find looks everything up anew each time.
-func (r *Rack) hold(find func() ([]string, error)) (release func(), err error) {
+// lock calls find until no other operation holds any of the IDs that find returns, and then locks them. No other
+// operation can lock any of them before release is called. The caller holds mu, and lock gives up mu while it waits.
+// Therefore find looks everything up again on each call.
+func (r *Rack) lock(find func() ([]string, error)) (release func(), err error) {
 	for {
 		ids, err := find()
 		if err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(ids, func(id string) bool { return r.busy[id] }) {
+		if !slices.ContainsFunc(ids, func(id string) bool { return r.locked[id] }) {
 			for _, id := range ids {
-				r.busy[id] = true
+				r.locked[id] = true
 			}
-			return func() { r.letGo(ids) }, nil
+			return func() { r.unlock(ids) }, nil
 		}
-		r.free.Wait()
+		r.unlocked.Wait()
 	}
 }
 
-func (r *Rack) letGo(ids []string) {
+func (r *Rack) unlock(ids []string) {
 	for _, id := range ids {
-		delete(r.busy, id)
+		delete(r.locked, id)
 	}
-	r.free.Broadcast()
+	r.unlocked.Broadcast()
 }
 
-// onGuests calls the guests, without mu: the caller holds what the call concerns. An error is the simulator's fault and is
-// kept for the control endpoint.
-func (r *Rack) onGuests(what string, call func(Guests) error) error {
+// callGuests calls the guests without holding mu. The caller has locked the records that the call concerns. An error is
+// a failure of the simulator; it is recorded for the control endpoint.
+func (r *Rack) callGuests(what string, call func(Guests) error) error {
 	if r.guests == nil {
 		return nil
 	}
@@ -380,16 +383,16 @@ func (r *Rack) onGuests(what string, call func(Guests) error) error {
 	return err
 }
 
-// later does something in the background after a time, unless the rack is closed before.
-func (r *Rack) later(after time.Duration, do func()) {
+// runAfter calls do in the background after a delay, unless the rack is closed before.
+func (r *Rack) runAfter(after time.Duration, do func()) {
 	r.background.Go(func() {
-		if r.pause(after) {
+		if r.sleep(after) {
 			do()
 		}
 	})
 }
 
-// findProject looks a project up without asking who wants to know.
+// findProject looks a project up without checking any permission.
 func (r *Rack) findProject(sel selector) (*project, error) {
 	if sel.id != "" {
 		if p, has := r.projects.withID(sel.id); has {
@@ -398,16 +401,16 @@ func (r *Rack) findProject(sel selector) (*project, error) {
 	} else if p, has := r.projects.named(sel.name); has {
 		return p, nil
 	}
-	return nil, sel.missing("project")
+	return nil, sel.notFound("project")
 }
 
-// lookupProject looks a project up for somebody who wants to do something in it.
+// lookupProject looks a project up for a caller that needs an access right in it.
 func (r *Rack) lookupProject(who caller, sel selector, want access) (*project, error) {
 	p, err := r.findProject(sel)
 	if err != nil {
 		return nil, err
 	}
-	return p, who.may(want, sel.missing("project"))
+	return p, who.authorize(want, sel.notFound("project"))
 }
 
 func parsePing(*Rack, *request) (action, error) {
@@ -434,15 +437,16 @@ func parseProjectList(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		// Listing the projects takes a role on the silo; who may read all of them stands for that here.
-		if who.may(accessRead, errForbidden) != nil {
+		// Listing projects takes a role on the silo. The simulated rack accepts read access to all projects instead.
+		if who.authorize(accessRead, errForbidden) != nil {
 			return answer{}, errForbidden
 		}
 		return answer{200, makePage(r.projects.next(sc), sc, (*project).view)}, nil
 	}, nil
 }
 
-// parseProjectCreate refuses: making projects takes a role on the silo that no token of the simulated rack has.
+// parseProjectCreate always answers 403: creating a project takes a role on the silo, which no token of the simulated
+// rack has.
 func parseProjectCreate(_ *Rack, q *request) (action, error) {
 	body, err := readBody(q.http)
 	if err != nil {
@@ -500,7 +504,7 @@ func parseRackList(r *Rack, q *request) (action, error) {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		var racks shelf[*identity]
+		var racks collection[*identity]
 		racks.put(&r.identity)
 		return answer{200, makePage(racks.next(sc), sc, (*identity).view)}, nil
 	}, nil

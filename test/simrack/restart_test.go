@@ -22,10 +22,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// The variable that makes a process of this test binary serve a rack with the state folder that it names.
+// serveState is an environment variable. It makes this test binary serve a rack with the state folder that it names.
 const serveState = "SIMRACK_TEST_STATE"
 
-// The variable that makes a process of this test binary reset the machine, if it is the first one of a guest.
+// resetMachine is an environment variable. It makes this test binary reset the machine, if it is the first process of a
+// guest.
 const resetMachine = "SIMRACK_TEST_RESET"
 
 func TestMain(m *testing.M) {
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// serveForever prints the addresses of a rack's API and control endpoint and serves them until it is killed.
+// serveForever serves a rack until the process is killed. It prints the addresses of API and control endpoint.
 func serveForever(dir string) {
 	rack, err := simrack.New(simrack.Options{
 		Project: "proj", StateDir: dir, Instances: []string{"n"}, Hotplug: true, HotplugAsync: true,
@@ -52,7 +53,7 @@ func serveForever(dir string) {
 	select {}
 }
 
-// startProcess serves a rack in a process of its own.
+// startProcess serves a rack in another process.
 func startProcess(t *testing.T, dir string) (w *world, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -69,7 +70,7 @@ func startProcess(t *testing.T, dir string) (w *world, kill func()) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Error(err)
 		}
-		// A process that was killed has no good end to report.
+		// A killed process always ends with an error.
 		_ = cmd.Wait()
 	})
 	t.Cleanup(kill)
@@ -78,14 +79,12 @@ func startProcess(t *testing.T, dir string) (w *world, kill func()) {
 		t.Fatal(err)
 	}
 	api, control, _ := strings.Cut(strings.TrimSpace(line), " ")
-	return &world{
-		t: t, token: mainToken, api: &httptest.Server{URL: api}, control: &httptest.Server{URL: control},
-	}, kill
+	return &world{t: t, token: mainToken, client: http.DefaultClient, apiURL: api, controlURL: control}, kill
 }
 
-// TestARackGoesOnAfterItsProcessWasKilled kills the process in the middle of many creates: every disk that was answered is
-// there afterwards, and everything else is as it was.
-func TestARackGoesOnAfterItsProcessWasKilled(t *testing.T) {
+// TestRackContinuesAfterAKill kills the process during many creates. Afterwards every disk that was confirmed exists,
+// and all else is unchanged.
+func TestRackContinuesAfterAKill(t *testing.T) {
 	dir := t.TempDir()
 	w, kill := startProcess(t, dir)
 	viewer := w.newToken("viewer")
@@ -112,7 +111,7 @@ func TestARackGoesOnAfterItsProcessWasKilled(t *testing.T) {
 
 	answered := w.createUntil(kill)
 	if answered["w0-0"] == "" {
-		t.Fatal("nothing was made before the end")
+		t.Fatal("no disk was created before the kill")
 	}
 
 	w, _ = startProcess(t, dir)
@@ -151,7 +150,8 @@ func TestARackGoesOnAfterItsProcessWasKilled(t *testing.T) {
 	w.as(viewer).do("POST", "/disks?project=proj", body("x")).check(t, wants{403, "Forbidden", "Forbidden"})
 }
 
-// createUntil makes disks with several workers, ends the rack meanwhile, and returns the IDs that were answered, by name.
+// createUntil creates disks with several workers, ends the rack meanwhile, and returns the IDs of the confirmed disks
+// by name.
 func (w *world) createUntil(end func()) map[string]string {
 	var mu sync.Mutex
 	answered := map[string]string{}
@@ -180,8 +180,8 @@ func (w *world) createUntil(end func()) map[string]string {
 	return answered
 }
 
-// TestWhatWasUnderWayIsBroughtToItsEnd kills the process while instances change their state and disks are on their way.
-func TestWhatWasUnderWayIsBroughtToItsEnd(t *testing.T) {
+// TestRestartEndsWhatWasUnderWay kills the process while an instance starts and disks are being attached and detached.
+func TestRestartEndsWhatWasUnderWay(t *testing.T) {
 	dir := t.TempDir()
 	w, kill := startProcess(t, dir)
 	i, running := w.instance("i"), w.machines()["n"].ID
@@ -201,7 +201,7 @@ func TestWhatWasUnderWayIsBroughtToItsEnd(t *testing.T) {
 	w.waitDisk(out, "detached")
 }
 
-func TestAStateFolderBelongsToOneRack(t *testing.T) {
+func TestStateFolderBelongsToOneRack(t *testing.T) {
 	dir := t.TempDir()
 	w := newWorld(t, simrack.Options{StateDir: dir})
 	if _, err := simrack.New(simrack.Options{StateDir: dir}); err == nil || !strings.Contains(err.Error(), "in use") {
@@ -210,27 +210,27 @@ func TestAStateFolderBelongsToOneRack(t *testing.T) {
 	w.disk("still-served")
 }
 
-func TestAStateFolderThatCannotBe(t *testing.T) {
+func TestInvalidStateFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, []byte("no folder"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := simrack.New(simrack.Options{StateDir: file}); err == nil {
-		t.Error("a file was taken for a state folder")
+		t.Error("a file was accepted as state folder")
 	}
 }
 
-func TestNewRefusesBadOptions(t *testing.T) {
+func TestNewRejectsInvalidOptions(t *testing.T) {
 	for name, o := range map[string]simrack.Options{
 		"token":     {Token: "secret"},
 		"project":   {Project: "No"},
 		"instance":  {Instances: []string{"a_b"}},
-		"long name": {Instances: []string{strings.Repeat("a", 60)}}, // its boot disk's name would be too long
+		"long name": {Instances: []string{strings.Repeat("a", 60)}}, // the name of its boot disk would be too long
 		"disks":     {MaxDisks: 13},
 		"quota":     {QuotaBytes: -1},
 		"latency":   {Latency: -time.Second},
 		"version":   {APIVersionMax: "newest"},
-		"same name": {Instances: []string{"a", "a-boot", "a"}}, // fine: a name given twice is one instance
+		"same name": {Instances: []string{"a", "a-boot", "a"}}, // valid: the same name twice is one instance
 	} {
 		rack, err := simrack.New(o)
 		if name == "same name" {
@@ -245,8 +245,8 @@ func TestNewRefusesBadOptions(t *testing.T) {
 	}
 }
 
-// TestRecordsOfASecondRunWithOtherOptions adds an instance and another token to a rack that exists.
-func TestRecordsOfASecondRunWithOtherOptions(t *testing.T) {
+// TestSecondRunWithOtherOptions adds an instance and another token to an existing rack.
+func TestSecondRunWithOtherOptions(t *testing.T) {
 	dir := t.TempDir()
 	first, err := simrack.New(simrack.Options{StateDir: dir, Instances: []string{"a"}})
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// TestTheSDKSeesARack takes a disk through its life with the real client: its types decode what the rack says, and its
-// sentinels match the refusals.
-func TestTheSDKSeesARack(t *testing.T) {
+// TestSDKSeesARack takes a disk through its life with the Go SDK's client. Its types decode the rack's answers, and its
+// errors match the rack's.
+func TestSDKSeesARack(t *testing.T) {
 	w := newWorld(t, simrack.Options{Instances: []string{"n"}})
 	c, ctx := w.sdk(), t.Context()
 	must := func(err error) {

@@ -12,13 +12,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// The states of a snapshot that this rack produces (docs/reference/rack.md §6).
+// The states of a snapshot that this rack uses (docs/reference/rack.md §6).
 const (
 	snapshotCreating = "creating"
 	snapshotReady    = "ready"
 )
 
-// snapshot is the rack's record of a snapshot. Only [Rack.changeSnapshot] alters one that has been inserted.
+// snapshot is the rack's record of a snapshot. After its insertion only [Rack.changeSnapshot] may change it.
 type snapshot struct {
 	ID          string    `json:"id"`
 	Name        string    `json:"name"`
@@ -35,13 +35,13 @@ type snapshot struct {
 
 func (s *snapshot) key() (name, id string) { return s.Name, s.ID }
 
-func projectSnapshots(p *project) *shelf[*snapshot] { return &p.snapshots }
+func projectSnapshots(p *project) *collection[*snapshot] { return &p.snapshots }
 
 func (r *Rack) lookupSnapshot(who caller, t target, want access) (*snapshot, error) {
 	return lookup(r, kindSnapshot, t, r.snapshots, projectSnapshots, who, want)
 }
 
-// insertSnapshot puts a record where it is found. A snapshot takes as much as its disk, of the quota and of the space.
+// insertSnapshot adds a record to the indexes. A snapshot takes as much quota and space as its disk.
 func (r *Rack) insertSnapshot(p *project, s *snapshot) {
 	s.project = p
 	r.snapshots[s.ID] = s
@@ -51,7 +51,7 @@ func (r *Rack) insertSnapshot(p *project, s *snapshot) {
 }
 
 func (r *Rack) removeSnapshot(s *snapshot) error {
-	if err := r.store.write(drop(inSnapshots, s.ID)); err != nil {
+	if err := r.store.write(deleteRecord(bucketSnapshots, s.ID)); err != nil {
 		return err
 	}
 	delete(r.snapshots, s.ID)
@@ -64,7 +64,7 @@ func (r *Rack) removeSnapshot(s *snapshot) error {
 func (r *Rack) changeSnapshot(s *snapshot, alter func(*snapshot)) error {
 	next := *s
 	alter(&next)
-	if err := r.store.write(put(inSnapshots, s.ID, &next)); err != nil {
+	if err := r.store.write(putRecord(bucketSnapshots, s.ID, &next)); err != nil {
 		return err
 	}
 	*s = next
@@ -79,7 +79,7 @@ func parseSnapshotView(r *Rack, q *request) (action, error) {
 	return parseView(r, q, r.lookupSnapshot, (*snapshot).view)
 }
 
-// snapshotSpec is a snapshot that somebody asks for.
+// snapshotSpec is a request for a snapshot.
 type snapshotSpec struct {
 	project           selector
 	name, description string
@@ -108,7 +108,7 @@ func parseSnapshotCreate(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return r.createSnapshot(who, spec) }, nil
 }
 
-// createSnapshot makes a snapshot; meanwhile it shows creating, and a disk that is on no instance shows maintenance.
+// createSnapshot creates a snapshot. Meanwhile the snapshot shows creating, and a detached disk shows maintenance.
 func (r *Rack) createSnapshot(who caller, spec snapshotSpec) (answer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,7 +116,7 @@ func (r *Rack) createSnapshot(who caller, spec snapshotSpec) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	d, release, err := r.holdForSnapshot(who, p, spec)
+	d, release, err := r.lockForSnapshot(who, p, spec)
 	if err != nil {
 		return answer{}, err
 	}
@@ -128,7 +128,7 @@ func (r *Rack) createSnapshot(who caller, spec snapshotSpec) (answer, error) {
 		ID: uuid.NewString(), Name: spec.name, Description: spec.description, ProjectID: p.ID,
 		DiskID: d.ID, SizeBytes: d.SizeBytes, BlockSize: d.BlockSize, State: snapshotCreating, Created: now(),
 	}
-	if err := r.store.write(put(inSnapshots, s.ID, s)); err != nil {
+	if err := r.store.write(putRecord(bucketSnapshots, s.ID, s)); err != nil {
 		return answer{}, err
 	}
 	r.insertSnapshot(p, s)
@@ -141,13 +141,14 @@ func (r *Rack) createSnapshot(who caller, spec snapshotSpec) (answer, error) {
 	return answer{201, s.view()}, nil
 }
 
-// holdForSnapshot looks the disk up and claims it, unless a snapshot of it is being made: that is refused, not waited for.
-func (r *Rack) holdForSnapshot(who caller, p *project, spec snapshotSpec) (d *disk, release func(), err error) {
+// lockForSnapshot looks the disk up and locks it. A second snapshot of the same disk at the same time is rejected; it
+// does not wait.
+func (r *Rack) lockForSnapshot(who caller, p *project, spec snapshotSpec) (d *disk, release func(), err error) {
 	t := target{sel: spec.disk}
 	if spec.disk.name != "" {
 		t.project = &spec.project
 	}
-	release, err = r.hold(func() ([]string, error) {
+	release, err = r.lock(func() ([]string, error) {
 		if d, err = r.lookupDisk(who, t, accessRead); err != nil {
 			return nil, err
 		}
@@ -166,7 +167,7 @@ func (r *Rack) holdForSnapshot(who caller, p *project, spec snapshotSpec) (d *di
 	return d, release, err
 }
 
-// checkSnapshot has the checks of docs/reference/rack.md §6 that follow those of the disk itself, in their order.
+// checkSnapshot makes the checks of docs/reference/rack.md §6 that follow the checks of the disk, in their order.
 func (r *Rack) checkSnapshot(p *project, d *disk, spec snapshotSpec) error {
 	set := r.settings.Load()
 	if set.SpaceBytes > 0 && d.SizeBytes > set.SpaceBytes-r.usedSpace {
@@ -187,7 +188,7 @@ func (r *Rack) checkSnapshot(p *project, d *disk, spec snapshotSpec) error {
 	return nil
 }
 
-// takeSnapshot has the guests copy the bytes of a disk that the caller holds.
+// takeSnapshot has the guests copy the contents of a disk. The caller has locked the disk.
 func (r *Rack) takeSnapshot(d *disk, s *snapshot) (err error) {
 	if r.guests == nil {
 		return nil
@@ -201,7 +202,7 @@ func (r *Rack) takeSnapshot(d *disk, s *snapshot) (err error) {
 		defer func() { err = errors.Join(err, r.changeDisk(d, func(d *disk) { d.State = diskDetached })) }()
 	}
 	busy := false
-	err = r.onGuests("snapshot disk "+d.ID, func(g Guests) error {
+	err = r.callGuests("snapshot disk "+d.ID, func(g Guests) error {
 		err := g.CreateSnapshot(s.ID, d.ID)
 		if busy = errors.Is(err, ErrDiskBusy); busy {
 			return nil
@@ -222,12 +223,13 @@ func parseSnapshotDelete(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return answer{status: 204}, r.deleteSnapshot(who, t) }, nil
 }
 
-// deleteSnapshot removes a snapshot; a disk that is being made from it is waited for. As with disks, the bytes go first.
+// deleteSnapshot deletes a snapshot. It waits for the creation of disks from the snapshot. As with disks, the contents
+// are deleted first.
 func (r *Rack) deleteSnapshot(who caller, t target) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var s *snapshot
-	release, err := r.hold(func() (ids []string, err error) {
+	release, err := r.lock(func() (ids []string, err error) {
 		if s, err = r.lookupSnapshot(who, t, accessModify); err != nil {
 			return nil, err
 		}
@@ -240,13 +242,13 @@ func (r *Rack) deleteSnapshot(who caller, t target) error {
 		return err
 	}
 	defer release()
-	if err := r.onGuests("delete snapshot "+s.ID, func(g Guests) error { return g.DeleteSnapshot(s.ID) }); err != nil {
+	if err := r.callGuests("delete snapshot "+s.ID, func(g Guests) error { return g.DeleteSnapshot(s.ID) }); err != nil {
 		return err
 	}
 	return r.removeSnapshot(s)
 }
 
-// resumeSnapshot undoes a snapshot that was being made when the process died.
+// resumeSnapshot removes a snapshot that was being created when the process died.
 func (r *Rack) resumeSnapshot(s *snapshot) error {
 	if s.State != snapshotCreating {
 		return nil
@@ -256,7 +258,7 @@ func (r *Rack) resumeSnapshot(s *snapshot) error {
 			return err
 		}
 	}
-	if err := r.onGuests("delete snapshot "+s.ID, func(g Guests) error { return g.DeleteSnapshot(s.ID) }); err != nil {
+	if err := r.callGuests("delete snapshot "+s.ID, func(g Guests) error { return g.DeleteSnapshot(s.ID) }); err != nil {
 		return err
 	}
 	return r.removeSnapshot(s)

@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// The rows of docs/reference/rack.md §1, §2 and §6 that are no cases of §11.
-func TestSnapshotRefusals(t *testing.T) {
+// TestSnapshotErrors has the rows of docs/reference/rack.md §1, §2 and §6 that are not cases of §11.
+func TestSnapshotErrors(t *testing.T) {
 	for _, test := range []struct {
 		name         string
 		options      simrack.Options
@@ -85,7 +85,7 @@ func TestSnapshotsAreListedByPages(t *testing.T) {
 	}
 }
 
-func TestTheSDKSeesSnapshots(t *testing.T) {
+func TestSDKSeesSnapshots(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	c, ctx := w.sdk(), t.Context()
 	d := w.disk("d")
@@ -130,8 +130,9 @@ func TestTheSDKSeesSnapshots(t *testing.T) {
 	)
 }
 
-// While a snapshot is made, the disk shows that it is, and another snapshot of it is refused.
-func TestSnapshotUnderWay(t *testing.T) {
+// TestSnapshotInProgress reads the states of disk and snapshot while the snapshot is created, and attempts a second
+// snapshot.
+func TestSnapshotInProgress(t *testing.T) {
 	w, g := newGuestWorld(t, simrack.Options{Instances: []string{"n"}})
 	d := w.disk("d")
 	g.creating = make(chan chan struct{})
@@ -156,7 +157,8 @@ func TestSnapshotUnderWay(t *testing.T) {
 	}
 }
 
-// A disk made from a snapshot holds what the disk held then, and zeros behind it; later writes reach neither.
+// TestSnapshotsHoldData restores disks from a snapshot: each holds the contents of the first disk at that time, then
+// zeros. Later writes to one of the disks do not reach the others.
 func TestSnapshotsHoldData(t *testing.T) {
 	w, g := newGuestWorld(t, simrack.Options{Instances: []string{"n"}, Hotplug: true})
 	n := w.machines()["n"]
@@ -217,7 +219,7 @@ func TestSnapshotsHoldData(t *testing.T) {
 	}
 }
 
-func TestSnapshotsThatFail(t *testing.T) {
+func TestFailingSnapshots(t *testing.T) {
 	internal := wants{500, "Internal", "Internal Server Error"}
 	w, g := newGuestWorld(t, simrack.Options{})
 	d := w.disk("d")

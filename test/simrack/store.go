@@ -17,24 +17,34 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// The kinds of records that are kept; each is a bucket of JSON by ID.
+// The kinds of records; each is a bucket of JSON by ID.
 const (
-	inIdentity  = "identity"
-	inTokens    = "tokens"
-	inProjects  = "projects"
-	inDisks     = "disks"
-	inInstances = "instances"
-	inSnapshots = "snapshots"
-	inGroups    = "anti_affinity_groups"
+	bucketIdentity  = "identity"
+	bucketTokens    = "tokens"
+	bucketProjects  = "projects"
+	bucketDisks     = "disks"
+	bucketInstances = "instances"
+	bucketSnapshots = "snapshots"
+	bucketGroups    = "anti_affinity_groups"
 )
 
-var buckets = []string{inIdentity, inTokens, inProjects, inDisks, inInstances, inSnapshots, inGroups}
+var buckets = []string{
+	bucketIdentity,
+	bucketTokens,
+	bucketProjects,
+	bucketDisks,
+	bucketInstances,
+	bucketSnapshots,
+	bucketGroups,
+}
 
-// store keeps the records of a rack in a file, so that they outlive the process: a change is written before anybody is
-// told of it. Nothing is synced, since only the process is expected to die, not the machine. A nil store keeps nothing.
+// store keeps the records of a rack in a file, so that they outlive the process. A change is written before any client
+// can see it. Writes are not synced: the process may die, but the machine is not expected to. A nil store keeps
+// nothing.
 type store struct{ db *bbolt.DB }
 
-// openStore opens the file in a folder, or returns nil for no folder. A file that another process has open is an error.
+// openStore opens the file in a folder. Without a folder it returns nil. A file that another process has open is an
+// error.
 func openStore(dir string) (*store, error) {
 	if dir == "" {
 		return nil, nil
@@ -74,14 +84,14 @@ func (s *store) close() error {
 	return s.db.Close()
 }
 
-// change is one record to be written, or removed when its value is nil.
+// change is one record to write. A nil value removes the record.
 type change struct {
 	bucket, key string
 	value       any
 }
 
-func put(bucket, key string, value any) change { return change{bucket, key, value} }
-func drop(bucket, key string) change           { return change{bucket, key, nil} }
+func putRecord(bucket, key string, value any) change { return change{bucket, key, value} }
+func deleteRecord(bucket, key string) change         { return change{bucket, key, nil} }
 
 // write makes all the changes or none.
 func (s *store) write(changes ...change) error {
@@ -134,35 +144,35 @@ func readAll[T any](s *store, bucket string, take func(*T)) error {
 func (r *Rack) load() error {
 	byID := map[string]*project{}
 	if err := errors.Join(
-		readAll(r.store, inIdentity, func(i *identity) { r.identity = *i }),
-		readAll(r.store, inTokens, func(t *token) { r.tokens[t.Token] = t }),
-		readAll(r.store, inProjects, func(p *project) { byID[p.ID] = p; r.projects.put(p) }),
+		readAll(r.store, bucketIdentity, func(i *identity) { r.identity = *i }),
+		readAll(r.store, bucketTokens, func(t *token) { r.tokens[t.Token] = t }),
+		readAll(r.store, bucketProjects, func(p *project) { byID[p.ID] = p; r.projects.put(p) }),
 	); err != nil {
 		return err
 	}
-	// Instances come before the disks that are on them.
-	if err := readAll(r.store, inInstances, func(i *instance) { r.insertInstance(byID[i.ProjectID], i) }); err != nil {
+	// Instances come before the disks that are attached to them.
+	if err := readAll(r.store, bucketInstances, func(i *instance) { r.insertInstance(byID[i.ProjectID], i) }); err != nil {
 		return err
 	}
-	if err := readAll(r.store, inDisks, func(d *disk) { r.insertDisk(byID[d.ProjectID], d) }); err != nil {
+	if err := readAll(r.store, bucketDisks, func(d *disk) { r.insertDisk(byID[d.ProjectID], d) }); err != nil {
 		return err
 	}
-	if err := readAll(r.store, inSnapshots, func(s *snapshot) { r.insertSnapshot(byID[s.ProjectID], s) }); err != nil {
+	if err := readAll(r.store, bucketSnapshots, func(s *snapshot) { r.insertSnapshot(byID[s.ProjectID], s) }); err != nil {
 		return err
 	}
-	if err := readAll(r.store, inGroups, func(g *group) { r.insertGroup(byID[g.ProjectID], g) }); err != nil {
+	if err := readAll(r.store, bucketGroups, func(g *group) { r.insertGroup(byID[g.ProjectID], g) }); err != nil {
 		return err
 	}
 	if r.identity.RackID != "" {
 		return nil
 	}
 	r.identity = identity{RackID: uuid.NewString(), SiloID: uuid.NewString(), Created: now()}
-	return r.store.write(put(inIdentity, "rack", &r.identity))
+	return r.store.write(putRecord(bucketIdentity, "rack", &r.identity))
 }
 
-// resume brings what was under way when the process died to its end, as a rack does: what was being made is undone, and
-// instances go on to where they were going. Guests do not outlive a process, so every instance gets a new one, and those of
-// running instances are powered on.
+// resume ends the operations that a dead process left unfinished, as a rack does. An object in creation is removed, and
+// an instance in transition reaches its target state. Guests do not outlive a process: each instance gets a new guest,
+// and the guests of running instances are powered on.
 func (r *Rack) resume() error {
 	for _, d := range r.disks {
 		if err := r.resumeDisk(d); err != nil {
@@ -185,7 +195,7 @@ func (r *Rack) resume() error {
 func (r *Rack) resumeDisk(d *disk) error {
 	switch d.State {
 	case diskCreating:
-		if err := r.onGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }); err != nil {
+		if err := r.callGuests("delete disk "+d.ID, func(g Guests) error { return g.DeleteDisk(d.ID) }); err != nil {
 			return err
 		}
 		return r.removeDisk(d)
@@ -201,12 +211,12 @@ func (r *Rack) resumeInstance(i *instance) error {
 	if i.RunState == runCreating {
 		return r.removeInstance(i)
 	}
-	release, err := r.hold(func() ([]string, error) { return []string{i.ID}, nil })
+	release, err := r.lock(func() ([]string, error) { return []string{i.ID}, nil })
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := r.makeGuest(i); err != nil {
+	if err := r.createGuest(i); err != nil {
 		return err
 	}
 	switch i.RunState {

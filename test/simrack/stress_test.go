@@ -16,10 +16,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// TestManyAtOnce lets many clients do everything to few disks and instances at once, some of it through the control
-// endpoint, and looks meanwhile and afterwards for what must never be: a name or slot given twice, a disk that two
-// instances have, more disks on an instance than it takes, more storage than the quota.
-func TestManyAtOnce(t *testing.T) {
+// TestConcurrentClients lets many clients make all kinds of requests for a few disks and instances, some through the
+// control endpoint. Meanwhile and afterwards it checks what must always hold: names and slots are unique, a disk is on
+// one instance at most, and no limit or quota is exceeded.
+func TestConcurrentClients(t *testing.T) {
 	const (
 		clients  = 8
 		requests = 150
@@ -60,7 +60,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// anything makes one request at random; whether it is refused does not matter, but it must be an answer of the rack's.
+// anything makes a random request. An error answer is fine, but the rack must answer.
 func (w *world) anything(rng *rand.Rand, instances []string) {
 	disk, instance := fmt.Sprintf("d-%d", rng.IntN(16)), instances[rng.IntN(len(instances))]
 	var r reply
@@ -86,7 +86,7 @@ func (w *world) anything(rng *rand.Rand, instances []string) {
 	}
 }
 
-// settle waits until nothing is under way.
+// settle waits until all transitions have ended.
 func (w *world) settle(instances []string) {
 	w.waitFor("at rest", func() bool {
 		for _, i := range instances {
@@ -109,7 +109,7 @@ func (w *world) checkInvariants(quota int64, most int) {
 	seen := map[string]bool{}
 	for _, d := range w.must("GET", "/disks?project=proj&limit=10000", "").Items {
 		if seen[d.Name] || seen[d.ID] {
-			w.t.Errorf("disk %s is there twice", d.Name)
+			w.t.Errorf("two disks have the name %s", d.Name)
 		}
 		seen[d.Name], seen[d.ID] = true, true
 	}
@@ -135,7 +135,7 @@ func (w *world) checkInvariants(quota int64, most int) {
 	}
 }
 
-// BenchmarkDiskCreate makes disks with 100 clients at once on a rack that has 10,000 already.
+// BenchmarkDiskCreate creates disks with 100 concurrent clients on a rack with 10,000 disks.
 func BenchmarkDiskCreate(b *testing.B) {
 	for _, kept := range []bool{false, true} {
 		b.Run(fmt.Sprintf("state=%v", kept), func(b *testing.B) {
@@ -174,14 +174,14 @@ func BenchmarkDiskCreate(b *testing.B) {
 	}
 }
 
-// client makes disks over kept connections.
+// client creates disks over persistent connections.
 type client struct {
 	http *http.Client
 	url  string
 }
 
 func (w *world) clients(n int) client {
-	return client{url: w.api.URL, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}}
+	return client{url: w.apiURL, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}}
 }
 
 func (c client) create(name string) error {

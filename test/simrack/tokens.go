@@ -6,7 +6,7 @@ package simrack
 
 import "github.com/google/uuid"
 
-// The roles of tokens, by the names that the control endpoint takes.
+// The roles of tokens, as the control endpoint names them.
 const (
 	roleCollaborator        = "collaborator"
 	roleLimitedCollaborator = "limited-collaborator"
@@ -15,7 +15,7 @@ const (
 	roleNone                = "none"
 )
 
-// access is what somebody wants to do in a project.
+// access is a level of rights in a project.
 type access int
 
 const (
@@ -26,51 +26,51 @@ const (
 
 var errForbidden error = &apiError{status: 403, code: codeForbidden, message: "Forbidden"}
 
-// token is an API token and whose it is.
+// token is an API token with its user and role.
 type token struct {
 	Token  string `json:"token"`
 	Role   string `json:"role"`
 	UserID string `json:"user_id"`
 }
 
-// caller is who makes a request.
+// caller is the authenticated user of a request.
 type caller struct {
 	userID string
 	role   string
-	// most is what the caller may do in every project; a role on the fleet alone opens no project.
-	most  access
-	fleet bool
+	// access is what the caller may do in every project. A role on the fleet alone gives no access to projects.
+	access access
+	fleet  bool
 }
 
 func (t *token) caller() caller {
 	who := caller{userID: t.UserID, role: t.Role, fleet: t.Role == roleFleetViewer}
 	switch t.Role {
 	case roleCollaborator, roleLimitedCollaborator:
-		who.most = accessModify
+		who.access = accessModify
 	case roleViewer:
-		who.most = accessRead
+		who.access = accessRead
 	}
 	return who
 }
 
-// may answers nil, or missing for a thing that the caller may not even see, or 403 (docs/reference/rack.md §1).
-func (c caller) may(want access, missing error) error {
+// authorize returns nil, notFound for an object that the caller authorize not see, or 403 (docs/reference/rack.md §1).
+func (c caller) authorize(want access, missing error) error {
 	switch {
-	case c.most == accessNone:
+	case c.access == accessNone:
 		return missing
-	case c.most < want:
+	case c.access < want:
 		return errForbidden
 	}
 	return nil
 }
 
-// addToken makes a token valid, unless it is already.
+// addToken makes a token valid. A token that already exists stays as it is.
 func (r *Rack) addToken(text, role string) error {
 	if _, has := r.tokens[text]; has {
 		return nil
 	}
 	t := &token{Token: text, Role: role, UserID: uuid.NewString()}
-	if err := r.store.write(put(inTokens, text, t)); err != nil {
+	if err := r.store.write(putRecord(bucketTokens, text, t)); err != nil {
 		return err
 	}
 	r.tokens[text] = t

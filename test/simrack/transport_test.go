@@ -6,13 +6,15 @@ package simrack_test
 
 import (
 	"compress/gzip"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
@@ -28,7 +30,7 @@ func TestAPIVersionComesFirst(t *testing.T) {
 		{name: "none means the newest", path: "/utilization", want: wants{status: 200}},
 		{name: "the newest", asked: "2026060800.0.0", path: "/utilization", want: wants{status: 200}},
 		{name: "an older one", asked: "2025112000.0.0", path: "/utilization", want: wants{status: 200}},
-		{name: "one that is served no more has no routes", asked: "2025111900.0.0", path: "/utilization",
+		{name: "one without routes", asked: "2025111900.0.0", path: "/utilization",
 			want: wants{404, "", "Not Found"}},
 		{name: "a newer one", asked: "2026061000.0.0", path: "/nonexistent",
 			want: wants{400, "", "server does not support this API version: 2026061000.0.0"}},
@@ -72,7 +74,7 @@ func TestAuthentication(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			w.do("GET", "/me", "", "Authorization", test.header).check(t, test.want)
-			// Whether the thing exists makes no difference to whoever has no token.
+			// Without a token the answer is the same whether or not the object exists.
 			if test.want.status == 401 {
 				w.do("GET", "/disks/"+missingUUID, "", "Authorization", test.header).check(t, refused)
 			}
@@ -80,7 +82,7 @@ func TestAuthentication(t *testing.T) {
 	}
 }
 
-func TestATokenThatWasRevokedIsUnknown(t *testing.T) {
+func TestRevokedTokenIsUnknown(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	w.token = w.newToken("viewer")
 	w.do("GET", "/me", "").check(t, wants{status: 200})
@@ -128,7 +130,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-func TestRefusalsAreIndentedAndCarryTheRequestID(t *testing.T) {
+func TestErrorsAreIndentedAndCarryTheRequestID(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
 	r := w.do("GET", "/disks/nope?project=proj", "")
 	want := fmt.Sprintf("{\n  \"request_id\": %q,\n  \"error_code\": \"ObjectNotFound\",\n"+
@@ -137,7 +139,7 @@ func TestRefusalsAreIndentedAndCarryTheRequestID(t *testing.T) {
 		t.Errorf("got %s, want %s", r.raw, want)
 	}
 	if other := w.do("GET", "/ping", ""); other.header.Get("X-Request-Id") == r.header.Get("X-Request-Id") {
-		t.Error("two requests have one ID")
+		t.Error("two requests have the same ID")
 	}
 }
 
@@ -149,7 +151,7 @@ func TestBodiesAreReadAsTheRackReadsThem(t *testing.T) {
 		want                    wants
 	}{
 		{name: "unknown fields are ignored", body: body("e1", "colour", `"red"`), want: wants{status: 201}},
-		{name: "what follows the object is ignored", body: body("e2") + "rest", want: wants{status: 201}},
+		{name: "text after the object is ignored", body: body("e2") + "rest", want: wants{status: 201}},
 		{name: "content type with parameters", body: body("e3"), contentType: "Application/JSON ; charset=utf-8",
 			want: wants{status: 201}},
 		{name: "another content type", body: body("e"), contentType: "text/plain",
@@ -208,7 +210,7 @@ func TestBodiesAreReadAsTheRackReadsThem(t *testing.T) {
 		})
 	}
 	t.Run("no content type", func(t *testing.T) {
-		req, err := http.NewRequest("POST", w.api.URL+"/v1/disks?project=proj", strings.NewReader(body("e5")))
+		req, err := http.NewRequest("POST", w.apiURL+"/v1/disks?project=proj", strings.NewReader(body("e5")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +312,7 @@ func TestLargeAnswersAreCompressedWhenAsked(t *testing.T) {
 	for n := range 5 {
 		w.disk(fmt.Sprintf("d-%d", n))
 	}
-	// A client that sets the header itself has to decompress itself.
+	// A client that sets Accept-Encoding itself must decompress itself.
 	res, raw, err := w.request("GET", "/v1/disks?project=proj", "", "Accept-Encoding", "deflate, gzip")
 	if err != nil {
 		t.Fatal(err)
@@ -341,41 +343,39 @@ func TestLargeAnswersAreCompressedWhenAsked(t *testing.T) {
 	}
 }
 
-func TestARequestIsDoneWhenItsClientHasGone(t *testing.T) {
+func TestRequestIsExecutedWhenItsClientHasGone(t *testing.T) {
 	w := newWorld(t, simrack.Options{})
-	delay := w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":50}`)
-	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, "POST", w.api.URL+"/v1/disks?project=proj", strings.NewReader(body("d")))
+	w.fault(`{"operation":"disk_create","kind":"delay","delay_ms":50}`)
+	req, err := http.NewRequest("POST", w.apiURL+"/v1/disks?project=proj", strings.NewReader(body("d")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer "+mainToken)
 	req.Header.Set("Content-Type", "application/json")
-	gone := make(chan error)
-	go func() {
-		_, err := http.DefaultClient.Do(req)
-		gone <- err
-	}()
-	w.waitFor("being made", func() bool { return w.hits(delay) == 1 })
-	cancel()
-	if err := <-gone; err == nil {
-		t.Fatal("the client got an answer")
+	conn, err := net.Dial("tcp", w.api.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
 	}
-	w.waitFor("made", func() bool { return w.do("GET", "/disks/d?project=proj", "").status == 200 })
+	if err := errors.Join(req.Write(conn), conn.Close()); err != nil {
+		t.Fatal(err)
+	}
+	w.waitFor("created", func() bool { return w.do("GET", "/disks/d?project=proj", "").status == 200 })
 }
 
 func TestLatencyHoldsForEveryCall(t *testing.T) {
-	const latency = 30 * time.Millisecond
-	w := newWorld(t, simrack.Options{Latency: latency})
-	for _, path := range []string{"/ping", "/nonexistent", "/disks?project=proj"} {
-		begin := time.Now()
-		w.do("GET", path, "")
-		if took := time.Since(begin); took < latency {
-			t.Errorf("%s took %v", path, took)
+	synctest.Test(t, func(t *testing.T) {
+		const latency = 30 * time.Millisecond
+		w := newTimedWorld(t, simrack.Options{Latency: latency})
+		for _, path := range []string{"/ping", "/nonexistent", "/disks?project=proj"} {
+			begin := time.Now()
+			w.do("GET", path, "")
+			if took := time.Since(begin); took < latency {
+				t.Errorf("%s took %v", path, took)
+			}
 		}
-	}
-	// The next call would not return in time if it still waited.
-	w.set(`{"latency_ms":3600000}`)
-	w.set(`{"latency_ms":0}`)
-	w.do("GET", "/ping", "")
+		// The next calls would not return in time if they still waited.
+		w.set(`{"latency_ms":3600000}`)
+		w.set(`{"latency_ms":0}`)
+		w.do("GET", "/ping", "")
+	})
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// The error codes of the API (docs/reference/rack.md §1). Parse and routing errors have none.
+// The error codes of the API (docs/reference/rack.md §1). Parse and routing errors have no code.
 const (
 	codeNotFound         = "ObjectNotFound"
 	codeExists           = "ObjectAlreadyExists"
@@ -30,12 +30,12 @@ const (
 	messageNoPlaceToBoot = "Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed"
 )
 
-// apiError is an answer of the rack that refuses something.
+// apiError is an error answer of the rack.
 type apiError struct {
 	status  int
 	code    string
 	message string
-	// allow holds the methods of a 405's allow header.
+	// allow holds the methods for the Allow header of a 405.
 	allow string
 }
 
@@ -62,7 +62,7 @@ func alreadyExists(kind, name string) error {
 	return fail(400, codeExists, `already exists: %s "%s"`, kind, name)
 }
 
-// errorBody is the body of every refusal; the code is left out, never null.
+// errorBody is the body of every error answer. A missing code is left out, not null.
 type errorBody struct {
 	RequestID string `json:"request_id"`
 	ErrorCode string `json:"error_code,omitempty"`
@@ -177,7 +177,7 @@ func (p *project) view() projectView {
 	return projectView{ID: p.ID, Name: p.Name, Description: p.Description, TimeCreated: p.Created, TimeModified: p.Created}
 }
 
-// view shows a disk. Its device path is what racks have always shown; it names nothing in any guest.
+// view is the disk's JSON. Its device path is the one that racks always show; it names no device in any guest.
 func (d *disk) view() diskView {
 	v := diskView{
 		ID: d.ID, Name: d.Name, Description: d.Description, ProjectID: d.ProjectID,
@@ -185,7 +185,7 @@ func (d *disk) view() diskView {
 		State: diskStateView{State: d.State}, DevicePath: "/mnt/" + d.Name,
 		TimeCreated: d.Created, TimeModified: d.Created,
 	}
-	v.SnapshotID = orNull(d.SnapshotID)
+	v.SnapshotID = nullIfEmpty(d.SnapshotID)
 	switch d.State {
 	case diskAttached, diskAttaching, diskDetaching:
 		v.State.Instance = d.InstanceID
@@ -214,12 +214,13 @@ func (i *instance) view() instanceView {
 		AutoRestartEnabled: i.AutoRestart != restartNever,
 		TimeCreated:        i.Created, TimeModified: i.Modified, TimeRunStateUpdated: i.StateUpdated,
 	}
-	v.BootDiskID, v.AutoRestartPolicy = orNull(i.BootDiskID), orNull(i.AutoRestart)
+	v.BootDiskID, v.AutoRestartPolicy = nullIfEmpty(i.BootDiskID), nullIfEmpty(i.AutoRestart)
 	return v
 }
 
-// orNull is a text that a view shows as null when it is empty. It is a copy: views are written when mu is free again.
-func orNull(s string) *string {
+// nullIfEmpty is a text that a view shows as null when it is empty. It points to a copy, because views are encoded
+// after mu is released.
+func nullIfEmpty(s string) *string {
 	if s == "" {
 		return nil
 	}

@@ -25,12 +25,16 @@ const (
 	mainToken = "oxide-token-demo"
 )
 
-// world is a rack served over HTTP, its answers held to the published schema.
+// world is a rack served over HTTP. Its answers are checked against the published schema.
 type world struct {
-	t            testing.TB
-	rack         *simrack.Rack
-	api, control *httptest.Server
-	// token is what requests carry; empty means none.
+	t    testing.TB
+	rack *simrack.Rack
+	// api serves the API, unless another process does or nothing does (newTimedWorld).
+	api *httptest.Server
+	// client makes the requests, at the URLs of API and control endpoint.
+	client             *http.Client
+	apiURL, controlURL string
+	// token is the token of requests; empty means no token.
 	token string
 }
 
@@ -40,13 +44,24 @@ func newWorld(t testing.TB, o simrack.Options) *world {
 	return serve(t, o, openapi.Validator(t))
 }
 
-// newRawWorld is a world for requests that the published schema does not know and the rack takes all the same.
+// newRawWorld is a world for requests that the rack accepts although they violate the published schema.
 func newRawWorld(t testing.TB, o simrack.Options) *world {
 	t.Helper()
 	return serve(t, o, func(h http.Handler) http.Handler { return h })
 }
 
 func serve(t testing.TB, o simrack.Options, wrap func(http.Handler) http.Handler) *world {
+	t.Helper()
+	rack := newRack(t, o)
+	api, control := httptest.NewServer(wrap(rack.API())), httptest.NewServer(rack.Control())
+	t.Cleanup(control.Close)
+	t.Cleanup(api.Close)
+	return &world{
+		t: t, rack: rack, token: mainToken, api: api, client: http.DefaultClient, apiURL: api.URL, controlURL: control.URL,
+	}
+}
+
+func newRack(t testing.TB, o simrack.Options) *simrack.Rack {
 	t.Helper()
 	if o.Project == "" {
 		o.Project = "proj"
@@ -55,21 +70,35 @@ func serve(t testing.TB, o simrack.Options, wrap func(http.Handler) http.Handler
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{
-		t: t, rack: rack, token: mainToken,
-		api: httptest.NewServer(wrap(rack.API())), control: httptest.NewServer(rack.Control()),
-	}
 	t.Cleanup(func() {
-		w.api.Close()
-		w.control.Close()
 		if err := rack.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return w
+	return rack
 }
 
-// reply is an answer of the rack: its status, and of its body what tests look at.
+// newTimedWorld is a world for a bubble of testing/synctest, where states of the rack last as long as the test looks at
+// them. Its requests call the handlers directly: a pending read from a connection would stop the clock of the bubble.
+func newTimedWorld(t testing.TB, o simrack.Options) *world {
+	t.Helper()
+	rack := newRack(t, o)
+	client := &http.Client{Transport: inProcess{"api": openapi.Validator(t)(rack.API()), "control": rack.Control()}}
+	return &world{
+		t: t, rack: rack, token: mainToken, client: client, apiURL: "http://api", controlURL: "http://control",
+	}
+}
+
+// inProcess calls the handler that the host of the URL names.
+type inProcess map[string]http.Handler
+
+func (p inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
+	answer := httptest.NewRecorder()
+	p[req.URL.Host].ServeHTTP(answer, req)
+	return answer.Result(), nil
+}
+
+// reply is an answer of the rack: the status, and the parts of the body that tests compare.
 type reply struct {
 	status int
 	header http.Header
@@ -80,7 +109,7 @@ type reply struct {
 
 	ID   string `json:"id"`
 	Name string `json:"name"`
-	// Description, Policy and FailureDomain are of groups.
+	// Description, Policy and FailureDomain belong to groups.
 	Description   string `json:"description"`
 	Policy        string `json:"policy"`
 	FailureDomain string `json:"failure_domain"`
@@ -110,7 +139,7 @@ type diskState struct {
 	Instance string `json:"instance"`
 }
 
-// UnmarshalJSON also reads the state of a snapshot, which is a text.
+// UnmarshalJSON also reads the state of a snapshot, which is a string.
 func (s *diskState) UnmarshalJSON(raw []byte) error {
 	if raw[0] == '"' {
 		return json.Unmarshal(raw, &s.State)
@@ -143,7 +172,7 @@ func (r reply) names() []string {
 
 // request makes a request of the API; headers are pairs of name and value.
 func (w *world) request(method, path, body string, headers ...string) (*http.Response, string, error) {
-	req, err := http.NewRequest(method, w.api.URL+path, strings.NewReader(body))
+	req, err := http.NewRequest(method, w.apiURL+path, strings.NewReader(body))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -156,7 +185,7 @@ func (w *world) request(method, path, body string, headers ...string) (*http.Res
 	for n := 0; n < len(headers); n += 2 {
 		req.Header.Set(headers[n], headers[n+1])
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := w.client.Do(req)
 	if err != nil {
 		return nil, "", err
 	}
@@ -165,7 +194,7 @@ func (w *world) request(method, path, body string, headers ...string) (*http.Res
 	return res, string(raw), err
 }
 
-// do makes a request of the API that must be answered. The path begins after "/v1".
+// do makes a request of the API, which must be answered. The path begins after "/v1".
 func (w *world) do(method, path, body string, headers ...string) reply {
 	w.t.Helper()
 	res, raw, err := w.request(method, "/v1"+path, body, headers...)
@@ -181,7 +210,7 @@ func (w *world) do(method, path, body string, headers ...string) reply {
 	return r
 }
 
-// must is do for a request that must succeed.
+// must makes a request of the API, which must succeed.
 func (w *world) must(method, path, body string) reply {
 	w.t.Helper()
 	r := w.do(method, path, body)
@@ -191,14 +220,14 @@ func (w *world) must(method, path, body string) reply {
 	return r
 }
 
-// as is the same world for the holder of another token.
+// as is the same world with another token.
 func (w *world) as(token string) *world {
 	other := *w
 	other.token = token
 	return &other
 }
 
-// newToken makes a token with a role.
+// newToken creates a token with a role.
 func (w *world) newToken(role string) string {
 	w.t.Helper()
 	var made struct{ Token string }
@@ -206,14 +235,14 @@ func (w *world) newToken(role string) string {
 	return made.Token
 }
 
-// operate makes a request of the control endpoint, which must answer with that status, and reads the answer.
+// operate makes a request of the control endpoint, which must answer with the status, and decodes the answer.
 func (w *world) operate(method, path, body string, status int, into any) {
 	w.t.Helper()
-	req, err := http.NewRequest(method, w.control.URL+"/v0"+path, strings.NewReader(body))
+	req, err := http.NewRequest(method, w.controlURL+"/v0"+path, strings.NewReader(body))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := w.client.Do(req)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -290,7 +319,7 @@ func (w *world) machines() map[string]machine {
 	return byName
 }
 
-// slots tells which disk is in which slot.
+// slots maps the disks of an instance to their slots.
 func (w *world) slots(instance string) map[string]int {
 	slots := map[string]int{}
 	for _, d := range w.machines()[instance].Disks {
@@ -299,7 +328,8 @@ func (w *world) slots(instance string) map[string]int {
 	return slots
 }
 
-// body is the request for a blank distributed disk of 1 GiB with 512-byte blocks, changed by pairs of field and JSON value.
+// body is the request for a blank distributed disk of 1 GiB with 512-byte blocks. changes are pairs of field and JSON
+// value.
 func body(name string, changes ...string) string {
 	return diskBody(name, "distributed", `{"type":"blank","block_size":512}`, changes...)
 }
@@ -334,13 +364,13 @@ func quote(s string) json.RawMessage {
 	return raw
 }
 
-// disk makes a disk of 1 GiB and returns its ID.
+// disk creates a disk of 1 GiB and returns its ID.
 func (w *world) disk(name string) string {
 	w.t.Helper()
 	return w.must("POST", "/disks?project=proj", body(name)).ID
 }
 
-// snapshot makes a snapshot of a disk of the project and returns its ID.
+// snapshot creates a snapshot of a disk of the project and returns its ID.
 func (w *world) snapshot(name, disk string) string {
 	w.t.Helper()
 	return w.must("POST", "/snapshots?project=proj", snapshotBody(name, disk)).ID
@@ -350,7 +380,7 @@ func snapshotBody(name, disk string) string {
 	return fmt.Sprintf(`{"name":%q,"description":"","disk":%q}`, name, disk)
 }
 
-// restoreBody is the request for a disk of 1 GiB from a snapshot, changed like body.
+// restoreBody is the request for a disk of 1 GiB from a snapshot, with changes as in body.
 func restoreBody(name, snapshot string, readOnly bool, changes ...string) string {
 	return diskBody(
 		name,
@@ -359,7 +389,7 @@ func restoreBody(name, snapshot string, readOnly bool, changes ...string) string
 		changes...)
 }
 
-// instance makes an instance without disks, stopped, and returns its ID.
+// instance creates an instance without disks, stopped, and returns its ID.
 func (w *world) instance(name string) string {
 	w.t.Helper()
 	return w.must("POST", "/instances?project=proj", instanceBody(name, `"start":false`)).ID
@@ -382,12 +412,12 @@ func (w *world) detach(instance, disk string) reply {
 	return w.do("POST", "/instances/"+instance+"/disks/detach", fmt.Sprintf(`{"disk":%q}`, disk))
 }
 
-// waitFor waits until a condition holds, for at most ten seconds.
+// waitFor waits until a condition holds.
 func (w *world) waitFor(what string, holds func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); {
+	for deadline := time.Now().Add(time.Minute); !holds(); {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("after 10 s: still not %s", what)
+			w.t.Fatalf("after a minute: still not %s", what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -398,17 +428,18 @@ func (w *world) waitRun(instance, state string) {
 	w.waitFor(instance+" "+state, func() bool { return w.must("GET", "/instances/"+instance, "").RunState == state })
 }
 
-// sdk is the real client.
+// sdk is the Go SDK's client.
 func (w *world) sdk() *oxide.Client {
 	w.t.Helper()
-	c, err := oxide.NewClient(oxide.WithHost(w.api.URL), oxide.WithToken(w.token))
+	c, err := oxide.NewClient(oxide.WithHost(w.apiURL), oxide.WithToken(w.token))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return c
 }
 
-// wants is an expected answer. A message that ends in "…" is compared as a prefix, one that begins with it as a part.
+// wants is an expected answer. A message that ends in "…" is compared as a prefix; a message that begins with "…" must
+// be contained.
 type wants struct {
 	status  int
 	code    string
@@ -428,6 +459,6 @@ func (r reply) check(t testing.TB, want wants) {
 		t.Errorf("got %d %q %q, want %d %q %q", r.status, r.code(), r.Message, want.status, want.code, want.message)
 	}
 	if want.code == "" && r.Code != nil {
-		t.Errorf("error_code is there: %s", r.raw)
+		t.Errorf("error_code is not left out: %s", r.raw)
 	}
 }

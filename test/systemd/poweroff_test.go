@@ -65,7 +65,7 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		locks, err := m.try("systemd-inhibit", "--list")
 		return err == nil && strings.Contains(locks, "kubelet")
 	})
-	api.AskRestart("7-1")
+	api.RequestRestart("7-1")
 	m.eventually("it refuses", func() bool { return api.RestartReply("7-1").State == metadata.RestartRefused })
 	if why := api.RestartReply("7-1").Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
 		t.Errorf("it refuses since %s", why)
@@ -77,7 +77,7 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	if string(before) != "started\n" {
 		t.Errorf("before, the service says %q", before)
 	}
-	api.AskRestart("7-2")
+	api.RequestRestart("7-2")
 	m.eventually("the machine is down", func() bool {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", m.init))
 		return os.IsNotExist(err)

@@ -83,7 +83,7 @@ func TestPlannedRestart(t *testing.T) {
 		m.writeUnsynced(t, u.volume, u.unsynced)
 	}
 	asked := time.Now()
-	api.AskRestart(restart)
+	api.RequestRestart(restart)
 	m.awaitEnd(t)
 	t.Logf("the machine is off %s after the restart was asked for", time.Since(asked).Round(100*time.Millisecond))
 	accepted := api.RestartReply(restart)

@@ -2,14 +2,16 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package devicetest makes disks for tests: loop devices shown as NVMe disks by a small sysfs below a temporary folder.
-// What stands there is what docs/reference/rack.md §9 describes of a guest, so far as package device looks at it.
+// Package devicetest makes disks for tests: loop devices that a small sysfs in a temporary folder shows as NVMe disks.
+// The sysfs has the parts of docs/reference/rack.md §9 that package device reads.
 package devicetest
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -19,26 +21,52 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-// Guest is a folder with dev and sys in it.
+// Main runs the tests of a package that uses disks. More of them run at a time than there are processors, because they
+// wait for the kernel to mount, unmount and flush. The flag -parallel overrides that.
+func Main(m *testing.M) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// Run runs a program of the host and returns what it wrote to its standard output. The program ends the test when it
+// fails. Tests that run at the same time as others must not start programs by themselves: see
+// [hostexec.CloseUninherited].
+func Run(t testing.TB, name string, args ...string) (stdout string) {
+	t.Helper()
+	result, err := hostexec.Run(context.Background(), name, args...)
+	if err != nil || result.ExitCode != 0 {
+		t.Fatalf("%s %v: %v, exit code %d: %s", name, args, err, result.ExitCode, result.Message())
+	}
+	return result.Stdout
+}
+
+// Guest is a folder with the folders dev and sys of a guest.
 type Guest struct {
 	t    testing.TB
 	Dir  string
 	next int
 }
 
-// New returns a guest without disks. It skips the test where loop devices cannot be had.
+// New returns a guest without disks. It skips the test if the user is not root, who can make loop devices.
 func New(t testing.TB) *Guest {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loop devices and device nodes")
 	}
-	g := NewBare(t)
-	return g
+	return NewBare(t)
 }
 
-// NewBare returns a guest that can be given sysfs entries only, by [Guest.Sysfs], for which no root is needed.
+// NewBare returns a guest that can have entries in sysfs ([Guest.Sysfs]) but no disks. It needs no root.
 func NewBare(t testing.TB) *Guest {
 	t.Helper()
 	g := &Guest{t: t, Dir: t.TempDir()}
@@ -48,19 +76,20 @@ func NewBare(t testing.TB) *Guest {
 	return g
 }
 
-// Roots are the guest's.
+// Roots returns the guest's folders.
 func (g *Guest) Roots() device.Roots {
 	return device.Roots{Dev: filepath.Join(g.Dir, "dev"), Sys: filepath.Join(g.Dir, "sys")}
 }
 
 // Disk is a disk of a guest.
 type Disk struct {
-	// Kernel is its name there, such as nvme1n1; Backing the file with its bytes; Loop the machine's own device.
+	// Kernel is the disk's name in the guest, such as nvme1n1. Backing is the file with the disk's bytes. Loop is the
+	// machine's loop device.
 	Kernel, Backing, Loop string
 	Number                device.Number
 }
 
-// Add plugs in a new blank disk whose serial is that of the disk name.
+// Add attaches a new blank disk with the serial of this disk name.
 func (g *Guest) Add(diskName string, sizeBytes int64) *Disk {
 	g.t.Helper()
 	backing := filepath.Join(g.t.TempDir(), "disk")
@@ -70,7 +99,7 @@ func (g *Guest) Add(diskName string, sizeBytes int64) *Disk {
 	return g.Plug(diskName, backing)
 }
 
-// Plug plugs in a disk with these bytes.
+// Plug attaches a disk with the bytes of the file backing.
 func (g *Guest) Plug(diskName, backing string) *Disk {
 	g.t.Helper()
 	info, err := os.Stat(backing)
@@ -88,10 +117,10 @@ func (g *Guest) Plug(diskName, backing string) *Disk {
 	return d
 }
 
-// Serial cuts a disk's name as a rack does.
+// Serial returns the serial that a rack gives to a disk of this name.
 func Serial(diskName string) string { return diskName[:min(len(diskName), 20)] }
 
-// Node makes a block device node in the guest's dev, in place of what was there.
+// Node makes a block device node in the guest's dev. It replaces what was there.
 func (g *Guest) Node(name string, number device.Number) {
 	g.t.Helper()
 	path := filepath.Join(g.Dir, "dev", name)
@@ -101,7 +130,7 @@ func (g *Guest) Node(name string, number device.Number) {
 	g.must(unix.Mknod(path, unix.S_IFBLK|0o660, int(unix.Mkdev(number.Major, number.Minor))))
 }
 
-// Unplug removes the disk from the guest's dev and sys; a mount of it stays, as on a real guest.
+// Unplug removes the disk from the guest's dev and sys. A mount of the disk stays, as in a real guest.
 func (g *Guest) Unplug(d *Disk) {
 	g.t.Helper()
 	for _, path := range []string{"dev/" + d.Kernel, "sys/block/" + d.Kernel} {
@@ -110,7 +139,7 @@ func (g *Guest) Unplug(d *Disk) {
 	g.must(os.RemoveAll(filepath.Join(g.Dir, "sys/bus/pci/devices", address(d.Kernel))))
 }
 
-// Sysfs shows a disk in sysfs with this content of its serial file, as a PCI function with its driver.
+// Sysfs adds a disk to sysfs, as a PCI function with its driver. serial is the whole content of the serial file.
 func (g *Guest) Sysfs(kernel, serial string, number device.Number, sizeBytes int64) {
 	g.t.Helper()
 	controller := kernel[:len(kernel)-len("n1")]
@@ -125,7 +154,7 @@ func (g *Guest) Sysfs(kernel, serial string, number device.Number, sizeBytes int
 	g.must(os.Symlink(block, filepath.Join(g.Dir, "sys/block", kernel)))
 }
 
-// Function shows a PCI function of the class of NVMe controllers, bound to a driver unless its name is empty.
+// Function adds a PCI function of the class of NVMe controllers to sysfs. An empty driver means that it has none.
 func (g *Guest) Function(address, driver string) (folder string) {
 	g.t.Helper()
 	folder = filepath.Join(g.Dir, "sys/bus/pci/devices", address)
@@ -139,14 +168,14 @@ func (g *Guest) Function(address, driver string) (folder string) {
 
 func address(kernel string) string { return "0000:00:" + kernel }
 
-// Write writes a file as a whole.
+// Write replaces the content of a file.
 func (g *Guest) Write(path, content string) {
 	g.t.Helper()
 	g.must(os.WriteFile(path, []byte(content), 0o644))
 }
 
-// Digest is a fingerprint of the bytes behind a device node, whose backing file is this one. Holes are not read and count
-// as zeros, so that it is quick on large sparse disks.
+// Digest returns a hash of the bytes of a disk. node is its device node, and backing is its file. Digest does not read
+// holes of the file and takes them for zeros, so it is fast for large sparse disks.
 func Digest(t testing.TB, node, backing string) string {
 	t.Helper()
 	digest, err := digestOf(node, backing)
@@ -157,7 +186,7 @@ func Digest(t testing.TB, node, backing string) string {
 }
 
 func digestOf(node, backing string) (digest string, err error) {
-	// The device's cache first: what was written through it has to be in the file.
+	// Flush the device's cache to the file first.
 	device, err := os.Open(node)
 	if err != nil {
 		return "", err
@@ -192,13 +221,13 @@ func digestOf(node, backing string) (digest string, err error) {
 	}
 }
 
-// attach puts a loop device over the backing file until the test ends.
+// attach makes a loop device for the file backing. The loop device ends with the test.
 func (g *Guest) attach(backing string) device.Number {
 	g.t.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	g.must(err)
 	defer func() { g.must(control.Close()) }()
-	// Other processes take loop devices too: see package guest.
+	// Other processes make loop devices too, see package guest.
 	g.must(unix.Flock(int(control.Fd()), unix.LOCK_EX))
 	file, err := os.OpenFile(backing, os.O_RDWR, 0)
 	g.must(err)
@@ -209,14 +238,14 @@ func (g *Guest) attach(backing string) device.Number {
 		loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", minor), os.O_RDWR, 0)
 		g.must(err)
 		config := unix.LoopConfig{Fd: uint32(file.Fd())}
-		// mkfs.btrfs takes loop devices with the same name for one.
+		// mkfs.btrfs takes loop devices with the same file name for one device.
 		copy(
 			config.Info.File_name[:len(config.Info.File_name)-1],
 			backing[max(0, len(backing)-len(config.Info.File_name)+1):],
 		)
 		err = unix.IoctlLoopConfigure(int(loop.Fd()), &config)
 		if errors.Is(err, unix.EBUSY) {
-			g.must(loop.Close()) // somebody else was faster
+			g.must(loop.Close()) // another process was faster
 			continue
 		}
 		g.must(err)
@@ -228,7 +257,8 @@ func (g *Guest) attach(backing string) device.Number {
 	return device.Number{}
 }
 
-// detach frees the loop device, writable: unlike an NVMe disk it keeps the flag for whoever uses it next.
+// detach frees the loop device and makes it writable: unlike an NVMe disk, a loop device keeps the read-only flag for
+// its next user.
 func (g *Guest) detach(loop *os.File) {
 	fd := int(loop.Fd())
 	if err := errors.Join(

@@ -2,50 +2,53 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package guest shows the disks of a simulated rack to processes that act as the rack's virtual machines, with loop
-// devices on Linux. It needs root and is the only part of the simulator that does.
+// Package guest simulates the virtual machines of a simulated rack. It shows the rack's disks as loop devices on Linux.
+// It is the only part of the simulator that needs root.
 //
-// A guest is a folder. Its dev holds the block device nodes, its sys the part of sysfs that docs/reference/rack.md describes for
-// NVMe disks and firmware tables, made of ordinary directories, files and relative links; what ext4 shows of a mounted
-// filesystem is a link to the machine's own sysfs. A plugin that is pointed at the
-// two folders sees one virtual machine; several folders are several machines on one kernel.
+// A guest is a folder. Its dev holds block device nodes. Its sys holds the part of sysfs that docs/reference/rack.md
+// describes for NVMe disks and firmware tables, made of ordinary directories, files and relative links. The ext4
+// statistics of a mounted filesystem are a link to the host's sysfs. For a plugin with these folders as --dev-root and
+// --sys-root, the guest is a virtual machine. Several folders are several machines on one kernel.
 //
-// # What runs in a guest
+// # Processes of a guest
 //
-// Nothing does, unless [Options] names a program to boot: then whoever likes acts as the machine from outside. A guest that
-// boots runs the program as the first process of a PID namespace and a mount namespace of its own. These, unlike network,
-// names and users, are what a machine takes with it when it loses its power: with the first process the kernel ends all the
-// others, and with them what they have mounted. The program finds its folder, and whose it is, in the environment variables
-// OXIDE_SIM_GUEST, OXIDE_SIM_INSTANCE and OXIDE_SIM_INSTANCE_ID, beside those of the simulator; what it prints goes to
-// the file console in that folder. As long as it keeps its /proc, the boot ID there is that of this boot, as it is in the
-// file boot_id in that folder. Its namespaces see what is mounted on the host, and the host nothing of theirs; among
-// the namespaces that it makes mounts are shared. It can go on to a root, a network or a name of its own.
+// Without the option Boot a guest has no processes; a test acts as the machine from outside. With it, a guest that
+// boots runs the program as the first process of its own PID namespace and mount namespace. These two, unlike network,
+// host name and users, disappear when a machine loses its power: when the first process ends, the kernel kills all
+// others and removes their mounts.
 //
-// When the first process ends, or calls reboot(2), the guest has powered itself off or reset itself. The mount namespace is
-// held until the disks are cut off, for at its end the kernel would unmount in order what was left mounted. When the
-// simulator itself is killed, its guests die with it, and there the kernel does.
+// The program gets the simulator's environment, and OXIDE_SIM_GUEST (the guest's folder), OXIDE_SIM_INSTANCE and
+// OXIDE_SIM_INSTANCE_ID. Its output goes to the file console in the guest's folder. The boot ID in its /proc is the
+// same as in the file boot_id in the guest's folder, and changes with each boot. A guest sees the mounts of the host;
+// the host does not see the mounts of a guest. Mount namespaces that a guest creates share its mounts. A guest may
+// create further namespaces, for example for a root directory, a network or a host name of its own.
 //
-// A guest is asked to halt with the signal SIGRTMIN+4, which has systemd power a machine off. The kernel keeps from the
-// first process of a PID namespace all signals that it does not handle, so a guest may well go on.
+// When the first process ends or calls reboot(2), the guest has powered itself off or reset itself. The simulator keeps
+// the mount namespace until the disks are cut off: at the end of the namespace the kernel would unmount its filesystems
+// in order. When the simulator itself is killed, its guests are killed too, and the kernel does unmount them.
 //
-// # How a disk dies
+// The signal SIGRTMIN+4 asks a guest to halt, as it asks systemd to power a machine off. The kernel withholds signals
+// without a handler from the first process of a PID namespace. So a guest may ignore the request.
 //
-// A loop device outlives its detachment for as long as a mount or an open file holds it, and goes on reading and writing
-// the backing file meanwhile. A virtual machine that loses its power, or a disk, does not. So a disk is cut off like
-// this, and only then detached:
+// # How a disk is cut off
 //
-//  1. The filesystems on it are shut down (FS_IOC_SHUTDOWN, log not flushed). Their mounts stay in mountinfo and answer
+// A loop device that was detached remains as long as a mount or an open file holds it, and continues to read and write
+// the backing file. The disk of a virtual machine that loses its power does not. So the simulator cuts a disk off in
+// these steps before it detaches the loop device:
+//
+//  1. Shut down the filesystems on it (FS_IOC_SHUTDOWN, log not flushed). Their mounts stay in mountinfo and answer
 //     EIO, as when a disk vanishes.
-//  2. The backing file is made immutable for a moment where that stops writes through open descriptors (ext4). This is the
-//     instant of the cut: no write of the loop device reaches the file from here on, its page cache included.
-//  3. The loop device's capacity is set to zero, which is what the NVMe driver does to a disk that has vanished: whoever
-//     still has the device open reads end of file and cannot write. Setting it makes the kernel write the device's dirty
-//     pages, which step 2 turns into nothing. Where step 2 does not work, on other filesystems below the state directory,
-//     these pages reach the file: as if the guest's kernel had written them just before the cut.
-//  4. The processes of the guest are killed, if it is the guest that loses its power.
-//  5. The loop device is detached; it lets go of the file when its last holder does.
+//  2. Make the backing file immutable for a moment, on filesystems where this stops writes through open descriptors
+//     (ext4). This is the instant of the cut: from here on no write of the loop device reaches the file, nor does its
+//     page cache.
+//  3. Set the loop device's capacity to zero, as the NVMe driver does with a disk that has vanished: a process with the
+//     device open reads end of file and cannot write. Setting it makes the kernel write the device's dirty pages, which
+//     step 2 prevents. Where step 2 does not work, on other filesystems below the state directory, these pages reach
+//     the file, as if the guest's kernel had written them just before the cut.
+//  4. Kill the processes of the guest, if the guest loses its power.
+//  5. Detach the loop device. The kernel releases the file when the last holder closes the device.
 //
-// What the disk's next holder reads is therefore what had reached the backing file, and nothing that is written or
-// acknowledged later can be missing from it. When the next holder comes while the old loop device is still held, the disk
-// moves to a fresh file, a copy of the old one, so that no file is ever behind two loop devices.
+// So the next guest with the disk reads exactly what had reached the backing file before the cut. No write that is
+// acknowledged later can be missing from it. If the old loop device is still held when the next guest gets the disk,
+// the disk moves to a copy of its file, so that no file is ever bound to two loop devices.
 package guest

@@ -29,17 +29,17 @@ const (
 	nodeB = "22222222-2222-4222-8222-222222222222"
 )
 
-// mib is small enough to be cheap, and a disk of 64 of them takes an ext4.
+// mib is a small unit for disk sizes; a disk of 64 MiB is large enough for ext4.
 const mib = 1 << 20
 
-// world is guests in folders of the test's own.
+// world is a set of guests in folders of the test.
 type world struct {
 	*Guests
 	t           *testing.T
 	root, state string
 }
 
-// newWorld makes guests that must leave nothing behind when the test ends.
+// newWorld creates guests. When the test ends, nothing of them may be left.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	needRoot(t)
@@ -70,7 +70,7 @@ func openWorldWith(t *testing.T, options Options) *world {
 	return w
 }
 
-// close closes the guests once, before the test's end if the test wants so.
+// close closes the guests, once: at the end of the test, or earlier if the test calls it.
 func (w *world) close() {
 	w.t.Helper()
 	if w.Guests == nil {
@@ -89,7 +89,8 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// loopsBelow lists the loop devices whose backing file is, or was, below the folder. It asks sysfs, not the package.
+// loopsBelow lists the loop devices with a backing file below the folder, including deleted files. It reads sysfs,
+// independently of the package.
 func loopsBelow(t *testing.T, dir string) (found []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -105,14 +106,14 @@ func loopsBelow(t *testing.T, dir string) (found []string) {
 	return found
 }
 
-// noLoops waits until no loop device has a file below the folder. Programs that look at every block device, such as udev,
-// may hold one for a moment.
+// noLoops waits until no loop device has a backing file below the folder. Programs such as udev open every new block
+// device for a moment.
 func noLoops(t *testing.T, dir string) {
 	t.Helper()
 	eventually(t, "no loop devices are left below "+dir, func() bool { return len(loopsBelow(t, dir)) == 0 })
 }
 
-// data is a disk for a slot, with its store.
+// data creates a store, and returns a disk with it for a slot.
 func (w *world) data(slot int, name string, sizeMiB int64) simrack.GuestDisk {
 	w.t.Helper()
 	disk := simrack.GuestDisk{
@@ -123,14 +124,14 @@ func (w *world) data(slot int, name string, sizeMiB int64) simrack.GuestDisk {
 	return disk
 }
 
-// on makes a guest and powers it on.
+// on creates a guest and powers it on.
 func (w *world) on(instanceID, name string, disks ...simrack.GuestDisk) {
 	w.t.Helper()
 	w.must(w.CreateInstance(instanceID, name))
 	w.must(w.PowerOn(instanceID, disks, nil))
 }
 
-// node is the path of the disk's device node in a guest, which must show it.
+// node is the path of the disk's device node in a guest. The test fails if the guest shows none.
 func (w *world) node(instanceID string, disk simrack.GuestDisk) string {
 	w.t.Helper()
 	name := w.Device(instanceID, disk.ID)
@@ -174,12 +175,12 @@ func mounted(t *testing.T, node, fsType string) string {
 
 func mountOptions(fsType string) string {
 	if fsType == "xfs" {
-		return "nouuid" // The dead filesystem of the former holder has the same UUID.
+		return "nouuid" // the old mount of the disk still has a filesystem with the same UUID
 	}
 	return ""
 }
 
-// isMounted looks into mountinfo.
+// isMounted reads mountinfo.
 func isMounted(t *testing.T, dir string) bool {
 	t.Helper()
 	mounts, err := ownMounts()
@@ -192,17 +193,17 @@ func isMounted(t *testing.T, dir string) bool {
 	return false
 }
 
-// eventually waits for something that the kernel does in its own time.
+// eventually waits for a state that the kernel reaches with a delay.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }
 
-// writeFile writes a file, to the disk if synced.
+// writeFile writes a file; with synced it also flushes the file to the disk.
 func writeFile(t *testing.T, path, text string, synced bool) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -215,7 +216,7 @@ func writeFile(t *testing.T, path, text string, synced bool) {
 	must(t, f.Close())
 }
 
-// contents is what the files in a folder hold; folders, such as lost+found, are left out.
+// contents are the contents of the files in a folder, without folders such as lost+found.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

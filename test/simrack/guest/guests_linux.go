@@ -23,55 +23,55 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// recordSuffix ends the name of a file in the state directory that remembers a guest's folder, after the instance's ID.
-// rootRecord remembers the guest root, if the simulator made it. [New] reads them after a crash.
+// recordSuffix ends the name of a file in the state directory that records a guest's folder; the name begins with the
+// instance's ID. rootRecord records the guest root if the simulator created it. [New] reads both after a crash.
 const (
 	recordSuffix = ".guest"
 	rootRecord   = "root"
 )
 
-// Options says where guests live.
+// Options configure [Guests].
 type Options struct {
-	// Root is the folder of the guests' folders. It is made when it is not there.
+	// Root is the folder of the guests' folders. It is created if missing.
 	Root string
-	// StateDir is the folder of the disks' backing stores, which stay when the simulator ends. It is made when it is not
-	// there, and belongs to one simulator at a time.
+	// StateDir is the folder of the disks' backing stores, which remain when the simulator ends. It is created if missing.
+	// Two simulators must not share it.
 	StateDir string
-	// Boot is an executable file that is run as the first process of each guest while its power is on. Empty means that
-	// guests have no processes: whoever likes acts as one from outside.
+	// Boot is an executable file that runs as the first process of each guest while the guest is powered on. Empty means
+	// that guests have no processes; a test then acts as the machine from outside.
 	Boot string
-	// HaltTime is how long [Guests.PowerOff] waits for processes that halt in order; 0 means 5 s.
+	// HaltTime is how long [Guests.PowerOff] waits for the processes of a guest to end in order; 0 means 5 s.
 	HaltTime time.Duration
-	// Log takes what cannot be told in an error; nil is [slog.Default].
+	// Log receives failures that no method can return; nil is [slog.Default].
 	Log *slog.Logger
 }
 
-// Guests implements [simrack.Guests] with loop devices. All its methods may be called at the same time, save for two on
-// the same instance or on the same disk.
+// Guests implements [simrack.Guests] with loop devices. All methods are safe for concurrent use, except for two calls
+// on the same instance or the same disk.
 type Guests struct {
 	root, stateDir string
 	madeRoot       bool
-	boot           string // Empty when guests have no processes.
+	boot           string // empty: guests have no processes
 	haltTime       time.Duration
 	log            *slog.Logger
-	control        *os.File // /dev/loop-control.
-	claim          *os.File // The state directory, locked.
+	control        *os.File // /dev/loop-control
+	stateLock      *os.File // the state directory, locked with flock
 
-	nodes atomic.Int64 // Makes the names of short-lived nodes unique.
-	// loops is held by whoever opens a loop device for a look at it or to detach it. Without it one could be what keeps
-	// the other's loop device from going.
+	nodes atomic.Int64 // makes the names of temporary nodes unique
+	// loops is held while a loop device is open to inspect or detach it. Without this lock, one inspection could keep the
+	// loop device of another operation from being released.
 	loops sync.Mutex
 
 	mu       sync.Mutex
-	machines map[string]*machine // By instance ID.
+	machines map[string]*machine // by instance ID
 }
 
 var _ simrack.Guests = (*Guests)(nil)
 
-// New makes the place for guests and clears what a simulator with the same state directory left behind when it was
-// killed: its guests lose their power, their folders go, the disks stay.
+// New prepares root and state directory. It also removes what a killed simulator with the same state directory left:
+// its guests are powered off and their folders removed. The disks stay.
 //
-// It fails without root, before Linux 5.18, when loop devices cannot be had, when device nodes below Root cannot be opened, and when another
+// New needs root, Linux 5.18, loop devices, and a Root on which device nodes can be opened. It fails if another
 // simulator uses the state directory.
 func New(options Options) (_ *Guests, err error) {
 	if os.Geteuid() != 0 {
@@ -110,12 +110,12 @@ func New(options Options) (_ *Guests, err error) {
 		return nil, err
 	}
 	if err := g.clearStale(); err != nil {
-		return nil, fmt.Errorf("clear what a former simulator left in %s: %w", g.stateDir, err)
+		return nil, fmt.Errorf("clear what an earlier simulator left in %s: %w", g.stateDir, err)
 	}
 	return g, nil
 }
 
-// makeDir makes a folder unless it is there, and returns its path without links, as the kernel reports it.
+// makeDir creates a folder if it is missing. It returns the path without symbolic links, as the kernel reports it.
 func makeDir(path string, mode fs.FileMode) (clean string, made bool, err error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		made = true
@@ -131,7 +131,7 @@ func makeDir(path string, mode fs.FileMode) (clean string, made bool, err error)
 	return clean, made, err
 }
 
-// makeRoot makes the guest root, and notes that it is ours if it was not there before.
+// makeRoot creates the guest root, and records whether it did.
 func (g *Guests) makeRoot(path string) (err error) {
 	if g.root, g.madeRoot, err = makeDir(path, 0o755); err != nil {
 		return err
@@ -149,17 +149,17 @@ func (g *Guests) makeRoot(path string) (err error) {
 }
 
 func (g *Guests) claimStateDir() (err error) {
-	if g.claim, err = os.Open(g.stateDir); err != nil {
+	if g.stateLock, err = os.Open(g.stateDir); err != nil {
 		return err
 	}
-	err = unix.Flock(int(g.claim.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = unix.Flock(int(g.stateLock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("another simulator uses the state directory %s: end it or choose another directory", g.stateDir)
 	}
 	return err
 }
 
-// checkKernel refuses Linux before 5.18, which does not let the capacity be taken from a loop device that is mounted.
+// checkKernel rejects Linux before 5.18, which cannot reduce the capacity of a mounted loop device.
 func checkKernel() error {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -176,7 +176,7 @@ func checkKernel() error {
 	return nil
 }
 
-// checkNodes finds out whether device nodes in the guest root work.
+// checkNodes finds out whether device nodes in the guest root can be opened.
 func (g *Guests) checkNodes() error {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(g.root, &stat); err != nil {
@@ -192,11 +192,11 @@ func (g *Guests) checkNodes() error {
 	}
 	device, err := g.openLoop(loop(number), os.O_RDONLY)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
-		return nil // Somebody else took or removed it meanwhile; the node did its work.
+		return nil // Another process took or removed the device meanwhile. Opening the node has worked.
 	}
 	if err != nil {
 		return fmt.Errorf(
-			"guest root %s cannot have loop device nodes (in a container, it must be privileged): %w",
+			"guest root %s cannot hold loop device nodes (a container must be privileged): %w",
 			g.root,
 			err,
 		)
@@ -204,7 +204,7 @@ func (g *Guests) checkNodes() error {
 	return device.Close()
 }
 
-// clearStale ends the guests of a simulator that was killed.
+// clearStale removes the guests of a killed simulator.
 func (g *Guests) clearStale() error {
 	bound, err := g.boundLoops()
 	if err != nil {
@@ -218,7 +218,7 @@ func (g *Guests) clearStale() error {
 		if err := g.shutDown(mounts, b.loop); err != nil {
 			return err
 		}
-		if err := errors.Join(g.starve(b), g.unbind(b)); err != nil {
+		if err := errors.Join(g.removeCapacity(b), g.unbind(b)); err != nil {
 			return err
 		}
 	}
@@ -250,7 +250,7 @@ func (g *Guests) clearGuest(record string) error {
 		return err
 	}
 	if !filepath.IsAbs(string(dir)) {
-		return os.Remove(record) // The crash came while it was written, before there was a folder.
+		return os.Remove(record) // The crash came during the write of the record, before the folder was created.
 	}
 	if err := clearDir(string(dir)); err != nil {
 		return err
@@ -261,7 +261,7 @@ func (g *Guests) clearGuest(record string) error {
 	return os.Remove(record)
 }
 
-// clearDir removes what a guest's folder holds of ours.
+// clearDir removes what the simulator created in a guest's folder.
 func clearDir(dir string) error {
 	nodes, err := filepath.Glob(filepath.Join(dir, "dev", "nvme*"))
 	if err != nil {
@@ -281,8 +281,8 @@ func clearDir(dir string) error {
 		remove(filepath.Join(dir, consoleName)), remove(filepath.Join(dir, bootIDName)))
 }
 
-// Close halts all running guests in order and removes their folders. It fails when something still holds a loop device
-// afterwards, naming it: a mount that was busy, or one that was left after a power cut.
+// Close halts all running guests in order and removes their folders. It fails if a loop device is still held
+// afterwards, and names the holder: a busy mount, or a mount that was left after a power cut.
 func (g *Guests) Close() error {
 	g.mu.Lock()
 	machines := make([]*machine, 0, len(g.machines))
@@ -292,7 +292,7 @@ func (g *Guests) Close() error {
 	g.mu.Unlock()
 
 	var errs []error
-	for _, m := range machines { // All of them at once, not each when the one before is off.
+	for _, m := range machines { // all at the same time: halting takes long
 		_, err := g.Halt(m.id)
 		errs = append(errs, err)
 	}
@@ -303,7 +303,7 @@ func (g *Guests) Close() error {
 	return errors.Join(errs...)
 }
 
-// release gives back what New took.
+// release undoes New.
 func (g *Guests) release() error {
 	var errs []error
 	if g.madeRoot {
@@ -312,7 +312,7 @@ func (g *Guests) release() error {
 			errs = append(errs, remove(filepath.Join(g.stateDir, rootRecord)))
 		}
 	}
-	for _, f := range []*os.File{g.control, g.claim} {
+	for _, f := range []*os.File{g.control, g.stateLock} {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}
@@ -320,8 +320,8 @@ func (g *Guests) release() error {
 	return errors.Join(errs...)
 }
 
-// stillHeld says who holds loop devices that should be gone. Programs that look at every block device, such as udev, may
-// hold one for a moment.
+// stillHeld names the holders of loop devices that should be gone. It waits a little, because programs such as udev
+// open every new block device for a moment.
 func (g *Guests) stillHeld() error {
 	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		bound, err := g.boundLoops()
@@ -354,15 +354,15 @@ func (g *Guests) heldError(mounts []mount, b boundLoop) error {
 			places = append(places, m.path())
 		}
 	}
-	who := "a process has it open or mounted where it cannot be seen: end the process"
+	who := "a process that cannot be seen from here has it open or mounted: end the process"
 	if len(places) > 0 {
 		who = "it is mounted at " + strings.Join(places, ", ") + ": unmount it"
 	}
 	return fmt.Errorf("%s is still held although disk %s has no guest: %s", b.loop, b.diskID, who)
 }
 
-// cut takes the power from disks of a machine; package guest's comment says how. A disk that somebody holds is no error: it
-// is as dead as the others.
+// cut takes disks away from a machine; package guest's comment describes the steps. A disk that is still held is not an
+// error, because it is cut off like the others.
 func (g *Guests) cut(m *machine, devices ...*device) error {
 	mounts, err := allMounts()
 	if err != nil {
@@ -371,38 +371,38 @@ func (g *Guests) cut(m *machine, devices ...*device) error {
 	release := func() error { return nil }
 	if m.system != nil {
 		var inside []mount
-		if inside, release, err = m.system.look(); err != nil {
+		if inside, release, err = m.system.namespaceMounts(); err != nil {
 			return err
 		}
 		mounts = append(mounts, inside...)
 	}
 	var errs []error
 	for _, d := range devices {
-		if !d.refused {
+		if !d.rejected {
 			errs = append(errs, g.shutDown(mounts, d.loop))
 		}
 	}
 	for _, d := range devices {
-		if !d.refused {
-			errs = append(errs, g.starve(d.bound()))
+		if !d.rejected {
+			errs = append(errs, g.removeCapacity(d.bound()))
 		}
 	}
 	return errors.Join(append(errs, release())...)
 }
 
-// detach takes the stores of disks that were cut off from their loop devices.
+// detach detaches the loop devices of disks that were cut off.
 func (g *Guests) detach(devices ...*device) error {
 	var errs []error
 	for _, d := range devices {
-		if !d.refused {
+		if !d.rejected {
 			errs = append(errs, g.unbind(d.bound()))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// shutDown shuts the filesystem on the loop device down, if there is one. A filesystem that cannot be shut down, because
-// another mount hides it or because it has no such operation, dies with its device.
+// shutDown shuts down the filesystem on the loop device, if any. Two kinds of filesystem cannot be shut down: one whose
+// mounts are all covered by other mounts, and one without that operation. They fail when their device is cut off.
 func (g *Guests) shutDown(mounts []mount, l loop) error {
 	number, err := l.device()
 	if err != nil {
@@ -413,14 +413,14 @@ func (g *Guests) shutDown(mounts []mount, l loop) error {
 			continue
 		}
 		if err = m.shutDown(); err == nil {
-			return nil // The other mounts show the same filesystem.
+			return nil // the other mounts show the same filesystem
 		}
 		g.log.Debug("filesystem not shut down before its disk", slog.Any("error", err))
 	}
 	return nil
 }
 
-// attach puts the store of the device's disk behind a loop device.
+// attach binds the store of the device's disk to a loop device.
 func (g *Guests) attach(d *device) error {
 	s := g.store(d.disk.ID)
 	file, sizeBytes, err := s.stat()
@@ -440,7 +440,7 @@ func (g *Guests) attach(d *device) error {
 	}
 	if i := slices.IndexFunc(bound, func(b boundLoop) bool { return b.file == file }); i >= 0 {
 		if !bound[i].severed {
-			return fmt.Errorf("the backing store of disk %s is behind %s already", d.disk.ID, bound[i].loop)
+			return fmt.Errorf("the backing store of disk %s is already bound to %s", d.disk.ID, bound[i].loop)
 		}
 		if err := s.renew(); err != nil {
 			return err

@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop is a loop device by its number: 3 is /dev/loop3.
+// loop is the number of a loop device: 3 is /dev/loop3.
 type loop int
 
 // severedLimit is the size limit, in bytes, of a loop device that has been cut off. It is less than a sector, so the
-// device's capacity is zero; no other loop device has such a limit.
+// device has no capacity. No other loop device has this limit.
 const severedLimit = 1
 
-// boundLoop is a loop device with one of our stores behind it.
+// boundLoop is a loop device with a store of this simulator as backing file.
 type boundLoop struct {
 	loop    loop
 	diskID  string
@@ -50,7 +50,7 @@ func (l loop) device() (uint64, error) {
 	return unix.Mkdev(major, minor), nil
 }
 
-// openLoop opens a loop device through a node of our own: /dev may lack its node, in a container for example.
+// openLoop opens a loop device through a temporary node: in a container, for example, /dev may lack the node.
 func (g *Guests) openLoop(l loop, flags int) (*os.File, error) {
 	device, err := l.device()
 	if err != nil {
@@ -64,8 +64,8 @@ func (g *Guests) openLoop(l loop, flags int) (*os.File, error) {
 	return f, errors.Join(err, os.Remove(node))
 }
 
-// bind puts a file behind a free loop device. Loop devices are shared with everybody on the machine, so the one that the
-// kernel calls free may be taken, or be going away, by the time it is bound.
+// bind binds a file to a free loop device. All programs of the machine share the loop devices. So the device that the
+// kernel reports as free may be taken, or about to be removed, when bind uses it; bind then tries again.
 func (g *Guests) bind(s store, blockSize int, readOnly bool) (loop, error) {
 	flags, config := os.O_RDWR, unix.LoopConfig{Size: uint32(blockSize)}
 	if readOnly {
@@ -77,7 +77,8 @@ func (g *Guests) bind(s store, blockSize int, readOnly bool) (loop, error) {
 	}
 	defer file.Close() // The loop device has its own reference.
 	config.Fd = uint32(file.Fd())
-	// mkfs.btrfs takes loop devices with the same name for one. Of a long path the end tells more.
+	// mkfs.btrfs takes loop devices with the same file name for the same device. The end of a long path is more
+	// distinctive than its beginning.
 	name := s.path
 	copy(config.Info.File_name[:len(config.Info.File_name)-1], name[max(0, len(name)-len(config.Info.File_name)+1):])
 
@@ -93,14 +94,14 @@ func (g *Guests) bind(s store, blockSize int, readOnly bool) (loop, error) {
 	}
 }
 
-// bindFree tries the loop device that the kernel calls free at this moment. Another process that was told the same one would
-// claim it for a moment while it fails to have it, and a mkfs that wants it exclusively in that moment would fail: so all
-// that take loop devices this way lock out each other.
+// bindFree binds the loop device that the kernel reports as free. Two processes may be told the same device. The loser
+// would hold the device for a moment, and an exclusive open by mkfs in that moment would fail. So processes that use
+// this function take turns with a lock.
 func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
 	if err := unix.Flock(int(g.control.Fd()), unix.LOCK_EX); err != nil {
 		return 0, fmt.Errorf("lock the loop devices: %w", err)
 	}
-	defer func() { _ = unix.Flock(int(g.control.Fd()), unix.LOCK_UN) }() // closing the descriptor would unlock it, too
+	defer func() { _ = unix.Flock(int(g.control.Fd()), unix.LOCK_UN) }() // closing the descriptor would also unlock it
 	number, err := unix.IoctlRetInt(int(g.control.Fd()), unix.LOOP_CTL_GET_FREE)
 	if err != nil {
 		return 0, fmt.Errorf("find a free loop device: %w", err)
@@ -110,11 +111,12 @@ func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer device.Close() // Nothing was written through it.
+	defer device.Close() // nothing was written through it
 	if err := unix.IoctlLoopConfigure(int(device.Fd()), config); err != nil {
 		return 0, fmt.Errorf("configure %s: %w", l, err)
 	}
-	// What a former user of the device has set with BLKROSET is kept by the kernel, beside the loop's own read-only flag.
+	// The kernel keeps the read-only setting of an earlier user of the device (BLKROSET), separately from the read-only
+	// flag of the loop.
 	if err := unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 0); err != nil {
 		err = fmt.Errorf("make %s writable: %w", l, err)
 		return 0, errors.Join(err, unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0))
@@ -122,9 +124,9 @@ func (g *Guests) bindFree(config *unix.LoopConfig) (loop, error) {
 	return l, nil
 }
 
-// starve cuts a loop device off its store; package guest's comment says how. Whoever holds the device keeps it, with no
-// capacity and no way to the store.
-func (g *Guests) starve(b boundLoop) error {
+// removeCapacity cuts a loop device off from its store; package guest's comment describes the steps. A holder of the
+// device keeps it, but the device has no capacity.
+func (g *Guests) removeCapacity(b boundLoop) error {
 	return g.withBound(b, func(device *os.File, info *unix.LoopInfo64) (err error) {
 		s := g.store(b.diskID)
 		if current, _, err := s.stat(); err == nil && current == b.file {
@@ -134,8 +136,8 @@ func (g *Guests) starve(b boundLoop) error {
 			defer func() { err = errors.Join(err, s.setImmutable(false)) }()
 		}
 		info.Sizelimit = severedLimit
-		// The second call changes nothing but waits, as the first did, for the requests that the device had let in: those
-		// that passed the check against its capacity before the first call lowered it.
+		// The second call only waits, as the first did, for requests in flight: those that passed the capacity check before
+		// the first call lowered the capacity.
 		for range 2 {
 			if err := unix.IoctlLoopSetStatus64(int(device.Fd()), info); err != nil {
 				return fmt.Errorf("take the capacity from %s: %w", b.loop, err)
@@ -145,7 +147,7 @@ func (g *Guests) starve(b boundLoop) error {
 	})
 }
 
-// unbind detaches a loop device from its store, which it lets go of when its last holder does.
+// unbind detaches a loop device from its store. The kernel releases the store when the last holder closes the device.
 func (g *Guests) unbind(b boundLoop) error {
 	return g.withBound(b, func(device *os.File, _ *unix.LoopInfo64) error {
 		if _, err := unix.IoctlRetInt(int(device.Fd()), unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
@@ -155,8 +157,8 @@ func (g *Guests) unbind(b boundLoop) error {
 	})
 }
 
-// withBound does something to a loop device. The loop device may have let go of the store by itself and have another user by
-// now: then there is nothing to do.
+// withBound calls do with an open loop device. If the device no longer has the store as backing file, perhaps because
+// it has another user, withBound does nothing.
 func (g *Guests) withBound(b boundLoop, do func(*os.File, *unix.LoopInfo64) error) (err error) {
 	g.loops.Lock()
 	defer g.loops.Unlock()
@@ -167,7 +169,7 @@ func (g *Guests) withBound(b boundLoop, do func(*os.File, *unix.LoopInfo64) erro
 	if err != nil {
 		return err
 	}
-	// The last close of a loop device that is being detached is what detaches it.
+	// The last close of a loop device that is being detached completes the detachment.
 	defer func() { err = errors.Join(err, device.Close()) }()
 
 	info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
@@ -180,10 +182,10 @@ func (g *Guests) withBound(b boundLoop, do func(*os.File, *unix.LoopInfo64) erro
 	return do(device, info)
 }
 
-// writeCount tells whether anything was written to a loop device between two looks.
+// writeCount shows whether a loop device was written to between two reads of it.
 type writeCount struct{ writes, discards, inFlight uint64 }
 
-// writes reads the counters of the block layer: requests that have ended, and those under way, reads among them.
+// writes reads the counters of the block layer: completed requests, and requests in flight, which include reads.
 func (l loop) writes() (count writeCount, err error) {
 	text, err := os.ReadFile(l.sysfs("stat"))
 	if err != nil {
@@ -201,7 +203,7 @@ func (l loop) writes() (count writeCount, err error) {
 	return count, nil
 }
 
-// flush writes what is cached of a loop device to its store.
+// flush writes the cached data of a loop device to its store.
 func (g *Guests) flush(l loop) error {
 	device, err := g.openLoop(l, os.O_RDONLY)
 	if err != nil {
@@ -210,9 +212,9 @@ func (g *Guests) flush(l loop) error {
 	return errors.Join(device.Sync(), device.Close())
 }
 
-// boundLoops finds the loop devices whose backing file is a store of this state directory, deleted ones included. Names
-// only say which loop devices are worth opening (others on the machine are left alone); what is behind them is told
-// apart by inode.
+// boundLoops finds the loop devices with a backing file that is a store of this state directory, including deleted
+// stores. It opens only loop devices whose backing file has a fitting name, and then compares inodes. It leaves other
+// loop devices of the machine alone.
 func (g *Guests) boundLoops() ([]boundLoop, error) {
 	g.loops.Lock()
 	defer g.loops.Unlock()
@@ -224,7 +226,7 @@ func (g *Guests) boundLoops() ([]boundLoop, error) {
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // Detached since, which takes the entry away or makes reading it fail.
+			continue // Detached meanwhile: the entry is gone, or reading it fails.
 		}
 		name := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), " (deleted)")
 		diskID, isStore := strings.CutSuffix(filepath.Base(name), storeSuffix)
@@ -242,7 +244,7 @@ func (g *Guests) boundLoops() ([]boundLoop, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A container may know our folder by another name; then it is the file that tells.
+		// In a container the folder may have another path. Then only the inode identifies the file.
 		if ok && (here || b.file == current) {
 			found = append(found, b)
 		}
@@ -250,7 +252,7 @@ func (g *Guests) boundLoops() ([]boundLoop, error) {
 	return found, nil
 }
 
-// inspect asks the loop device what is behind it. It reports false when nothing is.
+// inspect reads the backing file of the loop device. It reports false if there is none.
 func (g *Guests) inspect(b *boundLoop) (bool, error) {
 	device, err := g.openLoop(b.loop, os.O_RDONLY)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
@@ -259,7 +261,7 @@ func (g *Guests) inspect(b *boundLoop) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer device.Close() // Nothing was written through it.
+	defer device.Close() // nothing was written through it
 	info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
 	if errors.Is(err, unix.ENXIO) {
 		return false, nil

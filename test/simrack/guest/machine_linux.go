@@ -22,25 +22,25 @@ import (
 // machine is one guest.
 type machine struct {
 	id, dir string
-	// madeDir says that the folder was not there before.
+	// madeDir means that the simulator created the folder.
 	madeDir bool
 
 	mu      sync.Mutex
 	running bool
-	// system is what runs in it, nil when nothing does.
+	// system is the running system of the machine; nil if none runs.
 	system  *system
-	devices map[string]*device // By disk ID.
-	// vanished are block devices that somebody may still hold although their disk is gone. The kernel keeps their
-	// numbers taken for as long.
+	devices map[string]*device // by disk ID
+	// vanished are block devices without a disk that a process may still hold. Until it closes them, the kernel does not
+	// reuse their numbers.
 	vanished []*device
 }
 
-// powerOn makes a machine without power boot with the disks in its slots. After an error it is off again.
+// powerOn boots a machine with the disks in its slots. After an error the machine is off again.
 func (g *Guests) powerOn(m *machine, disks []simrack.GuestDisk, ended func(reset bool)) error {
 	if m.running {
 		return errors.New("it is running")
 	}
-	if err := m.forgetMounts(); err != nil {
+	if err := m.removeStaleMounts(); err != nil {
 		return err
 	}
 	m.running = true
@@ -64,7 +64,7 @@ func (m *machine) boot(g *Guests, disks []simrack.GuestDisk) error {
 	if err := write(sys, firmware(m.id)); err != nil {
 		return err
 	}
-	// The kernel probes the slots in their order.
+	// The kernel probes the slots in ascending order.
 	inSlots := slices.SortedFunc(slices.Values(disks), func(a, b simrack.GuestDisk) int { return a.Slot - b.Slot })
 	for _, disk := range inSlots {
 		if err := g.plug(m, disk); err != nil {
@@ -74,9 +74,9 @@ func (m *machine) boot(g *Guests, disks []simrack.GuestDisk) error {
 	return nil
 }
 
-// forgetMounts takes away what is still mounted from this machine's former life, as dead as it is: a machine that boots
-// has no mounts. Other mount namespaces keep theirs; nothing but their processes can undo these.
-func (m *machine) forgetMounts() error {
+// removeStaleMounts unmounts what is left of the machine's previous run: a machine has no mounts when it boots. Mounts
+// in other mount namespaces remain, because only processes in these can remove them.
+func (m *machine) removeStaleMounts() error {
 	mounts, err := ownMounts()
 	if err != nil {
 		return err
@@ -91,22 +91,22 @@ func (m *machine) forgetMounts() error {
 	})
 	for _, mount := range former {
 		if err := mount.unmount(unix.MNT_DETACH); err != nil {
-			return fmt.Errorf("clear the mounts of the machine's former life: %w", err)
+			return fmt.Errorf("remove the mounts of the machine's previous run: %w", err)
 		}
 	}
 	return nil
 }
 
-// plug shows one more disk to a running machine.
+// plug adds a disk to a running machine.
 func (g *Guests) plug(m *machine, disk simrack.GuestDisk) error {
 	if _, ok := m.devices[disk.ID]; ok {
-		return fmt.Errorf("disk %s is on it already", disk.ID)
+		return fmt.Errorf("disk %s is already plugged in", disk.ID)
 	}
 	d := &device{disk: disk}
 	if err := m.number(g, d); err != nil {
 		return err
 	}
-	if !d.refused {
+	if !d.rejected {
 		if err := g.attach(d); err != nil {
 			return err
 		}
@@ -118,9 +118,9 @@ func (g *Guests) plug(m *machine, disk simrack.GuestDisk) error {
 	return nil
 }
 
-// number gives the device the numbers that Linux would. A controller takes the lowest free one, and its subsystem the
-// same. While somebody holds a block device whose disk has vanished, its subsystem stays: another disk takes the next
-// number, and the same disk comes back as the subsystem's next namespace, on a controller with another number.
+// number gives the device the numbers that Linux would assign. A controller and its subsystem take the lowest free
+// number. While a process holds a block device without a disk, its subsystem stays. Another disk then takes the next
+// number. The same disk returns as the next namespace of the subsystem, with a new controller number.
 func (m *machine) number(g *Guests, d *device) error {
 	bound, err := g.boundLoops()
 	if err != nil {
@@ -134,11 +134,11 @@ func (m *machine) number(g *Guests, d *device) error {
 	d.namespace = 1
 	rejoined := false
 	for _, other := range m.devices {
-		if serial(other.disk) == serial(d.disk) && !other.refused {
-			d.refused = true
+		if serial(other.disk) == serial(d.disk) && !other.rejected {
+			d.rejected = true
 			return nil
 		}
-		if !other.refused {
+		if !other.rejected {
 			taken[other.controller], taken[other.subsystem] = true, true
 		}
 	}
@@ -158,17 +158,17 @@ func (m *machine) number(g *Guests, d *device) error {
 	return nil
 }
 
-// unplug takes one disk from a running machine by surprise.
+// unplug removes a disk from a running machine without warning.
 func (g *Guests) unplug(m *machine, d *device) error {
 	delete(m.devices, d.disk.ID)
-	if d.refused {
+	if d.rejected {
 		return d.hide(m.dir)
 	}
 	m.vanished = append(m.vanished, d)
 	return errors.Join(g.cut(m, d), g.detach(d), d.hide(m.dir))
 }
 
-// powerOff stops a machine; one that is off stays so.
+// powerOff stops a machine. A stopped machine stays stopped.
 func (g *Guests) powerOff(m *machine, orderly bool) error {
 	if !m.running {
 		return nil
@@ -179,7 +179,7 @@ func (g *Guests) powerOff(m *machine, orderly bool) error {
 	case orderly && m.system == nil:
 		errs = append(errs, g.halt(m, devices))
 	case orderly:
-		if m.system.haltBy.IsZero() { // to be told again in the middle of it could begin it again
+		if m.system.haltBy.IsZero() { // a second request could make the guest start its shutdown again
 			errs = append(errs, m.system.halt(g.haltTime))
 		}
 		if !m.system.halted() {
@@ -204,9 +204,9 @@ func (g *Guests) powerOff(m *machine, orderly bool) error {
 	return errors.Join(errs...)
 }
 
-// halt does what an operating system does before it lets go of the power: everything is written and unmounted. What is
-// busy is written all the same; the cut that follows shuts it down. A filesystem that cannot be written, having died
-// before, does not keep a machine from halting.
+// halt does what an operating system does before it powers off: it writes everything and unmounts. A busy filesystem is
+// written too; the cut that follows shuts it down. A filesystem that cannot be written because it failed earlier does
+// not stop the halt.
 func (g *Guests) halt(m *machine, devices []*device) error {
 	mounts, err := ownMounts()
 	if err != nil {
@@ -217,11 +217,15 @@ func (g *Guests) halt(m *machine, devices []*device) error {
 		return err
 	}
 	onDevice := func(mount mount) bool {
-		return slices.ContainsFunc(devices, func(d *device) bool { return !d.refused && d.number == mount.device() })
+		return slices.ContainsFunc(devices, func(d *device) bool { return !d.rejected && d.number == mount.device() })
 	}
 	warn := func(err error) {
 		if err != nil {
-			g.log.Warn("a guest halts with something unfinished", slog.String("guest", m.dir), slog.Any("error", err))
+			g.log.Warn(
+				"a guest halts, but not everything could be written or unmounted",
+				slog.String("guest", m.dir),
+				slog.Any("error", err),
+			)
 		}
 	}
 	for _, mount := range withChildren(mounts, func(mount mount) bool { return isNode(mount) || onDevice(mount) }) {
@@ -230,7 +234,7 @@ func (g *Guests) halt(m *machine, devices []*device) error {
 		}
 		warn(mount.unmount(0))
 	}
-	// Mounts in other namespaces, and whoever has the block device open.
+	// Mounts in other namespaces, and processes with the block device open.
 	all, err := allMounts()
 	if err != nil {
 		return err
@@ -242,7 +246,7 @@ func (g *Guests) halt(m *machine, devices []*device) error {
 	}
 	var errs []error
 	for _, d := range devices {
-		if !d.refused {
+		if !d.rejected {
 			errs = append(errs, g.flush(d.loop))
 		}
 	}

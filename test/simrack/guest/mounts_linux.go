@@ -21,11 +21,12 @@ import (
 const (
 	// shutdownRequest is FS_IOC_SHUTDOWN, _IOR('X', 125, __u32).
 	shutdownRequest = 0x8004587d
-	// shutdownNoLogFlush leaves the journal as it is on the disk, as when the disk vanishes.
+	// shutdownNoLogFlush leaves the journal on the disk as it is, as when the disk vanishes.
 	shutdownNoLogFlush = 2
 )
 
-// mount is a mount, and the folder below which its mount point is reached: "/" for our own mount namespace.
+// mount is a mount, and the folder from which its mount point can be reached: "/" for the mount namespace of this
+// process.
 type mount struct {
 	*mountinfo.Info
 	via string
@@ -37,7 +38,7 @@ func (m mount) own() bool { return m.via == "/" }
 
 func (m mount) device() uint64 { return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) }
 
-// ownMounts lists the mounts of our mount namespace, parents before children unless they were moved.
+// ownMounts lists the mounts of this process's mount namespace. Parents come before children unless a mount was moved.
 func ownMounts() ([]mount, error) { return mountsIn("/proc/self", "/") }
 
 func mountsIn(process, via string) ([]mount, error) {
@@ -45,7 +46,7 @@ func mountsIn(process, via string) ([]mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // Opened for reading.
+	defer f.Close() // opened for reading
 	return readMounts(f, via)
 }
 
@@ -61,8 +62,8 @@ func readMounts(f io.Reader, via string) ([]mount, error) {
 	return mounts, nil
 }
 
-// allMounts lists the mounts of every mount namespace that a visible process lives in: a container keeps its own copy of
-// a mount that its host has long undone.
+// allMounts lists the mounts of the mount namespaces of all visible processes. A container may have a copy of a mount
+// that the host has already unmounted.
 func allMounts() ([]mount, error) {
 	mounts, err := ownMounts()
 	if err != nil {
@@ -84,11 +85,11 @@ func allMounts() ([]mount, error) {
 		process := filepath.Join("/proc", entry.Name())
 		namespace, err := os.Readlink(filepath.Join(process, "ns/mnt"))
 		if err != nil || seen[namespace] {
-			continue // Gone, or not ours to see.
+			continue // gone, or not accessible
 		}
 		others, err := mountsIn(process, filepath.Join(process, "root"))
 		if err != nil {
-			continue // Gone meanwhile; another process of its namespace may still come.
+			continue // Gone meanwhile; another process of the namespace may follow.
 		}
 		seen[namespace] = true
 		mounts = append(mounts, others...)
@@ -96,52 +97,52 @@ func allMounts() ([]mount, error) {
 	return mounts, nil
 }
 
-// openRoot opens what is seen at the mount point, for ioctls on the filesystem. Another mount may lie over it: then what
-// is seen belongs to another filesystem, which must not be touched.
+// openRoot opens the directory at the mount point, for ioctls on the filesystem. Another mount may cover the mount
+// point. The directory then belongs to another filesystem, which must not be touched.
 func (m mount) openRoot() (*os.File, error) {
 	fd, err := unix.Open(m.path(), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: m.path(), Err: err}
 	}
-	defer unix.Close(fd) // Only a name.
+	defer unix.Close(fd) // only a path descriptor
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, &fs.PathError{Op: "stat", Path: m.path(), Err: err}
 	}
 	if kind := st.Mode & unix.S_IFMT; st.Dev != m.device() || kind != unix.S_IFDIR && kind != unix.S_IFREG {
-		return nil, fmt.Errorf("%s shows something else than the filesystem on %d:%d", m.path(), m.Major, m.Minor)
+		return nil, fmt.Errorf("another filesystem than the one on %d:%d is visible at %s", m.Major, m.Minor, m.path())
 	}
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// shutDown ends all input and output of the filesystem, whose journal is not flushed.
+// shutDown ends all input and output of the filesystem without flushing its journal.
 func (m mount) shutDown() error {
 	root, err := m.openRoot()
 	if err != nil {
 		return err
 	}
-	defer root.Close() // Opened for reading.
+	defer root.Close() // opened for reading
 	if err := unix.IoctlSetPointerInt(int(root.Fd()), shutdownRequest, shutdownNoLogFlush); err != nil {
 		return &fs.PathError{Op: "shut down the filesystem at", Path: m.path(), Err: err}
 	}
 	return nil
 }
 
-// sync writes everything that is cached of the filesystem to its disk.
+// sync writes all cached data of the filesystem to its disk.
 func (m mount) sync() error {
 	root, err := m.openRoot()
 	if err != nil {
 		return err
 	}
-	defer root.Close() // Opened for reading.
+	defer root.Close() // opened for reading
 	if err := unix.Syncfs(int(root.Fd())); err != nil {
 		return &fs.PathError{Op: "sync the filesystem at", Path: m.path(), Err: err}
 	}
 	return nil
 }
 
-// unmount takes the mount away with the flags of umount2. The mount must be the topmost at its mount point: unmounting
-// goes by name, and would take another one away otherwise.
+// unmount unmounts with the flags of umount2. The mount must be the topmost at its mount point: umount2 takes a path,
+// and would unmount the topmost.
 func (m mount) unmount(flags int) error {
 	top, err := mountID(m.Mountpoint)
 	if err == nil && top != m.ID {
@@ -156,14 +157,14 @@ func (m mount) unmount(flags int) error {
 	return nil
 }
 
-// mountID returns the ID of the mount that is seen at the path. It asks the kernel's own tables: a filesystem that was
-// shut down does not even answer stat.
+// mountID returns the ID of the mount that is visible at the path. It reads the kernel's tables, because a filesystem
+// that was shut down does not answer stat.
 func mountID(path string) (int, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
-	defer unix.Close(fd) // Only a name.
+	defer unix.Close(fd) // only a path descriptor
 	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
 	if err != nil {
 		return 0, err
@@ -173,8 +174,8 @@ func mountID(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(number))
 }
 
-// withChildren picks from the mounts those that match and all that are mounted below them, children first: the order in
-// which they can be unmounted.
+// withChildren returns the mounts that match and all mounts below them, children first. They can be unmounted in this
+// order.
 func withChildren(mounts []mount, match func(mount) bool) []mount {
 	picked := map[int]bool{}
 	var order []mount
@@ -188,9 +189,9 @@ func withChildren(mounts []mount, match func(mount) bool) []mount {
 	return order
 }
 
-// nodeMounts returns a matcher of bind mounts of files below the folder dev: device nodes that somebody shows elsewhere.
-// Files that are unlinked meanwhile are found too. Mountinfo names the file from the root of its filesystem, so dev is
-// translated with the mount that holds it.
+// nodeMounts returns a matcher for bind mounts of files below the folder dev, which are device nodes shown elsewhere.
+// It also matches deleted files. Mountinfo gives paths from the root of the filesystem, so nodeMounts translates dev by
+// the mount that contains it.
 func nodeMounts(mounts []mount, dev string) (func(mount) bool, error) {
 	id, err := mountID(dev)
 	if err != nil {
@@ -212,9 +213,9 @@ func nodeMounts(mounts []mount, dev string) (func(mount) bool, error) {
 	return nil, fmt.Errorf("no mount with ID %d, which holds %s, is in mountinfo", id, dev)
 }
 
-// refuseMounts fails when something is mounted at or below dir, whose content is about to be removed: it would be the
-// mounted filesystem's content that goes.
-func refuseMounts(dir string) error {
+// rejectMounts fails if a filesystem is mounted at or below dir. A removal of dir would delete the content of that
+// filesystem.
+func rejectMounts(dir string) error {
 	mounts, err := ownMounts()
 	if err != nil {
 		return err
@@ -227,7 +228,7 @@ func refuseMounts(dir string) error {
 	return nil
 }
 
-// below reports whether the path is dir or lies in it; both are clean.
+// below reports whether path is dir or is in it. Both must be clean.
 func below(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }

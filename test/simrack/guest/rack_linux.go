@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// CreateDisk implements [simrack.Guests]. It fails when the disk has a backing store already.
+// CreateDisk implements [simrack.Guests]. It fails if the disk already has a backing store.
 func (g *Guests) CreateDisk(diskID string, sizeBytes int64) error {
 	if err := checkName(diskID); err != nil {
 		return err
@@ -24,7 +24,7 @@ func (g *Guests) CreateDisk(diskID string, sizeBytes int64) error {
 	return g.store(diskID).create(sizeBytes)
 }
 
-// DeleteDisk implements [simrack.Guests]. A disk without a backing store is deleted already.
+// DeleteDisk implements [simrack.Guests]. It succeeds if the backing store does not exist.
 func (g *Guests) DeleteDisk(diskID string) error {
 	return remove(g.store(diskID).path)
 }
@@ -36,16 +36,16 @@ func (g *Guests) RestoreDisk(diskID string, sizeBytes int64, snapshotID string) 
 	}
 	path := g.store(diskID).path
 	if _, err := os.Lstat(path); err == nil {
-		return fmt.Errorf("disk %s has a backing store already", diskID)
+		return fmt.Errorf("disk %s already has a backing store", diskID)
 	}
 	return g.snapshot(snapshotID).copyTo(path, sizeBytes)
 }
 
-// snapshotTries is how often a disk that a guest writes to is copied before it counts as busy.
+// snapshotTries is how many copies of a disk in use are attempted before the disk counts as busy.
 const snapshotTries = 20
 
-// CreateSnapshot implements [simrack.Guests]. A disk on a running guest is copied until nothing was written while the copy was
-// made: only such a copy shows the disk as it was at one moment.
+// CreateSnapshot implements [simrack.Guests]. A disk on a running guest is copied until no write happens during a copy.
+// Only such a copy shows the disk at one moment.
 func (g *Guests) CreateSnapshot(snapshotID, diskID string) error {
 	if err := errors.Join(checkName(diskID), checkName(snapshotID)); err != nil {
 		return err
@@ -75,14 +75,14 @@ func (g *Guests) CreateSnapshot(snapshotID, diskID string) error {
 	return errors.Join(simrack.ErrDiskBusy, g.DeleteSnapshot(snapshotID))
 }
 
-// holder finds the guest that has the disk behind a loop device, and locks it; nil when there is none.
+// holder finds the guest with the disk plugged in, and locks it. It returns nil if there is none.
 func (g *Guests) holder(diskID string) (*machine, *device) {
 	g.mu.Lock()
 	machines := slices.Collect(maps.Values(g.machines))
 	g.mu.Unlock()
 	for _, m := range machines {
 		m.mu.Lock()
-		if d, ok := m.devices[diskID]; ok && !d.refused {
+		if d, ok := m.devices[diskID]; ok && !d.rejected {
 			return m, d
 		}
 		m.mu.Unlock()
@@ -90,7 +90,7 @@ func (g *Guests) holder(diskID string) (*machine, *device) {
 	return nil, nil
 }
 
-// DeleteSnapshot implements [simrack.Guests]. A snapshot that is not there is deleted already.
+// DeleteSnapshot implements [simrack.Guests]. It succeeds if the snapshot does not exist.
 func (g *Guests) DeleteSnapshot(snapshotID string) error {
 	return remove(g.snapshot(snapshotID).path)
 }
@@ -99,7 +99,7 @@ func (g *Guests) snapshot(snapshotID string) store {
 	return store{filepath.Join(g.stateDir, snapshotID+snapshotSuffix)}
 }
 
-// CreateInstance implements [simrack.Guests]. The name names the guest's folder.
+// CreateInstance implements [simrack.Guests]. The instance's name is the name of the guest's folder.
 func (g *Guests) CreateInstance(instanceID, name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (g *Guests) CreateInstance(instanceID, name string) error {
 	defer g.mu.Unlock()
 	for _, other := range g.machines {
 		if other.id == instanceID || other.dir == m.dir {
-			return fmt.Errorf("guest %s of instance %s is there already", other.dir, other.id)
+			return fmt.Errorf("guest %s of instance %s already exists", other.dir, other.id)
 		}
 	}
 	if err := m.create(g.record(instanceID)); err != nil {
@@ -122,7 +122,7 @@ func (g *Guests) CreateInstance(instanceID, name string) error {
 	return nil
 }
 
-// create makes the machine's folder. The record comes first, so that no crash leaves a folder that nobody remembers.
+// create creates the machine's folder. It writes the record first, so that after a crash every folder has a record.
 func (m *machine) create(record string) (err error) {
 	if err := os.WriteFile(record, []byte(m.dir), 0o600); err != nil {
 		return err
@@ -143,8 +143,8 @@ func (g *Guests) record(instanceID string) string {
 	return filepath.Join(g.stateDir, instanceID+recordSuffix)
 }
 
-// DeleteInstance implements [simrack.Guests]. The folder itself goes when this simulator made it and nobody else put
-// anything into it. An instance without a guest is deleted already.
+// DeleteInstance implements [simrack.Guests]. It removes the folder itself only if this simulator created it and it
+// contains no other files. It succeeds if the instance has no guest.
 func (g *Guests) DeleteInstance(instanceID string) error {
 	m := g.find(instanceID)
 	if m == nil {
@@ -174,14 +174,14 @@ func (g *Guests) DeleteInstance(instanceID string) error {
 
 // PowerOn implements [simrack.Guests].
 func (g *Guests) PowerOn(instanceID string, disks []simrack.GuestDisk, ended func(reset bool)) error {
-	return g.with(instanceID, "power on", func(m *machine) error {
+	return g.withMachine(instanceID, "power on", func(m *machine) error {
 		return g.powerOn(m, disks, ended)
 	})
 }
 
 // Halt implements [simrack.Guests].
 func (g *Guests) Halt(instanceID string) (asked bool, err error) {
-	err = g.with(instanceID, "halt", func(m *machine) error {
+	err = g.withMachine(instanceID, "halt", func(m *machine) error {
 		if asked = m.system != nil; !asked {
 			return nil
 		}
@@ -190,16 +190,16 @@ func (g *Guests) Halt(instanceID string) (asked bool, err error) {
 	return asked, err
 }
 
-// PowerOff implements [simrack.Guests]. Processes that are told to halt in order and do not do so in time lose the power. In a
-// guest without processes a mount that somebody keeps busy does not hinder it: its filesystem is shut down,
-// after everything was written if the guest halts in order.
+// PowerOff implements [simrack.Guests]. Processes that do not end in order within HaltTime are killed. In a guest
+// without processes, a busy mount does not prevent the power-off: its filesystem is shut down. If the guest halts in
+// order, all data is written first.
 func (g *Guests) PowerOff(instanceID string, orderly bool) error {
-	return g.with(instanceID, "power off", func(m *machine) error { return g.powerOff(m, orderly) })
+	return g.withMachine(instanceID, "power off", func(m *machine) error { return g.powerOff(m, orderly) })
 }
 
 // Plug implements [simrack.Guests].
 func (g *Guests) Plug(instanceID string, disk simrack.GuestDisk) error {
-	return g.with(instanceID, "plug a disk into", func(m *machine) error {
+	return g.withMachine(instanceID, "plug a disk into", func(m *machine) error {
 		if !m.running {
 			return errors.New("it is not running")
 		}
@@ -209,10 +209,10 @@ func (g *Guests) Plug(instanceID string, disk simrack.GuestDisk) error {
 
 // Unplug implements [simrack.Guests].
 func (g *Guests) Unplug(instanceID, diskID string) error {
-	return g.with(instanceID, "unplug a disk from", func(m *machine) error {
+	return g.withMachine(instanceID, "unplug a disk from", func(m *machine) error {
 		d, ok := m.devices[diskID]
 		if !ok {
-			return fmt.Errorf("disk %s is not on it", diskID)
+			return fmt.Errorf("disk %s is not plugged in", diskID)
 		}
 		return g.unplug(m, d)
 	})
@@ -236,14 +236,14 @@ func (g *Guests) Device(instanceID, diskID string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	d, ok := m.devices[diskID]
-	if !ok || d.refused {
+	if !ok || d.rejected {
 		return ""
 	}
 	return d.name()
 }
 
-// Leftovers implements [simrack.Guests]. Disks on running guests count like any others; a boot disk's loop device counts
-// once the disk was cut off, since then something holds it that should not.
+// Leftovers implements [simrack.Guests]. Disks on running guests count like all others. The loop device of a boot disk
+// counts only after the disk was cut off, because a process then still holds it.
 func (g *Guests) Leftovers(bootDisks map[string]bool) (simrack.GuestLeftovers, error) {
 	var left simrack.GuestLeftovers
 	diskIDs, err := g.stores()
@@ -303,8 +303,8 @@ func (g *Guests) find(instanceID string) *machine {
 	return g.machines[instanceID]
 }
 
-// with does something to one machine, and says so in an error.
-func (g *Guests) with(instanceID, what string, do func(*machine) error) error {
+// withMachine calls do with a locked machine. An error names what was done and the instance.
+func (g *Guests) withMachine(instanceID, what string, do func(*machine) error) error {
 	m := g.find(instanceID)
 	if m == nil {
 		return fmt.Errorf("%s instance %s: it has no guest", what, instanceID)
@@ -317,7 +317,7 @@ func (g *Guests) with(instanceID, what string, do func(*machine) error) error {
 	return nil
 }
 
-// checkName refuses what would leave the folder that it is to name a file in.
+// checkName rejects a name that would denote a file outside of its folder.
 func checkName(name string) error {
 	if name != filepath.Base(name) || !filepath.IsLocal(name) || name == "." {
 		return fmt.Errorf("%q cannot name a file", name)

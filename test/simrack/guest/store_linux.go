@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// storeSuffix ends the name of a disk's backing store, after the disk's ID, snapshotSuffix that of a snapshot's. freshSuffix
-// ends the name of a copy that is not complete yet.
+// A disk's backing store is named by the disk's ID and storeSuffix, a snapshot by its ID and snapshotSuffix.
+// freshSuffix marks an incomplete copy.
 const (
 	storeSuffix    = ".disk"
 	snapshotSuffix = ".snapshot"
@@ -28,10 +28,10 @@ const (
 // immutableFlag is FS_IMMUTABLE_FL of linux/fs.h.
 const immutableFlag = 0x10
 
-// fileID tells files apart whatever their names, as the kernel does for loop devices.
+// fileID identifies a file independently of its names, as the kernel does for loop devices.
 type fileID struct{ dev, inode uint64 }
 
-// store is the sparse file that holds the bytes of a disk.
+// store is the sparse file with the contents of a disk.
 type store struct{ path string }
 
 func (g *Guests) store(diskID string) store {
@@ -58,17 +58,16 @@ func (s store) create(sizeBytes int64) (err error) {
 	return nil
 }
 
-// renew moves the disk to a file of its own, with the same bytes. The old file lives on without a name behind whatever
-// still has it open.
+// renew moves the disk to a new file with the same contents. Holders of the old file keep it, without a name.
 func (s store) renew() error { return s.copyTo(s.path, 0) }
 
-// copyTo copies the bytes to a file of at least that size, which is there under its name only once it is whole.
+// copyTo copies the contents to a file of at least sizeBytes. The file gets its name only when it is complete.
 func (s store) copyTo(path string, sizeBytes int64) (err error) {
 	src, err := os.Open(s.path)
 	if err != nil {
 		return err
 	}
-	defer src.Close() // Nothing was written through it.
+	defer src.Close() // nothing was written through it
 
 	freshPath := path + freshSuffix
 	fresh, err := os.OpenFile(freshPath, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -88,8 +87,8 @@ func (s store) copyTo(path string, sizeBytes int64) (err error) {
 	return nil
 }
 
-// copySparse makes dst, an empty file, hold the bytes of src; what is a hole in src is one in dst. Where the filesystem
-// can share blocks between files, nothing is copied.
+// copySparse copies the contents of src to dst, an empty file, with its holes. Filesystems that can share blocks
+// between files share them.
 func copySparse(dst, src *os.File) error {
 	info, err := src.Stat()
 	if err != nil {
@@ -101,7 +100,7 @@ func copySparse(dst, src *os.File) error {
 	for end := int64(0); ; {
 		start, err := unix.Seek(int(src.Fd()), end, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			return nil // No data after this point.
+			return nil // no data after this offset
 		}
 		if err != nil {
 			return err
@@ -121,14 +120,14 @@ func copySparse(dst, src *os.File) error {
 	}
 }
 
-// setImmutable sets or clears the attribute of chattr +i, on ext4 only: other filesystems go on taking writes through
-// descriptors that are open already. Root in a container may not set it; then nothing happens.
+// setImmutable sets or clears the attribute of chattr +i, on ext4 only: other filesystems continue to accept writes
+// through open descriptors. In a container root may lack the right to set it; setImmutable then does nothing.
 func (s store) setImmutable(on bool) error {
 	f, err := os.Open(s.path)
 	if err != nil {
 		return err
 	}
-	defer f.Close() // Nothing was written through it.
+	defer f.Close() // nothing was written through it
 
 	var stat unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &stat); err != nil {
@@ -155,8 +154,9 @@ func (s store) setImmutable(on bool) error {
 	return nil
 }
 
-// makeBootable puts a partition table on a blank boot disk: one Linux partition from sector 2048 on, as on the disk of an
-// installed system. So blkid sees that the disk is not blank, and a plugin that took it for a volume would be caught.
+// makeBootable puts a partition table on a blank boot disk: one Linux partition from sector 2048 on, as on the disk of
+// an installed system. So blkid does not take the disk for blank, and a plugin that uses the boot disk as a volume is
+// detected.
 func (s store) makeBootable(sizeBytes int64) error {
 	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
 	if err != nil {
@@ -178,11 +178,11 @@ func (s store) makeBootable(sizeBytes int64) error {
 // bootSector is a master boot record with one active Linux partition.
 func bootSector(sizeBytes int64) (sector [512]byte) {
 	const first, table = 2048, 446
-	copy(sector[440:], "\xde\x01\xde\x01") // The disk signature.
+	copy(sector[440:], "\xde\x01\xde\x01") // the disk signature
 	entry := sector[table : table+16]
-	entry[0] = 0x80                 // Active.
-	copy(entry[1:], "\xfe\xff\xff") // Cylinder, head, sector: beyond their range, look at the numbers below.
-	entry[4] = 0x83                 // Linux.
+	entry[0] = 0x80                 // active
+	copy(entry[1:], "\xfe\xff\xff") // cylinder, head, sector: out of range, so the sector numbers below count
+	entry[4] = 0x83                 // Linux
 	copy(entry[5:], "\xfe\xff\xff")
 	binary.LittleEndian.PutUint32(entry[8:], first)
 	binary.LittleEndian.PutUint32(entry[12:], uint32(min(sizeBytes/512-first, 1<<32-1)))

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// entry is one entry of a tree that looks like sysfs: a link when it has a target, else a file.
+// entry is one entry of a simulated sysfs: a link if target is set, else a file.
 type entry struct {
 	path   string
 	text   string
@@ -29,10 +29,10 @@ func file(path, text string) entry { return entry{path: path, text: text + "\n",
 
 func link(path, target string) entry { return entry{path: path, target: target} }
 
-// secret is a file that only root reads.
+// secret is a file that only root can read.
 func secret(path, text string) entry { return entry{path: path, text: text + "\n", mode: 0o400} }
 
-// write makes the entries below dir, and the folders they are in.
+// write creates the entries below dir, and their folders.
 func write(dir string, entries []entry) error {
 	for _, e := range entries {
 		path := filepath.Join(dir, e.path)
@@ -48,7 +48,7 @@ func write(dir string, entries []entry) error {
 		if err := os.WriteFile(path, []byte(e.text), e.mode); err != nil {
 			return err
 		}
-		// The umask has no say in what sysfs shows.
+		// so that the umask does not change the mode
 		if err := os.Chmod(path, e.mode); err != nil {
 			return err
 		}
@@ -59,16 +59,16 @@ func write(dir string, entries []entry) error {
 // device is a disk as the guest's kernel sees it.
 type device struct {
 	disk simrack.GuestDisk
-	// refused says that the kernel turned the controller away, because another one has the same serial: only the PCI
-	// function shows (docs/reference/rack.md, NVMe disks in the guest).
-	refused bool
-	// The controller is nvme<controller>. The block device is nvme<subsystem>n<namespace>: its number is the
-	// subsystem's, which is not the controller's when the subsystem was there before, see machine.number.
+	// rejected means that the kernel rejected the controller because another one has the same serial. Then only the PCI
+	// function appears (docs/reference/rack.md, NVMe disks in the guest).
+	rejected bool
+	// The controller is nvme<controller>. The block device is nvme<subsystem>n<namespace>. The subsystem's number differs
+	// from the controller's if the subsystem existed before, see machine.number.
 	controller, subsystem, namespace int
 	loop                             loop
-	// number is the loop device's block device number.
+	// number is the device number of the loop device.
 	number uint64
-	// file is the disk's store as it was bound.
+	// file identifies the disk's store at the time of binding.
 	file fileID
 }
 
@@ -76,7 +76,7 @@ func (d *device) bound() boundLoop {
 	return boundLoop{loop: d.loop, diskID: d.disk.ID, file: d.file}
 }
 
-// serial is what NVMe's identify data has room for of the disk's name: its first 20 bytes.
+// serial is the first 20 bytes of the disk's name, which is the size of the serial in NVMe's identify data.
 func serial(disk simrack.GuestDisk) string { return disk.Name[:min(len(disk.Name), 20)] }
 
 // pciAddress is the address of the PCI function in a slot of the virtual machine (docs/reference/rack.md §9).
@@ -94,10 +94,10 @@ func (d *device) controllerName() string { return fmt.Sprintf("nvme%d", d.contro
 
 func (d *device) subsystemName() string { return fmt.Sprintf("nvme-subsys%d", d.subsystem) }
 
-// name is the block device's, in /dev and in /sys/block.
+// name is the name of the block device in /dev and in /sys/block.
 func (d *device) name() string { return fmt.Sprintf("nvme%dn%d", d.subsystem, d.namespace) }
 
-// majorMinor is the block device's number as sysfs writes it.
+// majorMinor is the device number as sysfs writes it.
 func (d *device) majorMinor() string {
 	return fmt.Sprintf("%d:%d", unix.Major(d.number), unix.Minor(d.number))
 }
@@ -110,14 +110,14 @@ func (d *device) folder() string {
 	return d.function() + "/nvme/" + d.controllerName() + "/" + d.name()
 }
 
-// tree is what stands in the PCI function's folder.
+// tree lists the entries in the PCI function's folder.
 func (d *device) tree() []entry {
 	tree := []entry{
 		file("class", "0x010802"),
 		file("vendor", "0x01de"),
 		file("device", "0x0000"),
 	}
-	if d.refused {
+	if d.rejected {
 		return tree
 	}
 	controller := "nvme/" + d.controllerName() + "/"
@@ -136,7 +136,7 @@ func (d *device) tree() []entry {
 
 		link(block+"device", "../../"+d.controllerName()),
 		file(block+"dev", d.majorMinor()),
-		// In sectors of 512 bytes, whatever the block size.
+		// in sectors of 512 bytes, independently of the block size
 		file(block+"size", fmt.Sprint(d.disk.SizeBytes/512)),
 		file(block+"ro", map[bool]string{false: "0", true: "1"}[d.disk.ReadOnly]),
 		file(block+"hidden", "0"),
@@ -146,22 +146,22 @@ func (d *device) tree() []entry {
 	)
 }
 
-// qualifiedName is what Linux makes up for a controller that has no subsystem name of its own.
+// qualifiedName is the name that Linux generates for a controller without a subsystem name.
 func (d *device) qualifiedName() string {
 	return "nqn.2014.08.org.nvmexpress:01de01de" + serial(d.disk)
 }
 
-// links are the other places of sys where the device shows, in the order in which they come. The link in block is last:
-// whoever finds a disk there finds all of it.
+// links are the other entries of the device in sys, in the order of their creation. The link in block comes last, so
+// that a reader who finds a disk there finds the complete disk.
 func (d *device) links() []entry {
 	function := link("bus/pci/devices/"+d.address(), "../../../"+d.function())
-	if d.refused {
+	if d.rejected {
 		return []entry{function}
 	}
 	return []entry{
 		function,
-		// What the filesystem on the disk tells of itself: the machine's own, which knows the disk by its loop device. It
-		// leads nowhere while no filesystem of this kind is mounted.
+		// ext4's own statistics of the filesystem on the disk, a link to the host's sysfs, which names the disk by its loop
+		// device. The link dangles while no ext4 filesystem is mounted from it.
 		link("fs/ext4/"+d.name(), "/sys/fs/ext4/"+d.loop.String()),
 		link("class/nvme-subsystem/"+d.subsystemName(), "../../devices/virtual/nvme-subsystem/"+d.subsystemName()),
 		link("class/nvme/"+d.controllerName(), "../../"+d.function()+"/nvme/"+d.controllerName()),
@@ -170,7 +170,7 @@ func (d *device) links() []entry {
 	}
 }
 
-// show makes the device appear in the guest's folder. Its files are complete before any of them can be seen.
+// show adds the device to the guest's folder. All its files are complete before any of them is visible.
 func (d *device) show(dir string) error {
 	sys, aside := filepath.Join(dir, "sys"), filepath.Join(dir, ".appearing")
 	if err := write(aside, d.tree()); err != nil {
@@ -182,7 +182,7 @@ func (d *device) show(dir string) error {
 	if err := os.Rename(aside, filepath.Join(sys, d.function())); err != nil {
 		return err
 	}
-	if !d.refused {
+	if !d.rejected {
 		subsystem := "devices/virtual/nvme-subsystem/" + d.subsystemName() + "/subsysnqn"
 		if err := write(sys, []entry{file(subsystem, d.qualifiedName())}); err != nil {
 			return err
@@ -194,7 +194,7 @@ func (d *device) show(dir string) error {
 	return write(sys, d.links())
 }
 
-// hide takes away what show made, or as much of it as is there.
+// hide reverts show, also after a partial one.
 func (d *device) hide(dir string) error {
 	sys := filepath.Join(dir, "sys")
 	links := d.links()
@@ -202,7 +202,7 @@ func (d *device) hide(dir string) error {
 	for i := len(links) - 1; i >= 0; i-- {
 		errs = append(errs, remove(filepath.Join(sys, links[i].path)))
 	}
-	if !d.refused {
+	if !d.rejected {
 		errs = append(errs, remove(filepath.Join(dir, "dev", d.name())))
 		errs = append(errs, removeTree(filepath.Join(sys, "devices/virtual/nvme-subsystem", d.subsystemName())))
 	}
@@ -210,7 +210,7 @@ func (d *device) hide(dir string) error {
 	return errors.Join(errs...)
 }
 
-// makeNode makes a block device node as udev leaves it.
+// makeNode creates a block device node with the mode that udev sets.
 func makeNode(path string, number uint64) error {
 	if err := unix.Mknod(path, unix.S_IFBLK|0o660, int(number)); err != nil {
 		return &fs.PathError{Op: "mknod", Path: path, Err: err}
@@ -218,7 +218,7 @@ func makeNode(path string, number uint64) error {
 	return os.Chmod(path, 0o660)
 }
 
-// firmware is what the machine's firmware tables show (docs/reference/rack.md §9).
+// firmware is the machine's entries of the firmware tables (docs/reference/rack.md §9).
 func firmware(instanceID string) []entry {
 	const dmi = "class/dmi/id/"
 	return []entry{
@@ -230,7 +230,7 @@ func firmware(instanceID string) []entry {
 	}
 }
 
-// remove removes a file that may be gone already.
+// remove removes a file. A missing file is not an error.
 func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -238,7 +238,7 @@ func remove(path string) error {
 	return nil
 }
 
-// removeEmpty removes a folder, which stays when there is something in it that is not ours.
+// removeEmpty removes a folder if it is empty.
 func removeEmpty(dir string) error {
 	if err := remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
 		return err
@@ -246,9 +246,9 @@ func removeEmpty(dir string) error {
 	return nil
 }
 
-// removeTree removes a folder of ours with all that is in it, unless something is mounted there.
+// removeTree removes a folder with its content, unless a filesystem is mounted in it.
 func removeTree(dir string) error {
-	if err := refuseMounts(dir); err != nil {
+	if err := rejectMounts(dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)

@@ -32,8 +32,8 @@ func TestPCIAddress(t *testing.T) {
 	}
 }
 
-// snapshot describes everything below dir but folders: a link as "-> target", a device as "block major:minor mode", a
-// file as its mode and content.
+// snapshot describes every entry below dir except folders: a link as "-> target", a device as "block major:minor mode",
+// a file as its mode and content.
 func snapshot(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -55,7 +55,7 @@ func snapshot(t *testing.T, dir string) map[string]string {
 			target, err := os.Readlink(path)
 			found[name] = "-> " + target
 			if _, statErr := os.Stat(path); statErr != nil && !strings.HasPrefix(target, "/sys/fs/") {
-				return errors.Join(err, statErr) // A link to nowhere, for another reason than that nothing is mounted.
+				return errors.Join(err, statErr) // another dangling link than that of an unmounted filesystem
 			}
 			return err
 		case unix.S_IFBLK:
@@ -73,7 +73,8 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-// bootedGuest is the folder of TestBoot's guest, given the numbers of its block devices and the machine's names for them.
+// bootedGuest is the expected folder of TestBoot's guest, with the numbers of its block devices and the host's names
+// for them.
 func bootedGuest(number, loop map[string]string) map[string]string {
 	want := map[string]string{
 		"metadata.env": `0644 "OXIDE_INSTANCE_ID=11111111-1111-4111-8111-111111111111\nOXIDE_RACK=default\n"`,
@@ -139,14 +140,14 @@ func bootedGuest(number, loop map[string]string) map[string]string {
 	return want
 }
 
-// TestBoot compares a guest's whole folder, byte for byte, with the layout in docs/reference/rack.md.
+// TestBoot compares a guest's whole folder with the layout in docs/reference/rack.md, byte for byte.
 func TestBoot(t *testing.T) {
 	w := newWorld(t)
 	boot, volume := w.data(0, "node-a-boot", 64), w.data(1, "abcdefghij-klmnopqrstuvw", 64)
 	boot.Boot, volume.BlockSize = true, 4096
-	w.on(nodeA, "node-a", volume, boot) // Slots decide, not the order.
+	w.on(nodeA, "node-a", volume, boot) // in the order of slots, not of arguments
 
-	// Loop devices have no fixed numbers, so they are the only thing to be filled in.
+	// The numbers of loop devices vary, so they are filled in.
 	number, loop := map[string]string{}, map[string]string{}
 	for name := range map[string]bool{"nvme0n1": true, "nvme1n1": true} {
 		var st unix.Stat_t
@@ -161,11 +162,11 @@ func TestBoot(t *testing.T) {
 		t.Errorf("guest folder (-want +got):\n%s", diff)
 	}
 
-	// What the folder says holds for the device, too.
+	// The device has the properties that the folder shows.
 	run(t, "sh", "-c", `test "$(blockdev --getsize64 --getss "$0" | xargs)" = "67108864 4096"`, w.node(nodeA, volume))
 	run(t, "sh", "-c", `blkid -p -o export "$0" | grep -qx PTTYPE=dos`, w.node(nodeA, boot))
 
-	// The guest sees what its filesystem tells of itself, once it is mounted.
+	// The statistics of a filesystem are visible in the guest while it is mounted.
 	mountpoint := t.TempDir()
 	run(t, "mkfs.ext4", "-q", w.node(nodeA, volume))
 	run(t, "mount", w.node(nodeA, volume), mountpoint)
@@ -183,8 +184,8 @@ func TestBoot(t *testing.T) {
 	}
 }
 
-// TestTwins boots with two disks that have the same serial and plugs a third: Linux turns all but one away.
-func TestTwins(t *testing.T) {
+// TestSameSerial boots with two disks that have the same serial and plugs a third one. Linux rejects all but one.
+func TestSameSerial(t *testing.T) {
 	w := newWorld(t)
 	boot := w.data(0, "node-a-boot", 8)
 	first, second := w.data(1, "pvc-0123456789abcdef-first", 8), w.data(2, "pvc-0123456789abcdef-second", 8)
@@ -214,14 +215,14 @@ func TestTwins(t *testing.T) {
 		t.Errorf("PCI functions without driver (-want +got):\n%s", diff)
 	}
 	if got := len(loopsBelow(t, w.state)); got != 3 {
-		t.Errorf("got %d loop devices, want 3: one for each disk that shows", got)
+		t.Errorf("got %d loop devices, want 3: one for each visible disk", got)
 	}
 
-	// Nothing probes the other one again before the next boot.
+	// The rejected disk is not probed again before the next boot.
 	w.must(w.Unplug(nodeA, first.ID))
 	w.must(w.Unplug(nodeA, third.ID))
 	if got := w.Device(nodeA, second.ID); got != "" {
-		t.Errorf("the twin appeared as %s when the other one went", got)
+		t.Errorf("the rejected disk appeared as %s when the other was unplugged", got)
 	}
 	if diff := cmp.Diff([]string{"0000:00:12.0"}, refused()); diff != "" {
 		t.Errorf("PCI functions without driver after unplugging (-want +got):\n%s", diff)
@@ -229,11 +230,12 @@ func TestTwins(t *testing.T) {
 	w.must(w.PowerOff(nodeA, true))
 	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{boot, second}, nil))
 	if got := w.Device(nodeA, second.ID); got != "nvme1n1" {
-		t.Errorf("after a boot without its twin: got %q, want nvme1n1", got)
+		t.Errorf("after a boot without the other disk: got %q, want nvme1n1", got)
 	}
 }
 
-// TestNumbers plugs and unplugs: a disk takes the lowest free number, but not one whose block device is still held.
+// TestNumbers plugs and unplugs disks. A disk takes the lowest free number, but not the number of a block device that
+// is still held.
 func TestNumbers(t *testing.T) {
 	w := newWorld(t)
 	boot, a, b, c := w.data(0, "node-a-boot", 8), w.data(1, "a", 8), w.data(2, "b", 8), w.data(3, "c", 8)
@@ -253,7 +255,7 @@ func TestNumbers(t *testing.T) {
 	w.must(w.Unplug(nodeA, a.ID))
 	w.must(w.Plug(nodeA, a))
 	if got := w.Device(nodeA, a.ID); got != "nvme1n2" {
-		t.Errorf("a disk that comes back while it is held: got %s, want nvme1n2", got)
+		t.Errorf("a disk that is plugged in again while it is held: got %s, want nvme1n2", got)
 	}
 	target, err := os.Readlink(filepath.Join(w.root, "node-a/sys/block/nvme1n2"))
 	must(t, err)
@@ -268,12 +270,12 @@ func TestNumbers(t *testing.T) {
 	w.must(w.Unplug(nodeA, a.ID))
 	w.must(w.Plug(nodeA, a))
 	if got := w.Device(nodeA, a.ID); got != "nvme1n1" {
-		t.Errorf("once nobody holds it: got %s, want nvme1n1", got)
+		t.Errorf("after the last holder closed it: got %s, want nvme1n1", got)
 	}
 }
 
-// TestAppearance reads the guest's sysfs all the time while a disk comes and goes: whoever finds a disk in block can read
-// all of it, unless it has gone meanwhile.
+// TestAppearance reads the guest's sysfs all the time while a disk comes and goes. A reader that finds a disk in block
+// can read all of its files, unless the disk has gone meanwhile.
 func TestAppearance(t *testing.T) {
 	w := newWorld(t)
 	boot, volume := w.data(0, "node-a-boot", 8), w.data(1, "volume", 8)
@@ -297,7 +299,7 @@ func TestAppearance(t *testing.T) {
 				if _, gone := os.Lstat(link); err != nil && gone == nil {
 					if _, err := os.ReadFile(filepath.Join(link, path)); err != nil {
 						if _, gone := os.Lstat(link); gone == nil {
-							t.Errorf("%s is shown without %s: %v", link, path, err)
+							t.Errorf("%s is visible without %s: %v", link, path, err)
 						}
 					}
 				}
@@ -318,7 +320,7 @@ func TestAppearance(t *testing.T) {
 	}
 }
 
-// TestBlockSizes makes and mounts filesystems on disks with each block size of the rack, and checks a read-only disk.
+// TestBlockSizes creates and mounts filesystems on disks with each block size of the rack, and checks a read-only disk.
 func TestBlockSizes(t *testing.T) {
 	w := newWorld(t)
 	var disks []simrack.GuestDisk
@@ -361,8 +363,9 @@ func TestBlockSizes(t *testing.T) {
 	must(t, unix.Unmount(dir, 0))
 }
 
-// A disk that takes writes does so whatever a former user of its loop device left behind: the kernel keeps the flag that
-// a node sets for read-only publications over the life of a loop.
+// TestWriteProtectionDoesNotOutliveTheDisk reuses a loop device that an earlier user set read-only (BLKROSET). The
+// kernel keeps that setting when a loop device is detached; a node plugin sets it for read-only volumes. A new disk
+// must be writable nevertheless.
 func TestWriteProtectionDoesNotOutliveTheDisk(t *testing.T) {
 	w := newWorld(t)
 	disk := w.data(1, "volume", 64)

@@ -21,28 +21,30 @@ import (
 )
 
 const (
-	// haltRequest is what the power button does: the real-time signal SIGRTMIN+4, which has systemd power a machine off.
+	// haltRequest is the signal of the power button: SIGRTMIN+4, on which systemd powers a machine off.
 	haltRequest = syscall.Signal(34 + 4)
-	// killTime is how long the processes of a guest may take to die. Only one that the kernel cannot wake takes long.
+	// killTime is how long the processes of a guest may take to die. Only a process in an uninterruptible wait takes long.
 	killTime = 10 * time.Second
-	// consoleName is the file in a guest's folder that takes what its first process prints, over all its boots.
+	// consoleName is the file in a guest's folder with the output of its first process, over all its boots.
 	consoleName = "console"
-	// bootIDName is the file there that holds the ID of the boot.
+	// bootIDName is the file in a guest's folder with the ID of the boot.
 	bootIDName = "boot_id"
 )
 
 // Environment variables of a guest's first process.
 const (
-	envDir  = "OXIDE_SIM_GUEST"       // The guest's folder.
-	envName = "OXIDE_SIM_INSTANCE"    // The instance's name.
-	envID   = "OXIDE_SIM_INSTANCE_ID" // The instance's UUID.
+	envDir  = "OXIDE_SIM_GUEST"       // the guest's folder
+	envName = "OXIDE_SIM_INSTANCE"    // the instance's name
+	envID   = "OXIDE_SIM_INSTANCE_ID" // the instance's UUID
 )
 
-// setUp makes the new namespaces a machine's, once standard input says that the simulator holds them, and becomes the first
-// process. What is mounted on the host, such as a guest folder, appears in there, but nothing the other way round; and a
-// machine's mounts are shared among the namespaces that its services make. Disks of guests that somebody has mounted on the host
-// are no business of this one, which would hold them for as long as it runs; one that cannot be unmounted was below another.
-// Every boot has an ID of its own.
+// setUp prepares the new namespaces of a guest, and then executes the boot program as the first process. It waits for a
+// line on standard input, which means that the simulator holds the namespaces.
+//
+// Mounts of the host, such as a guest folder, appear in the guest, but no mount of the guest appears on the host. The
+// mounts of a guest are shared among the namespaces of its services. Disks of other guests that are mounted on the host
+// are unmounted here, because the new namespace would keep them busy. An umount that fails is for a mount below one
+// that is already gone. Every boot has its own ID.
 const setUp = `read -r _ && mount --make-rslave / && mount --make-rshared / && mount -t proc proc /proc &&
 while read -r _ _ device _ place rest; do
     case "$device $rest" in "7:"*" - "*"/dev/nvme"*) umount -l "$place" || : ;; esac
@@ -50,20 +52,20 @@ done </proc/self/mountinfo &&
 mount --bind "$` + envDir + `/` + bootIDName + `" /proc/sys/kernel/random/boot_id &&
 echo up >&3 && exec "$0" </dev/null 3>&-`
 
-// system is what runs in a guest: a first process in a PID and a mount namespace of its own, and all that it starts.
+// system is the running system of a guest: a first process in its own PID and mount namespace, and its descendants.
 type system struct {
 	process *os.Process
-	// mounts is the mount namespace. Held open it outlives the processes, so that the filesystems that they leave mounted can
-	// be cut off: at the end of the namespace the kernel would unmount them in order.
+	// mounts is the mount namespace. The open file keeps it alive after the end of its processes, so that the filesystems
+	// in it can be cut off. Otherwise the kernel would unmount them in order at the end of the namespace.
 	mounts *os.File
-	// done is closed when there is no process any more.
+	// done is closed when no process is left.
 	done chan struct{}
-	// haltBy is when the patience with a guest that was told to halt ends.
+	// haltBy is the deadline of a guest that was told to halt.
 	haltBy time.Time
 }
 
-// start makes the boot program the first process of a guest. Once that has ended, ended is called with whether it reset the
-// machine.
+// start runs the boot program as the first process of a guest. After its end, ended is called; its argument says
+// whether the guest reset itself.
 func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
 	if err := os.WriteFile(filepath.Join(m.dir, bootIDName), []byte(uuid.NewString()+"\n"), 0o444); err != nil {
 		return nil, err
@@ -72,7 +74,7 @@ func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer console.Close() // The guest has its own.
+	defer console.Close() // the guest has its own descriptor
 	goOn, release, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -93,12 +95,13 @@ func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID,
 		Pdeathsig:  syscall.SIGKILL,
-		Setsid:     true, // A Ctrl-C at the terminal is for the simulator.
+		Setsid:     true, // so that a Ctrl-C at the terminal reaches only the simulator
 	}
 	s := &system{done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// Pdeathsig comes when the thread ends that has started the process: this one does with it.
+		// Pdeathsig is sent when the thread that started the process ends. This goroutine keeps its thread until the process
+		// has ended.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -110,12 +113,12 @@ func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
 		if cmd.Process == nil {
 			return
 		}
-		// The first process of a PID namespace has ended when all the others have.
-		_ = cmd.Wait() // How it ended is in its state.
+		// The first process of a PID namespace ends after all others.
+		_ = cmd.Wait() // its state says how it ended
 		g.log.Info("a guest's processes have ended", "guest", m.dir, "first", cmd.ProcessState.String())
 		close(s.done)
 		status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
-		ended(status.Signaled() && status.Signal() == syscall.SIGHUP) // What reboot(2) makes of it in a PID namespace.
+		ended(status.Signaled() && status.Signal() == syscall.SIGHUP) // the effect of reboot(2) in a PID namespace
 	}()
 	err = <-started
 	if closeErr := report.Close(); err == nil {
@@ -133,22 +136,22 @@ func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
 	return s, nil
 }
 
-// await lets the set-up go on and waits until it has become the first process.
+// await lets the set-up continue, and waits until it has executed the first process.
 func (s *system) await(up, release *os.File) error {
 	if _, err := release.WriteString("\n"); err != nil {
 		return err
 	}
 	said, err := io.ReadAll(up)
 	if err == nil && string(said) != "up\n" {
-		err = errors.New("its namespaces could not be set up")
+		err = errors.New("its namespaces could not be prepared")
 	}
 	return err
 }
 
-// halt asks the guest to power itself off.
-func (s *system) halt(patience time.Duration) error {
+// halt asks the guest to power itself off within timeout.
+func (s *system) halt(timeout time.Duration) error {
 	if s.haltBy.IsZero() {
-		s.haltBy = time.Now().Add(patience)
+		s.haltBy = time.Now().Add(timeout)
 	}
 	if err := s.process.Signal(haltRequest); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("tell process %d to halt: %w", s.process.Pid, err)
@@ -156,7 +159,7 @@ func (s *system) halt(patience time.Duration) error {
 	return nil
 }
 
-// halted waits for the end of a guest that was told to halt, until the patience with it ends.
+// halted waits until a guest that was told to halt has ended. It reports false when the deadline has passed.
 func (s *system) halted() bool {
 	timer := time.NewTimer(time.Until(s.haltBy))
 	defer timer.Stop()
@@ -168,7 +171,7 @@ func (s *system) halted() bool {
 	}
 }
 
-// kill ends all processes at once.
+// kill kills all processes.
 func (s *system) kill() error {
 	if err := s.process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill process %d: %w", s.process.Pid, err)
@@ -181,7 +184,7 @@ func (s *system) kill() error {
 	}
 }
 
-// close lets go of the mount namespace. Once there is no process, its mounts have ended when close returns.
+// close releases the mount namespace. If no process is left, the mounts of the namespace are gone when close returns.
 func (s *system) close() error {
 	if s.mounts == nil {
 		return nil
@@ -189,13 +192,13 @@ func (s *system) close() error {
 	return s.mounts.Close()
 }
 
-// look lists the mounts of the system's mount namespace, where a process need not live any more. They can be used until release
-// is called.
-func (s *system) look() (mounts []mount, release func() error, err error) {
+// namespaceMounts lists the mounts of the system's mount namespace, which may have no process any more. The mounts can
+// be used until release is called.
+func (s *system) namespaceMounts() (mounts []mount, release func() error, err error) {
 	var info, root *os.File
 	onOwnThread(func() { info, root, err = enter(s.mounts) })
 	if err != nil {
-		return nil, nil, fmt.Errorf("look into the mount namespace of process %d: %w", s.process.Pid, err)
+		return nil, nil, fmt.Errorf("read the mounts of the namespace of process %d: %w", s.process.Pid, err)
 	}
 	release = func() error { return errors.Join(info.Close(), root.Close()) }
 	mounts, err = readMounts(info, fmt.Sprintf("/proc/self/fd/%d", root.Fd()))
@@ -205,8 +208,8 @@ func (s *system) look() (mounts []mount, release func() error, err error) {
 	return mounts, release, nil
 }
 
-// onOwnThread calls a function on a thread that ends afterwards, whatever the function makes of it. The first thread of the process
-// is never one: it would not end, and /proc/self would show what has become of it.
+// onOwnThread calls a function on a thread that ends afterwards, so the function may change the state of the thread. It
+// never uses the main thread, which would not end, and whose state /proc/self shows.
 func onOwnThread(do func()) {
 	done := make(chan struct{})
 	go func() {
@@ -214,17 +217,18 @@ func onOwnThread(do func()) {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
-			onOwnThread(do) // On another one, as long as this goroutine has the first.
+			onOwnThread(do) // on another thread, because this goroutine keeps the main thread
 			return
 		}
-		do() // And not unlocked, which ends the thread.
+		do() // The goroutine ends with its thread locked, which ends the thread.
 	}()
 	<-done
 }
 
-// enter moves this thread to a mount namespace, and opens its mountinfo and its root. Both can be used from anywhere.
+// enter moves this thread to a mount namespace, and opens the mountinfo and the root of the namespace. Any thread can
+// use both.
 func enter(namespace *os.File) (info, root *os.File, err error) {
-	// Not /proc/self in there, which is about another PID namespace.
+	// Not /proc/self: in the namespace it belongs to another PID namespace.
 	thread, err := unix.Open(
 		fmt.Sprintf("/proc/self/task/%d", unix.Gettid()),
 		unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC,
@@ -233,7 +237,7 @@ func enter(namespace *os.File) (info, root *os.File, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	defer unix.Close(thread) // Only a name.
+	defer unix.Close(thread) // only a path descriptor
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, nil, err
 	}
@@ -251,7 +255,7 @@ func enter(namespace *os.File) (info, root *os.File, err error) {
 	return os.NewFile(uintptr(infoFD), "mountinfo"), os.NewFile(uintptr(rootFD), "root"), nil
 }
 
-// checkBoot refuses what cannot be run, and returns its absolute path.
+// checkBoot rejects a file that cannot be executed. It returns the absolute path.
 func checkBoot(path string) (string, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {

@@ -32,12 +32,12 @@ import (
 // variable names the environment variable with the path of the schema file.
 const variable = "OXIDE_OPENAPI"
 
-// Validator returns a wrapper for a rack's API handler. Every response is checked against the schema, and every request
-// that the rack fulfils; what does not fit is an error of the test. A request whose connection is closed without an answer
-// is not checked. The handler must not be in use any more when the test ends.
+// Validator returns a wrapper for a rack's API handler. It checks every response, and every request that succeeds,
+// against the schema; a mismatch is an error of the test. A request whose connection is closed without an answer is not
+// checked. The handler must no longer be in use when the test ends.
 //
-// Requests may use notations that the schema does not know and the rack accepts (a UUID without hyphens, say); tests of
-// those go without the wrapper.
+// Requests may use notations that the rack accepts and the schema does not know, such as a UUID without hyphens. Tests
+// of such requests do not use the wrapper.
 func Validator(t testing.TB) func(http.Handler) http.Handler {
 	t.Helper()
 	path := os.Getenv(variable)
@@ -85,12 +85,12 @@ type checker struct {
 func (c *checker) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
-		// The client broke off while sending; the rack will see the same.
+		// The client stopped sending. The rack will see the same.
 		c.next.ServeHTTP(w, req)
 		return
 	}
 	req.Body = io.NopCloser(bytes.NewReader(body))
-	// An uncompressed answer is what can be read here; net/http's client takes either.
+	// The recorder reads uncompressed answers only. The client of net/http accepts both.
 	req.Header.Del("Accept-Encoding")
 	rec := &recorder{ResponseWriter: w}
 	c.next.ServeHTTP(rec, req)
@@ -103,7 +103,7 @@ func (c *checker) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// check lists what does not fit the schema.
+// check lists mismatches with the schema.
 func (c *checker) check(req *http.Request, body []byte, rec *recorder) (problems []error) {
 	id := rec.Header().Get("X-Request-Id")
 	if id == "" {
@@ -119,8 +119,8 @@ func (c *checker) check(req *http.Request, body []byte, rec *recorder) (problems
 	}
 	route, params, err := c.router.FindRoute(req)
 	if err != nil {
-		// Only a refusal to route can answer what the schema does not know. Missing tokens and versions come later or
-		// earlier than routing, so any other refusal would be wrong too.
+		// Only a routing error can answer an operation that the schema does not know. Checks of version and token come before
+		// or after routing, so any other error would be wrong.
 		if rec.status < 400 {
 			problems = append(problems, fmt.Errorf("the schema has no such operation: %w", err))
 		}
@@ -168,8 +168,8 @@ var (
 	lookBehind = regexp.MustCompile(`\(\?<!.\)`)
 )
 
-// compile makes do without look-around, which package regexp does not have: a negative look-ahead at the beginning becomes
-// an expression of its own, a look-behind is left out.
+// compile replaces look-around, which package regexp does not have. A negative look-ahead at the beginning becomes the
+// pattern not. A look-behind is left out.
 func compile(expr string) (openapi3.RegexMatcher, error) {
 	var p pattern
 	var err error
@@ -204,7 +204,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return r.ResponseWriter.Write(p)
 }
 
-// Hijack implements [http.Hijacker]; what happens on the connection then is no answer to be checked.
+// Hijack implements [http.Hijacker]. Nothing that the handler writes to the connection afterwards is checked.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	r.hijacked = true
 	return http.NewResponseController(r.ResponseWriter).Hijack()

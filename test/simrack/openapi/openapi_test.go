@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// listener is a test that only takes note of errors.
+// listener is a testing.TB that only records errors.
 type listener struct {
 	testing.TB
 	errors []string
@@ -44,7 +44,7 @@ var (
 		`"disk_backend":{"type":"distributed","disk_source":{"type":"blank","block_size":512}}}`
 )
 
-func TestWhatDoesNotFitTheSchemaIsAnError(t *testing.T) {
+func TestMismatchWithTheSchemaIsAnError(t *testing.T) {
 	if os.Getenv(variable) == "" {
 		t.Skipf("%s is not set: checks against the rack's API schema are left out", variable)
 	}
@@ -54,39 +54,39 @@ func TestWhatDoesNotFitTheSchemaIsAnError(t *testing.T) {
 		status             int
 		answer             string
 		requestID          string
-		complains          string // part of the only complaint, empty for none
+		wantError          string // part of the only error; empty for none
 	}{
 		{name: "a disk", method: "GET", path: "/v1/disks/" + id, status: 200, answer: disk},
-		{name: "a disk that was made", method: "POST", path: "/v1/disks?project=p", body: create, status: 201, answer: disk},
-		{name: "no answer body", method: "DELETE", path: "/v1/disks/" + id, status: 204},
+		{name: "a created disk", method: "POST", path: "/v1/disks?project=p", body: create, status: 201, answer: disk},
+		{name: "an answer without a body", method: "DELETE", path: "/v1/disks/" + id, status: 204},
 		{name: "a refusal", method: "GET", path: "/v1/disks/" + id, status: 404,
 			answer: `{"request_id":"R","error_code":"ObjectNotFound","message":"m"}`},
-		{name: "a refusal of what the schema does not know", method: "GET", path: "/v1/teapots", status: 404,
+		{name: "a 404 for an unknown operation", method: "GET", path: "/v1/teapots", status: 404,
 			answer: `{"request_id":"R","message":"Not Found"}`},
 		{name: "a disk without its size", method: "GET", path: "/v1/disks/" + id, status: 200,
-			answer: strings.Replace(disk, `"size":1073741824,`, "", 1), complains: `"size"`},
-		{name: "a state of no disk", method: "GET", path: "/v1/disks/" + id, status: 200,
-			answer: strings.Replace(disk, "detached", "lost", 1), complains: "state"},
-		{name: "attached to nothing", method: "GET", path: "/v1/disks/" + id, status: 200,
-			answer: strings.Replace(disk, "detached", "attached", 1), complains: "state"},
-		{name: "a name that is none", method: "GET", path: "/v1/disks/" + id, status: 200,
-			answer: strings.Replace(disk, `"name":"d"`, `"name":"d-"`, 1), complains: "name"},
-		{name: "a name that is an ID", method: "GET", path: "/v1/disks/" + id, status: 200,
-			answer: strings.Replace(disk, `"name":"d"`, `"name":"f`+id[1:]+`"`, 1), complains: "name"},
-		{name: "an ID that is none", method: "GET", path: "/v1/disks/" + id, status: 200,
-			answer: strings.Replace(disk, `"id":"6`, `"id":"x`, 1), complains: "id"},
+			answer: strings.Replace(disk, `"size":1073741824,`, "", 1), wantError: `"size"`},
+		{name: "an unknown disk state", method: "GET", path: "/v1/disks/" + id, status: 200,
+			answer: strings.Replace(disk, "detached", "lost", 1), wantError: "state"},
+		{name: "attached without an instance", method: "GET", path: "/v1/disks/" + id, status: 200,
+			answer: strings.Replace(disk, "detached", "attached", 1), wantError: "state"},
+		{name: "an invalid name", method: "GET", path: "/v1/disks/" + id, status: 200,
+			answer: strings.Replace(disk, `"name":"d"`, `"name":"d-"`, 1), wantError: "name"},
+		{name: "a UUID as a name", method: "GET", path: "/v1/disks/" + id, status: 200,
+			answer: strings.Replace(disk, `"name":"d"`, `"name":"f`+id[1:]+`"`, 1), wantError: "name"},
+		{name: "an invalid ID", method: "GET", path: "/v1/disks/" + id, status: 200,
+			answer: strings.Replace(disk, `"id":"6`, `"id":"x`, 1), wantError: "id"},
 		{name: "a status of another operation", method: "GET", path: "/v1/disks/" + id, status: 202,
-			answer: disk, complains: "status is not supported"},
-		{name: "success of what the schema does not know", method: "GET", path: "/v1/teapots", status: 200,
-			answer: "{}", complains: "no such operation"},
-		{name: "success of a request that does not fit", method: "POST", path: "/v1/disks?project=p",
-			body: strings.Replace(create, "512", "1024", 1), status: 201, answer: disk, complains: "the request does not fit"},
+			answer: disk, wantError: "status is not supported"},
+		{name: "success of an unknown operation", method: "GET", path: "/v1/teapots", status: 200,
+			answer: "{}", wantError: "no such operation"},
+		{name: "success of a request with a missing field", method: "POST", path: "/v1/disks?project=p",
+			body: strings.Replace(create, "512", "1024", 1), status: 201, answer: disk, wantError: "the request does not fit"},
 		{name: "success of a request without its project", method: "POST", path: "/v1/disks", body: create, status: 201,
-			answer: disk, complains: "the request does not fit"},
-		{name: "a code that is null", method: "GET", path: "/v1/disks/" + id, status: 404,
-			answer: `{"request_id":"R","error_code":null,"message":"m"}`, complains: "error_code"},
-		{name: "another request ID", method: "GET", path: "/v1/disks/" + id, status: 404,
-			answer: `{"request_id":"S","message":"m"}`, complains: "request_id"},
+			answer: disk, wantError: "the request does not fit"},
+		{name: "an error code of null", method: "GET", path: "/v1/disks/" + id, status: 404,
+			answer: `{"request_id":"R","error_code":null,"message":"m"}`, wantError: "error_code"},
+		{name: "a request ID that differs from the header", method: "GET", path: "/v1/disks/" + id, status: 404,
+			answer: `{"request_id":"S","message":"m"}`, wantError: "request_id"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -120,12 +120,12 @@ func TestWhatDoesNotFitTheSchemaIsAnError(t *testing.T) {
 			if err := res.Body.Close(); err != nil {
 				t.Error(err)
 			}
-			server.Close() // the handler has come to its end
+			server.Close() // so that the handler has ended
 			switch {
-			case test.complains == "" && len(heard.errors) > 0:
+			case test.wantError == "" && len(heard.errors) > 0:
 				t.Errorf("complaints: %q", heard.errors)
-			case test.complains != "" && (len(heard.errors) != 1 || !strings.Contains(heard.errors[0], test.complains)):
-				t.Errorf("complaints: %q, want one with %q", heard.errors, test.complains)
+			case test.wantError != "" && (len(heard.errors) != 1 || !strings.Contains(heard.errors[0], test.wantError)):
+				t.Errorf("errors: %q, want one with %q", heard.errors, test.wantError)
 			}
 		})
 	}

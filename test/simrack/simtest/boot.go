@@ -12,10 +12,12 @@ import (
 	"time"
 )
 
-// WriteBoot writes a program for oxide-sim serve --guest-boot into an existing folder and returns its path: each guest is a
-// machine whose services are shell scripts with these texts, in which $OXIDE_SIM_GUEST is the guest's folder,
-// $OXIDE_SIM_INSTANCE the instance's name and $OXIDE_SIM_INSTANCE_ID its ID. They are started anew at each boot, and have the
-// grace between SIGTERM and SIGKILL when the guest halts. What they print goes to the file console in the guest's folder.
+// WriteBoot writes a program for oxide-sim serve --guest-boot into an existing folder and returns its path. Each guest
+// is then a machine with shell scripts as services; services are their texts. In them $OXIDE_SIM_GUEST is the guest's
+// folder, $OXIDE_SIM_INSTANCE the instance's name, and $OXIDE_SIM_INSTANCE_ID its ID.
+//
+// The services are started at each boot. When the guest halts, they get SIGTERM, and SIGKILL after the grace. Their
+// output goes to the file console in the guest's folder.
 func WriteBoot(dir, sim string, grace time.Duration, services ...string) (string, error) {
 	boot := fmt.Sprintf("exec '%s' guest-init --grace=%s", sim, grace)
 	for n, text := range services {

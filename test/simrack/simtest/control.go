@@ -13,7 +13,7 @@ import (
 	"net/http"
 )
 
-// Settings are switches of a simulated rack; nil fields of a patch stay as they are. Zero bytes mean no limit.
+// Settings are settings of a simulated rack. In a patch, nil fields stay unchanged. Zero means no limit.
 type Settings struct {
 	Hotplug       *bool   `json:"hotplug,omitempty"`
 	HotplugAsync  *bool   `json:"hotplug_async,omitempty"`
@@ -26,7 +26,7 @@ type Settings struct {
 	APIVersionMax *string `json:"api_version_max,omitempty"`
 }
 
-// SimInstance is an instance as the control endpoint shows it.
+// SimInstance is an instance in the control endpoint's JSON.
 type SimInstance struct {
 	ID       string    `json:"id"`
 	Name     string    `json:"name"`
@@ -36,7 +36,7 @@ type SimInstance struct {
 	Disks    []SimDisk `json:"disks"`
 }
 
-// SimDisk is a disk of an instance as the control endpoint shows it.
+// SimDisk is a disk of an instance in the control endpoint's JSON.
 type SimDisk struct {
 	ID     string `json:"id"`
 	Name   string `json:"name"`
@@ -44,7 +44,7 @@ type SimDisk struct {
 	Device string `json:"device"`
 }
 
-// Fault is something that goes wrong on the rack. Operation is an operationId of the rack's API, or "*".
+// Fault is a failure that the rack simulates. Operation is an operation ID of the rack's API, or "*".
 type Fault struct {
 	ID          string  `json:"id,omitempty"`
 	Operation   string  `json:"operation"`
@@ -59,7 +59,7 @@ type Fault struct {
 	Hits        int     `json:"hits,omitempty"`
 }
 
-// Kinds of faults.
+// The kinds of faults.
 const (
 	FaultStatus = "status"
 	FaultLost   = "lost"
@@ -67,7 +67,7 @@ const (
 	FaultDelay  = "delay"
 )
 
-// Calls are the API calls that the rack has seen.
+// Calls are the API calls that the rack has received.
 type Calls struct {
 	Counts map[string]int `json:"counts"`
 	Log    []Call         `json:"log"`
@@ -83,7 +83,7 @@ type Call struct {
 	Fault     string `json:"fault"`
 }
 
-// Leftovers is what a simulated rack still holds, boot disks excepted.
+// Leftovers counts what a simulated rack still holds, without boot disks.
 type Leftovers struct {
 	Disks     int `json:"disks"`
 	Snapshots int `json:"snapshots"`
@@ -94,7 +94,7 @@ type Leftovers struct {
 	GuestErrors []string `json:"guest_errors"`
 }
 
-// Set changes settings; they hold for the next call.
+// Set changes settings, effective from the next call.
 func (s *Sim) Set(ctx context.Context, patch Settings) error {
 	return s.control(ctx, http.MethodPatch, "/v0/settings", patch, nil)
 }
@@ -105,7 +105,7 @@ func (s *Sim) ListInstances(ctx context.Context) ([]SimInstance, error) {
 	return list, s.control(ctx, http.MethodGet, "/v0/instances", nil, &list)
 }
 
-// AddInstance makes one more instance, "running" or "stopped".
+// AddInstance creates an instance, "running" or "stopped". An empty project means the rack's default project.
 func (s *Sim) AddInstance(ctx context.Context, name, project, runState string) (SimInstance, error) {
 	var instance SimInstance
 	body := map[string]string{"name": name, "run_state": runState}
@@ -115,17 +115,17 @@ func (s *Sim) AddInstance(ctx context.Context, name, project, runState string) (
 	return instance, s.control(ctx, http.MethodPost, "/v0/instances", body, &instance)
 }
 
-// SetRunState puts an instance into a run state at once, without any check.
+// SetRunState puts an instance into a run state at once, without checks.
 func (s *Sim) SetRunState(ctx context.Context, instance, runState string) error {
 	return s.control(ctx, http.MethodPatch, "/v0/instances/"+instance, map[string]string{"run_state": runState}, nil)
 }
 
-// Halt lets a guest power itself off in order.
+// Halt has a guest power itself off in order.
 func (s *Sim) Halt(ctx context.Context, instance string) error {
 	return s.control(ctx, http.MethodPost, "/v0/halt", map[string]string{"instance": instance}, nil)
 }
 
-// PowerCut stops a guest at once.
+// PowerCut stops a guest at once, without a flush.
 func (s *Sim) PowerCut(ctx context.Context, instance string) error {
 	return s.control(ctx, http.MethodPost, "/v0/power-cut", map[string]string{"instance": instance}, nil)
 }
@@ -135,7 +135,7 @@ func (s *Sim) SetDiskState(ctx context.Context, diskID, state string) error {
 	return s.control(ctx, http.MethodPatch, "/v0/disks/"+diskID, map[string]string{"state": state}, nil)
 }
 
-// NewToken makes a token with a role.
+// NewToken creates a token with a role.
 func (s *Sim) NewToken(ctx context.Context, role string) (string, error) {
 	var answer struct {
 		Token string `json:"token"`
@@ -143,7 +143,7 @@ func (s *Sim) NewToken(ctx context.Context, role string) (string, error) {
 	return answer.Token, s.control(ctx, http.MethodPost, "/v0/tokens", map[string]string{"role": role}, &answer)
 }
 
-// RevokeToken makes a token worthless.
+// RevokeToken makes a token invalid.
 func (s *Sim) RevokeToken(ctx context.Context, token string) error {
 	return s.control(ctx, http.MethodDelete, "/v0/tokens/"+token, nil, nil)
 }
@@ -165,13 +165,13 @@ func (s *Sim) ClearFaults(ctx context.Context) error {
 	return s.control(ctx, http.MethodDelete, "/v0/faults", nil, nil)
 }
 
-// Calls returns the API calls seen since the last [Sim.ClearCalls].
+// Calls returns the API calls since the last [Sim.ClearCalls].
 func (s *Sim) Calls(ctx context.Context) (Calls, error) {
 	var calls Calls
 	return calls, s.control(ctx, http.MethodGet, "/v0/calls", nil, &calls)
 }
 
-// ClearCalls forgets the API calls.
+// ClearCalls empties the log of API calls.
 func (s *Sim) ClearCalls(ctx context.Context) error {
 	return s.control(ctx, http.MethodDelete, "/v0/calls", nil, nil)
 }

@@ -14,28 +14,28 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Node plays the API server of Kubernetes for one Node, and its controller, which asks for planned restarts.
+// Node simulates the Kubernetes API server for one Node, and the controller that requests planned restarts of the Node.
 type Node struct {
-	// Name is the Node's.
+	// Name is the name of the Node.
 	Name string
-	// ProviderID says which instance it is, where it says so.
+	// ProviderID is the Node's spec.providerID; it may be empty.
 	ProviderID string
 
 	mu          sync.Mutex
 	annotations map[string]string
-	// version counts the changes. A patch of another version than the last is refused.
+	// version counts the changes. A patch with another resourceVersion is rejected.
 	version int
 	// changed is closed at the next change.
 	changed chan struct{}
 }
 
-// Annotations of a Node by which a restart is asked for and answered (package metadata/kubernetes).
+// Annotations of a Node that request a restart and answer the request (package metadata/kubernetes).
 const (
 	restartAnnotation = "csi.oxide.computer/restart"
 	replyAnnotation   = restartAnnotation + "-reply"
 )
 
-// Kubeconfig is a file by which a node plugin finds this API server at a URL.
+// Kubeconfig is the content of a kubeconfig file for this API server at a URL.
 func (n *Node) Kubeconfig(url string) string {
 	return fmt.Sprintf(
 		`{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}], users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`,
@@ -43,21 +43,21 @@ func (n *Node) Kubeconfig(url string) string {
 	)
 }
 
-// AskRestart asks for a planned restart, whatever was asked before.
-func (n *Node) AskRestart(id string) {
+// RequestRestart requests a planned restart, and overwrites an earlier request.
+func (n *Node) RequestRestart(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.annotate(map[string]*string{restartAnnotation: &id})
 }
 
-// RestartReply is what the node has said about a planned restart.
+// RestartReply is the node's answer to the request for a planned restart.
 func (n *Node) RestartReply(id string) metadata.RestartReply {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return metadata.ParseRestartReply(n.annotations[replyAnnotation], id)
 }
 
-// annotate writes annotations; nil removes one.
+// annotate writes annotations. Nil removes an annotation.
 func (n *Node) annotate(values map[string]*string) {
 	if n.annotations == nil {
 		n.annotations = map[string]string{}
@@ -76,7 +76,7 @@ func (n *Node) annotate(values map[string]*string) {
 	n.changed = make(chan struct{})
 }
 
-// ServeHTTP answers GET and PATCH of the Node, and lists and watches of it by its name.
+// ServeHTTP answers GET and PATCH of the Node, and lists and watches with its name as field selector.
 func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -103,7 +103,7 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"items":    []any{n.object()},
 		}
 	}
-	_ = json.NewEncoder(w).Encode(answer) // its error is a client that has gone
+	_ = json.NewEncoder(w).Encode(answer) // an error means that the client has gone
 }
 
 // object is the Node as JSON.
@@ -114,7 +114,7 @@ func (n *Node) object() map[string]any {
 	}
 }
 
-// watch sends the Node whenever it has changed, until the client goes. It is called with mu held.
+// watch sends the Node after each change, until the client goes. The caller holds mu.
 func (n *Node) watch(w http.ResponseWriter, r *http.Request, seen string) {
 	if n.changed == nil {
 		n.changed = make(chan struct{})
@@ -122,9 +122,11 @@ func (n *Node) watch(w http.ResponseWriter, r *http.Request, seen string) {
 	for r.Context().Err() == nil {
 		if now := strconv.Itoa(n.version); now != seen {
 			seen = now
-			_ = json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": n.object()}) // as above
+			_ = json.NewEncoder(w).
+				Encode(map[string]any{"type": "MODIFIED", "object": n.object()})
+			// an error means that the client has gone
 		}
-		_ = http.NewResponseController(w).Flush() // as above
+		_ = http.NewResponseController(w).Flush() // the next write fails too
 		changed := n.changed
 		n.mu.Unlock()
 		select {

@@ -26,43 +26,44 @@ type Plugin struct {
 	*Client
 }
 
-// Client calls the services of a plugin.
+// Client is a client of a plugin's services.
 type Client struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
 
-	// Socket is the path of its unix socket.
+	// Socket is the path of the plugin's unix socket.
 	Socket string
 	conn   *grpc.ClientConn
 }
 
-// PluginOptions say how to start a plugin.
+// PluginOptions configure [StartPlugin].
 type PluginOptions struct {
 	// Mode is controller, node or all.
 	Mode string
-	// Dir is an existing folder, not shared with another plugin, for socket, token and state. Its path must be short: the
-	// socket's is at most 107 bytes.
+	// Dir is an existing folder for socket, token and state. Two plugins must not share it. Its path must be short,
+	// because the path of a unix socket has at most 107 bytes.
 	Dir string
-	// Sim is the rack. Instance is where the plugin runs, in modes node and all.
+	// Sim is the rack. Instance is the instance on which the plugin runs, in modes node and all.
 	Sim      *Sim
 	Instance Instance
-	// Args are further flags; they come last and so win.
+	// Args are further flags. They come last and override the others.
 	Args []string
-	// Own says that a node finds out by itself, or by Args, who it is.
-	Own bool
-	// Env is the whole environment. Nil means PATH alone.
+	// OwnIdentity leaves out the flags that give a node its identity. The plugin then finds its identity by itself, or by
+	// Args.
+	OwnIdentity bool
+	// Env is the complete environment. Nil means PATH only.
 	Env []string
-	// Stderr gets what the plugin prints, too.
+	// Stderr also receives the plugin's stderr.
 	Stderr io.Writer
-	// Apart keeps a Ctrl-C at the terminal from the plugin; whoever starts it must end it, whatever happens.
-	Apart bool
+	// OwnProcessGroup keeps a Ctrl-C at the terminal from the plugin. The caller must then always end the plugin.
+	OwnProcessGroup bool
 }
 
 // ClusterID is the --cluster-id of every plugin that this package starts.
 const ClusterID = "lab"
 
-// Flags are the flags with which the plugin is started. They make the token file.
+// Flags returns the flags for the plugin. It also writes the token file.
 func (o PluginOptions) Flags() ([]string, error) {
 	flags := []string{"--endpoint=unix://" + o.Socket(), "--mode=" + o.Mode}
 	if o.Mode != "node" {
@@ -81,7 +82,7 @@ func (o PluginOptions) Flags() ([]string, error) {
 	if o.Mode != "controller" {
 		flags = append(flags, "--state-dir="+filepath.Join(o.Dir, "state"))
 		switch {
-		case o.Own:
+		case o.OwnIdentity:
 		case o.Instance.Guest == "":
 			flags = append(flags, "--metadata=static", "--instance-id="+o.Instance.ID)
 		default:
@@ -97,7 +98,7 @@ func (o PluginOptions) Flags() ([]string, error) {
 // Socket is the path of the unix socket that the plugin will serve.
 func (o PluginOptions) Socket() string { return filepath.Join(o.Dir, "csi.sock") }
 
-// StartPlugin starts a plugin and returns when it says that it is ready.
+// StartPlugin starts a plugin and returns when the plugin is ready.
 func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 	flags, err := opts.Flags()
 	if err != nil {
@@ -105,7 +106,7 @@ func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 	}
 	cmd := exec.Command(program, flags...)
 	cmd.Env = opts.Env
-	process, err := start(cmd, opts.Stderr, opts.Apart)
+	process, err := start(cmd, opts.Stderr, opts.OwnProcessGroup)
 	if err != nil {
 		return nil, err
 	}
@@ -116,15 +117,15 @@ func StartPlugin(program string, opts PluginOptions) (*Plugin, error) {
 	return &Plugin{Process: process, Client: client}, nil
 }
 
-// Connect waits for a plugin that somebody else has started or will start, in a guest for example, until it says that it is
-// ready.
+// Connect waits until the plugin at the socket is ready. Another process, for example a guest, has started the plugin
+// or will start it.
 func Connect(socket string) (*Client, error) { return connect(socket, nil) }
 
 func connect(socket string, ended <-chan struct{}) (*Client, error) {
 	conn, err := grpc.NewClient(
 		"unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// The first attempts come before the socket is there.
+		// The first attempts come before the socket exists.
 		grpc.WithConnectParams(
 			grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}},
 		),
@@ -150,7 +151,7 @@ func connect(socket string, ended <-chan struct{}) (*Client, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// await waits until the plugin is ready, or its process has ended.
+// await waits until the plugin is ready or its process has ended.
 func (c *Client) await(ended <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 	defer cancel()

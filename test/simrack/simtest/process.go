@@ -26,7 +26,7 @@ type Process struct {
 	err    error
 }
 
-// Output collects what a program prints. It may be read while the program runs.
+// Output collects the output of a program. It can be read while the program runs.
 type Output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -44,16 +44,16 @@ func (o *Output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is all that was printed so far.
+// String is the output so far.
 func (o *Output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String()
 }
 
-// start runs a program with exactly this environment and collects its stderr, and writes it to also where that is set. It
-// collects stdout, too, unless somebody reads that from a pipe. A program apart is in a process group of its own.
-func start(cmd *exec.Cmd, also io.Writer, apart bool) (*Process, error) {
+// start runs a program and collects its stderr, which also receives a copy if set. It collects stdout unless the caller
+// has made a pipe for it. Without cmd.Env the environment is PATH only.
+func start(cmd *exec.Cmd, also io.Writer, ownProcessGroup bool) (*Process, error) {
 	p := &Process{cmd: cmd, stdout: &Output{}, output: &Output{also: also}, done: make(chan struct{})}
 	cmd.Stderr = p.output
 	if cmd.Stdout == nil {
@@ -63,10 +63,10 @@ func start(cmd *exec.Cmd, also io.Writer, apart bool) (*Process, error) {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	}
 	if RaceDetector() {
-		// A program with the race detector, as they then are, sleeps for a second before it ends.
+		// A program with the race detector otherwise sleeps for a second before it exits.
 		cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0")
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: apart}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: ownProcessGroup}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
@@ -80,10 +80,10 @@ func start(cmd *exec.Cmd, also io.Writer, apart bool) (*Process, error) {
 // PID is the process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Stdout is what a plugin printed on stdout, which should be nothing. A rack's stdout has been read by [StartSim].
+// Stdout is the stdout of a plugin, which should be empty. The stdout of a rack is consumed by [StartSim].
 func (p *Process) Stdout() *Output { return p.stdout }
 
-// Stderr is what the process printed on stderr.
+// Stderr is the stderr of the process.
 func (p *Process) Stderr() *Output { return p.output }
 
 // Signal sends a signal.
@@ -92,7 +92,8 @@ func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ExitCode waits for the end of the process, as long as the context allows. A process ended by a signal has -1.
+// ExitCode waits for the end of the process or of the context. The exit code of a process that was killed by a signal
+// is -1.
 func (p *Process) ExitCode(ctx context.Context) (int, error) {
 	select {
 	case <-p.done:
@@ -102,10 +103,10 @@ func (p *Process) ExitCode(ctx context.Context) (int, error) {
 	}
 }
 
-// stopTimeout is how long a process may take to end after SIGTERM.
+// stopTimeout is the time that a process may take to end after SIGTERM.
 const stopTimeout = 30 * time.Second
 
-// Stop sends SIGTERM and waits. It is an error if the process does not end by itself with exit code 0.
+// Stop sends SIGTERM and waits. A process that does not exit with code 0 in time is an error.
 func (p *Process) Stop() error {
 	select {
 	case <-p.done:
@@ -133,7 +134,7 @@ func (p *Process) exited() error {
 	return nil
 }
 
-// Kill ends the process with SIGKILL and waits for its end.
+// Kill sends SIGKILL and waits for the end of the process.
 func (p *Process) Kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

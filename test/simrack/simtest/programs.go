@@ -22,24 +22,24 @@ type Programs struct {
 	Sim string
 }
 
-// RaceDetector reports whether this program was built with the race detector; the programs that a test starts then
-// should be, too.
+// RaceDetector reports whether this program was built with the race detector. If so, a test should also build the
+// programs that it starts with it.
 func RaceDetector() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// Build builds both programs into a directory, with the race detector where that is asked for. It needs the source tree
-// that this package was built from.
+// Build builds both programs into a directory, if race is set with the race detector. It needs the source tree of this
+// package.
 func Build(dir string, race bool) (Programs, error) {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok {
-		return Programs{}, fmt.Errorf("build the programs: the source tree is not known")
+		return Programs{}, fmt.Errorf("build the programs: the source tree cannot be found")
 	}
 	args, env := []string{"build", "-o", dir + "/", "-ldflags=-s -w"}, os.Environ()
 	if race {
 		args = append(args, "-race")
-	} else { // as make build does
+	} else { // the same flags as make build
 		args = append(args, "-trimpath")
 		env = append(env, "CGO_ENABLED=0")
 	}

@@ -18,42 +18,42 @@ import (
 type Sim struct {
 	*Process
 
-	// Host, Token and Project are what a client of the rack's API needs.
+	// Host, Token and Project configure a client of the rack's API.
 	Host, Token, Project string
 	// Control is the base URL of the control endpoint.
 	Control string
-	// Instances are those that the rack was started with.
+	// Instances are the instances that exist at the start of the rack.
 	Instances []Instance
 }
 
 // Instance is an instance of the simulated rack.
 type Instance struct {
 	Name, ID string
-	// Guest is the folder with the guest's dev, sys and metadata.env; empty when guests are off.
+	// Guest is the folder with the guest's dev, sys and metadata.env; empty without guests.
 	Guest string
 }
 
-// readyTimeout is how long a program may take until it serves; the race detector and a busy machine make it slow.
+// readyTimeout is the time that a program may take to get ready. The race detector and a busy machine make it slow.
 const readyTimeout = 60 * time.Second
 
-// SimOptions say how to start a simulated rack. The zero value is what oxide-sim serve does without flags.
+// SimOptions configure [StartSimWith]. The zero value means oxide-sim serve without further flags.
 type SimOptions struct {
 	// Args are further flags.
 	Args []string
-	// Stderr gets what the rack prints, too.
+	// Stderr also receives the rack's stderr.
 	Stderr io.Writer
-	// Apart keeps a Ctrl-C at the terminal from the rack; whoever starts it must end it, whatever happens.
-	Apart bool
+	// OwnProcessGroup keeps a Ctrl-C at the terminal from the rack. The caller must then always end the rack.
+	OwnProcessGroup bool
 }
 
-// StartSim starts a simulated rack with further flags of oxide-sim serve; see [StartSimWith]. Its stderr goes to also,
-// too, where that is set.
+// StartSim starts a simulated rack with further flags of oxide-sim serve; see [StartSimWith]. A non-nil also receives a
+// copy of its stderr.
 func StartSim(program string, also io.Writer, args ...string) (*Sim, error) {
 	return StartSimWith(program, SimOptions{Args: args, Stderr: also})
 }
 
-// StartSimWith starts a simulated rack on free ports of the loopback address with a control endpoint, and returns when it
-// serves.
+// StartSimWith starts a simulated rack on free loopback ports with a control endpoint. It returns when the rack is
+// ready.
 func StartSimWith(program string, opts SimOptions) (*Sim, error) {
 	cmd := exec.Command(
 		program,
@@ -62,7 +62,7 @@ func StartSimWith(program string, opts SimOptions) (*Sim, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := start(cmd, opts.Stderr, opts.Apart)
+	process, err := start(cmd, opts.Stderr, opts.OwnProcessGroup)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func StartSimWith(program string, opts SimOptions) (*Sim, error) {
 	return sim, nil
 }
 
-// read reads what oxide-sim serve prints until it is ready.
+// read reads the stdout of oxide-sim serve up to the line "# ready".
 func (s *Sim) read(stdout io.Reader) error {
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
@@ -112,7 +112,7 @@ func (s *Sim) read(stdout io.Reader) error {
 	return errors.Join(errors.New("oxide-sim ended before it was ready"), lines.Err())
 }
 
-// Instance returns one of the instances that the rack was started with.
+// Instance returns an instance that exists since the start of the rack.
 func (s *Sim) Instance(name string) Instance {
 	for _, instance := range s.Instances {
 		if instance.Name == name {

@@ -25,30 +25,30 @@ const (
 	Reboot   = syscall.Signal(34 + 5)
 )
 
-// killTime is how long processes may take to die of SIGKILL before the filesystems are unmounted without waiting for them.
+// killTime is how long processes may take to die of SIGKILL. After that the filesystems are unmounted anyway.
 const killTime = 5 * time.Second
 
-// loopMajor is the number of the kernel's driver of loop devices.
+// loopMajor is the major device number of loop devices.
 const loopMajor = 7
 
-// Options say what the machine is for.
+// Options configure [Run].
 type Options struct {
-	// Services are executable files, which are started in this order. One that ends is not started again.
+	// Services are executable files, started in this order. A service that ends is not started again.
 	Services []string
-	// Grace is how long processes may take to end after SIGTERM, before SIGKILL.
+	// Grace is the time between SIGTERM and SIGKILL for processes that do not end.
 	Grace time.Duration
-	// Log is for what happens.
+	// Log receives what happens.
 	Log *slog.Logger
 }
 
-// Run is the whole life of a machine. It returns when that is to lose its power, by the end of this process, or does not return,
-// since the machine was reset. SIGTERM means what [PowerOff] means.
+// Run starts the services, and shuts the machine down on request. It returns when the machine must power off, which the
+// end of this process does. After a reset of the machine it does not return. SIGTERM has the effect of [PowerOff].
 //
-// It refuses to run as any other process than the first, for in the end it ends all the others that it sees.
+// Run works only in the first process of a machine, because at the end it kills all other processes that it sees.
 func Run(o Options) error {
 	if os.Getpid() != 1 {
 		return errors.New(
-			"it is not the first process of a machine: name a program that runs it to oxide-sim serve --guest-boot",
+			"this is not the first process of a machine: name a program that runs it to oxide-sim serve --guest-boot",
 		)
 	}
 	requests, children := make(chan os.Signal, 8), make(chan os.Signal, 1)
@@ -82,17 +82,17 @@ func Run(o Options) error {
 	}
 }
 
-// machine is what runs.
+// machine is the state of a running machine.
 type machine struct {
 	Options
-	// services are the paths of those that run, by process ID.
+	// services are the paths of the running services, by process ID.
 	services map[int]string
 	children <-chan os.Signal
 }
 
-// start starts a service in a session of its own. Its output is ours.
+// start starts a service in its own session, with the standard files of this process.
 func (m *machine) start(path string) error {
-	// Not os.StartProcess, whose children must be waited for one by one, while the first process has to reap whatever ends.
+	// Not os.StartProcess: its children must be waited for one by one, but the first process must reap every child.
 	pid, err := syscall.ForkExec(path, []string{path}, &syscall.ProcAttr{
 		Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
@@ -103,7 +103,7 @@ func (m *machine) start(path string) error {
 	return nil
 }
 
-// reap takes leave of all children that have ended, and reports whether there are others.
+// reap reaps all children that have ended, and reports whether others remain.
 func (m *machine) reap() (more bool) {
 	for {
 		var status syscall.WaitStatus
@@ -112,7 +112,7 @@ func (m *machine) reap() (more bool) {
 		case errors.Is(err, syscall.EINTR):
 			continue
 		case err != nil:
-			return false // There are none.
+			return false // no children
 		case pid == 0:
 			return true
 		}
@@ -123,7 +123,7 @@ func (m *machine) reap() (more bool) {
 	}
 }
 
-// end ends all processes: in order, and those that take too long at once.
+// end ends all processes with SIGTERM, and after the grace with SIGKILL.
 func (m *machine) end() {
 	if m.signalAll(syscall.SIGTERM, m.Grace) {
 		return
@@ -134,13 +134,13 @@ func (m *machine) end() {
 	}
 }
 
-// signalAll sends a signal to all other processes and waits until there are none.
-func (m *machine) signalAll(s syscall.Signal, patience time.Duration) (none bool) {
-	// Once: to many programs a second SIGTERM means that they should not care about order any more.
+// signalAll sends a signal to all other processes and waits until none is left.
+func (m *machine) signalAll(s syscall.Signal, timeout time.Duration) (none bool) {
+	// Only once: many programs take a second SIGTERM as a request to exit without cleaning up.
 	if err := syscall.Kill(-1, s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		m.Log.Error("processes cannot be signalled", "error", err)
 	}
-	deadline := time.After(patience)
+	deadline := time.After(timeout)
 	for m.reap() {
 		select {
 		case <-m.children:
@@ -151,8 +151,9 @@ func (m *machine) signalAll(s syscall.Signal, patience time.Duration) (none bool
 	return true
 }
 
-// sync writes what the filesystems on the machine's disks, which are loop devices, have in memory. To unmount them is not enough:
-// the kernel takes its time to undo the mounts of a namespace whose last process has ended, and with them the filesystem.
+// sync writes the cached data of the filesystems on the machine's disks, which are loop devices. To unmount them is not
+// enough: after the last process of a namespace has ended, the kernel removes its mounts with a delay, and only then
+// writes the filesystem.
 func (m *machine) sync(before []*mountinfo.Info) {
 	mounted, err := since(before)
 	if err != nil {
@@ -174,11 +175,11 @@ func syncFilesystem(path string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) // Nothing was written to it.
+	defer unix.Close(fd) // nothing was written to it
 	return unix.Syncfs(fd)
 }
 
-// unmount undoes all mounts that were not there before, the latest first, until none of them can be undone any more.
+// unmount undoes all mounts that were not there before, the latest first, until no further one can be undone.
 func (m *machine) unmount(before []*mountinfo.Info) {
 	for {
 		left, err := since(before)
@@ -212,7 +213,7 @@ func since(before []*mountinfo.Info) ([]*mountinfo.Info, error) {
 	}), err
 }
 
-// same says whether it is the same mount; its ID alone may be that of another one by now.
+// same reports whether a and b are the same mount. The ID alone is not enough, because the kernel reuses it.
 func same(a, b *mountinfo.Info) bool {
 	return a.ID == b.ID && a.Mountpoint == b.Mountpoint && a.Root == b.Root && a.Major == b.Major && a.Minor == b.Minor
 }

@@ -23,7 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// statesOn are the kinds of filesystem that the state directory may be on: ext4 has ways that others have not.
+// statesOn are the filesystems below the state directory that the tests use. On ext4 a cut makes the backing file
+// immutable.
 var statesOn = []string{"as it is", "tmpfs"}
 
 func newWorldOn(t *testing.T, stateOn string) *world {
@@ -37,7 +38,7 @@ func newWorldOn(t *testing.T, stateOn string) *world {
 	return openWorld(t, filepath.Join(t.TempDir(), "guests"), state)
 }
 
-// oneLoopEach fails when two loop devices have the same file behind them.
+// oneLoopEach fails if two loop devices have the same backing file.
 func (w *world) oneLoopEach() {
 	w.t.Helper()
 	bound, err := w.boundLoops()
@@ -51,9 +52,9 @@ func (w *world) oneLoopEach() {
 	}
 }
 
-// TestDeathOfAMountedDisk takes a mounted disk away in the ways in which that happens: the mount stays and answers EIO,
-// and the next holder sees what was flushed and nothing else.
-func TestDeathOfAMountedDisk(t *testing.T) {
+// TestCutOfAMountedDisk removes a mounted disk in each way. The mount stays and answers EIO, and the next guest with
+// the disk reads exactly what was flushed.
+func TestCutOfAMountedDisk(t *testing.T) {
 	ways := map[string]func(w *world, disk simrack.GuestDisk) error{
 		"unplug":    func(w *world, disk simrack.GuestDisk) error { return w.Unplug(nodeA, disk.ID) },
 		"power cut": func(w *world, disk simrack.GuestDisk) error { return w.PowerOff(nodeA, false) },
@@ -62,6 +63,7 @@ func TestDeathOfAMountedDisk(t *testing.T) {
 		for _, fsType := range []string{"ext4", "xfs"} {
 			for way, kill := range ways {
 				t.Run(fmt.Sprintf("state %s, %s, %s", stateOn, fsType, way), func(t *testing.T) {
+					t.Parallel()
 					w := newWorldOn(t, stateOn)
 					disk := w.data(1, "volume", 320)
 					w.on(nodeA, "node-a", disk)
@@ -77,14 +79,14 @@ func TestDeathOfAMountedDisk(t *testing.T) {
 					w.must(kill(w, disk))
 
 					if !isMounted(t, dead) {
-						t.Error("the mount is not in mountinfo any more")
+						t.Error("the mount has disappeared from mountinfo")
 					}
 					_, readErr := open.ReadAt(make([]byte, 4), 0)
 					_, writeErr := open.WriteAt([]byte("x"), 0)
 					createErr := os.WriteFile(filepath.Join(dead, "new"), nil, 0o600)
 					for what, err := range map[string]error{"read": readErr, "write": writeErr, "fsync": open.Sync(), "create": createErr} {
 						if !errors.Is(err, unix.EIO) {
-							t.Errorf("%s on the dead filesystem: got %v, want EIO", what, err)
+							t.Errorf("%s on the filesystem after the cut: got %v, want EIO", what, err)
 						}
 					}
 
@@ -92,19 +94,19 @@ func TestDeathOfAMountedDisk(t *testing.T) {
 					w.oneLoopEach()
 					alive := mounted(t, w.node(nodeB, disk), fsType)
 					if diff := cmp.Diff(map[string]string{"flushed": "safe"}, contents(t, alive)); diff != "" {
-						t.Errorf("what the next holder sees (-want +got):\n%s", diff)
+						t.Errorf("what the next guest reads (-want +got):\n%s", diff)
 					}
 					writeFile(t, filepath.Join(alive, "next"), "new", true)
 					must(t, open.Close())
 					must(t, unix.Unmount(dead, 0))
 					must(t, unix.Unmount(alive, 0))
 
-					// The end of the dead mount changes nothing for the living.
+					// Unmounting the old mount does not affect the disk's new mount.
 					w.must(w.Unplug(nodeB, disk.ID))
 					w.must(w.Plug(nodeB, disk))
 					alive = mounted(t, w.node(nodeB, disk), fsType)
 					if diff := cmp.Diff(map[string]string{"flushed": "safe", "next": "new"}, contents(t, alive)); diff != "" {
-						t.Errorf("what the next holder wrote (-want +got):\n%s", diff)
+						t.Errorf("what the next guest wrote (-want +got):\n%s", diff)
 					}
 					must(t, unix.Unmount(alive, 0))
 				})
@@ -113,7 +115,7 @@ func TestDeathOfAMountedDisk(t *testing.T) {
 	}
 }
 
-// TestOrderlyHalt powers a guest off from inside: everything is written, and nothing stays mounted.
+// TestOrderlyHalt halts a guest: all data is written, and nothing stays mounted.
 func TestOrderlyHalt(t *testing.T) {
 	w := newWorld(t)
 	disk := w.data(1, "volume", 64)
@@ -142,7 +144,7 @@ func TestOrderlyHalt(t *testing.T) {
 	}
 }
 
-// TestOrderlyHaltWithABusyMount keeps a file open: everything that was written is kept, and the mount is dead.
+// TestOrderlyHaltWithABusyMount keeps a file open. All written data is kept, and the mount answers EIO.
 func TestOrderlyHaltWithABusyMount(t *testing.T) {
 	w := newWorld(t)
 	disk := w.data(1, "volume", 64)
@@ -157,7 +159,7 @@ func TestOrderlyHaltWithABusyMount(t *testing.T) {
 
 	w.must(w.PowerOff(nodeA, true))
 	if err := busy.Sync(); !errors.Is(err, unix.EIO) {
-		t.Errorf("fsync on the dead filesystem: got %v, want EIO", err)
+		t.Errorf("fsync on the filesystem after the halt: got %v, want EIO", err)
 	}
 	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}, nil))
 	if isMounted(t, dir) {
@@ -171,8 +173,9 @@ func TestOrderlyHaltWithABusyMount(t *testing.T) {
 	must(t, busy.Close())
 }
 
-// TestOrderlyHaltOfADeadFilesystem halts a guest whose filesystem has died before, which is not the simulator's fault.
-func TestOrderlyHaltOfADeadFilesystem(t *testing.T) {
+// TestOrderlyHaltOfAShutDownFilesystem halts a guest whose filesystem was shut down before. That is not an error of the
+// simulator.
+func TestOrderlyHaltOfAShutDownFilesystem(t *testing.T) {
 	w := newWorld(t)
 	disk := w.data(1, "volume", 64)
 	w.on(nodeA, "node-a", disk)
@@ -189,9 +192,9 @@ func TestOrderlyHaltOfADeadFilesystem(t *testing.T) {
 	noLoops(t, w.state)
 }
 
-// TestDeathOfARawDisk takes a disk from somebody who has its block device open: what was flushed is kept, what was only
-// cached is lost where Linux lets it be, and nothing can be written any more.
-func TestDeathOfARawDisk(t *testing.T) {
+// TestCutOfARawDisk removes a disk while its block device is open. Flushed data is kept. Data in the page cache is lost
+// if the state directory is on ext4. No further write succeeds.
+func TestCutOfARawDisk(t *testing.T) {
 	for _, stateOn := range statesOn {
 		t.Run("state "+stateOn, func(t *testing.T) {
 			w := newWorldOn(t, stateOn)
@@ -213,11 +216,11 @@ func TestDeathOfARawDisk(t *testing.T) {
 			if _, err := raw.WriteAt([]byte("too late"), 0); err == nil {
 				err = raw.Sync()
 				if err == nil {
-					t.Error("a write to a disk that is gone was flushed")
+					t.Error("a write to a removed disk was flushed")
 				}
 			}
 			if n, err := raw.ReadAt(make([]byte, 1), 0); n != 0 || !errors.Is(err, io.EOF) {
-				t.Errorf("read from a disk that is gone: got %d bytes, %v, want end of file", n, err)
+				t.Errorf("read from a removed disk: got %d bytes, %v, want end of file", n, err)
 			}
 			must(t, raw.Close())
 
@@ -228,25 +231,26 @@ func TestDeathOfARawDisk(t *testing.T) {
 			_, err = next.ReadAt(got, 0)
 			must(t, err)
 			if string(got) != "flushed" {
-				t.Errorf("what was flushed: got %q", got)
+				t.Errorf("flushed data: got %q", got)
 			}
 			_, err = next.ReadAt(got, mib)
 			must(t, err)
 			var stat unix.Statfs_t
 			must(t, unix.Statfs(w.state, &stat))
 			if stat.Type == unix.EXT4_SUPER_MAGIC && string(got) != "\x00\x00\x00\x00\x00\x00\x00" {
-				t.Errorf("what was cached reached the disk: %q", got)
+				t.Errorf("cached data reached the disk: %q", got)
 			}
 		})
 	}
 }
 
-// TestAcknowledgedWrites counts on a disk until it is taken away. Whatever number was acknowledged, the next holder reads
-// it or a later one: the disk dies at one instant.
+// TestAcknowledgedWrites writes increasing numbers to a disk until the disk is removed. The next guest reads the last
+// acknowledged number or a later one: the cut is atomic.
 func TestAcknowledgedWrites(t *testing.T) {
 	for _, stateOn := range statesOn {
 		for _, kind := range []string{"file", "raw"} {
 			t.Run(fmt.Sprintf("state %s, %s", stateOn, kind), func(t *testing.T) {
+				t.Parallel()
 				w := newWorldOn(t, stateOn)
 				disk := w.data(1, "volume", 64)
 				w.on(nodeA, "node-a", disk)
@@ -267,7 +271,7 @@ func TestAcknowledgedWrites(t *testing.T) {
 	}
 }
 
-// countUntilGone counts on the disk until takeAway has moved it to the next guest, and compares there.
+// countUntilGone writes numbers to the disk until takeAway has moved the disk to the next guest, and compares there.
 func (w *world) countUntilGone(kind, from string, disk simrack.GuestDisk, takeAway func(), to string) {
 	t := w.t
 	t.Helper()
@@ -290,7 +294,7 @@ func (w *world) countUntilGone(kind, from string, disk simrack.GuestDisk, takeAw
 		defer close(stopped)
 		block := make([]byte, 4096)
 		for n := uint64(1); ; n++ {
-			// The first and the last block must agree, so a copy that is taken while writing goes on is noticed.
+			// The first and the last block must agree. A difference shows a copy that was made during a write.
 			binary.LittleEndian.PutUint64(block, n)
 			for _, at := range []int64{0, 2 * mib} {
 				if _, err := f.WriteAt(block, at); err != nil {
@@ -320,10 +324,10 @@ func (w *world) countUntilGone(kind, from string, disk simrack.GuestDisk, takeAw
 		_, err := next.ReadAt(got, at)
 		must(t, err)
 		if n := binary.LittleEndian.Uint64(got); n < acknowledged.Load() {
-			t.Errorf("at %d: the next holder reads %d, but %d was acknowledged", at, n, acknowledged.Load())
+			t.Errorf("at %d: the next guest reads %d, but %d was acknowledged", at, n, acknowledged.Load())
 		}
 	}
-	// The next count starts from zero.
+	// The next round starts from zero.
 	zero, err := os.OpenFile(path, os.O_RDWR, 0)
 	must(t, err)
 	for _, at := range []int64{0, 2 * mib} {
@@ -334,7 +338,7 @@ func (w *world) countUntilGone(kind, from string, disk simrack.GuestDisk, takeAw
 	must(t, zero.Close())
 }
 
-// TestForeignLoop puts a store behind a loop device that is none of the guests': the disk is refused.
+// TestForeignLoop binds a store to a loop device from outside: powering on with the disk fails.
 func TestForeignLoop(t *testing.T) {
 	w := newWorld(t)
 	disk := w.data(1, "volume", 8)
@@ -342,7 +346,7 @@ func TestForeignLoop(t *testing.T) {
 	foreign, err := w.bind(w.store(disk.ID), 512, false)
 	must(t, err)
 	if err := w.PowerOn(nodeA, []simrack.GuestDisk{disk}, nil); err == nil {
-		t.Error("a store went behind a second loop device")
+		t.Error("a store was bound to a second loop device")
 	}
 	w.oneLoopEach()
 	if got := len(loopsBelow(t, w.state)); got != 1 {
@@ -351,11 +355,11 @@ func TestForeignLoop(t *testing.T) {
 	file, _, err := w.store(disk.ID).stat()
 	must(t, err)
 	bound := boundLoop{loop: foreign, diskID: disk.ID, file: file}
-	w.must(errors.Join(w.starve(bound), w.unbind(bound)))
+	w.must(errors.Join(w.removeCapacity(bound), w.unbind(bound)))
 	w.must(w.PowerOn(nodeA, []simrack.GuestDisk{disk}, nil))
 }
 
-// TestOtherNamespace mounts the disk in a mount namespace of its own, as a container does.
+// TestOtherNamespace mounts the disk in another mount namespace, as a container does.
 func TestOtherNamespace(t *testing.T) {
 	w := newWorld(t)
 	disk := w.data(1, "volume", 64)
@@ -374,7 +378,7 @@ func TestOtherNamespace(t *testing.T) {
 	_, err = io.ReadFull(out, line)
 	must(t, err)
 	if isMounted(t, dir) {
-		t.Fatal("the mount is in this namespace, too")
+		t.Fatal("the mount is in this namespace too")
 	}
 
 	w.must(w.Unplug(nodeA, disk.ID))
@@ -389,8 +393,9 @@ func TestOtherNamespace(t *testing.T) {
 	}
 }
 
-// TestHiddenMount mounts something else over the disk's mount: that must not be shut down, and the disk dies all the same.
-func TestHiddenMount(t *testing.T) {
+// TestCoveredMount mounts another filesystem over the disk's mount. That filesystem must not be shut down, and the disk
+// is cut off nevertheless.
+func TestCoveredMount(t *testing.T) {
 	w := newWorld(t)
 	disk, innocent := w.data(1, "volume", 64), w.data(2, "innocent", 64)
 	w.on(nodeA, "node-a", disk, innocent)
@@ -406,7 +411,7 @@ func TestHiddenMount(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "file"), "text", true)
 	_, writeErr := hidden.WriteString("text")
 	if err := errors.Join(writeErr, hidden.Sync()); !errors.Is(err, unix.EIO) {
-		t.Errorf("writing to the hidden filesystem: got %v, want EIO", err)
+		t.Errorf("writing to the covered filesystem: got %v, want EIO", err)
 	}
 	must(t, hidden.Close())
 	must(t, unix.Unmount(dir, 0))
