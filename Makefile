@@ -1,16 +1,17 @@
-# Every target works as the plain command that it echoes. Go fetches the toolchain that go.mod names by itself.
+# Each target also works as the plain command that it prints. Go downloads the toolchain that go.mod names by itself.
 SHELL       := /bin/bash
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS     := -s -w -X main.version=$(VERSION)
-# Where test/programs/build.sh puts what it builds.
+# The folder of the programs that test/programs/build.sh builds.
 PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs)
-# Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector needs.
+# Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector
+# needs.
 PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount dbus-daemon gcc libc6-dev ca-certificates
-# And for the guest that test-vm boots: the machine, and what the guest is made of.
+# For the guest of test-vm: QEMU, and the parts of the guest.
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
-# And for the nodes of e2e-k8s.
+# For the nodes of e2e-k8s.
 K8S_PACKAGES := containerd runc containernetworking-plugins iproute2 busybox-static
-# And for the clients of e2e-nomad: a root for tasks, and what Debian's dockerd needs.
+# For the clients of e2e-nomad: a root folder for tasks, and the libraries of Debian's dockerd.
 NOMAD_PACKAGES := busybox-static containerd runc libdevmapper1.02.1 libsystemd0
 
 .PHONY: help
@@ -18,14 +19,14 @@ help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 .PHONY: deps
-deps: ## install the Debian packages that demo and test need, and say so
+deps: ## install the Debian packages that demo and test need
 	@test/deps.sh $(PACKAGES)
 
 .PHONY: build
 build: ## build the plugin and the simulated rack into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-sim
 
-# The names that the manifests have, and the programs that the node plugin calls.
+# The image names in the manifests, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0
 CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:v0.1.0
 IMAGE_TOOLS      := blkid btrfs e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
@@ -33,16 +34,16 @@ IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxid
 	-label org.opencontainers.image.source=https://github.com/oxidecomputer/oxide-csi-plugin -label org.opencontainers.image.licenses=MPL-2.0
 
 .PHONY: image
-image: deps build ## both container images, of the node and of the controller alone, in bin/*.tar, made on a Debian without a daemon
+image: deps build ## build both container images, node and controller, as bin/*.tar on a Debian, without a daemon
 	go run ./deploy/image -o bin/oxide-csi-plugin.tar -program bin/oxide-csi -tag $(IMAGE) $(IMAGE_FLAGS) $(IMAGE_TOOLS)
 	go run ./deploy/image -o bin/oxide-csi-controller.tar -program bin/oxide-csi -tag $(CONTROLLER_IMAGE) $(IMAGE_FLAGS) -certificates
 
 .PHONY: image-load
-image-load: image ## both images, given to whichever of docker, podman and buildah is there
+image-load: image ## load both images into docker, podman or buildah
 	deploy/image/load.sh bin/oxide-csi-plugin.tar bin/oxide-csi-controller.tar
 
 .PHONY: image-roots
-image-roots: deps build ## the files of both images in bin/image, for the Dockerfile
+image-roots: deps build ## put the files of both images into bin/image, for the Dockerfile
 	rm -rf bin/image
 	mkdir -p bin/image
 	go run ./deploy/image -root bin/image/node -program bin/oxide-csi $(IMAGE_TOOLS)
@@ -53,95 +54,95 @@ print-image-tools:
 	@echo $(IMAGE_TOOLS)
 
 .PHONY: demo
-demo: deps build ## one volume's whole life on a simulated rack, narrated
+demo: deps build ## show one volume's whole life on a simulated rack
 	bin/oxide-sim demo
 
 .PHONY: test
-test: deps ## everything, with the race detector; as root with real disks and mounts
+test: deps ## run all tests with the race detector; as root with real disks and mounts
 	go run ./test/all
 
 .PHONY: test-vm
-test-vm: ## the node half on a real kernel with real NVMe disks, in a QEMU guest
+test-vm: ## test the node plugin on a real kernel with NVMe disks, in a QEMU guest
 	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
 	go run ./test/all -tags=vm -count=1 ./test/vm
 
 .PHONY: test-identity
-test-identity: deps ## a node's identity asked of a real Kubernetes API server and a real Nomad agent, built once into a cache
+test-identity: deps ## read a node's identity from a real Kubernetes API server and Nomad agent, built once into a cache
 	test/programs/build.sh kubernetes nomad
 	go run ./test/all -tags=identity -count=1 ./test/identity
 
 .PHONY: e2e-k8s
-e2e-k8s: ## the manifests and the chart in a real Kubernetes, built once into a cache; as root
+e2e-k8s: ## test the manifests and the chart in a real Kubernetes, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars helm
 	go run ./test/all -tags=k8s -count=1 -timeout=30m ./test/k8s
 
 .PHONY: e2e-k8s-conformance
-e2e-k8s-conformance: ## Kubernetes' own tests of storage on the same cluster, or those that FOCUS names; as root
+e2e-k8s-conformance: ## run Kubernetes' own storage tests on the same cluster, or those that match FOCUS; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars conformance
 	go run ./test/all -tags=k8s,conformance -count=1 -timeout=60m -run=TestConformance ./test/k8s
 
 .PHONY: e2e-nomad
-e2e-nomad: ## the job files on a real Nomad of two clients, built once into a cache; as root
+e2e-nomad: ## test the job files on a real Nomad with two clients, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
 	test/programs/build.sh nomad docker
 	go run ./test/all -tags=nomad -count=1 ./test/nomad
 
 .PHONY: test-systemd
-test-systemd: ## the units under a real systemd in namespaces of its own; as root
+test-systemd: ## test the units under a real systemd in its own namespaces; as root
 	@test/deps.sh $(PACKAGES) systemd dbus
 	go run ./test/all -tags=systemd -count=1 ./test/systemd
 
 .PHONY: test-helm
-test-helm: deps ## the chart: rendered, held equal to the manifests, and installed into a real API server; helm is built once into a cache
+test-helm: deps ## render the chart, compare it with the manifests, and install it into a real API server; helm is built once into a cache
 	test/programs/build.sh helm kubernetes
 	go run ./test/all -tags=helm -count=1 ./test/helm
 
-# A number of inputs that takes about a minute or more. With a time in its place go test may call its end a failure.
+# A number of inputs takes a minute or more. With a time instead, go test may report the end of the time as a failure.
 FUZZTIME ?= 50000x
 
 .PHONY: fuzz
-fuzz: deps ## made-up contents of disks against the scanner that proves them blank, for FUZZTIME (50000x, or a time); as root
+fuzz: deps ## fuzz the scanner that proves disks blank, for FUZZTIME (50000x, or a time); as root
 	@test "$$(id -u)" = 0 || { echo "fuzz: needs root: loop devices and device nodes"; exit 1; }
 	go test ./core/device -run '^$$' -fuzz '^FuzzProveBlank$$' -fuzztime $(FUZZTIME)
 
 .PHONY: model
-model: ## planned restarts in every order of calls, crashes and lost answers, for MODEL (1m)
+model: ## check planned restarts in every order of calls, crashes and lost answers, for MODEL (1m)
 	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=30m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| steps in '
 
 .PHONY: chaos
-chaos: chaos-node chaos-controller chaos-restart ## everything that kills the plugin on purpose: the three below
+chaos: chaos-node chaos-controller chaos-restart ## all tests that kill the plugin: the three below
 
 .PHONY: chaos-node
-chaos-node: deps ## the node plugin killed at hundreds of its steps; as root
+chaos-node: deps ## kill the node plugin at hundreds of its steps; as root
 	go run ./test/kill
 
 DURATION ?= 2m
 MODEL ?= 1m
 
 .PHONY: chaos-controller
-chaos-controller: deps ## many clients for DURATION (2m) while the rack fails, and rack and controller are killed; as root with data
+chaos-controller: deps ## many clients for DURATION (2m) with rack faults and killed rack and controller; as root with data
 	go run ./test/chaos -duration $(DURATION)
 
 .PHONY: chaos-restart
-chaos-restart: deps ## planned restarts for DURATION (2m) while the rack fails, and rack and two controllers are killed
+chaos-restart: deps ## planned restarts for DURATION (2m) with rack faults and killed rack and controllers
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
 
 .PHONY: lint
-lint: ## golangci-lint as .golangci.yaml says, built once into a cache
+lint: ## run golangci-lint with .golangci.yaml, built once into a cache
 	test/programs/build.sh lint
 	$(PROGRAMS)/golangci-lint run
 
 .PHONY: fmt
-fmt: ## format every Go file as lint wants it
+fmt: ## format all Go files as lint requires
 	test/programs/build.sh lint
 	$(PROGRAMS)/golangci-lint fmt
 
 .PHONY: bench
-bench: ## what it costs, beside the bare SDK; writes bench/results.json
+bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
 	go run ./bench
 
 .PHONY: clean
-clean: ## remove what was built
+clean: ## remove all build results
 	rm -rf bin

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages named as arguments that are missing, and says so. As an ordinary user it only says what is
-# missing: everything that needs a missing tool says so itself.
+# Installs the missing ones of the Debian packages named as arguments, and says so. As an ordinary user it only names
+# the missing packages: tests that need them say so themselves.
 set -eu
 
 command -v dpkg-query >/dev/null || { echo "deps: this is no Debian; needed are the tools of: $*"; exit 0; }
@@ -14,9 +14,9 @@ if [ "$(id -u)" != 0 ]; then
     exit 0
 fi
 echo "deps: installing the Debian packages:$missing"
-exec 9>/run/lock/oxide-csi-deps # apt does not wait for another of its kind
+exec 9>/run/lock/oxide-csi-deps # two apt processes cannot run at the same time
 flock 9
 export DEBIAN_FRONTEND=noninteractive
-# shellcheck disable=SC2086 # a list of words
+# shellcheck disable=SC2086 # the argument is a list of words
 { apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null
 echo "deps: installed"

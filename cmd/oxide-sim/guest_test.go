@@ -54,9 +54,9 @@ func startMachines(t *testing.T, service string) machines {
 // eventually waits for a state of a guest.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func
 	if diff := cmp.Diff([]string{"more\n", "more\nmore\n", "more\nmore\n"}, logs); diff != "" {
 		t.Errorf("what the service finds at its starts (-want +got):\n%s", diff)
 	}
-	if _, code, _ := m.end(syscall.SIGTERM); code != 0 {
+	if _, code := m.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code after SIGTERM: got %d\n%s", code, m.stderr.String())
 	}
 	if left := loopsBelow(t, m.state); len(left) > 0 || len(alive(t, mark)) > 0 {
@@ -203,15 +203,15 @@ func TestGuestsDieWithTheirSimulator(t *testing.T) {
 			m := startMachines(t, "trap '' TERM\n: >\"$notes/up\"\nsetsid sleep "+mark+"\nsleep "+mark)
 			m.awaitMessage("up")
 			eventually(t, "the service runs", func() bool { return len(alive(t, mark)) > 0 })
-			_, code, took := m.end(signal)
-			if signal == syscall.SIGTERM && code != 0 || took > 10*time.Second {
-				t.Errorf("exit code %d after %s\n%s", code, took, m.stderr.String())
+			_, code := m.end(signal)
+			if signal == syscall.SIGTERM && code != 0 {
+				t.Errorf("exit code %d\n%s", code, m.stderr.String())
 			}
 			eventually(t, "its guests are dead", func() bool { return len(alive(t, mark)) == 0 })
 			if signal == syscall.SIGKILL { // the next simulator with the same state removes the loop devices
 				m.sim = start(t, m.args...)
 				m.awaitMessage("up")
-				_, code, _ = m.end(syscall.SIGTERM)
+				_, code = m.end(syscall.SIGTERM)
 			}
 			if left := loopsBelow(t, m.state); len(left) > 0 || code != 0 {
 				t.Errorf("exit code %d, and loop devices are left: %v", code, left)

@@ -22,7 +22,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -102,19 +101,17 @@ func start(t *testing.T, args ...string) *sim {
 	return s
 }
 
-// end sends a signal. It returns the rest of stdout, the exit code (-1 if killed by the signal), and the time that the
-// end took.
-func (s *sim) end(signal os.Signal) (stdout string, code int, took time.Duration) {
+// end sends a signal. It returns the rest of stdout, and the exit code (-1 if killed by the signal).
+func (s *sim) end(signal os.Signal) (stdout string, code int) {
 	s.t.Helper()
 	s.ended = true
-	begun := time.Now()
 	must(s.t, s.cmd.Process.Signal(signal))
 	rest, err := io.ReadAll(s.stdout)
 	must(s.t, err)
 	if err := s.cmd.Wait(); err != nil && s.cmd.ProcessState == nil {
 		s.t.Fatal(err)
 	}
-	return string(rest), s.cmd.ProcessState.ExitCode(), time.Since(begun)
+	return string(rest), s.cmd.ProcessState.ExitCode()
 }
 
 // value is the value of the line "<key>=" on stdout.
@@ -288,7 +285,7 @@ OXIDE_PROJECT=demo
 			if test.name != "everything" { // it serves an older API than this test uses
 				s.call("GET", "/v1/ping", nil, &pong)
 			}
-			rest, code, _ := s.end(syscall.SIGTERM)
+			rest, code := s.end(syscall.SIGTERM)
 			if !regexp.MustCompile(`^` + test.want + `$`).MatchString(s.ready + rest) {
 				t.Errorf("stdout is\n%s%s\nwant a match of\n%s", s.ready, rest, test.want)
 			}
@@ -495,9 +492,9 @@ func TestEnd(t *testing.T) {
 				t.Fatalf("loop devices: got %v, want those of two boot disks and a volume", loopsBelow(t, temp))
 			}
 
-			rest, code, took := s.end(syscall.SIGTERM)
-			if code != 0 || rest != "" || took > 10*time.Second {
-				t.Errorf("got exit code %d after %s, and %q on stdout\n%s", code, took, rest, s.stderr.String())
+			rest, code := s.end(syscall.SIGTERM)
+			if code != 0 || rest != "" {
+				t.Errorf("got exit code %d, and %q on stdout\n%s", code, rest, s.stderr.String())
 			}
 			if left := loopsBelow(t, temp); len(left) > 0 {
 				t.Errorf("loop devices left: %v", left)
@@ -533,7 +530,7 @@ func TestEndWithoutAReader(t *testing.T) {
 	}
 }
 
-// TestEndWithABusyMount ends a simulator while a file on one of its disks is open: it ends in time and names the mount.
+// TestEndWithABusyMount ends a simulator while a file on one of its disks is open: it ends and names the mount.
 func TestEndWithABusyMount(t *testing.T) {
 	needRoot(t)
 	temp := t.TempDir()
@@ -545,11 +542,10 @@ func TestEndWithABusyMount(t *testing.T) {
 	must(t, err)
 	defer busy.Close()
 
-	_, code, took := s.end(syscall.SIGTERM)
-	if code != 1 || took > 10*time.Second {
-		t.Errorf("got exit code %d after %s", code, took)
+	if _, code := s.end(syscall.SIGTERM); code != 1 {
+		t.Errorf("got exit code %d", code)
 	}
-	if want := "it is mounted at " + dir + ": unmount it"; !strings.Contains(s.stderr.String(), want) {
+	if want := "it is mounted at " + dir; !strings.Contains(s.stderr.String(), want) {
 		t.Errorf("stderr lacks %q:\n%s", want, s.stderr.String())
 	}
 	if _, err := busy.Read(make([]byte, 1)); err == nil {
@@ -570,7 +566,7 @@ func TestKilled(t *testing.T) {
 	first := start(t, args...)
 	disk, volume := first.attached("volume", "node-a")
 	dead := makeFile(t, volume, "text")
-	if _, code, _ := first.end(syscall.SIGKILL); code != -1 {
+	if _, code := first.end(syscall.SIGKILL); code != -1 {
 		t.Fatalf("exit code after SIGKILL: %d", code)
 	}
 
@@ -598,7 +594,7 @@ func TestKilled(t *testing.T) {
 	}
 
 	// The second simulator ends in order, and a third one starts.
-	if _, code, _ := second.end(syscall.SIGTERM); code != 0 {
+	if _, code := second.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code after SIGTERM: got %d\n%s", code, second.stderr.String())
 	}
 	if left := loopsBelow(t, state); len(left) > 0 {
@@ -611,7 +607,7 @@ func TestKilled(t *testing.T) {
 		t.Errorf("the file: got %q, %v", text, err)
 	}
 	must(t, unix.Unmount(alive, 0))
-	if _, code, _ := third.end(syscall.SIGTERM); code != 0 {
+	if _, code := third.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code after SIGTERM: got %d\n%s", code, third.stderr.String())
 	}
 	if left := loopsBelow(t, state); len(left) > 0 {

@@ -303,7 +303,7 @@ func TestProveBlankKnowsHeaders(t *testing.T) {
 // loopChangeFD is LOOP_CHANGE_FD of linux/loop.h.
 const loopChangeFD = 0x4c06
 
-// Whatever happens to the device meanwhile, no proof comes of it that lets mkfs run.
+// If the device changes during the proof, mkfs does not run.
 func TestProveBlankOfMovingDevice(t *testing.T) {
 	t.Parallel()
 	const size = 512 * mib
@@ -362,7 +362,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// The kernel lets the file below a loop device be exchanged while nobody can write to it.
+		// The kernel allows to exchange the file of a loop device only if the loop device is read-only.
 		shown := devicetest.Run(t, "losetup", "--read-only", "--find", "--show", files[0])
 		d := &devicetest.Disk{Kernel: "nvme0n1", Loop: strings.TrimSpace(shown)}
 		t.Cleanup(func() { devicetest.Run(t, "losetup", "--detach", d.Loop) })

@@ -30,7 +30,7 @@ func find(g *devicetest.Guest, timeout time.Duration) (device.Device, error) {
 		WaitForDisk(context.Background(), device.ExpectedDisk{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, timeout)
 }
 
-func TestFindBySerial(t *testing.T) {
+func TestWaitForDiskBySerial(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, diskName, serial string }{
 		{"as a rack shows it", "vol-b", "vol-b\n"},
@@ -58,7 +58,7 @@ func TestFindBySerial(t *testing.T) {
 	}
 }
 
-func TestFindRefuses(t *testing.T) {
+func TestWaitForDiskRefuses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
@@ -101,7 +101,7 @@ func TestFindRefuses(t *testing.T) {
 		{"two disks", func(g *devicetest.Guest, _ *devicetest.Disk) {
 			g.Add(diskName+"x", sizeBytes)
 		}, device.ErrAmbiguous, "nvme0n1 and nvme1n1"},
-		{"a twin that the kernel refused", func(g *devicetest.Guest, _ *devicetest.Disk) {
+		{"a function that the kernel rejected", func(g *devicetest.Guest, _ *devicetest.Disk) {
 			g.Function("0000:00:17.0", "")
 		}, device.ErrAmbiguous, "0000:00:17.0"},
 		{"another size on the rack", func(g *devicetest.Guest, d *devicetest.Disk) {
@@ -142,7 +142,7 @@ func TestFindRefuses(t *testing.T) {
 	}
 }
 
-func TestFindWaits(t *testing.T) {
+func TestWaitForDiskWaits(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)
 	found := make(chan error, 1)
@@ -155,7 +155,7 @@ func TestFindWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A controller that has not said its serial yet may still turn out to be a twin.
+	// A controller without a serial yet may have the same serial.
 	other := g.Function("0000:00:17.0", "nvme")
 	serial := filepath.Join(other, "nvme/nvme7/serial")
 	if err := os.MkdirAll(filepath.Dir(serial), 0o755); err != nil {
@@ -185,7 +185,7 @@ func TestFindWaits(t *testing.T) {
 }
 
 // A function that was given to another driver, as for passing it on to a machine inside the guest, shows no disk here.
-func TestFindIgnoresOtherDrivers(t *testing.T) {
+func TestWaitForDiskIgnoresOtherDrivers(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)
 	g.Add(diskName, sizeBytes)

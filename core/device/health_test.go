@@ -33,7 +33,7 @@ func TestControllerState(t *testing.T) {
 	}
 }
 
-func TestUnsettled(t *testing.T) {
+func TestFunctionsNotReady(t *testing.T) {
 	t.Parallel()
 	unsettled := func(t *testing.T, ctx context.Context, g *devicetest.Guest) []string {
 		t.Helper()
@@ -172,7 +172,7 @@ func TestFilesystemUUID(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestCheckResponds(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)
 	disk := g.Add("csi-answers", 1<<20)

@@ -146,7 +146,7 @@ func newSpecimen(t testing.TB, size int64) *specimen {
 	return s
 }
 
-// check fills the disk with these writes, asks for a proof, and compares the answer with what is known of the content.
+// check fills the disk with these writes, asks for a proof, and compares the answer with the content.
 func (s *specimen) check(t *testing.T, writes []write, options device.BlankOptions) {
 	t.Helper()
 	size := s.dev.SizeBytes
@@ -222,7 +222,7 @@ func (s *specimen) expect(t *testing.T, image map[int64]byte, options device.Bla
 			if content.UUID != options.Interrupted.UUID {
 				return refused
 			}
-			return either // a superblock of our own, out of which nobody can make these few bytes
+			return either // a superblock that this plugin makes, which these few bytes cannot form
 		case options.Interrupted.Untouched:
 			return proved
 		}

@@ -35,7 +35,7 @@ func TestCheckNotSystem(t *testing.T) {
 	}
 }
 
-// Every place has to lie on the disk, whatever its size; the whole of head and tail has to be among them.
+// Every place is on the disk, for every size. Head and tail are whole.
 func TestSignaturesLieOnTheDisk(t *testing.T) {
 	for _, sizeBytes := range []int64{512, 4096, mib - 512, mib, 3*mib + 512, 320 * mib, gib, 10 * gib, 300 * gib, 1023 * gib} {
 		places := append(headAndTail(sizeBytes), signatures(sizeBytes)...)

@@ -16,7 +16,7 @@ import (
 // that are not spelled out, the value is a label.
 func TestAllowListNamesNothing(t *testing.T) {
 	for fsType, rules := range map[string]map[string]rule{"ext": extRules, "xfs": xfsRules, "btrfs": btrfsRules} {
-		// Options of the manuals that name a device, a file or a folder, or that are ours to decide.
+		// Options of the manuals that name a device, a file or a folder, or that the plugin sets itself.
 		forbidden := map[string][]string{
 			"ext":   {"-c", "-d", "-D", "-e", "-F", "-l", "-M", "-n", "-o", "-q", "-r", "-S", "-U", "-v", "-V", "-z"},
 			"xfs":   {"-c", "-f", "-N", "-p", "-q", "-r", "-V"},

@@ -54,11 +54,11 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 		{"xfs", "-l logdev=/dev/nvme0n1"}, {"xfs", "-r rtdev=/dev/nvme0n1"}, {"xfs", "-d name=/dev/nvme0n1"}, {"xfs", "-d file=1"},
 		{"btrfs", "-r /root"}, {"btrfs", "--rootdir=/root"}, {"btrfs", "--rootdir /root"}, {"btrfs", "/dev/nvme0n1"}, {"btrfs", "-d single /dev/x"},
 		{"xfs", "-p /etc/proto"}, {"xfs", "-c options=/etc/x"}, {"xfs", "-l size=64m,logdev=/dev/x"}, {"xfs", "--config=/x"},
-		// What is ours to decide.
+		// Options that the plugin sets itself.
 		{"ext4", "-F"}, {"ext4", "-FF"}, {"ext4", "-U random"}, {"ext4", "-n"}, {"ext4", "-S"}, {"ext4", "-c"}, {"ext4", "-E root_owner=0:0"}, {"ext4", "-E discard"},
 		{"btrfs", "-f"}, {"btrfs", "-U random"}, {"btrfs", "-b 1g"}, {"btrfs", "--shrink"}, {"btrfs", "-d raid0"}, {"btrfs", "--csum=md5"}, {"btrfs", "--force"},
 		{"xfs", "-f"}, {"xfs", "-N"}, {"xfs", "-m uuid=12345678-1234-5234-8234-123456789abc"},
-		// What is no option.
+		// Words that are no options.
 		{"ext4", "-b"}, {"ext4", "-b x"}, {"ext4", "-E"}, {"ext4", "-E stride"}, {"ext4", "-E nodiscard=1"}, {"ext4", "-E ,"}, {"ext4", "-O ,"},
 		{"ext4", "-"}, {"ext4", "--"}, {"ext4", "$(reboot)"}, {"ext4", "-m 100"}, {"xfs", "-K1"}, {"xfs", "-m crc=2"}, {"xfs", "-i 1024"},
 		// Options of another filesystem.

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// program puts a shell script where programs are looked for, and nothing else.
+// program makes a shell script the only program that Run can find.
 func program(t *testing.T, name, script string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -70,7 +70,7 @@ func TestRunKilledBySignal(t *testing.T) {
 	}
 }
 
-// Whoever adds a program says which package has it.
+// Every program that the plugin runs has its Debian package in the list.
 func TestEveryProgramHasItsPackage(t *testing.T) {
 	for name, deb := range packages {
 		if deb == "" || !slices.Contains([]string{"util-linux", "mount", "e2fsprogs", "xfsprogs", "btrfs-progs"}, deb) {

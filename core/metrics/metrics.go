@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package metrics counts what the plugin does, for Prometheus. Each [Metrics] has a registry of its own. The registry also
-// holds what client_golang collects about the Go runtime (go_*) and the process (process_*).
+// Package metrics counts what the plugin does, for Prometheus. Each [Metrics] has a registry of its own. The registry
+// also holds what client_golang collects about the Go runtime (go_*) and the process (process_*).
 //
 // No label holds a value that grows with the number of volumes, such as an ID or a name, and no label holds a secret.
 package metrics
@@ -18,8 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Metrics are the metrics of one process. A nil *Metrics measures nothing, which is how they are switched off. All methods
-// are safe for concurrent use.
+// Metrics are the metrics of one process. A nil *Metrics measures nothing, which is how they are switched off. All
+// methods are safe for concurrent use.
 type Metrics struct {
 	// Handler answers with all metrics.
 	http.Handler

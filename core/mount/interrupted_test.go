@@ -32,7 +32,7 @@ func markerLine(diskID uuid.UUID) []byte {
 	return fmt.Appendf(nil, "csi.oxide.computer format marker 1\ndisk %s\n", diskID)
 }
 
-// newDisk returns a disk of a guest that has no other.
+// newDisk returns the only disk of a guest.
 func newDisk(t *testing.T, sizeBytes int64) (device.Device, *devicetest.Disk) {
 	t.Helper()
 	g := devicetest.New(t)
@@ -44,7 +44,7 @@ func newDisk(t *testing.T, sizeBytes int64) (device.Device, *devicetest.Disk) {
 	return dev, disk
 }
 
-// runMkfs does what Format does up to the end of mkfs, and no further: the marker stays.
+// runMkfs does the same as Format up to the end of mkfs. The marker stays.
 func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 	t.Helper()
 	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{DiskID: want.DiskID, Origin: device.OriginBlank})
@@ -67,7 +67,7 @@ func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 	}
 }
 
-// stage does what NodeStageVolume does with a disk that it has never seen, on a node without records.
+// stage does the same as NodeStageVolume on a node without a record of the disk.
 func stage(t *testing.T, dev device.Device, diskID uuid.UUID, fsType string) (err error) {
 	t.Helper()
 	f := Formatter{StateDir: filepath.Join(t.TempDir(), "state")}
@@ -90,7 +90,7 @@ func stage(t *testing.T, dev device.Device, diskID uuid.UUID, fsType string) (er
 	return err
 }
 
-// blocks are the disk's blocks of 4 KiB that are not zero, by offset.
+// blocks returns the disk's blocks of 4 KiB that are not zero, by offset.
 func blocks(t *testing.T, disk *devicetest.Disk) map[int64][]byte {
 	t.Helper()
 	devicetest.Run(t, "blockdev", "--flushbufs", disk.Loop)
@@ -147,9 +147,9 @@ func poke(t *testing.T, disk *devicetest.Disk, contents map[int64][]byte) {
 	}
 }
 
-// mkfs does not know of the marker; wherever it puts its own, enough copies are left, and taking them away afterwards
-// does the filesystem no harm.
-func TestMarkerOutlivesMkfs(t *testing.T) {
+// mkfs does not know the marker. After mkfs enough copies of the marker are left, and removing them does not damage the
+// filesystem.
+func TestMarkerSurvivesMkfs(t *testing.T) {
 	t.Parallel()
 	const mib, gib = 1 << 20, 1 << 30
 	checks := map[string][]string{
@@ -204,7 +204,7 @@ func TestMarkerOutlivesMkfs(t *testing.T) {
 	}
 }
 
-// After a power cut in the middle of mkfs any of its writes may be on the disk, and any may be missing.
+// After a power cut during mkfs, any of its writes may be on the disk, and any may be missing.
 func TestFormatAfterPowerCut(t *testing.T) {
 	t.Parallel()
 	const size = 320 << 20
@@ -216,7 +216,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 			runMkfs(t, reference, NewFilesystem{DiskID: diskID, Type: fsType})
 			written := blocks(t, disk)
 			devicetest.Run(t, "wipefs", "-qa", disk.Loop) // mkfs.btrfs wants its UUID to be the only one
-			// cut makes a disk with each of mkfs' blocks at this chance, and the marker, which was there before.
+			// cut makes a disk with the marker, and with each of mkfs' blocks with this probability.
 			cut := func(t *testing.T, seed uint64, chance float64) (device.Device, *devicetest.Disk) {
 				t.Helper()
 				dev, disk := newDisk(t, size)
@@ -257,7 +257,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 						t.Fatal(err)
 					}
 					before := devicetest.Digest(t, disk.Loop, disk.Backing)
-					// Even with a marker again nobody makes another one over it now.
+					// Staging again does not format the disk.
 					if err := stage(t, dev, diskID, fsType); err != nil {
 						t.Error(err)
 					}
@@ -309,7 +309,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 	}
 }
 
-// A marker counts for nothing once somebody has mounted the filesystem.
+// A marker has no effect after the filesystem was mounted.
 func TestMarkerBesideMountedFilesystem(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range filesystem.Types() {
@@ -328,7 +328,7 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 				t.Fatal(err)
 			}
 			if marked, err := device.HasFormatMarker(dev, diskID); err != nil || !marked {
-				t.Fatalf("the marker is gone: %t, %v", marked, err)
+				t.Fatalf("the marker was removed: %t, %v", marked, err)
 			}
 			before := devicetest.Digest(t, disk.Loop, disk.Backing)
 			if err := stage(t, dev, diskID, fsType); err != nil {
@@ -341,8 +341,8 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 	}
 }
 
-// While anything holds the disk, nothing is unmounted away.
-func TestClearOfHeldDisk(t *testing.T) {
+// While anything holds the disk, the marker stays.
+func TestRemoveMarkerOfHeldDisk(t *testing.T) {
 	t.Parallel()
 	diskID := uuid.New()
 	dev, disk := newDisk(t, 320<<20)
@@ -359,7 +359,7 @@ func TestClearOfHeldDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if markers(blocks(t, disk), diskID) == 0 {
-		t.Error("the marker is gone")
+		t.Error("the marker was removed")
 	}
 	start := time.Now()
 	if err := f.RemoveMarkerAndRecord(diskID, dev); err != nil || time.Since(start) > time.Minute {

@@ -131,7 +131,7 @@ func (r *rig) digest(t *testing.T) string {
 	return devicetest.Digest(t, r.disk.Loop, r.disk.Backing)
 }
 
-// The UUIDs that filesystems of these disks have, for ever.
+// The UUIDs of the filesystems of these disks are permanent.
 func TestFilesystemUUID(t *testing.T) {
 	for disk, want := range map[string]string{
 		"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d": "3a665843-27d8-5bbd-8831-948d3d093faa",
@@ -253,7 +253,7 @@ func TestFormatFails(t *testing.T) {
 	})
 }
 
-// A record that mkfs was begun is what lets it run again, and only where nobody can have used its result.
+// A record that mkfs started lets it run again, but only over a filesystem that was never mounted.
 func TestFormatAgain(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range filesystem.Types() {
@@ -307,7 +307,7 @@ func TestFormatAgain(t *testing.T) {
 	})
 }
 
-// A mkfs that is killed in its middle, as with the plugin's whole container, can be made again in the same guest.
+// After mkfs was killed, for example with the plugin's container, it can run again in the same guest.
 func TestFormatAgainAfterKill(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -323,7 +323,7 @@ func TestFormatAgainAfterKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a killed mkfs leaves: some of its bytes, no superblock, and our record.
+	// A killed mkfs leaves some of its bytes, no superblock, and the record.
 	file, err := os.OpenFile(r.disk.Loop, os.O_WRONLY|unix.O_SYNC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -421,7 +421,7 @@ func TestMountRefuses(t *testing.T) {
 	})
 }
 
-// A snapshot of a filesystem in use has a journal that wants replaying, which a read-only disk does not allow.
+// A snapshot of a filesystem in use has a journal to replay, which is impossible on a read-only disk.
 func TestMountReadOnlyDisk(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range filesystem.Types() {
@@ -477,7 +477,7 @@ func TestUnmountBusy(t *testing.T) {
 		t.Errorf("the answer came after the caller's time: %v", err)
 	}
 	if _, ok := at(t, target); !ok {
-		t.Error("the mount has gone although it is in use")
+		t.Error("the mount was unmounted although it is in use")
 	}
 	if err := mount.WaitUnused(
 		ctx,
@@ -507,7 +507,7 @@ func TestUnmountOfSomethingElse(t *testing.T) {
 		t.Errorf("%v, want ErrForeign", err)
 	}
 	if _, ok := at(t, target); !ok {
-		t.Error("the mount of another device has gone")
+		t.Error("the mount of another device was unmounted")
 	}
 }
 
@@ -661,7 +661,7 @@ func TestMakeAndRemove(t *testing.T) {
 		{"remove", mount.Remove, "link", mount.ErrForeign},
 		{"remove", mount.Remove, "empty", nil},
 		{"remove", mount.Remove, "nothing", nil},
-		{"remove what is not there", mount.Remove, "nothing", nil},
+		{"remove a missing file", mount.Remove, "nothing", nil},
 	} {
 		if err := tc.do(path(tc.name)); !errors.Is(err, tc.want) {
 			t.Errorf("%s %s: %v, want %v", tc.what, tc.name, err, tc.want)

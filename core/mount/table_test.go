@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
 
-// foreign mounts a small filesystem that is none of ours.
+// foreign mounts a small filesystem that is not a volume.
 func foreign(t *testing.T, path string, flags uintptr) {
 	t.Helper()
 	if err := unix.Mount("foreign", path, "tmpfs", 0, "size=64k"); err != nil {
@@ -51,7 +51,7 @@ func mounts(t *testing.T, path string) (types []string) {
 	return types
 }
 
-func TestStack(t *testing.T) {
+func TestAllAtAndUnmount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{})
@@ -65,7 +65,7 @@ func TestStack(t *testing.T) {
 	if entry, ok := at(t, target); !ok || entry.FSType != "ext4" {
 		t.Errorf("uppermost is %v, %t", entry, ok)
 	}
-	// Neither the one above the foreign mount is unmounted, as long as one below it stays, nor that one.
+	// Unmount stops at the foreign mount. The mount below it stays.
 	if err := mount.Unmount(t.Context(), target, r.dev.Number); !errors.Is(err, mount.ErrForeign) {
 		t.Errorf("%v, want ErrForeign", err)
 	}
@@ -99,8 +99,8 @@ func TestUnmountLeavesWhatIsBelow(t *testing.T) {
 	r.unmount(t, elsewhere)
 }
 
-// A folder that shows at two places and passes on its mounts, as a kubelet's folder on a larger disk does.
-func TestMirrors(t *testing.T) {
+// A folder that is mounted at two places with shared propagation, such as kubelet's folder on a larger disk.
+func TestSameMount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	staged := r.mounted(t, "ext4", mount.Options{})
@@ -130,7 +130,7 @@ func TestMirrors(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Where nothing is passed on, somebody has mounted there by hand.
+			// Without propagation, the second mount was made by hand.
 			if !tc.want {
 				if err := mount.Bind(staged, filepath.Join(two, "a"), false); err != nil {
 					t.Fatal(err)

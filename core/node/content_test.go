@@ -51,8 +51,8 @@ func (r *nodeRig) restore(source *volume, disk string, sizeBytes int64) *volume 
 	return v
 }
 
-// A filesystem that is certainly another volume's is not mounted; one of which nothing is known is, with a word about
-// it.
+// A filesystem that certainly belongs to another volume is not mounted. A filesystem of unknown origin is mounted with
+// a warning.
 func TestNodeFilesystemIdentity(t *testing.T) {
 	t.Parallel()
 	const stranger = "0b0c7b5e-8f0a-4d0e-9b7e-1f2d3c4b5a69"
@@ -113,8 +113,8 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 	})
 }
 
-// A volume and its restored copy on one node carry the same filesystem.
-func TestNodeTwins(t *testing.T) {
+// A volume and its restored copy on one node have the same filesystem UUID.
+func TestNodeStagesVolumeAndItsCopy(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range filesystem.Types() {
 		for _, copyFirst := range []bool{false, true} {
@@ -126,10 +126,10 @@ func TestNodeTwins(t *testing.T) {
 				coretest.Must(t, r.stage(original, capability))
 				coretest.Must(t, os.WriteFile(filepath.Join(original.staging, "file"), []byte("data"), 0o600))
 				coretest.Must(t, r.unstage(original))
-				twin := r.restore(original, diskB, volumeBytes)
-				first, second := original, twin
+				clone := r.restore(original, diskB, volumeBytes)
+				first, second := original, clone
 				if copyFirst {
-					first, second = twin, original
+					first, second = clone, original
 				}
 				if fsType == "btrfs" {
 					coretest.WantCode(t, r.stage(first, capability), codes.FailedPrecondition, "nvme")
@@ -164,7 +164,7 @@ func TestNodeTwins(t *testing.T) {
 	}
 }
 
-// A volume made from a smaller one's snapshot has all of its size to use, once.
+// The filesystem of a volume that was made from a smaller volume's snapshot grows once, to the size of the volume.
 func TestNodeGrowsFilesystem(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range filesystem.Types() {
@@ -176,7 +176,7 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 			coretest.Must(t, r.stage(source, capability))
 			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
-			// As a snapshot finds it: mounted, its journal not replayed.
+			// Like a snapshot of a mounted filesystem: the journal is not replayed.
 			v := r.restore(source, diskB, 3*volumeBytes)
 			coretest.Must(t, r.unstage(source))
 			coretest.Must(t, r.guests.Unplug(guestID, source.id))
@@ -246,7 +246,7 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 	}
 }
 
-// The kernel refuses some filesystems until they were checked.
+// The plugin checks a filesystem only if the kernel refuses to mount it.
 func TestNodeChecksOnlyOnDemand(t *testing.T) {
 	t.Parallel()
 	made := func(t *testing.T, fsType string) (*nodeRig, *volume) {
@@ -259,7 +259,7 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 		return r, v
 	}
 	capability := filesystemVolume("", writer)
-	t.Run("ext4 that e2fsck mends by itself", func(t *testing.T) {
+	t.Run("ext4 with errors that e2fsck -p repairs", func(t *testing.T) {
 		t.Parallel()
 		r, v := made(t, "ext4")
 		// The root folder's inode with a wrong checksum.
@@ -268,7 +268,7 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 		wantContent(t, filepath.Join(v.staging, "file"), "data")
 		coretest.Must(t, r.unstage(v))
 	})
-	t.Run("ext4 that e2fsck does not mend unasked", func(t *testing.T) {
+	t.Run("ext4 with errors that e2fsck -p does not repair", func(t *testing.T) {
 		t.Parallel()
 		r, v := made(t, "ext4")
 		r.run("debugfs", "-w", "-n", "-R", "clri <2>", r.node(v))
@@ -300,7 +300,7 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 	}
 }
 
-// A snapshot of a disk in use is what a power cut leaves. Made into a read-only disk, nothing of it is ever changed.
+// A snapshot of a disk in use has a journal to replay. On a read-only disk, nothing changes it.
 func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range filesystem.Types() {
@@ -312,7 +312,7 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 			coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
 			r.run("sync", "-f", source.staging)
 			if fsType != "btrfs" {
-				// Beyond what is in its place: only the journal has this.
+				// Only the journal contains this file.
 				coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "later"), []byte("data"), 0o600))
 			}
 			v := r.restore(source, diskB, volumeBytes)
@@ -346,8 +346,8 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 	}
 }
 
-// resize2fs writes the superblock last, and in pieces of some bytes. Killed between any two of them, it leaves a
-// superblock that says neither how large the filesystem is nor that it is in order; the data is there all the same.
+// resize2fs writes the superblock last, in small pieces. If it is killed between two pieces, the superblock shows
+// neither the size of the filesystem nor that it is clean. The data is still there.
 func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 	t.Parallel()
 	const start, length, mkfsBytes = 1024, 1024, 64 << 20
@@ -385,7 +385,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		r.run("resize2fs", r.node(v))
 		final := super(r, v)
 
-		// As many of the pieces as were written, of the old superblock otherwise.
+		// The pieces that were written, and the old superblock otherwise.
 		mixed, written := slices.Clone(old), 0
 		for i := 0; i < length; i += 2 {
 			if old[i] == final[i] && old[i+1] == final[i+1] {
@@ -413,7 +413,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		}
 		coretest.Must(t, r.unstage(v))
 		if marked, err := device.HasGrowthMarker(dev, uuid.MustParse(v.id)); err != nil || marked {
-			t.Errorf("after %d of %d pieces: the marker stands: %t, %v", piece, pieces, marked, err)
+			t.Errorf("after %d of %d pieces: the marker is there: %t, %v", piece, pieces, marked, err)
 		}
 		r.run("e2fsck", "-f", "-n", r.node(v))
 	}
@@ -422,7 +422,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 	}
 }
 
-// What stands before the filesystem is nobody's to write over.
+// The plugin does not overwrite data before the filesystem, such as a boot loader.
 func TestNodeGrowthSparesABootLoader(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
@@ -438,6 +438,6 @@ func TestNodeGrowthSparesABootLoader(t *testing.T) {
 	_, err = file.ReadAt(head, 100)
 	coretest.Must(t, err)
 	if string(head) != "boot loader" {
-		t.Errorf("%q stands there", head)
+		t.Errorf("the first KiB holds %q", head)
 	}
 }

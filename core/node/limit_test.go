@@ -17,10 +17,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
-// What a node takes is what its instance takes, less the disks that are there and are none of ours.
+// A node takes as many volumes as its instance takes disks, minus attached disks that are no volumes.
 func TestVolumeLimit(t *testing.T) {
 	const boot, byHand, longName = "node-a-boot", "postgres-data", "csi-looks-like-one-of-ours"
-	ours := []string{diskA, diskB}
+	volumes := []string{diskA, diskB}
 	for _, tc := range []struct {
 		name              string
 		maxDisks, reserve int
@@ -32,11 +32,11 @@ func TestVolumeLimit(t *testing.T) {
 		{"a boot disk, 12 slots", 12, 0, []string{boot}, 11},
 		{"a disk attached by hand", 8, 0, []string{boot, byHand}, 6},
 		{"disks attached by hand, 12 slots", 12, 0, []string{boot, byHand, "scratch", "swap"}, 8},
-		{"volumes", 8, 0, append([]string{boot}, ours...), 7},
-		{"volumes and a disk attached by hand", 12, 0, append([]string{boot, byHand}, ours...), 10},
+		{"volumes", 8, 0, append([]string{boot}, volumes...), 7},
+		{"volumes and a disk attached by hand", 12, 0, append([]string{boot, byHand}, volumes...), 10},
 		{"a name that begins like a volume's", 8, 0, []string{boot, longName}, 6},
 		{"a reserve", 8, 2, []string{boot}, 5},
-		{"a reserve beside what is attached by hand", 12, 1, append([]string{boot, byHand}, ours...), 9},
+		{"a reserve beside what is attached by hand", 12, 1, append([]string{boot, byHand}, volumes...), 9},
 		{"nothing left but one", 8, 6, []string{boot}, 1},
 		{"nothing left", 8, 0, []string{boot, "a", "b", "c", "d", "e", "f", "g"}, 1},
 		{"more than it takes", 2, 0, []string{boot, "a", "b", "c"}, 1},
@@ -65,7 +65,7 @@ func TestVolumeLimit(t *testing.T) {
 			if got := limit(); got != tc.want {
 				t.Errorf("%d volumes, want %d", got, tc.want)
 			}
-			// What somebody attaches by hand counts at the next question.
+			// A disk that a user attaches by hand counts at the next request.
 			guest.Sysfs("nvme20n1", "one-more\n", device.Number{Major: 259, Minor: 20}, coretest.GiB)
 			if got := limit(); got != max(1, tc.want-1) {
 				t.Errorf("with one more disk %d volumes, want %d", got, max(1, tc.want-1))

@@ -29,15 +29,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// What users, crashes and other programs leave where volumes are staged and published.
+// These tests have leftovers of users, crashes and other programs at staging and target paths.
 
-// accesses are a volume with each of the two ways of access.
+// accesses has a volume capability for each access type.
 var accesses = map[string]*csi.VolumeCapability{
 	"filesystem": filesystemVolume("ext4", writer),
 	"raw block":  rawBlock(writer),
 }
 
-// eachAccess runs a test for both, with a volume that is not staged.
+// eachAccess runs a test for both access types, with a volume that is not staged.
 func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.VolumeCapability)) {
 	t.Helper()
 	for name, capability := range accesses {
@@ -48,8 +48,8 @@ func eachAccess(t *testing.T, test func(r *nodeRig, v *volume, capability *csi.V
 	}
 }
 
-// files lists what is below the test's folder beside the guest, the disks and the plugin's own state, but not what is
-// in mounted filesystems.
+// files lists the files below the test's folder, without the guest, the disks, the plugin's state and mounted
+// filesystems.
 func (r *nodeRig) files() []string {
 	r.t.Helper()
 	var files []string
@@ -83,7 +83,7 @@ func (r *nodeRig) files() []string {
 	return files
 }
 
-// refused checks that a call fails and leaves everything as it was.
+// refused checks that a call fails and changes nothing.
 func (r *nodeRig) refused(call func() error, code codes.Code, mentions ...string) {
 	r.t.Helper()
 	mounts, files := r.mounts(), r.files()
@@ -106,7 +106,7 @@ func (r *nodeRig) write(name, content string) {
 	coretest.Must(r.t, os.WriteFile(r.path(name), []byte(content), 0o600))
 }
 
-// foreign mounts something that is not ours.
+// foreign mounts a filesystem that is not a volume.
 func (r *nodeRig) foreign(name string) {
 	r.t.Helper()
 	coretest.Must(r.t, unix.Mount("foreign", r.path(name), "tmpfs", 0, "size=64k"))
@@ -122,24 +122,24 @@ func (r *nodeRig) umount(name string, flags int) {
 	coretest.Must(r.t, unix.Unmount(r.path(name), flags))
 }
 
-// breakFilesystem has the kernel note an error in an ext4, as if it had met a structure that makes no sense.
+// breakFilesystem makes the kernel record an error in an ext4, as if it had found an invalid structure.
 func (r *nodeRig) breakFilesystem(v *volume) {
 	r.t.Helper()
 	dir := filepath.Join(r.roots().Sys, "fs/ext4", filepath.Base(r.node(v)))
 	coretest.Must(r.t, os.WriteFile(filepath.Join(dir, "trigger_fs_error"), []byte("a test"), 0))
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // the kernel notes it when it comes to it
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // real time: the kernel records it later
 		count, err := os.ReadFile(filepath.Join(dir, "errors_count"))
 		coretest.Must(r.t, err)
 		if strings.TrimSpace(string(count)) != "0" {
 			return
 		}
 		if time.Now().After(end) {
-			r.t.Fatal("the filesystem has noted no error")
+			r.t.Fatal("the filesystem has recorded no error")
 		}
 	}
 }
 
-// reboot takes the guest's power and gives it back.
+// reboot powers the guest off and on.
 func (r *nodeRig) reboot(volumes ...*volume) {
 	r.t.Helper()
 	coretest.Must(r.t, r.guests.PowerOff(guestID, false))
@@ -154,7 +154,7 @@ func (r *nodeRig) reboot(volumes ...*volume) {
 	r.start()
 }
 
-// staged is the path, below the test's folder, at which a volume's mount is once it is staged.
+// stagedAt returns the path of a staged volume's mount, below the test's folder.
 func stagedAt(v *volume, capability *csi.VolumeCapability) string {
 	staging := "staging-" + v.disk
 	if capability.GetBlock() != nil {
@@ -205,7 +205,7 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		prepare func(r *nodeRig)
-		// refused are the ways of access for which it stands in the way.
+		// refused are the access types for which publishing fails.
 		refused  string
 		mentions string
 	}{
@@ -258,7 +258,7 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 	}
 }
 
-// After a reboot nothing is mounted, the folders are there, and the disk has another name.
+// After a reboot nothing is mounted, the folders exist, and the disk has another name.
 func TestNodeAfterReboot(t *testing.T) {
 	t.Run("set up again", func(t *testing.T) {
 		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
@@ -294,8 +294,8 @@ func TestNodeAfterReboot(t *testing.T) {
 	})
 }
 
-// The disk goes by surprise and comes back under another name, while it is mounted.
-func TestNodeDeadMounts(t *testing.T) {
+// The disk is detached while it is mounted, and attached again with another name.
+func TestNodeMountsOfRemovedDisks(t *testing.T) {
 	capabilities := map[string]*csi.VolumeCapability{
 		"ext4":      filesystemVolume("ext4", writer),
 		"xfs":       filesystemVolume("xfs", writer),
@@ -321,7 +321,7 @@ func TestNodeDeadMounts(t *testing.T) {
 			if r.number(v) == before {
 				return
 			}
-			if slot >= 12 { // until somebody gives it back
+			if slot >= 12 { // until another process frees it
 				time.Sleep(25 * time.Millisecond)
 				continue
 			}
@@ -334,7 +334,7 @@ func TestNodeDeadMounts(t *testing.T) {
 			)
 			r.plug(v)
 		}
-		r.t.Fatalf("the disk was device %d and is device %d: the loop device is somebody else's now", before, r.number(v))
+		r.t.Fatalf("the disk was device %d and is device %d: another process has the loop device", before, r.number(v))
 	}
 	for _, tc := range []struct {
 		name string
@@ -374,7 +374,7 @@ func TestNodeDeadMounts(t *testing.T) {
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
 			r.wantMounts(stagedAt(v, capability), "target")
 		}},
-		{"at the target, to be taken away after the volume was staged anew", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		{"at the target, unpublished after the volume was staged again", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 			coretest.Must(r.t, r.publish(v, "old", capability, false))
 			replug(r, v, capability)
 			r.umount(stagedAt(v, capability), unix.MNT_DETACH)
@@ -436,7 +436,7 @@ func TestNodeStackedMounts(t *testing.T) {
 				coretest.Must(r.t, r.publish(v, "target", capability, false))
 				return func() error { return r.unpublish(v, "target") }, "target"
 			}
-			t.Run("ours three times", func(t *testing.T) {
+			t.Run("the volume three times", func(t *testing.T) {
 				t.Parallel()
 				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 					call, path := prepare(r, v, capability)
@@ -449,7 +449,7 @@ func TestNodeStackedMounts(t *testing.T) {
 					coretest.Must(r.t, call())
 				})
 			})
-			t.Run("a foreign one above", func(t *testing.T) {
+			t.Run("another mount above", func(t *testing.T) {
 				t.Parallel()
 				eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 					call, path := prepare(r, v, capability)
@@ -464,7 +464,7 @@ func TestNodeStackedMounts(t *testing.T) {
 					coretest.Must(r.t, call())
 				})
 			})
-			t.Run("a foreign one below", func(t *testing.T) {
+			t.Run("another mount below", func(t *testing.T) {
 				t.Parallel()
 				r := newNodeRig(t)
 				v := r.newVolume(diskA)
@@ -517,7 +517,7 @@ func TestNodeStackedMounts(t *testing.T) {
 	}
 }
 
-// The folder in which volumes are staged and published shows twice, and so does every mount in it.
+// The folder of staging and target paths is mounted at two places, so each mount in it shows twice.
 func TestNodeMirroredMounts(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
@@ -549,7 +549,7 @@ func TestNodeMirroredMounts(t *testing.T) {
 	})
 }
 
-func TestNodeFilesystemThatGaveUp(t *testing.T) {
+func TestNodeFilesystemStoppedAfterError(t *testing.T) {
 	t.Parallel()
 	t.Run("read-only", func(t *testing.T) {
 		t.Parallel()
@@ -558,7 +558,7 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 		capability := filesystemVolume("ext4", multiWriter, "errors=remount-ro")
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
-		// What has not reached the disk is lost.
+		// Unwritten data is lost.
 		file, err := os.OpenFile(r.path("target/file"), os.O_CREATE|os.O_WRONLY|unix.O_SYNC, 0o600)
 		coretest.Must(t, err)
 		_, err = file.WriteString("data")
@@ -575,7 +575,7 @@ func TestNodeFilesystemThatGaveUp(t *testing.T) {
 			codes.FailedPrecondition,
 			"read-only after an error",
 		)
-		// Who only wants to read can.
+		// A read-only publish succeeds.
 		coretest.Must(t, r.publish(v, "reader", capability, true))
 		wantContent(t, r.path("reader/file"), "data")
 		coretest.Must(t, r.unpublish(v, "reader"))
@@ -626,7 +626,7 @@ func TestNodeStageWithOtherFlags(t *testing.T) {
 	r.wantMounts("staging-" + diskA)
 }
 
-// Whoever asks with the wrong ID must not touch another volume.
+// A request with the wrong volume ID does not touch another volume.
 func TestNodeWrongVolumeID(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -682,7 +682,7 @@ func TestNodeWrongVolumeID(t *testing.T) {
 	}
 }
 
-// Somebody has unmounted the staging path: as long as the volume is published, its disk must not be taken away.
+// A user has unmounted the staging path. While the volume is published, unstage must fail, because a detach may follow.
 func TestNodeUnstageWhilePublished(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
@@ -737,7 +737,7 @@ func TestNodeRawBlockOfAnotherSize(t *testing.T) {
 	r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, fmt.Sprint(coretest.GiB))
 }
 
-// Read-only holds for everybody who has the disk, by whatever node.
+// A read-only raw block volume rejects writes through every device node.
 func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
@@ -759,7 +759,7 @@ func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 	if r.digest(v) != before {
 		t.Error("the disk was written to")
 	}
-	// The plugin ends, and another one is asked for the same.
+	// Another process of the plugin gets the same requests.
 	r.start()
 	coretest.Must(t, r.publish(v, "target", capability, true))
 	coretest.WantCode(t, r.publish(v, "target", capability, false), codes.AlreadyExists, "read-only")
@@ -795,8 +795,8 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 	}
 }
 
-// A program that a killed plugin has left at work may mount the volume at any moment: until it has ended, nothing is
-// done and nothing is said to be done.
+// A program of a killed plugin may mount the volume at any moment. Until it has ended, stage and unstage fail and do
+// nothing.
 func TestProgramsOfAKilledPlugin(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {

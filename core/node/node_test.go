@@ -53,7 +53,7 @@ const (
 
 func TestMain(m *testing.M) { devicetest.Main(m) }
 
-// nodeRig is a Node service in a guest of the simulated rack, behind a real socket, and what an orchestrator does.
+// nodeRig is a Node service in a guest of the simulated rack, behind a real socket, with the calls of an orchestrator.
 type nodeRig struct {
 	t      *testing.T
 	guests *guest.Guests
@@ -98,7 +98,7 @@ func newNodeRig(t *testing.T, change ...func(*node.Options)) *nodeRig {
 	return r
 }
 
-// start starts the plugin, or another process of it that knows nothing of the first.
+// start starts a Node service, which knows nothing about an earlier one.
 func (r *nodeRig) start() {
 	r.t.Helper()
 	log := slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -214,7 +214,7 @@ func (r *nodeRig) run(name string, args ...string) {
 	devicetest.Run(r.t, name, args...)
 }
 
-// unmountAll takes away what a failed test has left, and gives loop devices back writable: others use them next.
+// unmountAll unmounts what a failed test has left, and makes loop devices writable for their next users.
 func (r *nodeRig) unmountAll() {
 	disks, err := r.roots().Disks()
 	coretest.Must(r.t, err)
@@ -332,7 +332,7 @@ func wantContent(t *testing.T, path, want string) {
 	}
 }
 
-// Each step is done twice, and once more by a process that has not seen the one before.
+// Each step is done twice, and once more by another process of the plugin.
 func TestNodeFilesystemLife(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{"", "ext3", "ext4", "xfs"} {
@@ -385,8 +385,12 @@ func TestNodeFilesystemLife(t *testing.T) {
 			r.plug(v)
 			coretest.Must(t, r.stage(v, filesystemVolume("", writer)))
 			wantContent(t, filepath.Join(v.staging, "file"), "data")
-			if want := firstNonEmpty(fsType, "ext4"); stagedType(t, v.staging) != want {
-				t.Errorf("staged is %s, want %s", stagedType(t, v.staging), want)
+			want := fsType
+			if want == "" {
+				want = "ext4"
+			}
+			if got := stagedType(t, v.staging); got != want {
+				t.Errorf("staged is %s, want %s", got, want)
 			}
 			coretest.Must(t, r.unstage(v))
 			if left, err := os.ReadDir(r.path("state/format")); err != nil || len(left) > 0 {
@@ -394,13 +398,6 @@ func TestNodeFilesystemLife(t *testing.T) {
 			}
 		})
 	}
-}
-
-func firstNonEmpty(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 func stagedType(t *testing.T, path string) string {
@@ -469,7 +466,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 	if string(content) != "data" {
 		t.Errorf("the disk holds %q, want what was written to the target", content)
 	}
-	// Now it holds data, and no filesystem is made over it.
+	// The disk holds data now, so it is not formatted.
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "refusing to format")
 }
 
@@ -485,7 +482,7 @@ func TestNodeNeverFormats(t *testing.T) {
 		{"a disk that the rack has read-only", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyReadOnly] = "true" }, codes.FailedPrecondition, "read-only"},
 		{"another size", func(_ *nodeRig, v *volume) { v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB) }, codes.FailedPrecondition, fmt.Sprint(coretest.GiB)},
 		{"another filesystem", func(r *nodeRig, v *volume) { r.run("mkfs.xfs", "-q", r.node(v)) }, codes.FailedPrecondition, "xfs"},
-		{"a filesystem that we do not mount", func(r *nodeRig, v *volume) { r.run("mkfs.ext2", "-q", r.node(v)) }, codes.FailedPrecondition, "ext2"},
+		{"an unsupported filesystem", func(r *nodeRig, v *volume) { r.run("mkfs.ext2", "-q", r.node(v)) }, codes.FailedPrecondition, "ext2"},
 		{"swap", func(r *nodeRig, v *volume) { r.run("mkswap", r.node(v)) }, codes.FailedPrecondition, "swap"},
 		{"a partition table", func(r *nodeRig, v *volume) {
 			r.poke(v, 446, "\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00")
@@ -502,7 +499,7 @@ func TestNodeNeverFormats(t *testing.T) {
 			delete(v.publish, rpc.KeyOrigin)
 			r.poke(v, 123456789, "x")
 		}, codes.FailedPrecondition, "byte 123456789"},
-		{"a disk that somebody holds", func(r *nodeRig, v *volume) {
+		{"a disk that another program holds", func(r *nodeRig, v *volume) {
 			holder, err := os.OpenFile(r.node(v), os.O_RDONLY|unix.O_EXCL, 0)
 			coretest.Must(r.t, err)
 			r.t.Cleanup(func() { coretest.Must(r.t, holder.Close()) })
@@ -552,8 +549,8 @@ func TestNodeFormatsRestoredBlankDisk(t *testing.T) {
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "--blank-scan-limit")
 }
 
-// A crash in the middle of mkfs leaves a record, and mkfs runs again; but never over a filesystem that has been
-// mounted, for it may have been in use on another node since.
+// A crash during mkfs leaves a record, and mkfs runs again. It does not run over a filesystem that was mounted, which
+// another node may have used.
 func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 	t.Parallel()
 	own := mount.FilesystemUUID(uuid.MustParse(volumeA)).String()
@@ -572,7 +569,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		name    string
 		prepare func(r *nodeRig, v *volume)
 		code    codes.Code
-		// keeps says that what was on the disk before is there afterwards.
+		// keeps says that the content of the disk stays.
 		keeps bool
 	}{
 		{"before mkfs wrote anything", func(*nodeRig, *volume) {}, codes.OK, false},
@@ -618,7 +615,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		r := newNodeRig(t)
 		v := r.newVolumeWithID(volumeA, diskA)
 		r.run("mkfs.ext4", "-q", "-E", "nodiscard", r.node(v))
-		// What package device writes before mkfs, in one of its places.
+		// The marker that package device writes before mkfs, at one of its places.
 		marker := make([]byte, 4096)
 		copy(marker, "csi.oxide.computer format marker 1\ndisk "+volumeA+"\n"+
 			"This disk was blank, and a filesystem is being made on it. Where this still stands beside no filesystem, or beside one that\n"+
@@ -642,7 +639,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 	})
 }
 
-// Nomad can lose the publish context; what is on the disk is mounted all the same.
+// Nomad can lose the publish context. The filesystem on the disk is mounted without it.
 func TestNodeMountsFromVolumeContext(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
@@ -697,7 +694,7 @@ func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
 					t.Errorf("%d inodes, want the 4096 of -N, rounded up", inodes)
 				}
 			}
-			// What the workload changed stays.
+			// A change by the workload stays.
 			coretest.Must(t, os.Chmod(v.staging, 0o711))
 			coretest.Must(t, r.unstage(v))
 			coretest.Must(t, r.stage(v, capability))
@@ -709,7 +706,7 @@ func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
 	}
 }
 
-func TestNodeStageAgainDifferently(t *testing.T) {
+func TestNodeStageAgainWithAnotherCapability(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
 	v := r.newVolume(diskA)
@@ -861,7 +858,7 @@ func TestNodePublishReadOnly(t *testing.T) {
 	}
 }
 
-func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
+func TestNodeUnpublishLeavesOtherMountsAndFiles(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
 	v := r.newVolume(diskA)
@@ -880,7 +877,7 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 	coretest.Must(t, r.unpublish(v, "never"))
 	coretest.Must(t, r.unpublish(v, "no/parent"))
 
-	// A target left over without its mount, as after a reboot.
+	// A target without its mount, as after a reboot.
 	coretest.Must(t, os.Mkdir(r.path("empty"), 0o755))
 	coretest.Must(t, os.WriteFile(r.path("empty-file"), nil, 0o600))
 	for _, target := range []string{"empty", "empty-file"} {
@@ -898,7 +895,7 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 	r.wantMounts("foreign", "staging-"+diskA)
 
 	v.staging = r.path("foreign")
-	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "staging-"+diskA) // its disk must not be taken away yet
+	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "staging-"+diskA) // its disk must not be detached yet
 	coretest.Must(
 		t,
 		r.unstage(&volume{id: volumeB, staging: v.staging}),
@@ -907,9 +904,9 @@ func TestNodeUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 	r.wantMounts("foreign", "staging-"+diskA)
 }
 
-// The disk goes while it is mounted, as when the rack detaches it too early. Everything can be taken down, and set up
-// anew when the disk is back.
-func TestNodeDiskGone(t *testing.T) {
+// The disk is detached while it is mounted. The volume can be unpublished and unstaged, and staged again when the disk
+// is back.
+func TestNodeDiskRemovedWhileMounted(t *testing.T) {
 	for name, capability := range map[string]*csi.VolumeCapability{
 		"ext4": filesystemVolume("ext4", writer), "xfs": filesystemVolume("xfs", writer), "raw block": rawBlock(writer),
 	} {
@@ -1070,7 +1067,7 @@ func TestNodeUnknownVolumes(t *testing.T) {
 	coretest.Must(t, r.unstage(v))
 }
 
-// Mount flags may be secret: they are in no answer and in no log, whether they are refused here or by the kernel.
+// Mount flags may be secret. No answer and no log contains them, whether the plugin or the kernel rejects them.
 func TestNodeMountFlagsStaySecret(t *testing.T) {
 	t.Parallel()
 	const secret = "tr0ub4dor"

@@ -35,7 +35,7 @@ type readCoalescer struct {
 type sharedRead struct {
 	// done is closed when the read has an answer or an error, or has lost its leader.
 	done chan struct{}
-	// next is the read that callers wait for who came while this read was under way.
+	// next is the read for callers that came while this read was under way.
 	next *sharedRead
 	// followers is how many callers share this read beside its leader. It no longer changes when the read is sent.
 	followers int

@@ -203,7 +203,7 @@ func TestSharedReadFails(t *testing.T) {
 				}
 				return
 			}
-			(<-s.arrived).answer <- nil // of whichever is first
+			(<-s.arrived).answer <- nil // of the first one
 			(<-s.arrived).answer <- nil
 			for _, follower := range followers {
 				wantResult(t, follower, "/a is 0")
@@ -306,7 +306,7 @@ func TestSharedReadsUnderLoad(t *testing.T) {
 				var told int64
 				if r.err == nil {
 					if _, err := fmt.Sscan(r.text, &told); err != nil || told < asked {
-						t.Errorf("asked at %d and told of %q", asked, r.text)
+						t.Errorf("asked at %d, and the answer is of %q", asked, r.text)
 					}
 				} else if !errors.Is(r.err, context.Canceled) || (caller+n)%5 != 0 {
 					t.Errorf("%v", r.err)

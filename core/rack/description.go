@@ -74,7 +74,7 @@ const (
 	lineageLength  = lineageNearest + lineageOldest
 )
 
-// Lineage returns the lineage of a disk made from the data of the disk diskID, whose own lineage is ancestors: first
+// Lineage returns the lineage of a disk made from the data of diskID, whose own lineage is ancestors: first
 // diskID, then its ancestors, the oldest last. Of more than eight disks the four nearest and the four oldest stay: the
 // filesystem was made on the oldest, or on one of the first copies if the oldest had none yet. A node also mounts the
 // filesystem of an ancestor that was dropped, and logs it. Entries that are not IDs are dropped, because any user may

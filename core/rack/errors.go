@@ -148,8 +148,8 @@ func invalidValue(message string) error {
 // tokenPattern matches API tokenPattern, including revoked ones.
 var tokenPattern = regexp.MustCompile("(?i)oxide-token-[^\\s\"'`]+")
 
-// sanitize puts text from outside on one line and removes API tokenPattern. A rack repeats no token, but a proxy in front of
-// it, or a server that is not a rack, may echo the request.
+// sanitize puts text from outside on one line and removes API tokenPattern. A rack repeats no token, but a proxy in
+// front of it, or a server that is not a rack, may echo the request.
 func sanitize(text string) string {
 	return tokenPattern.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), "(redacted)")
 }

@@ -24,18 +24,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// heard counts observed requests by operation and code, and keeps the longest duration of each operation.
-type heard struct {
+// recorder counts observed requests by operation and code, and keeps the longest duration of each operation.
+type recorder struct {
 	mu      sync.Mutex
 	counts  map[string]int
 	longest map[string]time.Duration
 }
 
-func newHeard() *heard {
-	return &heard{counts: map[string]int{}, longest: map[string]time.Duration{}}
+func newRecorder() *recorder {
+	return &recorder{counts: map[string]int{}, longest: map[string]time.Duration{}}
 }
 
-func (h *heard) observe(operation, code string, took time.Duration) {
+func (h *recorder) observe(operation, code string, took time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.counts[operation+" "+code]++
@@ -44,7 +44,7 @@ func (h *heard) observe(operation, code string, took time.Duration) {
 
 // Observe sees exactly the requests that the rack logs, under the rack's own operation names.
 func TestObserveSeesEveryRequest(t *testing.T) {
-	h := newHeard()
+	h := newRecorder()
 	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Observe = h.observe })
 	ctx, node := t.Context(), r.node(t)
 	failing := func(what string, err error) {
@@ -102,7 +102,7 @@ func TestObserveSeesEveryRequest(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(want, h.counts); diff != "" {
-		t.Errorf("heard (-rack +observer):\n%s", diff)
+		t.Errorf("requests (-rack +observer):\n%s", diff)
 	}
 	if took := h.longest["disk_create"]; took < 60*time.Millisecond || took > 20*time.Second {
 		t.Errorf("a create that takes 60 ms took %s", took)
@@ -119,7 +119,7 @@ func TestObserveWithoutAnswer(t *testing.T) {
 	defer close(ended)
 	for name, host := range map[string]string{"refused": gone.URL, "a deadline that passes": silent.URL} {
 		t.Run(name, func(t *testing.T) {
-			h := newHeard()
+			h := newRecorder()
 			client, err := New(
 				Config{Name: "west", Host: host, Project: testProject, Token: FixedToken(testToken), Observe: h.observe},
 			)
@@ -141,7 +141,7 @@ func TestObserveWithoutAnswer(t *testing.T) {
 
 // The number of operations does not grow with the number of disks and their names.
 func TestObserveLabelsHaveNoDiskNames(t *testing.T) {
-	h := newHeard()
+	h := newRecorder()
 	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Observe = h.observe })
 	for i := range 20 {
 		name := fmt.Sprintf("disk-%d", i)
@@ -154,7 +154,7 @@ func TestObserveLabelsHaveNoDiskNames(t *testing.T) {
 	delete(h.counts, "ping 200")
 	want := map[string]int{"disk_create 201": 20, "disk_view 200": 20, "disk_delete 204": 20}
 	if diff := cmp.Diff(want, h.counts); diff != "" {
-		t.Errorf("heard (-want +got):\n%s", diff)
+		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }
 

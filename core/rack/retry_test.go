@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -104,48 +105,51 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// If the deadline leaves no time for another attempt, the call returns the error of the last attempt.
+// If the deadline leaves no time for another attempt, the request returns the answer of the last attempt, at once.
 func TestRetriesKeepTheDeadline(t *testing.T) {
-	r := newRig(t, simrack.Options{})
-	disk := r.create(t, "v")
-	always := 0
-	r.inject(
-		t,
-		simtest.Fault{
-			Operation: "disk_view",
-			Kind:      simtest.FaultStatus,
-			Status:    503,
-			Message:   "Service Unavailable",
-			Count:     &always,
-		},
-	)
-	ctx, cancel := context.WithTimeout(t.Context(), firstBackoff/2)
-	defer cancel()
-	_, err := r.Disk(ctx, disk.ID)
-	wantSentence(t, err, ErrUnavailable, "HTTP 503")
-	if ctx.Err() != nil {
-		t.Error("the call took all the time there was")
-	}
-	if n := r.requests()["GET /v1/disks/"+disk.ID]; n != 1 {
-		t.Errorf("%d requests, want 1", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), firstBackoff/2)
+		defer cancel()
+		start, rack := time.Now(), &unavailable{}
+		resp, err := (&retrier{next: rack}).RoundTrip(newRequest(t, ctx))
+		if err != nil || resp.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("%v, %v; want the answer 503", resp, err)
+		}
+		if waited := time.Since(start); waited > 0 || rack.requests != 1 {
+			t.Errorf("%d requests in %s, want 1 without a wait", rack.requests, waited)
+		}
+	})
 }
 
 // A call whose caller leaves during the wait for the next attempt ends at once.
 func TestRetriesEndWithTheCaller(t *testing.T) {
-	r := newRig(t, simrack.Options{})
-	disk := r.create(t, "v")
-	ctx, cancel := context.WithCancel(t.Context())
-	r.intercept(func(w http.ResponseWriter, _ *http.Request) bool {
-		refuse(w, 503, "ServiceNotAvailable", "Service Unavailable")
-		cancel()
-		return true
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		const leavesAfter = firstBackoff / 4
+		time.AfterFunc(leavesAfter, cancel)
+		start, rack := time.Now(), &unavailable{}
+		if _, err := (&retrier{next: rack}).RoundTrip(newRequest(t, ctx)); err != nil {
+			t.Error(err)
+		}
+		if waited := time.Since(start); waited != leavesAfter || rack.requests != 1 {
+			t.Errorf("%d requests in %s, want 1 in %s", rack.requests, waited, leavesAfter)
+		}
 	})
-	_, err := r.Disk(ctx, disk.ID)
-	wantSentence(t, err, ErrUnavailable)
-	if n := r.requests()["GET /v1/disks/"+disk.ID]; n != 1 {
-		t.Errorf("%d requests, want 1", n)
-	}
+}
+
+// unavailable is a rack that answers every request with 503.
+type unavailable struct{ requests int }
+
+func (u *unavailable) RoundTrip(*http.Request) (*http.Response, error) {
+	u.requests++
+	return &http.Response{StatusCode: http.StatusServiceUnavailable, Body: http.NoBody}, nil
+}
+
+func newRequest(t *testing.T, ctx context.Context) *http.Request {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://rack/v1/disks/a", nil)
+	must(t, err)
+	return req
 }
 
 func TestBackoffGrowsAndDiffers(t *testing.T) {

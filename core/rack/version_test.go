@@ -70,7 +70,7 @@ func TestAPIVersions(t *testing.T) {
 			}
 			if log := r.log.String(); strings.Count(log, "api_version="+test.want+" ") != 1 || strings.Count(log, "\n") != 1 ||
 				!strings.Contains(log, "rack=east") {
-				t.Errorf("the log says: %s", log)
+				t.Errorf("the log is: %s", log)
 			}
 		})
 	}
@@ -116,7 +116,7 @@ func TestRackTooOld(t *testing.T) {
 				}
 			}
 			if log := r.log.String(); log != "" {
-				t.Errorf("the log speaks of a version: %s", log)
+				t.Errorf("the log names a version: %s", log)
 			}
 		})
 	}
@@ -253,7 +253,7 @@ func TestRackIsDowngraded(t *testing.T) {
 		t.Errorf("%d requests in the older version, want 8", n)
 	}
 	if strings.Count(r.log.String(), "api_version="+older) != 1 {
-		t.Errorf("the log says: %s", r.log)
+		t.Errorf("the log is: %s", r.log)
 	}
 }
 

@@ -268,7 +268,7 @@ func (e *Engine) Retired() <-chan struct{} { return e.retired }
 // holder.
 func (e *Engine) handOverAll(ctx context.Context) {
 	if len(e.held) == 0 ||
-		!e.clock.Passed(timerLateCalls, "", e.lastFailure, time.Duration(takeoverWaitShare*float64(e.opts.Lease))) {
+		!e.clock.Passed(timerLateCalls, "", e.lastFailure, e.takeoverWait()) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
@@ -283,17 +283,17 @@ func (e *Engine) handOverAll(ctx context.Context) {
 		return
 	}
 	for _, r := range records.restarts {
-		w := e.held[r.ID]
-		if w == nil || r.Holder != e.holder || w.takenFrom != "" {
+		h := e.held[r.ID]
+		if h == nil || r.Holder != e.holder || h.takenFrom != "" {
 			continue
 		}
-		w.record = r
-		w.record.handOver("")
-		if held, err := e.renewRecord(ctx, w); err != nil || !held {
+		h.record = r
+		h.record.handOver("")
+		if held, err := e.renewRecord(ctx, h); err != nil || !held {
 			e.opts.Log.Warn("could not hand a restart over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
 			continue
 		}
-		e.opts.Log.Info("handed a restart over", "instance_id", r.Instance, "restart_id", r.ID, "stage", string(w.stage))
+		e.opts.Log.Info("handed a restart over", "instance_id", r.Instance, "restart_id", r.ID, "stage", string(h.stage))
 	}
 }
 
@@ -341,6 +341,11 @@ const (
 	// after a quarter of the lease, and core/rack waits up to 30 s more for the answer to a change sent at its end.
 	takeoverWaitShare = 3 / 4.0
 )
+
+// takeoverWait is how long a takeover waits for the previous holder's tick to end.
+func (e *Engine) takeoverWait() time.Duration {
+	return time.Duration(takeoverWaitShare * float64(e.opts.Lease))
+}
 
 // wakeUp makes Run start the next tick at once.
 func (e *Engine) wakeUp() {
@@ -396,9 +401,9 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 
 // advance takes one restart further if this process holds it, or takes it over if that is due.
 func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet) error {
-	if w := e.held[r.ID]; w != nil && r.Holder == e.holder {
-		w.record = r
-		return e.step(ctx, w, records)
+	if h := e.held[r.ID]; h != nil && r.Holder == e.holder {
+		h.record = r
+		return e.step(ctx, h, records)
 	}
 	own, known := e.ownInstance(r.Instance)
 	switch {
@@ -476,13 +481,13 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 
 // dropLost forgets the restarts that another process has taken over.
 func (e *Engine) dropLost(records recordSet) {
-	for id, w := range e.held {
+	for id, h := range e.held {
 		ours := slices.ContainsFunc(
 			records.restarts,
 			func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder },
 		)
 		if !ours {
-			e.opts.Log.Warn("lost a restart to another process", "instance_id", w.record.Instance, "restart_id", id)
+			e.opts.Log.Warn("lost a restart to another process", "instance_id", h.record.Instance, "restart_id", id)
 			delete(e.held, id)
 		}
 	}
@@ -506,12 +511,12 @@ func (e *Engine) forgetUnseen(records recordSet) {
 func (e *Engine) expireRequests() {
 	e.mu.Lock()
 	repeated := map[string]time.Time{}
-	for disk, w := range e.requests {
-		if w.fromRestart != "" && e.held[w.fromRestart] == nil {
+	for disk, request := range e.requests {
+		if request.fromRestart != "" && e.held[request.fromRestart] == nil {
 			delete(e.requests, disk)
 			continue
 		}
-		repeated[disk] = w.repeatedAt
+		repeated[disk] = request.repeatedAt
 	}
 	e.mu.Unlock()
 	for _, disk := range sortedKeys(repeated) {
@@ -525,7 +530,7 @@ func (e *Engine) expireRequests() {
 func (e *Engine) expireRequest(disk string, since time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.requests[disk]; w != nil && w.repeatedAt.Equal(since) {
+	if request := e.requests[disk]; request != nil && request.repeatedAt.Equal(since) {
 		delete(e.requests, disk)
 	}
 }
@@ -546,8 +551,8 @@ func (e *Engine) requestsFor(instance string) []attachRequest {
 	defer e.mu.Unlock()
 	var found []attachRequest
 	for _, disk := range sortedKeys(e.requests) {
-		if w := e.requests[disk]; w.instance == instance {
-			found = append(found, *w)
+		if request := e.requests[disk]; request.instance == instance {
+			found = append(found, *request)
 		}
 	}
 	slices.SortStableFunc(found, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })
@@ -598,8 +603,8 @@ func (e *Engine) watchEnd(r restartRecord) {
 func (e *Engine) recordAttachFailure(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.requests[disk]; w != nil {
-		w.problem, w.attachFailed = problem, true
+	if request := e.requests[disk]; request != nil {
+		request.problem, request.attachFailed = problem, true
 	}
 }
 

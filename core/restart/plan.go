@@ -123,7 +123,7 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 		disks = append(disks, request.disk)
 	}
 	own, _ := e.ownInstance(c.instance)
-	w := &heldRestart{
+	h := &heldRestart{
 		record: restartRecord{
 			Version:  1,
 			Cluster:  e.opts.Cluster,
@@ -137,14 +137,14 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 		stage: stagePlanned, since: e.clock.Now(), renewed: e.clock.Now(),
 	}
 	if own && !c.stopped {
-		w.record.handOver(c.freesDisk)
+		h.record.handOver(c.freesDisk)
 	}
-	record, ok, err := e.createRestart(ctx, w.record)
+	record, ok, err := e.createRestart(ctx, h.record)
 	if err != nil || !ok {
 		return "", err
 	}
-	w.record = record
-	e.held[record.ID] = w
+	h.record = record
+	e.held[record.ID] = h
 	e.opts.Log.Info(
 		"restart planned",
 		"instance_id",
@@ -170,26 +170,26 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, requests []a
 		}
 		return &found[i]
 	}
-	for _, w := range requests {
-		disk, err := e.rack.Disk(ctx, w.disk)
+	for _, request := range requests {
+		disk, err := e.rack.Disk(ctx, request.disk)
 		switch {
 		case errors.Is(err, rack.ErrNotFound):
-			e.setBlocked(w.disk, "the disk was deleted")
+			e.setBlocked(request.disk, "the disk was deleted")
 		case err != nil:
 			return nil, err
-		case disk.InstanceID == w.instance:
-			e.setBlocked(w.disk, attachedAskAgain)
+		case disk.InstanceID == request.instance:
+			e.setBlocked(request.disk, attachedAskAgain)
 		case disk.InstanceID == "" && disk.State != rack.Detached:
-			e.setBlocked(w.disk, "the disk is "+string(disk.State))
+			e.setBlocked(request.disk, "the disk is "+string(disk.State))
 		case disk.InstanceID == "":
-			at(w.instance).attachesDisk = true
-			e.setBlocked(w.disk, "")
-		case records.detachDeferred(w.disk, disk.InstanceID):
-			at(w.instance).waitsForDisk = true
-			at(disk.InstanceID).freesDisk = w.disk
-			e.setHeldBy(w.disk, disk.InstanceID)
+			at(request.instance).attachesDisk = true
+			e.setBlocked(request.disk, "")
+		case records.detachDeferred(request.disk, disk.InstanceID):
+			at(request.instance).waitsForDisk = true
+			at(disk.InstanceID).freesDisk = request.disk
+			e.setHeldBy(request.disk, disk.InstanceID)
 		default:
-			e.setBlocked(w.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
+			e.setBlocked(request.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
 	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), nil
@@ -200,9 +200,9 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, requests []a
 func (e *Engine) dueRequests() (due []attachRequest, collecting []string) {
 	all := e.openRequests()
 	ready := map[string]bool{}
-	for _, w := range all {
-		if !ready[w.instance] {
-			ready[w.instance] = e.clock.Passed(timerWindow, w.instance, w.requestedAt, e.opts.Window)
+	for _, request := range all {
+		if !ready[request.instance] {
+			ready[request.instance] = e.clock.Passed(timerWindow, request.instance, request.requestedAt, e.opts.Window)
 		}
 	}
 	for _, instance := range sortedKeys(ready) {
@@ -210,7 +210,7 @@ func (e *Engine) dueRequests() (due []attachRequest, collecting []string) {
 			collecting = append(collecting, instance)
 		}
 	}
-	return slices.DeleteFunc(all, func(w attachRequest) bool { return !ready[w.instance] }), collecting
+	return slices.DeleteFunc(all, func(request attachRequest) bool { return !ready[request.instance] }), collecting
 }
 
 // openRequests returns copies of all requests that a restart may fulfil, the oldest first.
@@ -219,8 +219,8 @@ func (e *Engine) openRequests() []attachRequest {
 	defer e.mu.Unlock()
 	var all []attachRequest
 	for _, disk := range sortedKeys(e.requests) {
-		if w := e.requests[disk]; !w.attachFailed {
-			all = append(all, *w)
+		if request := e.requests[disk]; !request.attachFailed {
+			all = append(all, *request)
 		}
 	}
 	slices.SortStableFunc(all, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })

@@ -132,8 +132,8 @@ func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
 	e.watchEnd(r)
 	e.addRequest(disk.ID, disk.InstanceID)
 	stage := string(stagePlanned)
-	if o := e.status(disk.InstanceID); o.reason == ReasonUnderWay {
-		stage = o.message()
+	if status := e.status(disk.InstanceID); status.reason == ReasonUnderWay {
+		stage = status.message()
 	}
 	return fmt.Errorf(
 		"disk %s: instance %s is being restarted (%s: %s), publish the volume again when it runs: %w",
@@ -170,14 +170,14 @@ func (e *Engine) addRequest(disk, instance string) attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.clock.Now()
-	w := e.requests[disk]
-	if w == nil || w.instance != instance {
-		w = &attachRequest{disk: disk, instance: instance, requestedAt: now}
-		e.requests[disk] = w
+	request := e.requests[disk]
+	if request == nil || request.instance != instance {
+		request = &attachRequest{disk: disk, instance: instance, requestedAt: now}
+		e.requests[disk] = request
 		e.wakeUp()
 	}
-	w.repeatedAt, w.fromRestart = now, ""
-	return *w
+	request.repeatedAt, request.fromRestart = now, ""
+	return *request
 }
 
 // checkFreeSlot returns ErrFull if the instance has no slot for the disk even after all deferred detaches. A restart
@@ -274,7 +274,7 @@ func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) (de
 func (e *Engine) CancelAttachRequest(diskID, instanceID string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.requests[diskID]; w != nil && (instanceID == "" || w.instance == instanceID) {
+	if request := e.requests[diskID]; request != nil && (instanceID == "" || request.instance == instanceID) {
 		delete(e.requests, diskID)
 	}
 }

@@ -51,40 +51,40 @@ func (e *Engine) observe(ended string, down time.Duration) {
 }
 
 // reportProgress reports to the node's operators. A failure is only logged.
-func (e *Engine) reportProgress(ctx context.Context, w *heldRestart, reason, message string) {
-	e.sendReport(ctx, w, metadata.RestartReport{Reason: reason, Message: message})
+func (e *Engine) reportProgress(ctx context.Context, h *heldRestart, reason, message string) {
+	e.sendReport(ctx, h, metadata.RestartReport{Reason: reason, Message: message})
 }
 
 // reportProblem reports a problem to the node's operators once, and shows it in the errors of waiting RPCs.
-func (e *Engine) reportProblem(ctx context.Context, w *heldRestart, reason, message string) {
-	w.problem = message
-	if w.reported == reason {
+func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, reason, message string) {
+	h.problem = message
+	if h.reported == reason {
 		return
 	}
-	w.reported = reason
+	h.reported = reason
 	e.opts.Log.Error(
 		"restart problem",
 		"instance_id",
-		w.record.Instance,
+		h.record.Instance,
 		"restart_id",
-		w.record.ID,
+		h.record.ID,
 		"reason",
 		reason,
 		"problem",
 		message,
 	)
-	e.sendReport(ctx, w, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
+	e.sendReport(ctx, h, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
 }
 
-func (e *Engine) sendReport(ctx context.Context, w *heldRestart, report metadata.RestartReport) {
+func (e *Engine) sendReport(ctx context.Context, h *heldRestart, report metadata.RestartReport) {
 	if e.opts.Requester == nil {
 		return
 	}
-	if err := e.opts.Requester.Report(ctx, w.record.Instance, report); err != nil {
+	if err := e.opts.Requester.Report(ctx, h.record.Instance, report); err != nil {
 		e.opts.Log.Warn(
 			"could not deliver a report about a node",
 			"instance_id",
-			w.record.Instance,
+			h.record.Instance,
 			"error",
 			err.Error(),
 		)

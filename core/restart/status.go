@@ -64,11 +64,11 @@ type restartStatus struct {
 	lastFailure string
 }
 
-func (o restartStatus) message() string {
-	if o.lastFailure != "" && o.reason != ReasonRefused {
-		return o.text + "; the previous attempt failed: " + o.lastFailure
+func (status restartStatus) message() string {
+	if status.lastFailure != "" && status.reason != ReasonRefused {
+		return status.text + "; the previous attempt failed: " + status.lastFailure
 	}
-	return o.text
+	return status.text
 }
 
 // restartStatuses are the statuses by instance.
@@ -88,24 +88,24 @@ const heldElsewhere = "another controller carries it out"
 func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
 	all := restartStatuses{}
 	for _, r := range records.restarts {
-		o := restartStatus{reason: ReasonUnderWay, restart: r.ID, text: heldElsewhere}
-		w := e.held[r.ID]
+		status := restartStatus{reason: ReasonUnderWay, restart: r.ID, text: heldElsewhere}
+		h := e.held[r.ID]
 		refused, wasRefused := e.refusals[r.Instance]
 		switch {
-		case w != nil && w.problem != "":
-			o.text = w.problem
-		case w != nil && w.takenFrom != "":
-			o.text = "taken over, and continues when the previous controller's calls have ended"
-		case w != nil && r.Handover:
-			o.text = "this controller runs on it and waits for another controller to take over"
-		case w != nil:
-			o.text = string(w.stage)
+		case h != nil && h.problem != "":
+			status.text = h.problem
+		case h != nil && h.takenFrom != "":
+			status.text = "taken over, and continues when the previous controller's calls have ended"
+		case h != nil && r.Handover:
+			status.text = "this controller runs on it and waits for another controller to take over"
+		case h != nil:
+			status.text = string(h.stage)
 		case r.Holder == e.holder && wasRefused: // refused in this tick
-			o = restartStatus{reason: ReasonRefused, text: e.describeRefusal(refused)}
+			status = restartStatus{reason: ReasonRefused, text: e.describeRefusal(refused)}
 		case r.Holder == e.holder:
-			o.text = "done"
+			status.text = "done"
 		}
-		all[r.Instance] = o
+		all[r.Instance] = status
 	}
 	return all
 }
@@ -113,16 +113,16 @@ func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
 // addWaitingForSlot sets the statuses of instances that wait because the maximum number of instances is down.
 func (e *Engine) addWaitingForSlot(statuses restartStatuses, due []attachRequest) {
 	full := fmt.Sprintf("--restart-max-down=%d instances are being restarted already", e.opts.MaxDown)
-	for _, w := range due {
-		refused, wasRefused := e.refusals[w.instance]
+	for _, request := range due {
+		refused, wasRefused := e.refusals[request.instance]
 		switch blocked := e.policyBlock(); {
-		case w.problem != "" && w.heldBy == "": // a restart does not help
+		case request.problem != "" && request.heldBy == "": // a restart does not help
 		case blocked != "":
-			statuses.addWaiting(w.instance, ReasonPolicy, blocked)
+			statuses.addWaiting(request.instance, ReasonPolicy, blocked)
 		case wasRefused:
-			statuses.addWaiting(w.instance, ReasonRefused, e.describeRefusal(refused))
+			statuses.addWaiting(request.instance, ReasonRefused, e.describeRefusal(refused))
 		default:
-			statuses.addWaiting(w.instance, ReasonOthers, full)
+			statuses.addWaiting(request.instance, ReasonOthers, full)
 		}
 	}
 }
@@ -136,13 +136,13 @@ const otherInstanceFirst = "another instance that still has its disk is restarte
 // addWaitingForDisks sets the statuses of instances that wait for a disk of another instance.
 func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
 	blocked := e.policyBlock()
-	for _, w := range e.openRequests() {
+	for _, request := range e.openRequests() {
 		switch {
-		case w.heldBy == "":
+		case request.heldBy == "":
 		case blocked != "":
-			statuses.addWaiting(w.instance, ReasonPolicy, blocked)
+			statuses.addWaiting(request.instance, ReasonPolicy, blocked)
 		default:
-			statuses.addWaiting(w.instance, ReasonOthers, otherInstanceFirst)
+			statuses.addWaiting(request.instance, ReasonOthers, otherInstanceFirst)
 		}
 	}
 }
@@ -151,37 +151,38 @@ func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
 func (e *Engine) setStatuses(statuses restartStatuses, complete bool) {
 	now := e.clock.Now()
 	for _, instance := range sortedKeys(statuses) {
-		o := statuses[instance]
+		status := statuses[instance]
 		var disks []string
-		for _, w := range e.requestsFor(instance) {
-			disks = append(disks, w.disk)
+		for _, request := range e.requestsFor(instance) {
+			disks = append(disks, request.disk)
 		}
 		old := e.status(instance)
-		o.since, o.disks, o.lastFailure = now, strings.Join(disks, ","), old.lastFailure
-		if old.reason == o.reason {
-			o.since = old.since
+		status.since, status.disks, status.lastFailure = now, strings.Join(disks, ","), old.lastFailure
+		if old.reason == status.reason {
+			status.since = old.since
 		}
-		if o.reason != ReasonUnderWay && (old.reason != o.reason || o.disks != "" && old.disks != o.disks) {
+		if status.reason != ReasonUnderWay &&
+			(old.reason != status.reason || status.disks != "" && old.disks != status.disks) {
 			e.opts.Log.Info(
 				"restart needed",
 				"instance_id",
 				instance,
 				"disks",
-				o.disks,
+				status.disks,
 				"reason",
-				string(o.reason),
+				string(status.reason),
 				"message",
-				o.message(),
+				status.message(),
 			)
 		}
-		statuses[instance] = o
+		statuses[instance] = status
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !complete {
-		for instance, o := range e.statuses {
+		for instance, status := range e.statuses {
 			if _, isNew := statuses[instance]; !isNew {
-				statuses[instance] = o
+				statuses[instance] = status
 			}
 		}
 	}
@@ -198,9 +199,9 @@ func (e *Engine) status(instance string) restartStatus {
 func (e *Engine) recordFailure(instance, why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if o, shown := e.statuses[instance]; shown || why != "" {
-		o.lastFailure = why
-		e.statuses[instance] = o
+	if status, shown := e.statuses[instance]; shown || why != "" {
+		status.lastFailure = why
+		e.statuses[instance] = status
 	}
 }
 
@@ -208,8 +209,8 @@ func (e *Engine) recordFailure(instance, why string) {
 func (e *Engine) setBlocked(disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.requests[disk]; w != nil && !w.attachFailed {
-		w.problem, w.heldBy = problem, ""
+	if request := e.requests[disk]; request != nil && !request.attachFailed {
+		request.problem, request.heldBy = problem, ""
 	}
 }
 
@@ -218,8 +219,8 @@ func (e *Engine) setHeldBy(disk, holder string) {
 	e.setBlocked(disk, fmt.Sprintf("instance %s still has the disk and must be restarted first", holder))
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w := e.requests[disk]; w != nil {
-		w.heldBy = holder
+	if request := e.requests[disk]; request != nil {
+		request.heldBy = holder
 	}
 }
 
@@ -232,30 +233,30 @@ func (e *Engine) describeRefusal(r refusal) string {
 func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // describeWait says what an attach request waits for.
-func (e *Engine) describeWait(w attachRequest) string {
-	o, blocked := e.status(w.instance), e.policyBlock()
+func (e *Engine) describeWait(request attachRequest) string {
+	status, blocked := e.status(request.instance), e.policyBlock()
 	switch {
-	case w.heldBy != "":
+	case request.heldBy != "":
 		return fmt.Sprintf(
 			"instance %s, which still has the disk, and then instance %s need a restart: %s",
-			w.heldBy,
-			w.instance,
-			cmp.Or(blocked, e.status(w.heldBy).message()),
+			request.heldBy,
+			request.instance,
+			cmp.Or(blocked, e.status(request.heldBy).message()),
 		)
-	case w.problem != "":
-		return fmt.Sprintf("to be attached to instance %s: %s", w.instance, w.problem)
-	case o.reason == ReasonUnderWay:
-		return fmt.Sprintf("instance %s is being restarted for it: %s", w.instance, o.message())
+	case request.problem != "":
+		return fmt.Sprintf("to be attached to instance %s: %s", request.instance, request.problem)
+	case status.reason == ReasonUnderWay:
+		return fmt.Sprintf("instance %s is being restarted for it: %s", request.instance, status.message())
 	case blocked != "":
-		return fmt.Sprintf("instance %s needs a restart for it, but %s", w.instance, blocked)
-	case o.reason == ReasonWindow, o.reason == "":
+		return fmt.Sprintf("instance %s needs a restart for it, but %s", request.instance, blocked)
+	case status.reason == ReasonWindow, status.reason == "":
 		return fmt.Sprintf(
 			"instance %s will be restarted for it, at the earliest %s after the first request",
-			w.instance,
+			request.instance,
 			e.opts.Window,
 		)
 	}
-	return fmt.Sprintf("instance %s needs a restart for it, but %s", w.instance, o.message())
+	return fmt.Sprintf("instance %s needs a restart for it, but %s", request.instance, status.message())
 }
 
 // Restart describes a restart that is needed, planned or under way. It also describes an instance that needs no restart
@@ -304,13 +305,19 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	all := map[string]*Restart{}
 	at := func(instance string) *Restart {
 		if all[instance] == nil {
-			o := e.statuses[instance]
-			all[instance] = &Restart{InstanceID: instance, Reason: o.reason, Message: o.message(), Since: o.since, ID: o.restart}
+			status := e.statuses[instance]
+			all[instance] = &Restart{
+				InstanceID: instance,
+				Reason:     status.reason,
+				Message:    status.message(),
+				Since:      status.since,
+				ID:         status.restart,
+			}
 		}
 		return all[instance]
 	}
-	for instance, o := range e.statuses {
-		if o.reason != ReasonUnderWay {
+	for instance, status := range e.statuses {
+		if status.reason != ReasonUnderWay {
 			at(instance)
 		}
 	}
@@ -329,10 +336,10 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 		}
 	}
 	for _, disk := range sortedKeys(e.requests) {
-		w := e.requests[disk]
-		at(w.instance).Attach = append(
-			at(w.instance).Attach,
-			PendingAttach{DiskID: disk, Since: w.requestedAt, LastRequested: w.repeatedAt, Problem: w.problem},
+		request := e.requests[disk]
+		at(request.instance).Attach = append(
+			at(request.instance).Attach,
+			PendingAttach{DiskID: disk, Since: request.requestedAt, LastRequested: request.repeatedAt, Problem: request.problem},
 		)
 	}
 	for _, disk := range sortedKeys(records.deferred) {
@@ -347,7 +354,9 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	return restarts, nil
 }
 
-func (w *attachRequest) isFor(instance string) bool { return w != nil && w.instance == instance }
+func (request *attachRequest) isFor(instance string) bool {
+	return request != nil && request.instance == instance
+}
 
 // countWaiting counts the waiting instances for each reason.
 func (e *Engine) countWaiting() map[Reason]int {
@@ -357,9 +366,9 @@ func (e *Engine) countWaiting() map[Reason]int {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, o := range e.statuses {
-		if slices.Contains(waitingReasons, o.reason) {
-			counts[o.reason]++
+	for _, status := range e.statuses {
+		if slices.Contains(waitingReasons, status.reason) {
+			counts[status.reason]++
 		}
 	}
 	return counts

@@ -61,85 +61,85 @@ type heldRestart struct {
 }
 
 // enterStage starts the next stage of a restart.
-func (e *Engine) enterStage(w *heldRestart, s stage) {
-	w.stage, w.since, w.problem = s, e.clock.Now(), ""
-	e.opts.Log.Info("restart", "instance_id", w.record.Instance, "restart_id", w.record.ID, "stage", string(s))
+func (e *Engine) enterStage(h *heldRestart, s stage) {
+	h.stage, h.since, h.problem = s, e.clock.Now(), ""
+	e.opts.Log.Info("restart", "instance_id", h.record.Instance, "restart_id", h.record.ID, "stage", string(s))
 }
 
 // stageLasted reports whether the stage has lasted for d.
-func (e *Engine) stageLasted(what timer, w *heldRestart, d time.Duration) bool {
-	return e.clock.Passed(what, w.record.ID, w.since, d)
+func (e *Engine) stageLasted(what timer, h *heldRestart, d time.Duration) bool {
+	return e.clock.Passed(what, h.record.ID, h.since, d)
 }
 
 // step takes a restart one step further. The records were just read and name this process as the holder.
-func (e *Engine) step(ctx context.Context, w *heldRestart, records recordSet) error {
-	err := e.runStage(ctx, w, records)
+func (e *Engine) step(ctx context.Context, h *heldRestart, records recordSet) error {
+	err := e.runStage(ctx, h, records)
 	if errors.Is(err, errDeleted) {
-		e.opts.Log.Info("the instance of a restart was deleted", "instance_id", w.record.Instance, "restart_id", w.record.ID)
-		return e.endRestart(ctx, w)
+		e.opts.Log.Info("the instance of a restart was deleted", "instance_id", h.record.Instance, "restart_id", h.record.ID)
+		return e.endRestart(ctx, h)
 	}
 	return err
 }
 
 // runStage renews the record if that is due, and does the work of the current stage.
-func (e *Engine) runStage(ctx context.Context, w *heldRestart, records recordSet) error {
-	if e.clock.Passed(timerRenewal, w.record.ID, w.renewed, e.opts.Lease/renewalsPerLease) {
-		if held, err := e.renewRecord(ctx, w); err != nil || !held {
+func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet) error {
+	if e.clock.Passed(timerRenewal, h.record.ID, h.renewed, e.opts.Lease/renewalsPerLease) {
+		if held, err := e.renewRecord(ctx, h); err != nil || !held {
 			return err
 		}
 	}
-	if ready, err := e.finishTakeover(ctx, w, records); !ready || err != nil {
+	if ready, err := e.finishTakeover(ctx, h, records); !ready || err != nil {
 		return err
 	}
-	switch w.stage {
+	switch h.stage {
 	case stagePlanned:
-		return e.startShutdown(ctx, w, records)
+		return e.startShutdown(ctx, h, records)
 	case stageRequesting:
-		return e.requestShutdown(ctx, w)
+		return e.requestShutdown(ctx, h)
 	case stageReply:
-		return e.awaitReply(ctx, w)
+		return e.awaitReply(ctx, h)
 	case stageStopping:
-		return e.awaitStop(ctx, w)
+		return e.awaitStop(ctx, h)
 	case stageApplying:
-		done, err := e.apply(ctx, w)
+		done, err := e.apply(ctx, h)
 		if done {
-			e.enterStage(w, stageStarting)
+			e.enterStage(h, stageStarting)
 		}
 		return err
 	case stageStarting:
-		return e.start(ctx, w)
+		return e.start(ctx, h)
 	case stageBack:
-		return e.awaitBack(ctx, w)
+		return e.awaitBack(ctx, h)
 	case stageRecovering:
-		return e.recoverRestart(ctx, w)
+		return e.recoverRestart(ctx, h)
 	}
-	return fmt.Errorf("restart %s: unknown stage %q", w.record.ID, w.stage)
+	return fmt.Errorf("restart %s: unknown stage %q", h.record.ID, h.stage)
 }
 
 // finishTakeover deletes the superseded records of this slot, and reports whether the restart can continue. The
 // previous holder may have listed the records just before the takeover. So finishTakeover waits until that holder's
 // tick is over, and only then trusts its record.
-func (e *Engine) finishTakeover(ctx context.Context, w *heldRestart, records recordSet) (ready bool, err error) {
-	if w.takenFrom != "" {
-		i := slices.IndexFunc(records.superseded, func(r restartRecord) bool { return r.recordID == w.takenFrom })
+func (e *Engine) finishTakeover(ctx context.Context, h *heldRestart, records recordSet) (ready bool, err error) {
+	if h.takenFrom != "" {
+		i := slices.IndexFunc(records.superseded, func(r restartRecord) bool { return r.recordID == h.takenFrom })
 		switch {
 		case i < 0:
-			return false, e.endRestart(ctx, w) // the restart had ended already
-		case !records.superseded[i].Handover && !e.clock.Passed(timerTakeover, w.takenFrom, w.since, time.Duration(takeoverWaitShare*float64(e.opts.Lease))):
+			return false, e.endRestart(ctx, h) // the restart had ended already
+		case !records.superseded[i].Handover && !e.clock.Passed(timerTakeover, h.takenFrom, h.since, e.takeoverWait()):
 			return false, nil
-		case records.superseded[i].MayStop && !w.record.MayStop:
-			w.record.MayStop = true
-			if held, err := e.renewRecord(ctx, w); err != nil || !held {
+		case records.superseded[i].MayStop && !h.record.MayStop:
+			h.record.MayStop = true
+			if held, err := e.renewRecord(ctx, h); err != nil || !held {
 				return false, err
 			}
 		}
-		w.takenFrom, w.recovering = "", w.record.MayStop
-		if w.recovering {
-			e.enterStage(w, stageRecovering)
+		h.takenFrom, h.recovering = "", h.record.MayStop
+		if h.recovering {
+			e.enterStage(h, stageRecovering)
 		}
 	}
 	for _, r := range records.superseded {
-		if r.slot == w.record.slot {
+		if r.slot == h.record.slot {
 			if err := e.deleteRecord(ctx, r.recordID); err != nil {
 				return false, err
 			}
@@ -149,47 +149,47 @@ func (e *Engine) finishTakeover(ctx context.Context, w *heldRestart, records rec
 }
 
 // renewRecord writes the record. It returns false if this process has lost the record.
-func (e *Engine) renewRecord(ctx context.Context, w *heldRestart) (bool, error) {
+func (e *Engine) renewRecord(ctx context.Context, h *heldRestart) (bool, error) {
 	now := e.clock.Now()
-	w.record.Heartbeat++
-	held, err := e.updateRestart(ctx, w.record)
+	h.record.Heartbeat++
+	held, err := e.updateRestart(ctx, h.record)
 	if err != nil {
 		return false, err
 	}
 	if !held {
-		delete(e.held, w.record.ID)
+		delete(e.held, h.record.ID)
 		return false, nil
 	}
-	w.renewed = now
+	h.renewed = now
 	return true, nil
 }
 
 // endRestart deletes the record of a restart, whatever its outcome.
-func (e *Engine) endRestart(ctx context.Context, w *heldRestart) error {
-	if err := e.deleteRecord(ctx, w.record.recordID); err != nil {
+func (e *Engine) endRestart(ctx context.Context, h *heldRestart) error {
+	if err := e.deleteRecord(ctx, h.record.recordID); err != nil {
 		return err
 	}
-	delete(e.held, w.record.ID)
+	delete(e.held, h.record.ID)
 	e.notifyWaiters() // attached disks can be published now
 	return nil
 }
 
 // startShutdown checks that no other process restarts the instance, that it runs, and that the restart is still needed.
-func (e *Engine) startShutdown(ctx context.Context, w *heldRestart, records recordSet) error {
-	id := w.record.Instance
-	if _, taken := records.restartOf(id, w.record.ID); taken {
-		return e.endRestart(ctx, w)
+func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records recordSet) error {
+	id := h.record.Instance
+	if _, taken := records.restartOf(id, h.record.ID); taken {
+		return e.endRestart(ctx, h)
 	}
-	if w.record.Handover {
-		return e.awaitHandover(ctx, w)
+	if h.record.Handover {
+		return e.awaitHandover(ctx, h)
 	}
 	found, err := e.candidates(ctx, records, e.openRequests())
 	if err != nil {
 		return err
 	}
 	i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == id })
-	if i < 0 && !records.stillFrees(w.record) {
-		return e.endRestart(ctx, w)
+	if i < 0 && !records.stillFrees(h.record) {
+		return e.endRestart(ctx, h)
 	}
 	instance, err := e.instance(ctx, id)
 	switch {
@@ -197,99 +197,99 @@ func (e *Engine) startShutdown(ctx context.Context, w *heldRestart, records reco
 		return err
 	case instance.RunState == rack.Stopped:
 		// Its owner has stopped it and will start it.
-		done, err := e.apply(ctx, w)
+		done, err := e.apply(ctx, h)
 		if done {
-			return errors.Join(err, e.endRestart(ctx, w))
+			return errors.Join(err, e.endRestart(ctx, h))
 		}
 		return err
 	case instance.RunState != rack.Running:
-		return e.endRestart(ctx, w)
+		return e.endRestart(ctx, h)
 	}
 	if reason, _ := e.blockReason(candidate{instance: id}); reason != "" {
-		return e.endRestart(ctx, w) // the process that planned it was allowed to restart it, this one is not
+		return e.endRestart(ctx, h) // the process that planned it was allowed to restart it, this one is not
 	}
 	if own, _ := e.ownInstance(id); own {
 		if i >= 0 {
-			w.record.handOver(found[i].freesDisk)
+			h.record.handOver(found[i].freesDisk)
 		}
-		w.record.Handover, w.since = true, e.clock.Now()
-		_, err := e.renewRecord(ctx, w)
+		h.record.Handover, h.since = true, e.clock.Now()
+		_, err := e.renewRecord(ctx, h)
 		return err
 	}
-	w.record.MayStop = true
-	held, err := e.renewRecord(ctx, w)
+	h.record.MayStop = true
+	held, err := e.renewRecord(ctx, h)
 	if err != nil || !held {
 		return err
 	}
-	w.deferredAtStart = map[string]bool{}
+	h.deferredAtStart = map[string]bool{}
 	for disk := range records.deferred {
-		w.deferredAtStart[disk] = true
+		h.deferredAtStart[disk] = true
 	}
-	e.enterStage(w, stageRequesting)
-	return e.requestShutdown(ctx, w) // without delay, so that an owner's stop is unlikely to fall in between
+	e.enterStage(h, stageRequesting)
+	return e.requestShutdown(ctx, h) // without delay, so that an owner's stop is unlikely to fall in between
 }
 
 // awaitHandover waits until another process takes over the restart of this process's own instance.
-func (e *Engine) awaitHandover(ctx context.Context, w *heldRestart) error {
-	if !e.stageLasted(timerHandover, w, handoverTimeout) {
+func (e *Engine) awaitHandover(ctx context.Context, h *heldRestart) error {
+	if !e.stageLasted(timerHandover, h, handoverTimeout) {
 		return nil
 	}
 	e.recordRefusal(
 		ctx,
-		w,
+		h,
 		"this controller runs on it and no other controller took over: run a second one on another node",
 	)
-	return e.endRestart(ctx, w)
+	return e.endRestart(ctx, h)
 }
 
 // requestShutdown requests the stop of the instance in the configured way. It is repeated until the request was
 // delivered.
-func (e *Engine) requestShutdown(ctx context.Context, w *heldRestart) error {
-	id := w.record.Instance
+func (e *Engine) requestShutdown(ctx context.Context, h *heldRestart) error {
+	id := h.record.Instance
 	instance, err := e.instance(ctx, id)
 	switch {
 	case err != nil:
 		return err
-	case instance.RunState != rack.Running && !w.requestSent:
-		return e.endRestart(ctx, w) // its owner stopped it first and will start it
+	case instance.RunState != rack.Running && !h.requestSent:
+		return e.endRestart(ctx, h) // its owner stopped it first and will start it
 	case instance.RunState != rack.Running:
-		e.enterStage(w, stageStopping)
+		e.enterStage(h, stageStopping)
 		return nil
 	}
 	if e.opts.Shutdown == Hard {
-		w.requestSent = true
-		e.enterStage(w, stageStopping)
+		h.requestSent = true
+		e.enterStage(h, stageStopping)
 		return e.rack.StopInstance(ctx, id)
 	}
 	if e.opts.Shutdown == Drain {
-		if drained, err := e.drain(ctx, w); err != nil || !drained {
+		if drained, err := e.drain(ctx, h); err != nil || !drained {
 			return err
 		}
 	}
-	w.requestSent = true
-	if err := e.opts.Requester.Request(ctx, id, w.record.ID); err != nil {
-		if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
-			return e.cancelRestart(ctx, w, "its node plugin cannot be reached: "+err.Error())
+	h.requestSent = true
+	if err := e.opts.Requester.Request(ctx, id, h.record.ID); err != nil {
+		if e.stageLasted(timerHalt, h, e.opts.HaltTimeout) {
+			return e.cancelRestart(ctx, h, "its node plugin cannot be reached: "+err.Error())
 		}
 		return err
 	}
-	e.reportProgress(ctx, w, "RestartPlanned", "restarting the instance to change its disks")
-	e.enterStage(w, stageReply)
+	e.reportProgress(ctx, h, "RestartPlanned", "restarting the instance to change its disks")
+	e.enterStage(h, stageReply)
 	return nil
 }
 
 // drain moves the workloads off the node. It returns true when none are left.
-func (e *Engine) drain(ctx context.Context, w *heldRestart) (bool, error) {
-	left, err := e.opts.Requester.(metadata.Drainer).Drain(ctx, w.record.Instance, w.record.ID)
+func (e *Engine) drain(ctx context.Context, h *heldRestart) (bool, error) {
+	left, err := e.opts.Requester.(metadata.Drainer).Drain(ctx, h.record.Instance, h.record.ID)
 	if err != nil {
 		left = []string{err.Error()}
 	} else if len(left) == 0 {
 		return true, nil
 	}
-	if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
+	if e.stageLasted(timerHalt, h, e.opts.HaltTimeout) {
 		return false, e.cancelRestart(
 			ctx,
-			w,
+			h,
 			fmt.Sprintf("it was not drained within %s: %s", e.opts.HaltTimeout, firstNames(left)),
 		)
 	}
@@ -306,25 +306,25 @@ func firstNames(names []string) string {
 }
 
 // awaitReply waits for the node plugin's reply.
-func (e *Engine) awaitReply(ctx context.Context, w *heldRestart) error {
-	reply, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
-	if err != nil && e.stageLasted(timerReply, w, replyTimeout) {
-		return errors.Join(err, e.cancelRestart(ctx, w, "its node plugin's reply cannot be read: "+err.Error()))
+func (e *Engine) awaitReply(ctx context.Context, h *heldRestart) error {
+	reply, err := e.opts.Requester.Reply(ctx, h.record.Instance, h.record.ID)
+	if err != nil && e.stageLasted(timerReply, h, replyTimeout) {
+		return errors.Join(err, e.cancelRestart(ctx, h, "its node plugin's reply cannot be read: "+err.Error()))
 	}
 	if err != nil {
 		return err
 	}
 	switch reply.State {
 	case metadata.RestartAccepted, metadata.RestartBack:
-		e.enterStage(w, stageStopping)
+		e.enterStage(h, stageStopping)
 		return nil
 	case metadata.RestartRefused:
-		return e.cancelRestart(ctx, w, "its node plugin refuses: "+reply.Reason)
+		return e.cancelRestart(ctx, h, "its node plugin refuses: "+reply.Reason)
 	}
-	if e.stageLasted(timerReply, w, replyTimeout) {
+	if e.stageLasted(timerReply, h, replyTimeout) {
 		return e.cancelRestart(
 			ctx,
-			w,
+			h,
 			fmt.Sprintf("its node plugin did not reply within %s: check that it runs with --attach-mode=restart", replyTimeout),
 		)
 	}
@@ -332,39 +332,39 @@ func (e *Engine) awaitReply(ctx context.Context, w *heldRestart) error {
 }
 
 // cancelRestart gives a restart up before the instance is stopped, unless the guest is already shutting down.
-func (e *Engine) cancelRestart(ctx context.Context, w *heldRestart, why string) error {
-	reply, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
+func (e *Engine) cancelRestart(ctx context.Context, h *heldRestart, why string) error {
+	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
 	if err != nil {
 		return err
 	}
 	if reply.State == metadata.RestartAccepted {
-		e.enterStage(w, stageStopping)
+		e.enterStage(h, stageStopping)
 		return nil
 	}
-	e.recordRefusal(ctx, w, why)
-	return e.finish(ctx, w)
+	e.recordRefusal(ctx, h, why)
+	return e.finish(ctx, h)
 }
 
 // recordRefusal leaves the instance alone for the cool-down, and reports the reason.
-func (e *Engine) recordRefusal(ctx context.Context, w *heldRestart, why string) {
-	e.refusals[w.record.Instance] = refusal{since: e.clock.Now(), reason: why}
-	e.recordFailure(w.record.Instance, why)
-	e.reportProblem(ctx, w, "RestartRefused", why)
+func (e *Engine) recordRefusal(ctx context.Context, h *heldRestart, why string) {
+	e.refusals[h.record.Instance] = refusal{since: e.clock.Now(), reason: why}
+	e.recordFailure(h.record.Instance, why)
+	e.reportProblem(ctx, h, "RestartRefused", why)
 	e.observe(Refused, 0)
 }
 
 // awaitStop waits until the instance is stopped.
-func (e *Engine) awaitStop(ctx context.Context, w *heldRestart) error {
-	id := w.record.Instance
+func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
+	id := h.record.Instance
 	instance, err := e.instance(ctx, id)
 	if err != nil {
 		return err
 	}
 	switch instance.RunState {
 	case rack.Stopped:
-		w.stopped = e.clock.Now()
+		h.stopped = e.clock.Now()
 		e.recordFailure(id, "")
-		e.enterStage(w, stageApplying)
+		e.enterStage(h, stageApplying)
 		return nil
 	case rack.Failed:
 		// Its sled was lost, and the guest with it. A stop makes it Stopped: then it takes disks and can be started
@@ -375,31 +375,31 @@ func (e *Engine) awaitStop(ctx context.Context, w *heldRestart) error {
 		return nil
 	}
 	if e.opts.Shutdown == Hard {
-		if w.recovering {
-			return e.finish(ctx, w)
+		if h.recovering {
+			return e.finish(ctx, h)
 		}
-		if e.stageLasted(timerHalt, w, e.opts.HaltTimeout) {
-			e.recordRefusal(ctx, w, fmt.Sprintf("the rack did not stop it within %s", e.opts.HaltTimeout))
-			return e.finish(ctx, w)
+		if e.stageLasted(timerHalt, h, e.opts.HaltTimeout) {
+			e.recordRefusal(ctx, h, fmt.Sprintf("the rack did not stop it within %s", e.opts.HaltTimeout))
+			return e.finish(ctx, h)
 		}
 		return e.rack.StopInstance(ctx, id)
 	}
-	reply, err := e.opts.Requester.Reply(ctx, id, w.record.ID)
+	reply, err := e.opts.Requester.Reply(ctx, id, h.record.ID)
 	if err != nil {
 		return err
 	}
 	switch {
-	case reply.State == metadata.RestartBack && w.recovering:
-		return e.finish(ctx, w)
+	case reply.State == metadata.RestartBack && h.recovering:
+		return e.finish(ctx, h)
 	case reply.State == metadata.RestartBack:
-		e.recordRefusal(ctx, w, "its guest rebooted instead of powering off: check --restart-poweroff on its node plugin")
-		return e.finish(ctx, w)
+		e.recordRefusal(ctx, h, "its guest rebooted instead of powering off: check --restart-poweroff on its node plugin")
+		return e.finish(ctx, h)
 	case reply.State != metadata.RestartAccepted:
-		return e.cancelRestart(ctx, w, "its node plugin withdrew its acceptance")
-	case e.stageLasted(timerHalt, w, e.opts.HaltTimeout):
+		return e.cancelRestart(ctx, h, "its node plugin withdrew its acceptance")
+	case e.stageLasted(timerHalt, h, e.opts.HaltTimeout):
 		e.reportProblem(
 			ctx,
-			w,
+			h,
 			"RestartHangs",
 			fmt.Sprintf(
 				"the guest accepted but has not halted within %s: check its console and stop the instance if it hangs; it is then started again",
@@ -413,8 +413,8 @@ func (e *Engine) awaitStop(ctx context.Context, w *heldRestart) error {
 // apply changes the disks of a stopped instance. It detaches the disks whose detach was deferred before the restart, or
 // all deferred ones if their slots are needed. Then it attaches the requested disks. Calls that the rack does not
 // answer are repeated for applyTimeout. If a disk cannot be changed, apply continues with the others.
-func (e *Engine) apply(ctx context.Context, w *heldRestart) (done bool, err error) {
-	id := w.record.Instance
+func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err error) {
+	id := h.record.Instance
 	disks, err := e.rack.InstanceDisks(ctx, id)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
@@ -423,12 +423,12 @@ func (e *Engine) apply(ctx context.Context, w *heldRestart) (done bool, err erro
 		}
 		return false, err
 	case err != nil:
-		return e.stageLasted(timerApply, w, applyTimeout), err
+		return e.stageLasted(timerApply, h, applyTimeout), err
 	}
 	var failed error
 	full := len(disks)+len(e.requestsFor(id)) > e.opts.MaxDisks
 	for _, disk := range disks {
-		if !full && !w.deferredAtStart[disk.ID] && !e.requestedElsewhere(disk.ID, id) {
+		if !full && !h.deferredAtStart[disk.ID] && !e.requestedElsewhere(disk.ID, id) {
 			continue
 		}
 		err := e.finishDetach(ctx, disk, id)
@@ -462,7 +462,7 @@ func (e *Engine) apply(ctx context.Context, w *heldRestart) (done bool, err erro
 			failed = errors.Join(failed, err)
 		}
 	}
-	return failed == nil || e.stageLasted(timerApply, w, applyTimeout), failed
+	return failed == nil || e.stageLasted(timerApply, h, applyTimeout), failed
 }
 
 // finishDetach carries out a deferred detach, unless the disk was requested again.
@@ -527,16 +527,16 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 func (e *Engine) requestedElsewhere(disk, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := e.requests[disk]
-	return w != nil && w.instance != instance
+	request := e.requests[disk]
+	return request != nil && request.instance != instance
 }
 
 // requested reports whether the disk is requested on this instance.
 func (e *Engine) requested(disk, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := e.requests[disk]
-	return w != nil && w.instance == instance
+	request := e.requests[disk]
+	return request != nil && request.instance == instance
 }
 
 // checkAttachable rejects a disk if the instance has no free slot, or if the disk's NVMe serial collides with an
@@ -565,16 +565,16 @@ func (e *Engine) checkAttachable(ctx context.Context, disk rack.Disk, instance s
 }
 
 // start starts the instance. It is repeated until the instance runs.
-func (e *Engine) start(ctx context.Context, w *heldRestart) error {
-	id := w.record.Instance
+func (e *Engine) start(ctx context.Context, h *heldRestart) error {
+	id := h.record.Instance
 	instance, err := e.instance(ctx, id)
 	if err != nil {
 		return err
 	}
 	switch instance.RunState {
 	case rack.Running:
-		e.observe(Restarted, e.clock.Now().Sub(w.stopped))
-		e.enterStage(w, stageBack)
+		e.observe(Restarted, e.clock.Now().Sub(h.stopped))
+		e.enterStage(h, stageBack)
 		return nil
 	case rack.Stopped, rack.Failed:
 	default:
@@ -583,7 +583,7 @@ func (e *Engine) start(ctx context.Context, w *heldRestart) error {
 	if err := e.rack.StartInstance(ctx, id); err != nil && !errors.Is(err, rack.ErrConflict) {
 		e.reportProblem(
 			ctx,
-			w,
+			h,
 			"RestartNotStarted",
 			"the rack does not start the stopped instance, retrying: "+err.Error(),
 		)
@@ -593,70 +593,70 @@ func (e *Engine) start(ctx context.Context, w *heldRestart) error {
 }
 
 // awaitBack waits until the node plugin of the started instance reports back.
-func (e *Engine) awaitBack(ctx context.Context, w *heldRestart) error {
+func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 	if e.opts.Shutdown == Hard {
-		return e.finish(ctx, w)
+		return e.finish(ctx, h)
 	}
-	reply, err := e.opts.Requester.Reply(ctx, w.record.Instance, w.record.ID)
+	reply, err := e.opts.Requester.Reply(ctx, h.record.Instance, h.record.ID)
 	switch {
 	case err == nil && (reply.State == metadata.RestartBack || reply.State == metadata.RestartUnanswered):
-		return e.finish(ctx, w)
-	case e.stageLasted(timerBack, w, backTimeout):
+		return e.finish(ctx, h)
+	case e.stageLasted(timerBack, h, backTimeout):
 		e.reportProblem(
 			ctx,
-			w,
+			h,
 			"RestartNotBack",
 			fmt.Sprintf("the instance runs, but its node plugin did not report back within %s: check the node", backTimeout),
 		)
-		return e.finish(ctx, w)
+		return e.finish(ctx, h)
 	}
 	return err
 }
 
 // recoverRestart brings back an instance whose restart another process had started.
-func (e *Engine) recoverRestart(ctx context.Context, w *heldRestart) error {
-	instance, err := e.instance(ctx, w.record.Instance)
+func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
+	instance, err := e.instance(ctx, h.record.Instance)
 	if err != nil {
 		return err
 	}
 	switch {
 	case instance.RunState == rack.Stopped, instance.RunState == rack.Failed:
-		e.withdrawRequest(ctx, w)
-		e.enterStage(w, stageStopping)
+		e.withdrawRequest(ctx, h)
+		e.enterStage(h, stageStopping)
 		return nil
 	case instance.RunState != rack.Running:
 		return nil
 	case e.opts.Shutdown == Hard:
 		// The previous holder may have asked the guest to shut down, which takes time.
-		if !e.stageLasted(timerGuestStop, w, e.opts.HaltTimeout) {
+		if !e.stageLasted(timerGuestStop, h, e.opts.HaltTimeout) {
 			return nil
 		}
-		return e.finish(ctx, w)
+		return e.finish(ctx, h)
 	}
-	reply, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID)
+	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
 	if err != nil {
 		return err
 	}
 	if reply.State == metadata.RestartAccepted {
-		e.enterStage(w, stageStopping)
+		e.enterStage(h, stageStopping)
 		return nil
 	}
-	return e.finish(ctx, w)
+	return e.finish(ctx, h)
 }
 
 // withdrawRequest withdraws an unanswered request after the owner stopped the instance. Otherwise its node plugin would
 // answer the request after the next start. A failure is only logged, so that it does not keep the instance down.
-func (e *Engine) withdrawRequest(ctx context.Context, w *heldRestart) {
+func (e *Engine) withdrawRequest(ctx context.Context, h *heldRestart) {
 	if e.opts.Shutdown == Hard {
 		return
 	}
-	if _, err := e.opts.Requester.Withdraw(ctx, w.record.Instance, w.record.ID); err != nil {
+	if _, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID); err != nil {
 		e.opts.Log.Warn(
 			"could not withdraw the shutdown request",
 			"instance_id",
-			w.record.Instance,
+			h.record.Instance,
 			"restart_id",
-			w.record.ID,
+			h.record.ID,
 			"error",
 			err.Error(),
 		)
@@ -666,29 +666,29 @@ func (e *Engine) withdrawRequest(ctx context.Context, w *heldRestart) {
 // finish clears the request to the node plugin and ends the restart. It ends the restart even if the orchestrator does
 // not know the node any more: the instance is not down, and the next restart ignores requests and replies with another
 // ID.
-func (e *Engine) finish(ctx context.Context, w *heldRestart) error {
+func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 	if e.opts.Shutdown != Hard {
-		if err := e.opts.Requester.Forget(ctx, w.record.Instance, w.record.ID); err != nil {
-			if !e.stageLasted(timerBack, w, backTimeout) {
+		if err := e.opts.Requester.Forget(ctx, h.record.Instance, h.record.ID); err != nil {
+			if !e.stageLasted(timerBack, h, backTimeout) {
 				return err
 			}
 			e.opts.Log.Warn(
 				"could not clear the shutdown request of a finished restart",
 				"instance_id",
-				w.record.Instance,
+				h.record.Instance,
 				"restart_id",
-				w.record.ID,
+				h.record.ID,
 				"error",
 				err.Error(),
 			)
 		}
 	}
 	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok && e.opts.Shutdown == Drain {
-		if err := drainer.Undrain(ctx, w.record.Instance, w.record.ID); err != nil {
+		if err := drainer.Undrain(ctx, h.record.Instance, h.record.ID); err != nil {
 			return err
 		}
 	}
-	return e.endRestart(ctx, w)
+	return e.endRestart(ctx, h)
 }
 
 // errDeleted says that the instance was deleted.

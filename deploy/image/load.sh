@@ -1,5 +1,5 @@
 #!/bin/sh
-# Gives image archives to whichever of docker, podman and buildah is there and works.
+# Loads image archives into docker, podman or buildah, whichever is installed and works.
 #
 #   deploy/image/load.sh FILE...
 set -eu
@@ -13,5 +13,5 @@ for engine in docker podman buildah; do
     done
     exit 0
 done
-echo "load: none of docker, podman and buildah is there and works; copy the archives: skopeo copy docker-archive:$1 docker://..." >&2
+echo "load: none of docker, podman and buildah is installed and works; copy the archives: skopeo copy docker-archive:$1 docker://..." >&2
 exit 1

@@ -46,7 +46,7 @@ import (
 )
 
 func main() {
-	syscall.Umask(0o022) // the modes of files below -root do not depend on who builds
+	syscall.Umask(0o022) // the modes of files below -root do not depend on the builder's umask
 	opts := options{labels: map[string]string{}, system: "/"}
 	flag.StringVar(&opts.output, "o", "image.tar", "archive to write")
 	flag.StringVar(&opts.layout, "oci", "", "new folder for the image as an OCI layout, beside the archive")

@@ -160,7 +160,7 @@ func TestNodeImage(t *testing.T) {
 	}
 }
 
-// Equal inputs make equal bytes, whatever the times and the modes of the files on the building machine are.
+// Equal inputs make equal bytes, regardless of the times and modes of the files on the building machine.
 func TestReproducible(t *testing.T) {
 	var archives, layouts []string
 	for _, change := range []func(program string) error{

@@ -1,4 +1,4 @@
-# A job with a volume: it writes a line into a file of the volume each time that it starts, and shows the whole file.
+# A job with a volume: at each start it appends a line to a file on the volume, and prints the whole file.
 
 variable "volume" {
   type    = string

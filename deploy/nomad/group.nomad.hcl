@@ -1,9 +1,9 @@
-# A job for volumes that belong together, on a rack without hot-plug: as many volumes as it has, they cost their client one
-# restart, and stay there (docs/explanation/racks-without-hotplug.md).
+# A job for volumes that belong together, on a rack without hot-plug. All its volumes together cost their client one
+# restart, and then stay there (docs/explanation/racks-without-hotplug.md).
 #
-# Each volume has an allocation of its own, so that all are asked for at once. Of several volumes in one allocation Nomad asks for
-# the next when it has got the one before, and each would cost a restart: have this job bring them to the client, stop it, and run
-# there the one that uses them together.
+# Each volume has its own allocation, so that Nomad requests all volumes at once. If one allocation has several
+# volumes, Nomad requests them one after another, and each would cost a restart. For such a job, first attach the
+# volumes with this job, stop it, and then run the other job on the same client.
 #
 #   for n in 0 1; do sed "s/\"data\"/\"group[$n]\"/" volumes/create.volume.hcl | nomad volume create -; done
 #   nomad job run -var=client=db-1 group.nomad.hcl
@@ -11,26 +11,26 @@
 variable "name" {
   type        = string
   default     = "group"
-  description = "name of the job, and of its volumes: those with an ID of this and [0], [1] and so on"
+  description = "name of the job. Its volumes have this name and [0], [1] and so on as IDs"
 }
 
 variable "volumes" {
   type        = number
   default     = 2
-  description = "how many volumes it has: no more than max_disks less the boot disk"
+  description = "number of volumes: at most max_disks minus the boot disk"
 }
 
 variable "client" {
   type        = string
-  description = "name of the client on which its volumes are"
+  description = "name of the client with the job's volumes"
 }
 
 job "group" {
   id          = var.name
   datacenters = ["*"]
 
-  # Anywhere else all its volumes would have to go, which costs both clients a restart. For several clients run it once for each, under
-  # a name of its own.
+  # On any other client all its volumes would have to move, which costs both clients a restart. For several clients run
+  # the job once for each, with different names.
   constraint {
     attribute = "${node.unique.name}"
     value     = var.client
@@ -39,20 +39,21 @@ job "group" {
   group "group" {
     count = var.volumes
 
-    # What runs on a client that is away is waited for, and so is what still waits there for its volume: with lost_after Nomad would
-    # give up the latter.
+    # Nomad waits for allocations on a client that is down, also for those that still wait for their volume. With
+    # lost_after Nomad would give up the latter.
     disconnect {
       replace = false
     }
 
-    # Nomad fails and replaces an allocation with volumes whose client has restarted; by default it waits for 30 s, and longer each time.
+    # Nomad fails and replaces an allocation with volumes when its client has restarted. The default delay is 30 s and
+    # grows each time.
     reschedule {
       delay          = "5s"
       delay_function = "constant"
       unlimited      = true
     }
 
-    # As long as Nomad asks for a volume, which may have to wait for a night.
+    # How long Nomad requests a volume. The volume may have to wait for a restart window at night.
     update {
       healthy_deadline  = "23h"
       progress_deadline = "24h"
@@ -66,7 +67,7 @@ job "group" {
       attachment_mode = "file-system"
     }
 
-    # It writes a line into a file of its volume each time that it starts, and shows the whole file.
+    # At each start it appends a line to a file on its volume, and prints the whole file.
     task "group" {
       driver       = "exec"
       user         = "nobody"

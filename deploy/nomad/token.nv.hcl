@@ -1,4 +1,5 @@
-# The rack's token, where the job oxide-csi-controller alone can read it. For the monolith the path ends in oxide-csi.
+# The rack's token, at a path that only the job oxide-csi-controller can read. For the monolith the path ends in
+# oxide-csi.
 #
 #   nomad var put -in=hcl @token.nv.hcl
 path = "nomad/jobs/oxide-csi-controller"

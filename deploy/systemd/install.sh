@@ -1,16 +1,16 @@
 #!/bin/sh
-# Installs the plugin on this host, beside systemd; a second run installs it anew and leaves the settings alone:
+# Installs the plugin and its systemd units on this host. A second run upgrades the plugin and keeps the settings:
 #
 #   deploy/systemd/install.sh bin/oxide-csi controller|node...
 #
-# It starts nothing: fill in /etc/oxide-csi first, then systemctl enable --now oxide-csi-controller oxide-csi-node.
+# It starts no service. Edit /etc/oxide-csi first, then run systemctl enable --now oxide-csi-controller oxide-csi-node.
 set -eu
 [ $# -ge 2 ] || { echo "usage: install.sh PROGRAM controller|node..." >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 program=$1
 shift
 
-# In place of the program that may be running, not into it.
+# Replaces the file, because a running program cannot be overwritten.
 install -m 0755 "$program" /usr/local/bin/.oxide-csi.new
 mv -f /usr/local/bin/.oxide-csi.new /usr/local/bin/oxide-csi
 install -D -m 0644 "$here/oxide-csi.sysusers.conf" /usr/lib/sysusers.d/oxide-csi.conf

@@ -4,7 +4,7 @@
 
 // Package blackbox tests the built oxide-csi as an operator runs it: a CSI client calls it over its socket, and the
 // built oxide-sim is its rack. The tests use neither program's internals. They read answers, the simulator's control
-// endpoint and the kernel's state.
+// endpoint and the kernel's state. They need real time, because both programs are separate processes.
 package blackbox
 
 import (

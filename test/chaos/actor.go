@@ -22,8 +22,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// actor is an orchestrator as far as one volume goes: it repeats what is refused with FAILED_PRECONDITION, and asks whichever
-// controller leads.
+// actor is an orchestrator of one volume. It repeats a request after FAILED_PRECONDITION, and sends it to the
+// controller that leads.
 type actor struct {
 	*plannedWorld
 	random *rand.Rand
@@ -31,17 +31,19 @@ type actor struct {
 	made   int
 
 	id string
-	// last is where it was published last.
+	// last is the node where the volume was published last.
 	last string
-	// unclear says that what was asked last may still be done, and breaks how many kills and changes there had been then.
-	unclear  bool
-	breaksAt int64
+	// outcomeUnknown means that the last request may still be executed. breaksAt is the number of kills and changes of
+	// leader at that time.
+	outcomeUnknown bool
+	breaksAt       int64
 
 	mu sync.Mutex
-	// node is where the volume is published: from the answer OK until the unpublish is sent. times counts publications.
+	// node is where the volume is published, from the successful publish until the unpublish is sent. times counts
+	// publications.
 	node    string
 	times   int
-	history thing
+	history object
 }
 
 // publication is one time that a volume is published.
@@ -51,7 +53,7 @@ type publication struct {
 	times int
 }
 
-// publications are those that stand at this moment, by disk.
+// publications returns the current publications by disk.
 func publications(actors []*actor) map[string]publication {
 	all := map[string]publication{}
 	for _, a := range actors {
@@ -74,7 +76,7 @@ func (p *plannedWorld) newActors() (actors []*actor) {
 	return actors
 }
 
-func (a *actor) story() string {
+func (a *actor) historyText() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return strings.Join(a.history.history, "\n    ")
@@ -87,19 +89,19 @@ func (a *actor) published(node string) {
 	a.times++
 }
 
-// act leads volumes through their lives until the end, and then publishes the last one once more.
+// act makes random steps until end, and then publishes its volume once more.
 func (a *actor) act(ctx context.Context, end time.Time) {
 	for time.Now().Before(end) && ctx.Err() == nil {
 		a.step(ctx)
-		_ = pause(ctx, time.Duration(a.random.IntN(1000))*time.Millisecond) // the loop looks at the context
+		_ = pause(ctx, time.Duration(a.random.IntN(1000))*time.Millisecond) // the loop checks the context
 	}
 	if a.id != "" && a.node == "" {
-		a.books.count("publish after the last fault")
-		a.publish(ctx, a.somewhere(), false)
+		a.results.count("publish after the last fault")
+		a.publish(ctx, a.randomNode(), false)
 	}
 }
 
-func (a *actor) somewhere() string {
+func (a *actor) randomNode() string {
 	return a.instances[a.random.IntN(len(a.instances))].ID
 }
 
@@ -112,25 +114,25 @@ func (a *actor) step(ctx context.Context) {
 		case 0:
 			a.delete(ctx)
 		case 1:
-			a.look(ctx)
+			a.checkShown(ctx)
 		case 2, 3, 4:
 			if a.last != "" {
-				a.books.count("publish on the same node again")
+				a.results.count("publish on the same node again")
 				a.publish(ctx, a.last, true)
 			}
 		default:
-			a.books.count("publish anywhere")
-			a.publish(ctx, a.somewhere(), true)
+			a.results.count("publish anywhere")
+			a.publish(ctx, a.randomNode(), true)
 		}
 	default:
 		switch a.random.IntN(8) {
 		case 0:
-			a.books.count("publish twice")
+			a.results.count("publish twice")
 			a.publish(ctx, a.node, false)
 		case 1:
 			a.refused(ctx)
 		case 2:
-			a.look(ctx)
+			a.checkShown(ctx)
 		default:
 			a.unpublish(ctx, a.node)
 		}
@@ -140,7 +142,7 @@ func (a *actor) step(ctx context.Context) {
 func (a *actor) create(ctx context.Context) {
 	a.made++
 	name := fmt.Sprintf("planned-%d-%d", a.number, a.made)
-	a.books.count("create")
+	a.results.count("create")
 	for ctx.Err() == nil {
 		resp, err := send(ctx, a, csi.ControllerClient.CreateVolume, &csi.CreateVolumeRequest{
 			Name:               name,
@@ -156,7 +158,7 @@ func (a *actor) create(ctx context.Context) {
 	}
 }
 
-// publish asks until it is told OK; it may lose patience, and then takes the wish back. It never does at the end.
+// publish repeats until it succeeds. An impatient publish may stop at random and unpublish instead.
 func (a *actor) publish(ctx context.Context, node string, impatient bool) {
 	for ctx.Err() == nil {
 		_, err := send(
@@ -174,17 +176,17 @@ func (a *actor) publish(ctx context.Context, node string, impatient bool) {
 		}
 		a.allow("publish", err, codes.FailedPrecondition, codes.ResourceExhausted, codes.Internal)
 		if impatient && a.random.IntN(60) == 0 {
-			a.books.count("wish taken back")
+			a.results.count("publish cancelled")
 			a.unpublish(ctx, node)
 			return
 		}
 	}
 }
 
-// unpublish asks until it is told OK.
+// unpublish repeats until it succeeds.
 func (a *actor) unpublish(ctx context.Context, node string) {
 	a.published("")
-	a.books.count("unpublish")
+	a.results.count("unpublish")
 	for ctx.Err() == nil {
 		_, err := send(
 			ctx,
@@ -193,16 +195,16 @@ func (a *actor) unpublish(ctx context.Context, node string) {
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: a.id, NodeId: node},
 		)
 		if err == nil {
-			a.look(ctx)
+			a.checkShown(ctx)
 			return
 		}
 		a.allow("unpublish", err, codes.Internal)
 	}
 }
 
-// delete deletes the volume, unless an instance still has its disk.
+// delete deletes the volume, unless its disk is still attached.
 func (a *actor) delete(ctx context.Context) {
-	a.books.count("delete")
+	a.results.count("delete")
 	for ctx.Err() == nil {
 		_, err := send(ctx, a, csi.ControllerClient.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: a.id})
 		switch status.Code(err) {
@@ -212,16 +214,16 @@ func (a *actor) delete(ctx context.Context) {
 			a.mu.Unlock()
 			return
 		case codes.FailedPrecondition:
-			a.books.count("delete refused: still attached")
+			a.results.count("delete refused: still attached")
 			return
 		}
 		a.allow("delete", err, codes.Internal)
 	}
 }
 
-// refused asks for what must not be done with a published volume.
+// refused sends requests that must fail because the volume is published.
 func (a *actor) refused(ctx context.Context) {
-	if other := a.somewhere(); other != a.node {
+	if other := a.randomNode(); other != a.node {
 		_, err := send(
 			ctx,
 			a,
@@ -229,18 +231,18 @@ func (a *actor) refused(ctx context.Context) {
 			&csi.ControllerPublishVolumeRequest{VolumeId: a.id, NodeId: other, VolumeCapability: capability},
 		)
 		if err == nil {
-			a.books.violation("published on %s while on %s: %s", other, a.node, a.story())
+			a.results.violation("published on %s while on %s: %s", other, a.node, a.historyText())
 		}
 	}
 	_, err := send(ctx, a, csi.ControllerClient.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: a.id})
 	if err == nil {
-		a.books.violation("deleted while on %s: %s", a.node, a.story())
+		a.results.violation("deleted while on %s: %s", a.node, a.historyText())
 	}
-	a.books.count("refusals asked for")
+	a.results.count("refusals asked for")
 }
 
-// look compares what is shown of the volume with what the actor was told.
-func (a *actor) look(ctx context.Context) {
+// checkShown compares the published nodes that the plugin shows with the expected ones.
+func (a *actor) checkShown(ctx context.Context) {
 	if a.id == "" {
 		return
 	}
@@ -250,37 +252,37 @@ func (a *actor) look(ctx context.Context) {
 	}
 	resp, err := send(ctx, a, csi.ControllerClient.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: a.id})
 	if err == nil {
-		a.books.count("shown nodes compared")
+		a.results.count("shown nodes compared")
 		if got := resp.GetStatus().GetPublishedNodeIds(); !slices.Equal(got, want) {
-			a.books.violation("ControllerGetVolume shows volume %s on %v, want %v: %s", a.id, got, want, a.story())
+			a.results.violation("ControllerGetVolume shows volume %s on %v, want %v: %s", a.id, got, want, a.historyText())
 		}
 	}
 	list, err := send(ctx, a, csi.ControllerClient.ListVolumes, &csi.ListVolumesRequest{})
 	if err != nil {
 		return
 	}
-	a.books.count("shown nodes compared")
+	a.results.count("shown nodes compared")
 	i := slices.IndexFunc(
 		list.GetEntries(),
 		func(e *csi.ListVolumesResponse_Entry) bool { return e.GetVolume().GetVolumeId() == a.id },
 	)
 	if i < 0 {
-		a.books.violation("ListVolumes has no volume %s: %s", a.id, a.story())
+		a.results.violation("ListVolumes has no volume %s: %s", a.id, a.historyText())
 	} else if got := list.GetEntries()[i].GetStatus().GetPublishedNodeIds(); !slices.Equal(got, want) {
-		a.books.violation("ListVolumes shows volume %s on %v, want %v: %s", a.id, got, want, a.story())
+		a.results.violation("ListVolumes shows volume %s on %v, want %v: %s", a.id, got, want, a.historyText())
 	}
 }
 
-// allow reports a code that this request may not get.
+// allow reports a code that the request must not get.
 func (a *actor) allow(doing string, err error, codes ...codes.Code) {
 	if !isUnknown(err) && !slices.Contains(codes, status.Code(err)) {
-		a.books.violation("%s: odd answer %v: %s", doing, err, a.story())
+		a.results.violation("%s: unexpected code %v: %s", doing, err, a.historyText())
 	}
 }
 
-// send asks the controller that leads, and lets a while pass after an answer that was no OK. Where the last answer was unclear
-// and another controller is asked now, or the same one in its next life, what the first one had begun is waited for: a replica
-// that leads anew has the time in which the old lease ended.
+// send sends a request to the controller that leads, and pauses after an error. If the outcome of the last request is
+// unknown and the leader has changed or was started again, send first waits until the rack has executed that request.
+// A replica that becomes leader has the same time, in which the old lease ends.
 func send[Request, Response proto.Message](
 	ctx context.Context,
 	a *actor,
@@ -288,31 +290,31 @@ func send[Request, Response proto.Message](
 	req Request,
 ) (Response, error) {
 	var zero Response
-	if a.unclear && a.breaks.Load() != a.breaksAt {
+	if a.outcomeUnknown && a.breaks.Load() != a.breaksAt {
 		if err := pause(ctx, lateness); err != nil {
 			return zero, err
 		}
-		a.unclear = false
+		a.outcomeUnknown = false
 	}
-	if !a.unclear {
+	if !a.outcomeUnknown {
 		a.breaksAt = a.breaks.Load()
 	}
-	patience := 10 * time.Second
+	deadline := 10 * time.Second
 	if a.random.IntN(10) == 0 {
-		patience = 5*time.Millisecond + time.Duration(a.random.IntN(400))*time.Millisecond
+		deadline = 5*time.Millisecond + time.Duration(a.random.IntN(400))*time.Millisecond
 	}
-	limited, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	resp, err := call(a.leadingController(), limited, req)
 	name := strings.TrimSuffix(string(req.ProtoReflect().Descriptor().Name()), "Request")
-	a.books.answered(name, status.Code(err))
+	a.results.answered(name, status.Code(err))
 	a.mu.Lock()
 	a.history.remember("%s %s", name, outcome(err))
 	a.mu.Unlock()
-	// What was asked before a kill or change may be done by the old one even now.
-	a.unclear = isUnknown(err) || (err == nil && a.unclear && a.breaks.Load() != a.breaksAt)
+	// The old controller may still execute a request that was sent before the kill or change.
+	a.outcomeUnknown = isUnknown(err) || (err == nil && a.outcomeUnknown && a.breaks.Load() != a.breaksAt)
 	if err != nil {
-		_ = pause(ctx, time.Duration(50+a.random.IntN(200))*time.Millisecond) // the caller looks at the context
+		_ = pause(ctx, time.Duration(50+a.random.IntN(200))*time.Millisecond) // the caller checks the context
 	}
 	return resp, err
 }

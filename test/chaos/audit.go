@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// audit compares what the clients were told with what the rack has.
-func (w *world) audit(ctx context.Context, workers []*worker, b *books) error {
+// audit compares the answers that the clients got with the rack.
+func (w *world) audit(ctx context.Context, workers []*worker, b *results) error {
 	disks, err := w.disksOnRack(ctx)
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func (w *world) audit(ctx context.Context, workers []*worker, b *books) error {
 		for _, v := range worker.volumes {
 			volumes++
 			if disk, found := disks[v.id]; !found {
-				b.violation("a volume is lost: %s", v.story())
+				b.violation("a volume is lost: %s", v.historyText())
 			} else {
 				w.auditVolume(v, disk, b)
 			}
@@ -41,9 +41,9 @@ func (w *world) audit(ctx context.Context, workers []*worker, b *books) error {
 		v := known[string(disk.Name)]
 		switch {
 		case v == nil:
-			b.violation("disk %s (%s) is on the rack, and nobody asked for it", disk.Name, id)
+			b.violation("disk %s (%s) is on the rack, but no client created it", disk.Name, id)
 		case v.fate != lives || v.id != id:
-			b.violation("disk %s (%s) leaked: it is on the rack for the volume %s", disk.Name, id, v.story())
+			b.violation("disk %s (%s) leaked: it is on the rack for the volume %s", disk.Name, id, v.historyText())
 		}
 	}
 	if err := w.auditGuests(workers, b); err != nil {
@@ -53,21 +53,21 @@ func (w *world) audit(ctx context.Context, workers []*worker, b *books) error {
 	return w.auditSnapshots(ctx, workers, b)
 }
 
-func (w *world) auditVolume(v *volume, disk oxide.Disk, b *books) {
+func (w *world) auditVolume(v *volume, disk oxide.Disk, b *results) {
 	if int64(disk.Size) != v.sizeBytes {
-		b.violation("the disk has %d bytes instead of %d: %s", disk.Size, v.sizeBytes, v.story())
+		b.violation("the disk has %d bytes instead of %d: %s", disk.Size, v.sizeBytes, v.historyText())
 	}
 	attached, _ := disk.State.AsAttached()
 	switch {
 	case v.node == nil && disk.State.State() != oxide.DiskStateStateDetached:
-		b.violation("the disk is %s, and the volume published nowhere: %s", disk.State.State(), v.story())
+		b.violation("the disk is %s, and the volume published nowhere: %s", disk.State.State(), v.historyText())
 	case v.node != nil && (attached == nil || attached.Instance != v.node.ID):
-		b.violation("the disk is %v, and the volume published on %s: %s", disk.State.Value, v.node.ID, v.story())
+		b.violation("the disk is %v, and the volume published on %s: %s", disk.State.Value, v.node.ID, v.historyText())
 	}
 }
 
-// auditGuests looks for the disks of volumes in the guests: each is where it was told to be, and nowhere else.
-func (w *world) auditGuests(workers []*worker, b *books) error {
+// auditGuests checks that each volume's disk appears in the guest of its node and in no other guest.
+func (w *world) auditGuests(workers []*worker, b *results) error {
 	if !w.guests {
 		return nil
 	}
@@ -83,7 +83,7 @@ func (w *world) auditGuests(workers []*worker, b *books) error {
 					want = 1
 				}
 				if len(names) != want {
-					b.violation("the guest of %s has the devices %v of a volume, want %d: %s", node.Name, names, want, v.story())
+					b.violation("the guest of %s has the devices %v of a volume, want %d: %s", node.Name, names, want, v.historyText())
 				}
 			}
 		}
@@ -92,7 +92,7 @@ func (w *world) auditGuests(workers []*worker, b *books) error {
 }
 
 // auditSnapshots is audit for snapshots.
-func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books) error {
+func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *results) error {
 	if !w.advertised[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
 		return nil
 	}
@@ -111,17 +111,17 @@ func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books)
 		onRack[found.Id] = true
 		s := known[string(found.Name)]
 		switch {
-		case strings.HasPrefix(string(found.Name), temporaryPrefix): // see auditTemporary
+		case strings.HasPrefix(string(found.Name), temporaryPrefix): // auditTemporary checks these
 		case s == nil:
-			b.violation("snapshot %s (%s) is on the rack, and nobody asked for it", found.Name, found.Id)
+			b.violation("snapshot %s (%s) is on the rack, but no client created it", found.Name, found.Id)
 		case s.fate != lives || s.id != found.Id:
-			b.violation("snapshot %s (%s) leaked: it is on the rack for the snapshot %s", found.Name, found.Id, s.story())
+			b.violation("snapshot %s (%s) leaked: it is on the rack for the snapshot %s", found.Name, found.Id, s.historyText())
 		}
 	}
 	for _, worker := range workers {
 		for _, s := range worker.snapshots {
 			if !onRack[s.id] {
-				b.violation("a snapshot is lost: %s", s.story())
+				b.violation("a snapshot is lost: %s", s.historyText())
 			}
 		}
 	}
@@ -129,13 +129,13 @@ func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *books)
 	return w.auditTemporary(ctx, workers, b)
 }
 
-// auditEmpty checks that nothing is left of what the clients have deleted.
-func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *books) error {
+// auditEmpty checks that nothing is left after the clients deleted everything.
+func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *results) error {
 	if err := w.audit(ctx, workers, b); err != nil {
 		return err
 	}
 	if w.advertised[csi.ControllerServiceCapability_RPC_CLONE_VOLUME] {
-		if err := w.anHourLater(ctx, b); err != nil {
+		if err := w.auditSweep(ctx, b); err != nil {
 			return err
 		}
 	}
@@ -149,7 +149,7 @@ func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *books) err
 	return nil
 }
 
-// disksOnRack are all disks by ID but those that instances boot from.
+// disksOnRack returns all disks by ID, without boot disks.
 func (w *world) disksOnRack(ctx context.Context) (map[string]oxide.Disk, error) {
 	all, err := w.rack.DiskListAllPages(ctx, oxide.DiskListParams{Project: oxide.NameOrId(w.sim.Project)})
 	if err != nil {

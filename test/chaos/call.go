@@ -20,72 +20,72 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// rpc is an RPC as the clients that protoc makes offer it.
+// rpc is an RPC method of a client that protoc generated.
 type rpc[Request, Response proto.Message] = func(context.Context, Request, ...grpc.CallOption) (Response, error)
 
-// unknown are the codes that tell nothing about what was done. external-provisioner v6.3.0 takes every other one of
-// CreateVolume as final: it forgets the volume.
+// unknown are the codes after which the outcome is unknown. After any other error of CreateVolume,
+// external-provisioner v6.3.0 takes the error as final and drops the volume.
 var unknown = []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted}
 
 func isUnknown(err error) bool { return err != nil && slices.Contains(unknown, status.Code(err)) }
 
-// thing is a volume or a snapshot: what a client asked for, and was told.
-type thing struct {
+// object is a volume or a snapshot: what a client requested, and the answers that it got.
+type object struct {
 	name string
-	// id is empty until a client was told of it.
+	// id is empty until the create succeeded.
 	id        string
 	sizeBytes int64
 	fate      fate
-	// content is what is on it.
+	// content is the data on it.
 	content content
-	// begun is when the first request was sent of which it is not known whether the plugin is still at it; zero is none.
+	// begun is when the first request was sent that the plugin may still be working on. Zero means none.
 	begun time.Time
-	// quiet is when the rack has done whatever a plugin that was killed had begun.
-	quiet time.Time
-	// killedIn says that a plugin was killed while it was at something for this thing.
-	killedIn bool
-	// history is what was asked and answered, for a violation.
+	// orphansDone is when the rack has executed all requests of a killed plugin.
+	orphansDone time.Time
+	// killedDuring means that a plugin was killed while it worked on this object.
+	killedDuring bool
+	// history lists requests and answers, for the report of a violation.
 	history []string
-	// same counts how often the last of them came in a row.
-	same int
-	// accused says that an odd answer has been reported: one is enough.
-	accused bool
+	// repeats is how often the last entry came in a row.
+	repeats int
+	// reported means that an unexpected code was reported. Only the first one is.
+	reported bool
 }
 
-// fate is what the client was told of a thing, as far as that goes.
+// fate is what the client knows about an object.
 type fate string
 
 const (
-	// wanted: asked for and not known to exist.
+	// wanted: requested, and not known to exist.
 	wanted fate = "wanted"
-	// lives: told to exist.
+	// lives: known to exist.
 	lives fate = "lives"
-	// failed: told with a final code that it could not be made, after which nobody asks any more.
+	// failed: the creation failed with a final code, and no client requests it again.
 	failed fate = "failed"
-	// gone: told to be deleted.
+	// gone: known to be deleted.
 	gone fate = "gone"
 )
 
-// keptHistory is how many answers back a history goes.
-const keptHistory = 30
+// maxHistory is the maximum length of a history.
+const maxHistory = 30
 
-// remember adds to the history, where what comes several times in a row stands once.
-func (t *thing) remember(format string, args ...any) {
+// remember adds an entry to the history. Equal entries in a row become one entry with a count.
+func (t *object) remember(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if n := len(t.history); n > 0 && strings.HasSuffix(t.history[n-1], " "+text) {
-		t.same++
-		t.history[n-1] = fmt.Sprintf("%s (%d times until now) %s", stamp(time.Now()), t.same, text)
+		t.repeats++
+		t.history[n-1] = fmt.Sprintf("%s (%d times) %s", stamp(time.Now()), t.repeats, text)
 		return
 	}
-	t.same = 1
-	if len(t.history) == keptHistory {
+	t.repeats = 1
+	if len(t.history) == maxHistory {
 		t.history = slices.Delete(t.history, 0, 1)
 	}
 	t.history = append(t.history, stamp(time.Now())+" "+text)
 }
 
-// story is the history as a violation shows it.
-func (t *thing) story() string {
+// historyText is the history as text.
+func (t *object) historyText() string {
 	return fmt.Sprintf("%q (%s), which %s:\n    %s", t.name, t.id, t.fate, strings.Join(t.history, "\n    "))
 }
 
@@ -94,13 +94,14 @@ const (
 	maxBackoff   = 500 * time.Millisecond
 )
 
-// ask sends a request until the answer is clear: OK or a code that says something. Its error is that code's, or the
-// context's when it ends first. giveUp, which may be nil, is asked after each unclear answer whether to go on. An answer to what
-// was asked while the rack may still be doing what a killed plugin had begun is no last word: the rack may undo it.
+// ask repeats a request until the outcome is known: OK or a code that is not in unknown. It returns that code's error,
+// or the context's error if ctx ends first. After each unknown outcome giveUp, which may be nil, decides whether to
+// stop. While the rack may still execute a request of a killed plugin, an answer is not final, because that request
+// may revert the result.
 func ask[Request, Response proto.Message](
 	ctx context.Context,
 	w *worker,
-	t *thing,
+	t *object,
 	call rpc[Request, Response],
 	req Request,
 	giveUp func() bool,
@@ -108,8 +109,8 @@ func ask[Request, Response proto.Message](
 	for backoff := firstBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		sent := time.Now()
 		resp, err := try(ctx, w, t, call, req)
-		if quiet := w.orphaned(t); !isUnknown(err) && sent.Before(quiet) {
-			if err := pause(ctx, time.Until(quiet)); err != nil {
+		if orphansDone := w.orphansDoneAt(t); !isUnknown(err) && sent.Before(orphansDone) {
+			if err := pause(ctx, time.Until(orphansDone)); err != nil {
 				return resp, err
 			}
 			continue
@@ -129,37 +130,36 @@ func ask[Request, Response proto.Message](
 	}
 }
 
-// clear takes note of a clear answer to a request. Whatever a plugin was at for this thing before has come to its end, unless
-// the plugin was killed: then the rack may do it still.
-func (w *worker) clear(t *thing, begun time.Time) {
-	w.orphaned(t)
+// outcomeKnown records that the outcome of a request is known. All earlier work of the plugin on this object has ended,
+// unless the plugin was killed: then the rack may still execute a request.
+func (w *worker) outcomeKnown(t *object, begun time.Time) {
+	w.orphansDoneAt(t)
 	if w.lastKill().Before(begun) {
 		t.begun = time.Time{}
 	}
 }
 
-// orphaned returns when the rack has done whatever was begun for this thing by a plugin that was killed since.
-func (w *worker) orphaned(t *thing) time.Time {
+// orphansDoneAt returns when the rack has executed all requests that a killed plugin made for this object.
+func (w *worker) orphansDoneAt(t *object) time.Time {
 	if kill := w.lastKill(); !t.begun.IsZero() && !kill.Before(t.begun) {
-		t.killedIn = true
-		t.quiet = later(t.quiet, kill.Add(lateness))
+		t.killedDuring = true
+		t.orphansDone = later(t.orphansDone, kill.Add(lateness))
 	}
-	return t.quiet
+	return t.orphansDone
 }
 
-// answer is what one of two equal requests got.
+// answer is the answer to one of two equal requests.
 type answer[Response any] struct {
 	resp Response
 	err  error
 }
 
-// try sends a request once, or twice at the same time, as two replicas do of which one does not know yet that it leads no
-// more. Of two answers an OK counts more than an unclear one, and this more than a refusal: either client would have it
-// that way.
+// try sends a request once, or sometimes twice at the same time, as two replicas do if one does not know yet that it
+// lost the lease. Of two answers it returns the better: OK before an unknown outcome, and that before an error.
 func try[Request, Response proto.Message](
 	ctx context.Context,
 	w *worker,
-	t *thing,
+	t *object,
 	call rpc[Request, Response],
 	req Request,
 ) (Response, error) {
@@ -174,12 +174,12 @@ func try[Request, Response proto.Message](
 	}
 	answers := make(chan answer[Response], copies)
 	for range copies {
-		patience := w.patience() // the random numbers are this goroutine's
+		deadline := w.randomDeadline() // here, because w.random belongs to this goroutine
 		go func() {
-			ctx, cancel := context.WithTimeout(ctx, patience)
+			ctx, cancel := context.WithTimeout(ctx, deadline)
 			defer cancel()
 			resp, err := call(ctx, req)
-			w.books.answered(name, status.Code(err))
+			w.results.answered(name, status.Code(err))
 			answers <- answer[Response]{resp, err}
 		}()
 	}
@@ -190,7 +190,13 @@ func try[Request, Response proto.Message](
 		other := <-answers
 		t.remember("%s, sent twice, %s", name, outcome(other.err))
 		if creates(req) && best.err == nil && other.err == nil && !proto.Equal(best.resp, other.resp) {
-			w.books.violation("%s: two answers to one request differ: %v and %v, for %s", name, best.resp, other.resp, t.story())
+			w.results.violation(
+				"%s: two answers to one request differ: %v and %v, for %s",
+				name,
+				best.resp,
+				other.resp,
+				t.historyText(),
+			)
 		}
 		if rank(other.err) < rank(best.err) {
 			best = other
@@ -198,12 +204,12 @@ func try[Request, Response proto.Message](
 		clear = clear && !isUnknown(other.err)
 	}
 	if clear {
-		w.clear(t, begun)
+		w.outcomeKnown(t, begun)
 	}
 	return best.resp, best.err
 }
 
-// creates says which requests make something and must be answered alike.
+// creates reports whether a request creates an object. Such requests must always get the same answer.
 func creates(req proto.Message) bool {
 	switch req.(type) {
 	case *csi.CreateVolumeRequest, *csi.CreateSnapshotRequest:
@@ -230,8 +236,8 @@ func outcome(err error) string {
 	return fmt.Sprintf("%s: %s", status.Code(err), text[:min(len(text), 240)])
 }
 
-// patience is the deadline of a request: sometimes too short.
-func (w *worker) patience() time.Duration {
+// randomDeadline returns the deadline of a request. It is sometimes too short on purpose.
+func (w *worker) randomDeadline() time.Duration {
 	if w.random.IntN(5) == 0 {
 		return 5*time.Millisecond + time.Duration(w.random.IntN(400))*time.Millisecond
 	}

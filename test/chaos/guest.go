@@ -18,19 +18,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// content is what is on a volume: 0 are zeros, anything else is the seed of a pattern.
+// content is the data on a volume: 0 means zeros, any other value is the seed of a pattern.
 type content uint64
 
-// places are the offsets that a pattern is written to, in bytes; between them there are zeros. The smallest volume has them
-// all.
-var places = []int64{0, 1 << 20, 513 << 20, gib - blockBytes}
+// patternOffsets are the offsets of a pattern's blocks, in bytes. Between them there are zeros. All offsets fit on the
+// smallest volume.
+var patternOffsets = []int64{0, 1 << 20, 513 << 20, gib - blockBytes}
 
-// untouched is an offset that nothing is written to.
+// untouched is an offset where no pattern has a block.
 const untouched = int64(100 << 20)
 
 const blockBytes = 4096
 
-// block is what a pattern has at one of its places.
+// block returns the block at one of the patternOffsets.
 func (c content) block(place int) []byte {
 	block := make([]byte, blockBytes)
 	if c == 0 {
@@ -50,16 +50,15 @@ func (c content) block(place int) []byte {
 		},
 	)
 	if _, err := pattern.Read(block); err != nil {
-		panic(err) // it never fails
+		panic(err) // Read never fails
 	}
 	return block
 }
 
-// write puts content on the disk that has this name in the guest of an instance. When it returns nil, all of it is on the
-// disk.
+// write writes content to the disk with this name in an instance's guest. It returns after the data is on the disk.
 func (w *world) write(node simtest.Instance, diskName string, c content) error {
 	return w.withDevice(node, diskName, os.O_RDWR, func(device *os.File) error {
-		for place, offset := range places {
+		for place, offset := range patternOffsets {
 			if _, err := device.WriteAt(c.block(place), offset); err != nil {
 				return err
 			}
@@ -68,7 +67,7 @@ func (w *world) write(node simtest.Instance, diskName string, c content) error {
 	})
 }
 
-// compare reads the disk that has this name in the guest of an instance.
+// compare compares the disk with this name in an instance's guest with the wanted content.
 func (w *world) compare(node simtest.Instance, diskName string, want content) error {
 	return w.withDevice(node, diskName, os.O_RDONLY, func(device *os.File) error {
 		check := func(offset int64, want []byte) error {
@@ -81,7 +80,7 @@ func (w *world) compare(node simtest.Instance, diskName string, want content) er
 			}
 			return nil
 		}
-		for place, offset := range places {
+		for place, offset := range patternOffsets {
 			if err := check(offset, want.block(place)); err != nil {
 				return err
 			}
@@ -90,18 +89,18 @@ func (w *world) compare(node simtest.Instance, diskName string, want content) er
 	})
 }
 
-// errData says that a disk does not hold what it should.
-var errData = errors.New("other data")
+// errData means that a disk has unexpected data.
+var errData = errors.New("unexpected data")
 
-// errOut says that the guest is off.
-var errOut = errors.New("the guest is off")
+// errGuestOff means that the guest is off.
+var errGuestOff = errors.New("the guest is off")
 
-// withDevice opens the one disk of this name in a guest. No rack is killed while it is open.
+// withDevice opens the disk with this name in a guest. The rack is not killed while the disk is open.
 func (w *world) withDevice(node simtest.Instance, diskName string, flags int, use func(*os.File) error) (err error) {
 	w.disks.RLock()
 	defer w.disks.RUnlock()
-	if w.out[node.ID] {
-		return errOut
+	if w.guestsOff[node.ID] {
+		return errGuestOff
 	}
 	names, err := devices(node, diskName)
 	if err != nil {
@@ -118,7 +117,7 @@ func (w *world) withDevice(node simtest.Instance, diskName string, flags int, us
 	return use(device)
 }
 
-// devices are the names of a guest's block devices with this serial.
+// devices returns the names of a guest's block devices with this serial.
 func devices(node simtest.Instance, diskName string) (names []string, err error) {
 	serials, err := filepath.Glob(filepath.Join(node.Guest, "sys/block/*/device/serial"))
 	if err != nil {
@@ -127,7 +126,7 @@ func devices(node simtest.Instance, diskName string) (names []string, err error)
 	for _, path := range serials {
 		serial, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // another disk, which is being unplugged
+			continue // another disk, which is being unplugged now
 		}
 		if err != nil {
 			return nil, err

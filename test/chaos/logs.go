@@ -13,9 +13,8 @@ import (
 	"strings"
 )
 
-// auditLogs looks in the programs' logs for what must never be there: panics, what the race detector has found, and the
-// token.
-func (w *world) auditLogs(b *books) error {
+// auditLogs searches the programs' logs for panics, data races and the token.
+func (w *world) auditLogs(b *results) error {
 	for _, name := range []string{pluginLog, rackLog} {
 		if err := w.auditLog(name, b); err != nil {
 			return err
@@ -24,7 +23,7 @@ func (w *world) auditLogs(b *books) error {
 	return nil
 }
 
-func (w *world) auditLog(name string, b *books) (err error) {
+func (w *world) auditLog(name string, b *results) (err error) {
 	file, err := os.Open(w.path(name))
 	if err != nil {
 		return err

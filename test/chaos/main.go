@@ -4,34 +4,38 @@
 
 //go:build linux
 
-// Command chaos lets many clients live through the lives of volumes while everything around them fails, and proves at the
-// end that nothing was lost and nothing is left over.
+// Command chaos runs many clients with volumes while the rack and the plugin fail. At the end it proves that nothing
+// was lost and nothing is left over.
 //
 //	make chaos-controller DURATION=2m
 //
-// The built plugin serves the controller's RPCs before the built simulated rack. Workers send what orchestrators send, with
-// the same retries, deadlines that are sometimes too short, and at times the same request twice at once (worker.go,
-// call.go). Meanwhile calls of the rack fail in every way that it knows, instances stop, fail and migrate, and plugin and rack
-// are killed and started again on what they left behind (world.go). As root the rack has guests, and what was written to a volume's block device is compared
-// wherever that data appears again (guest.go).
+// The built plugin serves the controller's RPCs, and the built oxide-sim is its rack. Workers send requests as
+// orchestrators do: with retries, with deadlines that are sometimes too short, and sometimes twice at once (worker.go,
+// call.go). Meanwhile calls of the rack fail in every possible way. Instances stop, fail and migrate. Plugin and rack
+// are killed and started again with the state that they left (world.go). As root the rack has guests. Then the data on
+// each volume's block device is compared wherever it appears again, for instance in a clone (guest.go).
 //
-// Then all is well again: every client gets an answer, and what clients were told is compared with what the rack has
-// (audit.go). A disk or snapshot on the rack must be one that a client was told of and did not delete; what a client was told
-// to exist must be there, attached where it was told. The temporary snapshots of clones that were cut off are gone an hour
-// later (sweep.go).
+// Then all faults end. Every client gets an answer, and the audit compares the answers with the rack (audit.go). Each
+// disk and snapshot on the rack must be one that a client created and did not delete. Each volume that a client created
+// must exist, attached where the client published it. The temporary snapshots of interrupted clones must be gone an
+// hour later (sweep.go).
 //
-// The seed that is printed gives each worker its own random numbers, so that a run can be repeated as far as concurrency
-// allows: which call a fault hits is decided by the rack, and which answer comes first by the machine.
+// The printed seed determines the random numbers of each worker. A run can be repeated only as far as concurrency
+// allows: the rack decides which call a fault hits, and timing decides which answer comes first.
 //
-// One thing is kept from happening, since no client of a rack can prevent it: what a plugin had asked of the rack when it was
-// killed is done all the same, perhaps late. A worker whose request was under way then turns to something else, and comes
-// back to this volume when the rack must have done it (lateness).
+// One situation is avoided, because no client of a rack can handle it: after a plugin was killed, the rack still
+// executes the plugin's requests, perhaps late. A worker with such a request leaves the volume alone until the rack
+// must have executed it (lateness).
 //
-// With -restarts (make chaos-restart) the rack changes disks only of stopped instances, and two controllers restart these,
-// with a lease of 12 seconds. Orchestrators publish, repeat, move and delete volumes and ask now one controller, now the
-// other; controllers and rack are killed, controllers also told to end, and somebody else stops and starts instances. All the
-// while the rack is looked at: what is published stays attached, no more instances are down than may be, none for longer than
-// the lease and a minute, and none that somebody else has stopped is started (planned.go, actor.go, planned_audit.go, planner.go).
+// With -restarts (make chaos-restart) the rack changes the disks of stopped instances only. Two controllers restart the
+// instances, with a lease of 12 seconds. Orchestrators publish, repeat, move and delete volumes through either
+// controller. Controllers and rack are killed, controllers are also stopped, and an operator stops and starts
+// instances. The audit watches the rack all the time (planned.go, actor.go, planned_audit.go, planner.go):
+//
+//   - A published volume stays attached.
+//   - No more instances are down than allowed.
+//   - No instance is down for longer than the lease and a minute.
+//   - No instance that the operator stopped is started.
 package main
 
 import (
@@ -47,16 +51,16 @@ import (
 	"time"
 )
 
-// options are the flags.
+// options are the command's flags.
 type options struct {
 	seed     uint64
 	workers  int
 	duration time.Duration
 	// faults is the probability of each kind of fault in each call.
 	faults float64
-	// kills is the mean time between two kills; 0 means none.
+	// kills is the mean time between two kills. 0 means no kills.
 	kills time.Duration
-	// restarts is for planned restarts (planned.go) instead of the lives on a rack that hot-plugs.
+	// restarts selects planned restarts (planned.go) instead of a rack with hot-plug.
 	restarts bool
 	race     bool
 	keep     bool
@@ -75,15 +79,15 @@ func main() {
 		&o.seed,
 		"seed",
 		rand.Uint64(),
-		"`number` that all random choices of the workers follow from (default random)",
+		"`number` that determines the workers' random choices (default random)",
 	)
-	flag.IntVar(&o.workers, "workers", 12, "how `many` clients there are at a time")
-	flag.DurationVar(&o.duration, "duration", 2*time.Minute, "how `long` things go wrong")
+	flag.IntVar(&o.workers, "workers", 12, "`number` of concurrent clients")
+	flag.DurationVar(&o.duration, "duration", 2*time.Minute, "how `long` faults and kills last")
 	flag.Float64Var(&o.faults, "faults", 0.1, "`probability` of each kind of fault in each call of the rack")
-	flag.DurationVar(&o.kills, "kills", 4*time.Second, "mean `time` between two kills of plugin or rack; 0 means none")
+	flag.DurationVar(&o.kills, "kills", 4*time.Second, "mean `time` between two kills of plugin or rack; 0 means no kills")
 	flag.BoolVar(&o.restarts, "restarts", false, "planned restarts on a rack that changes disks only of stopped instances")
 	flag.BoolVar(&o.race, "race", false, "build plugin and rack with the race detector")
-	flag.BoolVar(&o.keep, "keep", false, "keep the folder with the logs, which is kept anyway when something is wrong")
+	flag.BoolVar(&o.keep, "keep", false, "keep the folder with the logs also after a run without violations")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -105,10 +109,10 @@ func main() {
 	}
 }
 
-// settleTime is how long the clients may take to get their answers once nothing goes wrong any more.
+// settleTime is how long the clients may take to finish after the last fault.
 const settleTime = 2 * time.Minute
 
-const lastWord = "audit: no disk or snapshot leaked, none lost, no double attach, no data mismatch"
+const successLine = "audit: no disk or snapshot leaked, none lost, no double attach, no data mismatch"
 
 func run(ctx context.Context, o options) (err error) {
 	begun := time.Now()
@@ -116,11 +120,11 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	books := newBooks()
+	results := newResults()
 	defer func() {
 		err = errors.Join(err, w.end(o.keep || err != nil))
 	}()
-	if err := w.begin(ctx, books); err != nil {
+	if err := w.begin(ctx, results); err != nil {
 		return err
 	}
 	workers := w.newWorkers()
@@ -131,33 +135,33 @@ func run(ctx context.Context, o options) (err error) {
 	for _, worker := range workers {
 		wg.Go(func() { worker.work(ctx, end) })
 	}
-	if err := w.trouble(ctx, end); err != nil {
+	if err := w.disrupt(ctx, end); err != nil {
 		cancel()
 		wg.Wait()
 		return err
 	}
 	wg.Wait()
 	if err := pause(ctx, lateness); err != nil {
-		books.violation("interrupted, or not every client had its answer %s after the last fault: %v", settleTime, err)
-		return books.report(w, time.Since(begun), lastWord)
+		results.violation("interrupted, or a client had no answer %s after the last fault: %v", settleTime, err)
+		return results.report(w, time.Since(begun), successLine)
 	}
-	if err := w.audit(ctx, workers, books); err != nil {
+	if err := w.audit(ctx, workers, results); err != nil {
 		return err
 	}
 	if err := w.setQuota(ctx, 0); err != nil {
 		return err
 	}
 	for _, worker := range workers {
-		wg.Go(func() { worker.leave(ctx) })
+		wg.Go(func() { worker.cleanUp(ctx) })
 	}
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
-		books.violation("not everything could be deleted within %s after the last fault: %v", settleTime, err)
-	} else if err := w.auditEmpty(ctx, workers, books); err != nil {
+		results.violation("not everything could be deleted within %s after the last fault: %v", settleTime, err)
+	} else if err := w.auditEmpty(ctx, workers, results); err != nil {
 		return err
 	}
-	if err := w.auditLogs(books); err != nil {
+	if err := w.auditLogs(results); err != nil {
 		return err
 	}
-	return books.report(w, time.Since(begun), lastWord)
+	return results.report(w, time.Since(begun), successLine)
 }

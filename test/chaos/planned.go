@@ -59,7 +59,7 @@ func runPlanned(ctx context.Context, o options) (err error) {
 		return err
 	}
 	p := &plannedWorld{world: base, stoppedByOthers: map[string]time.Time{}, mayStop: map[string]time.Time{}}
-	b := newBooks()
+	b := newResults()
 	defer func() { err = errors.Join(err, p.end(o.keep || err != nil)) }()
 	if err := p.begin(ctx, b); err != nil {
 		return err
@@ -112,8 +112,8 @@ const plannedSettleTime = 4 * time.Minute
 
 const plannerLog = "planners.log"
 
-func (p *plannedWorld) begin(ctx context.Context, b *books) (err error) {
-	p.books = b
+func (p *plannedWorld) begin(ctx context.Context, b *results) (err error) {
+	p.results = b
 	if p.api, err = freeAddress(p.random); err != nil {
 		return err
 	}
@@ -230,7 +230,7 @@ func (p *plannedWorld) killController(ctx context.Context, i int) error {
 		return err
 	}
 	p.breaks.Add(1)
-	if err := p.away(ctx); err != nil {
+	if err := p.downtime(ctx); err != nil {
 		return err
 	}
 	return p.startController(i)
@@ -239,7 +239,7 @@ func (p *plannedWorld) killController(ctx context.Context, i int) error {
 // endTrouble ends all faults. It restarts the controller that is not the leader: its attach requests, whose clients now
 // call the leader, would cause restarts for ten more minutes.
 func (p *plannedWorld) endTrouble(ctx context.Context) error {
-	if err := p.calm(ctx); err != nil {
+	if err := p.stopFaults(ctx); err != nil {
 		return err
 	}
 	return p.killController(ctx, int(1-p.leader.Load()))
@@ -256,7 +256,7 @@ func (p *plannedWorld) stopInstances(ctx context.Context, end time.Time) {
 		instance := p.instances[random.IntN(len(p.instances))]
 		switch state := p.runState(ctx, instance.ID); {
 		case state == "stopped" && random.IntN(2) == 0:
-			p.books.count("instance started by its owner during its restart")
+			p.results.count("instance started by its owner during its restart")
 			p.setRunState(ctx, instance, "running")
 		case state == "running":
 			p.keepStopped(ctx, instance, time.Duration(random.IntN(4000))*time.Millisecond)
@@ -272,7 +272,7 @@ func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instanc
 		slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.Instance == instance.ID }) {
 		return
 	}
-	p.books.count("instance stopped by its owner")
+	p.results.count("instance stopped by its owner")
 	begun := time.Now()
 	p.mu.Lock()
 	p.stoppedByOthers[instance.ID] = begun
@@ -284,7 +284,7 @@ func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instanc
 			instance.ID,
 		); state != "stopped" && state != "" &&
 			!p.mayStopSince(ctx, instance.ID, begun) {
-			p.books.violation("instance %s was stopped by its owner at %s, and is %s", instance.ID, stamp(begun), state)
+			p.results.violation("instance %s was stopped by its owner at %s, and is %s", instance.ID, stamp(begun), state)
 		}
 	}
 	p.setRunState(ctx, instance, "running")

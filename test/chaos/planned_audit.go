@@ -87,7 +87,7 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 		}
 		_, _ = p.readRecords(ctx) // notes mayStop; the next look makes up for an error
 		after, ownedAfter := publications(actors), p.stoppedByOthersNow()
-		p.books.count("looks at the whole rack")
+		p.results.count("looks at the whole rack")
 		p.checkDown(list, owned, ownedAfter, downSince)
 		on := map[string]string{}
 		for _, instance := range list {
@@ -98,12 +98,12 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 		for disk, publication := range before {
 			if after[disk] == publication && on[disk] != publication.node && !held[disk] {
 				held[disk] = true
-				p.books.violation(
+				p.results.violation(
 					"volume %s is published on %s, and its disk is on %q: %s",
 					disk,
 					publication.node,
 					on[disk],
-					publication.actor.story(),
+					publication.actor.historyText(),
 				)
 			}
 		}
@@ -126,15 +126,15 @@ func (p *plannedWorld) checkDown(
 		down++
 		if since[instance.ID].IsZero() {
 			since[instance.ID] = time.Now()
-			p.books.count("instance taken down for a restart")
+			p.results.count("instance taken down for a restart")
 		}
 		if took := time.Since(since[instance.ID]); took > longestDown {
-			p.books.violation("instance %s is %s since %s", instance.ID, instance.RunState, stamp(since[instance.ID]))
+			p.results.violation("instance %s is %s since %s", instance.ID, instance.RunState, stamp(since[instance.ID]))
 			since[instance.ID] = time.Now()
 		}
 	}
 	if down > maxDown {
-		p.books.violation("%d instances are down for restarts: %+v", down, list)
+		p.results.violation("%d instances are down for restarts: %+v", down, list)
 	}
 }
 
@@ -155,7 +155,7 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 			break
 		}
 		if pause(ctx, 100*time.Millisecond) != nil {
-			p.books.violation(
+			p.results.violation(
 				"a restart does not end, or an instance does not run: %+v %+v %v %v",
 				found.restarts,
 				list,
@@ -166,7 +166,7 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 		}
 	}
 	for _, a := range actors {
-		a.look(ctx)
+		a.checkShown(ctx)
 	}
 }
 
@@ -175,19 +175,19 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []simtest.SimInstance) {
 	disks, err := p.disksOnRack(ctx)
 	if err != nil {
-		p.books.violation("the disks cannot be listed: %v", err)
+		p.results.violation("the disks cannot be listed: %v", err)
 		return
 	}
 	for _, l := range found.deferred {
 		if _, lives := disks[l.Disk]; !lives {
-			p.books.count("record left of a deleted disk")
+			p.results.count("record left of a deleted disk")
 			continue
 		}
 		attached := slices.ContainsFunc(list, func(i simtest.SimInstance) bool {
 			return i.ID == l.Instance && slices.ContainsFunc(i.Disks, func(d simtest.SimDisk) bool { return d.ID == l.Disk })
 		})
 		if !attached {
-			p.books.violation(
+			p.results.violation(
 				"the detach of disk %s from instance %s is deferred, and the disk is not there",
 				l.Disk,
 				l.Instance,
@@ -222,11 +222,11 @@ func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
 	list, listErr := p.control.ListInstances(ctx)
 	p.auditRecords(ctx, found, list)
 	if err != nil || leftErr != nil || listErr != nil || len(found.restarts)+left.Disks > 0 {
-		p.books.violation("left on the rack: %+v, %+v, %v, %v, %v", found, left, err, leftErr, listErr)
+		p.results.violation("left on the rack: %+v, %+v, %v, %v, %v", found, left, err, leftErr, listErr)
 	}
 	for _, instance := range list {
 		if instance.RunState != "stopped" {
-			p.books.violation("instance %s was stopped by its owner, and is %s", instance.ID, instance.RunState)
+			p.results.violation("instance %s was stopped by its owner, and is %s", instance.ID, instance.RunState)
 		}
 	}
 }

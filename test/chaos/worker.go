@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// worker is a client with volumes and snapshots of its own.
+// worker is a client with its own volumes and snapshots.
 type worker struct {
 	*world
 	number    int
@@ -29,29 +29,29 @@ type worker struct {
 	nodes     []simtest.Instance
 	volumes   []*volume
 	snapshots []*snapshot
-	// volumesPast and snapshotsPast are those that it was told to be gone, or not to have come into being.
+	// volumesPast and snapshotsPast were deleted, or their creation finally failed.
 	volumesPast   []*volume
 	snapshotsPast []*snapshot
-	// made counts names.
+	// made is the number of names that the worker has used.
 	made int
 }
 
 // volume is a volume of one worker.
 type volume struct {
-	thing
+	object
 	request *csi.CreateVolumeRequest
-	told    *csi.Volume
-	// node is where it was told to be published; nil is nowhere.
+	answer  *csi.Volume
+	// node is where the volume is published, according to the plugin's answers. Nil means nowhere.
 	node *simtest.Instance
-	// diskName is what its publish context said.
+	// diskName comes from the publish context.
 	diskName string
 }
 
 // snapshot is a snapshot of one worker.
 type snapshot struct {
-	thing
+	object
 	request *csi.CreateSnapshotRequest
-	told    *csi.Snapshot
+	answer  *csi.Snapshot
 }
 
 func (w *world) newWorkers() (workers []*worker) {
@@ -67,18 +67,18 @@ func (w *world) newWorkers() (workers []*worker) {
 	return workers
 }
 
-// most of each a worker has at a time.
+// Limits of what a worker has at a time.
 const (
-	mostVolumes   = 4
-	mostSnapshots = 3
+	maxVolumes   = 4
+	maxSnapshots = 3
 )
 
-// work lives through volumes' lives until the end. What it then is at, it brings to a clear end.
+// work makes random steps until end. It finishes the step in progress.
 func (w *worker) work(ctx context.Context, end time.Time) {
 	for time.Now().Before(end) && ctx.Err() == nil {
 		did, err := w.step(ctx)
 		if err != nil && ctx.Err() == nil {
-			w.books.violation("worker %d: %v", w.number, err)
+			w.results.violation("worker %d: %v", w.number, err)
 		}
 		if !did {
 			if pause(ctx, 10*time.Millisecond) != nil {
@@ -88,32 +88,32 @@ func (w *worker) work(ctx context.Context, end time.Time) {
 	}
 }
 
-// odd is a violation unless the code is one that the request may get.
-func (w *worker) odd(t *thing, doing string, err error, allowed ...codes.Code) {
+// wantCode reports a violation if the request must not get this code.
+func (w *worker) wantCode(t *object, doing string, err error, allowed ...codes.Code) {
 	if err == nil || isUnknown(err) || slices.Contains(allowed, status.Code(err)) || errors.Is(err, context.Canceled) ||
 		errors.Is(err, context.DeadlineExceeded) {
 		return
 	}
-	if !t.accused {
-		t.accused = true
-		w.books.violation("%s: odd answer: %s", doing, t.story())
+	if !t.reported {
+		t.reported = true
+		w.results.violation("%s: unexpected code: %s", doing, t.historyText())
 	}
 }
 
-// step does one thing, or nothing when what was drawn cannot be done now.
+// step makes one random step. It returns false if the chosen step is impossible now.
 func (w *worker) step(ctx context.Context) (bool, error) {
 	if w.random.IntN(8) == 0 || len(w.volumes) == 0 {
-		if len(w.volumes) >= mostVolumes {
+		if len(w.volumes) >= maxVolumes {
 			return false, nil
 		}
-		w.books.count("create")
+		w.results.count("create")
 		return true, w.create(ctx, nil)
 	}
 	if len(w.snapshots) > 0 && w.random.IntN(5) == 0 {
 		return w.stepSnapshot(ctx, w.snapshots[w.random.IntN(len(w.snapshots))])
 	}
 	v := w.volumes[w.random.IntN(len(w.volumes))]
-	if time.Now().Before(w.orphaned(&v.thing)) {
+	if time.Now().Before(w.orphansDoneAt(&v.object)) {
 		return false, nil
 	}
 	steps := w.stepsDetached()
@@ -124,11 +124,11 @@ func (w *worker) step(ctx context.Context) (bool, error) {
 	if !s.can(v) {
 		return false, nil
 	}
-	w.books.count(s.name)
+	w.results.count(s.name)
 	return true, s.do(ctx, v)
 }
 
-// step is something to do with a volume.
+// step is one kind of action on a volume.
 type step struct {
 	name string
 	can  func(*volume) bool
@@ -164,7 +164,7 @@ func (w *worker) stepsPublished() []step {
 }
 
 func (w *worker) stepsAny() []step {
-	room := func(*volume) bool { return len(w.volumes) < mostVolumes }
+	room := func(*volume) bool { return len(w.volumes) < maxVolumes }
 	can := func(rpc csi.ControllerServiceCapability_RPC_Type, also func(*volume) bool) func(*volume) bool {
 		return func(v *volume) bool { return w.advertised[rpc] && also(v) }
 	}
@@ -175,7 +175,7 @@ func (w *worker) stepsAny() []step {
 			"snapshot",
 			can(
 				csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
-				func(*volume) bool { return len(w.snapshots) < mostSnapshots },
+				func(*volume) bool { return len(w.snapshots) < maxSnapshots },
 			),
 			w.snapshot,
 		},
@@ -191,7 +191,7 @@ func (w *worker) newName(kind string) string {
 
 func (w *worker) node() *simtest.Instance { return &w.nodes[w.random.IntN(len(w.nodes))] }
 
-// nodeOtherThan is another node than this one.
+// nodeOtherThan returns a random node that is not this one.
 func (w *worker) nodeOtherThan(not *simtest.Instance) *simtest.Instance {
 	for {
 		if node := w.node(); node.ID != not.ID {
@@ -205,16 +205,16 @@ var capability = &csi.VolumeCapability{
 	AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 }
 
-// origin is what a volume is made from.
+// origin is the source of a volume.
 type origin struct {
 	source    *csi.VolumeContentSource
 	sizeBytes int64
 	content   content
 }
 
-// create makes a volume, from nothing or from an origin.
+// create creates a volume, blank or from an origin.
 func (w *worker) create(ctx context.Context, from *origin) error {
-	v := &volume{thing: thing{name: w.newName("volume"), fate: wanted, sizeBytes: (1 + w.random.Int64N(2)) * gib}}
+	v := &volume{object: object{name: w.newName("volume"), fate: wanted, sizeBytes: (1 + w.random.Int64N(2)) * gib}}
 	v.request = &csi.CreateVolumeRequest{
 		Name:               v.name,
 		VolumeCapabilities: []*csi.VolumeCapability{capability},
@@ -233,19 +233,19 @@ func (w *worker) create(ctx context.Context, from *origin) error {
 	return w.finishCreate(ctx, v)
 }
 
-// finishCreate asks for a volume until the answer is clear. After a refusal it asks again, or forgets the volume for ever,
-// as external-provisioner does when its claim is deleted then.
+// finishCreate repeats a create until the outcome is known. After an error it tries again, or drops the volume for
+// ever, as external-provisioner does when the claim was deleted meanwhile.
 func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 	for {
-		resp, err := ask(ctx, w, &v.thing, w.CreateVolume, v.request, nil)
+		resp, err := ask(ctx, w, &v.object, w.CreateVolume, v.request, nil)
 		switch {
 		case err == nil:
-			return w.toldVolume(v, resp.GetVolume())
+			return w.recordVolume(v, resp.GetVolume())
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		w.odd(&v.thing, "create", err, codes.ResourceExhausted, codes.Internal)
-		if w.givesUp(&v.thing) {
+		w.wantCode(&v.object, "create", err, codes.ResourceExhausted, codes.Internal)
+		if w.acceptsError(&v.object) {
 			v.fate = failed
 			w.dropVolume(v)
 			return nil
@@ -256,35 +256,35 @@ func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 	}
 }
 
-// givesUp decides whether a client believes a refusal for good. It does not while a call may still be done for which the
-// plugin that began it was killed: no plugin can know of that.
-func (w *worker) givesUp(t *thing) bool {
-	return w.random.IntN(2) == 0 && !time.Now().Before(w.orphaned(t))
+// acceptsError decides at random whether the worker accepts an error as final. It must not accept it while the rack may
+// still execute a request of a killed plugin, because no plugin can know of that request.
+func (w *worker) acceptsError(t *object) bool {
+	return w.random.IntN(2) == 0 && !time.Now().Before(w.orphansDoneAt(t))
 }
 
-// toldVolume takes note of an answer to a create, and compares it with an earlier one.
-func (w *worker) toldVolume(v *volume, told *csi.Volume) error {
+// recordVolume records the answer to a create, and compares it with an earlier answer.
+func (w *worker) recordVolume(v *volume, answer *csi.Volume) error {
 	if v.fate == wanted {
-		v.fate, v.id, v.told = lives, told.GetVolumeId(), told
-		if told.GetCapacityBytes() != v.sizeBytes || told.GetVolumeId() == "" {
-			return fmt.Errorf("create of %d bytes answered %v: %s", v.sizeBytes, told, v.story())
+		v.fate, v.id, v.answer = lives, answer.GetVolumeId(), answer
+		if answer.GetCapacityBytes() != v.sizeBytes || answer.GetVolumeId() == "" {
+			return fmt.Errorf("create of %d bytes answered %v: %s", v.sizeBytes, answer, v.historyText())
 		}
 		return nil
 	}
-	if told.GetVolumeId() != v.id || told.GetCapacityBytes() != v.sizeBytes {
-		return fmt.Errorf("create answered %v, and %v before: %s", told, v.told, v.story())
+	if answer.GetVolumeId() != v.id || answer.GetCapacityBytes() != v.sizeBytes {
+		return fmt.Errorf("create answered %v, and %v before: %s", answer, v.answer, v.historyText())
 	}
 	return nil
 }
 
-// createAgain repeats a create that has been answered.
+// createAgain repeats a create that succeeded before.
 func (w *worker) createAgain(ctx context.Context, v *volume) error {
-	resp, err := ask(ctx, w, &v.thing, w.CreateVolume, v.request, nil)
+	resp, err := ask(ctx, w, &v.object, w.CreateVolume, v.request, nil)
 	if err != nil {
-		w.odd(&v.thing, "create again", err)
+		w.wantCode(&v.object, "create again", err)
 		return nil
 	}
-	return w.toldVolume(v, resp.GetVolume())
+	return w.recordVolume(v, resp.GetVolume())
 }
 
 func (w *worker) dropVolume(v *volume) {
@@ -292,17 +292,17 @@ func (w *worker) dropVolume(v *volume) {
 	w.volumesPast = append(w.volumesPast, v)
 }
 
-// publish publishes a volume on some node and compares its data there.
+// publish publishes a volume on a random node and compares its data there.
 func (w *worker) publish(ctx context.Context, v *volume) error { return w.publishOn(ctx, v, w.node()) }
 
-// publishOn publishes until the answer is clear. The attacher detaches what it could not attach and is not to be attached
-// any more, whatever the error was; so does a worker that loses patience or is refused.
+// publishOn publishes until the outcome is known. After an error the worker unpublishes. So does external-attacher: it
+// detaches a volume that it failed to attach and that no longer should be attached.
 func (w *worker) publishOn(ctx context.Context, v *volume, node *simtest.Instance) error {
 	begun := time.Now()
 	resp, err := ask(
 		ctx,
 		w,
-		&v.thing,
+		&v.object,
 		w.ControllerPublishVolume,
 		publishRequest(v, node),
 		func() bool { return w.random.IntN(8) == 0 },
@@ -311,16 +311,16 @@ func (w *worker) publishOn(ctx context.Context, v *volume, node *simtest.Instanc
 		return ctx.Err()
 	}
 	if err != nil {
-		w.odd(&v.thing, "publish", err, w.refusals(node, begun, codes.ResourceExhausted)...)
+		w.wantCode(&v.object, "publish", err, w.refusals(node, begun, codes.ResourceExhausted)...)
 		return w.unpublishFrom(ctx, v, node)
 	}
 	v.node, v.diskName = node, resp.GetPublishContext()["diskName"]
 	return w.check(ctx, v)
 }
 
-// refusals are the codes with which a change of an instance's disks may be refused, these among them.
+// refusals returns the codes that a change of an instance's disks may get, including also.
 func (w *worker) refusals(node *simtest.Instance, since time.Time, also ...codes.Code) []codes.Code {
-	if w.wasOut(node, since) {
+	if w.wasDown(node, since) {
 		also = append(also, codes.FailedPrecondition)
 	}
 	return append(also, codes.Internal)
@@ -331,27 +331,28 @@ func publishRequest(v *volume, node *simtest.Instance) *csi.ControllerPublishVol
 		VolumeId:         v.id,
 		NodeId:           node.ID,
 		VolumeCapability: capability,
-		VolumeContext:    v.told.GetVolumeContext(),
+		VolumeContext:    v.answer.GetVolumeContext(),
 	}
 }
 
-// publishAgain repeats a publish that has been answered.
+// publishAgain repeats a publish that succeeded before.
 func (w *worker) publishAgain(ctx context.Context, v *volume) error {
-	if _, err := ask(ctx, w, &v.thing, w.ControllerPublishVolume, publishRequest(v, v.node), nil); err != nil {
-		w.odd(&v.thing, "publish again", err, codes.Internal)
+	if _, err := ask(ctx, w, &v.object, w.ControllerPublishVolume, publishRequest(v, v.node), nil); err != nil {
+		w.wantCode(&v.object, "publish again", err, codes.Internal)
 		return nil
 	}
 	return w.check(ctx, v)
 }
 
-// unpublish unpublishes a volume, with the node's ID or, as the specification allows, without.
+// unpublish unpublishes a volume from its node.
 func (w *worker) unpublish(ctx context.Context, v *volume) error {
 	return w.unpublishFrom(ctx, v, v.node)
 }
 
-// unpublishFrom asks until it is told OK: no attacher ever gives that up.
+// unpublishFrom repeats until it succeeds, as external-attacher does. Sometimes it leaves out the node ID, as the
+// specification allows.
 func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *simtest.Instance) error {
-	if err := pause(ctx, time.Until(w.orphaned(&v.thing))); err != nil {
+	if err := pause(ctx, time.Until(w.orphansDoneAt(&v.object))); err != nil {
 		return err
 	}
 	request := &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node.ID}
@@ -360,7 +361,7 @@ func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *simtest.Ins
 	}
 	for {
 		begun := time.Now()
-		_, err := ask(ctx, w, &v.thing, w.ControllerUnpublishVolume, request, nil)
+		_, err := ask(ctx, w, &v.object, w.ControllerUnpublishVolume, request, nil)
 		if err == nil {
 			v.node = nil
 			return nil
@@ -368,14 +369,14 @@ func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *simtest.Ins
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.odd(&v.thing, "unpublish", err, w.refusals(node, begun)...)
+		w.wantCode(&v.object, "unpublish", err, w.refusals(node, begun)...)
 		if err := pause(ctx, maxBackoff); err != nil {
 			return err
 		}
 	}
 }
 
-// unpublishAgain unpublishes what is not published.
+// unpublishAgain unpublishes a volume that is not published.
 func (w *worker) unpublishAgain(ctx context.Context, v *volume) error {
 	return w.unpublishFrom(ctx, v, w.node())
 }
@@ -386,46 +387,46 @@ func (w *worker) move(ctx context.Context, v *volume) error {
 	if err := w.unpublish(ctx, v); err != nil {
 		return err
 	}
-	if err := pause(ctx, time.Until(w.orphaned(&v.thing))); err != nil {
+	if err := pause(ctx, time.Until(w.orphansDoneAt(&v.object))); err != nil {
 		return err
 	}
 	return w.publishOn(ctx, v, to)
 }
 
-// unpublishElsewhere unpublishes from a node that does not hold the volume: OK, and nothing happens.
+// unpublishElsewhere unpublishes from a node that does not hold the volume. It must succeed and change nothing.
 func (w *worker) unpublishElsewhere(ctx context.Context, v *volume) error {
 	request := &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: w.nodeOtherThan(v.node).ID}
-	if _, err := ask(ctx, w, &v.thing, w.ControllerUnpublishVolume, request, nil); err != nil {
-		w.odd(&v.thing, "unpublish elsewhere", err, codes.Internal)
+	if _, err := ask(ctx, w, &v.object, w.ControllerUnpublishVolume, request, nil); err != nil {
+		w.wantCode(&v.object, "unpublish elsewhere", err, codes.Internal)
 		return nil
 	}
 	return w.check(ctx, v)
 }
 
-// publishElsewhere tries to publish a volume that another node holds.
+// publishElsewhere tries to publish a volume that another node holds. It must fail.
 func (w *worker) publishElsewhere(ctx context.Context, v *volume) error {
-	_, err := ask(ctx, w, &v.thing, w.ControllerPublishVolume, publishRequest(v, w.nodeOtherThan(v.node)), nil)
+	_, err := ask(ctx, w, &v.object, w.ControllerPublishVolume, publishRequest(v, w.nodeOtherThan(v.node)), nil)
 	if err == nil {
-		return fmt.Errorf("published on two nodes: %s", v.story())
+		return fmt.Errorf("published on two nodes: %s", v.historyText())
 	}
-	w.odd(&v.thing, "publish elsewhere", err, codes.FailedPrecondition, codes.Internal)
+	w.wantCode(&v.object, "publish elsewhere", err, codes.FailedPrecondition, codes.Internal)
 	return w.check(ctx, v)
 }
 
-// deletePublished tries to delete a volume that is published.
+// deletePublished tries to delete a published volume. It must fail.
 func (w *worker) deletePublished(ctx context.Context, v *volume) error {
-	_, err := ask(ctx, w, &v.thing, w.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.id}, nil)
+	_, err := ask(ctx, w, &v.object, w.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.id}, nil)
 	if err == nil {
-		return fmt.Errorf("deleted while it is published: %s", v.story())
+		return fmt.Errorf("deleted while it is published: %s", v.historyText())
 	}
-	w.odd(&v.thing, "delete while published", err, codes.FailedPrecondition, codes.Internal)
+	w.wantCode(&v.object, "delete while published", err, codes.FailedPrecondition, codes.Internal)
 	return w.check(ctx, v)
 }
 
-// deleteVolume asks until it is told OK.
+// deleteVolume repeats until it succeeds.
 func (w *worker) deleteVolume(ctx context.Context, v *volume) error {
 	for {
-		_, err := ask(ctx, w, &v.thing, w.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.id}, nil)
+		_, err := ask(ctx, w, &v.object, w.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.id}, nil)
 		if err == nil {
 			v.fate = gone
 			w.dropVolume(v)
@@ -434,7 +435,7 @@ func (w *worker) deleteVolume(ctx context.Context, v *volume) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.odd(&v.thing, "delete", err, codes.Internal)
+		w.wantCode(&v.object, "delete", err, codes.Internal)
 		if err := pause(ctx, maxBackoff); err != nil {
 			return err
 		}
@@ -444,30 +445,30 @@ func (w *worker) deleteVolume(ctx context.Context, v *volume) error {
 // fill writes new data to a published volume.
 func (w *worker) fill(_ context.Context, v *volume) error {
 	c := content(w.random.Uint64())
-	if err := w.write(*v.node, v.diskName, c); errors.Is(err, errOut) {
+	if err := w.write(*v.node, v.diskName, c); errors.Is(err, errGuestOff) {
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("write: %w: %s", err, v.story())
+		return fmt.Errorf("write: %w: %s", err, v.historyText())
 	}
 	v.remember("wrote %x on %s", uint64(c), v.node.Name)
 	v.content = c
 	return nil
 }
 
-// check compares the data of a published volume with what must be on it.
+// check compares the data of a published volume with the expected data.
 func (w *worker) check(_ context.Context, v *volume) error {
 	if v.node == nil || !w.guests {
 		return nil
 	}
-	w.books.count("data compared")
-	if err := w.compare(*v.node, v.diskName, v.content); err != nil && !errors.Is(err, errOut) {
-		return fmt.Errorf("compare with %x on %s: %w: %s", uint64(v.content), v.node.Name, err, v.story())
+	w.results.count("data compared")
+	if err := w.compare(*v.node, v.diskName, v.content); err != nil && !errors.Is(err, errGuestOff) {
+		return fmt.Errorf("compare with %x on %s: %w: %s", uint64(v.content), v.node.Name, err, v.historyText())
 	}
 	return nil
 }
 
-// leave looks at the data of all volumes and snapshots once more and deletes everything.
-func (w *worker) leave(ctx context.Context) {
+// cleanUp compares the data of all volumes and snapshots once more, and deletes everything.
+func (w *worker) cleanUp(ctx context.Context) {
 	for _, s := range slices.Clone(w.snapshots) {
 		w.must(w.restore(ctx, s))
 		w.must(w.deleteSnapshot(ctx, s))
@@ -490,6 +491,6 @@ func (w *worker) leave(ctx context.Context) {
 
 func (w *worker) must(err error) {
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		w.books.violation("worker %d, at the end: %v", w.number, err)
+		w.results.violation("worker %d, at the end: %v", w.number, err)
 	}
 }

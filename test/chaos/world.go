@@ -33,21 +33,21 @@ const gib = int64(1) << 30
 // nodes are the instances that volumes are published on.
 var nodes = []string{"node-a", "node-b", "node-c", "node-d"}
 
-// world is a rack and a controller plugin, which die and come back.
+// world is a rack and a controller plugin, which are killed and started again.
 type world struct {
 	options
 	dir      string
 	programs simtest.Programs
-	// guests says that the disks can be read and written: as root.
+	// guests means that the rack has guests, so that disks can be read and written. This needs root.
 	guests bool
 	logs   []*os.File
-	// api and control are the rack's addresses; it has the same ones in each of its lives.
+	// api and control are the rack's addresses. They stay the same when the rack is started again.
 	api, control string
 
-	// disks is held for reading by whoever uses a block device in a guest: no rack is killed meanwhile.
+	// disks is read-locked while a guest's block device is in use. The rack is not killed meanwhile.
 	disks sync.RWMutex
 	sim   *simtest.Sim
-	// plugin serves on a socket to which conn comes back by itself.
+	// conn reconnects to the plugin's socket by itself.
 	plugin *simtest.Plugin
 	conn   *grpc.ClientConn
 	csi.ControllerClient
@@ -55,29 +55,29 @@ type world struct {
 	// advertised are the controller's capabilities.
 	advertised map[csi.ControllerServiceCapability_RPC_Type]bool
 
-	// out are the instances whose guest is off, under disks; outages is when an instance was last seen in another state than
-	// running.
-	out     map[string]bool
-	outages sync.Map
-	// killedAt is when a plugin was killed last, in Unix nanoseconds.
+	// guestsOff are the instances whose guest is off, protected by disks. outages is when an instance was last seen in a
+	// state other than running.
+	guestsOff map[string]bool
+	outages   sync.Map
+	// killedAt is the time of the last kill of a plugin, in Unix nanoseconds.
 	killedAt atomic.Int64
 
-	random *rand.Rand
-	books  *books
-	// hits and killed are counted for the report.
+	random  *rand.Rand
+	results *results
+	// hits and killed are counters for the report.
 	hits, killed map[string]int
 }
 
 // newWorld builds the programs into a new folder.
 func newWorld(o options) (*world, error) {
 	w := &world{
-		options: o,
-		guests:  os.Geteuid() == 0,
-		hits:    map[string]int{},
-		killed:  map[string]int{},
-		out:     map[string]bool{},
+		options:   o,
+		guests:    os.Geteuid() == 0,
+		hits:      map[string]int{},
+		killed:    map[string]int{},
+		guestsOff: map[string]bool{},
 	}
-	// A worker's numbers come from its own place in this seed's sequences, see newWorkers.
+	// Worker n uses sequence n+1 of this seed, see newWorkers.
 	w.random = rand.New(rand.NewPCG(o.seed, 0))
 	var err error
 	if w.dir, err = os.MkdirTemp("", "chaos"); err != nil {
@@ -91,9 +91,9 @@ func newWorld(o options) (*world, error) {
 
 func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
 
-// begin starts rack and plugin, with nothing going wrong yet but for slowness.
-func (w *world) begin(ctx context.Context, b *books) error {
-	w.books = b
+// begin starts rack and plugin, and then injects the faults.
+func (w *world) begin(ctx context.Context, b *results) error {
+	w.results = b
 	var err error
 	if w.api, err = freeAddress(w.random); err != nil {
 		return err
@@ -137,8 +137,8 @@ func (w *world) begin(ctx context.Context, b *books) error {
 	return w.injectFaults(ctx)
 }
 
-// freeAddress finds a port on which nobody listens. It is not one of those that the kernel gives to clients, since one of
-// these might take it while the rack is dead.
+// freeAddress returns a loopback address that is not in use. Its port is outside the range that the kernel gives to
+// clients: a client could take such a port while the rack is down.
 func freeAddress(random *rand.Rand) (string, error) {
 	for {
 		address := fmt.Sprintf("127.0.0.1:%d", 15000+random.IntN(15000))
@@ -152,13 +152,13 @@ func freeAddress(random *rand.Rand) (string, error) {
 	}
 }
 
-// The programs' logs.
+// Files for the logs of the programs.
 const (
 	rackLog   = "oxide-sim.log"
 	pluginLog = "oxide-csi.log"
 )
 
-// log is the file that a program's log goes to, over all its lives.
+// log opens the file for a program's log. All processes of the program append to it.
 func (w *world) log(name string) (*os.File, error) {
 	file, err := os.OpenFile(w.path(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err == nil {
@@ -167,11 +167,11 @@ func (w *world) log(name string) (*os.File, error) {
 	return file, err
 }
 
-// latency is what each call of the rack takes at least.
+// latency is the minimum duration of each call of the rack.
 const latency = 3 * time.Millisecond
 
-// roomPerWorker is the quota that there is for each worker: not always enough.
-const roomPerWorker = 9 * gib
+// quotaPerWorker is the storage quota for each worker. It is sometimes too small on purpose.
+const quotaPerWorker = 9 * gib
 
 func (w *world) startRack(ctx context.Context) error {
 	log, err := w.log(rackLog)
@@ -185,7 +185,7 @@ func (w *world) startRack(ctx context.Context) error {
 	case w.random.IntN(2) == 0:
 		disks = "--hotplug=async"
 	}
-	quota := int64(w.workers)*roomPerWorker + int64(len(nodes))*gib
+	quota := int64(w.workers)*quotaPerWorker + int64(len(nodes))*gib
 	args := []string{
 		"--listen=" + w.api,
 		"--control=" + w.control,
@@ -221,14 +221,14 @@ func (w *world) startPlugin() error {
 	return err
 }
 
-// lateness is how long after the kill of a plugin the rack may still do what that plugin had asked: the longest delay among
-// the faults, and what a busy machine adds to it.
+// lateness is how long after a plugin's kill the rack may still execute that plugin's requests: the longest injected
+// delay, and some time for a busy machine.
 const (
 	longDelay = 700 * time.Millisecond
 	lateness  = longDelay + 1300*time.Millisecond
 )
 
-// faultsToInject are what goes wrong with the calls of the rack: each kind with the given probability.
+// faultsToInject returns the faults of the rack's calls, each with its probability.
 func (w *world) faultsToInject() []simtest.Fault {
 	kind := func(share float64, fault simtest.Fault) simtest.Fault {
 		fault.Probability = share * w.faults
@@ -300,7 +300,8 @@ func (w *world) injectFaults(ctx context.Context) error {
 	return nil
 }
 
-// countHits adds the faults of the rack's present life to the report, and looks for faults of the simulator itself.
+// countHits adds the faults that the rack has injected since its start to the report. It also reports errors of the
+// simulator.
 func (w *world) countHits(ctx context.Context) error {
 	list, err := w.sim.Faults(ctx)
 	if err != nil {
@@ -321,23 +322,23 @@ func (w *world) countHits(ctx context.Context) error {
 		return err
 	}
 	for _, text := range left.GuestErrors {
-		w.books.violation("the simulator itself failed: %s", text)
+		w.results.violation("the simulator itself failed: %s", text)
 	}
 	return nil
 }
 
-// trouble kills plugin and rack at random and starts them again, until the end; then nothing goes wrong any more.
-func (w *world) trouble(ctx context.Context, end time.Time) error {
+// disrupt kills plugin and rack at random and starts them again. At the end it switches off all faults.
+func (w *world) disrupt(ctx context.Context, end time.Time) error {
 	for {
 		wait := time.Until(end)
 		if w.kills > 0 {
 			wait = min(wait, time.Duration(w.random.ExpFloat64()*float64(w.kills)))
 		}
 		if err := pause(ctx, wait); err != nil {
-			return nil // interrupted, which run reports
+			return nil // run reports the interruption
 		}
 		if !time.Now().Before(end) {
-			return w.calm(ctx)
+			return w.stopFaults(ctx)
 		}
 		kill := []func(context.Context) error{w.killPlugin, w.killPlugin, w.killRack, w.failInstance}[w.random.IntN(4)]
 		if err := kill(ctx); err != nil {
@@ -346,7 +347,7 @@ func (w *world) trouble(ctx context.Context, end time.Time) error {
 	}
 }
 
-// failInstance takes an instance out of the state in which this rack changes its disks, and brings it back.
+// failInstance puts an instance into a state in which the rack does not change its disks, and later starts it again.
 func (w *world) failInstance(ctx context.Context) error {
 	instance := w.sim.Instance(nodes[w.random.IntN(len(nodes))])
 	state := []string{"stopped", "failed", "migrating"}[w.random.IntN(3)]
@@ -367,32 +368,32 @@ func (w *world) setRunState(ctx context.Context, instance simtest.Instance, stat
 	if err := w.sim.SetRunState(ctx, instance.ID, state); err != nil {
 		return err
 	}
-	w.out[instance.ID] = state == "stopped" || state == "failed"
+	w.guestsOff[instance.ID] = state == "stopped" || state == "failed"
 	if state == "running" {
 		w.outages.Store(instance.ID, time.Now())
 	}
 	return nil
 }
 
-// refusalMemory is how long the plugin may answer that an instance does not run: 5 s from memory, after it has asked a slow rack
-// why.
+// refusalMemory is how long the plugin may answer that an instance does not run. The plugin caches the answer for 5 s,
+// and may first have to ask a slow rack.
 const refusalMemory = 5*time.Second + 10*longDelay
 
-// wasOut reports whether an instance may have refused a change of its disks since then.
-func (w *world) wasOut(instance *simtest.Instance, since time.Time) bool {
+// wasDown reports whether an instance may have refused a change of its disks since this time.
+func (w *world) wasDown(instance *simtest.Instance, since time.Time) bool {
 	last, known := w.outages.Load(instance.ID)
 	return known && since.Before(last.(time.Time).Add(refusalMemory))
 }
 
 func (w *world) killPlugin(ctx context.Context) error {
 	w.killed["plugin"]++
-	w.killedAt.Store(time.Now().UnixNano()) // a worker may notice before Kill returns
+	w.killedAt.Store(time.Now().UnixNano()) // a worker may notice the kill before Kill returns
 	err := w.plugin.Kill()
 	w.killedAt.Store(time.Now().UnixNano())
 	if err != nil {
 		return err
 	}
-	if err := w.away(ctx); err != nil {
+	if err := w.downtime(ctx); err != nil {
 		return err
 	}
 	return w.startPlugin()
@@ -410,7 +411,7 @@ func (w *world) killRack(ctx context.Context) error {
 	if err := w.sim.Kill(); err != nil {
 		return err
 	}
-	if err := w.away(ctx); err != nil {
+	if err := w.downtime(ctx); err != nil {
 		return err
 	}
 	if err := w.startRack(ctx); err != nil {
@@ -419,24 +420,24 @@ func (w *world) killRack(ctx context.Context) error {
 	return w.injectFaults(ctx)
 }
 
-// away is how long something is dead.
-func (w *world) away(ctx context.Context) error {
+// downtime waits for a random downtime.
+func (w *world) downtime(ctx context.Context) error {
 	return pause(ctx, time.Duration(w.random.IntN(300))*time.Millisecond)
 }
 
-func (w *world) calm(ctx context.Context) error {
+func (w *world) stopFaults(ctx context.Context) error {
 	if err := w.countHits(ctx); err != nil {
 		return err
 	}
 	return w.sim.ClearFaults(ctx)
 }
 
-// setQuota changes the rack's storage quota; 0 is none.
+// setQuota changes the rack's storage quota. 0 means no quota.
 func (w *world) setQuota(ctx context.Context, bytes int64) error {
 	return w.sim.Set(ctx, simtest.Settings{QuotaBytes: &bytes})
 }
 
-// end stops what still runs. The rack must leave nothing behind.
+// end stops all programs. The rack must leave nothing behind.
 func (w *world) end(keep bool) error {
 	var errs []error
 	if w.conn != nil {
@@ -458,7 +459,7 @@ func (w *world) end(keep bool) error {
 	return os.RemoveAll(w.dir)
 }
 
-// pause waits, or returns the context's error.
+// pause waits for d, or returns the context's error.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -38,12 +38,12 @@ var update = flag.Bool("update", false, "write what helm renders into testdata")
 
 type object = map[string]any
 
-// sets are the values of testdata that the tests go through.
+// sets are the files of values in testdata.
 var sets = []string{"racks", "everything", "guest", "auto"}
 
 func values(set string) string { return filepath.Join("testdata", set+".values.yaml") }
 
-// TestKustomize holds chart and manifests equal.
+// TestKustomize checks that chart and manifests are equal.
 func TestKustomize(t *testing.T) {
 	kustomize := program(t, "kustomize", "helm")
 	for _, tc := range []struct {
@@ -62,10 +62,10 @@ func TestKustomize(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			want := parse(t, run(t, kustomize, "build", overlay(t, tc.folder, tc.components)))
-			// A release does not own the namespace that it is in.
+			// A release does not own its namespace.
 			delete(want, "Namespace/"+namespace)
 			got := parse(t, render(t, tc.args...))
-			// kustomize puts what it adds before the rest, and the order of these means nothing.
+			// kustomize puts added items first. The order of these lists has no meaning.
 			sortLists(t, want)
 			sortLists(t, got)
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -75,7 +75,7 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
-// overlay is a folder with a kustomization of one of the manifests' folders and components.
+// overlay returns a folder with a kustomization of one of the manifests' folders and components.
 func overlay(t *testing.T, folder string, components []string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,8 +94,7 @@ func overlay(t *testing.T, folder string, components []string) string {
 	return dir
 }
 
-// sortLists puts containers, the variables and mounts of each, and volumes into the order of their names, and rules into that of
-// their texts.
+// sortLists sorts containers, their variables and mounts, and volumes by name, and rules by their text.
 func sortLists(t *testing.T, objects map[string]object) {
 	byName := func(list any) []any {
 		items, _ := list.([]any)
@@ -124,8 +123,8 @@ func sortLists(t *testing.T, objects map[string]object) {
 	}
 }
 
-// TestGolden shows a whole chart with the least in it that values can ask for, and with the most. What the defaults render is
-// compared with the manifests, see TestKustomize. Run it with -update to rewrite testdata.
+// TestGolden compares the whole chart with golden files for the smallest and the largest set of values. TestKustomize
+// compares the defaults with the manifests. Run it with -update to rewrite testdata.
 func TestGolden(t *testing.T) {
 	for _, set := range []string{"guest", "everything"} {
 		t.Run(set, func(t *testing.T) {
@@ -148,11 +147,11 @@ const (
 	nodePods       = "DaemonSet/oxide-csi/oxide-csi-node"
 )
 
-// TestValues checks what the values of the other sets put into the chart, and what they leave out.
+// TestValues checks what the values of the other sets add to the chart, and what they leave out.
 func TestValues(t *testing.T) {
 	list := func(items ...any) []any { return items }
-	rule := func(group, resource, verb string) object {
-		return object{"apiGroups": list(group), "resources": list(resource), "verbs": list(verb)}
+	rule := func(group, resource string, verbs ...any) object {
+		return object{"apiGroups": list(group), "resources": list(resource), "verbs": verbs}
 	}
 	tokenOf := func(secret, rack string) object {
 		return object{"secret": object{"name": secret, "items": list(object{"key": "token", "path": rack})}}
@@ -164,9 +163,9 @@ func TestValues(t *testing.T) {
 	const pod, plugin, hook = "spec template spec ", "spec template spec containers oxide-plugin ", "lifecycle preStop exec command"
 	for _, tc := range []struct {
 		set, object, path string
-		want              any // nil: nothing is at the path
+		want              any // nil: the path does not exist
 	}{
-		// A configuration file names the racks, and the controller alone has their tokens.
+		// The racks are in a configuration file. Only the controller has their tokens.
 		{"racks", "ConfigMap/oxide-csi/oxide-csi", "data config.yaml", `racks:
 - name: "east"
   host: "https://silo.sys.east.example.com"
@@ -194,7 +193,7 @@ func TestValues(t *testing.T) {
 		{"racks", nodePods, plugin + "volumeMounts token", nil},
 		{"racks", nodePods, pod + "volumes token", nil},
 		{"racks", nodePods, pod + "volumes config configMap name", "oxide-csi"},
-		// Nodes read which rack they are in from a label of their own choice.
+		// Nodes read their rack from a label that the values choose.
 		{"racks", nodePods, pod + "initContainers metadata args --config", "/etc/oxide-csi/config/config.yaml"},
 		{"racks", nodePods, pod + "initContainers metadata env OXIDE_CSI_RACK_LABEL value", "topology.kubernetes.io/zone"},
 		{"racks", nodePods, pod + "initContainers metadata volumeMounts config mountPath", "/etc/oxide-csi/config"},
@@ -202,7 +201,7 @@ func TestValues(t *testing.T) {
 		{"racks", nodePods, pod + "volumes metadata emptyDir", object{}},
 		{"racks", nodePods, plugin + "volumeMounts kubernetes", nil},
 		{"racks", nodePods, pod + "containers node-driver-registrar args --csi-address", "/csi/csi.sock"},
-		{"racks", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get"))},
+		{"racks", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get", "list", "watch"))},
 		{"racks", "StorageClass/oxide-disk", "metadata annotations storageclass.kubernetes.io/is-default-class", "true"},
 		{"racks", "StorageClass/oxide-disk", "parameters csi.storage.k8s.io/fstype", "ext4"},
 		{"racks", "StorageClass/oxide-disk", "allowedTopologies", nil},
@@ -214,7 +213,7 @@ func TestValues(t *testing.T) {
 		{"racks", "ServiceMonitor/oxide-csi/oxide-csi-node", "", nil},
 		{"racks", "ValidatingAdmissionPolicy/oxide-csi-node", "", nil},
 
-		// The plugin asks Kubernetes by itself, so it has the token and what an init container needs otherwise.
+		// The plugin itself asks Kubernetes, so it has the token and the settings of the init container.
 		{"auto", nodePods, pod + "initContainers", nil},
 		{"auto", nodePods, pod + "volumes metadata", nil},
 		{"auto", nodePods, plugin + "args --metadata", "auto"},
@@ -225,21 +224,21 @@ func TestValues(t *testing.T) {
 		{"auto alone", nodePods, plugin + "volumeMounts kubernetes readOnly", true},
 		{"auto alone", nodePods, pod + "volumes kubernetes projected defaultMode", 0o444},
 		{"auto alone", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT", nil},
-		// It registers by itself, and no sidecar does.
+		// The plugin registers itself, so there is no sidecar for that.
 		{"auto", nodePods, pod + "containers node-driver-registrar", nil},
 		{"auto", nodePods, plugin + "env OXIDE_CSI_KUBELET_REGISTRATION_DIR value", "/var/lib/kubelet/plugins_registry"},
 		{"auto", nodePods, plugin + "env CSI_ENDPOINT value",
 			"unix:///var/lib/kubelet/plugins/csi.oxide.computer/csi.sock"},
 		{"auto", nodePods, pod + "volumes registration-dir", nil},
-		// Taking the taint off and the wait for the last detachment each need a right, and the wait its time.
+		// Removing the taint and waiting for the last detach each need a right. The wait also needs its duration.
 		{"auto", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT value", "csi.oxide.computer/agent-not-ready"},
 		{"auto", nodePods, plugin + hook, list("/oxide-csi", "await-detach", "--timeout=120s")},
 		{"auto", nodePods, pod + "terminationGracePeriodSeconds", 150},
-		{"auto", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get"), rule("", "nodes", "patch"),
-			rule("storage.k8s.io", "csinodes", "get"), rule("storage.k8s.io", "volumeattachments", "list"))},
+		{"auto", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get", "list", "watch"), rule("", "nodes", "patch"),
+			rule("storage.k8s.io", "csinodes", "get", "list", "watch"), rule("storage.k8s.io", "volumeattachments", "list"))},
 		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec policyName", "oxide-csi-node"},
 		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec validationActions", list("Deny")},
-		// A single rack of the list is one of the configuration file too.
+		// A list with a single rack uses the configuration file too.
 		{"auto", controllerPods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
 		{"auto", controllerPods, pod + "volumes token projected sources", list(tokenOf("oxide-only", "only"))},
 		{"auto", "Service/oxide-csi/oxide-csi-controller", "spec ports attacher port", 9810},
@@ -255,10 +254,10 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// lookup returns the value at a path in an object, or nil. An item of a list is found by its name or its index, and the value
-// of a flag in a list of arguments by the flag.
+// lookup returns the value at a path in an object, or nil. A path finds an item of a list by its name or index, and
+// the value of a flag in a list of arguments by the flag.
 func lookup(value any, path []string) any {
-	if o, ok := value.(object); ok && o == nil { // the object itself is not there
+	if o, ok := value.(object); ok && o == nil { // the object does not exist
 		return nil
 	}
 	if len(path) == 0 {
@@ -280,7 +279,8 @@ func lookup(value any, path []string) any {
 	return nil
 }
 
-// TestChangedRacksRestartPods: the plugin reads its configuration file at start, so a change has to replace the pods.
+// TestChangedRacksRestartPods: the plugin reads its configuration file only at start, so a change must replace the
+// pods.
 func TestChangedRacksRestartPods(t *testing.T) {
 	checksum := func(key string, args ...string) any {
 		o := parse(t, render(t, append(args, "--values="+values("racks"))...))[key]
@@ -299,13 +299,13 @@ func TestChangedRacksRestartPods(t *testing.T) {
 	}
 }
 
-// TestPluginUnderstands gives the plugin's own configuration what its containers would be started with.
+// TestPluginUnderstands parses the settings of the rendered containers with the plugin's own configuration code.
 func TestPluginUnderstands(t *testing.T) {
 	type want struct {
 		racks        []string
 		nodeMetadata string
 		maxDisks     int
-		// kubeletSocket is by which the plugin registers; empty with the sidecar.
+		// kubeletSocket is the socket for registration by the plugin. It is empty with the sidecar.
 		kubeletSocket string
 		taint         string
 	}
@@ -337,7 +337,7 @@ func TestPluginUnderstands(t *testing.T) {
 			}
 			if controller.MaxDisks != node.MaxDisks {
 				t.Errorf(
-					"the controller attaches %d disks to an instance, and the node counts with %d",
+					"the controller attaches %d disks to an instance, and the node reports %d",
 					controller.MaxDisks,
 					node.MaxDisks,
 				)
@@ -352,7 +352,7 @@ func TestPluginUnderstands(t *testing.T) {
 	}
 }
 
-// identityFlags are those of oxide-csi metadata.
+// identityFlags are the flags of oxide-csi metadata.
 func identityFlags(fs *pflag.FlagSet) {
 	config.IdentityFlags(fs)
 	for _, name := range []string{"provider", "output", "timeout"} {
@@ -360,7 +360,7 @@ func identityFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// load reads the settings of a pod's first container of a kind as the plugin would, with the files that are mounted there.
+// load reads the settings of a pod's first container of this kind as the plugin does, with the files mounted there.
 func load(
 	t *testing.T,
 	objects map[string]object,
@@ -404,7 +404,7 @@ func load(
 	return cfg
 }
 
-// mount lays out the files that a container sees of ConfigMaps and Secrets below /etc, below a root.
+// mount writes the files that a container sees of ConfigMaps and Secrets below /etc, under a root.
 func mount(t *testing.T, root string, objects map[string]object, spec, container object) {
 	t.Helper()
 	for _, m := range at[[]any](t, container, "volumeMounts") {
@@ -461,7 +461,7 @@ func TestRefused(t *testing.T) {
 		{"a cluster ID among the variables", "invalid propertyName 'OXIDE_CSI_CLUSTER_ID'", []string{"--set=controller.env.OXIDE_CSI_CLUSTER_ID=a"}},
 		{"a cluster ID that the plugin refuses", "/clusterID", []string{"--set=clusterID=Prod_1"}},
 		{"another source of the identity", "/node/identity", []string{"--set=node.identity=nomad"}},
-		{"several racks, and nobody who knows which", "is for one rack", []string{"--values=" + values("racks"), "--set=node.identity=guest"}},
+		{"several racks without a source of the rack", "is for one rack", []string{"--values=" + values("racks"), "--set=node.identity=guest"}},
 		{"a wait without the registration that it needs", "needs node.registration plugin", []string{"--set=node.awaitDetachSeconds=300"}},
 		{"a taint that is none", "/node/startupTaint", []string{"--set=node.startupTaint=a/b/c"}},
 		{"another way to attach", "/attachMode", []string{"--set=attachMode=cold"}},
@@ -471,14 +471,14 @@ func TestRefused(t *testing.T) {
 		{"an unknown parameter", "/storageClasses/0/parameters", []string{"--set=storageClasses[0].name=a,storageClasses[0].parameters.blocksize=512"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if said := refused(t, tc.args...); !strings.Contains(said, tc.want) {
-				t.Errorf("helm says %q, and nothing of %q", said, tc.want)
+			if message := refused(t, tc.args...); !strings.Contains(message, tc.want) {
+				t.Errorf("helm's error is %q, want %q in it", message, tc.want)
 			}
 		})
 	}
 }
 
-// open are those values that are handed on as they are: what may stand in them is another's to say.
+// open are the values that the chart passes on without a schema.
 var open = []string{
 	"controller.affinity",
 	"controller.nodeSelector",
@@ -494,7 +494,7 @@ var open = []string{
 	"metrics.serviceMonitor.labels",
 }
 
-// TestUnknownKeys puts a key that nobody knows into every map of values.yaml.
+// TestUnknownKeys adds an unknown key to every map of values.yaml. The chart must refuse it.
 func TestUnknownKeys(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
 	must(t, err)
@@ -506,20 +506,20 @@ func TestUnknownKeys(t *testing.T) {
 	}
 	for _, path := range paths {
 		t.Run(path, func(t *testing.T) {
-			if said := refused(
+			if message := refused(
 				t,
 				"--set="+strings.TrimPrefix(path+".unknownKey", ".")+"=1",
 			); !strings.Contains(
-				said,
+				message,
 				"unknownKey",
 			) {
-				t.Errorf("helm says %q", said)
+				t.Errorf("helm's error is %q", message)
 			}
 		})
 	}
 }
 
-// pathsOf are the paths of a map and of those in it, but for the open ones.
+// pathsOf returns the paths of a map and of the maps in it, without the open ones.
 func pathsOf(path string, m object) []string {
 	if slices.Contains(open, path) {
 		return nil
@@ -537,7 +537,7 @@ func TestLint(t *testing.T) {
 	run(t, program(t, "helm", "helm"), "lint", "--strict", chart)
 }
 
-// render is the chart with values, without a cluster.
+// render returns the chart with values, rendered without a cluster.
 func render(t *testing.T, args ...string) []byte {
 	t.Helper()
 	return run(t, program(t, "helm", "helm"), append(template, args...)...)
@@ -545,7 +545,7 @@ func render(t *testing.T, args ...string) []byte {
 
 var template = []string{"template", "oxide-csi", chart, "--namespace=" + namespace, "--kube-version=1.36.0"}
 
-// refused is why helm does not render the chart with values.
+// refused returns helm's error for values that the chart refuses.
 func refused(t *testing.T, args ...string) string {
 	t.Helper()
 	var stderr bytes.Buffer
@@ -568,7 +568,7 @@ func run(t *testing.T, path string, args ...string) []byte {
 	return stdout.Bytes()
 }
 
-// program is the path of one that test/programs/build.sh has built.
+// program returns the path of a program that test/programs/build.sh has built.
 func program(t *testing.T, name, target string) string {
 	t.Helper()
 	dir := os.Getenv("OXIDE_CSI_PROGRAMS")
@@ -579,12 +579,12 @@ func program(t *testing.T, name, target string) string {
 	}
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("needs %s, which is not in %s: run test/programs/build.sh %s", name, dir, target)
+		t.Skipf("needs %s, which is not in %s; run test/programs/build.sh %s", name, dir, target)
 	}
 	return path
 }
 
-// parse are objects by kind/namespace/name.
+// parse returns the objects by kind/namespace/name.
 func parse(t *testing.T, text []byte) map[string]object {
 	t.Helper()
 	objects := map[string]object{}
@@ -610,7 +610,7 @@ func parse(t *testing.T, text []byte) map[string]object {
 	}
 }
 
-// at is what stands at a path of an object.
+// at returns the value at a path of an object. It must exist.
 func at[T any](t *testing.T, o any, path ...string) T {
 	t.Helper()
 	for _, key := range path {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// kubernetes are the sentences of the page that others say.
+// kubernetes are the messages of the page that come from Kubernetes.
 var kubernetes = []string{
 	"CreateContainerConfigError",
 	"CrashLoopBackOff",
@@ -34,14 +34,15 @@ var kubernetes = []string{
 	"FailedPreStopHook",
 }
 
-// TestSymptoms looks for what docs/how-to/kubernetes.md says that one sees: an operator finds the row by the plugin's own words.
+// TestSymptoms checks the symptom table of docs/how-to/kubernetes.md: the plugin or the chart must contain each quoted
+// message, so that an operator finds the row.
 func TestSymptoms(t *testing.T) {
 	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, _ := strings.Cut(string(page), "| you see | it means | do |")
-	sources := said(t)
+	sources := messages(t)
 	rows := 0
 	for _, line := range strings.Split(table, "\n") {
 		cells := strings.Split(line, "|")
@@ -55,7 +56,7 @@ func TestSymptoms(t *testing.T) {
 			}
 			for _, part := range strings.Split(quoted[1], "…") {
 				if part = strings.TrimSpace(part); !strings.Contains(sources, part) {
-					t.Errorf("nothing says %q", part)
+					t.Errorf("neither plugin nor chart contains %q", part)
 				}
 			}
 		}
@@ -65,8 +66,8 @@ func TestSymptoms(t *testing.T) {
 	}
 }
 
-// said is all that the plugin and the chart may say.
-func said(t *testing.T) string {
+// messages returns all texts of the plugin and the chart.
+func messages(t *testing.T) string {
 	t.Helper()
 	var text strings.Builder
 	for _, root := range []string{"../../core", "../../cmd/oxide-csi", "../../metadata", "../../deploy/helm"} {

@@ -31,14 +31,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// server is an API server with its etcd, and a release of the chart in it.
+// server is an API server with etcd, and a release of the chart in it.
 type server struct {
 	t               *testing.T
 	url, kubeconfig string
 	client          *http.Client
 }
 
-// TestInstall gives a real API server the chart: what it takes is well-formed, and what it holds can be looked up.
+// TestInstall installs the chart into a real API server. This checks that the objects are valid, and that lookups
+// work.
 func TestInstall(t *testing.T) {
 	s := newServer(t)
 	t.Run("cluster ID", s.clusterID)
@@ -55,7 +56,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// clusterID shows that disks are never left behind: another ID is refused, wherever it comes from.
+// clusterID checks that an upgrade never loses disks: a changed cluster ID is refused, wherever it comes from.
 func (s *server) clusterID(t *testing.T) {
 	uid := at[string](t, s.get(t, "/api/v1/namespaces/kube-system"), "metadata", "uid")
 	s.helm(t, "install", "--create-namespace")
@@ -82,7 +83,7 @@ func (s *server) clusterID(t *testing.T) {
 	s.uninstall(t)
 }
 
-// documentation gives the API server the objects that stand in docs/how-to/kubernetes.md, and the chart the values.
+// documentation applies the objects in docs/how-to/kubernetes.md, and renders the chart with the page's values.
 func (s *server) documentation(t *testing.T) {
 	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
 	must(t, err)
@@ -113,11 +114,11 @@ func (s *server) documentation(t *testing.T) {
 		render(t, "--values="+file)
 	}
 	if shown < 4 {
-		t.Errorf("the page shows %d things", shown)
+		t.Errorf("the page shows only %d objects and values", shown)
 	}
 }
 
-// examples gives the API server the objects of deploy/k8s/examples.
+// examples applies the objects of deploy/k8s/examples.
 func (s *server) examples(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(manifests, "examples", "*.yaml"))
 	must(t, err)
@@ -134,18 +135,18 @@ func (s *server) examples(t *testing.T) {
 		for key, o := range parse(t, text) {
 			path := paths[at[string](t, o, "kind")]
 			if path == "" {
-				t.Fatalf("%s: where are objects of its kind?", key)
+				t.Fatalf("%s: no API path is known for its kind", key)
 			}
 			s.post(t, path+"?dryRun=All&fieldValidation=Strict", o)
 			shown++
 		}
 	}
 	if shown < 4 {
-		t.Errorf("the examples are %d objects", shown)
+		t.Errorf("the examples have only %d objects", shown)
 	}
 }
 
-// deployed is the variable with the cluster ID.
+// deployed returns the controller's environment variable with the cluster ID.
 func (s *server) deployed(t *testing.T) object {
 	t.Helper()
 	deployment := s.get(t, "/apis/apps/v1/namespaces/"+namespace+"/deployments/oxide-csi-controller")
@@ -158,7 +159,7 @@ func (s *server) deployed(t *testing.T) object {
 	return nil
 }
 
-// refuses shows that an upgrade is refused, and that the ID to keep is named.
+// refuses checks that an upgrade is refused, and that the message names the ID to keep.
 func (s *server) refuses(t *testing.T, keep string, args ...string) {
 	t.Helper()
 	out, err := s.command("upgrade", args...).CombinedOutput()
@@ -167,7 +168,7 @@ func (s *server) refuses(t *testing.T, keep string, args ...string) {
 	}
 }
 
-// secret is the one that users make.
+// secret creates the Secret that users create.
 func (s *server) secret(t *testing.T, clusterID string) {
 	t.Helper()
 	s.post(t, "/api/v1/namespaces/"+namespace+"/secrets", object{
@@ -189,7 +190,7 @@ func (s *server) helm(t *testing.T, command string, args ...string) {
 	}
 }
 
-// paths are where objects of the kinds are that the chart has.
+// paths are the API paths of the chart's kinds.
 var paths = map[string]string{
 	"ConfigMap":                        "/api/v1/namespaces/" + namespace + "/configmaps",
 	"Service":                          "/api/v1/namespaces/" + namespace + "/services",
@@ -209,20 +210,20 @@ var paths = map[string]string{
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 }
 
-// strict gives the API server what is rendered, which may hold no field that it does not know: helm lets them pass. There is no
-// release, so that every object is a new one.
+// strict applies the rendered objects with strict field validation, because helm accepts unknown fields. The objects
+// are new, so no release exists.
 func (s *server) strict(t *testing.T, args ...string) {
 	t.Helper()
 	for key, o := range parse(t, render(t, args...)) {
 		path := paths[at[string](t, o, "kind")]
 		if path == "" {
-			t.Fatalf("%s: where are objects of its kind?", key)
+			t.Fatalf("%s: no API path is known for its kind", key)
 		}
 		s.post(t, path+"?dryRun=All&fieldValidation=Strict", o)
 	}
 }
 
-// uninstall shows that nothing stays behind.
+// uninstall checks that nothing is left.
 func (s *server) uninstall(t *testing.T) {
 	t.Helper()
 	run(t, program(t, "helm", "helm"), "uninstall", "oxide-csi", "--namespace="+namespace, "--kubeconfig="+s.kubeconfig)
@@ -241,7 +242,7 @@ func (s *server) command(command string, args ...string) *exec.Cmd {
 	return exec.Command(program(s.t, "helm", "helm"), args...)
 }
 
-// token of somebody who may do everything.
+// token is the token of an administrator.
 const token = "administrator"
 
 func newServer(t *testing.T) *server {
@@ -305,13 +306,13 @@ users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
 	}
 	t.Cleanup(s.client.CloseIdleConnections)
-	s.eventually("it is ready", "/readyz")
-	s.eventually("it has made the system's namespaces", "/api/v1/namespaces/kube-system")
+	s.eventually("the API server is ready", "/readyz")
+	s.eventually("the system's namespaces exist", "/api/v1/namespaces/kube-system")
 	s.definitions(t)
 	return s
 }
 
-// definitions are the kinds that others bring: of snapshots, and of the Prometheus operator.
+// definitions creates the custom resource definitions of snapshots and of the Prometheus operator.
 func (s *server) definitions(t *testing.T) {
 	list := exec.Command("go", "list", "-m", "-f={{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8")
 	list.Dir = "../programs/sidecars"
@@ -328,19 +329,19 @@ func (s *server) definitions(t *testing.T) {
 		must(t, yaml.Unmarshal(text, &definition))
 		s.post(t, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
 	}
-	s.eventually("it knows classes of snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
-	s.eventually("it knows snapshots", "/apis/snapshot.storage.k8s.io/v1/volumesnapshots")
-	s.eventually("it knows monitors", "/apis/monitoring.coreos.com/v1/servicemonitors")
+	s.eventually("VolumeSnapshotClass is defined", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
+	s.eventually("VolumeSnapshot is defined", "/apis/snapshot.storage.k8s.io/v1/volumesnapshots")
+	s.eventually("ServiceMonitor is defined", "/apis/monitoring.coreos.com/v1/servicemonitors")
 }
 
-// operator is a release of the Prometheus operator, of which only the definition of ServiceMonitor is used.
+// operator is a release of the Prometheus operator. Only its definition of ServiceMonitor is used.
 const operator = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 
-// monitors is the file with the definition of ServiceMonitor.
+// monitors returns the file with the definition of ServiceMonitor.
 func monitors(t *testing.T) string {
 	t.Helper()
 	download := exec.Command("go", "mod", "download", "-json", operator)
-	download.Dir = t.TempDir() // outside of any module
+	download.Dir = t.TempDir() // outside of a module
 	text, err := download.Output()
 	must(t, err)
 	var module struct{ Dir string }
@@ -348,7 +349,7 @@ func monitors(t *testing.T) string {
 	return filepath.Join(module.Dir, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
 }
 
-// eventually waits until something is found.
+// eventually waits until path exists.
 func (s *server) eventually(what, path string) {
 	s.t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -357,7 +358,7 @@ func (s *server) eventually(what, path string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatalf("still not so: %s: HTTP %d, %v", what, code, err)
+			s.t.Fatalf("not in time: %s: HTTP %d, %v", what, code, err)
 		}
 	}
 }
@@ -415,11 +416,11 @@ func start(t *testing.T, dir, path string, args ...string) {
 	must(t, cmd.Start())
 	t.Cleanup(func() {
 		must(t, cmd.Process.Kill())
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // the server was killed
 		must(t, log.Close())
 		if t.Failed() {
 			text, _ := os.ReadFile(log.Name())
-			t.Logf("the end of what %s said:\n%s", filepath.Base(path), text[max(0, len(text)-2000):])
+			t.Logf("the end of the log of %s:\n%s", filepath.Base(path), text[max(0, len(text)-2000):])
 		}
 	})
 }

@@ -2,8 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package identity asks a real Kubernetes API server and a real Nomad agent which instance a node is: the same conformance
-// suite that the providers run against fakes, and what only a real one can show, which is who may ask what.
+// Package identity reads a node's instance ID from a real Kubernetes API server and a real Nomad agent. It runs the
+// conformance suite that the providers also run against fakes, and tests what only the real programs can show: which
+// credentials have which rights.
 //
-// It has the build tag "identity", since building those programs takes minutes: make test-identity.
+// The tests have the build tag "identity", because building those programs takes minutes: make test-identity.
 package identity

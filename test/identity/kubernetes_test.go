@@ -39,7 +39,7 @@ import (
 
 const (
 	nodeName = "worker-3.example"
-	// rights is the file with all that the plugin may do.
+	// rights is the file with all rights of the plugin.
 	rights    = "../../deploy/k8s/base/node-identity.yaml"
 	namespace = "oxide-csi"
 	account   = "oxide-csi-node"
@@ -47,7 +47,7 @@ const (
 
 type object = map[string]any
 
-// cluster is an API server with its etcd, RBAC and the Node authorizer on.
+// cluster is an API server with etcd, RBAC and the Node authorizer.
 type cluster struct {
 	t      *testing.T
 	server *process
@@ -55,7 +55,7 @@ type cluster struct {
 	url    string
 	admin  *http.Client
 	ca     authority
-	// account is what a pod of the plugin finds at /var/run/secrets/kubernetes.io/serviceaccount.
+	// account is the folder that a pod sees as /var/run/secrets/kubernetes.io/serviceaccount.
 	account string
 	token   string
 }
@@ -113,7 +113,7 @@ func newCluster(t *testing.T) *cluster {
 		"--service-account-signing-key-file="+file("sa.key", signing),
 	)
 	c.admin = c.ca.client(t, admin)
-	c.server.eventually("it is ready", func() bool { return c.try("GET", "/readyz", nil) == http.StatusOK })
+	c.server.eventually("the API server is ready", func() bool { return c.try("GET", "/readyz", nil) == http.StatusOK })
 
 	c.applyRights()
 	c.gate = newGate(t, fmt.Sprintf("127.0.0.1:%d", port))
@@ -129,13 +129,13 @@ func newCluster(t *testing.T) *cluster {
 	must(t, os.WriteFile(filepath.Join(c.account, "token"), []byte(c.token), 0o600))
 	pod := c.ca.client(t, keyPair{})
 	c.server.eventually(
-		"it knows of the rights",
+		"the API server applies the rights",
 		func() bool { return c.as(pod, c.token, "GET", "/api/v1/nodes/"+nodeName) == http.StatusNotFound },
 	)
 	return c
 }
 
-// applyRights creates the objects of the manifest that the plugin's users apply.
+// applyRights creates the objects of the manifest that users of the plugin apply.
 func (c *cluster) applyRights() {
 	text, err := os.ReadFile(rights)
 	must(c.t, err)
@@ -156,7 +156,7 @@ func (c *cluster) applyRights() {
 
 const bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 
-// bind gives the plugin's service account its rights, or takes them away, and waits until the API server knows.
+// bind grants or revokes the rights of the plugin's service account, and waits until the API server applies that.
 func (c *cluster) bind(granted bool) {
 	want := http.StatusForbidden
 	if granted {
@@ -170,12 +170,12 @@ func (c *cluster) bind(granted bool) {
 		c.do("DELETE", bindings+"/"+account, nil, nil)
 	}
 	pod := c.ca.client(c.t, keyPair{})
-	eventually(c.t, "the API server knows of the binding", func() bool {
+	eventually(c.t, "the API server applies the binding", func() bool {
 		return c.as(pod, c.token, "GET", "/api/v1/nodes/"+nodeName) == want
 	})
 }
 
-// as asks as somebody with a token.
+// as sends a request with a token.
 func (c *cluster) as(client *http.Client, token, method, path string) (status int) {
 	request, err := http.NewRequest(method, c.url+path, nil)
 	if err != nil {
@@ -189,11 +189,11 @@ func (c *cluster) as(client *http.Client, token, method, path string) (status in
 	if err != nil {
 		return 0
 	}
-	_ = response.Body.Close() // nothing is read of it
+	_ = response.Body.Close() // the body is not used
 	return response.StatusCode
 }
 
-// try asks as the administrator.
+// try sends a request as the administrator.
 func (c *cluster) try(method, path string, body any) (status int) {
 	status, _ = c.send(method, path, body)
 	return status
@@ -218,14 +218,14 @@ func (c *cluster) send(method, path string, body any) (status int, answer []byte
 		return 0, nil
 	}
 	answer, err = io.ReadAll(response.Body)
-	_ = response.Body.Close() // all of it is read
+	_ = response.Body.Close() // the body was read
 	if err != nil {
 		return 0, nil
 	}
 	return response.StatusCode, answer
 }
 
-// do is try where success is expected.
+// do is try for requests that must succeed.
 func (c *cluster) do(method, path string, body, answer any) {
 	status, text := c.send(method, path, body)
 	if status/100 != 2 {
@@ -237,7 +237,7 @@ func (c *cluster) do(method, path string, body, answer any) {
 	}
 }
 
-// makeNode makes the Node anew.
+// makeNode deletes the Node and creates it again.
 func (c *cluster) makeNode(changes object) {
 	if status := c.try(
 		"DELETE",
@@ -273,7 +273,7 @@ func (c *cluster) options() kubernetes.Options {
 	}
 }
 
-// conformance: the identity stands in annotations, which take any text and can be changed in one step.
+// conformance puts the identity into annotations, which take any text and change in one step.
 func (c *cluster) conformance(t *testing.T) {
 	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
 		c.makeNode(nil)
@@ -316,7 +316,7 @@ func (c *cluster) conformance(t *testing.T) {
 	})
 }
 
-// rights: what the manifest grants is enough for all tests here, and is nothing else.
+// rights checks that the manifest grants what all tests here need, and nothing else.
 func (c *cluster) rights(t *testing.T) {
 	c.makeNode(nil)
 	pod := c.ca.client(t, keyPair{})
@@ -338,7 +338,7 @@ func (c *cluster) rights(t *testing.T) {
 	}
 }
 
-// nodes: the forms that a Node takes in a real cluster.
+// nodes checks the forms that a Node has in a real cluster.
 func (c *cluster) nodes(t *testing.T) {
 	taint := []object{{"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"}}
 	firmware := object{"nodeInfo": object{
@@ -371,7 +371,7 @@ func (c *cluster) nodes(t *testing.T) {
 			c.makeNode(tt.node)
 			got, err := kubernetes.New(c.options()).Instance(t.Context())
 			if got != tt.want || !errors.Is(err, tt.kind) || err != nil && !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("got %+v, %v; want %+v, %v that says %q", got, err, tt.want, tt.kind, tt.says)
+				t.Errorf("got %+v, %v; want %+v, %v with %q in it", got, err, tt.want, tt.kind, tt.says)
 			}
 		})
 	}
@@ -384,7 +384,7 @@ func (c *cluster) nodes(t *testing.T) {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})
-	t.Run("a token that has no meaning here", func(t *testing.T) {
+	t.Run("an unknown token", func(t *testing.T) {
 		options := c.options()
 		options.ServiceAccount = t.TempDir()
 		must(t, os.WriteFile(filepath.Join(options.ServiceAccount, "ca.crt"), c.ca.pem, 0o600))
@@ -397,7 +397,7 @@ func (c *cluster) nodes(t *testing.T) {
 	})
 }
 
-// kubeconfig writes one for a client certificate.
+// kubeconfig writes a kubeconfig file with a client certificate.
 func (c *cluster) kubeconfig(t *testing.T, subject pkix.Name) string {
 	dir, pair := t.TempDir(), c.ca.issue(t, subject)
 	for name, text := range map[string][]byte{"ca.crt": c.ca.pem, "client.pem": append(pair.certificate, pair.key...)} {
@@ -414,7 +414,7 @@ users: [{name: default, user: {client-certificate: client.pem, client-key: clien
 	return file
 }
 
-// kubelet: on a host, the kubelet's credentials are enough, and only for its own Node (Node authorizer).
+// kubelet checks that the kubelet's credentials suffice on a host, and only for its own Node (Node authorizer).
 func (c *cluster) kubelet(t *testing.T) {
 	c.makeNode(object{"spec": object{"providerID": "oxide://" + idA}})
 	for name, want := range map[string]error{nodeName: nil, "worker-4": metadata.ErrInvalid} {
@@ -430,8 +430,8 @@ func (c *cluster) kubelet(t *testing.T) {
 	}
 }
 
-// watch: changes of the Node are seen at once, with the rights of the manifest and with a kubelet's, and after the connection was
-// cut too.
+// watch checks that changes of the Node are seen at once, with the rights of the manifest and with a kubelet's, also
+// after the connection was cut.
 func (c *cluster) watch(t *testing.T) {
 	kubelet := kubernetes.Options{
 		NodeName: nodeName, InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
@@ -471,12 +471,13 @@ func (c *cluster) watch(t *testing.T) {
 			c.gate.open()
 			await("changed while cut off", idB)
 			c.makeNode(nil)
-			await("made anew", "")
+			await("created again", "")
 		})
 	}
 }
 
-// pluginWaits: a plugin that comes up before its Node is initialised says so, and becomes ready by itself.
+// pluginWaits checks that a plugin that starts before its Node is initialised reports that, and becomes ready by
+// itself.
 func (c *cluster) pluginWaits(t *testing.T) {
 	c.makeNode(
 		object{
@@ -509,7 +510,7 @@ func (c *cluster) pluginWaits(t *testing.T) {
 		}})
 		ready <- started{p, err}
 	}()
-	eventually(t, "/readyz says what it waits for", func() bool {
+	eventually(t, "/readyz names what the plugin waits for", func() bool {
 		return strings.Contains(
 			page("http://"+http+"/readyz"),
 			`wait for the cloud controller manager to initialise Node "`+nodeName+`"`,
@@ -530,21 +531,21 @@ func (c *cluster) pluginWaits(t *testing.T) {
 	}
 }
 
-// page is the body of a page, or why there is none.
+// page returns the body of a page, or the error.
 func page(url string) string {
 	response, err := http.Get(url)
 	if err != nil {
 		return err.Error()
 	}
 	body, err := io.ReadAll(response.Body)
-	_ = response.Body.Close() // all of it is read
+	_ = response.Body.Close() // the body was read
 	if err != nil {
 		return err.Error()
 	}
 	return string(body)
 }
 
-// initContainer: what a pod's init container does, with the credentials where Kubernetes puts them.
+// initContainer runs the command of a pod's init container, with the credentials where Kubernetes puts them.
 func (c *cluster) initContainer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a mount namespace with a pod's folder of credentials")
@@ -582,18 +583,18 @@ exec "$@"`, "sh"}
 		t.Errorf("exit code %d, wrote %q, %v: %s", code, text, err, stderr)
 	}
 	if strings.Contains(stderr, c.token) {
-		t.Error("the token is shown")
+		t.Error("the output contains the token")
 	}
 }
 
-// authority signs certificates.
+// authority is a CA.
 type authority struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
 	pem         []byte
 }
 
-// keyPair is a certificate and its key, PEM.
+// keyPair is a certificate and its key, in PEM.
 type keyPair struct{ certificate, key []byte }
 
 func newAuthority(t *testing.T) authority {
@@ -610,7 +611,7 @@ func newAuthority(t *testing.T) authority {
 	return authority{certificate, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
-// issue signs a certificate for a server on this machine, or a client.
+// issue signs a certificate for a server on this machine, or for a client.
 func (a authority) issue(t *testing.T, subject pkix.Name) keyPair {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
@@ -635,7 +636,7 @@ func (a authority) issue(t *testing.T, subject pkix.Name) keyPair {
 	}
 }
 
-// client trusts the authority and shows this certificate, if there is one.
+// client returns a client that trusts the authority and presents this certificate, if it is not empty.
 func (a authority) client(t *testing.T, pair keyPair) *http.Client {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.certificate)
@@ -650,7 +651,7 @@ func (a authority) client(t *testing.T, pair keyPair) *http.Client {
 	return &http.Client{Transport: transport, Timeout: 30 * time.Second}
 }
 
-// rsaKey is what service account tokens are signed with.
+// rsaKey returns the key pair that signs tokens of service accounts.
 func rsaKey(t *testing.T) (private, public []byte) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	must(t, err)

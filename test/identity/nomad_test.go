@@ -24,18 +24,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 )
 
-// agent is a Nomad server and client in one.
+// agent is a Nomad agent that is server and client.
 type agent struct {
 	t       *testing.T
 	server  *process
 	gate    *gate
 	admin   *api.Client
 	address string
-	// token has the right node:read, where ACLs are on.
+	// token has the right node:read. It is empty if ACLs are off.
 	token string
 }
 
-// nodeRead is the policy that the plugin's documentation asks for.
+// nodeRead is the policy in the plugin's documentation.
 const nodeRead = `node { policy = "read" }`
 
 func newAgent(t *testing.T, acl bool) *agent {
@@ -43,11 +43,11 @@ func newAgent(t *testing.T, acl bool) *agent {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a Nomad client that runs tasks")
 	}
-	// Short, since the path of the task API's socket is below it.
+	// Short, because the path of the task API's socket is below this folder.
 	dir, err := os.MkdirTemp("", "n")
 	must(t, err)
 	t.Cleanup(func() {
-		unmountBelow(t, dir) // the tasks' folders of secrets
+		unmountBelow(t, dir) // the tasks' secrets folders
 		must(t, os.RemoveAll(dir))
 	})
 	http, rpc, serf := freePort(t), freePort(t), freePort(t)
@@ -96,16 +96,16 @@ acl {
 }
 `, filepath.Join(dir, "data"), http, rpc, serf, acl)), 0o600))
 	a := &agent{t: t, address: fmt.Sprintf("http://127.0.0.1:%d", http)}
-	// A development agent elects itself at once; a client that finds no leader waits for half a minute.
+	// A development agent becomes leader at once. Without a leader a client would wait for half a minute.
 	a.server = start(t, path, "agent", "-dev", "-config="+config)
 	a.connect("")
-	a.server.eventually("there is a leader", func() bool {
+	a.server.eventually("Nomad has a leader", func() bool {
 		leader, err := a.admin.Status().Leader()
 		return err == nil && leader != ""
 	})
 	if acl {
 		var bootstrapped *api.ACLToken
-		a.server.eventually("ACLs can be had", func() (done bool) {
+		a.server.eventually("ACLs are bootstrapped", func() (done bool) {
 			var err error
 			bootstrapped, _, err = a.admin.ACLTokens().Bootstrap(nil)
 			return err == nil
@@ -131,14 +131,14 @@ func (a *agent) connect(token string) {
 	must(a.t, err)
 }
 
-// policy writes a policy, for a job's workload identity where one is named.
+// policy writes a policy, for a job's workload identity if job is not nil.
 func (a *agent) policy(name, rules string, job *api.JobACL) {
 	if _, err := a.admin.ACLPolicies().Upsert(&api.ACLPolicy{Name: name, Rules: rules, JobACL: job}, nil); err != nil {
 		a.t.Error(err)
 	}
 }
 
-// set changes the client's metadata in one step; nil removes a key.
+// set changes the client's metadata in one step. Nil removes a key.
 func (a *agent) set(id, rack *string) {
 	meta := map[string]*string{"oxide.instance_id": id, "oxide.rack": rack}
 	if _, err := a.admin.Nodes().Meta().Apply(&api.NodeMetaApplyRequest{Meta: meta}, nil); err != nil {
@@ -150,12 +150,12 @@ func (a *agent) options() nomad.Options {
 	return nomad.Options{Address: "http://" + a.gate.address, Token: a.token}
 }
 
-// allow changes what the token may do, and waits until the agent knows.
+// allow changes the rights of the token, and waits until the agent applies them.
 func (a *agent) allow(rules string, granted bool) {
 	a.policy("csi-node", rules, nil)
 	client, err := api.NewClient(&api.Config{Address: a.address, SecretID: a.token})
 	must(a.t, err)
-	eventually(a.t, "the agent knows of the policy", func() bool {
+	eventually(a.t, "the agent applies the policy", func() bool {
 		_, err := client.Nodes().Meta().Read("", nil)
 		return (err == nil) == granted
 	})
@@ -216,7 +216,7 @@ func (a *agent) conformance(t *testing.T, cannotDeny string) {
 	})
 }
 
-// tokens: no token and a wrong one are refused, and the operator is told what to do.
+// tokens checks that a missing and a wrong token are refused with advice for the operator.
 func (a *agent) tokens(t *testing.T) {
 	id := idA
 	a.set(&id, nil)
@@ -229,13 +229,13 @@ func (a *agent) tokens(t *testing.T) {
 		options.Token = token
 		got, err := nomad.New(options).Instance(t.Context())
 		if err == nil || !strings.Contains(err.Error(), says) || token != "" && strings.Contains(err.Error(), token) {
-			t.Errorf("token %q: %+v, %v; want an error that says %q", token, got, err, says)
+			t.Errorf("token %q: %+v, %v; want an error with %q in it", token, got, err, says)
 		}
 	}
 }
 
-// runTask runs the command as a task with a workload identity, which reaches the agent through the task API alone. It
-// returns what it wrote, and what it said.
+// runTask runs the command as a task with a workload identity, which reaches the agent only through the task API. It
+// returns the written file and the output.
 func (a *agent) runTask(t *testing.T, job string) (wrote, said string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -278,7 +278,7 @@ func (a *agent) runTask(t *testing.T, job string) (wrote, said string) {
 	return string(text), string(log)
 }
 
-// unmountBelow unmounts what a Nomad client leaves behind.
+// unmountBelow unmounts the folders that a Nomad client leaves mounted.
 func unmountBelow(t *testing.T, dir string) {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	must(t, err)
@@ -300,7 +300,7 @@ func (a *agent) task(t *testing.T) {
 		t.Errorf("wrote %q: %s", wrote, said)
 	}
 	if strings.Contains(said, "eyJ") {
-		t.Errorf("the identity's token is shown: %s", said)
+		t.Errorf("the output contains the identity's token: %s", said)
 	}
 }
 

@@ -24,13 +24,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// idA and idB are instances.
+// idA and idB are instance IDs.
 const (
 	idA = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
 	idB = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
 )
 
-// plugin is the built oxide-csi.
+// plugin is the path of the built oxide-csi.
 var plugin string
 
 func TestMain(m *testing.M) { os.Exit(build(m)) }
@@ -54,7 +54,7 @@ func build(m *testing.M) int {
 	return code
 }
 
-// program is the path of one that test/programs/build.sh has built.
+// program returns the path of a program that test/programs/build.sh has built.
 func program(t *testing.T, name, target string) string {
 	t.Helper()
 	dir := os.Getenv("OXIDE_CSI_PROGRAMS")
@@ -65,12 +65,12 @@ func program(t *testing.T, name, target string) string {
 	}
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("needs %s, which is not in %s: run test/programs/build.sh %s", name, dir, target)
+		t.Skipf("needs %s, which is not in %s; run test/programs/build.sh %s", name, dir, target)
 	}
 	return path
 }
 
-// process is a server that runs for the length of a test.
+// process is a server that runs until the end of a test.
 type process struct {
 	t    *testing.T
 	name string
@@ -78,7 +78,7 @@ type process struct {
 	log  string
 }
 
-// start starts a server with an environment of its own, and ends it with the test.
+// start starts a server with its own environment, and ends it with the test.
 func start(t *testing.T, path string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, name: filepath.Base(path), done: make(chan struct{}), log: filepath.Join(t.TempDir(), "log")}
@@ -89,12 +89,12 @@ func start(t *testing.T, path string, args ...string) *process {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must(t, cmd.Start())
-	go func() { _ = cmd.Wait(); close(p.done) }() // how it ends is in its log
+	go func() { _ = cmd.Wait(); close(p.done) }() // its log says how it ended
 	t.Cleanup(func() {
 		p.end(cmd.Process)
 		must(t, log.Close())
 		if t.Failed() {
-			t.Logf("the end of what %s said:\n%s", p.name, p.tail())
+			t.Logf("the end of the log of %s:\n%s", p.name, p.tail())
 		}
 	})
 	return p
@@ -122,7 +122,7 @@ func (p *process) tail() []byte {
 	return text[max(0, len(text)-4000):]
 }
 
-// eventually asks until the answer is yes, as long as the server runs.
+// eventually polls ask until it returns true, while the server runs.
 func (p *process) eventually(what string, ask func() bool) {
 	p.t.Helper()
 	eventually(p.t, p.name+": "+what, func() bool {
@@ -140,7 +140,7 @@ func eventually(t *testing.T, what string, ask func() bool) {
 	deadline := time.Now().Add(90 * time.Second)
 	for !ask() {
 		if time.Now().After(deadline) {
-			t.Fatalf("still not so: %s", what)
+			t.Fatalf("not in time: %s", what)
 		}
 		<-time.After(20 * time.Millisecond)
 	}
@@ -153,7 +153,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// freePort is a TCP port of this machine that was free a moment ago.
+// freePort returns a TCP port that was free a moment ago.
 func freePort(t *testing.T) int {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -162,7 +162,7 @@ func freePort(t *testing.T) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// gate stands before a server and can be shut, or held up.
+// gate is a TCP proxy before a server. It can refuse or delay connections.
 type gate struct {
 	t       *testing.T
 	to      string
@@ -170,11 +170,11 @@ type gate struct {
 
 	mu       sync.Mutex
 	listener net.Listener
-	held     chan struct{} // closed when connections are let through
-	through  []net.Conn    // that were, some of which have ended
+	held     chan struct{} // closed when connections pass
+	through  []net.Conn    // passed connections, including ended ones
 }
 
-// newGate opens a gate to an address.
+// newGate returns an open gate to an address.
 func newGate(t *testing.T, to string) *gate {
 	g := &gate{t: t, to: to, address: fmt.Sprintf("127.0.0.1:%d", freePort(t)), held: make(chan struct{})}
 	close(g.held)
@@ -196,33 +196,33 @@ func (g *gate) open() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				return // It was shut.
+				return // The gate was shut.
 			}
 			go g.pass(conn)
 		}
 	}()
 }
 
-// cut ends the connections that there are.
+// cut ends the current connections.
 func (g *gate) cut() {
 	for _, conn := range g.through {
-		_ = conn.Close() // nothing is lost
+		_ = conn.Close() // the error does not matter
 	}
 	g.through = nil
 }
 
-// shut refuses connections, and ends those that there are.
+// shut ends the current connections, and refuses new ones.
 func (g *gate) shut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.cut()
 	if g.listener != nil {
-		_ = g.listener.Close() // nothing is lost
+		_ = g.listener.Close() // the error does not matter
 	}
 	g.listener = nil
 }
 
-// hold takes connections and says nothing until release; those that there are end.
+// hold ends the current connections, and accepts new ones without an answer until release.
 func (g *gate) hold() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -248,20 +248,20 @@ func (g *gate) pass(from net.Conn) {
 	<-held
 	to, err := net.Dial("tcp", g.to)
 	if err != nil {
-		_ = from.Close() // which is how a server that is down looks
+		_ = from.Close() // this looks like a server that is down
 		return
 	}
 	var both sync.WaitGroup
 	for _, pair := range [][2]net.Conn{{from, to}, {to, from}} {
 		both.Go(func() {
-			_, _ = io.Copy(pair[0], pair[1]) // until either side ends
+			_, _ = io.Copy(pair[0], pair[1]) // until one side ends
 			_ = pair[0].Close()
 		})
 	}
 	both.Wait()
 }
 
-// run runs the plugin's program to its end, inside of what wraps it, if anything does.
+// run runs the plugin's program to its end, inside a wrapping command if there is one.
 func run(t *testing.T, environ []string, wrapped []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -34,7 +34,7 @@ const (
 	otherName  = "worker-4.example"
 )
 
-// restarts is a cluster with the rights that the component for planned restarts grants, and pods of the plugin with their tokens.
+// restarts is a cluster with the rights of the component for planned restarts, and with tokens of the plugin's pods.
 type restarts struct {
 	*cluster
 	// accounts are the folders with each pod's credentials, by account and node.
@@ -58,7 +58,7 @@ func TestKubernetesRestarts(t *testing.T) {
 	t.Run("drain", r.drain)
 }
 
-// makeNodes makes both Nodes anew, with what the kubelet says of them.
+// makeNodes creates both Nodes again, with the status that a kubelet writes.
 func (r *restarts) makeNodes() {
 	for name, id := range map[string]string{nodeName: idA, otherName: idB} {
 		for _, path := range []string{"/api/v1/nodes/" + name, "/apis/storage.k8s.io/v1/csinodes/" + name} {
@@ -83,7 +83,7 @@ func (r *restarts) makeNodes() {
 	}
 }
 
-// paths are where objects of a kind are made.
+// paths are the API paths by kind.
 var paths = map[string]string{
 	"ServiceAccount": "/api/v1/namespaces/" + namespace + "/serviceaccounts",
 	"ClusterRole":    "/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRoleBinding": bindings,
@@ -115,7 +115,7 @@ func (r *restarts) grant(file string, kinds ...string) {
 	}
 }
 
-// widen adds the rules that a component adds to cluster roles.
+// widen adds a component's rules to the cluster roles.
 func (r *restarts) widen(file string) {
 	text, err := os.ReadFile(file)
 	must(r.t, err)
@@ -147,7 +147,7 @@ func (r *restarts) widen(file string) {
 	}
 }
 
-// pod makes a pod of an account on a node, and takes the token that it would have.
+// pod creates a pod of an account on a node, and requests the pod's token.
 func (r *restarts) pod(account, node string) {
 	name := account + "-" + strings.SplitN(node, ".", 2)[0]
 	pods := "/api/v1/namespaces/" + namespace + "/pods"
@@ -181,11 +181,11 @@ func (r *restarts) requester() *kubernetes.Restarts {
 	return kubernetes.NewRestarts(r.options(controller, nodeName))
 }
 
-// awaitPolicy waits until the policy of admission is enforced, and the rights hold.
+// awaitPolicy waits until the admission policy is enforced and the rights apply.
 func (r *restarts) awaitPolicy() {
 	tries := 0
 	r.server.eventually("the policy is enforced", func() bool {
-		tries++ // A change that changes nothing is allowed.
+		tries++ // A change without effect is allowed.
 		return r.patch(
 			account,
 			nodeName,
@@ -193,7 +193,7 @@ func (r *restarts) awaitPolicy() {
 			fmt.Sprintf(`{"metadata":{"labels":{"x":"%d"}}}`, tries),
 		) == http.StatusForbidden
 	})
-	r.server.eventually("the rights hold", func() bool {
+	r.server.eventually("the rights apply", func() bool {
 		return r.patch(
 			account,
 			nodeName,
@@ -203,7 +203,7 @@ func (r *restarts) awaitPolicy() {
 	})
 }
 
-// patch patches a Node as the plugin's pod on a node, and returns the status.
+// patch patches a Node with the token of the plugin's pod on a node, and returns the HTTP status.
 func (r *restarts) patch(account, from, node, text string) int {
 	token, err := os.ReadFile(filepath.Join(r.accounts[account+" "+from], "token"))
 	must(r.t, err)
@@ -213,7 +213,7 @@ func (r *restarts) patch(account, from, node, text string) int {
 	request.Header.Set("Content-Type", "application/merge-patch+json")
 	response, err := r.ca.client(r.t, keyPair{}).Do(request)
 	must(r.t, err)
-	_ = response.Body.Close() // nothing is read of it
+	_ = response.Body.Close() // the body is not used
 	return response.StatusCode
 }
 
@@ -252,7 +252,7 @@ func (r *restarts) conformance(t *testing.T) {
 	})
 }
 
-// bindAll gives both accounts their rights, or takes them away, and waits until the API server knows.
+// bindAll grants or revokes the rights of both accounts, and waits until the API server applies that.
 func (r *restarts) bindAll(granted bool) {
 	want := http.StatusForbidden
 	if granted {
@@ -270,13 +270,13 @@ func (r *restarts) bindAll(granted bool) {
 		}
 		token, err := os.ReadFile(filepath.Join(r.accounts[name+" "+nodeName], "token"))
 		must(r.t, err)
-		eventually(r.t, "the API server knows of the binding", func() bool {
+		eventually(r.t, "the API server applies the binding", func() bool {
 			return r.as(r.ca.client(r.t, keyPair{}), string(token), "GET", "/api/v1/nodes/"+nodeName) == want
 		})
 	}
 }
 
-// rights: a node's token can answer on its own Node, and change nothing else.
+// rights checks that a node's token can write the reply on its own Node and nothing else.
 func (r *restarts) rights(t *testing.T) {
 	r.makeNodes()
 	const answers = `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":"x"}}}`
@@ -284,23 +284,23 @@ func (r *restarts) rights(t *testing.T) {
 		node, patch string
 		want        int
 	}{
-		"its answer":                {nodeName, answers, http.StatusOK},
-		"another node's answer":     {otherName, answers, http.StatusForbidden},
-		"a question":                {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart":"x"}}}`, http.StatusForbidden},
-		"a question to another":     {otherName, `{"metadata":{"annotations":{"csi.oxide.computer/restart":"x"}}}`, http.StatusForbidden},
-		"an annotation":             {nodeName, `{"metadata":{"annotations":{"other":"changes"}}}`, http.StatusForbidden},
-		"an annotation taken away":  {nodeName, `{"metadata":{"annotations":{"other":null}}}`, http.StatusForbidden},
-		"an annotation, empty":      {nodeName, `{"metadata":{"annotations":{"more":""}}}`, http.StatusForbidden},
-		"an answer, and more":       {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":"x","more":"x"}}}`, http.StatusForbidden},
-		"a label":                   {nodeName, `{"metadata":{"labels":{"a":"c"}}}`, http.StatusForbidden},
-		"itself cordoned":           {nodeName, `{"spec":{"unschedulable":true}}`, http.StatusForbidden},
-		"a taint":                   {nodeName, `{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`, http.StatusForbidden},
-		"by its answer taken away":  {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":null}}}`, http.StatusOK},
-		"nothing, on another's":     {otherName, `{}`, http.StatusForbidden},
-		"nothing":                   {nodeName, `{}`, http.StatusOK},
-		"a provider ID of another":  {otherName, `{"spec":{"providerID":"oxide://x"}}`, http.StatusForbidden},
-		"an unknown Node's answer":  {"worker-5.example", answers, http.StatusNotFound},
-		"all annotations given up ": {nodeName, `{"metadata":{"annotations":null}}`, http.StatusForbidden},
+		"its answer":                     {nodeName, answers, http.StatusOK},
+		"another node's reply":           {otherName, answers, http.StatusForbidden},
+		"a question":                     {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart":"x"}}}`, http.StatusForbidden},
+		"a request to another node":      {otherName, `{"metadata":{"annotations":{"csi.oxide.computer/restart":"x"}}}`, http.StatusForbidden},
+		"an annotation":                  {nodeName, `{"metadata":{"annotations":{"other":"changes"}}}`, http.StatusForbidden},
+		"an annotation removed":          {nodeName, `{"metadata":{"annotations":{"other":null}}}`, http.StatusForbidden},
+		"an annotation, empty":           {nodeName, `{"metadata":{"annotations":{"more":""}}}`, http.StatusForbidden},
+		"a reply and more":               {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":"x","more":"x"}}}`, http.StatusForbidden},
+		"a label":                        {nodeName, `{"metadata":{"labels":{"a":"c"}}}`, http.StatusForbidden},
+		"itself cordoned":                {nodeName, `{"spec":{"unschedulable":true}}`, http.StatusForbidden},
+		"a taint":                        {nodeName, `{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`, http.StatusForbidden},
+		"the own reply removed":          {nodeName, `{"metadata":{"annotations":{"csi.oxide.computer/restart-reply":null}}}`, http.StatusOK},
+		"an empty patch of another Node": {otherName, `{}`, http.StatusForbidden},
+		"nothing":                        {nodeName, `{}`, http.StatusOK},
+		"a provider ID of another":       {otherName, `{"spec":{"providerID":"oxide://x"}}`, http.StatusForbidden},
+		"an unknown Node's reply":        {"worker-5.example", answers, http.StatusNotFound},
+		"all annotations removed":        {nodeName, `{"metadata":{"annotations":null}}`, http.StatusForbidden},
 	} {
 		if got := r.patch(account, nodeName, tt.node, tt.patch); got != tt.want {
 			t.Errorf("%s: HTTP %d, want %d", name, got, tt.want)
@@ -322,7 +322,7 @@ func (r *restarts) rights(t *testing.T) {
 	}
 }
 
-// report: what an operator sees with kubectl describe node.
+// report checks what an operator sees with kubectl describe node.
 func (r *restarts) report(t *testing.T) {
 	r.makeNodes()
 	must(
@@ -346,7 +346,7 @@ func (r *restarts) report(t *testing.T) {
 	}
 }
 
-// drain: evictions by the API server's own rules.
+// drain checks evictions by the API server's own rules.
 func (r *restarts) drain(t *testing.T) {
 	r.makeNodes()
 	requester := r.requester()
@@ -360,11 +360,11 @@ func (r *restarts) drain(t *testing.T) {
 	}
 	must(t, requester.Undrain(t.Context(), idA, "1"))
 	r.widen(manifests + "restart-drain/kustomization.yaml")
-	eventually(t, "the API server knows of the rights", func() bool {
+	eventually(t, "the API server applies the rights", func() bool {
 		_, err := requester.Drain(context.Background(), idA, "1")
 		return err == nil
 	})
-	// The pods of the plugin have no controller here.
+	// The plugin's pods have no controller in this test.
 	own := []string{
 		"pod " + namespace + "/oxide-csi-controller-worker-3 has no controller that would make it again: delete it by hand",
 		"pod " + namespace + "/oxide-csi-node-worker-3 has no controller that would make it again: delete it by hand",
@@ -416,17 +416,17 @@ func (r *restarts) drain(t *testing.T) {
 		t.Error("the Node is not cordoned")
 	}
 	r.do("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guarded", nil, nil)
-	eventually(t, "it is evicted once its budget is gone", func() bool {
+	eventually(t, "the pod is evicted after its budget was deleted", func() bool {
 		left, err = requester.Drain(context.Background(), idA, "1")
 		return err == nil && strings.Contains(strings.Join(left, "\n"), "default/guarded is ending")
 	})
 	must(t, requester.Undrain(t.Context(), idA, "2"))
 	if !r.unschedulable() {
-		t.Error("another restart has undone it")
+		t.Error("another restart has uncordoned the Node")
 	}
 	must(t, requester.Undrain(t.Context(), idA, "1"))
 	if r.unschedulable() {
-		t.Error("the Node is cordoned still")
+		t.Error("the Node is still cordoned")
 	}
 }
 

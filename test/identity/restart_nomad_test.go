@@ -24,7 +24,7 @@ import (
 
 const policies = "../../deploy/nomad/policies/"
 
-// rules are those of policies that the plugin's users apply.
+// rules returns the rules of policies that users of the plugin apply.
 func rules(t *testing.T, names ...string) (all string) {
 	for _, name := range names {
 		text, err := os.ReadFile(policies + name + ".policy.hcl")
@@ -37,7 +37,7 @@ func rules(t *testing.T, names ...string) (all string) {
 // nomadRestarts is an agent whose client runs the node plugin, as instance idA.
 type nomadRestarts struct {
 	*agent
-	// tokens are those of the controller and the node.
+	// controller and node are their tokens.
 	controller, node string
 }
 
@@ -50,7 +50,7 @@ func TestNomadRestarts(t *testing.T) {
 	t.Run("drain", r.drain)
 }
 
-// make makes a token with a policy of these rules.
+// make creates a token with a policy of these rules.
 func (r *nomadRestarts) make(name, rules string) string {
 	r.policy(name, rules, nil)
 	made, _, err := r.admin.ACLTokens().Create(&api.ACLToken{Name: name, Type: "client", Policies: []string{name}}, nil)
@@ -83,7 +83,7 @@ func (r *nomadRestarts) runPlugin() {
 	})
 }
 
-// run runs a job for the length of the test.
+// run runs a job until the end of the test.
 func (r *nomadRestarts) run(spec *api.Job) {
 	_, _, err := r.admin.Jobs().Register(spec, nil)
 	must(r.t, err)
@@ -91,7 +91,7 @@ func (r *nomadRestarts) run(spec *api.Job) {
 		if _, _, err := r.admin.Jobs().Deregister(*spec.ID, false, nil); err != nil {
 			r.t.Error(err)
 		}
-		// The agent, which is stopped next, leaves running what runs.
+		// The agent is stopped next, and does not stop running tasks.
 		r.server.eventually(*spec.ID+" has ended", func() bool {
 			allocs, _, err := r.admin.Jobs().Allocations(*spec.ID, true, nil)
 			return err == nil &&
@@ -144,27 +144,28 @@ func (r *nomadRestarts) conformance(t *testing.T) {
 			},
 			Secrets: []string{r.controller, r.node, "canary"},
 			Cannot: map[metadatatest.Ability]string{
-				metadatatest.CanBeTwo: "the agent has one client", metadatatest.CanTell: "its client's metadata has no blocking query",
+				metadatatest.CanBeTwo: "the agent has one client",
+				metadatatest.CanTell:  "its client's metadata has no blocking query",
 			},
 		}
 	})
 }
 
-// allowAll changes what both tokens may do, and waits until the agent knows.
+// allowAll changes the rights of both tokens, and waits until the agent applies them.
 func (r *nomadRestarts) allowAll(controller, node string, granted bool) {
 	r.policy("controller", controller, nil)
 	r.policy("node", node, nil)
 	for _, token := range []string{r.controller, r.node} {
 		client, err := api.NewClient(&api.Config{Address: r.address, SecretID: token})
 		must(r.t, err)
-		eventually(r.t, "the agent knows of the policies", func() bool {
+		eventually(r.t, "the agent applies the policies", func() bool {
 			_, err := client.Nodes().Meta().Read("", nil)
 			return (err == nil) == granted
 		})
 	}
 }
 
-// rights: what the policies are for, and what they do not allow.
+// rights checks what the policies allow, and what they do not allow.
 func (r *nomadRestarts) rights(t *testing.T) {
 	reader := r.make("reader", nodeRead)
 	l := nomad.NewListener(nomad.Options{Address: r.address, Token: reader}, idA)
@@ -189,7 +190,7 @@ func (r *nomadRestarts) rights(t *testing.T) {
 	}
 }
 
-// drain: allocations go by Nomad's own rules.
+// drain checks that allocations leave by Nomad's own rules.
 func (r *nomadRestarts) drain(t *testing.T) {
 	r.policy("controller", rules(t, "restart-controller", "restart-drain"), nil)
 	sleeper := func(job *api.Job, count int) *api.Job {
@@ -222,22 +223,26 @@ func (r *nomadRestarts) drain(t *testing.T) {
 		strings.Count(first, "of job app) waits for another one of its group to end") != 1 ||
 		!strings.Contains(first, "of job batch) is of a batch job: wait for its end, or stop it") ||
 		strings.Contains(first, "oxide-csi-node") {
-		t.Errorf("left at first: %s", first)
+		t.Errorf("allocations left at first: %s", first)
 	}
 	if got := r.eligibility(); got != "ineligible" {
 		t.Errorf("the node is %s", got)
 	}
-	eventually(t, "both have gone", func() bool { return !strings.Contains(left(), "job app)") && running("app") == 0 })
+	eventually(
+		t,
+		"both allocations have ended",
+		func() bool { return !strings.Contains(left(), "job app)") && running("app") == 0 },
+	)
 	_, _, err := r.admin.Jobs().Deregister("batch", false, nil)
 	must(t, err)
-	eventually(t, "nothing is left", func() bool { return left() == "" })
+	eventually(t, "no allocation is left", func() bool { return left() == "" })
 	must(t, requester.Undrain(t.Context(), idA, "2"))
 	if got := r.eligibility(); got != "ineligible" {
 		t.Errorf("after another restart's undrain the node is %s", got)
 	}
 	must(t, requester.Undrain(t.Context(), idA, "1"))
 	if got := r.eligibility(); got != "eligible" {
-		t.Errorf("at last the node is %s", got)
+		t.Errorf("in the end the node is %s", got)
 	}
 	eventually(t, "the work comes back", func() bool { return running("app") == 2 })
 }

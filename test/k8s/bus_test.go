@@ -23,8 +23,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// A node that the rack boots has the D-Bus that the manifests mount. Its daemon is the real one; what speaks on it for systemd
-// and logind is not.
+// A node that the rack boots has the D-Bus that the manifests mount. The daemon is real, but systemd and logind on it
+// are fakes.
 
 const busSocket = "/run/dbus/system_bus_socket"
 
@@ -34,7 +34,7 @@ const busConfig = `<busconfig>
   <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/></policy>
 </busconfig>`
 
-// startBus starts the D-Bus, and returns when systemd and logind are on it.
+// startBus starts the D-Bus, and returns when the fake systemd and logind are on it.
 func (n *node) startBus(systemd *manager) error {
 	if err := os.Mkdir(filepath.Dir(busSocket), 0o755); err != nil {
 		return err
@@ -51,7 +51,7 @@ func (n *node) startBus(systemd *manager) error {
 		return err
 	}
 	var bus *dbus.Conn
-	for deadline := time.Now().Add(patience); bus == nil; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(waitLimit); bus == nil; time.Sleep(20 * time.Millisecond) {
 		var err error
 		if bus, err = dbus.Connect("unix:path=" + busSocket); err != nil && time.Now().After(deadline) {
 			return fmt.Errorf("connect to the D-Bus: %w", err)
@@ -81,13 +81,13 @@ func (n *node) startBus(systemd *manager) error {
 	return nil
 }
 
-// manager is as much of systemd as powers a machine off. It stops what systemd would stop as units, and passes the rest on to the
-// first process, which is not systemd.
+// manager is the part of systemd that powers a machine off. It stops the services that systemd would stop as units,
+// and then signals the first process, which is not systemd here.
 type manager struct {
-	// pods is the name of the control groups below which the pods are.
+	// pods is the name of the control groups above the pods.
 	pods    string
 	kubelet atomic.Int64
-	// stopping says that kubelet is to end.
+	// stopping means that kubelet must end.
 	stopping atomic.Bool
 }
 
@@ -103,8 +103,8 @@ func (m *manager) StartUnit(unit, mode string) (dbus.ObjectPath, *dbus.Error) {
 	return "/org/freedesktop/systemd1/job/1", nil
 }
 
-// powerOff asks kubelet and all processes of pods to end, and then the machine. What asks all processes at once, as the first
-// process does, has containerd kill containers whose shim was quicker than they.
+// powerOff ends kubelet and all processes of pods, and then the machine. They end first because the first process
+// signals all processes at once: then containerd would kill containers whose shim ended before them.
 func (m *manager) powerOff() error {
 	const grace = 10 * time.Second
 	asked := map[int]bool{int(m.kubelet.Load()): true}
@@ -115,7 +115,7 @@ func (m *manager) powerOff() error {
 		for _, pid := range processes {
 			if !asked[pid] {
 				asked[pid] = true
-				_ = syscall.Kill(pid, syscall.SIGTERM) // it may have ended meanwhile
+				_ = syscall.Kill(pid, syscall.SIGTERM) // the process may have ended
 			}
 		}
 		if len(processes) == 0 {
@@ -126,12 +126,12 @@ func (m *manager) powerOff() error {
 	return errors.Join(append(errs, syscall.Kill(1, powerOff))...)
 }
 
-// processesIn lists the processes in control groups of a name, and in those below.
+// processesIn returns the processes in control groups with this name, and in the groups below.
 func processesIn(name string) (pids []int, err error) {
 	err = eachHierarchy(name, func(group, _ string) error {
 		return filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // It goes with its pod.
+				return nil // The group disappears with its pod.
 			}
 			if err != nil || d.Name() != "cgroup.procs" {
 				return err
@@ -150,7 +150,7 @@ func processesIn(name string) (pids []int, err error) {
 	return pids, err
 }
 
-// logind is as much of it as kubelet's graceful node shutdown takes.
+// logind is the part of logind that kubelet's graceful node shutdown uses.
 type logind struct {
 	mu   sync.Mutex
 	held []inhibitor
@@ -161,12 +161,13 @@ type inhibitor struct {
 	UID, PID             uint32
 }
 
-// Get is the longest delay, in microseconds, which kubelet finds long enough.
+// Get returns the longest delay in microseconds. It is long enough for kubelet.
 func (*logind) Get(string, string) (dbus.Variant, *dbus.Error) {
 	return dbus.MakeVariant(uint64(time.Minute / time.Microsecond)), nil
 }
 
-// Inhibit takes a lock that is held until the caller closes what it gets. No caller does, before the machine goes down.
+// Inhibit takes a lock, which the caller releases by closing the descriptor. In these tests no caller does before the
+// machine goes down.
 func (l *logind) Inhibit(what, who, why, mode string) (dbus.UnixFD, *dbus.Error) {
 	null, err := syscall.Open("/dev/null", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {

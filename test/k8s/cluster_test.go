@@ -22,18 +22,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// maxDisks is how many disks an instance of the rack takes, as the overlay says.
+// maxDisks is the attach limit in the overlay's configuration.
 const maxDisks = 10
 
-// cluster is a Kubernetes of some nodes, which are instances of a rack.
+// cluster is a Kubernetes whose nodes are instances of a rack.
 type cluster struct {
-	// t is the test at whose end all ends, whichever part of it has started something.
+	// t is the test that owns the cluster. All processes end with t, also those that a subtest has started.
 	t *testing.T
-	// made is the folder of what was made for all tests, dir that of this cluster, programs that of Kubernetes' own.
+	// made has the files that all tests share, dir those of this cluster, programs the programs of Kubernetes.
 	made, dir, programs string
 	sim                 *simtest.Sim
 	a, b                *node
-	// west and c are another rack and its node, which come later.
+	// west and c are a second rack and its node, which are added later.
 	west *simtest.Sim
 	c    *node
 }
@@ -58,7 +58,7 @@ func newControlPlane(t *testing.T) *cluster {
 	return c
 }
 
-// startRack starts a rack, with instances that run.
+// startRack starts a rack with running instances.
 func (c *cluster) startRack(t *testing.T, name, address, instances string, also ...string) *simtest.Sim {
 	t.Helper()
 	sim, err := simtest.StartSimWith(filepath.Join(c.made, "oxide-sim"), simtest.SimOptions{Args: append([]string{
@@ -89,24 +89,24 @@ func (c *cluster) join(t *testing.T, nodes ...*node) {
 	c.ready(t, nodes...)
 }
 
-// ready waits until nodes are.
+// ready waits until the nodes are ready.
 func (c *cluster) ready(t *testing.T, nodes ...*node) {
 	t.Helper()
 	for _, n := range nodes {
 		eventually(t, "node "+n.Name+" is registered", func() bool {
 			select {
 			case <-n.ended:
-				t.Fatalf("node %s has ended before its time", n.Name)
+				t.Fatalf("node %s ended too early", n.Name)
 			default:
 			}
 			_, err := c.try("get", "node", n.Name)
 			return err == nil
 		})
-		c.kubectl(t, "wait", "--for=condition=Ready", "node/"+n.Name, "--timeout="+patience.String())
+		c.kubectl(t, "wait", "--for=condition=Ready", "node/"+n.Name, "--timeout="+waitLimit.String())
 	}
 }
 
-// users are who may ask the API server, by name, with their groups. Their tokens are their names.
+// users are the users of the API server, with their groups. A user's token is the user's name.
 var users = map[string]string{
 	"admin":                          "system:masters",
 	"system:kube-controller-manager": "",
@@ -152,7 +152,7 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		"--service-account-key-file="+c.path("accounts.key"),
 		"--service-account-signing-key-file="+c.path("accounts.key"),
 	)
-	// The certificate that the API server makes for itself comes with the authority that has signed it.
+	// The API server's self-signed certificate file contains the authority too.
 	for user := range users {
 		c.write(t, user+".kubeconfig", kubeconfig(c.dir, user))
 	}
@@ -179,11 +179,11 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		func() bool { _, err := c.try("get", "serviceaccount", "default"); return err == nil },
 	)
 	c.kubectl(t, "create", "-f", filepath.Join(c.made, "definitions"))
-	// It belongs to the cluster, not to a plugin.
+	// The snapshot controller belongs to the cluster, not to a plugin.
 	c.start(t, "snapshot-controller", "--kubeconfig="+c.path("admin.kubeconfig"))
 }
 
-// kubeconfig lets one of the users ask the API server.
+// kubeconfig returns a kubeconfig file of one of the users.
 func kubeconfig(dir, user string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -202,7 +202,7 @@ func (c *cluster) write(t *testing.T, name, text string) {
 	must(t, os.WriteFile(c.path(name), []byte(text), 0o600))
 }
 
-// start starts a program, one of those that were built unless it is given as a path, and kills it with the test.
+// start starts a program and kills it at the end of the test. A name without a path is one of the built programs.
 func (c *cluster) start(t *testing.T, program string, args ...string) {
 	t.Helper()
 	name := filepath.Base(program)
@@ -216,25 +216,25 @@ func (c *cluster) start(t *testing.T, program string, args ...string) {
 	cmd.Stdout, cmd.Stderr = log, log
 	must(t, cmd.Start())
 	done := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(done) }() // how it ends is in its log
+	go func() { _ = cmd.Wait(); close(done) }() // its log says how it ended
 	t.Cleanup(func() {
 		select {
 		case <-done:
-			t.Errorf("%s has ended before its time", name)
+			t.Errorf("%s ended too early", name)
 		default:
-			must(t, cmd.Process.Kill()) // in order, it takes its time; what it holds ends with the namespaces
+			must(t, cmd.Process.Kill()) // a clean stop takes time, and the namespaces end anyway
 			<-done
 		}
 		must(t, log.Close())
 		if t.Failed() {
 			text, err := os.ReadFile(log.Name())
 			must(t, err)
-			t.Logf("the end of what %s said:\n%s", name, text[max(0, len(text)-3000):])
+			t.Logf("the end of the log of %s:\n%s", name, text[max(0, len(text)-3000):])
 		}
 	})
 }
 
-// signingKey is what tokens of service accounts are signed with.
+// signingKey returns a key that signs the tokens of service accounts.
 func signingKey(t *testing.T) string {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	must(t, err)
@@ -248,16 +248,16 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// patience is how long anything may take that a cluster does by itself. A detach waits for the node's next status, and what
-// fails is tried again after waits that grow.
-const patience = 3 * time.Minute
+// waitLimit is how long a cluster may take for anything. A detach waits for the node's next status update, and failed
+// operations are repeated with growing waits.
+const waitLimit = 3 * time.Minute
 
 func eventually(t *testing.T, what string, ask func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitLimit)
 	for !ask() {
 		if time.Now().After(deadline) {
-			t.Fatalf("still not so after %s: %s", patience, what)
+			t.Fatalf("not in time, after %s: %s", waitLimit, what)
 		}
 		<-time.After(200 * time.Millisecond)
 	}

@@ -22,18 +22,21 @@ import (
 	"testing"
 )
 
-// officialTests are those that Kubernetes' own tests have for a driver that describes itself.
+// officialTests selects the tests of Kubernetes that use a driver's own description.
 const officialTests = `External.Storage`
 
-// leftOut are tests that are not asked for, and why. All others are: those that need what the plugin does not advertise say so
-// themselves.
+// leftOut are the tests that are not run, with the reason. All others run. A test skips itself if the plugin does not
+// advertise what it needs.
 var leftOut = []struct{ pattern, why string }{
 	{`\[Disruptive\]`, "restarts kubelet by systemctl or over SSH, and the nodes have neither"},
-	{`any volume data source`, "is about volume populators, which are not the plugin's and whose images cannot be had"},
-	{`performance`, "measures on a machine of its own"},
+	{
+		`any volume data source`,
+		"tests volume populators, which are not part of the plugin and whose images are not available",
+	},
+	{`performance`, "needs a machine of its own"},
 }
 
-// TestConformance runs Kubernetes' own tests of storage, with testdriver.yaml for what the plugin says that it can do.
+// TestConformance runs Kubernetes' own storage tests. testdriver.yaml describes what the plugin supports.
 func TestConformance(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: namespaces, mounts, loop devices")
@@ -44,7 +47,7 @@ func TestConformance(t *testing.T) {
 	for _, out := range leftOut {
 		skip = append(skip, out.pattern)
 	}
-	// Most of the time they wait.
+	// The tests wait most of the time, so many can run at once.
 	args := []string{
 		"run",
 		"--procs=6",
@@ -88,8 +91,8 @@ func absolute(t *testing.T, name string) string {
 	return path
 }
 
-// summarise says what has run, and what has not and why. What is left out must be there, since a pattern that nothing matches
-// leaves nothing out.
+// summarise logs which tests have run, and which have not and why. Each pattern of leftOut must match a test, because
+// a pattern without a match has no effect.
 func summarise(t *testing.T, text []byte) {
 	t.Helper()
 	var reports []struct {
@@ -126,14 +129,14 @@ func summarise(t *testing.T, text []byte) {
 		t.Logf("measured: %s", reason)
 	}
 	if states["passed"] == 0 {
-		t.Error("none has passed")
+		t.Error("no test has passed")
 	}
 }
 
-// names are what makes equal reasons differ.
+// names matches the driver's name, which would make equal reasons differ.
 var names = regexp.MustCompile(`^Driver "?csi\.oxide\.computer"? |"?csi\.oxide\.computer"? ?`)
 
-// why is why a test was skipped: it says so itself, or is left out.
+// why returns the reason why a test was skipped: its own message, or that it is in leftOut.
 func why(name, message string) string {
 	if message != "" {
 		first, _, _ := strings.Cut(message, "\n")
@@ -144,13 +147,14 @@ func why(name, message string) string {
 			return out.pattern + ": " + out.why
 		}
 	}
-	return "not asked for by FOCUS"
+	return "not selected by FOCUS"
 }
 
 func init() { alsoPrepare = officialImages }
 
-// officialImages makes those that Kubernetes' own tests name, of this machine's programs. Where the tests want something that a
-// busybox does not do, there is the program itself; sh is bash, since busybox' own runs its own programs whatever PATH says.
+// officialImages makes the images that Kubernetes' own tests name, from programs of this machine. Where busybox lacks
+// a function that the tests need, the image has the full program. sh is bash, because busybox sh runs busybox' own
+// programs regardless of PATH.
 func officialImages(dir, built string) error {
 	for _, image := range []struct {
 		tags       []string
@@ -174,14 +178,14 @@ func officialImages(dir, built string) error {
 	return nil
 }
 
-// file is one in an image: a link where to is not empty.
+// file is a file in an image, or a link if to is not empty.
 type file struct {
 	content []byte
 	to      string
 	folder  bool
 }
 
-// busyboxWith is a root filesystem of busybox and of programs with their libraries.
+// busyboxWith returns a root filesystem with busybox, these programs and their libraries.
 func busyboxWith(programs []string) (map[string]file, error) {
 	busybox, err := os.ReadFile("/bin/busybox")
 	if err != nil {
@@ -228,7 +232,7 @@ func busyboxWith(programs []string) (map[string]file, error) {
 		}
 		libraries, err := exec.Command("ldd", path).Output()
 		if err != nil {
-			continue // It is static.
+			continue // The program is static.
 		}
 		for _, library := range regexp.MustCompile(`/\S+`).FindAllString(string(libraries), -1) {
 			if content, err = os.ReadFile(library); err != nil {
@@ -240,7 +244,7 @@ func busyboxWith(programs []string) (map[string]file, error) {
 	return files, nil
 }
 
-// writeImage writes an archive such as docker save makes.
+// writeImage writes an archive in the format of docker save.
 func writeImage(name string, files map[string]file, tags, entrypoint []string) error {
 	layer, err := archive(files)
 	if err != nil {

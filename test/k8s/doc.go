@@ -2,20 +2,22 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package k8s runs the manifests of deploy/k8s in a real Kubernetes: API server, controller manager, scheduler, a kubelet with
-// containerd, and the CSI sidecars that the manifests name, all built from their own sources. Only node-driver-registrar is a
-// stand-in, since the Go module proxy does not have it. Racks are simulated; the nodes are their instances.
+// Package k8s runs the manifests of deploy/k8s in a real Kubernetes: API server, controller manager, scheduler, a
+// kubelet with containerd, and the CSI sidecars of the manifests, all built from source. Only node-driver-registrar is
+// replaced by a stand-in, because the Go module proxy does not have it. Racks are simulated, and the nodes are their
+// instances.
 //
-// Everything happens in network, mount and PID namespaces of its own, and ends with them; each node has its own within those, and
-// can be stopped and started. It needs root, has the build tag "k8s", and takes minutes to build once: make e2e-k8s.
+// All processes run in their own network, mount and PID namespaces, and end with them. Each node has namespaces within
+// those, and can be stopped and started. The tests need root, have the build tag "k8s", and take minutes to build
+// once: make e2e-k8s.
 //
-//   - machine_test.go: the namespaces, and what must be undone outside of them
+//   - machine_test.go: the namespaces, and cleaning up outside of them
 //   - images_test.go: the images that the manifests name
 //   - cluster_test.go: racks, and Kubernetes
 //   - node_test.go: a node
-//   - kubectl_test.go: how the tests talk to it
-//   - objects_test.go: what users of the plugin write
-//   - k8s_test.go, nodes_test.go: what is shown on racks with hot-plug
-//   - restart_test.go: what is shown on one without, which boots its nodes itself
-//   - bus_test.go: what such a node is powered off by
+//   - kubectl_test.go: helpers that call kubectl
+//   - objects_test.go: objects that users of the plugin write
+//   - k8s_test.go, nodes_test.go: the cases on racks with hot-plug
+//   - restart_test.go: the cases on a rack without hot-plug, which boots its nodes itself
+//   - bus_test.go: the D-Bus services that power off such a node
 package k8s

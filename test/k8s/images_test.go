@@ -19,19 +19,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// The folders of the repository that the tests use.
+// Folders of the repository that the tests use.
 const (
 	manifests = "../../deploy/k8s"
 	sidecars  = "../programs/sidecars"
 )
 
-// Images that the tests need and the manifests do not name.
+// Images of the tests that the manifests do not name.
 const (
 	pauseImage   = "example.com/pause:test"
 	busyboxImage = "example.com/busybox:test"
 )
 
-// programs is the folder with what test/programs/build.sh has built.
+// programs returns the folder with the programs of test/programs/build.sh.
 func programs() (string, error) {
 	if dir := os.Getenv("OXIDE_CSI_PROGRAMS"); dir != "" {
 		return dir, nil
@@ -83,10 +83,11 @@ func prepare(dir string) error {
 	return definitions(filepath.Join(dir, "definitions"))
 }
 
-// alsoPrepare makes images that other tests than TestKubernetes need.
+// alsoPrepare, if set, makes the images of other tests.
 var alsoPrepare func(dir, built string) error
 
-// ingredients are what an image of the manifests is made of. The versions of those that are built must be the ones asked for.
+// ingredients returns the files of an image of the manifests. For a built program it checks that its version is the
+// one in the manifests.
 func ingredients(dir, built, image string) ([]string, error) {
 	name, version, _ := strings.Cut(path.Base(image), ":")
 	switch name {
@@ -111,7 +112,7 @@ func ingredients(dir, built, image string) ([]string, error) {
 	return []string{"-program=" + filepath.Join(built, name), "-user=65532:65532"}, nil
 }
 
-// definitions copies the custom resources of snapshots out of the module that has them.
+// definitions copies the custom resource definitions of snapshots out of their Go module.
 func definitions(to string) error {
 	from, err := command(
 		"go",
@@ -145,7 +146,7 @@ func definitions(to string) error {
 	return nil
 }
 
-// command runs a program to its end and returns what it printed.
+// command runs a program to its end and returns its output.
 func command(name string, args ...string) (string, error) { return output(exec.Command(name, args...)) }
 
 func output(cmd *exec.Cmd) (string, error) {

@@ -35,35 +35,35 @@ func TestKubernetes(t *testing.T) {
 		name string
 		how  func(*testing.T)
 	}{
-		{"node, limit, topology and capacity are known", c.registration},
-		{"data outlives its pod, and follows it", c.life},
+		{"node, limit, topology and capacity are registered", c.registration},
+		{"data outlives its pod and moves with the volume", c.life},
 		{"the plugin's share of the time", c.share},
 		{"one pod at a time", c.onePod},
 		{"xfs and btrfs", c.filesystems},
 		{"raw block", c.block},
 		{"snapshot, restore to a larger volume, clone", c.snapshots},
-		{"a disk made by hand", c.existing},
-		{"no more volumes than the node takes", c.limit},
-		{"the plugin is killed in the middle of it", c.killed},
-		{"the rack fails when a volume is to go", c.failingDelete},
+		{"a disk created by an operator", c.existing},
+		{"no more volumes than the node's limit", c.limit},
+		{"the plugin is killed during a volume's life", c.killed},
+		{"the rack fails during a delete", c.failingDelete},
 		{"another token", c.rotation},
 		{"a power cut", c.powerCut},
 		{"from the manifests to the chart", c.chart},
 		{"a node joins", c.joins},
 		{"two racks", c.racks},
-		{"a node is given up", c.drained},
+		{"a node is drained and removed", c.drained},
 		{"uninstalled", c.uninstalled},
 	} {
 		if !t.Run(show.name, show.how) {
-			return // What comes after would fail for the same reason.
+			return // The next parts would fail for the same reason.
 		}
 		t.Run("nothing is left", c.nothingLeft)
 	}
 }
 
-// install does what the manifests tell an operator to do, and waits until the plugin is there.
+// install follows the instructions in the manifests, and waits until the plugin runs.
 func (c *cluster) install(t *testing.T, overlay string) {
-	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // for its namespace
+	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // it creates the namespace
 	c.kubectl(
 		t,
 		"-n",
@@ -107,18 +107,18 @@ func (c *cluster) registration(t *testing.T) {
 	c.capacities(t, "default")
 }
 
-// registered waits until a node has the plugin, with what the plugin says of the node.
+// registered waits until the plugin is registered on a node, and checks what it reported about the node.
 func (c *cluster) registered(t *testing.T, n *node, rack string) {
 	t.Helper()
 	eventually(
 		t,
-		n.Name+" has the plugin",
+		"the plugin is registered on "+n.Name,
 		func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == rpc.PluginName },
 	)
 	for field, want := range map[string]string{
 		".nodeID":            n.Instance,
 		".topologyKeys[0]":   rpc.TopologySegmentRack,
-		".allocatable.count": strconv.Itoa(maxDisks - 1), // the boot disk is one
+		".allocatable.count": strconv.Itoa(maxDisks - 1), // without the boot disk
 	} {
 		if got := c.get(t, ".spec.drivers[0]"+field, "csinode", n.Name); got != want {
 			t.Errorf("CSINode of %s: %s is %q, want %q", n.Name, field, got, want)
@@ -129,10 +129,10 @@ func (c *cluster) registered(t *testing.T, n *node, rack string) {
 	}
 }
 
-// rackLabel is the plugin's label of a Node in a path.
+// rackLabel is the plugin's label of a Node, escaped for a JSON path.
 var rackLabel = strings.ReplaceAll(rpc.TopologySegmentRack, ".", `\.`)
 
-// capacities waits until the scheduler is told what is free on racks, in the order of their names.
+// capacities waits until the scheduler knows the free capacity of these racks, ordered by name.
 func (c *cluster) capacities(t *testing.T, racks ...string) {
 	t.Helper()
 	ask := func(field string) []string {
@@ -144,7 +144,7 @@ func (c *cluster) capacities(t *testing.T, racks ...string) {
 	}
 	eventually(
 		t,
-		"the scheduler is told what is free",
+		"the scheduler knows the free capacity",
 		func() bool { return slices.Equal(ask(".nodeTopology.matchLabels."+rackLabel), racks) },
 	)
 	for _, free := range ask(".capacity") {
@@ -168,7 +168,7 @@ func (c *cluster) life(t *testing.T) {
 	c.apply(t, pod{name: "first", claim: "data", on: c.a}.String())
 	c.running(t, "first")
 	if disks := c.attached(t, c.a); len(disks) != 1 {
-		t.Errorf("attached are %v, want one disk", disks)
+		t.Errorf("the attached disks are %v, want one", disks)
 	}
 	pv := c.get(t, ".spec.volumeName", "pvc", "data")
 	if got := c.get(
@@ -178,7 +178,7 @@ func (c *cluster) life(t *testing.T) {
 		pv,
 	); !strings.Contains(got, rpc.TopologySegmentRack) ||
 		!strings.Contains(got, "default") {
-		t.Errorf("the volume's place is %s", got)
+		t.Errorf("the volume's topology is %s", got)
 	}
 	if got := c.sh(t, "first", "/busybox stat -c %g:%a /data"); got != "2000:2775" {
 		t.Errorf("group and mode of the volume are %s, want those of fsGroup", got)
@@ -312,7 +312,7 @@ func (c *cluster) snapshots(t *testing.T) {
 	c.gone(t, "pod/origin", "pod/restored", "pod/clone", "pvc/origin", "pvc/restored", "pvc/clone", "volumesnapshot/snap")
 }
 
-// existing uses a disk that somebody made by hand, and which outlives its volume.
+// existing uses a disk that an operator created. The disk must survive the deletion of its volume.
 func (c *cluster) existing(t *testing.T) {
 	client, err := oxide.NewClient(oxide.WithHost(c.sim.Host), oxide.WithToken(c.sim.Token))
 	must(t, err)
@@ -346,7 +346,10 @@ func (c *cluster) existing(t *testing.T) {
 	}
 	c.gone(t, "pod/existing", "pvc/existing", "pv/existing")
 	eventually(t, "the disk is detached", func() bool { return len(c.attached(t, c.a)) == 0 })
-	must(t, client.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})) // so it is there
+	must(
+		t,
+		client.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}),
+	) // fails if the disk is gone
 }
 
 func (c *cluster) limit(t *testing.T) {
@@ -387,7 +390,7 @@ func (c *cluster) limit(t *testing.T) {
 	c.gone(t, all...)
 }
 
-// killed kills the plugin's pods while a volume is made, attached and mounted, and again while it goes.
+// killed kills the plugin's pods while a volume is created, attached and mounted, and again while it is deleted.
 func (c *cluster) killed(t *testing.T) {
 	kill := func(app string) {
 		c.kubectl(t, "-n", namespace, "delete", "pod", "-l", "app="+app, "--force", "--grace-period=0")
@@ -417,7 +420,11 @@ func (c *cluster) failingDelete(t *testing.T) {
 	)
 	must(t, err)
 	c.gone(t, "pod/stays", "pvc/stays")
-	eventually(t, "the volume is gone after all", func() bool { return c.get(t, ".items[*].metadata.name", "pv") == "" })
+	eventually(
+		t,
+		"the volume is deleted in the end",
+		func() bool { return c.get(t, ".items[*].metadata.name", "pv") == "" },
+	)
 	faults, err := c.sim.Faults(t.Context())
 	must(t, err)
 	for _, f := range faults {
@@ -427,10 +434,10 @@ func (c *cluster) failingDelete(t *testing.T) {
 	}
 }
 
-// nothingLeft waits until Kubernetes has no volume any more, and then finds none on the rack and on the node.
+// nothingLeft waits until Kubernetes has no volume, and checks that nothing is left on the rack and on the node.
 func (c *cluster) nothingLeft(t *testing.T) {
 	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
-		eventually(t, "there are no "+kind, func() bool { return c.get(t, ".items[*].metadata.name", kind) == "" })
+		eventually(t, "no "+kind+" are left", func() bool { return c.get(t, ".items[*].metadata.name", kind) == "" })
 	}
 	left := c.left(t)
 	if len(left.GuestErrors) > 0 || left.Disks+left.Snapshots+left.Loops+left.Mounts+left.Files > 0 {
@@ -438,8 +445,9 @@ func (c *cluster) nothingLeft(t *testing.T) {
 	}
 }
 
-// share says how long a volume takes from claim and pod to a running container, and how much of it is the plugin's own: all its
-// RPCs together, of which the rack's answers are a part. It is printed and not judged, since others use the machine, too.
+// share measures how long a volume takes from claim and pod to a running container, and the plugin's part of it: all
+// its RPCs together, including the rack's answers. The result is printed and not checked, because other processes use
+// the machine too.
 func (c *cluster) share(t *testing.T) {
 	const methods = "/csi.v1.(Controller/CreateVolume|Controller/ControllerPublishVolume|Node/.*)\""
 	for i := range 3 {
@@ -477,7 +485,7 @@ func (c *cluster) share(t *testing.T) {
 	}
 }
 
-// metrics are the sums of seconds that all pods of the plugin have measured, by pod and series.
+// metrics returns the sums of seconds that the plugin's pods have measured, by pod and series.
 func (c *cluster) metrics(t *testing.T) map[string]float64 {
 	t.Helper()
 	found := map[string]float64{}
@@ -495,12 +503,12 @@ func (c *cluster) metrics(t *testing.T) map[string]float64 {
 		}
 	}
 	if len(found) == 0 {
-		t.Error("nothing is measured")
+		t.Error("the plugin has no metrics")
 	}
 	return found
 }
 
-// left is what the racks hold.
+// left returns what the racks hold.
 func (c *cluster) left(t *testing.T) simtest.Leftovers {
 	t.Helper()
 	left := c.leftOn(t, c.sim)
@@ -514,7 +522,7 @@ func (c *cluster) left(t *testing.T) simtest.Leftovers {
 	return left
 }
 
-// leftOn is what a rack holds.
+// leftOn returns what one rack holds.
 func (c *cluster) leftOn(t *testing.T, sim *simtest.Sim) simtest.Leftovers {
 	t.Helper()
 	left, err := sim.Leftovers(t.Context())
@@ -522,7 +530,7 @@ func (c *cluster) leftOn(t *testing.T, sim *simtest.Sim) simtest.Leftovers {
 	return left
 }
 
-// attached are the names of the disks of a node's instance, its boot disk excepted.
+// attached returns the names of the disks of a node's instance, without its boot disk.
 func (c *cluster) attached(t *testing.T, n *node) (names []string) {
 	t.Helper()
 	instances, err := n.sim.ListInstances(t.Context())
@@ -537,7 +545,7 @@ func (c *cluster) attached(t *testing.T, n *node) (names []string) {
 	return names
 }
 
-// unschedulable waits until the scheduler says why a pod has to wait.
+// unschedulable waits until the scheduler says why a pod must wait.
 func (c *cluster) unschedulable(t *testing.T, pod, why string) {
 	t.Helper()
 	eventually(t, pod+" waits: "+why, func() bool {

@@ -16,7 +16,7 @@ import (
 // try runs kubectl as the administrator.
 func (c *cluster) try(args ...string) (string, error) { return c.feed("", args...) }
 
-// feed runs kubectl with an input.
+// feed runs kubectl with stdin.
 func (c *cluster) feed(stdin string, args ...string) (string, error) {
 	cmd := exec.Command(
 		filepath.Join(c.programs, "kubectl"),
@@ -39,26 +39,26 @@ func (c *cluster) apply(t *testing.T, objects string) {
 	must(t, err)
 }
 
-// get reads a field of an object, or of all objects where no name is given; empty while there is none.
+// get returns a field of an object, or of all objects if no name is given. It is empty if there is none.
 func (c *cluster) get(t *testing.T, path string, args ...string) string {
 	t.Helper()
 	return c.kubectl(t, append([]string{"get", "--ignore-not-found", "-o", "jsonpath={" + path + "}"}, args...)...)
 }
 
-// running waits until a pod runs and is ready.
+// running waits until the pods run and are ready.
 func (c *cluster) running(t *testing.T, pods ...string) {
 	t.Helper()
 	for _, pod := range pods {
-		if _, err := c.try("wait", "--for=condition=Ready", "pod/"+pod, "--timeout="+patience.String()); err != nil {
+		if _, err := c.try("wait", "--for=condition=Ready", "pod/"+pod, "--timeout="+waitLimit.String()); err != nil {
 			t.Fatalf("%v\n%s", err, c.kubectl(t, "describe", "pod", pod))
 		}
 	}
 }
 
-// gone deletes objects and waits until they are not there any more.
+// gone deletes objects, and waits until they no longer exist.
 func (c *cluster) gone(t *testing.T, args ...string) {
 	t.Helper()
-	c.kubectl(t, append([]string{"delete", "--timeout=" + patience.String()}, args...)...)
+	c.kubectl(t, append([]string{"delete", "--timeout=" + waitLimit.String()}, args...)...)
 }
 
 // sh runs a script in a pod.

@@ -20,12 +20,13 @@ import (
 	"testing"
 )
 
-// inside names the folder of the run to the process in the namespaces.
+// inside is the environment variable with the folder of the run. It is set only in the process in the namespaces.
 const inside = "OXIDE_CSI_TEST_K8S"
 
-// Addresses on the loopback device of the namespace. Pods reach them by way of their bridge, which is the gateway to 10.96.0.0/24.
+// Addresses on the loopback device of the namespace. Pods reach them through their bridge, which is the gateway to
+// 10.96.0.0/24.
 const (
-	apiAddress  = "10.96.0.1" // the first of the service range, where pods look for the API server
+	apiAddress  = "10.96.0.1" // the first of the service range, where pods expect the API server
 	rackAddress = "10.96.0.2"
 	westAddress = "10.96.0.3"
 	nodeA       = "10.96.0.4"
@@ -37,7 +38,7 @@ var addresses = []string{apiAddress, rackAddress, westAddress, nodeA, nodeB, nod
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
-		os.Exit(m.Run()) // where everything skips
+		os.Exit(m.Run()) // all tests skip
 	}
 	if file := os.Getenv(asNode); file != "" {
 		n, err := readNode(file)
@@ -62,7 +63,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// outside makes what needs the network or the machine, and runs the tests in namespaces of their own.
+// outside prepares everything that needs the network or the machine itself, and then runs the tests in new namespaces.
 func outside() (code int, err error) {
 	dir, err := os.MkdirTemp("", "k8s")
 	if err != nil {
@@ -81,7 +82,7 @@ func outside() (code int, err error) {
 	}); err != nil {
 		return 1, err
 	}
-	runtime.LockOSThread() // Its end is what Pdeathsig tells of.
+	runtime.LockOSThread() // Pdeathsig is sent when this thread ends.
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -96,7 +97,7 @@ func outside() (code int, err error) {
 	return cmd.ProcessState.ExitCode(), nil
 }
 
-// sysctls are what kubelet sets for the whole machine.
+// sysctls are the settings that kubelet changes for the whole machine.
 var sysctls = []string{
 	"kernel/panic",
 	"kernel/panic_on_oops",
@@ -122,10 +123,10 @@ func remember(names []string) (restore func() error, err error) {
 	}, nil
 }
 
-// cgroups is the name of the control groups below which kubelet puts its pods.
+// cgroups returns the name of the control groups of kubelet's pods.
 func cgroups(dir string) string { return "oxide-csi-" + filepath.Base(dir) }
 
-// eachHierarchy calls a function with the control group of a name in each of the hierarchies of this machine.
+// eachHierarchy calls a function with the control group of this name in each cgroup hierarchy of the machine.
 func eachHierarchy(name string, do func(group, parent string) error) error {
 	parents, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
 	if err != nil {
@@ -143,7 +144,7 @@ func eachHierarchy(name string, do func(group, parent string) error) error {
 	return nil
 }
 
-// inherit gives a group processors and memory, which groups of the first version begin without.
+// inherit copies the parent's processors and memory nodes to a group. Groups of cgroup version 1 begin without any.
 func inherit(group, parent string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		value, err := os.ReadFile(filepath.Join(parent, name))
@@ -157,7 +158,7 @@ func inherit(group, parent string) error {
 	return nil
 }
 
-// removeGroups removes control groups that have no processes any more, and those below them.
+// removeGroups removes control groups without processes, including those below them.
 func removeGroups(name string) error {
 	return eachHierarchy(name, func(group, _ string) error {
 		var groups []string
@@ -177,7 +178,7 @@ func removeGroups(name string) error {
 	})
 }
 
-// leave removes what outlives the namespaces: control groups, loop devices of a rack that was killed, the folder.
+// leave removes what survives the namespaces: control groups, loop devices of a killed rack, and the folder.
 func leave(dir string) error {
 	errs := []error{removeGroups(cgroups(dir))}
 	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -191,12 +192,12 @@ func leave(dir string) error {
 	return errors.Join(append(errs, os.RemoveAll(dir))...)
 }
 
-// furnish makes the namespaces ones where what is mounted is seen nowhere else, with the addresses that are listened on.
+// furnish prepares the namespaces: mounts become private, and the addresses of the servers are added.
 func furnish(dir string) error {
 	if err := errors.Join(
 		mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
 		mount("proc", "/proc", "proc", 0),
-		mount("tmpfs", filepath.Join(dir, "guests"), "tmpfs", 0), // for device nodes
+		mount("tmpfs", filepath.Join(dir, "guests"), "tmpfs", 0), // tmpfs, so that device nodes work
 	); err != nil {
 		return err
 	}

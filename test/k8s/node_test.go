@@ -22,37 +22,37 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// asNode names the file with a node to the process that is to be it.
+// asNode is the environment variable with the file of the node that this process becomes.
 const asNode = "OXIDE_CSI_TEST_K8S_NODE"
 
-// guestInNode is where a node has the devices of its simulated instance: in a folder that the manifests mount as it is.
+// guestInNode is the folder with the devices of a node's simulated instance. The manifests mount it unchanged.
 const guestInNode = "/var/lib/oxide-csi/guest"
 
-// node is a machine with a kubelet, in mount and PID namespaces of its own. What is on its disk outlives a stop.
+// node is a machine with a kubelet, in its own mount and PID namespaces. The data on its disk survives a stop.
 type node struct {
-	// Name is that of the Node, and of the instance that it is.
+	// Name is the name of the Node and of its instance.
 	Name string
 	// Address is where its kubelet listens, on the loopback device.
 	Address string
-	// Instance is its ID on its rack, and Guest the folder with its devices.
+	// Instance is the instance's ID on its rack, and Guest the folder with its devices.
 	Instance, Guest string
-	// Rack is written as the label of the Node that says so, Taint as one that it registers with; neither where empty.
+	// Rack is the value of the Node's rack label, Taint a taint with which the Node registers. Empty means none.
 	Rack, Taint string
-	// ShutdownGrace says that its kubelet has graceful node shutdown on.
+	// ShutdownGrace means that its kubelet has graceful node shutdown on.
 	ShutdownGrace bool
-	// Made is the folder of what was made for all tests, Dir that of the cluster, Programs that of Kubernetes' own.
+	// Made has the files that all tests share, Dir those of the cluster, Programs the programs of Kubernetes.
 	Made, Dir, Programs string
 
 	// sim is the rack.
 	sim  *simtest.Sim
 	init *exec.Cmd
-	// booted says that the rack has made the namespaces, and mounted what belongs to them.
+	// booted means that the rack created the namespaces, and mounted what belongs to them.
 	booted bool
 	// ended is closed when the machine is down.
 	ended chan struct{}
 }
 
-// newNode makes a node of an instance of a rack. It does not start it.
+// newNode describes a node of an instance of a rack. It does not start the node.
 func (c *cluster) newNode(sim *simtest.Sim, name, address string) *node {
 	instance := sim.Instance(name)
 	return &node{
@@ -67,7 +67,8 @@ func (c *cluster) newNode(sim *simtest.Sim, name, address string) *node {
 	}
 }
 
-// readNode is the node in a file, as what it is to this process: the guest that the rack has booted, where it is one.
+// readNode reads the node that this process becomes. If the rack has booted it as a guest, the guest's environment
+// completes the node.
 func readNode(file string) (n node, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -82,7 +83,7 @@ func readNode(file string) (n node, err error) {
 	return n, nil
 }
 
-// save writes the node for its next start.
+// save writes the node to a file for its next start.
 func (n *node) save(t *testing.T) (file string) {
 	t.Helper()
 	text, err := json.Marshal(n)
@@ -104,29 +105,29 @@ func (n *node) start(t *testing.T) {
 	must(t, n.init.Start())
 	must(t, log.Close())
 	init, ended := n.init, make(chan struct{})
-	go func() { _ = init.Wait(); close(ended) }() // how it ends is on its console
+	go func() { _ = init.Wait(); close(ended) }() // its console says how it ended
 	n.ended = ended
 }
 
-// stop ends all that runs on the node at once. Its filesystems are unmounted with its namespaces; for a power cut, cut the power
-// of its instance before.
+// stop kills all processes of the node at once. Its filesystems are unmounted with its namespaces. For a power cut,
+// cut the power of its instance first.
 func (n *node) stop(t *testing.T) {
 	t.Helper()
 	select {
 	case <-n.ended:
-		t.Errorf("node %s has ended before its time", n.Name)
+		t.Errorf("node %s ended too early", n.Name)
 	default:
 		must(t, n.init.Process.Kill())
 		<-n.ended
 	}
 }
 
-// path is one in what the node has as its disk.
+// path returns a path on the node's disk.
 func (n *node) path(name ...string) string {
 	return filepath.Join(append([]string{n.Dir, "nodes", n.Name}, name...)...)
 }
 
-// logs are the ends of what is said on a node.
+// logs returns the ends of the node's logs.
 func (n *node) logs() string {
 	var text strings.Builder
 	for _, name := range []string{n.path("console.log"), n.path("dbus-daemon.log"), n.path("containerd.log"), n.path("kubelet.log"), filepath.Join(n.Guest, "console")} {
@@ -136,11 +137,11 @@ func (n *node) logs() string {
 	return text.String()
 }
 
-// The rest is what a node does itself, as the first process of its namespaces.
+// The rest runs in the node, as the first process of its namespaces.
 
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// boot furnishes the machine, and returns when one of its programs has ended, which none should.
+// boot starts the node's programs, and returns when one of them has ended. None of them should end.
 func (n *node) boot() error {
 	if err := n.furnish(); err != nil {
 		return err
@@ -185,7 +186,7 @@ func (n *node) boot() error {
 		case ended == kubelet && systemd.stopping.Load():
 			_, _, err := firstOf(containerd)
 			return err
-		case ended == kubelet && starts < mostStarts:
+		case ended == kubelet && starts < maxKubeletStarts:
 			starts++
 			time.Sleep(time.Second)
 		default:
@@ -200,10 +201,11 @@ func (n *node) boot() error {
 	}
 }
 
-// mostStarts is how often kubelet is started: it gives up where containerd is not ready yet, as it may on a node that boots again.
-const mostStarts = 5
+// maxKubeletStarts is how often kubelet is started. It exits if containerd is not ready yet, which happens on a node
+// that boots again.
+const maxKubeletStarts = 5
 
-// firstOf waits until one of these processes has ended, and takes leave of whatever is orphaned, too.
+// firstOf waits until one of these processes has ended. It also reaps orphans.
 func firstOf(pids ...int) (ended int, status syscall.WaitStatus, err error) {
 	for {
 		pid, err := syscall.Wait4(-1, &status, 0, nil)
@@ -223,26 +225,26 @@ func (n *node) labels() string {
 	return "oxide.computer/rack=" + n.Rack
 }
 
-// places are the folders that manifests and kubelet take for granted. Where one is missing on the machine it is made, and stays:
-// to remove a folder takes away what another run has mounted there.
-var places = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
+// requiredFolders are folders that manifests and kubelet expect. If one is missing on the machine it is created, and
+// not removed later: removing it could remove the mounts of another run.
+var requiredFolders = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
 
-// furnish makes the namespaces a machine of their own: what they mount is seen nowhere else, and what kubelet keeps at fixed
-// places lies on the node's disk.
+// furnish turns the namespaces into a machine: its mounts stay private, and kubelet's folders at fixed paths are on
+// the node's disk.
 func (n *node) furnish() error {
 	var errs []error
 	if !n.booted {
 		errs = append(errs,
 			mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE),
-			mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED), // kubelet wants its folder shared with its pods
+			mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED), // kubelet needs its folder shared with its pods
 			mount("proc", "/proc", "proc", 0))
 	}
 	errs = append(errs, mount("tmpfs", "/run", "tmpfs", 0))
-	for _, place := range places {
+	for _, place := range requiredFolders {
 		errs = append(errs, os.MkdirAll(n.path(place), 0o755), mount(n.path(place), place, "", syscall.MS_BIND))
 	}
 	errs = append(errs, mount(n.Guest, guestInNode, "", syscall.MS_BIND))
-	errs = append(errs, removeGroups(n.cgroups())) // of its last life, which kubelet would take for pods that run
+	errs = append(errs, removeGroups(n.cgroups())) // from before the restart; kubelet would take them for running pods
 	errs = append(errs, eachHierarchy(n.cgroups(), func(group, parent string) error {
 		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
@@ -252,12 +254,12 @@ func (n *node) furnish() error {
 	return errors.Join(errs...)
 }
 
-// cgroups is the name of the control groups below which kubelet puts its pods.
+// cgroups returns the name of the control groups of kubelet's pods.
 func (n *node) cgroups() string { return filepath.Join(cgroups(n.Made), n.Name) }
 
 func (n *node) configureContainerd() error {
 	return errors.Join(
-		// Nodes share a bridge, and so its addresses.
+		// Nodes share a bridge, and so its address range.
 		n.write(
 			"cni/pods.conflist",
 			fmt.Sprintf(
@@ -289,8 +291,8 @@ func (n *node) configureKubelet() error {
 	if n.ShutdownGrace {
 		also += "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 5s\n"
 	}
-	// What is not as usual is for machines with control groups of the first version, to find out within seconds instead of tens
-	// of them what a node has let go of and what a Secret has become, and to keep images, since they cannot be pulled again. There is no DNS.
+	// These settings are for machines with cgroup version 1, for noticing detached volumes and changed Secrets within
+	// seconds, and for keeping images, because they cannot be pulled again. The cluster has no DNS.
 	return errors.Join(
 		n.write("resolv.conf", ""),
 		n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
@@ -318,13 +320,13 @@ evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available
 	)
 }
 
-// images gives containerd all images, once.
+// images imports all images into containerd, once.
 func (n *node) images() error {
 	ctr := func(args ...string) error {
 		_, err := command("ctr", append([]string{"--address=" + containerdSocket, "--namespace=k8s.io"}, args...)...)
 		return err
 	}
-	for deadline := time.Now().Add(patience); ctr("version") != nil; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(waitLimit); ctr("version") != nil; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return errors.New("containerd does not answer")
 		}

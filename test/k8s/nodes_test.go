@@ -22,26 +22,26 @@ import (
 	"time"
 )
 
-// startupTaint is the one in values.yaml.
+// startupTaint is the taint in values.yaml.
 const startupTaint = "csi.oxide.computer/agent-not-ready"
 
-// powerCut ends a node without a word, and does what the documentation says: its volume is soon elsewhere, with all that was
-// synced; and the node comes back.
+// powerCut ends a node at once, and follows the documentation. The volume must soon be on another node with all synced
+// data, and the node must come back.
 func (c *cluster) powerCut(t *testing.T) {
 	c.apply(t, claim{name: "survives"}.String()+pod{name: "survives", claim: "survives", on: c.b}.String())
 	c.running(t, "survives")
 	c.sh(t, "survives", "echo here >/data/file; sync")
 	must(t, c.sim.PowerCut(t.Context(), c.b.Name))
 	c.b.stop(t)
-	eventually(t, "Kubernetes misses the node", func() bool {
+	eventually(t, "Kubernetes regards the node as lost", func() bool {
 		return c.get(t, `.status.conditions[?(@.type=="Ready")].status`, "node", c.b.Name) == "Unknown"
 	})
 	c.kubectl(t, "taint", "node", c.b.Name, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
-	eventually(t, "the volume is taken away", func() bool { return len(c.attached(t, c.b)) == 0 })
+	eventually(t, "the volume is detached from the lost node", func() bool { return len(c.attached(t, c.b)) == 0 })
 	c.apply(t, pod{name: "again", claim: "survives", on: c.a}.String())
 	c.running(t, "again")
 	if got := c.sh(t, "again", "/busybox cat /data/file"); got != "here" {
-		t.Errorf("after the power cut the volume has %q", got)
+		t.Errorf("after the power cut the file contains %q", got)
 	}
 
 	must(t, c.sim.SetRunState(t.Context(), c.b.Name, "running"))
@@ -55,7 +55,7 @@ func (c *cluster) powerCut(t *testing.T) {
 	c.gone(t, "pod/back", "pvc/survives")
 }
 
-// rotation gives the plugin another token as the documentation says, and takes the old one away: nothing is restarted.
+// rotation replaces the plugin's token as the documentation says, and revokes the old one. Nothing may be restarted.
 func (c *cluster) rotation(t *testing.T) {
 	pods := func() string {
 		of := func(field string) string {
@@ -100,12 +100,12 @@ func (c *cluster) rotation(t *testing.T) {
 	c.apply(t, claim{name: "rotated"}.String()+pod{name: "rotated", claim: "rotated"}.String())
 	c.running(t, "rotated")
 	if after := pods(); after != before {
-		t.Errorf("the controllers were %s, and are %s", before, after)
+		t.Errorf("the controller pods were %s and are now %s", before, after)
 	}
 	c.gone(t, "pod/rotated", "pvc/rotated")
 }
 
-// chart has helm take over what the manifests have made, while a volume is in use, with a second rack.
+// chart lets helm adopt the objects of the manifests while a volume is in use, and adds a second rack.
 func (c *cluster) chart(t *testing.T) {
 	c.apply(t, claim{name: "stays"}.String()+pod{name: "stays", claim: "stays", on: c.a}.String())
 	c.running(t, "stays")
@@ -123,7 +123,7 @@ func (c *cluster) chart(t *testing.T) {
 		"delete",
 		"deployment/oxide-csi-controller",
 		"daemonset/oxide-csi-node",
-	) // a merge would leave parts of them
+	) // a merge would keep old parts of them
 	c.helm(t, "install", "oxide-csi", "../../deploy/helm/oxide-csi", "--take-ownership", "--values=values.yaml")
 	c.rolledOut(t)
 	if got := c.get(
@@ -134,19 +134,19 @@ func (c *cluster) chart(t *testing.T) {
 		"daemonset",
 		"oxide-csi-node",
 	); got != "oxide-plugin" {
-		t.Errorf("the node's pods have the containers %s", got)
+		t.Errorf("the containers of the node's pods are %s", got)
 	}
 	for _, n := range []*node{c.a, c.b} {
 		c.registered(t, n, "default")
 	}
 	if got := c.sh(t, "stays", "/busybox cat /data/file"); got != "here" {
-		t.Errorf("the volume that was in use has %q", got)
+		t.Errorf("the file on the volume in use contains %q", got)
 	}
 	c.gone(t, "pod/stays", "pvc/stays")
 }
 
-// joins shows that a new node keeps its taint until the scheduler knows what it takes, and that its plugin may do that to no
-// other node; and how much memory the plugin takes there, which has done nothing yet.
+// joins checks that a new node keeps its taint until the scheduler knows its attach limit, and that its plugin cannot
+// remove taints of other nodes. It also measures the memory of a plugin that has done nothing yet.
 func (c *cluster) joins(t *testing.T) {
 	n := c.newNode(c.west, "node-c", nodeC)
 	n.Rack, n.Taint = "west", startupTaint
@@ -180,7 +180,7 @@ func (c *cluster) joins(t *testing.T) {
 		}
 	}
 	t.Run("memory", func(t *testing.T) {
-		// The plugin is asked how it is, and looks at its Node, all the time: the highest of many readings counts.
+		// Probes and the watch of the Node go on meanwhile. The highest of many readings counts.
 		var anonymous, resident float64
 		for range 20 {
 			anonymous = max(anonymous, c.memory(t, n, "RssAnon"))
@@ -202,8 +202,8 @@ func (c *cluster) joins(t *testing.T) {
 	})
 }
 
-// memory is what the plugin on a node takes in MiB, by a name of /proc/PID/status. The pod's other process is a stand-in for
-// Kubernetes' pause, which takes less than half a megabyte.
+// memory returns the memory of the plugin on a node in MiB, by a field name of /proc/PID/status. The pod's other
+// process is a stand-in for Kubernetes' pause, which takes less than half a megabyte.
 func (c *cluster) memory(t *testing.T, n *node, which string) (mebibytes float64) {
 	t.Helper()
 	uid := c.get(
@@ -221,7 +221,7 @@ func (c *cluster) memory(t *testing.T, n *node, which string) (mebibytes float64
 	for _, file := range files {
 		groups, err := os.ReadFile(file)
 		if err != nil || uid == "" || !strings.Contains(string(groups), "/pod"+uid+"/") {
-			continue // Gone, or another's.
+			continue // The process has ended, or belongs to another pod.
 		}
 		status, err := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -236,18 +236,18 @@ func (c *cluster) memory(t *testing.T, n *node, which string) (mebibytes float64
 		}
 	}
 	if mebibytes == 0 {
-		t.Errorf("no plugin of pod %q is found", uid)
+		t.Errorf("no plugin process of pod %q was found", uid)
 	}
 	return mebibytes
 }
 
-// racks shows that volumes are made where their pods are, and stay there.
+// racks checks that volumes are created on the rack of their pod, and stay there.
 func (c *cluster) racks(t *testing.T) {
 	c.capacities(t, "default", "west")
 	c.apply(t, claim{name: "west"}.String()+pod{name: "west", claim: "west", on: c.c}.String())
 	c.running(t, "west")
 	if here, there := c.leftOn(t, c.sim).Disks, c.leftOn(t, c.west).Disks; here != 0 || there != 1 {
-		t.Errorf("%d disks on the one rack, %d on the other", here, there)
+		t.Errorf("%d disks on the first rack, %d on the second", here, there)
 	}
 	c.apply(t, pod{name: "elsewhere", claim: "west", on: c.a}.String())
 	c.unschedulable(t, "elsewhere", "didn't match PersistentVolume's node affinity")
@@ -267,7 +267,8 @@ func (c *cluster) racks(t *testing.T) {
 	c.gone(t, "pod/elsewhere", "pod/west", "pod/restored", "pvc/west", "pvc/restored", "volumesnapshot/west")
 }
 
-// drained shows that the plugin of a node that is given up stays until its volumes are detached, and that otherwise it does not.
+// drained checks that the plugin stays on a node that is being removed until its volumes are detached, and leaves at
+// once otherwise.
 func (c *cluster) drained(t *testing.T) {
 	c.apply(t, claim{name: "leaves"}.String()+pod{name: "leaves", claim: "leaves", on: c.b}.String())
 	c.running(t, "leaves")
@@ -283,7 +284,7 @@ func (c *cluster) drained(t *testing.T) {
 			"--field-selector=spec.nodeName="+c.b.Name,
 		)
 	}
-	c.kubectl(t, "-n", namespace, "delete", "pod", plugin(), "--timeout=60s") // the wait would be longer
+	c.kubectl(t, "-n", namespace, "delete", "pod", plugin(), "--timeout=60s") // shorter than the plugin's own wait
 	c.rolledOut(t)
 
 	c.kubectl(t, "cordon", c.b.Name)
@@ -299,11 +300,11 @@ func (c *cluster) drained(t *testing.T) {
 		"--ignore-daemonsets",
 		"--delete-emptydir-data",
 		"--force",
-		"--timeout="+patience.String(),
+		"--timeout="+waitLimit.String(),
 	)
 	eventually(t, "the volume is detached", func() bool { return len(c.attached(t, c.b)) == 0 })
 	if _, err := c.try("-n", namespace, "wait", "--for=delete", "pod/"+last, "--timeout=60s"); err != nil {
-		t.Errorf("nothing is attached, and the plugin is still there: %v", err)
+		t.Errorf("no volume is attached, and the plugin still exists: %v", err)
 	}
 	if got := c.get(t, ".items[?(@.reason==\"FailedPreStopHook\")].message", "-n", namespace, "events"); got != "" {
 		t.Errorf("the hook failed: %s", got)
@@ -313,7 +314,7 @@ func (c *cluster) drained(t *testing.T) {
 	c.gone(t, "pvc", "leaves")
 }
 
-// uninstalled does what the documentation says, and finds nothing of the plugin.
+// uninstalled follows the documentation, and checks that nothing of the plugin is left.
 func (c *cluster) uninstalled(t *testing.T) {
 	c.helm(t, "uninstall", "oxide-csi")
 	for _, n := range []*node{c.a, c.b, c.c} {
@@ -324,7 +325,7 @@ func (c *cluster) uninstalled(t *testing.T) {
 		)
 	}
 	kinds := "deployments,daemonsets,pods,serviceaccounts,roles,rolebindings,configmaps,poddisruptionbudgets,services,csistoragecapacities"
-	eventually(t, "its objects are gone", func() bool {
+	eventually(t, "the plugin's objects are gone", func() bool {
 		names := strings.Fields(c.get(t, ".items[*].metadata.name", "-n", namespace, kinds))
 		names = slices.DeleteFunc(names, func(name string) bool { return name == "default" || name == "kube-root-ca.crt" })
 		return len(names) == 0
@@ -335,11 +336,11 @@ func (c *cluster) uninstalled(t *testing.T) {
 	}
 }
 
-// rolledOut waits until the plugin runs everywhere.
+// rolledOut waits until the plugin runs on all nodes.
 func (c *cluster) rolledOut(t *testing.T) {
 	t.Helper()
 	for _, workload := range []string{"daemonset/oxide-csi-node", "deployment/oxide-csi-controller"} {
-		if _, err := c.try("-n", namespace, "rollout", "status", workload, "--timeout="+patience.String()); err != nil {
+		if _, err := c.try("-n", namespace, "rollout", "status", workload, "--timeout="+waitLimit.String()); err != nil {
 			t.Fatalf("%v\n%s", err, c.kubectl(t, "-n", namespace, "describe", "pods"))
 		}
 	}

@@ -11,13 +11,14 @@ import (
 	"fmt"
 )
 
-// Names that the manifests give.
+// Names from the manifests.
 const (
 	namespace = "oxide-csi"
 	class     = "oxide-disk"
 )
 
-// claim is a PersistentVolumeClaim. What is empty is as usual: 1 GiB with a filesystem, of the manifests' class, for one node.
+// claim is a PersistentVolumeClaim. Empty fields have defaults: 1 GiB, a filesystem, the class of the manifests, one
+// node.
 type claim struct{ name, size, class, access, mode, source string }
 
 func (p claim) String() string {
@@ -37,8 +38,8 @@ spec:
 `, p.name, cmp.Or(p.class, class), cmp.Or(p.access, "ReadWriteOnce"), cmp.Or(p.mode, "Filesystem"), cmp.Or(p.size, "1Gi"), source)
 }
 
-// pod is a Pod that waits, with one volume: a filesystem at /data, for an ordinary user and a group, or a device at /dev/volume,
-// for root. It runs where it may, or on a node.
+// pod is a Pod that waits, with one volume: a filesystem at /data, used by an ordinary user with a group, or a device
+// at /dev/volume, used by root. An empty node means any node.
 type pod struct {
 	name, claim string
 	block       bool
@@ -72,8 +73,8 @@ spec:
 `, p.name, place, user, busyboxImage, volume, p.claim)
 }
 
-// set is a StatefulSet of pods on a node, each with a volume of its own, which all begin at once. Each pod keeps a diary on its
-// volume: when it begins, and when it is asked to end.
+// set is a StatefulSet of pods on one node, each with its own volume. All pods start at once. Each pod writes a diary
+// to its volume: when it began, and when it was asked to end.
 type set struct {
 	name string
 	pods int
@@ -107,7 +108,7 @@ spec:
 `, s.name, s.pods, s.on.Name, busyboxImage, class)
 }
 
-// names are those of its pods.
+// names returns the names of the set's pods.
 func (s set) names() (names []string) {
 	for i := range s.pods {
 		names = append(names, fmt.Sprintf("%s-%d", s.name, i))

@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestPlannedRestart is a rack without hot-plug whose instances are nodes that the rack boots, and which really go down: processes
-// and mounts end with them. The plugin is installed as the documentation says for such racks.
+// TestPlannedRestart uses a rack without hot-plug. The rack boots the nodes, and they really go down: their processes
+// and mounts end. The plugin is installed as the documentation says for such racks.
 func TestPlannedRestart(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: namespaces, mounts, loop devices")
@@ -43,13 +43,13 @@ func TestPlannedRestart(t *testing.T) {
 	} {
 		began := time.Now()
 		if !t.Run(show.name, show.how) {
-			return // What comes after would fail for the same reason.
+			return // The next parts would fail for the same reason.
 		}
 		t.Logf("measured: %s: %.0f s", show.name, time.Since(began).Seconds())
 	}
 }
 
-// restartBudget is from stop to Ready. After 300 s Kubernetes gives pods to other nodes.
+// restartBudget is the time from stop to Ready. After 300 s Kubernetes moves the pods to other nodes.
 const restartBudget = 240 * time.Second
 
 // newBootingCluster is [newCluster] on a rack without hot-plug that boots the nodes itself.
@@ -91,22 +91,22 @@ var (
 	latecomer = set{name: "late", pods: 2}
 )
 
-// restartedOnce has a set begin with volumes that its node does not have yet.
+// restartedOnce starts a set whose volumes are not attached to its node yet. One restart attaches all of them.
 func (c *cluster) restartedOnce(t *testing.T) {
 	databases.on, latecomer.on = c.a, c.a
 	c.apply(t, databases.String())
 	c.running(t, databases.names()...)
 	c.boots(t, 1, 0)
 	if got := c.events(t, c.a, "RestartPlanned"); !strings.Contains(got, "is restarted to change its disks") {
-		t.Errorf("the node's events say %q", got)
+		t.Errorf("the node's events are %q", got)
 	}
 	if got := c.counted(t, `oxide_csi_restarts_total{outcome="restarted",rack="default"}`); got != 1 {
-		t.Errorf("the metric says %v", got)
+		t.Errorf("the metric is %v", got)
 	}
 	c.downtime(t, c.a, databases.names())
 }
 
-// inPlace has another set want volumes on the node where the first one runs.
+// inPlace starts a second set on the node of the first one. The first set's pods come back in place.
 func (c *cluster) inPlace(t *testing.T) {
 	c.sh(t, "db-0", "echo synced >/data/synced; sync; echo not >/data/unsynced")
 	before := c.incarnations(t, databases)
@@ -115,17 +115,17 @@ func (c *cluster) inPlace(t *testing.T) {
 	c.back(t, before, 1)
 	c.boots(t, 2, 0)
 	if got := c.sh(t, "db-0", "/busybox cat /data/synced /data/unsynced"); got != "synced\nnot" {
-		t.Errorf("the files have %q", got)
+		t.Errorf("the files contain %q", got)
 	}
 	for _, pod := range databases.names() {
 		if got := c.sh(t, pod, "/busybox cat /data/diary"); got != "began\nasked\nbegan" {
-			t.Errorf("%s has kept the diary %q", pod, got)
+			t.Errorf("%s has the diary %q", pod, got)
 		}
 	}
 	c.downtime(t, c.a, append(databases.names(), latecomer.names()...))
 }
 
-// returns has a pod go until its volume is detached, as far as Kubernetes knows, and then come again.
+// returns deletes a pod, waits until Kubernetes regards its volume as detached, and creates the pod again.
 func (c *cluster) returns(t *testing.T) {
 	pv := c.get(t, ".spec.volumeName", "pvc", "data-db-2")
 	c.kubectl(t, "scale", "statefulset/db", "--replicas=2")
@@ -134,15 +134,15 @@ func (c *cluster) returns(t *testing.T) {
 		t.Errorf("the rack has attached %v, want all five", disks)
 	}
 	c.kubectl(t, "scale", "statefulset/db", "--replicas=3")
-	eventually(t, "the pod is made again", func() bool { return c.get(t, ".metadata.name", "pod", "db-2") != "" })
+	eventually(t, "the pod exists again", func() bool { return c.get(t, ".metadata.name", "pod", "db-2") != "" })
 	c.running(t, "db-2")
 	c.boots(t, 2, 0)
 	if got := c.sh(t, "db-2", "/busybox cat /data/diary"); got != "began\nasked\nbegan\nasked\nbegan" {
-		t.Errorf("it has kept the diary %q", got)
+		t.Errorf("it has the diary %q", got)
 	}
 }
 
-// moves brings a volume to the other node, whose kubelet has graceful node shutdown on from then on.
+// moves moves a volume to the other node. From then on that node's kubelet has graceful node shutdown on.
 func (c *cluster) moves(t *testing.T) {
 	pv := c.get(t, ".spec.volumeName", "pvc", "data-late-0")
 	c.gone(t, "statefulset", "late")
@@ -155,13 +155,13 @@ func (c *cluster) moves(t *testing.T) {
 	c.back(t, before, 1)
 	c.boots(t, 3, 1)
 	if got := c.sh(t, "moved", "/busybox cat /data/diary"); got != "began\nasked" {
-		t.Errorf("the volume that has moved has %q", got)
+		t.Errorf("the moved volume's diary is %q", got)
 	}
 	c.downtime(t, c.a, databases.names())
 	c.downtime(t, c.b, []string{"moved"})
 }
 
-// undrainable has the pods taken off before, which a PodDisruptionBudget forbids.
+// undrainable switches draining on. A PodDisruptionBudget forbids the evictions, so the restart is refused.
 func (c *cluster) undrainable(t *testing.T) {
 	c.apply(
 		t,
@@ -181,27 +181,28 @@ func (c *cluster) undrainable(t *testing.T) {
 	c.boots(t, 3, 1)
 }
 
-// drainedFirst lets them be evicted. They wait for their node, and come back there without another restart.
+// drainedFirst removes the budget. The pods are evicted, wait for their node, and come back there without another
+// restart.
 func (c *cluster) drainedFirst(t *testing.T) {
 	before := c.incarnations(t, databases)
 	c.gone(t, "pdb", "db")
 	c.running(t, "more-0")
 	for _, pod := range databases.names() {
-		eventually(t, pod+" is made again", func() bool {
+		eventually(t, pod+" exists again", func() bool {
 			uid := c.get(t, ".metadata.uid", "pod", pod)
 			return uid != "" && uid != before[pod].uid
 		})
 		c.running(t, pod)
 		if got := c.sh(t, pod, "/busybox tail -n 2 /data/diary"); got != "asked\nbegan" {
-			t.Errorf("%s has kept the diary %q", pod, got)
+			t.Errorf("%s has the diary %q", pod, got)
 		}
 	}
 	c.boots(t, 4, 1)
 }
 
-// graceful shows that a node is left alone whose kubelet would end its pods.
+// graceful checks that a node is not restarted if its kubelet would end the pods.
 func (c *cluster) graceful(t *testing.T) {
-	c.gone(t, "pod", "moved") // which nobody would make again, so that it keeps the node from being drained
+	c.gone(t, "pod", "moved") // no controller would create it again, so it blocks the drain
 	before := c.bootID(t, c.b)
 	c.apply(t, claim{name: "refused"}.String()+pod{name: "refused", claim: "refused", on: c.b}.String())
 	c.refused(t, c.b, "the kubelet has graceful node shutdown on")
@@ -212,7 +213,7 @@ func (c *cluster) graceful(t *testing.T) {
 	c.uncordoned(t, c.b)
 }
 
-// boots checks how often the nodes were started by the plugin, and that it has stopped none: they go down by themselves.
+// boots checks how often the plugin started the nodes, and that it stopped none: nodes power themselves off.
 func (c *cluster) boots(t *testing.T, a, b int) {
 	t.Helper()
 	calls, err := c.sim.Calls(t.Context())
@@ -223,7 +224,7 @@ func (c *cluster) boots(t *testing.T, a, b int) {
 		case "instance_start":
 			got[strings.Split(strings.TrimPrefix(call.Path, "/v1/instances/"), "/")[0]]++
 		case "instance_stop":
-			t.Errorf("the plugin has stopped an instance: %+v", call)
+			t.Errorf("the plugin stopped an instance: %+v", call)
 		}
 	}
 	if got[c.a.Instance] != a || got[c.b.Instance] != b {
@@ -231,13 +232,13 @@ func (c *cluster) boots(t *testing.T, a, b int) {
 	}
 }
 
-// incarnation is a pod of this UID on a node, with so many restarts of its container.
+// incarnation is a pod with this UID on a node, after this many restarts of its container.
 type incarnation struct {
 	uid, node string
 	restarts  int
 }
 
-// incarnations are those of a set's pods.
+// incarnations returns the incarnations of a set's pods.
 func (c *cluster) incarnations(t *testing.T, s set) map[string]incarnation {
 	t.Helper()
 	found := map[string]incarnation{}
@@ -255,7 +256,8 @@ func (c *cluster) incarnations(t *testing.T, s set) map[string]incarnation {
 	return found
 }
 
-// back waits until pods are ready after so many more restarts, and shows that they are the same where they were.
+// back waits until the pods are ready after this many more restarts, and checks that they are the same pods on the
+// same nodes.
 func (c *cluster) back(t *testing.T, before map[string]incarnation, restarts int) {
 	t.Helper()
 	for pod, want := range before {
@@ -277,7 +279,7 @@ func (c *cluster) back(t *testing.T, before map[string]incarnation, restarts int
 	}
 }
 
-// detached waits until Kubernetes holds a volume for detached.
+// detached waits until Kubernetes regards a volume as detached.
 func (c *cluster) detached(t *testing.T, pv string) {
 	t.Helper()
 	eventually(t, "the volume is detached", func() bool {
@@ -285,7 +287,7 @@ func (c *cluster) detached(t *testing.T, pv string) {
 	})
 }
 
-// events are the messages of a node's events.
+// events returns the messages of a node's events.
 func (c *cluster) events(t *testing.T, n *node, reason string) string {
 	t.Helper()
 	return c.get(
@@ -306,17 +308,17 @@ func (c *cluster) refused(t *testing.T, n *node, why string) {
 	)
 }
 
-// uncordoned waits until a node takes pods again.
+// uncordoned waits until a node is schedulable again.
 func (c *cluster) uncordoned(t *testing.T, n *node) {
 	t.Helper()
 	eventually(
 		t,
-		n.Name+" is not cordoned any more",
+		n.Name+" is no longer cordoned",
 		func() bool { return c.get(t, ".spec.unschedulable", "node", n.Name) == "" },
 	)
 }
 
-// bootID is that of a node's boot.
+// bootID returns the boot ID of a node.
 func (c *cluster) bootID(t *testing.T, n *node) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(n.Guest, "boot_id"))
@@ -324,14 +326,14 @@ func (c *cluster) bootID(t *testing.T, n *node) string {
 	return string(text)
 }
 
-// downtime measures from the moment when a node began to go down until the last of these pods was ready again.
+// downtime measures from the time a node began to go down until the last of these pods was ready again.
 func (c *cluster) downtime(t *testing.T, n *node, pods []string) {
 	t.Helper()
 	console, err := os.ReadFile(filepath.Join(n.Guest, "console"))
 	must(t, err)
 	downs := regexp.MustCompile(`time=(\S+) level=INFO msg="going down"`).FindAllSubmatch(console, -1)
 	if len(downs) == 0 {
-		t.Fatalf("the console of %s says %s", n.Name, console)
+		t.Fatalf("the console of %s is %s", n.Name, console)
 	}
 	down, err := time.Parse(time.RFC3339, string(downs[len(downs)-1][1]))
 	must(t, err)
@@ -355,7 +357,7 @@ func (c *cluster) downtime(t *testing.T, n *node, pods []string) {
 	}
 }
 
-// counted is the sum of a metric over the controllers.
+// counted returns the sum of a metric over the controllers.
 func (c *cluster) counted(t *testing.T, series string) (sum float64) {
 	t.Helper()
 	for _, address := range strings.Fields(c.get(t, ".items[*].status.podIP", "pods", "-n", namespace, "-l", "app=oxide-csi-controller")) {

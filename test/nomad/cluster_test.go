@@ -29,13 +29,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// deploy is where the job files are.
+// deploy is the folder of the job files.
 const deploy = "../../deploy/nomad"
 
-// nodes are the instances of the rack, and the clients of Nomad.
+// nodes are the instances of the rack. Each is a client of Nomad.
 var nodes = []string{"node-a", "node-b"}
 
-// programs are built as they ship: the job files' limits of memory are for these.
+// programs are built as released: the job files' memory limits are for these.
 var programs simtest.Programs
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -57,24 +57,24 @@ func run(m *testing.M) int {
 	return code
 }
 
-// cluster is a Nomad of one server, and a client in each instance of a simulated rack.
+// cluster is a Nomad with one server, and a client in each instance of a simulated rack.
 type cluster struct {
 	t   *testing.T
 	dir string
 	// nomad, dockerd and docker are paths of programs.
 	nomad, dockerd, docker string
 	address                string
-	// management is the token that may do everything.
+	// management is a token with all rights.
 	management string
 	admin      *api.Client
 	sim        *simtest.Sim
 	server     *process
 	clients    map[string]*machine
-	// grace of a detach; empty for that of the job files, with which each takes a minute.
+	// grace is the grace period of a detach. Empty means that of the job files, with which each detach takes a minute.
 	grace string
 }
 
-// newCluster starts everything and waits until the clients are ready.
+// newCluster starts all parts, and waits until the clients are ready.
 func newCluster(t *testing.T) *cluster {
 	c := &cluster{
 		t:       t,
@@ -86,7 +86,7 @@ func newCluster(t *testing.T) *cluster {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: Nomad clients that run tasks, and guests with disks")
 	}
-	// Short, since the paths of sockets are below it.
+	// Short, because paths of sockets are below this folder.
 	var err error
 	c.dir, err = os.MkdirTemp("", "n")
 	must(t, err)
@@ -97,12 +97,13 @@ func newCluster(t *testing.T) *cluster {
 	}})
 	must(t, err)
 	t.Cleanup(func() {
-		must(t, c.sim.Stop()) // which fails when anything is left
+		must(t, c.sim.Stop()) // fails if anything is left
 	})
 	http, rpc, serf := freePort(t), freePort(t), freePort(t)
 	c.address = fmt.Sprintf("http://127.0.0.1:%d", http)
 	config := filepath.Join(c.dir, "server.hcl")
-	// A lost client is seen after seconds instead of half a minute, and its claims are looked at as often instead of every 5 minutes.
+	// The server notices a lost client after seconds instead of half a minute, and checks its claims as often instead
+	// of every 5 minutes.
 	c.write(config, `
 server {
   enabled                       = true
@@ -115,11 +116,11 @@ server {
 `+c.common("server", filepath.Join(c.dir, "server"), http, rpc, serf))
 	c.server = start(t, "server", []string{"PATH=" + os.Getenv("PATH")}, c.nomad, "agent", "-config="+config)
 	c.connect("")
-	c.server.eventually("there is a leader", func() bool {
+	c.server.eventually("Nomad has a leader", func() bool {
 		leader, err := c.admin.Status().Leader()
 		return err == nil && leader != ""
 	})
-	c.server.eventually("ACLs can be had", func() bool {
+	c.server.eventually("ACLs are bootstrapped", func() bool {
 		made, _, err := c.admin.ACLTokens().Bootstrap(nil)
 		if err == nil {
 			c.management = made.SecretID
@@ -140,7 +141,7 @@ server {
 	return c
 }
 
-// common is the part of the configuration that server and clients share.
+// common returns the part of the configuration that server and clients share.
 func (c *cluster) common(name, data string, http, rpc, serf int) string {
 	return fmt.Sprintf(`
 name                        = %q
@@ -176,7 +177,7 @@ func (c *cluster) connect(token string) {
 	must(c.t, err)
 }
 
-// chroot makes the root folder of tasks of the exec driver; by default Nomad copies the machine's.
+// chroot creates the root folder of tasks of the exec driver. By default Nomad copies the machine's.
 func (c *cluster) chroot() {
 	busybox, err := exec.LookPath("busybox")
 	must(c.t, err)
@@ -202,10 +203,10 @@ func (c *cluster) copy(from, to string) {
 
 func (c *cluster) write(path, text string) { must(c.t, os.WriteFile(path, []byte(text), 0o600)) }
 
-// host is where each client finds its own folder.
+// host is the path at which each client finds its own folder.
 func (c *cluster) host() string { return filepath.Join(c.dir, "host") }
 
-// node is the client as the servers see it, nil when they do not know it.
+// node returns the client as the servers see it, or nil if they do not know it.
 func (c *cluster) node(name string) *api.NodeListStub {
 	list, _, err := c.admin.Nodes().List(nil)
 	if err != nil {
@@ -223,7 +224,7 @@ type machine struct {
 	cluster *cluster
 }
 
-// newMachine starts a client in namespaces of its own. It is started again when it ends, as systemd would do.
+// newMachine starts a client in its own namespaces. When the client ends it is started again, as by systemd.
 func (c *cluster) newMachine(name string, rpc int) *machine {
 	folder := filepath.Join(c.dir, name)
 	for _, dir := range []string{"data", dockerFolder, filepath.Join(dockerState, "guest")} {
@@ -231,7 +232,7 @@ func (c *cluster) newMachine(name string, rpc int) *machine {
 	}
 	must(c.t, os.MkdirAll(c.host(), 0o755))
 	config := filepath.Join(folder, "client.hcl")
-	// Nothing but the loopback interface; the fingerprinters of clouds would ask link-local addresses.
+	// Only the loopback interface. The fingerprinters of clouds would query link-local addresses.
 	c.write(config, fmt.Sprintf(`
 client {
   enabled           = true
@@ -287,7 +288,7 @@ mkdir -p "$docker/data" && mount -t tmpfs tmpfs "$docker/data" || exit 1
     --add-runtime="here=$8" --default-runtime=here >"$docker/log" 2>&1 &
 until [ -S "$docker/` + dockerSocket + `" ]; do kill -0 $! || { cat "$docker/log"; exit 1; }; sleep 0.1; done
 while :; do "$3" agent -config="$4"; done`
-	// Tasks of raw_exec have the agent's environment.
+	// Tasks of raw_exec inherit the agent's environment.
 	p := start(
 		c.t,
 		name,
@@ -321,13 +322,13 @@ while :; do "$3" agent -config="$4"; done`
 	m := &machine{process: p, cluster: c}
 	c.t.Cleanup(func() {
 		if c.t.Failed() {
-			c.t.Logf("what the plugins of %s answered:\n%s", name, strings.Join(m.answers(), ""))
+			c.t.Logf("the calls that the plugins of %s answered:\n%s", name, strings.Join(m.answers(), ""))
 		}
 	})
 	return m
 }
 
-// answers are the lines with which the machine's plugins say that they have answered a call.
+// answers returns the log lines of the machine's plugins about answered calls.
 func (m *machine) answers() (lines []string) {
 	logs, err := filepath.Glob(
 		filepath.Join(m.cluster.dir, m.name, "data", "alloc", "*", "alloc", "logs", "plugin.stderr.*"),
@@ -347,7 +348,7 @@ func (m *machine) answers() (lines []string) {
 	return lines
 }
 
-// answered counts the calls of an RPC that the plugins of the machine have answered with OK.
+// answered counts the successful calls of an RPC by the machine's plugins.
 func (m *machine) answered(rpc string) (n int) {
 	for _, line := range m.answers() {
 		if strings.Contains(line, "msg=answered method="+rpc+" ") && strings.Contains(line, "code=OK") {
@@ -357,10 +358,11 @@ func (m *machine) answered(rpc string) (n int) {
 	return n
 }
 
-// cgroup is the client's own, so that what is left of it can be told.
+// cgroup returns the name of the client's own control group, so that leftovers can be found.
 func (c *cluster) cgroup(name string) string { return filepath.Base(c.dir) + "-" + name }
 
-// removeCgroups removes what Nomad leaves below /sys/fs/cgroup. A task that still ran there would make it fail.
+// removeCgroups removes the control groups that Nomad leaves below /sys/fs/cgroup. It fails if a task still runs
+// there.
 func (c *cluster) removeCgroups(name string) {
 	roots, err := filepath.Glob("/sys/fs/cgroup/*/" + c.cgroup(name))
 	must(c.t, err)
@@ -370,7 +372,7 @@ func (c *cluster) removeCgroups(name string) {
 			if err == nil && entry.IsDir() {
 				folders = append(folders, path)
 			}
-			return nil // one that has gone is no matter
+			return nil // already gone
 		})
 		must(c.t, err)
 		for _, folder := range slices.Backward(folders) {
@@ -382,34 +384,35 @@ func (c *cluster) removeCgroups(name string) {
 	}
 }
 
-// agent is the process ID of the client's agent, 0 between two of them.
+// agent returns the process ID of the client's agent, or 0 while none runs.
 func (m *machine) agent() int { return find(m.pid(), " agent -config=") }
 
-// plugin is the process ID of the plugin, 0 where there is none.
+// plugin returns the process ID of the plugin, or 0 if none runs.
 func (m *machine) plugin(mode string) int {
 	return find(m.pid(), "\x00OXIDE_CSI_MODE="+mode+"\x00")
 }
 
-// signal sends a signal to a process of the machine. To 0 it would go to the test itself.
+// signal sends a signal to a process of the machine. Process ID 0 would be the test itself.
 func (m *machine) signal(pid int, signal syscall.Signal) {
 	m.t.Helper()
 	if pid == 0 {
-		m.t.Fatalf("there is no such process on %s", m.name)
+		m.t.Fatalf("no such process on %s", m.name)
 	}
 	must(m.t, syscall.Kill(pid, signal))
 }
 
-// find looks below a process for one whose command line, or environment if it is the plugin's, has a text.
+// find returns a process below parent whose command line has this text. For a plugin, its environment may have the
+// text instead.
 func find(parent int, text string) int {
 	for _, child := range children(parent) {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child)) // none when it has ended
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child)) // empty if the process has ended
 		if strings.Contains(strings.ReplaceAll(string(line), "\x00", " "), text) && strings.Contains(text, "agent") {
 			if path, _, _ := bytes.Cut(line, []byte{0}); filepath.Base(string(path)) == "nomad" {
 				return child
 			}
 		}
 		if path, _, _ := bytes.Cut(line, []byte{0}); filepath.Base(string(path)) == filepath.Base(programs.Plugin) {
-			environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", child)) // none when it has ended
+			environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", child)) // empty if the process has ended
 			if strings.Contains("\x00"+string(environ), text) {
 				return child
 			}
@@ -425,7 +428,7 @@ func children(pid int) []int {
 	var all []int
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, list := range lists {
-		text, _ := os.ReadFile(list) // none when it has ended
+		text, _ := os.ReadFile(list) // empty if the process has ended
 		for _, field := range strings.Fields(string(text)) {
 			child, err := strconv.Atoi(field)
 			if err == nil {
@@ -436,7 +439,7 @@ func children(pid int) []int {
 	return all
 }
 
-// cli runs the nomad command as a user would, and returns what it printed on stdout.
+// cli runs the nomad command as a user would, and returns its stdout.
 type cli struct {
 	*cluster
 	token     string
@@ -450,7 +453,7 @@ func (c cli) try(args ...string) (stdout, stderr string, err error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.nomad, args...)
 	cmd.Dir = deploy
-	cmd.Stdin = strings.NewReader("y\n") // to whatever it asks
+	cmd.Stdin = strings.NewReader("y\n") // confirms any question
 	cmd.Env = append(
 		[]string{
 			"PATH=" + os.Getenv("PATH"),
@@ -475,7 +478,7 @@ func (c cli) run(t *testing.T, args ...string) string {
 	return stdout
 }
 
-// filled is a file of deploy/nomad with a placeholder filled in.
+// filled returns the path of a copy of a file of deploy/nomad with placeholders replaced.
 func (c *cluster) filled(t *testing.T, file string, replace ...string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(deploy, file))
@@ -489,7 +492,7 @@ func (c *cluster) filled(t *testing.T, file string, replace ...string) string {
 	return path
 }
 
-// process is a program that runs for the length of a test.
+// process is a program that runs until the end of a test.
 type process struct {
 	t    *testing.T
 	name string
@@ -514,7 +517,7 @@ func start(t *testing.T, name string, environ []string, path string, args ...str
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must(t, p.cmd.Start())
-	go func() { _ = p.cmd.Wait(); close(p.done) }() // how it ends is in its log
+	go func() { _ = p.cmd.Wait(); close(p.done) }() // its log says how it ended
 	t.Cleanup(func() {
 		p.kill()
 		must(t, log.Close())
@@ -523,7 +526,7 @@ func start(t *testing.T, name string, environ []string, path string, args ...str
 			must(t, os.WriteFile(filepath.Join(keep, p.name+".log"), text, 0o600))
 		}
 		if t.Failed() {
-			t.Logf("the end of what %s said:\n%s", p.name, p.tail())
+			t.Logf("the end of the log of %s:\n%s", p.name, p.tail())
 		}
 	})
 	return p
@@ -531,7 +534,7 @@ func start(t *testing.T, name string, environ []string, path string, args ...str
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// kill pulls the plug.
+// kill ends the program at once.
 func (p *process) kill() {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		p.t.Errorf("end %s: %v", p.name, err)
@@ -547,7 +550,7 @@ func (p *process) tail() []byte {
 	return text[max(0, len(text)-6000):]
 }
 
-// eventually asks until the answer is yes, as long as the program runs.
+// eventually polls ask until it returns true, while the program runs.
 func (p *process) eventually(what string, ask func() bool) {
 	p.t.Helper()
 	eventually(p.t, p.name+": "+what, func() bool {
@@ -560,21 +563,21 @@ func (p *process) eventually(what string, ask func() bool) {
 	})
 }
 
-// patience is longer than Nomad ever waits between two attempts of anything in these tests, which is a minute.
-const patience = 3 * time.Minute
+// waitLimit exceeds Nomad's longest wait between two attempts in these tests, which is a minute.
+const waitLimit = 3 * time.Minute
 
 func eventually(t *testing.T, what string, ask func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitLimit)
 	for !ask() {
 		if time.Now().After(deadline) {
-			t.Fatalf("still not so: %s", what)
+			t.Fatalf("not in time: %s", what)
 		}
 		<-time.After(50 * time.Millisecond)
 	}
 }
 
-// program is the path of a program that test/programs/build.sh has made.
+// program returns the path of a program that test/programs/build.sh has built.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	dir := os.Getenv("OXIDE_CSI_PROGRAMS")
@@ -585,7 +588,7 @@ func program(t *testing.T, name string) string {
 	}
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("needs %s, which is not in %s: run test/programs/build.sh nomad docker", name, dir)
+		t.Skipf("needs %s, which is not in %s; run test/programs/build.sh nomad docker", name, dir)
 	}
 	return path
 }
@@ -597,7 +600,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// freePort is a TCP port of this machine that was free a moment ago.
+// freePort returns a TCP port that was free a moment ago.
 func freePort(t *testing.T) int {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

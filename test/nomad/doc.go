@@ -2,18 +2,18 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package nomad runs the job files of deploy/nomad on a real Nomad: a server and two clients with ACLs on, before a simulated
-// rack whose instances the two clients are. What is typed here is what docs/how-to/nomad.md says to type.
+// Package nomad runs the job files of deploy/nomad on a real Nomad: a server and two clients with ACLs, whose machines
+// are instances of a simulated rack. The commands are those of docs/how-to/nomad.md.
 //
-// Each client is in a mount and PID namespace of its own, with its own folder at the same path, as two machines would be; ending
-// the namespace's first process ends all that runs there, as pulling the plug would.
+// Each client is in its own mount and PID namespace, with its own folder at the same path, like two machines. Killing
+// the namespace's first process ends all its processes, like a power cut.
 //
-// Beside each client runs Debian's dockerd, for the job files that are for Docker. Containers see this machine's /dev and /sys, so
-// that their node plugin is told where its guest is; nothing else of the job files is changed.
+// Beside each client runs Debian's dockerd, for the job files for Docker. Containers see this machine's /dev and /sys,
+// so their node plugin is told where its guest is. The job files are otherwise unchanged.
 //
-// TestPlannedRestart has a rack without hot-plug, whose instances boot: each is a machine of its own that runs its Nomad client,
-// really goes down when its node plugin says so, and comes up with other disks. Of a real machine it lacks a kernel and a network
-// of its own.
+// TestPlannedRestart uses a rack without hot-plug whose instances boot. Each instance is a machine with its own Nomad
+// client. It really goes down when its node plugin powers it off, and comes up with other disks. It lacks only its own
+// kernel and network.
 //
-// It has the build tag "nomad", since building Nomad takes minutes: make e2e-nomad.
+// The tests have the build tag "nomad", because building Nomad takes minutes: make e2e-nomad.
 package nomad

@@ -18,21 +18,22 @@ import (
 )
 
 const (
-	// Images of the node, of the controller, and of jobs that use volumes, which has a shell.
+	// Images of the node, of the controller, and of jobs that use volumes. The last one has a shell.
 	pluginImage     = "oxidecomputer/oxide-csi-plugin:test"
 	controllerImage = "oxidecomputer/oxide-csi-controller:test"
 	consumerImage   = "consumer:test"
 
-	// Folders of a client: Docker's own, and the one that the job files mount at /var/lib/oxide-csi. In that is the guest, since
-	// /dev and /sys of a container are this machine's.
+	// Folders of a client: Docker's own folder, and the folder that the job files mount at /var/lib/oxide-csi. The
+	// latter contains the guest, because a container's /dev and /sys are this machine's.
 	dockerFolder = "docker"
 	dockerSocket = "docker.sock"
 	dockerState  = "docker-state"
 	guestInTask  = "/var/lib/oxide-csi/guest"
 )
 
-// runtime is what starts containers: runc. Docker asks it to give a privileged container all capabilities that the kernel knows, and
-// runc fails on a machine that has been left without one; so there it is not asked for that one.
+// runtime returns the program that starts containers: runc. For a privileged container Docker requests all
+// capabilities that the kernel knows. runc fails if this machine lacks one of them, so then a wrapper removes it from
+// the request.
 func (c *cluster) runtime() string {
 	path := filepath.Join(c.dir, "runc")
 	must(c.t, os.WriteFile(path, []byte(`#!/bin/sh
@@ -46,7 +47,8 @@ exec runc "$@"
 	return path
 }
 
-// containers has controller and node plugin run by Docker, as their job files say, but for where the node finds its guest.
+// containers runs controller and node plugin in Docker, as in their job files, except for the place of the node's
+// guest.
 func (c *cluster) containers(t *testing.T) {
 	c.images(t)
 	root := c.as(c.management, append(c.values(), "NOMAD_VAR_state_dir="+filepath.Join(c.host(), dockerState))...)
@@ -74,10 +76,10 @@ func (c *cluster) containers(t *testing.T) {
 	root.run(t, "job", "stop", "-purge", "oxide-csi-controller")
 }
 
-// raw uses a volume without a filesystem, from one container after the other.
+// raw uses a raw block volume from one container after the other.
 func (c *cluster) raw(t *testing.T, operator cli) {
 	operator.run(t, "volume", "create", testdata(t, "raw.volume.hcl"))
-	before := strings.Repeat("0", 36) // as long as the ID of an allocation
+	before := strings.Repeat("0", 36) // as long as an allocation ID
 	for _, name := range nodes {
 		operator.variables = []string{"NOMAD_VAR_client=" + name}
 		operator.run(t, "job", "run", "-detach", testdata(t, "raw.nomad.hcl"))
@@ -96,7 +98,8 @@ func testdata(t *testing.T, file string) string {
 	return path
 }
 
-// images makes both images of the plugin as make does, and one for jobs that use volumes. It loads them on the clients.
+// images makes both images of the plugin as make does, and an image for jobs that use volumes. It loads them on the
+// clients.
 func (c *cluster) images(t *testing.T) {
 	t.Helper()
 	tools := strings.Fields(c.output(t, "make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools"))
@@ -118,7 +121,7 @@ func (c *cluster) images(t *testing.T) {
 	}
 }
 
-// withGuest is a job file of a node plugin that finds its devices in the guest of the simulated rack.
+// withGuest returns a node plugin's job file, changed to find its devices in the guest of the simulated rack.
 func (c *cluster) withGuest(t *testing.T, file, mode string) string {
 	t.Helper()
 	line := `OXIDE_CSI_MODE          = "` + mode + `"`
@@ -137,14 +140,14 @@ func (c *cluster) output(t *testing.T, name string, args ...string) string {
 	return string(output)
 }
 
-// docker speaks to the daemon of a client.
+// docker runs a docker command on a client.
 func (m *machine) docker(t *testing.T, args ...string) string {
 	t.Helper()
 	host := "--host=unix://" + filepath.Join(m.cluster.dir, m.name, dockerFolder, dockerSocket)
 	return m.cluster.output(t, m.cluster.docker, append([]string{host}, args...)...)
 }
 
-// container is the ID of the container in which a job runs on a client.
+// container returns the ID of a job's container on a client.
 func (m *machine) container(t *testing.T, job string) string {
 	t.Helper()
 	allocs, _, err := m.cluster.admin.Jobs().Allocations(job, false, nil)

@@ -21,27 +21,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestNomad is one story, since each part needs what the one before it has left.
+// TestNomad is one test, because each part needs the state that the previous part left.
 func TestNomad(t *testing.T) {
 	c := newCluster(t)
 	c.part("job files", c.jobFiles)
 	c.part("install", c.install)
 	c.part("a volume's life", c.life)
-	c.part("a disk made by hand", c.existing)
-	c.part("a volume put in again", c.again)
+	c.part("a disk created by an operator", c.existing)
+	c.part("a volume registered again", c.again)
 	c.part("another token", c.rotate)
 	c.part("monolith", c.monolith)
 	c.part("docker", c.containers)
 }
 
-// part runs a part of the story, which the test's output then names.
+// part runs a part of the test, and logs its name.
 func (c *cluster) part(name string, run func(t *testing.T)) {
 	c.t.Helper()
 	c.t.Log(name)
 	run(c.t)
 }
 
-// values are what has to be filled in.
+// values are the values of the job files' placeholders.
 func (c *cluster) values() []string {
 	values := []string{
 		"NOMAD_VAR_oxide_host=" + c.sim.Host,
@@ -59,7 +59,7 @@ func (c *cluster) values() []string {
 	return values
 }
 
-// jobFiles has each job file parsed and validated; nothing is registered.
+// jobFiles parses and validates each job file without registering it.
 func (c *cluster) jobFiles(t *testing.T) {
 	var files []string
 	must(t, filepath.WalkDir(deploy, func(path string, _ fs.DirEntry, err error) error {
@@ -80,7 +80,7 @@ func (c *cluster) jobFiles(t *testing.T) {
 			}
 		}
 	}
-	// Without its values a controller is refused, rather than sharing a cluster ID with another one.
+	// Without a cluster ID a controller is refused, so that it cannot share the ID of another one.
 	for _, file := range []string{"binary/controller.nomad.hcl", "binary/monolith.nomad.hcl"} {
 		_, stderr, err := c.as(c.management).try("job", "validate", file)
 		if err == nil || !strings.Contains(stderr, "cluster_id") {
@@ -89,7 +89,7 @@ func (c *cluster) jobFiles(t *testing.T) {
 	}
 }
 
-// install brings the plugin up, with a token in Nomad's variables and the policies that ship.
+// install runs the plugin with a token in Nomad's variables and the policies of deploy/nomad.
 func (c *cluster) install(t *testing.T) {
 	root := c.as(c.management, c.values()...)
 	root.run(
@@ -112,7 +112,7 @@ func (c *cluster) install(t *testing.T) {
 	}
 }
 
-// healthy waits until the plugin has so many controllers and nodes that are.
+// healthy waits until the plugin has this many healthy controllers and nodes.
 func (c *cluster) healthy(controllers, nodes int) {
 	c.t.Helper()
 	c.server.eventually(fmt.Sprintf("%d controllers and %d nodes are healthy", controllers, nodes), func() bool {
@@ -121,7 +121,7 @@ func (c *cluster) healthy(controllers, nodes int) {
 	})
 }
 
-// operator is somebody who may do no more than policies/operator.policy.hcl says.
+// operator returns a user with only the rights of policies/operator.policy.hcl.
 func (c *cluster) operator(t *testing.T) cli {
 	root := c.as(c.management)
 	root.run(t, "acl", "policy", "apply", "volumes", "policies/operator.policy.hcl")
@@ -144,7 +144,7 @@ func (c *cluster) life(t *testing.T) {
 		m := c.clients["node-a"]
 		agent, registered := m.agent(), m.answered("NodeGetInfo")
 		m.signal(agent, syscall.SIGKILL)
-		m.eventually("another agent knows the plugin", func() bool { return m.answered("NodeGetInfo") > registered })
+		m.eventually("the restarted agent knows the plugin", func() bool { return m.answered("NodeGetInfo") > registered })
 		c.healthy(2, 2)
 		c.running(first)
 	})
@@ -164,9 +164,10 @@ func (c *cluster) life(t *testing.T) {
 		c.healthy(2, 2)
 		c.running(first)
 	})
-	c.part("stop while the node plugin is away", func(t *testing.T) {
-		// Nomad asks for the detach at once, with the filesystem still mounted. The grace outlasts the plugin's return. (Had the
-		// job been purged, its client might forget the allocation, and with it to unmount.)
+	c.part("stop while the node plugin does not run", func(t *testing.T) {
+		// Nomad requests the detach at once, with the filesystem still mounted. The grace period lasts until the
+		// plugin has returned. (If the job were purged, the client might forget the allocation, and then it would not
+		// unmount.)
 		m := c.clients["node-a"]
 		unstaged := m.answered("NodeUnstageVolume")
 		m.signal(m.plugin("node"), syscall.SIGKILL)
@@ -182,7 +183,8 @@ func (c *cluster) life(t *testing.T) {
 		c.released(t, "data")
 	})
 	c.part("upgrade of the controller", func(t *testing.T) {
-		// To what differs enough: the exec driver, with the program in the clients' chroot_env, and a short grace from here on.
+		// The new controller differs: it uses the exec driver, with the program in the clients' chroot_env, and from
+		// here on a short grace period.
 		c.grace = "1s"
 		c.execController(t)
 	})
@@ -213,7 +215,7 @@ func (c *cluster) life(t *testing.T) {
 	c.nothingLeft(t)
 }
 
-// execController runs the controller by the exec driver.
+// execController runs the controller with the exec driver.
 func (c *cluster) execController(t *testing.T) {
 	t.Helper()
 	c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).
@@ -221,8 +223,8 @@ func (c *cluster) execController(t *testing.T) {
 	c.healthy(2, 2)
 }
 
-// withoutController stops the example while there is no controller: Nomad releases the claim, and nobody detaches the disk. The
-// next job finds it attached. It returns that one's allocation.
+// withoutController stops the example while there is no controller. Nomad releases the claim, and no plugin detaches
+// the disk, so the next job finds it attached. It returns the next job's allocation.
 func (c *cluster) withoutController(t *testing.T, operator cli, volume, client string) string {
 	t.Helper()
 	c.as(c.management).run(t, "job", "stop", "oxide-csi-controller")
@@ -230,13 +232,13 @@ func (c *cluster) withoutController(t *testing.T, operator cli, volume, client s
 	operator.run(t, "job", "stop", "-detach", "example")
 	c.unclaimed(volume)
 	if n := c.attached(t); n != 1 {
-		t.Errorf("%d disks are attached, want the one that nobody has detached", n)
+		t.Errorf("%d disks are attached, want one, because no plugin has detached it", n)
 	}
 	c.execController(t)
 	return c.example(t, operator, volume, client)
 }
 
-// status is what Nomad tells of a volume that is in use.
+// status checks what Nomad shows of a volume that is in use.
 func (c *cluster) status(t *testing.T, operator cli, alloc string) {
 	info, _, err := c.admin.CSIVolumes().Info("data", nil)
 	must(t, err)
@@ -251,13 +253,13 @@ func (c *cluster) status(t *testing.T, operator cli, alloc string) {
 		said := operator.run(t, show.args...)
 		for _, text := range show.tells {
 			if !strings.Contains(said, text) {
-				t.Errorf("nomad %s does not tell %q:\n%s", strings.Join(show.args, " "), text, said)
+				t.Errorf("nomad %s does not show %q:\n%s", strings.Join(show.args, " "), text, said)
 			}
 		}
 	}
 }
 
-// refused is what must not work, while the volume is in use, and what whoever tries it is told.
+// refused checks the commands that must fail while the volume is in use, and their messages.
 func (c *cluster) refused(t *testing.T, operator cli) {
 	const noDisk = "6f1d1e6e-0000-4000-8000-000000000000"
 	create := "volumes/create.volume.hcl"
@@ -268,7 +270,7 @@ func (c *cluster) refused(t *testing.T, operator cli) {
 		args []string
 		says string
 	}{
-		// Nomad asks the plugin before it looks at its own claims.
+		// Nomad calls the plugin before it checks its own claims.
 		{"delete it", operator, []string{"volume", "delete", "data"}, "is attached to instance " + c.sim.Instance("node-a").ID},
 		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "expand is not implemented by this controller plugin"},
 		{"more than one node", operator, []string{"volume", "create", c.filled(t, create, append(other, "single-node-writer", "multi-node-multi-writer")...)}, "use a single-node mode"},
@@ -276,24 +278,24 @@ func (c *cluster) refused(t *testing.T, operator cli) {
       }`, `= "nowhere"
       }`)...)}, "this plugin serves topology.csi.oxide.computer/rack=default"},
 		{"a disk that is not there", operator, []string{"volume", "register", c.filled(t, "volumes/register.volume.hcl", "DISK-ID", noDisk, "DISK-NAME", "x")}, "could not be found"},
-		// Nomad looks for an allocation that the command has not named.
+		// Nomad looks for an allocation that the command does not name.
 		{"detach it", c.as(c.management), []string{"volume", "detach", "data", c.node("node-a").ID}, "Unknown allocation"},
 	} {
 		if _, stderr, err := test.user.try(test.args...); err == nil || !strings.Contains(stderr, test.says) {
 			t.Errorf("%s: %v: %s", test.name, err, stderr)
 		}
 	}
-	operator.run(t, "volume", "snapshot", "delete", "oxide", noDisk) // there is none, as there should be
+	operator.run(t, "volume", "snapshot", "delete", "oxide", noDisk) // it does not exist, and the delete must succeed
 }
 
-// killPlugin kills a plugin and waits until Nomad has started it again.
+// killPlugin kills a plugin, and waits until Nomad has started it again.
 func (c *cluster) killPlugin(client, mode string) {
 	c.t.Helper()
 	m := c.clients[client]
 	c.startedAgain(m, mode, func() { m.signal(m.plugin(mode), syscall.SIGKILL) })
 }
 
-// startedAgain waits until a plugin is another process than before something was done.
+// startedAgain calls do, and waits until the plugin is a new process.
 func (c *cluster) startedAgain(m *machine, mode string, do func()) {
 	c.t.Helper()
 	before := m.plugin(mode)
@@ -301,9 +303,10 @@ func (c *cluster) startedAgain(m *machine, mode string, do func()) {
 	m.eventually("there is another plugin", func() bool { now := m.plugin(mode); return now != 0 && now != before })
 }
 
-// lose has the agent of an allocation's node hang until the servers have given the node up, and returns the allocation that has
-// taken its place on the other node. Nomad then takes the disk from a node that still has it mounted: it can ask nobody there.
-// When the agent is back it unmounts, and has the disk detached: from where it no longer is.
+// lose suspends the agent of an allocation's node until the servers regard the node as lost. It returns the allocation
+// that replaces it on the other node. Nomad detaches the disk from a node that still has it mounted, because it cannot
+// reach that node. When the agent continues, it unmounts the disk and requests a detach from a node that no longer
+// holds it.
 func (c *cluster) lose(t *testing.T, alloc string) string {
 	t.Helper()
 	info, _, err := c.admin.Allocations().Info(alloc, nil)
@@ -323,7 +326,7 @@ func (c *cluster) lose(t *testing.T, alloc string) string {
 	return moved
 }
 
-// rotate replaces the rack's token, the old one being worthless before the new one is there.
+// rotate replaces the rack's token. The old token is revoked before the new one is in place.
 func (c *cluster) rotate(t *testing.T) {
 	token, err := c.sim.NewToken(t.Context(), "limited-collaborator")
 	must(t, err)
@@ -346,7 +349,7 @@ func (c *cluster) rotate(t *testing.T) {
 	operator.run(t, "volume", "delete", "data")
 }
 
-// again takes a volume out of Nomad by force, as when it does not let go of a claim, and puts it in again.
+// again deregisters a volume by force, as after a claim that Nomad does not release, and registers it again.
 func (c *cluster) again(t *testing.T) {
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
@@ -365,7 +368,7 @@ func (c *cluster) again(t *testing.T) {
 	c.nothingLeft(t)
 }
 
-// existing uses a disk that somebody made by hand, and which outlives its volume.
+// existing uses a disk that an operator created. The disk must survive the deletion of its volume.
 func (c *cluster) existing(t *testing.T) {
 	client, err := oxide.NewClient(oxide.WithHost(c.sim.Host), oxide.WithToken(c.sim.Token))
 	must(t, err)
@@ -388,14 +391,14 @@ func (c *cluster) existing(t *testing.T) {
 	c.lines(t, operator, alloc, alloc)
 	c.stop(t, operator, "existing")
 	if _, stderr, err := operator.try("volume", "delete", "existing"); err == nil {
-		t.Errorf("a disk made by hand was deleted: %s", stderr)
+		t.Errorf("the operator's disk was deleted: %s", stderr)
 	}
 	operator.run(t, "volume", "deregister", "existing")
 	must(t, client.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}))
 	c.nothingLeft(t)
 }
 
-// example runs the example job on a volume and a client, and returns its allocation once it runs.
+// example runs the example job on a volume and a client. It returns the running allocation.
 func (c *cluster) example(t *testing.T, user cli, volume, client string) string {
 	t.Helper()
 	user.variables = []string{"NOMAD_VAR_volume=" + volume, "NOMAD_VAR_client=" + client}
@@ -429,7 +432,7 @@ func (c *cluster) placed(client string) (alloc string) {
 	return alloc
 }
 
-// failure is why an allocation of the job failed, so that one that never comes up can be explained.
+// failure explains why an allocation of the job failed.
 func failure(allocs []*api.AllocationListStub) string {
 	for _, alloc := range allocs {
 		for _, state := range alloc.TaskStates {
@@ -443,7 +446,7 @@ func failure(allocs []*api.AllocationListStub) string {
 	return ""
 }
 
-// running checks that an allocation still does.
+// running checks that an allocation still runs.
 func (c *cluster) running(alloc string) {
 	c.t.Helper()
 	c.server.eventually("the allocation still runs", func() bool {
@@ -458,7 +461,7 @@ func (c *cluster) running(alloc string) {
 	})
 }
 
-// lines checks what an allocation found in its file: that these have written, in this order.
+// lines checks what an allocation found in its file: entries of these writers in this order.
 func (c *cluster) lines(t *testing.T, user cli, alloc string, writers ...string) {
 	t.Helper()
 	var want strings.Builder
@@ -468,28 +471,28 @@ func (c *cluster) lines(t *testing.T, user cli, alloc string, writers ...string)
 	c.logged(t, user, alloc, want.String())
 }
 
-// logged checks what an allocation has printed.
+// logged checks the output of an allocation.
 func (c *cluster) logged(t *testing.T, user cli, alloc, want string) {
 	t.Helper()
 	got := ""
-	eventually(t, "the allocation says "+want, func() bool {
+	eventually(t, "the output is "+want, func() bool {
 		stdout, _, err := user.try("alloc", "logs", alloc)
 		got = stdout
 		return err == nil && len(got) >= len(want)
 	})
 	if got != want {
-		t.Errorf("the allocation says %q, want %q", got, want)
+		t.Errorf("the output is %q, want %q", got, want)
 	}
 }
 
-// stop stops the example and waits until its volume is free.
+// stop stops the example, and waits until its volume is free.
 func (c *cluster) stop(t *testing.T, user cli, volume string) {
 	t.Helper()
 	user.run(t, "job", "stop", "-detach", "example")
 	c.released(t, volume)
 }
 
-// released waits until a volume is free: for Nomad, and on the rack.
+// released waits until a volume has no claim in Nomad, and is detached on the rack.
 func (c *cluster) released(t *testing.T, volume string) {
 	t.Helper()
 	c.unclaimed(volume)
@@ -504,7 +507,7 @@ func (c *cluster) unclaimed(volume string) {
 	})
 }
 
-// attached counts the disks, but for boot disks, that instances of the rack have.
+// attached counts the disks of the rack's instances, without boot disks.
 func (c *cluster) attached(t *testing.T) (n int) {
 	t.Helper()
 	list, err := c.sim.ListInstances(t.Context())
@@ -517,13 +520,13 @@ func (c *cluster) attached(t *testing.T) (n int) {
 	return n
 }
 
-// drain takes the work off the node of an allocation, and returns the one that has taken its place on the other node.
+// drain drains the node of an allocation, and returns the allocation that replaces it on the other node.
 func (c *cluster) drain(t *testing.T, alloc string) string {
 	t.Helper()
 	root := c.as(c.management)
 	info, _, err := c.admin.Allocations().Info(alloc, nil)
 	must(t, err)
-	// It was pinned to its node; now it may go anywhere, which by itself would move it already.
+	// The job was pinned to its node. Without that constraint it may move.
 	job := c.as(c.management, "NOMAD_VAR_volume=data", "NOMAD_VAR_client="+strings.Join(nodes, "|"))
 	job.run(t, "node", "eligibility", "-disable", info.NodeID)
 	job.run(t, "job", "run", "-detach", "example.nomad.hcl")
@@ -539,7 +542,7 @@ func (c *cluster) drain(t *testing.T, alloc string) string {
 	return moved
 }
 
-// nothingLeft checks that volumes are neither known to Nomad nor on the rack, nor in the kernel.
+// nothingLeft checks that no volume is left in Nomad, on the rack or in the kernel.
 func (c *cluster) nothingLeft(t *testing.T) {
 	t.Helper()
 	volumes, _, err := c.admin.CSIVolumes().List(nil)
@@ -554,7 +557,7 @@ func (c *cluster) nothingLeft(t *testing.T) {
 	}
 }
 
-// monolith takes the place of controller and nodes.
+// monolith replaces controller and nodes by one job.
 func (c *cluster) monolith(t *testing.T) {
 	root := c.as(c.management, c.values()...)
 	root.run(t, "job", "stop", "-purge", "oxide-csi-node")

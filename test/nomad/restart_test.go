@@ -20,12 +20,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestPlannedRestart is a rack without hot-plug whose instances are machines with processes and mounts of their own, which
-// really go down: each runs a Nomad client, and that the plugin's job files with attach_mode = "restart".
+// TestPlannedRestart uses a rack without hot-plug. Its instances are machines with their own processes and mounts,
+// which really go down. Each runs a Nomad client, and the client the plugin's job files with attach_mode = "restart".
 //
-// What runs there without volumes comes back as the allocation that it was. What uses volumes does not: a client that boots knows
-// of no node plugin, and Nomad 1.11 fails each allocation that claims a volume there before the servers know of one again.
-// It is replaced, and as its job is bound to the client, there (docs/how-to/nomad.md).
+// A job without volumes comes back as the same allocation. A job with volumes does not: a client that boots knows no
+// node plugin, and Nomad 1.11 fails each allocation that claims a volume there before the servers know of a plugin
+// again. Nomad replaces the allocation, and as its job is pinned to the client, the new one runs there too
+// (docs/how-to/nomad.md).
 func TestPlannedRestart(t *testing.T) {
 	c := newBootingCluster(t)
 	c.installForRestarts(t)
@@ -39,7 +40,7 @@ func TestPlannedRestart(t *testing.T) {
 		operator.run(t, "volume", "create", c.filled(t, "volumes/create.volume.hcl", `"data"`, `"`+volume+`"`))
 	}
 
-	// writers are the allocations that have written into the volumes first[0] and first[1]. Nobody syncs what they write.
+	// writers are the allocations that have written to the volumes first[0] and first[1], without sync.
 	var writers [2][]string
 	wrote := func(ids []string) {
 		for i := range writers {
@@ -56,7 +57,7 @@ func TestPlannedRestart(t *testing.T) {
 		}
 		c.boots(t, map[string]int{"node-a": 1, "node-b": 0})
 	})
-	c.part("another one, and a restart under those who use theirs", func(t *testing.T) {
+	c.part("another volume, and a restart while the others are in use", func(t *testing.T) {
 		staged := c.machine("node-a").answered("NodeStageVolume")
 		c.group(t, operator, "second", 1, "node-a")
 		second = c.runs("second", "node-a", 1)
@@ -72,7 +73,7 @@ func TestPlannedRestart(t *testing.T) {
 		c.boots(t, map[string]int{"node-a": 2, "node-b": 0})
 		c.detached(t, 0)
 	})
-	c.part("back on the same client, together, and no restart", func(t *testing.T) {
+	c.part("both back on the same client, without a restart", func(t *testing.T) {
 		operator.run(t, "job", "stop", "-detach", "first")
 		c.stays(t, operator, "both", `{a="first[0]",b="first[1]"}`)
 		both = c.runs("both", "node-a", 1)
@@ -81,7 +82,7 @@ func TestPlannedRestart(t *testing.T) {
 		c.boots(t, map[string]int{"node-a": 2, "node-b": 0})
 		c.detached(t, 0)
 	})
-	c.part("to the other client, and a restart of each", func(t *testing.T) {
+	c.part("both to the other client, and a restart of each client", func(t *testing.T) {
 		c.controllers(t, 2)
 		c.group(t, operator, "second", 1, "node-b")
 		moved := c.runs("second", "node-b", 1)
@@ -94,7 +95,7 @@ func TestPlannedRestart(t *testing.T) {
 	})
 	for job, before := range inPlace {
 		if now := c.runs(job, "node-a", 1); !slices.Equal(now, before) {
-			t.Errorf("%s was %v, and is %v", job, before, now)
+			t.Errorf("%s was %v and is now %v", job, before, now)
 		}
 	}
 }
@@ -114,7 +115,7 @@ func (c *cluster) group(t *testing.T, user cli, name string, volumes int, client
 	)
 }
 
-// another waits until other allocations of a job run on a client than these, or none of these any more.
+// another waits until allocations of a job other than these run on a client, or until none of these runs any more.
 func (c *cluster) another(job, client string, than []string) (ids []string) {
 	c.t.Helper()
 	eventually(c.t, job+" runs again", func() bool {
@@ -177,7 +178,7 @@ exec %[3]s agent -config=%[2]s/client.hcl -config=%[2]s/meta.hcl`, c.dir, c.host
 	return c
 }
 
-// startServer starts Nomad's server with ACLs, as its owner, and returns its port for clients.
+// startServer starts Nomad's server with ACLs, and returns its port for clients.
 func (c *cluster) startServer() (rpc int) {
 	http, serf := freePort(c.t), freePort(c.t)
 	rpc = freePort(c.t)
@@ -207,7 +208,7 @@ server {
 	return rpc
 }
 
-// bootingClient writes the configuration of a client that is told at boot which instance it is.
+// bootingClient writes the configuration of a client that learns its instance ID at boot.
 func (c *cluster) bootingClient(n int, name string, rpc int) {
 	folder := filepath.Join(c.dir, name)
 	must(c.t, os.MkdirAll(filepath.Join(folder, "data"), 0o755))
@@ -243,7 +244,7 @@ plugin "raw_exec" {
 	c.t.Cleanup(func() { c.removeCgroups(name) })
 }
 
-// installForRestarts brings the plugin up with the policies that ship.
+// installForRestarts runs the plugin with the policies of deploy/nomad.
 func (c *cluster) installForRestarts(t *testing.T) {
 	root := c.as(c.management, append(c.values(), "NOMAD_VAR_attach_mode=restart")...)
 	for _, policy := range [][2]string{
@@ -262,8 +263,9 @@ func (c *cluster) installForRestarts(t *testing.T) {
 	}
 	root.run(t, "var", "put", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token))
 	root.run(t, "job", "run", "-detach", "binary/node.nomad.hcl")
-	// Nomad asks any controller. What only one of them was asked for when a client goes down for the other would cost one restart
-	// more, and the counts would be no counts: there is a second controller as soon as one has to leave a restart to the other.
+	// Nomad calls any controller. If one controller has a request that the other does not know when a client goes
+	// down, that costs one more restart, and the counts of this test would vary. So there is only one controller until
+	// a part needs two.
 	c.healthy(0, 2)
 	a := c.node("node-a").ID
 	_, err := c.admin.Nodes().ToggleEligibility(a, false, nil)
@@ -273,7 +275,7 @@ func (c *cluster) installForRestarts(t *testing.T) {
 	must(t, err)
 }
 
-// controllers runs so many of them.
+// controllers runs this many controllers.
 func (c *cluster) controllers(t *testing.T, n int) {
 	t.Helper()
 	root := c.as(
@@ -289,7 +291,8 @@ func (c *cluster) stays(t *testing.T, user cli, name, volumes string) {
 	user.run(t, "job", "run", "-detach", "-var=name="+name, "-var=volumes="+volumes, testdata(t, "stays.nomad.hcl"))
 }
 
-// runs waits until so many allocations of a job run on a client, however long a restart takes, and returns them by their names.
+// runs waits until this many allocations of a job run on a client, also through a restart, and returns them by their
+// names.
 func (c *cluster) runs(job, client string, n int) (ids []string) {
 	c.t.Helper()
 	deadline := time.Now().Add(4 * time.Minute)
@@ -321,12 +324,12 @@ func (c *cluster) runs(job, client string, n int) (ids []string) {
 	}
 }
 
-// machine is what the plugins of a booting instance have said; it has no process of the test's.
+// machine returns a view of a booting instance for its plugins' logs. The rack owns its processes.
 func (c *cluster) machine(name string) *machine {
 	return &machine{process: &process{t: c.t, name: name}, cluster: c}
 }
 
-// boots checks how often the instances were started by the plugin, and that it has stopped none: guests go down by themselves.
+// boots checks how often the plugin started the instances, and that it stopped none: guests power themselves off.
 func (c *cluster) boots(t *testing.T, want map[string]int) {
 	t.Helper()
 	calls, err := c.sim.Calls(t.Context())
@@ -339,7 +342,7 @@ func (c *cluster) boots(t *testing.T, want map[string]int) {
 			}
 		}
 		if call.Operation == "instance_stop" {
-			t.Errorf("the plugin has stopped an instance: %+v", call)
+			t.Errorf("the plugin stopped an instance: %+v", call)
 		}
 	}
 	for name, n := range want {
@@ -349,7 +352,7 @@ func (c *cluster) boots(t *testing.T, want map[string]int) {
 	}
 }
 
-// detached checks how often a disk was taken off an instance.
+// detached checks how often a disk was detached from an instance.
 func (c *cluster) detached(t *testing.T, want int) {
 	t.Helper()
 	calls, err := c.sim.Calls(t.Context())

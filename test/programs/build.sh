@@ -10,21 +10,21 @@
 #   test/programs/build.sh nomad         nomad
 #   test/programs/build.sh docker        Debian's dockerd and docker, unpacked: installed, they would be started
 #
-# They lie in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs) and are built again only when their versions change.
-# From an empty build cache each takes about five minutes on two cores, golangci-lint two.
+# The programs are in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs), and are built again only when their
+# versions change. With an empty build cache each takes about five minutes on two cores, golangci-lint two.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 programs=${OXIDE_CSI_PROGRAMS:-${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/programs}
 limit=${OXIDE_CSI_BUILD_LIMIT:-30m}
 mkdir -p "$programs"
 
-# fresh NAME KEY: whether what NAME stands for was built from KEY already.
+# fresh NAME KEY: succeeds if NAME was built from KEY already.
 fresh() { [ "$(cat "$programs/$1.key" 2>/dev/null)" = "$2" ]; }
 
-# built NAME KEY: remembers that it was.
+# built NAME KEY: records that NAME was built from KEY.
 built() { printf '%s\n' "$2" >"$programs/$1.key"; }
 
-# build DIR FLAGS PACKAGE...: builds packages of the module in a folder, and nothing but what its go.sum names.
+# build DIR FLAGS PACKAGE...: builds packages of the module in a folder, with the exact versions of its go.sum.
 build() {
     local dir=$1 flags=$2
     shift 2
@@ -35,7 +35,7 @@ build() {
     )
 }
 
-# key FILE...: what stands for all that these say.
+# key FILE...: prints a hash of the files.
 key() { cat "$@" | sha256sum | cut -d' ' -f1; }
 
 # kube TARGET COMMAND...: builds commands of Kubernetes.
@@ -46,7 +46,7 @@ kube() {
     key=$(key "$dir"/go.{mod,sum})
     fresh "$target" "$key" && return
     echo "programs: building $* $version"
-    # Without a version each takes the others for ones of another age.
+    # Without a version the components regard each other as too old or too new.
     local set="-X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=$(cut -d. -f2 <<<"$version") -X $client.gitVersion=$version"
     build "$dir" "$set" "${@/#/k8s.io/kubernetes/cmd/}"
     built "$target" "$key"
@@ -76,7 +76,7 @@ cluster() {
     built helpers "$key"
 }
 
-# tools TARGET TITLE: builds the commands that the tool lines of a folder's go.mod name.
+# tools TARGET TITLE: builds the commands in the tool lines of a folder's go.mod.
 tools() {
     local target=$1 dir=$here/$1 key packages
     key=$(key "$dir"/go.{mod,sum})
@@ -101,8 +101,8 @@ conformance() {
     built conformance "$key"
 }
 
-# Nomad's own module replaces its part github.com/hashicorp/nomad/api by a folder that the module proxy does not have, and
-# the version that belongs to a release is not in the checksum database. A later one compiles.
+# Nomad's module replaces github.com/hashicorp/nomad/api by a folder that the module proxy does not have. The checksum
+# database lacks the version of nomad/api of this release. A later version compiles.
 NOMAD=v1.11.1
 NOMAD_API=v0.0.0-20260907080526-08ef8f3d26da
 
@@ -117,7 +117,7 @@ nomad() {
     cat "$src/go.sum" >"$programs/nomad.sum"
     (
         cd "$src"
-        # cgo is for the exec driver; the tags take the generated codecs that are in the module.
+        # The exec driver needs cgo. The tags select the generated codecs in the module.
         export CGO_ENABLED=1 GOFLAGS="-mod=mod -buildvcs=false -trimpath"
         timeout "$limit" go build -modfile="$mod" -tags "hashicorpmetrics codegen_generated" -ldflags "-s -w" -o "$programs/nomad" .
     )

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLinks follows every relative link of every page, to its heading where it names one.
+// TestLinks checks every relative link of every page, including its heading.
 func TestLinks(t *testing.T) {
 	pages, links, broken, err := checkLinks(root)
 	if err != nil {
@@ -73,7 +73,7 @@ var (
 	linkText   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// checkLinks counts the pages below a folder and their relative links, and says which of these do not resolve.
+// checkLinks counts the pages below a folder and their relative links, and returns the broken links.
 func checkLinks(root string) (pages, links int, broken []string, err error) {
 	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -109,7 +109,7 @@ func checkLinks(root string) (pages, links int, broken []string, err error) {
 	return pages, links, broken, err
 }
 
-// resolve says why a link on a page leads nowhere.
+// resolve returns why a link on a page is broken, or an empty text.
 func resolve(root, page, target string) string {
 	name, anchor, _ := strings.Cut(target, "#")
 	file := page
@@ -132,7 +132,7 @@ func resolve(root, page, target string) string {
 	return ""
 }
 
-// anchors returns the anchors of a page's headings as GitHub makes them.
+// anchors returns the anchors that GitHub gives to a page's headings.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	for _, found := range heading.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {

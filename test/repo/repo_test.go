@@ -2,7 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package repo checks what the repository says about itself: the pages' links, and the commands that CONTRIBUTING.md lists.
+// Package repo checks what the repository says about itself: the links of its pages, and the commands that
+// CONTRIBUTING.md lists.
 package repo
 
 import (
@@ -36,14 +37,14 @@ func TestStepsOfCI(t *testing.T) {
 		case len(words) < 3 || words[0] != "step" && words[0] != "beside", strings.HasSuffix(words[0], "()"):
 		case words[0] == "step" && words[1] == "make", words[0] == "beside" && words[2] == "make":
 			steps = append(steps, words[len(words)-1])
-		case !slices.Contains(words, "test/programs/build.sh"): // which only builds what later steps need
+		case !slices.Contains(words, "test/programs/build.sh"): // it only builds programs for later steps
 			t.Errorf("the step %q of .ci/run is not a target of the Makefile", strings.TrimSpace(line))
 		}
 	}
 	_, sentence, found := strings.Cut(read(t, "CONTRIBUTING.md"), "Continuous integration runs `.ci/run`")
 	sentence, _, ended := strings.Cut(sentence, ".\n")
 	if !found || !ended {
-		t.Fatal("CONTRIBUTING.md has no sentence that says what .ci/run does")
+		t.Fatal("CONTRIBUTING.md has no sentence about what .ci/run does")
 	}
 	if diff := cmp.Diff(steps, quoted(sentence)); diff != "" {
 		t.Errorf(".ci/run (-) and CONTRIBUTING.md (+):\n%s", diff)
@@ -87,7 +88,7 @@ func targets(t *testing.T) []string {
 	return names
 }
 
-// quoted returns what a text has in backquotes.
+// quoted returns the texts in backquotes.
 func quoted(text string) []string {
 	var all []string
 	for _, found := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(text, -1) {

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Boots systemd as the first process of new namespaces: boot.sh FOLDER. The root is an overlay over this machine's, with the
-# changes in FOLDER/changes, which disappear with it; FOLDER is seen at its own path in there. The control groups are below one
-# named like the folder. Nothing that would change this machine's kernel is started.
+# Boots systemd as the first process of new namespaces: boot.sh FOLDER. The root is an overlay over this machine's
+# root. The changes are in FOLDER/changes and disappear with FOLDER, which has the same path inside. The control groups
+# are below a group named like the folder. No service that would change this machine's kernel is started.
 set -eu
 dir=$1
 group=$(basename "$dir")
@@ -52,7 +52,8 @@ if [ "${2:-}" = inside ]; then
     mkdir -p old
     pivot_root . old
     umount -l /old
-    # As a machine has it, so that a service with a mount namespace of its own does not show its mounts to the others.
+    # Shared, as on a real machine. Otherwise a service with its own mount namespace would not be different from the
+    # others.
     mount --make-rshared /
     exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin "$(command -v systemd || echo /lib/systemd/systemd)" \
         --system --unit=basic.target --show-status=0

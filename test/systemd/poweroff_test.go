@@ -18,8 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestPlannedRestart has the node plugin power the machine off: with its unit's rights, over the machine's own D-Bus. The next
-// machine is the same Node's, and says so. A boot's ID is the test's, since the kernel goes on.
+// TestPlannedRestart lets the node plugin power the machine off, with the rights of its unit and over the machine's
+// D-Bus. The next machine belongs to the same Node, and reports that it is back. The test provides the boot ID,
+// because the kernel does not restart.
 func TestPlannedRestart(t *testing.T) {
 	api := &simtest.Node{Name: "worker"}
 	s := httptest.NewServer(api)
@@ -41,7 +42,7 @@ func TestPlannedRestart(t *testing.T) {
 		return m
 	}
 	m := start("first")
-	// A service that needs a moment to end, and says in a folder that outlives the machine how it did.
+	// A service that needs a moment to end. It logs its life to a folder that survives the machine.
 	diary := filepath.Join(m.dir, "diary")
 	m.write("/etc/systemd/system/database.service", fmt.Sprintf(`[Service]
 ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exit" TERM; echo started >>%[1]s; while :; do sleep 0.1; done'
@@ -68,14 +69,14 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	api.RequestRestart("7-1")
 	m.eventually("it refuses", func() bool { return api.RestartReply("7-1").State == metadata.RestartRefused })
 	if why := api.RestartReply("7-1").Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
-		t.Errorf("it refuses since %s", why)
+		t.Errorf("the plugin refuses because %s", why)
 	}
 	m.run("systemctl", "stop", "kubelet")
 
 	before, err := os.ReadFile(diary)
 	must(t, err)
 	if string(before) != "started\n" {
-		t.Errorf("before, the service says %q", before)
+		t.Errorf("before the restart the service's log is %q", before)
 	}
 	api.RequestRestart("7-2")
 	m.eventually("the machine is down", func() bool {
@@ -83,14 +84,14 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		return os.IsNotExist(err)
 	})
 	if answer := api.RestartReply("7-2"); answer.State != metadata.RestartAccepted || answer.Boot != "first" {
-		t.Errorf("it has said %+v", answer)
+		t.Errorf("the reply is %+v", answer)
 	}
 	after, err := os.ReadFile(diary)
 	must(t, err)
 	if string(after) != "started\nasked\nended\n" {
-		t.Errorf("the service says %q", after)
+		t.Errorf("the service's log is %q", after)
 	}
 	start("second")
 	back := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
-	m.eventually("it says that it is back", func() bool { return api.RestartReply("7-2") == back })
+	m.eventually("the plugin reports that it is back", func() bool { return api.RestartReply("7-2") == back })
 }

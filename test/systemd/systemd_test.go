@@ -31,7 +31,7 @@ import (
 
 const deploy = "../../deploy/systemd"
 
-// Upper bounds of what systemd-analyze security says, in tenths; docs/how-to/bare-host.md names them.
+// Upper bounds of the exposure levels of systemd-analyze security, in tenths. docs/how-to/bare-host.md names them.
 var exposure = map[string]int{"oxide-csi-controller": 12, "oxide-csi-node": 51}
 
 func TestSystemd(t *testing.T) {
@@ -55,12 +55,12 @@ func TestSystemd(t *testing.T) {
 	}
 }
 
-// machine is where systemd is the first process.
+// machine is a set of namespaces with systemd as first process.
 type machine struct {
 	t   *testing.T
 	dir string
 	sim *simtest.Sim
-	// init is systemd's process ID.
+	// init is the process ID of systemd.
 	init int
 	csi.ControllerClient
 	csi.NodeClient
@@ -75,7 +75,7 @@ func boot(t *testing.T) *machine {
 	m.dir, err = os.MkdirTemp("", "systemd")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(m.dir)) })
-	programs, err := simtest.Build(m.dir, false) // as it ships
+	programs, err := simtest.Build(m.dir, false) // without the race detector, as released
 	must(t, err)
 	m.sim, err = simtest.StartSim(
 		programs.Sim,
@@ -85,7 +85,7 @@ func boot(t *testing.T) *machine {
 		"--instances=node-a",
 	)
 	must(t, err)
-	t.Cleanup(func() { must(t, m.sim.Stop()) }) // which fails when anything is left
+	t.Cleanup(func() { must(t, m.sim.Stop()) }) // fails if anything is left
 	script, err := filepath.Abs("boot.sh")
 	must(t, err)
 	cmd := exec.Command(script, m.dir)
@@ -95,13 +95,13 @@ func boot(t *testing.T) *machine {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	must(t, cmd.Start())
 	done := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(done) }() // how it ends is in its output
+	go func() { _ = cmd.Wait(); close(done) }() // its output says how it ended
 	t.Cleanup(func() {
 		if t.Failed() {
 			journal, _ := m.try("journalctl", "--no-pager", "--lines=60")
 			t.Logf("%s\n%s", &output, journal)
 		}
-		_ = cmd.Process.Kill() // and with it all that runs there
+		_ = cmd.Process.Kill() // this ends everything in its namespaces
 		<-done
 		m.removeCgroups()
 	})
@@ -121,7 +121,7 @@ func boot(t *testing.T) *machine {
 	return m
 }
 
-// removeCgroups removes what systemd leaves below /sys/fs/cgroup.
+// removeCgroups removes the control groups that systemd leaves below /sys/fs/cgroup.
 func (m *machine) removeCgroups() {
 	roots, err := filepath.Glob("/sys/fs/cgroup/*/" + filepath.Base(m.dir))
 	must(m.t, err)
@@ -131,7 +131,7 @@ func (m *machine) removeCgroups() {
 			if err == nil && entry.IsDir() {
 				folders = append(folders, path)
 			}
-			return nil // one that has gone is no matter
+			return nil // already gone
 		})
 		for _, folder := range slices.Backward(folders) {
 			m.eventually("no process is in "+folder, func() bool {
@@ -142,7 +142,7 @@ func (m *machine) removeCgroups() {
 	}
 }
 
-// in is a path of the machine as it is seen from here.
+// in returns the path in this process's namespace of a file on the machine.
 func (m *machine) in(path string) string { return fmt.Sprintf("/proc/%d/root%s", m.init, path) }
 
 // try runs a command on the machine.
@@ -167,7 +167,7 @@ func (m *machine) run(args ...string) string {
 	return output
 }
 
-// property asks systemd about a service.
+// property returns a property of a service.
 func (m *machine) property(service, name string) string {
 	m.t.Helper()
 	return strings.TrimSpace(m.run("systemctl", "show", "--property="+name, "--value", service))
@@ -178,9 +178,9 @@ func (m *machine) write(path, text string, mode os.FileMode) {
 	must(m.t, os.WriteFile(m.in(path), []byte(text), mode))
 }
 
-// install does what docs/how-to/bare-host.md says. A drop-in says where the simulated guest is, and what its disks are made of.
+// install follows docs/how-to/bare-host.md. A drop-in names the simulated guest and the type of its devices.
 func (m *machine) install() {
-	for range 2 { // the second time as an upgrade would
+	for range 2 { // the second time as an upgrade
 		m.run("/root/deploy/install.sh", filepath.Join(m.dir, "oxide-csi"), "controller", "node")
 	}
 	guest := m.sim.Instance("node-a").Guest
@@ -193,7 +193,7 @@ func (m *machine) install() {
 	m.write("/etc/oxide-csi/token", m.sim.Token+"\n", 0o640)
 	m.run("chgrp", "oxide-csi", "/etc/oxide-csi/token")
 	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\n", 0o640)
-	must(m.t, os.MkdirAll(m.in("/var/lib/kubelet/plugins_registry"), 0o755)) // which the kubelet makes
+	must(m.t, os.MkdirAll(m.in("/var/lib/kubelet/plugins_registry"), 0o755)) // on a real node the kubelet creates it
 	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
 		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)
 	m.run("systemctl", "daemon-reload")
@@ -221,7 +221,7 @@ func (m *machine) ready(service string, conn *grpc.ClientConn) {
 	})
 }
 
-// registered: a kubelet would find the plugin.
+// registered checks that a kubelet would find the plugin.
 func (m *machine) registered() {
 	m.eventually("there is a socket for the kubelet", func() bool {
 		sockets, err := filepath.Glob(m.in("/var/lib/kubelet/plugins_registry/*.sock"))
@@ -229,20 +229,20 @@ func (m *machine) registered() {
 	})
 }
 
-// analyze has systemd judge the units.
+// analyze checks the units with systemd-analyze security.
 func (m *machine) analyze() {
 	for service, bound := range exposure {
-		if said := m.run("systemd-analyze", "verify", "--man=no", service+".service"); said != "" {
-			m.t.Errorf("%s: %s", service, said)
+		if warnings := m.run("systemd-analyze", "verify", "--man=no", service+".service"); warnings != "" {
+			m.t.Errorf("%s: %s", service, warnings)
 		}
 		m.run("systemd-analyze", "security", "--threshold="+strconv.Itoa(bound), service+".service")
 	}
-	if said := m.run("systemd-analyze", "verify", "--man=no", "oxide-volume@data.service"); said != "" {
-		m.t.Error(said)
+	if warnings := m.run("systemd-analyze", "verify", "--man=no", "oxide-volume@data.service"); warnings != "" {
+		m.t.Error(warnings)
 	}
 }
 
-// confined checks what the kernel says of the processes, whatever the units say.
+// confined checks the restrictions of the processes as the kernel reports them.
 func (m *machine) confined() {
 	uid := strings.TrimSpace(m.run("id", "-u", "oxide-csi"))
 	for service, want := range map[string][]string{
@@ -271,7 +271,7 @@ func (m *machine) confined() {
 	}
 }
 
-// volume is one on its way through the RPCs.
+// volume is a volume during its life.
 type volume struct {
 	*csi.Volume
 	capability      *csi.VolumeCapability
@@ -280,7 +280,7 @@ type volume struct {
 	staging, target string
 }
 
-// volumes formats, mounts, writes, unmounts: with the system calls, capabilities and devices that the units leave.
+// volumes runs a volume's life, to check that the units leave enough system calls, capabilities and devices.
 func (m *machine) volumes() {
 	for _, filesystem := range []string{"ext4", "xfs", "btrfs"} {
 		v := m.mount(filesystem)
@@ -348,7 +348,7 @@ func (m *machine) unmount(v *volume) {
 	must(m.t, err)
 }
 
-// mounted checks what everybody on the machine sees, which is not what a service with a mount namespace of its own would.
+// mounted checks the machine's mount table. A plugin in a mount namespace of its own would not change it.
 func (m *machine) mounted(v *volume, want bool) {
 	m.t.Helper()
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", m.init))
@@ -360,7 +360,7 @@ func (m *machine) mounted(v *volume, want bool) {
 	}
 }
 
-// killed: a killed plugin comes back, and what it mounted has stayed.
+// killed checks that a killed plugin is started again, and that its mounts survive.
 func (m *machine) killed() {
 	v := m.mount("ext4")
 	for _, service := range []string{"controller", "node"} {
@@ -376,7 +376,8 @@ func (m *machine) killed() {
 	m.unmount(v)
 }
 
-// unit: a volume made by hand is mounted by its unit, through a restart of the plugins, and unmounted when that stops.
+// unit checks that a volume's unit mounts it, keeps it mounted while the plugins restart, and unmounts it when
+// stopped.
 func (m *machine) unit() {
 	id := strings.TrimSpace(m.run("oxide-csi", "volume", "create", "data", "--size=1GiB"))
 	m.write("/etc/oxide-csi/volumes/data.env", "TARGET=/srv/by-hand\n", 0o640)
@@ -398,7 +399,7 @@ func (m *machine) unit() {
 	m.run("oxide-csi", "volume", "delete", id)
 }
 
-// wrongSetting: a plugin that cannot run as it is told to is not started over and over.
+// wrongSetting checks that a plugin with a wrong setting is not started again and again.
 func (m *machine) wrongSetting() {
 	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_MAX_DISKS=eight\n", 0o640)
 	m.run("systemctl", "restart", "oxide-csi-node")
@@ -424,7 +425,7 @@ func (m *machine) wrongSetting() {
 	m.dial("node")
 }
 
-// stop: both end in order.
+// stop checks that both plugins stop cleanly.
 func (m *machine) stop() {
 	for service := range exposure {
 		m.run("systemctl", "disable", "--now", service)
@@ -451,7 +452,7 @@ func (m *machine) eventually(what string, ask func() bool) {
 	deadline := time.Now().Add(time.Minute)
 	for !ask() {
 		if time.Now().After(deadline) {
-			m.t.Fatalf("still not so: %s", what)
+			m.t.Fatalf("not in time: %s", what)
 		}
 		<-time.After(50 * time.Millisecond)
 	}

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Builds the guest that the tests of this folder boot: Debian's cloud kernel, and an initramfs that is the whole system,
-# with the tools that the node plugin calls. Prints the folder that has both:
+# Builds the guest of these tests: Debian's cloud kernel, and an initramfs that is the whole system, with the tools
+# that the node plugin calls. It prints the folder with both:
 #
 #     vmlinuz          the kernel; NVMe and ext4 are built into it
 #     root.cpio        the initramfs, without the programs that the tests add: the agent and the plugin
 #
-# The folder lies in the user's cache and is named for what went into it, so that a second run only prints its name. The
-# kernel is downloaded as a package and unpacked; the tools are those of this machine. Needs no root; what it needs is
-# installed by `make test-vm`.
+# The folder is in the user's cache, and its name is a hash of its inputs, so a second run only prints the name. The
+# kernel is downloaded as a package and unpacked. The tools are those of this machine. It needs no root. `make test-vm`
+# installs what it needs.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/vm
 
-# From e2fsprogs, xfsprogs, btrfs-progs, util-linux and mount; stat from coreutils, since busybox's knows no birth times
-# (busybox's shell takes its own, where no path is given).
+# From e2fsprogs, xfsprogs, btrfs-progs, util-linux and mount; and stat from coreutils, because busybox's stat has no
+# birth times (busybox's shell uses its own stat if no path is given).
 tools=(
     mke2fs mkfs.ext3 mkfs.ext4 e2fsck fsck.ext3 fsck.ext4 resize2fs dumpe2fs tune2fs
     mkfs.xfs xfs_repair xfs_growfs xfs_io
@@ -21,7 +21,7 @@ tools=(
     blkid mount umount fsck
     stat
 )
-# What the cloud kernel does not have built in.
+# Modules that are not built into the cloud kernel.
 modules=(virtio_pci virtio_net xfs btrfs)
 
 die() {
@@ -29,7 +29,7 @@ die() {
     exit 1
 }
 
-# kernel_package prints which package the current cloud kernel is in.
+# kernel_package prints the name of the package with the current cloud kernel.
 kernel_package() { apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '$1 == "Depends:" && /linux-image/ { print $2; exit }'; }
 
 export PATH=$PATH:/usr/sbin:/sbin
@@ -75,7 +75,7 @@ done
 for tool in "${tools[@]}"; do
     program=$(type -P "$tool")
     cp -L "$program" "$root/usr/sbin/$tool"
-    # Each library at its own path.
+    # Each library keeps its path.
     ldd "$program" | grep -o "/lib[^ ]*" | while read -r library; do
         [ -e "$root$library" ] || install -D "$library" "$root$library"
     done
@@ -85,7 +85,7 @@ cp "$(type -P busybox)" "$root/usr/bin/busybox"
 for applet in $(busybox --list); do
     [ -e "$root/usr/sbin/$applet" ] || [ "$applet" = busybox ] || ln -s busybox "$root/usr/bin/$applet"
 done
-ln -s ../bin/modprobe "$root/usr/sbin/modprobe" # where the kernel looks for it
+ln -s ../bin/modprobe "$root/usr/sbin/modprobe" # the kernel's path for it
 for module in "${modules[@]}"; do
     modprobe -d "$kernel" -S "$release" --show-depends "$module" | awk '$1 == "insmod" { print $2 }'
 done | sort -u | while read -r path; do
@@ -100,8 +100,8 @@ install -m 644 "$here/inittab" "$root/etc/inittab"
 mkdir "$work/guest"
 cp "$kernel/boot/vmlinuz-$release" "$work/guest/vmlinuz"
 (cd "$root" && find . | LC_ALL=C sort | cpio -o -H newc --quiet --owner 0:0) >"$work/guest/root.cpio"
-# Whoever was faster has built the same.
+# Another process may have built the same guest first.
 mv -T "$work/guest" "$guest" 2>/dev/null || [ -e "$guest/root.cpio" ] || die "cannot put the guest into $guest"
-# Guests that nobody has asked for in a month.
+# Deletes guests that were not used for a month.
 find "$cache" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} +
 echo "$guest"

@@ -31,13 +31,13 @@ const (
 	gib = 1 << 30
 )
 
-// coldDisks is how many volumes are attached from the start. Slots from firstFree on are free.
+// coldDisks is how many volumes are attached at boot. The slots from firstFree on are free.
 const (
 	coldDisks = 8
 	firstFree = coldDisks + 1
 )
 
-// TestGuest has one guest, in which the cases follow each other: to boot costs more than they do.
+// TestGuest runs all cases in one guest, one after another, because booting takes longer than the cases.
 func TestGuest(t *testing.T) {
 	t.Parallel()
 	attached := slots{0: newSystemDisk(t)}
@@ -69,12 +69,12 @@ func TestGuest(t *testing.T) {
 	t.Run("same serial both shown", func(t *testing.T) { testShownTwin(t, p) })
 }
 
-// kind is a kind of volume: raw block, or one with a certain filesystem.
+// kind is a kind of volume: raw block, or a filesystem type.
 type kind string
 
 const rawBlock kind = "block"
 
-// kinds are all that this plugin offers, but for ext3, which is the ext4 driver's work too.
+// kinds returns all kinds that the plugin offers except ext3, which the ext4 driver handles too.
 func kinds() []kind {
 	kinds := []kind{rawBlock}
 	for _, fsType := range filesystem.Types() {
@@ -85,7 +85,7 @@ func kinds() []kind {
 	return kinds
 }
 
-// volume is the disk as a volume of this kind.
+// volume returns the disk as a volume of this kind.
 func (k kind) volume(d *disk) *volume {
 	if k == rawBlock {
 		return block(d)
@@ -93,13 +93,13 @@ func (k kind) volume(d *disk) *volume {
 	return filesystemVolume(d, string(k))
 }
 
-// newVolumeDisk makes a disk as the controller does for a volume of this name.
+// newVolumeDisk creates a disk with the name that the controller gives to this volume.
 func newVolumeDisk(t *testing.T, volumeName string) *disk {
 	t.Helper()
 	return newDisk(t, diskname.ForVolume("vm", t.Name()+volumeName), gib)
 }
 
-// overwrite writes to the disk behind the guest's back.
+// overwrite writes to the disk's file directly, unseen by the guest.
 func (d *disk) overwrite(t *testing.T, offset int64, data []byte) {
 	t.Helper()
 	file, err := os.OpenFile(d.file, os.O_WRONLY, 0)
@@ -112,14 +112,14 @@ func (d *disk) overwrite(t *testing.T, offset int64, data []byte) {
 	}
 }
 
-// newSystemDisk makes a disk that is no volume and keeps what has to outlive the guest's power: it has one partition, with
-// an ext4, which is mounted at /var/lib.
+// newSystemDisk creates a disk for data that must survive a power cut. It is not a volume. It has one partition with
+// an ext4, which the guest mounts at /var/lib.
 func newSystemDisk(t *testing.T) *disk {
 	t.Helper()
 	const sector, start, size = 512, 1 * mib, 63 * mib
 	d := newDisk(t, "system", start+size)
 	table := make([]byte, sector)
-	entry := table[446:] // of four, the first
+	entry := table[446:] // the first of four
 	entry[4] = 0x83      // Linux
 	binary.LittleEndian.PutUint32(entry[8:], start/sector)
 	binary.LittleEndian.PutUint32(entry[12:], size/sector)
@@ -143,7 +143,7 @@ func (m *machine) mountSystemDisk(t *testing.T) {
 	m.sh(t, "mount -t ext4 /dev/%sp1 /var/lib", m.awaitName(t, 0))
 }
 
-// testFirmware: the guest's firmware says which instance it is, in the form that the rack's API has.
+// testFirmware checks that the guest's firmware gives the instance ID in the same form as the rack's API.
 func testFirmware(t *testing.T, m *machine) {
 	for _, c := range []struct{ file, mode, content string }{
 		{"sys_vendor", "444", "Oxide\n"},
@@ -159,17 +159,18 @@ func testFirmware(t *testing.T, m *machine) {
 	}
 }
 
-// testIdentity: the command finds the instance by itself, and heeds what cloud-init says beside the firmware.
+// testIdentity checks that oxide-csi metadata finds the instance without configuration, and compares the firmware with
+// cloud-init.
 func testIdentity(t *testing.T, m *machine) {
 	identity := "OXIDE_INSTANCE_ID=" + m.instance + "\n"
 	if got := m.sh(t, "oxide-csi metadata --timeout=0 2>/dev/null"); got != identity {
-		t.Errorf("it prints %q, want %q", got, identity)
+		t.Errorf("oxide-csi metadata prints %q, want %q", got, identity)
 	}
 	const data = "/run/cloud-init/instance-data.json"
 	for id, want := range map[string]string{m.instance: identity + "0\n", "00000000-0000-4000-8000-000000000001": "1\n"} {
 		m.sh(t, `mkdir -p /run/cloud-init && echo '{"v1": {"instance_id": "%s"}}' >%s`, id, data)
 		if got := m.sh(t, "oxide-csi metadata --timeout=0 2>/dev/null; echo $?"); got != want {
-			t.Errorf("with instance %s in %s it prints %q, want %q", id, data, got, want)
+			t.Errorf("with instance %s in %s oxide-csi metadata prints %q, want %q", id, data, got, want)
 		}
 	}
 	m.sh(t, "rm %s", data)
@@ -189,13 +190,13 @@ func (m *machine) checkLink(t *testing.T, link, want string) {
 	}
 }
 
-// testSysfs checks what package device relies on, and the simulated guests imitate.
+// testSysfs checks the files that package device relies on and that the simulated guests imitate.
 func testSysfs(t *testing.T, m *machine) {
 	for slot, d := range m.slots {
 		t.Run(d.name, func(t *testing.T) {
 			name := m.awaitName(t, slot)
 			if !regexp.MustCompile(`^nvme[0-9]+n1$`).MatchString(name) {
-				t.Fatalf("the disk in slot %d is called %q", slot, name)
+				t.Fatalf("the disk in slot %d has the name %q", slot, name)
 			}
 			address := "0000:00:" + address(slot) + ".0"
 			function := "/sys/bus/pci/devices/" + address
@@ -234,7 +235,7 @@ func testSysfs(t *testing.T, m *machine) {
 	}
 }
 
-// hex is a device number as stat writes it.
+// hex returns a device number in the format of stat.
 func hex(t *testing.T, number string) string {
 	t.Helper()
 	var major, minor int
@@ -250,13 +251,13 @@ func testNodeInfo(t *testing.T, p *plugin) {
 	if info.GetNodeId() != p.machine.instance {
 		t.Errorf("node ID %s, not the instance's %s", info.GetNodeId(), p.machine.instance)
 	}
-	// Of the 8 disks that an instance takes by default, the system's is one, and a user's own another.
+	// Of the 8 disks that an instance takes by default, one is the system disk and one belongs to a user.
 	if info.GetMaxVolumesPerNode() != 6 {
 		t.Errorf("max_volumes_per_node is %d, not 6", info.GetMaxVolumesPerNode())
 	}
 }
 
-// testDiscovery stages each disk as raw block and reads back what tells them apart.
+// testDiscovery stages each disk as raw block and reads the data that identifies it.
 func testDiscovery(t *testing.T, p *plugin) {
 	for slot := 1; slot <= coldDisks; slot++ {
 		v := block(p.machine.slots[slot])
@@ -266,7 +267,7 @@ func testDiscovery(t *testing.T, p *plugin) {
 	}
 }
 
-// testSystemDisk: the disk on which the guest's own system lives is refused, whoever asks.
+// testSystemDisk checks that the plugin refuses to stage the guest's system disk.
 func testSystemDisk(t *testing.T, p *plugin) {
 	for _, kind := range kinds() {
 		t.Run(string(kind), func(t *testing.T) {
@@ -275,7 +276,7 @@ func testSystemDisk(t *testing.T, p *plugin) {
 	}
 }
 
-// testHotAdd attaches a disk while NodeStageVolume waits for it, and takes it away in good order.
+// testHotAdd attaches a disk while NodeStageVolume waits for it, and later detaches it cleanly.
 func testHotAdd(t *testing.T, p *plugin, kind kind) {
 	m := p.machine
 	v := kind.volume(newVolumeDisk(t, "disk"))
@@ -317,11 +318,11 @@ func testHotAdd(t *testing.T, p *plugin, kind kind) {
 		t.Errorf("the guest still shows the disk, as %s", name)
 	}
 	if content, err := os.ReadFile(v.file); err != nil || !bytes.Contains(content, []byte(data)) {
-		t.Errorf("what was written is not on the disk (%v)", err)
+		t.Errorf("the written data is not on the disk (%v)", err)
 	}
 }
 
-// born is when a file of the guest was made, by the guest's clock.
+// born returns when a file of the guest was created, by the guest's clock.
 func (m *machine) born(t *testing.T, file string) time.Time {
 	t.Helper()
 	text := strings.TrimSpace(m.sh(t, "/usr/sbin/stat -c %%w %s", file))
@@ -332,8 +333,8 @@ func (m *machine) born(t *testing.T, file string) time.Time {
 	return at
 }
 
-// testSurpriseRemoval takes a disk away that is in use. The plugin must say so, clean up, and find the disk when it
-// comes back under another name.
+// testSurpriseRemoval detaches a disk that is in use. The plugin must report it, clean up, and find the disk when it
+// returns under another name.
 func testSurpriseRemoval(t *testing.T, p *plugin, kind kind) {
 	m := p.machine
 	v := kind.volume(newVolumeDisk(t, "disk"))
@@ -346,19 +347,19 @@ func testSurpriseRemoval(t *testing.T, p *plugin, kind kind) {
 	fail(t, p.unstage(t, v), codes.FailedPrecondition) // it is still published
 	p.unpublishAndUnstage(t, v)
 
-	// Another disk takes its place.
+	// Another disk takes the freed name.
 	m.plug(t, firstFree, newVolumeDisk(t, "other"))
 	m.awaitName(t, firstFree)
 	m.plug(t, firstFree+1, v.disk)
 	p.stageAndPublish(t, v)
 	if now := m.name(t, firstFree+1); now == name {
-		t.Errorf("the disk is %s again, so that nothing is proved", now)
+		t.Errorf("the disk is %s again, so the test proves nothing", now)
 	}
 	p.check(t, v, data)
 	p.unpublishAndUnstage(t, v)
 }
 
-// testReturn takes a disk away that is in use and brings it back while the old mounts are still there.
+// testReturn detaches a disk that is in use, and attaches it again while the old mounts still exist.
 func testReturn(t *testing.T, p *plugin, kind kind) {
 	m := p.machine
 	v := kind.volume(newVolumeDisk(t, "disk"))
@@ -378,8 +379,9 @@ func testReturn(t *testing.T, p *plugin, kind kind) {
 	p.unpublishAndUnstage(t, v)
 }
 
-// testReusedNumber: a bound device node does not keep its device number, and the next disk gets it. Whoever still has the
-// node then has the other disk in his hands, so that the plugin must not hand that one out before the node is gone.
+// testReusedNumber: the kernel gives the number of a detached disk to the next disk, even if a device node with that
+// number still exists. A workload that still has the node then has the wrong disk. So the plugin must not publish the
+// new disk before the node is removed.
 func testReusedNumber(t *testing.T, p *plugin) {
 	m := p.machine
 	v, other := block(newVolumeDisk(t, "disk")), block(newVolumeDisk(t, "other"))
@@ -389,7 +391,7 @@ func testReusedNumber(t *testing.T, p *plugin) {
 	m.unplug(t, firstFree)
 	m.plug(t, firstFree, other.disk)
 	m.awaitName(t, firstFree)
-	p.check(t, v, "other") // the kernel's doing; were it otherwise, nothing would be proved
+	p.check(t, v, "other") // this is the kernel's doing; otherwise the test would prove nothing
 
 	fail(t, p.stats(t, v), codes.NotFound)
 	fail(t, p.stage(t, other), codes.FailedPrecondition)
@@ -399,8 +401,8 @@ func testReusedNumber(t *testing.T, p *plugin) {
 	p.unpublishAndUnstage(t, other)
 }
 
-// testHotTwin attaches a disk whose name begins with the 20 bytes of another one's. The kernel refuses it, and nothing
-// tells which of the two it has.
+// testHotTwin attaches a disk whose name begins with the same 20 bytes as another disk's. The kernel rejects one of
+// them, and nothing shows which one it kept.
 func testHotTwin(t *testing.T, p *plugin) {
 	m := p.machine
 	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
@@ -429,7 +431,7 @@ func testHotTwin(t *testing.T, p *plugin) {
 	twin.checkBlank(t)
 }
 
-// testShownTwin: should a kernel ever show both, the plugin takes neither.
+// testShownTwin: if a kernel ever shows both disks, the plugin uses neither.
 func testShownTwin(t *testing.T, p *plugin) {
 	m := p.machine
 	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
@@ -447,7 +449,7 @@ func testShownTwin(t *testing.T, p *plugin) {
 	p.unpublishAndUnstage(t, v)
 }
 
-// checkBlank checks that nobody has written to the disk.
+// checkBlank checks that the disk was never written.
 func (d *disk) checkBlank(t *testing.T) {
 	t.Helper()
 	info, err := os.Stat(d.file)

@@ -29,33 +29,33 @@ import (
 )
 
 const (
-	// bootTime is how long a guest may take to boot on a busy machine; on an idle one it takes 4 s.
+	// bootTime is how long a guest may take to boot on a busy machine. On an idle machine it takes 4 s.
 	bootTime = 90 * time.Second
-	// plugTime is how long the guest may take to notice a disk that came or went.
+	// plugTime is how long the guest may take to notice that a disk was attached or detached.
 	plugTime = 60 * time.Second
 )
 
-// serverInGuest is where a guest sees a server of the host.
+// serverInGuest is the address in the guest of a server on the host.
 const serverInGuest = "10.0.2.100:6443"
 
-// disk is a disk of a rack, and what is on it.
+// disk is a disk of a rack.
 type disk struct {
-	// id is its UUID on the rack. The guest sees the first 20 bytes of its name as the serial.
+	// id is the disk's UUID on the rack. The guest sees the first 20 bytes of its name as the serial.
 	id, name string
-	// file holds its content on the host.
+	// file holds the disk's content on the host.
 	file      string
 	sizeBytes int64
-	// ownSubsystem makes the guest's kernel accept the disk next to another one of the same serial. QEMU can do that, a rack
-	// never does.
+	// ownSubsystem makes the guest's kernel accept the disk beside another disk with the same serial. QEMU can do
+	// this, a rack never does.
 	ownSubsystem bool
-	// stallAfter makes the disk stop taking writes for good once it took so many bytes, so that the power can be cut between
-	// two writes; 0 does not.
+	// stallAfter makes the disk accept no more writes after this many bytes, so that the power can be cut between two
+	// writes. 0 means no limit.
 	stallAfter int64
-	// log is a file that gets each write in its order, where that is wanted; see readLog.
+	// log is a file that records each write in order, see readLog. Empty means no log.
 	log string
 }
 
-// newDisk makes a blank disk that lives as long as the test.
+// newDisk creates a blank disk, which is deleted at the end of the test.
 func newDisk(t *testing.T, name string, sizeBytes int64) *disk {
 	t.Helper()
 	d := &disk{id: uuid.NewString(), name: name, file: filepath.Join(t.TempDir(), "disk"), sizeBytes: sizeBytes}
@@ -65,13 +65,13 @@ func newDisk(t *testing.T, name string, sizeBytes int64) *disk {
 	return d
 }
 
-// serial is what the guest sees of the name.
+// serial returns the part of the name that the guest sees.
 func (d *disk) serial() string { return d.name[:min(20, len(d.name))] }
 
-// slots are the disks of a machine by their slot, 0 to 11 as on a rack.
+// slots are a machine's disks by slot, 0 to 11 as on a rack.
 type slots map[int]*disk
 
-// address is where in the guest's PCI bus a slot is (docs/reference/rack.md §9).
+// address returns a slot's address on the guest's PCI bus (docs/reference/rack.md §9).
 func address(slot int) string {
 	if slot < 8 {
 		return fmt.Sprintf("%02x", 0x10+slot)
@@ -79,19 +79,19 @@ func address(slot int) string {
 	return fmt.Sprintf("%02x", 0x1a+slot-8)
 }
 
-// IDs within QEMU of what is in a slot.
+// IDs in QEMU of the parts of a slot.
 func deviceID(slot int) string   { return fmt.Sprintf("disk%d", slot) }
 func contentID(slot int) string  { return fmt.Sprintf("content%d", slot) }
 func throttleID(slot int) string { return fmt.Sprintf("throttle%d", slot) }
 
-// throttle is a limit of one byte per second, after a burst of as many as the disk takes at once.
+// throttle returns a limit of one byte per second, after a burst of stallAfter bytes.
 func (d *disk) throttle(slot int) map[string]any {
 	limits := map[string]any{"bps-write": 1, "bps-write-max": d.stallAfter}
 	return map[string]any{"qom-type": "throttle-group", "id": throttleID(slot), "limits": limits}
 }
 
-// content describes the disk's file to QEMU, and what stands before it. Flushes stop at the host's page cache, which
-// outlives the machine.
+// content describes the disk's file and the layers before it to QEMU. Flushes go to the host's page cache, which
+// survives the machine.
 func (d *disk) content(slot int) map[string]any {
 	file := func(path string) map[string]any {
 		return map[string]any{"driver": "file", "filename": path, "cache": map[string]any{"no-flush": true}}
@@ -107,8 +107,8 @@ func (d *disk) content(slot int) map[string]any {
 	return content
 }
 
-// device describes the NVMe controller to QEMU, which pads the serial with spaces. Of a longer one it shows 20 bytes, but
-// takes all of it for the name of the NVMe subsystem, by which the kernel tells controllers apart.
+// device describes the NVMe controller to QEMU, which pads the serial with spaces. QEMU shows 20 bytes of a longer
+// serial, but puts all of it into the name of the NVMe subsystem, by which the kernel tells controllers apart.
 func (d *disk) device(slot int) map[string]any {
 	serial := d.serial()
 	if d.ownSubsystem {
@@ -124,7 +124,7 @@ func (d *disk) device(slot int) map[string]any {
 	}
 }
 
-// machine is a virtual machine whose guest runs.
+// machine is a virtual machine with a running guest.
 type machine struct {
 	instance string
 	process  *exec.Cmd
@@ -132,18 +132,18 @@ type machine struct {
 	qmp      *qmp
 	agent    string // address on the host
 	slots    slots
-	// What the guest's kernel printed, and what the plugin in it did.
+	// Files with the output of the guest's kernel and of the plugin in the guest.
 	console, pluginLog string
 }
 
-// boot starts a machine with disks attached, and returns when its guest answers. The machine ends with the test, and a
-// failed test shows what the guest said.
+// boot starts a machine with disks attached, and returns when its guest answers. The machine ends with the test. If
+// the test fails, the guest's output is logged.
 func boot(t *testing.T, attached slots) *machine {
 	t.Helper()
 	return bootAs(t, uuid.NewString(), "", attached)
 }
 
-// bootAs starts the machine that is a certain instance. A server on the host, if there is one, is seen in its guest at
+// bootAs starts the machine of an instance. If server is not empty, the guest reaches that server of the host at
 // [serverInGuest].
 func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 	t.Helper()
@@ -163,8 +163,9 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 		console:  filepath.Join(dir, "console"), pluginLog: filepath.Join(dir, "plugin"),
 	}
 	socket := filepath.Join(dir, "qmp")
-	// io_timeout: the emulated controllers now and then lose an interrupt, which the kernel notices when a request takes that long,
-	// and goes on. It must be less than what a call may take, and more than an emulated disk may on a busy machine.
+	// io_timeout: the emulated controllers sometimes lose an interrupt. The kernel notices this after io_timeout, and
+	// goes on. The timeout must be shorter than the deadline of a call, and longer than an I/O of an emulated disk on
+	// a busy machine.
 	args := []string{
 		"-machine",
 		"pc",
@@ -218,7 +219,7 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 	}
 	go func() {
 		defer close(m.ended)
-		_ = m.process.Wait() // killed, as a rule
+		_ = m.process.Wait() // usually killed
 	}()
 	t.Cleanup(func() {
 		m.cutPower(t)
@@ -232,14 +233,14 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 		}
 	})
 	m.connect(t, socket)
-	t.Logf("the guest answers %s after power on", time.Since(start).Round(100*time.Millisecond))
+	t.Logf("the guest answered %s after power on", time.Since(start).Round(100*time.Millisecond))
 	return m
 }
 
-// forwarded matches the line of QEMU's table of connections that says on which port of the host the agent is reached.
+// forwarded matches the line of QEMU's connection table with the agent's port on the host.
 var forwarded = regexp.MustCompile(`HOST_FORWARD\]\s+\S+\s+127\.0\.0\.1\s+(\d+)`)
 
-// connect connects to QEMU and waits for the agent in the guest.
+// connect connects to QEMU, and waits for the agent in the guest.
 func (m *machine) connect(t *testing.T, socket string) {
 	t.Helper()
 	m.await(t, bootTime, "QEMU's control socket", func() bool {
@@ -257,7 +258,7 @@ func (m *machine) connect(t *testing.T, socket string) {
 	}
 	m.agent = "127.0.0.1:" + port[1]
 	m.await(t, bootTime, "the guest", func() bool {
-		// QEMU takes connections long before the guest does; such a one is never answered.
+		// QEMU accepts connections long before the guest does. It never answers such a connection.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := m.run(ctx, "true")
@@ -265,7 +266,7 @@ func (m *machine) connect(t *testing.T, socket string) {
 	})
 }
 
-// await asks until it is so, and fails when that takes too long or the machine ends.
+// await waits until so returns true. It fails after limit, or when the machine ends.
 func (m *machine) await(t *testing.T, limit time.Duration, what string, so func() bool) {
 	t.Helper()
 	deadline := time.After(limit)
@@ -274,13 +275,13 @@ func (m *machine) await(t *testing.T, limit time.Duration, what string, so func(
 		case <-m.ended:
 			t.Fatalf("the machine ended while the test waited for %s", what)
 		case <-deadline:
-			t.Fatalf("waited %s in vain for %s", limit, what)
+			t.Fatalf("waited %s for %s", limit, what)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// cutPower ends the machine at once, without a word to the guest.
+// cutPower ends the machine at once, without notice to the guest.
 func (m *machine) cutPower(t *testing.T) {
 	t.Helper()
 	if err := m.process.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -289,8 +290,8 @@ func (m *machine) cutPower(t *testing.T) {
 	<-m.ended
 }
 
-// plug attaches a disk while the guest runs, which the guest notices later. It stays until the test ends, unless it is
-// unplugged.
+// plug attaches a disk while the guest runs. The guest notices it later. The disk stays attached until it is unplugged
+// or the test ends.
 func (m *machine) plug(t *testing.T, slot int, d *disk) {
 	t.Helper()
 	if err := m.qmp.call("blockdev-add", d.content(slot), nil); err != nil {
@@ -307,7 +308,7 @@ func (m *machine) plug(t *testing.T, slot int, d *disk) {
 	})
 }
 
-// unplug detaches what is in a slot, whatever the guest does with it, and returns when the guest's kernel has let go.
+// unplug detaches the disk in a slot, and returns when the guest's kernel has released it.
 func (m *machine) unplug(t *testing.T, slot int) {
 	t.Helper()
 	if err := m.qmp.call("device_del", map[string]any{"id": deviceID(slot)}, nil); err != nil {
@@ -322,7 +323,7 @@ func (m *machine) unplug(t *testing.T, slot int) {
 	delete(m.slots, slot)
 }
 
-// slotOf is the slot of a disk that is attached.
+// slotOf returns the slot of an attached disk.
 func (m *machine) slotOf(d *disk) int {
 	for slot, attached := range m.slots {
 		if attached == d {
@@ -332,13 +333,13 @@ func (m *machine) slotOf(d *disk) int {
 	return -1
 }
 
-// result is what a script in the guest left behind; see the agent.
+// result is the result of a script in the guest, see the agent.
 type result struct {
 	Code           int
 	Stdout, Stderr string
 }
 
-// run runs a script in the guest; the error says that it could not be run.
+// run runs a script in the guest. The error means that the script could not be started.
 func (m *machine) run(ctx context.Context, script string) (result, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.agent+"/exec", strings.NewReader(script))
 	if err != nil {
@@ -358,7 +359,7 @@ func (m *machine) run(ctx context.Context, script string) (result, error) {
 	return r, err
 }
 
-// sh runs a script in the guest, which must succeed, and returns what it printed.
+// sh runs a script in the guest and returns its output. The script must succeed.
 func (m *machine) sh(t *testing.T, format string, args ...any) string {
 	t.Helper()
 	script := fmt.Sprintf(format, args...)
@@ -409,7 +410,7 @@ type tunnel struct {
 
 func (c tunnel) Read(p []byte) (int, error) { return c.reader.Read(p) }
 
-// text is what is in a file that QEMU writes.
+// text returns the content of a file that QEMU writes.
 func (m *machine) text(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -419,7 +420,7 @@ func (m *machine) text(t *testing.T, file string) string {
 	return strings.ReplaceAll(string(text), "\r\n", "\n")
 }
 
-// within bounds what a test waits for.
+// within returns a context that ends after limit.
 func within(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)

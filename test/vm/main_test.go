@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// guest is what every machine boots.
+// guest is the system that every machine boots.
 var guest struct{ kernel, initramfs string }
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -40,8 +40,8 @@ func run(m *testing.M) int {
 	return code
 }
 
-// build makes the guest: what guest.sh keeps, and the programs of this source tree. The kernel unpacks one archive after
-// the other.
+// build assembles the guest from guest.sh's output and the programs of this source tree. The kernel unpacks the two
+// archives one after the other.
 func build(dir string) error {
 	base, err := command("./guest.sh")
 	if err != nil {
@@ -84,7 +84,7 @@ func build(dir string) error {
 	return err
 }
 
-// command runs a program of the host and returns what it printed on stdout; on stderr it may say how it gets on.
+// command runs a program of the host and returns its stdout. Its stderr is passed on.
 func command(name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Stderr = os.Stderr

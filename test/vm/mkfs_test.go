@@ -21,12 +21,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
-// TestPowerCutInMkfs cuts the power while mkfs is at work. The next stage must make the volume usable without an operator,
-// with the plugin's records and without; and must keep its hands off once somebody else has used the disk.
+// TestPowerCutInMkfs cuts the power while mkfs runs. The next stage must make the volume usable without an operator,
+// with the plugin's records and without them. It must not touch a disk that a user has written to since.
 //
-// There are two sorts of volumes. Of most of them each write is logged, so that the disk can be had as after a power cut
-// between any two writes of its first stage. The others' disks stop in the middle of mkfs, and then the power is really
-// cut.
+// There are two sorts of volumes. For most of them each write is logged, so that the disk can be reconstructed as
+// after a power cut between any two writes of its first stage. The disks of the others stall in the middle of mkfs,
+// and then the power is really cut.
 func TestPowerCutInMkfs(t *testing.T) {
 	t.Parallel()
 	const loggedSlots, slotCount = 8, 12
@@ -61,12 +61,12 @@ func TestPowerCutInMkfs(t *testing.T) {
 		logs[slot] = readLog(t, all[slot].log)
 	}
 	for slot := loggedSlots + 1; slot < slotCount; slot++ {
-		p.beginStage(t, all[slot]) // which never ends
-		m.await(t, callTime, "mkfs to be at work", func() bool {
+		p.beginStage(t, all[slot]) // the call never ends
+		m.await(t, callTime, "mkfs to run", func() bool {
 			return strings.TrimSpace(m.sh(t, "grep -l '^mkfs' /proc/[0-9]*/comm | wc -l")) == fmt.Sprint(slot-loggedSlots)
 		})
 	}
-	// Names are brought to the system disk with somebody else's file, and without what is in the files that have them.
+	// This fsync brings the names of the plugin's records to the system disk, but not the content of their files.
 	m.sh(t, "echo >/tmp/other && dd if=/tmp/other of=/var/lib/other conv=fsync")
 	m.cutPower(t)
 	for slot := loggedSlots + 1; slot < slotCount; slot++ {
@@ -101,15 +101,16 @@ func TestPowerCutInMkfs(t *testing.T) {
 	}
 }
 
-// Slots of both sorts of volumes with whose disks somebody has meddled since.
+// Slots of both sorts of volumes whose disks a user has changed since.
 var (
-	// overwritten have somebody's data, which bears no signature.
+	// overwritten disks have data without a signature.
 	overwritten = []int{3, 6, 11}
-	// handMade have a filesystem that somebody made by hand, and use.
+	// handMade disks have a filesystem that a user made by hand, with data.
 	handMade = []int{8, 9}
 )
 
-// testAfterPowerCut boots with disks as the power cut left them. They must be usable, unless somebody else has used them.
+// testAfterPowerCut boots with the disks as the power cut left them. The volumes must be usable, unless a user has
+// used the disks.
 func testAfterPowerCut(t *testing.T, attached slots, found map[int]*volume) {
 	for _, slot := range overwritten {
 		attached[slot].overwriteAll(t)
@@ -141,7 +142,7 @@ func testAfterPowerCut(t *testing.T, attached slots, found map[int]*volume) {
 	}
 }
 
-// checkRefused checks that the plugin neither stages the volume nor touches its disk.
+// checkRefused checks that the plugin neither stages the volume nor writes to its disk.
 func (p *plugin) checkRefused(t *testing.T, v *volume) {
 	t.Helper()
 	before := v.sum(t)
@@ -152,7 +153,7 @@ func (p *plugin) checkRefused(t *testing.T, v *volume) {
 	p.checkGone(t, v)
 }
 
-// handMadeData is in the file data of a filesystem that was made by hand.
+// handMadeData is the content of the file data in a filesystem that a user made by hand.
 const handMadeData = "made by hand"
 
 func (d *disk) makeByHand(t *testing.T) {
@@ -166,8 +167,9 @@ func (d *disk) makeByHand(t *testing.T) {
 	}
 }
 
-// testMadeByHand: a filesystem that somebody made by hand on a disk whose own was interrupted is used as it is. From then
-// on nothing may remind of the interruption: were the filesystem damaged later, it must not be taken for its remains.
+// testMadeByHand: a filesystem that a user made by hand on a disk with an interrupted mkfs is used as it is. Then no
+// record of the interruption may remain: if the filesystem is damaged later, the plugin must not take it for an
+// interrupted mkfs.
 func testMadeByHand(t *testing.T, p *plugin, v *volume) {
 	p.stageAndPublish(t, v)
 	p.check(t, v, handMadeData)
@@ -180,7 +182,7 @@ func testMadeByHand(t *testing.T, p *plugin, v *volume) {
 
 func (v *volume) fsType() string { return v.capability.GetMount().GetFsType() }
 
-// copy is the disk with a file of its own.
+// copy returns a copy of the disk with its own file.
 func (d *disk) copy(t *testing.T) *disk {
 	t.Helper()
 	c := *d
@@ -191,7 +193,7 @@ func (d *disk) copy(t *testing.T) *disk {
 	return &c
 }
 
-// checkFilesystem has the filesystem's own tool look for damage.
+// checkFilesystem runs the filesystem's check program.
 func (v *volume) checkFilesystem(t *testing.T) {
 	t.Helper()
 	args := map[string][]string{

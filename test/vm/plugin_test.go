@@ -29,20 +29,20 @@ import (
 
 const (
 	socket = "/run/csi.sock"
-	// volumes is the folder of staging and target paths. It lies on the system disk and so outlives the guest's power, as
-	// the folder of the plugin's state does.
+	// volumes is the folder of staging and target paths. It is on the system disk, like the plugin's state, so it
+	// survives a power cut.
 	volumes = "/var/lib/volumes"
 )
 
-// plugin is the plugin that runs in a guest.
+// plugin is a plugin that runs in a guest.
 type plugin struct {
 	csi.NodeClient
 	csi.IdentityClient
 	machine *machine
 }
 
-// startPlugin starts the plugin in the guest and waits until it is ready. It ends with the machine. Nothing but what it
-// serves is configured: who it is, the firmware says.
+// startPlugin starts the plugin in the guest and waits until it is ready. It ends with the machine. It finds its
+// instance ID in the firmware, without configuration.
 func startPlugin(t *testing.T, m *machine, flags ...string) *plugin {
 	t.Helper()
 	m.sh(
@@ -75,11 +75,11 @@ func startPlugin(t *testing.T, m *machine, flags ...string) *plugin {
 type volume struct {
 	*disk
 	capability *csi.VolumeCapability
-	// staging and target have a folder of their own; the orchestrator makes it.
+	// staging and target are in folder, which the orchestrator creates.
 	folder, staging, target string
 }
 
-// filesystem is a volume with a filesystem; block is one without.
+// filesystemVolume returns a volume with a filesystem, block a raw block volume.
 func filesystemVolume(d *disk, fsType string) *volume {
 	return newVolume(
 		d,
@@ -112,7 +112,7 @@ func newVolume(d *disk, capability *csi.VolumeCapability) *volume {
 
 func (v *volume) isBlock() bool { return v.capability.GetBlock() != nil }
 
-// publishContext is what the controller hands over for a disk that the rack made blank.
+// publishContext returns the controller's publish context for a disk that was created blank.
 func (v *volume) publishContext() map[string]string {
 	return map[string]string{
 		rpc.KeyDiskName:  v.name,
@@ -124,7 +124,7 @@ func (v *volume) publishContext() map[string]string {
 	}
 }
 
-// callTime bounds a call: the plugin waits up to a minute for a disk and for a busy mount.
+// callTime is the deadline of a call. The plugin waits up to a minute for a disk, and for a busy mount.
 const callTime = 2 * time.Minute
 
 func (p *plugin) stage(t *testing.T, v *volume) error {
@@ -132,7 +132,7 @@ func (p *plugin) stage(t *testing.T, v *volume) error {
 	return <-p.beginStage(t, v)
 }
 
-// beginStage calls NodeStageVolume and does not wait for its end.
+// beginStage starts NodeStageVolume and does not wait for its end.
 func (p *plugin) beginStage(t *testing.T, v *volume) <-chan error {
 	t.Helper()
 	p.machine.sh(t, "mkdir -p %s", v.folder)
@@ -184,7 +184,7 @@ func (p *plugin) unstage(t *testing.T, v *volume) error {
 	return err
 }
 
-// stageAndPublish makes the volume usable, which must succeed.
+// stageAndPublish stages and publishes the volume. Both calls must succeed.
 func (p *plugin) stageAndPublish(t *testing.T, v *volume) {
 	t.Helper()
 	succeed(t, p.stage(t, v))
@@ -192,7 +192,7 @@ func (p *plugin) stageAndPublish(t *testing.T, v *volume) {
 	succeed(t, p.stats(t, v))
 }
 
-// unpublishAndUnstage takes the volume away, after which nothing of it may be left in the guest.
+// unpublishAndUnstage removes the volume from the guest, and checks that nothing of it is left.
 func (p *plugin) unpublishAndUnstage(t *testing.T, v *volume) {
 	t.Helper()
 	succeed(t, p.unpublish(t, v))
@@ -200,7 +200,7 @@ func (p *plugin) unpublishAndUnstage(t *testing.T, v *volume) {
 	p.checkGone(t, v)
 }
 
-// checkGone checks that nothing of the volume is mounted and that its target path is gone, as the CSI specification asks.
+// checkGone checks that the volume has no mount and no target path, as the CSI specification demands.
 func (p *plugin) checkGone(t *testing.T, v *volume) {
 	t.Helper()
 	for line := range strings.Lines(p.machine.sh(t, "cat /proc/self/mountinfo")) {
@@ -213,7 +213,7 @@ func (p *plugin) checkGone(t *testing.T, v *volume) {
 	}
 }
 
-// write writes data to the published volume, has it flushed to the disk, and returns it.
+// write writes data to the published volume, flushes it to the disk, and returns it.
 func (p *plugin) write(t *testing.T, v *volume) (data string) {
 	t.Helper()
 	data = rand.Text()
@@ -225,11 +225,11 @@ func (p *plugin) write(t *testing.T, v *volume) (data string) {
 func (p *plugin) check(t *testing.T, v *volume, data string) {
 	t.Helper()
 	if read := p.machine.sh(t, "head -c %d %s", len(data), v.data()); read != data {
-		t.Errorf("%s: written was %q, read %q", v.name, data, read)
+		t.Errorf("%s: read %[3]q, want %[2]q", v.name, data, read)
 	}
 }
 
-// data is where write writes: a file, or the device.
+// data is the path that write writes to: a file, or the device.
 func (v *volume) data() string {
 	if v.isBlock() {
 		return v.target
@@ -244,7 +244,7 @@ func succeed(t *testing.T, err error) {
 	}
 }
 
-// fail checks the code of an error, and shows the error as an operator gets it.
+// fail checks the code of an error, and logs the error's message.
 func fail(t *testing.T, err error, want codes.Code) {
 	t.Helper()
 	if got := status.Code(err); got != want {
@@ -261,13 +261,13 @@ type entry struct {
 	Duration time.Duration
 }
 
-// entries are the log's lines with this message about a volume.
+// entries returns the log's lines about a volume with this message.
 func (p *plugin) entries(t *testing.T, msg, volumeID string) (found []entry) {
 	t.Helper()
 	for line := range strings.Lines(p.machine.text(t, p.machine.pluginLog)) {
 		var e entry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
-			continue // the last line may not be whole yet
+			continue // the last line may be incomplete
 		}
 		if e.Msg == msg && e.VolumeID == volumeID {
 			found = append(found, e)
@@ -276,7 +276,8 @@ func (p *plugin) entries(t *testing.T, msg, volumeID string) (found []entry) {
 	return found
 }
 
-// name is what the guest's kernel calls the disk in a slot, such as nvme1n1; empty where it shows none.
+// name returns the guest kernel's name of the disk in a slot, such as nvme1n1. It is empty if the kernel shows no
+// disk.
 func (m *machine) name(t *testing.T, slot int) string {
 	t.Helper()
 	return strings.TrimSpace(

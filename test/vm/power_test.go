@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestPowerCut cuts the power of a guest whose volumes are in use. The guest starts again with more disks, and the volumes'
-// in other slots: what was synced is there, and what was not is lost.
+// TestPowerCut cuts the power of a guest whose volumes are in use. The guest boots again with more disks, and with the
+// volumes in other slots. Synced data must be there, and unsynced data must be lost.
 func TestPowerCut(t *testing.T) {
 	t.Parallel()
 	system := newSystemDisk(t)
@@ -56,13 +56,13 @@ func TestPowerCut(t *testing.T) {
 	for _, u := range all {
 		t.Run(u.capability.GetMount().GetFsType()+u.capability.GetBlock().String(), func(t *testing.T) {
 			if now := m.name(t, u.then); now == u.name {
-				t.Errorf("the disk is %s again, so that nothing is proved", now)
+				t.Errorf("the disk is %s again, so the test proves nothing", now)
 			}
-			m.sh(t, "test -e %s && test -e %s", u.staging, u.target) // left from before
+			m.sh(t, "test -e %s && test -e %s", u.staging, u.target) // left from before the power cut
 			p.stageAndPublish(t, u.volume)
 			p.check(t, u.volume, u.data)
 			if found := m.readUnsynced(t, u.volume); found != "" {
-				t.Errorf("%q was not synced and is there, so that nothing is proved", found)
+				t.Errorf("%q was not synced and is there, so the test proves nothing", found)
 			}
 			p.unpublishAndUnstage(t, u.volume)
 			fresh := filesystemVolume(second[u.then-1], "")
@@ -73,12 +73,12 @@ func TestPowerCut(t *testing.T) {
 	kernel := m.sh(t, "dmesg")
 	for _, said := range replays {
 		if !strings.Contains(kernel, said) {
-			t.Errorf("the kernel did not say %q: was there nothing to replay?", said)
+			t.Errorf("the kernel did not log %q, so no journal was replayed", said)
 		}
 	}
 }
 
-// TestSameSerialCold boots with two disks of one serial. Which of the two the kernel shows is chance.
+// TestSameSerialCold boots with two disks with the same serial. Which of them the kernel shows is random.
 func TestSameSerialCold(t *testing.T) {
 	t.Parallel()
 	v, twin := filesystemVolume(newVolumeDisk(t, "disk"), "ext4"), filesystemVolume(newVolumeDisk(t, "disk"), "ext4")
@@ -88,7 +88,7 @@ func TestSameSerialCold(t *testing.T) {
 	m.await(
 		t,
 		plugTime,
-		"the kernel to refuse one",
+		"the kernel to reject one",
 		func() bool { return strings.Contains(m.sh(t, "dmesg"), "Duplicate cntlid") },
 	)
 	fail(t, p.stage(t, v), codes.FailedPrecondition)

@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// qmp is a connection to QEMU's control socket, of which a machine has one. Calls wait for each other.
+// qmp is the connection to QEMU's control socket. A machine has one, and calls run one after another.
 type qmp struct {
 	mu      sync.Mutex
 	conn    net.Conn
 	decoder *json.Decoder
-	// deleted has the IDs of the devices that have left the machine.
+	// deleted holds the IDs of the devices that were removed from the machine.
 	deleted map[string]bool
 }
 
-// message is anything that QEMU says: a greeting, an answer, an error, an event.
+// message is any message of QEMU: a greeting, an answer, an error or an event.
 type message struct {
 	Return json.RawMessage
 	Error  *struct{ Class, Desc string }
@@ -32,7 +32,7 @@ type message struct {
 	Data   struct{ Device string }
 }
 
-// qmpTimeout bounds one call. QEMU answers at once, but on a busy machine it may not get to it.
+// qmpTimeout is the deadline of one call. QEMU answers at once, unless the machine is busy.
 const qmpTimeout = 30 * time.Second
 
 func dialQMP(path string) (*qmp, error) {
@@ -63,7 +63,7 @@ func (q *qmp) receive(limit time.Duration) (m message, err error) {
 	return m, nil
 }
 
-// call has QEMU execute a command, and understands its answer into answer unless that is nil.
+// call makes QEMU execute a command, and decodes the result into answer unless answer is nil.
 func (q *qmp) call(command string, arguments, answer any) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -89,7 +89,7 @@ func (q *qmp) call(command string, arguments, answer any) error {
 	}
 }
 
-// waitDeleted waits until a device has left the machine.
+// waitDeleted waits until a device was removed from the machine.
 func (q *qmp) waitDeleted(id string, limit time.Duration) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -21,12 +21,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// haltTime is how long a guest may take to power itself off, on a busy machine.
+// haltTime is how long a guest may take to power itself off on a busy machine.
 const haltTime = 90 * time.Second
 
-// TestPlannedRestart has the plugin power its guest off while volumes are in use, and the instance start again with more disks,
-// as a rack does it that attaches them only to a stopped one. The API server of Kubernetes, by which it is asked and answers, is
-// the test's own; the init that ends the guest is busybox'.
+// TestPlannedRestart lets the plugin power its guest off while volumes are in use. Then the instance starts again with
+// more disks, as on a rack that attaches disks only to stopped instances. The test itself is the Kubernetes API server
+// through which requests and replies go. busybox' init ends the guest.
 func TestPlannedRestart(t *testing.T) {
 	t.Parallel()
 	const restart = "7-1"
@@ -71,7 +71,7 @@ func TestPlannedRestart(t *testing.T) {
 		p.stageAndPublish(t, u.volume)
 		u.synced = p.write(t, u.volume)
 		if !u.isBlock() {
-			// A database that has something to write when it is asked to end, and needs a moment for it.
+			// A database that writes data when it is asked to end, and needs a moment for it.
 			m.sh(
 				t,
 				`sh -c 'trap "sleep 1; echo ended >%[1]s/diary; exit" TERM; cd %[1]s; while :; do sleep 0.1; done' </dev/null >/dev/null 2>&1 &`,
@@ -85,17 +85,17 @@ func TestPlannedRestart(t *testing.T) {
 	asked := time.Now()
 	api.RequestRestart(restart)
 	m.awaitEnd(t)
-	t.Logf("the machine is off %s after the restart was asked for", time.Since(asked).Round(100*time.Millisecond))
+	t.Logf("the machine was off %s after the restart was requested", time.Since(asked).Round(100*time.Millisecond))
 	accepted := api.RestartReply(restart)
 	if accepted.State != metadata.RestartAccepted || accepted.Boot == "" {
-		t.Errorf("it has said %+v", accepted)
+		t.Errorf("the reply is %+v", accepted)
 	}
 	if console := m.text(
 		t,
 		m.console,
 	); !strings.Contains(console, "down: unmounted") || strings.Contains(console, "stays mounted") ||
 		strings.Contains(console, "are killed") {
-		t.Error("the guest did not go down in order")
+		t.Error("the guest did not shut down cleanly")
 	}
 
 	p = start(second)
@@ -103,18 +103,18 @@ func TestPlannedRestart(t *testing.T) {
 	m.await(
 		t,
 		callTime,
-		"the plugin to say that it is back",
+		"the plugin to report that it is back",
 		func() bool { return api.RestartReply(restart).State == metadata.RestartBack },
 	)
 	if back := api.RestartReply(restart); back.Boot == "" || back.Boot == accepted.Boot {
-		t.Errorf("it was accepted in boot %q, and is back in boot %q", accepted.Boot, back.Boot)
+		t.Errorf("accepted in boot %q, and back in boot %q", accepted.Boot, back.Boot)
 	}
 	for i, u := range all {
 		t.Run(string(kinds()[i]), func(t *testing.T) {
 			p.stageAndPublish(t, u.volume)
 			p.check(t, u.volume, u.synced)
 			if found := m.readUnsynced(t, u.volume); found != u.unsynced {
-				t.Errorf("written and not synced was %q, read %q", u.unsynced, found)
+				t.Errorf("read %[2]q, want the unsynced data %[1]q", u.unsynced, found)
 			}
 			if !u.isBlock() {
 				m.checkFile(t, path.Join(u.target, "diary"), "ended\n")
@@ -129,12 +129,12 @@ func TestPlannedRestart(t *testing.T) {
 	kernel := m.sh(t, "dmesg")
 	for _, said := range replays {
 		if strings.Contains(kernel, said) {
-			t.Errorf("the kernel said %q: a filesystem had not been unmounted", said)
+			t.Errorf("the kernel logged %q: a filesystem was not unmounted", said)
 		}
 	}
 }
 
-// replays are ext4's and xfs' words for the journal's replay.
+// replays are the messages of ext4 and xfs about a journal replay.
 var replays = []string{"recovery complete", "Starting recovery"}
 
 // awaitEnd waits until the machine has ended by itself.
@@ -147,18 +147,18 @@ func (m *machine) awaitEnd(t *testing.T) {
 	}
 }
 
-// keepUnsynced makes the guest's kernel write nothing back on its own account for an hour, so that what is lost in a power cut does not
-// depend on how fast this machine is. By default the kernel writes back what is 30 s old.
+// keepUnsynced stops the guest's kernel from writing data back by itself for an hour, so that the data lost in a power
+// cut does not depend on the speed of this machine. By default the kernel writes back data that is 30 s old.
 func (m *machine) keepUnsynced(t *testing.T) {
 	t.Helper()
 	m.sh(t, "for limit in writeback expire; do echo 360000 >/proc/sys/vm/dirty_${limit}_centisecs; done")
 }
 
-// unsyncedOffset is where on a raw block volume unsynced data is: not in the page that is synced.
+// unsyncedOffset is the offset of unsynced data on a raw block volume. It is not in the synced page.
 const unsyncedOffset = mib
 
-// writeUnsynced writes data to a published volume, which the guest's kernel has then, and the disk has not. A raw block volume
-// stays open, as in a workload: when the last one closes it, the kernel writes back what is there.
+// writeUnsynced writes data to a published volume that stays in the guest kernel's cache. A raw block volume stays
+// open, as in a workload: when the last process closes it, the kernel writes the data back.
 func (m *machine) writeUnsynced(t *testing.T, v *volume, data string) {
 	t.Helper()
 	if v.isBlock() {
@@ -174,7 +174,7 @@ func (m *machine) writeUnsynced(t *testing.T, v *volume, data string) {
 	}
 }
 
-// readUnsynced is what is there of it; empty if nothing is.
+// readUnsynced returns the unsynced data that is on the volume, or an empty text.
 func (m *machine) readUnsynced(t *testing.T, v *volume) string {
 	t.Helper()
 	if v.isBlock() {

@@ -27,12 +27,13 @@ import (
 type write struct {
 	offset int64
 	data   []byte
-	// flush says that all writes before this entry were to be on stable storage.
+	// flush means that all earlier writes must be on stable storage.
 	flush bool
 }
 
-// readLog reads the log of QEMU's driver blklogwrites, which has the format of Linux' dm-log-writes: little-endian, in
-// sectors of 512 bytes; one sector with a magic number, then a sector for each entry, and after it the entry's data.
+// readLog reads the log of QEMU's driver blklogwrites, which has the format of Linux' dm-log-writes. All numbers are
+// little-endian, all units are sectors of 512 bytes. First comes a sector with a magic number. Then each entry has a
+// sector, followed by its data.
 func readLog(t *testing.T, file string) (log []write) {
 	t.Helper()
 	const sector, magic = 512, 0x6a736677736872
@@ -42,14 +43,14 @@ func readLog(t *testing.T, file string) (log []write) {
 		t.Fatal(err)
 	}
 	if len(content) < sector || binary.LittleEndian.Uint64(content) != magic {
-		t.Fatalf("%s is no write log", file)
+		t.Fatalf("%s is not a write log", file)
 	}
 	for rest := content[sector:]; len(rest) >= sector; {
 		header, flags := rest[:sector], binary.LittleEndian.Uint64(rest[16:])
 		offset, length := int64(binary.LittleEndian.Uint64(header))*sector, binary.LittleEndian.Uint64(header[8:])*sector
 		rest = rest[sector:]
 		if flags&flagDiscard != 0 {
-			continue // a promise to need the bytes no more; QEMU leaves them
+			continue // a discard; QEMU leaves the bytes unchanged
 		}
 		if uint64(len(rest)) < length {
 			break // the power was cut here
@@ -60,13 +61,13 @@ func readLog(t *testing.T, file string) (log []write) {
 	return log
 }
 
-// moment is a power cut: what reached the disk of the writes before it.
+// moment is a power cut: the writes that reached the disk before it.
 type moment struct {
 	name string
 	log  []write
 }
 
-// cutAt is the power cut after a share of the log, from 0 to 1, whereby writes of zeros to a blank disk count for nothing.
+// cutAt returns the power cut after a share of the log, from 0 to 1. Writes of zeros to a blank disk do not count.
 func cutAt(log []write, share float64) moment {
 	var counted []int
 	for i, w := range log {
@@ -78,7 +79,7 @@ func cutAt(log []write, share float64) moment {
 	return moment{fmt.Sprintf("cut before write %d of %d", n+1, len(counted)), log[:counted[n]]}
 }
 
-// losing is the same power cut of a disk with a cache: of what was not flushed yet, writes are lost at random.
+// losing returns the same power cut for a disk with a cache: unflushed writes are lost at random.
 func (m moment) losing(random *rand.Rand) moment {
 	flushed := 0
 	for i, w := range m.log {
@@ -95,7 +96,7 @@ func (m moment) losing(random *rand.Rand) moment {
 	return moment{m.name + ", some of the last ones lost", kept}
 }
 
-// at is the disk as the power cut left it, starting from a blank one.
+// at returns a disk, initially blank, as the power cut left it.
 func (d *disk) at(t *testing.T, cut moment) *disk {
 	t.Helper()
 	c := *d
@@ -124,7 +125,7 @@ func isZero(data []byte) bool {
 
 var zeros [page]byte
 
-// pages calls visit with each page of the disk that is not zero. Holes of the file are not read.
+// pages calls visit for each page of the disk that is not zero. It does not read the holes of the file.
 func (d *disk) pages(t *testing.T, visit func(offset int64, data []byte)) {
 	t.Helper()
 	file, err := os.Open(d.file)
@@ -136,7 +137,7 @@ func (d *disk) pages(t *testing.T, visit func(offset int64, data []byte)) {
 	for offset := int64(0); ; offset += page {
 		next, err := file.Seek(offset, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			return // nothing but a hole follows
+			return // only a hole follows
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -151,20 +152,20 @@ func (d *disk) pages(t *testing.T, visit func(offset int64, data []byte)) {
 	}
 }
 
-// describe says what is on a disk, as far as blkid knows.
+// describe returns a summary of the disk's content, with blkid's verdict.
 func (d *disk) describe(t *testing.T) string {
 	t.Helper()
 	used := 0
 	d.pages(t, func(int64, []byte) { used += page })
 	known, err := command("sh", "-c", `blkid -p -s TYPE -o value "$1" || [ $? = 2 ]`, "sh", d.file)
 	if err != nil {
-		known = err.Error() // several things at once
+		known = err.Error() // several signatures at once
 	}
 	return fmt.Sprintf("%d KiB are not zero, blkid knows %q", used>>10, strings.TrimSpace(known))
 }
 
-// overwriteAll writes somebody's data that bears no signature over all of the disk, of each MiB the first page; and over
-// all that was there, and the first and last MiB, without a gap.
+// overwriteAll writes data without a signature over the disk: the first page of each MiB, all pages that were not
+// zero, and the whole first and last MiB.
 func (d *disk) overwriteAll(t *testing.T) {
 	t.Helper()
 	places := map[int64]bool{}
@@ -182,7 +183,7 @@ func (d *disk) overwriteAll(t *testing.T) {
 	}
 }
 
-// sum is a checksum of all that is on the disk.
+// sum returns a checksum of the whole disk.
 func (d *disk) sum(t *testing.T) string {
 	t.Helper()
 	hash := sha256.New()

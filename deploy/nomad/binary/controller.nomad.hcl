@@ -1,6 +1,6 @@
-# The controller: it talks to the rack and runs anywhere. Two allocations, so that one host may be away.
+# The controller: it calls the rack's API and runs on any client. Two allocations, so that one client may be down.
 #
-# The token is in Nomad's variables, at nomad/jobs/<name of this job>, which this job alone may read: see token.nv.hcl.
+# The rack's token is a Nomad variable at nomad/jobs/<name of this job>. Only this job can read it: see token.nv.hcl.
 
 variable "oxide_host" {
   type        = string
@@ -14,49 +14,49 @@ variable "oxide_project" {
 
 variable "cluster_id" {
   type        = string
-  description = "tells this Nomad region apart from all else that has volumes in the project, for ever: 1 to 63 of a-z, 0-9 and '-'"
+  description = "distinguishes the volumes of this Nomad region from all others in the project; must never change: 1 to 63 of a-z, 0-9 and '-'"
 }
 
 variable "rack" {
   type        = string
   default     = "default"
-  description = "the rack's name, for ever: what oxide.rack says in the metadata of its clients"
+  description = "the rack's name, which must never change: the value of oxide.rack in the metadata of its clients"
 }
 
 variable "command" {
   type        = string
   default     = "/usr/local/bin/oxide-csi"
-  description = "the program, as the task sees it"
+  description = "path of the program in the task's view"
 }
 
 variable "driver" {
   type        = string
   default     = "raw_exec"
-  description = "raw_exec; or exec, where the program and the system's certificates are in the client's chroot_env"
+  description = "raw_exec; or exec, if the client's chroot_env has the program and the system's certificates"
 }
 
 variable "controllers" {
   type        = number
   default     = 2
-  description = "how many of them, each on a host of its own"
+  description = "number of controllers, each on a different host"
 }
 
 variable "max_disks" {
   type        = number
   default     = 8
-  description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
+  description = "attach limit of an instance, including the boot disk; the same for controller and nodes: 12 on racks of release 18 and later"
 }
 
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes; with ACLs on, restart and plan need the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes. With ACLs, restart and plan need the policies policies/restart-*"
 }
 
 variable "detach_grace" {
   type        = string
   default     = ""
-  description = "how long a detach from a running instance is refused: Nomad asks for it before a node has unmounted, when that node's plugin is away; 60s if empty"
+  description = "how long a detach from a running instance is refused, because Nomad requests it before the node has unmounted if the node's plugin is down; 60s if empty"
 }
 
 variable "http_address" {
@@ -90,7 +90,7 @@ job "oxide-csi-controller" {
       port "http" {}
     }
 
-    # It comes back at once, for as long as it takes: nothing is attached while it is away.
+    # Restarts it at once and without a limit: no volume can be attached while it is down.
     restart {
       attempts = 10
       interval = "5m"
@@ -135,12 +135,13 @@ job "oxide-csi-controller" {
         command = var.command
       }
 
-      # NOMAD_UNIX_ADDR and NOMAD_TOKEN, to ask nodes for planned restarts. Without a policy they allow nothing.
+      # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for requesting planned restarts from nodes. Without a policy they grant
+      # no right.
       identity {
         env = true
       }
 
-      # CSI_ENDPOINT comes from Nomad.
+      # Nomad sets CSI_ENDPOINT.
       env {
         OXIDE_CSI_MODE          = "controller"
         OXIDE_HOST              = var.oxide_host
@@ -153,7 +154,7 @@ job "oxide-csi-controller" {
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
 
-        # A soft limit for Go's collector: below the task's memory.
+        # A soft memory limit for Go's garbage collector, below the task's memory.
         GOMEMLIMIT = "58MiB"
       }
 

@@ -1,8 +1,8 @@
-# Controller and node plugin in one process, for a Nomad that is one machine. Elsewhere use controller and node: this one
-# would put the rack's token on every client.
+# Controller and node plugin in one process, for a Nomad with a single machine. Elsewhere use the jobs controller and
+# node: this job would put the rack's token on every client.
 #
-# The token is in Nomad's variables, at nomad/jobs/oxide-csi: see token.nv.hcl. It runs as root (raw_exec), and where the
-# client's metadata names the rack, as node.nomad.hcl says.
+# The rack's token is a Nomad variable at nomad/jobs/oxide-csi: see token.nv.hcl. The job runs as root (raw_exec) on
+# clients whose metadata names the rack, see node.nomad.hcl.
 
 variable "oxide_host" {
   type        = string
@@ -16,7 +16,7 @@ variable "oxide_project" {
 
 variable "cluster_id" {
   type        = string
-  description = "tells this Nomad apart from all else that has volumes in the project, for ever: 1 to 63 of a-z, 0-9 and '-'"
+  description = "distinguishes the volumes of this Nomad from all others in the project; must never change: 1 to 63 of a-z, 0-9 and '-'"
 }
 
 variable "command" {
@@ -28,31 +28,31 @@ variable "command" {
 variable "data_dir" {
   type        = string
   default     = "/opt/nomad/data"
-  description = "data_dir of the client: without it the plugin would be told paths that are not there"
+  description = "data_dir of the client; if it is wrong, the plugin gets paths that do not exist"
 }
 
 variable "state_dir" {
   type        = string
   default     = "/var/lib/oxide-csi"
-  description = "where the plugin keeps what must outlive its restart"
+  description = "folder for the plugin's state, which must survive restarts"
 }
 
 variable "max_disks" {
   type        = number
   default     = 8
-  description = "disks that an instance takes, boot disk included: 12 on racks from release 18 on"
+  description = "attach limit of an instance, including the boot disk: 12 on racks of release 18 and later"
 }
 
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. With ACLs on, restart and plan need the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. With ACLs, restart and plan need the policies policies/restart-*"
 }
 
 variable "detach_grace" {
   type        = string
   default     = ""
-  description = "how long a detach from a running instance is refused: Nomad asks for it before a node has unmounted, when that node's plugin is away; 60s if empty"
+  description = "how long a detach from a running instance is refused, because Nomad requests it before the node has unmounted if the node's plugin is down; 60s if empty"
 }
 
 variable "http_address" {
@@ -80,7 +80,7 @@ job "oxide-csi" {
       port "http" {}
     }
 
-    # Nothing can be attached or mounted while it is away.
+    # Without the plugin no volume can be attached or mounted.
     restart {
       attempts = 10
       interval = "5m"
@@ -126,12 +126,12 @@ job "oxide-csi" {
         command = var.command
       }
 
-      # NOMAD_UNIX_ADDR and NOMAD_TOKEN, to ask the client for its metadata.
+      # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for reading the client's metadata.
       identity {
         env = true
       }
 
-      # CSI_ENDPOINT comes from Nomad. A controller's topology and a node's must name the same rack.
+      # Nomad sets CSI_ENDPOINT. The topology of the controller and of the node must name the same rack.
       env {
         OXIDE_CSI_MODE          = "all"
         OXIDE_HOST              = var.oxide_host
@@ -145,7 +145,7 @@ job "oxide-csi" {
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
 
-        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        # A soft memory limit for Go's garbage collector. The rest of the task's memory is for mkfs and fsck.
         GOMEMLIMIT = "64MiB"
       }
 
@@ -157,7 +157,7 @@ job "oxide-csi" {
         change_mode = "noop"
       }
 
-      # Until the plugin knows who it is, it is not healthy, and a restart would mend nothing.
+      # The plugin is unhealthy until it knows its instance. A restart would not help.
       csi_plugin {
         id                     = "oxide"
         type                   = "monolith"

@@ -1,11 +1,11 @@
-# The node plugin: it finds, formats and mounts disks on each client of a rack. It holds no token of the rack.
+# The node plugin: it finds, formats and mounts disks on each client of a rack. It has no token of the rack.
 #
-# It runs as root (raw_exec), and wherever the client's metadata names the rack:
+# It runs as root (raw_exec) on every client whose metadata names the rack:
 #
 #   client { meta { "oxide.rack" = "default" } }
 #
-# The instance's ID comes from its firmware, the rack from the client's metadata, for which with ACLs on the job's identity
-# needs the policy policies/node.policy.hcl.
+# The instance ID comes from the firmware, the rack from the client's metadata. With ACLs the job's identity needs the
+# policy policies/node.policy.hcl to read the metadata.
 
 variable "command" {
   type        = string
@@ -16,25 +16,25 @@ variable "command" {
 variable "data_dir" {
   type        = string
   default     = "/opt/nomad/data"
-  description = "data_dir of the clients: without it the plugin would be told paths that are not there"
+  description = "data_dir of the clients; if it is wrong, the plugin gets paths that do not exist"
 }
 
 variable "state_dir" {
   type        = string
   default     = "/var/lib/oxide-csi"
-  description = "where the plugin keeps what must outlive its restart"
+  description = "folder for the plugin's state, which must survive restarts"
 }
 
 variable "max_disks" {
   type        = number
   default     = 8
-  description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
+  description = "attach limit of an instance, including the boot disk; the same for controller and nodes: 12 on racks of release 18 and later"
 }
 
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes; with ACLs on, restart and plan need the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes. With ACLs, restart and plan need the policies policies/restart-*"
 }
 
 variable "http_address" {
@@ -67,12 +67,13 @@ job "oxide-csi-node" {
       port "http" {}
     }
 
-    # By this Nomad has a client that is away for disconnected, and not for down: allocations that wait for it go on waiting.
+    # With this setting Nomad regards an unreachable client as disconnected instead of down, so that allocations that
+    # wait for the client keep waiting.
     disconnect {
       lost_after = "24h"
     }
 
-    # Nothing can be mounted while it is away, and by default a system job waits for 15 s.
+    # Restarts it at once: no volume can be mounted while it is down, and the default delay of a system job is 15 s.
     restart {
       attempts = 10
       interval = "5m"
@@ -118,12 +119,12 @@ job "oxide-csi-node" {
         command = var.command
       }
 
-      # NOMAD_UNIX_ADDR and NOMAD_TOKEN, to ask the client for its metadata.
+      # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for reading the client's metadata.
       identity {
         env = true
       }
 
-      # CSI_ENDPOINT comes from Nomad.
+      # Nomad sets CSI_ENDPOINT.
       env {
         OXIDE_CSI_MODE          = "node"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
@@ -131,11 +132,11 @@ job "oxide-csi-node" {
         OXIDE_CSI_STATE_DIR     = var.state_dir
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
 
-        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        # A soft memory limit for Go's garbage collector. The rest of the task's memory is for mkfs and fsck.
         GOMEMLIMIT = "64MiB"
       }
 
-      # Until the plugin knows who it is, it is not healthy, and a restart would mend nothing.
+      # The plugin is unhealthy until it knows its instance. A restart would not help.
       csi_plugin {
         id                     = "oxide"
         type                   = "node"

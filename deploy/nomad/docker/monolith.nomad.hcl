@@ -1,8 +1,8 @@
-# Controller and node plugin in one process, for a Nomad that is one machine. Elsewhere use controller and node: this one
-# would put the rack's token on every client.
+# Controller and node plugin in one process, for a Nomad with a single machine. Elsewhere use the jobs controller and
+# node: this job would put the rack's token on every client.
 #
-# The token is in Nomad's variables, at nomad/jobs/oxide-csi: see token.nv.hcl. It is privileged, and runs where the
-# client's metadata names the rack: node.nomad.hcl says what that asks of the client.
+# The rack's token is a Nomad variable at nomad/jobs/oxide-csi: see token.nv.hcl. The job is privileged and runs on
+# clients whose metadata names the rack. node.nomad.hcl says what the client's configuration needs for that.
 
 variable "oxide_host" {
   type        = string
@@ -16,36 +16,36 @@ variable "oxide_project" {
 
 variable "cluster_id" {
   type        = string
-  description = "tells this Nomad apart from all else that has volumes in the project, for ever: 1 to 63 of a-z, 0-9 and '-'"
+  description = "distinguishes the volumes of this Nomad from all others in the project; must never change: 1 to 63 of a-z, 0-9 and '-'"
 }
 
 variable "image" {
   type        = string
-  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or where you keep it"
+  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or its name in your registry"
 }
 
 variable "state_dir" {
   type        = string
   default     = "/var/lib/oxide-csi"
-  description = "folder of each client where the plugin keeps what must outlive its restart; it must exist"
+  description = "existing folder of each client for the plugin's state, which must survive restarts"
 }
 
 variable "max_disks" {
   type        = number
   default     = 8
-  description = "disks that an instance takes, boot disk included: 12 on racks from release 18 on"
+  description = "attach limit of an instance, including the boot disk: 12 on racks of release 18 and later"
 }
 
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. With ACLs on, restart and plan need the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. With ACLs, restart and plan need the policies policies/restart-*"
 }
 
 variable "detach_grace" {
   type        = string
   default     = ""
-  description = "how long a detach from a running instance is refused: Nomad asks for it before a node has unmounted, when that node's plugin is away; 60s if empty"
+  description = "how long a detach from a running instance is refused, because Nomad requests it before the node has unmounted if the node's plugin is down; 60s if empty"
 }
 
 variable "http_address" {
@@ -73,7 +73,7 @@ job "oxide-csi" {
       port "http" {}
     }
 
-    # Nothing can be attached or mounted while it is away.
+    # Without the plugin no volume can be attached or mounted.
     restart {
       attempts = 10
       interval = "5m"
@@ -115,15 +115,15 @@ job "oxide-csi" {
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
-      # Disks come and go while it runs. Nomad mounts the host's /dev by itself.
+      # Disks are attached and detached while it runs. Nomad itself mounts the host's /dev.
       config {
         image           = var.image
         network_mode    = "host"
         privileged      = true
         readonly_rootfs = true
 
-        # The node's image has no certificates, so the plugin trusts the authorities that the client trusts. A planned
-        # restart powers the guest off by D-Bus.
+        # The node's image has no certificates, so the plugin uses the client's. A planned restart powers the guest off
+        # through D-Bus.
         volumes = concat(
           ["/etc/ssl/certs:/etc/ssl/certs:ro"],
           var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : [],
@@ -136,12 +136,12 @@ job "oxide-csi" {
         }
       }
 
-      # NOMAD_UNIX_ADDR and NOMAD_TOKEN, to ask the client for its metadata.
+      # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for reading the client's metadata.
       identity {
         env = true
       }
 
-      # CSI_ENDPOINT comes from Nomad. A controller's topology and a node's must name the same rack.
+      # Nomad sets CSI_ENDPOINT. The topology of the controller and of the node must name the same rack.
       env {
         OXIDE_CSI_MODE          = "all"
         OXIDE_HOST              = var.oxide_host
@@ -154,7 +154,7 @@ job "oxide-csi" {
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
 
-        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        # A soft memory limit for Go's garbage collector. The rest of the task's memory is for mkfs and fsck.
         GOMEMLIMIT = "64MiB"
       }
 
@@ -166,7 +166,7 @@ job "oxide-csi" {
         change_mode = "noop"
       }
 
-      # Until the plugin knows who it is, it is not healthy, and a restart would mend nothing.
+      # The plugin is unhealthy until it knows its instance. A restart would not help.
       csi_plugin {
         id             = "oxide"
         type           = "monolith"

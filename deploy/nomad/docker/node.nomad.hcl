@@ -1,34 +1,35 @@
-# The node plugin: it finds, formats and mounts disks on each client of a rack. It holds no token of the rack.
+# The node plugin: it finds, formats and mounts disks on each client of a rack. It has no token of the rack.
 #
-# It is privileged, which the clients must allow, and volumes with it, and runs wherever the client's metadata names the rack:
+# It is privileged and uses volumes, which the clients must allow. It runs on every client whose metadata names the
+# rack:
 #
 #   client { meta { "oxide.rack" = "default" } }
 #   plugin "docker" { config { allow_privileged = true  volumes { enabled = true } } }
 #
-# The instance's ID comes from its firmware, the rack from the client's metadata, for which with ACLs on the job's identity
-# needs the policy policies/node.policy.hcl.
+# The instance ID comes from the firmware, the rack from the client's metadata. With ACLs the job's identity needs the
+# policy policies/node.policy.hcl to read the metadata.
 
 variable "image" {
   type        = string
-  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or where you keep it"
+  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or its name in your registry"
 }
 
 variable "state_dir" {
   type        = string
   default     = "/var/lib/oxide-csi"
-  description = "folder of each client where the plugin keeps what must outlive its restart; it must exist"
+  description = "existing folder of each client for the plugin's state, which must survive restarts"
 }
 
 variable "max_disks" {
   type        = number
   default     = 8
-  description = "disks that an instance takes, boot disk included, the same for controller and nodes: 12 on racks from release 18 on"
+  description = "attach limit of an instance, including the boot disk; the same for controller and nodes: 12 on racks of release 18 and later"
 }
 
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes; with ACLs on, restart and plan need the policies policies/restart-*"
+  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes. With ACLs, restart and plan need the policies policies/restart-*"
 }
 
 variable "http_address" {
@@ -61,12 +62,13 @@ job "oxide-csi-node" {
       port "http" {}
     }
 
-    # By this Nomad has a client that is away for disconnected, and not for down: allocations that wait for it go on waiting.
+    # With this setting Nomad regards an unreachable client as disconnected instead of down, so that allocations that
+    # wait for the client keep waiting.
     disconnect {
       lost_after = "24h"
     }
 
-    # Nothing can be mounted while it is away, and by default a system job waits for 15 s.
+    # Restarts it at once: no volume can be mounted while it is down, and the default delay of a system job is 15 s.
     restart {
       attempts = 10
       interval = "5m"
@@ -108,14 +110,14 @@ job "oxide-csi-node" {
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
-      # Disks come and go while it runs. Nomad mounts the host's /dev by itself.
+      # Disks are attached and detached while it runs. Nomad itself mounts the host's /dev.
       config {
         image           = var.image
         network_mode    = "host"
         privileged      = true
         readonly_rootfs = true
 
-        # By which a planned restart powers the guest off.
+        # A planned restart powers the guest off through this socket.
         volumes = var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : []
 
         mount {
@@ -125,23 +127,23 @@ job "oxide-csi-node" {
         }
       }
 
-      # NOMAD_UNIX_ADDR and NOMAD_TOKEN, to ask the client for its metadata.
+      # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for reading the client's metadata.
       identity {
         env = true
       }
 
-      # CSI_ENDPOINT comes from Nomad.
+      # Nomad sets CSI_ENDPOINT.
       env {
         OXIDE_CSI_MODE          = "node"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
         OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
 
-        # A soft limit for Go's collector: the rest of the task's memory is for mkfs and fsck.
+        # A soft memory limit for Go's garbage collector. The rest of the task's memory is for mkfs and fsck.
         GOMEMLIMIT = "64MiB"
       }
 
-      # Until the plugin knows who it is, it is not healthy, and a restart would mend nothing.
+      # The plugin is unhealthy until it knows its instance. A restart would not help.
       csi_plugin {
         id             = "oxide"
         type           = "node"

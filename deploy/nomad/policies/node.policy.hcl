@@ -1,4 +1,4 @@
-# What the identity of the job oxide-csi-node (or oxide-csi, the monolith) may do: read the metadata of its client.
+# The rights of the identity of the job oxide-csi-node (or oxide-csi, the monolith): read the metadata of its client.
 #
 #   nomad acl policy apply -namespace default -job oxide-csi-node oxide-csi-node node.policy.hcl
 node {

@@ -1,4 +1,4 @@
-# What somebody may do who makes volumes and runs jobs with them, but does not install the plugin or see its token.
+# The rights of a user who creates volumes and runs jobs with them, but does not install the plugin or see its token.
 #
 #   nomad acl policy apply volumes operator.policy.hcl
 namespace "default" {

@@ -1,5 +1,5 @@
-# And for restarts that take allocations off a client first (OXIDE_CSI_RESTART_SHUTDOWN=drain), in every namespace that has jobs:
-# what the controller cannot see there, it takes for gone.
+# The additional rights for restarts that drain a client first (OXIDE_CSI_RESTART_SHUTDOWN=drain), in every namespace
+# with jobs. The controller takes an allocation that it cannot see for ended.
 #
 #   nomad acl policy apply -namespace default -job oxide-csi-controller oxide-csi-controller-drain restart-drain.policy.hcl
 namespace "*" {

@@ -1,14 +1,14 @@
 # A new volume, with a new disk: nomad volume create create.volume.hcl
 #
-# The name is the disk's identity in this cluster: one name, one disk. Two volumes with the same name share a disk, even in
-# two namespaces, and whoever deletes one of them deletes both's data.
+# The name identifies the disk in this cluster: one name, one disk. Two volumes with the same name share a disk, even
+# in two namespaces, and deleting one of them deletes the data of both.
 id        = "data"
 name      = "data"
 namespace = "default"
 type      = "csi"
 plugin_id = "oxide"
 
-# Whole GiB, from 1 GiB to 1023 GiB. A disk keeps its size.
+# Whole GiB, from 1 GiB to 1023 GiB. A disk cannot be resized.
 capacity_min = "1GiB"
 capacity_max = "1GiB"
 
@@ -22,14 +22,14 @@ mount_options {
   mount_flags = ["noatime"]
 }
 
-# Owner and mode of the new filesystem, for tasks that are not root: Nomad changes neither.
+# Owner and mode of the new filesystem, for tasks that are not root. Nomad changes neither.
 parameters {
   rootUid  = "65534"
   rootGid  = "65534"
   rootMode = "0750"
 }
 
-# Where there are several racks, say which one; without it the first one that the controller was given is taken.
+# With several racks, name one here. The default is the first rack in the controller's configuration.
 topology_request {
   required {
     topology {

@@ -1,6 +1,6 @@
-# A disk that is there already, made by hand: nomad volume register register.volume.hcl
+# An existing disk, created by an operator: nomad volume register register.volume.hcl
 #
-# The plugin never deletes it. nomad volume deregister takes it out of Nomad again.
+# The plugin never deletes the disk. nomad volume deregister removes the volume from Nomad.
 id          = "existing"
 name        = "existing"
 namespace   = "default"
@@ -17,7 +17,7 @@ mount_options {
   fs_type = "ext4"
 }
 
-# The disk's name: a guest knows its disks by that.
+# The name of the disk, by which a guest finds it.
 context {
   diskName = "DISK-NAME"
 }

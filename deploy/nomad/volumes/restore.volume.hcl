@@ -1,7 +1,7 @@
-# A volume with what a snapshot holds: nomad volume create restore.volume.hcl
+# A volume with the data of a snapshot: nomad volume create restore.volume.hcl
 #
-# SNAPSHOT-ID is what nomad volume snapshot list -plugin oxide shows. For a copy of a volume as it is now, give
-# clone_id = "<its external ID>" instead.
+# nomad volume snapshot list -plugin oxide shows the SNAPSHOT-ID. To copy a volume in its present state, set clone_id =
+# "<its external ID>" instead.
 id          = "restored"
 name        = "restored"
 namespace   = "default"
@@ -9,7 +9,7 @@ type        = "csi"
 plugin_id   = "oxide"
 snapshot_id = "SNAPSHOT-ID"
 
-# At least the size of the snapshot; the filesystem grows with it.
+# At least the size of the snapshot. The filesystem is grown to this size.
 capacity_min = "2GiB"
 capacity_max = "2GiB"
 

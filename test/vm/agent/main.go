@@ -2,10 +2,12 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Command agent is the test's hand inside the guest: it runs commands there, and leads to the plugin's socket. It listens
-// on TCP port 9000, where QEMU's user network lets the test in and nobody else.
+// Command agent runs commands in the guest for the test, and connects it to the plugin's socket. It listens on TCP
+// port 9000, which only the test can reach, through QEMU's user network.
 //
-//   - POST /exec with a script: runs it with sh and answers a [Result] as JSON. Ends with the request.
+//   - POST /exec with a script: runs the script with sh and returns a [Result] as JSON. The script ends with the
+//     request.
+//   - CONNECT /path/of/a/socket: a connection to that unix socket, so that the test speaks gRPC with the plugin.
 //   - CONNECT /path/of/a/socket: a connection to that unix socket, so that the test speaks gRPC with the plugin.
 package main
 
@@ -21,9 +23,9 @@ import (
 	"time"
 )
 
-// Result is what a script left behind.
+// Result is the result of a script.
 type Result struct {
-	// Code is its exit code, -1 when a signal ended it.
+	// Code is the exit code, -1 if a signal ended the script.
 	Code           int
 	Stdout, Stderr string
 }
@@ -52,7 +54,7 @@ func run(w http.ResponseWriter, r *http.Request) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(r.Context(), "sh", "-c", string(script))
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	// What the script leaves running in the background must not hold the answer.
+	// Background processes of the script must not delay the answer.
 	cmd.WaitDelay = time.Second
 	err = cmd.Run()
 	var exit *exec.ExitError
@@ -62,7 +64,7 @@ func run(w http.ResponseWriter, r *http.Request) {
 	}
 	result := Result{Code: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}
 	if err := json.NewEncoder(w).Encode(result); err != nil {
-		log.Print(err) // the test has gone
+		log.Print(err) // the test has disconnected
 	}
 }
 
@@ -92,7 +94,7 @@ func connect(w http.ResponseWriter, socket string) {
 		_, err := io.Copy(from, to)
 		done <- err
 	}()
-	// When one side has ended, the other gets nothing more to do: gRPC never half-closes.
+	// When one side has ended, the other needs no more data: gRPC never half-closes.
 	if err := <-done; err != nil {
 		log.Print(err)
 	}

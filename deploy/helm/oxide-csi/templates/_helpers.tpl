@@ -19,7 +19,7 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Variables of the plugin that values name, in order of their names. */}}
+{{/* The plugin's environment variables from the values, sorted by name. */}}
 {{- define "oxide-csi.env" -}}
 {{- range $i, $name := keys . | sortAlpha }}
 {{- if $i }}{{ "\n" }}{{ end -}}
@@ -28,7 +28,7 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* A container that may do nothing. */}}
+{{/* The security context of a container without privileges. */}}
 {{- define "oxide-csi.confined" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -36,7 +36,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Whether the process answers, not whether the rack does, nor whether it knows who it is: a restart mends neither. */}}
+{{/* Liveness checks only that the process answers. A restart would neither repair a rack nor find the instance. */}}
 {{- define "oxide-csi.probes" -}}
 livenessProbe:
   httpGet:
@@ -53,7 +53,7 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end }}
 
-{{/* What automountServiceAccountToken would put into every container: the mode of its files. */}}
+{{/* The files that automountServiceAccountToken would mount into every container. The argument is their mode. */}}
 {{- define "oxide-csi.kubernetesVolume" -}}
 - name: kubernetes
   projected:
@@ -79,12 +79,12 @@ readinessProbe:
   readOnly: true
 {{- end }}
 
-{{/* The cluster-id in a Secret, where helm can see it: {name, namespace}. */}}
+{{/* The cluster-id in a Secret, if helm can read it: {name, namespace}. */}}
 {{- define "oxide-csi.clusterIDIn" -}}
 {{- lookup "v1" "Secret" .namespace .name | dig "data" "cluster-id" "" | b64dec }}
 {{- end }}
 
-{{/* The cluster ID, or nothing where it is to be read from the Secret. */}}
+{{/* The cluster ID, or nothing if the plugin reads it from the Secret. */}}
 {{- define "oxide-csi.clusterID" -}}
 {{- if .Values.clusterID }}
 {{- .Values.clusterID }}
@@ -93,7 +93,7 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* The cluster ID with which the controller runs, where helm can see it. */}}
+{{/* The cluster ID of the installed controller, if helm can read it. */}}
 {{- define "oxide-csi.clusterIDBefore" -}}
 {{- range lookup "apps/v1" "Deployment" .Release.Namespace "oxide-csi-controller" | dig "spec" "template" "spec" "containers" list }}
 {{- range .env }}
@@ -104,16 +104,16 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* Disks belong to the cluster ID that they were made with: another one would leave all of them behind. */}}
+{{/* Disks belong to the cluster ID that created them. A new cluster ID would orphan all of them. */}}
 {{- define "oxide-csi.keepClusterID" -}}
 {{- $before := include "oxide-csi.clusterIDBefore" . }}
 {{- $after := include "oxide-csi.clusterID" . | default (include "oxide-csi.clusterIDIn" (dict "name" .Values.secretName "namespace" .Release.Namespace)) }}
 {{- if and $before $after (ne $before $after) }}
-{{- fail (printf "the cluster ID is %s, and would become %s: the disks of this cluster would be left behind; set clusterID to %s" $before $after $before) }}
+{{- fail (printf "the cluster ID would change from %s to %s, which would orphan the disks of this cluster; set clusterID to %s" $before $after $before) }}
 {{- end }}
 {{- end }}
 
-{{/* The configuration file: what several racks need, and nothing else. */}}
+{{/* The configuration file. It is used only for the list of racks. */}}
 {{- define "oxide-csi.config" -}}
 racks:
 {{- range .Values.racks }}
@@ -127,14 +127,14 @@ racks:
 {{- end }}
 {{- end }}
 
-{{/* Pods are made anew when the configuration file changes, which is read at start. */}}
+{{/* The plugin reads the configuration file only at start, so pods are replaced when the file changes. */}}
 {{- define "oxide-csi.configChecksum" -}}
 {{- if .Values.racks -}}
 checksum/config: {{ print (include "oxide-csi.config" .) (.Values.racks | toJson) | sha256sum }}
 {{- end }}
 {{- end }}
 
-{{/* Where pods may run: {of: controller or node, root}. */}}
+{{/* Scheduling of pods: {of: controller or node, root}. */}}
 {{- define "oxide-csi.placement" -}}
 priorityClassName: {{ .of.priorityClassName }}
 {{- with .root.Values.imagePullSecrets }}
@@ -149,7 +149,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* What the sidecars of the controller have in common: {port, number, root}. */}}
+{{/* The common part of the controller's sidecars: {port, number, root}. */}}
 {{- define "oxide-csi.sidecar" -}}
 ports:
   - name: {{ .port }}
@@ -171,7 +171,7 @@ volumeMounts:
   {{- include "oxide-csi.kubernetesMount" . | nindent 2 }}
 {{- end }}
 
-{{/* How Kubernetes is asked for the Node. */}}
+{{/* Settings for reading the Node from Kubernetes. */}}
 {{- define "oxide-csi.nodeNameEnv" -}}
 - name: OXIDE_CSI_NODE_NAME
   valueFrom:

@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package e2e is Kubernetes' own tests of storage, and of those only the ones that a driver's own description is for: the whole of
-// Kubernetes' tests is several times as large. It is run as a program of its own, e2e.test.
+// Package e2e builds Kubernetes' own storage tests for a driver with its own description. All tests of Kubernetes
+// would make a program several times as large. It is built as a separate program, e2e.test.
 package e2e
 
 import (

@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Command pause does nothing until it is told to end: what holds the namespaces of a pod.
+// Command pause waits for a signal to end. It holds the namespaces of a pod.
 package main
 
 import (

@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Command registrar announces a CSI plugin to the kubelet. It stands in for node-driver-registrar, which is not in the Go module
-// proxy: it takes the flags that the manifests give that one, and does what kubelet needs of it.
+// Command registrar registers a CSI plugin with the kubelet. It stands in for node-driver-registrar, which is not in
+// the Go module proxy: it has the same flags as in the manifests, and does what the kubelet needs.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 
 func main() {
 	socket := flag.String("csi-address", "", "the plugin's socket")
-	forKubelet := flag.String("kubelet-registration-path", "", "the same socket as the kubelet sees it")
+	forKubelet := flag.String("kubelet-registration-path", "", "the same socket's path in the kubelet's view")
 	flag.Parse()
 	if err := run(*socket, *forKubelet); err != nil {
 		fmt.Fprintf(os.Stderr, "registrar: %v\n", err)
@@ -69,7 +69,7 @@ func (p plugin) GetInfo(context.Context, *registration.InfoRequest) (*registrati
 	}, nil
 }
 
-// NotifyRegistrationStatus ends the process where kubelet refuses the plugin, so that it is tried again.
+// NotifyRegistrationStatus ends the process if the kubelet refuses the plugin, so that the registration is repeated.
 func (p plugin) NotifyRegistrationStatus(
 	_ context.Context,
 	status *registration.RegistrationStatus,

@@ -20,22 +20,22 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// books are what all workers have seen, for the report.
-type books struct {
+// results collects what all workers have seen, for the report.
+type results struct {
 	mu sync.Mutex
 	// answers counts the answers by RPC and code.
 	answers map[string]map[codes.Code]int
-	// done counts what was lived through: steps of workers and checks.
+	// done counts the steps of workers and the checks.
 	done map[string]int
-	// violations are what must not be.
+	// violations are the findings that fail the run.
 	violations []string
 }
 
-func newBooks() *books {
-	return &books{answers: map[string]map[codes.Code]int{}, done: map[string]int{}}
+func newResults() *results {
+	return &results{answers: map[string]map[codes.Code]int{}, done: map[string]int{}}
 }
 
-func (b *books) answered(rpc string, code codes.Code) {
+func (b *results) answered(rpc string, code codes.Code) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.answers[rpc] == nil {
@@ -44,29 +44,29 @@ func (b *books) answered(rpc string, code codes.Code) {
 	b.answers[rpc][code]++
 }
 
-func (b *books) count(what string) {
+func (b *results) count(what string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.done[what]++
 }
 
-func (b *books) violation(format string, args ...any) {
+func (b *results) violation(format string, args ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.violations = append(b.violations, fmt.Sprintf(format, args...))
 	fmt.Printf("%s VIOLATION %s\n", stamp(time.Now()), b.violations[len(b.violations)-1])
 }
 
-// stamp is a time as the histories and the programs' logs show it.
+// stamp formats a time like the programs' logs.
 func stamp(t time.Time) string { return t.Format("15:04:05.000") }
 
-// report prints what happened, and returns an error if anything was wrong.
-func (b *books) report(w *world, took time.Duration, allWell string) error {
+// report prints the results, and returns an error if there was a violation.
+func (b *results) report(w *world, took time.Duration, success string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := errors.Join(
 		b.printAnswers(),
-		printCounts("lived through", b.done),
+		printCounts("steps and checks", b.done),
 		printCounts("faults hit", w.hits),
 		printCounts("kills", w.killed),
 	); err != nil {
@@ -82,13 +82,13 @@ func (b *books) report(w *world, took time.Duration, allWell string) error {
 	}
 	fmt.Printf("\n%d answers other than OK; %s in all\n", retries, took.Round(time.Second))
 	if n := len(b.violations); n > 0 {
-		return fmt.Errorf("%d violations, printed above where they were found", n)
+		return fmt.Errorf("%d violations, printed above", n)
 	}
-	fmt.Println(allWell)
+	fmt.Println(success)
 	return nil
 }
 
-func (b *books) printAnswers() error {
+func (b *results) printAnswers() error {
 	var all []codes.Code
 	for _, byCode := range b.answers {
 		for code := range byCode {
