@@ -39,9 +39,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
-// The cases of this test are made from the specification: the fields from its descriptors, the requirements from the comments
-// in its csi.proto. A new required field of a later version therefore gets its cases without a change here, and the test fails
-// until validate.go checks the field.
+// The cases of this test are made from the specification: the fields from its descriptors, the requirements from the
+// comments in its csi.proto. A new required field of a later version therefore gets its cases without a change here,
+// and the test fails until validate.go checks the field.
 
 // Limits of the specification, "Size Limits" and the comments of NodeGetInfoResponse.node_id and mount_flags, in bytes.
 const (
@@ -215,8 +215,8 @@ var unsupportedFields = map[protoreflect.Name]string{
 	"volume_mount_group": "volume_mount_group",
 }
 
-// badInputAnswers are the cases whose answer is not INVALID_ARGUMENT with the name of the field. The keys are RPC, field and
-// defect.
+// badInputAnswers are the cases whose answer is not INVALID_ARGUMENT with the name of the field. The keys are RPC,
+// field and defect.
 var badInputAnswers = map[string]struct {
 	code     codes.Code
 	mentions string

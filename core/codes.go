@@ -22,8 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// codeTable is the only mapping from the errors of the packages below to gRPC codes. The reason says why the error has this
-// code, and what an orchestrator does with the code where that decided the choice.
+// codeTable is the only mapping from the errors of the packages below to gRPC codes. The reason says why the error has
+// this code, and what an orchestrator does with the code where that decided the choice.
 var codeTable = []struct {
 	err    error
 	code   codes.Code
@@ -133,8 +133,8 @@ var codeTable = []struct {
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the node's identity is wrong: an operator must act"},
 }
 
-// statusOf returns the gRPC status for the error of an RPC. If the error has no code of its own and the caller's context has
-// ended, the code is that of the context: the SDK does not wrap the context's error.
+// statusOf returns the gRPC status for the error of an RPC. If the error has no code of its own and the caller's
+// context has ended, the code is that of the context: the SDK does not wrap the context's error.
 func statusOf(ctx context.Context, err error) *status.Status {
 	if err == nil {
 		return nil

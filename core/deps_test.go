@@ -117,8 +117,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestImports checks which packages import a library, without tests. Each case expects at least one importer, so that a wrong
-// path fails.
+// TestImports checks which packages import a library, without tests. Each case expects at least one importer, so that a
+// wrong path fails.
 func TestImports(t *testing.T) {
 	ships := func(path string) bool { return !within(path, module+"/test") && !strings.HasSuffix(path, "test") }
 	packages := goList(t, false, module+"/...")

@@ -21,8 +21,8 @@
 //
 // # The states of a volume
 //
-// Three places hold the state of a volume, and no call trusts what an earlier call reported about them: each call looks,
-// does what is missing, and answers what it sees.
+// Three places hold the state of a volume, and no call trusts what an earlier call reported about them: each call
+// looks, does what is missing, and answers what it sees.
 //
 //	                  rack                 guest                    mounts in the guest
 //	                  (core/controller)    (core/node, core/device) (core/node, core/mount)
@@ -38,11 +38,11 @@
 //	   │ NodePublish             ▲ NodeUnpublish
 //	published         attached             formatted device         the staging path and each target path
 //
-// The places can disagree, because a call can come twice, late or after its opposite, and each side can fail between two
-// steps. A disk can be attached although its volume is unpublished (on a rack without hot-plug it waits for the next
-// planned restart). A device can be gone under a mount (an instance was stopped by force). The mounts are gone after a
-// reboot while the rack still shows the disk attached. What cannot be proved is refused: no call formats, mounts, detaches
-// or deletes on a guess.
+// The places can disagree, because a call can come twice, late or after its opposite, and each side can fail between
+// two steps. A disk can be attached although its volume is unpublished (on a rack without hot-plug it waits for the
+// next planned restart). A device can be gone under a mount (an instance was stopped by force). The mounts are gone
+// after a reboot while the rack still shows the disk attached. What cannot be proved is refused: no call formats,
+// mounts, detaches or deletes on a guess.
 //
 // # Map
 //
@@ -59,6 +59,6 @@
 //   - core/config, core/metrics: settings and metrics
 //   - core/coretest: the services before a simulated rack (test/simrack), for tests
 //
-// Arrows point one way: core/node never imports the rack's client, and core/controller never a device or a mount. A test
-// in this package holds that.
+// Arrows point one way: core/node never imports the rack's client, and core/controller never a device or a mount. A
+// test in this package holds that.
 package core

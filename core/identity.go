@@ -21,8 +21,8 @@ type Identity struct {
 	readiness          *Readiness
 }
 
-// NewIdentity returns the Identity service. The version is the version of the build. The cluster ID is empty in a process
-// without one, such as a node plugin.
+// NewIdentity returns the Identity service. The version is the version of the build. The cluster ID is empty in a
+// process without one, such as a node plugin.
 func NewIdentity(version, clusterID string, readiness *Readiness) *Identity {
 	return &Identity{version: version, clusterID: clusterID, readiness: readiness}
 }
@@ -36,8 +36,8 @@ func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 	return info, nil
 }
 
-// GetPluginCapabilities returns the same list in every mode, as the specification requires for the parts of one plugin: CSI
-// spec, GetPluginCapabilities.
+// GetPluginCapabilities returns the same list in every mode, as the specification requires for the parts of one plugin:
+// CSI spec, GetPluginCapabilities.
 func (i *Identity) GetPluginCapabilities(
 	context.Context,
 	*csi.GetPluginCapabilitiesRequest,

@@ -63,7 +63,8 @@ func (s *Server) logAndCount(
 	return resp, nil
 }
 
-// isRoutine reports whether successes of an RPC are logged at debug level only. Orchestrators repeat these RPCs all the time.
+// isRoutine reports whether successes of an RPC are logged at debug level only. Orchestrators repeat these RPCs all the
+// time.
 func isRoutine(method string) bool {
 	switch method {
 	case "Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities",
@@ -73,7 +74,8 @@ func isRoutine(method string) bool {
 	return false
 }
 
-// recoverPanic turns a panic into INTERNAL: a defect in one RPC must not stop the process, which serves all other volumes.
+// recoverPanic turns a panic into INTERNAL: a defect in one RPC must not stop the process, which serves all other
+// volumes.
 func (s *Server) recoverPanic(
 	ctx context.Context,
 	req any,
@@ -83,7 +85,8 @@ func (s *Server) recoverPanic(
 	defer func() {
 		if reason := recover(); reason != nil {
 			s.metrics.RPCPanicked()
-			// The panic's value is not logged: it may contain secrets of the request. The stack contains only addresses.
+			// The panic's value is not logged: it may contain secrets of the request. The stack contains only
+			// addresses.
 			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", rpc.Stack())
 			resp, err = nil, rpc.Internal(
 				"%s failed because of a defect in the plugin: see the stack in its log",
@@ -152,8 +155,8 @@ func lockKey(req any) string {
 	return ""
 }
 
-// identifiers are the ID fields of a request, for the log. The other fields are not logged: parameters and contexts are long,
-// and secrets would be readable.
+// identifiers are the ID fields of a request, for the log. The other fields are not logged: parameters and contexts are
+// long, and secrets would be readable.
 func identifiers(req any) []slog.Attr {
 	var attrs []slog.Attr
 	add := func(key, value string) {
@@ -185,8 +188,8 @@ func identifiers(req any) []slog.Attr {
 	return attrs
 }
 
-// sanitized returns the text of a request for the log at debug level. It leaves out the fields that the specification marks
-// csi_secret, and the mount flags, which can be sensitive according to the specification.
+// sanitized returns the text of a request for the log at debug level. It leaves out the fields that the specification
+// marks csi_secret, and the mount flags, which can be sensitive according to the specification.
 func sanitized(req any) string {
 	message, ok := req.(proto.Message)
 	if !ok {

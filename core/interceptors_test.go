@@ -32,8 +32,8 @@ import (
 // canary is a text that must not appear in messages or logs.
 const canary = "canary-9c1f"
 
-// A panic fails one call with INTERNAL and is logged. Its value is neither in the message nor in the log, and the volume is
-// unlocked.
+// A panic fails one call with INTERNAL and is logged. Its value is neither in the message nor in the log, and the
+// volume is unlocked.
 func TestPanicFailsOneCall(t *testing.T) {
 	for name, value := range map[string]any{
 		"string": canary,
@@ -72,7 +72,8 @@ func TestPanicFailsOneCall(t *testing.T) {
 	}
 }
 
-// noWait is a deadline that leaves no time to wait for a volume's lock: the interceptor keeps two seconds for the answer.
+// noWait is a deadline that leaves no time to wait for a volume's lock: the interceptor keeps two seconds for the
+// answer.
 const noWait = 2 * time.Second
 
 // After a call that ended early, the volume is unlocked as soon as the rack has answered.
@@ -156,8 +157,8 @@ func TestSecondCallWaits(t *testing.T) {
 	}
 }
 
-// A call that waits for a volume's lock answers ABORTED two seconds before its deadline. It waits in real time, since gRPC's
-// sockets do not work in a synctest bubble.
+// A call that waits for a volume's lock answers ABORTED two seconds before its deadline. It waits in real time, since
+// gRPC's sockets do not work in a synctest bubble.
 func TestWaitEndsBeforeTheDeadline(t *testing.T) {
 	gate := &coretest.Gate{}
 	r, conn, _ := gatedController(t, gate)
@@ -386,8 +387,8 @@ func records(t *testing.T, log *simtest.Output, message string) []map[string]any
 	return list
 }
 
-// gatedController is a controller whose HTTP requests pass a gate. The rig's own controller uses the same rack without a
-// gate.
+// gatedController is a controller whose HTTP requests pass a gate. The rig's own controller uses the same rack without
+// a gate.
 func gatedController(
 	t *testing.T,
 	gate *coretest.Gate,

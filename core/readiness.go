@@ -19,8 +19,8 @@ type Readiness struct {
 	waitingFor string
 }
 
-// SetWaiting makes the plugin not ready, with what it waits for. An empty string makes it ready. It reports whether that
-// changed anything.
+// SetWaiting makes the plugin not ready, with what it waits for. An empty string makes it ready. It reports whether
+// that changed anything.
 func (r *Readiness) SetWaiting(waitingFor string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -36,8 +36,8 @@ func (r *Readiness) Ready() (bool, string) {
 	return r.waitingFor == "", r.waitingFor
 }
 
-// AwaitIdentity asks the provider for the identity of this node, again and again until it answers, and then becomes ready.
-// It blocks until then or until ctx ends. What it waits for is shown on /readyz, and logged on each change.
+// AwaitIdentity asks the provider for the identity of this node, again and again until it answers, and then becomes
+// ready. It blocks until then or until ctx ends. What it waits for is shown on /readyz, and logged on each change.
 func (r *Readiness) AwaitIdentity(ctx context.Context, provider metadata.Provider, log *slog.Logger) {
 	instance, err := metadata.Await(ctx, provider, func(err error) (again bool) {
 		if r.SetWaiting("identity of this node: "+err.Error()) && ctx.Err() == nil {

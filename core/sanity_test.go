@@ -28,8 +28,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// sanitySkips are the specs of csi-sanity that do not run: the message of the skip, the number of specs for each kind of
-// volume, and the capability that they need. This plugin does not advertise that capability, for the reasons in
+// sanitySkips are the specs of csi-sanity that do not run: the message of the skip, the number of specs for each kind
+// of volume, and the capability that they need. This plugin does not advertise that capability, for the reasons in
 // capabilities.go. A spec that skips for another reason fails the test.
 var sanitySkips = []struct {
 	message string
@@ -51,9 +51,9 @@ var sanitySkips = []struct {
 	{"NodeExpandVolume not supported", 4, csi.NodeServiceCapability_RPC_EXPAND_VOLUME},
 }
 
-// TestSanity runs csi-sanity against the built plugin: over its socket, with the real SDK, a simulated rack, and real block
-// devices in one of the rack's guests. The suite has two rounds, with filesystem volumes and with raw block volumes, because
-// ginkgo runs only one suite in a process.
+// TestSanity runs csi-sanity against the built plugin: over its socket, with the real SDK, a simulated rack, and real
+// block devices in one of the rack's guests. The suite has two rounds, with filesystem volumes and with raw block
+// volumes, because ginkgo runs only one suite in a process.
 func TestSanity(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the guest of the simulated rack is made of loop devices, device nodes and mounts")
@@ -150,8 +150,8 @@ func runSanity(t *testing.T, socket, dir string) (report types.Report) {
 	return report
 }
 
-// sendCopy sends a copy of the request. Sending a message changes its internal size cache, and csi-sanity compares a sent
-// topology with a received one including these internals.
+// sendCopy sends a copy of the request. Sending a message changes its internal size cache, and csi-sanity compares a
+// sent topology with a received one including these internals.
 func sendCopy(
 	ctx context.Context,
 	method string,

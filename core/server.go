@@ -78,8 +78,8 @@ func NewServer(opts ServerOptions) *Server {
 // unfinished handshakes, so it also bounds that wait.
 const handshakeTimeout = 5 * time.Second
 
-// Serve answers RPCs until [Server.Stop] or [Server.StopNow] is called, then removes the socket and returns nil. It returns at
-// once if one of them was called before.
+// Serve answers RPCs until [Server.Stop] or [Server.StopNow] is called, then removes the socket and returns nil. It
+// returns at once if one of them was called before.
 func (s *Server) Serve(listener net.Listener) error {
 	if err := s.grpc.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
 		return err
@@ -99,8 +99,8 @@ const socketMode = 0o660
 // dialTimeout bounds the connect to a unix socket that exists already.
 const dialTimeout = 2 * time.Second
 
-// Listen opens the unix socket at path. It replaces a socket on which no process listens. A socket in use and a file that is
-// not a socket are errors. It creates no other file in the folder, because kubelet watches the folder.
+// Listen opens the unix socket at path. It replaces a socket on which no process listens. A socket in use and a file
+// that is not a socket are errors. It creates no other file in the folder, because kubelet watches the folder.
 func Listen(path string) (*net.UnixListener, error) {
 	if err := removeStaleSocket(path); err != nil {
 		return nil, err

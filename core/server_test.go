@@ -92,8 +92,8 @@ func TestCapabilities(t *testing.T) {
 	)
 }
 
-// A service that the mode does not include answers UNIMPLEMENTED with the mode. GetPluginCapabilities is the same in every
-// mode.
+// A service that the mode does not include answers UNIMPLEMENTED with the mode. GetPluginCapabilities is the same in
+// every mode.
 func TestModes(t *testing.T) {
 	var descriptions []*csi.GetPluginCapabilitiesResponse
 	for _, test := range []struct {
@@ -292,16 +292,16 @@ func staleSocket(t *testing.T, path string) {
 	coretest.Must(t, listener.Close())
 }
 
-// goAllowed are the functions that may start a goroutine, in packages that serve RPCs. The values say why a panic in the
-// goroutine does not end the process.
+// goAllowed are the functions that may start a goroutine, in packages that serve RPCs. The values say why a panic in
+// the goroutine does not end the process.
 var goAllowed = map[string]string{
 	"node/probe.go: run":            "it hands its panic to the RPCs that wait for it",
 	"controller/racks.go: queryAll": "it hands its panic to the RPC that reads the results",
 	"controller/sweep.go: schedule": "it recovers its panic itself",
 }
 
-// TestGoroutinesRecoverPanics finds functions that start goroutines. The interceptor recovers only panics of the goroutine
-// that serves the RPC. A panic in any other goroutine would end the process.
+// TestGoroutinesRecoverPanics finds functions that start goroutines. The interceptor recovers only panics of the
+// goroutine that serves the RPC. A panic in any other goroutine would end the process.
 func TestGoroutinesRecoverPanics(t *testing.T) {
 	found := map[string]bool{}
 	for _, dir := range []string{".", "controller", "node", "rpc", "keylock", "rack", "device", "mount", "metrics", "shutdown", "hostexec", "volumelock"} {

@@ -16,11 +16,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// abandon makes the rack answer the next call of an operation late. It starts the RPC that makes the call, and cancels the RPC
-// when the call has reached the rack.
+// abandon makes the rack answer the next call of an operation late. It starts the RPC that makes the call, and cancels
+// the RPC when the call has reached the rack.
 func (r *rig) abandon(t *testing.T, operation string, rpc func(context.Context) error) {
 	t.Helper()
-	// The delay is real time: the rack is behind HTTP. If it is over too early on a busy machine, the test still passes.
+	// The delay is real time: the rack is behind HTTP. If it is over too early on a busy machine, the test still
+	// passes.
 	fault, err := r.Sim.Inject(
 		t.Context(),
 		simtest.Fault{Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 400},
@@ -45,8 +46,8 @@ func (r *rig) awaitCalls(t *testing.T, operation string, count int) {
 	coretest.Eventually(t, operation+" is answered", func() bool { return r.Calls(t)[operation] >= count })
 }
 
-// TestNextRPCWaitsForAnAbandonedCall cancels RPCs whose call the rack then answers late. The next RPC for the volume must not
-// overtake that call.
+// TestNextRPCWaitsForAnAbandonedCall cancels RPCs whose call the rack then answers late. The next RPC for the volume
+// must not overtake that call.
 func TestNextRPCWaitsForAnAbandonedCall(t *testing.T) {
 	capability := coretest.MountWriter()
 	t.Run("publish, then unpublish", func(t *testing.T) {

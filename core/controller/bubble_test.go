@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// bubbleRig is a simulated rack in a synctest bubble. A controller calls the rack's handler directly: a pending read from a
-// socket would stop the bubble's clock.
+// bubbleRig is a simulated rack in a synctest bubble. A controller calls the rack's handler directly: a pending read
+// from a socket would stop the bubble's clock.
 type bubbleRig struct {
 	*rig
 	rack *simrack.Rack

@@ -76,8 +76,8 @@ func (c *Service) ValidateVolumeCapabilities(
 	}}, nil
 }
 
-// checkConfirmable returns an [rpc.Error] that says why a volume does not have the requested capabilities, parameters or
-// volume context.
+// checkConfirmable returns an [rpc.Error] that says why a volume does not have the requested capabilities, parameters
+// or volume context.
 func (c rackController) checkConfirmable(
 	ctx context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest,

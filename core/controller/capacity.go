@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// capacityTTL is how long the answer of a rack is reused. Kubernetes' external-provisioner calls GetCapacity for each
-	// storage class and topology segment, without a pause.
+	// capacityTTL is how long the answer of a rack is reused. Kubernetes' external-provisioner calls GetCapacity for
+	// each storage class and topology segment, without a pause.
 	capacityTTL = 10 * time.Second
 	// maxDistributedBytes is the largest distributed disk (docs/reference/rack.md §2).
 	maxDistributedBytes = 1023 * gib
 )
 
 // GetCapacity returns how much the quota of the silo still allows, summed over all racks in the topology: CSI spec,
-// GetCapacity. A rack does not show its physical capacity. For a topology without a rack of this plugin the capacity is 0.
-// The maximum volume size is the largest disk that a single rack allows.
+// GetCapacity. A rack does not show its physical capacity. For a topology without a rack of this plugin the capacity is
+// 0. The maximum volume size is the largest disk that a single rack allows.
 func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if err := validateGetCapacity(req); err != nil {
 		return nil, err
@@ -86,7 +86,8 @@ func newCapacityCache() *capacityCache {
 	return &capacityCache{entries: map[*rack.Client]cachedCapacity{}}
 }
 
-// freeBytes is how many bytes the quota of a rack's silo still allows. It is 0 if the quota was lowered below the used bytes.
+// freeBytes is how many bytes the quota of a rack's silo still allows. It is 0 if the quota was lowered below the used
+// bytes.
 func (c *capacityCache) freeBytes(ctx context.Context, client *rack.Client) (int64, error) {
 	c.mu.Lock()
 	cached, ok := c.entries[client]

@@ -15,12 +15,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// cleanupTimeout bounds the deletion of a clone's temporary snapshot. The deletion goes on after the caller's context ended.
+// cleanupTimeout bounds the deletion of a clone's temporary snapshot. The deletion goes on after the caller's context
+// ended.
 const cleanupTimeout = 10 * time.Second
 
-// clone makes the disk as a copy of another disk, on the same rack. A rack cannot copy a disk, so clone makes a temporary
-// snapshot of the source and the new disk from that. It deletes the snapshot before it answers. The sweeper deletes a
-// snapshot that a crash left behind (sweep.go).
+// clone makes the disk as a copy of another disk, on the same rack. A rack cannot copy a disk, so clone makes a
+// temporary snapshot of the source and the new disk from that. It deletes the snapshot before it answers. The sweeper
+// deletes a snapshot that a crash left behind (sweep.go).
 func (c *Service) clone(
 	ctx context.Context,
 	want volumeRequest,
@@ -47,7 +48,8 @@ func (c *Service) clone(
 	return rc, disk, err
 }
 
-// waitForSource waits until a source disk is in a stable state, and rejects a disk that the rack cannot make snapshots of.
+// waitForSource waits until a source disk is in a stable state, and rejects a disk that the rack cannot make snapshots
+// of.
 func (c rackController) waitForSource(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	disk, err := c.waitForDisk(ctx, disk)
 	if err != nil {
@@ -106,8 +108,8 @@ func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBy
 	return disk, err
 }
 
-// createTemporarySnapshot makes the temporary snapshot. It replaces a snapshot that an earlier call left behind, because that
-// snapshot shows the disk at an earlier time.
+// createTemporarySnapshot makes the temporary snapshot. It replaces a snapshot that an earlier call left behind,
+// because that snapshot shows the disk at an earlier time.
 func (c rackController) createTemporarySnapshot(ctx context.Context, want volumeRequest) (rack.Snapshot, error) {
 	name := diskname.ForClone(c.cluster, want.name)
 	description := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage).Encode()
@@ -139,8 +141,8 @@ func (c rackController) createTemporarySnapshot(ctx context.Context, want volume
 	return snapshot, retryable(ctx, fmt.Errorf("volume %q: copy disk %s: %w", want.name, want.cloneOf, err))
 }
 
-// checkTemporarySnapshot rejects a snapshot that has the name of a temporary snapshot and was not made by this plugin for its
-// cluster.
+// checkTemporarySnapshot rejects a snapshot that has the name of a temporary snapshot and was not made by this plugin
+// for its cluster.
 func (c rackController) checkTemporarySnapshot(snapshot rack.Snapshot) error {
 	owner, ours := rack.ParseDescription(snapshot.Description)
 	if ours && owner.Cluster == c.cluster && snapshot.Temporary() {

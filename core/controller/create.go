@@ -24,17 +24,17 @@ type volumeRequest struct {
 	capacity    *csi.CapacityRange
 	params      parameters
 	description rack.Description
-	// snapshotID and cloneOf are the IDs of the source snapshot or the source volume, as the racks write them. At most one is
-	// set.
+	// snapshotID and cloneOf are the IDs of the source snapshot or the source volume, as the racks write them. At most
+	// one is set.
 	snapshotID, cloneOf string
 }
 
 func (r volumeRequest) blank() bool { return r.snapshotID == "" && r.cloneOf == "" }
 
-// CreateVolume makes a disk: blank, from a snapshot, or as a copy of another disk. CSI spec, CreateVolume. The disk's name is
-// derived from the volume's name, so that a repeated call finds the disk. After a failed create it looks for the disk before
-// it answers: the rack may have made the disk and its answer was lost, or the rack may report missing quota for a name that
-// exists already (docs/reference/rack.md §2).
+// CreateVolume makes a disk: blank, from a snapshot, or as a copy of another disk. CSI spec, CreateVolume. The disk's
+// name is derived from the volume's name, so that a repeated call finds the disk. After a failed create it looks for
+// the disk before it answers: the rack may have made the disk and its answer was lost, or the rack may report missing
+// quota for a name that exists already (docs/reference/rack.md §2).
 func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if err := validateCreateVolume(req); err != nil {
 		return nil, err
@@ -111,8 +111,8 @@ func (c *Service) parseVolumeRequest(req *csi.CreateVolumeRequest) (volumeReques
 	return want, nil
 }
 
-// createBlank makes the disk on the first candidate with free capacity. With several candidates it first looks for the disk
-// on all of them, because an earlier call may have made it. It makes nothing while one of them does not answer.
+// createBlank makes the disk on the first candidate with free capacity. With several candidates it first looks for the
+// disk on all of them, because an earlier call may have made it. It makes nothing while one of them does not answer.
 func (c *Service) createBlank(
 	ctx context.Context,
 	want volumeRequest,
@@ -140,8 +140,8 @@ func (c *Service) createBlank(
 	return rackController{}, rack.Disk{}, err
 }
 
-// findExisting looks for the volume's disk on all candidates. If there is none, the rack of the returned rackController is
-// nil.
+// findExisting looks for the volume's disk on all candidates. If there is none, the rack of the returned rackController
+// is nil.
 func (c *Service) findExisting(
 	ctx context.Context,
 	want volumeRequest,
@@ -180,8 +180,8 @@ func (c *Service) findExisting(
 	)
 }
 
-// createDisk makes the disk on this rack, from the snapshot unless snapshotID is empty. A disk that exists already and matches
-// the request is a success.
+// createDisk makes the disk on this rack, from the snapshot unless snapshotID is empty. A disk that exists already and
+// matches the request is a success.
 func (c rackController) createDisk(
 	ctx context.Context,
 	want volumeRequest,
@@ -227,8 +227,8 @@ func (c rackController) resolveCreate(ctx context.Context, want volumeRequest, c
 	return c.checkExisting(ctx, want, disk)
 }
 
-// checkExisting rejects an existing disk with the volume's name if it does not match the request or is faulted. It waits
-// while the disk changes state, and returns the disk in its stable state.
+// checkExisting rejects an existing disk with the volume's name if it does not match the request or is faulted. It
+// waits while the disk changes state, and returns the disk in its stable state.
 func (c rackController) checkExisting(ctx context.Context, want volumeRequest, disk rack.Disk) (rack.Disk, error) {
 	if err := c.checkMatches(disk, want); err != nil {
 		return rack.Disk{}, err
@@ -362,8 +362,8 @@ func (c *Service) restore(
 	return rc, disk, err
 }
 
-// lineageOf is the lineage of a volume made from a snapshot. Of a snapshot that this plugin did not make, only the disk is
-// known.
+// lineageOf is the lineage of a volume made from a snapshot. Of a snapshot that this plugin did not make, only the disk
+// is known.
 func lineageOf(snapshot rack.Snapshot) []string {
 	if description, ours := rack.ParseDescription(snapshot.Description); ours && len(description.Lineage) > 0 {
 		return description.Lineage
@@ -371,8 +371,8 @@ func lineageOf(snapshot rack.Snapshot) []string {
 	return rack.Lineage(snapshot.DiskID, nil)
 }
 
-// existingWithoutSource answers a create whose source is gone. The volume may exist already: an earlier call may have made it
-// before the source was deleted.
+// existingWithoutSource answers a create whose source is gone. The volume may exist already: an earlier call may have
+// made it before the source was deleted.
 func (c *Service) existingWithoutSource(
 	ctx context.Context,
 	want volumeRequest,

@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// DeleteVolume deletes the disk of a volume: CSI spec, DeleteVolume. It deletes only disks that this plugin made for its
-// cluster. It rejects an attached disk and never detaches a disk that is published.
+// DeleteVolume deletes the disk of a volume: CSI spec, DeleteVolume. It deletes only disks that this plugin made for
+// its cluster. It rejects an attached disk and never detaches a disk that is published.
 func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	if err := validateDeleteVolume(req); err != nil {
 		return nil, err
@@ -58,8 +58,8 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// checkDeletable rejects a disk that is attached, or that this plugin did not make for its cluster. It waits while the disk
-// changes state, and updates *disk.
+// checkDeletable rejects a disk that is attached, or that this plugin did not make for its cluster. It waits while the
+// disk changes state, and updates *disk.
 func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 	if reason := c.notOwnedReason(disk.Description); reason != "" {
 		return rpc.FailedPrecondition(

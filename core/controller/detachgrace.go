@@ -12,8 +12,8 @@ import (
 // detachRequestTTL is how long a detach request counts after its last repetition.
 const detachRequestTTL = 10 * time.Minute
 
-// detachGrace records when the detach of each disk was first requested, so that a disk is detached from a running instance
-// only after the grace period.
+// detachGrace records when the detach of each disk was first requested, so that a disk is detached from a running
+// instance only after the grace period.
 type detachGrace struct {
 	grace time.Duration
 

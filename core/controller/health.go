@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// ControllerGetVolumeHealth returns the problems of a volume that the rack reports: CSI spec, ControllerGetVolumeHealth. A
-// deleted volume is NOT_FOUND.
+// ControllerGetVolumeHealth returns the problems of a volume that the rack reports: CSI spec,
+// ControllerGetVolumeHealth. A deleted volume is NOT_FOUND.
 func (c *Service) ControllerGetVolumeHealth(
 	ctx context.Context,
 	req *csi.ControllerGetVolumeHealthRequest,
@@ -56,8 +56,8 @@ func (c *Service) ControllerListVolumeHealth(
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, nil
 }
 
-// diskHealth derives the health of a volume from the state of its disk (docs/reference/rack.md §2). All other states are
-// healthy.
+// diskHealth derives the health of a volume from the state of its disk (docs/reference/rack.md §2). All other states
+// are healthy.
 func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.ID}
 	switch disk.State {

@@ -22,8 +22,8 @@ import (
 )
 
 // ListVolumes lists the disks that this plugin made for its cluster, and every attached disk of the project: CSI spec,
-// ListVolumes. Kubernetes' external-attacher treats a volume that is not listed as detached, also a volume that a user made by
-// hand. Boot disks are listed too, because they are attached.
+// ListVolumes. Kubernetes' external-attacher treats a volume that is not listed as detached, also a volume that a user
+// made by hand. Boot disks are listed too, because they are attached.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	if err := validateList(req); err != nil {
 		return nil, err
@@ -76,7 +76,8 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
-// isListed reports whether ListVolumes lists a disk. It leaves out a disk in state Creating, whose creation can still fail.
+// isListed reports whether ListVolumes lists a disk. It leaves out a disk in state Creating, whose creation can still
+// fail.
 func isListed(disk rack.Disk, ours bool) bool {
 	return disk.State != rack.Creating && (disk.InstanceID != "" || ours)
 }
@@ -114,10 +115,10 @@ func (c *Service) allDeferredDetaches(ctx context.Context) (map[string]string, e
 	return all, nil
 }
 
-// publishedNodes are the nodes on which a volume is published: the instance to which its disk is attached, unless the disk
-// is only waiting for its detach with a planned restart. The record of a deferred detach exists from before the restart
-// attaches the disk until after it detached the disk. A caller must therefore read the records before the disk and again
-// after it.
+// publishedNodes are the nodes on which a volume is published: the instance to which its disk is attached, unless the
+// disk is only waiting for its detach with a planned restart. The record of a deferred detach exists from before the
+// restart attaches the disk until after it detached the disk. A caller must therefore read the records before the disk
+// and again after it.
 func publishedNodes(disk rack.Disk, deferred map[string]string) []string {
 	if disk.InstanceID == "" || deferred[disk.ID] == disk.InstanceID {
 		return nil
@@ -232,10 +233,10 @@ type listRequest interface {
 	GetStartingToken() string
 }
 
-// listPage returns one page of a list over all racks, one rack after the other, sorted by ID. The function toEntry makes a list
-// entry, or returns nil to leave it out; only entries count towards max_entries. The next token is empty on the last page. A
-// rack that does not answer, or shows another project than before, is an error: to an orchestrator, a volume that is missing
-// in the list is deleted or detached.
+// listPage returns one page of a list over all racks, one rack after the other, sorted by ID. The function toEntry
+// makes a list entry, or returns nil to leave it out; only entries count towards max_entries. The next token is empty
+// on the last page. A rack that does not answer, or shows another project than before, is an error: to an orchestrator,
+// a volume that is missing in the list is deleted or detached.
 func listPage[T, E any](
 	ctx context.Context, c *Service,
 	list func(*rack.Client, context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[T], error],
@@ -302,9 +303,10 @@ func listPage[T, E any](
 // tokenSeparator separates the rack's name and the last ID in a token. A rack's name may contain it.
 const tokenSeparator = "."
 
-// parseStartingToken returns the index of the rack at which the list continues, and the position there. A token is valid for
-// every replica and after a restart: a process that did not issue the token, and so has no page token of the rack for it,
-// reads the rack's list from its start. An unrecognised token is ABORTED, on which a caller starts the list again.
+// parseStartingToken returns the index of the rack at which the list continues, and the position there. A token is
+// valid for every replica and after a restart: a process that did not issue the token, and so has no page token of the
+// rack for it, reads the rack's list from its start. An unrecognised token is ABORTED, on which a caller starts the
+// list again.
 func (c *Service) parseStartingToken(token string) (firstRack int, cursor rack.Cursor, err error) {
 	if token == "" {
 		return 0, rack.Cursor{}, nil

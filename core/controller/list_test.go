@@ -163,7 +163,8 @@ func TestListTokenIsValidForAnotherReplica(t *testing.T) {
 	coretest.WantSame(t, got, all)
 }
 
-// A replica that did not issue the token reads the rack's list up to the token in large pages, also for a small max_entries.
+// A replica that did not issue the token reads the rack's list up to the token in large pages, also for a small
+// max_entries.
 func TestListTokenOfAnotherReplicaCostsFewCalls(t *testing.T) {
 	r := newRig(t)
 	for n := range 150 {
@@ -317,7 +318,8 @@ func TestGetCapacity(t *testing.T) {
 	}
 }
 
-// Kubernetes' external-provisioner calls GetCapacity for each storage class and segment. Only one call queries the rack.
+// Kubernetes' external-provisioner calls GetCapacity for each storage class and segment. Only one call queries the
+// rack.
 func TestGetCapacityIsCached(t *testing.T) {
 	r := newRig(t)
 	for range 20 {

@@ -12,11 +12,11 @@ import (
 )
 
 // The two functions below keep a caller retrying. A CO treats most codes as final: after a final error of CreateVolume,
-// Kubernetes' external-provisioner drops the volume. If the rack made a disk and only its answer was lost, no later call
-// would find that disk. UNAVAILABLE is not final.
+// Kubernetes' external-provisioner drops the volume. If the rack made a disk and only its answer was lost, no later
+// call would find that disk. UNAVAILABLE is not final.
 
-// retryable gives err the code UNAVAILABLE. It is for an error after which a disk or snapshot may exist or appear later.
-// If the caller's context has ended, err stays as it is: the interceptor answers DEADLINE_EXCEEDED or CANCELED.
+// retryable gives err the code UNAVAILABLE. It is for an error after which a disk or snapshot may exist or appear
+// later. If the caller's context has ended, err stays as it is: the interceptor answers DEADLINE_EXCEEDED or CANCELED.
 func retryable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -24,8 +24,8 @@ func retryable(ctx context.Context, err error) error {
 	return rpc.Unavailable("%w", err)
 }
 
-// retryableIfUnknown is [retryable] for an error that leaves the outcome of a rack's call unknown. Other errors, and nil,
-// stay as they are.
+// retryableIfUnknown is [retryable] for an error that leaves the outcome of a rack's call unknown. Other errors, and
+// nil, stay as they are.
 func retryableIfUnknown(ctx context.Context, err error) error {
 	if rack.OutcomeUnknown(err) {
 		return retryable(ctx, err)

@@ -37,8 +37,8 @@ const (
 	defaultBlockSize    int64 = 4096
 )
 
-// parseParameters parses the parameters of a volume with these capabilities. It rejects an unknown parameter, so that a typing
-// mistake is found when the volume is created.
+// parseParameters parses the parameters of a volume with these capabilities. It rejects an unknown parameter, so that a
+// typing mistake is found when the volume is created.
 func parseParameters(given map[string]string, capabilities []*csi.VolumeCapability) (parameters, error) {
 	p := parameters{nodeParameters: map[string]string{}}
 	for _, key := range slices.Sorted(maps.Keys(given)) {

@@ -18,9 +18,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// ControllerPublishVolume attaches the disk of a volume to an instance: CSI spec, ControllerPublishVolume. It makes all checks
-// before it changes anything. If the rack refuses the attach, it looks at the disk and the instance again to find the reason
-// and the code. It ignores the readonly flag, which the node applies: a rack has no read-only attachment.
+// ControllerPublishVolume attaches the disk of a volume to an instance: CSI spec, ControllerPublishVolume. It makes all
+// checks before it changes anything. If the rack refuses the attach, it looks at the disk and the instance again to
+// find the reason and the code. It ignores the readonly flag, which the node applies: a rack has no read-only
+// attachment.
 func (c *Service) ControllerPublishVolume(
 	ctx context.Context,
 	req *csi.ControllerPublishVolumeRequest,
@@ -63,7 +64,8 @@ func (c *Service) ControllerPublishVolume(
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
-// checkNotBootDisk rejects the boot disk of the instance. Only an attached disk can be a boot disk (docs/reference/rack.md §5).
+// checkNotBootDisk rejects the boot disk of the instance. Only an attached disk can be a boot disk
+// (docs/reference/rack.md §5).
 func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err != nil {
@@ -113,8 +115,8 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	return attached, nil
 }
 
-// checkAttachable rejects a disk in a state in which it cannot be attached. FAILED_PRECONDITION names the instance to which
-// the disk is attached by its ID, which is the node ID, and also by name if the rack answers.
+// checkAttachable rejects a disk in a state in which it cannot be attached. FAILED_PRECONDITION names the instance to
+// which the disk is attached by its ID, which is the node ID, and also by name if the rack answers.
 func (c rackController) checkAttachable(ctx context.Context, disk rack.Disk) error {
 	switch disk.State {
 	case rack.Detached:
@@ -142,8 +144,8 @@ func (c rackController) checkAttachable(ctx context.Context, disk rack.Disk) err
 	)
 }
 
-// checkInstanceDisks rejects a disk whose serial collides with an attached disk, and an instance without room for a disk. A rack
-// checks only the latter.
+// checkInstanceDisks rejects a disk whose serial collides with an attached disk, and an instance without room for a
+// disk. A rack checks only the latter.
 func (c rackController) checkInstanceDisks(ctx context.Context, disk rack.Disk, instanceID string) error {
 	disks, err := c.instanceDisks(ctx, instanceID)
 	if err != nil {
@@ -286,8 +288,8 @@ func projectMismatchError(client *rack.Client, instance rack.Instance, disk rack
 	)
 }
 
-// notStoppedError is the error on a rack without hot-plug, with the operator's choices (docs/reference/rack.md §4). Nomad retries
-// only FAILED_PRECONDITION; Kubernetes' external-attacher retries every code.
+// notStoppedError is the error on a rack without hot-plug, with the operator's choices (docs/reference/rack.md §4).
+// Nomad retries only FAILED_PRECONDITION; Kubernetes' external-attacher retries every code.
 func (c rackController) notStoppedError(op operation, disk rack.Disk, instance rack.Instance, refusal error) error {
 	// The message is long enough without the rack's own words.
 	c.log.Info("the rack rejected the "+string(op), "volume_id", disk.ID, "node_id", instance.ID, "error", refusal.Error())
@@ -301,9 +303,9 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 	)
 }
 
-// ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. If the disk is
-// not attached to the instance it answers OK and detaches nothing: orchestrators call late, twice, and for deleted nodes.
-// Without a node ID it detaches the disk from any instance, as the specification requires.
+// ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. If the
+// disk is not attached to the instance it answers OK and detaches nothing: orchestrators call late, twice, and for
+// deleted nodes. Without a node ID it detaches the disk from any instance, as the specification requires.
 func (c *Service) ControllerUnpublishVolume(
 	ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest,
@@ -387,9 +389,10 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	return nil
 }
 
-// checkGrace rejects a detach from a running instance during the grace period. While the node plugin is down for a moment,
-// an orchestrator can request the detach although the filesystem is still mounted. True means that the rack would not detach
-// the disk now: the detach is deferred to the next planned restart of the instance, so no grace period is needed.
+// checkGrace rejects a detach from a running instance during the grace period. While the node plugin is down for a
+// moment, an orchestrator can request the detach although the filesystem is still mounted. True means that the rack
+// would not detach the disk now: the detach is deferred to the next planned restart of the instance, so no grace period
+// is needed.
 func (c rackController) checkGrace(ctx context.Context, disk rack.Disk) (deferred bool, err error) {
 	earliest := c.detachGrace.request(disk.ID, disk.InstanceID)
 	remaining := time.Until(earliest)
@@ -422,8 +425,8 @@ func (c rackController) checkGrace(ctx context.Context, disk rack.Disk) (deferre
 	return false, rpc.LoggedAt(slog.LevelInfo, c.refusals.put(opDetach, disk.ID, disk.InstanceID, remaining, refusal))
 }
 
-// resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to the
-// instance any more, and otherwise the error to answer.
+// resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to
+// the instance any more, and otherwise the error to answer.
 func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refusal error) error {
 	now, err := c.rack.Disk(ctx, disk.ID)
 	if errors.Is(err, rack.ErrNotFound) {

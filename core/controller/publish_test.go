@@ -264,8 +264,8 @@ func TestUnpublishThroughFaults(t *testing.T) {
 	}
 }
 
-// Orchestrators call late, twice, and for deleted nodes. A disk that is attached to another instance meanwhile must stay
-// attached.
+// Orchestrators call late, twice, and for deleted nodes. A disk that is attached to another instance meanwhile must
+// stay attached.
 func TestUnpublishForTheWrongNodeDetachesNothing(t *testing.T) {
 	r := newRig(t)
 	id, a, b := r.Create(t, "v"), r.Node(t, "node-a"), r.Node(t, "node-b")
@@ -326,8 +326,8 @@ func TestUnpublishConverges(t *testing.T) {
 	})
 }
 
-// Nomad repeats a rejected detach every second. Only the first call sends requests to the rack, and only its answer is logged
-// above debug level.
+// Nomad repeats a rejected detach every second. Only the first call sends requests to the rack, and only its answer is
+// logged above debug level.
 func TestRejectedDetachIsAnsweredFromTheCache(t *testing.T) {
 	for _, test := range []struct {
 		name, mentions, level string

@@ -21,12 +21,12 @@ import (
 )
 
 // racks are the racks of a controller. An ID does not tell its rack, and no two racks use the same ID
-// (docs/reference/rack.md §8). A disk or snapshot is therefore looked up on the rack where it was found last, and otherwise
-// on all racks. It counts as deleted only if every rack that could have it says so.
+// (docs/reference/rack.md §8). A disk or snapshot is therefore looked up on the rack where it was found last, and
+// otherwise on all racks. It counts as deleted only if every rack that could have it says so.
 type racks struct {
 	all []*rack.Client
-	// topology is the topology of everything on a rack. All messages share it: a separate copy for each entry would make
-	// a list of thousands half as large again.
+	// topology is the topology of everything on a rack. All messages share it: a separate copy for each entry would
+	// make a list of thousands half as large again.
 	topology map[*rack.Client][]*csi.Topology
 
 	mu sync.Mutex
@@ -81,8 +81,8 @@ func (r *racks) dropLocation(id string) {
 	delete(r.locations, id)
 }
 
-// disk returns the disk of a volume and its rack. NOT_FOUND means that no rack has the disk; each rack has then confirmed
-// that this token would see it.
+// disk returns the disk of a volume and its rack. NOT_FOUND means that no rack has the disk; each rack has then
+// confirmed that this token would see it.
 func (c *Service) disk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
 	id, ok := diskname.ParseID(volumeID)
 	if !ok {
@@ -95,8 +95,8 @@ func (c *Service) disk(ctx context.Context, volumeID string) (rackController, ra
 	return c.forRack(client), disk, err
 }
 
-// snapshot returns a snapshot and its rack. NOT_FOUND means that no rack has the snapshot; each rack has then confirmed that
-// this token would see it.
+// snapshot returns a snapshot and its rack. NOT_FOUND means that no rack has the snapshot; each rack has then confirmed
+// that this token would see it.
 func (c *Service) snapshot(ctx context.Context, snapshotID string) (rackController, rack.Snapshot, error) {
 	id, ok := diskname.ParseID(snapshotID)
 	if !ok {
@@ -114,8 +114,8 @@ func (c rackController) waitForDisk(ctx context.Context, disk rack.Disk) (rack.D
 	return c.rack.WaitForDisk(ctx, disk, rpc.WaitBudget(ctx))
 }
 
-// find looks up an ID with get, and returns the value and its rack. [rack.ErrNotFound] means that no rack has the ID, and
-// that each rack has confirmed that this token would see it. After any other error the value may exist.
+// find looks up an ID with get, and returns the value and its rack. [rack.ErrNotFound] means that no rack has the ID,
+// and that each rack has confirmed that this token would see it. After any other error the value may exist.
 func find[T any](
 	ctx context.Context,
 	r *racks,
@@ -146,8 +146,8 @@ func find[T any](
 	return nil, value, err
 }
 
-// findOnAny queries racks concurrently and returns the first that has the ID. The parameter notFound is the answer of a rack
-// that was queried before.
+// findOnAny queries racks concurrently and returns the first that has the ID. The parameter notFound is the answer of a
+// rack that was queried before.
 func findOnAny[T any](
 	ctx context.Context,
 	clients []*rack.Client,
@@ -174,8 +174,8 @@ func findOnAny[T any](
 	return nil, zero, notFound
 }
 
-// confirmNotFound returns nil if a 404 of every rack can be trusted. Otherwise the error is UNAVAILABLE, or the end of ctx:
-// no orchestrator may conclude then that the disk or snapshot was deleted.
+// confirmNotFound returns nil if a 404 of every rack can be trusted. Otherwise the error is UNAVAILABLE, or the end of
+// ctx: no orchestrator may conclude then that the disk or snapshot was deleted.
 func (r *racks) confirmNotFound(ctx context.Context) error {
 	for _, result := range queryAll(ctx, r.all, func(ctx context.Context, client *rack.Client) (struct{}, error) {
 		return struct{}{}, client.ConfirmProject(ctx)
@@ -203,8 +203,8 @@ type result[T any] struct {
 	panicked any
 }
 
-// queryAll calls query for all racks concurrently and yields the results as they arrive. Stopping the iteration cancels the
-// remaining queries.
+// queryAll calls query for all racks concurrently and yields the results as they arrive. Stopping the iteration cancels
+// the remaining queries.
 func queryAll[T any](
 	ctx context.Context,
 	clients []*rack.Client,

@@ -267,8 +267,8 @@ func TestCreateVolumeOnSeveralRacks(t *testing.T) {
 	coretest.WantCode(t, err, codes.ResourceExhausted, "south", "east, north, west")
 }
 
-// While one rack does not answer, calls that may concern it fail with a code on which the caller retries. All other calls
-// succeed.
+// While one rack does not answer, calls that may concern it fail with a code on which the caller retries. All other
+// calls succeed.
 func TestOneRackOutOfReach(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{networkDown, networkSlow, networkOther} {
@@ -332,8 +332,8 @@ func TestOneRackOutOfReach(t *testing.T) {
 	}
 }
 
-// cancelOnArrival returns a context that ends when a request arrives on the slow network: the caller gives up while the rack
-// does not answer, after any time on any machine.
+// cancelOnArrival returns a context that ends when a request arrives on the slow network: the caller gives up while the
+// rack does not answer, after any time on any machine.
 func (s *rackSite) cancelOnArrival(ctx context.Context) (context.Context, context.CancelFunc) {
 	select {
 	case <-s.arrived: // from an earlier call

@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// refusalTTL is how long a cached refusal is answered without a request to the rack. Nomad repeats some calls every second
-// for each volume.
+// refusalTTL is how long a cached refusal is answered without a request to the rack. Nomad repeats some calls every
+// second for each volume.
 const refusalTTL = 5 * time.Second
 
 // indefinitely is the duration of a refusal that stays until an operator acts.
@@ -27,8 +27,8 @@ const (
 	opDetach operation = "detach"
 )
 
-// refusalCache keeps refused attaches and detaches for a short time. It is only for refusals whose reason lasts, such as a
-// running instance.
+// refusalCache keeps refused attaches and detaches for a short time. It is only for refusals whose reason lasts, such
+// as a running instance.
 type refusalCache struct {
 	mu      sync.Mutex
 	entries map[refusalKey]cachedRefusal

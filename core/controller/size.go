@@ -19,9 +19,9 @@ const (
 	defaultSizeBytes = 10 * gib
 )
 
-// chooseSize returns the size of a new disk in bytes: required_bytes rounded up to whole GiB, but not less than the source
-// (0 for none) and not more than limit_bytes. It does not check the rack's maximum, which differs between releases and disk
-// types: the rack rejects larger disks.
+// chooseSize returns the size of a new disk in bytes: required_bytes rounded up to whole GiB, but not less than the
+// source (0 for none) and not more than limit_bytes. It does not check the rack's maximum, which differs between
+// releases and disk types: the rack rejects larger disks.
 func chooseSize(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	if sourceBytes > 0 && limitBytes != 0 && limitBytes < sourceBytes {

@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// CreateSnapshot makes a snapshot of a volume: CSI spec, CreateSnapshot. The snapshot's name on the rack is derived from the
-// requested name. The snapshot is crash-consistent: it holds what the volume would hold after a power cut, because the guest
-// is not frozen (docs/reference/rack.md §6).
+// CreateSnapshot makes a snapshot of a volume: CSI spec, CreateSnapshot. The snapshot's name on the rack is derived
+// from the requested name. The snapshot is crash-consistent: it holds what the volume would hold after a power cut,
+// because the guest is not frozen (docs/reference/rack.md §6).
 func (c *Service) CreateSnapshot(
 	ctx context.Context,
 	req *csi.CreateSnapshotRequest,
@@ -89,8 +89,8 @@ func (c rackController) takeSnapshot(ctx context.Context, name string, source ra
 	return snapshot, err
 }
 
-// createSnapshot makes a snapshot. While the rack is making another snapshot of the same disk it retries, as long as the
-// caller's deadline allows.
+// createSnapshot makes a snapshot. While the rack is making another snapshot of the same disk it retries, as long as
+// the caller's deadline allows.
 func (c rackController) createSnapshot(ctx context.Context, name, description, diskID string) (rack.Snapshot, error) {
 	deadline := time.Now().Add(rpc.WaitBudget(ctx))
 	for {
@@ -109,8 +109,8 @@ func (c rackController) createSnapshot(ctx context.Context, name, description, d
 // snapshotRetryInterval is the interval between attempts while the rack is making another snapshot of the disk.
 const snapshotRetryInterval = 500 * time.Millisecond
 
-// findSnapshot looks for a snapshot by the name that is derived from the requested name. It rejects a snapshot of that name
-// that has another description or another source.
+// findSnapshot looks for a snapshot by the name that is derived from the requested name. It rejects a snapshot of that
+// name that has another description or another source.
 func (c rackController) findSnapshot(
 	ctx context.Context,
 	want rack.Description,

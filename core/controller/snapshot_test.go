@@ -357,7 +357,8 @@ func TestDeleteSnapshotThroughFaults(t *testing.T) {
 	}
 }
 
-// A token without a role gets 404 for every snapshot and empty lists. The plugin must not conclude that all are deleted.
+// A token without a role gets 404 for every snapshot and empty lists. The plugin must not conclude that all are
+// deleted.
 func TestTokenWithoutRoleSeesNoSnapshots(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")

@@ -15,8 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// defaultTemporaryAge is the age at which a clone's temporary snapshot counts as left behind, if none is configured. No call
-// that uses the snapshot lasts that long.
+// defaultTemporaryAge is the age at which a clone's temporary snapshot counts as left behind, if none is configured. No
+// call that uses the snapshot lasts that long.
 const defaultTemporaryAge = time.Hour
 
 // sweeper deletes temporary snapshots that a crash of this process or of another replica left behind. It sweeps:
@@ -48,7 +48,8 @@ func newSweeper(c *Service, age time.Duration) *sweeper {
 // retryDelay is how long to wait after a failed sweep.
 func (s *sweeper) retryDelay() time.Duration { return s.age / 12 }
 
-// StartSweeping deletes temporary snapshots that were left behind, now and when needed, until ctx ends. It does not block.
+// StartSweeping deletes temporary snapshots that were left behind, now and when needed, until ctx ends. It does not
+// block.
 func (c *Service) StartSweeping(ctx context.Context) {
 	c.sweeper.mu.Lock()
 	c.sweeper.ctx = ctx

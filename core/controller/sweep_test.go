@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// sweepAge is the age at which the controllers of these tests delete temporary snapshots. Its time is that of a synctest
-// bubble.
+// sweepAge is the age at which the controllers of these tests delete temporary snapshots. Its time is that of a
+// synctest bubble.
 const sweepAge = time.Hour
 
 // startSweeping starts a controller that sweeps, and waits for its first sweep.

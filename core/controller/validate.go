@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// This file has the request checks of the Controller RPCs, one function for each RPC. They do no I/O and use no state: they
-// reject requests that are wrong in every state of the rack.
+// This file has the request checks of the Controller RPCs, one function for each RPC. They do no I/O and use no state:
+// they reject requests that are wrong in every state of the rack.
 
 func validateCreateVolume(req *csi.CreateVolumeRequest) error {
 	return rpc.FirstError(
@@ -55,7 +55,8 @@ func validateControllerUnpublishVolume(req *csi.ControllerUnpublishVolumeRequest
 	)
 }
 
-// validateValidateVolumeCapabilities rejects only malformed requests: an unsupported capability is an answer, not an error.
+// validateValidateVolumeCapabilities rejects only malformed requests: an unsupported capability is an answer, not an
+// error.
 func validateValidateVolumeCapabilities(req *csi.ValidateVolumeCapabilitiesRequest) error {
 	return rpc.FirstError(
 		rpc.CheckVolumeID(req.GetVolumeId()),
@@ -163,8 +164,8 @@ func checkSupportedCapabilities(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// checkCapacityRange rejects a range that contains no size. Whether the rack can make such a disk is decided in size.go and
-// by the rack.
+// checkCapacityRange rejects a range that contains no size. Whether the rack can make such a disk is decided in size.go
+// and by the rack.
 func checkCapacityRange(capacity *csi.CapacityRange) error {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	switch {

@@ -533,7 +533,8 @@ func ServerOptions(mode string) core.ServerOptions {
 	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: DiscardLog()}
 }
 
-// timeout is how long a test waits for a state before it fails. It is long, so that a busy machine does not fail a test.
+// timeout is how long a test waits for a state before it fails. It is long, so that a busy machine does not fail a
+// test.
 const timeout = time.Minute
 
 // Eventually waits until done returns true. The text what describes the awaited state.

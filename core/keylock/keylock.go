@@ -30,8 +30,8 @@ func New() *Locks {
 	return &Locks{held: map[string]*lock{}}
 }
 
-// Acquire locks a key and returns the function that unlocks it. It blocks while the key is locked, for at most wait or until
-// ctx ends, and then returns false.
+// Acquire locks a key and returns the function that unlocks it. It blocks while the key is locked, for at most wait or
+// until ctx ends, and then returns false.
 func (l *Locks) Acquire(ctx context.Context, key string, wait time.Duration) (release func(), ok bool) {
 	l.mu.Lock()
 	entry := l.held[key]

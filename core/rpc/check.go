@@ -64,7 +64,8 @@ func CheckVolumeID(id string) error {
 	return FirstError(CheckRequired("volume_id", id), CheckLength("volume_id", id, MaxStringBytes))
 }
 
-// CheckCapability rejects an incomplete capability. [CheckSupported] checks whether this plugin supports the capability.
+// CheckCapability rejects an incomplete capability. [CheckSupported] checks whether this plugin supports the
+// capability.
 func CheckCapability(field string, capability *csi.VolumeCapability) error {
 	if capability == nil {
 		return InvalidArgument("%s is missing", field)

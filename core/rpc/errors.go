@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Error is an error with the gRPC code that the RPC answers. It is for errors whose code depends on what the RPC found on the
-// rack or the node. Other errors get their code from the table in package core.
+// Error is an error with the gRPC code that the RPC answers. It is for errors whose code depends on what the RPC found
+// on the rack or the node. Other errors get their code from the table in package core.
 type Error struct {
 	code codes.Code
 	err  error

@@ -4,18 +4,18 @@
 
 package rpc
 
-// PluginName is the name under which orchestrators know this plugin. It is permanent: orchestrators record it with every
-// volume.
+// PluginName is the name under which orchestrators know this plugin. It is permanent: orchestrators record it with
+// every volume.
 const PluginName = "csi.oxide.computer"
 
-// ManifestClusterID is the manifest key under which GetPluginInfo returns the cluster ID of a controller. The commands of
-// oxide-csi read it, because the names of disks depend on it; orchestrators do not. The cluster ID is not secret: the
-// description of every disk contains it.
+// ManifestClusterID is the manifest key under which GetPluginInfo returns the cluster ID of a controller. The commands
+// of oxide-csi read it, because the names of disks depend on it; orchestrators do not. The cluster ID is not secret:
+// the description of every disk contains it.
 const ManifestClusterID = "clusterID"
 
 // Keys of gRPC metadata. With MetadataAskRestarts, and any value, the commands of oxide-csi ask ListVolumes and
-// ControllerGetVolume for planned restarts. The controller answers in MetadataRestarts with a JSON array of restart.Restart.
-// It does not answer in attach mode hot.
+// ControllerGetVolume for planned restarts. The controller answers in MetadataRestarts with a JSON array of
+// restart.Restart. It does not answer in attach mode hot.
 const (
 	MetadataAskRestarts = "oxide-csi-ask-restarts"
 	MetadataRestarts    = "oxide-csi-restarts-bin"
@@ -25,8 +25,9 @@ const (
 // accessible topology of a volume, NodeGetInfo into that of a node; the orchestrator compares the two.
 const TopologySegmentRack = "topology.csi.oxide.computer/rack"
 
-// Keys of the volume context and the publish context. The controller writes both, orchestrators pass them on unchanged, and
-// the node reads them. The keys are permanent: orchestrators keep contexts longer than one version of the plugin lives.
+// Keys of the volume context and the publish context. The controller writes both, orchestrators pass them on unchanged,
+// and the node reads them. The keys are permanent: orchestrators keep contexts longer than one version of the plugin
+// lives.
 const (
 	// KeyDiskName is the disk's full name. The first 20 bytes are the NVMe serial in the guest. In both contexts. For a
 	// disk registered by hand the user may set it in the volume context.
@@ -40,17 +41,17 @@ const (
 	// KeyOrigin is the source of the disk: "blank", "snapshot" or "image". Publish context. The node formats a disk of
 	// another origin than "blank" only after it read the whole disk.
 	KeyOrigin = "origin"
-	// KeyReadOnly is "true" if the rack rejects writes to the disk, else "false". Publish context. It is also a parameter of
-	// CreateVolume.
+	// KeyReadOnly is "true" if the rack rejects writes to the disk, else "false". Publish context. It is also a
+	// parameter of CreateVolume.
 	KeyReadOnly = "readOnly"
-	// KeyFSLineage lists the disks of which this disk is a copy, directly or through other copies, so that it may carry their
-	// filesystem. UUIDs separated by commas; empty for a blank disk. Publish context.
+	// KeyFSLineage lists the disks of which this disk is a copy, directly or through other copies, so that it may carry
+	// their filesystem. UUIDs separated by commas; empty for a blank disk. Publish context.
 	KeyFSLineage = "fsLineage"
-	// KeyVerifyFilesystem is "false" to mount a filesystem that carries the identity of another volume. Volume context; users
-	// set it for a disk that they copied by hand.
+	// KeyVerifyFilesystem is "false" to mount a filesystem that carries the identity of another volume. Volume context;
+	// users set it for a disk that they copied by hand.
 	KeyVerifyFilesystem = "verifyFilesystem"
-	// KeyMkfsOptions, KeyRootUID, KeyRootGID and KeyRootMode are parameters of CreateVolume that the node needs to format
-	// the volume. Volume context, each only if given.
+	// KeyMkfsOptions, KeyRootUID, KeyRootGID and KeyRootMode are parameters of CreateVolume that the node needs to
+	// format the volume. Volume context, each only if given.
 	KeyMkfsOptions = "mkfsOptions"
 	KeyRootUID     = "rootUid"
 	KeyRootGID     = "rootGid"
@@ -65,7 +66,8 @@ const (
 	// ParameterPrefixCO is the prefix of the parameters that Kubernetes' external-provisioner adds
 	// (--extra-create-metadata). The controller ignores those that it does not know.
 	ParameterPrefixCO = "csi.storage.k8s.io/"
-	// ParameterPVCName and ParameterPVCNamespace are written into the disk's description, for people who look at the rack.
+	// ParameterPVCName and ParameterPVCNamespace are written into the disk's description, for people who look at the
+	// rack.
 	ParameterPVCName      = ParameterPrefixCO + "pvc/name"
 	ParameterPVCNamespace = ParameterPrefixCO + "pvc/namespace"
 )

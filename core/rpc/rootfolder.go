@@ -15,8 +15,8 @@ type RootFolder struct {
 // Empty reports whether all values are nil.
 func (r RootFolder) Empty() bool { return r.UID == nil && r.GID == nil && r.Mode == nil }
 
-// ParseRootFolder reads [KeyRootUID], [KeyRootGID] and [KeyRootMode] from the parameters of a new volume, or from its volume
-// context. It rejects 2^32-1 as an owner, which chown takes for "keep the owner".
+// ParseRootFolder reads [KeyRootUID], [KeyRootGID] and [KeyRootMode] from the parameters of a new volume, or from its
+// volume context. It rejects 2^32-1 as an owner, which chown takes for "keep the owner".
 func ParseRootFolder(values map[string]string) (root RootFolder, err error) {
 	if root.UID, err = parseOwner(values, KeyRootUID); err != nil {
 		return RootFolder{}, err
