@@ -5,8 +5,8 @@
 // Package controller is the CSI Controller service. It calls the racks' APIs and never touches a device.
 //
 //   - controller.go: the service and its options; capabilities.go: which RPCs there are, and ValidateVolumeCapabilities
-//   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots that a
-//     crash left behind
+//   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots that
+//     a crash left behind
 //   - delete.go: DeleteVolume
 //   - publish.go: attaching and detaching; planned.go: both, if the instance must be restarted for it
 //   - refusals.go: refusals that are answered from a cache; detachgrace.go: the grace period before a detach
