@@ -25,8 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest"
 )
 
-// recordingGuests wraps real guests. Before each call it records what the API shows of the object. So it also proves that the
-// rack answers during calls of the guests.
+// recordingGuests wraps real guests. Before each call it records what the API shows of the object. So it also proves
+// that the rack answers during calls of the guests.
 type recordingGuests struct {
 	*guest.Guests
 	world *world
