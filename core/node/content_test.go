@@ -375,7 +375,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		)
 		r.run("mount", r.node(v), v.staging)
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
-		r.run("umount", v.staging)
+		r.umountAndWait(v, v.staging)
 		old := super(r, v)
 		dev, err := r.roots().
 			WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
