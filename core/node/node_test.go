@@ -373,7 +373,8 @@ func TestNodeFilesystemLife(t *testing.T) {
 				stats, err := r.stats(v.id, r.path(path), v.staging)
 				coretest.Must(t, err)
 				if usage := stats.GetUsage(); len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES ||
-					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes ||
+					usage[0].GetTotal() < volumeBytes/2 ||
+					usage[0].GetTotal() > volumeBytes ||
 					usage[0].GetUsed() <= 0 ||
 					usage[0].GetAvailable() <= 0 ||
 					usage[1].GetUsed() <= 0 ||
