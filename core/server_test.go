@@ -293,7 +293,7 @@ func deadSocket(t *testing.T, path string) {
 // goAllowed are the places of the packages that serve RPCs which may start a goroutine, and why a panic in it cannot end
 // the process.
 var goAllowed = map[string]string{
-	"node/probe.go: look":         "it hands its panic to the RPCs that wait for it",
+	"node/probe.go: run":          "it hands its panic to the RPCs that wait for it",
 	"controller/racks.go: askAll": "it hands its panic to the RPC that reads the answers",
 	"controller/sweep.go: in":     "it recovers its panic itself",
 }

@@ -372,13 +372,14 @@ func TestNodeFilesystemLife(t *testing.T) {
 			for _, path := range []string{"target", "staging-" + diskA} {
 				stats, err := r.stats(v.id, r.path(path), v.staging)
 				coretest.Must(t, err)
-				if usage := stats.GetUsage(); len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES ||
-					usage[0].GetTotal() < volumeBytes/2 ||
-					usage[0].GetTotal() > volumeBytes ||
-					usage[0].GetUsed() <= 0 ||
-					usage[0].GetAvailable() <= 0 ||
-					usage[1].GetUsed() <= 0 ||
-					usage[1].GetAvailable() <= 0 {
+				usage := stats.GetUsage()
+				if len(usage) != 2 ||
+					usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES {
+					t.Fatalf("stats at %s: %v, want bytes and inodes", path, stats)
+				}
+				if usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes ||
+					usage[0].GetUsed() <= 0 || usage[0].GetAvailable() <= 0 ||
+					usage[1].GetUsed() <= 0 || usage[1].GetAvailable() <= 0 {
 					t.Errorf("stats at %s: %v", path, stats)
 				}
 			}
