@@ -134,7 +134,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 	}
 	if found != "" {
 		return fmt.Errorf(
-			"%w %s: it holds data, %s: if nobody needs the data, create a new volume, or run blkdiscard --zeroout on the disk",
+			"%w %s: it holds data, %s: if the data is not needed, create a new volume, or run blkdiscard --zeroout on the disk",
 			ErrNotBlank,
 			b.dev,
 			found,

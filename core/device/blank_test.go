@@ -558,7 +558,7 @@ func pokeBtrfs(t *testing.T, d *devicetest.Disk, offset int, number uint64) {
 	}
 }
 
-// What an interrupted mkfs left may be overwritten; what anybody else left never.
+// The plugin overwrites what an interrupted mkfs left, and nothing else.
 func TestProveBlankAfterInterruption(t *testing.T) {
 	t.Parallel()
 	own, foreign := uuid.NewString(), uuid.NewString()

@@ -69,7 +69,7 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 			if time.Since(matched) > readyTimeout {
 				return Device{}, fmt.Errorf(
 					"%w: serial %q is %s, but NVMe function %s is not ready and may have the same serial: "+
-						"look for \"Duplicate cntlid\" in the kernel's log, and rename a disk if two share the first %d bytes of their names",
+						"look for \"Duplicate cntlid\" in the kernel's log, and detach one of two disks whose names share the first %d bytes",
 					ErrAmbiguous,
 					dev.Serial,
 					dev.Name,

@@ -137,17 +137,17 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 }
 
 // mergeExtended adds the plugin's extended options of ext to the user's. mkfs uses only the last of several -E.
-func mergeExtended(options []string, ours string) []string {
+func mergeExtended(options []string, own string) []string {
 	merged := []string{}
 	for i := 0; i < len(options); i++ {
 		if options[i] == "-E" && i+1 < len(options) {
-			ours += "," + options[i+1] // the last value of an option counts
+			own += "," + options[i+1] // the last value of an option counts
 			i++
 			continue
 		}
 		merged = append(merged, options[i])
 	}
-	return append(merged, "-E", ours)
+	return append(merged, "-E", own)
 }
 
 // verifyFormat checks that the requested filesystem is on the disk.

@@ -47,7 +47,7 @@ var (
 	// ErrBusy means that a mount or a device was still in use at the end of the wait.
 	ErrBusy = errors.New("still in use")
 	// ErrForeign means that something is at a path which this plugin did not put there. The plugin does not touch it.
-	ErrForeign = errors.New("path holds something that is not ours")
+	ErrForeign = errors.New("path holds something that this plugin did not put there")
 	// ErrState means that the folder for records of unfinished formats cannot be used.
 	ErrState = errors.New("state folder cannot be used")
 )

@@ -361,8 +361,8 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		coretest.Must(t, err)
 		return block
 	}
-	pieces := 1
-	for piece := 0; piece < pieces; piece++ {
+	// interrupt kills resize2fs after so many written pieces, stages the volume, and returns how many pieces there are.
+	interrupt := func(t *testing.T, written int) (pieces int) {
 		r := newNodeRig(t)
 		v := r.newVolume(diskA)
 		r.run(
@@ -375,7 +375,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		)
 		r.run("mount", r.node(v), v.staging)
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
-		r.run("umount", v.staging)
+		r.umountAndWait(v, v.staging)
 		old := super(r, v)
 		dev, err := r.roots().
 			WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
@@ -386,7 +386,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		final := super(r, v)
 
 		// The pieces that were written, and the old superblock otherwise.
-		mixed, written := slices.Clone(old), 0
+		mixed := slices.Clone(old)
 		for i := 0; i < length; i += 2 {
 			if old[i] == final[i] && old[i+1] == final[i+1] {
 				continue
@@ -395,12 +395,11 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 			for end < length && (old[end] != final[end] || old[end+1] != final[end+1]) {
 				end += 2
 			}
-			if written++; written <= piece {
+			if pieces++; pieces <= written {
 				copy(mixed[i:end], final[i:end])
 			}
 			i = end - 2
 		}
-		pieces = written
 		r.poke(v, start, string(mixed))
 
 		capability := filesystemVolume("ext4", writer)
@@ -409,13 +408,21 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		stats, err := r.stats(v.id, v.staging, "")
 		coretest.Must(t, err)
 		if size := stats.GetUsage()[0].GetTotal(); size < volumeBytes*8/10 {
-			t.Errorf("after %d of %d pieces: %d bytes in all, want most of %d", piece, pieces, size, volumeBytes)
+			t.Errorf("after %d of %d pieces: %d bytes in all, want most of %d", written, pieces, size, volumeBytes)
 		}
 		coretest.Must(t, r.unstage(v))
 		if marked, err := device.HasGrowthMarker(dev, uuid.MustParse(v.id)); err != nil || marked {
-			t.Errorf("after %d of %d pieces: the marker is there: %t, %v", piece, pieces, marked, err)
+			t.Errorf("after %d of %d pieces: the marker is there: %t, %v", written, pieces, marked, err)
 		}
 		r.run("e2fsck", "-f", "-n", r.node(v))
+		return pieces
+	}
+	pieces := interrupt(t, 0)
+	for written := 1; written < pieces; written++ {
+		t.Run(fmt.Sprintf("after %d pieces", written), func(t *testing.T) {
+			t.Parallel()
+			interrupt(t, written)
+		})
 	}
 	if pieces < 5 {
 		t.Errorf("resize2fs writes the superblock in %d pieces: is this test still of use?", pieces)

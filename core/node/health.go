@@ -291,7 +291,7 @@ func (n *Service) NodeGetStorageHealth(
 	if len(unsettled) > 0 {
 		degraded(
 			reasonFunctionNotUp,
-			"NVMe functions that are not ready: %s: look for \"Duplicate cntlid\" in the kernel's log, and rename a disk if two share the first 20 bytes of their names",
+			"NVMe functions that are not ready: %s: look for \"Duplicate cntlid\" in the kernel's log, and detach one of two disks whose names share the first 20 bytes",
 			strings.Join(unsettled, ", "),
 		)
 	}

@@ -119,7 +119,7 @@ func (n *Service) Volumes() (attached, mounted int, err error) {
 	return attached, mounted, nil
 }
 
-// whose is what is known about whether a mount shows a volume.
+// ownership says whether a mount belongs to a volume, as far as the plugin can know.
 type ownership int
 
 const (

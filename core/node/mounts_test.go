@@ -310,9 +310,8 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 			r.t.Errorf("the disk was %s and is %s", before, r.node(v))
 		}
 	}
-	// replugSame gives the disk its old number, too. It is the loop device's, of which the kernel gives out the lowest
-	// that is free: others on the machine take and give back some meanwhile, so that lower ones are taken out of the
-	// way.
+	// replugSame attaches the disk again with its old number, which is the number of its loop device. The kernel returns the
+	// lowest free loop device, and other processes take and free some meanwhile. So replugSame occupies lower ones.
 	replugSame := func(r *nodeRig, v *volume) {
 		before := r.number(v)
 		for slot := 2; slot < 400; slot++ {
@@ -426,8 +425,7 @@ func TestNodeStackedMounts(t *testing.T) {
 	for _, where := range []string{"target", "staging path"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
-			// prepare stages, and publishes unless it is about the staging path; what is to be called, and where it
-			// works.
+			// prepare stages the volume, and publishes it if where is the target. It returns the call under test and its path.
 			prepare := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) (call func() error, path string) {
 				coretest.Must(r.t, r.stage(v, capability))
 				if where == "staging path" {
@@ -666,8 +664,8 @@ func TestNodeWrongVolumeID(t *testing.T) {
 				if len(mounts) != len(r.mounts()) {
 					r.t.Errorf("mounts %v, before %v; %v", r.mounts(), mounts, err)
 				}
-				// What was staged by another process is known by its filesystem's UUID to be the one volume's, not to
-				// be none of a third one's: that may be its clone.
+				// If another process has staged the volume, the filesystem's UUID shows that it is this volume. It does not show
+				// that it is not a third volume, which may be a clone.
 				if tc.name == "staged by this process" || capability.GetBlock() != nil {
 					coretest.Must(r.t, r.unstage(&volume{id: "c0ffee00-0000-4000-8000-000000000000", staging: w.staging}))
 					coretest.WantCode(r.t, err, codes.FailedPrecondition, v.staging)

@@ -214,6 +214,17 @@ func (r *nodeRig) run(name string, args ...string) {
 	devicetest.Run(r.t, name, args...)
 }
 
+// umountAndWait unmounts the only mount of the volume's disk and waits until nothing holds the disk. A process that has just
+// copied the mount namespace, such as a container that starts, keeps the filesystem alive beyond the unmount.
+func (r *nodeRig) umountAndWait(v *volume, path string) {
+	r.t.Helper()
+	r.run("umount", path)
+	number := r.number(v)
+	dev, err := r.roots().ByNumber(device.Number{Major: unix.Major(number), Minor: unix.Minor(number)})
+	coretest.Must(r.t, err)
+	coretest.Must(r.t, mount.WaitUnused(r.t.Context(), dev, false))
+}
+
 // unmountAll unmounts what a failed test has left, and makes loop devices writable for their next users.
 func (r *nodeRig) unmountAll() {
 	disks, err := r.roots().Disks()
@@ -361,12 +372,14 @@ func TestNodeFilesystemLife(t *testing.T) {
 			for _, path := range []string{"target", "staging-" + diskA} {
 				stats, err := r.stats(v.id, r.path(path), v.staging)
 				coretest.Must(t, err)
-				if usage := stats.GetUsage(); len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES ||
-					usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes ||
-					usage[0].GetUsed() <= 0 ||
-					usage[0].GetAvailable() <= 0 ||
-					usage[1].GetUsed() <= 0 ||
-					usage[1].GetAvailable() <= 0 {
+				usage := stats.GetUsage()
+				if len(usage) != 2 ||
+					usage[0].GetUnit() != csi.VolumeUsage_BYTES || usage[1].GetUnit() != csi.VolumeUsage_INODES {
+					t.Fatalf("stats at %s: %v, want bytes and inodes", path, stats)
+				}
+				if usage[0].GetTotal() < volumeBytes/2 || usage[0].GetTotal() > volumeBytes ||
+					usage[0].GetUsed() <= 0 || usage[0].GetAvailable() <= 0 ||
+					usage[1].GetUsed() <= 0 || usage[1].GetAvailable() <= 0 {
 					t.Errorf("stats at %s: %v", path, stats)
 				}
 			}
@@ -579,7 +592,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 			coretest.Must(r.t, os.Mkdir(r.path("elsewhere"), 0o755))
 			r.run("mount", r.node(v), r.path("elsewhere"))
 			coretest.Must(r.t, os.WriteFile(r.path("elsewhere/file"), []byte("data"), 0o600))
-			r.run("umount", r.path("elsewhere"))
+			r.umountAndWait(v, r.path("elsewhere"))
 		}, codes.OK, true},
 		{"another disk's filesystem, never mounted", func(r *nodeRig, v *volume) {
 			r.run("mkfs.ext4", "-q", "-L", "foreign", r.node(v))

@@ -43,7 +43,7 @@ func TestLockOutlivesItsProcess(t *testing.T) {
 	release()
 	if _, _, err := volumelock.Acquire(t.Context(), dir, volume, 0); !errors.Is(err, volumelock.ErrHeld) {
 		end()
-		t.Fatalf("%v while a program is at work, want ErrHeld", err)
+		t.Fatalf("%v while a program runs, want ErrHeld", err)
 	}
 	_, releaseOther, err := volumelock.Acquire(t.Context(), dir, uuid.New(), 0)
 	if err != nil {

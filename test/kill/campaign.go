@@ -28,7 +28,8 @@ import (
 type campaign struct {
 	kind kind
 	call rpc
-	all  bool
+	// all says that the programs of the plugin are killed too.
+	all bool
 }
 
 // kind is a kind of volume.
@@ -37,7 +38,7 @@ type kind struct {
 	fsType string
 	size   int64
 	block  bool
-	// used says that the volume has data on it; grows, that its filesystem is smaller than its disk.
+	// used says that the volume has data, and grows that its filesystem is smaller than its disk.
 	used, grows, readOnly bool
 }
 
@@ -70,32 +71,33 @@ func campaigns() (all []campaign) {
 }
 
 func (c campaign) name() string {
-	who := "plugin"
+	killed := "plugin"
 	if c.all {
-		who = "container"
+		killed = "container"
 	}
-	return fmt.Sprintf("%s, %s, %s", c.call, c.kind.name, who)
+	return fmt.Sprintf("%s, %s, %s", c.call, c.kind.name, killed)
 }
 
-// run counts the steps of the call and kills the plugin at each of them, or at as many as there may be.
+// run counts the steps of the call and kills the plugin at each step, or at most of them if most is not 0.
 func (c campaign) run(ctx context.Context, r *rig, point, most int) (res result) {
 	attempt := func(killAt int) (steps int) {
-		o := &ordeal{campaign: c, rig: r, killAt: killAt}
-		err := o.run(ctx)
+		l := &life{campaign: c, rig: r, killAt: killAt}
+		err := l.run(ctx)
 		for again := 0; errors.Is(err, errUnwatched) && again < 2; again++ {
-			// Now and then the kernel does not tell of a stop, and the plugin stays in it. A call that cannot be made at all is no such thing.
+			// Sometimes the kernel does not report a stop, and the plugin stays stopped. A call that always fails is
+			// another error.
 			fmt.Printf("again, %s, step %d: %v\n", c.name(), killAt, err)
-			o = &ordeal{campaign: c, rig: r, killAt: killAt}
-			err = o.run(ctx)
+			l = &life{campaign: c, rig: r, killAt: killAt}
+			err = l.run(ctx)
 		}
 		if err != nil {
 			res.failures = append(res.failures, fmt.Sprintf("step %d: %v", killAt, err))
 		}
-		if killAt > 0 && o.steps >= killAt { // it takes a step less now and then
+		if killAt > 0 && l.steps >= killAt { // the number of steps varies a little
 			res.kills++
-			res.retries += o.retries
+			res.retries += l.retries
 		}
-		return o.steps
+		return l.steps
 	}
 	if point > 0 {
 		res.steps = attempt(point)
@@ -112,7 +114,7 @@ func (c campaign) run(ctx context.Context, r *rig, point, most int) (res result)
 	return res
 }
 
-// spread are the steps to kill at: all, or as many as wanted at equal distances, the first and the last among them.
+// spread returns the steps to kill at: all, or most of them at equal distances, including the first and the last.
 func spread(steps, most int) (chosen []int) {
 	if most <= 0 || steps <= most {
 		most = steps
@@ -124,40 +126,40 @@ func spread(steps, most int) (chosen []int) {
 	return chosen
 }
 
-// ordeal is one volume's life with one kill in it.
-type ordeal struct {
+// life is the life of one volume with one kill.
+type life struct {
 	campaign
 	rig    *rig
 	killAt int
 
 	volume *volume
-	// data is what must be on the volume.
+	// data must be on the volume.
 	data []byte
 	// steps and retries are for the report.
 	steps, retries int
 }
 
-func (o *ordeal) run(ctx context.Context) (err error) {
-	if o.volume, err = o.rig.newVolume(o.kind.fsType, o.kind.block, o.kind.size); err != nil {
+func (l *life) run(ctx context.Context) (err error) {
+	if l.volume, err = l.rig.newVolume(l.kind.fsType, l.kind.block, l.kind.size); err != nil {
 		return err
 	}
-	o.volume.readOnly = o.kind.readOnly
-	defer func() { err = errors.Join(err, o.volume.remove()) }()
-	p, err := o.rig.start()
+	l.volume.readOnly = l.kind.readOnly
+	defer func() { err = errors.Join(err, l.volume.remove()) }()
+	p, err := l.rig.start()
 	if err != nil {
 		return err
 	}
-	if err := o.prepare(ctx, p); err != nil {
+	if err := l.prepare(ctx, p); err != nil {
 		return errors.Join(fmt.Errorf("before the kill: %w", err), p.stop())
 	}
-	if err := o.die(ctx, p); err != nil {
+	if err := l.callAndKill(ctx, p); err != nil {
 		return err
 	}
 	log := p.log.String()
-	if p, err = o.rig.start(); err != nil {
+	if p, err = l.rig.start(); err != nil {
 		return err
 	}
-	if err := o.live(ctx, p); err != nil {
+	if err := l.recover(ctx, p); err != nil {
 		err = fmt.Errorf(
 			"%w\n--- the killed plugin:\n%s--- the next one:\n%s",
 			err,
@@ -169,28 +171,28 @@ func (o *ordeal) run(ctx context.Context) (err error) {
 	return p.stop()
 }
 
-// lastLines are the last few lines of a log.
+// lastLines returns the last few lines of a log.
 func lastLines(log string) string {
 	lines := strings.SplitAfter(log, "\n")
 	return strings.Join(lines[max(0, len(lines)-6):], "")
 }
 
-// prepare brings the volume to where the call begins.
-func (o *ordeal) prepare(ctx context.Context, p *plugin) error {
-	v := o.volume
-	if o.kind.used {
-		if o.kind.grows {
+// prepare brings the volume to the state before the call.
+func (l *life) prepare(ctx context.Context, p *plugin) error {
+	v := l.volume
+	if l.kind.used {
+		if l.kind.grows {
 			id := mount.FilesystemUUID(uuid.MustParse(v.id)).String()
 			if out, err := exec.Command("mkfs.ext4", "-q", "-U", id, v.node(), "64M").CombinedOutput(); err != nil {
 				return fmt.Errorf("mkfs: %w: %s", err, out)
 			}
 		}
-		small := o.kind.grows // staging would grow it, and what the call is to do would be done
-		if err := o.fill(ctx, p, small); err != nil {
+		small := l.kind.grows // staging would already grow it
+		if err := l.fill(ctx, p, small); err != nil {
 			return err
 		}
 	}
-	for _, before := range map[rpc][]rpc{stage: {}, publish: {stage}, unpublish: {stage, publish}, unstage: {stage}}[o.call] {
+	for _, before := range map[rpc][]rpc{stage: {}, publish: {stage}, unpublish: {stage, publish}, unstage: {stage}}[l.call] {
 		if err := v.call(ctx, p, before); err != nil {
 			return err
 		}
@@ -198,115 +200,115 @@ func (o *ordeal) prepare(ctx context.Context, p *plugin) error {
 	return nil
 }
 
-// fill puts data on the volume, by the plugin's own calls or by hand.
-func (o *ordeal) fill(ctx context.Context, p *plugin, byHand bool) error {
-	v := o.volume
-	o.data = []byte("data of " + v.id)
+// fill writes data to the volume, through calls to the plugin or by hand.
+func (l *life) fill(ctx context.Context, p *plugin, byHand bool) error {
+	v := l.volume
+	l.data = []byte("data of " + v.id)
 	if v.block {
-		return o.poke(v.node())
+		return l.writeDevice(v.node())
 	}
 	if byHand {
 		if err := unix.Mount(v.node(), v.staging, v.fsType, 0, ""); err != nil {
 			return err
 		}
-		return errors.Join(o.write(v.staging), unix.Unmount(v.staging, 0))
+		return errors.Join(l.write(v.staging), unix.Unmount(v.staging, 0))
 	}
 	if err := v.call(ctx, p, stage); err != nil {
 		return err
 	}
-	return errors.Join(o.write(v.staging), v.call(ctx, p, unstage))
+	return errors.Join(l.write(v.staging), v.call(ctx, p, unstage))
 }
 
-func (o *ordeal) write(folder string) error {
-	return os.WriteFile(filepath.Join(folder, "file"), o.data, 0o600)
+func (l *life) write(folder string) error {
+	return os.WriteFile(filepath.Join(folder, "file"), l.data, 0o600)
 }
 
-func (o *ordeal) poke(device string) error {
+func (l *life) writeDevice(device string) error {
 	file, err := os.OpenFile(device, os.O_WRONLY|unix.O_SYNC, 0)
 	if err != nil {
 		return err
 	}
-	_, err = file.WriteAt(o.data, 0)
+	_, err = file.WriteAt(l.data, 0)
 	return errors.Join(err, file.Close())
 }
 
-// errUnwatched says that a call failed although nobody was killed.
+// errUnwatched means that a call failed without a kill.
 var errUnwatched = errors.New("the call fails without a kill")
 
-// die makes the call and kills the plugin at its step, or after it.
-func (o *ordeal) die(ctx context.Context, p *plugin) error {
+// callAndKill makes the call and kills the plugin at the step, or after the call.
+func (l *life) callAndKill(ctx context.Context, p *plugin) error {
 	ready, answered := make(chan struct{}), make(chan error, 1)
 	go func() {
 		<-ready
-		err := o.volume.call(ctx, p, o.call)
+		err := l.volume.call(ctx, p, l.call)
 		answered <- errors.Join(err, p.cmd.Process.Kill())
 	}()
 	var err error
-	o.steps, err = trace(p.cmd.Process.Pid, o.killAt, o.all, ready)
+	l.steps, err = trace(p.cmd.Process.Pid, l.killAt, l.all, ready)
 	answer := <-answered
 	if stopped := p.stop(); err == nil {
 		err = stopped
 	}
-	if err == nil && o.killAt == 0 && answer != nil {
+	if err == nil && l.killAt == 0 && answer != nil {
 		return fmt.Errorf("%w: %w\n--- the plugin:\n%s", errUnwatched, answer, lastLines(p.log.String()))
 	}
 	return err
 }
 
-// live is what the orchestrator does next, and what must hold.
-func (o *ordeal) live(ctx context.Context, p *plugin) error {
-	v := o.volume
+// recover makes the orchestrator's next calls, and checks their results.
+func (l *life) recover(ctx context.Context, p *plugin) error {
+	v := l.volume
 	calls := map[rpc][]rpc{
 		stage: {stage, publish, unpublish, unstage}, publish: {publish, unpublish, unstage}, unpublish: {unpublish, unstage}, unstage: {unstage},
-	}[o.call]
-	if o.killAt%2 == 1 { // it gives up: what may have been done is undone
+	}[l.call]
+	if l.killAt%2 == 1 { // the orchestrator gives up and undoes the call
 		calls = map[rpc][]rpc{
 			stage: {unstage}, publish: {unpublish, unstage}, unpublish: {publish, unpublish, unstage}, unstage: {stage, unstage},
-		}[o.call]
+		}[l.call]
 	}
 	for _, call := range calls {
-		if err := o.insist(ctx, p, call); err != nil {
+		if err := l.retry(ctx, p, call); err != nil {
 			return fmt.Errorf("%s afterwards: %w", call, err)
 		}
 	}
-	if err := o.clean(); err != nil {
+	if err := l.checkNothingLeft(); err != nil {
 		return err
 	}
-	// And its whole life once more, as on another node.
+	// Then the whole life of the volume, as on another node.
 	if err := errors.Join(v.unplug(), v.plug()); err != nil {
 		return err
 	}
 	for _, call := range []rpc{stage, publish, unpublish, unstage} {
-		if err := o.insist(ctx, p, call); err != nil {
-			return fmt.Errorf("%s in the next life: %w", call, err)
+		if err := l.retry(ctx, p, call); err != nil {
+			return fmt.Errorf("%s on the next node: %w", call, err)
 		}
 	}
-	return o.clean()
+	return l.checkNothingLeft()
 }
 
-// patience is how long an orchestrator is kept waiting by a kill at most: a program that outlived the plugin may hold the disk.
-const patience = 20 * time.Second
+// retryTimeout is how long an orchestrator retries after a kill. A program that outlived the plugin may hold the disk.
+const retryTimeout = 20 * time.Second
 
-// insist repeats a call until it succeeds, as orchestrators do, and looks at what it did.
-func (o *ordeal) insist(ctx context.Context, p *plugin, call rpc) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// retry repeats a call until it succeeds, like an orchestrator, and checks the result.
+func (l *life) retry(ctx context.Context, p *plugin, call rpc) error {
+	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
 	for {
-		err := o.volume.call(ctx, p, call)
+		err := l.volume.call(ctx, p, call)
 		if err == nil {
-			return o.look(call)
+			return l.check(call)
 		}
 		if ctx.Err() != nil {
 			return err
 		}
-		o.retries++
+		l.retries++
 		time.Sleep(50 * time.Millisecond)
 	}
 }
 
-// look compares the mounts, and the volume's data, with what the call has promised.
-func (o *ordeal) look(call rpc) error {
-	v := o.volume
+// check compares the mounts and the volume's data with the promise of the call.
+func (l *life) check(call rpc) error {
+	v := l.volume
 	staged := v.staging
 	if v.block {
 		staged = filepath.Join(v.staging, v.id)
@@ -328,7 +330,7 @@ func (o *ordeal) look(call rpc) error {
 		if count[v.target] != 1 {
 			return fmt.Errorf("%d mounts at the target, want 1", count[v.target])
 		}
-		return o.read()
+		return l.readOrWrite()
 	case unpublish, unstage:
 		if count[v.target] != 0 {
 			return fmt.Errorf("%d mounts at the target, want none", count[v.target])
@@ -340,23 +342,23 @@ func (o *ordeal) look(call rpc) error {
 	return nil
 }
 
-// read compares the data at the target with what was written; where nothing was, it writes.
-func (o *ordeal) read() error {
-	v := o.volume
-	if o.data == nil {
-		o.data = []byte("data of " + v.id)
+// readOrWrite compares the data at the target with the written data. If there is none yet, it writes it.
+func (l *life) readOrWrite() error {
+	v := l.volume
+	if l.data == nil {
+		l.data = []byte("data of " + v.id)
 		if v.block {
-			return o.poke(v.target)
+			return l.writeDevice(v.target)
 		}
 		if info, err := os.Stat(v.target); err != nil || info.Mode().Perm() != 0o770 {
-			return fmt.Errorf("the root folder's mode is not what the volume's parameters ask: %v, %w", info, err)
+			return fmt.Errorf("the root folder's mode differs from the volume's parameters: %v, %w", info, err)
 		}
-		return o.write(v.target)
+		return l.write(v.target)
 	}
 	var found []byte
 	var err error
 	if v.block {
-		found = make([]byte, len(o.data))
+		found = make([]byte, len(l.data))
 		var file *os.File
 		if file, err = os.Open(v.target); err == nil {
 			_, err = file.ReadAt(found, 0)
@@ -365,25 +367,25 @@ func (o *ordeal) read() error {
 	} else {
 		found, err = os.ReadFile(filepath.Join(v.target, "file"))
 	}
-	if err != nil || !bytes.Equal(found, o.data) {
-		return fmt.Errorf("the volume holds %q, %w; want %q", found, err, o.data)
+	if err != nil || !bytes.Equal(found, l.data) {
+		return fmt.Errorf("the volume holds %q, %w; want %q", found, err, l.data)
 	}
 	return nil
 }
 
-// clean checks that nothing holds the disk and nothing is left over.
-func (o *ordeal) clean() error {
-	v := o.volume
-	end := time.Now().Add(patience)
+// checkNothingLeft checks that nothing holds the disk and that no file is left.
+func (l *life) checkNothingLeft() error {
+	v := l.volume
+	end := time.Now().Add(retryTimeout)
 	for stillRuns(v.rig.dir + "/") {
 		if time.Now().After(end) {
-			return errors.New("a program that the killed plugin had started still runs")
+			return errors.New("a program of the killed plugin still runs")
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 	file, err := os.OpenFile(v.node(), os.O_RDONLY|unix.O_EXCL, 0)
 	if err != nil {
-		return fmt.Errorf("after all was undone, something holds the disk: %w", err)
+		return fmt.Errorf("after unstage something holds the disk: %w", err)
 	}
 	if err := file.Close(); err != nil {
 		return err

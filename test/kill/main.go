@@ -4,18 +4,19 @@
 
 //go:build linux && amd64
 
-// Command kill kills the node plugin at every step of its calls, and sees that the orchestrator's retry puts everything
-// right: the volume becomes usable, no mount is left over, no file is lost, and nothing is formatted that was not blank.
+// Command kill kills the node plugin at every step of its calls, and checks that the orchestrator's retry succeeds: the
+// volume becomes usable, no mount is left, no file is lost, and only a blank disk is formatted.
 //
 //	make chaos-node
 //
-// A step is a system call that reads or changes the world: see tracer.go. The built plugin runs alone, with a guest of loop
-// devices below it (test/simrack/guest), is watched through ptrace from the moment a call is sent, and is killed just before
-// its N-th step, for each N in turn: the plugin alone, whose mkfs or mount may then live on, or all its programs with it, as
-// when a container is killed. Its steps and those of its programs are counted together.
+// A step is a system call that reads or changes files, devices, mounts or processes: see tracer.go. The plugin runs in
+// a guest of loop devices (test/simrack/guest). The command follows it with ptrace while it handles a call, and kills
+// it just before its N-th step, for each N. It kills the plugin alone, whose mkfs or mount may then continue, or the
+// plugin with its programs, like the end of a container. The steps of the plugin and of its programs are counted
+// together.
 //
-// Then a new plugin starts, and the orchestrator either repeats the call or, at every second step, gives up and goes the other
-// way, and comes back later. campaign.go has the calls and what must hold, rig.go what it runs on.
+// Then a new plugin starts. The orchestrator repeats the call or, at every second step, gives up, undoes the call and
+// comes back later. campaign.go has the calls and the checks, and rig.go the guest and the plugin.
 package main
 
 import (
@@ -37,14 +38,15 @@ import (
 )
 
 func init() {
-	// The main goroutine keeps the first thread, which never ends: one that has followed a plugin has to, see trace.
+	// The main goroutine keeps the first thread, which never ends. A thread that has followed a plugin must end, see
+	// trace.
 	runtime.LockOSThread()
 }
 
 func main() {
 	only := flag.String("only", "", "run only campaigns whose names hold this `text`")
 	point := flag.Int("point", 0, "kill at this `step` only")
-	most := flag.Int("most", 10, "kill at no more than this `many` steps of a campaign, spread evenly; 0 means all")
+	most := flag.Int("most", 10, "kill at no more than this `many` steps of a campaign, at equal distances; 0 means all")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -54,7 +56,7 @@ func main() {
 	}
 }
 
-// workers is how many plugins are killed at a time.
+// workers is the number of plugins that run at the same time.
 const workers = 2
 
 func run(ctx context.Context, only string, point, most int) (err error) {
@@ -131,7 +133,7 @@ func report(chosen []campaign, results []result, took time.Duration) error {
 		}
 	}
 	fmt.Printf(
-		"%d kills in %s: each volume was usable afterwards, unless it says FAILED above\n",
+		"%d kills in %s: each volume was usable afterwards, except those with FAILED above\n",
 		kills,
 		took.Round(time.Second),
 	)

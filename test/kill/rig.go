@@ -36,7 +36,7 @@ const (
 	mib        = 1 << 20
 )
 
-// rig is a guest and the folders that an orchestrator has in it.
+// rig is a guest with the folders of an orchestrator.
 type rig struct {
 	dir     string
 	program string
@@ -109,7 +109,7 @@ func (r *rig) start() (*plugin, error) {
 	return p, nil
 }
 
-// await waits until a plugin listens: a dead one's socket takes no connection.
+// await waits until a plugin accepts connections. The socket of a plugin that has ended does not.
 func (r *rig) await() error {
 	end := time.Now().Add(callTime)
 	for {
@@ -124,13 +124,13 @@ func (r *rig) await() error {
 	}
 }
 
-// stop kills the plugin and waits for its end.
+// stop kills the plugin and waits until it has ended.
 func (p *plugin) stop() error {
 	err := p.cmd.Process.Kill()
 	if errors.Is(err, os.ErrProcessDone) {
 		err = nil
 	}
-	// Killed is how it ends; whoever followed it may have taken the exit status, too.
+	// The plugin ends by the kill. The tracer may have read its exit status already.
 	var exit *exec.ExitError
 	if waited := p.cmd.Wait(); waited != nil && !errors.As(waited, &exit) && !errors.Is(waited, syscall.ECHILD) {
 		err = errors.Join(err, waited)
@@ -141,7 +141,7 @@ func (p *plugin) stop() error {
 	return err
 }
 
-// volume is a disk that is attached, and where the orchestrator wants it.
+// volume is an attached disk with its staging and target paths.
 type volume struct {
 	rig    *rig
 	id     string
@@ -154,7 +154,8 @@ type volume struct {
 }
 
 func (r *rig) newVolume(fsType string, block bool, size int64) (*volume, error) {
-	// An ID of its own among all rigs: mkfs.btrfs wants the filesystem's UUID, which follows from it, to be the only one.
+	// The ID is unique on this machine: the filesystem's UUID follows from it, and mkfs.btrfs rejects a UUID that
+	// exists.
 	v := &volume{rig: r, id: uuid.NewString(), size: size, fsType: fsType, block: block}
 	v.staging, v.target = r.path("staging-"+v.id), r.path("target-"+v.id)
 	if err := errors.Join(os.Mkdir(v.staging, 0o755), r.guests.CreateDisk(v.id, size)); err != nil {
@@ -177,7 +178,7 @@ func (v *volume) node() string {
 	return filepath.Join(v.rig.guests.Dir(instanceID), "dev", v.rig.guests.Device(instanceID, v.id))
 }
 
-// remove takes the disk away for good, after everything that may still be mounted from it in a failed case.
+// remove deletes the disk, after it has unmounted what a failed case left mounted.
 func (v *volume) remove() error {
 	table, err := mount.ReadTable()
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// steps are the system calls before which a process may be killed: those that look at the world or change it. Left out is
-// what only the process itself would notice, such as memory and waiting, and what it writes to its log and its socket.
+// steps are the system calls before which the plugin may be killed: those that read or change files, devices, mounts or
+// processes. System calls for memory and waiting are not steps, and neither are writes to the log and the socket.
 var steps = map[uint64]bool{
 	unix.SYS_OPENAT:        true,
 	unix.SYS_PREAD64:       true,
@@ -55,7 +55,8 @@ var steps = map[uint64]bool{
 	unix.SYS_WAIT4:         true,
 }
 
-// childSteps are those of the plugin's programs: without the loading of libraries.
+// childSteps are the system calls of the plugin's programs before which they may be killed, without the loading of
+// libraries.
 var childSteps = map[uint64]bool{
 	unix.SYS_PWRITE64:   true,
 	unix.SYS_WRITE:      true,
@@ -70,26 +71,26 @@ var childSteps = map[uint64]bool{
 	unix.SYS_EXECVE:     true,
 }
 
-// tracer follows a process and everything that it starts, and counts their steps.
+// tracer follows a process and all processes that it starts, and counts their steps.
 type tracer struct {
 	pid int
-	// killAt is the step before which to kill; none where it is 0.
+	// killAt is the step before which to kill. 0 means no kill.
 	killAt int
-	// all says that the programs which the process has started die with it.
+	// all says that the programs of the process are killed with it.
 	all bool
 
 	count int
-	// threads has for each thread that is followed whether it belongs to the process itself.
+	// threads says for each followed thread whether it belongs to the process itself.
 	threads map[int]bool
 }
 
-// trace follows the process until it has ended, and returns how many steps there were. Once it follows, it closes ready.
-// Programs that live on are let go.
+// trace follows the process until it has ended, and returns the number of steps. It closes ready when it follows the
+// process. It releases programs that outlive the process.
 func trace(pid, killAt int, all bool, ready chan<- struct{}) (count int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Never unlocked: the thread ends with this function, and what it still followed goes on unwatched.
+		// The thread is never unlocked, so it ends with this function. Processes that it still follows continue.
 		runtime.LockOSThread()
 		t := &tracer{pid: pid, killAt: killAt, all: all, threads: map[int]bool{}}
 		if err = t.attach(); err == nil {
@@ -106,7 +107,7 @@ func trace(pid, killAt int, all bool, ready chan<- struct{}) (count int, err err
 
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
 
-// attach follows every thread that there is.
+// attach follows every thread of the process.
 func (t *tracer) attach() error {
 	for found := true; found; {
 		found = false
@@ -122,7 +123,7 @@ func (t *tracer) attach() error {
 			found = true
 			_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, options, 0, 0)
 			if errno == unix.EPERM {
-				t.threads[tid] = true // made by one that is followed, and so is followed already
+				t.threads[tid] = true // a followed thread has made it, so it is followed already
 				continue
 			}
 			if errno == 0 {
@@ -142,7 +143,7 @@ func interrupt(tid int) unix.Errno {
 	return errno
 }
 
-// follow lets everything run from stop to stop until the process has ended.
+// follow continues every stopped thread until the process has ended.
 func (t *tracer) follow() error {
 	for {
 		var status unix.WaitStatus
@@ -151,7 +152,7 @@ func (t *tracer) follow() error {
 			continue
 		}
 		if err == nil && tid == 0 {
-			// The end of a process whose programs live on is not always told to who follows them all.
+			// The kernel does not always report the end of a process whose programs continue.
 			if t.ended() {
 				return nil
 			}
@@ -200,14 +201,14 @@ func (t *tracer) stopped(tid int, status unix.WaitStatus) error {
 			}
 		}
 		return unix.PtraceSyscall(tid, 0)
-	case status>>16 != 0: // an event of ptrace's own
+	case status>>16 != 0: // an event of ptrace
 		return unix.PtraceSyscall(tid, 0)
 	default:
 		return unix.PtraceSyscall(tid, int(signal))
 	}
 }
 
-// ended reports whether the process has ended, whoever has to hear of it yet.
+// ended reports whether the process has ended, also if nothing has read its exit status yet.
 func (t *tracer) ended() bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", t.pid))
 	if err != nil {
@@ -217,7 +218,7 @@ func (t *tracer) ended() bool {
 	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
 }
 
-// owns reports whether a thread is the process' own.
+// owns reports whether a thread belongs to the process.
 func (t *tracer) owns(tid int) bool {
 	_, err := os.Stat(filepath.Join("/proc", strconv.Itoa(t.pid), "task", strconv.Itoa(tid)))
 	return err == nil
@@ -227,7 +228,7 @@ func (t *tracer) kill() error {
 	if t.all {
 		for tid, own := range t.threads {
 			if !own {
-				// Some have ended by themselves.
+				// Some have ended already.
 				_ = unix.Kill(tid, unix.SIGKILL)
 			}
 		}
@@ -235,7 +236,7 @@ func (t *tracer) kill() error {
 	return unix.Kill(t.pid, unix.SIGKILL)
 }
 
-// stillRuns reports whether any program with one of these names works on a path below dir.
+// stillRuns reports whether any program, except the plugin, has a path below dir in its arguments.
 func stillRuns(dir string) bool {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
