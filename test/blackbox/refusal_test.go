@@ -80,7 +80,7 @@ func checkRefusal(t *testing.T, err error) {
 		t.Fatalf("got %v, want FAILED_PRECONDITION", err)
 	}
 	message := status.Convert(err).Message()
-	for _, want := range []string{"stop the instance", `"node-a"`, "running"} {
+	for _, want := range []string{"stop the instance", "--attach-mode=restart", `"node-a"`, "running"} {
 		if !strings.Contains(message, want) {
 			t.Errorf("the refusal does not say %q: %s", want, message)
 		}
