@@ -366,7 +366,7 @@ func TestPlannedThenHot(t *testing.T) {
 	r.Crash()
 	hot := r.copy()
 	hot.Options.Restarts = nil
-	hot.Options.EndRestarts = &restart.Options{
+	hot.Options.CleanUpRestarts = &restart.Options{
 		Lease: time.Second,
 		Poll:  10 * time.Millisecond,
 		Idle:  20 * time.Millisecond,

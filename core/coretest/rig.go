@@ -82,8 +82,8 @@ type Options struct {
 	SweepAge time.Duration
 	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *controller.PlannedRestarts
-	// EndRestarts makes a controller in attach mode hot end the restarts that attach mode restart left behind.
-	EndRestarts *restart.Options
+	// CleanUpRestarts makes a controller in attach mode hot end the restarts that attach mode restart left behind.
+	CleanUpRestarts *restart.Options
 	// Unplanned makes the controller run without the engines that plan restarts.
 	Unplanned bool
 	Metrics   *metrics.Metrics
@@ -193,8 +193,8 @@ func (r *Rig) PlanRestarts(t *testing.T, controller *controller.Service, racks [
 	var engines sync.WaitGroup
 	for _, client := range racks {
 		engines.Go(func() {
-			if r.Options.EndRestarts != nil {
-				controller.CleanUpRestarts(ctx, client, *r.Options.EndRestarts)
+			if r.Options.CleanUpRestarts != nil {
+				controller.CleanUpRestarts(ctx, client, *r.Options.CleanUpRestarts)
 			}
 			controller.PlanRestarts(ctx, client)
 		})
