@@ -70,15 +70,15 @@ type Provider interface {
 	Instance(ctx context.Context) (Instance, error)
 }
 
-// Partial is what a [Provider] can do besides whose source may say on which
+// PartialProvider is what a [Provider] can do besides whose source may say on which
 // rack this is without saying which instance: a label of a Node, a line of a
 // file. Whoever has the ID from elsewhere asks it for the rest.
-type Partial interface {
-	// Known is Instance for a source that mentions less than the whole: an ID or
+type PartialProvider interface {
+	// PartialInstance is Instance for a source that mentions less than the whole: an ID or
 	// rack that it does not mention is empty, and is no error. Everything else of
 	// [Provider]'s contract holds. Where the source will say more later by itself,
 	// what it lacks now is an [ErrNotReady].
-	Known(ctx context.Context) (Instance, error)
+	PartialInstance(ctx context.Context) (Instance, error)
 }
 
 var (

@@ -47,7 +47,7 @@ func (f *file) Read() (map[string]any, error) {
 		return values, nil
 	}
 	f.each(root, "", func(key string, node *yaml.Node) bool {
-		s, known := find(func(s setting) bool { return s.key == key && s.inFile })
+		s, known := findSetting(func(s setting) bool { return s.key == key && s.inFile })
 		switch {
 		case !known:
 			return false
@@ -177,7 +177,7 @@ func suggestion(in, key string) string {
 		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(s))
 	}
 	if in == "" {
-		if s, ok := find(func(s setting) bool { return s.inFile && plain(s.key) == plain(key) }); ok {
+		if s, ok := findSetting(func(s setting) bool { return s.inFile && plain(s.key) == plain(key) }); ok {
 			return fmt.Sprintf("; it is written %q", s.key)
 		}
 		return ""

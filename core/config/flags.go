@@ -35,7 +35,7 @@ func addFlags(fs *pflag.FlagSet, wanted func(setting) bool) {
 		case s.derived != "":
 			usage += " (default " + s.derived + ")"
 		}
-		flag := fs.VarPF(&flagText{text: s.def, kind: kindName(s.typ)}, s.flag, "", usage)
+		flag := fs.VarPF(&flagText{text: s.def, kind: typeName(s.typ)}, s.flag, "", usage)
 		flag.Hidden = s.hidden
 		if s.typ == reflect.TypeFor[bool]() {
 			flag.NoOptDefVal = "true"
@@ -100,14 +100,14 @@ func FlagProblem(err error) Problem {
 	var noValue *pflag.ValueRequiredError
 	switch {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
-		return Problem{Flag: scrub("--"+unknown.GetSpecifiedName(), Token{}), What: "unknown flag; see --help"}
+		return Problem{Flag: redactTokens("--"+unknown.GetSpecifiedName(), Token{}), What: "unknown flag; see --help"}
 	case errors.As(err, &unknown):
 		// Not the name alone: what follows a single dash may be anything.
 		return Problem{Flag: "-" + unknown.GetSpecifiedName(), What: "unknown flag; see --help, flags begin with two dashes"}
 	case errors.As(err, &noValue):
-		return Problem{Flag: scrub("--"+noValue.GetSpecifiedName(), Token{}), What: "needs a value; see --help"}
+		return Problem{Flag: redactTokens("--"+noValue.GetSpecifiedName(), Token{}), What: "needs a value; see --help"}
 	}
-	return Problem{Flag: "command line", What: scrub(err.Error(), Token{})}
+	return Problem{Flag: "command line", What: redactTokens(err.Error(), Token{})}
 }
 
 // flagText is a flag's value as it was written.
@@ -122,8 +122,8 @@ func (f *flagText) Set(text string) error {
 	return nil
 }
 
-// kindName is the placeholder that --help and the reference show for a type.
-func kindName(typ reflect.Type) string {
+// typeName is the placeholder that --help and the reference show for a type.
+func typeName(typ reflect.Type) string {
 	switch typ {
 	case reflect.TypeFor[Size]():
 		return "size"

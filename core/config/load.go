@@ -62,7 +62,7 @@ func loadAs(
 	adjust(&l.config)
 	l.config.Racks = l.file.racks
 	l.config.RackGiven = l.from["rack"] != ""
-	warnings := l.resolve()
+	warnings := l.applyMode()
 	if len(unknown) > 0 {
 		warnings = append(
 			warnings,
@@ -77,15 +77,15 @@ func loadAs(
 		}
 	}
 	for i := range warnings {
-		warnings[i] = scrub(warnings[i], l.token)
+		warnings[i] = redactTokens(warnings[i], l.token)
 	}
 	if len(l.problems) == 0 {
 		l.config.normalise()
 		return l.config, warnings, nil
 	}
 	for i := range l.problems {
-		l.problems[i].Flag = scrub(l.problems[i].Flag, l.token)
-		l.problems[i].What = scrub(l.problems[i].What, l.token)
+		l.problems[i].Flag = redactTokens(l.problems[i].Flag, l.token)
+		l.problems[i].What = redactTokens(l.problems[i].What, l.token)
 	}
 	return Config{}, warnings, l.problems
 }
@@ -112,7 +112,7 @@ func (l *loader) merge(fs *pflag.FlagSet, environ []string) (unknown []string) {
 	variables := env.Provider(delim, env.Opt{
 		EnvironFunc: func() []string { return environ },
 		TransformFunc: func(name, value string) (string, any) {
-			s, known := find(func(s setting) bool { return s.env == name && name != "" })
+			s, known := findSetting(func(s setting) bool { return s.env == name && name != "" })
 			value = strings.TrimSpace(value)
 			switch {
 			case !known && strings.HasPrefix(name, envPrefix):
@@ -128,7 +128,7 @@ func (l *loader) merge(fs *pflag.FlagSet, environ []string) (unknown []string) {
 	l.load(environment, variables)
 	if fs != nil {
 		l.load(commandLine, posflag.ProviderWithFlag(fs, delim, nil, func(flag *pflag.Flag) (string, any) {
-			s, known := find(func(s setting) bool { return s.flag == flag.Name })
+			s, known := findSetting(func(s setting) bool { return s.flag == flag.Name })
 			if !known {
 				return "", nil // One of cmd's own, such as --help.
 			}
@@ -215,9 +215,9 @@ func (l *loader) derive() {
 	}
 }
 
-// resolve drops what this process must not have, and says what else it does not
+// applyMode drops what this process must not have, and says what else it does not
 // use although somebody set it.
-func (l *loader) resolve() (warnings []string) {
+func (l *loader) applyMode() (warnings []string) {
 	c := &l.config
 	if len(c.Racks) == 1 && !c.RackGiven && metadata.CheckRack(c.Racks[0].Name) == nil {
 		// One entry in the file is the same as the flags: it names this rack.
@@ -247,7 +247,7 @@ func (l *loader) resolve() (warnings []string) {
 // report notes a problem, with where the value came from unless that is the
 // flag which it names anyway.
 func (l *loader) report(p Problem) {
-	s, known := find(func(s setting) bool { return s.label() == p.Flag })
+	s, known := findSetting(func(s setting) bool { return s.label() == p.Flag })
 	if from := l.from[s.key]; known && from != "" && from != p.Flag {
 		p.What += " (set by " + from + ")"
 	}

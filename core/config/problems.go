@@ -50,10 +50,10 @@ func (p Problems) has(flag string) bool {
 	return false
 }
 
-// scrub makes s one line without a token in it: neither anything that looks
+// redactTokens makes s one line without a token in it: neither anything that looks
 // like one, nor the one that is configured. Most messages repeat what the user
 // wrote, and a token pasted into the wrong setting must not end in a log.
-func scrub(s string, token Token) string {
+func redactTokens(s string, token Token) string {
 	if t := strings.TrimSpace(token.Reveal()); len(t) >= minSecret {
 		s = strings.ReplaceAll(s, t, redacted)
 	}

@@ -14,7 +14,7 @@ import (
 
 // Bounds of the settings of planned restarts.
 const (
-	mostRestartWindow = time.Minute
+	maxRestartWindow = time.Minute
 	mostRestartWait   = 10 * time.Minute
 	mostMaxDown       = 16
 )
@@ -31,7 +31,7 @@ func (c Config) checkPlanning(p *Problems) {
 			p.add(flag, "%s is not between %s and %s", value, least, most)
 		}
 	}
-	between("--restart-window", c.RestartWindow, 0, mostRestartWindow)
+	between("--restart-window", c.RestartWindow, 0, maxRestartWindow)
 	between("--restart-cool-down", c.RestartCoolDown, 0, 24*time.Hour)
 	between("--restart-halt-timeout", c.RestartHaltTimeout, time.Second, time.Hour)
 	between("--restart-wait", c.RestartWait, 0, mostRestartWait)
@@ -56,8 +56,8 @@ var days = []string{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"}
 
 const minutesOfDay = 24 * 60
 
-// Open reports whether a moment is among the times. No times at all mean always.
-func (t Times) Open(at time.Time) bool {
+// Contains reports whether a moment is among the times. No times at all mean always.
+func (t Times) Contains(at time.Time) bool {
 	at = at.UTC()
 	day, minute := int(at.Weekday()), at.Hour()*60+at.Minute()
 	for _, one := range t {
@@ -73,7 +73,7 @@ func (t Times) Open(at time.Time) bool {
 
 // Next is the first moment among the times, at or after the given one.
 func (t Times) Next(at time.Time) time.Time {
-	if t.Open(at) {
+	if t.Contains(at) {
 		return at
 	}
 	midnight := at.UTC().Truncate(24 * time.Hour)

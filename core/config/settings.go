@@ -49,8 +49,8 @@ var settings = sync.OnceValue(func() []setting {
 	return all
 })
 
-// find returns the first setting for which is holds.
-func find(is func(setting) bool) (setting, bool) {
+// findSetting returns the first setting for which is holds.
+func findSetting(is func(setting) bool) (setting, bool) {
 	for _, s := range settings() {
 		if is(s) {
 			return s, true

@@ -32,10 +32,10 @@ type Source struct {
 	Provider metadata.Provider
 }
 
-// known asks the source for whatever it knows.
-func (s Source) known(ctx context.Context) (metadata.Instance, error) {
-	if partial, ok := s.Provider.(metadata.Partial); ok {
-		return partial.Known(ctx)
+// instance asks the source for whatever it knows.
+func (s Source) instance(ctx context.Context) (metadata.Instance, error) {
+	if partial, ok := s.Provider.(metadata.PartialProvider); ok {
+		return partial.PartialInstance(ctx)
 	}
 	return s.Provider.Instance(ctx)
 }
@@ -51,8 +51,8 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// witnessTime is how long a source may take that is asked only to be compared.
-const witnessTime = time.Second
+// compareTimeout is how long a source may take that is asked only to be compared.
+const compareTimeout = time.Second
 
 // Provider is a [metadata.Provider].
 type Provider struct {
@@ -70,8 +70,8 @@ func New(options Options) *Provider {
 	return &Provider{options: options, logged: map[string]string{}}
 }
 
-// finding is an answer in the making: what is known, and from whom.
-type finding struct {
+// result is an answer in the making: what is known, and from whom.
+type result struct {
 	metadata.Instance
 	idFrom, rackFrom string
 	explicit         bool // the ID is the operator's
@@ -87,12 +87,12 @@ type failure struct {
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	explicit := p.options.Explicit
-	said, err := explicit.known(ctx)
+	said, err := explicit.instance(ctx)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	f := finding{explicit: said.ID != ""}
-	f.take(said, explicit.Name)
+	f := result{explicit: said.ID != ""}
+	f.merge(said, explicit.Name)
 	for _, source := range p.options.Discovered {
 		if err := p.ask(ctx, source, &f); err != nil {
 			return metadata.Instance{}, err
@@ -102,14 +102,14 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	case f.ID == "" && len(f.failed) == 0:
 		return explicit.Provider.Instance(ctx)
 	case f.ID == "":
-		return metadata.Instance{}, f.unknown(ctx)
+		return metadata.Instance{}, f.noInstanceID(ctx)
 	case f.Rack == "":
-		err = f.unknownRack()
+		err = f.noRack()
 	}
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	p.report(f)
+	p.logSources(f)
 	return f.Instance, nil
 }
 
@@ -125,8 +125,8 @@ func (p *Provider) Follow(ctx context.Context) <-chan struct{} {
 	return metadata.Merge(ctx, changes...)
 }
 
-// take adds what a source says that nobody has said before.
-func (f *finding) take(said metadata.Instance, source string) {
+// merge adds what a source says that nobody has said before.
+func (f *result) merge(said metadata.Instance, source string) {
 	if f.ID == "" && said.ID != "" {
 		f.ID, f.idFrom = said.ID, source
 	}
@@ -138,14 +138,14 @@ func (f *finding) take(said metadata.Instance, source string) {
 // ask asks one source and compares what it says with what is known. A source that
 // does not answer is noted; only one that says that nobody is to be believed ends
 // the search.
-func (p *Provider) ask(ctx context.Context, source Source, f *finding) error {
-	question := source.known
+func (p *Provider) ask(ctx context.Context, source Source, f *result) error {
+	question := source.instance
 	switch {
 	case f.ID == "":
 		question = source.Provider.Instance // whose error says why there is no ID
 	case f.Rack != "":
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, witnessTime)
+		ctx, cancel = context.WithTimeout(ctx, compareTimeout)
 		defer cancel()
 	}
 	said, err := question(ctx)
@@ -164,13 +164,13 @@ func (p *Provider) ask(ctx context.Context, source Source, f *finding) error {
 	}
 	p.compare("instance ID", f.ID, f.idFrom, said.ID, source.Name)
 	p.compare("rack", f.Rack, f.rackFrom, said.Rack, source.Name)
-	f.take(said, source.Name)
+	f.merge(said, source.Name)
 	return nil
 }
 
 // compare warns that something is not used because something else wins.
 func (p *Provider) compare(what, used, from, said, by string) {
-	if used != "" && said != "" && used != said && p.changed(what+" of "+by, used+" "+said) {
+	if used != "" && said != "" && used != said && p.isNews(what+" of "+by, used+" "+said) {
 		p.options.Log.Warn(
 			"metadata: two sources differ about the "+what,
 			"used",
@@ -185,9 +185,9 @@ func (p *Provider) compare(what, used, from, said, by string) {
 	}
 }
 
-// unknown is the error where no source knows the instance. A single one speaks for
+// noInstanceID is the error where no source knows the instance. A single one speaks for
 // itself; of several, each one's reason is given.
-func (f *finding) unknown(ctx context.Context) error {
+func (f *result) noInstanceID(ctx context.Context) error {
 	if len(f.failed) == 1 {
 		return f.failed[0].err
 	}
@@ -207,12 +207,12 @@ func (f *finding) unknown(ctx context.Context) error {
 	return e
 }
 
-// unknownRack is the error of the first source that did not answer and might have
+// noRack is the error of the first source that did not answer and might have
 // named the rack, or nil.
-func (f *finding) unknownRack() error {
+func (f *result) noRack() error {
 	for _, failed := range f.failed {
 		var reason *metadata.Error
-		if _, partial := failed.Provider.(metadata.Partial); partial && errors.As(failed.err, &reason) {
+		if _, partial := failed.Provider.(metadata.PartialProvider); partial && errors.As(failed.err, &reason) {
 			return &metadata.Error{
 				Kind: reason.Kind, Cause: reason.Cause, Next: reason.Next + ", or set --rack (OXIDE_RACK)",
 				What: fmt.Sprintf("%s knows the instance, and the rack is asked of %s: %s", f.idFrom, failed.Name, reason.What),
@@ -222,17 +222,17 @@ func (f *finding) unknownRack() error {
 	return nil
 }
 
-// report logs who answered, and why the others did not.
-func (p *Provider) report(f finding) {
+// logSources logs who answered, and why the others did not.
+func (p *Provider) logSources(f result) {
 	rackFrom := f.rackFrom
 	if rackFrom == "" {
 		rackFrom = "nobody, so the configured name holds"
 	}
-	if p.changed("answer", f.ID+" "+f.idFrom+" "+f.Rack+" "+rackFrom) {
+	if p.isNews("answer", f.ID+" "+f.idFrom+" "+f.Rack+" "+rackFrom) {
 		p.options.Log.Info("metadata: sources", "instance_id_from", f.idFrom, "rack_from", rackFrom)
 	}
 	for _, failed := range f.failed {
-		if p.changed(failed.Name, failed.err.Error()) {
+		if p.isNews(failed.Name, failed.err.Error()) {
 			p.options.Log.Info(
 				"metadata: a source did not answer, and is not needed",
 				"source",
@@ -244,9 +244,9 @@ func (p *Provider) report(f finding) {
 	}
 }
 
-// changed reports whether this is the first line about its subject, or another than
+// isNews reports whether this is the first line about its subject, or another than
 // the last one.
-func (p *Provider) changed(subject, line string) bool {
+func (p *Provider) isNews(subject, line string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last, seen := p.logged[subject]

@@ -232,7 +232,7 @@ type agent struct {
 	t *testing.T
 
 	mu      sync.Mutex
-	world   metadatatest.World
+	world   metadatatest.Content
 	fault   metadatatest.Fault
 	repairs chan struct{}
 }
@@ -267,7 +267,7 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (a *agent) set(w metadatatest.World) {
+func (a *agent) set(w metadatatest.Content) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.world = w

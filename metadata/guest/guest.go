@@ -80,10 +80,10 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return metadata.Instance{ID: firmware.id}, nil
 }
 
-// witness is an instance ID and where it stands.
-type witness struct{ id, path string }
+// foundID is an instance ID and where it stands.
+type foundID struct{ id, path string }
 
-func conflict(a, b witness) error {
+func conflict(a, b foundID) error {
 	return &metadata.Error{
 		Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
 		What: fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", a.path, a.id, b.path, b.id),
@@ -120,28 +120,28 @@ func (p *Provider) checkVendor() error {
 
 // firmwareID is the ID in the firmware's tables, which hold it twice: as the
 // UUID, and as text in the serial number, which may be something else one day.
-func (p *Provider) firmwareID() (witness, error) {
-	uuid, serial := witness{path: p.dmi("product_uuid")}, witness{path: p.dmi("product_serial")}
+func (p *Provider) firmwareID() (foundID, error) {
+	uuid, serial := foundID{path: p.dmi("product_uuid")}, foundID{path: p.dmi("product_serial")}
 	text, err := readLine(uuid.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return witness{}, unreadable(uuid.path, err)
+		return foundID{}, unreadable(uuid.path, err)
 	}
 	if text != "" {
 		if uuid.id, err = metadata.ParseInstanceID(text); err != nil {
-			return witness{}, &metadata.Error{
+			return foundID{}, &metadata.Error{
 				Kind: metadata.ErrInvalid, What: uuid.path, Cause: err, Next: "set --instance-id, and tell who runs the rack",
 			}
 		}
 	}
 	if text, err = readLine(serial.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return witness{}, unreadable(serial.path, err)
+		return foundID{}, unreadable(serial.path, err)
 	}
 	if id, err := metadata.ParseInstanceID(text); err == nil {
 		serial.id = id
 	}
 	switch {
 	case uuid.id == "" && serial.id == "":
-		return witness{}, &metadata.Error{
+		return foundID{}, &metadata.Error{
 			Kind: metadata.ErrInvalid,
 			What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
 			Next: "set --instance-id, or choose another source by --metadata",
@@ -149,7 +149,7 @@ func (p *Provider) firmwareID() (witness, error) {
 	case uuid.id == "":
 		return serial, nil
 	case serial.id != "" && serial.id != uuid.id:
-		return witness{}, conflict(uuid, serial)
+		return foundID{}, conflict(uuid, serial)
 	}
 	return uuid, nil
 }
@@ -157,14 +157,14 @@ func (p *Provider) firmwareID() (witness, error) {
 // cloudInitID is the instance ID that cloud-init was given at this boot, none
 // where it did not run, was given another kind of ID, or cannot be read: it
 // is heard beside the firmware, and nothing depends on it.
-func (p *Provider) cloudInitID() witness {
+func (p *Provider) cloudInitID() foundID {
 	path := p.options.CloudInit
 	if path == "" {
-		return witness{}
+		return foundID{}
 	}
 	text, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return witness{}
+		return foundID{}
 	}
 	var data struct {
 		V1 struct {
@@ -176,13 +176,13 @@ func (p *Provider) cloudInitID() witness {
 	}
 	if err != nil {
 		p.options.Log.Debug("metadata: cloud-init is not heard", "file", path, "type", fmt.Sprintf("%T", err))
-		return witness{}
+		return foundID{}
 	}
 	id, err := metadata.ParseInstanceID(data.V1.InstanceID)
 	if err != nil {
-		return witness{}
+		return foundID{}
 	}
-	return witness{id: id, path: path}
+	return foundID{id: id, path: path}
 }
 
 // unreadable turns an error of reading a file into the contract's.

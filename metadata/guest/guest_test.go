@@ -87,7 +87,7 @@ func TestConformance(t *testing.T) {
 		}
 		return metadatatest.Harness{
 			New: func() metadata.Provider { return metadatatest.Unprivileged(guest.New(options), &denied) },
-			Set: func(w metadatatest.World) {
+			Set: func(w metadatatest.Content) {
 				changes := files{"product_uuid": "", "product_serial": "", cloudInit: beside}
 				if w.ID != nil {
 					changes["product_uuid"] = *w.ID + "\n"

@@ -90,8 +90,8 @@ func newConnection(config *rest.Config) (*connection, error) {
 	return &connection{Interface: made, server: strings.TrimSuffix(config.Host, "/")}, nil
 }
 
-// drop makes the next call connect anew, with what the files of credentials say then.
-func (c *client) drop(failed *connection) {
+// disconnect makes the next call connect anew, with what the files of credentials say then.
+func (c *client) disconnect(failed *connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connected == failed {
@@ -186,11 +186,11 @@ func (c *client) do(ctx context.Context, r request, out any, also ...int) (statu
 		if status = httpStatus(err); slices.Contains(also, status) {
 			return status, nil
 		}
-		return status, c.failed(ctx, connected, r, err)
+		return status, c.requestError(ctx, connected, r, err)
 	}
 	if out != nil {
 		if err := json.Unmarshal(body, out); err != nil {
-			return http.StatusOK, c.strange(r)
+			return http.StatusOK, c.unexpectedAnswer(r)
 		}
 	}
 	return http.StatusOK, nil
@@ -213,7 +213,7 @@ func (c *client) send(ctx context.Context, r request) (*connection, []byte, erro
 		if err == nil || httpStatus(err) != 0 || ctx.Err() != nil || !again {
 			return connected, body, err
 		}
-		c.drop(connected)
+		c.disconnect(connected)
 	}
 }
 
@@ -228,7 +228,7 @@ func (c *client) stream(ctx context.Context, r request) (io.ReadCloser, error) {
 		return nil, errGone
 	}
 	if err != nil {
-		return nil, c.failed(ctx, connected, r, err)
+		return nil, c.requestError(ctx, connected, r, err)
 	}
 	return body, nil
 }
@@ -276,15 +276,15 @@ func httpStatus(err error) int {
 	return 0
 }
 
-// failed turns an error of client-go into the contract's. What the API server says beside the HTTP status stays out: it
+// requestError turns an error of client-go into the contract's. What the API server says beside the HTTP status stays out: it
 // knows the names of others.
-func (c *client) failed(ctx context.Context, connected *connection, r request, err error) error {
+func (c *client) requestError(ctx context.Context, connected *connection, r request, err error) error {
 	status := httpStatus(err)
 	if status == 0 || status == http.StatusUnauthorized {
-		c.drop(connected)
+		c.disconnect(connected)
 	}
 	if status == 0 {
-		return c.unreached(ctx, connected, err)
+		return c.connectionError(ctx, connected, err)
 	}
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady,
@@ -312,8 +312,8 @@ func (c *client) failed(ctx context.Context, connected *connection, r request, e
 	return e
 }
 
-// unreached turns an error of reaching the API server, or of getting credentials, into the contract's.
-func (c *client) unreached(ctx context.Context, connected *connection, err error) error {
+// connectionError turns an error of reaching the API server, or of getting credentials, into the contract's.
+func (c *client) connectionError(ctx context.Context, connected *connection, err error) error {
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady, What: "ask the Kubernetes API server " + connected.server, Cause: oneLine(err),
 		Next: "check that it runs and can be reached from here",
@@ -338,8 +338,8 @@ func (c *client) unreached(ctx context.Context, connected *connection, err error
 	return e
 }
 
-// strange is the error of an answer that is not what was asked for.
-func (c *client) strange(r request) error {
+// unexpectedAnswer is the error of an answer that is not what was asked for.
+func (c *client) unexpectedAnswer(r request) error {
 	connected, err := c.connect()
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ import (
 // be restarted next. A pod without a controller is not evicted, since nothing would make it again, and so keeps the
 // Node from being drained.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		return nil, err
 	}
 	for _, p := range pods.Items {
-		if p.stays() {
+		if p.exemptFromDrain() {
 			continue
 		}
 		why, err := r.evict(ctx, p)
@@ -59,29 +59,29 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 
 // Undrain implements [metadata.Drainer].
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(
+	return r.patchMarked(
 		ctx,
 		"uncordon Node ",
 		instanceID,
 		cordonAnnotation,
 		restartID,
-		func(n node) map[string]any { return cordoned(n, nil, nil) },
+		func(n node) map[string]any { return cordonPatch(n, nil, nil) },
 	)
 }
 
 // cordon marks a Node as unschedulable and remembers for which restart, unless somebody else has marked it.
 func (r *Restarts) cordon(ctx context.Context, name, restartID string) error {
-	return r.change(ctx, "cordon Node "+name, name, func(n node) map[string]any {
+	return r.patchUnchanged(ctx, "cordon Node "+name, name, func(n node) map[string]any {
 		by, ours := n.Metadata.Annotations[cordonAnnotation]
 		if n.Spec.Unschedulable && (!ours || by == restartID) {
 			return nil
 		}
-		return cordoned(n, restartID, true)
+		return cordonPatch(n, restartID, true)
 	})
 }
 
-// cordoned is the patch by which a Node, as it was read, is cordoned or no longer so.
-func cordoned(n node, by, unschedulable any) map[string]any {
+// cordonPatch is the patch by which a Node, as it was read, is cordonPatch or no longer so.
+func cordonPatch(n node, by, unschedulable any) map[string]any {
 	patch := annotations{cordonAnnotation: by}.patch(n.Metadata.ResourceVersion)
 	patch["spec"] = map[string]any{"unschedulable": unschedulable}
 	return patch
@@ -114,11 +114,11 @@ type containerStatus struct {
 	State, LastState struct{ Running, Terminated *struct{} }
 }
 
-// stays reports whether a pod has nothing to do with a drain.
-func (p pod) stays() bool {
+// exemptFromDrain reports whether a pod has nothing to do with a drain.
+func (p pod) exemptFromDrain() bool {
 	_, mirror := p.Metadata.Annotations["kubernetes.io/config.mirror"]
 	over := p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
-	return mirror || over || p.controller() == "DaemonSet" || p.waits()
+	return mirror || over || p.controller() == "DaemonSet" || p.awaitsVolumes()
 }
 
 // controller is the kind of what would make the pod again, or empty.
@@ -131,9 +131,9 @@ func (p pod) controller() string {
 	return ""
 }
 
-// waits reports whether the pod has claims and has not begun to work. The kubelet starts no container, init containers
+// awaitsVolumes reports whether the pod has claims and has not begun to work. The kubelet starts no container, init containers
 // included, before all volumes are there.
-func (p pod) waits() bool {
+func (p pod) awaitsVolumes() bool {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if c.RestartCount > 0 || c.State.Running != nil || c.State.Terminated != nil || c.LastState.Terminated != nil {
 			return false

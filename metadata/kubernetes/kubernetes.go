@@ -66,9 +66,9 @@ const (
 	// providerPrefix begins the provider ID that the Oxide cloud controller manager
 	// writes: oxidecomputer/oxide-cloud-controller-manager, internal/provider.
 	providerPrefix = "oxide://"
-	// uninitialized is the taint that a kubelet with --cloud-provider=external sets
+	// uninitializedTaint is the taint that a kubelet with --cloud-provider=external sets
 	// and a cloud controller manager takes away: k8s.io/cloud-provider/api.
-	uninitialized = "node.cloudprovider.kubernetes.io/uninitialized"
+	uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
 )
 
 // Options says which Node this is and how to ask for it.
@@ -114,20 +114,20 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	instance, err := p.known(n)
+	instance, err := p.instanceOf(n)
 	if err == nil && instance.ID == "" {
 		return metadata.Instance{}, p.noID(n)
 	}
 	return instance, err
 }
 
-// Known implements [metadata.Partial].
+// Known implements [metadata.PartialProvider].
 func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 	n, err := p.read(ctx, p.node)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	return p.known(n)
+	return p.instanceOf(n)
 }
 
 // node is what is read of a Node.
@@ -163,28 +163,28 @@ func (t *taint) UnmarshalJSON(text []byte) error {
 // MarshalJSON implements [json.Marshaler].
 func (t taint) MarshalJSON() ([]byte, error) { return t.text, nil }
 
-// waiting reports whether the cluster still waits for its cloud controller manager.
-func (n node) waiting() bool {
+// awaitsCloudController reports whether the cluster still waits for its cloud controller manager.
+func (n node) awaitsCloudController() bool {
 	for _, taint := range n.Spec.Taints {
-		if taint.key == uninitialized {
+		if taint.key == uninitializedTaint {
 			return true
 		}
 	}
 	return false
 }
 
-// known makes an answer of what a Node says.
-func (p *Provider) known(n node) (metadata.Instance, error) {
+// instanceOf makes an answer of what a Node says.
+func (p *Provider) instanceOf(n node) (metadata.Instance, error) {
 	id, err := p.instanceID(n)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	rack, err := p.mark(n, p.options.RackLabel)
+	rack, err := p.labelOrAnnotation(n, p.options.RackLabel)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	if rack == "" && n.waiting() {
-		return metadata.Instance{}, p.uninitialized()
+	if rack == "" && n.awaitsCloudController() {
+		return metadata.Instance{}, p.notInitialized()
 	}
 	if rack != "" {
 		if err := metadata.CheckRack(rack); err != nil {
@@ -216,14 +216,14 @@ func (p *Provider) instanceID(n node) (string, error) {
 		text = rest
 	} else {
 		var err error
-		if text, err = p.mark(n, label); err != nil {
+		if text, err = p.labelOrAnnotation(n, label); err != nil {
 			return "", err
 		}
 		from, next = label, "set it to the UUID of this instance"
 		_, labelled := n.Metadata.Labels[label]
 		_, annotated := n.Metadata.Annotations[label]
 		if !labelled && !annotated {
-			if n.Status.NodeInfo.SystemUUID == "" || n.waiting() {
+			if n.Status.NodeInfo.SystemUUID == "" || n.awaitsCloudController() {
 				return "", nil
 			}
 			text, from = n.Status.NodeInfo.SystemUUID, "status.nodeInfo.systemUUID"
@@ -237,8 +237,8 @@ func (p *Provider) instanceID(n node) (string, error) {
 	return id, nil
 }
 
-// mark is the value of a label or annotation, or empty.
-func (p *Provider) mark(n node, name string) (string, error) {
+// labelOrAnnotation is the value of a label or annotation, or empty.
+func (p *Provider) labelOrAnnotation(n node, name string) (string, error) {
 	label, annotation := n.Metadata.Labels[name], n.Metadata.Annotations[name]
 	switch {
 	case label != "" && annotation != "" && label != annotation:
@@ -261,8 +261,8 @@ func (p *Provider) invalid(what string, cause error, next string) error {
 
 // noID says why a Node names no instance.
 func (p *Provider) noID(n node) error {
-	if n.waiting() {
-		return p.uninitialized()
+	if n.awaitsCloudController() {
+		return p.notInitialized()
 	}
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
@@ -276,13 +276,13 @@ func (p *Provider) noID(n node) error {
 	}
 }
 
-func (p *Provider) uninitialized() error {
+func (p *Provider) notInitialized() error {
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
 		What: fmt.Sprintf(
 			"wait for the cloud controller manager to initialise Node %q, which has the taint %s",
 			p.options.NodeName,
-			uninitialized,
+			uninitializedTaint,
 		),
 		Next: "check that the Oxide cloud controller manager runs and what it logs about this Node",
 	}
@@ -294,7 +294,7 @@ func (c *client) read(ctx context.Context, followed *watch[node]) (node, error) 
 	if !ok {
 		s = c.getNode(ctx)
 	}
-	if s.err == nil && !s.there {
+	if s.err == nil && !s.exists {
 		s.err = noNode(c.options.NodeName)
 	}
 	return s.object, s.err
@@ -305,9 +305,9 @@ func (c *client) getNode(ctx context.Context) (s state[node]) {
 	name := c.options.NodeName
 	r := getNode(fmt.Sprintf("get Node %q", name), name)
 	status, err := c.do(ctx, r, &s.object, http.StatusNotFound)
-	s.there, s.err = status == http.StatusOK, err
-	if err == nil && s.there && (s.object.Kind != "Node" || s.object.name() != name) {
-		s.err = c.strange(r)
+	s.exists, s.err = status == http.StatusOK, err
+	if err == nil && s.exists && (s.object.Kind != "Node" || s.object.name() != name) {
+		s.err = c.unexpectedAnswer(r)
 	}
 	return s
 }

@@ -199,7 +199,7 @@ func TestConformance(t *testing.T) {
 		s.object = node()
 		return metadatatest.Harness{
 			New: func() metadata.Provider { return kubernetes.New(s.options()) },
-			Set: func(w metadatatest.World) {
+			Set: func(w metadatatest.Content) {
 				var changes []func(object)
 				if w.ID != nil {
 					changes = append(changes, providerID("oxide://"+*w.ID))

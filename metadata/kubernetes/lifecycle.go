@@ -127,7 +127,7 @@ func (n *Node) Leaving(ctx context.Context) (why string, err error) {
 	switch {
 	case s.err != nil:
 		return "", s.err
-	case !s.there, s.object.Metadata.DeletionTimestamp != "":
+	case !s.exists, s.object.Metadata.DeletionTimestamp != "":
 		return "it was deleted", nil
 	case s.object.Spec.Unschedulable:
 		return "it is cordoned", nil
@@ -174,7 +174,7 @@ func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string
 			return nil, err
 		}
 		if list.Kind != "VolumeAttachmentList" {
-			return nil, n.strange(r)
+			return nil, n.unexpectedAnswer(r)
 		}
 		for _, item := range list.Items {
 			if item.Spec.Attacher == driver && item.Spec.NodeName == n.options.NodeName {

@@ -45,18 +45,18 @@ type Restarts struct {
 	*client
 
 	mu sync.Mutex
-	// names are the Nodes on which instances were last seen.
-	names map[string]string
+	// nodeNames are the Nodes on which instances were last seen.
+	nodeNames map[string]string
 }
 
 // NewRestarts makes the controller's half. It asks nothing yet, and needs no NodeName.
 func NewRestarts(options Options) *Restarts {
-	return &Restarts{client: newClient(options), names: map[string]string{}}
+	return &Restarts{client: newClient(options), nodeNames: map[string]string{}}
 }
 
 // Request implements [metadata.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return err
 	}
@@ -75,11 +75,11 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 
 // Reply implements [metadata.RestartRequester].
 func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	asked, said, err := r.restart(ctx, name)
+	asked, said, err := r.readRestart(ctx, name)
 	if err != nil || asked != restartID {
 		return metadata.RestartReply{}, err
 	}
@@ -88,11 +88,11 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 
 // Withdraw implements [metadata.RestartRequester].
 func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (said metadata.RestartReply, err error) {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	err = r.change(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
+	err = r.patchUnchanged(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
 		var asked string
 		if asked, said = n.restart(); asked != restartID {
 			said = metadata.RestartReply{}
@@ -111,7 +111,7 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 
 // Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(
+	return r.patchMarked(
 		ctx,
 		"forget the restart of Node ",
 		instanceID,
@@ -123,23 +123,23 @@ func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) err
 	)
 }
 
-// undo patches the Node of an instance while an annotation names this restart. While the plugin there is not
-// registered, the Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with
+// patchMarked patches the Node of an instance while an annotation names this restart. While the plugin there is not
+// registered, the Node is known by that annotation. Where no Node has it, there is nothing to patchMarked: it was deleted with
 // its Node.
-func (r *Restarts) undo(
+func (r *Restarts) patchMarked(
 	ctx context.Context,
 	what, instanceID, annotation, restartID string,
 	patch func(node) map[string]any,
 ) error {
 	marked := func(n node) bool { return n.Metadata.Annotations[annotation] == restartID }
-	name, err := r.lookUp(ctx, instanceID)
+	name, err := r.lookUpNodeName(ctx, instanceID)
 	if err == nil && name == "" {
-		name, err = search(ctx, r.client, nodes, marked)
+		name, err = firstMatch(ctx, r.client, nodes, marked)
 	}
 	if err != nil || name == "" {
 		return err
 	}
-	return r.change(ctx, what+name, name, func(n node) map[string]any {
+	return r.patchUnchanged(ctx, what+name, name, func(n node) map[string]any {
 		if !marked(n) {
 			return nil
 		}
@@ -152,7 +152,7 @@ const repeatReport = 5 * time.Minute
 
 // Report implements [metadata.RestartRequester]: an event of the Node, which one sees with kubectl describe node.
 func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return err
 	}
@@ -189,9 +189,9 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	return err
 }
 
-// find is the name of the Node that is an instance.
-func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) {
-	name, err := r.lookUp(ctx, instanceID)
+// nodeName is the name of the Node that is an instance.
+func (r *Restarts) nodeName(ctx context.Context, instanceID string) (string, error) {
+	name, err := r.lookUpNodeName(ctx, instanceID)
 	if err == nil && name == "" {
 		return "", &metadata.Error{
 			Kind: metadata.ErrNotReady,
@@ -206,29 +206,29 @@ func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) 
 	return name, err
 }
 
-// lookUp is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node
+// lookUpNodeName is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node
 // plugin is registered with it, and so does the Node's provider ID, where there is a cloud controller manager.
-func (r *Restarts) lookUp(ctx context.Context, instanceID string) (string, error) {
-	if name, err := r.stillThere(ctx, instanceID); err != nil || name != "" {
+func (r *Restarts) lookUpNodeName(ctx context.Context, instanceID string) (string, error) {
+	if name, err := r.cachedNodeName(ctx, instanceID); err != nil || name != "" {
 		return name, err
 	}
-	name, err := search(ctx, r.client, csiNodes, func(n csiNode) bool { return n.has(instanceID) })
+	name, err := firstMatch(ctx, r.client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
 	if err == nil && name == "" {
-		name, err = search(ctx, r.client, nodes, func(n node) bool { return n.provides(instanceID) })
+		name, err = firstMatch(ctx, r.client, nodes, func(n node) bool { return n.hasProviderID(instanceID) })
 	}
 	if err != nil || name == "" {
 		return "", err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.names[instanceID] = name
+	r.nodeNames[instanceID] = name
 	return name, nil
 }
 
-// stillThere is the Node on which an instance was last seen, if it is still that instance's; else it is empty.
-func (r *Restarts) stillThere(ctx context.Context, instanceID string) (string, error) {
+// cachedNodeName is the Node on which an instance was last seen, if it is still that instance's; else it is empty.
+func (r *Restarts) cachedNodeName(ctx context.Context, instanceID string) (string, error) {
 	r.mu.Lock()
-	name := r.names[instanceID]
+	name := r.nodeNames[instanceID]
 	r.mu.Unlock()
 	if name == "" {
 		return "", nil
@@ -241,14 +241,14 @@ func (r *Restarts) stillThere(ctx context.Context, instanceID string) (string, e
 		verb:     "get",
 		resource: "csinodes",
 	}, &n, http.StatusNotFound)
-	if err != nil || status != http.StatusOK || !n.has(instanceID) {
+	if err != nil || status != http.StatusOK || !n.hasNodeID(instanceID) {
 		return "", err
 	}
 	return name, nil
 }
 
-// search is the name of the first object of a list that is meant, or empty.
-func search[T named](ctx context.Context, c *client, list string, meant func(T) bool) (string, error) {
+// firstMatch is the name of the first object of a list that is meant, or empty.
+func firstMatch[T named](ctx context.Context, c *client, list string, meant func(T) bool) (string, error) {
 	query := url.Values{"limit": {"250"}}
 	for {
 		var page struct {
@@ -286,8 +286,8 @@ type csiNode struct {
 	}
 }
 
-// has reports whether a CSINode is an instance's.
-func (n csiNode) has(instanceID string) bool {
+// hasNodeID reports whether a CSINode is an instance's.
+func (n csiNode) hasNodeID(instanceID string) bool {
 	for _, d := range n.Spec.Drivers {
 		if d.Name == driver && d.NodeID == instanceID {
 			return true
@@ -296,8 +296,8 @@ func (n csiNode) has(instanceID string) bool {
 	return false
 }
 
-// provides reports whether a Node's provider ID is an instance.
-func (n node) provides(instanceID string) bool {
+// hasProviderID reports whether a Node's provider ID is an instance.
+func (n node) hasProviderID(instanceID string) bool {
 	text, ours := strings.CutPrefix(n.Spec.ProviderID, providerPrefix)
 	id, err := metadata.ParseInstanceID(text)
 	return ours && err == nil && id == instanceID
@@ -346,13 +346,13 @@ func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply
 	if s, followed := l.node.get(ctx); followed && s.err != nil {
 		return "", metadata.RestartReply{}, s.err
 	}
-	return l.restart(ctx, l.options.NodeName)
+	return l.readRestart(ctx, l.options.NodeName)
 }
 
 // Reply implements [metadata.RestartListener].
 func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
 	name, stands := l.options.NodeName, false
-	err := l.change(ctx, "answer to the restart of Node "+name, name, func(n node) map[string]any {
+	err := l.patchUnchanged(ctx, "answer to the restart of Node "+name, name, func(n node) map[string]any {
 		asked, said := n.restart()
 		if stands = asked == restartID; !stands || said == answer {
 			return nil
@@ -369,9 +369,9 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 	return err
 }
 
-// restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store,
+// readRestart reads of a Node which readRestart is asked for, and what was said to it. It is asked of the API server's store,
 // not of its cache: what was withdrawn must not be read any more.
-func (c *client) restart(ctx context.Context, name string) (asked string, said metadata.RestartReply, err error) {
+func (c *client) readRestart(ctx context.Context, name string) (asked string, said metadata.RestartReply, err error) {
 	r := getNode("get Node "+name, name)
 	r.accept = metadataOnly
 	var n node
@@ -389,9 +389,9 @@ func (n node) restart() (asked string, said metadata.RestartReply) {
 	return asked, metadata.ParseRestartReply(n.Metadata.Annotations[replyAnnotation], asked)
 }
 
-// change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No
-// patch is no change.
-func (c *client) change(ctx context.Context, what, name string, patch func(node) map[string]any) error {
+// patchUnchanged patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No
+// patch is no patchUnchanged.
+func (c *client) patchUnchanged(ctx context.Context, what, name string, patch func(node) map[string]any) error {
 	for {
 		var n node
 		if _, err := c.do(ctx, getNode(what, name), &n); err != nil {

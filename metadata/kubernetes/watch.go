@@ -46,8 +46,8 @@ type watch[T named] struct {
 	// followers are signalled after each change. The last one that goes ends the watch.
 	followers map[chan struct{}]struct{}
 	stop      context.CancelFunc
-	// first is closed once the state is known.
-	first chan struct{}
+	// known is closed once the state is known.
+	known chan struct{}
 	state state[T]
 }
 
@@ -56,8 +56,8 @@ type named interface{ name() string }
 // state is what is known of an object.
 type state[T any] struct {
 	object T
-	// there says that the object exists.
-	there bool
+	// exists says that the object exists.
+	exists bool
 	// err is why it is not known.
 	err error
 }
@@ -69,11 +69,11 @@ func (w *watch[T]) follow(ctx context.Context) <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.followers) == 0 {
-		w.followers, w.first, w.state = map[chan struct{}]struct{}{}, make(chan struct{}), state[T]{}
+		w.followers, w.known, w.state = map[chan struct{}]struct{}{}, make(chan struct{}), state[T]{}
 		var watching context.Context
 		watching, w.stop = context.WithCancel(context.WithoutCancel(ctx))
 		go w.run(watching)
-	} else if closed(w.first) {
+	} else if closed(w.known) {
 		changes <- struct{}{}
 	}
 	w.followers[changes] = struct{}{}
@@ -90,7 +90,7 @@ func (w *watch[T]) follow(ctx context.Context) <-chan struct{} {
 // get returns the state of the object, once it is known. It reports false if nobody follows the object.
 func (w *watch[T]) get(ctx context.Context) (s state[T], followed bool) {
 	w.mu.Lock()
-	followed, first := len(w.followers) > 0, w.first
+	followed, first := len(w.followers) > 0, w.known
 	w.mu.Unlock()
 	if !followed {
 		return state[T]{}, false
@@ -128,8 +128,8 @@ func (w *watch[T]) set(ctx context.Context, change func(*state[T])) {
 		return
 	}
 	change(&w.state)
-	if !closed(w.first) {
-		close(w.first)
+	if !closed(w.known) {
+		close(w.known)
 	}
 	for changes := range w.followers {
 		metadata.Signal(changes)
@@ -233,13 +233,13 @@ func (w *watch[T]) list(ctx context.Context) (version string, err error) {
 	}
 	version = list.Metadata.ResourceVersion
 	if version == "" {
-		return "", w.client.strange(r)
+		return "", w.client.unexpectedAnswer(r)
 	}
 	w.set(ctx, func(s *state[T]) {
 		*s = state[T]{}
 		for _, item := range list.Items {
 			if item.name() == w.client.options.NodeName {
-				s.object, s.there = item, true
+				s.object, s.exists = item, true
 			}
 		}
 	})
@@ -255,32 +255,32 @@ func (w *watch[T]) read(ctx context.Context, r request, body io.Reader, version 
 		}
 		if err := decoder.Decode(&event); err != nil {
 			if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
-				return w.client.strange(r)
+				return w.client.unexpectedAnswer(r)
 			}
 			return nil // it has ended, in time or not: the next watch says what is wrong
 		}
 		if event.Type == "ERROR" {
-			return w.ended(r, event.Object)
+			return w.errorEvent(r, event.Object)
 		}
 		var of object
 		if err := json.Unmarshal(event.Object, &of); err != nil || of.Metadata.ResourceVersion == "" {
-			return w.client.strange(r)
+			return w.client.unexpectedAnswer(r)
 		}
-		if err := w.take(ctx, event.Type, of.name(), event.Object); err != nil {
-			return w.client.strange(r)
+		if err := w.apply(ctx, event.Type, of.name(), event.Object); err != nil {
+			return w.client.unexpectedAnswer(r)
 		}
 		*version = of.Metadata.ResourceVersion
 	}
 }
 
-// take changes the state as an event says. A bookmark changes nothing but the version.
-func (w *watch[T]) take(ctx context.Context, event, name string, text json.RawMessage) error {
+// apply changes the state as an event says. A bookmark changes nothing but the version.
+func (w *watch[T]) apply(ctx context.Context, event, name string, text json.RawMessage) error {
 	if event == "BOOKMARK" || name != w.client.options.NodeName {
 		return nil
 	}
 	var next state[T]
 	if event != "DELETED" {
-		next.there = true
+		next.exists = true
 		if err := json.Unmarshal(text, &next.object); err != nil {
 			return err
 		}
@@ -289,11 +289,11 @@ func (w *watch[T]) take(ctx context.Context, event, name string, text json.RawMe
 	return nil
 }
 
-// ended is the error with which the API server has ended a watch.
-func (w *watch[T]) ended(r request, text json.RawMessage) error {
+// errorEvent is the error with which the API server has errorEvent a watch.
+func (w *watch[T]) errorEvent(r request, text json.RawMessage) error {
 	var status struct{ Code int }
 	if err := json.Unmarshal(text, &status); err != nil {
-		return w.client.strange(r)
+		return w.client.unexpectedAnswer(r)
 	}
 	if status.Code == http.StatusGone {
 		return errGone

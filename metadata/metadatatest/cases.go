@@ -81,13 +81,13 @@ var cases = []testCase{
 		}
 	}},
 	{name: "no rack", needs: []Ability{CanKnowRack}, run: func(p *probe) {
-		p.Set(World{ID: Text(idA)})
+		p.Set(Content{ID: Text(idA)})
 		p.want("source without a rack", idA, "")
 	}},
 	{name: "identity in every notation", needs: []Ability{CanHoldAnyText}, run: everyNotation},
 	{name: "missing identity", run: func(p *probe) {
 		p.wantError("source that holds nothing", either...)
-		p.Set(World{Rack: Text(rackA)})
+		p.Set(Content{Rack: Text(rackA)})
 		p.wantError("source that holds only a rack", either...)
 		p.set(idA, rackA)
 		p.want("once it is there", idA, rackA)
@@ -225,35 +225,35 @@ func malformedRack(p *probe) {
 func knownParts(p *probe) {
 	for _, part := range []struct {
 		when string
-		w    World
+		w    Content
 		want metadata.Instance
 	}{
-		{"the whole", World{ID: Text(idA), Rack: Text(rackA)}, metadata.Instance{ID: idA, Rack: rackA}},
-		{"only a rack", World{Rack: Text(rackA)}, metadata.Instance{Rack: rackA}},
-		{"only an ID", World{ID: Text(idA)}, metadata.Instance{ID: idA}},
+		{"the whole", Content{ID: Text(idA), Rack: Text(rackA)}, metadata.Instance{ID: idA, Rack: rackA}},
+		{"only a rack", Content{Rack: Text(rackA)}, metadata.Instance{Rack: rackA}},
+		{"only an ID", Content{ID: Text(idA)}, metadata.Instance{ID: idA}},
 	} {
 		// Its own provider, as one may remember its first answer.
 		p.provider = p.New()
 		p.Set(part.w)
-		if got, err := p.known(context.Background()); err != nil || got != part.want {
+		if got, err := p.askPartial(context.Background()); err != nil || got != part.want {
 			p.failf("%s is known: %+v, %v; want %+v", part.when, got, err, part.want)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if got, err := p.known(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, metadata.ErrNotReady) {
+	if got, err := p.askPartial(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, metadata.ErrNotReady) {
 		p.failf("with a context that has ended: %+v, %v", got, err)
 	}
 }
 
 func malformedPart(p *probe) {
-	for when, w := range map[string]World{
+	for when, w := range map[string]Content{
 		"rack without an ID": {Rack: Text("-east")},
 		"rack":               {ID: Text(idA), Rack: Text("east/1")},
 		"ID":                 {ID: Text("node-a"), Rack: Text(rackA)},
 	} {
 		p.Set(w)
-		if got, err := p.known(context.Background()); !errors.Is(err, metadata.ErrInvalid) {
+		if got, err := p.askPartial(context.Background()); !errors.Is(err, metadata.ErrInvalid) {
 			p.failf("malformed %s is known: %+v, %v; want an ErrInvalid", when, got, err)
 		}
 	}

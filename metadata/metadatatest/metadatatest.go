@@ -33,7 +33,7 @@ type Harness struct {
 	// Set makes the source hold this from now on, all of it in one step. It,
 	// Break and Repair return when what they do has taken effect, and may be
 	// called from any goroutine: they report with t.Error, not t.Fatal.
-	Set func(World)
+	Set func(Content)
 	// Break breaks the source in one way until Repair, which is only called
 	// after it. What was Set stays.
 	Break  func(Fault)
@@ -46,8 +46,8 @@ type Harness struct {
 	Cannot map[Ability]string
 }
 
-// World is what the source says about this instance.
-type World struct {
+// Content is what the source says about this instance.
+type Content struct {
 	// ID and Rack are put into the source as they are, right or wrong. Nil
 	// stands for a source that does not mention it.
 	ID, Rack *string
@@ -102,11 +102,11 @@ var abilities = []Ability{
 	CanHoldSecrets,
 }
 
-// patience is how long a provider may take to notice that its context has
+// answerTimeout is how long a provider may take to notice that its context has
 // ended, and how long one that is not slow may take to answer.
 const (
 	soon     = 2 * time.Second
-	patience = 10 * time.Second
+	answerTimeout = 10 * time.Second
 )
 
 // Run runs the suite.

@@ -36,24 +36,24 @@ func (p *probe) failf(format string, args ...any) {
 
 // set puts a rack too wherever the source knows racks.
 func (p *probe) set(id, rack string) {
-	p.Set(World{ID: Text(id), Rack: Text(rack)})
+	p.Set(Content{ID: Text(id), Rack: Text(rack)})
 }
 
 // ask asks once with a context that does not end by itself.
 func (p *probe) ask() (metadata.Instance, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	return p.askUntil(ctx)
 }
 
-// known asks once for whatever is known.
-func (p *probe) known(ctx context.Context) (metadata.Instance, error) {
-	partial, ok := p.provider.(metadata.Partial)
+// askPartial asks once for whatever is askPartial.
+func (p *probe) askPartial(ctx context.Context) (metadata.Instance, error) {
+	partial, ok := p.provider.(metadata.PartialProvider)
 	if !ok {
 		p.failf("%T is no metadata.Partial, and the harness does not say why", p.provider)
 		return metadata.Instance{}, errStuck
 	}
-	return p.call(ctx, partial.Known, true)
+	return p.call(ctx, partial.PartialInstance, true)
 }
 
 // errStuck stands for a provider that did not return.

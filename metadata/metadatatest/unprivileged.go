@@ -35,7 +35,7 @@ func (u unprivileged) Instance(ctx context.Context) (metadata.Instance, error) {
 
 func (u unprivileged) Known(ctx context.Context) (metadata.Instance, error) {
 	defer u.enter()()
-	return u.Provider.(metadata.Partial).Known(ctx)
+	return u.Provider.(metadata.PartialProvider).PartialInstance(ctx)
 }
 
 // enter makes the thread an ordinary user's as far as files are concerned, where

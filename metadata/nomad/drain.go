@@ -22,11 +22,11 @@ import (
 // another node, which would be restarted next. Of each group one allocation at a time is stopped. Allocations of system jobs
 // belong to the node; those of batch jobs are left to come to their end.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.close(ctx, node, restartID); err != nil {
+	if err := r.makeIneligible(ctx, node, restartID); err != nil {
 		return nil, err
 	}
 	var allocations []allocation
@@ -40,7 +40,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	); err != nil {
 		return nil, err
 	}
-	allocations = slices.DeleteFunc(allocations, allocation.stays)
+	allocations = slices.DeleteFunc(allocations, allocation.exemptFromDrain)
 	ending := map[string]bool{}
 	for _, a := range allocations {
 		ending[a.group()] = ending[a.group()] || a.ending()
@@ -76,7 +76,7 @@ const ineligible = "ineligible"
 // Undrain implements [metadata.Drainer]. While the plugin there is not known, the node is known by what its drain has written. Where
 // there is no such node, it was purged, and its drain with it.
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	known, err := r.lookUp(ctx, r.options, instanceID)
+	known, err := r.lookUpNodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) er
 }
 
 func (r *Restarts) undrain(ctx context.Context, node, restartID string) error {
-	meta, err := r.options.readAnywhere(ctx, node)
+	meta, err := r.options.readOrAskServers(ctx, node)
 	if err != nil || meta[keyDrain] != restartID {
 		return err
 	}
@@ -107,9 +107,9 @@ func (r *Restarts) undrain(ctx context.Context, node, restartID string) error {
 	return err
 }
 
-// close makes a node ineligible and remembers for which restart, unless somebody else has made it so.
-func (r *Restarts) close(ctx context.Context, node, restartID string) error {
-	info, _, err := r.options.info(ctx, node, 0)
+// makeIneligible makes a node ineligible and remembers for which restart, unless somebody else has made it so.
+func (r *Restarts) makeIneligible(ctx context.Context, node, restartID string) error {
+	info, _, err := r.options.nodeInfo(ctx, node, 0)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (o Options) setEligible(ctx context.Context, node, eligibility string) erro
 
 // write changes something on the servers.
 func (o Options) write(ctx context.Context, what, path string, in any) error {
-	return o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	return o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		_, err := client.Raw().Write(path, in, nil, (&api.WriteOptions{}).WithContext(ctx))
 		return err
 	})
@@ -166,19 +166,19 @@ func (a allocation) ending() bool {
 	return a.DesiredStatus != "run" || a.DesiredTransition.Migrate != nil && *a.DesiredTransition.Migrate
 }
 
-// stays reports whether an allocation has nothing to do with a drain.
-func (a allocation) stays() bool {
+// exemptFromDrain reports whether an allocation has nothing to do with a drain.
+func (a allocation) exemptFromDrain() bool {
 	switch {
 	case a.ClientStatus != "running" && a.ClientStatus != "pending":
 		return true
 	case a.Job.Type == "system" || a.Job.Type == "sysbatch":
 		return true
 	}
-	return a.hasVolume() && !a.begun()
+	return a.hasVolume() && !a.started()
 }
 
-// begun reports whether a task has ever started; one that is to be started again makes the allocation pending, too.
-func (a allocation) begun() bool {
+// started reports whether a task has ever started; one that is to be started again makes the allocation pending, too.
+func (a allocation) started() bool {
 	for _, task := range a.TaskStates {
 		if !task.StartedAt.IsZero() {
 			return true

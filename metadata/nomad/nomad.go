@@ -90,7 +90,7 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return instance, err
 }
 
-// Known implements [metadata.Partial].
+// Known implements [metadata.PartialProvider].
 func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 	var answer *api.NodeMetaResponse
 	err := p.options.call(ctx, readMeta, func(client *api.Client) (err error) {
@@ -101,11 +101,11 @@ func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	return known(answer.Meta)
+	return instanceOf(answer.Meta)
 }
 
-// known makes an answer of the client's metadata.
-func known(meta map[string]string) (instance metadata.Instance, err error) {
+// instanceOf makes an answer of the client's metadata.
+func instanceOf(meta map[string]string) (instance metadata.Instance, err error) {
 	if text, ok := meta[keyInstanceID]; ok {
 		if instance.ID, err = metadata.ParseInstanceID(text); err != nil {
 			return metadata.Instance{}, &metadata.Error{
@@ -151,8 +151,8 @@ func (o Options) token() (string, error) {
 	return "", e
 }
 
-// purpose is what the agent is asked for.
-type purpose struct {
+// operation is what the agent is asked for.
+type operation struct {
 	// what it is, as part of an error.
 	what string
 	// wrong is what an answer is that cannot be read.
@@ -161,10 +161,10 @@ type purpose struct {
 	policy string
 }
 
-var readMeta = purpose{what: "ask", wrong: "the answer is no client metadata", policy: `node { policy = "read" }`}
+var readMeta = operation{what: "ask", wrong: "the answer is no client metadata", policy: `node { policy = "read" }`}
 
 // call asks the agent, at its addresses in their order. When none answers, the error has each one's reason.
-func (o Options) call(ctx context.Context, why purpose, ask func(*api.Client) error) error {
+func (o Options) call(ctx context.Context, why operation, ask func(*api.Client) error) error {
 	if err := ctx.Err(); err != nil {
 		return &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad not asked", Cause: err, Next: "ask again"}
 	}
@@ -206,7 +206,7 @@ func (o Options) addresses() (all []string) {
 func (o Options) callAt(
 	ctx context.Context,
 	address, token string,
-	why purpose,
+	why operation,
 	ask func(*api.Client) error,
 ) *metadata.Error {
 	httpClient, err := o.client(address)
@@ -272,7 +272,7 @@ func (o Options) client(address string) (*http.Client, error) {
 
 // explain turns an error of asking into the contract's. What the agent says stays
 // out: it can repeat the token.
-func explain(ctx context.Context, address string, why purpose, err error) *metadata.Error {
+func explain(ctx context.Context, address string, why operation, err error) *metadata.Error {
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady, What: why.what + " the Nomad agent at " + address,
 		Next: "check that it runs on this machine and that the task may reach it",
@@ -300,7 +300,7 @@ func explain(ctx context.Context, address string, why purpose, err error) *metad
 	return e
 }
 
-func explainStatus(e *metadata.Error, why purpose, status int) {
+func explainStatus(e *metadata.Error, why operation, status int) {
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind, e.Next = metadata.ErrInvalid, "give the task a workload identity (identity { env = true }), or set NOMAD_TOKEN"

@@ -112,7 +112,7 @@ func TestConformance(t *testing.T) {
 		a := newAgent(t)
 		return metadatatest.Harness{
 			New: func() metadata.Provider { return nomad.New(a.options()) },
-			Set: func(w metadatatest.World) {
+			Set: func(w metadatatest.Content) {
 				m := map[string]string{"vault": "canary-meta"}
 				if w.ID != nil {
 					m["oxide.instance_id"] = *w.ID

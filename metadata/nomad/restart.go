@@ -39,8 +39,8 @@ const (
 	clientTimeout = 5 * time.Second
 )
 
-func restartPurpose(what string) purpose {
-	return purpose{
+func restartOperation(what string) operation {
+	return operation{
 		what:   what + " by way of",
 		wrong:  "the answer is not that of a Nomad agent",
 		policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
@@ -54,7 +54,7 @@ func restartPurpose(what string) purpose {
 //	namespace "*" { capabilities = ["read-job", "alloc-lifecycle"] } # only to drain
 type Restarts struct {
 	options Options
-	nodes
+	nodeCache
 }
 
 // NewRestarts makes the controller's half. It asks nothing yet.
@@ -62,7 +62,7 @@ func NewRestarts(options Options) *Restarts { return &Restarts{options: options}
 
 // Request implements [metadata.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
@@ -72,11 +72,11 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 
 // Reply implements [metadata.RestartRequester]. Of a client that is down it is what the servers know.
 func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	meta, err := r.options.readAnywhere(ctx, node)
+	meta, err := r.options.readOrAskServers(ctx, node)
 	if err != nil || meta[keyRestart] != restartID {
 		return metadata.RestartReply{}, err
 	}
@@ -85,7 +85,7 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 
 // Withdraw implements [metadata.RestartRequester].
 func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
@@ -121,7 +121,7 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 
 // Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) err
 // Report implements [metadata.RestartRequester]. Nomad has no events that others may write, so that the last report stands in the
 // client's metadata: nomad node meta read.
 func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 type Listener struct {
 	options    Options
 	instanceID string
-	nodes
+	nodeCache
 }
 
 // NewListener makes the node's half, for the instance that the agent's client is. It asks nothing yet.
@@ -161,12 +161,12 @@ func NewListener(options Options, instanceID string) *Listener {
 	return &Listener{options: options, instanceID: instanceID}
 }
 
-// own is the client of the agent that is asked.
-const own = ""
+// ownNode is the client of the agent that is asked.
+const ownNode = ""
 
 // Requested implements [metadata.RestartListener].
 func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
-	meta, err := l.options.read(ctx, "look whether a restart is asked for", own)
+	meta, err := l.options.read(ctx, "look whether a restart is asked for", ownNode)
 	if err != nil || meta[keyRestart] == "" {
 		return "", metadata.RestartReply{}, err
 	}
@@ -200,34 +200,34 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 // down that keeps it.
 func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
 	what := "answer to a restart"
-	meta, err := l.options.read(ctx, what, own)
+	meta, err := l.options.read(ctx, what, ownNode)
 	if err != nil {
 		return err
 	}
 	if meta[keyRestart] != restartID {
-		return unasked(restartID)
+		return notRequested(restartID)
 	}
 	text := answer.Text(restartID)
-	if meta, err = l.options.apply(ctx, what, own, keys{keyReply: &text}); err != nil {
+	if meta, err = l.options.apply(ctx, what, ownNode, keys{keyReply: &text}); err != nil {
 		return err
 	}
 	if meta[keyRestart] != restartID {
-		if _, err := l.options.apply(ctx, what, own, keys{keyReply: nil}); err != nil {
+		if _, err := l.options.apply(ctx, what, ownNode, keys{keyReply: nil}); err != nil {
 			return err
 		}
-		return unasked(restartID)
+		return notRequested(restartID)
 	}
 	if answer.State != metadata.RestartAccepted {
 		return nil
 	}
-	node, err := l.find(ctx, l.options, l.instanceID)
+	node, err := l.nodeID(ctx, l.options, l.instanceID)
 	if err != nil {
 		return err
 	}
 	return l.options.awaitServers(ctx, node, keyReply, text)
 }
 
-func unasked(restartID string) error {
+func notRequested(restartID string) error {
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
 		What: "no reply was written: restart " + restartID + " is not requested any more",
@@ -240,7 +240,7 @@ type keys map[string]*string
 
 // apply changes a client's metadata in one step, and returns all of it as it is then.
 func (o Options) apply(ctx context.Context, what, node string, meta keys) (after map[string]string, err error) {
-	err = o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	err = o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().
 			Meta().
 			Apply(&api.NodeMetaApplyRequest{NodeID: node, Meta: meta}, (&api.QueryOptions{}).WithContext(ctx))
@@ -254,7 +254,7 @@ func (o Options) apply(ctx context.Context, what, node string, meta keys) (after
 
 // read reads a client's metadata from the client itself.
 func (o Options) read(ctx context.Context, what, node string) (meta map[string]string, err error) {
-	err = o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	err = o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().Meta().Read(node, (&api.QueryOptions{}).WithContext(ctx))
 		if err == nil {
 			meta = answer.Meta
@@ -264,15 +264,15 @@ func (o Options) read(ctx context.Context, what, node string) (meta map[string]s
 	return meta, err
 }
 
-// readAnywhere reads a client's metadata, from the servers where the client does not answer: they have it some seconds later.
-func (o Options) readAnywhere(ctx context.Context, node string) (map[string]string, error) {
+// readOrAskServers reads a client's metadata, from the servers where the client does not answer: they have it some seconds later.
+func (o Options) readOrAskServers(ctx context.Context, node string) (map[string]string, error) {
 	limited, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
 	meta, err := o.read(limited, "read the metadata of "+node, node)
 	if err == nil || ctx.Err() != nil {
 		return meta, err
 	}
-	info, _, err := o.info(ctx, node, 0)
+	info, _, err := o.nodeInfo(ctx, node, 0)
 	return info.Meta, err
 }
 
@@ -282,8 +282,8 @@ type nodeInfo struct {
 	SchedulingEligibility string
 }
 
-// info reads what the servers know of a node, once it is newer than an index.
-func (o Options) info(ctx context.Context, node string, after uint64) (info nodeInfo, index uint64, err error) {
+// nodeInfo reads what the servers know of a node, once it is newer than an index.
+func (o Options) nodeInfo(ctx context.Context, node string, after uint64) (info nodeInfo, index uint64, err error) {
 	err = o.query(ctx, "look up node "+node, "/v1/node/"+url.PathEscape(node), after, &info, &index)
 	return info, index, err
 }
@@ -292,7 +292,7 @@ func (o Options) info(ctx context.Context, node string, after uint64) (info node
 func (o Options) awaitServers(ctx context.Context, node, key, value string) error {
 	var after uint64
 	for {
-		info, index, err := o.info(ctx, node, after)
+		info, index, err := o.nodeInfo(ctx, node, after)
 		if err != nil || info.Meta[key] == value {
 			return err
 		}
@@ -302,7 +302,7 @@ func (o Options) awaitServers(ctx context.Context, node, key, value string) erro
 
 // query reads an object from the servers, once it is newer than an index. api's own types stay out: they would bring all of a job.
 func (o Options) query(ctx context.Context, what, path string, after uint64, out any, index *uint64) error {
-	return o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	return o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		meta, err := client.Raw().Query(path, out, (&api.QueryOptions{WaitIndex: after}).WithContext(ctx))
 		if err == nil && index != nil {
 			*index = meta.LastIndex
@@ -311,16 +311,16 @@ func (o Options) query(ctx context.Context, what, path string, after uint64, out
 	})
 }
 
-// nodes finds nodes by their instances.
-type nodes struct {
+// nodeCache finds nodeCache by their instances.
+type nodeCache struct {
 	mu sync.Mutex
-	// seen are the nodes on which instances were last found.
-	seen map[string]string
+	// lastSeen are the nodes on which instances were last found.
+	lastSeen map[string]string
 }
 
-// find is the ID of the node that is an instance.
-func (n *nodes) find(ctx context.Context, o Options, instanceID string) (string, error) {
-	node, err := n.lookUp(ctx, o, instanceID)
+// nodeID is the ID of the node that is an instance.
+func (n *nodeCache) nodeID(ctx context.Context, o Options, instanceID string) (string, error) {
+	node, err := n.lookUpNodeID(ctx, o, instanceID)
 	if err == nil && node == "" {
 		return "", &metadata.Error{
 			Kind: metadata.ErrNotReady,
@@ -331,27 +331,27 @@ func (n *nodes) find(ctx context.Context, o Options, instanceID string) (string,
 	return node, err
 }
 
-// lookUp is the ID of the node that is an instance, as the node plugin there says, or empty. While that plugin is not up, it is
+// lookUpNodeID is the ID of the node that is an instance, as the node plugin there says, or empty. While that plugin is not up, it is
 // the node where it was last seen.
-func (n *nodes) lookUp(ctx context.Context, o Options, instanceID string) (string, error) {
-	node, err := o.search(ctx, instanceID)
+func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID string) (string, error) {
+	node, err := o.searchNodeID(ctx, instanceID)
 	if err != nil {
 		return "", err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if node == "" {
-		return n.seen[instanceID], nil
+		return n.lastSeen[instanceID], nil
 	}
-	if n.seen == nil {
-		n.seen = map[string]string{}
+	if n.lastSeen == nil {
+		n.lastSeen = map[string]string{}
 	}
-	n.seen[instanceID] = node
+	n.lastSeen[instanceID] = node
 	return node, nil
 }
 
-// search is the ID of the node whose node plugin says that it is an instance, or empty.
-func (o Options) search(ctx context.Context, instanceID string) (string, error) {
+// searchNodeID is the ID of the node whose node plugin says that it is an instance, or empty.
+func (o Options) searchNodeID(ctx context.Context, instanceID string) (string, error) {
 	what := "look for instance " + instanceID
 	var plugins []struct{ ID, Provider string }
 	if err := o.query(ctx, what, "/v1/plugins?type=csi", 0, &plugins, nil); err != nil {

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// settle is how long a file must have been left alone before its content
+	// settleTime is how long a file must have been left alone before its content
 	// counts: a writer that does not rename leaves it half written for a moment,
 	// and the ID without the rack would put the node on the wrong one.
-	settle = 100 * time.Millisecond
+	settleTime = 100 * time.Millisecond
 	// maxRounds bounds the waiting for a file that never stops changing, where
 	// the caller gave no deadline: about 2 s.
 	maxRounds = 20
@@ -45,8 +45,8 @@ func readSettled(ctx context.Context, name string) ([]byte, error) {
 			return nil, err
 		}
 		// A time stamp in the future says nothing about how long ago it was set.
-		if age := time.Since(before.ModTime()); age < settle {
-			if err := wait(ctx, min(settle-age, settle)); err != nil {
+		if age := time.Since(before.ModTime()); age < settleTime {
+			if err := wait(ctx, min(settleTime-age, settleTime)); err != nil {
 				return nil, err
 			}
 		}

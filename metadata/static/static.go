@@ -91,7 +91,7 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	}
 }
 
-// Known implements [metadata.Partial].
+// Known implements [metadata.PartialProvider].
 func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 	o := p.options
 	if err := ctx.Err(); err != nil {
