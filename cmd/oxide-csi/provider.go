@@ -67,7 +67,7 @@ func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider 
 func kubernetesOptions(cfg config.Config) kubernetes.Options {
 	return kubernetes.Options{
 		NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
-		InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: cfg.RackLabel,
+		RackLabel: cfg.RackLabel,
 	}
 }
 

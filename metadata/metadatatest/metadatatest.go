@@ -85,7 +85,7 @@ const (
 	CanHoldAnyText Ability = "hold any text"
 	// CanChange means that a provider which has given one answer sees a new one.
 	CanChange Ability = "change"
-	// CanKnowParts means that the provider is a [metadata.Partial].
+	// CanKnowParts means that the provider is a [metadata.PartialProvider].
 	CanKnowParts Ability = "know parts"
 	// CanHoldSecrets means that there is a secret which could leak: Harness.Secrets has it.
 	CanHoldSecrets Ability = "hold secrets"

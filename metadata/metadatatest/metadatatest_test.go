@@ -161,8 +161,8 @@ func (p *provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return got, nil
 }
 
-// Known implements metadata.Partial.
-func (p *provider) Known(ctx context.Context) (metadata.Instance, error) {
+// PartialInstance implements metadata.PartialProvider.
+func (p *provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	if p.bugs.wantsWhole {
 		return p.Instance(ctx)
 	}

@@ -50,7 +50,7 @@ func (p *probe) ask() (metadata.Instance, error) {
 func (p *probe) askPartial(ctx context.Context) (metadata.Instance, error) {
 	partial, ok := p.provider.(metadata.PartialProvider)
 	if !ok {
-		p.failf("%T is no metadata.Partial, and the harness does not say why", p.provider)
+		p.failf("%T is no metadata.PartialProvider, and the harness does not say why", p.provider)
 		return metadata.Instance{}, errStuck
 	}
 	return p.call(ctx, partial.PartialInstance, true)

@@ -33,7 +33,7 @@ func (u unprivileged) Instance(ctx context.Context) (metadata.Instance, error) {
 	return u.Provider.Instance(ctx)
 }
 
-func (u unprivileged) Known(ctx context.Context) (metadata.Instance, error) {
+func (u unprivileged) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	defer u.enter()()
 	return u.Provider.(metadata.PartialProvider).PartialInstance(ctx)
 }

@@ -75,7 +75,7 @@ func New(options Options) *Provider { return &Provider{options: options} }
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
-	instance, err := p.Known(ctx)
+	instance, err := p.PartialInstance(ctx)
 	if err == nil && instance.ID == "" {
 		return metadata.Instance{}, &metadata.Error{
 			Kind: metadata.ErrNotReady,
@@ -90,8 +90,8 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return instance, err
 }
 
-// Known implements [metadata.PartialProvider].
-func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
+// PartialInstance implements [metadata.PartialProvider].
+func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	var answer *api.NodeMetaResponse
 	err := p.options.call(ctx, readMeta, func(client *api.Client) (err error) {
 		// Without a node ID it is the client of the agent that is asked, which answers by itself.
@@ -312,3 +312,5 @@ func explainStatus(e *metadata.Error, why operation, status int) {
 		e.Kind, e.Next = metadata.ErrInvalid, "check that this is a Nomad client agent, of version 1.5 or later"
 	}
 }
+
+var _ metadata.PartialProvider = (*Provider)(nil)

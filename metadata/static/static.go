@@ -75,7 +75,7 @@ func New(options Options) *Provider {
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
-	instance, err := p.Known(ctx)
+	instance, err := p.PartialInstance(ctx)
 	switch {
 	case err != nil || instance.ID != "":
 		return instance, err
@@ -91,8 +91,8 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	}
 }
 
-// Known implements [metadata.PartialProvider].
-func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
+// PartialInstance implements [metadata.PartialProvider].
+func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	o := p.options
 	if err := ctx.Err(); err != nil {
 		return metadata.Instance{}, &metadata.Error{
@@ -222,3 +222,5 @@ func explain(file string, err error) error {
 	}
 	return e
 }
+
+var _ metadata.PartialProvider = (*Provider)(nil)

@@ -255,7 +255,7 @@ func TestExplicitValues(t *testing.T) {
 func TestExplicitRackIsKnownWithoutAnID(t *testing.T) {
 	for _, want := range []metadata.Instance{{}, {Rack: "west"}, {ID: idA}, {ID: idA, Rack: "west"}} {
 		p := static.New(static.Options{InstanceID: want.ID, Rack: want.Rack})
-		if got, err := p.Known(context.Background()); err != nil || got != want {
+		if got, err := p.PartialInstance(context.Background()); err != nil || got != want {
 			t.Errorf("known: %+v, %v; want %+v", got, err, want)
 		}
 		if got, err := p.Instance(context.Background()); want.ID == "" && !errors.Is(err, metadata.ErrInvalid) {
