@@ -20,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
-	"k8s.io/utils/clock"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -33,8 +32,8 @@ const (
 	watchGrace = 30 * time.Second
 	// listTimeout bounds a list, so that an API server that hangs is named as the reason.
 	listTimeout = 10 * time.Second
-	// backoffReset is the time without a pause after which the pauses begin at the shortest again.
-	backoffReset = time.Minute
+	// backoffReset is how long a watch must last until the pauses begin with the shortest again.
+	backoffReset = 30 * time.Second
 )
 
 // backoff is the pause after a failure: first 0.5 to 1 s, then longer up to 15 to 30 s.
@@ -160,14 +159,21 @@ var errGone = errors.New("the resource version is too old")
 
 // run lists and watches until ctx ends, with a pause after each failure.
 func (w *watch[T]) run(ctx context.Context) {
-	version := ""
-	pause := backoff.DelayWithReset(clock.RealClock{}, backoffReset)
-	// The only error is that ctx has ended.
-	_ = pause.Until(ctx, true, true, func(ctx context.Context) (done bool, _ error) {
-		for w.runOnce(ctx, &version) {
+	version, pauses := "", backoff
+	for {
+		began := time.Now()
+		if whole := w.runOnce(ctx, &version); whole {
+			continue
 		}
-		return false, nil
-	})
+		if time.Since(began) > backoffReset {
+			pauses = backoff
+		}
+		select {
+		case <-time.After(pauses.Step()):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // runOnce lists the object if no version is known, and watches it once. It reports whether the watch lasted for its

@@ -414,7 +414,7 @@ func TestWatchFails(t *testing.T) {
 				_, _, err := l.Requested(t.Context())
 				judge(t, err, want.kind, want.says)
 				time.Sleep(10 * time.Minute)
-				if got := len(w.did()); got < 20 || got > 60 {
+				if got := len(w.did()); got < 20 || got > 50 {
 					t.Errorf("%d requests in ten minutes, want one every 15 to 30 s", got)
 				}
 				w.update(func() { w.status = 0 })

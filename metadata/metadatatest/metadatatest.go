@@ -105,7 +105,7 @@ var abilities = []Ability{
 // answerTimeout is how long a provider may take to notice that its context has
 // ended, and how long one that is not slow may take to answer.
 const (
-	soon     = 2 * time.Second
+	soon          = 2 * time.Second
 	answerTimeout = 10 * time.Second
 )
 
