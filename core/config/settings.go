@@ -34,7 +34,7 @@ var settings = sync.OnceValue(func() []setting {
 		tag := t.Field(i).Tag
 		key, ok := tag.Lookup("koanf")
 		if !ok {
-			continue // Not a setting: it follows from others.
+			continue // not a setting, but computed from others
 		}
 		if heading, ok := tag.Lookup("group"); ok {
 			group = heading
@@ -49,7 +49,7 @@ var settings = sync.OnceValue(func() []setting {
 	return all
 })
 
-// findSetting returns the first setting for which is holds.
+// findSetting returns the first setting that matches.
 func findSetting(is func(setting) bool) (setting, bool) {
 	for _, s := range settings() {
 		if is(s) {

@@ -50,13 +50,13 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		want string
 	}{
 		{"--endpoint=", "config: --endpoint: is required; set --endpoint or CSI_ENDPOINT"},
-		{"--endpoint=tcp://127.0.0.1:10000", `config: --endpoint: "tcp://127.0.0.1:10000" is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock`},
+		{"--endpoint=tcp://127.0.0.1:10000", `config: --endpoint: "tcp://127.0.0.1:10000" is not a unix socket; write unix:///csi/csi.sock`},
 		{"--endpoint=tcp:127.0.0.1:10000", `config: --endpoint: "tcp:127.0.0.1:10000" is not an absolute path; write one such as unix:///csi/csi.sock`},
 		{"--endpoint=csi.sock", `config: --endpoint: "csi.sock" is not an absolute path; write one such as unix:///csi/csi.sock`},
 		{"--endpoint=unix://./csi.sock", `config: --endpoint: "unix://./csi.sock" is relative; write the whole path, such as unix:///csi/csi.sock`},
 		{"--endpoint=unix:///csi/", `config: --endpoint: "unix:///csi/" names a directory; name the socket in it, such as unix:///csi/csi.sock`},
 		{"--endpoint=unix://", `config: --endpoint: "unix://" names a directory; name the socket in it, such as unix:///csi/csi.sock`},
-		{"--endpoint=" + long, "config: --endpoint: the path has 108 bytes, and a unix socket's has at most 107; use a shorter one"},
+		{"--endpoint=" + long, "config: --endpoint: the path has 108 bytes, more than the limit of 107; use a shorter path"},
 		{"--endpoint=/a\x00b", `config: --endpoint: "/a\x00b" holds a NUL byte`},
 		{"--mode=", "config: --mode: is required; set --mode or OXIDE_CSI_MODE to controller, node or all"},
 		{"--mode=nod", `config: --mode: "nod" is not one of controller, node, all`},
@@ -153,7 +153,7 @@ func TestKubeletRegistration(t *testing.T) {
 		{"none", complete, "", nil},
 		{"a folder", in("/registration/"), "/registration/csi.oxide.computer-reg.sock", nil},
 		{"the longest folder", in(longest), longest + "/csi.oxide.computer-reg.sock", nil},
-		{"a folder too long", in(longest + "r"), "", []string{"config: --kubelet-registration-dir: the path of the socket in it has 108 bytes, and a unix socket's has at most 107; use a shorter one"}},
+		{"a folder too long", in(longest + "r"), "", []string{"config: --kubelet-registration-dir: the path of the socket in it has 108 bytes, more than the limit of 107; use a shorter path"}},
 		{"a relative folder", in("registration"), "", []string{`config: --kubelet-registration-dir: "registration" is not an absolute path`}},
 		{"a controller", append(in("/registration"), "--mode=controller"), "", nil},
 	} {

@@ -293,7 +293,7 @@ func TestEveryRestartBugIsFound(t *testing.T) {
 		in   string // a case that must find it
 	}{
 		{"makes a question up", restartBugs{inventsQuestion: true}, "no request"},
-		{"asks once", restartBugs{asksOnce: true}, "asked"},
+		{"asks once", restartBugs{asksOnce: true}, "request"},
 		{"tells of no change", restartBugs{tellsNothing: true}, "changes"},
 		{"forgets the answer when asked again", restartBugs{forgetsAnswerWhenAskedAgain: true}, "accepted, and back"},
 		{"keeps what was said in memory", restartBugs{keepsInMemory: true}, "accepted, and back"},
