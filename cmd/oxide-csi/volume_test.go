@@ -522,7 +522,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"no snapshot ID", []string{"snapshot", "delete", "monday"}, 2, "is no snapshot ID"},
 		{"no node ID", []string{"volume", "attach", id, "--node=worker-1"}, 2, "is no node ID"},
 		{"no access mode", []string{"volume", "mount", id, h.dir + "/data", "--access-mode=ANY"}, 2, "is not one of SINGLE_NODE_WRITER"},
-		{"raw with a filesystem", []string{"volume", "mount", id, h.dir + "/data", "--block", "--fs-type=xfs"}, 2, "--block goes without"},
+		{"raw with a filesystem", []string{"volume", "mount", id, h.dir + "/data", "--block", "--fs-type=xfs"}, 2, "--block cannot be combined with"},
 		{"no attachment", []string{"volume", "mount", id, h.dir + "/data", "--attachment=" + dead}, 2, "not the output of attach"},
 		{"of which volume", []string{"snapshot", "create", "x"}, 2, "config: --volume: is required"},
 		{"--unmounted of this node", []string{"volume", "detach", id, "--unmounted"}, 2, "--unmounted needs --node"},
