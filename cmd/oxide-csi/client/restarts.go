@@ -75,7 +75,12 @@ func (v *Volume) concerned(restarts []restart.Restart) {
 		of := Restart{NodeID: r.InstanceID, Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID}
 		for _, wanted := range r.Attach {
 			if wanted.DiskID == v.ID {
-				v.WaitsFor = &Waits{Restart: of, WantedSince: wanted.Since, AskedAgain: wanted.LastRequested, Problem: wanted.Problem}
+				v.WaitsFor = &Waits{
+					Restart:     of,
+					WantedSince: wanted.Since,
+					AskedAgain:  wanted.LastRequested,
+					Problem:     wanted.Problem,
+				}
 			}
 		}
 		for _, disk := range r.Detach {
