@@ -12,16 +12,14 @@ import (
 const (
 	firstRetry = 250 * time.Millisecond
 	maxRetry   = 10 * time.Second
-	// attemptTimeout bounds one call, so that a source that hangs is named as the
-	// reason, and asked anew over a new connection.
+	// attemptTimeout bounds one call. So a source that hangs is reported, and asked again over a new connection.
 	attemptTimeout = 10 * time.Second
 )
 
-// Await asks the provider until it answers or ctx ends. Each failure is handed
-// to failed, which returns false to give up. The error is that of the last call.
+// Await calls the provider until it answers or ctx ends. It passes each error to failed, which returns false to give up.
+// The error is that of the last call.
 //
-// After a first failure a [Follower] is followed, and asked again as soon as its
-// source has changed.
+// After the first failure, Await follows a [Follower], and calls it again as soon as its source has changed.
 func Await(ctx context.Context, provider Provider, failed func(error) (again bool)) (Instance, error) {
 	following, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -46,8 +44,7 @@ func attempt(ctx context.Context, provider Provider) (Instance, error) {
 	return provider.Instance(ctx)
 }
 
-// pause waits, at most until a change, and reports whether ctx has not ended
-// meanwhile.
+// pause waits for a time or until a change. It returns false if ctx has ended.
 func pause(ctx context.Context, d time.Duration, changes <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -6,15 +6,16 @@ package metadata
 
 import "context"
 
-// Follower is a further ability of a [Provider] whose source tells of its changes.
+// Follower is an optional second interface of a [Provider] whose source reports its changes.
 type Follower interface {
-	// Follow keeps up with the source until ctx ends. Meanwhile the provider answers from what it has seen last, and an
-	// error lasts until the source can be followed again: asking costs the source nothing. The channel receives when
-	// the first answer is there, and when the answer may have changed. Several changes may be one. It is not closed.
+	// Follow follows the source until ctx ends. Meanwhile the provider answers from memory, without a request to the
+	// source. If the source cannot be followed, the provider returns that error until it can be followed again. The
+	// channel receives when the first answer is known, and when the answer may have changed. Several changes can make
+	// one signal. The channel is never closed.
 	Follow(ctx context.Context) <-chan struct{}
 }
 
-// Signal puts a signal into a channel with room for one, unless the last one has not been taken yet.
+// Signal sends a signal into a channel with capacity one, unless it still holds the last signal.
 func Signal(changes chan<- struct{}) {
 	select {
 	case changes <- struct{}{}:
@@ -22,7 +23,7 @@ func Signal(changes chan<- struct{}) {
 	}
 }
 
-// Merge returns a channel that receives when one of several does, until ctx ends. It is nil if there are none.
+// Merge returns a channel that receives when one of several channels does, until ctx ends. It is nil for no channels.
 func Merge(ctx context.Context, several ...<-chan struct{}) <-chan struct{} {
 	if len(several) == 0 {
 		return nil

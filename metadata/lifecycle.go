@@ -6,28 +6,29 @@ package metadata
 
 import "context"
 
-// Registration is how an orchestrator knows a node's plugin.
+// Registration identifies a node plugin that is registered with an orchestrator.
 type Registration struct {
-	// Driver is the plugin's name, and NodeID what it calls the node.
+	// Driver is the plugin's name. NodeID is the CSI node ID.
 	Driver, NodeID string
 }
 
-// StartupTaint is a node that takes no work before the plugin is registered there, by a taint that the plugin removes.
-// Errors are those of [Provider].
+// StartupTaint removes the taint that keeps work off a node until the plugin is registered there. Errors are those of
+// [Provider].
 type StartupTaint interface {
-	// RemoveTaint takes the taint off the node once the orchestrator has the registration, with a limit of volumes, by
-	// which the scheduler goes; before that it is an error of kind [ErrNotReady]. It reports whether the node had the
-	// taint. Safe to repeat.
+	// RemoveTaint removes the taint from the node once the orchestrator has the registration and a limit of volumes,
+	// which the scheduler needs. Before that it returns an error of kind [ErrNotReady]. It reports whether the node had
+	// the taint. It is idempotent.
 	RemoveTaint(ctx context.Context, key string, registration Registration) (had bool, err error)
-	// Follow is as that of [Follower], for what RemoveTaint reads.
+	// Follow is like [Follower.Follow], for everything that RemoveTaint reads.
 	Follow(ctx context.Context) <-chan struct{}
 }
 
-// Departure is a node that may be given up. Errors are those of [Provider].
+// Departure tells whether the node is being given up, and which volumes are still attached. Errors are those of
+// [Provider].
 type Departure interface {
-	// Leaving says why the node is about to lose its work, or is empty.
+	// Leaving says why the node is being given up, or returns "" if it is not.
 	Leaving(ctx context.Context) (why string, err error)
-	// Attachments are the names of the volumes of a driver that are attached to the node, or are about to be, or not
-	// detached yet.
+	// Attachments returns the names of the driver's volumes that are attached to the node, are about to be attached, or
+	// are not detached yet.
 	Attachments(ctx context.Context, driver string) (volumes []string, err error)
 }

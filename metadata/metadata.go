@@ -2,14 +2,15 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package metadata says how the plugin learns who it is: which Oxide instance
-// it runs in, and on which rack. Oxide has no instance metadata service
-// (docs/reference/rack.md §9), so the answer comes from whatever knows it: the operator,
-// Kubernetes, Nomad, the guest's firmware. Each of these is a [Provider].
+// Package metadata defines how the plugin learns in which Oxide instance it runs, and on which rack. Oxide has no
+// instance metadata service (docs/reference/rack.md §9). So the answer comes from another source: the operator,
+// Kubernetes, Nomad or the guest's firmware. Each source is a [Provider].
 //
-// The package is the contract and nothing else: it knows no orchestrator and no
-// CSI. To add a source, implement [Provider] and run the suite of
-// metadata/metadatatest on it.
+// It also defines what else the plugin asks of an orchestrator: planned restarts ([RestartRequester],
+// [RestartListener]) and a node's life ([StartupTaint], [Departure]).
+//
+// The package contains only contracts. It knows no orchestrator and no CSI. To add a source, implement [Provider] and
+// run the suite of metadata/metadatatest on it.
 package metadata
 
 import (
@@ -19,14 +20,13 @@ import (
 	"strings"
 )
 
-// Instance is what a node has to know about itself before it can serve.
+// Instance is what a node must know about itself before it can serve.
 type Instance struct {
-	// ID is the instance's UUID in lower case with hyphens, as the rack's API
-	// prints it. It is the CSI node ID. In an answer it is never empty.
+	// ID is the instance's UUID in lower case with hyphens, as the rack's API prints it. It is the CSI node ID. A
+	// [Provider] never returns an empty ID.
 	ID string
-	// Rack is the name of the rack the instance runs on: the value of the
-	// plugin's topology segment, see [CheckRack]. Empty means that this
-	// provider does not know it; whoever asks decides what holds then.
+	// Rack is the name of the rack that the instance runs on. It is the value of the plugin's topology segment, see
+	// [CheckRack]. Empty means that this provider does not know the rack; the caller then decides which one to use.
 	Rack string
 }
 
@@ -34,76 +34,64 @@ type Instance struct {
 //
 // # Answers
 //
-// An answer is whole: ID MUST come from [ParseInstanceID], Rack MUST be empty
-// or pass [CheckRack], and both MUST be from one state of the source, never the
-// ID of one and the rack of another. A source that says something about the
-// rack which is no rack name MUST be an error, since an answer without it would
-// put the node on the default rack. Asked again, a provider MUST give the same
-// answer unless its source says something else.
+// ID MUST come from [ParseInstanceID]. Rack MUST be empty or pass [CheckRack]. Both MUST come from the same state of the
+// source. If the source holds an invalid rack name, Instance MUST return an error: an answer without a rack would put
+// the node on the default rack. Repeated calls MUST return the same answer while the source does not change.
 //
 // # Errors
 //
-// Every error MUST be an [*Error] (found with errors.As) whose Next tells the
-// operator what to do, and errors.Is MUST find exactly one of these:
+// Every error MUST be an [*Error] (found with errors.As) whose Next tells the operator what to do, and errors.Is MUST
+// find exactly one of these:
 //
-//   - [ErrNotReady]: the source is down, slow or not filled in yet. What MUST
-//     say what is waited for.
-//   - [ErrInvalid]: the source says something unusable, or refuses us. Time
-//     alone does not repair it.
+//   - [ErrNotReady]: the source is down, slow or not filled in yet. What MUST say what the provider waits for.
+//   - [ErrInvalid]: the content of the source is invalid, or the source denies access. Waiting does not help.
 //
-// The message MUST be one line and MUST NOT hold a token, a password or any
-// content of the source other than the identity itself.
+// The message MUST be one line. It MUST NOT contain a token, a password or any content of the source except the
+// identity itself.
 //
-// Callers ask again after either, because the world can be repaired while the
-// process runs. So a provider MUST NOT remember an error: the next call asks
-// the source anew. It MAY remember an answer.
+// Callers retry after either kind, because the source can be repaired while the process runs. So a provider MUST NOT
+// cache an error: the next call asks the source again. It MAY cache an answer.
 //
 // # Calls
 //
-// Instance blocks on its source for as long as ctx allows. Once ctx has ended,
-// before or during the call, it MUST return soon with an [ErrNotReady] for
-// which errors.Is also finds ctx.Err(). It MUST be safe for concurrent use.
+// Instance may block on its source until ctx ends. Once ctx has ended, before or during the call, it MUST return soon
+// with an [ErrNotReady] for which errors.Is also finds ctx.Err(). It MUST be safe for concurrent use.
 //
-// A constructor of a provider MUST NOT do I/O: it has to work on a machine where
-// the source is down.
+// A constructor of a provider MUST NOT do I/O: it must work on a machine where the source is down.
 type Provider interface {
 	Instance(ctx context.Context) (Instance, error)
 }
 
-// Partial is what a [Provider] can do besides whose source may say on which
-// rack this is without saying which instance: a label of a Node, a line of a
-// file. Whoever has the ID from elsewhere asks it for the rest.
-type Partial interface {
-	// Known is Instance for a source that mentions less than the whole: an ID or
-	// rack that it does not mention is empty, and is no error. Everything else of
-	// [Provider]'s contract holds. Where the source will say more later by itself,
-	// what it lacks now is an [ErrNotReady].
-	Known(ctx context.Context) (Instance, error)
+// PartialProvider is an optional second interface of a [Provider]. Its source can name the rack without naming the
+// instance, as a label of a Node or a line of a file does. A caller that has the ID from another source asks it for the
+// rack.
+type PartialProvider interface {
+	// PartialInstance is like Instance, but an ID or a rack that the source does not mention is empty and no error.
+	// Otherwise the contract of [Provider] holds. If the source is going to be filled in later, the missing value is an
+	// [ErrNotReady].
+	PartialInstance(ctx context.Context) (Instance, error)
 }
 
 var (
-	// ErrNotReady is the kind of an error that may pass by itself: waiting is
-	// the right answer to it.
+	// ErrNotReady is the kind of an error that may go away by itself. The caller should wait.
 	ErrNotReady = errors.New("instance identity is not known yet")
-	// ErrInvalid is the kind of an error that lasts until somebody changes
-	// something: what the source says is wrong, or we may not read it.
+	// ErrInvalid is the kind of an error that an operator must repair: the content of the source is wrong, or the plugin
+	// may not read it.
 	ErrInvalid = errors.New("instance identity cannot be used")
-	// ErrConflict is what errors.Is finds besides ErrInvalid when two sources
-	// name different instances. Then no source is to be believed, and none asked
-	// in its place.
+	// ErrConflict is found by errors.Is besides ErrInvalid when two sources name different instances. Then no answer can
+	// be trusted, and no other source is asked.
 	ErrConflict = errors.New("sources contradict each other")
 )
 
-// Error is the only error that a [Provider] returns. It is read by the person
-// who finds a node that does not come up, mostly through one line of a log.
+// Error is the only type of error that a [Provider] returns. Operators read it in the log of a node that does not start.
 type Error struct {
 	// Kind is [ErrNotReady] or [ErrInvalid].
 	Kind error
-	// What happened, and to which object: a file, a Node, an address.
+	// What says what failed, and on which object: a file, a Node, an address.
 	What string
-	// Cause is what a lower layer said, or nil. It MUST NOT hold secrets.
+	// Cause is the error of a lower layer, or nil. It MUST NOT contain secrets.
 	Cause error
-	// Next is what the operator does about it. Never empty.
+	// Next is the operator's next step. It is never empty.
 	Next string
 }
 
@@ -124,23 +112,19 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Cause}
 }
 
-// Notations in which an instance ID is accepted, beside the hyphenated one.
 const (
 	urnPrefix = "urn:uuid:"
 	nilUUID   = "00000000-0000-0000-0000-000000000000"
 	maxUUID   = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 )
 
-// ParseInstanceID returns the UUID in s in lower case with hyphens. It takes any
-// notation: hyphenated, 32 hexadecimal digits, either of them after "urn:uuid:"
-// or in braces, in upper or lower case, with space around it.
+// ParseInstanceID returns the UUID in s in lower case with hyphens. It accepts a UUID with hyphens or as 32 hexadecimal
+// digits, optionally after "urn:uuid:" or in braces, in upper or lower case, with space around it.
 //
-// It refuses what can only be a mistake: nothing, a template that an
-// orchestrator left unfilled ("${meta.oxide.instance_id}" of a Nomad job file
-// whose client lacks that key, "$(NODE_ID)" of a pod), and the two UUIDs with
-// which firmware says that none was set, all zeros and all ones (SMBIOS
-// specification, System UUID). The error is one line for an operator; it repeats
-// s, shortened, unless s looks like an Oxide API token.
+// It rejects an empty text, and a template that an orchestrator did not fill in: "${meta.oxide.instance_id}" of a Nomad
+// job file whose client lacks that key, or "$(NODE_ID)" of a pod. It also rejects the two UUIDs by which firmware says
+// that no UUID was set, all zeros and all ones (SMBIOS specification, System UUID). The error is one line for an
+// operator. It contains s, shortened, unless s looks like an Oxide API token.
 func ParseInstanceID(s string) (string, error) {
 	s = strings.TrimSpace(s)
 	if s == "" {
@@ -154,13 +138,13 @@ func ParseInstanceID(s string) (string, error) {
 		return "", fmt.Errorf("the instance ID %s is not a UUID", quote(s))
 	}
 	if id == nilUUID || id == maxUUID {
-		return "", fmt.Errorf("the instance ID %s stands for no instance", quote(s))
+		return "", fmt.Errorf("the instance ID %s means that none was set", quote(s))
 	}
 	return id, nil
 }
 
-// canonicalUUID reports whether s is a UUID in a notation that ParseInstanceID
-// takes, and returns it with hyphens in lower case.
+// canonicalUUID returns the UUID in s in lower case with hyphens. It returns false if s is in no notation that
+// ParseInstanceID accepts.
 func canonicalUUID(s string) (string, bool) {
 	s = strings.ToLower(s)
 	if inner, ok := strings.CutPrefix(s, urnPrefix); ok {
@@ -192,10 +176,9 @@ func canonicalUUID(s string) (string, bool) {
 // maxRackLen is the CSI specification's limit for a topology segment, in bytes.
 const maxRackLen = 63
 
-// CheckRack says what is wrong with a rack's name, or nil. The name is the value
-// of a topology segment, so the CSI specification's rule for those holds
-// (message Topology): 1 to 63 bytes, letters, digits, '-', '_' and '.', a
-// letter or digit at both ends.
+// CheckRack returns an error if a rack's name is invalid. The name is the value of a topology segment, so the rule of the
+// CSI specification holds (message Topology): 1 to 63 bytes; letters, digits, '-', '_' and '.'; a letter or digit at
+// both ends.
 func CheckRack(name string) error {
 	switch {
 	case name == "":
@@ -219,21 +202,19 @@ func alphanumeric(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// isTemplate reports whether s is what Nomad ("${…}") or Kubernetes ("$(…)")
-// passes on when it knows no value for a reference.
+// isTemplate reports whether s contains a reference that Nomad ("${…}") or Kubernetes ("$(…)") did not fill in.
 func isTemplate(s string) bool {
 	return strings.Contains(s, "${") || strings.Contains(s, "$(")
 }
 
-// quote shows a refused value. A value that might be an API token, pasted into
-// the wrong place, is not shown.
+// quote quotes a rejected value for an error. It hides a value that might be an API token in the wrong place.
 func quote(s string) string {
-	const most = 80
+	const limit = 80
 	if strings.Contains(strings.ToLower(s), "oxide-token") {
 		return "(redacted)"
 	}
-	if len(s) > most {
-		return fmt.Sprintf("%q and %d more bytes", s[:most], len(s)-most)
+	if len(s) > limit {
+		return fmt.Sprintf("%q and %d more bytes", s[:limit], len(s)-limit)
 	}
 	return fmt.Sprintf("%q", s)
 }

@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// A planned restart (docs/explanation/racks-without-hotplug.md) needs messages between the controller, which decides on
-// it, and the node plugin of the instance, which shuts its guest down from inside. The two share no network, but both
-// can call the orchestrator. This second contract beside [Provider] carries the messages, in two halves.
+// For a planned restart (docs/explanation/racks-without-hotplug.md) the controller and the instance's node plugin
+// exchange messages. The controller requests the restart; the node plugin shuts its guest down from inside. The two
+// share no network, but both can call the orchestrator. The interfaces below carry the messages through it.
 
-// RestartState is how far the node plugin of an instance is with a planned restart.
+// RestartState is the state of a planned restart as the instance's node plugin reports it.
 type RestartState string
 
 const (
 	// RestartUnanswered means that the node plugin has not answered yet.
 	RestartUnanswered RestartState = ""
-	// RestartAccepted means that the guest is going down. It cannot be taken back.
+	// RestartAccepted means that the guest is going down. The request can no longer be withdrawn.
 	RestartAccepted RestartState = "accepted"
 	// RestartRefused means that the guest stays up. Reason says why and what to do.
 	RestartRefused RestartState = "refused"
@@ -36,8 +36,8 @@ type RestartReply struct {
 	State RestartState
 	// Reason is one line for an operator, with State RestartRefused.
 	Reason string
-	// Boot is the boot ID of the guest at the time of the reply (/proc/sys/kernel/random/boot_id). A node plugin that
-	// reads another boot ID than its own knows that the guest has booted since.
+	// Boot is the guest's boot ID at the time of the reply (/proc/sys/kernel/random/boot_id). If it differs from the
+	// current boot ID, the guest has booted since.
 	Boot string
 }
 
@@ -49,39 +49,40 @@ type replyText struct {
 	Boot    string       `json:"boot,omitempty"`
 }
 
-// Text is the reply to a restart as one line, for [ParseRestartReply].
-func (a RestartReply) Text(restartID string) string {
-	text, err := json.Marshal(replyText{Restart: restartID, State: a.State, Reason: a.Reason, Boot: a.Boot})
+// Text returns the reply to a restart as one line, for [ParseRestartReply].
+func (r RestartReply) Text(restartID string) string {
+	text, err := json.Marshal(replyText{Restart: restartID, State: r.State, Reason: r.Reason, Boot: r.Boot})
 	if err != nil {
 		panic(err) // strings only
 	}
 	return string(text)
 }
 
-// ParseRestartReply returns the reply to a restart that a text holds. The result is the zero reply if the text is about
-// another restart, or is no reply.
+// ParseRestartReply returns the reply to a restart from the result of [RestartReply.Text]. It returns the zero reply if
+// the text is the reply to another restart, or is no reply.
 func ParseRestartReply(text, restartID string) RestartReply {
-	var said replyText
-	if err := json.Unmarshal([]byte(text), &said); err != nil || said.Restart != restartID {
+	var reply replyText
+	if err := json.Unmarshal([]byte(text), &reply); err != nil || reply.Restart != restartID {
 		return RestartReply{}
 	}
-	switch said.State {
+	switch reply.State {
 	case RestartAccepted, RestartRefused, RestartBack:
-		return RestartReply{State: said.State, Reason: said.Reason, Boot: said.Boot}
+		return RestartReply{State: reply.State, Reason: reply.Reason, Boot: reply.Boot}
 	}
 	return RestartReply{}
 }
 
-// restartIDBytes is the length of an ID: half is the time in seconds, half is random, both in hexadecimal digits.
+// restartIDBytes is the length of a restart's ID. The first half is the time in seconds, the second half is random, both
+// in hexadecimal digits.
 const restartIDBytes = 16
 
-// NewRestartID names a restart that is planned now.
+// NewRestartID makes the ID of a restart that is planned now.
 func NewRestartID(now time.Time) string {
 	return fmt.Sprintf("%08x%08x", uint32(now.Unix()), rand.Uint32())
 }
 
-// RestartPlannedAt is when the restart of an ID was planned, by the clock of the controller; false where the ID does
-// not tell.
+// RestartPlannedAt returns the time at which a restart was planned, by the controller's clock. It returns false if the
+// ID does not hold a time.
 func RestartPlannedAt(restartID string) (time.Time, bool) {
 	if len(restartID) != restartIDBytes {
 		return time.Time{}, false
@@ -90,26 +91,26 @@ func RestartPlannedAt(restartID string) (time.Time, bool) {
 	return time.Unix(int64(seconds), 0), err == nil
 }
 
-// RestartRequester is the controller's half. The ID of a restart is never used twice, and has only a-z, 0-9 and '-'. A
-// reply to another ID MUST be ignored. Every method is idempotent, safe for concurrent use, and ends with ctx. An error
-// is one line for an operator, without secrets; after an error it is unknown whether the change was made.
+// RestartRequester is the controller's half. A restart's ID contains only a-z, 0-9 and '-', and is never used again. A
+// reply to another ID MUST be ignored. Every method is idempotent, safe for concurrent use, and returns when ctx ends. An
+// error is one line for an operator, without secrets. After an error it is unknown whether the change was made.
 type RestartRequester interface {
 	// Request asks the node plugin of an instance to shut its guest down.
 	Request(ctx context.Context, instanceID, restartID string) error
 	// Reply returns the reply of the node plugin, or the zero reply if there is none yet.
 	Reply(ctx context.Context, instanceID, restartID string) (RestartReply, error)
-	// Withdraw takes the request with that ID back unless the node plugin has accepted it, and returns the reply. After
-	// any reply other than [RestartAccepted] the guest does not go down for that ID any more.
+	// Withdraw withdraws the request with that ID unless the node plugin has accepted it, and returns the reply. If the
+	// reply is not [RestartAccepted], the guest no longer goes down for that ID.
 	Withdraw(ctx context.Context, instanceID, restartID string) (RestartReply, error)
-	// Forget removes the request and the reply of that ID once the restart is over. Those of another ID stay.
+	// Forget removes the request and the reply with that ID once the restart is over. It does not touch other IDs.
 	Forget(ctx context.Context, instanceID, restartID string) error
-	// Report publishes what happens to the node, as an event where the orchestrator has events. It is best effort.
+	// Report publishes what happens to the node, as an event if the orchestrator has events. It is best effort.
 	Report(ctx context.Context, instanceID string, report RestartReport) error
 }
 
 // RestartReport is what [RestartRequester.Report] publishes.
 type RestartReport struct {
-	// Problem says that an operator should look at the node.
+	// Problem is true if an operator should look at the node.
 	Problem bool
 	// Reason is one word in CamelCase: "RestartPlanned", "RestartRefused", …
 	Reason string
@@ -117,26 +118,26 @@ type RestartReport struct {
 	Message string
 }
 
-// Drainer is a further ability of a [RestartRequester], for an orchestrator that can move its work off a node first.
+// Drainer is an optional second interface of a [RestartRequester], for an orchestrator that can move work off a node.
 type Drainer interface {
-	// Drain keeps new work away from the node of an instance, asks what works there to go, and says what is still
-	// there: empty once all has gone. What belongs to the node itself, or merely waits for a volume there, stays and is
-	// not named. It is called again until nothing is left.
+	// Drain keeps new work away from the node of an instance, and requests that running work leaves. It returns the work
+	// that is still there. Work that belongs to the node itself, or that only waits for a volume there, stays and is not
+	// returned. The caller repeats Drain until nothing is left.
 	Drain(ctx context.Context, instanceID, restartID string) (left []string, err error)
-	// Undrain lets new work come again, if it was this restart's Drain that kept it away.
+	// Undrain allows new work on the node again, if the Drain of this restart has kept it away.
 	Undrain(ctx context.Context, instanceID, restartID string) error
 }
 
-// RestartListener is the node's half: the node plugin's own node, and no other. Methods are as those of
-// [RestartRequester].
+// RestartListener is the node's half, for the node plugin's own node. What [RestartRequester] says about its methods
+// holds here too.
 type RestartListener interface {
-	// Requested returns the ID of the restart that the controller requests of this node, and the node's reply to it.
-	// The ID is empty if none is requested.
+	// Requested returns the ID of the restart that the controller requests of this node, and the node's reply to the
+	// request. The ID is empty if no restart is requested.
 	Requested(ctx context.Context) (restartID string, reply RestartReply, err error)
-	// Changes returns a channel that receives soon after the call, and when what Requested returns may have changed,
-	// until ctx ends. Several changes may be one. An orchestrator that does not tell of changes is a reason to receive
-	// every few seconds.
+	// Changes returns a channel that receives soon after the call, and then when the result of Requested may have
+	// changed, until ctx ends. Several changes can make one signal. If the orchestrator does not report changes, the
+	// channel receives every few seconds.
 	Changes(ctx context.Context) <-chan struct{}
-	// Reply writes the node's reply. It is an error, and nothing is written, if this restart is not requested any more.
+	// Reply writes the node's reply. If this restart is no longer requested, it writes nothing and returns an error.
 	Reply(ctx context.Context, restartID string, reply RestartReply) error
 }

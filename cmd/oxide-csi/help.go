@@ -19,17 +19,17 @@ const rootHelp = `oxide-csi serves the Container Storage Interface for the disks
 Every flag below can also be given by the environment variable in brackets, or in a YAML file;
 docs/reference/configuration.md lists all settings.`
 
-const rootExample = `  # A controller, which calls the rack and runs anywhere
+const rootExample = `  # A controller, which calls the rack and can run anywhere
   oxide-csi --mode=controller --endpoint=unix:///run/oxide-csi/controller/csi.sock --cluster-id=prod-1 \
     --oxide-host=https://silo.sys.example.com --oxide-project=databases --oxide-token-file=/etc/oxide-csi/token
 
-  # A node, which formats and mounts disks on its own instance, and holds no token
+  # A node, which formats and mounts disks on its own instance, and has no token
   oxide-csi --mode=node --endpoint=unix:///run/oxide-csi/node/csi.sock`
 
-// usageWidth is the column at which descriptions of settings wrap.
+// usageWidth is the column at which help texts wrap.
 const usageWidth = 120
 
-// printUsage is cobra's usage text with two differences: examples come first, and settings stand in groups.
+// printUsage prints cobra's usage text with two differences: examples come first, and settings are grouped.
 func printUsage(cmd *cobra.Command) error {
 	w := cmd.OutOrStderr()
 	if cmd.HasExample() {
@@ -67,7 +67,7 @@ func printUsage(cmd *cobra.Command) error {
 	return nil
 }
 
-// printNote prints a line of text below flags, wrapped as they are.
+// printNote prints a text below flags, wrapped like their help texts.
 func printNote(w io.Writer, note string) {
 	column := usageWidth
 	for _, word := range strings.Fields(note) {

@@ -17,14 +17,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 )
 
-// waiting is something that may keep the plugin from being ready.
+// waiting is a part that may keep the plugin from being ready.
 type waiting interface {
-	// Ready reports whether it is there, and otherwise what it waits for.
+	// Ready reports whether the part is ready. If not, reason says what it waits for.
 	Ready() (bool, string)
 }
 
-// serveHTTP serves health and metrics, and profiles where they are asked for. Liveness is that the process answers: a
-// plugin that waits for its identity or its rack is alive, and restarting it mends nothing.
+// serveHTTP serves health and metrics, and profiles if they are configured. The process is live if it answers: a plugin
+// that waits for its identity or its rack is live, and a restart would not help.
 func serveHTTP(
 	cfg config.Config,
 	readiness []waiting,
@@ -61,7 +61,7 @@ func serveHTTP(
 	go func() {
 		defer close(done)
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("the HTTP endpoint ended; CSI goes on", "error", err)
+			log.Error("the HTTP endpoint failed; CSI is still served", "error", err)
 		}
 	}()
 	return func() {

@@ -104,7 +104,7 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 		return code == 503 &&
 			strings.Contains(
 				body,
-				"guest knows the instance, and the rack is asked of nomad: ask the Nomad agent at http://"+nomad,
+				"guest knows the instance, but nomad, which may know the rack, failed: ask the Nomad agent at http://"+nomad,
 			)
 	})
 	conn, err := grpc.NewClient("unix://"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))

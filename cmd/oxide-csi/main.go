@@ -2,10 +2,11 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Command oxide-csi is the Oxide CSI plugin: it serves the CSI services of the package core on a unix socket.
+// Command oxide-csi is the Oxide CSI plugin. Without a subcommand it serves the CSI services of package core on a unix
+// socket.
 //
-// Without a subcommand it serves. Its configuration is described in docs/reference/configuration.md; problems with it end the
-// process with exit code 2 and a line each, anything else that goes wrong with exit code 1.
+// docs/reference/configuration.md describes its configuration. Problems of the configuration are printed on a line each
+// and end the process with exit code 2. Any other failure ends it with exit code 1. Subcommands are in files of their name.
 package main
 
 import (
@@ -101,7 +102,9 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return config.Problems{config.FlagProblem(fmt.Errorf("%q is no command: see %s --help", args[0], cmd.CommandPath()))}
+		return config.Problems{
+			config.FlagProblem(fmt.Errorf("%q is not a command: see %s --help", args[0], cmd.CommandPath())),
+		}
 	}
 	return nil
 }

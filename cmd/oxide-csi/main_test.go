@@ -141,7 +141,7 @@ func TestHelpShowsSettingsInGroups(t *testing.T) {
 	if n := strings.Count(help, "\n      --"); n > 36 { // --help and --version have a short form before them
 		t.Errorf("%d flags of settings, want at most 36", n)
 	}
-	if !strings.Contains(help, "Nomad's own variables are honoured: NOMAD_ADDR") {
+	if !strings.Contains(help, "Nomad's own variables are read too: NOMAD_ADDR") {
 		t.Errorf("Nomad's variables are not mentioned:\n%s", help)
 	}
 	completion := runPlugin(t, nil, "__complete", "--").stdout

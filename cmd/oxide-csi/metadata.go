@@ -22,19 +22,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// exitNotReady: the time was up before a source answered.
+// exitNotReady is the exit code if no source answered in time.
 const exitNotReady = 3
 
-const metadataHelp = `oxide-csi metadata finds out which Oxide instance this is, and on which rack, and prints it or writes it to a file that
-the plugin reads (--metadata-file). As an init container it keeps an orchestrator's credentials out of the plugin's own.
+const metadataHelp = `oxide-csi metadata finds the Oxide instance that it runs in, and the rack. It prints them, or writes them to a file that
+the plugin reads (--metadata-file). In an init container it keeps an orchestrator's credentials out of the plugin's
+container.
 
-It takes the settings with which the plugin finds out the same, as flags, from the environment or from a file; see
+It uses the plugin's own settings for this, as flags, from the environment or from a file; see
 docs/reference/configuration.md and docs/how-to/identity.md.
 
-Exit codes: 0, the identity was printed or written; 1, it cannot be used, or not written; 2, the configuration is
-wrong; 3, no source answered in time. Nothing is written unless it is 0.`
+Exit codes: 0, the identity was printed or written; 1, it is invalid or could not be written; 2, the configuration is
+wrong; 3, no source answered in time. It writes only with exit code 0.`
 
-// metadataOptions are the flags that are the command's own.
+// metadataOptions are the command's own flags.
 type metadataOptions struct {
 	provider, output, format, fileMode string
 	timeout                            time.Duration
@@ -51,14 +52,14 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 	flags := cmd.Flags()
 	config.IdentityFlags(flags)
 	flags.StringVar(&opts.provider, "provider", "", "the same as --metadata")
-	flags.StringVar(&opts.output, "output", "", "file to write; printed where empty")
-	flags.StringVar(&opts.format, "format", "env", "env (OXIDE_INSTANCE_ID=, OXIDE_RACK=) or json")
+	flags.StringVar(&opts.output, "output", "", "file to write; print to stdout if empty")
+	flags.StringVar(&opts.format, "format", "env", "format of the output: env (OXIDE_INSTANCE_ID=, OXIDE_RACK=) or json")
 	flags.StringVar(&opts.fileMode, "file-mode", "0644", "permissions of the file, octal")
 	flags.DurationVar(
 		&opts.timeout,
 		"timeout",
 		30*time.Second,
-		"how long to wait for a source that does not answer yet; 0 asks once",
+		"how long to wait until a source answers; 0 tries once",
 	)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if opts.provider != "" {
@@ -92,7 +93,7 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 	return cmd
 }
 
-// check judges the command's own flags.
+// check validates the command's own flags.
 func (o metadataOptions) check() (mode fs.FileMode, problems config.Problems) {
 	if o.format != "env" && o.format != "json" {
 		problems = append(
@@ -107,13 +108,13 @@ func (o metadataOptions) check() (mode fs.FileMode, problems config.Problems) {
 	if err != nil || bits > 0o777 {
 		problems = append(
 			problems,
-			config.Problem{Flag: "--file-mode", What: fmt.Sprintf("%q is no file mode such as 0644", o.fileMode)},
+			config.Problem{Flag: "--file-mode", What: fmt.Sprintf("%q is not a file mode such as 0644", o.fileMode)},
 		)
 	}
 	return fs.FileMode(bits), problems
 }
 
-// findOut asks until there is an answer, an error that waiting does not mend, or no time left.
+// findOut asks until there is an answer, an error of kind ErrInvalid, or no time left.
 func findOut(
 	ctx context.Context,
 	cfg config.Config,
@@ -144,10 +145,10 @@ func findOut(
 	return instance, err
 }
 
-// askOnceTimeout bounds the one attempt that --timeout=0 makes.
+// askOnceTimeout bounds the single attempt of --timeout=0.
 const askOnceTimeout = 10 * time.Second
 
-// exitError is an error with an exit code of its own.
+// exitError is an error with its own exit code.
 type exitError struct {
 	code int
 	error
@@ -155,7 +156,7 @@ type exitError struct {
 
 func (e exitError) Unwrap() error { return e.error }
 
-// encode is the text to print or write. A rack that nobody knows is left out: the reader's default holds.
+// encode returns the text to print or write. It leaves out an unknown rack, so that the reader uses its default.
 func (o metadataOptions) encode(instance metadata.Instance) string {
 	if o.format == "json" {
 		text, err := json.Marshal(struct {
@@ -174,7 +175,7 @@ func (o metadataOptions) encode(instance metadata.Instance) string {
 	return text
 }
 
-// writeFile replaces a file in one step, so that nobody reads half of it, not even after a power cut.
+// writeFile replaces a file in one step, so that a reader never sees half of it, not even after a power cut.
 func writeFile(name, text string, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(name)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*")

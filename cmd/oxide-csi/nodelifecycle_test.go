@@ -133,7 +133,7 @@ func TestAwaitDetach(t *testing.T) {
 		{"the node stays", false, attached, nil, 0, "nothing to wait for"},
 		{"nothing is attached", true, nil, nil, 0, "no volume is attached"},
 		{"too long", true, attached, []string{"--timeout=1ms"}, 1, ""},
-		{"still attached", true, attached, []string{"--timeout=1s"}, 1, "oxide-csi: still attached when the time was up: pvc-1; "},
+		{"still attached", true, attached, []string{"--timeout=1s"}, 1, "oxide-csi: volumes are still attached after the timeout: pvc-1; "},
 		{"which node", true, attached, []string{"--node-name="}, 2, "config: --node-name: is required"},
 		{"no time", true, attached, []string{"--timeout=0s"}, 2, "config: --timeout: 0s is not positive"},
 	} {

@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
-// provider builds what tells who this node is: what the operator says explicitly, and after it the sources that the
+// provider builds the provider of this node's identity: the operator's explicit values, then the sources that the
 // configuration names or suggests.
 func provider(cfg config.Config, log *slog.Logger) metadata.Provider {
 	explicit := static.Options{InstanceID: cfg.InstanceID, File: cfg.MetadataFile, Log: log}
@@ -30,7 +30,8 @@ func provider(cfg config.Config, log *slog.Logger) metadata.Provider {
 	return auto.New(opts)
 }
 
-// sources names what is asked after the operator. The firmware comes first: it is the rack's own word and always there.
+// sources names the sources to ask after the explicit values. The firmware is first: the rack writes it, and every
+// instance has it.
 func sources(cfg config.Config) []string {
 	switch cfg.Metadata {
 	case config.MetadataStatic, config.MetadataNone:
@@ -48,7 +49,7 @@ func sources(cfg config.Config) []string {
 	return []string{cfg.Metadata}
 }
 
-// source builds the provider of one name. The configuration was validated: there is no other.
+// source builds the provider with a name. The configuration was validated, so the name is known.
 func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider {
 	switch name {
 	case config.MetadataKubernetes:
@@ -58,20 +59,20 @@ func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider 
 	}
 	opts := guest.Options{Sys: cfg.SysRoot, Log: log}
 	if cfg.SysRoot == "/sys" {
-		opts.CloudInit = guest.CloudInit // which is this machine's only where /sys is
+		opts.CloudInit = guest.CloudInit // with another /sys, this file may belong to another machine
 	}
 	return guest.New(opts)
 }
 
-// kubernetesOptions say which Node this is, and how to ask for it.
+// kubernetesOptions are the options for Kubernetes: this Node, and how to reach the API server.
 func kubernetesOptions(cfg config.Config) kubernetes.Options {
 	return kubernetes.Options{
 		NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
-		InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: cfg.RackLabel,
+		RackLabel: cfg.RackLabel,
 	}
 }
 
-// nomadOptions say how to ask the Nomad agent.
+// nomadOptions are the options for reaching the Nomad agent.
 func nomadOptions(cfg config.Config) nomad.Options {
 	return nomad.Options{
 		Socket:        cfg.NomadSocket,

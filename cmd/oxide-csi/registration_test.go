@@ -152,7 +152,7 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	plugin := startPlugin(t, n.opts)
 	eventually(t, "it says why it is not ready", func() bool {
 		code, body := get(t, n.http+"/readyz")
-		return code == 503 && strings.Contains(body, "the kubelet refuses this plugin") &&
+		return code == 503 && strings.Contains(body, "the kubelet rejects this plugin") &&
 			strings.Contains(body, "the server is down")
 	})
 	if code, _ := get(t, n.http+"/livez"); code != 200 {

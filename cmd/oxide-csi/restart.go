@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 )
 
-// plannedRestarts is how the controller plans restarts; nil in attach mode hot. The configuration was validated.
+// plannedRestarts are the options for planning restarts, or nil in attach mode hot. The configuration was validated.
 func plannedRestarts(
 	ctx context.Context,
 	cfg config.Config,
@@ -49,7 +49,7 @@ func plannedRestarts(
 	}
 }
 
-// ownInstance tells on which instance this controller runs, as soon as that is known.
+// ownInstance returns a function that returns the instance that this controller runs on, once it is known.
 func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) func() (string, bool) {
 	if cfg.Metadata == config.MetadataNone {
 		return func() (string, bool) { return "", true }
@@ -81,7 +81,7 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newRequester is what carries a controller's requests for restarts to the nodes, or nil without an orchestrator.
+// newRequester makes the controller's half of planned restarts, or nil without an orchestrator.
 func newRequester(cfg config.Config) metadata.RestartRequester {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -92,8 +92,7 @@ func newRequester(cfg config.Config) metadata.RestartRequester {
 	return nil
 }
 
-// newListener is what receives the controller's requests on the node that is this instance, or nil without an
-// orchestrator.
+// newListener makes the node's half of planned restarts, or nil without an orchestrator.
 func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -104,7 +103,7 @@ func newListener(cfg config.Config, instanceID string) metadata.RestartListener 
 	return nil
 }
 
-// poweroff is the way in which the guest is powered off. The configuration was validated.
+// poweroff is the method of powering off the guest. The configuration was validated.
 func poweroff(cfg config.Config) shutdown.PowerOffMethod {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
 		return shutdown.Signal{Signal: signal}
@@ -112,7 +111,7 @@ func poweroff(cfg config.Config) shutdown.PowerOffMethod {
 	return shutdown.Systemd{Bus: shutdown.SystemBus}
 }
 
-// answerRestarts answers planned restarts of this node until ctx ends.
+// answerRestarts replies to requests for planned restarts of this node until ctx ends.
 func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Provider, log *slog.Logger) {
 	self, err := metadata.Await(ctx, identity, func(error) bool { return true })
 	if err != nil {

@@ -33,19 +33,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
-// serve builds the parts and serves until a signal.
+// serve builds the plugin and serves until a signal.
 func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.Writer) error {
 	log := newLogger(cfg, stderr)
 	klog.SetSlogLogger(log)
 	for _, warning := range warnings {
 		log.Warn(warning)
 	}
-	// From here on a signal ends the process in order: before there is a socket that would be left behind.
+	// From here on a signal stops the process in order. This comes before the socket is made, which must be removed.
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	defer signal.Stop(signals)
-	// Asked for and never read: when nobody reads the log any more, writing it fails instead of ending the process in the
-	// middle of an RPC. To ignore the signal would do, too, but pass on to mkfs and mount.
+	// This channel is never read. Without it, writing to a log that has lost its reader would end the process in the
+	// middle of an RPC. The signal is not ignored, because mkfs and mount would inherit that.
 	unread := make(chan os.Signal, 1)
 	signal.Notify(unread, syscall.SIGPIPE)
 	defer signal.Stop(unread)
@@ -60,7 +60,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	}
 	readiness := &core.Readiness{}
 	registration := newRegistration(cfg, log)
-	var measured *metrics.Metrics // nothing is, where nobody can ask for it
+	var measured *metrics.Metrics // nil without an HTTP endpoint
 	if cfg.HTTPEndpoint != "" {
 		measured = metrics.New(metrics.Process{Driver: rpc.PluginName, Version: version, Mode: string(cfg.Mode)})
 	}
@@ -77,7 +77,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	}
 	server := core.NewServer(services)
 	served := make(chan error, 1)
-	// Not one of the tasks in the background: after a second signal nobody waits for it.
+	// This is no background task: after a second signal the process does not wait for it.
 	go func() { served <- server.Serve(listener) }()
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
 	if err := serveUntilSignal(served, signals, func() { stopServing(ctx, server, retire) }, log); err != nil {
@@ -87,8 +87,8 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	return nil
 }
 
-// build makes the services that the configuration asks for, and starts what they need to know beside them. It also returns
-// what hands planned restarts over, which is nil without a controller.
+// build makes the configured services and starts their background tasks. It also returns the function that hands planned
+// restarts over, which is nil without a controller.
 func build(
 	ctx context.Context,
 	cfg config.Config,
@@ -119,7 +119,7 @@ func build(
 	return opts, retire, nil
 }
 
-// buildController makes the controller service, and starts what looks after its racks.
+// buildController makes the controller service, and starts the background tasks for its racks.
 func buildController(
 	ctx context.Context,
 	cfg config.Config,
@@ -158,7 +158,7 @@ func buildController(
 	return service, nil
 }
 
-// buildNode makes the node service, and starts what has to find out which node this is.
+// buildNode makes the node service, and starts its background tasks, such as finding its identity.
 func buildNode(
 	ctx context.Context,
 	cfg config.Config,
@@ -177,7 +177,7 @@ func buildNode(
 		background.run("answer planned restarts", func() { answerRestarts(ctx, cfg, identity, log) })
 	}
 	if cfg.StartupTaint != "" {
-		background.run("take the startup taint off", func() {
+		background.run("remove the startup taint", func() {
 			nodelifecycle.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
 		})
 	}
@@ -194,7 +194,7 @@ func buildNode(
 	})
 }
 
-// newRegistration returns nil where no kubelet is to know of this process.
+// newRegistration returns nil if the plugin does not register with a kubelet.
 func newRegistration(cfg config.Config, log *slog.Logger) *kubelet.Registration {
 	socket := cfg.KubeletSocket()
 	if socket == "" {
@@ -203,7 +203,7 @@ func newRegistration(cfg config.Config, log *slog.Logger) *kubelet.Registration 
 	return kubelet.New(kubelet.Options{Socket: socket, Endpoint: cfg.Endpoint, Log: log})
 }
 
-// tasks are what goes on beside serving. One that panics is logged; the volumes of this node are served on.
+// tasks are background tasks. A panic in a task is logged, and serving continues.
 type tasks struct {
 	sync.WaitGroup
 	log *slog.Logger
@@ -252,8 +252,8 @@ func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rac
 // rackCheckTimeout bounds the calls made at start.
 const rackCheckTimeout = 30 * time.Second
 
-// checkRack asks the rack for its API version and the project, so that a wrong host, token or project is known from the log
-// before the first volume is asked for, and so that a later 404 can be believed. Serving does not depend on it.
+// checkRack asks the rack for its API version and the project. So the log shows a wrong host, token or project before the
+// first volume, and a later 404 of a disk can be trusted. Serving does not depend on it.
 func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, rackCheckTimeout)
 	defer cancel()
@@ -262,18 +262,18 @@ func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
 	case err == nil:
 		log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
 	case !errors.Is(err, context.Canceled):
-		log.Error("the rack cannot be used as configured; RPCs that need it will fail", "rack", client.Name(), "error", err)
+		log.Error("the rack cannot be used as configured: RPCs that need it will fail", "rack", client.Name(), "error", err)
 	}
 }
 
-// serveUntilSignal stops serving after the first signal, and returns when that is done; after the second it returns at once, which
-// is an error.
+// serveUntilSignal stops serving after the first signal and returns when calls in flight have ended. After a second signal
+// it returns an error at once.
 func serveUntilSignal(served <-chan error, signals <-chan os.Signal, stop func(), log *slog.Logger) error {
 	select {
 	case err := <-served:
 		return err
 	case s := <-signals:
-		log.Info("stopping: calls in flight are answered first; a second signal ends them", "signal", s.String())
+		log.Info("stopping: waiting for calls in flight; a second signal ends them", "signal", s.String())
 	}
 	stopped := make(chan struct{})
 	go func() {
@@ -288,11 +288,11 @@ func serveUntilSignal(served <-chan error, signals <-chan os.Signal, stop func()
 	}
 }
 
-// retireTime is how long handing restarts over may take; what is not handed over is taken over later.
+// retireTime is how long handing restarts over may take. Another controller takes over the rest later.
 const retireTime = 5 * time.Second
 
-// stopServing lets what is being answered end in peace, and hands over the restarts that are under way. The calls that wait for
-// these are answered then.
+// stopServing waits for calls in flight, and hands over the restarts in progress. Calls that wait for these restarts then
+// return.
 func stopServing(ctx context.Context, server *core.Server, retire func(context.Context)) {
 	var both sync.WaitGroup
 	both.Go(server.Stop)

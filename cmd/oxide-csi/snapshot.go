@@ -16,43 +16,43 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 )
 
-const snapshotHelp = `oxide-csi snapshot takes and lists snapshots of volumes without an orchestrator. It asks a controller that runs. A volume is made
-from a snapshot with "oxide-csi volume create NAME --from-snapshot=SNAPSHOT".
+const snapshotHelp = `oxide-csi snapshot creates and lists snapshots of volumes without an orchestrator. It calls a running controller. To create
+a volume from a snapshot, use "oxide-csi volume create NAME --from-snapshot=SNAPSHOT".
 
-SNAPSHOT is a snapshot's ID. For all else, exit codes included, see oxide-csi volume --help.`
+SNAPSHOT is a snapshot's ID. For everything else, such as exit codes, see oxide-csi volume --help.`
 
 func snapshotCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
-	b := &byHand{environ: environ, stdout: stdout, stderr: stderr}
+	b := &storageCommands{environ: environ, stdout: stdout, stderr: stderr}
 	cmd := b.group("snapshot", "Create and list snapshots without an orchestrator", snapshotHelp)
 	cmd.AddCommand(b.createSnapshot(), b.listSnapshots(), b.showSnapshot(), b.deleteSnapshot())
 	return cmd
 }
 
-func (b *byHand) createSnapshot() *cobra.Command {
+func (b *storageCommands) createSnapshot() *cobra.Command {
 	var volume string
 	cmd := &cobra.Command{
 		Use:   "create NAME",
-		Short: "Take a snapshot of a volume, or find the one taken by this name",
-		Long: `create takes a snapshot and prints its ID. It holds what the volume would hold after a power cut; where that is too little, unmount
-the volume first. Repeated with the same name and volume, it finds the snapshot and prints the same ID.`,
+		Short: "Create a snapshot of a volume, or find the snapshot of this name",
+		Long: `create creates a snapshot and prints its ID. The snapshot holds the same data as the volume would after a power cut; to
+have all data in it, unmount the volume first. Repeated with the same name and volume, create prints the same ID.`,
 		Example:           `  snapshot=$(oxide-csi snapshot create postgres-monday --volume="$id")`,
 		Args:              exactly("NAME"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().StringVar(&volume, "volume", "", "VOLUME to take it of; required")
+	cmd.Flags().StringVar(&volume, "volume", "", "VOLUME of which to create a snapshot; required")
 	completeFlag(cmd, "volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if volume == "" {
-			return config.Problems{{Flag: "--volume", What: "is required: it names the volume to take a snapshot of"}}
+			return config.Problems{{Flag: "--volume", What: "is required: the volume of which to create a snapshot"}}
 		}
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Snapshot, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Snapshot, error) {
 			return plugin.CreateSnapshot(ctx, args[0], volume)
 		}, func(w io.Writer, s client.Snapshot) { line(w, s.ID) })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }
 
-func (b *byHand) listSnapshots() *cobra.Command {
+func (b *storageCommands) listSnapshots() *cobra.Command {
 	var volume string
 	cmd := &cobra.Command{
 		Use:               "list",
@@ -60,10 +60,10 @@ func (b *byHand) listSnapshots() *cobra.Command {
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().StringVar(&volume, "volume", "", "only those of this VOLUME")
+	cmd.Flags().StringVar(&volume, "volume", "", "only list snapshots of this VOLUME")
 	completeFlag(cmd, "volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
 			return plugin.ListSnapshots(ctx, volume)
 		}, func(w io.Writer, snapshots []client.Snapshot) {
 			line(w, "SNAPSHOT ID", "SIZE", "CREATED", "READY", "RACK", "OF VOLUME")
@@ -83,15 +83,15 @@ func (b *byHand) listSnapshots() *cobra.Command {
 	return cmd
 }
 
-func (b *byHand) showSnapshot() *cobra.Command {
+func (b *storageCommands) showSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "show SNAPSHOT",
 		Short:             "Show a snapshot",
 		Args:              exactly("SNAPSHOT"),
-		ValidArgsFunction: first(b.completeSnapshot()),
+		ValidArgsFunction: firstArgument(b.completeSnapshot()),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Snapshot, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Snapshot, error) {
 			return plugin.ShowSnapshot(ctx, args[0])
 		},
 			func(w io.Writer, s client.Snapshot) {
@@ -106,21 +106,21 @@ func (b *byHand) showSnapshot() *cobra.Command {
 	return cmd
 }
 
-func (b *byHand) deleteSnapshot() *cobra.Command {
+func (b *storageCommands) deleteSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "delete SNAPSHOT",
 		Short:             "Delete a snapshot",
-		Long:              "delete deletes a snapshot that the plugin made; volumes made from it stay. One that is not there is as good as deleted.",
+		Long:              "delete deletes a snapshot that the plugin created. Volumes created from it stay. If the snapshot does not exist, delete succeeds.",
 		Args:              exactly("SNAPSHOT"),
-		ValidArgsFunction: first(b.completeSnapshot()),
+		ValidArgsFunction: firstArgument(b.completeSnapshot()),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (deletedSnapshot, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (deletedSnapshot, error) {
 			id, err := plugin.DeleteSnapshot(ctx, args[0])
 			return deletedSnapshot{id}, err
 		}, func(w io.Writer, s deletedSnapshot) { line(w, "snapshot "+s.ID+" is deleted") })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }
 
 type deletedSnapshot struct {

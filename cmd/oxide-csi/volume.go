@@ -24,40 +24,38 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 )
 
-// The commands volume and snapshot stand in these files:
+// The commands volume and snapshot are in these files:
 //
-//   - volume.go: what they have in common
+//   - volume.go: the parts that both commands use
 //   - volume_rack.go: volumes on the rack: create, list, show, delete
-//   - volume_restart.go: what is told of planned restarts
+//   - volume_restart.go: the output about planned restarts
 //   - volume_node.go: volumes on nodes: attach, mount, unmount, detach
 //   - snapshot.go: snapshots
-//   - client: what the plugin is asked
+//   - client: the calls to the plugin
 
-const volumeHelp = `oxide-csi volume makes and uses volumes on a host without an orchestrator. It asks a plugin that runs: a controller (plugin
-mode controller or all) to create, attach, detach and delete, and the node plugin of this host (mode node or all) to
-mount and unmount. In the words of the specification, attach and detach are ControllerPublishVolume and
-ControllerUnpublishVolume, mount is NodeStageVolume and NodePublishVolume, unmount is NodeUnpublishVolume and
-NodeUnstageVolume.
+const volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. A controller
+(mode controller or all) creates, attaches, detaches and deletes. The node plugin of this host (mode node or all) mounts
+and unmounts. The CSI calls are: attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
+NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume.
 
-Every command may be repeated, after success and after failure; it keeps nothing between runs. Nothing is retried: a
-command ends when the plugin has answered or the time of --timeout is up, and its exit code says what to do.
+Every command can be repeated, after success and after failure. A command stores nothing and does not retry. It ends when
+the plugin has answered or after --timeout. Its exit code says what to do.
 
-VOLUME is a volume's ID, or the name that it was created with.
+VOLUME is a volume's ID, or the name with which it was created.
 
-Exit codes: 0, what was asked for is so, since now or since before; 2, the command line is wrong, or the plugin does not
-take its values; 3, not now: nobody answers, or the rack or the node is not ready: repeat; 4, there is no such volume,
-snapshot or node; 5, something stands in the way, and the message says what; 6, no room: the quota, the rack or the
-instance is full; 7, the plugin's token does not allow it; 1, anything else.`
+Exit codes: 0, done, now or before; 2, the command line or one of its values is wrong; 3, the plugin, the rack or the node
+is not ready: repeat; 4, the volume, snapshot or node does not exist; 5, another condition prevents it, see the message;
+6, the quota, the rack or the instance is full; 7, the plugin's token does not allow it; 1, any other failure.`
 
-// Sockets that are asked where none is named.
+// Sockets and folder that are used without a flag or variable.
 const (
 	defaultControllerSocket = "/run/oxide-csi/controller/csi.sock"
 	defaultNodeSocket       = "/run/oxide-csi/node/csi.sock"
 	defaultStagingDir       = "/var/lib/oxide-csi/staging"
 )
 
-// byHand is what the commands volume and snapshot have in common.
-type byHand struct {
+// storageCommands holds the flags that the commands volume and snapshot share.
+type storageCommands struct {
 	environ        []string
 	stdout, stderr io.Writer
 
@@ -68,12 +66,12 @@ type byHand struct {
 }
 
 func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
-	b := &byHand{environ: environ, stdout: stdout, stderr: stderr}
+	b := &storageCommands{environ: environ, stdout: stdout, stderr: stderr}
 	cmd := b.group("volume", "Create, attach and mount volumes without an orchestrator", volumeHelp)
 	cmd.PersistentFlags().
-		Var(&b.node, "node-endpoint", "socket of this host's node plugin, where it is not that of --endpoint (default unix://"+defaultNodeSocket+") [OXIDE_CSI_NODE_ENDPOINT]")
+		Var(&b.node, "node-endpoint", "socket of this host's node plugin, if it differs from --endpoint (default unix://"+defaultNodeSocket+") [OXIDE_CSI_NODE_ENDPOINT]")
 	cmd.PersistentFlags().
-		StringVar(&b.stagingDir, "staging-dir", "", "folder for staging paths, one for each volume that is mounted; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
+		StringVar(&b.stagingDir, "staging-dir", "", "folder for the staging paths of mounted volumes; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
 	cmd.AddCommand(
 		b.createVolume(),
 		b.listVolumes(),
@@ -88,7 +86,7 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 }
 
 // group is a command that only has subcommands.
-func (b *byHand) group(name, short, long string) *cobra.Command {
+func (b *storageCommands) group(name, short, long string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: short,
@@ -102,21 +100,21 @@ func (b *byHand) group(name, short, long string) *cobra.Command {
 	flags.Var(
 		&b.controller,
 		"controller-endpoint",
-		"socket of the controller, where it is not that of --endpoint (default unix://"+defaultControllerSocket+") [OXIDE_CSI_CONTROLLER_ENDPOINT]",
+		"socket of the controller, if it differs from --endpoint (default unix://"+defaultControllerSocket+") [OXIDE_CSI_CONTROLLER_ENDPOINT]",
 	)
-	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 is without end")
-	flags.BoolVar(&b.json, "json", false, "print one JSON value")
+	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 means no limit")
+	flags.BoolVar(&b.json, "json", false, "print the result as one JSON value")
 	return cmd
 }
 
-// changes adds the flag of commands that change something.
-func (b *byHand) changes(cmd *cobra.Command) *cobra.Command {
+// withDryRun adds the flag --dry-run to a command that changes something.
+func (b *storageCommands) withDryRun(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().
-		BoolVar(&b.dryRun, "dry-run", false, "check what can be checked, change nothing, and print the CSI calls that would be made")
+		BoolVar(&b.dryRun, "dry-run", false, "change nothing, but check what can be checked and print the CSI calls")
 	return cmd
 }
 
-// exactly asks for these arguments.
+// exactly requires these arguments.
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != len(names) {
@@ -141,8 +139,8 @@ func usage(format string, args ...any) error {
 	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}
 }
 
-// client connects to the plugin as the flags and the environment say.
-func (b *byHand) client(progress io.Writer) (*client.Client, error) {
+// client makes a client with the sockets of the flags and the environment.
+func (b *storageCommands) client(progress io.Writer) (*client.Client, error) {
 	if b.timeout < 0 {
 		return nil, config.Problems{{Flag: "--timeout", What: fmt.Sprintf("%s is negative", b.timeout)}}
 	}
@@ -155,13 +153,13 @@ func (b *byHand) client(progress io.Writer) (*client.Client, error) {
 		{&controller, "--controller-endpoint", "OXIDE_CSI_CONTROLLER_ENDPOINT"},
 		{&node, "--node-endpoint", "OXIDE_CSI_NODE_ENDPOINT"},
 	} {
-		if text := variable(b.environ, known.variable); text != "" {
+		if text := getenv(b.environ, known.variable); text != "" {
 			if err := known.socket.Set(text); err != nil {
 				return nil, config.Problems{{Flag: known.flag, What: err.Error() + " (set by " + known.variable + ")"}}
 			}
 		}
 	}
-	stagingDir, err := filepath.Abs(cmp.Or(b.stagingDir, variable(b.environ, "OXIDE_CSI_STAGING_DIR"), defaultStagingDir))
+	stagingDir, err := filepath.Abs(cmp.Or(b.stagingDir, getenv(b.environ, "OXIDE_CSI_STAGING_DIR"), defaultStagingDir))
 	if err != nil {
 		return nil, err
 	}
@@ -169,13 +167,13 @@ func (b *byHand) client(progress io.Writer) (*client.Client, error) {
 		Controller: string(cmp.Or(b.controller, b.endpoint, controller, endpoint, defaultControllerSocket)),
 		Node:       string(cmp.Or(b.node, b.endpoint, node, endpoint, defaultNodeSocket)),
 		StagingDir: stagingDir,
-		SysRoot:    cmp.Or(b.sysRoot, variable(b.environ, "OXIDE_CSI_SYS_ROOT"), "/sys"),
+		SysRoot:    cmp.Or(b.sysRoot, getenv(b.environ, "OXIDE_CSI_SYS_ROOT"), "/sys"),
 		DryRun:     b.dryRun,
 		Progress:   progress,
 	})
 }
 
-func variable(environ []string, name string) string {
+func getenv(environ []string, name string) string {
 	for _, entry := range environ {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
 			return strings.TrimSpace(value)
@@ -184,10 +182,10 @@ func variable(environ []string, name string) string {
 	return ""
 }
 
-// ask asks the plugin and prints the answer: as JSON, or with the function that say returns for people. A dry run prints the
-// calls that it has not made.
-func ask[T any](
-	b *byHand,
+// runAndPrint calls the plugin and prints the result, as JSON or by the function say. A dry run prints the calls that it
+// would make.
+func runAndPrint[T any](
+	b *storageCommands,
 	cmd *cobra.Command,
 	question func(context.Context, *client.Client) (T, error),
 	say func(io.Writer, T),
@@ -219,13 +217,13 @@ func ask[T any](
 	return printTable(b.stdout, func(w io.Writer) { say(w, answer) })
 }
 
-// dryRun is what a dry run has found out.
+// dryRun is the JSON output of a dry run.
 type dryRun struct {
 	DryRun bool          `json:"dryRun"`
 	Calls  []client.Call `json:"calls"`
 }
 
-// terminal is where a line about a long wait can be written over and over; nil where nobody would see it.
+// terminal is stderr if it is a terminal, on which a line about a long wait can be overwritten. Otherwise it is nil.
 func terminal(stderr io.Writer) io.Writer {
 	file, ok := stderr.(*os.File)
 	if !ok {
@@ -280,12 +278,13 @@ func sizeText(bytes int64) string {
 	return config.Size(bytes).String()
 }
 
-// completionTimeout is how long somebody at a shell waits for what a key press offers.
+// completionTimeout bounds completion in a shell, where a user waits for it.
 const completionTimeout = 2 * time.Second
 
-// complete offers, for the first argument or a flag's value, what the plugin has. Where it does not answer, nothing is offered.
+// complete completes an argument or a flag's value with objects of the plugin. If the plugin does not answer, it offers
+// nothing.
 func complete[T any](
-	b *byHand,
+	b *storageCommands,
 	list func(context.Context, *client.Client) ([]T, error),
 	offer func(T) string,
 ) cobra.CompletionFunc {
@@ -310,7 +309,7 @@ func complete[T any](
 	}
 }
 
-func (b *byHand) completeVolume() cobra.CompletionFunc {
+func (b *storageCommands) completeVolume() cobra.CompletionFunc {
 	return complete(b, func(ctx context.Context, plugin *client.Client) ([]client.Volume, error) {
 		list, err := plugin.ListVolumes(ctx, false)
 		return list.Volumes, err
@@ -318,15 +317,15 @@ func (b *byHand) completeVolume() cobra.CompletionFunc {
 		func(v client.Volume) string { return v.ID + "\t" + sizeText(v.SizeBytes) + ", " + where(v) })
 }
 
-func (b *byHand) completeSnapshot() cobra.CompletionFunc {
+func (b *storageCommands) completeSnapshot() cobra.CompletionFunc {
 	return complete(b, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
 		return plugin.ListSnapshots(ctx, "")
 	},
 		func(s client.Snapshot) string { return s.ID + "\tof volume " + s.SourceVolumeID })
 }
 
-// first completes the first argument only, and leaves the others to the shell, which knows paths.
-func first(complete cobra.CompletionFunc) cobra.CompletionFunc {
+// firstArgument completes only the first argument. The shell completes the others as paths.
+func firstArgument(complete cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveDefault
@@ -342,7 +341,7 @@ func completeFlag(cmd *cobra.Command, flag string, complete cobra.CompletionFunc
 	}
 }
 
-// keyValues are the values of a flag of KEY=VALUE, which may be given again and again. A value may hold commas.
+// keyValues adds a flag KEY=VALUE that can be repeated. A value may contain commas.
 func keyValues(flags *pflag.FlagSet, name, help string) *map[string]string {
 	values := keyValueFlag{}
 	flags.Var(&values, name, help)

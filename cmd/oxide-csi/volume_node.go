@@ -21,61 +21,61 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
-func (b *byHand) attach() *cobra.Command {
+func (b *storageCommands) attach() *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use:   "attach VOLUME",
 		Short: "Attach a volume to a node",
-		Long: `attach attaches a volume's disk to this instance, or to the one that --node names. Racks that have no hot-plug do so only while
-the instance is stopped; the message says so then.
+		Long: `attach attaches a volume's disk to this instance, or to the instance that --node names. A rack without hot-plug does this
+only while the instance is stopped; then the message says so.
 
-Where no controller can be asked on the node itself, the answer with --json is what mount takes as --attachment there.`,
+If the node itself cannot reach a controller, pass the output of attach --json to mount --attachment there.`,
 		Example: `  oxide-csi volume attach "$id"
   ssh controller oxide-csi volume attach "$id" --node="$node" --json | oxide-csi volume mount "$id" /srv/data --attachment=-`,
 		Args:              exactly("VOLUME"),
-		ValidArgsFunction: first(b.completeVolume()),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
-	cmd.Flags().StringVar(&node, "node", "", "ID of the node, which is its instance's (default this one)")
+	cmd.Flags().StringVar(&node, "node", "", "ID of the node: its instance's ID (default this instance)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Attachment, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Attachment, error) {
 			return plugin.Attach(ctx, args[0], node)
 		},
 			func(w io.Writer, a client.Attachment) { line(w, "volume "+a.VolumeID+" is attached to node "+a.NodeID) })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }
 
-func (b *byHand) detach() *cobra.Command {
+func (b *storageCommands) detach() *cobra.Command {
 	var node string
 	var unmounted bool
 	cmd := &cobra.Command{
 		Use:   "detach VOLUME",
 		Short: "Detach a volume from a node",
-		Long: `detach detaches a volume's disk from this instance, or from the one that --node names; it is done where the disk is not attached
-to it. It refuses while the volume is mounted here. What is mounted on another node cannot be seen from here, and a disk that
-is taken from under a filesystem loses what was written last: say with --unmounted that it is not.
+		Long: `detach detaches a volume's disk from this instance, or from the instance that --node names. It succeeds if the disk is not
+attached there. It fails while the volume is mounted here. It cannot see mounts on another node: confirm by --unmounted
+that the volume is not mounted there. Detaching a mounted disk loses the last writes.
 
-Where the controller plans restarts (attach mode restart), a node that runs keeps the disk until its next restart, for nobody; show
-says so.`,
+If the controller plans restarts (attach mode restart), the disk stays attached to a running node until the node's next
+restart; show tells so.`,
 		Args:              exactly("VOLUME"),
-		ValidArgsFunction: first(b.completeVolume()),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
-	cmd.Flags().StringVar(&node, "node", "", "ID of the node, which is its instance's (default this one)")
+	cmd.Flags().StringVar(&node, "node", "", "ID of the node: its instance's ID (default this instance)")
 	cmd.Flags().
-		StringVar(&b.sysRoot, "sys-root", "", "where this host's /sys is seen, to look for mounts of the disk (default /sys) [OXIDE_CSI_SYS_ROOT]")
+		StringVar(&b.sysRoot, "sys-root", "", "path of this host's /sys, to look for mounts of the disk (default /sys) [OXIDE_CSI_SYS_ROOT]")
 	cmd.Flags().Lookup("sys-root").Hidden = true // for tests
 	cmd.Flags().
-		BoolVar(&unmounted, "unmounted", false, "with --node: the volume is mounted nowhere on that node, or the node is gone")
+		BoolVar(&unmounted, "unmounted", false, "confirm that the volume is not mounted on the node of --node, or that the node is gone")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if unmounted && node == "" {
-			return usage("--unmounted needs --node: on this node the plugin looks for itself")
+			return usage("--unmounted needs --node: on this node the command checks for mounts itself")
 		}
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (detachedVolume, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (detachedVolume, error) {
 			from, err := plugin.Detach(ctx, args[0], node, unmounted)
 			return detachedVolume{from.VolumeID, from.NodeID}, err
 		}, func(w io.Writer, v detachedVolume) { line(w, "volume "+v.ID+" is detached from node "+v.NodeID) })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }
 
 type detachedVolume struct {
@@ -83,7 +83,7 @@ type detachedVolume struct {
 	NodeID string `json:"nodeID"`
 }
 
-// mountFlags are the flags of mount as they were written.
+// mountFlags are the flags of mount.
 type mountFlags struct {
 	fsType, accessMode, attachment string
 	options                        []string
@@ -91,18 +91,18 @@ type mountFlags struct {
 	context                        *map[string]string
 }
 
-func (b *byHand) mount() *cobra.Command {
+func (b *storageCommands) mount() *cobra.Command {
 	var f mountFlags
 	cmd := &cobra.Command{
 		Use:   "mount VOLUME TARGET",
 		Short: "Mount an attached volume",
-		Long: `mount mounts a volume that is attached to this instance at TARGET, a folder that is made if it is not there; unmount removes it. A
-disk that is provably blank gets a filesystem first; on any other, what is there is mounted, or it is an error. With --block,
-TARGET becomes a file that is the disk itself.`,
+		Long: `mount mounts a volume that is attached to this instance at the folder TARGET. It creates TARGET if needed; unmount removes
+it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is mounted, or mount fails.
+With --block, TARGET becomes a device file of the disk.`,
 		Example: `  oxide-csi volume mount "$id" /srv/data
   oxide-csi volume mount "$id" /srv/data --fs-type=xfs --volume-context=rootUid=999 --volume-context=rootMode=0750`,
 		Args:              exactly("VOLUME", "TARGET"),
-		ValidArgsFunction: first(b.completeVolume()),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(
@@ -114,25 +114,25 @@ TARGET becomes a file that is the disk itself.`,
 			", ",
 		)+" (default what is on the disk, else "+filesystem.Types()[0]+")",
 	)
-	flags.BoolVar(&f.block, "block", false, "the raw disk, no filesystem")
-	flags.BoolVar(&f.readOnly, "read-only", false, "mount it read-only at TARGET")
+	flags.BoolVar(&f.block, "block", false, "use the raw disk without a filesystem")
+	flags.BoolVar(&f.readOnly, "read-only", false, "mount the volume read-only at TARGET")
 	flags.StringArrayVar(&f.options, "option", nil, "mount option such as noatime; may be repeated")
 	flags.StringVar(
 		&f.accessMode,
 		"access-mode",
 		"SINGLE_NODE_WRITER",
-		"access mode of the specification; SINGLE_NODE_MULTI_WRITER allows several targets",
+		"CSI access mode; SINGLE_NODE_MULTI_WRITER allows several targets",
 	)
 	f.context = keyValues(
 		flags,
 		"volume-context",
-		"mkfsOptions, rootUid, rootGid, rootMode of a new filesystem; verifyFilesystem=false; diskName of a disk made by hand; may be repeated",
+		"for a new filesystem mkfsOptions, rootUid, rootGid, rootMode; verifyFilesystem=false; diskName of a disk created by hand; may be repeated",
 	)
 	flags.StringVar(
 		&f.attachment,
 		"attachment",
 		"",
-		"file with the answer of attach --json, - for stdin: then no controller is asked",
+		"file with the output of attach --json, - for stdin; mount then needs no controller",
 	)
 	completeFlag(cmd, "fs-type", cobra.FixedCompletions(filesystem.Types(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "access-mode", cobra.FixedCompletions(accessModes, cobra.ShellCompDirectiveNoFileComp))
@@ -144,15 +144,15 @@ TARGET becomes a file that is the disk itself.`,
 		if opts.Target, err = filepath.Abs(args[1]); err != nil {
 			return err
 		}
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
 			return plugin.Mount(ctx, args[0], opts)
 		},
 			func(w io.Writer, m client.Mounted) { line(w, "volume "+m.VolumeID+" is mounted at "+m.TargetPath) })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }
 
-// accessModes are those that a disk on one instance at a time can have.
+// accessModes are the access modes of a disk, which is attached to one instance at a time.
 var accessModes = []string{
 	"SINGLE_NODE_WRITER",
 	"SINGLE_NODE_SINGLE_WRITER",
@@ -169,7 +169,7 @@ func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
 			{Flag: "--access-mode", What: fmt.Sprintf("%q is not one of %s", f.accessMode, strings.Join(accessModes, ", "))},
 		}
 	case f.block && (f.fsType != "" || len(f.options) > 0):
-		return opts, usage("--block goes without --fs-type and --option: a raw disk has no filesystem")
+		return opts, usage("--block cannot be combined with --fs-type or --option: a raw disk has no filesystem")
 	}
 	opts.Capability.AccessMode = &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_Mode(mode)}
 	if f.block {
@@ -184,7 +184,7 @@ func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
 	return opts, err
 }
 
-// readAttachment reads what attach has printed; nil where no file is named.
+// readAttachment reads the output of attach --json. It returns nil if no file is named.
 func readAttachment(name string, stdin io.Reader) (*client.Attachment, error) {
 	if name == "" {
 		return nil, nil
@@ -201,31 +201,31 @@ func readAttachment(name string, stdin io.Reader) (*client.Attachment, error) {
 	if err := json.NewDecoder(stdin).
 		Decode(&attachment); err != nil || attachment.VolumeID == "" ||
 		len(attachment.PublishContext) == 0 {
-		return nil, config.Problems{{Flag: "--attachment", What: "this is not the answer of attach --json"}}
+		return nil, config.Problems{{Flag: "--attachment", What: "this is not the output of attach --json"}}
 	}
 	return &attachment, nil
 }
 
-func (b *byHand) unmount() *cobra.Command {
+func (b *storageCommands) unmount() *cobra.Command {
 	var keepStaged bool
 	cmd := &cobra.Command{
 		Use:   "unmount VOLUME TARGET",
 		Short: "Unmount a volume",
-		Long: `unmount takes a volume away from TARGET and removes the folder or file there. It returns when all is written to the disk and
-nothing on this node holds it; detach may follow then. Anything at TARGET that is not the volume stays as it is.`,
+		Long: `unmount unmounts a volume from TARGET and removes the folder or file there. It returns when all data is on the disk and no
+process on this node uses the disk. Then the volume can be detached. If TARGET is not this volume, it is not touched.`,
 		Args:              exactly("VOLUME", "TARGET"),
-		ValidArgsFunction: first(b.completeVolume()),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	cmd.Flags().
-		BoolVar(&keepStaged, "keep-staged", false, "only take it from TARGET, since it is mounted at other targets too")
+		BoolVar(&keepStaged, "keep-staged", false, "only unmount TARGET, because the volume is mounted at other targets too")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		target, err := filepath.Abs(args[1])
 		if err != nil {
 			return err
 		}
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
 			return plugin.Unmount(ctx, args[0], target, keepStaged)
 		}, func(w io.Writer, m client.Mounted) { line(w, "volume "+m.VolumeID+" is unmounted from "+m.TargetPath) })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }

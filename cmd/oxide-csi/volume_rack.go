@@ -18,19 +18,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// forMount are the parameters that only the node needs, when it makes a filesystem. The rack does not store them.
+// forMount are the parameters that only the node needs, for making a filesystem. The rack does not store them.
 var forMount = []string{rpc.KeyMkfsOptions, rpc.KeyRootUID, rpc.KeyRootGID, rpc.KeyRootMode}
 
-func (b *byHand) createVolume() *cobra.Command {
+func (b *storageCommands) createVolume() *cobra.Command {
 	var want client.NewVolume
 	var size config.SizeFlag
 	cmd := &cobra.Command{
 		Use:   "create NAME",
-		Short: "Create a volume, or find the one created by this name",
-		Long: `create makes a volume and prints its ID. Repeated with the same name, it finds the volume and prints the same ID; if that one
-differs from what is asked for, it says how and changes nothing. So a script need not keep the ID.
+		Short: "Create a volume, or find the volume of this name",
+		Long: `create creates a volume and prints its ID. Repeated with the same name, it prints the ID of the existing volume, so a script
+need not store the ID. If the existing volume differs from the flags, create fails and says how.
 
-The name holds within the cluster ID that the plugin was given: whoever creates a volume of the same name gets this one.`,
+Names are unique within the plugin's cluster ID: another create with the same name finds this volume.`,
 		Example: `  id=$(oxide-csi volume create postgres --size=20GiB)`,
 		Args:    exactly("NAME"),
 	}
@@ -38,15 +38,15 @@ The name holds within the cluster ID that the plugin was given: whoever creates 
 	flags.Var(
 		&size,
 		"size",
-		"size such as 20GiB, in bytes where it has no unit; rounded up to whole GiB. Needed unless the volume is made from something",
+		"size such as 20GiB, or a number of bytes; rounded up to whole GiB. Required for an empty volume",
 	)
-	flags.StringVar(&want.FromSnapshot, "from-snapshot", "", "make it from the snapshot of this ID")
-	flags.StringVar(&want.FromVolume, "from-volume", "", "make it as a copy of this VOLUME")
-	flags.StringVar(&want.Rack, "rack", "", "make it on the rack of this name, where the plugin serves several")
+	flags.StringVar(&want.FromSnapshot, "from-snapshot", "", "create the volume from the snapshot with this ID")
+	flags.StringVar(&want.FromVolume, "from-volume", "", "create the volume as a copy of this VOLUME")
+	flags.StringVar(&want.Rack, "rack", "", "name of the rack to create the volume on, if the plugin serves several")
 	parameters := keyValues(
 		flags,
 		"parameter",
-		"blockSize=512, 2048 or 4096 (default); diskType=distributed (default) or local; readOnly=true, of a snapshot; may be repeated",
+		"blockSize=512, 2048 or 4096 (default); diskType=distributed (default) or local; readOnly=true with --from-snapshot; may be repeated",
 	)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	completeFlag(cmd, "from-snapshot", b.completeSnapshot())
@@ -65,7 +65,7 @@ The name holds within the cluster ID that the plugin was given: whoever creates 
 			return usage("--from-snapshot and --from-volume exclude each other")
 		case size == 0 && !made:
 			return config.Problems{
-				{Flag: "--size", What: "is required, unless the volume is made from a snapshot or from another volume"},
+				{Flag: "--size", What: "is required, unless the volume is created from a snapshot or another volume"},
 			}
 		}
 		for _, key := range forMount {
@@ -78,31 +78,31 @@ The name holds within the cluster ID that the plugin was given: whoever creates 
 				}
 			}
 		}
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
 			return plugin.CreateVolume(ctx, want)
 		},
 			func(w io.Writer, v client.Volume) { line(w, v.ID) })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }
 
-func (b *byHand) listVolumes() *cobra.Command {
+func (b *storageCommands) listVolumes() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List volumes",
-		Long: `list lists the volumes that the plugin made for its cluster, with the node that each is attached to. A rack has no names of
-volumes: the ID is the disk's, and the name shown is that of the disk on the rack, which follows from the volume's.
+		Long: `list lists the volumes that the plugin created for its cluster, with the node that each is attached to. The rack does not
+know the names of volumes. So list shows the name of the disk, which is made from the volume's name.
 
-Where the controller plans restarts (attach mode restart), the nodes follow that would have to be restarted for volumes or are being
-restarted, with what their restart attaches and detaches, and why it has not begun. That is what this one controller knows.`,
+If the controller plans restarts (attach mode restart), list also shows the nodes with a planned or current restart, what
+the restart attaches and detaches, and why it has not begun. Other replicas of the controller may know of more.`,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().
-		BoolVar(&all, "all", false, "list also the other disks of the project that are attached to an instance, boot disks included")
+		BoolVar(&all, "all", false, "also list the other attached disks of the project, boot disks included")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
 			return plugin.ListVolumes(ctx, all)
 		},
 			func(w io.Writer, list client.VolumeList) {
@@ -118,18 +118,18 @@ restarted, with what their restart attaches and detaches, and why it has not beg
 	return cmd
 }
 
-func (b *byHand) showVolume() *cobra.Command {
+func (b *storageCommands) showVolume() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show VOLUME",
-		Short: "Show a volume and what is wrong with it",
-		Long: `show tells where a volume is and what is wrong with it. Where the controller plans restarts (attach mode restart), also: which
-node's restart it waits for, since when, and why that has not begun; and which node still has its disk although it is published
-there no more.`,
+		Short: "Show a volume and its problems",
+		Long: `show shows where a volume is attached, and its problems. If the controller plans restarts (attach mode restart), it also
+shows the node whose restart the volume waits for, since when, and why the restart has not begun. It shows a node that
+still has the disk although the volume was detached.`,
 		Args:              exactly("VOLUME"),
-		ValidArgsFunction: first(b.completeVolume()),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
 			return plugin.ShowVolume(ctx, args[0])
 		},
 			func(w io.Writer, v client.Volume) {
@@ -162,25 +162,25 @@ func where(v client.Volume) string {
 	return "attached to node " + v.NodeID
 }
 
-func (b *byHand) deleteVolume() *cobra.Command {
+func (b *storageCommands) deleteVolume() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete VOLUME",
-		Short: "Delete a volume and all that is on it",
-		Long: `delete deletes a volume that the plugin made and that is attached nowhere. Nobody is asked again, and nothing brings its
-data back; its snapshots stay.
+		Short: "Delete a volume and its data",
+		Long: `delete deletes a volume that the plugin created and that is not attached. It does not ask for confirmation, and the data
+cannot be restored. The volume's snapshots stay.
 
-A volume of that ID that is not there is as good as deleted. A name for which there is no volume ends with exit code 4: it
-may have been deleted, and the name may just as well be wrong.`,
+If no volume has this ID, delete succeeds. If no volume has this name, it ends with exit code 4, because the name may be
+wrong.`,
 		Args:              exactly("VOLUME"),
-		ValidArgsFunction: first(b.completeVolume()),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return ask(b, cmd, func(ctx context.Context, plugin *client.Client) (deletedVolume, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (deletedVolume, error) {
 			id, err := plugin.DeleteVolume(ctx, args[0])
 			return deletedVolume{id}, err
 		}, func(w io.Writer, v deletedVolume) { line(w, "volume "+v.ID+" is deleted") })
 	}
-	return b.changes(cmd)
+	return b.withDryRun(cmd)
 }
 
 type deletedVolume struct {

@@ -506,7 +506,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		code int
 		says string
 	}{
-		{"a command that there is not", []string{"volume", "grow", id}, 2, `"grow" is no command: see oxide-csi volume --help`},
+		{"a command that there is not", []string{"volume", "grow", id}, 2, `"grow" is not a command: see oxide-csi volume --help`},
 		{"no name", []string{"volume", "create"}, 2, "needs NAME, not 0 arguments"},
 		{"an empty name", []string{"volume", "show", ""}, 2, "VOLUME is empty"},
 		{"a name like an ID", []string{"volume", "create", instanceID, "--size=1GiB"}, 2, "a name that is written like an ID"},
@@ -522,8 +522,8 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"no snapshot ID", []string{"snapshot", "delete", "monday"}, 2, "is no snapshot ID"},
 		{"no node ID", []string{"volume", "attach", id, "--node=worker-1"}, 2, "is no node ID"},
 		{"no access mode", []string{"volume", "mount", id, h.dir + "/data", "--access-mode=ANY"}, 2, "is not one of SINGLE_NODE_WRITER"},
-		{"raw with a filesystem", []string{"volume", "mount", id, h.dir + "/data", "--block", "--fs-type=xfs"}, 2, "--block goes without"},
-		{"no attachment", []string{"volume", "mount", id, h.dir + "/data", "--attachment=" + dead}, 2, "not the answer of attach"},
+		{"raw with a filesystem", []string{"volume", "mount", id, h.dir + "/data", "--block", "--fs-type=xfs"}, 2, "--block cannot be combined with"},
+		{"no attachment", []string{"volume", "mount", id, h.dir + "/data", "--attachment=" + dead}, 2, "not the output of attach"},
 		{"of which volume", []string{"snapshot", "create", "x"}, 2, "config: --volume: is required"},
 		{"--unmounted of this node", []string{"volume", "detach", id, "--unmounted"}, 2, "--unmounted needs --node"},
 

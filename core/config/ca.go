@@ -11,11 +11,11 @@ import (
 	"fmt"
 )
 
-// maxCABytes is above the bundles that systems come with, in bytes.
+// maxCABytes is a limit above the size of a system's CA bundle.
 const maxCABytes = 1 << 20
 
-// ReadCAs reads a file of PEM certificates, which are then all that is trusted to sign a rack's certificate. An empty name
-// is nil: whatever the system trusts.
+// ReadCAs reads a file of PEM certificates: the only CAs that may sign the rack's certificate. For an empty name it
+// returns nil, which means the CAs that the system trusts.
 func ReadCAs(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -43,5 +43,5 @@ func ReadCAs(file string) (*x509.CertPool, error) {
 }
 
 var errNoCA = errors.New(
-	"holds no certificate; it must hold those of the CA in PEM, which begin -----BEGIN CERTIFICATE-----",
+	"holds no certificate; write the CA's certificates in PEM, which begin with -----BEGIN CERTIFICATE-----",
 )

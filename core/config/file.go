@@ -18,21 +18,20 @@ import (
 // maxFileBytes bounds the configuration file.
 const maxFileBytes = 1 << 20
 
-// file is the YAML file as a layer of koanf. It reads scalars as the text that
-// stands in the file and leaves their meaning to decode, as with any other
-// layer: YAML's own reading would turn the cluster ID 0123 into 83.
+// file is the YAML file as a layer of koanf. It keeps the text of scalars and leaves parsing to decode, as other layers
+// do: YAML would turn the cluster ID 0123 into 83.
 type file struct {
 	path     string
-	lines    map[string]int // key -> line it stands on
+	lines    map[string]int // key -> its line
 	racks    []Rack
 	problems Problems
 }
 
-// ReadBytes completes koanf's Provider; koanf calls Read, as there is no parser.
+// ReadBytes is part of koanf's Provider. koanf calls Read instead, because there is no parser.
 func (*file) ReadBytes() ([]byte, error) { return nil, errors.New("config: the file is read by Read") }
 
-// Read returns the values by key. What is wrong with the file is in f.problems,
-// and everything else is returned none the less, so that all of it is judged.
+// Read returns the values by key. It adds problems of the file to f.problems, and still returns all other values, so that
+// they are checked too.
 func (f *file) Read() (map[string]any, error) {
 	f.lines = map[string]int{}
 	values := map[string]any{}
@@ -47,7 +46,7 @@ func (f *file) Read() (map[string]any, error) {
 		return values, nil
 	}
 	f.each(root, "", func(key string, node *yaml.Node) bool {
-		s, known := find(func(s setting) bool { return s.key == key && s.inFile })
+		s, known := findSetting(func(s setting) bool { return s.key == key && s.inFile })
 		switch {
 		case !known:
 			return false
@@ -64,7 +63,7 @@ func (f *file) Read() (map[string]any, error) {
 	return values, nil
 }
 
-// parseYAML returns the one mapping that a file holds; nil for an empty file.
+// parseYAML returns the mapping in a file, or nil for an empty file.
 func parseYAML(text []byte) (*yaml.Node, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	var document, second yaml.Node
@@ -85,14 +84,13 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 	case root.Tag == "!!null":
 		return nil, nil
 	case root.Kind != yaml.MappingNode:
-		return nil, fmt.Errorf("line %d is no \"key: value\"", root.Line)
+		return nil, fmt.Errorf("line %d is not \"key: value\"", root.Line)
 	}
 	return root, nil
 }
 
-// each calls use for every entry of a mapping; use reports whether it knows the
-// key. A key that is unknown or stands there twice is a problem. In is what the
-// mapping belongs to, with a dot, or "".
+// each calls use for every entry of a mapping. use reports whether it knows the key. An unknown or repeated key is a
+// problem. in is the prefix of the mapping's keys, such as "racks[0].", or "".
 func (f *file) each(mapping *yaml.Node, in string, use func(key string, value *yaml.Node) bool) {
 	if mapping == nil {
 		return
@@ -102,7 +100,7 @@ func (f *file) each(mapping *yaml.Node, in string, use func(key string, value *y
 		node := mapping.Content[i]
 		key := node.Value
 		if first, twice := seen[key]; twice {
-			f.problems.add("--config", "%s line %d: key %q stands on line %d already", f.path, node.Line, in+key, first)
+			f.problems.add("--config", "%s line %d: key %q is on line %d already", f.path, node.Line, in+key, first)
 			continue
 		}
 		seen[key] = node.Line
@@ -132,7 +130,7 @@ func (f *file) readRacks(node *yaml.Node) {
 		f.each(entry, in+".", func(key string, node *yaml.Node) bool {
 			field, known := rackField(&rack, key)
 			if known {
-				*field, _ = f.scalar(in+"."+key, node) // Nothing is "", and Validate asks for more.
+				*field, _ = f.scalar(in+"."+key, node) // Validate rejects an empty value
 			}
 			return known
 		})
@@ -151,8 +149,7 @@ func rackField(rack *Rack, key string) (*string, bool) {
 	return nil, false
 }
 
-// scalar returns the text of a single value, and false for none: a key with
-// nothing after it is not set.
+// scalar returns the text of a single value. It returns false for an empty value, which counts as not set.
 func (f *file) scalar(key string, node *yaml.Node) (string, bool) {
 	if node.Kind != yaml.ScalarNode {
 		f.problems.add("--config", "%s line %d: %s must be a single value", f.path, node.Line, key)
@@ -170,14 +167,14 @@ func resolve(node *yaml.Node) *yaml.Node {
 	return node
 }
 
-// suggestion names the key that differs from an unknown one only in how words
-// are joined, such as cluster-id for clusterID.
+// suggestion names the known key that differs from an unknown key only in case, '-', '_' and '.', as clusterID does from
+// cluster-id.
 func suggestion(in, key string) string {
 	plain := func(s string) string {
 		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(s))
 	}
 	if in == "" {
-		if s, ok := find(func(s setting) bool { return s.inFile && plain(s.key) == plain(key) }); ok {
+		if s, ok := findSetting(func(s setting) bool { return s.inFile && plain(s.key) == plain(key) }); ok {
 			return fmt.Sprintf("; it is written %q", s.key)
 		}
 		return ""

@@ -12,10 +12,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flags adds the flag of every setting to fs. The flags take any text, so that
-// parsing the command line never stops at a bad value: [Load] reports it
-// together with all other problems. There is no flag for the token, since a
-// command line is readable by every process on the machine.
+// Flags adds the flag of every setting to fs. The flags accept any text, so that parsing the command line does not stop
+// at a bad value: [Load] reports all problems together. There is no flag for the token, because every process on the
+// machine can read a command line.
 func Flags(fs *pflag.FlagSet) { addFlags(fs, func(setting) bool { return true }) }
 
 // IdentityFlags adds the flags of [LoadIdentity].
@@ -35,7 +34,7 @@ func addFlags(fs *pflag.FlagSet, wanted func(setting) bool) {
 		case s.derived != "":
 			usage += " (default " + s.derived + ")"
 		}
-		flag := fs.VarPF(&flagText{text: s.def, kind: kindName(s.typ)}, s.flag, "", usage)
+		flag := fs.VarPF(&flagText{text: s.def, kind: typeName(s.typ)}, s.flag, "", usage)
 		flag.Hidden = s.hidden
 		if s.typ == reflect.TypeFor[bool]() {
 			flag.NoOptDefVal = "true"
@@ -43,16 +42,16 @@ func addFlags(fs *pflag.FlagSet, wanted func(setting) bool) {
 	}
 }
 
-// Group is a heading of --help, and what stands below it.
+// Group is a heading of --help with its flags.
 type Group struct {
 	Name string
-	// Flags are in the order in which they are to be shown.
+	// Flags are in the order in which --help shows them.
 	Flags *pflag.FlagSet
 	// Note is a line below the flags, or empty.
 	Note string
 }
 
-// Groups sorts the visible flags of fs that [Flags] or [IdentityFlags] added. Others are all other flags of fs.
+// Groups returns the visible flags of fs that [Flags] or [IdentityFlags] added, by group. others are all other flags.
 func Groups(fs *pflag.FlagSet) (groups []Group, others *pflag.FlagSet) {
 	others = newFlagSet()
 	fs.VisitAll(func(flag *pflag.Flag) {
@@ -79,7 +78,7 @@ func newFlagSet() *pflag.FlagSet {
 	return fs
 }
 
-// groupNote names the variables of a group that operators know from Nomad itself.
+// groupNote lists the variables of a group that Nomad itself defines.
 func groupNote(group string) string {
 	var names []string
 	for _, s := range settings() {
@@ -90,27 +89,26 @@ func groupNote(group string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "Nomad's own variables are honoured: " + strings.Join(names, ", ")
+	return "Nomad's own variables are read too: " + strings.Join(names, ", ")
 }
 
-// FlagProblem turns an error of parsing the command line into a problem, so
-// that it reads like all others: an unknown flag, or one without its value.
+// FlagProblem turns an error of parsing the command line into a problem: an unknown flag, or a flag without its value.
 func FlagProblem(err error) Problem {
 	var unknown *pflag.NotExistError
 	var noValue *pflag.ValueRequiredError
 	switch {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
-		return Problem{Flag: scrub("--"+unknown.GetSpecifiedName(), Token{}), What: "unknown flag; see --help"}
+		return Problem{Flag: redactTokens("--"+unknown.GetSpecifiedName(), Token{}), What: "unknown flag; see --help"}
 	case errors.As(err, &unknown):
-		// Not the name alone: what follows a single dash may be anything.
+		// Only the first letter: the text after a single dash could be a secret.
 		return Problem{Flag: "-" + unknown.GetSpecifiedName(), What: "unknown flag; see --help, flags begin with two dashes"}
 	case errors.As(err, &noValue):
-		return Problem{Flag: scrub("--"+noValue.GetSpecifiedName(), Token{}), What: "needs a value; see --help"}
+		return Problem{Flag: redactTokens("--"+noValue.GetSpecifiedName(), Token{}), What: "needs a value; see --help"}
 	}
-	return Problem{Flag: "command line", What: scrub(err.Error(), Token{})}
+	return Problem{Flag: "command line", What: redactTokens(err.Error(), Token{})}
 }
 
-// flagText is a flag's value as it was written.
+// flagText is a flag's value as the user wrote it.
 type flagText struct{ text, kind string }
 
 func (f *flagText) String() string { return f.text }
@@ -122,8 +120,8 @@ func (f *flagText) Set(text string) error {
 	return nil
 }
 
-// kindName is the placeholder that --help and the reference show for a type.
-func kindName(typ reflect.Type) string {
+// typeName is the placeholder that --help and the reference show for a type.
+func typeName(typ reflect.Type) string {
 	switch typ {
 	case reflect.TypeFor[Size]():
 		return "size"

@@ -4,8 +4,7 @@
 
 package config
 
-// SocketFlag is a flag of a command that connects to the plugin's socket, written as the endpoint is. Its text is the socket's
-// absolute path.
+// SocketFlag is a flag with the plugin's socket, in the notations of --endpoint. Its value is the socket's absolute path.
 type SocketFlag string
 
 func (f *SocketFlag) String() string { return string(*f) }
@@ -25,7 +24,7 @@ func (f *SocketFlag) Set(text string) error {
 // SizeFlag is a flag that takes a [Size].
 type SizeFlag Size
 
-// String shows nothing for no size.
+// String is empty for zero.
 func (f *SizeFlag) String() string {
 	if *f == 0 {
 		return ""

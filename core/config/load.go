@@ -20,31 +20,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// envPrefix begins the variables that are ours alone. Of those that begin with
-// CSI_, which the CSI specification keeps for itself, only CSI_ENDPOINT is read.
+// envPrefix begins the plugin's own variables. The CSI specification reserves variables that begin with CSI_; only
+// CSI_ENDPOINT of those is read.
 const envPrefix = "OXIDE_CSI_"
 
-// delim joins the keys of nested maps in koanf. No key holds one.
+// delim joins the keys of nested maps in koanf. No key of ours contains it.
 const delim = "."
 
-// Load makes the configuration from the flags that [Flags] added to fs, which
-// has been parsed, and from environ, as os.Environ returns it. It reads the
-// configuration file and, unless the mode is node, the files of tokens and CAs;
-// nothing else.
+// Load makes the configuration from the flags that [Flags] added to fs, after parsing, and from environ as os.Environ
+// returns it. It reads the configuration file and, unless the mode is node, the files with tokens and CAs.
 //
-// The error is nil or [Problems] with everything that is wrong. The warnings
-// are lines for the log, and are worth printing in either case.
+// The error is nil or [Problems] with all problems. The warnings are lines for the log, also if there is an error.
 //
-// A variable that is set to nothing, and a key of the file with nothing after
-// it, count as not set: templates make those. A flag that is set to nothing
-// takes the value away that another source gives.
+// An empty variable and an empty key of the file count as not set, because templates make those. An empty flag removes
+// the value of the other sources.
 func Load(fs *pflag.FlagSet, environ []string) (Config, []string, error) {
 	return loadAs(fs, environ, func(*Config) {}, Config.Validate)
 }
 
-// LoadIdentity is Load for a process that serves nothing and wants to know only
-// which node it is on: of the settings, those of [IdentityFlags] are asked for. It
-// has neither the rack's token nor an endpoint.
+// LoadIdentity is like [Load], for a process that only needs to know its node. It checks only the settings of
+// [IdentityFlags]. The result has no token of a rack and no endpoint.
 func LoadIdentity(fs *pflag.FlagSet, environ []string) (Config, []string, error) {
 	return loadAs(fs, environ, func(c *Config) { c.Mode = ModeNode }, Config.validateIdentity)
 }
@@ -62,7 +57,7 @@ func loadAs(
 	adjust(&l.config)
 	l.config.Racks = l.file.racks
 	l.config.RackGiven = l.from["rack"] != ""
-	warnings := l.resolve()
+	warnings := l.applyMode()
 	if len(unknown) > 0 {
 		warnings = append(
 			warnings,
@@ -71,21 +66,21 @@ func loadAs(
 	}
 
 	for _, p := range validate(l.config) {
-		// What cannot even be read was reported, and its zero value means nothing.
+		// A setting that could not be parsed was reported. Its zero value means nothing.
 		if !l.problems.has(p.Flag) {
 			l.report(p)
 		}
 	}
 	for i := range warnings {
-		warnings[i] = scrub(warnings[i], l.token)
+		warnings[i] = redactTokens(warnings[i], l.token)
 	}
 	if len(l.problems) == 0 {
 		l.config.normalise()
 		return l.config, warnings, nil
 	}
 	for i := range l.problems {
-		l.problems[i].Flag = scrub(l.problems[i].Flag, l.token)
-		l.problems[i].What = scrub(l.problems[i].What, l.token)
+		l.problems[i].Flag = redactTokens(l.problems[i].Flag, l.token)
+		l.problems[i].What = redactTokens(l.problems[i].What, l.token)
 	}
 	return Config{}, warnings, l.problems
 }
@@ -93,15 +88,14 @@ func loadAs(
 // loader is one run of Load.
 type loader struct {
 	merged   *koanf.Koanf      // key -> text, of all layers
-	from     map[string]string // key -> who set it; "" is the default
+	from     map[string]string // key -> origin of the value; "" is the default
 	file     file
 	config   Config
-	token    Token // what OXIDE_TOKEN holds, used or not
+	token    Token // the value of OXIDE_TOKEN, used or not
 	problems Problems
 }
 
-// merge reads the four layers, the weakest first, and returns the names of
-// variables that look like ours and are not.
+// merge reads the four layers, the weakest first. It returns the names of unknown variables with the prefix of ours.
 func (l *loader) merge(fs *pflag.FlagSet, environ []string) (unknown []string) {
 	defaults := map[string]any{}
 	for _, s := range settings() {
@@ -112,7 +106,7 @@ func (l *loader) merge(fs *pflag.FlagSet, environ []string) (unknown []string) {
 	variables := env.Provider(delim, env.Opt{
 		EnvironFunc: func() []string { return environ },
 		TransformFunc: func(name, value string) (string, any) {
-			s, known := find(func(s setting) bool { return s.env == name && name != "" })
+			s, known := findSetting(func(s setting) bool { return s.env == name && name != "" })
 			value = strings.TrimSpace(value)
 			switch {
 			case !known && strings.HasPrefix(name, envPrefix):
@@ -128,9 +122,9 @@ func (l *loader) merge(fs *pflag.FlagSet, environ []string) (unknown []string) {
 	l.load(environment, variables)
 	if fs != nil {
 		l.load(commandLine, posflag.ProviderWithFlag(fs, delim, nil, func(flag *pflag.Flag) (string, any) {
-			s, known := find(func(s setting) bool { return s.flag == flag.Name })
+			s, known := findSetting(func(s setting) bool { return s.flag == flag.Name })
 			if !known {
-				return "", nil // One of cmd's own, such as --help.
+				return "", nil // a flag of cmd, such as --help
 			}
 			return s.key, strings.TrimSpace(flag.Value.String())
 		}))
@@ -152,22 +146,21 @@ func (l *loader) merge(fs *pflag.FlagSet, environ []string) (unknown []string) {
 	return slices.Compact(unknown)
 }
 
-// load reads a provider. All of ours read memory or report for themselves, so
-// an error is one of this package.
+// load reads a provider of koanf. The providers read memory or report their own problems, so an error is a bug here.
 func (l *loader) load(k *koanf.Koanf, p koanf.Provider) {
 	if err := k.Load(p, nil); err != nil {
 		l.problems.add("configuration", "%v", err)
 	}
 }
 
-// overlay lays one layer over those already merged, and remembers who set what.
-func (l *loader) overlay(layer *koanf.Koanf, who func(setting) string) {
+// overlay merges one layer over the others, and records the origin of its values.
+func (l *loader) overlay(layer *koanf.Koanf, origin func(setting) string) {
 	if err := l.merged.Merge(layer); err != nil {
 		l.problems.add("configuration", "%v", err)
 	}
 	for _, s := range settings() {
 		if layer.Exists(s.key) {
-			l.from[s.key] = who(s)
+			l.from[s.key] = origin(s)
 		}
 	}
 }
@@ -181,7 +174,7 @@ func (l *loader) decode() {
 			continue
 		}
 		if s.derived != "" && l.from[s.key] == "" {
-			continue // Set by derive.
+			continue // derive sets it
 		}
 		text := l.merged.String(s.key)
 		value, err := decode(text, s.typ)
@@ -196,15 +189,15 @@ func (l *loader) decode() {
 
 // Defaults that depend on the orchestrator.
 const (
-	// kubernetesRestartWait is within the two minutes that the manifests give csi-attacher for a call. Nomad serves no
-	// other volume of the plugin during a call, so there the call must not wait.
+	// kubernetesRestartWait is less than the two minutes that the manifests give csi-attacher for a call. Nomad makes one
+	// call to the plugin at a time, so there the call must not wait.
 	kubernetesRestartWait = 100 * time.Second
-	// nomadDetachGrace outlasts the restart of a node plugin. Nomad asks for a detach before a node has unmounted, if that
-	// node's plugin is away (docs/how-to/nomad.md). Kubernetes does not.
+	// nomadDetachGrace is longer than a restart of the node plugin takes. While the node plugin is down, Nomad requests a
+	// detach before the node has unmounted (docs/how-to/nomad.md). Kubernetes does not.
 	nomadDetachGrace = time.Minute
 )
 
-// derive sets what depends on the orchestrator, unless an operator set it.
+// derive sets the values that depend on the orchestrator, unless an operator set them.
 func (l *loader) derive() {
 	c := &l.config
 	if l.from["restartWait"] == "" && c.Orchestrator() == MetadataKubernetes {
@@ -215,17 +208,17 @@ func (l *loader) derive() {
 	}
 }
 
-// resolve drops what this process must not have, and says what else it does not
-// use although somebody set it.
-func (l *loader) resolve() (warnings []string) {
+// applyMode removes the values that this mode must not have. It returns a warning for each other value that is set but not
+// used.
+func (l *loader) applyMode() (warnings []string) {
 	c := &l.config
 	if len(c.Racks) == 1 && !c.RackGiven && metadata.CheckRack(c.Racks[0].Name) == nil {
-		// One entry in the file is the same as the flags: it names this rack.
+		// A single entry in the file names this rack, as the flags do.
 		c.Rack = c.Racks[0].Name
 	}
 	if c.Mode == ModeNode {
-		// A node holds no token and calls no rack. Its environment often has
-		// both, shared with the controller or with the oxide CLI.
+		// A node must have no token and calls no rack. Its environment often sets both, because it is shared with the
+		// controller or with the oxide CLI.
 		c.OxideHost, c.OxideProject, c.OxideTokenFile, c.OxideCAFile, c.OxideToken = "", "", "", "", Token{}
 		for i := range c.Racks {
 			c.Racks[i] = Rack{Name: c.Racks[i].Name}
@@ -244,10 +237,9 @@ func (l *loader) resolve() (warnings []string) {
 	return warnings
 }
 
-// report notes a problem, with where the value came from unless that is the
-// flag which it names anyway.
+// report adds a problem, with the origin of the value unless the problem already names that flag.
 func (l *loader) report(p Problem) {
-	s, known := find(func(s setting) bool { return s.label() == p.Flag })
+	s, known := findSetting(func(s setting) bool { return s.label() == p.Flag })
 	if from := l.from[s.key]; known && from != "" && from != p.Flag {
 		p.What += " (set by " + from + ")"
 	}

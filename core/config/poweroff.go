@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PoweroffSystemd is a value of RestartPoweroff; any other begins with poweroffSignal.
+// Values of RestartPoweroff: PoweroffSystemd, or poweroffSignal and the name of a signal.
 const (
 	PoweroffSystemd = "systemd"
 	poweroffSignal  = "signal:"
 )
 
-// Real-time signals as the C library numbers them, by which programs know them: the kernel's first two are its own.
+// Real-time signals as the C library numbers them: it uses the kernel's first two itself.
 const sigrtmin, sigrtmax = 34, 64
 
-// PoweroffSignal is the signal that RestartPoweroff names, and 0 where it is PoweroffSystemd.
+// PoweroffSignal is the signal that RestartPoweroff names, or 0 for PoweroffSystemd.
 func (c Config) PoweroffSignal() (syscall.Signal, error) {
 	if c.RestartPoweroff == PoweroffSystemd {
 		return 0, nil
@@ -32,7 +32,7 @@ func (c Config) PoweroffSignal() (syscall.Signal, error) {
 		return signal, nil
 	}
 	return 0, fmt.Errorf(
-		"%s is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4",
+		"%s is neither systemd nor signal:NAME with a signal such as SIGUSR2 or SIGRTMIN+4",
 		quote(c.RestartPoweroff),
 	)
 }

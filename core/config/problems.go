@@ -10,20 +10,18 @@ import (
 	"strings"
 )
 
-// Problem is one thing that is wrong with the configuration.
+// Problem is one problem of the configuration.
 type Problem struct {
-	// Flag names the setting: "--max-disks", or the key where there is no flag,
-	// such as "racks[1].host".
+	// Flag names the setting: "--max-disks", or the key if there is no flag, such as "racks[1].host".
 	Flag string
-	// What is wrong with it and what to do, one line without a token in it.
+	// What says what is wrong and what to do, on one line without a token.
 	What string
 }
 
-// String is the line that an operator sees: "config: --max-disks: …".
+// String is the line for the operator: "config: --max-disks: …".
 func (p Problem) String() string { return "config: " + p.Flag + ": " + p.What }
 
-// Problems is everything that is wrong with the configuration. It is the only
-// kind of error that [Load] returns.
+// Problems are all problems of the configuration. It is the only type of error that [Load] returns.
 type Problems []Problem
 
 // Error is one line per problem.
@@ -35,12 +33,12 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// add notes a problem. Format and args are fmt.Sprintf's.
+// add adds a problem. format and args are those of fmt.Sprintf.
 func (p *Problems) add(flag, format string, args ...any) {
 	*p = append(*p, Problem{Flag: flag, What: fmt.Sprintf(format, args...)})
 }
 
-// has reports whether a problem of that setting is noted already.
+// has reports whether there is a problem of that setting.
 func (p Problems) has(flag string) bool {
 	for _, problem := range p {
 		if problem.Flag == flag {
@@ -50,10 +48,9 @@ func (p Problems) has(flag string) bool {
 	return false
 }
 
-// scrub makes s one line without a token in it: neither anything that looks
-// like one, nor the one that is configured. Most messages repeat what the user
-// wrote, and a token pasted into the wrong setting must not end in a log.
-func scrub(s string, token Token) string {
+// redactTokens returns s on one line without tokens: neither the configured token nor a text that looks like a token. Most
+// messages quote the user's value, and a token in the wrong setting must not get into a log.
+func redactTokens(s string, token Token) string {
 	if t := strings.TrimSpace(token.Reveal()); len(t) >= minSecret {
 		s = strings.ReplaceAll(s, t, redacted)
 	}
@@ -67,8 +64,8 @@ func scrub(s string, token Token) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// minSecret is the length under which a token is no secret, and from which on
-// replacing it everywhere spoils no message.
+// minSecret is the shortest token that is redacted. A shorter text is no secret, and replacing it everywhere would make
+// messages unreadable.
 const minSecret = 6
 
 func startsTokenChar(s string) bool {

@@ -14,12 +14,12 @@ import (
 
 // Bounds of the settings of planned restarts.
 const (
-	mostRestartWindow = time.Minute
-	mostRestartWait   = 10 * time.Minute
-	mostMaxDown       = 16
+	maxRestartWindow  = time.Minute
+	maxRestartWait    = 10 * time.Minute
+	maxRestartMaxDown = 16
 )
 
-// checkPlanning checks how a controller plans restarts.
+// checkPlanning checks the settings of planned restarts.
 func (c Config) checkPlanning(p *Problems) {
 	switch c.RestartShutdown {
 	case ShutdownGuest, ShutdownDrain, ShutdownHard:
@@ -31,33 +31,33 @@ func (c Config) checkPlanning(p *Problems) {
 			p.add(flag, "%s is not between %s and %s", value, least, most)
 		}
 	}
-	between("--restart-window", c.RestartWindow, 0, mostRestartWindow)
+	between("--restart-window", c.RestartWindow, 0, maxRestartWindow)
 	between("--restart-cool-down", c.RestartCoolDown, 0, 24*time.Hour)
 	between("--restart-halt-timeout", c.RestartHaltTimeout, time.Second, time.Hour)
-	between("--restart-wait", c.RestartWait, 0, mostRestartWait)
-	if c.RestartMaxDown < 1 || c.RestartMaxDown > mostMaxDown {
-		p.add("--restart-max-down", "%d is not between 1 and %d", c.RestartMaxDown, mostMaxDown)
+	between("--restart-wait", c.RestartWait, 0, maxRestartWait)
+	if c.RestartMaxDown < 1 || c.RestartMaxDown > maxRestartMaxDown {
+		p.add("--restart-max-down", "%d is not between 1 and %d", c.RestartMaxDown, maxRestartMaxDown)
 	}
 	if _, err := c.RestartTimes(); err != nil {
 		p.add("--restart-hours", "%v", err)
 	}
 }
 
-// Times are times of the week, in UTC.
+// Times are periods of the week, in UTC.
 type Times []timesOfDay
 
-// timesOfDay is the same time on several days.
+// timesOfDay is a period of the day on several days.
 type timesOfDay struct {
 	days     [7]bool // from Sunday on
-	from, to int     // minutes of the day; to may be below from, for the next day
+	from, to int     // minutes of the day; if to is not after from, it is on the next day
 }
 
 var days = []string{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"}
 
 const minutesOfDay = 24 * 60
 
-// Open reports whether a moment is among the times. No times at all mean always.
-func (t Times) Open(at time.Time) bool {
+// Contains reports whether a moment is in the periods. No periods mean any time.
+func (t Times) Contains(at time.Time) bool {
 	at = at.UTC()
 	day, minute := int(at.Weekday()), at.Hour()*60+at.Minute()
 	for _, one := range t {
@@ -71,9 +71,9 @@ func (t Times) Open(at time.Time) bool {
 	return len(t) == 0
 }
 
-// Next is the first moment among the times, at or after the given one.
+// Next is the first moment in the periods, at or after the given one.
 func (t Times) Next(at time.Time) time.Time {
-	if t.Open(at) {
+	if t.Contains(at) {
 		return at
 	}
 	midnight := at.UTC().Truncate(24 * time.Hour)
@@ -89,13 +89,13 @@ func (t Times) Next(at time.Time) time.Time {
 	return next
 }
 
-// RestartTimes are the times at which planned restarts may begin.
+// RestartTimes parses RestartHours: the periods in which planned restarts may begin.
 func (c Config) RestartTimes() (Times, error) {
 	var times Times
 	if c.RestartHours == "" {
 		return nil, nil
 	}
-	// A comma stands between days, and between times too: what has no time goes with what comes after it.
+	// A comma separates days and also periods: a part without a time belongs to the next part with a time.
 	var listed []string
 	for _, part := range strings.Split(c.RestartHours, ",") {
 		fields := strings.Fields(part)

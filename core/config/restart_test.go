@@ -47,12 +47,12 @@ func TestRestartTimes(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, moment := range test.open {
-				if !times.Open(at(moment)) {
+				if !times.Contains(at(moment)) {
 					t.Errorf("%s is not open", moment)
 				}
 			}
 			for _, moment := range test.closed {
-				if times.Open(at(moment)) {
+				if times.Contains(at(moment)) {
 					t.Errorf("%s is open", moment)
 				}
 			}
@@ -60,7 +60,7 @@ func TestRestartTimes(t *testing.T) {
 			var next time.Time
 			for minute := 2*7*24*60 - 1; minute >= 0; minute-- {
 				moment := at("Sun 00:00").Add(time.Duration(minute) * time.Minute)
-				if times.Open(moment) {
+				if times.Contains(moment) {
 					next = moment
 				}
 				if got := times.Next(moment); minute < 7*24*60 && !got.Equal(next) {

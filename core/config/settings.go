@@ -34,7 +34,7 @@ var settings = sync.OnceValue(func() []setting {
 		tag := t.Field(i).Tag
 		key, ok := tag.Lookup("koanf")
 		if !ok {
-			continue // Not a setting: it follows from others.
+			continue // not a setting, but computed from others
 		}
 		if heading, ok := tag.Lookup("group"); ok {
 			group = heading
@@ -49,8 +49,8 @@ var settings = sync.OnceValue(func() []setting {
 	return all
 })
 
-// find returns the first setting for which is holds.
-func find(is func(setting) bool) (setting, bool) {
+// findSetting returns the first setting that matches.
+func findSetting(is func(setting) bool) (setting, bool) {
 	for _, s := range settings() {
 		if is(s) {
 			return s, true

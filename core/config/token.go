@@ -15,19 +15,17 @@ import (
 	"syscall"
 )
 
-// TokenPrefix begins every API token; the rack takes a bearer without it for no
-// credentials at all (docs/reference/rack.md §1).
+// TokenPrefix begins every API token. The rack treats a bearer token without it as no credentials
+// (docs/reference/rack.md §1).
 const TokenPrefix = "oxide-token-"
 
 const redacted = "(redacted)"
 
-// Token holds an API token and shows it only to whoever asks by name: every way
-// of printing, logging or encoding it gives "(redacted)". The zero value holds
-// none.
+// Token holds an API token. Only Reveal returns the token: printing, logging and encoding give "(redacted)". The zero
+// value holds no token.
 type Token struct {
-	// A pointer, because fmt calls no methods below an unexported field of
-	// somebody else's struct: it would print a string there, but of a pointer
-	// it prints the address.
+	// A pointer, because fmt calls no methods of a value in another struct's unexported field. It would print a string,
+	// but prints only the address of a pointer.
 	value *string
 }
 
@@ -60,7 +58,6 @@ func (t Token) GoString() string { return redacted }
 
 // Format covers the verbs that String does not, such as %x and %d.
 func (t Token) Format(f fmt.State, _ rune) {
-	// A write error is the caller's, and f keeps it.
 	_, _ = io.WriteString(f, redacted)
 }
 
@@ -73,13 +70,11 @@ func (t Token) MarshalJSON() ([]byte, error) { return json.Marshal(redacted) }
 // MarshalText is for every other encoder.
 func (t Token) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// maxTokenBytes is far above any token and keeps a wrong path, such as that of
-// a disk, from being read whole.
+// maxTokenBytes is a limit far above the length of a token, in case the path names something else, such as a disk.
 const maxTokenBytes = 16 << 10
 
-// ReadToken reads the token in a file, without the space around it. Its errors
-// tell an operator what to do and never show what the file holds. It is called
-// again whenever the file changes, so that a token can be rotated.
+// ReadToken reads the token in a file, without the space around it. Its errors have a next step for an operator and never
+// quote the file. Callers repeat it when the file changes, so that a token can be rotated.
 func ReadToken(file string) (Token, error) {
 	text, err := readFile(file, maxTokenBytes)
 	if err != nil {
@@ -92,8 +87,7 @@ func ReadToken(file string) (Token, error) {
 	return NewToken(token), nil
 }
 
-// checkToken says what keeps token from being an API token. The text follows
-// the name of where it stands.
+// checkToken returns an error if token is not an API token. Callers put the origin of the token in front of its text.
 func checkToken(token string) error {
 	switch {
 	case token == "":
@@ -109,15 +103,15 @@ func checkToken(token string) error {
 	return nil
 }
 
-// readFile reads a regular file of at most limit bytes. A pipe or device is
-// refused, since reading one could block the start for ever.
+// readFile reads a regular file of at most limit bytes. It rejects a pipe and a device, because reading them could block
+// the start for ever.
 func readFile(name string, limit int64) ([]byte, error) {
-	// Opening a pipe would block too.
+	// O_NONBLOCK, because opening a pipe could block too.
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it was only read
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err

@@ -144,7 +144,7 @@ func TestScrub(t *testing.T) {
 		"two\nlines\r\nand  space":                   "two lines and space",
 		"a s3cr3t here":                              "a (redacted) here",
 	} {
-		if got := scrub(in, NewToken(" s3cr3t\n")); got != want {
+		if got := redactTokens(in, NewToken(" s3cr3t\n")); got != want {
 			t.Errorf("scrub(%q) = %q, want %q", in, got, want)
 		}
 	}

@@ -17,42 +17,37 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Bounds of --max-disks. An instance has a boot disk, so below 2 it could take
-// no volume; 64 is far above any rack and catches a slip.
+// Bounds of --max-disks. An instance has a boot disk, so with less than 2 it could have no volume. 64 is far above the
+// limit of any rack, and catches a typing error.
 const (
 	minMaxDisks = 2
 	maxMaxDisks = 64
 )
 
-// maxNameBytes is the rack's limit for names, and ours for cluster IDs. It is checked by itself: counting in a pattern makes the
-// pattern large, which every process carries along.
+// maxNameBytes is the rack's limit for names, and the plugin's limit for cluster IDs.
 const maxNameBytes = 63
 
 var (
-	// clusterIDs is a rule of our own: what any orchestrator's identifiers,
-	// UUIDs included, can be written in.
+	// clusterIDs is the plugin's own rule. Identifiers of any orchestrator fit, including UUIDs.
 	clusterIDs = regexp.MustCompile(`^[a-z0-9-]+$`)
-	// oxideNames is the rack's rule for names (docs/reference/rack.md §2); UUIDs, which it
-	// takes as well, stand for IDs.
+	// oxideNames is the rack's rule for names (docs/reference/rack.md §2). The rack takes a UUID for an ID.
 	oxideNames = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
-	// nodeNames and labelNames are Kubernetes' rules for the names of Nodes (DNS
-	// subdomains) and of labels and annotations, but for their length.
+	// nodeNames and labelNames are Kubernetes' rules for the names of Nodes (DNS subdomains), and of labels and
+	// annotations, without the length.
 	nodeNames  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 	labelNames = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
 
-// errToken refuses an API token where a name belongs: cluster ID, project and
-// rack name are written into logs, descriptions of disks and the topology.
+// errToken rejects an API token in place of a name. Cluster ID, project and rack name are written into logs, descriptions
+// of disks and the topology.
 var errToken = errors.New("looks like an API token, which is a secret: a name belongs here")
 
 func looksLikeToken(value string) bool {
 	return strings.HasPrefix(strings.ToLower(value), TokenPrefix)
 }
 
-// Validate returns everything that is wrong with c, in the order of its fields,
-// or nil. It reads the token file and the CA file of each rack that c's mode
-// serves, and nothing else of the world. Without a mode, or with an unknown one, it
-// checks as for all.
+// Validate returns all problems of c, in the order of its fields. It reads the token file and the CA file of each rack
+// that c's mode serves, and no other file. Without a valid mode it checks as for mode all.
 func (c Config) Validate() Problems {
 	var p Problems
 	if !c.Mode.Controller() && !c.Mode.Node() {
@@ -80,8 +75,7 @@ func (c Config) Validate() Problems {
 	return p
 }
 
-// normalise rewrites what may be written in several ways. It is for a Config in
-// which Validate finds nothing.
+// normalise rewrites values that have several notations. Validate must have found no problem.
 func (c *Config) normalise() {
 	keep := func(value *string, as func(string) (string, error)) {
 		if text, err := as(*value); err == nil {
@@ -96,8 +90,7 @@ func (c *Config) normalise() {
 	}
 }
 
-// checkRequired notes every setting that this mode cannot do without and that
-// nobody gave.
+// checkRequired adds a problem for every setting that this mode requires and that is not set.
 func (c Config) checkRequired(p *Problems) {
 	for _, s := range settings() {
 		modes := ""
@@ -121,7 +114,7 @@ func (c Config) checkRequired(p *Problems) {
 	}
 }
 
-// checkRack checks the rack that the flags and variables name.
+// checkRack checks the settings of one rack.
 func (c Config) checkRack(p *Problems) {
 	if !c.Mode.Controller() || len(c.Racks) > 0 {
 		return
@@ -174,7 +167,7 @@ func (c Config) checkRacks(p *Problems) {
 		if err := checkProject(rack.Project); err != nil {
 			p.add(key+"project", "%v", err)
 		} else if host, err := hostURL(rack.Host); err == nil {
-			// Each of its volumes would be there twice, and a new one on either.
+			// Otherwise each volume of the project would be listed twice.
 			if first, twice := projects[host+" "+rack.Project]; twice {
 				p.add(key+"project", "is %q on %s, which racks[%d] has already; leave one of the two", rack.Project, host, first)
 			} else {
@@ -196,12 +189,12 @@ func (c Config) checkRacks(p *Problems) {
 		{"--oxide-ca-file", c.OxideCAFile},
 	} {
 		if flat.value != "" {
-			p.add(flat.flag, "cannot go together with racks in the file; keep one of the two")
+			p.add(flat.flag, "cannot be combined with racks in the file; remove one of the two")
 		}
 	}
 }
 
-// checkNode checks what a node works with.
+// checkNode checks the settings of a node and of attaching.
 func (c Config) checkNode(p *Problems) {
 	switch c.AttachMode {
 	case AttachHot:
@@ -243,13 +236,17 @@ func (c Config) checkNode(p *Problems) {
 	switch {
 	case c.StartupTaint == "" || !c.Mode.Node():
 	case !labelNames.MatchString(c.StartupTaint):
-		p.add("--startup-taint", "%s is no key of a taint, such as csi.oxide.computer/agent-not-ready", quote(c.StartupTaint))
+		p.add(
+			"--startup-taint",
+			"%s is not the key of a taint, such as csi.oxide.computer/agent-not-ready",
+			quote(c.StartupTaint),
+		)
 	case c.NodeName == "":
 		p.add("--startup-taint", "needs the Node's name; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
 	}
 }
 
-// checkRestart checks how a controller reaches the nodes whose restarts it plans.
+// checkRestart checks that a controller can reach the nodes whose restarts it plans.
 func (c Config) checkRestart(p *Problems) {
 	if c.Mode.Controller() && (c.RestartShutdown == ShutdownGuest || c.RestartShutdown == ShutdownDrain) &&
 		c.Orchestrator() == "" {
@@ -277,14 +274,14 @@ func (c Config) checkKubelet(p *Problems) {
 	if length := len(filepath.Join(c.KubeletRegistrationDir, kubeletSocket)); length > maxSocketPath {
 		p.add(
 			"--kubelet-registration-dir",
-			"the path of the socket in it has %d bytes, and a unix socket's has at most %d; use a shorter one",
+			"the path of the socket in it has %d bytes, more than the limit of %d; use a shorter path",
 			length,
 			maxSocketPath,
 		)
 	}
 }
 
-// validateIdentity is [Config.Validate] for what [LoadIdentity] asks for.
+// validateIdentity is [Config.Validate] for [LoadIdentity].
 func (c Config) validateIdentity() Problems {
 	var p Problems
 	c.checkRackName(&p)
@@ -293,7 +290,7 @@ func (c Config) validateIdentity() Problems {
 	return p
 }
 
-// checkIdentity checks what tells a node who it is.
+// checkIdentity checks the settings of a node's identity.
 func (c Config) checkIdentity(p *Problems) {
 	switch c.Metadata {
 	case MetadataAuto, MetadataGuest, MetadataNomad:
@@ -303,14 +300,14 @@ func (c Config) checkIdentity(p *Problems) {
 		} else if c.InstanceID != "" || c.MetadataFile != "" {
 			p.add(
 				"--metadata",
-				"none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them",
+				"none cannot be combined with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); remove one of them",
 			)
 		}
 	case MetadataStatic:
 		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {
 			p.add(
 				"--metadata",
-				"static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto",
+				"static needs --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); set one of them, or use auto",
 			)
 		}
 	case MetadataKubernetes:
@@ -327,10 +324,10 @@ func (c Config) checkIdentity(p *Problems) {
 		p.add("--instance-id", "%v", err)
 	}
 	if c.NodeName != "" && !nodeNames.MatchString(c.NodeName) {
-		p.add("--node-name", "%s is no name of a Kubernetes Node (a-z, 0-9, '-' and '.')", quote(c.NodeName))
+		p.add("--node-name", "%s is not the name of a Kubernetes Node (a-z, 0-9, '-' and '.')", quote(c.NodeName))
 	}
 	if !labelNames.MatchString(c.RackLabel) {
-		p.add("--rack-label", "%s is no name of a Kubernetes label, such as example.com/rack", quote(c.RackLabel))
+		p.add("--rack-label", "%s is not the name of a Kubernetes label, such as example.com/rack", quote(c.RackLabel))
 	}
 	checkAbsolute(p, "--sys-root", c.SysRoot)
 }
@@ -344,7 +341,7 @@ func (c Config) checkRackName(p *Problems) {
 	}
 }
 
-// checkServing checks what people watch the process with.
+// checkServing checks the settings of diagnostics.
 func (c Config) checkServing(p *Problems) {
 	if c.HTTPEndpoint != "" {
 		_, port, err := net.SplitHostPort(c.HTTPEndpoint)
@@ -356,7 +353,7 @@ func (c Config) checkServing(p *Problems) {
 			)
 		}
 	} else if c.Pprof {
-		p.add("--pprof", "needs --http-endpoint to be served on")
+		p.add("--pprof", "needs --http-endpoint")
 	}
 	c.checkLog(p)
 }
@@ -367,13 +364,13 @@ func (c Config) checkLog(p *Problems) {
 	}
 }
 
-// checkProject takes what the rack's API takes for a project.
+// checkProject accepts the names and IDs of a project that the rack's API accepts.
 func checkProject(project string) error {
 	if looksLikeToken(project) {
 		return errToken
 	}
 	if project == "" {
-		return errors.New("is required; give the name or ID of the project that the disks live in")
+		return errors.New("is required; set the name or ID of the project that holds the disks")
 	}
 	if _, err := metadata.ParseInstanceID(
 		project,
@@ -393,11 +390,11 @@ func checkAbsolute(p *Problems, flag, path string) {
 	}
 }
 
-// quote shows a value that a user wrote, cut where it goes on for ever.
+// quote quotes a user's value for an error, and shortens it.
 func quote(value string) string {
-	const most = 100
-	if len(value) > most {
-		return fmt.Sprintf("%q and %d more bytes", value[:most], len(value)-most)
+	const limit = 100
+	if len(value) > limit {
+		return fmt.Sprintf("%q and %d more bytes", value[:limit], len(value)-limit)
 	}
 	return fmt.Sprintf("%q", value)
 }

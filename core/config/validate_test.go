@@ -50,13 +50,13 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		want string
 	}{
 		{"--endpoint=", "config: --endpoint: is required; set --endpoint or CSI_ENDPOINT"},
-		{"--endpoint=tcp://127.0.0.1:10000", `config: --endpoint: "tcp://127.0.0.1:10000" is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock`},
+		{"--endpoint=tcp://127.0.0.1:10000", `config: --endpoint: "tcp://127.0.0.1:10000" is not a unix socket; write unix:///csi/csi.sock`},
 		{"--endpoint=tcp:127.0.0.1:10000", `config: --endpoint: "tcp:127.0.0.1:10000" is not an absolute path; write one such as unix:///csi/csi.sock`},
 		{"--endpoint=csi.sock", `config: --endpoint: "csi.sock" is not an absolute path; write one such as unix:///csi/csi.sock`},
 		{"--endpoint=unix://./csi.sock", `config: --endpoint: "unix://./csi.sock" is relative; write the whole path, such as unix:///csi/csi.sock`},
 		{"--endpoint=unix:///csi/", `config: --endpoint: "unix:///csi/" names a directory; name the socket in it, such as unix:///csi/csi.sock`},
 		{"--endpoint=unix://", `config: --endpoint: "unix://" names a directory; name the socket in it, such as unix:///csi/csi.sock`},
-		{"--endpoint=" + long, "config: --endpoint: the path has 108 bytes, and a unix socket's has at most 107; use a shorter one"},
+		{"--endpoint=" + long, "config: --endpoint: the path has 108 bytes, more than the limit of 107; use a shorter path"},
 		{"--endpoint=/a\x00b", `config: --endpoint: "/a\x00b" holds a NUL byte`},
 		{"--mode=", "config: --mode: is required; set --mode or OXIDE_CSI_MODE to controller, node or all"},
 		{"--mode=nod", `config: --mode: "nod" is not one of controller, node, all`},
@@ -96,8 +96,8 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--restart-hours=24:00-05:00 Sat", `config: --restart-hours: "24:00-05:00" is not a day or days; write them as in Mon-Fri,Sun`},
 		{"--restart-hours=Sat 01:00-05:00 UTC", `config: --restart-hours: "Sat 01:00-05:00 UTC" is not days and a time, such as Sat,Sun 01:00-05:00`},
 		{"--attach-mode=cold", `config: --attach-mode: "cold" is not one of hot, plan, restart`},
-		{"--restart-poweroff=SIGUSR2", `config: --restart-poweroff: "SIGUSR2" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
-		{"--restart-poweroff=signal:", `config: --restart-poweroff: "signal:" is not systemd, nor signal: and the name of a signal such as SIGUSR2 or SIGRTMIN+4`},
+		{"--restart-poweroff=SIGUSR2", `config: --restart-poweroff: "SIGUSR2" is neither systemd nor signal:NAME with a signal such as SIGUSR2 or SIGRTMIN+4`},
+		{"--restart-poweroff=signal:", `config: --restart-poweroff: "signal:" is neither systemd nor signal:NAME with a signal such as SIGUSR2 or SIGRTMIN+4`},
 		{"--max-disks=1", "config: --max-disks: 1 is not between 2 and 64"},
 		{"--max-disks=65", "config: --max-disks: 65 is not between 2 and 64"},
 		{"--max-disks=eight", `config: --max-disks: "eight" is not a whole number`},
@@ -108,16 +108,16 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--metadata=kubernetes", "config: --node-name: is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"},
 		{"--metadata=none", "config: --metadata: none is only for mode controller: a node must know its instance; use auto"},
 		{"--metadata=aws", `config: --metadata: "aws" is not one of auto, static, guest, kubernetes, nomad, none`},
-		{"--node-name=$(NODE_NAME)", `config: --node-name: "$(NODE_NAME)" is no name of a Kubernetes Node (a-z, 0-9, '-' and '.')`},
-		{"--rack-label=a/b/c", `config: --rack-label: "a/b/c" is no name of a Kubernetes label, such as example.com/rack`},
+		{"--node-name=$(NODE_NAME)", `config: --node-name: "$(NODE_NAME)" is not the name of a Kubernetes Node (a-z, 0-9, '-' and '.')`},
+		{"--rack-label=a/b/c", `config: --rack-label: "a/b/c" is not the name of a Kubernetes label, such as example.com/rack`},
 		{"--instance-id=${meta.oxide.instance_id}", `config: --instance-id: the instance ID is "${meta.oxide.instance_id}", a template that the orchestrator did not fill in`},
 		{"--instance-id=node-a", `config: --instance-id: the instance ID "node-a" is not a UUID`},
-		{"--startup-taint=a/b/c", `config: --startup-taint: "a/b/c" is no key of a taint, such as csi.oxide.computer/agent-not-ready`},
+		{"--startup-taint=a/b/c", `config: --startup-taint: "a/b/c" is not the key of a taint, such as csi.oxide.computer/agent-not-ready`},
 		{"--startup-taint=csi.oxide.computer/agent-not-ready", "config: --startup-taint: needs the Node's name; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"},
 		{"--http-endpoint=9808", `config: --http-endpoint: "9808" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
 		{"--http-endpoint=:http", `config: --http-endpoint: ":http" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
 		{"--http-endpoint=:65536", `config: --http-endpoint: ":65536" is not host:port; write 127.0.0.1:9808, or :9808 for every address`},
-		{"--pprof", "config: --pprof: needs --http-endpoint to be served on"},
+		{"--pprof", "config: --pprof: needs --http-endpoint"},
 		{"--pprof=yes", `config: --pprof: "yes" is neither true nor false`},
 		{"--state-dir=state", `config: --state-dir: "state" is not an absolute path`},
 		{"--state-dir=", `config: --state-dir: "" is not an absolute path`},
@@ -153,7 +153,7 @@ func TestKubeletRegistration(t *testing.T) {
 		{"none", complete, "", nil},
 		{"a folder", in("/registration/"), "/registration/csi.oxide.computer-reg.sock", nil},
 		{"the longest folder", in(longest), longest + "/csi.oxide.computer-reg.sock", nil},
-		{"a folder too long", in(longest + "r"), "", []string{"config: --kubelet-registration-dir: the path of the socket in it has 108 bytes, and a unix socket's has at most 107; use a shorter one"}},
+		{"a folder too long", in(longest + "r"), "", []string{"config: --kubelet-registration-dir: the path of the socket in it has 108 bytes, more than the limit of 107; use a shorter path"}},
 		{"a relative folder", in("registration"), "", []string{`config: --kubelet-registration-dir: "registration" is not an absolute path`}},
 		{"a controller", append(in("/registration"), "--mode=controller"), "", nil},
 	} {
@@ -176,7 +176,7 @@ func TestControllerWithoutAnInstance(t *testing.T) {
 		t.Error(err)
 	}
 	want := []string{
-		"config: --metadata: none cannot go together with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); keep one of them",
+		"config: --metadata: none cannot be combined with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); remove one of them",
 	}
 	for _, other := range []string{"--instance-id=" + instanceA, "--metadata-file=/run/id.env"} {
 		_, _, err := load(t, append(slices.Clone(args), other), tokenEnv, "")
@@ -190,7 +190,7 @@ func TestStaticNeedsAnIdentity(t *testing.T) {
 	args := append(without(complete, "instance-id"), "--metadata=static")
 	_, _, err := load(t, args, tokenEnv, "")
 	want := []string{
-		"config: --metadata: static finds out nothing by itself; set --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE), or use auto",
+		"config: --metadata: static needs --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); set one of them, or use auto",
 	}
 	if diff := cmp.Diff(want, problemsOf(t, err)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -212,7 +212,7 @@ func TestProblemsOfTheEnvironmentAndFileSayWhere(t *testing.T) {
 		`config: --config: FILE line 4: unknown key "clusterid"; it is written "clusterID"`,
 		`config: racks: FILE line 5: must be a list of {name, host, tokenFile, project, caFile}`,
 		`config: --config: FILE line 6: maxDisks must be a single value`,
-		`config: --config: FILE line 8: key "nodeName" stands on line 7 already`,
+		`config: --config: FILE line 8: key "nodeName" is on line 7 already`,
 		`config: --config: FILE line 9: unknown key "oxideToken"`,
 		`config: --config: FILE line 10: unknown key "config"`,
 		`config: --device-timeout: "soon" is not a duration; write a number and a unit such as 60s or 5m (set by OXIDE_CSI_DEVICE_TIMEOUT)`,
@@ -227,8 +227,8 @@ func TestProblemsOfTheEnvironmentAndFileSayWhere(t *testing.T) {
 func TestFilesThatAreNone(t *testing.T) {
 	dir := t.TempDir()
 	for name, tt := range map[string]struct{ yaml, want string }{
-		"a list":       {"- a\n", `FILE is not a YAML file of settings: line 1 is no "key: value"`},
-		"a word":       {"hello\n", `FILE is not a YAML file of settings: line 1 is no "key: value"`},
+		"a list":       {"- a\n", `FILE is not a YAML file of settings: line 1 is not "key: value"`},
+		"a word":       {"hello\n", `FILE is not a YAML file of settings: line 1 is not "key: value"`},
 		"no YAML":      {"a: b: c\n", "FILE is not a YAML file of settings: yaml: mapping values are not allowed in this context"},
 		"two of them":  {"mode: all\n---\nmode: node\n", "FILE is not a YAML file of settings: it holds a second document at line 2"},
 		"bad at end":   {"mode: all\n---\n\t", "FILE is not a YAML file of settings: yaml: line 3: found character that cannot start any token"},
@@ -287,15 +287,15 @@ func TestProblemsOfRacks(t *testing.T) {
 		"of several": {racks: entry("a") + "- {name: b, host: h h, tokenFile: " + bad + "}\n" + "- {host: j, tokenFile: " + good + ", project: p, caFile: " + good + "}\n", want: []string{
 			`config: racks[1].host: "h h" names no host; write https://name or https://name:port`,
 			"config: racks[1].tokenFile: FILE holds no API token: one begins with oxide-token-",
-			"config: racks[1].project: is required; give the name or ID of the project that the disks live in",
+			"config: racks[1].project: is required; set the name or ID of the project that holds the disks",
 			"config: racks[2].name: the rack name is empty",
-			"config: racks[2].caFile: GOOD holds no certificate; it must hold those of the CA in PEM, which begin -----BEGIN CERTIFICATE-----",
+			"config: racks[2].caFile: GOOD holds no certificate; write the CA's certificates in PEM, which begin with -----BEGIN CERTIFICATE-----",
 		}},
 		"nothing in it": {racks: "- {}\n", want: []string{
 			"config: racks[0].name: the rack name is empty",
 			"config: racks[0].host: is required; write https://name",
 			"config: racks[0].tokenFile: is required; name the file with this rack's API token",
-			"config: racks[0].project: is required; give the name or ID of the project that the disks live in",
+			"config: racks[0].project: is required; set the name or ID of the project that holds the disks",
 		}},
 		"all wrong": {racks: "- {name: a/b, host: 'ftp://h', tokenFile: " + bad + ", project: P}\n", want: []string{
 			`config: racks[0].name: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`,
@@ -309,10 +309,10 @@ func TestProblemsOfRacks(t *testing.T) {
 		}},
 		"with the settings of one rack": {
 			args: []string{"--oxide-project=p", "--oxide-ca-file=/none"}, environ: []string{"OXIDE_HOST=h", "OXIDE_TOKEN_FILE=" + good}, racks: entry("a"), want: []string{
-				"config: --oxide-host: cannot go together with racks in the file; keep one of the two (set by OXIDE_HOST)",
-				"config: --oxide-project: cannot go together with racks in the file; keep one of the two",
-				"config: --oxide-token-file: cannot go together with racks in the file; keep one of the two (set by OXIDE_TOKEN_FILE)",
-				"config: --oxide-ca-file: cannot go together with racks in the file; keep one of the two",
+				"config: --oxide-host: cannot be combined with racks in the file; remove one of the two (set by OXIDE_HOST)",
+				"config: --oxide-project: cannot be combined with racks in the file; remove one of the two",
+				"config: --oxide-token-file: cannot be combined with racks in the file; remove one of the two (set by OXIDE_TOKEN_FILE)",
+				"config: --oxide-ca-file: cannot be combined with racks in the file; remove one of the two",
 			},
 		},
 		"another rack's name": {args: []string{"--rack=b"}, racks: entry("a"), want: []string{

@@ -54,8 +54,8 @@ var logLevels = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
 }
 
-// decode reads text as a value of one of Config's types. Its error follows the
-// quoted text. Whether the value makes sense is for Validate to say.
+// decode parses text as a value of one of Config's types. Callers put the quoted text in front of its error. Validate
+// checks the value.
 func decode(text string, typ reflect.Type) (any, error) {
 	switch typ {
 	case reflect.TypeFor[string]():
@@ -97,15 +97,14 @@ func decode(text string, typ reflect.Type) (any, error) {
 // maxSocketPath is the size of sockaddr_un.sun_path less the closing NUL.
 const maxSocketPath = 107
 
-// socketPath returns the absolute path of the socket that an endpoint names.
-// The CSI specification allows unix sockets only (CSI_ENDPOINT). A path of its
-// own result is returned as it is.
+// socketPath returns the absolute path of the socket that an endpoint names. The CSI specification allows only unix
+// sockets (CSI_ENDPOINT). It is idempotent.
 func socketPath(endpoint string) (string, error) {
 	path := endpoint
 	if scheme, rest, ok := strings.Cut(endpoint, "://"); ok {
 		if !strings.EqualFold(scheme, "unix") {
 			return "", fmt.Errorf(
-				"%q is not a unix socket, and CSI is served on nothing else; write unix:///csi/csi.sock",
+				"%q is not a unix socket; write unix:///csi/csi.sock",
 				endpoint,
 			)
 		}
@@ -113,7 +112,7 @@ func socketPath(endpoint string) (string, error) {
 		if first == "." || first == ".." {
 			return "", fmt.Errorf("%q is relative; write the whole path, such as unix:///csi/csi.sock", endpoint)
 		}
-		// Two slashes are a common slip for three; there is no host in it.
+		// Two slashes instead of three are a common mistake. A unix socket has no host.
 		path = "/" + strings.TrimPrefix(rest, "/")
 	} else if rest, ok := strings.CutPrefix(endpoint, "unix:"); ok {
 		path = rest
@@ -129,7 +128,7 @@ func socketPath(endpoint string) (string, error) {
 	path = filepath.Clean(path)
 	if len(path) > maxSocketPath {
 		return "", fmt.Errorf(
-			"the path has %d bytes, and a unix socket's has at most %d; use a shorter one",
+			"the path has %d bytes, more than the limit of %d; use a shorter path",
 			len(path),
 			maxSocketPath,
 		)
@@ -137,8 +136,7 @@ func socketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// hostURL returns the base URL that a host names. Its own result is returned
-// as it is. It repeats nothing of a host that may hold a password.
+// hostURL returns the base URL of a host. It is idempotent. Its error does not quote a host that may hold a password.
 func hostURL(host string) (string, error) {
 	text := host
 	if !strings.Contains(text, "://") {
@@ -158,7 +156,7 @@ func hostURL(host string) (string, error) {
 	return u.Scheme + "://" + u.Host, nil
 }
 
-// validPort reports whether port is one, or absent from host altogether.
+// validPort reports whether port is a valid port, or host has none.
 func validPort(port, host string) bool {
 	if port == "" {
 		return !strings.HasSuffix(host, ":")
@@ -167,7 +165,7 @@ func validPort(port, host string) bool {
 	return err == nil && n > 0
 }
 
-// isLoopback reports whether a base URL stays on this machine.
+// isLoopback reports whether a base URL is on this machine.
 func isLoopback(base string) bool {
 	u, err := url.Parse(base)
 	if err != nil {

@@ -2,16 +2,14 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package auto makes one answer of several metadata providers.
+// Package auto is the metadata provider that asks several other providers.
 //
-// What the operator says wins over what is discovered, with a warning where the
-// two differ. Of what is discovered, the first source that knows the instance is
-// believed, in the order in which they are given. The others are witnesses: one
-// that names another instance makes an error, not a choice.
+// A value that the operator gives wins over a discovered one, with a warning if the two differ. Of the discovered
+// sources, the first that knows the instance is used, in the given order. The others are compared with it: if one names
+// another instance, that is an error.
 //
-// The rack is the first that any source names. Where a source that could name it
-// does not answer, there is no answer: a node that came up on a guessed rack would
-// keep it.
+// The rack is the first that a source names. If a source that could name the rack does not answer, that is an error: a
+// node that started on a guessed rack would keep it.
 package auto
 
 import (
@@ -32,37 +30,36 @@ type Source struct {
 	Provider metadata.Provider
 }
 
-// known asks the source for whatever it knows.
-func (s Source) known(ctx context.Context) (metadata.Instance, error) {
-	if partial, ok := s.Provider.(metadata.Partial); ok {
-		return partial.Known(ctx)
+// instance returns what the source knows: possibly only the rack.
+func (s Source) instance(ctx context.Context) (metadata.Instance, error) {
+	if partial, ok := s.Provider.(metadata.PartialProvider); ok {
+		return partial.PartialInstance(ctx)
 	}
 	return s.Provider.Instance(ctx)
 }
 
-// Options says whom to ask.
+// Options names the sources.
 type Options struct {
-	// Explicit is what the operator says. An error of it is the answer.
+	// Explicit holds the operator's values. If it returns an error, so does the provider.
 	Explicit Source
-	// Discovered are the sources to ask after it, the most trusted first.
+	// Discovered are the other sources, the most trusted first.
 	Discovered []Source
-	// Log gets a line when the answer comes from other sources than the last time,
-	// and when they differ. Nil is no log.
+	// Log gets a line when the answer comes from other sources than before, and when sources differ. Nil means no log.
 	Log *slog.Logger
 }
 
-// witnessTime is how long a source may take that is asked only to be compared.
-const witnessTime = time.Second
+// compareTimeout is how long a source may take that is only asked for comparison.
+const compareTimeout = time.Second
 
 // Provider is a [metadata.Provider].
 type Provider struct {
 	options Options
 
 	mu     sync.Mutex
-	logged map[string]string // what was logged last, by subject
+	logged map[string]string // the last line in the log, by subject
 }
 
-// New makes a provider. It reads nothing.
+// New makes a provider. It does no I/O.
 func New(options Options) *Provider {
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
@@ -70,11 +67,11 @@ func New(options Options) *Provider {
 	return &Provider{options: options, logged: map[string]string{}}
 }
 
-// finding is an answer in the making: what is known, and from whom.
-type finding struct {
+// result collects the answer, and the names of the sources that gave it.
+type result struct {
 	metadata.Instance
 	idFrom, rackFrom string
-	explicit         bool // the ID is the operator's
+	explicit         bool // the operator has given the ID
 	failed           []failure
 }
 
@@ -87,12 +84,12 @@ type failure struct {
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	explicit := p.options.Explicit
-	said, err := explicit.known(ctx)
+	said, err := explicit.instance(ctx)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	f := finding{explicit: said.ID != ""}
-	f.take(said, explicit.Name)
+	f := result{explicit: said.ID != ""}
+	f.merge(said, explicit.Name)
 	for _, source := range p.options.Discovered {
 		if err := p.ask(ctx, source, &f); err != nil {
 			return metadata.Instance{}, err
@@ -102,19 +99,18 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	case f.ID == "" && len(f.failed) == 0:
 		return explicit.Provider.Instance(ctx)
 	case f.ID == "":
-		return metadata.Instance{}, f.unknown(ctx)
+		return metadata.Instance{}, f.noInstanceID(ctx)
 	case f.Rack == "":
-		err = f.unknownRack()
+		err = f.noRack()
 	}
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	p.report(f)
+	p.logSources(f)
 	return f.Instance, nil
 }
 
-// Follow implements [metadata.Follower] for the sources that can be followed. The
-// others are read when the provider is asked.
+// Follow implements [metadata.Follower]. Sources that cannot be followed are read at each call.
 func (p *Provider) Follow(ctx context.Context) <-chan struct{} {
 	var changes []<-chan struct{}
 	for _, source := range p.options.Discovered {
@@ -125,8 +121,8 @@ func (p *Provider) Follow(ctx context.Context) <-chan struct{} {
 	return metadata.Merge(ctx, changes...)
 }
 
-// take adds what a source says that nobody has said before.
-func (f *finding) take(said metadata.Instance, source string) {
+// merge adds the values of a source that are not known yet.
+func (f *result) merge(said metadata.Instance, source string) {
 	if f.ID == "" && said.ID != "" {
 		f.ID, f.idFrom = said.ID, source
 	}
@@ -135,17 +131,16 @@ func (f *finding) take(said metadata.Instance, source string) {
 	}
 }
 
-// ask asks one source and compares what it says with what is known. A source that
-// does not answer is noted; only one that says that nobody is to be believed ends
-// the search.
-func (p *Provider) ask(ctx context.Context, source Source, f *finding) error {
-	question := source.known
+// ask asks one source and compares its values with those already known. It records a failure of the source. It returns
+// an error only if sources name different instances, unless the operator has given the ID.
+func (p *Provider) ask(ctx context.Context, source Source, f *result) error {
+	question := source.instance
 	switch {
 	case f.ID == "":
-		question = source.Provider.Instance // whose error says why there is no ID
+		question = source.Provider.Instance // its error says why there is no ID
 	case f.Rack != "":
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, witnessTime)
+		ctx, cancel = context.WithTimeout(ctx, compareTimeout)
 		defer cancel()
 	}
 	said, err := question(ctx)
@@ -159,18 +154,18 @@ func (p *Provider) ask(ctx context.Context, source Source, f *finding) error {
 		return &metadata.Error{
 			Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
 			What: fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", f.idFrom, f.ID, source.Name, said.ID),
-			Next: "find out which is true (the rack lists its instances) and correct the other, or set --instance-id",
+			Next: "find out which is right (the rack lists its instances) and correct the other, or set --instance-id",
 		}
 	}
 	p.compare("instance ID", f.ID, f.idFrom, said.ID, source.Name)
 	p.compare("rack", f.Rack, f.rackFrom, said.Rack, source.Name)
-	f.take(said, source.Name)
+	f.merge(said, source.Name)
 	return nil
 }
 
-// compare warns that something is not used because something else wins.
+// compare logs a warning if a source has another value than the one in use.
 func (p *Provider) compare(what, used, from, said, by string) {
-	if used != "" && said != "" && used != said && p.changed(what+" of "+by, used+" "+said) {
+	if used != "" && said != "" && used != said && p.isNews(what+" of "+by, used+" "+said) {
 		p.options.Log.Warn(
 			"metadata: two sources differ about the "+what,
 			"used",
@@ -185,16 +180,16 @@ func (p *Provider) compare(what, used, from, said, by string) {
 	}
 }
 
-// unknown is the error where no source knows the instance. A single one speaks for
-// itself; of several, each one's reason is given.
-func (f *finding) unknown(ctx context.Context) error {
+// noInstanceID is the error if no source knows the instance. It is the error of a single source, or has the reason of
+// each source.
+func (f *result) noInstanceID(ctx context.Context) error {
 	if len(f.failed) == 1 {
 		return f.failed[0].err
 	}
 	e := &metadata.Error{
 		Kind:  metadata.ErrInvalid,
 		Cause: ctx.Err(),
-		Next:  "make one of them answer, or set --instance-id (OXIDE_INSTANCE_ID)",
+		Next:  "repair one of the sources, or set --instance-id (OXIDE_INSTANCE_ID)",
 	}
 	reasons := make([]string, len(f.failed))
 	for i, failed := range f.failed {
@@ -207,34 +202,34 @@ func (f *finding) unknown(ctx context.Context) error {
 	return e
 }
 
-// unknownRack is the error of the first source that did not answer and might have
-// named the rack, or nil.
-func (f *finding) unknownRack() error {
+// noRack is the error of the first source that failed and might have named the rack, or nil.
+func (f *result) noRack() error {
 	for _, failed := range f.failed {
 		var reason *metadata.Error
-		if _, partial := failed.Provider.(metadata.Partial); partial && errors.As(failed.err, &reason) {
+		if _, partial := failed.Provider.(metadata.PartialProvider); partial && errors.As(failed.err, &reason) {
 			return &metadata.Error{
 				Kind: reason.Kind, Cause: reason.Cause, Next: reason.Next + ", or set --rack (OXIDE_RACK)",
-				What: fmt.Sprintf("%s knows the instance, and the rack is asked of %s: %s", f.idFrom, failed.Name, reason.What),
+				What: fmt.Sprintf("%s knows the instance, but %s, which may know the rack, failed: %s",
+					f.idFrom, failed.Name, reason.What),
 			}
 		}
 	}
 	return nil
 }
 
-// report logs who answered, and why the others did not.
-func (p *Provider) report(f finding) {
+// logSources logs which sources answered, and why the others did not.
+func (p *Provider) logSources(f result) {
 	rackFrom := f.rackFrom
 	if rackFrom == "" {
-		rackFrom = "nobody, so the configured name holds"
+		rackFrom = "configuration"
 	}
-	if p.changed("answer", f.ID+" "+f.idFrom+" "+f.Rack+" "+rackFrom) {
+	if p.isNews("answer", f.ID+" "+f.idFrom+" "+f.Rack+" "+rackFrom) {
 		p.options.Log.Info("metadata: sources", "instance_id_from", f.idFrom, "rack_from", rackFrom)
 	}
 	for _, failed := range f.failed {
-		if p.changed(failed.Name, failed.err.Error()) {
+		if p.isNews(failed.Name, failed.err.Error()) {
 			p.options.Log.Info(
-				"metadata: a source did not answer, and is not needed",
+				"metadata: a source did not answer and is not needed",
 				"source",
 				failed.Name,
 				"reason",
@@ -244,9 +239,8 @@ func (p *Provider) report(f finding) {
 	}
 }
 
-// changed reports whether this is the first line about its subject, or another than
-// the last one.
-func (p *Provider) changed(subject, line string) bool {
+// isNews reports whether the line about a subject differs from the last one.
+func (p *Provider) isNews(subject, line string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last, seen := p.logged[subject]

@@ -113,7 +113,7 @@ func TestPrecedence(t *testing.T) {
 		says  string
 	}{
 		"the machine alone": {world{vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{ID: idA},
-			[]string{"instance_id_from=guest rack_from=\"nobody, so the configured name holds\""}, nil, ""},
+			[]string{"instance_id_from=guest rack_from=configuration"}, nil, ""},
 		"ID of the machine, rack of the agent": {world{vendor: "Oxide", firmware: idA, agent: meta(rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
 			[]string{"instance_id_from=guest rack_from=nomad"}, nil, ""},
 		"both agree": {world{vendor: "Oxide", firmware: idA, agent: meta(id, strings.ToUpper(idA), rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
@@ -137,15 +137,15 @@ func TestPrecedence(t *testing.T) {
 			[]string{"instance_id_from=guest", "source=nomad"}, nil, ""},
 
 		"two that differ": {world{vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
-			metadata.ErrInvalid, "guest says that this is instance " + idA + ", and nomad that it is " + idB + ": sources contradict each other; find out which is true"},
+			metadata.ErrInvalid, "guest says that this is instance " + idA + ", and nomad that it is " + idB + ": sources contradict each other; find out which is right"},
 		"two that differ, rack given": {world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
 			metadata.ErrConflict, ""},
 		"a machine that contradicts itself": {world{vendor: "Oxide", firmware: idA, cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`, agent: meta(id, idA, rack, "east")}, metadata.Instance{}, nil,
 			metadata.ErrConflict, "instance-data.json that it is " + idB},
 		"the rack's source is down": {world{vendor: "Oxide", firmware: idA}, metadata.Instance{}, nil,
-			metadata.ErrNotReady, "guest knows the instance, and the rack is asked of nomad: ask the Nomad agent at "},
+			metadata.ErrNotReady, "guest knows the instance, but nomad, which may know the rack, failed: ask the Nomad agent at "},
 		"the rack's source refuses": {world{explicit: static.Options{InstanceID: idA}, vendor: "Oxide", firmware: idA, agent: "refuses"}, metadata.Instance{}, nil,
-			metadata.ErrInvalid, "static knows the instance, and the rack is asked of nomad: ask the Nomad agent at "},
+			metadata.ErrInvalid, "static knows the instance, but nomad, which may know the rack, failed: ask the Nomad agent at "},
 		"nobody knows": {world{vendor: "QEMU", agent: meta(rack, "east")}, metadata.Instance{}, nil,
 			metadata.ErrNotReady, "no source knows which instance this is: guest: this is no Oxide instance: "},
 		"nobody will ever know": {world{agent: "refuses"}, metadata.Instance{}, nil,
@@ -232,7 +232,7 @@ type agent struct {
 	t *testing.T
 
 	mu      sync.Mutex
-	world   metadatatest.World
+	world   metadatatest.Content
 	fault   metadatatest.Fault
 	repairs chan struct{}
 }
@@ -267,7 +267,7 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (a *agent) set(w metadatatest.World) {
+func (a *agent) set(w metadatatest.Content) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.world = w

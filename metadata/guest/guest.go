@@ -2,13 +2,12 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package guest is the metadata provider that asks the virtual machine itself:
-// an Oxide rack writes the instance's ID into the firmware tables (SMBIOS) of
-// every instance (docs/reference/rack.md §9), where Linux shows it below /sys. It needs no
-// configuration, no network and no credentials.
+// Package guest is the metadata provider that reads the virtual machine's firmware. An Oxide rack writes the instance's
+// ID into the firmware tables (SMBIOS) of every instance (docs/reference/rack.md §9). Linux shows them below /sys. The
+// provider needs no configuration, no network and no credentials.
 //
-// It refuses a machine that is not Oxide's, whose firmware holds an ID as well,
-// and one whose sources name different instances. The firmware knows no rack.
+// It rejects a machine of another vendor, whose firmware holds a UUID too. It also rejects a machine whose firmware and
+// cloud-init name different instances. The firmware does not know the rack.
 package guest
 
 import (
@@ -27,32 +26,31 @@ import (
 )
 
 const (
-	// vendor is what sys_vendor holds on every rack. The product's name and the
-	// serial number may come to differ from instance to instance; the UUID always
-	// is the instance's (docs/reference/rack.md §9).
+	// vendor is the content of sys_vendor on every rack. The product name and the serial number may change in a later
+	// release; the UUID is always the instance's (docs/reference/rack.md §9).
 	vendor = "Oxide"
-	// CloudInit is where cloud-init leaves what it learned at this boot. Its copies
-	// below /var/lib outlive the cloning of an image, and prove nothing.
+	// CloudInit is the file in which cloud-init stores the data of this boot. Its copies below /var/lib prove nothing:
+	// they are copied with an image.
 	CloudInit = "/run/cloud-init/instance-data.json"
-	// maxBytes is far above any of the files.
+	// maxBytes is a limit far above the size of these files.
 	maxBytes = 1 << 20
 )
 
-// Options says where to look.
+// Options holds the paths to read.
 type Options struct {
-	// Sys is where the guest's /sys is seen.
+	// Sys is the path of the guest's /sys.
 	Sys string
-	// CloudInit is the path of cloud-init's instance-data.json, which need not be
-	// there: a second witness, never the only one.
+	// CloudInit is the path of cloud-init's instance-data.json. The file is optional, and only compared with the
+	// firmware.
 	CloudInit string
-	// Log gets a line for a witness that cannot be heard. Nil is no log.
+	// Log gets a line if the file of cloud-init cannot be read. Nil means no log.
 	Log *slog.Logger
 }
 
 // Provider is a [metadata.Provider].
 type Provider struct{ options Options }
 
-// New makes a provider. It reads nothing.
+// New makes a provider. It does no I/O.
 func New(options Options) *Provider {
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
@@ -64,7 +62,7 @@ func New(options Options) *Provider {
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "firmware not looked at", Cause: err, Next: "ask again",
+			Kind: metadata.ErrNotReady, What: "the firmware was not read", Cause: err, Next: "try again",
 		}
 	}
 	if err := p.checkVendor(); err != nil {
@@ -80,23 +78,23 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return metadata.Instance{ID: firmware.id}, nil
 }
 
-// witness is an instance ID and where it stands.
-type witness struct{ id, path string }
+// foundID is an instance ID and the file that holds it.
+type foundID struct{ id, path string }
 
-func conflict(a, b witness) error {
+func conflict(a, b foundID) error {
 	return &metadata.Error{
 		Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
 		What: fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", a.path, a.id, b.path, b.id),
-		Next: "find out which is true (the rack lists its instances), remove the wrong one, or set --instance-id",
+		Next: "find out which is right (the rack lists its instances) and remove the other, or set --instance-id",
 	}
 }
 
-// dmi is the path of one of the firmware's strings.
+// dmi is the path of one of the firmware's values.
 func (p *Provider) dmi(name string) string {
 	return filepath.Join(p.options.Sys, "class", "dmi", "id", name)
 }
 
-// checkVendor refuses a machine that is not an Oxide instance.
+// checkVendor returns an error on a machine that is not an Oxide instance.
 func (p *Provider) checkVendor() error {
 	path := p.dmi("sys_vendor")
 	found, err := readLine(path)
@@ -118,30 +116,33 @@ func (p *Provider) checkVendor() error {
 	return nil
 }
 
-// firmwareID is the ID in the firmware's tables, which hold it twice: as the
-// UUID, and as text in the serial number, which may be something else one day.
-func (p *Provider) firmwareID() (witness, error) {
-	uuid, serial := witness{path: p.dmi("product_uuid")}, witness{path: p.dmi("product_serial")}
+// firmwareID is the instance ID in the firmware's tables. They hold it twice: as the UUID and as the serial number. The
+// serial number may be something else in a later release.
+func (p *Provider) firmwareID() (foundID, error) {
+	uuid, serial := foundID{path: p.dmi("product_uuid")}, foundID{path: p.dmi("product_serial")}
 	text, err := readLine(uuid.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return witness{}, unreadable(uuid.path, err)
+		return foundID{}, unreadable(uuid.path, err)
 	}
 	if text != "" {
 		if uuid.id, err = metadata.ParseInstanceID(text); err != nil {
-			return witness{}, &metadata.Error{
-				Kind: metadata.ErrInvalid, What: uuid.path, Cause: err, Next: "set --instance-id, and tell who runs the rack",
+			return foundID{}, &metadata.Error{
+				Kind:  metadata.ErrInvalid,
+				What:  uuid.path,
+				Cause: err,
+				Next:  "set --instance-id, and report this to the rack's operator",
 			}
 		}
 	}
 	if text, err = readLine(serial.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return witness{}, unreadable(serial.path, err)
+		return foundID{}, unreadable(serial.path, err)
 	}
 	if id, err := metadata.ParseInstanceID(text); err == nil {
 		serial.id = id
 	}
 	switch {
 	case uuid.id == "" && serial.id == "":
-		return witness{}, &metadata.Error{
+		return foundID{}, &metadata.Error{
 			Kind: metadata.ErrInvalid,
 			What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
 			Next: "set --instance-id, or choose another source by --metadata",
@@ -149,22 +150,21 @@ func (p *Provider) firmwareID() (witness, error) {
 	case uuid.id == "":
 		return serial, nil
 	case serial.id != "" && serial.id != uuid.id:
-		return witness{}, conflict(uuid, serial)
+		return foundID{}, conflict(uuid, serial)
 	}
 	return uuid, nil
 }
 
-// cloudInitID is the instance ID that cloud-init was given at this boot, none
-// where it did not run, was given another kind of ID, or cannot be read: it
-// is heard beside the firmware, and nothing depends on it.
-func (p *Provider) cloudInitID() witness {
+// cloudInitID is the instance ID that cloud-init got at this boot. It is empty if cloud-init did not run, got another
+// kind of ID, or if its file cannot be read: the file is only compared with the firmware.
+func (p *Provider) cloudInitID() foundID {
 	path := p.options.CloudInit
 	if path == "" {
-		return witness{}
+		return foundID{}
 	}
 	text, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return witness{}
+		return foundID{}
 	}
 	var data struct {
 		V1 struct {
@@ -175,29 +175,29 @@ func (p *Provider) cloudInitID() witness {
 		err = json.Unmarshal(text, &data)
 	}
 	if err != nil {
-		p.options.Log.Debug("metadata: cloud-init is not heard", "file", path, "type", fmt.Sprintf("%T", err))
-		return witness{}
+		p.options.Log.Debug("metadata: cloud-init's data cannot be read", "file", path, "type", fmt.Sprintf("%T", err))
+		return foundID{}
 	}
 	id, err := metadata.ParseInstanceID(data.V1.InstanceID)
 	if err != nil {
-		return witness{}
+		return foundID{}
 	}
-	return witness{id: id, path: path}
+	return foundID{id: id, path: path}
 }
 
-// unreadable turns an error of reading a file into the contract's.
+// unreadable turns an error of reading a file into a [metadata.Error].
 func unreadable(path string, err error) error {
 	e := &metadata.Error{Kind: metadata.ErrInvalid, What: "read " + path, Cause: err, Next: "check what is mounted there"}
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		e.Cause = wrapped.Err // The path is in What.
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		e.Next = "run the plugin as the host's root, who alone may read it"
+		e.Next = "run the plugin as the host's root: no other user may read this file"
 	}
 	return e
 }
 
-// readLine reads one of the firmware's strings.
+// readLine reads one of the firmware's values.
 func readLine(path string) (string, error) {
 	text, err := readFile(path)
 	return strings.TrimSpace(string(text)), err

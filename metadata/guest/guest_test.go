@@ -87,7 +87,7 @@ func TestConformance(t *testing.T) {
 		}
 		return metadatatest.Harness{
 			New: func() metadata.Provider { return metadatatest.Unprivileged(guest.New(options), &denied) },
-			Set: func(w metadatatest.World) {
+			Set: func(w metadatatest.Content) {
 				changes := files{"product_uuid": "", "product_serial": "", cloudInit: beside}
 				if w.ID != nil {
 					changes["product_uuid"] = *w.ID + "\n"
@@ -132,7 +132,7 @@ func TestFirmware(t *testing.T) {
 		"no firmware tables":     {nil, "there is no SYS/class/dmi/id/sys_vendor; check that the plugin sees the host's /sys"},
 		"no ID at all":           {oxide(files{"product_uuid": "", "product_serial": ""}), "the firmware names no instance"},
 		"a UUID that is none":    {oxide(files{"product_uuid": "Not Settable\n"}), "is not a UUID"},
-		"a UUID never set":       {oxide(files{"product_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff\n"}), "stands for no instance"},
+		"a UUID never set":       {oxide(files{"product_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff\n"}), "means that none was set"},
 		"UUID and serial differ": {oxide(files{"product_serial": idB}), "product_uuid says that this is instance " + idA + ", and SYS/class/dmi/id/product_serial that it is " + idB},
 		"the other byte order":   {oxide(files{"product_uuid": swapped}), "product_uuid says that this is instance " + swapped},
 		"cloud-init differs":     {oxide(files{cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`}), "instance-data.json that it is " + idB},
@@ -190,7 +190,7 @@ func TestNotRoot(t *testing.T) {
 		if !errors.Is(err, metadata.ErrInvalid) ||
 			!strings.HasSuffix(
 				err.Error(),
-				path+": permission denied; run the plugin as the host's root, who alone may read it",
+				path+": permission denied; run the plugin as the host's root: no other user may read this file",
 			) {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}

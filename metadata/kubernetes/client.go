@@ -20,8 +20,10 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -32,24 +34,23 @@ type client struct {
 	options Options
 
 	mu sync.Mutex
-	// connected is nil until the first call, and after a failure that new credentials may mend.
+	// connected is nil until the first call, and after a failure that new credentials may repair.
 	connected *connection
 }
 
 func newClient(options Options) *client {
-	if options.ServiceAccount == "" {
-		options.ServiceAccount = serviceAccount
-	}
+	options.ServiceAccount = cmp.Or(options.ServiceAccount, serviceAccount)
+	options.RackLabel = cmp.Or(options.RackLabel, DefaultRackLabel)
 	return &client{options: options}
 }
 
-// connection is an API server, with the credentials for it.
+// connection is an API server, and a client with the credentials for it.
 type connection struct {
 	rest.Interface
 	server string
 }
 
-// connect returns the connection, or makes a new one from what the files say now.
+// connect returns the connection. If there is none, it makes one from the current content of the files.
 func (c *client) connect() (*connection, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,8 +64,8 @@ func (c *client) connect() (*connection, error) {
 	connected, err := newConnection(config)
 	if err != nil {
 		return nil, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "use the credentials of " + c.options.source(), Cause: oneLine(err),
-			Next: "repair them, or name a kubeconfig by --kubeconfig",
+			Kind: metadata.ErrInvalid, What: "use the credentials in " + c.options.source(), Cause: oneLine(err),
+			Next: "repair them, or name a kubeconfig file by --kubeconfig",
 		}
 	}
 	c.connected = connected
@@ -78,10 +79,10 @@ func newConnection(config *rest.Config) (*connection, error) {
 	}
 	sender := &http.Client{
 		Transport: transport,
-		// Credentials go to the server that was configured, and nowhere else.
+		// A redirect is not followed: only the configured server gets the credentials.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	// This package decodes for itself: rest needs a serializer only to be made.
+	// This package decodes JSON itself. rest only needs a serializer to make a client.
 	config.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
 	made, err := rest.UnversionedRESTClientForConfigAndClient(config, sender)
 	if err != nil {
@@ -90,8 +91,8 @@ func newConnection(config *rest.Config) (*connection, error) {
 	return &connection{Interface: made, server: strings.TrimSuffix(config.Host, "/")}, nil
 }
 
-// drop makes the next call connect anew, with what the files of credentials say then.
-func (c *client) drop(failed *connection) {
+// disconnect makes the next call connect again, and read the files with the credentials again.
+func (c *client) disconnect(failed *connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connected == failed {
@@ -99,28 +100,25 @@ func (c *client) drop(failed *connection) {
 	}
 }
 
-// request is one to the API server.
+// request is a request to the API server.
 type request struct {
 	method string
-	// path is that of the object or list, and query its parameters.
+	// path is the path of the object or list. query holds its parameters.
 	path  string
 	query url.Values
-	// in is sent as JSON, unless it is nil. mediaType says of what kind it is, where it is no plain object.
-	in        any
-	mediaType string
-	// accept is asked for instead of the whole object, where it is not empty.
+	// in is sent as JSON, unless it is nil. patch is its type if the request is a patch.
+	in    any
+	patch types.PatchType
+	// accept is the media type of the answer. Empty means the whole object.
 	accept string
-	// what it does, for errors.
+	// what says what the request does, for errors.
 	what string
-	// verb and resource are the right that it takes.
+	// verb and resource are the right that the request needs.
 	verb, resource string
 }
 
-// Media types of patches, and of objects of which only the metadata is read. Most of a Node is its status, the list of
-// its images above all.
+// Media types for reading only the metadata of objects. Most of a Node is its status, above all the list of images.
 const (
-	mergePatch   = "application/merge-patch+json" // RFC 7386
-	jsonPatch    = "application/json-patch+json"  // RFC 6902
 	metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	metadataList = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 )
@@ -131,29 +129,33 @@ const (
 	volumeAttachments = "/apis/storage.k8s.io/v1/volumeattachments"
 )
 
-// getNode and patchNode are requests for a Node.
+// getNode is the request that reads a Node.
 func getNode(what, name string) request {
 	return request{method: http.MethodGet, path: nodes + "/" + name, what: what, verb: "get", resource: "nodes"}
 }
 
-func patchNode(what, name, mediaType string, patch any) request {
+// getCSINode is the request that reads a CSINode.
+func getCSINode(name string) request {
 	return request{
-		method:    http.MethodPatch,
-		path:      nodes + "/" + name,
-		what:      what,
-		verb:      "patch",
-		resource:  "nodes",
-		mediaType: mediaType,
-		in:        patch,
+		method: http.MethodGet, path: csiNodes + "/" + name, what: fmt.Sprintf("get CSINode %q", name),
+		verb: "get", resource: "csinodes",
 	}
 }
 
-// post is a request that makes something.
+// patchNode is the request that changes a Node.
+func patchNode(what, name string, patchType types.PatchType, patch any) request {
+	return request{
+		method: http.MethodPatch, path: nodes + "/" + name, what: what, verb: "patch", resource: "nodes",
+		patch: patchType, in: patch,
+	}
+}
+
+// post is the request that creates an object.
 func post(what, path, resource string, in any) request {
 	return request{method: http.MethodPost, path: path, what: what, verb: "create", resource: resource, in: in}
 }
 
-// noNode explains that there is no such Node.
+// noNode is the error for a Node that does not exist.
 func noNode(name string) error {
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
@@ -163,34 +165,37 @@ func noNode(name string) error {
 	}
 }
 
-// object is what every object says of itself, and every list.
+// object is the part that all objects have.
 type object struct {
-	Kind     string
-	Metadata struct {
-		Name, UID, ResourceVersion  string
-		DeletionTimestamp, Continue string
-		Labels, Annotations         map[string]string
-	}
+	metav1.TypeMeta
+	metav1.ObjectMeta `json:"metadata"`
 }
 
-func (o object) name() string { return o.Metadata.Name }
+func (o object) name() string { return o.Name }
 
-// do sends a request that must succeed, and reads the answer into out unless that is nil. HTTP statuses in also are no
-// error either; then nothing is read.
-func (c *client) do(ctx context.Context, r request, out any, also ...int) (status int, err error) {
+// list is one page of a list.
+type list[T any] struct {
+	metav1.TypeMeta
+	metav1.ListMeta `json:"metadata"`
+	Items           []T
+}
+
+// do sends a request, and decodes the answer into out unless out is nil. An HTTP status in accepted is no error; then
+// nothing is decoded.
+func (c *client) do(ctx context.Context, r request, out any, accepted ...int) (status int, err error) {
 	connected, body, err := c.send(ctx, r)
 	if connected == nil {
 		return 0, err
 	}
 	if err != nil {
-		if status = httpStatus(err); slices.Contains(also, status) {
+		if status = httpStatus(err); slices.Contains(accepted, status) {
 			return status, nil
 		}
-		return status, c.failed(ctx, connected, r, err)
+		return status, c.requestError(ctx, connected, r, err)
 	}
 	if out != nil {
 		if err := json.Unmarshal(body, out); err != nil {
-			return http.StatusOK, c.strange(r)
+			return http.StatusOK, c.unexpectedAnswer(r)
 		}
 	}
 	return http.StatusOK, nil
@@ -198,26 +203,26 @@ func (c *client) do(ctx context.Context, r request, out any, also ...int) (statu
 
 // send sends a request, and returns the error of client-go. It returns no connection if the request cannot be sent.
 //
-// A read that gets no answer is sent once more: the connection may have been an idle one that the other side has just
-// closed.
+// A GET without an answer is sent once more: the server may just have closed an idle connection.
 func (c *client) send(ctx context.Context, r request) (*connection, []byte, error) {
-	for again := r.method == http.MethodGet; ; again = false {
+	for retry := r.method == http.MethodGet; ; retry = false {
 		connected, made, err := c.prepare(ctx, r)
 		if err != nil {
 			return nil, nil, err
 		}
 		body, err := made.Do(ctx).Raw()
 		if err == nil {
-			err = ctx.Err() // an answer that was cut off need not show as one
+			err = ctx.Err() // client-go may return a truncated answer without an error
 		}
-		if err == nil || httpStatus(err) != 0 || ctx.Err() != nil || !again {
+		if err == nil || httpStatus(err) != 0 || ctx.Err() != nil || !retry {
 			return connected, body, err
 		}
-		c.drop(connected)
+		c.disconnect(connected)
 	}
 }
 
-// stream sends a request whose answer is read bit by bit. It returns errGone for HTTP 410.
+// stream sends a request and returns the body of the answer, for reading it as it arrives. It returns errGone for HTTP
+// 410.
 func (c *client) stream(ctx context.Context, r request) (io.ReadCloser, error) {
 	connected, made, err := c.prepare(ctx, r)
 	if err != nil {
@@ -228,7 +233,7 @@ func (c *client) stream(ctx context.Context, r request) (io.ReadCloser, error) {
 		return nil, errGone
 	}
 	if err != nil {
-		return nil, c.failed(ctx, connected, r, err)
+		return nil, c.requestError(ctx, connected, r, err)
 	}
 	return body, nil
 }
@@ -247,7 +252,7 @@ func (c *client) prepare(ctx context.Context, r request) (*connection, *rest.Req
 	if err != nil {
 		return nil, nil, err
 	}
-	// Whoever calls tries again in time; what the API server says about it is not waited for here.
+	// The caller retries. So client-go must not wait here for as long as a Retry-After header says.
 	made := connected.Verb(r.method).
 		AbsPath(r.path).
 		MaxRetries(0).
@@ -262,12 +267,12 @@ func (c *client) prepare(ctx context.Context, r request) (*connection, *rest.Req
 		if err != nil {
 			return nil, nil, err
 		}
-		made.SetHeader("Content-Type", cmp.Or(r.mediaType, "application/json")).Body(body)
+		made.SetHeader("Content-Type", cmp.Or(string(r.patch), "application/json")).Body(body)
 	}
 	return connected, made, nil
 }
 
-// httpStatus is the HTTP status that made an error, or 0.
+// httpStatus is the HTTP status behind an error, or 0.
 func httpStatus(err error) int {
 	var answered *apierrors.StatusError
 	if errors.As(err, &answered) {
@@ -276,15 +281,15 @@ func httpStatus(err error) int {
 	return 0
 }
 
-// failed turns an error of client-go into the contract's. What the API server says beside the HTTP status stays out: it
-// knows the names of others.
-func (c *client) failed(ctx context.Context, connected *connection, r request, err error) error {
+// requestError turns an error of client-go into a [metadata.Error]. It leaves out the API server's message, which can
+// name other objects.
+func (c *client) requestError(ctx context.Context, connected *connection, r request, err error) error {
 	status := httpStatus(err)
 	if status == 0 || status == http.StatusUnauthorized {
-		c.drop(connected)
+		c.disconnect(connected)
 	}
 	if status == 0 {
-		return c.unreached(ctx, connected, err)
+		return c.connectionError(ctx, connected, err)
 	}
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady,
@@ -293,7 +298,7 @@ func (c *client) failed(ctx context.Context, connected *connection, r request, e
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind = metadata.ErrInvalid
-		e.Next = "the API server does not know the credentials of " + c.options.source() +
+		e.Next = "the API server does not accept the credentials in " + c.options.source() +
 			": check that they have not expired and are for this cluster"
 	case status == http.StatusForbidden:
 		e.Kind = metadata.ErrInvalid
@@ -303,7 +308,7 @@ func (c *client) failed(ctx context.Context, connected *connection, r request, e
 			r.resource,
 		)
 	case status == http.StatusGone, status == http.StatusConflict, status == http.StatusUnprocessableEntity:
-		e.What, e.Next = e.What+", it has changed meanwhile", "try again"
+		e.What, e.Next = e.What+", the object was changed meanwhile", "try again"
 	case status == http.StatusTooManyRequests || status >= 500:
 		e.Next = "check the API server"
 	default:
@@ -312,10 +317,10 @@ func (c *client) failed(ctx context.Context, connected *connection, r request, e
 	return e
 }
 
-// unreached turns an error of reaching the API server, or of getting credentials, into the contract's.
-func (c *client) unreached(ctx context.Context, connected *connection, err error) error {
+// connectionError turns an error of connecting to the API server, or of getting credentials, into a [metadata.Error].
+func (c *client) connectionError(ctx context.Context, connected *connection, err error) error {
 	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: "ask the Kubernetes API server " + connected.server, Cause: oneLine(err),
+		Kind: metadata.ErrNotReady, What: "connect to the Kubernetes API server " + connected.server, Cause: oneLine(err),
 		Next: "check that it runs and can be reached from here",
 	}
 	var untrusted *tls.CertificateVerificationError
@@ -329,28 +334,28 @@ func (c *client) unreached(ctx context.Context, connected *connection, err error
 		e.Next = "check that the CA in " + c.options.source() + " is this cluster's, " +
 			"and that the address is in the API server's certificate"
 	case credentials:
-		e.What = "get the credentials that " + c.options.source() + " describes"
-		e.Next = "check that its program runs here, as the plugin's user"
+		e.What = "run the credential program in " + c.options.source()
+		e.Next = "check that the program runs here, as the plugin's user"
 		if e.Cause = errors.New(program); strings.Contains(program, "decoding stdout") {
-			e.Cause = errors.New("its program prints no ExecCredential") // and the decoder quotes what it prints
+			e.Cause = errors.New("it prints no ExecCredential") // the decoder's own error quotes the output
 		}
 	}
 	return e
 }
 
-// strange is the error of an answer that is not what was asked for.
-func (c *client) strange(r request) error {
+// unexpectedAnswer is the error for an answer that cannot be decoded.
+func (c *client) unexpectedAnswer(r request) error {
 	connected, err := c.connect()
 	if err != nil {
 		return err
 	}
 	return &metadata.Error{
-		Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s: %s answered something else", r.what, connected.server),
+		Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s: unexpected answer from %s", r.what, connected.server),
 		Next: "check that this is the address of a Kubernetes API server",
 	}
 }
 
-// oneLine is an error without the request's URL, on one line.
+// oneLine returns the error without the request's URL, on one line.
 func oneLine(err error) error {
 	if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {
 		err = wrapped.Err

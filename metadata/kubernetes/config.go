@@ -13,7 +13,7 @@ import (
 	"os"
 	"path/filepath"
 
-	// The ways of authentication that a kubeconfig can name.
+	// The authentication methods that a kubeconfig file can name.
 	_ "k8s.io/client-go/plugin/pkg/client/auth"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -25,7 +25,7 @@ import (
 // serviceAccount is where Kubernetes puts a pod's credentials.
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// source is the file or folder that names the API server and holds the credentials.
+// source is the file or folder with the credentials.
 func (o Options) source() string {
 	if o.Kubeconfig != "" {
 		return o.Kubeconfig
@@ -33,7 +33,7 @@ func (o Options) source() string {
 	return o.ServiceAccount
 }
 
-// config reads how to reach the API server. rest reads token and certificate files again when they change.
+// config reads the configuration for client-go. client-go reads token and certificate files again when they change.
 func (o Options) config() (*rest.Config, error) {
 	config, err := o.inCluster()
 	if o.Kubeconfig != "" {
@@ -46,8 +46,9 @@ func (o Options) config() (*rest.Config, error) {
 		return nil, err
 	}
 	config.UserAgent = "oxide-csi"
-	config.QPS = -1 // the API server's own fairness limits us
+	config.QPS = -1 // no limit here: the API server has its own
 	config.WarningHandler = rest.NoWarnings{}
+	config.Dial = o.dial
 	return config, nil
 }
 
@@ -55,8 +56,8 @@ func (o Options) config() (*rest.Config, error) {
 func (o Options) inCluster() (*rest.Config, error) {
 	if o.Host == "" {
 		return nil, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "this is no pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set",
-			Next: "name a kubeconfig by --kubeconfig, or choose another source by --metadata",
+			Kind: metadata.ErrInvalid, What: "this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set",
+			Next: "name a kubeconfig file by --kubeconfig, or choose another source by --metadata",
 		}
 	}
 	port := o.Port
@@ -78,7 +79,7 @@ func fromKubeconfig(file string) (*rest.Config, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, &metadata.Error{
 			Kind: metadata.ErrNotReady, What: "read the kubeconfig " + file, Cause: pathless(err),
-			Next: "check the path, and that the program that writes the file has done so",
+			Next: "check the path, and that the program that writes this file has run",
 		}
 	case errors.As(err, &path):
 		return nil, &metadata.Error{
@@ -86,8 +87,8 @@ func fromKubeconfig(file string) (*rest.Config, error) {
 			Next: "name a file that the plugin may read by --kubeconfig",
 		}
 	case err != nil:
-		// A decoder's error may quote what the file holds, and the file is full of secrets.
-		err = errors.New("it is not the YAML of a kubeconfig")
+		// The decoder's error may quote the file, which holds secrets.
+		err = errors.New("it is not a kubeconfig file in YAML")
 	default:
 		err = checkURLs(loaded)
 	}
@@ -103,7 +104,7 @@ func fromKubeconfig(file string) (*rest.Config, error) {
 			Kind:  metadata.ErrNotReady,
 			What:  "wait for a file that the kubeconfig " + file + " names",
 			Cause: oneLine(err),
-			Next:  "check its path, and that the program that writes it has done so",
+			Next:  "check its path, and that the program that writes it has run",
 		}
 	}
 	if err != nil {
@@ -118,7 +119,7 @@ func fromKubeconfig(file string) (*rest.Config, error) {
 	return config, nil
 }
 
-// checkURLs rejects what clientcmd would quote in an error: a proxy's URL may hold a password.
+// checkURLs rejects a malformed proxy URL, which clientcmd would quote in its error: the URL may hold a password.
 func checkURLs(config *clientcmdapi.Config) error {
 	for _, cluster := range config.Clusters {
 		if _, err := url.Parse(cluster.ProxyURL); err != nil {
@@ -128,7 +129,7 @@ func checkURLs(config *clientcmdapi.Config) error {
 	return nil
 }
 
-// checkServer rejects the address of an API server that errors must not quote.
+// checkServer rejects a malformed address of the API server, and one with a password: errors quote the address.
 func checkServer(host string) error {
 	server, err := url.Parse(host)
 	if err != nil || server.Host == "" || server.Scheme != "https" && server.Scheme != "http" || server.User != nil {
@@ -137,7 +138,8 @@ func checkServer(host string) error {
 	return nil
 }
 
-// checkToken reads a token file once, if there is one, for an error that says what to do.
+// checkToken returns an error with the operator's next step if the token file cannot be read or is empty. client-go's
+// own error has none. An empty name is no error.
 func checkToken(file string) error {
 	if file == "" {
 		return nil
@@ -148,16 +150,16 @@ func checkToken(file string) error {
 	}
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady, What: "wait for the token in " + file, Cause: pathless(err),
-		Next: "check the pod's service account, and that automountServiceAccountToken is not off",
+		Next: "check the pod's service account, and that automountServiceAccountToken is not false",
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		e.Kind, e.What = metadata.ErrInvalid, "read the token in "+file
-		e.Next = "make it readable for the user that the plugin runs as"
+		e.Next = "make it readable for the plugin's user"
 	}
 	return e
 }
 
-// pathless is an error without the path that stands before it.
+// pathless returns the error without the path in front of it.
 func pathless(err error) error {
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		return wrapped.Err

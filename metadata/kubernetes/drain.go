@@ -11,18 +11,20 @@ import (
 	"net/url"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Drain implements [metadata.Drainer]: it cordons the Node and asks for the eviction of its pods, which
-// PodDisruptionBudgets can refuse for a while.
+// Drain implements [metadata.Drainer]. It cordons the Node and requests the eviction of its pods. A PodDisruptionBudget
+// can delay an eviction.
 //
-// Pods of a DaemonSet and mirror pods belong to the node. A pod that has claims and none of whose containers has ever
-// started waits for its volumes, as far as one can tell: evicted, it would take its wish to another node, which would
-// be restarted next. A pod without a controller is not evicted, since nothing would make it again, and so keeps the
-// Node from being drained.
+// Pods of a DaemonSet and mirror pods belong to the node and are not evicted. Neither is a pod with claims whose
+// containers have never started: it probably waits for its volumes. Evicted, it would request an attach on another node,
+// which would be restarted next. A pod without a controller is not evicted either, because nothing would create it again.
+// Such a pod blocks the drain.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +32,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		return nil, err
 	}
 	query := url.Values{"fieldSelector": {"spec.nodeName=" + name}}
-	var pods struct{ Items []pod }
+	var pods list[pod]
 	if _, err := r.do(ctx, request{
 		method:   http.MethodGet,
 		path:     "/api/v1/pods",
@@ -42,7 +44,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		return nil, err
 	}
 	for _, p := range pods.Items {
-		if p.stays() {
+		if p.exemptFromDrain() {
 			continue
 		}
 		why, err := r.evict(ctx, p)
@@ -50,7 +52,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 			return nil, err
 		}
 		if why != "" {
-			left = append(left, fmt.Sprintf("pod %s/%s %s", p.Metadata.Namespace, p.Metadata.Name, why))
+			left = append(left, fmt.Sprintf("pod %s/%s %s", p.Namespace, p.Name, why))
 		}
 	}
 	slices.Sort(left)
@@ -59,44 +61,37 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 
 // Undrain implements [metadata.Drainer].
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(
+	return r.patchMarked(
 		ctx,
 		"uncordon Node ",
 		instanceID,
 		cordonAnnotation,
 		restartID,
-		func(n node) map[string]any { return cordoned(n, nil, nil) },
+		func(n node) map[string]any { return cordonPatch(n, nil, nil) },
 	)
 }
 
-// cordon marks a Node as unschedulable and remembers for which restart, unless somebody else has marked it.
+// cordon marks a Node as unschedulable and records the restart. A Node that someone else has cordoned stays as it is.
 func (r *Restarts) cordon(ctx context.Context, name, restartID string) error {
-	return r.change(ctx, "cordon Node "+name, name, func(n node) map[string]any {
-		by, ours := n.Metadata.Annotations[cordonAnnotation]
+	return r.patchUnchanged(ctx, "cordon Node "+name, name, func(n node) map[string]any {
+		by, ours := n.Annotations[cordonAnnotation]
 		if n.Spec.Unschedulable && (!ours || by == restartID) {
 			return nil
 		}
-		return cordoned(n, restartID, true)
+		return cordonPatch(n, restartID, true)
 	})
 }
 
-// cordoned is the patch by which a Node, as it was read, is cordoned or no longer so.
-func cordoned(n node, by, unschedulable any) map[string]any {
-	patch := annotations{cordonAnnotation: by}.patch(n.Metadata.ResourceVersion)
+// cordonPatch is the patch that cordons or uncordons a Node. The API server rejects the patch if the Node has changed.
+func cordonPatch(n node, by, unschedulable any) map[string]any {
+	patch := annotations{cordonAnnotation: by}.patch(n.ResourceVersion)
 	patch["spec"] = map[string]any{"unschedulable": unschedulable}
 	return patch
 }
 
-// pod is what is read of a Pod.
+// pod has the fields of a Pod that are read.
 type pod struct {
-	Metadata struct {
-		Name, Namespace, UID, DeletionTimestamp string
-		Annotations                             map[string]string
-		OwnerReferences                         []struct {
-			Kind       string
-			Controller bool
-		}
-	}
+	object
 	Spec struct {
 		Volumes []struct {
 			PersistentVolumeClaim *struct{}
@@ -114,26 +109,17 @@ type containerStatus struct {
 	State, LastState struct{ Running, Terminated *struct{} }
 }
 
-// stays reports whether a pod has nothing to do with a drain.
-func (p pod) stays() bool {
-	_, mirror := p.Metadata.Annotations["kubernetes.io/config.mirror"]
+// exemptFromDrain reports whether a drain leaves the pod where it is.
+func (p pod) exemptFromDrain() bool {
+	_, mirror := p.Annotations["kubernetes.io/config.mirror"]
 	over := p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
-	return mirror || over || p.controller() == "DaemonSet" || p.waits()
+	owner := metav1.GetControllerOf(&p)
+	return mirror || over || owner != nil && owner.Kind == "DaemonSet" || p.awaitsVolumes()
 }
 
-// controller is the kind of what would make the pod again, or empty.
-func (p pod) controller() string {
-	for _, owner := range p.Metadata.OwnerReferences {
-		if owner.Controller {
-			return owner.Kind
-		}
-	}
-	return ""
-}
-
-// waits reports whether the pod has claims and has not begun to work. The kubelet starts no container, init containers
-// included, before all volumes are there.
-func (p pod) waits() bool {
+// awaitsVolumes reports whether the pod has claims and none of its containers has started. The kubelet starts no
+// container, not even an init container, before all volumes are mounted.
+func (p pod) awaitsVolumes() bool {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if c.RestartCount > 0 || c.State.Running != nil || c.State.Terminated != nil || c.LastState.Terminated != nil {
 			return false
@@ -150,30 +136,29 @@ func (p pod) waits() bool {
 	return false
 }
 
-// evict asks a pod to go, and says why it is still there, or nothing if it is not.
+// evict requests the eviction of a pod. It says why the pod is still there, or returns "" if the pod has gone.
 func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
-	m := p.Metadata
 	switch {
-	case m.DeletionTimestamp != "":
+	case p.DeletionTimestamp != nil:
 		return "is ending", nil
-	case p.controller() == "":
-		return "has no controller that would make it again: delete it by hand", nil
+	case metav1.GetControllerOf(&p) == nil:
+		return "has no controller that would create it again: delete it by hand", nil
 	}
-	path := "/api/v1/namespaces/" + m.Namespace + "/pods/" + m.Name + "/eviction"
-	status, err := r.do(ctx, post("evict pod "+m.Namespace+"/"+m.Name, path, "pods/eviction", map[string]any{
+	path := "/api/v1/namespaces/" + p.Namespace + "/pods/" + p.Name + "/eviction"
+	status, err := r.do(ctx, post("evict pod "+p.Namespace+"/"+p.Name, path, "pods/eviction", map[string]any{
 		"apiVersion": "policy/v1",
 		"kind":       "Eviction",
-		"metadata":   map[string]any{"namespace": m.Namespace, "name": m.Name},
-		// A StatefulSet's next pod has the same name, and may be elsewhere.
-		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": m.UID}},
+		"metadata":   map[string]any{"namespace": p.Namespace, "name": p.Name},
+		// The UID, because a StatefulSet's next pod has the same name and may run elsewhere.
+		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": p.UID}},
 	}), nil, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError)
 	switch {
 	case err != nil:
 		return "", err
 	case status == http.StatusNotFound, status == http.StatusConflict:
-		return "", nil // that one is gone
+		return "", nil // the pod has gone
 	case status == http.StatusTooManyRequests:
-		return "must not be evicted yet: a PodDisruptionBudget allows no disruption", nil
+		return "cannot be evicted yet: a PodDisruptionBudget allows no disruption", nil
 	case status == http.StatusInternalServerError:
 		return "cannot be evicted: more than one PodDisruptionBudget covers it, or the API server fails", nil
 	}

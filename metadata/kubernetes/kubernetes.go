@@ -2,90 +2,87 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package kubernetes is what the plugin asks of Kubernetes. [Provider] is the
-// metadata provider: it reads one object, the Node on which the plugin runs,
-// which has the instance's ID from the Oxide cloud controller manager or from an
-// operator. [Node] is for the beginning and the end of that Node's life.
-// [Listener] and [Restarts] are the two halves of planned restarts.
+// Package kubernetes is the plugin's client of Kubernetes.
+//
+//   - [Provider] is the metadata provider. It reads the Node on which the plugin runs.
+//   - [Node] removes the startup taint of that Node, and sees when the Node is given up.
+//   - [Listener] and [Restarts] are the node's and the controller's half of planned restarts.
 //
 // # Rights
 //
-// A [Provider] takes these on its own Node. A list and a watch are for the name of
-// that Node only (field selector metadata.name), so a Role with resourceNames
-// suffices.
+// A [Provider] needs these rights for its own Node. It lists and watches only that Node (field selector metadata.name),
+// so a Role with resourceNames suffices.
 //
 //	rules: [{apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}]
 //
-// # The ID
+// # The instance ID
 //
-// The first of these that the Node has:
+// The ID is the first of these that the Node has:
 //
-//   - spec.providerID, "oxide://<instance ID>", set by the Oxide cloud controller
-//     manager;
-//   - the label or annotation oxide.computer/instance-id, set by an operator;
-//   - status.nodeInfo.systemUUID, which the kubelet reads from the machine's
-//     firmware (docs/reference/rack.md §9).
+//   - spec.providerID, "oxide://<instance ID>", which the Oxide cloud controller manager writes;
+//   - the label or annotation oxide.computer/instance-id, which an operator writes;
+//   - status.nodeInfo.systemUUID, which the kubelet reads from the machine's firmware (docs/reference/rack.md §9).
 //
 // # The rack
 //
-// The label or annotation oxide.computer/rack, or another label of the operator's
-// choice, such as topology.kubernetes.io/zone.
+// The rack is the label or annotation oxide.computer/rack, or another label that the operator chooses, such as
+// topology.kubernetes.io/zone.
 //
-// As long as the Node has the taint with which a cluster waits for its cloud
-// controller manager, what it lacks counts as not there yet.
+// A cluster with a cloud controller manager taints a new Node until that manager has initialised it. While the Node has
+// that taint, a missing ID or rack is [metadata.ErrNotReady].
 //
 // # Load
 //
-// A node does not poll. While it waits for something on its Node, it keeps one
-// watch of that Node, which the API server serves from memory. See [Provider.Follow],
-// [Node.Follow] and [Listener.Changes].
+// A node does not poll. While the plugin waits for something on its Node, it keeps one watch of that Node open, which
+// the API server serves from memory. See [Provider.Follow], [Node.Follow] and [Listener.Changes].
 //
 // # Weight
 //
-// Of client-go the configuration, the authentication and the transport are linked
-// (rest, tools/clientcmd), and no typed clientset, which would double the program:
-// each object is decoded into the few fields that are read.
+// Only rest and tools/clientcmd of client-go are linked: configuration, authentication and transport. The typed
+// clientset would double the size of the program. Instead, each object is decoded into the few fields that are read.
 package kubernetes
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 const (
-	// DefaultInstanceLabel is written by operators: the instance's ID.
-	DefaultInstanceLabel = "oxide.computer/instance-id"
-	// DefaultRackLabel is written by operators: the rack's name.
+	// InstanceLabel is the label or annotation in which operators write the instance's ID.
+	InstanceLabel = "oxide.computer/instance-id"
+	// DefaultRackLabel is the label or annotation in which operators write the rack's name.
 	DefaultRackLabel = "oxide.computer/rack"
 
-	// providerPrefix begins the provider ID that the Oxide cloud controller manager
-	// writes: oxidecomputer/oxide-cloud-controller-manager, internal/provider.
+	// providerPrefix begins the provider ID that the Oxide cloud controller manager writes:
+	// oxidecomputer/oxide-cloud-controller-manager, internal/provider.
 	providerPrefix = "oxide://"
-	// uninitialized is the taint that a kubelet with --cloud-provider=external sets
-	// and a cloud controller manager takes away: k8s.io/cloud-provider/api.
-	uninitialized = "node.cloudprovider.kubernetes.io/uninitialized"
+	// uninitializedTaint is the taint that a kubelet with --cloud-provider=external sets, and that a cloud controller
+	// manager removes: k8s.io/cloud-provider/api.
+	uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
 )
 
-// Options says which Node this is and how to ask for it.
+// Options says which Node this is and how to reach the API server.
 type Options struct {
-	// NodeName is the name of the Node. Required.
+	// NodeName is the name of the Node. Required, except for [Restarts].
 	NodeName string
-	// Kubeconfig is the path of a kubeconfig file. Empty is the pod's own service
-	// account.
+	// Kubeconfig is the path of a kubeconfig file. Empty means the pod's own service account.
 	Kubeconfig string
-	// Host and Port are where Kubernetes tells every pod that the API server is.
-	// Without a Kubeconfig they are required.
+	// Host and Port are the API server's address, which Kubernetes gives to every pod. Required without a Kubeconfig.
 	Host, Port string
-	// ServiceAccount is the folder with the service account's token and the API
-	// server's CA. Empty is where Kubernetes puts it.
+	// ServiceAccount is the folder with the service account's token and the API server's CA. Empty means the folder
+	// where Kubernetes puts them.
 	ServiceAccount string
-	// InstanceLabel and RackLabel are names of labels or annotations.
-	InstanceLabel, RackLabel string
+	// RackLabel is the name of the label or annotation with the rack. Empty means [DefaultRackLabel].
+	RackLabel string
+	// dial replaces the network in tests.
+	dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Provider is a [metadata.Provider] and a [metadata.Follower].
@@ -94,13 +91,13 @@ type Provider struct {
 	node *watch[node]
 }
 
-// New makes a provider. It reads nothing.
+// New makes a provider. It does no I/O.
 func New(options Options) *Provider {
 	c := newClient(options)
 	return &Provider{client: c, node: c.watchNode()}
 }
 
-// watchNode makes a watch of the Node.
+// watchNode makes a watch of the Node. The watch begins when it has a follower.
 func (c *client) watchNode() *watch[node] {
 	return &watch[node]{client: c, collection: nodes, resource: "nodes", kind: "Node"}
 }
@@ -114,23 +111,23 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	instance, err := p.known(n)
+	instance, err := p.instanceOf(n)
 	if err == nil && instance.ID == "" {
 		return metadata.Instance{}, p.noID(n)
 	}
 	return instance, err
 }
 
-// Known implements [metadata.Partial].
-func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
+// PartialInstance implements [metadata.PartialProvider].
+func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	n, err := p.read(ctx, p.node)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	return p.known(n)
+	return p.instanceOf(n)
 }
 
-// node is what is read of a Node.
+// node has the fields of a Node that are read.
 type node struct {
 	object
 	Spec struct {
@@ -144,7 +141,7 @@ type node struct {
 	}
 }
 
-// taint is a taint of a Node, with all that it says, to write it back.
+// taint is a taint of a Node. It keeps the whole text, to write the taint back unchanged.
 type taint struct {
 	key  string
 	text json.RawMessage
@@ -163,28 +160,23 @@ func (t *taint) UnmarshalJSON(text []byte) error {
 // MarshalJSON implements [json.Marshaler].
 func (t taint) MarshalJSON() ([]byte, error) { return t.text, nil }
 
-// waiting reports whether the cluster still waits for its cloud controller manager.
-func (n node) waiting() bool {
-	for _, taint := range n.Spec.Taints {
-		if taint.key == uninitialized {
-			return true
-		}
-	}
-	return false
+// awaitsCloudController reports whether a cloud controller manager has not initialised the Node yet.
+func (n node) awaitsCloudController() bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t taint) bool { return t.key == uninitializedTaint })
 }
 
-// known makes an answer of what a Node says.
-func (p *Provider) known(n node) (metadata.Instance, error) {
+// instanceOf returns the ID and the rack that a Node names. Either can be empty.
+func (p *Provider) instanceOf(n node) (metadata.Instance, error) {
 	id, err := p.instanceID(n)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	rack, err := p.mark(n, p.options.RackLabel)
+	rack, err := p.labelOrAnnotation(n, p.options.RackLabel)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	if rack == "" && n.waiting() {
-		return metadata.Instance{}, p.uninitialized()
+	if rack == "" && n.awaitsCloudController() {
+		return metadata.Instance{}, p.notInitialized()
 	}
 	if rack != "" {
 		if err := metadata.CheckRack(rack); err != nil {
@@ -200,7 +192,6 @@ func (p *Provider) known(n node) (metadata.Instance, error) {
 
 // instanceID is the first of the three IDs that the Node has, or empty.
 func (p *Provider) instanceID(n node) (string, error) {
-	label := p.options.InstanceLabel
 	text, from := n.Spec.ProviderID, "spec.providerID"
 	next := "check the Oxide cloud controller manager, which writes it"
 	if text != "" {
@@ -209,25 +200,25 @@ func (p *Provider) instanceID(n node) (string, error) {
 			return "", p.invalid(
 				from,
 				fmt.Errorf("%.40q does not begin with %s", text, providerPrefix),
-				"this Node is no Oxide instance, or another cloud controller manager has claimed it: "+
-					"keep the plugin off it, or set --instance-id",
+				"this Node is not an Oxide instance, or has another cloud controller manager: "+
+					"do not run the plugin there, or set --instance-id",
 			)
 		}
 		text = rest
 	} else {
 		var err error
-		if text, err = p.mark(n, label); err != nil {
+		if text, err = p.labelOrAnnotation(n, InstanceLabel); err != nil {
 			return "", err
 		}
-		from, next = label, "set it to the UUID of this instance"
-		_, labelled := n.Metadata.Labels[label]
-		_, annotated := n.Metadata.Annotations[label]
+		from, next = InstanceLabel, "set it to the UUID of this instance"
+		_, labelled := n.Labels[InstanceLabel]
+		_, annotated := n.Annotations[InstanceLabel]
 		if !labelled && !annotated {
-			if n.Status.NodeInfo.SystemUUID == "" || n.waiting() {
+			if n.Status.NodeInfo.SystemUUID == "" || n.awaitsCloudController() {
 				return "", nil
 			}
 			text, from = n.Status.NodeInfo.SystemUUID, "status.nodeInfo.systemUUID"
-			next = "set the label " + label + " to the UUID of this instance"
+			next = "set the label " + InstanceLabel + " to the UUID of this instance"
 		}
 	}
 	id, err := metadata.ParseInstanceID(text)
@@ -237,19 +228,19 @@ func (p *Provider) instanceID(n node) (string, error) {
 	return id, nil
 }
 
-// mark is the value of a label or annotation, or empty.
-func (p *Provider) mark(n node, name string) (string, error) {
-	label, annotation := n.Metadata.Labels[name], n.Metadata.Annotations[name]
+// labelOrAnnotation is the value of the label or annotation of that name, or empty.
+func (p *Provider) labelOrAnnotation(n node, name string) (string, error) {
+	label, annotation := n.Labels[name], n.Annotations[name]
 	switch {
 	case label != "" && annotation != "" && label != annotation:
-		return "", p.invalid(name, fmt.Errorf("the label and the annotation of that name differ"), "keep the true one")
+		return "", p.invalid(name, fmt.Errorf("the label and the annotation of that name differ"), "remove the wrong one")
 	case label != "":
 		return label, nil
 	}
 	return annotation, nil
 }
 
-// invalid refuses something that the Node says.
+// invalid is the error for a value of the Node that cannot be used.
 func (p *Provider) invalid(what string, cause error, next string) error {
 	return &metadata.Error{
 		Kind:  metadata.ErrInvalid,
@@ -259,42 +250,42 @@ func (p *Provider) invalid(what string, cause error, next string) error {
 	}
 }
 
-// noID says why a Node names no instance.
+// noID is the error for a Node that names no instance.
 func (p *Provider) noID(n node) error {
-	if n.waiting() {
-		return p.uninitialized()
+	if n.awaitsCloudController() {
+		return p.notInitialized()
 	}
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
 		What: fmt.Sprintf(
 			"Node %q has no provider ID, no label %s and no system UUID",
 			p.options.NodeName,
-			p.options.InstanceLabel,
+			InstanceLabel,
 		),
 		Next: "check that the Oxide cloud controller manager runs and that the kubelet has " +
 			"--cloud-provider=external, or set that label to the UUID of this instance",
 	}
 }
 
-func (p *Provider) uninitialized() error {
+func (p *Provider) notInitialized() error {
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
 		What: fmt.Sprintf(
-			"wait for the cloud controller manager to initialise Node %q, which has the taint %s",
+			"wait for the cloud controller manager to initialise Node %q and remove its taint %s",
 			p.options.NodeName,
-			uninitialized,
+			uninitializedTaint,
 		),
-		Next: "check that the Oxide cloud controller manager runs and what it logs about this Node",
+		Next: "check that the Oxide cloud controller manager runs, and its log",
 	}
 }
 
-// read reads the Node: from memory while it is followed, else from the API server.
+// read reads the Node from memory if the watch has followers, else from the API server.
 func (c *client) read(ctx context.Context, followed *watch[node]) (node, error) {
 	s, ok := followed.get(ctx)
 	if !ok {
 		s = c.getNode(ctx)
 	}
-	if s.err == nil && !s.there {
+	if s.err == nil && !s.exists {
 		s.err = noNode(c.options.NodeName)
 	}
 	return s.object, s.err
@@ -305,9 +296,11 @@ func (c *client) getNode(ctx context.Context) (s state[node]) {
 	name := c.options.NodeName
 	r := getNode(fmt.Sprintf("get Node %q", name), name)
 	status, err := c.do(ctx, r, &s.object, http.StatusNotFound)
-	s.there, s.err = status == http.StatusOK, err
-	if err == nil && s.there && (s.object.Kind != "Node" || s.object.name() != name) {
-		s.err = c.strange(r)
+	s.exists, s.err = status == http.StatusOK, err
+	if err == nil && s.exists && (s.object.Kind != "Node" || s.object.Name != name) {
+		s.err = c.unexpectedAnswer(r)
 	}
 	return s
 }
+
+var _ metadata.PartialProvider = (*Provider)(nil)

@@ -90,7 +90,7 @@ func (s *server) options() kubernetes.Options {
 	}
 	return kubernetes.Options{
 		NodeName: nodeName, Host: address.Hostname(), Port: address.Port(), ServiceAccount: s.dir,
-		InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
+		RackLabel: kubernetes.DefaultRackLabel,
 	}
 }
 
@@ -199,7 +199,7 @@ func TestConformance(t *testing.T) {
 		s.object = node()
 		return metadatatest.Harness{
 			New: func() metadata.Provider { return kubernetes.New(s.options()) },
-			Set: func(w metadatatest.World) {
+			Set: func(w metadatatest.Content) {
 				var changes []func(object)
 				if w.ID != nil {
 					changes = append(changes, providerID("oxide://"+*w.ID))
@@ -223,7 +223,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestNodes(t *testing.T) {
-	instance, rack, zone := kubernetes.DefaultInstanceLabel, kubernetes.DefaultRackLabel, "topology.kubernetes.io/zone"
+	instance, rack, zone := kubernetes.InstanceLabel, kubernetes.DefaultRackLabel, "topology.kubernetes.io/zone"
 	for name, tt := range map[string]struct {
 		node      any
 		rackLabel string
@@ -254,10 +254,10 @@ func TestNodes(t *testing.T) {
 		"two racks":               {node: node(providerID("oxide://"+idA), label(rack, "a"), annotation(rack, "b")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
 		"no name for a rack":      {node: node(providerID("oxide://"+idA), annotation(rack, "east/1")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
 		"no Node of that name":    {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
-		"another Node":            {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "answered something else"},
-		"no Node":                 {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "answered something else"},
-		"no JSON":                 {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "answered something else"},
-		"other types":             {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "answered something else"},
+		"another Node":            {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"no Node":                 {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"no JSON":                 {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"other types":             {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "unexpected answer from"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
@@ -271,7 +271,7 @@ func TestNodes(t *testing.T) {
 			if got != tt.want || !errors.Is(err, tt.kind) || err != nil && !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("got %+v, %v; want %+v, %v that says %q", got, err, tt.want, tt.kind, tt.says)
 			}
-			known, err := p.Known(context.Background())
+			known, err := p.PartialInstance(context.Background())
 			switch {
 			case tt.known.Rack != "":
 				if known != tt.known || err != nil {
@@ -354,10 +354,10 @@ func TestInCluster(t *testing.T) {
 		"not in a pod":    {func(_ *server, o *kubernetes.Options) { o.Host = "" }, metadata.ErrInvalid, "KUBERNETES_SERVICE_HOST is not set; name a kubeconfig"},
 		"no token":        {func(s *server, _ *kubernetes.Options) { remove(s, "token") }, metadata.ErrNotReady, "DIR/token: no such file or directory; check the pod's service account"},
 		"an empty token":  {func(s *server, _ *kubernetes.Options) { s.write("token", "\n") }, metadata.ErrNotReady, "wait for the token in DIR/token"},
-		"no CA":           {func(s *server, _ *kubernetes.Options) { remove(s, "ca.crt") }, metadata.ErrInvalid, "use the credentials of DIR"},
-		"a broken CA":     {func(s *server, _ *kubernetes.Options) { s.write("ca.crt", "canary") }, metadata.ErrInvalid, "use the credentials of DIR"},
+		"no CA":           {func(s *server, _ *kubernetes.Options) { remove(s, "ca.crt") }, metadata.ErrInvalid, "use the credentials in DIR"},
+		"a broken CA":     {func(s *server, _ *kubernetes.Options) { s.write("ca.crt", "canary") }, metadata.ErrInvalid, "use the credentials in DIR"},
 		"nobody listens":  {func(s *server, _ *kubernetes.Options) { s.Close() }, metadata.ErrNotReady, "connection refused; check that it runs"},
-		"no such host":    {func(_ *server, o *kubernetes.Options) { o.Host = "kubernetes.invalid" }, metadata.ErrNotReady, "ask the Kubernetes API server https://kubernetes.invalid:"},
+		"no such host":    {func(_ *server, o *kubernetes.Options) { o.Host = "kubernetes.invalid" }, metadata.ErrNotReady, "connect to the Kubernetes API server https://kubernetes.invalid:"},
 		"another address": {func(_ *server, o *kubernetes.Options) { o.Host = "localhost" }, metadata.ErrInvalid, "the address is in the API server's certificate"},
 		"another's CA": {func(s *server, _ *kubernetes.Options) {
 			s.write("ca.crt", otherCA(t))
@@ -394,14 +394,14 @@ func TestKubeconfig(t *testing.T) {
 		"absolute path":             {config("certificate-authority: DIR/ca.crt", "tokenFile: DIR/token"), nil, ""},
 		"not verified":              {config("insecure-skip-tls-verify: true", "token: "+token), nil, ""},
 		"other name":                {config("tls-server-name: example.com, certificate-authority: ca.crt", "token: "+token), nil, ""},
-		"expired":                   {config("certificate-authority: ca.crt", "token: canary"), metadata.ErrInvalid, "HTTP 401; the API server does not know the credentials of FILE"},
+		"expired":                   {config("certificate-authority: ca.crt", "token: canary"), metadata.ErrInvalid, "HTTP 401; the API server does not accept the credentials in FILE"},
 		"nobody":                    {config("certificate-authority: ca.crt", ""), metadata.ErrInvalid, "HTTP 401"},
 		"a password":                {config("certificate-authority: ca.crt", "username: me, password: canary"), metadata.ErrInvalid, "HTTP 401"},
-		"no such program":           {config("certificate-authority: ca.crt", execUser("DIR/none", "")), metadata.ErrNotReady, "get the credentials that FILE describes: exec: fork/exec DIR/none: no such file or directory; check that its program runs here"},
-		"a provider of the past":    {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, "use the credentials of FILE: The gcp auth plugin has been removed."},
+		"no such program":           {config("certificate-authority: ca.crt", execUser("DIR/none", "")), metadata.ErrNotReady, "run the credential program in FILE: exec: fork/exec DIR/none: no such file or directory; check that the program runs here"},
+		"a provider of the past":    {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, "use the credentials in FILE: The gcp auth plugin has been removed."},
 		"two ways":                  {config("certificate-authority: ca.crt", "token: canary, username: me, password: canary"), metadata.ErrInvalid, "more than one authentication method"},
-		"half a key pair":           {config("certificate-authority: ca.crt", "client-certificate-data: Q0E=, client-key-data: Q0E="), metadata.ErrInvalid, "use the credentials of FILE"},
-		"no base64":                 {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "it is not the YAML of a kubeconfig"},
+		"half a key pair":           {config("certificate-authority: ca.crt", "client-certificate-data: Q0E=, client-key-data: Q0E="), metadata.ErrInvalid, "use the credentials in FILE"},
+		"no base64":                 {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "it is not a kubeconfig file in YAML"},
 		"no token file":             {config("certificate-authority: ca.crt", "tokenFile: none"), metadata.ErrNotReady, "wait for a file that the kubeconfig FILE names: open DIR/none: no such file"},
 		"no such context":           {strings.Replace(config("certificate-authority: ca.crt", ""), "current-context: c", "current-context: d", 1), metadata.ErrInvalid, "the kubeconfig FILE cannot be used: invalid configuration: [context was not found"},
 		"no such user":              {strings.Replace(config("certificate-authority: ca.crt", ""), "user: u}", "user: other}", 1), metadata.ErrInvalid, "HTTP 401"},
@@ -409,8 +409,8 @@ func TestKubeconfig(t *testing.T) {
 		"a password for the server": {strings.Replace(config("certificate-authority: ca.crt", ""), "https://", "https://me:canary@", 1), metadata.ErrInvalid, "its server is not https://host:port"},
 		"a proxy":                   {config("certificate-authority: ca.crt, proxy-url: 'http://127.0.0.1:1'", "token: "+token), metadata.ErrNotReady, "connection refused"},
 		"empty":                     {"", metadata.ErrInvalid, "cannot be used: invalid configuration: no configuration has been provided"},
-		"no YAML":                   {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not the YAML of a kubeconfig"},
-		"other types":               {"contexts: canary", metadata.ErrInvalid, "it is not the YAML of a kubeconfig"},
+		"no YAML":                   {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not a kubeconfig file in YAML"},
+		"other types":               {"contexts: canary", metadata.ErrInvalid, "it is not a kubeconfig file in YAML"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
@@ -495,7 +495,7 @@ func TestExecCredentials(t *testing.T) {
 		says         string
 	}{
 		"token":         {"cat", "answer", nil, ""},
-		"no credential": {"cat", "other", metadata.ErrNotReady, "get the credentials that FILE describes: its program prints no ExecCredential; check that its program runs here"},
+		"no credential": {"cat", "other", metadata.ErrNotReady, "run the credential program in FILE: it prints no ExecCredential; check that the program runs here"},
 		"no status":     {"cat", "empty", metadata.ErrNotReady, "exec plugin didn't return a status field"},
 		"fails":         {"false", "", metadata.ErrNotReady, "exec: executable false failed with exit code 1"},
 	} {

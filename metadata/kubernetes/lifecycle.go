@@ -12,19 +12,19 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Node is the Node on which the plugin runs, for what the plugin does at the
-// beginning and at the end of that Node's life: a [metadata.StartupTaint] and a
-// [metadata.Departure].
+// Node is the Node on which the plugin runs. It is a [metadata.StartupTaint] and a [metadata.Departure].
 type Node struct {
 	*client
 	node    *watch[node]
 	csiNode *watch[csiNode]
 }
 
-// NewNode makes a Node. It reads nothing.
+// NewNode makes a Node. It does no I/O.
 func NewNode(options Options) *Node {
 	c := newClient(options)
 	return &Node{
@@ -33,26 +33,20 @@ func NewNode(options Options) *Node {
 	}
 }
 
-// Follow implements [metadata.StartupTaint]. It takes the verbs "list" and "watch"
-// on "nodes" and "csinodes", for the one of that name.
+// Follow implements [metadata.StartupTaint]. It needs the verbs "list" and "watch" on the "nodes" and "csinodes" of that
+// name.
 func (n *Node) Follow(ctx context.Context) <-chan struct{} {
 	return metadata.Merge(ctx, n.node.follow(ctx), n.csiNode.follow(ctx))
 }
 
-// RemoveTaint implements [metadata.StartupTaint]. The kubelet writes the
-// registration into the CSINode. It takes the verb "patch" on "nodes" and, while
-// the Node is not followed, "get" on "nodes" and "csinodes".
+// RemoveTaint implements [metadata.StartupTaint]. The kubelet writes the registration into the CSINode. It needs the
+// verb "patch" on "nodes". Without a [Node.Follow] it also needs "get" on "nodes" and "csinodes".
 func (n *Node) RemoveTaint(ctx context.Context, key string, registration metadata.Registration) (had bool, err error) {
 	read, err := n.read(ctx, n.node)
 	if err != nil {
 		return false, err
 	}
-	kept := []taint{}
-	for _, taint := range read.Spec.Taints {
-		if taint.key != key {
-			kept = append(kept, taint)
-		}
-	}
+	kept := slices.DeleteFunc(slices.Clone(read.Spec.Taints), func(t taint) bool { return t.key == key })
 	if len(kept) == len(read.Spec.Taints) {
 		return false, nil
 	}
@@ -62,19 +56,12 @@ func (n *Node) RemoveTaint(ctx context.Context, key string, registration metadat
 	return true, n.replaceTaints(ctx, read.Spec.Taints, kept)
 }
 
-// registered is an error until the CSINode has the registration and a limit.
+// registered returns an error until the CSINode has the registration and the limit of volumes.
 func (n *Node) registered(ctx context.Context, registration metadata.Registration) error {
 	name := n.options.NodeName
 	s, followed := n.csiNode.get(ctx)
 	if !followed {
-		r := request{
-			method:   http.MethodGet,
-			path:     csiNodes + "/" + name,
-			what:     fmt.Sprintf("get CSINode %q", name),
-			verb:     "get",
-			resource: "csinodes",
-		}
-		_, s.err = n.do(ctx, r, &s.object, http.StatusNotFound)
+		_, s.err = n.do(ctx, getCSINode(name), &s.object, http.StatusNotFound)
 	}
 	if s.err != nil {
 		return s.err
@@ -86,48 +73,47 @@ func (n *Node) registered(ctx context.Context, registration metadata.Registratio
 	}
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf("wait for the kubelet to write %s, as node %s, and its limit of volumes into CSINode %q",
+		What: fmt.Sprintf("wait for the kubelet to write driver %s, node ID %s and a volume limit into CSINode %q",
 			registration.Driver, registration.NodeID, name),
 		Next: "check that the plugin is registered with the kubelet: docs/how-to/registration.md",
 	}
 }
 
-// replaceTaints writes taints if they still are as they were read: others add
-// and remove theirs at the same time.
-func (n *Node) replaceTaints(ctx context.Context, were, are []taint) error {
+// replaceTaints writes the taints if they are still as they were read. Other programs add and remove taints at the same
+// time.
+func (n *Node) replaceTaints(ctx context.Context, old, new []taint) error {
 	type operation struct {
 		Op    string  `json:"op"`
 		Path  string  `json:"path"`
 		Value []taint `json:"value"`
 	}
 	name := n.options.NodeName
-	patch := []operation{{"test", "/spec/taints", were}, {"replace", "/spec/taints", are}}
+	patch := []operation{{"test", "/spec/taints", old}, {"replace", "/spec/taints", new}}
 	var patched node
-	_, err := n.do(ctx, patchNode(fmt.Sprintf("remove a taint from Node %q", name), name, jsonPatch, patch), &patched)
+	r := patchNode(fmt.Sprintf("remove a taint from Node %q", name), name, types.JSONPatchType, patch)
+	_, err := n.do(ctx, r, &patched)
 	if err == nil {
 		n.node.put(patched)
 	}
 	return err
 }
 
-// leavingTaints are by which a Node is given up before its machine is: of the
-// cluster autoscaler (cluster-autoscaler/utils/taints) and of Karpenter
-// (karpenter.sh/docs/concepts/disruption), the latter by two names.
+// leavingTaints are the taints that an autoscaler sets before it removes a Node: the cluster autoscaler's
+// (cluster-autoscaler/utils/taints), and Karpenter's current and former one (karpenter.sh/docs/concepts/disruption).
 var leavingTaints = []string{"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"}
 
-// shuttingDown is what a kubelet says in its condition Ready while it ends its
-// pods since the machine shuts down: kubernetes v1.36.3, pkg/kubelet/nodeshutdown.
+// shuttingDown is in the message of the condition Ready while the kubelet ends its pods because the machine shuts down:
+// kubernetes v1.36.3, pkg/kubelet/nodeshutdown.
 const shuttingDown = "node is shutting down"
 
-// Leaving implements [metadata.Departure]. A Node is given up when it is
-// cordoned, as by kubectl drain; it was deleted; an autoscaler takes it away; its
-// machine shuts down. It takes the verb "get" on "nodes".
+// Leaving implements [metadata.Departure]. A Node is given up when it is cordoned (kubectl drain does so), when it was
+// deleted, when an autoscaler removes it, and when its machine shuts down. It needs the verb "get" on "nodes".
 func (n *Node) Leaving(ctx context.Context) (why string, err error) {
 	s := n.getNode(ctx)
 	switch {
 	case s.err != nil:
 		return "", s.err
-	case !s.there, s.object.Metadata.DeletionTimestamp != "":
+	case !s.exists, s.object.DeletionTimestamp != nil:
 		return "it was deleted", nil
 	case s.object.Spec.Unschedulable:
 		return "it is cordoned", nil
@@ -145,23 +131,22 @@ func (n *Node) Leaving(ctx context.Context) (why string, err error) {
 	return "", nil
 }
 
-// page is how many objects of a list are asked for at a time.
-const page = "500"
+// pageSize is the number of objects in one page of a list.
+const pageSize = "500"
 
-// Attachments implements [metadata.Departure]: the names of the PersistentVolumes
-// whose VolumeAttachments name the Node. It takes the verb "list" on
-// "volumeattachments".
+// volumeAttachment has the fields of a VolumeAttachment that are read.
+type volumeAttachment struct {
+	Spec struct {
+		Attacher, NodeName string
+		Source             struct{ PersistentVolumeName string }
+	}
+}
+
+// Attachments implements [metadata.Departure]: the names of the PersistentVolumes whose VolumeAttachments name the Node.
+// It needs the verb "list" on "volumeattachments".
 func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string, err error) {
-	for query := (url.Values{"limit": {page}}); ; {
-		var list struct {
-			object
-			Items []struct {
-				Spec struct {
-					Attacher, NodeName string
-					Source             struct{ PersistentVolumeName string }
-				}
-			}
-		}
+	for query := (url.Values{"limit": {pageSize}}); ; {
+		var page list[volumeAttachment]
 		r := request{
 			method:   http.MethodGet,
 			path:     volumeAttachments,
@@ -170,21 +155,21 @@ func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string
 			verb:     "list",
 			resource: "volumeattachments",
 		}
-		if _, err := n.do(ctx, r, &list); err != nil {
+		if _, err := n.do(ctx, r, &page); err != nil {
 			return nil, err
 		}
-		if list.Kind != "VolumeAttachmentList" {
-			return nil, n.strange(r)
+		if page.Kind != "VolumeAttachmentList" {
+			return nil, n.unexpectedAnswer(r)
 		}
-		for _, item := range list.Items {
+		for _, item := range page.Items {
 			if item.Spec.Attacher == driver && item.Spec.NodeName == n.options.NodeName {
 				volumes = append(volumes, item.Spec.Source.PersistentVolumeName)
 			}
 		}
-		if list.Metadata.Continue == "" {
+		if page.Continue == "" {
 			return volumes, nil
 		}
-		query.Set("continue", list.Metadata.Continue)
+		query.Set("continue", page.Continue)
 	}
 }
 

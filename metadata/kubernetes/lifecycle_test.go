@@ -61,10 +61,10 @@ func TestRemoveTaint(t *testing.T) {
 		"with two effects":   {node: node(taints(ours, other, twice)), csiNode: csiNode(idA, 7), had: true, patch: fmt.Sprintf(removed, oursJSON+","+otherJSON+","+twiceJSON, otherJSON)},
 		"no taints":          {node: node()},
 		"another's":          {node: node(taints(other)), csiNode: csiNode(idA, 7)},
-		"no CSINode":         {node: node(taints(ours)), had: true, kind: metadata.ErrNotReady, says: "wait for the kubelet to write csi.example.com"},
-		"no limit":           {node: node(taints(ours)), csiNode: csiNode(idA, nil), had: true, kind: metadata.ErrNotReady, says: "its limit of volumes into CSINode"},
-		"another instance's": {node: node(taints(ours)), csiNode: csiNode(idB, 7), had: true, kind: metadata.ErrNotReady, says: "as node " + idA},
-		"changed meanwhile":  {node: node(taints(ours)), csiNode: csiNode(idA, 7), patched: http.StatusUnprocessableEntity, had: true, kind: metadata.ErrNotReady, says: "it has changed meanwhile"},
+		"no CSINode":         {node: node(taints(ours)), had: true, kind: metadata.ErrNotReady, says: "wait for the kubelet to write driver csi.example.com"},
+		"no limit":           {node: node(taints(ours)), csiNode: csiNode(idA, nil), had: true, kind: metadata.ErrNotReady, says: "a volume limit into CSINode"},
+		"another instance's": {node: node(taints(ours)), csiNode: csiNode(idB, 7), had: true, kind: metadata.ErrNotReady, says: "node ID " + idA},
+		"changed meanwhile":  {node: node(taints(ours)), csiNode: csiNode(idA, 7), patched: http.StatusUnprocessableEntity, had: true, kind: metadata.ErrNotReady, says: "the object was changed meanwhile"},
 		"no right to patch":  {node: node(taints(ours)), csiNode: csiNode(idA, 7), patched: http.StatusForbidden, had: true, kind: metadata.ErrInvalid, says: `the verb "patch" on "nodes"`},
 		"no Node":            {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
 	} {
@@ -157,7 +157,7 @@ func TestAttachments(t *testing.T) {
 		"on pages":          {pages: map[string]any{"": first, "continue=more+of+it&": second}, want: []string{"ours", "ours too"}},
 		"no right to list":  {fails: http.StatusForbidden, kind: metadata.ErrInvalid, says: `the verb "list" on "volumeattachments"`},
 		"changed meanwhile": {fails: http.StatusGone, kind: metadata.ErrNotReady, says: "try again"},
-		"something else":    {pages: map[string]any{"": object{"kind": "Status"}}, kind: metadata.ErrInvalid, says: "answered something else;"},
+		"something else":    {pages: map[string]any{"": object{"kind": "Status"}}, kind: metadata.ErrInvalid, says: "unexpected answer from"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)

@@ -16,24 +16,26 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// The word of a planned restart stands in annotations of the Node.
+// Controller and node plugin exchange the messages of a planned restart in annotations of the Node.
 const (
-	// restartAnnotation is the ID of the restart that the controller asks for. The node plugin reads it.
+	// restartAnnotation is the ID of the requested restart. The controller writes it, the node plugin reads it.
 	restartAnnotation = driver + "/restart"
-	// replyAnnotation is what the node plugin says to it. The controller reads it.
+	// replyAnnotation is the reply to the request. The node plugin writes it, the controller reads it.
 	replyAnnotation = driver + "/restart-reply"
-	// cordonAnnotation is the ID of the restart for which the controller has cordoned the Node, for itself to read.
+	// cordonAnnotation is the ID of the restart for which the Node is cordoned. The controller writes and reads it.
 	cordonAnnotation = driver + "/restart-cordon"
 
-	// driver is the plugin's name, under which the kubelet writes the instance's ID into the node's CSINode.
+	// driver is the plugin's name. The kubelet writes the instance's ID into the CSINode under this name.
 	driver = "csi.oxide.computer"
 )
 
 // Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. It
-// needs these rights, the last two only to drain:
+// needs these rights. The last two are only for draining.
 //
 //	rules:
 //	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
@@ -45,101 +47,90 @@ type Restarts struct {
 	*client
 
 	mu sync.Mutex
-	// names are the Nodes on which instances were last seen.
-	names map[string]string
+	// nodeNames are the names of the Nodes on which instances were last seen, by instance ID.
+	nodeNames map[string]string
 }
 
-// NewRestarts makes the controller's half. It asks nothing yet, and needs no NodeName.
+// NewRestarts makes the controller's half. It does no I/O, and needs no NodeName.
 func NewRestarts(options Options) *Restarts {
-	return &Restarts{client: newClient(options), names: map[string]string{}}
+	return &Restarts{client: newClient(options), nodeNames: map[string]string{}}
 }
 
 // Request implements [metadata.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return err
 	}
-	_, err = r.do(
-		ctx,
-		patchNode(
-			"ask for a restart of Node "+name,
-			name,
-			mergePatch,
-			annotations{restartAnnotation: restartID}.patch(""),
-		),
-		nil,
-	)
+	patch := annotations{restartAnnotation: restartID}.patch("")
+	_, err = r.do(ctx, patchNode("request a restart of Node "+name, name, types.MergePatchType, patch), nil)
 	return err
 }
 
 // Reply implements [metadata.RestartRequester].
 func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	asked, said, err := r.restart(ctx, name)
-	if err != nil || asked != restartID {
+	requested, reply, err := r.readRestart(ctx, name)
+	if err != nil || requested != restartID {
 		return metadata.RestartReply{}, err
 	}
-	return said, nil
+	return reply, nil
 }
 
 // Withdraw implements [metadata.RestartRequester].
-func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (said metadata.RestartReply, err error) {
-	name, err := r.find(ctx, instanceID)
+func (r *Restarts) Withdraw(
+	ctx context.Context,
+	instanceID, restartID string,
+) (reply metadata.RestartReply, err error) {
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	err = r.change(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
-		var asked string
-		if asked, said = n.restart(); asked != restartID {
-			said = metadata.RestartReply{}
+	err = r.patchUnchanged(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
+		var requested string
+		if requested, reply = n.restart(); requested != restartID {
+			reply = metadata.RestartReply{}
 			return nil
 		}
-		if said.State == metadata.RestartAccepted {
+		if reply.State == metadata.RestartAccepted {
 			return nil
 		}
-		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
+		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.ResourceVersion)
 	})
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	return said, nil
+	return reply, nil
 }
 
 // Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	return r.undo(
-		ctx,
-		"forget the restart of Node ",
-		instanceID,
-		restartAnnotation,
-		restartID,
-		func(n node) map[string]any {
-			return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.Metadata.ResourceVersion)
-		},
-	)
+	patch := func(n node) map[string]any {
+		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.ResourceVersion)
+	}
+	return r.patchMarked(ctx, "forget the restart of Node ", instanceID, restartAnnotation, restartID, patch)
 }
 
-// undo patches the Node of an instance while an annotation names this restart. While the plugin there is not
-// registered, the Node is known by that annotation. Where no Node has it, there is nothing to undo: it was deleted with
-// its Node.
-func (r *Restarts) undo(
+// patchMarked patches the Node of an instance if the annotation holds the ID of this restart. While the node plugin is
+// not registered, it finds the Node by that annotation. If no Node has it, the Node was deleted, and nothing is left to
+// do.
+func (r *Restarts) patchMarked(
 	ctx context.Context,
 	what, instanceID, annotation, restartID string,
 	patch func(node) map[string]any,
 ) error {
-	marked := func(n node) bool { return n.Metadata.Annotations[annotation] == restartID }
-	name, err := r.lookUp(ctx, instanceID)
+	marked := func(n node) bool { return n.Annotations[annotation] == restartID }
+	name, err := r.lookUpNodeName(ctx, instanceID)
 	if err == nil && name == "" {
-		name, err = search(ctx, r.client, nodes, marked)
+		name, err = firstMatch(ctx, r.client, nodes, marked)
 	}
 	if err != nil || name == "" {
 		return err
 	}
-	return r.change(ctx, what+name, name, func(n node) map[string]any {
+	return r.patchUnchanged(ctx, what+name, name, func(n node) map[string]any {
 		if !marked(n) {
 			return nil
 		}
@@ -147,12 +138,12 @@ func (r *Restarts) undo(
 	})
 }
 
-// repeatReport is for how long an event is not repeated.
-const repeatReport = 5 * time.Minute
+// reportInterval is the time in which the same event is published once.
+const reportInterval = 5 * time.Minute
 
-// Report implements [metadata.RestartRequester]: an event of the Node, which one sees with kubectl describe node.
+// Report implements [metadata.RestartRequester]. It publishes an event of the Node, which kubectl describe node shows.
 func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
-	name, err := r.find(ctx, instanceID)
+	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return err
 	}
@@ -165,117 +156,97 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	if report.Problem {
 		kind = "Warning"
 	}
-	sum := sha256.Sum256(
-		fmt.Appendf(
-			nil,
-			"%s\x00%s\x00%s\x00%d",
-			name,
-			report.Reason,
-			report.Message,
-			now.Truncate(repeatReport).Unix(),
-		),
-	)
+	interval := now.Truncate(reportInterval).Unix()
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", name, report.Reason, report.Message, interval))
 	stamp := now.Format(time.RFC3339)
-	// Events of what is in no namespace are in this one.
+	// Events of objects without a namespace are in namespace default.
 	const events = "/api/v1/namespaces/default/events"
 	_, err = r.do(ctx, post("report about Node "+name, events, "events", map[string]any{
 		"apiVersion": "v1", "kind": "Event",
 		"metadata":       map[string]any{"namespace": "default", "name": fmt.Sprintf("%s.%x", driver, sum[:12])},
-		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": name, "uid": n.Metadata.UID},
+		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": name, "uid": n.UID},
 		"type":           kind, "reason": report.Reason, "message": report.Message,
 		"source": map[string]any{"component": driver}, "reportingComponent": driver,
 		"firstTimestamp": stamp, "lastTimestamp": stamp, "count": 1,
-	}), nil, http.StatusConflict)
+	}), nil, http.StatusConflict) // 409: the same event was published before
 	return err
 }
 
-// find is the name of the Node that is an instance.
-func (r *Restarts) find(ctx context.Context, instanceID string) (string, error) {
-	name, err := r.lookUp(ctx, instanceID)
+// nodeName is the name of an instance's Node.
+func (r *Restarts) nodeName(ctx context.Context, instanceID string) (string, error) {
+	name, err := r.lookUpNodeName(ctx, instanceID)
 	if err == nil && name == "" {
 		return "", &metadata.Error{
 			Kind: metadata.ErrNotReady,
-			What: fmt.Sprintf(
-				"no Node is instance %s: no CSINode has it as node ID of %s, no Node in its provider ID",
-				instanceID,
-				driver,
-			),
+			What: fmt.Sprintf("no Node is instance %s: no CSINode has this node ID, and no Node this provider ID", instanceID),
 			Next: "check that the node plugin runs there and is registered with the kubelet",
 		}
 	}
 	return name, err
 }
 
-// lookUp is the name of the Node that is an instance, or empty. The kubelet says so in a CSINode, as long as the node
-// plugin is registered with it, and so does the Node's provider ID, where there is a cloud controller manager.
-func (r *Restarts) lookUp(ctx context.Context, instanceID string) (string, error) {
-	if name, err := r.stillThere(ctx, instanceID); err != nil || name != "" {
+// lookUpNodeName is the name of an instance's Node, or empty. The kubelet writes the instance's ID into the CSINode
+// while the node plugin is registered. A cloud controller manager writes it into the Node's provider ID.
+func (r *Restarts) lookUpNodeName(ctx context.Context, instanceID string) (string, error) {
+	if name, err := r.cachedNodeName(ctx, instanceID); err != nil || name != "" {
 		return name, err
 	}
-	name, err := search(ctx, r.client, csiNodes, func(n csiNode) bool { return n.has(instanceID) })
+	name, err := firstMatch(ctx, r.client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
 	if err == nil && name == "" {
-		name, err = search(ctx, r.client, nodes, func(n node) bool { return n.provides(instanceID) })
+		name, err = firstMatch(ctx, r.client, nodes, func(n node) bool { return n.hasProviderID(instanceID) })
 	}
 	if err != nil || name == "" {
 		return "", err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.names[instanceID] = name
+	r.nodeNames[instanceID] = name
 	return name, nil
 }
 
-// stillThere is the Node on which an instance was last seen, if it is still that instance's; else it is empty.
-func (r *Restarts) stillThere(ctx context.Context, instanceID string) (string, error) {
+// cachedNodeName is the name of the Node on which an instance was last seen. It is empty if the Node is no longer that
+// instance.
+func (r *Restarts) cachedNodeName(ctx context.Context, instanceID string) (string, error) {
 	r.mu.Lock()
-	name := r.names[instanceID]
+	name := r.nodeNames[instanceID]
 	r.mu.Unlock()
 	if name == "" {
 		return "", nil
 	}
 	var n csiNode
-	status, err := r.do(ctx, request{
-		method:   http.MethodGet,
-		path:     csiNodes + "/" + name,
-		what:     "get CSINode " + name,
-		verb:     "get",
-		resource: "csinodes",
-	}, &n, http.StatusNotFound)
-	if err != nil || status != http.StatusOK || !n.has(instanceID) {
+	status, err := r.do(ctx, getCSINode(name), &n, http.StatusNotFound)
+	if err != nil || status != http.StatusOK || !n.hasNodeID(instanceID) {
 		return "", err
 	}
 	return name, nil
 }
 
-// search is the name of the first object of a list that is meant, or empty.
-func search[T named](ctx context.Context, c *client, list string, meant func(T) bool) (string, error) {
-	query := url.Values{"limit": {"250"}}
+// firstMatch is the name of the first object in a collection that matches, or empty.
+func firstMatch[T named](ctx context.Context, c *client, collection string, matches func(T) bool) (string, error) {
+	query := url.Values{"limit": {pageSize}}
 	for {
-		var page struct {
-			object
-			Items []T
-		}
+		var page list[T]
 		if _, err := c.do(ctx, request{
 			method:   http.MethodGet,
-			path:     list,
+			path:     collection,
 			query:    query,
-			what:     "look for an instance in " + list,
+			what:     "look for an instance in " + collection,
 			verb:     "list",
-			resource: path.Base(list),
+			resource: path.Base(collection),
 		}, &page); err != nil {
 			return "", err
 		}
-		if i := slices.IndexFunc(page.Items, meant); i >= 0 {
+		if i := slices.IndexFunc(page.Items, matches); i >= 0 {
 			return page.Items[i].name(), nil
 		}
-		if page.Metadata.Continue == "" {
+		if page.Continue == "" {
 			return "", nil
 		}
-		query.Set("continue", page.Metadata.Continue)
+		query.Set("continue", page.Continue)
 	}
 }
 
-// csiNode is what is read of a CSINode.
+// csiNode has the fields of a CSINode that are read.
 type csiNode struct {
 	object
 	Spec struct {
@@ -286,8 +257,8 @@ type csiNode struct {
 	}
 }
 
-// has reports whether a CSINode is an instance's.
-func (n csiNode) has(instanceID string) bool {
+// hasNodeID reports whether the plugin has registered this instance in the CSINode.
+func (n csiNode) hasNodeID(instanceID string) bool {
 	for _, d := range n.Spec.Drivers {
 		if d.Name == driver && d.NodeID == instanceID {
 			return true
@@ -296,21 +267,21 @@ func (n csiNode) has(instanceID string) bool {
 	return false
 }
 
-// provides reports whether a Node's provider ID is an instance.
-func (n node) provides(instanceID string) bool {
+// hasProviderID reports whether the Node's provider ID names this instance.
+func (n node) hasProviderID(instanceID string) bool {
 	text, ours := strings.CutPrefix(n.Spec.ProviderID, providerPrefix)
 	id, err := metadata.ParseInstanceID(text)
 	return ours && err == nil && id == instanceID
 }
 
-// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the right to get, list, watch
-// and patch its own Node, which a kubelet's credentials have.
+// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the verbs "get", "list",
+// "watch" and "patch" on its own Node, which a kubelet's credentials have.
 type Listener struct {
 	*client
 	node *watch[node]
 }
 
-// NewListener makes the node's half. It asks nothing yet.
+// NewListener makes the node's half. It does no I/O.
 func NewListener(options Options) *Listener {
 	c := newClient(options)
 	watch := c.watchNode()
@@ -318,21 +289,21 @@ func NewListener(options Options) *Listener {
 	return &Listener{client: c, node: watch}
 }
 
-// Changes implements [metadata.RestartListener], by a watch of the Node's metadata. What kubelets and others write
-// there is not passed on.
+// Changes implements [metadata.RestartListener] by a watch of the Node's metadata. It ignores changes other than those
+// of the two annotations.
 func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
-	changes, seen := make(chan struct{}, 1), l.node.follow(ctx)
+	changes, updates := make(chan struct{}, 1), l.node.follow(ctx)
 	go func() {
 		last := ""
 		for {
 			select {
-			case <-seen:
+			case <-updates:
 			case <-ctx.Done():
 				return
 			}
 			s, _ := l.node.get(ctx)
-			marks := s.object.Metadata.Annotations
-			if now := fmt.Sprintf("%q %q %v", marks[restartAnnotation], marks[replyAnnotation], s.err); now != last {
+			values := s.object.Annotations
+			if now := fmt.Sprintf("%q %q %v", values[restartAnnotation], values[replyAnnotation], s.err); now != last {
 				last = now
 				metadata.Signal(changes)
 			}
@@ -341,25 +312,26 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// Requested implements [metadata.RestartListener]. While the watch of [Listener.Changes] fails, so does this.
+// Requested implements [metadata.RestartListener]. While the watch of [Listener.Changes] fails, it returns the error of
+// the watch, so that it sends nothing to an API server that is down.
 func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
 	if s, followed := l.node.get(ctx); followed && s.err != nil {
 		return "", metadata.RestartReply{}, s.err
 	}
-	return l.restart(ctx, l.options.NodeName)
+	return l.readRestart(ctx, l.options.NodeName)
 }
 
 // Reply implements [metadata.RestartListener].
-func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
-	name, stands := l.options.NodeName, false
-	err := l.change(ctx, "answer to the restart of Node "+name, name, func(n node) map[string]any {
-		asked, said := n.restart()
-		if stands = asked == restartID; !stands || said == answer {
+func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.RestartReply) error {
+	name, requested := l.options.NodeName, false
+	err := l.patchUnchanged(ctx, "reply to the restart of Node "+name, name, func(n node) map[string]any {
+		current, written := n.restart()
+		if requested = current == restartID; !requested || written == reply {
 			return nil
 		}
-		return annotations{replyAnnotation: answer.Text(restartID)}.patch(n.Metadata.ResourceVersion)
+		return annotations{replyAnnotation: reply.Text(restartID)}.patch(n.ResourceVersion)
 	})
-	if err == nil && !stands {
+	if err == nil && !requested {
 		return &metadata.Error{
 			Kind: metadata.ErrNotReady,
 			What: fmt.Sprintf("no reply was written: restart %s of Node %s is not requested any more", restartID, name),
@@ -369,29 +341,30 @@ func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.
 	return err
 }
 
-// restart reads of a Node which restart is asked for, and what was said to it. It is asked of the API server's store,
-// not of its cache: what was withdrawn must not be read any more.
-func (c *client) restart(ctx context.Context, name string) (asked string, said metadata.RestartReply, err error) {
+// readRestart reads from a Node the ID of the requested restart, and the reply to it. It reads from the API server's
+// store, not from its cache: the cache may still hold a request that was withdrawn.
+func (c *client) readRestart(ctx context.Context, name string) (id string, reply metadata.RestartReply, err error) {
 	r := getNode("get Node "+name, name)
 	r.accept = metadataOnly
 	var n node
 	if _, err := c.do(ctx, r, &n); err != nil {
 		return "", metadata.RestartReply{}, err
 	}
-	asked, said = n.restart()
-	return asked, said, nil
+	id, reply = n.restart()
+	return id, reply, nil
 }
 
-func (n node) restart() (asked string, said metadata.RestartReply) {
-	if asked = n.Metadata.Annotations[restartAnnotation]; asked == "" {
+// restart returns the ID of the requested restart, and the reply to it.
+func (n node) restart() (id string, reply metadata.RestartReply) {
+	if id = n.Annotations[restartAnnotation]; id == "" {
 		return "", metadata.RestartReply{}
 	}
-	return asked, metadata.ParseRestartReply(n.Metadata.Annotations[replyAnnotation], asked)
+	return id, metadata.ParseRestartReply(n.Annotations[replyAnnotation], id)
 }
 
-// change patches a Node as what was read of it demands, if nobody has changed it meanwhile, and else reads it again. No
-// patch is no change.
-func (c *client) change(ctx context.Context, what, name string, patch func(node) map[string]any) error {
+// patchUnchanged reads a Node and sends the patch that the function makes from it. A nil patch is not sent. If the Node
+// was changed between the two, it begins again.
+func (c *client) patchUnchanged(ctx context.Context, what, name string, patch func(node) map[string]any) error {
 	for {
 		var n node
 		if _, err := c.do(ctx, getNode(what, name), &n); err != nil {
@@ -401,17 +374,18 @@ func (c *client) change(ctx context.Context, what, name string, patch func(node)
 		if p == nil {
 			return nil
 		}
-		status, err := c.do(ctx, patchNode(what, name, mergePatch, p), nil, http.StatusConflict)
+		status, err := c.do(ctx, patchNode(what, name, types.MergePatchType, p), nil, http.StatusConflict)
 		if err != nil || status != http.StatusConflict {
 			return err
 		}
 	}
 }
 
-// annotations are to be written; nil removes one.
+// annotations are annotations to write. A nil value removes the annotation.
 type annotations map[string]any
 
-// patch is a merge patch of an object's annotations, if it still has this resource version, or any where that is empty.
+// patch is a merge patch of an object's annotations. The API server rejects the patch if the object has another
+// resource version, unless the given one is empty.
 func (a annotations) patch(resourceVersion string) map[string]any {
 	meta := map[string]any{"annotations": a}
 	if resourceVersion != "" {

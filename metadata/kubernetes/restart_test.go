@@ -353,7 +353,7 @@ func TestNodeOfAnInstance(t *testing.T) {
 			delete(c.csiNodes, nodeName)
 			c.nodes[nodeName]["spec"] = object{"providerID": "oxide://" + strings.ToUpper(idA)}
 		}, nodeName, ""},
-		"nowhere": {func(c *cluster) { delete(c.csiNodes, nodeName) }, "", "no Node is instance " + idA + ": no CSINode has it as node ID of csi.oxide.computer, no Node in its provider ID; check that the node plugin runs there"},
+		"nowhere": {func(c *cluster) { delete(c.csiNodes, nodeName) }, "", "no Node is instance " + idA + ": no CSINode has this node ID, and no Node this provider ID; check that the node plugin runs there"},
 		"another cloud's": {func(c *cluster) {
 			delete(c.csiNodes, nodeName)
 			c.nodes[nodeName]["spec"] = object{"providerID": "aws://" + idA}
@@ -443,7 +443,7 @@ func TestRefusedChanges(t *testing.T) {
 	r := kubernetes.NewRestarts(c.options(""))
 	for status, says := range map[int]string{
 		http.StatusForbidden: "grant the plugin's service account the verb \"list\" on \"csinodes\"", http.StatusServiceUnavailable: "check the API server",
-		http.StatusConflict: "HTTP 409", http.StatusUnauthorized: "does not know the credentials",
+		http.StatusConflict: "HTTP 409", http.StatusUnauthorized: "does not accept the credentials",
 	} {
 		c.set(func() { c.status = status })
 		for what, call := range map[string]func() error{
@@ -578,10 +578,10 @@ func TestDrain(t *testing.T) {
 	}
 	drain(
 		"pod shop/app is ending",
-		"pod shop/bare has no controller that would make it again: delete it by hand",
+		"pod shop/bare has no controller that would create it again: delete it by hand",
 		"pod shop/crashes is ending",
 		"pod shop/ending is ending",
-		"pod shop/guarded must not be evicted yet: a PodDisruptionBudget allows no disruption",
+		"pod shop/guarded cannot be evicted yet: a PodDisruptionBudget allows no disruption",
 		"pod shop/guarded-twice cannot be evicted: more than one PodDisruptionBudget covers it, or the API server fails",
 		"pod shop/initialises is ending",
 		"pod shop/pulls-no-claim is ending",

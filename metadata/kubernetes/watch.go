@@ -17,63 +17,72 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 const (
-	// A watch ends by itself after shortestWatch to twice as long, as those of kubelets do: not all at once.
+	// shortestWatch is the least time that the API server is asked to keep a watch open. The longest is twice as long.
+	// The time is random, as for the watches of kubelets, so that not all watches end at once.
 	shortestWatch = 5 * time.Minute
-	// watchGrace is for how long the API server may keep a watch open after it should have ended.
+	// watchGrace is how long the API server may keep a watch open after it should have ended.
 	watchGrace = 30 * time.Second
-	// listTime bounds a list, so that an API server that hangs is named as the reason.
-	listTime = 10 * time.Second
-	// firstPause and longestPause are the bounds of the pause after a failure. It doubles, and half of it is random.
-	firstPause   = time.Second
-	longestPause = 30 * time.Second
+	// listTimeout bounds a list, so that an API server that hangs is named as the reason.
+	listTimeout = 10 * time.Second
+	// backoffReset is how long a watch must last until the pauses begin with the shortest again.
+	backoffReset = 30 * time.Second
 )
 
-// watch keeps one object in memory as it is now, while anybody follows it: it lists the object, then watches it. When a
-// watch ends or breaks, the next one resumes at the last resource version that was seen. When the API server does not
-// know that version any more (410 Gone), the object is listed anew.
+// backoff is the pause after a failure: first 0.5 to 1 s, then longer up to 15 to 30 s.
+var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 15 * time.Second}
+
+// watch keeps the current state of one object in memory while it has followers. It lists the object, then watches it.
+// When a watch ends or breaks, the next watch resumes at the last resource version that was seen. When the API server
+// no longer knows that version (410 Gone), the object is listed again.
+//
+// client-go's informers are not used: they need a typed or dynamic client, and keep errors to themselves.
 type watch[T named] struct {
 	client *client
-	// collection is the path of the list, and resource and kind are those of the object.
+	// collection is the path of the list. resource and kind are those of the object.
 	collection, resource, kind string
 	// metadataOnly leaves out everything but the object's metadata.
 	metadataOnly bool
 
 	mu sync.Mutex
-	// followers are signalled after each change. The last one that goes ends the watch.
+	// followers are signalled after each change. The watch stops when the last follower has gone.
 	followers map[chan struct{}]struct{}
 	stop      context.CancelFunc
-	// first is closed once the state is known.
-	first chan struct{}
+	// known is closed once the state is known.
+	known chan struct{}
 	state state[T]
 }
 
 type named interface{ name() string }
 
-// state is what is known of an object.
+// state is what is known about an object.
 type state[T any] struct {
 	object T
-	// there says that the object exists.
-	there bool
-	// err is why it is not known.
+	// exists says that the object exists.
+	exists bool
+	// err is why the state is not known.
 	err error
 }
 
 // follow keeps the object in memory until ctx ends. The channel receives when the state is known, and after each change
-// of it.
+// of the state.
 func (w *watch[T]) follow(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{}, 1)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.followers) == 0 {
-		w.followers, w.first, w.state = map[chan struct{}]struct{}{}, make(chan struct{}), state[T]{}
+		w.followers, w.known, w.state = map[chan struct{}]struct{}{}, make(chan struct{}), state[T]{}
 		var watching context.Context
 		watching, w.stop = context.WithCancel(context.WithoutCancel(ctx))
 		go w.run(watching)
-	} else if closed(w.first) {
+	} else if closed(w.known) {
 		changes <- struct{}{}
 	}
 	w.followers[changes] = struct{}{}
@@ -87,16 +96,16 @@ func (w *watch[T]) follow(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// get returns the state of the object, once it is known. It reports false if nobody follows the object.
+// get waits until the state of the object is known, and returns it. followed is false if the watch has no followers.
 func (w *watch[T]) get(ctx context.Context) (s state[T], followed bool) {
 	w.mu.Lock()
-	followed, first := len(w.followers) > 0, w.first
+	followed, known := len(w.followers) > 0, w.known
 	w.mu.Unlock()
 	if !followed {
 		return state[T]{}, false
 	}
 	select {
-	case <-first:
+	case <-known:
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
@@ -112,15 +121,15 @@ func (w *watch[T]) get(ctx context.Context) (s state[T], followed bool) {
 
 func (w *watch[T]) what() string { return fmt.Sprintf("%s %q", w.kind, w.client.options.NodeName) }
 
-// put takes what the API server has answered to a change of ours, so that the change is not made again before the watch
-// tells of it.
+// put stores the object that the API server has returned for our own change. Without it the change could be made again
+// before the watch reports it.
 func (w *watch[T]) put(o T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.state.object = o
 }
 
-// set changes the state and signals the followers. A watch that was ended changes nothing any more.
+// set changes the state and signals the followers. A watch that was stopped changes nothing.
 func (w *watch[T]) set(ctx context.Context, change func(*state[T])) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,8 +137,8 @@ func (w *watch[T]) set(ctx context.Context, change func(*state[T])) {
 		return
 	}
 	change(&w.state)
-	if !closed(w.first) {
-		close(w.first)
+	if !closed(w.known) {
+		close(w.known)
 	}
 	for changes := range w.followers {
 		metadata.Signal(changes)
@@ -145,36 +154,46 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// errGone says that the API server does not know the resource version any more.
+// errGone says that the API server no longer knows the resource version.
 var errGone = errors.New("the resource version is too old")
 
-// run lists and watches until ctx ends.
+// run lists and watches until ctx ends, with a pause after each failure.
 func (w *watch[T]) run(ctx context.Context) {
-	version, pause := "", firstPause
-	for ctx.Err() == nil {
+	version, pauses := "", backoff
+	for {
 		began := time.Now()
-		err := w.listAndWatch(ctx, &version)
-		if errors.Is(err, errGone) {
-			version = ""
-		} else if err != nil && ctx.Err() == nil {
-			w.set(ctx, func(s *state[T]) { s.err = err })
+		if whole := w.runOnce(ctx, &version); whole {
+			continue
 		}
-		lasted := time.Since(began)
-		if lasted > longestPause {
-			pause = firstPause
+		if time.Since(began) > backoffReset {
+			pauses = backoff
 		}
-		if err == nil && lasted >= shortestWatch {
-			continue // it has ended in time
-		}
-		if !sleep(ctx, pause/2+rand.N(pause/2)) {
+		select {
+		case <-time.After(pauses.Step()):
+		case <-ctx.Done():
 			return
 		}
-		pause = min(2*pause, longestPause)
 	}
 }
 
-// listAndWatch watches the object from a resource version on, and lists it first if that is empty. It keeps the version
-// that was seen last. It returns nil when the watch has ended or is broken.
+// runOnce lists the object if no version is known, and watches it once. It reports whether the watch lasted for its
+// whole time, so that no pause is needed.
+func (w *watch[T]) runOnce(ctx context.Context, version *string) (whole bool) {
+	began := time.Now()
+	err := w.listAndWatch(ctx, version)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case errors.Is(err, errGone):
+		*version = ""
+	case err != nil:
+		w.set(ctx, func(s *state[T]) { s.err = err })
+	}
+	return err == nil && time.Since(began) >= shortestWatch
+}
+
+// listAndWatch watches the object from a resource version on. If the version is empty, it lists the object first. It
+// stores the last version that was seen. It returns nil when the watch has ended or is broken.
 func (w *watch[T]) listAndWatch(ctx context.Context, version *string) error {
 	if *version == "" {
 		var err error
@@ -194,19 +213,19 @@ func (w *watch[T]) listAndWatch(ctx context.Context, version *string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = body.Close() }() // nothing is lost with it
-	w.recovered(ctx)
+	defer func() { _ = body.Close() }() // it was only read
+	w.clearError(ctx)
 	return w.read(ctx, r, body, version)
 }
 
-// recovered ends an error once the API server answers again.
-func (w *watch[T]) recovered(ctx context.Context) {
+// clearError clears the error once the API server answers again.
+func (w *watch[T]) clearError(ctx context.Context) {
 	if s, _ := w.get(ctx); s.err != nil {
 		w.set(ctx, func(s *state[T]) { s.err = nil })
 	}
 }
 
-// request lists the object, or watches it.
+// request is the request that lists or watches the object.
 func (w *watch[T]) request(verb, accept string) request {
 	name := w.client.options.NodeName
 	r := request{
@@ -221,66 +240,61 @@ func (w *watch[T]) request(verb, accept string) request {
 
 // list reads the object, and returns the resource version of the list.
 func (w *watch[T]) list(ctx context.Context) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, listTime)
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	var list struct {
-		object
-		Items []T
-	}
+	var list list[T]
 	r := w.request("list", metadataList)
 	if _, err := w.client.do(ctx, r, &list); err != nil {
 		return "", err
 	}
-	version = list.Metadata.ResourceVersion
+	version = list.ResourceVersion
 	if version == "" {
-		return "", w.client.strange(r)
+		return "", w.client.unexpectedAnswer(r)
 	}
 	w.set(ctx, func(s *state[T]) {
 		*s = state[T]{}
 		for _, item := range list.Items {
 			if item.name() == w.client.options.NodeName {
-				s.object, s.there = item, true
+				s.object, s.exists = item, true
 			}
 		}
 	})
 	return version, nil
 }
 
-// read takes the events of a watch until it ends.
+// read applies the events of a watch until the watch ends.
 func (w *watch[T]) read(ctx context.Context, r request, body io.Reader, version *string) error {
 	for decoder := json.NewDecoder(body); ; {
-		var event struct {
-			Type   string
-			Object json.RawMessage
-		}
+		var event metav1.WatchEvent
 		if err := decoder.Decode(&event); err != nil {
 			if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
-				return w.client.strange(r)
+				return w.client.unexpectedAnswer(r)
 			}
-			return nil // it has ended, in time or not: the next watch says what is wrong
+			return nil // The watch has ended, in time or not. If something is wrong, the next watch fails with it.
 		}
-		if event.Type == "ERROR" {
-			return w.ended(r, event.Object)
+		kind, text := apiwatch.EventType(event.Type), event.Object.Raw
+		if kind == apiwatch.Error {
+			return w.errorEvent(r, text)
 		}
 		var of object
-		if err := json.Unmarshal(event.Object, &of); err != nil || of.Metadata.ResourceVersion == "" {
-			return w.client.strange(r)
+		if err := json.Unmarshal(text, &of); err != nil || of.ResourceVersion == "" {
+			return w.client.unexpectedAnswer(r)
 		}
-		if err := w.take(ctx, event.Type, of.name(), event.Object); err != nil {
-			return w.client.strange(r)
+		if err := w.apply(ctx, kind, of.Name, text); err != nil {
+			return w.client.unexpectedAnswer(r)
 		}
-		*version = of.Metadata.ResourceVersion
+		*version = of.ResourceVersion
 	}
 }
 
-// take changes the state as an event says. A bookmark changes nothing but the version.
-func (w *watch[T]) take(ctx context.Context, event, name string, text json.RawMessage) error {
-	if event == "BOOKMARK" || name != w.client.options.NodeName {
+// apply changes the state as an event says. A bookmark changes only the version.
+func (w *watch[T]) apply(ctx context.Context, kind apiwatch.EventType, name string, text json.RawMessage) error {
+	if kind == apiwatch.Bookmark || name != w.client.options.NodeName {
 		return nil
 	}
 	var next state[T]
-	if event != "DELETED" {
-		next.there = true
+	if kind != apiwatch.Deleted {
+		next.exists = true
 		if err := json.Unmarshal(text, &next.object); err != nil {
 			return err
 		}
@@ -289,28 +303,16 @@ func (w *watch[T]) take(ctx context.Context, event, name string, text json.RawMe
 	return nil
 }
 
-// ended is the error with which the API server has ended a watch.
-func (w *watch[T]) ended(r request, text json.RawMessage) error {
-	var status struct{ Code int }
+// errorEvent turns the event with which the API server ends a watch into an error.
+func (w *watch[T]) errorEvent(r request, text json.RawMessage) error {
+	var status metav1.Status
 	if err := json.Unmarshal(text, &status); err != nil {
-		return w.client.strange(r)
+		return w.client.unexpectedAnswer(r)
 	}
 	if status.Code == http.StatusGone {
 		return errGone
 	}
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady, What: fmt.Sprintf("%s: HTTP %d", r.what, status.Code), Next: "check the API server",
-	}
-}
-
-// sleep waits, and reports whether ctx has not ended meanwhile.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
-// watched plays the API server for lists and watches of one Node and its CSINode. It remembers every event, and counts
-// requests.
+// watched simulates the API server for lists and watches of one Node and its CSINode. It keeps every event, and records
+// the requests.
 type watched struct {
 	*httptest.Server
 	t       *testing.T
@@ -61,7 +61,9 @@ func newWatched(t *testing.T) *watched {
 		t: t, version: 100, objects: map[string]object{}, events: map[string][]event{},
 		changed: make(chan struct{}), cut: make(chan struct{}),
 	}
-	w.Server = httptest.NewTLSServer(w)
+	l := newPipeListener()
+	w.Server = &httptest.Server{Listener: l, Config: &http.Server{Handler: w}}
+	w.StartTLS()
 	t.Cleanup(func() {
 		w.CloseClientConnections()
 		w.Close()
@@ -69,12 +71,12 @@ func newWatched(t *testing.T) *watched {
 	s := &server{Server: w.Server, t: t, dir: t.TempDir()}
 	s.write("ca.crt", string(s.ca()))
 	s.write("token", token)
-	w.options = s.options()
+	w.options = s.options().Dialing(l.dial)
 	w.change(allNodes, node())
 	return w
 }
 
-// update changes something, and lets the watches see it.
+// update changes something, and wakes the watches.
 func (w *watched) update(do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,7 +105,7 @@ func (w *watched) change(collection string, o object) {
 	})
 }
 
-// add puts an event into the watches.
+// add adds an event.
 func (w *watched) add(collection, kind string, o object) {
 	text, err := json.Marshal(object{"type": kind, "object": o})
 	if err != nil {
@@ -112,7 +114,7 @@ func (w *watched) add(collection, kind string, o object) {
 	w.events[collection] = append(w.events[collection], event{w.version, string(text)})
 }
 
-// bookmark tells the watches of a version at which nothing has changed.
+// bookmark adds a bookmark: a new version without a change of the Node.
 func (w *watched) bookmark() {
 	w.update(func() {
 		w.version += 1000
@@ -124,7 +126,7 @@ func (w *watched) bookmark() {
 	})
 }
 
-// cutWatches ends all connections in the middle.
+// cutWatches cuts all connections.
 func (w *watched) cutWatches(meanwhile func()) {
 	w.update(func() {
 		meanwhile()
@@ -184,7 +186,7 @@ func (w *watched) answer(response http.ResponseWriter, o object) {
 	}
 }
 
-// watch sends events until the client goes, or the connection is cut. It is called with mu held.
+// watch sends events until the client disconnects or the connection is cut. The caller holds mu.
 func (w *watched) watch(response http.ResponseWriter, r *http.Request, since int) {
 	w.open++
 	defer func() { w.open-- }()
@@ -215,7 +217,7 @@ func (w *watched) watch(response http.ResponseWriter, r *http.Request, since int
 	}
 }
 
-// did returns the requests since the last time.
+// did returns the requests since its last call.
 func (w *watched) did() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -224,7 +226,7 @@ func (w *watched) did() []string {
 	return requests
 }
 
-// await waits until so many watches are open, and the requests since the last time were these.
+// await waits until this many watches are open, and checks the requests since the last call of did.
 func (w *watched) await(when string, open int, want ...string) {
 	w.t.Helper()
 	var got []string
@@ -253,18 +255,18 @@ func signal(t *testing.T, when string, changes <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-changes:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("%s: no signal", when)
 	}
 }
 
-// silent waits for what would come at once, and wants no signal.
+// silent fails if there is a signal.
 func silent(t *testing.T, when string, changes <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-changes:
 		t.Errorf("%s: a signal", when)
-	case <-time.After(50 * time.Millisecond): // real time: nothing is waited for that would come
+	case <-time.After(50 * time.Millisecond): // in a bubble: when all goroutines wait
 	}
 }
 
@@ -276,76 +278,78 @@ const (
 // restarting is a Node of which a restart is requested.
 func restarting(id string) object { return node(annotation("csi.oxide.computer/restart", id)) }
 
-// A node that waits for planned restarts has one watch open, and sends nothing else, whatever kubelets write into the
-// Node.
+// A node that waits for planned restarts keeps one watch open, and sends nothing else while kubelets change the Node.
 func TestIdleNodeHasOneWatch(t *testing.T) {
-	t.Parallel()
-	w := newWatched(t)
-	l := kubernetes.NewListener(w.options)
-	changes := l.Changes(t.Context())
-	signal(t, "at first", changes)
-	w.await("at first", 1, listNodes, watchNodes)
-	for i := range 20 {
-		w.change(allNodes, node(in("status", "heartbeat", i)))
-	}
-	silent(t, "idle", changes)
-	w.await("idle", 1)
-	query := w.queries[0]
-	if timeout, err := strconv.Atoi(query.Get("timeoutSeconds")); err != nil || timeout < 300 || timeout > 600 {
-		t.Errorf("the watch lasts %d seconds, %v", timeout, err)
-	}
-	if query.Get("allowWatchBookmarks") != "true" {
-		t.Errorf("the watch gets no bookmarks: %v", query)
-	}
-	// A request for a restart is seen at once, by the watch, and read from the API server's store.
-	began := time.Now()
-	w.change(allNodes, restarting("7-1"))
-	signal(t, "requested", changes)
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("a change is seen after %s", took)
-	}
-	if id, _, err := l.Requested(t.Context()); id != "7-1" || err != nil {
-		t.Errorf("requested: %q, %v", id, err)
-	}
-	w.await("requested", 1, "GET "+allNodes+"/"+nodeName)
-}
-
-// A watch that breaks is resumed at the last version that was seen, by an event or a bookmark, and nothing is missed.
-func TestWatchResumes(t *testing.T) {
-	t.Parallel()
-	w := newWatched(t)
-	changes := kubernetes.NewListener(w.options).Changes(t.Context())
-	signal(t, "at first", changes)
-	w.await("at first", 1, listNodes, watchNodes)
-	if got := w.lastVersion(); got != "101" {
-		t.Errorf("watched from version %s, want that of the list", got)
-	}
-	w.change(allNodes, restarting("7-1")) // version 102
-	signal(t, "requested", changes)
-	w.cutWatches(func() {})
-	w.await("cut", 1, watchNodes)
-	if got := w.lastVersion(); got != "102" {
-		t.Errorf("resumed at version %s, want that of the event", got)
-	}
-	w.bookmark() // version 1102
-	time.Sleep(50 * time.Millisecond)
-	w.cutWatches(func() {})
-	w.await("cut after a bookmark", 1, watchNodes)
-	if got := w.lastVersion(); got != "1102" {
-		t.Errorf("resumed at version %s, want that of the bookmark", got)
-	}
-	silent(t, "cut", changes)
-	w.cutWatches(func() {
-		w.version++
-		next := restarting("7-2")
-		next["metadata"].(object)["resourceVersion"] = strconv.Itoa(w.version)
-		w.objects[allNodes] = next
-		w.add(allNodes, "MODIFIED", next)
+	inBubble(t, func(t *testing.T) {
+		w := newWatched(t)
+		l := kubernetes.NewListener(w.options)
+		changes := l.Changes(t.Context())
+		signal(t, "at first", changes)
+		w.await("at first", 1, listNodes, watchNodes)
+		for i := range 20 {
+			w.change(allNodes, node(in("status", "heartbeat", i)))
+		}
+		silent(t, "idle", changes)
+		w.await("idle", 1)
+		query := w.queries[0]
+		if timeout, err := strconv.Atoi(query.Get("timeoutSeconds")); err != nil || timeout < 300 || timeout > 600 {
+			t.Errorf("the watch lasts %d seconds, %v", timeout, err)
+		}
+		if query.Get("allowWatchBookmarks") != "true" {
+			t.Errorf("the watch gets no bookmarks: %v", query)
+		}
+		// A request for a restart is seen at once, by the watch, and read from the API server's store.
+		began := time.Now()
+		w.change(allNodes, restarting("7-1"))
+		signal(t, "requested", changes)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("a change is seen after %s", took)
+		}
+		if id, _, err := l.Requested(t.Context()); id != "7-1" || err != nil {
+			t.Errorf("requested: %q, %v", id, err)
+		}
+		w.await("requested", 1, "GET "+allNodes+"/"+nodeName)
 	})
-	signal(t, "requested while the watch was cut", changes)
 }
 
-// An API server that does not know the version any more is asked for the whole list, whichever way it says so.
+// A broken watch resumes at the last version seen in an event or a bookmark, and misses nothing.
+func TestWatchResumes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := newWatched(t)
+		changes := kubernetes.NewListener(w.options).Changes(t.Context())
+		signal(t, "at first", changes)
+		w.await("at first", 1, listNodes, watchNodes)
+		if got := w.lastVersion(); got != "101" {
+			t.Errorf("watched from version %s, want that of the list", got)
+		}
+		w.change(allNodes, restarting("7-1")) // version 102
+		signal(t, "requested", changes)
+		w.cutWatches(func() {})
+		w.await("cut", 1, watchNodes)
+		if got := w.lastVersion(); got != "102" {
+			t.Errorf("resumed at version %s, want that of the event", got)
+		}
+		w.bookmark() // version 1102
+		time.Sleep(50 * time.Millisecond)
+		w.cutWatches(func() {})
+		w.await("cut after a bookmark", 1, watchNodes)
+		if got := w.lastVersion(); got != "1102" {
+			t.Errorf("resumed at version %s, want that of the bookmark", got)
+		}
+		silent(t, "cut", changes)
+		w.cutWatches(func() {
+			w.version++
+			next := restarting("7-2")
+			next["metadata"].(object)["resourceVersion"] = strconv.Itoa(w.version)
+			w.objects[allNodes] = next
+			w.add(allNodes, "MODIFIED", next)
+		})
+		signal(t, "requested while the watch was cut", changes)
+	})
+}
+
+// The Node is listed again when the API server no longer knows the version, whether it says so in the HTTP status or in
+// an event.
 func TestWatchListsAnewWhenGone(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]func(w *watched){
@@ -360,22 +364,23 @@ func TestWatchListsAnewWhenGone(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWatched(t)
-			changes := kubernetes.NewListener(w.options).Changes(t.Context())
-			signal(t, "at first", changes)
-			w.await("at first", 1, listNodes, watchNodes)
-			gone(w)
-			want := []string{listNodes, watchNodes}
-			if name == "refused" {
-				want = append([]string{watchNodes}, want...)
-			}
-			for end := time.Now().Add(10 * time.Second); len(w.seen()) < len(want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
-			}
-			w.await("gone", 1, want...)
-			silent(t, "nothing has changed", changes)
-			w.change(allNodes, restarting("7-1"))
-			signal(t, "requested", changes)
+			inBubble(t, func(t *testing.T) {
+				w := newWatched(t)
+				changes := kubernetes.NewListener(w.options).Changes(t.Context())
+				signal(t, "at first", changes)
+				w.await("at first", 1, listNodes, watchNodes)
+				gone(w)
+				want := []string{listNodes, watchNodes}
+				if name == "refused" {
+					want = append([]string{watchNodes}, want...)
+				}
+				for end := time.Now().Add(10 * time.Second); len(w.seen()) < len(want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+				}
+				w.await("gone", 1, want...)
+				silent(t, "nothing has changed", changes)
+				w.change(allNodes, restarting("7-1"))
+				signal(t, "requested", changes)
+			})
 		})
 	}
 }
@@ -387,7 +392,7 @@ func (w *watched) seen() []string {
 	return slices.Clone(w.requests)
 }
 
-// What keeps the node from watching is told, and its end too. Meanwhile the pauses grow, so that few requests are sent.
+// The error of a failing watch is reported, and so is its end. Meanwhile the pauses grow, so that few requests are sent.
 func TestWatchFails(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]struct {
@@ -395,148 +400,152 @@ func TestWatchFails(t *testing.T) {
 		says string
 	}{
 		http.StatusForbidden:           {metadata.ErrInvalid, `the verb "list" on "nodes"`},
-		http.StatusUnauthorized:        {metadata.ErrInvalid, "does not know the credentials"},
+		http.StatusUnauthorized:        {metadata.ErrInvalid, "does not accept the credentials"},
 		http.StatusServiceUnavailable:  {metadata.ErrNotReady, "check the API server"},
 		http.StatusInternalServerError: {metadata.ErrNotReady, "check the API server"},
 	} {
 		t.Run(strconv.Itoa(status), func(t *testing.T) {
-			t.Parallel()
-			w := newWatched(t)
-			w.update(func() { w.status = status })
-			l := kubernetes.NewListener(w.options)
-			changes := l.Changes(t.Context())
-			signal(t, "fails", changes)
-			_, _, err := l.Requested(t.Context())
-			judge(t, err, want.kind, want.says)
-			time.Sleep(2 * time.Second) // real time: the pauses are between requests over a real connection
-			if got := len(w.did()); got > 4 {
-				t.Errorf("%d requests in two seconds", got)
-			}
-			w.update(func() { w.status = 0 })
-			signal(t, "works again", changes)
-			if _, _, err := l.Requested(t.Context()); err != nil {
-				t.Error(err)
-			}
+			inBubble(t, func(t *testing.T) {
+				w := newWatched(t)
+				w.update(func() { w.status = status })
+				l := kubernetes.NewListener(w.options)
+				changes := l.Changes(t.Context())
+				signal(t, "fails", changes)
+				_, _, err := l.Requested(t.Context())
+				judge(t, err, want.kind, want.says)
+				time.Sleep(10 * time.Minute)
+				if got := len(w.did()); got < 20 || got > 50 {
+					t.Errorf("%d requests in ten minutes, want one every 15 to 30 s", got)
+				}
+				w.update(func() { w.status = 0 })
+				signal(t, "works again", changes)
+				if _, _, err := l.Requested(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }
 
-// The wait for the cloud controller manager is a watch, and an answer at the first look needs none.
+// Waiting for the cloud controller manager takes one watch. An answer at the first call takes none.
 func TestIdentityIsAwaitedByAWatch(t *testing.T) {
-	t.Parallel()
-	w := newWatched(t)
-	w.change(allNodes, node(tainted))
-	p := kubernetes.New(w.options)
-	found := make(chan metadata.Instance)
-	for range 3 {
-		go func() {
-			instance, err := metadata.Await(t.Context(), p, func(error) bool { return true })
-			if err != nil {
-				t.Error(err)
-			}
-			found <- instance
-		}()
-	}
-	get := "GET " + allNodes + "/" + nodeName
-	w.await("not known yet", 1, w.inAnyOrder(get, get, get, listNodes, watchNodes)...)
-	time.Sleep(time.Second) // real time: three retries of Await, which must not reach the API server
-	w.await("waits", 1)
-	w.change(allNodes, node(providerID("oxide://"+idA)))
-	for range 3 {
-		select {
-		case instance := <-found:
-			if instance.ID != idA {
-				t.Errorf("found %+v", instance)
-			}
-		case <-time.After(10 * time.Second):
-			t.Fatal("not found")
+	inBubble(t, func(t *testing.T) {
+		w := newWatched(t)
+		w.change(allNodes, node(tainted))
+		p := kubernetes.New(w.options)
+		found := make(chan metadata.Instance)
+		for range 3 {
+			go func() {
+				instance, err := metadata.Await(t.Context(), p, func(error) bool { return true })
+				if err != nil {
+					t.Error(err)
+				}
+				found <- instance
+			}()
 		}
-	}
-	w.await("found", 0)
-	if got, err := metadata.Await(
-		t.Context(),
-		kubernetes.New(w.options),
-		func(error) bool { return false },
-	); err != nil ||
-		got.ID != idA {
-		t.Errorf("known at once: %+v, %v", got, err)
-	}
-	w.await("known at once", 0, get)
-}
-
-// Whatever happens to the watch, the provider's errors are those of the contract.
-func TestFollowedProvider(t *testing.T) {
-	t.Parallel()
-	w := newWatched(t)
-	p := kubernetes.New(w.options)
-	ctx, cancel := context.WithCancel(t.Context())
-	changes := p.Follow(ctx)
-	signal(t, "at first", changes)
-	for _, step := range []struct {
-		name   string
-		change func()
-		kind   error
-		says   string
-	}{
-		{"another cloud's", func() { w.change(allNodes, node(providerID("aws:///i-0"))) }, metadata.ErrInvalid, "does not begin with oxide://"},
-		{"deleted", func() { w.change(allNodes, nil) }, metadata.ErrNotReady, "HTTP 404; check that --node-name"},
-		{"made anew", func() { w.change(allNodes, node(providerID("oxide://"+idA))) }, nil, ""},
-		{"no JSON", func() {
-			w.update(func() {
-				w.version++
-				w.events[allNodes] = append(w.events[allNodes], event{w.version, "<html>"})
-			})
-		}, metadata.ErrInvalid, "answered something else"},
-	} {
-		step.change()
-		signal(t, step.name, changes)
-		_, err := p.Instance(t.Context())
-		judge(t, err, step.kind, step.says)
-	}
-	cancel()
-	stopped, stop := context.WithCancel(t.Context())
-	stop()
-	if _, err := p.Instance(stopped); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
-}
-
-// The startup taint is waited for by watches of the Node and of its CSINode.
-func TestStartupTaintIsWatched(t *testing.T) {
-	t.Parallel()
-	w := newWatched(t)
-	n := kubernetes.NewNode(w.options)
-	registration := metadata.Registration{Driver: driver, NodeID: idA}
-	changes := n.Follow(t.Context())
-	signal(t, "at first", changes)
-	w.await("at first", 2, w.inAnyOrder(listNodes, watchNodes, "LIST "+allCSINodes, "WATCH "+allCSINodes)...)
-	for _, step := range []struct {
-		name   string
-		change func()
-		had    bool
-		kind   error
-		says   string
-	}{
-		{"no taint", func() {}, false, nil, ""},
-		{"tainted", func() { w.change(allNodes, node(taints(object{"key": taintKey}))) }, true, metadata.ErrNotReady, "wait for the kubelet to write"},
-		{"no limit yet", func() { w.change(allCSINodes, csiNode(idA, nil)) }, true, metadata.ErrNotReady, "wait for the kubelet to write"},
-		{"registered", func() { w.change(allCSINodes, csiNode(idA, 7)) }, true, nil, ""},
-	} {
-		step.change()
-		for late := time.After(10 * time.Second); ; {
-			had, err := n.RemoveTaint(t.Context(), taintKey, registration)
-			if had == step.had && errors.Is(err, step.kind) &&
-				(err == nil || strings.Contains(err.Error(), step.says)) {
-				break
-			}
+		get := "GET " + allNodes + "/" + nodeName
+		w.await("not known yet", 1, w.inAnyOrder(get, get, get, listNodes, watchNodes)...)
+		time.Sleep(time.Minute) // Await retries, without requests to the API server
+		w.await("waits", 1)
+		w.change(allNodes, node(providerID("oxide://"+idA)))
+		for range 3 {
 			select {
-			case <-changes: // the other watch's, it may be
-			case <-late:
-				t.Fatalf("%s: had the taint: %v, %v", step.name, had, err)
+			case instance := <-found:
+				if instance.ID != idA {
+					t.Errorf("found %+v", instance)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("not found")
 			}
 		}
-	}
-	w.await("all that was sent", 2, "PATCH "+allNodes+"/"+nodeName)
+		w.await("found", 0)
+		if got, err := metadata.Await(
+			t.Context(),
+			kubernetes.New(w.options),
+			func(error) bool { return false },
+		); err != nil ||
+			got.ID != idA {
+			t.Errorf("known at once: %+v, %v", got, err)
+		}
+		w.await("known at once", 0, get)
+	})
+}
+
+// The provider's errors keep to the contract whatever happens to the watch.
+func TestFollowedProvider(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := newWatched(t)
+		p := kubernetes.New(w.options)
+		ctx, cancel := context.WithCancel(t.Context())
+		changes := p.Follow(ctx)
+		signal(t, "at first", changes)
+		for _, step := range []struct {
+			name   string
+			change func()
+			kind   error
+			says   string
+		}{
+			{"another cloud's", func() { w.change(allNodes, node(providerID("aws:///i-0"))) }, metadata.ErrInvalid, "does not begin with oxide://"},
+			{"deleted", func() { w.change(allNodes, nil) }, metadata.ErrNotReady, "HTTP 404; check that --node-name"},
+			{"made anew", func() { w.change(allNodes, node(providerID("oxide://"+idA))) }, nil, ""},
+			{"no JSON", func() {
+				w.update(func() {
+					w.version++
+					w.events[allNodes] = append(w.events[allNodes], event{w.version, "<html>"})
+				})
+			}, metadata.ErrInvalid, "unexpected answer from"},
+		} {
+			step.change()
+			signal(t, step.name, changes)
+			_, err := p.Instance(t.Context())
+			judge(t, err, step.kind, step.says)
+		}
+		cancel()
+		stopped, stop := context.WithCancel(t.Context())
+		stop()
+		if _, err := p.Instance(stopped); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
+	})
+}
+
+// Waiting for the startup taint takes one watch of the Node and one of its CSINode.
+func TestStartupTaintIsWatched(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := newWatched(t)
+		n := kubernetes.NewNode(w.options)
+		registration := metadata.Registration{Driver: driver, NodeID: idA}
+		changes := n.Follow(t.Context())
+		signal(t, "at first", changes)
+		w.await("at first", 2, w.inAnyOrder(listNodes, watchNodes, "LIST "+allCSINodes, "WATCH "+allCSINodes)...)
+		for _, step := range []struct {
+			name   string
+			change func()
+			had    bool
+			kind   error
+			says   string
+		}{
+			{"no taint", func() {}, false, nil, ""},
+			{"tainted", func() { w.change(allNodes, node(taints(object{"key": taintKey}))) }, true, metadata.ErrNotReady, "wait for the kubelet to write"},
+			{"no limit yet", func() { w.change(allCSINodes, csiNode(idA, nil)) }, true, metadata.ErrNotReady, "wait for the kubelet to write"},
+			{"registered", func() { w.change(allCSINodes, csiNode(idA, 7)) }, true, nil, ""},
+		} {
+			step.change()
+			for late := time.After(10 * time.Second); ; {
+				had, err := n.RemoveTaint(t.Context(), taintKey, registration)
+				if had == step.had && errors.Is(err, step.kind) &&
+					(err == nil || strings.Contains(err.Error(), step.says)) {
+					break
+				}
+				select {
+				case <-changes: // the other watch's, it may be
+				case <-late:
+					t.Fatalf("%s: had the taint: %v, %v", step.name, had, err)
+				}
+			}
+		}
+		w.await("all that was sent", 2, "PATCH "+allNodes+"/"+nodeName)
+	})
 }
 
 // inAnyOrder waits for these requests, and returns them in the order in which they came.

@@ -17,8 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Two states of the world. The second differs in both values, so that a mixture
-// of the two is seen.
+// Two contents of a source. They differ in both values, so that a mixture of the two is noticed.
 const (
 	idA, rackA = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23", "east-1"
 	idB, rackB = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716", "West_2.b"
@@ -29,16 +28,16 @@ type testCase struct {
 	name  string
 	needs []Ability
 	run   func(*probe)
-	// late: run builds the provider itself.
+	// late means that run builds the provider itself.
 	late bool
 }
 
-// check runs the case against a harness and returns what is wrong.
+// check runs the case against a harness and returns the problems.
 func (c testCase) check(h Harness, soon time.Duration) []string {
 	p := &probe{Harness: h, soon: soon}
 	for ability, why := range h.Cannot {
 		if !slices.Contains(abilities, ability) || strings.TrimSpace(why) == "" {
-			p.failf("the harness gives no reason, or knows no such ability: cannot %s", ability)
+			p.failf("the harness gives no reason, or names an unknown ability: cannot %s", ability)
 		}
 	}
 	if _, cannot := h.Cannot[CanHoldSecrets]; cannot == (len(h.Secrets) > 0) {
@@ -66,7 +65,7 @@ func (c testCase) leftOut(h Harness) string {
 	return ""
 }
 
-// either kind is right where it depends on the source who has to act.
+// either is for cases in which both kinds are right, depending on the source.
 var either = []error{metadata.ErrNotReady, metadata.ErrInvalid}
 
 var cases = []testCase{
@@ -81,13 +80,13 @@ var cases = []testCase{
 		}
 	}},
 	{name: "no rack", needs: []Ability{CanKnowRack}, run: func(p *probe) {
-		p.Set(World{ID: Text(idA)})
+		p.Set(Content{ID: Text(idA)})
 		p.want("source without a rack", idA, "")
 	}},
 	{name: "identity in every notation", needs: []Ability{CanHoldAnyText}, run: everyNotation},
 	{name: "missing identity", run: func(p *probe) {
 		p.wantError("source that holds nothing", either...)
-		p.Set(World{Rack: Text(rackA)})
+		p.Set(Content{Rack: Text(rackA)})
 		p.wantError("source that holds only a rack", either...)
 		p.set(idA, rackA)
 		p.want("once it is there", idA, rackA)
@@ -185,13 +184,13 @@ var cases = []testCase{
 	{name: "concurrent callers of a changing source", needs: []Ability{CanChange}, run: changingUnderCallers},
 }
 
-// everyNotation: a UUID is the same in any of them.
+// everyNotation checks that a UUID in any notation gives the same answer.
 func everyNotation(p *probe) {
 	digits := strings.ReplaceAll(idA, "-", "")
 	for _, id := range []string{
 		idA, strings.ToUpper(idA), digits, strings.ToUpper(digits), "urn:uuid:" + idA, "{" + strings.ToUpper(idA) + "}",
 	} {
-		// Its own provider, as one may remember its first answer.
+		// A new provider, because a provider may cache its first answer.
 		p.provider = p.New()
 		p.set(id, rackA)
 		p.want(fmt.Sprintf("identity %q", id), idA, rackA)
@@ -210,8 +209,8 @@ func malformedIdentity(p *probe) {
 	p.want("identity repaired", idA, rackA)
 }
 
-// malformedRack: left out of the answer, it would put the node on the default
-// rack, where its volumes are not.
+// malformedRack checks that an invalid rack is an error. An answer without a rack would put the node on the default rack,
+// which does not have its volumes.
 func malformedRack(p *probe) {
 	for _, rack := range []string{"-east", "east/1", "${meta.oxide.rack}", "räck", strings.Repeat("r", 64)} {
 		p.set(idA, rack)
@@ -221,40 +220,40 @@ func malformedRack(p *probe) {
 	p.want("rack repaired", idA, rackA)
 }
 
-// knownParts: what the source does not mention is left out, and nothing made up.
+// knownParts checks that a partial answer contains exactly the values that the source mentions.
 func knownParts(p *probe) {
 	for _, part := range []struct {
-		when string
-		w    World
-		want metadata.Instance
+		when    string
+		content Content
+		want    metadata.Instance
 	}{
-		{"the whole", World{ID: Text(idA), Rack: Text(rackA)}, metadata.Instance{ID: idA, Rack: rackA}},
-		{"only a rack", World{Rack: Text(rackA)}, metadata.Instance{Rack: rackA}},
-		{"only an ID", World{ID: Text(idA)}, metadata.Instance{ID: idA}},
+		{"the whole", Content{ID: Text(idA), Rack: Text(rackA)}, metadata.Instance{ID: idA, Rack: rackA}},
+		{"only a rack", Content{Rack: Text(rackA)}, metadata.Instance{Rack: rackA}},
+		{"only an ID", Content{ID: Text(idA)}, metadata.Instance{ID: idA}},
 	} {
-		// Its own provider, as one may remember its first answer.
+		// A new provider, because a provider may cache its first answer.
 		p.provider = p.New()
-		p.Set(part.w)
-		if got, err := p.known(context.Background()); err != nil || got != part.want {
-			p.failf("%s is known: %+v, %v; want %+v", part.when, got, err, part.want)
+		p.Set(part.content)
+		if got, err := p.askPartial(context.Background()); err != nil || got != part.want {
+			p.failf("%s: %+v, %v; want %+v", part.when, got, err, part.want)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if got, err := p.known(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, metadata.ErrNotReady) {
+	if got, err := p.askPartial(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, metadata.ErrNotReady) {
 		p.failf("with a context that has ended: %+v, %v", got, err)
 	}
 }
 
 func malformedPart(p *probe) {
-	for when, w := range map[string]World{
+	for when, w := range map[string]Content{
 		"rack without an ID": {Rack: Text("-east")},
 		"rack":               {ID: Text(idA), Rack: Text("east/1")},
 		"ID":                 {ID: Text("node-a"), Rack: Text(rackA)},
 	} {
 		p.Set(w)
-		if got, err := p.known(context.Background()); !errors.Is(err, metadata.ErrInvalid) {
-			p.failf("malformed %s is known: %+v, %v; want an ErrInvalid", when, got, err)
+		if got, err := p.askPartial(context.Background()); !errors.Is(err, metadata.ErrInvalid) {
+			p.failf("malformed %s: %+v, %v; want an ErrInvalid", when, got, err)
 		}
 	}
 }
@@ -272,7 +271,7 @@ func askSlow(p *probe, ctx context.Context, want error) {
 func wantEnded(p *probe, ctx context.Context, want error) {
 	got, err := p.askUntil(ctx)
 	switch {
-	case errors.Is(err, errStuck): // Noted already.
+	case errors.Is(err, errStuck): // reported by call
 	case err == nil:
 		p.failf("answered %+v although its context ended first", got)
 	case !errors.Is(err, want) || !errors.Is(err, metadata.ErrNotReady):
@@ -280,8 +279,8 @@ func wantEnded(p *probe, ctx context.Context, want error) {
 	}
 }
 
-// changingUnderCallers: no caller may see the ID of one state with the rack of
-// the other, nor an error, since Set is one step.
+// changingUnderCallers checks that no caller gets the ID of one content with the rack of the other, nor an error: Set is
+// one step.
 func changingUnderCallers(p *probe) {
 	p.set(idA, rackA)
 	rackOf := map[string]string{idA: rackA, idB: rackB}
@@ -291,8 +290,8 @@ func changingUnderCallers(p *probe) {
 	changed := make(chan struct{})
 	go func() {
 		defer close(changed)
-		// Bursts of changes, and pauses in which even a source that has to settle
-		// gives an answer. The bursts are odd, so that each state gets its pause.
+		// Bursts of changes, and pauses in which even a source that waits for changes to end gives an answer. A burst has an
+		// odd number of changes, so that each content gets a pause. Real time: the sources are files and servers.
 		for i := range 15 {
 			pause := 5 * time.Millisecond
 			if i%5 == 0 {
@@ -319,12 +318,12 @@ func changingUnderCallers(p *probe) {
 				return true
 			}
 		}
-		return false // Once is enough of a failure.
+		return false // one failure is enough
 	})
 	<-changed
 }
 
-// concurrently calls ask from many goroutines, in each for as long as it says.
+// concurrently calls ask from several goroutines, in each until it returns false.
 func concurrently(callers int, ask func() (again bool)) {
 	var wg sync.WaitGroup
 	for range callers {

@@ -2,20 +2,17 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package metadatatest is the conformance suite for [metadata.Provider]: what
-// the contract says, as tests that every provider runs.
+// Package metadatatest is the conformance suite for [metadata.Provider]. Every provider runs it.
 //
-// A provider's test writes a [Harness], which builds the provider and acts for
-// the outside world that it asks (a file, an API server, firmware below a root
-// path), and calls [Run]:
+// A provider's test writes a [Harness], which builds the provider and simulates its source (a file, an API server,
+// firmware below a root path). Then it calls [Run]:
 //
 //	func TestConformance(t *testing.T) {
 //		metadatatest.Run(t, func(t *testing.T) metadatatest.Harness { … })
 //	}
 //
-// The suite judges every answer and every error that it gets in any case:
-// answers are whole and canonical, errors are of one kind, one line, with a next
-// step, without a secret. The cases then say which answer it must be.
+// The suite checks every answer and every error against the contract: answers are complete and canonical; errors are of
+// one kind, on one line, with a next step and without secrets. Each case also checks for the expected answer.
 package metadatatest
 
 import (
@@ -25,31 +22,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Harness is one provider and the world around it. Each case gets a new one, in
-// which the source works and holds nothing.
+// Harness is a provider and its simulated source. Each case gets a new Harness, whose source works and is empty.
 type Harness struct {
-	// New builds a provider of this source, sometimes while it is broken.
+	// New builds a provider of this source, sometimes while the source is broken.
 	New func() metadata.Provider
-	// Set makes the source hold this from now on, all of it in one step. It,
-	// Break and Repair return when what they do has taken effect, and may be
-	// called from any goroutine: they report with t.Error, not t.Fatal.
-	Set func(World)
-	// Break breaks the source in one way until Repair, which is only called
-	// after it. What was Set stays.
+	// Set replaces the content of the source in one step. Set, Break and Repair return when they have taken effect. They
+	// may be called from any goroutine, so they use t.Error, not t.Fatal.
+	Set func(Content)
+	// Break breaks the source in one way until Repair. The content stays. Repair is called only after Break.
 	Break  func(Fault)
 	Repair func()
-	// Secrets are texts that the provider handles or the source holds and that
-	// must never show: a token, a password beside the identity.
+	// Secrets are texts that must appear in no error: a token that the provider uses, a password beside the identity.
 	Secrets []string
-	// Cannot says what this source cannot be made to do, and why. The cases
-	// that need it are left out, and say so.
+	// Cannot says what this source cannot be made to do, and why. The cases that need the ability are skipped with that
+	// reason in the test's log.
 	Cannot map[Ability]string
 }
 
-// World is what the source says about this instance.
-type World struct {
-	// ID and Rack are put into the source as they are, right or wrong. Nil
-	// stands for a source that does not mention it.
+// Content is the content of the source about this instance.
+type Content struct {
+	// ID and Rack are written into the source as they are, valid or not. Nil means that the source does not mention the
+	// value.
 	ID, Rack *string
 }
 
@@ -60,12 +53,11 @@ func Text(s string) *string { return &s }
 type Fault string
 
 const (
-	// Down means that the source is not there (no file, connection refused).
-	// Waiting is right: [metadata.ErrNotReady].
+	// Down means that the source does not exist (no file, connection refused): [metadata.ErrNotReady].
 	Down Fault = "down"
 	// Slow means that the source does not answer until it is repaired.
 	Slow Fault = "slow"
-	// Denied means that the source rejects our questions: [metadata.ErrInvalid].
+	// Denied means that the source denies access: [metadata.ErrInvalid].
 	Denied Fault = "denied"
 )
 
@@ -79,13 +71,13 @@ const (
 	CanSlow Ability = "be slow"
 	// CanDeny means that the source can fail as in [Denied].
 	CanDeny Ability = "deny access"
-	// CanKnowRack means that the source may say which rack this is.
+	// CanKnowRack means that the source can name the rack.
 	CanKnowRack Ability = "know the rack"
-	// CanHoldAnyText means that the source takes any text for an ID and rack.
+	// CanHoldAnyText means that the source can hold any text as ID and rack.
 	CanHoldAnyText Ability = "hold any text"
-	// CanChange means that a provider which has given one answer sees a new one.
+	// CanChange means that a provider that has answered once sees a change of the source.
 	CanChange Ability = "change"
-	// CanKnowParts means that the provider is a [metadata.Partial].
+	// CanKnowParts means that the provider is a [metadata.PartialProvider].
 	CanKnowParts Ability = "know parts"
 	// CanHoldSecrets means that there is a secret which could leak: Harness.Secrets has it.
 	CanHoldSecrets Ability = "hold secrets"
@@ -102,11 +94,11 @@ var abilities = []Ability{
 	CanHoldSecrets,
 }
 
-// patience is how long a provider may take to notice that its context has
-// ended, and how long one that is not slow may take to answer.
 const (
-	soon     = 2 * time.Second
-	patience = 10 * time.Second
+	// soon is how long a provider may take to return after its context has ended.
+	soon = 2 * time.Second
+	// answerTimeout is how long a provider may take to answer if its source is not slow.
+	answerTimeout = 10 * time.Second
 )
 
 // Run runs the suite.

@@ -22,14 +22,14 @@ const secret = "oxide-token-canary"
 // source is a world in memory.
 type source struct {
 	mu      sync.Mutex
-	world   World
+	world   Content
 	fault   Fault
 	repairs chan struct{} // closed by the next repair
 }
 
 func newSource() *source { return &source{repairs: make(chan struct{})} }
 
-func (s *source) set(w World) {
+func (s *source) set(w Content) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.world = w
@@ -49,7 +49,7 @@ func (s *source) repair() {
 	s.repairs = make(chan struct{})
 }
 
-func (s *source) look() (World, Fault, <-chan struct{}) {
+func (s *source) look() (Content, Fault, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.world, s.fault, s.repairs
@@ -161,8 +161,8 @@ func (p *provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return got, nil
 }
 
-// Known implements metadata.Partial.
-func (p *provider) Known(ctx context.Context) (metadata.Instance, error) {
+// PartialInstance implements metadata.PartialProvider.
+func (p *provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	if p.bugs.wantsWhole {
 		return p.Instance(ctx)
 	}
@@ -214,7 +214,7 @@ func (p *provider) look(ctx context.Context) (metadata.Instance, error) {
 }
 
 // judge makes an answer of what the source holds.
-func (p *provider) judge(w World) (metadata.Instance, error) {
+func (p *provider) judge(w Content) (metadata.Instance, error) {
 	b := p.bugs
 	var id string
 	var err error

@@ -17,8 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// probe asks one provider and collects what is wrong. It returns problems
-// instead of failing a test, so that the suite itself can be tested.
+// probe asks one provider and collects problems. It does not fail the test itself, so that the suite can be tested.
 type probe struct {
 	Harness
 	provider metadata.Provider
@@ -34,38 +33,38 @@ func (p *probe) failf(format string, args ...any) {
 	p.problems = append(p.problems, fmt.Sprintf(format, args...))
 }
 
-// set puts a rack too wherever the source knows racks.
+// set writes an ID and a rack into the source.
 func (p *probe) set(id, rack string) {
-	p.Set(World{ID: Text(id), Rack: Text(rack)})
+	p.Set(Content{ID: Text(id), Rack: Text(rack)})
 }
 
-// ask asks once with a context that does not end by itself.
+// ask asks once and allows answerTimeout for the answer.
 func (p *probe) ask() (metadata.Instance, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	return p.askUntil(ctx)
 }
 
-// known asks once for whatever is known.
-func (p *probe) known(ctx context.Context) (metadata.Instance, error) {
-	partial, ok := p.provider.(metadata.Partial)
+// askPartial asks once for a partial answer.
+func (p *probe) askPartial(ctx context.Context) (metadata.Instance, error) {
+	partial, ok := p.provider.(metadata.PartialProvider)
 	if !ok {
-		p.failf("%T is no metadata.Partial, and the harness does not say why", p.provider)
+		p.failf("%T is no metadata.PartialProvider, and the harness gives no reason in Cannot", p.provider)
 		return metadata.Instance{}, errStuck
 	}
-	return p.call(ctx, partial.Known, true)
+	return p.call(ctx, partial.PartialInstance, true)
 }
 
-// errStuck stands for a provider that did not return.
+// errStuck is the result of a call that did not return.
 var errStuck = errors.New("the provider did not return")
 
-// askUntil asks once with a context that may end.
+// askUntil asks once with the given context.
 func (p *probe) askUntil(ctx context.Context) (metadata.Instance, error) {
 	return p.call(ctx, p.provider.Instance, false)
 }
 
-// call calls once and judges the answer or error by the contract. It waits no
-// longer than soon after ctx has ended.
+// call calls a method once and checks the answer or the error against the contract. After ctx has ended it waits no
+// longer than soon.
 func (p *probe) call(
 	ctx context.Context,
 	method func(context.Context) (metadata.Instance, error),
@@ -101,20 +100,19 @@ func (p *probe) call(
 	return r.instance, r.err
 }
 
-// judgeAnswer holds an answer against the contract. Only a partial one may lack
-// the ID.
+// judgeAnswer checks an answer against the contract. Only a partial answer may lack the ID.
 func (p *probe) judgeAnswer(got metadata.Instance, partial bool) {
 	if id, err := metadata.ParseInstanceID(got.ID); (err != nil || id != got.ID) && !(partial && got.ID == "") {
 		p.failf("answered ID %q, which is no hyphenated lower-case UUID", got.ID)
 	}
 	if got.Rack != "" {
 		if err := metadata.CheckRack(got.Rack); err != nil {
-			p.failf("answered a rack that is none: %v", err)
+			p.failf("answered an invalid rack: %v", err)
 		}
 	}
 }
 
-// judgeError holds an error against the contract.
+// judgeError checks an error against the contract.
 func (p *probe) judgeError(got metadata.Instance, err error) {
 	text := err.Error()
 	for _, secret := range p.Secrets {
@@ -143,8 +141,7 @@ func (p *probe) judgeError(got metadata.Instance, err error) {
 	}
 }
 
-// want asks and demands this answer. Where the source knows no racks, an answer
-// has none.
+// want asks once and expects this answer. If the source cannot know the rack, it expects an empty rack.
 func (p *probe) want(when, id, rack string) {
 	if _, cannot := p.Cannot[CanKnowRack]; cannot {
 		rack = ""
@@ -157,7 +154,7 @@ func (p *probe) want(when, id, rack string) {
 	}
 }
 
-// wantError asks and demands an error of one of these kinds.
+// wantError asks once and expects an error of one of these kinds.
 func (p *probe) wantError(when string, kinds ...error) {
 	got, err := p.ask()
 	if err == nil {

@@ -17,31 +17,31 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// RestartHarness is an orchestrator that carries the word of planned restarts, with a node whose plugin listens. Each case gets
-// a new one, in which the orchestrator works and nothing is asked for.
+// RestartHarness is a simulated orchestrator, and the two halves that exchange messages through it. Each case gets a new
+// RestartHarness, whose orchestrator works and holds no request.
 type RestartHarness struct {
-	// NewRequester and NewListener build the two halves, anew after a restart of the plugin.
+	// NewRequester and NewListener build the two halves. They are called again to simulate a restart of the plugin.
 	NewRequester func() metadata.RestartRequester
 	NewListener  func() metadata.RestartListener
-	// Instance is the listener's.
+	// Instance is the listener's instance.
 	Instance string
-	// Other is an instance with a node plugin too, and NewOther its listener.
+	// Other is a second instance with a node plugin. NewOther builds its listener.
 	Other    string
 	NewOther func() metadata.RestartListener
-	// Break breaks the orchestrator in one way for both halves until Repair, which is only called after it.
+	// Break breaks the orchestrator in one way for both halves until Repair. Repair is called only after Break.
 	Break  func(Fault)
 	Repair func()
-	// Secrets are texts that must never show.
+	// Secrets are texts that must appear in no error.
 	Secrets []string
-	// Cannot is as in [Harness]; of its abilities CanDown, CanSlow, CanDeny, CanBeTwo and CanTell matter here.
+	// Cannot is like [Harness.Cannot], for the abilities CanDown, CanSlow, CanDeny, CanHaveTwoNodes and CanReportChanges.
 	Cannot map[Ability]string
 }
 
 const (
-	// CanBeTwo means that there can be a second node.
-	CanBeTwo Ability = "be two"
-	// CanTell means that the orchestrator tells of changes, so that nothing has to be asked every few seconds.
-	CanTell Ability = "tell of changes"
+	// CanHaveTwoNodes means that the orchestrator can have a second node.
+	CanHaveTwoNodes Ability = "have two nodes"
+	// CanReportChanges means that the orchestrator reports changes, so that the listener does not poll.
+	CanReportChanges Ability = "report changes"
 )
 
 // RunRestart runs the suite for [metadata.RestartRequester] and [metadata.RestartListener].
@@ -76,7 +76,7 @@ func (c restartCase) check(h RestartHarness, soon time.Duration) []string {
 	return p.problems
 }
 
-// Two restarts, and what a guest says that was booted once, and twice.
+// The IDs of two restarts, and two boot IDs of the guest.
 const (
 	restartA, restartB = "7-prod-0001", "7-prod-0002"
 	bootA, bootB       = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
@@ -96,135 +96,135 @@ var (
 )
 
 var restartCases = []restartCase{
-	{name: "nobody asks", run: func(p *restartProbe) {
-		p.wanted("at first", "", nothing)
-		p.answer("at first", restartA, nothing)
+	{name: "no request", run: func(p *restartProbe) {
+		p.wantRequested("at first", "", nothing)
+		p.wantReply("at first", restartA, nothing)
 	}},
-	{name: "asked", run: func(p *restartProbe) {
-		p.ask(restartA)
-		p.wanted("asked", restartA, nothing)
-		p.answer("asked", restartA, nothing)
-		p.ask(restartA)
-		p.wanted("asked twice", restartA, nothing)
+	{name: "request", run: func(p *restartProbe) {
+		p.request(restartA)
+		p.wantRequested("asked", restartA, nothing)
+		p.wantReply("asked", restartA, nothing)
+		p.request(restartA)
+		p.wantRequested("asked twice", restartA, nothing)
 	}},
-	{name: "changes", needs: []Ability{CanTell}, run: func(p *restartProbe) {
+	{name: "changes", needs: []Ability{CanReportChanges}, run: func(p *restartProbe) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		changes := p.listener.Changes(ctx)
 		p.signalled("at first", changes, "")
-		p.ask(restartA)
+		p.request(restartA)
 		p.signalled("asked", changes, restartA)
 		p.withdraw(restartA, nothing)
 		p.signalled("withdrawn", changes, "")
 	}},
 	{name: "accepted, and back", run: func(p *restartProbe) {
-		p.ask(restartA)
-		p.say(restartA, accepted)
-		p.answer("accepted", restartA, accepted)
-		p.wanted("accepted", restartA, accepted)
-		p.ask(restartA)
-		p.answer("asked again", restartA, accepted)
-		// Both plugins start anew: what was said does not depend on them.
+		p.request(restartA)
+		p.reply(restartA, accepted)
+		p.wantReply("accepted", restartA, accepted)
+		p.wantRequested("accepted", restartA, accepted)
+		p.request(restartA)
+		p.wantReply("asked again", restartA, accepted)
+		// Both plugins restart. The messages are in the orchestrator.
 		p.requester, p.listener = p.NewRequester(), p.NewListener()
-		p.wanted("after a restart of the plugin", restartA, accepted)
-		p.say(restartA, back)
-		p.answer("back", restartA, back)
-		p.say(restartA, back)
-		p.answer("said twice", restartA, back)
+		p.wantRequested("after a restart of the plugin", restartA, accepted)
+		p.reply(restartA, back)
+		p.wantReply("back", restartA, back)
+		p.reply(restartA, back)
+		p.wantReply("said twice", restartA, back)
 		p.withdraw(restartA, back)
-		p.wanted("withdrawn", "", nothing)
-		p.answer("withdrawn", restartA, nothing)
+		p.wantRequested("withdrawn", "", nothing)
+		p.wantReply("withdrawn", restartA, nothing)
 	}},
-	{name: "accepted, and not to be withdrawn", run: func(p *restartProbe) {
-		p.ask(restartA)
-		p.say(restartA, accepted)
+	{name: "withdrawn after it was accepted", run: func(p *restartProbe) {
+		p.request(restartA)
+		p.reply(restartA, accepted)
 		p.withdraw(restartA, accepted)
 		p.withdraw(restartA, accepted)
-		p.wanted("not withdrawn", restartA, accepted)
-		p.say(restartA, back)
-		p.answer("back", restartA, back)
+		p.wantRequested("not withdrawn", restartA, accepted)
+		p.reply(restartA, back)
+		p.wantReply("back", restartA, back)
 	}},
 	{name: "forgotten", run: func(p *restartProbe) {
 		p.forget(restartA)
-		p.ask(restartA)
-		p.say(restartA, accepted)
+		p.request(restartA)
+		p.reply(restartA, accepted)
 		p.forget(restartB)
-		p.wanted("another one forgotten", restartA, accepted)
+		p.wantRequested("another one forgotten", restartA, accepted)
 		p.forget(restartA)
 		p.forget(restartA)
-		p.wanted("forgotten", "", nothing)
-		p.answer("forgotten", restartA, nothing)
-		p.mustNotSay(restartA, back)
+		p.wantRequested("forgotten", "", nothing)
+		p.wantReply("forgotten", restartA, nothing)
+		p.mustNotReply(restartA, back)
 	}},
 	{name: "refused", run: func(p *restartProbe) {
-		p.ask(restartA)
-		p.say(restartA, refused)
-		p.answer("refused", restartA, refused)
-		p.wanted("refused", restartA, refused)
+		p.request(restartA)
+		p.reply(restartA, refused)
+		p.wantReply("refused", restartA, refused)
+		p.wantRequested("refused", restartA, refused)
 	}},
 	{name: "another restart", run: func(p *restartProbe) {
-		p.ask(restartA)
-		p.say(restartA, refused)
-		p.ask(restartB)
-		p.wanted("asked for the next", restartB, nothing)
-		p.answer("of the next", restartB, nothing)
-		p.mustNotSay(restartA, refused)
-		p.say(restartB, refused)
-		p.answer("of the next", restartB, refused)
+		p.request(restartA)
+		p.reply(restartA, refused)
+		p.request(restartB)
+		p.wantRequested("asked for the next", restartB, nothing)
+		p.wantReply("of the next", restartB, nothing)
+		p.mustNotReply(restartA, refused)
+		p.reply(restartB, refused)
+		p.wantReply("of the next", restartB, refused)
 	}},
-	{name: "answers to nobody", run: func(p *restartProbe) {
-		p.mustNotSay(restartA, accepted)
-		p.answer("never asked", restartA, nothing)
-		p.ask(restartB)
-		p.mustNotSay(restartA, accepted)
-		p.wanted("after an answer to another restart", restartB, nothing)
-		p.answer("after an answer to another restart", restartB, nothing)
+	{name: "reply without a request", run: func(p *restartProbe) {
+		p.mustNotReply(restartA, accepted)
+		p.wantReply("never asked", restartA, nothing)
+		p.request(restartB)
+		p.mustNotReply(restartA, accepted)
+		p.wantRequested("after an answer to another restart", restartB, nothing)
+		p.wantReply("after an answer to another restart", restartB, nothing)
 	}},
 	{name: "withdrawn", run: func(p *restartProbe) {
 		p.withdraw(restartA, nothing)
-		p.ask(restartA)
+		p.request(restartA)
 		p.withdraw(restartB, nothing)
-		p.wanted("another one withdrawn", restartA, nothing)
+		p.wantRequested("another one withdrawn", restartA, nothing)
 		p.withdraw(restartA, nothing)
 		p.withdraw(restartA, nothing)
-		p.wanted("withdrawn", "", nothing)
-		p.mustNotSay(restartA, accepted)
-		p.answer("withdrawn", restartA, nothing)
-		p.ask(restartB)
-		p.say(restartB, refused)
+		p.wantRequested("withdrawn", "", nothing)
+		p.mustNotReply(restartA, accepted)
+		p.wantReply("withdrawn", restartA, nothing)
+		p.request(restartB)
+		p.reply(restartB, refused)
 		p.withdraw(restartA, nothing)
-		p.answer("another one withdrawn", restartB, refused)
+		p.wantReply("another one withdrawn", restartB, refused)
 		p.withdraw(restartB, refused)
-		p.wanted("withdrawn", "", nothing)
+		p.wantRequested("withdrawn", "", nothing)
 	}},
 	{name: "withdrawn while it is answered", run: withdrawWhileAnswered},
-	{name: "two nodes", needs: []Ability{CanBeTwo}, run: func(p *restartProbe) {
+	{name: "two nodes", needs: []Ability{CanHaveTwoNodes}, run: func(p *restartProbe) {
 		first, instance := p.listener, p.Instance
-		p.ask(restartA)
+		p.request(restartA)
 		p.listener, p.Instance = p.NewOther(), p.Other
-		p.wanted("on the other node", "", nothing)
-		p.mustNotSay(restartA, accepted)
-		p.answer("of the other node", restartA, nothing)
-		p.ask(restartB)
-		p.say(restartB, refused)
+		p.wantRequested("on the other node", "", nothing)
+		p.mustNotReply(restartA, accepted)
+		p.wantReply("of the other node", restartA, nothing)
+		p.request(restartB)
+		p.reply(restartB, refused)
 		p.listener, p.Instance = first, instance
-		p.wanted("on the first node", restartA, nothing)
-		p.answer("of the first node", restartA, nothing)
+		p.wantRequested("on the first node", restartA, nothing)
+		p.wantReply("of the first node", restartA, nothing)
 		p.withdraw(restartA, nothing)
 		p.Instance = p.Other
-		p.answer("of the other node", restartB, refused)
+		p.wantReply("of the other node", restartB, refused)
 	}},
 	{name: "unknown instance", run: func(p *restartProbe) {
 		p.Instance = unknown
 		p.mustFail(
-			"of an instance that is not there",
+			"unknown instance",
 			func(ctx context.Context) error { return p.requester.Request(ctx, unknown, restartA) },
 		)
 		p.mustFail(
-			"of an instance that is not there",
+			"unknown instance",
 			func(ctx context.Context) error { _, err := p.requester.Reply(ctx, unknown, restartA); return err },
 		)
-		p.wanted("asked of another", "", nothing)
+		p.wantRequested("asked of another", "", nothing)
 	}},
 	{name: "report", run: func(p *restartProbe) {
 		for range 2 {
@@ -244,11 +244,11 @@ var restartCases = []restartCase{
 		run:   func(p *restartProbe) { brokenThenRepaired(p, Denied) },
 	},
 	{name: "slow", needs: []Ability{CanSlow}, run: func(p *restartProbe) {
-		p.ask(restartA)
+		p.request(restartA)
 		p.Break(Slow)
 		for what, call := range p.calls() {
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-			if err := p.judged(ctx, call); err == nil {
+			if err := p.checked(ctx, call); err == nil {
 				p.failf("%s: answered although its context ended first", what)
 			} else if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errStuck) {
 				p.failf("%s: error %q, want one that wraps the context's", what, err)
@@ -256,19 +256,19 @@ var restartCases = []restartCase{
 			cancel()
 		}
 		p.Repair()
-		// What was given up may have been done all the same.
-		p.must("what is wanted once it is repaired", p.calls()["Requested"])
+		// The cancelled calls may still have had an effect.
+		p.must("Requested after the repair", p.calls()["Requested"])
 	}},
 }
 
-// withdrawWhileAnswered: both halves come to the same view of who was first.
+// withdrawWhileAnswered checks that both halves agree on which of them was first.
 func withdrawWhileAnswered(p *restartProbe) {
 	for round := range 10 {
 		id := fmt.Sprintf("%s-%d", restartA, round)
-		p.ask(id)
+		p.request(id)
 		said := make(chan error, 1)
 		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), restartPatience)
+			ctx, cancel := context.WithTimeout(context.Background(), restartTimeout)
 			defer cancel()
 			said <- p.listener.Reply(ctx, id, accepted)
 		}()
@@ -280,33 +280,33 @@ func withdrawWhileAnswered(p *restartProbe) {
 		err := <-said
 		switch {
 		case answer == accepted && err == nil:
-			p.wanted("not withdrawn in time", id, accepted)
+			p.wantRequested("not withdrawn in time", id, accepted)
 			p.forget(id)
 		case answer == nothing && err != nil:
-			p.wanted("withdrawn in time", "", nothing)
-			p.mustNotSay(id, accepted)
-			p.answer("withdrawn in time", id, nothing)
+			p.wantRequested("withdrawn in time", "", nothing)
+			p.mustNotReply(id, accepted)
+			p.wantReply("withdrawn in time", id, nothing)
 		default:
-			p.failf("the controller has withdrawn a restart to which was said %+v, and the node's answer to it: %v", answer, err)
+			p.failf("Withdraw returned the reply %+v, and the node's Reply returned %v", answer, err)
 			p.forget(id)
 		}
 	}
 }
 
-// brokenThenRepaired: nothing is made up while the orchestrator cannot be asked, and nothing is lost.
+// brokenThenRepaired checks that every call fails while the orchestrator is broken, and that nothing is lost.
 func brokenThenRepaired(p *restartProbe, fault Fault) {
-	p.ask(restartA)
-	p.say(restartA, refused)
+	p.request(restartA)
+	p.reply(restartA, refused)
 	p.Break(fault)
 	for what, call := range p.calls() {
 		p.mustFail(what+" of an orchestrator that is "+string(fault), call)
 	}
 	p.Repair()
-	p.wanted("repaired", restartA, refused)
-	p.answer("repaired", restartA, refused)
+	p.wantRequested("repaired", restartA, refused)
+	p.wantReply("repaired", restartA, refused)
 }
 
-// restartProbe uses both halves and collects what is wrong.
+// restartProbe uses both halves and collects problems.
 type restartProbe struct {
 	RestartHarness
 	requester metadata.RestartRequester
@@ -317,8 +317,8 @@ type restartProbe struct {
 	problems []string
 }
 
-// restartPatience is how long a call may take that has nothing to wait for: a word may have to reach other machines.
-const restartPatience = 30 * time.Second
+// restartTimeout is how long a call may take in a working orchestrator. It may need several machines.
+const restartTimeout = 30 * time.Second
 
 func (p *restartProbe) failf(format string, args ...any) {
 	p.mu.Lock()
@@ -336,7 +336,7 @@ func (p *restartProbe) signalled(when string, changes <-chan struct{}, want stri
 			return
 		}
 		got := ""
-		p.must("what is requested, "+when, func(ctx context.Context) (err error) {
+		p.must("Requested, "+when, func(ctx context.Context) (err error) {
 			got, _, err = p.listener.Requested(ctx)
 			return err
 		})
@@ -361,8 +361,8 @@ func (p *restartProbe) calls() map[string]func(context.Context) error {
 	}
 }
 
-// judged calls once and holds an error against the contract. It waits no longer than soon after ctx has ended.
-func (p *restartProbe) judged(ctx context.Context, call func(context.Context) error) error {
+// checked calls once and checks the error against the contract. After ctx has ended it waits no longer than soon.
+func (p *restartProbe) checked(ctx context.Context, call func(context.Context) error) error {
 	done := make(chan error, 1)
 	go func() { done <- call(ctx) }()
 	var err error
@@ -394,33 +394,33 @@ func (p *restartProbe) judged(ctx context.Context, call func(context.Context) er
 }
 
 func (p *restartProbe) must(what string, call func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), restartPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), restartTimeout)
 	defer cancel()
-	if err := p.judged(ctx, call); err != nil {
+	if err := p.checked(ctx, call); err != nil {
 		p.failf("%s: %v", what, err)
 	}
 }
 
 func (p *restartProbe) mustFail(what string, call func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), restartPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), restartTimeout)
 	defer cancel()
-	if err := p.judged(ctx, call); err == nil {
+	if err := p.checked(ctx, call); err == nil {
 		p.failf("%s: no error", what)
 	} else if errors.Is(err, context.DeadlineExceeded) {
 		p.failf("%s: no answer: %v", what, err)
 	}
 }
 
-func (p *restartProbe) ask(id string) {
-	p.must("ask for "+id, func(ctx context.Context) error { return p.requester.Request(ctx, p.Instance, id) })
+func (p *restartProbe) request(id string) {
+	p.must("request "+id, func(ctx context.Context) error { return p.requester.Request(ctx, p.Instance, id) })
 }
 
-// withdraw demands that this was said.
+// withdraw withdraws a request, and expects this reply.
 func (p *restartProbe) withdraw(id string, said metadata.RestartReply) {
 	p.must("withdraw "+id, func(ctx context.Context) error {
 		got, err := p.requester.Withdraw(ctx, p.Instance, id)
 		if err == nil && got != said {
-			p.failf("withdrawn is %s, to which was said %+v, want %+v", id, got, said)
+			p.failf("Withdraw of %s returned %+v, want %+v", id, got, said)
 		}
 		return err
 	})
@@ -430,37 +430,37 @@ func (p *restartProbe) forget(id string) {
 	p.must("forget "+id, func(ctx context.Context) error { return p.requester.Forget(ctx, p.Instance, id) })
 }
 
-func (p *restartProbe) say(id string, answer metadata.RestartReply) {
+func (p *restartProbe) reply(id string, answer metadata.RestartReply) {
 	p.must(
-		fmt.Sprintf("say %q to %s", answer.State, id),
+		fmt.Sprintf("reply %q to %s", answer.State, id),
 		func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) },
 	)
 }
 
-func (p *restartProbe) mustNotSay(id string, answer metadata.RestartReply) {
+func (p *restartProbe) mustNotReply(id string, answer metadata.RestartReply) {
 	p.mustFail(
-		fmt.Sprintf("say %q to %s, which is not asked for", answer.State, id),
+		fmt.Sprintf("reply %q to %s, which is not requested", answer.State, id),
 		func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) },
 	)
 }
 
-// wanted demands what the node hears, and what it has said.
-func (p *restartProbe) wanted(when, id string, said metadata.RestartReply) {
-	p.must("what is wanted", func(ctx context.Context) error {
+// wantRequested expects that the node plugin reads this request, and this reply to it.
+func (p *restartProbe) wantRequested(when, id string, said metadata.RestartReply) {
+	p.must("Requested", func(ctx context.Context) error {
 		gotID, got, err := p.listener.Requested(ctx)
 		if err == nil && (gotID != id || got != said) {
-			p.failf("%s: wanted is %q, to which was said %+v; want %q, %+v", when, gotID, got, id, said)
+			p.failf("%s: requested is %q with the reply %+v; want %q, %+v", when, gotID, got, id, said)
 		}
 		return err
 	})
 }
 
-// answer demands what the controller hears.
-func (p *restartProbe) answer(when, id string, want metadata.RestartReply) {
-	p.must("what is answered", func(ctx context.Context) error {
+// wantReply expects that the controller reads this reply.
+func (p *restartProbe) wantReply(when, id string, want metadata.RestartReply) {
+	p.must("Reply", func(ctx context.Context) error {
 		got, err := p.requester.Reply(ctx, p.Instance, id)
 		if err == nil && got != want {
-			p.failf("%s: the answer to %s is %+v, want %+v", when, id, got, want)
+			p.failf("%s: the reply to %s is %+v, want %+v", when, id, got, want)
 		}
 		return err
 	})

@@ -292,8 +292,8 @@ func TestEveryRestartBugIsFound(t *testing.T) {
 		bugs restartBugs
 		in   string // a case that must find it
 	}{
-		{"makes a question up", restartBugs{inventsQuestion: true}, "nobody asks"},
-		{"asks once", restartBugs{asksOnce: true}, "asked"},
+		{"makes a question up", restartBugs{inventsQuestion: true}, "no request"},
+		{"asks once", restartBugs{asksOnce: true}, "request"},
 		{"tells of no change", restartBugs{tellsNothing: true}, "changes"},
 		{"forgets the answer when asked again", restartBugs{forgetsAnswerWhenAskedAgain: true}, "accepted, and back"},
 		{"keeps what was said in memory", restartBugs{keepsInMemory: true}, "accepted, and back"},
@@ -301,9 +301,9 @@ func TestEveryRestartBugIsFound(t *testing.T) {
 		{"leaves the answer", restartBugs{leavesAnswer: true}, "accepted, and back"},
 		{"loses the reason", restartBugs{losesReason: true}, "refused"},
 		{"takes an answer for another's", restartBugs{answersForAnother: true}, "another restart"},
-		{"answers unasked", restartBugs{saysUnasked: true}, "answers to nobody"},
+		{"answers unasked", restartBugs{saysUnasked: true}, "reply without a request"},
 		{"withdraws another", restartBugs{withdrawsAnother: true}, "withdrawn"},
-		{"withdraws what was accepted", restartBugs{withdrawsAccepted: true}, "accepted, and not to be withdrawn"},
+		{"withdraws what was accepted", restartBugs{withdrawsAccepted: true}, "withdrawn after it was accepted"},
 		{"forgets another", restartBugs{forgetsAnother: true}, "forgotten"},
 		{"withdraws nothing", restartBugs{withdrawsNothing: true}, "withdrawn"},
 		{"looks before it speaks", restartBugs{checksFirst: true}, "withdrawn while it is answered"},

@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Unprivileged calls a provider that reads files as an ordinary user for as long as
-// denied is set: file modes mean nothing to root, who runs these tests too.
+// Unprivileged wraps a provider that reads files. While denied is set, the provider reads them as an ordinary user. Tests
+// that run as root need this, because root can read a file whatever its mode.
 func Unprivileged(provider metadata.Provider, denied *atomic.Bool) metadata.Provider {
 	if os.Geteuid() != 0 {
 		return provider
@@ -33,18 +33,18 @@ func (u unprivileged) Instance(ctx context.Context) (metadata.Instance, error) {
 	return u.Provider.Instance(ctx)
 }
 
-func (u unprivileged) Known(ctx context.Context) (metadata.Instance, error) {
+func (u unprivileged) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	defer u.enter()()
-	return u.Provider.(metadata.Partial).Known(ctx)
+	return u.Provider.(metadata.PartialProvider).PartialInstance(ctx)
 }
 
-// enter makes the thread an ordinary user's as far as files are concerned, where
-// access is denied, and returns what ends that.
+// enter changes the thread's user for file access to an ordinary one if access is denied. The returned function changes
+// it back.
 func (u unprivileged) enter() (leave func()) {
 	if !u.denied.Load() {
 		return func() {}
 	}
-	// The file system user belongs to the thread alone, and so does the change.
+	// The user for file access belongs to the thread, so the goroutine must stay on this thread.
 	runtime.LockOSThread()
 	const nobody = 65534
 	setUser(nobody)

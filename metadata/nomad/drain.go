@@ -16,17 +16,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Drain implements [metadata.Drainer]: it makes the node ineligible and stops its allocations, which Nomad then places elsewhere.
+// Drain implements [metadata.Drainer]. It makes the node ineligible and stops its allocations, which Nomad then places
+// on other nodes. In each task group it stops one allocation at a time.
 //
-// It is not Nomad's own drain, which would take allocations that wait for their volume too: they would take their wish to
-// another node, which would be restarted next. Of each group one allocation at a time is stopped. Allocations of system jobs
-// belong to the node; those of batch jobs are left to come to their end.
+// It does not use Nomad's own drain, which also moves allocations that wait for their volumes. Those would request an
+// attach on another node, which would be restarted next. Allocations of system jobs belong to the node and stay.
+// Allocations of batch jobs are not stopped, but must end first.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.close(ctx, node, restartID); err != nil {
+	if err := r.makeIneligible(ctx, node, restartID); err != nil {
 		return nil, err
 	}
 	var allocations []allocation
@@ -40,7 +41,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	); err != nil {
 		return nil, err
 	}
-	allocations = slices.DeleteFunc(allocations, allocation.stays)
+	allocations = slices.DeleteFunc(allocations, allocation.exemptFromDrain)
 	ending := map[string]bool{}
 	for _, a := range allocations {
 		ending[a.group()] = ending[a.group()] || a.ending()
@@ -50,9 +51,9 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		switch {
 		case a.ending():
 		case a.Job.Type == "batch":
-			why = "is of a batch job: wait for its end, or stop it"
+			why = "belongs to a batch job: wait for its end, or stop it"
 		case ending[a.group()]:
-			why = "waits for another one of its group to end"
+			why = "waits until another allocation of its group has ended"
 		default:
 			if err := r.options.write(
 				ctx,
@@ -70,13 +71,13 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	return left, nil
 }
 
-// ineligible is said of a node that gets no new work.
+// ineligible is the scheduling eligibility of a node that gets no new work.
 const ineligible = "ineligible"
 
-// Undrain implements [metadata.Drainer]. While the plugin there is not known, the node is known by what its drain has written. Where
-// there is no such node, it was purged, and its drain with it.
+// Undrain implements [metadata.Drainer]. While the node plugin there is not known, it finds the node by the key that
+// Drain has written. If there is no such node, it was purged, and nothing is left to do.
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
-	known, err := r.lookUp(ctx, r.options, instanceID)
+	id, err := r.lookUpNodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
@@ -85,7 +86,7 @@ func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) er
 		return err
 	}
 	for _, node := range all {
-		if node.ID != known && (known != "" || node.SchedulingEligibility != ineligible) {
+		if node.ID != id && (id != "" || node.SchedulingEligibility != ineligible) {
 			continue
 		}
 		if err := r.undrain(ctx, node.ID, restartID); err != nil {
@@ -96,7 +97,7 @@ func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) er
 }
 
 func (r *Restarts) undrain(ctx context.Context, node, restartID string) error {
-	meta, err := r.options.readAnywhere(ctx, node)
+	meta, err := r.options.readOrAskServers(ctx, node)
 	if err != nil || meta[keyDrain] != restartID {
 		return err
 	}
@@ -107,9 +108,10 @@ func (r *Restarts) undrain(ctx context.Context, node, restartID string) error {
 	return err
 }
 
-// close makes a node ineligible and remembers for which restart, unless somebody else has made it so.
-func (r *Restarts) close(ctx context.Context, node, restartID string) error {
-	info, _, err := r.options.info(ctx, node, 0)
+// makeIneligible makes a node ineligible and records the restart. A node that someone else has made ineligible stays as
+// it is.
+func (r *Restarts) makeIneligible(ctx context.Context, node, restartID string) error {
+	info, _, err := r.options.nodeInfo(ctx, node, 0)
 	if err != nil {
 		return err
 	}
@@ -121,7 +123,7 @@ func (r *Restarts) close(ctx context.Context, node, restartID string) error {
 	if info.SchedulingEligibility == ineligible && (by == "" || by == restartID) {
 		return nil
 	}
-	if _, err := r.options.apply(ctx, "remember the drain of "+node, node, keys{keyDrain: &restartID}); err != nil {
+	if _, err := r.options.apply(ctx, "record the drain of "+node, node, keys{keyDrain: &restartID}); err != nil {
 		return err
 	}
 	return r.options.setEligible(ctx, node, ineligible)
@@ -138,13 +140,13 @@ func (o Options) setEligible(ctx context.Context, node, eligibility string) erro
 
 // write changes something on the servers.
 func (o Options) write(ctx context.Context, what, path string, in any) error {
-	return o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	return o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		_, err := client.Raw().Write(path, in, nil, (&api.WriteOptions{}).WithContext(ctx))
 		return err
 	})
 }
 
-// allocation is what is read of one.
+// allocation has the fields of an allocation that are read.
 type allocation struct {
 	ID, Name, Namespace, JobID, TaskGroup string
 	DesiredStatus, ClientStatus           string
@@ -161,24 +163,24 @@ type allocation struct {
 
 func (a allocation) group() string { return a.Namespace + "\x00" + a.JobID + "\x00" + a.TaskGroup }
 
-// ending reports whether the allocation is to go already.
+// ending reports whether the allocation is already stopping.
 func (a allocation) ending() bool {
 	return a.DesiredStatus != "run" || a.DesiredTransition.Migrate != nil && *a.DesiredTransition.Migrate
 }
 
-// stays reports whether an allocation has nothing to do with a drain.
-func (a allocation) stays() bool {
+// exemptFromDrain reports whether a drain leaves the allocation where it is.
+func (a allocation) exemptFromDrain() bool {
 	switch {
 	case a.ClientStatus != "running" && a.ClientStatus != "pending":
 		return true
 	case a.Job.Type == "system" || a.Job.Type == "sysbatch":
 		return true
 	}
-	return a.hasVolume() && !a.begun()
+	return a.hasVolume() && !a.started()
 }
 
-// begun reports whether a task has ever started; one that is to be started again makes the allocation pending, too.
-func (a allocation) begun() bool {
+// started reports whether a task has ever started. An allocation whose task is to start again is pending too.
+func (a allocation) started() bool {
 	for _, task := range a.TaskStates {
 		if !task.StartedAt.IsZero() {
 			return true
@@ -187,7 +189,7 @@ func (a allocation) begun() bool {
 	return a.ClientStatus != "pending"
 }
 
-// hasVolume reports whether the allocation has volumes by CSI: none of its tasks starts before they are there.
+// hasVolume reports whether the allocation has CSI volumes. None of its tasks starts before they are mounted.
 func (a allocation) hasVolume() bool {
 	for _, g := range a.Job.TaskGroups {
 		for _, v := range g.Volumes {

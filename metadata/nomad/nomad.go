@@ -2,9 +2,10 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package nomad is the metadata provider that asks the Nomad client agent of this
-// machine. It reads two keys of the client's metadata, which an operator writes
-// into the agent's configuration, or sets with "nomad node meta apply":
+// Package nomad is the plugin's client of Nomad.
+//
+// [Provider] is the metadata provider. It asks the Nomad client agent of this machine for two keys of the client's
+// metadata. An operator writes them into the agent's configuration, or sets them by "nomad node meta apply":
 //
 //	client {
 //	  meta {
@@ -13,12 +14,12 @@
 //	  }
 //	}
 //
-// The agent is reached through the socket of the task API, with the workload
-// identity of the plugin's task, or at an address. With ACLs on, the token needs
-// the policy node { policy = "read" }.
+// The provider reaches the agent through the socket of the task API, with the workload identity of the plugin's task, or
+// at an address. With ACLs on, the token needs the policy node { policy = "read" }.
 //
-// What a job file can say of itself, OXIDE_INSTANCE_ID =
-// "${meta.oxide.instance_id}", needs none of this: see package static.
+// A job file that sets OXIDE_INSTANCE_ID = "${meta.oxide.instance_id}" does not need this provider: see package static.
+//
+// [Listener] and [Restarts] are the node's and the controller's half of planned restarts.
 package nomad
 
 import (
@@ -45,43 +46,41 @@ const (
 	keyRack       = "oxide.rack"
 )
 
-// maxSocketPath is what the kernel takes for the path of a unix socket, in bytes.
+// maxSocketPath is the kernel's limit for the path of a unix socket, in bytes.
 const maxSocketPath = 107
 
-// DefaultAddress is where an agent listens unless told otherwise.
+// DefaultAddress is the default address of an agent.
 const DefaultAddress = "http://127.0.0.1:4646"
 
-// Options says how to reach the agent. The zero value asks [DefaultAddress]
-// without a token.
+// Options says how to reach the agent. The zero value means [DefaultAddress] without a token.
 type Options struct {
-	// Socket is the task API's, "unix:///secrets/api.sock", as Nomad tells a task
-	// that has a workload identity. It is asked first.
+	// Socket is the URL of the task API's socket, such as "unix:///secrets/api.sock". Nomad gives it to a task with a
+	// workload identity. It is used before Address.
 	Socket string
 	// Address is the agent's HTTP address: a URL, whose scheme may be unix.
 	Address string
-	// TokenFile is the path of a file with the token, read at each call: an identity
-	// with a ttl is renewed there. Token is used where there is no such file.
+	// TokenFile is the path of a file with the token. It is read at each call, because Nomad renews a token with a ttl
+	// there. Token is used if TokenFile is empty.
 	TokenFile, Token string
-	// CACert, ClientCert and ClientKey are paths, and TLSServerName a name, for an
-	// agent with TLS.
+	// CACert, ClientCert and ClientKey are paths, and TLSServerName is a name, for an agent with TLS.
 	CACert, ClientCert, ClientKey, TLSServerName string
 }
 
-// Provider is a [metadata.Provider]. It keeps nothing from one call to the next.
+// Provider is a [metadata.Provider]. It caches nothing.
 type Provider struct{ options Options }
 
-// New makes a provider. It reads nothing.
+// New makes a provider. It does no I/O.
 func New(options Options) *Provider { return &Provider{options: options} }
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
-	instance, err := p.Known(ctx)
+	instance, err := p.PartialInstance(ctx)
 	if err == nil && instance.ID == "" {
 		return metadata.Instance{}, &metadata.Error{
 			Kind: metadata.ErrNotReady,
 			What: "the metadata of this Nomad client has no key " + keyInstanceID,
 			Next: fmt.Sprintf(
-				"add meta { %q = \"<UUID of this instance>\" } to the client's configuration, or set it with: nomad node meta apply %s=<UUID>",
+				"add meta { %q = \"<UUID of this instance>\" } to the client's configuration, or run: nomad node meta apply %s=<UUID>",
 				keyInstanceID,
 				keyInstanceID,
 			),
@@ -90,22 +89,22 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	return instance, err
 }
 
-// Known implements [metadata.Partial].
-func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
+// PartialInstance implements [metadata.PartialProvider].
+func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	var answer *api.NodeMetaResponse
 	err := p.options.call(ctx, readMeta, func(client *api.Client) (err error) {
-		// Without a node ID it is the client of the agent that is asked, which answers by itself.
+		// Without a node ID the agent answers for its own client, without asking a server.
 		answer, err = client.Nodes().Meta().Read("", (&api.QueryOptions{}).WithContext(ctx))
 		return err
 	})
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	return known(answer.Meta)
+	return instanceOf(answer.Meta)
 }
 
-// known makes an answer of the client's metadata.
-func known(meta map[string]string) (instance metadata.Instance, err error) {
+// instanceOf makes an answer of the client's metadata.
+func instanceOf(meta map[string]string) (instance metadata.Instance, err error) {
 	if text, ok := meta[keyInstanceID]; ok {
 		if instance.ID, err = metadata.ParseInstanceID(text); err != nil {
 			return metadata.Instance{}, &metadata.Error{
@@ -129,7 +128,7 @@ func known(meta map[string]string) (instance metadata.Instance, err error) {
 	return instance, nil
 }
 
-// token is what the agent gets to know us by, or empty.
+// token is the token for the agent, or empty.
 func (o Options) token() (string, error) {
 	if o.TokenFile == "" {
 		return o.Token, nil
@@ -140,7 +139,7 @@ func (o Options) token() (string, error) {
 	}
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady, What: "wait for the token in " + o.TokenFile,
-		Next: "check that the task has an identity block with file = true, and that the path is right",
+		Next: "check the path, and that the task has an identity block with file = true",
 	}
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		e.Cause = wrapped.Err // The path is in What.
@@ -151,22 +150,22 @@ func (o Options) token() (string, error) {
 	return "", e
 }
 
-// purpose is what the agent is asked for.
-type purpose struct {
-	// what it is, as part of an error.
+// operation holds the texts for the errors of a kind of request.
+type operation struct {
+	// what says what the request does.
 	what string
-	// wrong is what an answer is that cannot be read.
+	// wrong describes an answer that cannot be decoded.
 	wrong string
-	// policy is what allows it.
+	// policy is the ACL policy that the request needs.
 	policy string
 }
 
-var readMeta = purpose{what: "ask", wrong: "the answer is no client metadata", policy: `node { policy = "read" }`}
+var readMeta = operation{what: "ask", wrong: "the answer is no client metadata", policy: `node { policy = "read" }`}
 
-// call asks the agent, at its addresses in their order. When none answers, the error has each one's reason.
-func (o Options) call(ctx context.Context, why purpose, ask func(*api.Client) error) error {
+// call sends a request to the agent, at its addresses in their order. If all fail, the error has the reason of each.
+func (o Options) call(ctx context.Context, op operation, ask func(*api.Client) error) error {
 	if err := ctx.Err(); err != nil {
-		return &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad not asked", Cause: err, Next: "ask again"}
+		return &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad was not asked", Cause: err, Next: "try again"}
 	}
 	token, err := o.token()
 	if err != nil {
@@ -174,7 +173,7 @@ func (o Options) call(ctx context.Context, why purpose, ask func(*api.Client) er
 	}
 	var failed []*metadata.Error
 	for _, address := range o.addresses() {
-		err := o.callAt(ctx, address, token, why, ask)
+		err := o.callAt(ctx, address, token, op, ask)
 		if err == nil {
 			return nil
 		}
@@ -202,11 +201,11 @@ func (o Options) addresses() (all []string) {
 	return all
 }
 
-// callAt asks the agent at one address.
+// callAt sends a request to the agent at one address.
 func (o Options) callAt(
 	ctx context.Context,
 	address, token string,
-	why purpose,
+	op operation,
 	ask func(*api.Client) error,
 ) *metadata.Error {
 	httpClient, err := o.client(address)
@@ -215,7 +214,7 @@ func (o Options) callAt(
 			Kind:  metadata.ErrInvalid,
 			What:  "the Nomad address cannot be used",
 			Cause: err,
-			Next:  "correct NOMAD_ADDR, or the files that TLS needs",
+			Next:  "correct NOMAD_ADDR, or the files for TLS",
 		}
 	}
 	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
@@ -228,13 +227,12 @@ func (o Options) callAt(
 		}
 	}
 	if err := ask(client); err != nil {
-		return explain(ctx, address, why, err)
+		return explain(ctx, address, op, err)
 	}
 	return nil
 }
 
-// client makes an HTTP client for one request to an address, after which its
-// connection is closed.
+// client makes an HTTP client for one request to an address. The connection is closed after the request.
 func (o Options) client(address string) (*http.Client, error) {
 	parsed, err := url.Parse(address)
 	switch {
@@ -244,7 +242,7 @@ func (o Options) client(address string) (*http.Client, error) {
 		return nil, errors.New("it names neither a host nor a socket")
 	case parsed.Scheme == "unix" && len(parsed.Path) > maxSocketPath:
 		return nil, fmt.Errorf(
-			"the path of its socket has %d bytes, and a unix socket's has at most %d: shorten Nomad's data_dir",
+			"the path of its socket has %d bytes, more than the limit of %d: shorten Nomad's data_dir",
 			len(parsed.Path),
 			maxSocketPath,
 		)
@@ -256,7 +254,7 @@ func (o Options) client(address string) (*http.Client, error) {
 	}
 	client := &http.Client{
 		Transport: base,
-		// The token goes to the agent that was configured, and nowhere else.
+		// A redirect is not followed: only the configured agent gets the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	if parsed.Scheme == "unix" {
@@ -270,11 +268,11 @@ func (o Options) client(address string) (*http.Client, error) {
 	})
 }
 
-// explain turns an error of asking into the contract's. What the agent says stays
-// out: it can repeat the token.
-func explain(ctx context.Context, address string, why purpose, err error) *metadata.Error {
+// explain turns an error of a request into a [metadata.Error]. It leaves out the agent's message, which can contain the
+// token.
+func explain(ctx context.Context, address string, op operation, err error) *metadata.Error {
 	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: why.what + " the Nomad agent at " + address,
+		Kind: metadata.ErrNotReady, What: op.what + " the Nomad agent at " + address,
 		Next: "check that it runs on this machine and that the task may reach it",
 	}
 	var transport *url.Error
@@ -289,26 +287,28 @@ func explain(ctx context.Context, address string, why purpose, err error) *metad
 		e.Cause = transport.Err
 	case errors.As(err, &refused):
 		e.Cause = fmt.Errorf("HTTP %d", refused.StatusCode())
-		explainStatus(e, why, refused.StatusCode())
+		explainStatus(e, op, refused.StatusCode())
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Cause = err
 	default:
 		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, errors.New(
-			why.wrong,
+			op.wrong,
 		), "check that this is a Nomad client agent, of version 1.5 or later"
 	}
 	return e
 }
 
-func explainStatus(e *metadata.Error, why purpose, status int) {
+func explainStatus(e *metadata.Error, op operation, status int) {
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind, e.Next = metadata.ErrInvalid, "give the task a workload identity (identity { env = true }), or set NOMAD_TOKEN"
 	case status == http.StatusForbidden:
-		e.Kind, e.Next = metadata.ErrInvalid, "give the token or the job a policy with "+why.policy+", and check that the token is valid"
+		e.Kind, e.Next = metadata.ErrInvalid, "give the token or the job a policy with "+op.policy+", and check that the token is valid"
 	case status == http.StatusTooManyRequests || status >= 500:
 		e.Next = "check the agent's log"
 	default:
 		e.Kind, e.Next = metadata.ErrInvalid, "check that this is a Nomad client agent, of version 1.5 or later"
 	}
 }
+
+var _ metadata.PartialProvider = (*Provider)(nil)

@@ -112,7 +112,7 @@ func TestConformance(t *testing.T) {
 		a := newAgent(t)
 		return metadatatest.Harness{
 			New: func() metadata.Provider { return nomad.New(a.options()) },
-			Set: func(w metadatatest.World) {
+			Set: func(w metadatatest.Content) {
 				m := map[string]string{"vault": "canary-meta"}
 				if w.ID != nil {
 					m["oxide.instance_id"] = *w.ID
@@ -233,7 +233,7 @@ func TestAddresses(t *testing.T) {
 		"no host":          {func(a *agent) nomad.Options { return nomad.Options{Address: "http://"} }, metadata.ErrInvalid, []string{"names neither a host nor a socket"}},
 		"a path that is too long": {func(a *agent) nomad.Options {
 			return nomad.Options{Socket: "unix:///" + strings.Repeat("x", 107), Token: token}
-		}, metadata.ErrInvalid, []string{"has 108 bytes, and a unix socket's has at most 107: shorten Nomad's data_dir"}},
+		}, metadata.ErrInvalid, []string{"has 108 bytes, more than the limit of 107: shorten Nomad's data_dir"}},
 		"half a key pair": {func(a *agent) nomad.Options { return nomad.Options{Address: a.URL, ClientCert: "/x"} }, metadata.ErrInvalid, []string{"the Nomad address cannot be used"}},
 		"no CA":           {func(a *agent) nomad.Options { return nomad.Options{Address: a.URL, CACert: "/nowhere/ca.pem"} }, metadata.ErrInvalid, []string{"/nowhere/ca.pem"}},
 	} {

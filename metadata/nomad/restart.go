@@ -18,65 +18,67 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// The word of a planned restart stands in the dynamic metadata of the Nomad client. A change of several keys is one step, whose
-// answer is what all keys are after it: each half writes its own key first and learns by the answer what the other had written
-// until then. So it is certain who was first, although nothing can be written on a condition.
+// Controller and node plugin exchange the messages of a planned restart in the dynamic metadata of the Nomad client.
+// Nomad has no conditional write, but changes several keys in one step and answers with all keys as they are after that
+// step. So each half writes its own key first, and sees in the answer what the other half has written before. This
+// decides which of the two was first.
 //
-// Keys that begin with "unique." do not count for the class of a node, by which the scheduler takes nodes together.
+// The keys begin with "unique." so that they do not count for a node's class, by which the scheduler groups nodes.
 const (
-	// keyRestart is the ID of the restart that the controller asks for. The node plugin reads it.
+	// keyRestart is the ID of the requested restart. The controller writes it, the node plugin reads it.
 	keyRestart = "unique.oxide.restart"
-	// keyReply is what the node plugin says to it. The controller reads it.
+	// keyReply is the reply to the request. The node plugin writes it, the controller reads it.
 	keyReply = "unique.oxide.restart_reply"
-	// keyDrain is the ID of the restart for which the controller has made the node ineligible, for itself to read.
+	// keyDrain is the ID of the restart for which the node is ineligible. The controller writes and reads it.
 	keyDrain = "unique.oxide.restart_drain"
-	// keyReport is for operators.
+	// keyReport is the last report. The controller writes it for operators.
 	keyReport = "unique.oxide.restart_report"
 
-	// driver is the plugin's name, by which it is found among others whatever ID its jobs give it.
+	// driver is the plugin's name. Its ID in Nomad depends on the job, so the plugin is found by its name.
 	driver = "csi.oxide.computer"
-	// clientTimeout is for how long a client is waited for that may be down. It is asked through a server.
+	// clientTimeout is how long a request waits for a client that may be down. A server forwards the request.
 	clientTimeout = 5 * time.Second
 )
 
-func restartPurpose(what string) purpose {
-	return purpose{
-		what:   what + " by way of",
-		wrong:  "the answer is not that of a Nomad agent",
+func restartOperation(what string) operation {
+	return operation{
+		what:   what + " through",
+		wrong:  "the answer is not from a Nomad agent",
 		policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
 	}
 }
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. With ACLs on it needs
+// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. With
+// ACLs on it needs
 //
 //	plugin { policy = "read" }
 //	node { policy = "write" }
 //	namespace "*" { capabilities = ["read-job", "alloc-lifecycle"] } # only to drain
 type Restarts struct {
 	options Options
-	nodes
+	nodeCache
 }
 
-// NewRestarts makes the controller's half. It asks nothing yet.
+// NewRestarts makes the controller's half. It does no I/O.
 func NewRestarts(options Options) *Restarts { return &Restarts{options: options} }
 
 // Request implements [metadata.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
-	_, err = r.options.apply(ctx, "ask for a restart of "+node, node, keys{keyRestart: &restartID})
+	_, err = r.options.apply(ctx, "request a restart of "+node, node, keys{keyRestart: &restartID})
 	return err
 }
 
-// Reply implements [metadata.RestartRequester]. Of a client that is down it is what the servers know.
+// Reply implements [metadata.RestartRequester]. If the client is down, the reply comes from the servers.
 func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	meta, err := r.options.readAnywhere(ctx, node)
+	meta, err := r.options.readOrAskServers(ctx, node)
 	if err != nil || meta[keyRestart] != restartID {
 		return metadata.RestartReply{}, err
 	}
@@ -85,7 +87,7 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 
 // Withdraw implements [metadata.RestartRequester].
 func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
@@ -94,34 +96,35 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	said := metadata.ParseRestartReply(meta[keyReply], restartID)
-	switch asked := meta[keyRestart]; {
-	case asked != restartID && asked != "":
+	reply := metadata.ParseRestartReply(meta[keyReply], restartID)
+	switch requested := meta[keyRestart]; {
+	case requested != restartID && requested != "":
 		return metadata.RestartReply{}, nil
-	case asked == restartID && said.State == metadata.RestartAccepted:
-		return said, nil
-	case asked == restartID:
+	case requested == restartID && reply.State == metadata.RestartAccepted:
+		return reply, nil
+	case requested == restartID:
 		if meta, err = r.options.apply(ctx, what, node, keys{keyRestart: nil}); err != nil {
 			return metadata.RestartReply{}, err
 		}
-		said = metadata.ParseRestartReply(meta[keyReply], restartID)
+		reply = metadata.ParseRestartReply(meta[keyReply], restartID)
 	}
 	switch {
-	case said.State == metadata.RestartAccepted:
-		// It was first, here or in an earlier call that did not come to an end. What it does is looked for under its ID.
+	case reply.State == metadata.RestartAccepted:
+		// The node plugin accepted before the request was withdrawn, in this call or in an earlier call that did not
+		// finish. Restore the request, because later replies are found by its ID.
 		_, err = r.options.apply(ctx, what, node, keys{keyRestart: &restartID})
-	case said.State != metadata.RestartUnanswered:
+	case reply.State != metadata.RestartUnanswered:
 		_, err = r.options.apply(ctx, what, node, keys{keyReply: nil})
 	}
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
-	return said, nil
+	return reply, nil
 }
 
 // Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
@@ -134,10 +137,10 @@ func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) err
 	return err
 }
 
-// Report implements [metadata.RestartRequester]. Nomad has no events that others may write, so that the last report stands in the
-// client's metadata: nomad node meta read.
+// Report implements [metadata.RestartRequester]. Nomad has no events that a plugin can write. So the last report is
+// written into the client's metadata, which "nomad node meta read" shows.
 func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
-	node, err := r.find(ctx, r.options, instanceID)
+	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
@@ -153,28 +156,28 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 type Listener struct {
 	options    Options
 	instanceID string
-	nodes
+	nodeCache
 }
 
-// NewListener makes the node's half, for the instance that the agent's client is. It asks nothing yet.
+// NewListener makes the node's half. instanceID is the instance of the agent's client. It does no I/O.
 func NewListener(options Options, instanceID string) *Listener {
 	return &Listener{options: options, instanceID: instanceID}
 }
 
-// own is the client of the agent that is asked.
-const own = ""
+// ownNode stands for the client of the agent that gets the request.
+const ownNode = ""
 
 // Requested implements [metadata.RestartListener].
 func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
-	meta, err := l.options.read(ctx, "look whether a restart is asked for", own)
+	meta, err := l.options.read(ctx, "read whether a restart is requested", ownNode)
 	if err != nil || meta[keyRestart] == "" {
 		return "", metadata.RestartReply{}, err
 	}
 	return meta[keyRestart], metadata.ParseRestartReply(meta[keyReply], meta[keyRestart]), nil
 }
 
-// pollInterval lies between two looks at the client's metadata. Nomad has no blocking query for it: the client answers from
-// memory, and no server is asked.
+// pollInterval is the time between two reads of the client's metadata. Nomad has no blocking query for it. The client
+// answers from memory, without asking a server.
 const pollInterval = 5 * time.Second
 
 // Changes implements [metadata.RestartListener].
@@ -196,38 +199,38 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// Reply implements [metadata.RestartListener]. An acceptance is said once the servers know of it: with the guest the client goes
-// down that keeps it.
-func (l *Listener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
-	what := "answer to a restart"
-	meta, err := l.options.read(ctx, what, own)
+// Reply implements [metadata.RestartListener]. When it accepts, it waits until the servers have the reply, because the
+// client stops with the guest.
+func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.RestartReply) error {
+	what := "reply to a restart"
+	meta, err := l.options.read(ctx, what, ownNode)
 	if err != nil {
 		return err
 	}
 	if meta[keyRestart] != restartID {
-		return unasked(restartID)
+		return notRequested(restartID)
 	}
-	text := answer.Text(restartID)
-	if meta, err = l.options.apply(ctx, what, own, keys{keyReply: &text}); err != nil {
+	text := reply.Text(restartID)
+	if meta, err = l.options.apply(ctx, what, ownNode, keys{keyReply: &text}); err != nil {
 		return err
 	}
 	if meta[keyRestart] != restartID {
-		if _, err := l.options.apply(ctx, what, own, keys{keyReply: nil}); err != nil {
+		if _, err := l.options.apply(ctx, what, ownNode, keys{keyReply: nil}); err != nil {
 			return err
 		}
-		return unasked(restartID)
+		return notRequested(restartID)
 	}
-	if answer.State != metadata.RestartAccepted {
+	if reply.State != metadata.RestartAccepted {
 		return nil
 	}
-	node, err := l.find(ctx, l.options, l.instanceID)
+	node, err := l.nodeID(ctx, l.options, l.instanceID)
 	if err != nil {
 		return err
 	}
 	return l.options.awaitServers(ctx, node, keyReply, text)
 }
 
-func unasked(restartID string) error {
+func notRequested(restartID string) error {
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
 		What: "no reply was written: restart " + restartID + " is not requested any more",
@@ -235,12 +238,12 @@ func unasked(restartID string) error {
 	}
 }
 
-// keys are to be written to a client's metadata; nil removes one.
+// keys are values to write to a client's metadata. A nil value removes the key.
 type keys map[string]*string
 
-// apply changes a client's metadata in one step, and returns all of it as it is then.
+// apply changes a client's metadata in one step, and returns all of the metadata after that step.
 func (o Options) apply(ctx context.Context, what, node string, meta keys) (after map[string]string, err error) {
-	err = o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	err = o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().
 			Meta().
 			Apply(&api.NodeMetaApplyRequest{NodeID: node, Meta: meta}, (&api.QueryOptions{}).WithContext(ctx))
@@ -254,7 +257,7 @@ func (o Options) apply(ctx context.Context, what, node string, meta keys) (after
 
 // read reads a client's metadata from the client itself.
 func (o Options) read(ctx context.Context, what, node string) (meta map[string]string, err error) {
-	err = o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	err = o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().Meta().Read(node, (&api.QueryOptions{}).WithContext(ctx))
 		if err == nil {
 			meta = answer.Meta
@@ -264,35 +267,36 @@ func (o Options) read(ctx context.Context, what, node string) (meta map[string]s
 	return meta, err
 }
 
-// readAnywhere reads a client's metadata, from the servers where the client does not answer: they have it some seconds later.
-func (o Options) readAnywhere(ctx context.Context, node string) (map[string]string, error) {
+// readOrAskServers reads a client's metadata from the client. If the client does not answer, it reads from the servers,
+// which get changes some seconds later.
+func (o Options) readOrAskServers(ctx context.Context, node string) (map[string]string, error) {
 	limited, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
 	meta, err := o.read(limited, "read the metadata of "+node, node)
 	if err == nil || ctx.Err() != nil {
 		return meta, err
 	}
-	info, _, err := o.info(ctx, node, 0)
+	info, _, err := o.nodeInfo(ctx, node, 0)
 	return info.Meta, err
 }
 
-// nodeInfo is what is read of what the servers know of a node.
+// nodeInfo has the fields of a node that are read from the servers.
 type nodeInfo struct {
 	Meta                  map[string]string
 	SchedulingEligibility string
 }
 
-// info reads what the servers know of a node, once it is newer than an index.
-func (o Options) info(ctx context.Context, node string, after uint64) (info nodeInfo, index uint64, err error) {
+// nodeInfo reads a node from the servers. It blocks until the node is newer than an index.
+func (o Options) nodeInfo(ctx context.Context, node string, after uint64) (info nodeInfo, index uint64, err error) {
 	err = o.query(ctx, "look up node "+node, "/v1/node/"+url.PathEscape(node), after, &info, &index)
 	return info, index, err
 }
 
-// awaitServers waits until the servers know a client's metadata to be this.
+// awaitServers waits until the servers have this value in a client's metadata.
 func (o Options) awaitServers(ctx context.Context, node, key, value string) error {
 	var after uint64
 	for {
-		info, index, err := o.info(ctx, node, after)
+		info, index, err := o.nodeInfo(ctx, node, after)
 		if err != nil || info.Meta[key] == value {
 			return err
 		}
@@ -300,9 +304,10 @@ func (o Options) awaitServers(ctx context.Context, node, key, value string) erro
 	}
 }
 
-// query reads an object from the servers, once it is newer than an index. api's own types stay out: they would bring all of a job.
+// query reads an object from the servers. It blocks until the object is newer than an index. The types of package api are
+// not used: they would link everything about a job.
 func (o Options) query(ctx context.Context, what, path string, after uint64, out any, index *uint64) error {
-	return o.call(ctx, restartPurpose(what), func(client *api.Client) error {
+	return o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		meta, err := client.Raw().Query(path, out, (&api.QueryOptions{WaitIndex: after}).WithContext(ctx))
 		if err == nil && index != nil {
 			*index = meta.LastIndex
@@ -311,47 +316,47 @@ func (o Options) query(ctx context.Context, what, path string, after uint64, out
 	})
 }
 
-// nodes finds nodes by their instances.
-type nodes struct {
+// nodeCache finds nodeCache by their instances.
+type nodeCache struct {
 	mu sync.Mutex
-	// seen are the nodes on which instances were last found.
-	seen map[string]string
+	// lastSeen are the IDs of the nodes on which instances were last found, by instance ID.
+	lastSeen map[string]string
 }
 
-// find is the ID of the node that is an instance.
-func (n *nodes) find(ctx context.Context, o Options, instanceID string) (string, error) {
-	node, err := n.lookUp(ctx, o, instanceID)
+// nodeID is the ID of an instance's node.
+func (n *nodeCache) nodeID(ctx context.Context, o Options, instanceID string) (string, error) {
+	node, err := n.lookUpNodeID(ctx, o, instanceID)
 	if err == nil && node == "" {
 		return "", &metadata.Error{
 			Kind: metadata.ErrNotReady,
-			What: fmt.Sprintf("no Nomad node is instance %s: no node plugin of %s calls itself so", instanceID, driver),
+			What: fmt.Sprintf("no Nomad node is instance %s: no node plugin of %s has this node ID", instanceID, driver),
 			Next: "check that the node plugin runs there and is healthy: nomad plugin status",
 		}
 	}
 	return node, err
 }
 
-// lookUp is the ID of the node that is an instance, as the node plugin there says, or empty. While that plugin is not up, it is
-// the node where it was last seen.
-func (n *nodes) lookUp(ctx context.Context, o Options, instanceID string) (string, error) {
-	node, err := o.search(ctx, instanceID)
+// lookUpNodeID is the ID of an instance's node, or empty. The node plugin reports which instance it runs in. While that
+// plugin is down, lookUpNodeID returns the node on which the instance was last seen.
+func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID string) (string, error) {
+	node, err := o.searchNodeID(ctx, instanceID)
 	if err != nil {
 		return "", err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if node == "" {
-		return n.seen[instanceID], nil
+		return n.lastSeen[instanceID], nil
 	}
-	if n.seen == nil {
-		n.seen = map[string]string{}
+	if n.lastSeen == nil {
+		n.lastSeen = map[string]string{}
 	}
-	n.seen[instanceID] = node
+	n.lastSeen[instanceID] = node
 	return node, nil
 }
 
-// search is the ID of the node whose node plugin says that it is an instance, or empty.
-func (o Options) search(ctx context.Context, instanceID string) (string, error) {
+// searchNodeID is the ID of the node whose node plugin reports this instance, or empty.
+func (o Options) searchNodeID(ctx context.Context, instanceID string) (string, error) {
 	what := "look for instance " + instanceID
 	var plugins []struct{ ID, Provider string }
 	if err := o.query(ctx, what, "/v1/plugins?type=csi", 0, &plugins, nil); err != nil {

@@ -224,8 +224,9 @@ func TestRestartConformance(t *testing.T) {
 			NewRequester: func() metadata.RestartRequester { return nomad.NewRestarts(controller) },
 			NewListener:  func() metadata.RestartListener { return nomad.NewListener(a, idA) },
 			NewOther:     func() metadata.RestartListener { return nomad.NewListener(b, idB) },
-			Instance:     idA, Other: idB,
-			Break: func(f metadatatest.Fault) { r.set(func() { r.fault = f }) },
+			Instance:     idA,
+			Other:        idB,
+			Break:        func(f metadatatest.Fault) { r.set(func() { r.fault = f }) },
 			Repair: func() {
 				r.set(func() {
 					r.fault = ""
@@ -234,7 +235,9 @@ func TestRestartConformance(t *testing.T) {
 				})
 			},
 			Secrets: []string{token, "canary"},
-			Cannot:  map[metadatatest.Ability]string{metadatatest.CanTell: "its client's metadata has no blocking query"},
+			Cannot: map[metadatatest.Ability]string{
+				metadatatest.CanReportChanges: "its client's metadata has no blocking query",
+			},
 		}
 	})
 }
@@ -398,9 +401,9 @@ func TestDrain(t *testing.T) {
 	}
 	first := []string{
 		"allocation 00000001 (db.cache[0] of job db-00000001) is ending",
-		"allocation 00000002 (db.cache[0] of job db-00000001) waits for another one of its group to end",
+		"allocation 00000002 (db.cache[0] of job db-00000001) waits until another allocation of its group has ended",
 		"allocation 00000003 (db.cache[0] of job db-00000003) is ending",
-		"allocation 00000004 (db.cache[0] of job db-00000004) is of a batch job: wait for its end, or stop it",
+		"allocation 00000004 (db.cache[0] of job db-00000004) belongs to a batch job: wait for its end, or stop it",
 		"allocation 00000005 (db.cache[0] of job db-00000005) is ending",
 		"allocation 00000006 (db.cache[0] of job db-00000006) is ending",
 	}

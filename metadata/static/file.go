@@ -19,14 +19,12 @@ import (
 )
 
 const (
-	// settle is how long a file must have been left alone before its content
-	// counts: a writer that does not rename leaves it half written for a moment,
-	// and the ID without the rack would put the node on the wrong one.
-	settle = 100 * time.Millisecond
-	// maxRounds bounds the waiting for a file that never stops changing, where
-	// the caller gave no deadline: about 2 s.
+	// settleTime is how long a file must be unchanged before it is accepted. A program that does not rename leaves the
+	// file half written for a moment. An ID without its rack would put the node on the wrong rack.
+	settleTime = 100 * time.Millisecond
+	// maxRounds bounds the wait for a file that keeps changing, to about 2 s.
 	maxRounds = 20
-	// maxBytes is far above any such file.
+	// maxBytes is a limit far above the size of such a file.
 	maxBytes = 64 << 10
 )
 
@@ -36,17 +34,16 @@ var (
 	errChanging = errors.New("keeps changing while it is read")
 )
 
-// readSettled returns the whole content of a file that nobody is writing. It
-// waits while somebody is.
+// readSettled returns the whole content of a file. It waits while the file changes.
 func readSettled(ctx context.Context, name string) ([]byte, error) {
 	for range maxRounds {
 		text, before, err := readOnce(name)
 		if err != nil {
 			return nil, err
 		}
-		// A time stamp in the future says nothing about how long ago it was set.
-		if age := time.Since(before.ModTime()); age < settle {
-			if err := wait(ctx, min(settle-age, settle)); err != nil {
+		// A time in the future makes the age negative. Then wait no longer than settleTime.
+		if age := time.Since(before.ModTime()); age < settleTime {
+			if err := wait(ctx, min(settleTime-age, settleTime)); err != nil {
 				return nil, err
 			}
 		}
@@ -62,9 +59,9 @@ func readSettled(ctx context.Context, name string) ([]byte, error) {
 	return nil, errChanging
 }
 
-// readOnce reads a file as it is, and says how it looked before.
+// readOnce reads a file, and returns its state from before.
 func readOnce(name string) ([]byte, os.FileInfo, error) {
-	// Opening or reading a pipe could block for ever, without a context.
+	// O_NONBLOCK, because opening a pipe could block for ever.
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, err
@@ -87,7 +84,7 @@ func readOnce(name string) ([]byte, os.FileInfo, error) {
 	return text, info, nil
 }
 
-// wait returns nil after d, or the context's error if that ends first.
+// wait returns nil after d, or the error of ctx if ctx ends first.
 func wait(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -101,9 +98,8 @@ func wait(ctx context.Context, d time.Duration) error {
 
 var keyPattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// parse reads the lines of an env file. It returns our two keys and the names of
-// all others. Errors name the line and never repeat it: other people's files
-// hold passwords.
+// parse reads the lines of an env file. It returns the values of the two known keys, and the names of all other keys.
+// Errors contain the number of the line and never its text: the file may hold passwords.
 func parse(file string, text []byte) (found map[string]value, unknown []string, err error) {
 	found = map[string]value{}
 	for i, line := range strings.Split(strings.TrimPrefix(string(text), "\ufeff"), "\n") {
@@ -132,7 +128,7 @@ func parse(file string, text []byte) (found map[string]value, unknown []string, 
 				file,
 				i,
 				fmt.Sprintf("sets %s to another value than line %d", key, first.line),
-				"keep the true one",
+				"keep the right one",
 			)
 		}
 		found[key] = value{text: text, from: fmt.Sprintf("%s in %s line %d", key, file, i+1), line: i + 1}
@@ -140,9 +136,8 @@ func parse(file string, text []byte) (found map[string]value, unknown []string, 
 	return found, unknown, nil
 }
 
-// unquote takes a pair of quotes and a comment off a value. Nothing is expanded
-// and there are no escapes: no identity needs them, so a backslash or a dollar
-// sign stays and is refused with the value.
+// unquote removes quotes and a comment from a value. It expands nothing and knows no escapes, since no identity needs
+// them. A backslash or a dollar sign stays, and makes the value invalid.
 func unquote(raw string) (string, bool) {
 	if raw == "" || raw[0] == '#' {
 		return "", true

@@ -2,9 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package static is the metadata provider for whoever knows the answer already:
-// an operator who writes it down, a job file that fills it in, an init container
-// that found it out and left it in a file.
+// Package static is the metadata provider for an identity that is already known: an operator sets it, a job file fills it
+// in, or an init container writes it into a file.
 //
 // # The file
 //
@@ -14,14 +13,12 @@
 //	OXIDE_INSTANCE_ID=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23
 //	export OXIDE_RACK="default"
 //
-// Empty lines and comments are skipped, "export " before a key, quotes around a
-// value and Windows line ends are taken off. A key that stands there twice with
-// different values is an error: either could be the true one. Keys other than
-// those two are logged once and ignored.
+// Empty lines and comments are skipped. "export " before a key, quotes around a value and Windows line ends are removed.
+// Two lines with the same key and different values are an error: either could be right. Other keys are logged once and
+// ignored.
 //
-// Whoever writes the file should replace it by a rename, so that it is never
-// seen half written. A file that is written in place is believed once it has
-// been left alone for a tenth of a second.
+// The program that writes the file should replace it by a rename, so that the plugin never sees half of it. A file that
+// is written in place is accepted once it has not changed for a tenth of a second.
 package static
 
 import (
@@ -42,18 +39,16 @@ const (
 	keyRack       = "OXIDE_RACK"
 )
 
-// Options says where the identity comes from. Without InstanceID and File there
-// is none to be had.
+// Options says where the identity comes from. InstanceID or File is required.
 type Options struct {
-	// InstanceID is the instance's UUID in any notation, or empty. It wins over
-	// the file's.
+	// InstanceID is the instance's UUID in any notation, or empty. It wins over the file.
 	InstanceID string
-	// Rack is the rack's name, or empty for unknown. It wins over the file's.
+	// Rack is the rack's name, or empty if it is not known. It wins over the file.
 	Rack string
-	// File is the path of an env file, or empty. It is read at every call that
-	// needs something from it, and may appear, change and vanish at any time.
+	// File is the path of an env file, or empty. It is read at every call that needs a value from it. It may appear,
+	// change and disappear at any time.
 	File string
-	// Log gets a line for what the file holds and nobody uses. Nil is no log.
+	// Log gets a line for each entry of the file that is not used. Nil means no log.
 	Log *slog.Logger
 }
 
@@ -62,10 +57,10 @@ type Provider struct {
 	options Options
 
 	mu     sync.Mutex
-	warned map[string]bool // what was logged already
+	warned map[string]bool // subjects that were logged
 }
 
-// New makes a provider. It reads nothing.
+// New makes a provider. It does no I/O.
 func New(options Options) *Provider {
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
@@ -75,7 +70,7 @@ func New(options Options) *Provider {
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
-	instance, err := p.Known(ctx)
+	instance, err := p.PartialInstance(ctx)
 	switch {
 	case err != nil || instance.ID != "":
 		return instance, err
@@ -91,12 +86,12 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	}
 }
 
-// Known implements [metadata.Partial].
-func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
+// PartialInstance implements [metadata.PartialProvider].
+func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	o := p.options
 	if err := ctx.Err(); err != nil {
 		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "instance identity not looked up", Cause: err, Next: "ask again",
+			Kind: metadata.ErrNotReady, What: "the instance's identity was not read", Cause: err, Next: "try again",
 		}
 	}
 	id, rack := value{text: o.InstanceID, from: "--instance-id"}, value{text: o.Rack, from: "--rack"}
@@ -111,34 +106,33 @@ func (p *Provider) Known(ctx context.Context) (metadata.Instance, error) {
 	return check(id, rack)
 }
 
-// value is a text and where it stands. Line is 0 outside of the file.
+// value is a text and its origin. Line is 0 if it is not from the file.
 type value struct {
 	text, from string
 	line       int
 }
 
-// choose returns the explicit value, or the file's where there is none. It logs
-// once that an explicit value hides another one.
+// choose returns the explicit value, or the file's value if there is none. It logs once if the two differ.
 func (p *Provider) choose(what string, explicit, file value) value {
 	if explicit.text == "" {
 		return file
 	}
 	if file.text != "" && !sameValue(explicit.text, file.text) {
-		p.warnOnce("hidden "+what, "metadata: the file's "+what+" is not used, because one is given explicitly",
+		p.warnOnce("hidden "+what, "metadata: the file's "+what+" is not used, because a setting overrides it",
 			"file", p.options.File, "used", explicit.from)
 	}
 	return explicit
 }
 
-// sameValue compares racks as text and instance IDs over their notations.
+// sameValue reports whether two texts are equal, or are the same instance ID in two notations.
 func sameValue(a, b string) bool {
 	idA, errA := metadata.ParseInstanceID(a)
 	idB, errB := metadata.ParseInstanceID(b)
 	return a == b || errA == nil && errB == nil && idA == idB
 }
 
-// check makes an answer of what was found. A value that stands nowhere has no
-// text; an ID that stands somewhere and is empty is refused with the others.
+// check returns the identity if both values are valid. A value that was not found is empty. An ID that is empty in the
+// file is an error.
 func check(id, rack value) (instance metadata.Instance, err error) {
 	if id.text != "" || id.line > 0 {
 		if instance.ID, err = metadata.ParseInstanceID(id.text); err != nil {
@@ -153,14 +147,14 @@ func check(id, rack value) (instance metadata.Instance, err error) {
 				Kind:  metadata.ErrInvalid,
 				What:  rack.from,
 				Cause: err,
-				Next:  "set it to the name that the controller uses for this rack, or take it out",
+				Next:  "set it to the name that the controller uses for this rack, or remove it",
 			}
 		}
 	}
 	return metadata.Instance{ID: instance.ID, Rack: rack.text}, nil
 }
 
-// read returns what the file holds.
+// read returns the two values of the file.
 func (p *Provider) read(ctx context.Context) (map[string]value, error) {
 	file := p.options.File
 	text, err := readSettled(ctx, file)
@@ -170,7 +164,7 @@ func (p *Provider) read(ctx context.Context) (map[string]value, error) {
 	if len(text) == 0 {
 		return nil, &metadata.Error{
 			Kind: metadata.ErrNotReady, What: "wait for " + file + ": it is empty",
-			Next: "check that whoever writes it (an init container, cloud-init) has finished",
+			Next: "check that the program that writes it (an init container, cloud-init) has finished",
 		}
 	}
 	found, unknown, err := parse(file, text)
@@ -183,18 +177,18 @@ func (p *Provider) read(ctx context.Context) (map[string]value, error) {
 	return found, nil
 }
 
-// warnOnce logs a warning the first time that what is seen.
-func (p *Provider) warnOnce(what, message string, args ...any) {
+// warnOnce logs one warning per subject.
+func (p *Provider) warnOnce(subject, message string, args ...any) {
 	p.mu.Lock()
-	seen := p.warned[what]
-	p.warned[what] = true
+	seen := p.warned[subject]
+	p.warned[subject] = true
 	p.mu.Unlock()
 	if !seen {
 		p.options.Log.Warn(message, args...)
 	}
 }
 
-// explain turns an error of reading the file into the contract's.
+// explain turns an error of reading the file into a [metadata.Error].
 func explain(file string, err error) error {
 	e := &metadata.Error{Kind: metadata.ErrNotReady, What: "read " + file, Cause: err}
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
@@ -203,14 +197,14 @@ func explain(file string, err error) error {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		e.What = "wait until " + file + " is no longer being written"
-		e.Next = "ask again"
+		e.Next = "try again"
 	case errors.Is(err, errChanging):
-		e.Next = "replace the file by a rename, or stop what keeps writing to it"
+		e.Next = "replace the file by a rename, or stop the program that keeps writing to it"
 	case errors.Is(err, fs.ErrNotExist):
 		e.What = "wait for " + file
-		e.Next = "check that whoever writes it (an init container, cloud-init, you) has done so, and that the path is right"
+		e.Next = "check the path, and that the program that writes the file (an init container, cloud-init) has run"
 	case errors.Is(err, fs.ErrPermission):
-		e.Kind, e.Next = metadata.ErrInvalid, "make it readable for the user that the plugin runs as"
+		e.Kind, e.Next = metadata.ErrInvalid, "make it readable for the plugin's user"
 	case errors.Is(err, errNotAFile),
 		errors.Is(err, errTooLarge),
 		errors.Is(err, syscall.ENOTDIR),
@@ -222,3 +216,5 @@ func explain(file string, err error) error {
 	}
 	return e
 }
+
+var _ metadata.PartialProvider = (*Provider)(nil)

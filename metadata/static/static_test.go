@@ -42,7 +42,7 @@ type world struct {
 func TestConformance(t *testing.T) {
 	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
 		w := &world{t: t, file: filepath.Join(t.TempDir(), "metadata.env")}
-		w.set(metadatatest.World{})
+		w.set(metadatatest.Content{})
 		return metadatatest.Harness{
 			New: func() metadata.Provider {
 				return metadatatest.Unprivileged(static.New(static.Options{File: w.file}), &w.denied)
@@ -55,7 +55,7 @@ func TestConformance(t *testing.T) {
 
 // set replaces the file, as its writers should. Beside the identity the file
 // holds a secret that is none of ours.
-func (w *world) set(world metadatatest.World) {
+func (w *world) set(world metadatatest.Content) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# identity\nOXIDE_TOKEN=%s\n", secret)
 	if world.ID != nil {
@@ -255,7 +255,7 @@ func TestExplicitValues(t *testing.T) {
 func TestExplicitRackIsKnownWithoutAnID(t *testing.T) {
 	for _, want := range []metadata.Instance{{}, {Rack: "west"}, {ID: idA}, {ID: idA, Rack: "west"}} {
 		p := static.New(static.Options{InstanceID: want.ID, Rack: want.Rack})
-		if got, err := p.Known(context.Background()); err != nil || got != want {
+		if got, err := p.PartialInstance(context.Background()); err != nil || got != want {
 			t.Errorf("known: %+v, %v; want %+v", got, err, want)
 		}
 		if got, err := p.Instance(context.Background()); want.ID == "" && !errors.Is(err, metadata.ErrInvalid) {

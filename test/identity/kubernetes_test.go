@@ -269,7 +269,7 @@ func (c *cluster) options() kubernetes.Options {
 	must(c.t, err)
 	return kubernetes.Options{
 		NodeName: nodeName, Host: host, Port: port, ServiceAccount: c.account,
-		InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
+		RackLabel: kubernetes.DefaultRackLabel,
 	}
 }
 
@@ -280,10 +280,10 @@ func (c *cluster) conformance(t *testing.T) {
 		var fault metadatatest.Fault
 		return metadatatest.Harness{
 			New: func() metadata.Provider { return kubernetes.New(c.options()) },
-			Set: func(w metadatatest.World) {
-				annotations := object{kubernetes.DefaultInstanceLabel: nil, kubernetes.DefaultRackLabel: nil}
+			Set: func(w metadatatest.Content) {
+				annotations := object{kubernetes.InstanceLabel: nil, kubernetes.DefaultRackLabel: nil}
 				if w.ID != nil {
-					annotations[kubernetes.DefaultInstanceLabel] = *w.ID
+					annotations[kubernetes.InstanceLabel] = *w.ID
 				}
 				if w.Rack != nil {
 					annotations[kubernetes.DefaultRackLabel] = *w.Rack
@@ -360,12 +360,12 @@ func (c *cluster) nodes(t *testing.T) {
 		says string
 	}{
 		"initialised":       {object{"spec": object{"providerID": "oxide://" + idA}}, metadata.Instance{ID: idA}, nil, ""},
-		"labelled":          {object{"metadata": object{"labels": object{kubernetes.DefaultInstanceLabel: idA, kubernetes.DefaultRackLabel: "east"}}}, metadata.Instance{ID: idA, Rack: "east"}, nil, ""},
+		"labelled":          {object{"metadata": object{"labels": object{kubernetes.InstanceLabel: idA, kubernetes.DefaultRackLabel: "east"}}}, metadata.Instance{ID: idA, Rack: "east"}, nil, ""},
 		"by its firmware":   {object{"status": firmware}, metadata.Instance{ID: idA}, nil, ""},
 		"not initialised":   {object{"spec": object{"taints": taint}, "status": firmware}, metadata.Instance{}, metadata.ErrNotReady, "wait for the cloud controller manager"},
 		"not yet reported":  {object{}, metadata.Instance{}, metadata.ErrNotReady, "has no provider ID"},
 		"another cloud's":   {object{"spec": object{"providerID": "aws:///us-west-2a/i-0123"}}, metadata.Instance{}, metadata.ErrInvalid, "does not begin with oxide://"},
-		"provider ID first": {object{"spec": object{"providerID": "oxide://" + idA}, "metadata": object{"labels": object{kubernetes.DefaultInstanceLabel: idB}}}, metadata.Instance{ID: idA}, nil, ""},
+		"provider ID first": {object{"spec": object{"providerID": "oxide://" + idA}, "metadata": object{"labels": object{kubernetes.InstanceLabel: idB}}}, metadata.Instance{ID: idA}, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.makeNode(tt.node)
@@ -419,7 +419,7 @@ func (c *cluster) kubelet(t *testing.T) {
 	c.makeNode(object{"spec": object{"providerID": "oxide://" + idA}})
 	for name, want := range map[string]error{nodeName: nil, "worker-4": metadata.ErrInvalid} {
 		options := kubernetes.Options{
-			NodeName: nodeName, InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
+			NodeName: nodeName, RackLabel: kubernetes.DefaultRackLabel,
 			Kubeconfig: c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}),
 		}
 		got, err := kubernetes.New(options).Instance(t.Context())
@@ -434,7 +434,7 @@ func (c *cluster) kubelet(t *testing.T) {
 // after the connection was cut.
 func (c *cluster) watch(t *testing.T) {
 	kubelet := kubernetes.Options{
-		NodeName: nodeName, InstanceLabel: kubernetes.DefaultInstanceLabel, RackLabel: kubernetes.DefaultRackLabel,
+		NodeName: nodeName, RackLabel: kubernetes.DefaultRackLabel,
 		Kubeconfig: c.kubeconfig(t, pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}),
 	}
 	for name, options := range map[string]kubernetes.Options{"service account": c.options(), "kubelet": kubelet} {
@@ -459,7 +459,7 @@ func (c *cluster) watch(t *testing.T) {
 				c.do(
 					"PATCH",
 					"/api/v1/nodes/"+nodeName,
-					object{"metadata": object{"annotations": object{kubernetes.DefaultInstanceLabel: id}}},
+					object{"metadata": object{"annotations": object{kubernetes.InstanceLabel: id}}},
 					nil,
 				)
 			}

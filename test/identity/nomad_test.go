@@ -181,7 +181,7 @@ func (a *agent) conformance(t *testing.T, cannotDeny string) {
 		var fault metadatatest.Fault
 		h := metadatatest.Harness{
 			New: func() metadata.Provider { return nomad.New(a.options()) },
-			Set: func(w metadatatest.World) { a.set(w.ID, w.Rack) },
+			Set: func(w metadatatest.Content) { a.set(w.ID, w.Rack) },
 			Break: func(f metadatatest.Fault) {
 				fault = f
 				switch f {

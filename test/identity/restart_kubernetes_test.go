@@ -366,8 +366,8 @@ func (r *restarts) drain(t *testing.T) {
 	})
 	// The plugin's pods have no controller in this test.
 	own := []string{
-		"pod " + namespace + "/oxide-csi-controller-worker-3 has no controller that would make it again: delete it by hand",
-		"pod " + namespace + "/oxide-csi-node-worker-3 has no controller that would make it again: delete it by hand",
+		"pod " + namespace + "/oxide-csi-controller-worker-3 has no controller that would create it again: delete it by hand",
+		"pod " + namespace + "/oxide-csi-node-worker-3 has no controller that would create it again: delete it by hand",
 	}
 	for _, name := range []string{"app", "guarded"} {
 		r.do("POST", "/api/v1/namespaces/default/serviceaccounts", object{"metadata": object{"name": name}}, nil)
@@ -406,7 +406,7 @@ func (r *restarts) drain(t *testing.T) {
 	want := append(
 		[]string{
 			"pod default/app is ending",
-			"pod default/guarded must not be evicted yet: a PodDisruptionBudget allows no disruption",
+			"pod default/guarded cannot be evicted yet: a PodDisruptionBudget allows no disruption",
 		},
 		own...)
 	if diff := cmp.Diff(want, left); err != nil || diff != "" {

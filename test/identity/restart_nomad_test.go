@@ -144,8 +144,8 @@ func (r *nomadRestarts) conformance(t *testing.T) {
 			},
 			Secrets: []string{r.controller, r.node, "canary"},
 			Cannot: map[metadatatest.Ability]string{
-				metadatatest.CanBeTwo: "the agent has one client",
-				metadatatest.CanTell:  "its client's metadata has no blocking query",
+				metadatatest.CanHaveTwoNodes: "the agent has one client",
+				metadatatest.CanReportChanges:  "its client's metadata has no blocking query",
 			},
 		}
 	})
@@ -220,8 +220,8 @@ func (r *nomadRestarts) drain(t *testing.T) {
 	}
 	first := left()
 	if strings.Count(first, "of job app) is ending") != 1 ||
-		strings.Count(first, "of job app) waits for another one of its group to end") != 1 ||
-		!strings.Contains(first, "of job batch) is of a batch job: wait for its end, or stop it") ||
+		strings.Count(first, "of job app) waits until another allocation of its group has ended") != 1 ||
+		!strings.Contains(first, "of job batch) belongs to a batch job: wait for its end, or stop it") ||
 		strings.Contains(first, "oxide-csi-node") {
 		t.Errorf("allocations left at first: %s", first)
 	}

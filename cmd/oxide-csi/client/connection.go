@@ -24,21 +24,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// Options say which plugin a [Client] asks, and how.
+// Options holds the sockets of the plugin and the settings of a [Client].
 type Options struct {
-	// Controller and Node are the paths of the sockets of the two services, the same where one process serves both.
+	// Controller and Node are the paths of the sockets of the two services. They are equal if one process serves both.
 	Controller, Node string
 	// StagingDir is the folder that holds a staging path for each volume.
 	StagingDir string
-	// SysRoot is where this host's /sys is seen.
+	// SysRoot is the path of this host's /sys.
 	SysRoot string
 	// DryRun makes the client send no call that could change anything; see [Client.Calls].
 	DryRun bool
-	// Progress gets a line that is written over and over while a call takes long; nil for none.
+	// Progress gets a line that is overwritten while a call takes long. Nil means no progress.
 	Progress io.Writer
 }
 
-// Client asks a plugin.
+// Client calls a plugin.
 type Client struct {
 	opts       Options
 	identity   csi.IdentityClient // of the controller
@@ -48,7 +48,7 @@ type Client struct {
 	calls      []Call
 }
 
-// New returns a client, which connects when it has something to ask.
+// New returns a client. It connects at the first call.
 func New(opts Options) (*Client, error) {
 	c := &Client{opts: opts}
 	controller, err := c.connect(opts.Controller, "controller")
@@ -80,10 +80,10 @@ func (c *Client) Close() error {
 	return errors.Join(errs...)
 }
 
-// Calls are those that a dry run would have made.
+// Calls are the calls that a dry run did not make.
 func (c *Client) Calls() []Call { return c.calls }
 
-// Call is a call that changes something, with what it is about.
+// Call is a call that changes something, with its most important fields.
 type Call struct {
 	Method           string `json:"call"`
 	Name             string `json:"name,omitempty"`
@@ -128,13 +128,13 @@ func callOf(fullMethod string, req any) Call {
 	return call
 }
 
-// reads are the calls that change nothing. A dry run sends no other, so that one which is forgotten here is not sent.
+// reads are the calls that change nothing. A dry run sends only these, so a call that is missing here is not sent.
 var reads = map[string]bool{
 	"ControllerGetVolume": true, "ControllerGetVolumeHealth": true, "ListVolumes": true, "GetCapacity": true,
 	"GetPluginInfo": true, "GetSnapshot": true, "ListSnapshots": true, "NodeGetInfo": true,
 }
 
-// connect makes a connection that every call passes through: what comes back is an [Error], and a dry run keeps to reading.
+// connect makes a connection. Its interceptor turns failures into an [Error], and lets a dry run only read.
 func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 	var unreachable atomic.Pointer[error] // why the socket could not be reached the last time
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
@@ -201,13 +201,13 @@ func answerError(ctx context.Context, call Call, socket, service string, said *s
 }
 
 const (
-	// progressAfter is how long a call takes before that is worth a word.
+	// progressAfter is how long a call takes before its progress is shown.
 	progressAfter = 2 * time.Second
 	progressEvery = time.Second
 	clearLine     = "\r\x1b[K"
 )
 
-// showProgress says on a terminal what is waited for, until the function is called that it returns; nothing of it stays.
+// showProgress shows on a terminal which call is waited for, until the returned function is called, which clears it.
 func showProgress(out io.Writer, method string) (done func()) {
 	if out == nil {
 		return func() {}
@@ -220,7 +220,7 @@ func showProgress(out io.Writer, method string) (done func()) {
 			select {
 			case <-time.After(wait):
 				shown = true
-				// A terminal that is gone is no reason to stop waiting.
+				// An error of the terminal does not end the call.
 				_, _ = fmt.Fprintf(out, "%swaiting for %s, %s", clearLine, method, time.Since(start).Round(time.Second))
 			case <-stop:
 				if shown {
@@ -233,13 +233,13 @@ func showProgress(out io.Writer, method string) (done func()) {
 	return func() { close(stop); <-stopped }
 }
 
-// thisNode is the ID of the node whose plugin is asked.
+// thisNode is the ID of this node, from its node plugin.
 func (c *Client) thisNode(ctx context.Context) (string, error) {
 	info, err := c.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	return info.GetNodeId(), err
 }
 
-// nodeOr is the node that was named, else this one.
+// nodeOr is the named node, or this node if none is named.
 func (c *Client) nodeOr(ctx context.Context, named string) (string, error) {
 	if named != "" {
 		return parseID("node", named)
@@ -251,7 +251,7 @@ func (c *Client) nodeOr(ctx context.Context, named string) (string, error) {
 	return node, err
 }
 
-// parseID refuses what cannot be an ID: the plugin finds nothing under it and may call that done.
+// parseID rejects a malformed ID. The plugin could report success for it, because it finds nothing to do.
 func parseID(what, text string) (string, error) {
 	id, ok := diskname.ParseID(text)
 	if !ok {

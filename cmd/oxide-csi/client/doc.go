@@ -2,14 +2,14 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package client asks a running plugin what an orchestrator would ask it, by the same CSI calls over the same sockets, for a
-// person or a script on a host that has no orchestrator.
+// Package client calls a running plugin as an orchestrator does: by CSI calls over the same sockets. It is for people and
+// scripts on a host without an orchestrator.
 //
-// It keeps nothing: what a call needs from an earlier one is asked again, since each call of the specification that matters
-// here may be repeated. What it promises beyond single calls is what the specification demands of an orchestrator: a volume
-// is mounted only where it is attached, and detached only when it is unmounted.
+// It stores nothing. If a call needs the result of an earlier call, the client repeats that call, which CSI allows. The
+// client keeps the order that the specification demands of an orchestrator: it mounts a volume only where the volume is
+// attached, and detaches the volume only when it is unmounted.
 //
-//   - connection.go: the sockets, and what every call passes through
-//   - errors.go: what a failed call says, and its exit code
+//   - connection.go: the sockets, and the interceptor of every call
+//   - errors.go: the text and exit code of a failed call
 //   - volume.go, mount.go, snapshot.go: the life of volumes and snapshots
 package client

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Error is why something could not be done. Its text is one line: what the plugin said, once, and what to do next.
+// Error is a failure of a command. Its text is one line: the plugin's message and the next step.
 type Error struct {
 	Code codes.Code
 	Text string
@@ -23,7 +23,7 @@ func failed(code codes.Code, format string, args ...any) error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// Exit codes besides 0, which says that what was asked for is so, whether it was made so now or had been before.
+// Exit codes besides 0, which means that the requested state is reached, now or before.
 const (
 	exitFailed     = 1
 	exitWrong      = 2
@@ -34,7 +34,7 @@ const (
 	exitNotAllowed = 7
 )
 
-// exits says which exit code stands for which of CSI's codes; every other is 1. They are permanent, since scripts rely on them.
+// exits maps gRPC codes to exit codes. Any other code is 1. The table is permanent, because scripts rely on it.
 var exits = map[codes.Code]int{
 	codes.InvalidArgument:    exitWrong,
 	codes.OutOfRange:         exitWrong,
@@ -63,7 +63,7 @@ func isNotFound(err error) bool {
 	return errors.As(err, &own) && own.Code == codes.NotFound
 }
 
-// nextStep is what to do about a refusal, in the words of the command line; empty where the plugin's own words say it.
+// nextStep is the next step after an error, as a command. It is empty if the plugin's message contains the next step.
 func nextStep(call Call, code codes.Code) string {
 	switch code {
 	case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:

@@ -30,22 +30,22 @@ type Mounted struct {
 	TargetPath  string `json:"targetPath"`
 }
 
-// MountOptions say how a volume is mounted.
+// MountOptions are the options of [Client.Mount].
 type MountOptions struct {
-	// Target is where, an absolute path whose parent exists.
+	// Target is the target path: absolute, with an existing parent.
 	Target     string
 	Capability *csi.VolumeCapability
 	ReadOnly   bool
 	// Context is added to the volume context.
 	Context map[string]string
-	// Attachment is what [Client.Attach] returned; where it is nil, the controller is asked again.
+	// Attachment is the result of [Client.Attach]. If it is nil, the client asks the controller.
 	Attachment *Attachment
 }
 
-// stagingMode lets nobody but root reach a filesystem by way of its staging path.
+// stagingMode lets only root reach a filesystem through its staging path.
 const stagingMode = 0o700
 
-// Mount stages a volume that is attached to this node, and publishes it at the target. It attaches nothing.
+// Mount stages a volume that is attached to this node, and publishes it at the target. It does not attach the volume.
 func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mounted, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
@@ -90,7 +90,7 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 
 func (c *Client) stagingPath(id string) string { return filepath.Join(c.opts.StagingDir, id) }
 
-// checkParent finds out before anything is staged what the plugin would find out after it.
+// checkParent checks the target's parent before the volume is staged. The plugin would check it only afterwards.
 func checkParent(target string) error {
 	parent := filepath.Dir(target)
 	info, err := os.Stat(parent)
@@ -108,7 +108,7 @@ func checkParent(target string) error {
 	return nil
 }
 
-// attachment is how the volume is attached to this node.
+// attachment returns the volume's attachment to this node.
 func (c *Client) attachment(ctx context.Context, id string, known *Attachment) (Attachment, error) {
 	node, err := c.thisNode(ctx)
 	if err != nil {
@@ -150,7 +150,8 @@ func (c *Client) attachment(ctx context.Context, id string, known *Attachment) (
 	)
 }
 
-// Unmount takes a volume away from the target and, unless it is to stay staged for other targets, unstages it.
+// Unmount unpublishes a volume from the target. It then unstages the volume, unless the volume is to stay staged for other
+// targets.
 func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bool) (Mounted, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
@@ -167,7 +168,7 @@ func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bo
 	return unmounted, c.unstage(ctx, id)
 }
 
-// unstage unstages a volume and removes its staging path, which the specification leaves to whoever chose it.
+// unstage unstages a volume and removes its staging path. In CSI that is the task of the caller that created the path.
 func (c *Client) unstage(ctx context.Context, id string) error {
 	if _, err := c.node.NodeUnstageVolume(
 		ctx,
@@ -184,8 +185,8 @@ func (c *Client) unstage(ctx context.Context, id string) error {
 	return nil
 }
 
-// checkNotMounted refuses to let a disk be taken that is mounted here other than by its staging path. The plugin knows that
-// itself only of what it has mounted since it started, and under the staging path that it is told.
+// checkNotMounted returns an error if the disk is mounted here outside of its staging path. The plugin knows only the
+// mounts that it has made since its start, and the given staging path.
 func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	got, err := c.getVolume(ctx, id)
 	if isNotFound(err) {

@@ -17,30 +17,31 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// Restart is how it stands with the restart of a node, as the controller knows it that was asked.
+// Restart is the state of a node's planned restart, as the called controller knows it.
 type Restart struct {
 	NodeID string `json:"nodeID"`
-	// Reason says in a word why it has not begun, or that it is under way; empty where none is wanted.
+	// Reason is one word: why the restart has not begun, or that it is in progress. Empty means that none is planned.
 	Reason restart.Reason `json:"reason,omitempty"`
-	// Message says the same to people.
+	// Message says the same for people.
 	Message string `json:"message,omitempty"`
-	// Since is when Reason came to be so.
+	// Since is when Reason began.
 	Since time.Time `json:"since,omitzero"`
-	// ID is set where it is under way.
+	// ID is the ID of a restart in progress.
 	ID string `json:"restartID,omitempty"`
 }
 
-// Waits is the restart that a volume waits for, to be attached there.
+// Waits is the restart after which a volume is attached.
 type Waits struct {
 	Restart
-	// WantedSince is when the volume was first asked for there, AskedAgain when last; zero where another controller was asked.
+	// WantedSince is the time of the first request to attach the volume, AskedAgain that of the last. Both are zero if
+	// another controller got the requests.
 	WantedSince time.Time `json:"wantedSince,omitzero"`
 	AskedAgain  time.Time `json:"askedAgain,omitzero"`
-	// Problem is what stands in the way of this volume, whatever becomes of the node.
+	// Problem is what prevents attaching this volume even after a restart.
 	Problem string `json:"problem,omitempty"`
 }
 
-// askRestarts has a controller tell which restarts are planned beside its answer, and returns how to read that.
+// askRestarts makes a controller add its planned restarts to an answer. The returned function decodes them.
 func askRestarts(
 	ctx context.Context,
 ) (asking context.Context, header grpc.CallOption, told func() ([]restart.Restart, error)) {
@@ -67,14 +68,19 @@ func askRestarts(
 		}
 }
 
-// concerned tells a volume what it waits for, and where its disk still is although it is published nowhere.
+// concerned sets the restart that a volume waits for, and the node that still has the disk of a detached volume.
 func (v *Volume) concerned(restarts []restart.Restart) {
 	v.planned = restarts != nil
 	for _, r := range restarts {
 		of := Restart{NodeID: r.InstanceID, Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID}
 		for _, wanted := range r.Attach {
 			if wanted.DiskID == v.ID {
-				v.WaitsFor = &Waits{Restart: of, WantedSince: wanted.Since, AskedAgain: wanted.LastRequested, Problem: wanted.Problem}
+				v.WaitsFor = &Waits{
+					Restart:     of,
+					WantedSince: wanted.Since,
+					AskedAgain:  wanted.LastRequested,
+					Problem:     wanted.Problem,
+				}
 			}
 		}
 		for _, disk := range r.Detach {
@@ -85,15 +91,15 @@ func (v *Volume) concerned(restarts []restart.Restart) {
 	}
 }
 
-// Planned reports whether the controller that was asked plans restarts.
+// Planned reports whether the called controller plans restarts.
 func (v Volume) Planned() bool { return v.planned }
 
-// VolumeList is what a controller tells of all volumes. Its JSON is the array of volumes.
+// VolumeList is a controller's list of volumes. Its JSON is the array of volumes.
 type VolumeList struct {
 	Volumes []Volume
-	// Restarts are those that the controller knows of; nil where it plans none.
+	// Restarts are the planned restarts that the controller knows. Nil means that it does not plan restarts.
 	Restarts []restart.Restart
 }
 
-// MarshalJSON leaves out Restarts: each volume has what concerns it.
+// MarshalJSON leaves out Restarts, because each volume contains its own.
 func (l VolumeList) MarshalJSON() ([]byte, error) { return json.Marshal(l.Volumes) }

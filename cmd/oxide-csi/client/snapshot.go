@@ -11,7 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// Snapshot is what the plugin tells of a snapshot.
+// Snapshot is a snapshot as the plugin describes it.
 type Snapshot struct {
 	ID             string    `json:"snapshotID"`
 	SourceVolumeID string    `json:"sourceVolumeID"`
@@ -32,7 +32,7 @@ func snapshotOf(s *csi.Snapshot) Snapshot {
 	}
 }
 
-// CreateSnapshot takes a snapshot of a volume, or finds the one that was taken of it under this name.
+// CreateSnapshot creates a snapshot of a volume, or finds the volume's snapshot of this name.
 func (c *Client) CreateSnapshot(ctx context.Context, name, volume string) (Snapshot, error) {
 	id, err := c.volumeID(ctx, volume)
 	if err != nil {
@@ -47,7 +47,7 @@ func (c *Client) CreateSnapshot(ctx context.Context, name, volume string) (Snaps
 	return snapshotOf(created.GetSnapshot()), err
 }
 
-// ListSnapshots lists the snapshots of the project, whoever took them; of one volume where that is named.
+// ListSnapshots lists all snapshots of the project, or those of one volume if it is named.
 func (c *Client) ListSnapshots(ctx context.Context, volume string) ([]Snapshot, error) {
 	req := &csi.ListSnapshotsRequest{MaxEntries: pageEntries}
 	if volume != "" {
@@ -72,7 +72,7 @@ func (c *Client) ListSnapshots(ctx context.Context, volume string) ([]Snapshot, 
 	}
 }
 
-// ShowSnapshot tells what there is to know of a snapshot.
+// ShowSnapshot returns a snapshot.
 func (c *Client) ShowSnapshot(ctx context.Context, text string) (Snapshot, error) {
 	id, err := parseID("snapshot", text)
 	if err != nil {
@@ -82,7 +82,7 @@ func (c *Client) ShowSnapshot(ctx context.Context, text string) (Snapshot, error
 	return snapshotOf(got.GetSnapshot()), err
 }
 
-// DeleteSnapshot deletes a snapshot; one that is gone is as good as deleted.
+// DeleteSnapshot deletes a snapshot. It succeeds if the snapshot does not exist.
 func (c *Client) DeleteSnapshot(ctx context.Context, text string) (id string, err error) {
 	if id, err = parseID("snapshot", text); err == nil {
 		_, err = c.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// Volume is what the plugin tells of a volume.
+// Volume is a volume as the plugin describes it.
 type Volume struct {
 	ID        string `json:"volumeID"`
 	DiskName  string `json:"diskName,omitempty"`
@@ -27,22 +27,22 @@ type Volume struct {
 	// BlockSize is in bytes.
 	BlockSize int64  `json:"blockSize,omitempty"`
 	Rack      string `json:"rack,omitempty"`
-	// What the volume was made from; at most one is set.
+	// The source of the volume. At most one is set.
 	SourceVolumeID   string `json:"sourceVolumeID,omitempty"`
 	SourceSnapshotID string `json:"sourceSnapshotID,omitempty"`
 	// NodeID is the node that the volume is attached to.
 	NodeID string `json:"nodeID,omitempty"`
-	// WaitsFor is the restart that the volume waits for; StillOn is that with which it leaves a node on which it is published no
-	// more. Both are nil in attach mode hot.
+	// WaitsFor is the restart that the volume waits for. StillOn is the restart that removes the disk from a node after the
+	// volume was detached. Both are nil in attach mode hot.
 	WaitsFor *Waits   `json:"waitsFor,omitempty"`
 	StillOn  *Restart `json:"stillOn,omitempty"`
-	// Health is what is wrong with it; nobody was asked where it is nil.
+	// Health lists the volume's problems. It is nil if the plugin was not asked.
 	Health []Health `json:"health,omitempty"`
 
 	planned bool
 }
 
-// Health is something that is wrong with a volume.
+// Health is a problem of a volume.
 type Health struct {
 	Status  string `json:"status"`
 	Reason  string `json:"reason"`
@@ -62,7 +62,7 @@ func volumeOf(v *csi.Volume, nodes []string) Volume {
 		v.GetVolumeContext()[rpc.KeyBlockSize],
 		10,
 		64,
-	) // 0 where the plugin says nothing
+	) // 0 if the plugin gives none
 	if len(nodes) > 0 {
 		volume.NodeID = nodes[0] // a disk is on one instance at a time
 	}
@@ -76,28 +76,29 @@ func rackOf(topologies []*csi.Topology) string {
 	return topologies[0].GetSegments()[rpc.TopologySegmentRack]
 }
 
-// MadeByPlugin reports whether the volume's disk is named as this plugin names those that it makes.
+// MadeByPlugin reports whether the disk's name is one that this plugin gives to its disks.
 func (v Volume) MadeByPlugin() bool { return diskname.IsVolumeSerial(v.DiskName) }
 
-// anyUse is what volumes are made and attached for: the rack stores no capability, and the node is told at the mount.
+// anyUse is the capability for creating and attaching volumes. The rack stores no capability; the node gets the real one
+// at the mount.
 var anyUse = &csi.VolumeCapability{
 	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 }
 
-// NewVolume is a volume to make.
+// NewVolume is a volume to create.
 type NewVolume struct {
 	Name string
-	// SizeBytes is 0 for what the source has.
+	// SizeBytes is 0 for the size of the source.
 	SizeBytes int64
 	// FromVolume is an ID or a name, FromSnapshot an ID; at most one is set.
 	FromVolume, FromSnapshot string
-	// Rack is empty for any.
+	// Rack is empty for any rack.
 	Rack       string
 	Parameters map[string]string
 }
 
-// CreateVolume makes a volume, or finds the one that was made of this name with the same properties.
+// CreateVolume creates a volume, or finds the volume of this name with the same properties.
 func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, error) {
 	req := &csi.CreateVolumeRequest{
 		Name:               want.Name,
@@ -141,8 +142,8 @@ func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, erro
 	return volumeOf(created.GetVolume(), nil), nil
 }
 
-// checkCreate asks what can be known about a create without trying it: whether its parameters are right, there is room, and
-// its source exists.
+// checkCreate checks what can be checked without creating the volume: its parameters, the free space, and that its source
+// exists.
 func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) error {
 	ask := &csi.GetCapacityRequest{VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters()}
 	if on := req.GetAccessibilityRequirements().GetRequisite(); len(on) > 0 {
@@ -169,10 +170,10 @@ func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) 
 	return err
 }
 
-// pageEntries keeps an answer far below what gRPC takes in one message.
+// pageEntries keeps an answer far below gRPC's limit for a message.
 const pageEntries = 500
 
-// volumes are all that the plugin lists; options are for each page.
+// volumes returns all volumes that the plugin lists. options apply to each page.
 func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.Seq2[Volume, error] {
 	return func(yield func(Volume, error) bool) {
 		for token, more := "", true; more; more = token != "" {
@@ -194,8 +195,8 @@ func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.S
 	}
 }
 
-// ListVolumes lists the volumes whose disks this plugin made, and with all every disk that is attached to an instance of the
-// project, too.
+// ListVolumes lists the volumes whose disks this plugin created. With all it also lists every other disk that is attached
+// to an instance of the project.
 func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) {
 	list := VolumeList{Volumes: []Volume{}}
 	asking, header, told := askRestarts(ctx)
@@ -217,7 +218,7 @@ func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) 
 	return list, nil
 }
 
-// volumeID understands a volume's ID, or the name that it was made with.
+// volumeID returns the ID of a volume from its ID or its name.
 func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
 	if id, ok := diskname.ParseID(text); ok {
 		return id, nil
@@ -256,7 +257,7 @@ func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
 	)
 }
 
-// cluster is the cluster ID for which the controller makes volumes. Disks are named after it.
+// cluster is the controller's cluster ID. It is part of the names of disks.
 func (c *Client) cluster(ctx context.Context) (string, error) {
 	info, err := c.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
@@ -281,7 +282,7 @@ func (c *Client) getVolume(
 	return c.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id}, options...)
 }
 
-// ShowVolume tells what there is to know of a volume.
+// ShowVolume returns a volume with its attachment and its problems.
 func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
@@ -311,8 +312,8 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	return volume, nil
 }
 
-// DeleteVolume deletes a volume. One that is gone is as good as deleted where an ID says which it was; a name may just be
-// wrong.
+// DeleteVolume deletes a volume. It succeeds if no volume has this ID. It fails if no volume has this name, because the
+// name may be wrong.
 func (c *Client) DeleteVolume(ctx context.Context, text string) (id string, err error) {
 	if id, err = c.volumeID(ctx, text); err != nil {
 		return "", err
@@ -335,7 +336,7 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (id string, err 
 	return id, err
 }
 
-// Attachment is a volume attached to a node, with all that the node has to be told of it.
+// Attachment is a volume attached to a node, with all values that the node needs.
 type Attachment struct {
 	VolumeID       string            `json:"volumeID"`
 	NodeID         string            `json:"nodeID"`
@@ -343,7 +344,7 @@ type Attachment struct {
 	PublishContext map[string]string `json:"publishContext"`
 }
 
-// Attach attaches a volume to a node, this one where none is named.
+// Attach attaches a volume to a node, or to this node if none is named.
 func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
@@ -371,8 +372,8 @@ func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (
 	}, err
 }
 
-// Detach detaches a volume from a node, this one where none is named. From this node it takes away first what is staged, and
-// refuses while the volume is mounted; of another node the caller has to say that it is unmounted there.
+// Detach detaches a volume from a node, or from this node if none is named. On this node it unstages the volume first, and
+// fails while the volume is mounted. For another node the caller must confirm that the volume is unmounted there.
 func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Attachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
@@ -400,7 +401,7 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	return from, err
 }
 
-// checkNotAttached refuses to take a disk from a node that may be using it.
+// checkNotAttached returns an error if a node may be using the disk.
 func (c *Client) checkNotAttached(ctx context.Context, id, node string) error {
 	got, err := c.getVolume(ctx, id)
 	if isNotFound(err) {

@@ -2,13 +2,12 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package kubelet makes the plugin known to the kubelet of its node, as the sidecar node-driver-registrar does for plugins that
-// cannot do it themselves.
+// Package kubelet registers the plugin with the kubelet of its node. It replaces the sidecar node-driver-registrar.
 //
-// The kubelet watches a folder, which is /var/lib/kubelet/plugins_registry on most systems, for sockets. Of each that appears, and
-// of each that is there when the kubelet starts, it asks what plugin that is, and where that plugin serves CSI; then it asks the
-// plugin itself for its node ID, writes the Node's CSINode object, and tells how that went. When the socket goes, so does the
-// registration (kubernetes v1.36.3, pkg/kubelet/pluginmanager).
+// The kubelet watches a folder for sockets: /var/lib/kubelet/plugins_registry on most systems. It asks each socket, at its
+// start and when a socket appears, for the plugin's name and the path of its CSI socket. Then it asks the plugin for its
+// node ID, writes the Node's CSINode object, and reports the result to the socket. When the socket is removed, the kubelet
+// removes the registration (kubernetes v1.36.3, pkg/kubelet/pluginmanager).
 package kubelet
 
 import (
@@ -29,29 +28,29 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// csiVersion is the version of CSI that the kubelet is told. It looks at the major version alone.
+// csiVersion is the version of CSI for the kubelet, which checks only the major version.
 const csiVersion = "1.0.0"
 
 // lookAgain is the default of [Options.LookAgain].
 const lookAgain = 10 * time.Second
 
-// handshakeTimeout is how long a client may take from connecting to its first words.
+// handshakeTimeout is how long a client may take for the handshake of a connection.
 const handshakeTimeout = 5 * time.Second
 
-// Options say where plugin and kubelet find each other.
+// Options holds the paths of the sockets.
 type Options struct {
 	// Socket is the path, for this process, of the socket in the folder that the kubelet watches.
 	Socket string
 	// Endpoint is the path, for the kubelet, of the socket on which the plugin serves CSI.
 	Endpoint string
-	// LookAgain is how long the plugin waits before it tries again what has failed, and how often it sees whether its socket is
-	// still there. Zero means 10 s.
+	// LookAgain is the time before a retry after a failure, and between two checks that the socket still exists. Zero means
+	// 10 s.
 	LookAgain time.Duration
 	Log       *slog.Logger
 }
 
-// Registration offers the plugin to the kubelet. A nil one is for a plugin that no kubelet is to know: it is ready, and does
-// nothing.
+// Registration registers the plugin with the kubelet. A nil Registration is ready and does nothing: the plugin is not to
+// be registered.
 type Registration struct {
 	options Options
 
@@ -66,11 +65,11 @@ func New(options Options) *Registration {
 	}
 	return &Registration{
 		options: options,
-		waiting: "the kubelet: it has not registered this plugin yet, for which it must watch the folder of " + options.Socket,
+		waiting: "the kubelet: it has not registered this plugin yet; check that it watches the folder of " + options.Socket,
 	}
 }
 
-// Ready reports whether the kubelet has registered the plugin, and otherwise what is in the way.
+// Ready reports whether the kubelet has registered the plugin. If not, it says why.
 func (r *Registration) Ready() (bool, string) {
 	if r == nil {
 		return true, ""
@@ -80,11 +79,11 @@ func (r *Registration) Ready() (bool, string) {
 	return r.waiting == "", r.waiting
 }
 
-// Run offers the plugin until ctx ends, and then takes the offer back. The plugin must be able to answer NodeGetInfo.
+// Run keeps the plugin registered until ctx ends, and then removes the socket. The plugin must be able to answer
+// NodeGetInfo.
 //
-// A failure does not end it, nor the plugin, whatever it is: the volumes of this node are served on. The registrar ends when the
-// kubelet refuses, so that it is started again and makes its socket anew, as some kubelets register a socket once only. The
-// socket alone is made anew here.
+// Run retries after a failure, and the plugin continues to serve this node's volumes. Some kubelets register a socket only
+// once. So Run makes the socket again after the kubelet has rejected the plugin. node-driver-registrar exits instead.
 func (r *Registration) Run(ctx context.Context) {
 	if r == nil {
 		return
@@ -102,7 +101,7 @@ func (r *Registration) Run(ctx context.Context) {
 	}
 }
 
-// offer serves the socket until ctx ends, or until it is to be made anew.
+// offer serves the socket until ctx ends, or until the socket must be made again.
 func (r *Registration) offer(ctx context.Context) error {
 	socket, err := listen(r.options.Socket)
 	if err != nil {
@@ -144,7 +143,7 @@ func (r *Registration) offer(ctx context.Context) error {
 		case outcome := <-answers.outcomes:
 			refused = !outcome.GetPluginRegistered()
 			if refused {
-				r.failed(fmt.Errorf("the kubelet refuses this plugin: %s", outcome.GetError()))
+				r.failed(fmt.Errorf("the kubelet rejects this plugin: %s", outcome.GetError()))
 			} else {
 				r.registered()
 			}
@@ -152,7 +151,7 @@ func (r *Registration) offer(ctx context.Context) error {
 			if !socket.isThere() {
 				r.failed(
 					fmt.Errorf(
-						"%s, by which the kubelet knows this plugin, was removed or replaced: see what else writes there",
+						"the registration socket %s was removed or replaced: check which other program writes there",
 						r.options.Socket,
 					),
 				)
@@ -170,10 +169,10 @@ func (r *Registration) registered() {
 	r.options.Log.Info("the kubelet has registered this plugin")
 }
 
-// failed logs what is in the way when it is another thing than before.
+// failed records an error, and logs it if it differs from the last one.
 func (r *Registration) failed(err error) {
 	if r.set("the kubelet: " + err.Error()) {
-		r.options.Log.Error("the kubelet does not know this plugin", "error", err, "again_after", r.options.LookAgain)
+		r.options.Log.Error("the plugin is not registered with the kubelet", "error", err, "again_after", r.options.LookAgain)
 	}
 }
 
@@ -185,19 +184,19 @@ func (r *Registration) set(waiting string) (changed bool) {
 	return changed
 }
 
-// service answers the kubelet.
+// service serves the kubelet.
 type service struct {
 	api.UnimplementedRegistrationServer
 	info     *api.PluginInfo
 	outcomes chan *api.RegistrationStatus
 }
 
-// GetInfo says what plugin this is.
+// GetInfo returns the plugin's name and its CSI socket.
 func (s *service) GetInfo(context.Context, *api.InfoRequest) (*api.PluginInfo, error) {
 	return s.info, nil
 }
 
-// NotifyRegistrationStatus is told how the registration went.
+// NotifyRegistrationStatus receives the result of the registration.
 func (s *service) NotifyRegistrationStatus(
 	ctx context.Context,
 	outcome *api.RegistrationStatus,
@@ -210,7 +209,7 @@ func (s *service) NotifyRegistrationStatus(
 	}
 }
 
-// socket is a listening one and the file that it made.
+// socket is a listening socket and its file.
 type socket struct {
 	listener *net.UnixListener
 	path     string
@@ -224,18 +223,19 @@ func listen(path string) (*socket, error) {
 	}
 	file, err := os.Lstat(path)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("look at the socket just made: %w", err), listener.Close())
+		return nil, errors.Join(fmt.Errorf("read the state of the new socket: %w", err), listener.Close())
 	}
 	return &socket{listener: listener, path: path, file: file}, nil
 }
 
-// isThere reports whether the file is the one that was made. The number of a removed file is soon another's, but not its time.
+// isThere reports whether the file still exists and was not replaced. It also compares the time, because a new file can
+// get the inode number of a removed one.
 func (s *socket) isThere() bool {
 	file, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(file, s.file) && file.ModTime().Equal(s.file.ModTime())
 }
 
-// leaveToOthers keeps a file that somebody else has put there from being removed with this socket.
+// leaveToOthers keeps Close from removing a file that replaced this socket.
 func (s *socket) leaveToOthers() {
 	s.listener.SetUnlinkOnClose(s.isThere())
 }

@@ -186,7 +186,7 @@ func TestNotReadyWithoutAKubelet(t *testing.T) {
 	r := run(t, dir, time.Millisecond)
 	r.awaitTrouble(t, "has not registered this plugin yet")
 	eventually(t, "the socket is there", func() bool { _, err := os.Lstat(r.socket); return err == nil })
-	r.awaitTrouble(t, "watch the folder of "+r.socket)
+	r.awaitTrouble(t, "watches the folder of "+r.socket)
 	k, _ := startKubelet(t, dir, kubelettest.Options{})
 	r.awaitReady(t, k)
 }

@@ -2,9 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package nodelifecycle is what the plugin does for its node at the beginning and at the end of its life, where an
-// operator wants it: it takes away the taint that keeps pods off until the scheduler knows how many volumes the Node
-// takes, and it keeps the plugin going until the volumes of a Node that is given up are detached.
+// Package nodelifecycle handles the beginning and the end of a node's life. At the beginning it removes the taint that
+// keeps pods off until the scheduler knows the Node's volume limit. At the end it waits until the volumes of a Node that
+// is given up are detached.
 package nodelifecycle
 
 import (
@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// attemptTimeout bounds one question to the API server.
+	// attemptTimeout bounds one request to the API server.
 	attemptTimeout = 10 * time.Second
-	// firstPause and longestPause lie between two questions that have not brought what is waited for.
+	// firstPause and longestPause are the bounds of the pause between two attempts.
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
-	// watchTime is for how long a taint that is not there is looked for: what makes Nodes may add its taints after the
-	// kubelet has made the Node and started the plugin.
+	// watchTime is how long ClearTaint waits for a taint that the Node does not have. The program that creates Nodes may
+	// add the taint after the plugin has started.
 	watchTime = 5 * time.Minute
 )
 
-// ClearTaint takes a taint off the node once the orchestrator knows the plugin there, as the instance that the provider
-// finds, with a limit of volumes. It returns when the taint has not been seen for five minutes, or when ctx ends.
-// Failures are logged, and what has failed is tried again.
+// ClearTaint removes a taint from the node once the orchestrator has the plugin's registration and volume limit. The
+// provider tells the instance. It returns when the node has not had the taint for five minutes, or when ctx ends. It logs
+// failures and retries.
 func ClearTaint(
 	ctx context.Context, node metadata.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
 ) {
@@ -57,11 +57,11 @@ func ClearTaint(
 		case err != nil:
 			if err.Error() != reason {
 				reason = err.Error()
-				log.Log(ctx, level(err), "the startup taint stays", "taint", key, "error", err)
+				log.Log(ctx, level(err), "the startup taint is not removed yet", "taint", key, "error", err)
 			}
 			clean = time.Now()
 		case had:
-			log.Info("the startup taint is removed", "taint", key)
+			log.Info("the startup taint was removed", "taint", key)
 			reason, clean, pause = "", time.Now(), firstPause
 		case time.Since(clean) >= watchTime:
 			return
@@ -80,7 +80,7 @@ func ClearTaint(
 	}
 }
 
-// level is that of waiting, or of what time alone does not mend.
+// level is the log level of an error: info while waiting may help, else error.
 func level(err error) slog.Level {
 	if errors.Is(err, metadata.ErrNotReady) {
 		return slog.LevelInfo
@@ -88,15 +88,15 @@ func level(err error) slog.Level {
 	return slog.LevelError
 }
 
-// AwaitDetached returns nil at once when nobody gives the Node up, and otherwise when none of the plugin's volumes is
-// attached to it. When ctx ends before, the error names those that are.
+// AwaitDetached waits until none of the plugin's volumes is attached to the Node. If the Node is not given up, it returns
+// nil at once. If ctx ends first, the error names the attached volumes.
 func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logger) error {
 	why, err := persist(ctx, node.Leaving)
 	if err != nil {
-		return fmt.Errorf("not known whether the node is given up: %w", err)
+		return fmt.Errorf("cannot find out whether the node is given up: %w", err)
 	}
 	if why == "" {
-		log.Info("the node stays: nothing to wait for")
+		log.Info("the node is not given up: nothing to wait for")
 		return nil
 	}
 	log.Info("the node is given up: waiting for its volumes to be detached", "reason", why)
@@ -107,7 +107,7 @@ func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logge
 			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) },
 		)
 		if err != nil {
-			return fmt.Errorf("not known what is attached: %w", err)
+			return fmt.Errorf("cannot find out which volumes are attached: %w", err)
 		}
 		if len(volumes) == 0 {
 			log.Info("no volume is attached")
@@ -119,15 +119,15 @@ func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logge
 		}
 		if !sleep(ctx, pause) {
 			return fmt.Errorf(
-				"still attached when the time was up: %s; see which pods use them: drain leaves those of daemon sets",
+				"volumes are still attached after the timeout: %s; check which pods use them: a drain leaves pods of daemon sets",
 				before,
 			)
 		}
 	}
 }
 
-// persist asks until there is an answer, an error that waiting does not mend, or no time left; then the error is that
-// of the last answer.
+// persist repeats a request until there is an answer, an error that waiting does not repair, or no time left. The error is
+// that of the last attempt that was not cut off.
 func persist[T any](ctx context.Context, ask func(context.Context) (T, error)) (answer T, err error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		var said error
@@ -149,7 +149,7 @@ func attempt[T any](ctx context.Context, ask func(context.Context) (T, error)) (
 	return ask(ctx)
 }
 
-// sleep waits, and reports whether ctx has not ended meanwhile.
+// sleep waits for a time. It returns false if ctx has ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -185,10 +185,10 @@ func TestAwaitDetached(t *testing.T) {
 		{"the node stays", stays, until(time.Hour, nil, "pvc-1"), 0, ""},
 		{"nothing is attached", cordoned, until(0, nil), 0, ""},
 		{"detached in time", cordoned, until(time.Minute, nil, "pvc-1", "pvc-2"), time.Minute, ""},
-		{"not detached in time", cordoned, until(time.Hour, nil, "pvc-1", "pvc-2"), 5 * time.Minute, "still attached when the time was up: pvc-1, pvc-2; see which pods use them"},
+		{"not detached in time", cordoned, until(time.Hour, nil, "pvc-1", "pvc-2"), 5 * time.Minute, "volumes are still attached after the timeout: pvc-1, pvc-2; check which pods use them"},
 		{"the API server is down for a moment", cordoned, until(time.Minute, errDown, "pvc-1"), time.Minute, ""},
-		{"the API server is down", func(time.Duration) (string, error) { return "", errDown }, nil, 5 * time.Minute, "not known whether the node is given up: the API server is down"},
-		{"no right to look", cordoned, until(time.Minute, errDenied, "pvc-1"), 0, "not known what is attached: the API server refuses us"},
+		{"the API server is down", func(time.Duration) (string, error) { return "", errDown }, nil, 5 * time.Minute, "cannot find out whether the node is given up: the API server is down"},
+		{"no right to look", cordoned, until(time.Minute, errDenied, "pvc-1"), 0, "cannot find out which volumes are attached: the API server refuses us"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -19,15 +19,14 @@ import (
 )
 
 const awaitDetachHelp = `oxide-csi await-detach is for the preStop hook of the node plugin's container in Kubernetes. On a Node that is given up
-(cordoned, deleted, taken away by an autoscaler, shutting down) it waits until no volume of the plugin is attached any
-more, so that the plugin, which unmounts them, is there until then. On any other Node it ends at once: an update of the
-plugin waits for nothing.
+(cordoned, deleted, removed by an autoscaler, shutting down) it waits until no volume of the plugin is attached. So the
+plugin keeps running until it has unmounted them. On any other Node it ends at once, so that an update does not wait.
 
-It asks Kubernetes as the plugin does, with the same settings; see docs/reference/configuration.md. The pod's
+It calls Kubernetes with the same settings as the plugin; see docs/reference/configuration.md. The pod's
 terminationGracePeriodSeconds must be longer than --timeout.
 
-Exit codes: 0, there is nothing to wait for any more; 1, volumes are attached still, or Kubernetes cannot be asked; 2,
-the configuration is wrong.`
+Exit codes: 0, no volume is attached, or the Node is not given up; 1, volumes are still attached, or Kubernetes does not
+answer; 2, the configuration is wrong.`
 
 func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 	var timeout time.Duration
