@@ -144,8 +144,8 @@ func (r *nomadRestarts) conformance(t *testing.T) {
 			},
 			Secrets: []string{r.controller, r.node, "canary"},
 			Cannot: map[metadatatest.Ability]string{
-				metadatatest.CanHaveTwoNodes: "the agent has one client",
-				metadatatest.CanReportChanges:  "its client's metadata has no blocking query",
+				metadatatest.CanHaveTwoNodes:  "the agent has one client",
+				metadatatest.CanReportChanges: "its client's metadata has no blocking query",
 			},
 		}
 	})
