@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -33,15 +34,15 @@ const (
 	secret = "oxide-token-canary"
 )
 
-// world has an operator, a machine and an agent, with the providers that ask them.
+// world is what the sources of an identity know: the operator, the machine and the Nomad agent.
 type world struct {
-	// explicit is what the operator says.
+	// explicit holds the operator's values.
 	explicit static.Options
-	// vendor, firmware and cloudInit are the machine's.
+	// vendor, firmware and cloudInit are the machine's vendor, system UUID and instance data.
 	vendor, firmware, cloudInit string
-	// agent is what the agent answers: nothing at all where it is empty.
+	// agent is the agent's answer. If it is empty, the agent closes the connection.
 	agent string
-	// noAgent: nothing suggests that there is one.
+	// noAgent leaves out the Nomad source.
 	noAgent bool
 }
 
@@ -56,7 +57,7 @@ func meta(pairs ...string) string {
 	return `{"Meta": {` + text.String() + `}}`
 }
 
-// build makes the provider of a world. Its log goes to the buffer.
+// build makes the provider of a world. The provider logs to the buffer.
 func (w world) build(t *testing.T, log *bytes.Buffer) metadata.Provider {
 	t.Helper()
 	options := guest.Options{Sys: t.TempDir()}
@@ -87,12 +88,10 @@ func (w world) listen(t *testing.T) string {
 		switch w.agent {
 		case "":
 			panic(http.ErrAbortHandler) // closes the connection
-		case "hangs":
-			<-r.Context().Done()
 		case "refuses":
 			http.Error(rw, "Permission denied", http.StatusForbidden)
 		default:
-			_, _ = rw.Write([]byte(w.agent)) // a client that has gone away is none of ours
+			_, _ = rw.Write([]byte(w.agent)) // an error means that the client has disconnected
 		}
 	}))
 	t.Cleanup(server.Close)
@@ -112,13 +111,13 @@ func TestPrecedence(t *testing.T) {
 		kind  error
 		says  string
 	}{
-		"the machine alone": {world{vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{ID: idA},
+		"only the machine": {world{vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{ID: idA},
 			[]string{"instance_id_from=guest rack_from=configuration"}, nil, ""},
 		"ID of the machine, rack of the agent": {world{vendor: "Oxide", firmware: idA, agent: meta(rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
 			[]string{"instance_id_from=guest rack_from=nomad"}, nil, ""},
 		"both agree": {world{vendor: "Oxide", firmware: idA, agent: meta(id, strings.ToUpper(idA), rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
 			[]string{"instance_id_from=guest rack_from=nomad"}, nil, ""},
-		"both silent about the rack": {world{vendor: "Oxide", firmware: idA, agent: meta(id, idA)}, metadata.Instance{ID: idA},
+		"neither knows the rack": {world{vendor: "Oxide", firmware: idA, agent: meta(id, idA)}, metadata.Instance{ID: idA},
 			[]string{"instance_id_from=guest"}, nil, ""},
 		"another vendor's machine": {world{vendor: "QEMU", firmware: idB, agent: meta(id, idA, rack, "east")}, metadata.Instance{ID: idA, Rack: "east"},
 			[]string{"instance_id_from=nomad rack_from=nomad", "source=guest reason=\"this is no Oxide instance"}, nil, ""},
@@ -128,40 +127,38 @@ func TestPrecedence(t *testing.T) {
 			[]string{"two sources differ about the rack\" used=west from=static not_used=east by=nomad", "instance_id_from=guest rack_from=static"}, nil, ""},
 		"the rack of a file": {world{explicit: static.Options{File: file}, vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{ID: idA, Rack: "file"},
 			[]string{"instance_id_from=guest rack_from=static"}, nil, ""},
-		"the operator settles a conflict of the machine": {
+		"the operator's ID overrides a conflict of the machine": {
 			world{explicit: static.Options{InstanceID: idA}, vendor: "Oxide", firmware: idA, cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`, noAgent: true}, metadata.Instance{ID: idA},
 			[]string{"instance_id_from=static", "source=guest"}, nil, ""},
-		"a witness that is down": {world{explicit: static.Options{InstanceID: idA, Rack: "west"}, vendor: "QEMU"}, metadata.Instance{ID: idA, Rack: "west"},
+		"a source asked for comparison is down": {world{explicit: static.Options{InstanceID: idA, Rack: "west"}, vendor: "QEMU"}, metadata.Instance{ID: idA, Rack: "west"},
 			[]string{"instance_id_from=static", "source=guest", "source=nomad"}, nil, ""},
-		"a witness that hangs": {world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: "hangs"}, metadata.Instance{ID: idA, Rack: "west"},
-			[]string{"instance_id_from=guest", "source=nomad"}, nil, ""},
 
-		"two that differ": {world{vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
+		"two sources differ": {world{vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
 			metadata.ErrInvalid, "guest says that this is instance " + idA + ", and nomad that it is " + idB + ": sources contradict each other; find out which is right"},
-		"two that differ, rack given": {world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
+		"two sources differ, rack given": {world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: meta(id, idB)}, metadata.Instance{}, nil,
 			metadata.ErrConflict, ""},
 		"a machine that contradicts itself": {world{vendor: "Oxide", firmware: idA, cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`, agent: meta(id, idA, rack, "east")}, metadata.Instance{}, nil,
 			metadata.ErrConflict, "instance-data.json that it is " + idB},
 		"the rack's source is down": {world{vendor: "Oxide", firmware: idA}, metadata.Instance{}, nil,
 			metadata.ErrNotReady, "guest knows the instance, but nomad, which may know the rack, failed: ask the Nomad agent at "},
-		"the rack's source refuses": {world{explicit: static.Options{InstanceID: idA}, vendor: "Oxide", firmware: idA, agent: "refuses"}, metadata.Instance{}, nil,
+		"the rack's source denies access": {world{explicit: static.Options{InstanceID: idA}, vendor: "Oxide", firmware: idA, agent: "refuses"}, metadata.Instance{}, nil,
 			metadata.ErrInvalid, "static knows the instance, but nomad, which may know the rack, failed: ask the Nomad agent at "},
-		"nobody knows": {world{vendor: "QEMU", agent: meta(rack, "east")}, metadata.Instance{}, nil,
+		"no source knows the ID yet": {world{vendor: "QEMU", agent: meta(rack, "east")}, metadata.Instance{}, nil,
 			metadata.ErrNotReady, "no source knows which instance this is: guest: this is no Oxide instance: "},
-		"nobody will ever know": {world{agent: "refuses"}, metadata.Instance{}, nil,
+		"no source can know the ID": {world{agent: "refuses"}, metadata.Instance{}, nil,
 			metadata.ErrInvalid, "; nomad: ask the Nomad agent at "},
 		"only a machine, and it does not know": {world{vendor: "QEMU", noAgent: true}, metadata.Instance{}, nil,
 			metadata.ErrInvalid, "this is no Oxide instance"},
 		"the operator's file is missing": {world{explicit: static.Options{File: file + ".none"}, vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{}, nil,
 			metadata.ErrNotReady, "wait for " + file + ".none"},
-		"the operator is wrong": {world{explicit: static.Options{InstanceID: "${meta.x}"}, vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{}, nil,
+		"the operator's ID is invalid": {world{explicit: static.Options{InstanceID: "${meta.x}"}, vendor: "Oxide", firmware: idA, noAgent: true}, metadata.Instance{}, nil,
 			metadata.ErrInvalid, "--instance-id: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var log bytes.Buffer
 			p := tt.world.build(t, &log)
-			for range 2 { // The second one logs nothing.
+			for range 2 { // the second call logs nothing
 				got, err := p.Instance(context.Background())
 				if got != tt.want || !errors.Is(err, tt.kind) || err != nil && !strings.Contains(err.Error(), tt.says) {
 					t.Fatalf("got %+v, %v; want %+v, %v that says %q", got, err, tt.want, tt.kind, tt.says)
@@ -183,19 +180,37 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// A witness that hangs may not hold up a node that knows all it needs.
-func TestWitnessTime(t *testing.T) {
-	w := world{explicit: static.Options{Rack: "west"}, vendor: "Oxide", firmware: idA, agent: "hangs"}
-	start := time.Now()
-	if got, err := w.build(t, &bytes.Buffer{}).Instance(context.Background()); err != nil || got.ID != idA {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	if took := time.Since(start); took < time.Second || took > 5*time.Second {
-		t.Errorf("it took %s, want about a second", took)
-	}
+// hanging is a provider that never answers.
+type hanging struct{}
+
+func (hanging) Instance(ctx context.Context) (metadata.Instance, error) {
+	<-ctx.Done()
+	return metadata.Instance{}, &metadata.Error{Kind: metadata.ErrNotReady, What: "ask the source", Cause: ctx.Err()}
 }
 
-func TestNothingToAsk(t *testing.T) {
+// A source that is only asked for comparison delays the answer by one second at most.
+func TestHangingSourceDelaysOneSecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		p := auto.New(auto.Options{
+			Explicit:   auto.Source{Name: "static", Provider: static.New(static.Options{InstanceID: idA, Rack: "west"})},
+			Discovered: []auto.Source{{Name: "nomad", Provider: hanging{}}},
+			Log:        slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		start := time.Now()
+		if got, err := p.Instance(t.Context()); err != nil || got != (metadata.Instance{ID: idA, Rack: "west"}) {
+			t.Errorf("got %+v, %v", got, err)
+		}
+		if took := time.Since(start); took != time.Second {
+			t.Errorf("the answer took %s, want a second", took)
+		}
+		if !strings.Contains(log.String(), "source=nomad") {
+			t.Errorf("the log does not name the source that hangs:\n%s", &log)
+		}
+	})
+}
+
+func TestNoSource(t *testing.T) {
 	p := auto.New(auto.Options{Explicit: auto.Source{Name: "static", Provider: static.New(static.Options{})}})
 	if got, err := p.Instance(
 		context.Background(),
@@ -205,7 +220,7 @@ func TestNothingToAsk(t *testing.T) {
 	}
 }
 
-// TestConformance has a machine that knows nothing, and an agent behind a socket.
+// TestConformance runs the suite with a machine that knows nothing and an agent behind a socket.
 func TestConformance(t *testing.T) {
 	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
 		a := &agent{t: t, repairs: make(chan struct{})}
@@ -221,13 +236,18 @@ func TestConformance(t *testing.T) {
 					},
 				})
 			},
-			Set: a.set, Break: a.breakIt, Repair: a.repair, Secrets: []string{secret},
-			Cannot: map[metadatatest.Ability]string{metadatatest.CanKnowParts: "it is who asks for parts"},
+			Set:     a.set,
+			Break:   a.breakIt,
+			Repair:  a.repair,
+			Secrets: []string{secret},
+			Cannot: map[metadatatest.Ability]string{
+				metadatatest.CanKnowParts: "this provider asks other providers for partial answers",
+			},
 		}
 	})
 }
 
-// agent answers what the suite sets.
+// agent is a Nomad agent with the metadata that the suite sets.
 type agent struct {
 	t *testing.T
 
@@ -294,7 +314,7 @@ type followed struct {
 
 func (f followed) Follow(context.Context) <-chan struct{} { return f.changes }
 
-// The sources that tell of their changes are followed together; where there are none, nothing is told.
+// Follow merges the changes of all sources that report changes. Without such a source, Follow returns nil.
 func TestFollow(t *testing.T) {
 	a, b := make(chan struct{}), make(chan struct{})
 	p := auto.New(auto.Options{Discovered: []auto.Source{
@@ -307,6 +327,6 @@ func TestFollow(t *testing.T) {
 		<-changes
 	}
 	if changes := auto.New(auto.Options{}).Follow(t.Context()); changes != nil {
-		t.Error("without sources there is something to follow")
+		t.Error("Follow without sources returns a channel, want nil")
 	}
 }

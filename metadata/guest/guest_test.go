@@ -24,21 +24,22 @@ const (
 	secret = "oxide-token-canary"
 )
 
-// files are a guest's: the firmware's strings by name, and cloud-init's data.
+// files are the files of a guest by name: the firmware's strings, and cloud-init's data.
 type files map[string]string
 
 const cloudInit = "instance-data.json"
 
-// write writes them, and nothing else, into a folder of its own.
+// write writes the files into a new folder.
 func (f files) write(t *testing.T) guest.Options {
 	t.Helper()
 	o := guest.Options{Sys: t.TempDir()}
 	o.CloudInit = filepath.Join(o.Sys, cloudInit)
-	f.over(t, o)
+	f.replace(t, o)
 	return o
 }
 
-func (f files) over(t *testing.T, o guest.Options) {
+// replace replaces the files of an earlier write.
+func (f files) replace(t *testing.T, o guest.Options) {
 	t.Helper()
 	dmi := filepath.Join(o.Sys, "class/dmi/id")
 	if err := errors.Join(os.RemoveAll(dmi), os.RemoveAll(o.CloudInit), os.MkdirAll(dmi, 0o755)); err != nil {
@@ -55,7 +56,7 @@ func (f files) over(t *testing.T, o guest.Options) {
 	}
 }
 
-// oxide are the files of an instance on a rack, changed.
+// oxide returns the files of an instance on a rack, with changes. An empty value removes a file.
 func oxide(changes files) files {
 	f := files{
 		"sys_vendor": "Oxide\n", "product_name": "OxVM\n", "bios_vendor": "Oxide\n", "product_version": "\n",
@@ -71,8 +72,7 @@ func oxide(changes files) files {
 	return f
 }
 
-// TestConformance has cloud-init's data beside the firmware, where users keep
-// secrets.
+// TestConformance runs the suite with cloud-init's data beside the firmware, because users keep secrets there.
 func TestConformance(t *testing.T) {
 	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
 		beside := `{"ds": {"user_data": "` + secret + `"}}`
@@ -92,7 +92,7 @@ func TestConformance(t *testing.T) {
 				if w.ID != nil {
 					changes["product_uuid"] = *w.ID + "\n"
 				}
-				oxide(changes).over(t, options)
+				oxide(changes).replace(t, options)
 			},
 			Break:   func(metadatatest.Fault) { mode(0, true) },
 			Repair:  func() { mode(0o400, false) },
@@ -101,15 +101,15 @@ func TestConformance(t *testing.T) {
 				metadatatest.CanDown:      "the firmware's tables are there before any program runs",
 				metadatatest.CanSlow:      "the kernel answers from memory",
 				metadatatest.CanKnowRack:  "the rack's name is not in the firmware",
-				metadatatest.CanKnowParts: "the ID is all there is",
-				metadatatest.CanChange:    "the tables are those of the machine's start, and several files together",
+				metadatatest.CanKnowParts: "the provider knows only the ID",
+				metadatatest.CanChange:    "the tables are fixed when the machine starts, and are several files",
 			},
 		}
 	})
 }
 
 func TestFirmware(t *testing.T) {
-	swapped := "9e1c3a6f-7d2b-584e-9a41-0d5c8e7f1a23" // idA, its first three groups in the other byte order
+	swapped := "9e1c3a6f-7d2b-584e-9a41-0d5c8e7f1a23" // idA with its first three groups in the other byte order
 	for name, tt := range map[string]struct {
 		files files
 		want  string // the ID, or what the error says
@@ -131,8 +131,8 @@ func TestFirmware(t *testing.T) {
 		"an empty vendor":        {oxide(files{"sys_vendor": "\n"}), "no Oxide instance"},
 		"no firmware tables":     {nil, "there is no SYS/class/dmi/id/sys_vendor; check that the plugin sees the host's /sys"},
 		"no ID at all":           {oxide(files{"product_uuid": "", "product_serial": ""}), "the firmware names no instance"},
-		"a UUID that is none":    {oxide(files{"product_uuid": "Not Settable\n"}), "is not a UUID"},
-		"a UUID never set":       {oxide(files{"product_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff\n"}), "means that none was set"},
+		"not a UUID":             {oxide(files{"product_uuid": "Not Settable\n"}), "is not a UUID"},
+		"a UUID that is not set": {oxide(files{"product_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff\n"}), "means that none was set"},
 		"UUID and serial differ": {oxide(files{"product_serial": idB}), "product_uuid says that this is instance " + idA + ", and SYS/class/dmi/id/product_serial that it is " + idB},
 		"the other byte order":   {oxide(files{"product_uuid": swapped}), "product_uuid says that this is instance " + swapped},
 		"cloud-init differs":     {oxide(files{cloudInit: `{"v1": {"instance_id": "` + idB + `"}}`}), "instance-data.json that it is " + idB},
@@ -165,13 +165,13 @@ func TestFirmware(t *testing.T) {
 				err,
 				metadata.ErrConflict,
 			) != conflict {
-				t.Errorf("of two names for this instance errors.Is tells otherwise: %v", err)
+				t.Errorf("ErrConflict: got %t, want %t: %v", !conflict, conflict, err)
 			}
 		})
 	}
 }
 
-// The firmware's IDs are the host's root's to read: a container with another user is told so.
+// Only the host's root can read the firmware's IDs. The error tells that to a container that runs as another user.
 func TestNotRoot(t *testing.T) {
 	options := oxide(nil).write(t)
 	for _, dir := range []string{options.Sys, filepath.Dir(options.Sys)} {

@@ -40,23 +40,24 @@ const (
 	token    = "header.canary-payload.signature"
 )
 
-// server plays the API server, for what a real one cannot be made to do; test/identity has a real one.
+// server simulates the API server, with faults that a real API server cannot be made to have. test/identity runs a real
+// API server.
 type server struct {
 	*httptest.Server
 	t *testing.T
-	// dir is the pod's folder of credentials.
+	// dir is the folder with the pod's credentials.
 	dir string
 
 	mu     sync.Mutex
 	object any
 	fault  metadatatest.Fault
 	status int
-	tokens []string // that are valid
+	tokens []string // the valid tokens
 	calls  []string
-	// impersonated are the headers of the last request that say for whom it is.
+	// impersonated are the Impersonate headers of the last request.
 	impersonated http.Header
 	repairs      chan struct{}
-	// more answers what is asked besides the Node with GET, once the token has been found valid.
+	// more answers requests other than GET of the Node. It is called only for requests with a valid token.
 	more func(call, body string) (status int, object any)
 }
 
@@ -137,7 +138,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusNotFound
 	}
 	if status != 0 {
-		// A real one repeats who asked for what; this one is worse.
+		// A real API server repeats the user and the resource. This one repeats even the token.
 		http.Error(w, `{"kind":"Status","message":"`+r.Header.Get("Authorization")+`"}`, status)
 		return
 	}
@@ -156,7 +157,7 @@ func (s *server) set(do func()) {
 	do()
 }
 
-// node is a Node with these fields changed.
+// node returns a Node with these changes.
 func node(changes ...func(o object)) object {
 	o := object{
 		"kind": "Node", "apiVersion": "v1",
@@ -232,32 +233,32 @@ func TestNodes(t *testing.T) {
 		kind      error
 		says      string
 	}{
-		"by the cloud controller manager": {node: node(providerID("oxide://"+idA), systemUUID(idB)), want: metadata.Instance{ID: idA}},
-		"by a label":                      {node: node(label(instance, idA), label(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
-		"by an annotation":                {node: node(annotation(instance, idA), annotation(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
-		"by both":                         {node: node(label(instance, idA), annotation(instance, idA)), want: metadata.Instance{ID: idA}},
-		"by the firmware":                 {node: node(systemUUID(strings.ToUpper(idA))), want: metadata.Instance{ID: idA}},
-		"provider ID before the label":    {node: node(providerID("oxide://"+idA), label(instance, idB)), want: metadata.Instance{ID: idA}},
-		"label before the firmware":       {node: node(label(instance, idA), systemUUID(idB)), want: metadata.Instance{ID: idA}},
-		"another label for the rack":      {node: node(providerID("oxide://"+idA), label(rack, "east"), label(zone, "west")), rackLabel: zone, want: metadata.Instance{ID: idA, Rack: "west"}},
-		"tainted, and complete":           {node: node(tainted, providerID("oxide://"+idA), label(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
+		"provider ID":                  {node: node(providerID("oxide://"+idA), systemUUID(idB)), want: metadata.Instance{ID: idA}},
+		"a label":                      {node: node(label(instance, idA), label(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
+		"an annotation":                {node: node(annotation(instance, idA), annotation(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
+		"label and annotation agree":   {node: node(label(instance, idA), annotation(instance, idA)), want: metadata.Instance{ID: idA}},
+		"system UUID":                  {node: node(systemUUID(strings.ToUpper(idA))), want: metadata.Instance{ID: idA}},
+		"provider ID before the label": {node: node(providerID("oxide://"+idA), label(instance, idB)), want: metadata.Instance{ID: idA}},
+		"label before the system UUID": {node: node(label(instance, idA), systemUUID(idB)), want: metadata.Instance{ID: idA}},
+		"configured rack label":        {node: node(providerID("oxide://"+idA), label(rack, "east"), label(zone, "west")), rackLabel: zone, want: metadata.Instance{ID: idA, Rack: "west"}},
+		"tainted, everything known":    {node: node(tainted, providerID("oxide://"+idA), label(rack, "east")), want: metadata.Instance{ID: idA, Rack: "east"}},
 
-		"tainted":                 {node: node(tainted, systemUUID(idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager to initialise Node"},
-		"tainted, ID labelled":    {node: node(tainted, label(instance, idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
-		"tainted, rack labelled":  {node: node(tainted, label(rack, "east"), systemUUID(idA)), known: metadata.Instance{Rack: "east"}, kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
-		"nothing yet":             {node: node(), kind: metadata.ErrNotReady, says: `Node "worker-3.example" has no provider ID, no label oxide.computer/instance-id and no system UUID; check that the Oxide cloud controller manager runs`},
-		"another cloud":           {node: node(providerID("kind://docker/kind/worker"), systemUUID(idA)), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": "kind://docker/kind/worker" does not begin with oxide://`},
-		"no UUID of the provider": {node: node(providerID("oxide://node-a")), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": the instance ID "node-a" is not a UUID`},
-		"empty label":             {node: node(label(instance, ""), systemUUID(idA)), kind: metadata.ErrInvalid, says: "oxide.computer/instance-id of Node"},
-		"no UUID of the firmware": {node: node(systemUUID("Not Settable")), kind: metadata.ErrInvalid, says: "status.nodeInfo.systemUUID of Node"},
-		"label and annotation":    {node: node(label(instance, idA), annotation(instance, idB)), kind: metadata.ErrInvalid, says: "the label and the annotation of that name differ"},
-		"two racks":               {node: node(providerID("oxide://"+idA), label(rack, "a"), annotation(rack, "b")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
-		"no name for a rack":      {node: node(providerID("oxide://"+idA), annotation(rack, "east/1")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
-		"no Node of that name":    {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
-		"another Node":            {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "unexpected answer from"},
-		"no Node":                 {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "unexpected answer from"},
-		"no JSON":                 {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "unexpected answer from"},
-		"other types":             {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"tainted":                {node: node(tainted, systemUUID(idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager to initialise Node"},
+		"tainted, ID labelled":   {node: node(tainted, label(instance, idA)), kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
+		"tainted, rack labelled": {node: node(tainted, label(rack, "east"), systemUUID(idA)), known: metadata.Instance{Rack: "east"}, kind: metadata.ErrNotReady, says: "wait for the cloud controller manager"},
+		"no ID yet":              {node: node(), kind: metadata.ErrNotReady, says: `Node "worker-3.example" has no provider ID, no label oxide.computer/instance-id and no system UUID; check that the Oxide cloud controller manager runs`},
+		"another cloud":          {node: node(providerID("kind://docker/kind/worker"), systemUUID(idA)), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": "kind://docker/kind/worker" does not begin with oxide://`},
+		"bad provider ID":        {node: node(providerID("oxide://node-a")), kind: metadata.ErrInvalid, says: `spec.providerID of Node "worker-3.example": the instance ID "node-a" is not a UUID`},
+		"empty label":            {node: node(label(instance, ""), systemUUID(idA)), kind: metadata.ErrInvalid, says: "oxide.computer/instance-id of Node"},
+		"bad system UUID":        {node: node(systemUUID("Not Settable")), kind: metadata.ErrInvalid, says: "status.nodeInfo.systemUUID of Node"},
+		"two IDs":                {node: node(label(instance, idA), annotation(instance, idB)), kind: metadata.ErrInvalid, says: "the label and the annotation of that name differ"},
+		"two racks":              {node: node(providerID("oxide://"+idA), label(rack, "a"), annotation(rack, "b")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
+		"bad rack name":          {node: node(providerID("oxide://"+idA), annotation(rack, "east/1")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
+		"no Node of that name":   {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
+		"another Node":           {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"not a Node":             {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"not JSON":               {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"other types":            {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "unexpected answer from"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
@@ -282,11 +283,11 @@ func TestNodes(t *testing.T) {
 			}
 			for _, call := range s.calls {
 				if call != "GET /api/v1/nodes/"+nodeName {
-					t.Errorf("asked %s: there is no right to more than its own Node", call)
+					t.Errorf("request %s: the node plugin has no permission for more than its own Node", call)
 				}
 			}
 			if len(s.calls) != 2 {
-				t.Errorf("%d requests for two questions", len(s.calls))
+				t.Errorf("%d requests for two calls", len(s.calls))
 			}
 		})
 	}
@@ -308,7 +309,7 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// Tokens live for an hour; the kubelet replaces them.
+// A token is valid for an hour. The kubelet replaces it in its file, and the provider reads the file again.
 func TestTokenRotation(t *testing.T) {
 	s := newServer(t)
 	s.object = node(providerID("oxide://" + idA))
@@ -329,7 +330,7 @@ func TestTokenRotation(t *testing.T) {
 	}
 }
 
-func TestCredentialsAreNotCarriedElsewhere(t *testing.T) {
+func TestCredentialsAreNotSentToARedirect(t *testing.T) {
 	asked := false
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
 	defer elsewhere.Close()
@@ -356,10 +357,10 @@ func TestInCluster(t *testing.T) {
 		"an empty token":  {func(s *server, _ *kubernetes.Options) { s.write("token", "\n") }, metadata.ErrNotReady, "wait for the token in DIR/token"},
 		"no CA":           {func(s *server, _ *kubernetes.Options) { remove(s, "ca.crt") }, metadata.ErrInvalid, "use the credentials in DIR"},
 		"a broken CA":     {func(s *server, _ *kubernetes.Options) { s.write("ca.crt", "canary") }, metadata.ErrInvalid, "use the credentials in DIR"},
-		"nobody listens":  {func(s *server, _ *kubernetes.Options) { s.Close() }, metadata.ErrNotReady, "connection refused; check that it runs"},
+		"server is down":  {func(s *server, _ *kubernetes.Options) { s.Close() }, metadata.ErrNotReady, "connection refused; check that it runs"},
 		"no such host":    {func(_ *server, o *kubernetes.Options) { o.Host = "kubernetes.invalid" }, metadata.ErrNotReady, "connect to the Kubernetes API server https://kubernetes.invalid:"},
 		"another address": {func(_ *server, o *kubernetes.Options) { o.Host = "localhost" }, metadata.ErrInvalid, "the address is in the API server's certificate"},
-		"another's CA": {func(s *server, _ *kubernetes.Options) {
+		"the CA of another cluster": {func(s *server, _ *kubernetes.Options) {
 			s.write("ca.crt", otherCA(t))
 		}, metadata.ErrInvalid, "check that the CA in DIR is this cluster's"},
 	} {
@@ -385,7 +386,7 @@ func remove(s *server, name string) {
 
 func TestKubeconfig(t *testing.T) {
 	for name, tt := range map[string]struct {
-		text string // with CA, DIR and HOST in it
+		text string // the test replaces CA, DIR and HOST in it
 		kind error
 		says string
 	}{
@@ -395,13 +396,13 @@ func TestKubeconfig(t *testing.T) {
 		"not verified":              {config("insecure-skip-tls-verify: true", "token: "+token), nil, ""},
 		"other name":                {config("tls-server-name: example.com, certificate-authority: ca.crt", "token: "+token), nil, ""},
 		"expired":                   {config("certificate-authority: ca.crt", "token: canary"), metadata.ErrInvalid, "HTTP 401; the API server does not accept the credentials in FILE"},
-		"nobody":                    {config("certificate-authority: ca.crt", ""), metadata.ErrInvalid, "HTTP 401"},
+		"anonymous":                 {config("certificate-authority: ca.crt", ""), metadata.ErrInvalid, "HTTP 401"},
 		"a password":                {config("certificate-authority: ca.crt", "username: me, password: canary"), metadata.ErrInvalid, "HTTP 401"},
 		"no such program":           {config("certificate-authority: ca.crt", execUser("DIR/none", "")), metadata.ErrNotReady, "run the credential program in FILE: exec: fork/exec DIR/none: no such file or directory; check that the program runs here"},
-		"a provider of the past":    {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, "use the credentials in FILE: The gcp auth plugin has been removed."},
-		"two ways":                  {config("certificate-authority: ca.crt", "token: canary, username: me, password: canary"), metadata.ErrInvalid, "more than one authentication method"},
+		"a removed auth provider":   {config("certificate-authority: ca.crt", "auth-provider: {name: gcp}"), metadata.ErrInvalid, "use the credentials in FILE: The gcp auth plugin has been removed."},
+		"two credentials":           {config("certificate-authority: ca.crt", "token: canary, username: me, password: canary"), metadata.ErrInvalid, "more than one authentication method"},
 		"half a key pair":           {config("certificate-authority: ca.crt", "client-certificate-data: Q0E=, client-key-data: Q0E="), metadata.ErrInvalid, "use the credentials in FILE"},
-		"no base64":                 {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "it is not a kubeconfig file in YAML"},
+		"not base64":                {config("certificate-authority-data: canary!", "token: t"), metadata.ErrInvalid, "it is not a kubeconfig file in YAML"},
 		"no token file":             {config("certificate-authority: ca.crt", "tokenFile: none"), metadata.ErrNotReady, "wait for a file that the kubeconfig FILE names: open DIR/none: no such file"},
 		"no such context":           {strings.Replace(config("certificate-authority: ca.crt", ""), "current-context: c", "current-context: d", 1), metadata.ErrInvalid, "the kubeconfig FILE cannot be used: invalid configuration: [context was not found"},
 		"no such user":              {strings.Replace(config("certificate-authority: ca.crt", ""), "user: u}", "user: other}", 1), metadata.ErrInvalid, "HTTP 401"},
@@ -409,7 +410,7 @@ func TestKubeconfig(t *testing.T) {
 		"a password for the server": {strings.Replace(config("certificate-authority: ca.crt", ""), "https://", "https://me:canary@", 1), metadata.ErrInvalid, "its server is not https://host:port"},
 		"a proxy":                   {config("certificate-authority: ca.crt, proxy-url: 'http://127.0.0.1:1'", "token: "+token), metadata.ErrNotReady, "connection refused"},
 		"empty":                     {"", metadata.ErrInvalid, "cannot be used: invalid configuration: no configuration has been provided"},
-		"no YAML":                   {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not a kubeconfig file in YAML"},
+		"not YAML":                  {"canary: [", metadata.ErrInvalid, "the kubeconfig FILE cannot be used: it is not a kubeconfig file in YAML"},
 		"other types":               {"contexts: canary", metadata.ErrInvalid, "it is not a kubeconfig file in YAML"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -440,11 +441,11 @@ func TestKubeconfig(t *testing.T) {
 	}
 	missing := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: filepath.Join(t.TempDir(), "none")})
 	if _, err := missing.Instance(context.Background()); !errors.Is(err, metadata.ErrNotReady) {
-		t.Errorf("no kubeconfig yet: %v", err)
+		t.Errorf("the kubeconfig does not exist yet: %v", err)
 	}
 	folder := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: t.TempDir()})
 	if _, err := folder.Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) {
-		t.Errorf("a folder for a kubeconfig: %v", err)
+		t.Errorf("the kubeconfig is a folder: %v", err)
 	}
 }
 
@@ -460,7 +461,7 @@ users: [{name: u, user: {` + user + `}}]
 `
 }
 
-// otherCA makes a certificate that signed nothing here.
+// otherCA makes the certificate of another CA than the server's.
 func otherCA(t *testing.T) string {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -474,12 +475,12 @@ func otherCA(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))
 }
 
-// execUser is a user of a kubeconfig whose credentials a program prints.
+// execUser returns the user entry of a kubeconfig, with a program that prints the credentials.
 func execUser(command, arg string) string {
 	return `exec: {apiVersion: client.authentication.k8s.io/v1, command: "` + command + `", args: ["` + arg + `"], interactiveMode: IfAvailable}`
 }
 
-// A kubeconfig may name a program that prints the credentials, and speak for another user.
+// A kubeconfig may name a program that prints the credentials.
 func TestExecCredentials(t *testing.T) {
 	s := newServer(t)
 	s.object = node(providerID("oxide://" + idA))
@@ -504,7 +505,7 @@ func TestExecCredentials(t *testing.T) {
 			file := s.write("kubeconfig-"+name, strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
 			got, err := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: file}).Instance(t.Context())
 			if err != nil {
-				err = fmt.Errorf("%w, in short: %s", err, strings.ReplaceAll(err.Error(), file, "FILE"))
+				err = fmt.Errorf("%w, with FILE: %s", err, strings.ReplaceAll(err.Error(), file, "FILE"))
 			}
 			if judge(t, err, tt.kind, tt.says); tt.kind == nil && got.ID != idA {
 				t.Errorf("got %+v", got)

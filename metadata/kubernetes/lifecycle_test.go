@@ -28,7 +28,8 @@ const (
 
 func taints(list ...any) func(object) { return in("spec", "taints", list) }
 
-// csiNode has another driver, and ours with a limit or, where that is nil, without.
+// csiNode returns a CSINode with another driver and the plugin's driver. If limit is nil, the plugin's driver has no
+// volume limit.
 func csiNode(nodeID string, limit any) object {
 	ours := object{"name": driver, "nodeID": nodeID, "topologyKeys": []any{"rack"}}
 	if limit != nil {
@@ -50,23 +51,23 @@ func TestRemoveTaint(t *testing.T) {
 	for name, tt := range map[string]struct {
 		node    any
 		csiNode any
-		patched int // the status of a patch; 200 where 0
+		patched int // the status of the answer to a patch; 0 means 200
 		had     bool
 		kind    error
 		says    string
 		patch   string
 	}{
-		"alone":              {node: node(taints(ours)), csiNode: csiNode(idA, 7), had: true, patch: fmt.Sprintf(removed, oursJSON, "")},
-		"among others":       {node: node(taints(other, ours)), csiNode: csiNode(idA, 7), had: true, patch: fmt.Sprintf(removed, otherJSON+","+oursJSON, otherJSON)},
-		"with two effects":   {node: node(taints(ours, other, twice)), csiNode: csiNode(idA, 7), had: true, patch: fmt.Sprintf(removed, oursJSON+","+otherJSON+","+twiceJSON, otherJSON)},
-		"no taints":          {node: node()},
-		"another's":          {node: node(taints(other)), csiNode: csiNode(idA, 7)},
-		"no CSINode":         {node: node(taints(ours)), had: true, kind: metadata.ErrNotReady, says: "wait for the kubelet to write driver csi.example.com"},
-		"no limit":           {node: node(taints(ours)), csiNode: csiNode(idA, nil), had: true, kind: metadata.ErrNotReady, says: "a volume limit into CSINode"},
-		"another instance's": {node: node(taints(ours)), csiNode: csiNode(idB, 7), had: true, kind: metadata.ErrNotReady, says: "node ID " + idA},
-		"changed meanwhile":  {node: node(taints(ours)), csiNode: csiNode(idA, 7), patched: http.StatusUnprocessableEntity, had: true, kind: metadata.ErrNotReady, says: "the object was changed meanwhile"},
-		"no right to patch":  {node: node(taints(ours)), csiNode: csiNode(idA, 7), patched: http.StatusForbidden, had: true, kind: metadata.ErrInvalid, says: `the verb "patch" on "nodes"`},
-		"no Node":            {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
+		"the only taint":    {node: node(taints(ours)), csiNode: csiNode(idA, 7), had: true, patch: fmt.Sprintf(removed, oursJSON, "")},
+		"among others":      {node: node(taints(other, ours)), csiNode: csiNode(idA, 7), had: true, patch: fmt.Sprintf(removed, otherJSON+","+oursJSON, otherJSON)},
+		"with two effects":  {node: node(taints(ours, other, twice)), csiNode: csiNode(idA, 7), had: true, patch: fmt.Sprintf(removed, oursJSON+","+otherJSON+","+twiceJSON, otherJSON)},
+		"no taints":         {node: node()},
+		"another taint":     {node: node(taints(other)), csiNode: csiNode(idA, 7)},
+		"no CSINode":        {node: node(taints(ours)), had: true, kind: metadata.ErrNotReady, says: "wait for the kubelet to write driver csi.example.com"},
+		"no limit":          {node: node(taints(ours)), csiNode: csiNode(idA, nil), had: true, kind: metadata.ErrNotReady, says: "a volume limit into CSINode"},
+		"another node ID":   {node: node(taints(ours)), csiNode: csiNode(idB, 7), had: true, kind: metadata.ErrNotReady, says: "node ID " + idA},
+		"changed meanwhile": {node: node(taints(ours)), csiNode: csiNode(idA, 7), patched: http.StatusUnprocessableEntity, had: true, kind: metadata.ErrNotReady, says: "the object was changed meanwhile"},
+		"no right to patch": {node: node(taints(ours)), csiNode: csiNode(idA, 7), patched: http.StatusForbidden, had: true, kind: metadata.ErrInvalid, says: `the verb "patch" on "nodes"`},
+		"no Node":           {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
@@ -110,7 +111,7 @@ func TestLeaving(t *testing.T) {
 		node any
 		want string
 	}{
-		"no":                  {node(), ""},
+		"not leaving":         {node(), ""},
 		"not ready":           {node(ready("container runtime is down"), taint("node.kubernetes.io/not-ready")), ""},
 		"cordoned":            {node(in("spec", "unschedulable", true)), "it is cordoned"},
 		"by Karpenter":        {node(taint("karpenter.sh/disrupted")), "it has the taint karpenter.sh/disrupted"},
@@ -178,7 +179,8 @@ func TestAttachments(t *testing.T) {
 	}
 }
 
-// judge wants no error, or one of a kind that says something and no secret.
+// judge checks that an error has this kind, that its text contains says, and that its text contains no secret. Without a
+// kind, it wants no error.
 func judge(t *testing.T, err, kind error, says string) {
 	t.Helper()
 	if !errors.Is(err, kind) ||

@@ -26,8 +26,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 )
 
-// cluster plays the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it; test/identity
-// has a real one.
+// cluster simulates the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it.
+// test/identity runs a real API server.
 type cluster struct {
 	*httptest.Server
 	t   *testing.T
@@ -38,16 +38,16 @@ type cluster struct {
 	nodes    map[string]object
 	csiNodes map[string]object
 	pods     map[string]object // by namespace/name
-	// covered are pods with a PodDisruptionBudget, and the status that an eviction gets.
+	// covered are the pods with a PodDisruptionBudget. The value is the HTTP status of an eviction.
 	covered map[string]int
 	events  []object
 	calls   []string
 	fault   metadatatest.Fault
-	status  int // answered to everything
+	status  int // if not 0, the status of every answer
 	token   string
 	peers   map[string]bool
 	repairs chan struct{}
-	// meddle changes something when a Node is read, once.
+	// meddle is called once, when a Node is read. It makes a concurrent change.
 	meddle func(c *cluster)
 }
 
@@ -136,14 +136,16 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// watch sends a Node whenever it has another version. It is called with mu held.
+// watch sends a Node each time that its version changes. The caller holds mu.
 func (c *cluster) watch(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
 	for last := r.URL.Query().Get("resourceVersion"); r.Context().Err() == nil; {
 		n := c.nodes[name]
 		if now := n["metadata"].(object)["resourceVersion"].(string); now != last {
 			last = now
-			_ = json.NewEncoder(w).Encode(object{"type": "MODIFIED", "object": n}) // a client that has gone
+			_ = json.NewEncoder(w).
+				Encode(object{"type": "MODIFIED", "object": n})
+			// an error means that the client has disconnected
 		}
 		_ = http.NewResponseController(w).Flush()
 		c.mu.Unlock()
@@ -215,7 +217,7 @@ func (c *cluster) handle(r *http.Request) (status int, answer any) {
 	return http.StatusNotFound, nil
 }
 
-// page is one object of a list per page: the worst that limit allows.
+// page returns a list with one object per page, the smallest page that limit allows.
 func page(all map[string]object, query url.Values) object {
 	var names []string
 	for name := range all {
@@ -236,7 +238,7 @@ func page(all map[string]object, query url.Values) object {
 	return object{"metadata": meta, "items": []object{all[names[i]]}}
 }
 
-// patch changes a Node as the API server would: all of it or nothing.
+// patch applies a patch to a Node as the API server does, completely or not at all.
 func (c *cluster) patch(n object, mediaType string, body []byte) (status int, answer any) {
 	changed := clone(c.t, n)
 	switch mediaType {
@@ -259,7 +261,7 @@ func (c *cluster) patch(n object, mediaType string, body []byte) (status int, an
 	return http.StatusOK, n
 }
 
-// merge is RFC 7386.
+// merge applies a JSON merge patch (RFC 7386).
 func merge(into, patch object) {
 	for key, value := range patch {
 		switch value := value.(type) {
@@ -337,15 +339,16 @@ func TestRestartConformance(t *testing.T) {
 	})
 }
 
-// Instances are found by the word of the kubelet, else of the cloud controller manager.
+// The Node of an instance is found by the node ID in a CSINode, which the kubelet writes. Otherwise it is found by the
+// provider ID of a Node, which the cloud controller manager writes.
 func TestNodeOfAnInstance(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(c *cluster)
-		on     string // the Node that is asked, or empty
+		on     string // the Node that gets the request, or empty
 		says   string
 	}{
 		"registered": {func(*cluster) {}, nodeName, ""},
-		"registered elsewhere now": {func(c *cluster) {
+		"registered on another Node now": {func(c *cluster) {
 			c.register(nodeName, idB)
 			c.register(otherName, idA)
 		}, otherName, ""},
@@ -354,11 +357,11 @@ func TestNodeOfAnInstance(t *testing.T) {
 			c.nodes[nodeName]["spec"] = object{"providerID": "oxide://" + strings.ToUpper(idA)}
 		}, nodeName, ""},
 		"nowhere": {func(c *cluster) { delete(c.csiNodes, nodeName) }, "", "no Node is instance " + idA + ": no CSINode has this node ID, and no Node this provider ID; check that the node plugin runs there"},
-		"another cloud's": {func(c *cluster) {
+		"provider ID of another cloud": {func(c *cluster) {
 			delete(c.csiNodes, nodeName)
 			c.nodes[nodeName]["spec"] = object{"providerID": "aws://" + idA}
 		}, "", "no Node is instance"},
-		"another plugin's": {func(c *cluster) {
+		"node ID of another driver": {func(c *cluster) {
 			c.csiNodes[nodeName]["spec"].(object)["drivers"].([]object)[1]["name"] = "csi.oxide.computer.example"
 		}, "", "no Node is instance"},
 	} {
@@ -380,7 +383,7 @@ func TestNodeOfAnInstance(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := c.annotations(tt.on)["csi.oxide.computer/restart"]; got != "2" {
-				t.Errorf("Node %s is asked for %v", tt.on, got)
+				t.Errorf("Node %s has the request %v", tt.on, got)
 			}
 		})
 	}
@@ -391,7 +394,7 @@ func (c *cluster) annotations(name string) object {
 	return marks
 }
 
-// The next calls do not list all nodes of the cluster again.
+// Later calls for an instance do not list all Nodes of the cluster again.
 func TestNodesAreRemembered(t *testing.T) {
 	c := newCluster(t)
 	r := kubernetes.NewRestarts(c.options(""))
@@ -410,7 +413,7 @@ func TestNodesAreRemembered(t *testing.T) {
 	}
 }
 
-// A Node has other annotations, which stay, and an answer stands beside its question only.
+// The calls change only the annotations of a restart. Forget removes the request and the reply.
 func TestAnnotations(t *testing.T) {
 	c := newCluster(t)
 	r, l := kubernetes.NewRestarts(c.options("")), kubernetes.NewListener(c.options(nodeName))
@@ -437,7 +440,7 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
-// What an administrator's policy refuses is not reported as done.
+// If an admission policy rejects a change, the call returns an error.
 func TestRefusedChanges(t *testing.T) {
 	c := newCluster(t)
 	r := kubernetes.NewRestarts(c.options(""))
@@ -483,7 +486,7 @@ func TestReport(t *testing.T) {
 		"Normal RestartPlanned 3 volumes " + node,
 		"Warning RestartRefused why " + node,
 	}
-	// At the turn of five minutes the second is said again.
+	// The plugin counts time in steps of five minutes. If a step ends between two equal reports, each makes an event.
 	if len(got) == 4 && got[0] == got[1] {
 		got = got[1:]
 	}
@@ -492,7 +495,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// workload makes a pod on the node with these changes.
+// workload adds a pod with these changes to the Node.
 func (c *cluster) workload(name string, changes ...func(p object)) {
 	p := object{
 		"metadata": object{
@@ -555,7 +558,7 @@ func TestDrain(t *testing.T) {
 	)
 	c.workload("replaced")
 	c.covered["shop/guarded"], c.covered["shop/guarded-twice"] = http.StatusTooManyRequests, http.StatusInternalServerError
-	// These stay, and are not named.
+	// Drain neither evicts nor returns these.
 	c.workload("waits", status("Pending", waiting))
 	c.workload("waits-unseen", status("Pending"))
 	c.workload("waits-ephemeral", status("Pending", waiting), func(p object) {
@@ -605,24 +608,24 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// Only what a drain of this restart has done is undone.
+// Undrain removes a cordon only if a drain of the same restart, or of an earlier one, cordoned the Node.
 func TestCordon(t *testing.T) {
 	for name, tt := range map[string]struct {
 		before func(c *cluster)
 		drain  string
 		undone string
-		want   bool // that it is cordoned at last
+		want   bool // the Node is cordoned at the end
 	}{
-		"by this restart":                   {func(*cluster) {}, "1", "1", false},
-		"by another one":                    {func(*cluster) {}, "1", "2", true},
-		"by an administrator":               {func(c *cluster) { c.nodes[nodeName]["spec"] = object{"unschedulable": true} }, "1", "1", true},
+		"undrained by the same restart":     {func(*cluster) {}, "1", "1", false},
+		"undrained by another restart":      {func(*cluster) {}, "1", "2", true},
+		"cordoned by an administrator":      {func(c *cluster) { c.nodes[nodeName]["spec"] = object{"unschedulable": true} }, "1", "1", true},
 		"left behind by an earlier restart": {leftBehind, "1", "1", false},
-		"undone by the earlier restart":     {leftBehind, "1", "0", true},
-		"an administrator, left behind": {func(c *cluster) {
+		"undrained by the earlier restart":  {leftBehind, "1", "0", true},
+		"by an administrator, then left behind": {func(c *cluster) {
 			leftBehind(c)
 			delete(c.nodes[nodeName]["spec"].(object), "unschedulable")
 		}, "1", "1", false},
-		"while the kubelet writes": {func(c *cluster) { c.meddle = heartbeat }, "1", "1", false},
+		"while the kubelet changes the Node": {func(c *cluster) { c.meddle = heartbeat }, "1", "1", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t)
@@ -646,14 +649,14 @@ func TestCordon(t *testing.T) {
 				t.Errorf("cordoned: %v, want %v", got, tt.want)
 			}
 			if _, ours := c.annotations(nodeName)["csi.oxide.computer/restart-cordon"]; ours && !tt.want {
-				t.Error("the annotation is left")
+				t.Error("the annotation of the drain is left")
 			}
 		})
 	}
 }
 
-// A restart comes to its end though its Node does not: what it wrote is found where its plugin is not registered, and
-// is gone with a Node that was deleted.
+// The calls that end a restart succeed when the Node does not come back. They find a Node whose plugin is not
+// registered, and a deleted Node has nothing to undo.
 func TestUndoneWithoutItsNode(t *testing.T) {
 	for name, change := range map[string]func(c *cluster){
 		"not registered": func(c *cluster) { delete(c.csiNodes, nodeName) },
@@ -688,10 +691,10 @@ func TestUndoneWithoutItsNode(t *testing.T) {
 			}
 			if n := c.nodes[nodeName]; n != nil &&
 				(len(c.annotations(nodeName)) > 0 || n["spec"].(object)["unschedulable"] != nil) {
-				t.Errorf("something is left: %v", n)
+				t.Errorf("something of the restart is left: %v", n)
 			}
 			if len(c.annotations(otherName)) != 2 || c.nodes[otherName]["spec"].(object)["unschedulable"] != true {
-				t.Errorf("what another restart wrote is undone: %v", c.nodes[otherName])
+				t.Errorf("the drain of another restart is undone: %v", c.nodes[otherName])
 			}
 		})
 	}
@@ -702,13 +705,13 @@ func leftBehind(c *cluster) {
 	c.nodes[nodeName]["metadata"].(object)["annotations"] = object{"csi.oxide.computer/restart-cordon": "0"}
 }
 
-// heartbeat is the kubelet's, which changes the Node between our reading and writing.
+// heartbeat changes the Node as the kubelet does, between the plugin's read and its write.
 func heartbeat(c *cluster) {
 	c.version++
 	c.nodes[nodeName]["metadata"].(object)["resourceVersion"] = fmt.Sprint("v", c.version)
 }
 
-// The files of credentials are those of the provider, and as little is kept.
+// Without a token file, the calls of a restart return the same error as the provider.
 func TestRestartsWithoutCredentials(t *testing.T) {
 	c := newCluster(t)
 	if err := os.Remove(filepath.Join(c.dir, "token")); err != nil {
@@ -720,7 +723,8 @@ func TestRestartsWithoutCredentials(t *testing.T) {
 	}
 }
 
-// A node keeps its connection, notices when it is not known any more, and comes back by new credentials.
+// A listener keeps its connection. It reports an expired token, and works again with a new token or after the server
+// was down.
 func TestConnectionIsKept(t *testing.T) {
 	for name, asks := range map[string]func(kubernetes.Options) func() error{
 		"Listener": func(options kubernetes.Options) func() error {
@@ -756,18 +760,18 @@ func TestConnectionIsKept(t *testing.T) {
 			c.CloseClientConnections()
 			c.set(func() { c.fault = metadatatest.Down })
 			if err := ask(); err == nil {
-				t.Error("of a server that is down: no error")
+				t.Error("the server is down: no error")
 			}
 			c.set(func() { c.fault = "" })
 			if err := ask(); err != nil {
-				t.Errorf("of a server that is up again: %v", err)
+				t.Errorf("the server is up again: %v", err)
 			}
 		})
 	}
 }
 
-// What happens between reading a Node and writing it: the other half's word, of which there is one that counts.
-func TestWordsThatCross(t *testing.T) {
+// A withdrawal and an acceptance at the same time: whichever is written first counts, and the other call finds it.
+func TestWithdrawAndAcceptAtTheSameTime(t *testing.T) {
 	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
 	setup := func() (*cluster, *kubernetes.Restarts, *kubernetes.Listener) {
 		c := newCluster(t)
@@ -791,7 +795,7 @@ func TestWordsThatCross(t *testing.T) {
 			accepted,
 		); err == nil ||
 			c.annotations(nodeName)["csi.oxide.computer/restart-reply"] != nil {
-			t.Errorf("said: %v, %v", err, c.annotations(nodeName))
+			t.Errorf("Reply: %v, %v", err, c.annotations(nodeName))
 		}
 	})
 	t.Run("accepted before it is withdrawn", func(t *testing.T) {
@@ -808,7 +812,7 @@ func TestWordsThatCross(t *testing.T) {
 			"1",
 		); err != nil || got != accepted ||
 			c.annotations(nodeName)["csi.oxide.computer/restart"] != "1" {
-			t.Errorf("withdrawn: %+v, %v, %v", got, err, c.annotations(nodeName))
+			t.Errorf("Withdraw: %+v, %v, %v", got, err, c.annotations(nodeName))
 		}
 	})
 }

@@ -33,16 +33,16 @@ type watched struct {
 	options kubernetes.Options
 
 	mu sync.Mutex
-	// version counts changes of anything. versions before oldest are 410 Gone.
+	// version counts all changes. A watch from a version before oldest gets 410 Gone.
 	version, oldest int
 	objects         map[string]object  // by collection
 	events          map[string][]event // by collection
 	requests        []string
 	queries         []url.Values // of the watches
-	status          int          // answered to everything, where it is not 0
-	open            int          // watches
+	status          int          // if not 0, the status of every answer
+	open            int          // the number of open watches
 	changed         chan struct{}
-	cut             chan struct{} // closed: watches end
+	cut             chan struct{} // closed to end all watches
 	patched         []string
 }
 
@@ -76,7 +76,7 @@ func newWatched(t *testing.T) *watched {
 	return w
 }
 
-// update changes something, and wakes the watches.
+// update calls do with mu held, and wakes the watches.
 func (w *watched) update(do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,7 +85,7 @@ func (w *watched) update(do func()) {
 	w.changed = make(chan struct{})
 }
 
-// change replaces an object, or deletes it where o is nil.
+// change replaces an object, or deletes it if o is nil.
 func (w *watched) change(collection string, o object) {
 	w.update(func() {
 		w.version++
@@ -126,7 +126,7 @@ func (w *watched) bookmark() {
 	})
 }
 
-// cutWatches cuts all connections.
+// cutWatches closes all connections. It calls meanwhile before a watch can begin again.
 func (w *watched) cutWatches(meanwhile func()) {
 	w.update(func() {
 		meanwhile()
@@ -275,10 +275,10 @@ const (
 	watchNodes = "WATCH " + allNodes
 )
 
-// restarting is a Node of which a restart is requested.
+// restarting returns a Node with a request for a restart.
 func restarting(id string) object { return node(annotation("csi.oxide.computer/restart", id)) }
 
-// A node that waits for planned restarts keeps one watch open, and sends nothing else while kubelets change the Node.
+// A listener for planned restarts keeps one watch open. It sends no other request when the kubelet changes the Node.
 func TestIdleNodeHasOneWatch(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := newWatched(t)
@@ -298,12 +298,12 @@ func TestIdleNodeHasOneWatch(t *testing.T) {
 		if query.Get("allowWatchBookmarks") != "true" {
 			t.Errorf("the watch gets no bookmarks: %v", query)
 		}
-		// A request for a restart is seen at once, by the watch, and read from the API server's store.
+		// The watch signals a request for a restart at once. Requested then reads the Node from the API server.
 		began := time.Now()
 		w.change(allNodes, restarting("7-1"))
 		signal(t, "requested", changes)
 		if took := time.Since(began); took > time.Second {
-			t.Errorf("a change is seen after %s", took)
+			t.Errorf("the change was signalled after %s", took)
 		}
 		if id, _, err := l.Requested(t.Context()); id != "7-1" || err != nil {
 			t.Errorf("requested: %q, %v", id, err)
@@ -312,7 +312,7 @@ func TestIdleNodeHasOneWatch(t *testing.T) {
 	})
 }
 
-// A broken watch resumes at the last version seen in an event or a bookmark, and misses nothing.
+// A broken watch resumes at the version of the last event or bookmark, and misses no change.
 func TestWatchResumes(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := newWatched(t)
@@ -320,21 +320,21 @@ func TestWatchResumes(t *testing.T) {
 		signal(t, "at first", changes)
 		w.await("at first", 1, listNodes, watchNodes)
 		if got := w.lastVersion(); got != "101" {
-			t.Errorf("watched from version %s, want that of the list", got)
+			t.Errorf("watched from version %s, want the version of the list", got)
 		}
 		w.change(allNodes, restarting("7-1")) // version 102
 		signal(t, "requested", changes)
 		w.cutWatches(func() {})
 		w.await("cut", 1, watchNodes)
 		if got := w.lastVersion(); got != "102" {
-			t.Errorf("resumed at version %s, want that of the event", got)
+			t.Errorf("resumed at version %s, want the version of the event", got)
 		}
 		w.bookmark() // version 1102
 		time.Sleep(50 * time.Millisecond)
 		w.cutWatches(func() {})
 		w.await("cut after a bookmark", 1, watchNodes)
 		if got := w.lastVersion(); got != "1102" {
-			t.Errorf("resumed at version %s, want that of the bookmark", got)
+			t.Errorf("resumed at version %s, want the version of the bookmark", got)
 		}
 		silent(t, "cut", changes)
 		w.cutWatches(func() {
@@ -348,8 +348,8 @@ func TestWatchResumes(t *testing.T) {
 	})
 }
 
-// The Node is listed again when the API server no longer knows the version, whether it says so in the HTTP status or in
-// an event.
+// The Node is listed again when the API server no longer has the version. The API server may say so in the HTTP status
+// or in an event.
 func TestWatchListsAnewWhenGone(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]func(w *watched){
@@ -377,7 +377,7 @@ func TestWatchListsAnewWhenGone(t *testing.T) {
 				for end := time.Now().Add(10 * time.Second); len(w.seen()) < len(want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				}
 				w.await("gone", 1, want...)
-				silent(t, "nothing has changed", changes)
+				silent(t, "listed again without a change", changes)
 				w.change(allNodes, restarting("7-1"))
 				signal(t, "requested", changes)
 			})
@@ -427,7 +427,7 @@ func TestWatchFails(t *testing.T) {
 	}
 }
 
-// Waiting for the cloud controller manager takes one watch. An answer at the first call takes none.
+// Await opens one watch while it waits for the cloud controller manager. It opens none if the first answer has the ID.
 func TestIdentityIsAwaitedByAWatch(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := newWatched(t)
@@ -471,7 +471,7 @@ func TestIdentityIsAwaitedByAWatch(t *testing.T) {
 	})
 }
 
-// The provider's errors keep to the contract whatever happens to the watch.
+// After any event of the watch, the provider's errors follow the contract.
 func TestFollowedProvider(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := newWatched(t)
@@ -485,10 +485,10 @@ func TestFollowedProvider(t *testing.T) {
 			kind   error
 			says   string
 		}{
-			{"another cloud's", func() { w.change(allNodes, node(providerID("aws:///i-0"))) }, metadata.ErrInvalid, "does not begin with oxide://"},
+			{"provider ID of another cloud", func() { w.change(allNodes, node(providerID("aws:///i-0"))) }, metadata.ErrInvalid, "does not begin with oxide://"},
 			{"deleted", func() { w.change(allNodes, nil) }, metadata.ErrNotReady, "HTTP 404; check that --node-name"},
-			{"made anew", func() { w.change(allNodes, node(providerID("oxide://"+idA))) }, nil, ""},
-			{"no JSON", func() {
+			{"created again", func() { w.change(allNodes, node(providerID("oxide://"+idA))) }, nil, ""},
+			{"not JSON", func() {
 				w.update(func() {
 					w.version++
 					w.events[allNodes] = append(w.events[allNodes], event{w.version, "<html>"})
@@ -509,7 +509,7 @@ func TestFollowedProvider(t *testing.T) {
 	})
 }
 
-// Waiting for the startup taint takes one watch of the Node and one of its CSINode.
+// Removal of the startup taint waits with one watch of the Node and one watch of the CSINode.
 func TestStartupTaintIsWatched(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := newWatched(t)
@@ -538,7 +538,7 @@ func TestStartupTaintIsWatched(t *testing.T) {
 					break
 				}
 				select {
-				case <-changes: // the other watch's, it may be
+				case <-changes: // perhaps a signal of the other watch
 				case <-late:
 					t.Fatalf("%s: had the taint: %v, %v", step.name, had, err)
 				}
@@ -548,7 +548,7 @@ func TestStartupTaintIsWatched(t *testing.T) {
 	})
 }
 
-// inAnyOrder waits for these requests, and returns them in the order in which they came.
+// inAnyOrder waits for these requests in any order, and returns them in their actual order.
 func (w *watched) inAnyOrder(want ...string) []string {
 	w.t.Helper()
 	for end := time.Now().Add(10 * time.Second); len(w.seen()) < len(want) && time.Now().Before(end); time.Sleep(time.Millisecond) {

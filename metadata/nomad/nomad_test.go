@@ -29,14 +29,15 @@ const (
 	token = "canary0a-8c1e-4f6e-9d33-5a2b7c9e1f04"
 )
 
-// agent plays the client agent, for what a real one cannot be made to do; test/identity has a real one.
+// agent simulates Nomad's client agent, with faults that a real agent cannot be made to have. test/identity runs a real
+// agent.
 type agent struct {
 	*httptest.Server
 	t *testing.T
 
 	mu      sync.Mutex
 	meta    map[string]string
-	text    string // answered instead
+	text    string // if not empty, the answer in place of the metadata
 	fault   metadatatest.Fault
 	status  int
 	token   string
@@ -57,7 +58,7 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.calls = append(a.calls, r.Method+" "+r.URL.String())
 	a.mu.Unlock()
 	if !r.Close {
-		a.t.Error("the connection is kept, and nobody will use it")
+		a.t.Error("the request keeps the connection, and no later request uses it")
 	}
 	switch fault {
 	case metadatatest.Down:
@@ -83,7 +84,7 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, a.text)
 		return
 	}
-	// As Nomad 1.11 answers.
+	// This is the form of Nomad 1.11's answer.
 	answer := map[string]any{
 		"Meta":    meta,
 		"Dynamic": map[string]*string{"gone": nil},
@@ -100,7 +101,7 @@ func (a *agent) set(do func()) {
 	do()
 }
 
-// meta is the metadata of an agent that knows who it is.
+// meta is the metadata of an agent that knows its instance and rack.
 func meta() map[string]string {
 	return map[string]string{"oxide.instance_id": idA, "oxide.rack": "east", "vault": "canary-meta"}
 }
@@ -145,19 +146,19 @@ func TestAnswers(t *testing.T) {
 		"both keys":       {func(a *agent) {}, metadata.Instance{ID: idA, Rack: "east"}, nil, ""},
 		"no ID":           {func(a *agent) { delete(a.meta, "oxide.instance_id") }, metadata.Instance{}, metadata.ErrNotReady, "has no key oxide.instance_id; add meta {"},
 		"no metadata":     {func(a *agent) { a.meta = nil }, metadata.Instance{}, metadata.ErrNotReady, "has no key oxide.instance_id"},
-		"no UUID":         {func(a *agent) { a.meta["oxide.instance_id"] = "client1" }, metadata.Instance{}, metadata.ErrInvalid, `oxide.instance_id in the metadata of this Nomad client: the instance ID "client1" is not a UUID`},
+		"not a UUID":      {func(a *agent) { a.meta["oxide.instance_id"] = "client1" }, metadata.Instance{}, metadata.ErrInvalid, `oxide.instance_id in the metadata of this Nomad client: the instance ID "client1" is not a UUID`},
 		"bad rack":        {func(a *agent) { a.meta["oxide.rack"] = "a/b" }, metadata.Instance{}, metadata.ErrInvalid, "oxide.rack in the metadata"},
 		"no token":        {func(a *agent) { a.status = 401 }, metadata.Instance{}, metadata.ErrInvalid, "HTTP 401; give the task a workload identity"},
 		"another token":   {func(a *agent) { a.token = "other" }, metadata.Instance{}, metadata.ErrInvalid, `HTTP 403; give the token or the job a policy with node { policy = "read" }`},
-		"an old agent":    {func(a *agent) { a.status = 404 }, metadata.Instance{}, metadata.ErrInvalid, "HTTP 404; check that this is a Nomad client agent"},
+		"unknown path":    {func(a *agent) { a.status = 404 }, metadata.Instance{}, metadata.ErrInvalid, "HTTP 404; check that this is a Nomad client agent"},
 		"a busy agent":    {func(a *agent) { a.status = 429 }, metadata.Instance{}, metadata.ErrNotReady, "HTTP 429; check the agent's log"},
 		"a broken agent":  {func(a *agent) { a.status = 500 }, metadata.Instance{}, metadata.ErrNotReady, "HTTP 500; check the agent's log"},
 		"a redirect":      {func(a *agent) { a.status = 307 }, metadata.Instance{}, metadata.ErrInvalid, "HTTP 307"},
-		"no agent":        {func(a *agent) { a.text = "<html>canary</html>" }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
-		"another answer":  {func(a *agent) { a.text = `{"Meta": "canary"}` }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
+		"HTML":            {func(a *agent) { a.text = "<html>canary</html>" }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
+		"another type":    {func(a *agent) { a.text = `{"Meta": "canary"}` }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
 		"half an answer":  {func(a *agent) { a.text = `{"Meta": {"oxide.instance_id": "` }, metadata.Instance{}, metadata.ErrNotReady, "unexpected EOF"},
-		"nobody listens":  {func(a *agent) { a.Close() }, metadata.Instance{}, metadata.ErrNotReady, "connection refused; check that it runs on this machine"},
-		"nothing at all":  {func(a *agent) { a.text = " " }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
+		"agent is down":   {func(a *agent) { a.Close() }, metadata.Instance{}, metadata.ErrNotReady, "connection refused; check that it runs on this machine"},
+		"a blank answer":  {func(a *agent) { a.text = " " }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
 		"an empty object": {func(a *agent) { a.text = "{}" }, metadata.Instance{}, metadata.ErrNotReady, "has no key"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,7 +181,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-func TestTheTokenIsNotCarriedElsewhere(t *testing.T) {
+func TestTokenIsNotSentToARedirect(t *testing.T) {
 	asked := false
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
 	defer elsewhere.Close()
@@ -192,7 +193,7 @@ func TestTheTokenIsNotCarriedElsewhere(t *testing.T) {
 	}
 }
 
-// socket serves the agent on a unix socket too.
+// socket serves the agent on a unix socket too, and returns the socket's address.
 func (a *agent) socket() string {
 	path := filepath.Join(a.t.TempDir(), "api.sock")
 	listener, err := net.Listen("unix", path)
@@ -206,7 +207,7 @@ func (a *agent) socket() string {
 }
 
 func TestAddresses(t *testing.T) {
-	t.Setenv("NOMAD_ADDR", "http://127.0.0.1:1") // The environment is for the configuration to read.
+	t.Setenv("NOMAD_ADDR", "http://127.0.0.1:1") // only the configuration may read the environment
 	t.Setenv("NOMAD_TOKEN", "other")
 	for name, tt := range map[string]struct {
 		options func(a *agent) nomad.Options
@@ -227,10 +228,10 @@ func TestAddresses(t *testing.T) {
 			a.status = 403
 			return nomad.Options{Socket: "unix:///nowhere/api.sock", Address: a.URL, Token: token}
 		}, metadata.ErrNotReady, []string{"unix:///nowhere/api.sock", "no such file", "HTTP 403"}},
-		"a password in it": {func(a *agent) nomad.Options { return nomad.Options{Address: "http://me:canary@127.0.0.1:1"} }, metadata.ErrInvalid, nil},
-		"another scheme":   {func(a *agent) nomad.Options { return nomad.Options{Address: "ftp://127.0.0.1"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
-		"no scheme":        {func(a *agent) nomad.Options { return nomad.Options{Address: "127.0.0.1:4646"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
-		"no host":          {func(a *agent) nomad.Options { return nomad.Options{Address: "http://"} }, metadata.ErrInvalid, []string{"names neither a host nor a socket"}},
+		"with a password": {func(a *agent) nomad.Options { return nomad.Options{Address: "http://me:canary@127.0.0.1:1"} }, metadata.ErrInvalid, nil},
+		"another scheme":  {func(a *agent) nomad.Options { return nomad.Options{Address: "ftp://127.0.0.1"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
+		"no scheme":       {func(a *agent) nomad.Options { return nomad.Options{Address: "127.0.0.1:4646"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
+		"no host":         {func(a *agent) nomad.Options { return nomad.Options{Address: "http://"} }, metadata.ErrInvalid, []string{"names neither a host nor a socket"}},
 		"a path that is too long": {func(a *agent) nomad.Options {
 			return nomad.Options{Socket: "unix:///" + strings.Repeat("x", 107), Token: token}
 		}, metadata.ErrInvalid, []string{"has 108 bytes, more than the limit of 107: shorten Nomad's data_dir"}},
@@ -291,7 +292,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// An identity with a ttl is renewed in its file.
+// The token file is read at each call, because Nomad renews a workload identity with a ttl in its file.
 func TestTokenFile(t *testing.T) {
 	a := newAgent(t)
 	a.meta = meta()

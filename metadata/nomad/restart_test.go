@@ -29,19 +29,20 @@ const idB = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
 
 type object = map[string]any
 
-// region plays servers and two clients with their agents, as far as planned restarts use them; test/identity has a real Nomad.
+// region simulates the servers of a region and two clients with their agents, as far as planned restarts use them.
+// test/identity runs a real Nomad.
 type region struct {
 	t *testing.T
 
 	mu      sync.Mutex
 	changed *sync.Cond
 	index   uint64
-	// meta are the clients' own metadata, known what the servers know of it, by node.
+	// meta is the metadata that each client has, and known is the metadata that the servers have of it, by node.
 	meta, known map[string]map[string]string
-	lag         bool // the servers do not learn of changes
+	lag         bool // the servers do not receive changes of the clients' metadata
 	down        map[string]bool
 	eligibility map[string]string
-	instances   map[string]string // by node, of healthy node plugins
+	instances   map[string]string // instance IDs that healthy node plugins report, by node
 	allocations []object
 	stopped     []string
 	fault       metadatatest.Fault
@@ -102,7 +103,7 @@ func (r *region) serve(w http.ResponseWriter, q *http.Request, local string) {
 	}
 	stop := make(chan struct{})
 	defer close(stop)
-	go func() { // wakes blocking queries of clients that have gone
+	go func() { // wakes the blocking query of a client that has disconnected
 		select {
 		case <-q.Context().Done():
 			r.changed.Broadcast()
@@ -209,7 +210,7 @@ func (r *region) decode(q *http.Request, into any) {
 	}
 }
 
-// learn tells the servers what a client's metadata is.
+// learn copies a client's metadata to the servers.
 func (r *region) learn(node string) {
 	r.known[node] = maps.Clone(r.meta[node])
 	r.index++
@@ -242,8 +243,9 @@ func TestRestartConformance(t *testing.T) {
 	})
 }
 
-// With the guest the client goes down, and its metadata can be had of the servers only.
-func TestAcceptedOnceTheServersKnow(t *testing.T) {
+// Reply returns only when the servers have the reply. The client stops with the guest, and then only the servers
+// answer.
+func TestReplyWaitsForTheServers(t *testing.T) {
 	r := newRegion(t)
 	requester, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
 	if err := requester.Request(t.Context(), idA, "1"); err != nil {
@@ -251,24 +253,24 @@ func TestAcceptedOnceTheServersKnow(t *testing.T) {
 	}
 	r.set(func() { r.lag = true })
 	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
-	said := make(chan error, 1)
-	go func() { said <- listener.Reply(t.Context(), "1", accepted) }()
-	// Whatever else changes meanwhile is not what is waited for.
+	replied := make(chan error, 1)
+	go func() { replied <- listener.Reply(t.Context(), "1", accepted) }()
+	// Other changes do not end the wait.
 	for r.read(nodeA, "unique.oxide.restart_reply") == "" {
 		r.set(func() {})
 	}
 	select {
-	case err := <-said:
-		t.Fatalf("said, and the servers do not know: %v", err)
+	case err := <-replied:
+		t.Fatalf("Reply returned before the servers had the reply: %v", err)
 	default:
 	}
 	r.set(func() { r.learn(nodeA) })
-	if err := <-said; err != nil {
+	if err := <-replied; err != nil {
 		t.Fatal(err)
 	}
 	r.set(func() { r.down[nodeA] = true })
 	if got, err := requester.Reply(t.Context(), idA, "1"); err != nil || got != accepted {
-		t.Errorf("of a node that is down: %+v, %v", got, err)
+		t.Errorf("Reply of a node that is down: %+v, %v", got, err)
 	}
 	for what, call := range map[string]func() error{
 		"Request":  func() error { return requester.Request(t.Context(), idA, "2") },
@@ -279,18 +281,18 @@ func TestAcceptedOnceTheServersKnow(t *testing.T) {
 			t.Errorf("%s of a node that is down: no error", what)
 		}
 	}
-	// Its plugin is not healthy at once when it comes up.
+	// The node is up, and its plugin is not healthy yet.
 	r.set(func() {
 		r.down[nodeA] = false
 		delete(r.instances, nodeA)
 	})
 	if got, err := requester.Reply(t.Context(), idA, "1"); err != nil || got != accepted {
-		t.Errorf("of a node whose plugin is not up: %+v, %v", got, err)
+		t.Errorf("Reply of a node whose plugin is not healthy: %+v, %v", got, err)
 	}
 	if _, err := nomad.NewRestarts(r.agent("none")).
 		Reply(t.Context(), idA, "1"); err == nil ||
 		!strings.Contains(err.Error(), "no Nomad node is instance "+idA) {
-		t.Errorf("of a node that was never seen: %v", err)
+		t.Errorf("Reply of an unknown node: %v", err)
 	}
 }
 
@@ -300,8 +302,8 @@ func (r *region) read(node, key string) string {
 	return r.meta[node][key]
 }
 
-// A withdrawal whose answer was lost, of a restart that was accepted in time: the guest goes down, and is looked for later.
-func TestWithdrawnTwice(t *testing.T) {
+// Withdraw returns the reply of a restart that was accepted before. If that answer is lost, Reply returns it again.
+func TestWithdrawOfAnAcceptedRestart(t *testing.T) {
 	r := newRegion(t)
 	requester := nomad.NewRestarts(r.agent("none"))
 	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
@@ -336,7 +338,7 @@ func TestRestartKeys(t *testing.T) {
 	}
 	report := r.read(nodeA, "unique.oxide.restart_report")
 	if !strings.HasSuffix(report, "Z RestartRefused: why") {
-		t.Errorf("reported is %q", report)
+		t.Errorf("the report is %q", report)
 	}
 	want := map[string]string{
 		"vault":                       "canary",
@@ -382,9 +384,9 @@ func TestDrain(t *testing.T) {
 	r.allocate("00000002", with("JobID", "db-00000001"))
 	r.allocate("00000003", with("DesiredStatus", "stop"))
 	r.allocate("00000004", job("batch"))
-	r.allocate("00000005", pending) // its task is being started again
+	r.allocate("00000005", pending) // the client restarts its task
 	r.allocate("00000006", pending, unstarted, func(a object) { a["TaskGroup"] = "other" })
-	// These stay, and are not named.
+	// Drain neither stops nor returns these.
 	r.allocate("00000007", pending, unstarted)
 	r.allocate("00000008", pending, with("TaskStates", nil))
 	r.allocate("00000009", job("system"))
@@ -426,7 +428,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// Only what a drain of this restart has done is undone.
+// Undrain makes a node eligible only if a drain of the same restart, or of an earlier one, made it ineligible.
 func TestEligibility(t *testing.T) {
 	leftBehind := func(r *region) {
 		r.eligibility[nodeA] = "ineligible"
@@ -437,11 +439,11 @@ func TestEligibility(t *testing.T) {
 		undone string
 		want   string
 	}{
-		"by this restart":                   {func(*region) {}, "1", "eligible"},
-		"by another one":                    {func(*region) {}, "2", "ineligible"},
-		"by an operator":                    {func(r *region) { r.eligibility[nodeA] = "ineligible" }, "1", "ineligible"},
+		"undrained by the same restart":     {func(*region) {}, "1", "eligible"},
+		"undrained by another restart":      {func(*region) {}, "2", "ineligible"},
+		"ineligible by an operator":         {func(r *region) { r.eligibility[nodeA] = "ineligible" }, "1", "ineligible"},
 		"left behind by an earlier restart": {leftBehind, "1", "eligible"},
-		"undone by the earlier restart":     {leftBehind, "0", "ineligible"},
+		"undrained by the earlier restart":  {leftBehind, "0", "ineligible"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegion(t)
@@ -458,17 +460,17 @@ func TestEligibility(t *testing.T) {
 				}
 			}
 			if got := r.eligibility[nodeA]; got != tt.want {
-				t.Errorf("it is %s, want %s", got, tt.want)
+				t.Errorf("the node is %s, want %s", got, tt.want)
 			}
 			if left := r.read(nodeA, "unique.oxide.restart_drain"); left != "" && tt.want == "eligible" {
-				t.Errorf("%q is left in the metadata", left)
+				t.Errorf("the mark of the drain is left in the metadata: %q", left)
 			}
 		})
 	}
 }
 
-// A restart comes to its end though its node does not: what its drain has done is found where its plugin is not known, and is gone
-// with a node that was purged.
+// Undrain succeeds when the node does not come back. It finds the node without the node's plugin, and a purged node has
+// nothing to undo.
 func TestUndrainedWithoutItsNode(t *testing.T) {
 	purge := func(r *region) {
 		delete(r.instances, nodeA)
@@ -478,9 +480,9 @@ func TestUndrainedWithoutItsNode(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		change func(r *region)
-		anew   bool // the controller has started since
+		anew   bool // the controller has restarted since the drain
 	}{
-		"not known":               {func(r *region) { delete(r.instances, nodeA) }, true},
+		"plugin not known":        {func(r *region) { delete(r.instances, nodeA) }, true},
 		"purged":                  {purge, false},
 		"purged, another process": {purge, true},
 	} {
@@ -502,7 +504,7 @@ func TestUndrainedWithoutItsNode(t *testing.T) {
 				}
 			}
 			if got := r.eligibility[nodeA]; got == "ineligible" {
-				t.Error("it is still drained")
+				t.Error("the node is still drained")
 			}
 			if r.eligibility[nodeB] != "ineligible" || r.read(nodeB, "unique.oxide.restart_drain") != "2" {
 				t.Error("the drain of another restart is undone")
@@ -511,7 +513,7 @@ func TestUndrainedWithoutItsNode(t *testing.T) {
 	}
 }
 
-// Nomad does not tell of changes, so the listener's owner looks every five seconds.
+// Nomad does not report changes of a client's metadata, so Changes signals every five seconds.
 func TestChangesArePolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

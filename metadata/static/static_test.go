@@ -30,7 +30,7 @@ const (
 	secret = "oxide-token-canary"
 )
 
-// world is the env file and the user who reads it.
+// world is the env file and the permissions of the user who reads it.
 type world struct {
 	t      *testing.T
 	file   string
@@ -53,8 +53,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// set replaces the file, as its writers should. Beside the identity the file
-// holds a secret that is none of ours.
+// set replaces the file. The file holds the identity, and a secret that the plugin must not show.
 func (w *world) set(world metadatatest.Content) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# identity\nOXIDE_TOKEN=%s\n", secret)
@@ -100,8 +99,7 @@ func (w *world) repair() {
 	}
 }
 
-// keepWriting appends to a file until stop is called, which returns once the
-// writing has ended.
+// keepWriting appends to a file until stop is called. stop returns when the last write has ended.
 func keepWriting(t *testing.T, file string) (stop func()) {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
@@ -146,7 +144,7 @@ func TestFile(t *testing.T) {
 		"other keys":        {"PATH=/bin\nOXIDE_INSTANCE_ID=" + idA + "\nNOTE='open\n", metadata.Instance{ID: idA}, ""},
 		"ID differs twice":  {"OXIDE_INSTANCE_ID=" + idA + "\n\nOXIDE_INSTANCE_ID=" + idB + "\n", metadata.Instance{}, "line 3 sets OXIDE_INSTANCE_ID to another value than line 1"},
 		"rack differs":      {"OXIDE_INSTANCE_ID=" + idA + "\nOXIDE_RACK=a\nOXIDE_RACK=b\n", metadata.Instance{}, "line 3 sets OXIDE_RACK to another value than line 2"},
-		"second one empty":  {"OXIDE_INSTANCE_ID=" + idA + "\nOXIDE_INSTANCE_ID=\n", metadata.Instance{}, "another value than line 1"},
+		"second ID empty":   {"OXIDE_INSTANCE_ID=" + idA + "\nOXIDE_INSTANCE_ID=\n", metadata.Instance{}, "another value than line 1"},
 		"no ID":             {"OXIDE_RACK=east\n", metadata.Instance{}, "has no line OXIDE_INSTANCE_ID; add"},
 		"only comments":     {"# nothing yet\n", metadata.Instance{}, "has no line OXIDE_INSTANCE_ID; add"},
 		"lower-case key":    {"oxide_instance_id=" + idA + "\n", metadata.Instance{}, "has no line OXIDE_INSTANCE_ID"},
@@ -162,7 +160,6 @@ func TestFile(t *testing.T) {
 		"too large":         {strings.Repeat("#\n", 40000), metadata.Instance{}, "larger than"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // Each waits for its file to settle.
 			file := filepath.Join(t.TempDir(), "metadata.env")
 			replace(t, file, tt.text)
 			got, err := static.New(static.Options{File: file}).Instance(context.Background())
@@ -228,8 +225,8 @@ func TestExplicitValues(t *testing.T) {
 		"ID wins over file":         {static.Options{InstanceID: idB, File: file}, metadata.Instance{ID: idB, Rack: "east"}, nil, 1},
 		"same ID does not warn":     {static.Options{InstanceID: strings.ToUpper(idA), File: file}, metadata.Instance{ID: idA, Rack: "east"}, nil, 0},
 		"rack wins over file":       {static.Options{Rack: "west", File: file}, metadata.Instance{ID: idA, Rack: "west"}, nil, 1},
-		"rack of a file to come":    {static.Options{InstanceID: idB, File: missing}, metadata.Instance{}, metadata.ErrNotReady, 0},
-		"nothing":                   {static.Options{}, metadata.Instance{}, metadata.ErrInvalid, 0},
+		"file does not exist yet":   {static.Options{InstanceID: idB, File: missing}, metadata.Instance{}, metadata.ErrNotReady, 0},
+		"no values":                 {static.Options{}, metadata.Instance{}, metadata.ErrInvalid, 0},
 		"rack only":                 {static.Options{Rack: "west"}, metadata.Instance{}, metadata.ErrInvalid, 0},
 		"unfilled template":         {static.Options{InstanceID: "${meta.oxide.instance_id}"}, metadata.Instance{}, metadata.ErrInvalid, 0},
 		"unfilled template of rack": {static.Options{InstanceID: idA, Rack: "${meta.oxide.rack}"}, metadata.Instance{}, metadata.ErrInvalid, 0},
@@ -251,15 +248,15 @@ func TestExplicitValues(t *testing.T) {
 	}
 }
 
-// What is given explicitly is known without an ID too: another source may have it.
-func TestExplicitRackIsKnownWithoutAnID(t *testing.T) {
+// PartialInstance returns the explicit values even without an ID, because another source may know the ID.
+func TestPartialInstanceWithoutAnID(t *testing.T) {
 	for _, want := range []metadata.Instance{{}, {Rack: "west"}, {ID: idA}, {ID: idA, Rack: "west"}} {
 		p := static.New(static.Options{InstanceID: want.ID, Rack: want.Rack})
 		if got, err := p.PartialInstance(context.Background()); err != nil || got != want {
-			t.Errorf("known: %+v, %v; want %+v", got, err, want)
+			t.Errorf("PartialInstance: %+v, %v; want %+v", got, err, want)
 		}
 		if got, err := p.Instance(context.Background()); want.ID == "" && !errors.Is(err, metadata.ErrInvalid) {
-			t.Errorf("without an ID: %+v, %v; want an ErrInvalid", got, err)
+			t.Errorf("Instance without an ID: %+v, %v; want an ErrInvalid", got, err)
 		}
 	}
 }
@@ -276,27 +273,27 @@ func TestUnknownKeysAreLoggedOnceAndWithoutValues(t *testing.T) {
 	}
 	text := log.buffer.String()
 	if log.count() != 2 || !strings.Contains(text, "key=OXIDE_TOKEN") || !strings.Contains(text, "key=PASSWORD") {
-		t.Errorf("want one line for each of two keys, got:\n%s", text)
+		t.Errorf("want one line for each unknown key, got:\n%s", text)
 	}
 	if strings.Contains(text, secret) || strings.Contains(text, "hunter2") {
 		t.Errorf("the log holds a value:\n%s", text)
 	}
 }
 
-// TestHalfWrittenFileIsNeverBelieved writes in place, as a shell's redirection
-// does, with pauses at the worst places. A machine so busy that the writer was
-// held up for as long as a file takes to settle proves nothing; then it is tried
-// again.
-func TestHalfWrittenFileIsNeverBelieved(t *testing.T) {
+// A file that is written in place, as a shell's redirection does, is not accepted while it is incomplete. The writer
+// pauses where an incomplete file would be valid. The test needs real time: the provider compares the file's
+// modification time, which the kernel sets, with the clock. If the machine is so busy that a pause is nearly as long as
+// settleTime, the attempt proves nothing and is repeated.
+func TestHalfWrittenFileIsNotAccepted(t *testing.T) {
 	for range 5 {
-		longest, believed, refused := readWhileWriting(t)
+		longest, accepted, rejected := readWhileWriting(t)
 		if longest < 80*time.Millisecond {
-			if refused != nil {
-				t.Errorf("while it is written: %v", refused)
+			if rejected != nil {
+				t.Errorf("an error while the file is written: %v", rejected)
 			}
-			for got := range believed {
+			for got := range accepted {
 				if got != (metadata.Instance{ID: idA, Rack: "east-12"}) && got != (metadata.Instance{ID: idB, Rack: "west"}) {
-					t.Errorf("believed half a file: %+v", got)
+					t.Errorf("accepted an incomplete file: %+v", got)
 				}
 			}
 			return
@@ -305,13 +302,12 @@ func TestHalfWrittenFileIsNeverBelieved(t *testing.T) {
 	t.Error("the machine is too busy to write a file without long pauses")
 }
 
-// readWhileWriting reads a file that is rewritten in place again and again. It
-// returns the longest pause of the writer, and all that the provider answered,
-// and with what it refused the file for good, if it did.
-func readWhileWriting(t *testing.T) (longest time.Duration, believed map[metadata.Instance]bool, refused error) {
+// readWhileWriting reads a file while the file is rewritten in place several times. It returns the writer's longest
+// pause, all answers of the provider, and the last error other than ErrNotReady.
+func readWhileWriting(t *testing.T) (longest time.Duration, accepted map[metadata.Instance]bool, rejected error) {
 	file := filepath.Join(t.TempDir(), "metadata.env")
 	p := static.New(static.Options{File: file})
-	believed = map[metadata.Instance]bool{}
+	accepted = map[metadata.Instance]bool{}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -329,16 +325,16 @@ func readWhileWriting(t *testing.T) (longest time.Duration, believed map[metadat
 		}
 		got, err := p.Instance(context.Background())
 		if err == nil {
-			believed[got] = true
+			accepted[got] = true
 		} else if !errors.Is(err, metadata.ErrNotReady) {
-			refused = err
+			rejected = err
 		}
 	}
 	<-done
 	if got, err := p.Instance(context.Background()); err != nil || got.ID != idB {
-		t.Errorf("in the end: %+v, %v", got, err)
+		t.Errorf("the complete file: %+v, %v", got, err)
 	}
-	return longest, believed, refused
+	return longest, accepted, rejected
 }
 
 // writeSlowly writes a file in place, part by part, and returns its longest pause.
@@ -360,7 +356,8 @@ func writeSlowly(t *testing.T, file string, parts ...string) (longest time.Durat
 	return longest
 }
 
-// replace puts a whole file in place by a rename.
+// replace replaces the file by a rename. The new file has an old modification time, so that the provider does not wait
+// until it has not changed for a while.
 func replace(t *testing.T, file, text string) {
 	t.Helper()
 	temporary, err := os.CreateTemp(filepath.Dir(file), "new")
@@ -368,13 +365,19 @@ func replace(t *testing.T, file, text string) {
 		t.Error(err)
 		return
 	}
-	_, werr := temporary.WriteString(text)
-	if err := errors.Join(werr, temporary.Close(), os.Rename(temporary.Name(), file)); err != nil {
+	_, err = temporary.WriteString(text)
+	modified := time.Now().Add(-time.Hour)
+	if err := errors.Join(
+		err,
+		temporary.Close(),
+		os.Chtimes(temporary.Name(), modified, modified),
+		os.Rename(temporary.Name(), file),
+	); err != nil {
 		t.Error(err)
 	}
 }
 
-// lines counts what a log writes.
+// lines records a log and counts its lines.
 type lines struct {
 	mu     sync.Mutex
 	buffer bytes.Buffer
