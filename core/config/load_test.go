@@ -30,7 +30,7 @@ const (
 	token     = "oxide-token-canary"
 )
 
-// load is Load with a command line, an environment and the text of a file.
+// load calls Load with a command line, an environment and the text of a file.
 func load(t *testing.T, args, environ []string, yaml string) (Config, []string, error) {
 	t.Helper()
 	fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
@@ -45,7 +45,7 @@ func load(t *testing.T, args, environ []string, yaml string) (Config, []string, 
 	return Load(fs, environ)
 }
 
-// write makes a file in a folder of its own, so that its name is short.
+// write makes a file in a new folder. The file's name is short, so that errors stay short.
 func write(t *testing.T, text string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "f")
@@ -55,7 +55,7 @@ func write(t *testing.T, text string) string {
 	return name
 }
 
-// testCA makes a certificate, as it is and in PEM.
+// testCA makes a CA's certificate, and returns it in DER and in PEM.
 func testCA(t *testing.T) (der, text []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -69,7 +69,7 @@ func testCA(t *testing.T) (der, text []byte) {
 	return der, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// complete are arguments with which everything holds.
+// complete are arguments of a valid configuration.
 var complete = []string{
 	"--endpoint=unix:///csi/csi.sock", "--mode=all", "--oxide-host=rack.example.com", "--oxide-project=demo",
 	"--cluster-id=c1", "--instance-id=" + instanceA,
@@ -77,7 +77,7 @@ var complete = []string{
 
 var tokenEnv = []string{"OXIDE_TOKEN=" + token}
 
-// without drops the arguments of one flag.
+// without returns the arguments without those of one flag.
 func without(args []string, flag string) []string {
 	var rest []string
 	for _, arg := range args {
@@ -130,8 +130,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// samples are a value for every setting, other than its default where it can
-// be, and what it becomes.
+// samples returns a text for every setting, and the value that Load makes of the text. The value differs from the
+// default where the setting allows another one.
 func samples(t *testing.T) map[string]struct {
 	text string
 	want any
@@ -151,7 +151,7 @@ func samples(t *testing.T) map[string]struct {
 		"oxideTokenFile":         {tokenFile, tokenFile},
 		"oxideCAFile":            {caFile, caFile},
 		"oxideToken":             {"oxide-token-other", NewToken("oxide-token-other")},
-		"clusterID":              {"0123", "0123"}, // YAML would make a number of it.
+		"clusterID":              {"0123", "0123"}, // YAML would read a number
 		"rack":                   {"east", "east"},
 		"attachMode":             {"hot", "hot"},
 		"restartShutdown":        {"drain", "drain"},
@@ -202,7 +202,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 	for _, s := range settings() {
 		sample, ok := samples[s.key]
 		if s.key == "racks" {
-			continue // See TestRacks.
+			continue // TestRacks has this setting
 		}
 		if !ok {
 			t.Errorf("no sample for %s: add one above", s.key)
@@ -211,7 +211,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		check := func(source string, args, environ []string, yaml string) {
 			t.Run(s.key+" from "+source, func(t *testing.T) {
 				base := without(complete, s.flag)
-				switch s.key { // what goes with another
+				switch s.key { // settings that need another setting
 				case "pprof":
 					base = append(base, "--http-endpoint=:9808")
 				case "startupTaint":
@@ -244,7 +244,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 	}
 }
 
-// quoteYAML quotes only what YAML would take for structure.
+// quoteYAML quotes a text only if YAML would read it as a mapping.
 func quoteYAML(text string) string {
 	if strings.HasPrefix(text, "{") {
 		return "'" + text + "'"
@@ -256,7 +256,7 @@ func quoteYAML(text string) string {
 func TestPrecedence(t *testing.T) {
 	for _, s := range settings() {
 		if s.key == "racks" || s.key == "config" {
-			continue // In the file only; and what names the file.
+			continue // racks can be only in the file, and config names the file
 		}
 		for set := range 1 << 3 {
 			var args, environ []string
@@ -294,7 +294,7 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-func TestNamingTheFile(t *testing.T) {
+func TestConfigFileName(t *testing.T) {
 	one, two := write(t, "maxDisks: 10\n"), write(t, "maxDisks: 12\n")
 	for name, tt := range map[string]struct {
 		args, environ []string
@@ -302,7 +302,7 @@ func TestNamingTheFile(t *testing.T) {
 	}{
 		"environment":           {nil, []string{"OXIDE_CSI_CONFIG=" + one}, 10},
 		"flag over environment": {[]string{"--config=" + two}, []string{"OXIDE_CSI_CONFIG=" + one}, 12},
-		"flag takes it away":    {[]string{"--config="}, []string{"OXIDE_CSI_CONFIG=" + one}, 8},
+		"empty flag":            {[]string{"--config="}, []string{"OXIDE_CSI_CONFIG=" + one}, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, _, err := load(t, append(tt.args, complete...), append(tt.environ, tokenEnv...), "")
@@ -313,8 +313,8 @@ func TestNamingTheFile(t *testing.T) {
 	}
 }
 
-// TestNothingIsNotAValue: templates leave empty variables and keys behind.
-func TestNothingIsNotAValue(t *testing.T) {
+// An empty variable or key of the file does not set a value, because templates leave such behind. An empty flag does.
+func TestEmptyVariablesAndKeysAreIgnored(t *testing.T) {
 	environ := append([]string{"OXIDE_CSI_MAX_DISKS=", "OXIDE_RACK= ", "OXIDE_CSI_UNKNOWN"}, tokenEnv...)
 	got, warnings, err := load(t, complete, environ, "nodeName:\nlogFormat: ''\nlogLevel: ~\nracks:\n")
 	if err != nil || got.MaxDisks != 8 || got.Rack != "default" || got.RackGiven || got.NodeName != "" ||
@@ -326,7 +326,7 @@ func TestNothingIsNotAValue(t *testing.T) {
 	}
 	got, _, err = load(t, append(complete, "--node-name="), append([]string{"OXIDE_CSI_NODE_NAME=n"}, tokenEnv...), "")
 	if err != nil || got.NodeName != "" {
-		t.Errorf("an empty flag leaves %q, %v", got.NodeName, err)
+		t.Errorf("an empty flag: node name %q, %v; want an empty one", got.NodeName, err)
 	}
 }
 
@@ -387,11 +387,11 @@ func TestRacks(t *testing.T) {
 		args, environ []string
 		warns         int
 	}{
-		"alone":                       {},
-		"with its name given":         {args: []string{"--rack=east"}},
-		"with a token beside it":      {environ: tokenEnv, warns: 1},
-		"in mode controller":          {args: []string{"--mode=controller"}},
-		"CSI_ variables are not ours": {environ: []string{"CSI_OXIDE_HOST=x", "CSI_MODE=x"}},
+		"only racks":                 {},
+		"with --rack":                {args: []string{"--rack=east"}},
+		"with OXIDE_TOKEN":           {environ: tokenEnv, warns: 1},
+		"in mode controller":         {args: []string{"--mode=controller"}},
+		"CSI_ variables are ignored": {environ: []string{"CSI_OXIDE_HOST=x", "CSI_MODE=x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, warnings, err := load(t, append(tt.args, args...), append(tt.environ, environ...), yaml)
@@ -406,7 +406,7 @@ func TestRacks(t *testing.T) {
 	}
 }
 
-// Several racks are served in the order in which they stand, each with what is its own.
+// Several racks keep their order in the file, and each has its own host, token, project and CA.
 func TestSeveralRacks(t *testing.T) {
 	east, west := write(t, token), write(t, "oxide-token-west")
 	_, certificate := testCA(t)
@@ -468,7 +468,7 @@ func TestWarnings(t *testing.T) {
 		},
 		"token not used": {append(complete, "--oxide-token-file="+tokenFile), tokenEnv, []string{"config: OXIDE_TOKEN is not used, because a token file is named"}},
 		"plain http":     {append(complete, "--oxide-host=http://rack.example.com"), tokenEnv, []string{"config: http://rack.example.com is not https: the token crosses the network in clear"}},
-		"plain http here": {
+		"plain http on loopback": {
 			append(complete, "--oxide-host=http://[::1]:12220"), tokenEnv, nil,
 		},
 	} {
@@ -497,7 +497,8 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// A process that only wants to know which node it is on needs nothing of a rack, and holds no token of one.
+// LoadIdentity, for a process that only finds its instance's identity, needs no rack's settings and loads no rack's
+// token.
 func TestLoadIdentity(t *testing.T) {
 	file := write(t, "racks: [{name: east, host: h, tokenFile: /none, project: p}]\nmaxDisks: 12\n")
 	fs := pflag.NewFlagSet("metadata", pflag.ContinueOnError)
@@ -521,10 +522,10 @@ func TestLoadIdentity(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	if !got.OxideToken.Empty() || got.OxideHost != "" || got.Racks[0].TokenFile != "" {
-		t.Errorf("it holds what is the rack's: %+v", got)
+		t.Errorf("the configuration holds settings of a rack: %+v", got)
 	}
 	if fs.Lookup("endpoint") != nil || fs.Lookup("oxide-token-file") != nil {
-		t.Error("it has flags that it does not use")
+		t.Error("there are flags for settings that LoadIdentity does not use")
 	}
 
 	environ = []string{
@@ -536,11 +537,11 @@ func TestLoadIdentity(t *testing.T) {
 	}
 	_, _, err = LoadIdentity(nil, environ)
 	if got := problemsOf(t, err); len(got) != 4 {
-		t.Errorf("%d problems, want one of each setting that is asked for: %s", len(got), got)
+		t.Errorf("%d problems, want one for each invalid setting of the identity: %s", len(got), got)
 	}
 }
 
-// What depends on the orchestrator is decided from it, unless an operator decides.
+// The defaults of --restart-wait and --detach-grace depend on the orchestrator.
 func TestDerivedDefaults(t *testing.T) {
 	kubernetes, nomad := "KUBERNETES_SERVICE_HOST=10.96.0.1", "NOMAD_UNIX_ADDR=unix:///secrets/api.sock"
 	for name, tt := range map[string]struct {

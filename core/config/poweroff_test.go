@@ -40,8 +40,8 @@ func TestOrchestrator(t *testing.T) {
 	}
 }
 
-// A node in Kubernetes must know its Node, to receive requests for a restart.
-func TestRestartOfANode(t *testing.T) {
+// In Kubernetes a node plugin needs its Node's name to receive requests for a restart.
+func TestRestartNeedsTheNodeName(t *testing.T) {
 	args := []string{"--endpoint=/run/x.sock", "--mode=node", "--attach-mode=restart"}
 	for name, tt := range map[string]struct {
 		environ []string
@@ -50,8 +50,8 @@ func TestRestartOfANode(t *testing.T) {
 		"a bare host":       {nil, ""},
 		"in Nomad":          {[]string{"NOMAD_ADDR=http://127.0.0.1:4646"}, ""},
 		"in Kubernetes":     {[]string{"KUBERNETES_SERVICE_HOST=10.96.0.1", "OXIDE_CSI_NODE_NAME=worker-3"}, ""},
-		"without its name":  {[]string{"KUBERNETES_SERVICE_HOST=10.96.0.1"}, "--node-name: is required with --attach-mode=restart in Kubernetes"},
-		"by its kubeconfig": {[]string{"OXIDE_CSI_KUBECONFIG=/etc/k"}, "--node-name: is required with --attach-mode=restart in Kubernetes"},
+		"no Node name":      {[]string{"KUBERNETES_SERVICE_HOST=10.96.0.1"}, "--node-name: is required with --attach-mode=restart in Kubernetes"},
+		"with a kubeconfig": {[]string{"OXIDE_CSI_KUBECONFIG=/etc/k"}, "--node-name: is required with --attach-mode=restart in Kubernetes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := load(t, args, tt.environ, "")

@@ -25,7 +25,8 @@ const (
 	tableEnd   = "<!-- End of what is made. -->\n"
 )
 
-// table is the reference of all settings that are not hidden: one table for each group, in the order of the struct.
+// table returns the reference of all settings that are not hidden. It has one table for each group, in the order of the
+// struct.
 func table() string {
 	var b strings.Builder
 	code := func(text string) string {
@@ -83,12 +84,12 @@ func TestReferenceIsMadeFromTheStruct(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(table(), old); diff != "" {
-		t.Errorf("the table is not what the struct says; run go test ./core/config -update\n-struct +page:\n%s", diff)
+		t.Errorf("the table differs from the struct; run go test ./core/config -update\n-struct +page:\n%s", diff)
 	}
 }
 
-// TestExamplesOfTheReferenceLoad: each YAML block of the page is a whole
-// configuration but for tokens and CAs, which are on no machine that runs tests.
+// Each YAML block of the page is a valid configuration, except for the files of tokens and CAs. These do not exist on a
+// machine that runs tests.
 func TestExamplesOfTheReferenceLoad(t *testing.T) {
 	text, err := os.ReadFile(reference)
 	if err != nil {
@@ -115,7 +116,7 @@ func TestExamplesOfTheReferenceLoad(t *testing.T) {
 	}
 }
 
-// TestEverySettingIsExplained: the tags are all that --help and the page have.
+// Every setting has a valid help text. The texts of --help and of the page come from the struct's tags alone.
 func TestEverySettingIsExplained(t *testing.T) {
 	fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
 	Flags(fs)
@@ -123,12 +124,12 @@ func TestEverySettingIsExplained(t *testing.T) {
 	for _, s := range settings() {
 		for _, name := range []string{"key " + s.key, "flag " + s.flag, "env " + s.env} {
 			if seen[name] && !strings.HasSuffix(name, " ") {
-				t.Errorf("%s belongs to two settings", name)
+				t.Errorf("%s is the name of two settings", name)
 			}
 			seen[name] = true
 		}
 		if s.help == "" || strings.HasSuffix(s.help, ".") || strings.Contains(s.help, "\n") {
-			t.Errorf("%s: help %q is no line without a full stop", s.key, s.help)
+			t.Errorf("%s: help %q is not one line without a full stop", s.key, s.help)
 		}
 		if s.flag == "" {
 			continue
@@ -144,7 +145,8 @@ func TestEverySettingIsExplained(t *testing.T) {
 	}
 }
 
-// Each documented setting is one more for operators to understand. What an orchestrator or a test sets is hidden.
+// The number of documented settings is limited, because operators read all of them. Settings that an orchestrator or a
+// test sets are hidden.
 func TestFewSettings(t *testing.T) {
 	const most = 36
 	documented, groups := 0, []string{}

@@ -56,7 +56,7 @@ func TestRestartTimes(t *testing.T) {
 					t.Errorf("%s is open", moment)
 				}
 			}
-			// The next time is the first one that comes, from wherever in the week.
+			// From any time of the week, Next returns the first open time.
 			var next time.Time
 			for minute := 2*7*24*60 - 1; minute >= 0; minute-- {
 				moment := at("Sun 00:00").Add(time.Duration(minute) * time.Minute)

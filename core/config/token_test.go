@@ -18,7 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-func TestATokenDoesNotPrint(t *testing.T) {
+func TestTokenIsNotPrinted(t *testing.T) {
 	secret := NewToken(token)
 	config := Config{OxideToken: secret, Racks: []Rack{{Name: "east", Token: secret}}}
 	hidden := struct{ config *Config }{&config}
@@ -51,7 +51,7 @@ func TestATokenDoesNotPrint(t *testing.T) {
 		}
 	}
 	if !strings.Contains(out.String(), redacted) {
-		t.Error("prints nothing in its place")
+		t.Error("prints no placeholder")
 	}
 	if secret.Reveal() != token || secret.Empty() || !(Token{}).Empty() || (Token{}).Reveal() != "" ||
 		!NewToken("").Empty() {
@@ -59,9 +59,9 @@ func TestATokenDoesNotPrint(t *testing.T) {
 	}
 }
 
-// TestTokenInTheWrongPlace pastes a token everywhere and reads all that is said.
+// A token that an operator put into another setting is shown in no error and no warning.
 func TestTokenInTheWrongPlace(t *testing.T) {
-	const junk = "hunter2-hunter2" // A token that does not look like one.
+	const junk = "hunter2-hunter2" // a token that has no token's prefix
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		name = filepath.Join(dir, name)
@@ -106,7 +106,7 @@ func TestTokenInTheWrongPlace(t *testing.T) {
 			}
 		}
 	}
-	said := 0
+	rejected := 0
 	for _, in := range inputs {
 		fs := pflag.NewFlagSet("oxide-csi", pflag.ContinueOnError)
 		Flags(fs)
@@ -119,7 +119,7 @@ func TestTokenInTheWrongPlace(t *testing.T) {
 		_, warnings, err := Load(fs, append([]string{"OXIDE_TOKEN=" + junk}, in.environ...))
 		text := strings.Join(warnings, "\n")
 		if err != nil {
-			said++
+			rejected++
 			text += err.Error()
 		}
 		for _, leak := range []string{token, strings.ToUpper(token), junk} {
@@ -128,8 +128,8 @@ func TestTokenInTheWrongPlace(t *testing.T) {
 			}
 		}
 	}
-	if said < len(inputs)/2 {
-		t.Errorf("only %d of %d inputs were refused: this test looks at nothing", said, len(inputs))
+	if rejected < len(inputs)/2 {
+		t.Errorf("only %d of %d inputs were rejected: the test checks too few errors", rejected, len(inputs))
 	}
 }
 

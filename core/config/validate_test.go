@@ -18,8 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// problemsOf returns the lines of an error of Load. Long names of files, which
-// differ in every run, are FILE.
+// problemsOf returns the lines of an error of Load. It replaces names of files, which differ in every run, by FILE.
 func problemsOf(t *testing.T, err error, files ...string) []string {
 	t.Helper()
 	if err == nil {
@@ -27,7 +26,7 @@ func problemsOf(t *testing.T, err error, files ...string) []string {
 	}
 	var problems Problems
 	if !errors.As(err, &problems) || len(problems) == 0 {
-		t.Fatalf("the error is no Problems: %v", err)
+		t.Fatalf("the error is not a Problems: %v", err)
 	}
 	var lines []string
 	for _, p := range problems {
@@ -46,7 +45,7 @@ func problemsOf(t *testing.T, err error, files ...string) []string {
 func TestProblemsOfOneSetting(t *testing.T) {
 	long := "/" + strings.Repeat("s", 107)
 	for _, tt := range []struct {
-		args string // in place of the complete ones of the same flag
+		args string // replaces the same flag of complete
 		want string
 	}{
 		{"--endpoint=", "config: --endpoint: is required; set --endpoint or CSI_ENDPOINT"},
@@ -169,8 +168,8 @@ func TestKubeletRegistration(t *testing.T) {
 	}
 }
 
-// A controller that runs on no instance of the rack says so, and then nothing may name one.
-func TestControllerWithoutAnInstance(t *testing.T) {
+// --metadata=none is for a controller outside the rack. No other setting may then name an instance.
+func TestControllerOutsideTheRack(t *testing.T) {
 	args := append(without(without(complete, "instance-id"), "mode"), "--mode=controller", "--metadata=none")
 	if _, _, err := load(t, args, tokenEnv, ""); err != nil {
 		t.Error(err)
@@ -196,7 +195,7 @@ func TestStaticNeedsAnIdentity(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if _, _, err := load(t, append(args, "--mode=controller"), tokenEnv, ""); err != nil {
-		t.Errorf("a controller needs none: %v", err)
+		t.Errorf("a controller needs no identity: %v", err)
 	}
 }
 
@@ -224,17 +223,17 @@ func TestProblemsOfTheEnvironmentAndFileSayWhere(t *testing.T) {
 	}
 }
 
-func TestFilesThatAreNone(t *testing.T) {
+func TestInvalidFiles(t *testing.T) {
 	dir := t.TempDir()
 	for name, tt := range map[string]struct{ yaml, want string }{
-		"a list":       {"- a\n", `FILE is not a YAML file of settings: line 1 is not "key: value"`},
-		"a word":       {"hello\n", `FILE is not a YAML file of settings: line 1 is not "key: value"`},
-		"no YAML":      {"a: b: c\n", "FILE is not a YAML file of settings: yaml: mapping values are not allowed in this context"},
-		"two of them":  {"mode: all\n---\nmode: node\n", "FILE is not a YAML file of settings: it holds a second document at line 2"},
-		"bad at end":   {"mode: all\n---\n\t", "FILE is not a YAML file of settings: yaml: line 3: found character that cannot start any token"},
-		"huge":         {strings.Repeat("# nothing\n", 200000), "FILE is larger than 1048576 bytes; name a YAML file that the plugin may read"},
-		"merge key":    {"a: &a {mode: all}\n<<: *a\n", `FILE line 1: unknown key "a"` + "\n" + `config: --config: FILE line 2: unknown key "<<"`},
-		"rack entries": {"racks: [7]\n", "must be {name, host, tokenFile, project, caFile}"},
+		"a list":         {"- a\n", `FILE is not a YAML file of settings: line 1 is not "key: value"`},
+		"a word":         {"hello\n", `FILE is not a YAML file of settings: line 1 is not "key: value"`},
+		"not YAML":       {"a: b: c\n", "FILE is not a YAML file of settings: yaml: mapping values are not allowed in this context"},
+		"two documents":  {"mode: all\n---\nmode: node\n", "FILE is not a YAML file of settings: it holds a second document at line 2"},
+		"bad at the end": {"mode: all\n---\n\t", "FILE is not a YAML file of settings: yaml: line 3: found character that cannot start any token"},
+		"huge":           {strings.Repeat("# nothing\n", 200000), "FILE is larger than 1048576 bytes; name a YAML file that the plugin may read"},
+		"merge key":      {"a: &a {mode: all}\n<<: *a\n", `FILE line 1: unknown key "a"` + "\n" + `config: --config: FILE line 2: unknown key "<<"`},
+		"rack entries":   {"racks: [7]\n", "must be {name, host, tokenFile, project, caFile}"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := write(t, tt.yaml)
@@ -253,9 +252,9 @@ func TestFilesThatAreNone(t *testing.T) {
 		got[0] != "config: --config: FILE is not a regular file; name a YAML file that the plugin may read" {
 		t.Errorf("a directory: %q", got)
 	}
-	for _, nothing := range []string{"# nothing\n", "---\n", "~\n", "{}\n"} {
-		if _, _, err := load(t, complete, tokenEnv, nothing); err != nil {
-			t.Errorf("%q: %v", nothing, err)
+	for _, empty := range []string{"# nothing\n", "---\n", "~\n", "{}\n"} {
+		if _, _, err := load(t, complete, tokenEnv, empty); err != nil {
+			t.Errorf("%q: %v", empty, err)
 		}
 	}
 	anchors := "logFormat: &f json\nnodeName: *f\n"
@@ -284,20 +283,20 @@ func TestProblemsOfRacks(t *testing.T) {
 		"same rack": {racks: entry("a") + other("b", "i") + other("c", "https://h/"), want: []string{
 			`config: racks[2].project: is "p" on https://h, which racks[0] has already; leave one of the two`,
 		}},
-		"of several": {racks: entry("a") + "- {name: b, host: h h, tokenFile: " + bad + "}\n" + "- {host: j, tokenFile: " + good + ", project: p, caFile: " + good + "}\n", want: []string{
+		"problems of two racks": {racks: entry("a") + "- {name: b, host: h h, tokenFile: " + bad + "}\n" + "- {host: j, tokenFile: " + good + ", project: p, caFile: " + good + "}\n", want: []string{
 			`config: racks[1].host: "h h" names no host; write https://name or https://name:port`,
 			"config: racks[1].tokenFile: FILE holds no API token: one begins with oxide-token-",
 			"config: racks[1].project: is required; set the name or ID of the project that holds the disks",
 			"config: racks[2].name: the rack name is empty",
 			"config: racks[2].caFile: GOOD holds no certificate; write the CA's certificates in PEM, which begin with -----BEGIN CERTIFICATE-----",
 		}},
-		"nothing in it": {racks: "- {}\n", want: []string{
+		"empty entry": {racks: "- {}\n", want: []string{
 			"config: racks[0].name: the rack name is empty",
 			"config: racks[0].host: is required; write https://name",
 			"config: racks[0].tokenFile: is required; name the file with this rack's API token",
 			"config: racks[0].project: is required; set the name or ID of the project that holds the disks",
 		}},
-		"all wrong": {racks: "- {name: a/b, host: 'ftp://h', tokenFile: " + bad + ", project: P}\n", want: []string{
+		"four problems": {racks: "- {name: a/b, host: 'ftp://h', tokenFile: " + bad + ", project: P}\n", want: []string{
 			`config: racks[0].name: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`,
 			`config: racks[0].host: "ftp://h" is not an https URL`,
 			"config: racks[0].tokenFile: FILE holds no API token: one begins with oxide-token-",
@@ -355,7 +354,7 @@ func TestNothingConfigured(t *testing.T) {
 	}
 }
 
-// TestAllProblemsAtOnce breaks every setting that can be wrong, from all sources.
+// One error of Load has a problem for each invalid setting, from all sources.
 func TestAllProblemsAtOnce(t *testing.T) {
 	environ := []string{
 		"CSI_ENDPOINT=tcp://x", "OXIDE_HOST=ftp://x", "OXIDE_PROJECT=/", "OXIDE_TOKEN=hunter2", "OXIDE_CSI_CLUSTER_ID=_",
@@ -390,7 +389,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	for _, s := range settings() {
 		switch s.flag {
 		case "", "metadata-file", "kubeconfig", "nomad-token-file":
-			continue // Not judged before they are used: what they name may come later.
+			continue // Load does not check these, because the file may appear later
 		}
 		if n := strings.Count("\n"+got, "\nconfig: --"+s.flag+": "); n != 1 {
 			t.Errorf("--%s is named in %d lines, want one", s.flag, n)
@@ -406,16 +405,16 @@ func TestCAFiles(t *testing.T) {
 	key := "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
 	for name, tt := range map[string]struct {
 		text string
-		// want begins the error, after the file's name; nothing means that the CA is in the pool.
+		// want is the beginning of the error after the file's name. If it is empty, the CA is in the pool.
 		want string
 	}{
-		"one":             {string(certificate), ""},
+		"one certificate": {string(certificate), ""},
 		"among others":    {"# ours\n" + key + string(certificate) + "trailing\n", ""},
-		"nothing":         {"", " holds no certificate"},
+		"empty":           {"", " holds no certificate"},
 		"a key":           {key, " holds no certificate"},
 		"not in PEM":      {string(der), " holds no certificate"},
-		"one that is not": {string(certificate) + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ": certificate 2: x509: "},
-		"a disk":          {strings.Repeat("x", maxCABytes+1), " is larger than 1048576 bytes"},
+		"a bad one after": {string(certificate) + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ": certificate 2: x509: "},
+		"too large":       {strings.Repeat("x", maxCABytes+1), " is larger than 1048576 bytes"},
 	} {
 		file := write(t, tt.text)
 		pool, err := ReadCAs(file)
@@ -438,7 +437,7 @@ func TestCAFiles(t *testing.T) {
 		filepath.Join(t.TempDir(), "none"),
 	); err == nil ||
 		!strings.Contains(err.Error(), "name a file with the CA's certificate") {
-		t.Errorf("a file that is not there: %v", err)
+		t.Errorf("a missing file: %v", err)
 	}
 }
 
@@ -449,11 +448,11 @@ func TestTokenFiles(t *testing.T) {
 		"with a newline": {"  " + token + "\r\n", ""},
 		"empty":          {"", "is empty; it must hold an API token"},
 		"only space":     {" \n", "is empty; it must hold an API token"},
-		"other":          {"hunter2", "holds no API token: one begins with oxide-token-"},
+		"no prefix":      {"hunter2", "holds no API token: one begins with oxide-token-"},
 		"prefix only":    {"oxide-token-\n", "holds no API token: one begins with oxide-token-"},
 		"two lines":      {token + "\n" + token + "\n", "holds more than an API token: it must be one word of printable ASCII"},
 		"not ASCII":      {token + "é", "holds more than an API token: it must be one word of printable ASCII"},
-		"a disk":         {token + strings.Repeat("x", maxTokenBytes), "is larger than 16384 bytes"},
+		"too large":      {token + strings.Repeat("x", maxTokenBytes), "is larger than 16384 bytes"},
 	} {
 		file := filepath.Join(dir, "token")
 		if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
@@ -481,7 +480,7 @@ func TestCommandLineProblems(t *testing.T) {
 		"token, one dash":  {[]string{"-" + token}, "config: -o: unknown flag; see --help, flags begin with two dashes"},
 		"one dash":         {[]string{"-mode=all"}, "config: -m: unknown flag; see --help, flags begin with two dashes"},
 		"value left out":   {[]string{"--mode"}, "config: --mode: needs a value; see --help"},
-		"nonsense":         {[]string{"--=" + token}, "config: command line: bad flag syntax: --=(redacted)"},
+		"bad syntax":       {[]string{"--=" + token}, "config: command line: bad flag syntax: --=(redacted)"},
 		"boolean, no text": {[]string{"--pprof"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -30,7 +30,7 @@ const (
 
 func TestMain(m *testing.M) { devicetest.Main(m) }
 
-// prove finds the only disk of the guest and asks for the proof.
+// prove finds the disk in the guest and calls ProveBlank.
 func prove(t *testing.T, g *devicetest.Guest, d *devicetest.Disk, options device.BlankOptions) (*device.Blank, error) {
 	t.Helper()
 	dev, err := g.Roots().ByNumber(d.Number)
@@ -44,7 +44,7 @@ func prove(t *testing.T, g *devicetest.Guest, d *devicetest.Disk, options device
 		}
 	})
 	if err != nil && blank != nil {
-		t.Error("there is a proof beside the error")
+		t.Error("ProveBlank returned both a proof and an error")
 	}
 	return blank, err
 }
@@ -83,7 +83,7 @@ func TestProveBlank(t *testing.T) {
 	})
 }
 
-// One byte, wherever something known keeps its superblock, is enough.
+// One byte where a known format has a superblock is enough to reject the disk.
 func TestProveBlankFindsBytes(t *testing.T) {
 	t.Parallel()
 	const size = 3 << 30
@@ -133,7 +133,7 @@ func TestProveBlankFindsBytes(t *testing.T) {
 	}
 }
 
-func TestProveBlankRefuses(t *testing.T) {
+func TestProveBlankRejects(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name    string
@@ -182,7 +182,7 @@ func TestProveBlankRefuses(t *testing.T) {
 			truncate(t, d, 320*mib-4*kib)
 		}, blankOrigin, device.ErrNotBlank, "read of"},
 		{"made from a snapshot, middle unreadable", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
-			// Errors at the end only: the tail is what shows it, long before the middle would.
+			// Only the end of the disk is unreadable. The tail is read before the middle, so it shows the error.
 			truncate(t, d, 200*mib)
 		}, device.BlankOptions{Origin: "snapshot", ScanLimit: 320 * mib}, device.ErrNotBlank, "read of"},
 		{"held by another program", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
@@ -222,7 +222,8 @@ func TestProveBlankRefuses(t *testing.T) {
 	}
 }
 
-// What announces itself on a disk, each as its first bytes at its place; offsets below zero count from the end.
+// The signature of every known format is found. Each case has the bytes and the offsets of a signature. A negative
+// offset counts from the end of the disk.
 func TestProveBlankKnowsHeaders(t *testing.T) {
 	t.Parallel()
 	const size = 320 * mib
@@ -312,8 +313,8 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 		"is exchanged": func(_ *testing.T, g *devicetest.Guest, d *devicetest.Disk) {
 			g.Node(d.Kernel, g.Add("other", size).Number)
 		},
-		"goes":  func(_ *testing.T, g *devicetest.Guest, d *devicetest.Disk) { g.Unplug(d) },
-		"fails": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { truncate(t, d, size/2) },
+		"is removed":      func(_ *testing.T, g *devicetest.Guest, d *devicetest.Disk) { g.Unplug(d) },
+		"has read errors": func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) { truncate(t, d, size/2) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -335,7 +336,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 			change(t, g, d)
 			a := <-answers
 			called := 0
-			if a.err == nil && name != "fails" { // an error in what was read before does not show
+			if a.err == nil && name != "has read errors" { // the device may fail after it was read
 				a.err = a.blank.Format(func(string) error { called++; return nil })
 				if !errors.Is(a.err, device.ErrNotBlank) {
 					t.Errorf("%v, want ErrNotBlank", a.err)
@@ -397,7 +398,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 	})
 }
 
-// truncate cuts the file below the loop device, whose reads fail from there on.
+// truncate shortens the loop device's file. Reads of the loop device behind the new end fail.
 func truncate(t *testing.T, d *devicetest.Disk, size int64) {
 	t.Helper()
 	if err := os.Truncate(d.Backing, size); err != nil {
@@ -406,7 +407,7 @@ func truncate(t *testing.T, d *devicetest.Disk, size int64) {
 	devicetest.Run(t, "blockdev", "--flushbufs", d.Loop)
 }
 
-// resize makes the device itself smaller.
+// resize makes the loop device smaller.
 func resize(t *testing.T, d *devicetest.Disk, size int64) {
 	t.Helper()
 	truncate(t, d, size)
@@ -421,7 +422,7 @@ func TestProveBlankWaitsForTheLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Locks belong to the node, not to the device behind it.
+	// A lock belongs to the device node, not to the device.
 	holder, err := os.Open(dev.Path)
 	if err != nil {
 		t.Fatal(err)
@@ -429,6 +430,7 @@ func TestProveBlankWaitsForTheLock(t *testing.T) {
 	if err := unix.Flock(int(holder.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
+	// Real time: the lock is in the kernel. A busy machine does not change the result.
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
 	if _, err := device.ProveBlank(ctx, dev, blankOrigin); !errors.Is(err, device.ErrInUse) {
@@ -475,7 +477,7 @@ func TestFormatChecksAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if file, err := os.OpenFile(d.Loop, os.O_RDONLY|unix.O_EXCL, 0); err == nil {
-			t.Errorf("the proof does not keep others out: %v", file.Close())
+			t.Errorf("another program can open the disk exclusively: %v", file.Close())
 		}
 		err = blank.Format(func(path string) error {
 			if want := filepath.Join(g.Dir, "dev", d.Kernel); path != want {
@@ -483,7 +485,7 @@ func TestFormatChecksAgain(t *testing.T) {
 			}
 			file, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
 			if err != nil {
-				return err // mkfs could not have it either
+				return err // mkfs would fail in the same way
 			}
 			return file.Close()
 		})
@@ -527,8 +529,8 @@ func TestFormatChecksAgain(t *testing.T) {
 	}
 }
 
-// mountOnce mounts the filesystem on the disk for a moment, and changes it: a btrfs that was only mounted may be as it
-// was.
+// mountOnce mounts the disk's filesystem, makes a folder in it, and unmounts it. Without a change, a mount may leave a
+// btrfs as it was.
 func mountOnce(t *testing.T, d *devicetest.Disk) {
 	t.Helper()
 	target := t.TempDir()
@@ -537,7 +539,8 @@ func mountOnce(t *testing.T, d *devicetest.Disk) {
 	devicetest.Run(t, "umount", target)
 }
 
-// pokeBtrfs sets a number in the superblock of a btrfs, whose checksum (CRC-32C of what follows it) stays right.
+// pokeBtrfs sets a number in the superblock of a btrfs and updates the superblock's checksum, a CRC-32C of the bytes
+// after the checksum.
 func pokeBtrfs(t *testing.T, d *devicetest.Disk, offset int, number uint64) {
 	t.Helper()
 	file, err := os.OpenFile(d.Loop, os.O_RDWR|unix.O_SYNC, 0)
@@ -558,7 +561,7 @@ func pokeBtrfs(t *testing.T, d *devicetest.Disk, offset int, number uint64) {
 	}
 }
 
-// The plugin overwrites what an interrupted mkfs left, and nothing else.
+// The plugin overwrites only the remains of its own interrupted mkfs.
 func TestProveBlankAfterInterruption(t *testing.T) {
 	t.Parallel()
 	own, foreign := uuid.NewString(), uuid.NewString()
@@ -598,7 +601,7 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			mountOnce(t, d)
 		}, true, false, false},
-		{"own btrfs, mounted since, but not long enough to look at its UUIDs", func(t *testing.T, d *devicetest.Disk) {
+		{"own btrfs, mounted since, before its UUID tree was checked", func(t *testing.T, d *devicetest.Disk) {
 			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			mountOnce(t, d)
 			pokeBtrfs(t, d, 0x233, 0)
@@ -610,7 +613,7 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 		{"swap", func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, "mkswap", "-U", own, d.Loop) }, true, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if !strings.Contains(tc.name, "btrfs") { // the kernel takes two btrfs of the same UUID for one
+			if !strings.Contains(tc.name, "btrfs") { // the kernel treats two btrfs of the same UUID as one
 				t.Parallel()
 			}
 			g := devicetest.New(t)
@@ -629,7 +632,7 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 				t.Fatal(err)
 			}
 			if blank.HasRemains() != tc.again {
-				t.Errorf("again is %t, want %t", blank.HasRemains(), tc.again)
+				t.Errorf("HasRemains is %t, want %t", blank.HasRemains(), tc.again)
 			}
 		})
 	}

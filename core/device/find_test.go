@@ -58,7 +58,7 @@ func TestWaitForDiskBySerial(t *testing.T) {
 	}
 }
 
-func TestWaitForDiskRefuses(t *testing.T) {
+func TestWaitForDiskRejects(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
@@ -112,7 +112,7 @@ func TestWaitForDiskRefuses(t *testing.T) {
 			g.Node(d.Kernel, smaller.Number)
 			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "dev"), smaller.Number.String()+"\n")
 		}, device.ErrMismatch, "when opened"},
-		{"a size that is no number", func(g *devicetest.Guest, d *devicetest.Disk) {
+		{"a size that is not a number", func(g *devicetest.Guest, d *devicetest.Disk) {
 			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "size"), "many\n")
 		}, device.ErrMismatch, "many"},
 		{"a node of another device", func(g *devicetest.Guest, d *devicetest.Disk) {
@@ -129,7 +129,7 @@ func TestWaitForDiskRefuses(t *testing.T) {
 			tc.guest(g, g.Add(diskName, sizeBytes))
 			timeout := 10 * time.Millisecond
 			if errors.Is(tc.want, device.ErrAmbiguous) {
-				timeout = time.Minute // it must not need it
+				timeout = time.Minute // the error must come at once
 			}
 			dev, err := find(g, timeout)
 			if !errors.Is(err, tc.want) {
@@ -155,7 +155,9 @@ func TestWaitForDiskWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A controller without a serial yet may have the same serial.
+	// A controller that does not show its serial yet may have the same serial. So WaitForDisk waits until its context
+	// ends. Real time: the guest is a folder with files and loop devices, which have no clock. A busy machine does not
+	// change the result, because WaitForDisk looks at the disks at least once.
 	other := g.Function("0000:00:17.0", "nvme")
 	serial := filepath.Join(other, "nvme/nvme7/serial")
 	if err := os.MkdirAll(filepath.Dir(serial), 0o755); err != nil {
@@ -184,7 +186,8 @@ func TestWaitForDiskWaits(t *testing.T) {
 	}
 }
 
-// A function that was given to another driver, as for passing it on to a machine inside the guest, shows no disk here.
+// A PCI function of another driver has no disk in the guest. For example, vfio-pci passes a function to a nested
+// virtual machine.
 func TestWaitForDiskIgnoresOtherDrivers(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)
@@ -204,7 +207,7 @@ func TestDisks(t *testing.T) {
 		"nvme0n1/nvme0n1p1/dev": "259:1\n",
 		"nvme0c0n1/dev":         "259:9\n",
 		"sda/dev":               "8:0\n",
-		"nvme2n1/size":          "0\n", // an entry that is not whole
+		"nvme2n1/size":          "0\n", // an incomplete entry
 	} {
 		path = filepath.Join(g.Dir, "sys/block", path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -257,7 +260,7 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// BenchmarkWaitForDisk is one look at the disks of an instance that has all it takes.
+// BenchmarkWaitForDisk measures a search among the most disks that an instance can have.
 func BenchmarkWaitForDisk(b *testing.B) {
 	g := devicetest.New(b)
 	for i := range 11 {

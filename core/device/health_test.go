@@ -23,7 +23,7 @@ func TestControllerState(t *testing.T) {
 	g := devicetest.NewBare(t)
 	g.Sysfs("nvme1n1", "csi-x", device.Number{Major: 259, Minor: 1}, 1<<30)
 	if state := g.Roots().ControllerState("nvme1n1"); state != "" {
-		t.Errorf("%q where sysfs does not tell", state)
+		t.Errorf("state %q, want none: sysfs does not show the state", state)
 	}
 	for _, want := range []string{device.ControllerLive, "resetting", "dead"} {
 		g.Write(filepath.Join(g.Dir, "sys/block/nvme1n1/device/state"), want+"\n")
@@ -183,7 +183,7 @@ func TestCheckResponds(t *testing.T) {
 	if err := dev.CheckResponds(); err != nil {
 		t.Error(err)
 	}
-	// What the kernel has in its cache is no answer of the disk's.
+	// The check must read from the disk, not from the kernel's cache.
 	if _, err := os.ReadFile(dev.Path); err != nil {
 		t.Fatal(err)
 	}

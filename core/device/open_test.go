@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
-// A program that the plugin starts for another volume has copies of all open files until it executes. Among them may be
-// the exclusive one of this disk, and mkfs or mount would then find the disk in use.
+// Close releases the disk while the plugin starts programs for other volumes. Between fork and exec, such a program has
+// copies of all open files. If it had the exclusive file of this disk, mkfs or mount would find the disk in use.
 func TestCloseReleasesTheDiskWhileProgramsStart(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)
@@ -34,10 +34,10 @@ func TestCloseReleasesTheDiskWhileProgramsStart(t *testing.T) {
 	}
 	defer starters.Wait()
 	defer cancel()
-	// Real time: the race is one of the kernel's processes.
+	// Real time: the race is between processes of the kernel.
 	for start := time.Now(); time.Since(start) < time.Second; {
 		if err := dev.CheckUnused(); err != nil {
-			t.Fatalf("nothing holds the disk: %v", err)
+			t.Fatalf("the disk is in use, and no program has it: %v", err)
 		}
 	}
 }

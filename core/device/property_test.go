@@ -18,16 +18,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 )
 
-// ownUUID is the filesystem UUID that an interrupted format of these tests was making.
+// ownUUID is the UUID of the filesystem that the interrupted format of these tests would have made.
 const ownUUID = "12345678-1234-5234-8234-123456789abc"
 
-// write is a part of a disk's content; all else is zero.
+// write is a part of a disk's content. All other bytes are zero.
 type write struct {
 	offset int64
 	bytes  []byte
 }
 
-// magics are what known things begin with: bytes by which blkid, or a person, knows them.
+// magics are signatures by which blkid or a person recognises known formats, and other bytes.
 var magics = [][]byte{
 	{
 		1,
@@ -62,7 +62,7 @@ var magics = [][]byte{
 	bytes.Repeat([]byte{0}, 300),
 }
 
-// places are where known things keep their first sign on a disk of this size, and a few where nothing does.
+// places returns the offsets of the signatures of known formats on a disk of this size, and some other offsets.
 func places(size int64) []int64 {
 	all := []int64{
 		0,
@@ -109,8 +109,8 @@ func places(size int64) []int64 {
 	return slices.DeleteFunc(all, func(offset int64) bool { return offset < 0 || offset >= size })
 }
 
-// mustBeZero is where a disk that the rack made blank has to be zero: written down once more, not taken from the
-// scanner.
+// mustBeZero returns the ranges that must be zero on a disk that the rack made blank. The list does not use the
+// scanner's list, so that an error there fails the test.
 func mustBeZero(size int64) [][2]int64 {
 	spans := [][2]int64{{0, mib}, {size - mib, size}}
 	for _, start := range []int64{mib, 2 * mib, 4 * mib, 8*mib + kib, 16 * mib, 32*mib + 2*kib, 64*mib + 0x40, size / 4 / 4096 * 4096, size / 2 / 4096 * 4096, size / 4 * 3 / 4096 * 4096} {
@@ -119,7 +119,7 @@ func mustBeZero(size int64) [][2]int64 {
 	return spans
 }
 
-// specimen is a disk whose content changes from case to case.
+// specimen is a disk that has another content in each case.
 type specimen struct {
 	guest *devicetest.Guest
 	disk  *devicetest.Disk
@@ -146,11 +146,11 @@ func newSpecimen(t testing.TB, size int64) *specimen {
 	return s
 }
 
-// check fills the disk with these writes, asks for a proof, and compares the answer with the content.
+// check writes to the disk, calls ProveBlank, and compares the result with the content.
 func (s *specimen) check(t *testing.T, writes []write, options device.BlankOptions) {
 	t.Helper()
 	size := s.dev.SizeBytes
-	image := map[int64]byte{} // every byte that is not zero
+	image := map[int64]byte{} // all bytes that are not zero, by offset
 	for i, w := range writes {
 		w.bytes = w.bytes[:min(int64(len(w.bytes)), size-w.offset)]
 		writes[i] = w
@@ -180,9 +180,9 @@ func (s *specimen) check(t *testing.T, writes []write, options device.BlankOptio
 	}
 	switch wanted := s.expect(t, image, options); {
 	case wanted == proved && err != nil:
-		t.Errorf("refused: %v", err)
+		t.Errorf("rejected: %v", err)
 	case wanted == refused && err == nil:
-		t.Errorf("proved blank with %d bytes on it, one at %d", len(image), slices.Min(keys(image)))
+		t.Errorf("proved blank with %d bytes that are not zero, the first at %d", len(image), slices.Min(keys(image)))
 	}
 	for _, w := range writes {
 		now := make([]byte, len(w.bytes))
@@ -222,7 +222,7 @@ func (s *specimen) expect(t *testing.T, image map[int64]byte, options device.Bla
 			if content.UUID != options.Interrupted.UUID {
 				return refused
 			}
-			return either // a superblock that this plugin makes, which these few bytes cannot form
+			return either // blkid found the plugin's own superblock, which the bytes of these cases cannot form
 		case options.Interrupted.Untouched:
 			return proved
 		}
@@ -237,7 +237,7 @@ func (s *specimen) expect(t *testing.T, image map[int64]byte, options device.Bla
 			}
 		}
 	}
-	return either // data where nothing known announces itself, on a disk that the rack made blank
+	return either // on a disk that the rack made blank, the bytes are outside all ranges that the scanner must read
 }
 
 func keys(image map[int64]byte) (offsets []int64) {
@@ -247,7 +247,7 @@ func keys(image map[int64]byte) (offsets []int64) {
 	return offsets
 }
 
-// options in a few bits.
+// optionsOf decodes options from a few bits.
 func optionsOf(bits byte, size int64) device.BlankOptions {
 	options := device.BlankOptions{
 		Origin:    []string{device.OriginBlank, device.OriginBlank, "snapshot", ""}[bits&3],
@@ -269,6 +269,7 @@ func optionsOf(bits byte, size int64) device.BlankOptions {
 // make fuzz checks 50,000.
 const provedContents = 1000
 
+// ProveBlank's answers for random contents of a disk follow the rules in expect.
 func TestProveBlankProperty(t *testing.T) {
 	const workers = 2
 	for worker := range workers {
@@ -299,8 +300,8 @@ func TestProveBlankProperty(t *testing.T) {
 	}
 }
 
-// FuzzProveBlank reads its input as: options, then for each write two bytes of a place or an offset, one of how many
-// and which bytes.
+// FuzzProveBlank checks generated contents of a disk. The first byte of program has the options. Three bytes for each
+// write follow: two with the offset, and one that selects a signature or text.
 func FuzzProveBlank(f *testing.F) {
 	for i := range byte(40) {
 		f.Add([]byte{i << 2, i, 0, i}, []byte("free text"))

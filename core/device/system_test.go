@@ -35,7 +35,7 @@ func TestCheckNotSystem(t *testing.T) {
 	}
 }
 
-// Every place is on the disk, for every size. Head and tail are whole.
+// For every size of a disk, all ranges of the scanner are within the disk, and the head and the tail are complete.
 func TestSignaturesLieOnTheDisk(t *testing.T) {
 	for _, sizeBytes := range []int64{512, 4096, mib - 512, mib, 3*mib + 512, 320 * mib, gib, 10 * gib, 300 * gib, 1023 * gib} {
 		places := append(headAndTail(sizeBytes), signatures(sizeBytes)...)
