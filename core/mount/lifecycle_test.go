@@ -458,6 +458,8 @@ func TestMountReadOnlyDisk(t *testing.T) {
 	}
 }
 
+// Unmount of a filesystem in use returns ErrBusy before its context ends. It succeeds after the last user has ended.
+// The test needs real time: the kernel decides whether the filesystem is in use.
 func TestUnmountBusy(t *testing.T) {
 	r := newRig(t)
 	target := r.mounted(t, "ext4", mount.Options{})

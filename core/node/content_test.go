@@ -25,12 +25,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// restore makes a disk of this size with the bytes that another one has at this moment, as a rack does through a
-// snapshot, and attaches it.
+// restore makes a disk of this size with the present bytes of another disk, and attaches it. A rack does this with a
+// snapshot.
 func (r *nodeRig) restore(source *volume, disk string, sizeBytes int64) *volume {
 	r.t.Helper()
 	id := uuid.NewString()
-	r.digest(source) // brings what the guest has written to the file, as far as the guest has written it
+	r.digest(source) // flushes the loop device, so that its file has all bytes that the guest has written
 	coretest.Must(r.t, r.guests.CreateDisk(id, sizeBytes))
 	copied := r.path("disks/" + id + ".disk")
 	r.run("cp", "--sparse=always", r.path("disks/"+source.id+".disk"), copied)
@@ -64,23 +64,23 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 		code    codes.Code
 		warns   bool
 	}{
-		{"its own", mount.FilesystemUUID(uuid.MustParse(volumeA)).String(), func(*volume) {}, codes.OK, false},
+		{"the volume's own", mount.FilesystemUUID(uuid.MustParse(volumeA)).String(), func(*volume) {}, codes.OK, false},
 		{"another volume's, on a disk made blank", other, func(*volume) {}, codes.FailedPrecondition, false},
 		{"another volume's, on a disk restored from it", other, func(v *volume) {
 			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, volumeB
 		}, codes.OK, false},
-		{"a forebear's, among several", other, func(v *volume) {
+		{"an ancestor's, one of several", other, func(v *volume) {
 			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, stranger+","+strings.ToUpper(volumeB)
 		}, codes.OK, false},
 		{"another volume's, on a disk restored from elsewhere", other, func(v *volume) {
 			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, stranger
 		}, codes.OK, true},
-		{"another volume's, and the user says so", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "false" }, codes.OK, false},
-		{"another volume's, and the user wants it verified", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "true" }, codes.FailedPrecondition, false},
+		{"another volume's, verification switched off", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "false" }, codes.OK, false},
+		{"another volume's, verification switched on", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "true" }, codes.FailedPrecondition, false},
 		{"another volume's, without a publish context", other, func(v *volume) { v.publish = nil }, codes.OK, true},
-		{"the user's own", stranger, func(*volume) {}, codes.OK, true},
-		{"a switch that is none", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "no" }, codes.InvalidArgument, false},
-		{"a lineage that is none", other, func(v *volume) { v.publish[rpc.KeyFSLineage] = volumeB + ";" + stranger }, codes.InvalidArgument, false},
+		{"made by a user", stranger, func(*volume) {}, codes.OK, true},
+		{"an invalid switch", other, func(v *volume) { v.volume[rpc.KeyVerifyFilesystem] = "no" }, codes.InvalidArgument, false},
+		{"an invalid lineage", other, func(v *volume) { v.publish[rpc.KeyFSLineage] = volumeB + ";" + stranger }, codes.InvalidArgument, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -190,13 +190,13 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 			readOnly := filesystemVolume(fsType, writer, "ro")
 			coretest.Must(t, r.stage(v, readOnly))
 			if size := total(); size > volumeBytes {
-				t.Errorf("mounted read-only it was grown to %d bytes", size)
+				t.Errorf("mounted read-only, the filesystem was grown to %d bytes", size)
 			}
 			coretest.Must(t, r.unstage(v))
 
 			coretest.Must(t, r.stage(v, capability))
 			if size := total(); size < 3*volumeBytes*8/10 {
-				t.Errorf("%d bytes in all, want most of %d", size, 3*volumeBytes)
+				t.Errorf("total %d bytes, want most of %d", size, 3*volumeBytes)
 			}
 			wantContent(t, filepath.Join(v.staging, "file"), "data")
 			coretest.Must(t, r.stage(v, capability))
@@ -211,7 +211,7 @@ func TestNodeGrowsFilesystem(t *testing.T) {
 		t.Run(fsType+", mounted and not grown yet", func(t *testing.T) {
 			t.Parallel()
 			if strings.HasPrefix(fsType, "ext") {
-				return // grown before it is mounted
+				return // grown before the mount
 			}
 			r := newNodeRig(t)
 			source := r.newVolume(diskA)
@@ -262,7 +262,7 @@ func TestNodeChecksOnlyOnDemand(t *testing.T) {
 	t.Run("ext4 with errors that e2fsck -p repairs", func(t *testing.T) {
 		t.Parallel()
 		r, v := made(t, "ext4")
-		// The root folder's inode with a wrong checksum.
+		// The root folder's inode gets a wrong checksum.
 		r.run("debugfs", "-w", "-n", "-R", "set_inode_field <2> checksum 0x1234", r.node(v))
 		coretest.Must(t, r.stage(v, capability))
 		wantContent(t, filepath.Join(v.staging, "file"), "data")
@@ -329,12 +329,12 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 				t.Error(err)
 			}
 			if err := os.WriteFile(r.path("target/new"), nil, 0o600); err == nil {
-				t.Error("a read-only disk takes files")
+				t.Error("a file was written to a read-only disk")
 			}
 			if file, err := os.OpenFile(r.node(v), os.O_WRONLY, 0); err == nil {
 				_, err = file.WriteAt([]byte("x"), 0)
 				if err := errors.Join(err, file.Close()); err == nil {
-					t.Error("a read-only disk takes writes")
+					t.Error("a write to a read-only disk succeeded")
 				}
 			}
 			coretest.Must(t, r.unpublish(v, "target"))
@@ -361,7 +361,8 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		coretest.Must(t, err)
 		return block
 	}
-	// interrupt kills resize2fs after so many written pieces, stages the volume, and returns how many pieces there are.
+	// interrupt simulates that resize2fs is killed after this number of pieces, and stages the volume. It returns the
+	// number of all pieces.
 	interrupt := func(t *testing.T, written int) (pieces int) {
 		r := newNodeRig(t)
 		v := r.newVolume(diskA)
@@ -385,7 +386,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		r.run("resize2fs", r.node(v))
 		final := super(r, v)
 
-		// The pieces that were written, and the old superblock otherwise.
+		// mixed has the new bytes in the written pieces, and the old bytes elsewhere.
 		mixed := slices.Clone(old)
 		for i := 0; i < length; i += 2 {
 			if old[i] == final[i] && old[i+1] == final[i+1] {
@@ -408,11 +409,11 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		stats, err := r.stats(v.id, v.staging, "")
 		coretest.Must(t, err)
 		if size := stats.GetUsage()[0].GetTotal(); size < volumeBytes*8/10 {
-			t.Errorf("after %d of %d pieces: %d bytes in all, want most of %d", written, pieces, size, volumeBytes)
+			t.Errorf("after %d of %d pieces: total %d bytes, want most of %d", written, pieces, size, volumeBytes)
 		}
 		coretest.Must(t, r.unstage(v))
 		if marked, err := device.HasGrowthMarker(dev, uuid.MustParse(v.id)); err != nil || marked {
-			t.Errorf("after %d of %d pieces: the marker is there: %t, %v", written, pieces, marked, err)
+			t.Errorf("after %d of %d pieces: the marker exists: %t, %v", written, pieces, marked, err)
 		}
 		r.run("e2fsck", "-f", "-n", r.node(v))
 		return pieces
@@ -425,7 +426,7 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		})
 	}
 	if pieces < 5 {
-		t.Errorf("resize2fs writes the superblock in %d pieces: is this test still of use?", pieces)
+		t.Errorf("resize2fs writes the superblock in %d pieces, too few for this test", pieces)
 	}
 }
 

@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// health asks for a volume's health with its ID and perhaps paths, and returns the statuses and reasons.
+// health calls NodeGetVolumeHealth, and returns the statuses and reasons.
 func (r *nodeRig) health(req *csi.NodeGetVolumeHealthRequest) (conditions []string) {
 	r.t.Helper()
 	resp, err := r.NodeGetVolumeHealth(r.t.Context(), req)
@@ -45,8 +45,8 @@ func (r *nodeRig) health(req *csi.NodeGetVolumeHealthRequest) (conditions []stri
 	return conditions
 }
 
-// wantHealth checks a volume's health, asked for in every way that there is: by its ID, with its paths, and of a
-// process that has not staged it.
+// wantHealth checks a volume's health with each combination of paths in the request. It asks the process that staged
+// the volume, and another process.
 func (r *nodeRig) wantHealth(v *volume, target string, want ...string) {
 	r.t.Helper()
 	for _, who := range []string{"the process that staged it", "another process"} {
@@ -63,7 +63,7 @@ func (r *nodeRig) wantHealth(v *volume, target string, want ...string) {
 				continue // a removed disk shows neither its serial nor its filesystem's UUID
 			}
 			if diff := cmp.Diff(want, r.health(req)); diff != "" {
-				r.t.Errorf("asked with %s, of %s (-want +got):\n%s", name, who, diff)
+				r.t.Errorf("request with %s to %s (-want +got):\n%s", name, who, diff)
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		{"ext4, disk gone", filesystemVolume("ext4", writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
 		{"xfs, disk gone", filesystemVolume("xfs", writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
 		{"raw block, disk gone", rawBlock(writer), (*nodeRig).unplug, []string{"INACCESSIBLE DiskGone"}},
-		{"disk gone and back", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) { r.unplug(v); r.plug(v) }, []string{"INACCESSIBLE DiskGone"}},
+		{"disk gone and attached again", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) { r.unplug(v); r.plug(v) }, []string{"INACCESSIBLE DiskGone"}},
 		{"xfs that shut itself down", filesystemVolume("xfs", writer), func(r *nodeRig, v *volume) {
 			r.run("xfs_io", "-x", "-c", "shutdown", v.staging)
 		}, []string{"INACCESSIBLE FilesystemShutdown"}},
@@ -94,8 +94,8 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		{"read errors", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) {
 			coretest.Must(r.t, os.Truncate(r.path("disks/"+v.id+".disk"), 0))
 		}, []string{"INACCESSIBLE DiskNotReadable"}},
-		{"ext4 with damage, going on", filesystemVolume("ext4", writer, "errors=continue"), (*nodeRig).breakFilesystem, []string{"DATA_LOSS FilesystemCorrupted"}},
-		{"ext4 with damage, read-only since", filesystemVolume("ext4", writer, "errors=remount-ro"), (*nodeRig).breakFilesystem,
+		{"ext4 with damage, still writable", filesystemVolume("ext4", writer, "errors=continue"), (*nodeRig).breakFilesystem, []string{"DATA_LOSS FilesystemCorrupted"}},
+		{"ext4 with damage, read-only because of it", filesystemVolume("ext4", writer, "errors=remount-ro"), (*nodeRig).breakFilesystem,
 			[]string{"DATA_LOSS FilesystemCorrupted", "DEGRADED FilesystemReadOnly"}},
 		{"read-only on purpose", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) {
 			coretest.Must(r.t, r.unpublish(v, "target"))
@@ -114,17 +114,17 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 			}
 			r.wantHealth(v, "target", tc.want...)
 			if strings.HasPrefix(tc.name, "read errors") {
-				coretest.Must(t, os.Truncate(r.path("disks/"+v.id+".disk"), volumeBytes)) // so that it can be unmounted
+				coretest.Must(t, os.Truncate(r.path("disks/"+v.id+".disk"), volumeBytes)) // so that the filesystem can be unmounted
 			}
 		})
 	}
 }
 
-// damageRoot damages the root folder of an xfs that is published, where it lies on the disk.
+// damageRoot damages the root folder of a published xfs on the disk.
 func (r *nodeRig) damageRoot(v *volume) {
 	r.t.Helper()
 	capability := filesystemVolume("xfs", writer)
-	for i := range 200 { // more than have room in the folder's inode
+	for i := range 200 { // too many for the folder's inode
 		coretest.Must(r.t, os.WriteFile(filepath.Join(v.staging, fmt.Sprint("file-", i)), nil, 0o600))
 	}
 	coretest.Must(r.t, r.unpublish(v, "target"))
@@ -140,7 +140,7 @@ func (r *nodeRig) damageRoot(v *volume) {
 	coretest.Must(r.t, r.publish(v, "target", capability, false))
 }
 
-// setState makes the disk's controller say this of itself.
+// setState sets the state that sysfs shows for the disk's controller.
 func (r *nodeRig) setState(v *volume, state string) {
 	r.t.Helper()
 	file, err := filepath.EvalSymlinks(filepath.Join(r.roots().Sys, "block", filepath.Base(r.node(v)), "device"))
@@ -183,13 +183,13 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 		prepare func(r *nodeRig, v *volume)
 		want    []string
 	}{
-		{"the disk is not there", (*nodeRig).unplug, []string{"INACCESSIBLE DiskNotFound"}},
+		{"the disk is not attached", (*nodeRig).unplug, []string{"INACCESSIBLE DiskNotFound"}},
 		{"another size", func(_ *nodeRig, v *volume) { v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB) }, []string{"INACCESSIBLE DiskMismatch"}},
 		{"a disk with the same serial", func(r *nodeRig, v *volume) { r.plugDuplicate() }, []string{"INACCESSIBLE DiskNotUnique"}},
 		{"not readable", func(r *nodeRig, v *volume) {
 			coretest.Must(r.t, os.Truncate(r.path("disks/"+v.id+".disk"), 0))
 		}, []string{"INACCESSIBLE DiskNotReadable"}},
-		{"a wrong request", func(_ *nodeRig, v *volume) { v.staging += "/no/such/folder" }, nil},
+		{"an invalid request", func(_ *nodeRig, v *volume) { v.staging += "/no/such/folder" }, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -203,7 +203,7 @@ func TestNodeGetVolumeHealthNotStaged(t *testing.T) {
 			good.publish = maps.Clone(v.publish)
 			tc.prepare(r, v)
 			if err := r.stage(v, filesystemVolume("ext4", writer)); err == nil {
-				t.Fatal("it was staged")
+				t.Fatal("the volume was staged")
 			}
 			req := &csi.NodeGetVolumeHealthRequest{
 				VolumeId:          v.id,
@@ -254,7 +254,7 @@ func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
 			StagingTargetPath: r.path("path"),
 		},
 	); got != nil {
-		t.Errorf("of a volume that is nowhere: %v", got)
+		t.Errorf("an unknown volume: %v", got)
 	}
 	// A problem of one volume is not reported for another volume, even if the request has the path of the first.
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
@@ -268,13 +268,14 @@ func TestNodeGetVolumeHealthOfUnknown(t *testing.T) {
 	}
 }
 
-// A disk that never answers delays a request for 2 s at most, and only one probe waits for it.
+// A disk that never answers delays a request by about 2 s, and only one probe waits for the disk. The test needs real
+// time: the probe waits in a system call, where the clock of a synctest bubble stops.
 func TestNodeGetVolumeHealthHangs(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer), false))
-	// A frozen disk: nothing opens its node any more.
+	// A pipe replaces the disk's node, so that an open of the node waits. A disk that never answers does the same.
 	node := r.node(v)
 	coretest.Must(t, os.Rename(node, node+".aside"))
 	coretest.Must(t, unix.Mkfifo(node, 0o600))
@@ -310,7 +311,7 @@ func TestNodeGetVolumeHealthHangs(t *testing.T) {
 	coretest.Must(t, os.Rename(node+".real", node))
 	coretest.Must(t, pipe.Close())
 	if got := r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id}); got != nil {
-		t.Errorf("afterwards: %v", got)
+		t.Errorf("after the disk answers again: %v", got)
 	}
 	coretest.Must(t, r.unpublish(v, "target"))
 	coretest.Must(t, r.unstage(v))
@@ -337,7 +338,7 @@ func TestNodeGetStorageHealth(t *testing.T) {
 	want()
 	r.setState(v, "dead")
 	r.setState(w, "connecting")
-	// Both in one: status and reason must not repeat.
+	// One status has both disks, because the pair of status and reason must not repeat.
 	messages := want("STORAGE_DEGRADED ControllerNotLive")
 	for _, text := range []string{diskA, "dead", diskB, "connecting"} {
 		if !strings.Contains(strings.Join(messages, " "), text) {
@@ -353,7 +354,7 @@ func TestNodeGetStorageHealth(t *testing.T) {
 	}
 }
 
-// The plugin knows nothing about filesystems that users made, and a request for such a volume succeeds.
+// A request for the statistics of a filesystem that a user made succeeds without a staging path.
 func TestNodeGetVolumeStatsWithoutStagingPath(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)

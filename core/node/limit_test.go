@@ -17,7 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
-// A node takes as many volumes as its instance takes disks, minus attached disks that are no volumes.
+// The volume limit of a node is its instance's disk limit, minus the reserve and the attached disks that are not
+// volumes.
 func TestVolumeLimit(t *testing.T) {
 	const boot, byHand, longName = "node-a-boot", "postgres-data", "csi-looks-like-one-of-ours"
 	volumes := []string{diskA, diskB}
@@ -36,11 +37,11 @@ func TestVolumeLimit(t *testing.T) {
 		{"volumes and a disk attached by hand", 12, 0, append([]string{boot, byHand}, volumes...), 10},
 		{"a name that begins like a volume's", 8, 0, []string{boot, longName}, 6},
 		{"a reserve", 8, 2, []string{boot}, 5},
-		{"a reserve beside what is attached by hand", 12, 1, append([]string{boot, byHand}, volumes...), 9},
-		{"nothing left but one", 8, 6, []string{boot}, 1},
-		{"nothing left", 8, 0, []string{boot, "a", "b", "c", "d", "e", "f", "g"}, 1},
-		{"more than it takes", 2, 0, []string{boot, "a", "b", "c"}, 1},
-		{"a reserve of more than is left", 8, 6, []string{boot, "a", "b", "c"}, 1},
+		{"a reserve and a disk attached by hand", 12, 1, append([]string{boot, byHand}, volumes...), 9},
+		{"one slot left", 8, 6, []string{boot}, 1},
+		{"no slot left", 8, 0, []string{boot, "a", "b", "c", "d", "e", "f", "g"}, 1},
+		{"more disks than the limit", 2, 0, []string{boot, "a", "b", "c"}, 1},
+		{"a reserve larger than the rest", 8, 6, []string{boot, "a", "b", "c"}, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			guest := devicetest.NewBare(t)
@@ -65,7 +66,7 @@ func TestVolumeLimit(t *testing.T) {
 			if got := limit(); got != tc.want {
 				t.Errorf("%d volumes, want %d", got, tc.want)
 			}
-			// A disk that a user attaches by hand counts at the next request.
+			// The next request counts a disk that a user has attached by hand since.
 			guest.Sysfs("nvme20n1", "one-more\n", device.Number{Major: 259, Minor: 20}, coretest.GiB)
 			if got := limit(); got != max(1, tc.want-1) {
 				t.Errorf("with one more disk %d volumes, want %d", got, max(1, tc.want-1))

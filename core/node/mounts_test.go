@@ -29,9 +29,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// These tests have leftovers of users, crashes and other programs at staging and target paths.
+// In these tests, the staging and target paths hold files and mounts that users, crashes and other programs left.
 
-// accesses has a volume capability for each access type.
+// accesses contains a volume capability for each access type.
 var accesses = map[string]*csi.VolumeCapability{
 	"filesystem": filesystemVolume("ext4", writer),
 	"raw block":  rawBlock(writer),
@@ -83,7 +83,7 @@ func (r *nodeRig) files() []string {
 	return files
 }
 
-// refused checks that a call fails and changes nothing.
+// refused checks that a call fails and changes neither mounts nor files.
 func (r *nodeRig) refused(call func() error, code codes.Code, mentions ...string) {
 	r.t.Helper()
 	mounts, files := r.mounts(), r.files()
@@ -127,7 +127,7 @@ func (r *nodeRig) breakFilesystem(v *volume) {
 	r.t.Helper()
 	dir := filepath.Join(r.roots().Sys, "fs/ext4", filepath.Base(r.node(v)))
 	coretest.Must(r.t, os.WriteFile(filepath.Join(dir, "trigger_fs_error"), []byte("a test"), 0))
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // real time: the kernel records it later
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // real time: the kernel records the error later
 		count, err := os.ReadFile(filepath.Join(dir, "errors_count"))
 		coretest.Must(r.t, err)
 		if strings.TrimSpace(string(count)) != "0" {
@@ -163,7 +163,7 @@ func stagedAt(v *volume, capability *csi.VolumeCapability) string {
 	return staging
 }
 
-func TestNodeStageWhereSomethingIs(t *testing.T) {
+func TestNodeStageAtAnOccupiedPath(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name     string
@@ -171,7 +171,7 @@ func TestNodeStageWhereSomethingIs(t *testing.T) {
 		mentions string
 	}{
 		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "not a folder"},
-		{"a folder with something in it", func(r *nodeRig, staging string) { r.mkdir(staging); r.write(staging+"/precious", "data") }, "staging"},
+		{"a folder with content", func(r *nodeRig, staging string) { r.mkdir(staging); r.write(staging+"/precious", "data") }, "staging"},
 		{"a symbolic link", func(r *nodeRig, staging string) {
 			r.mkdir("real")
 			coretest.Must(r.t, os.Symlink("real", r.path(staging)))
@@ -200,7 +200,7 @@ func TestNodeStageWhereSomethingIs(t *testing.T) {
 	}
 }
 
-func TestNodePublishWhereSomethingIs(t *testing.T) {
+func TestNodePublishAtAnOccupiedPath(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name    string
@@ -210,7 +210,7 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 		mentions string
 	}{
 		{"nothing", func(*nodeRig) {}, "", ""},
-		{"no parent", func(r *nodeRig) { coretest.Must(r.t, os.Remove(r.path("targets"))) }, "filesystem, raw block", "targets does not exist"},
+		{"no parent folder", func(r *nodeRig) { coretest.Must(r.t, os.Remove(r.path("targets"))) }, "filesystem, raw block", "targets does not exist"},
 		{"a parent that is a file", func(r *nodeRig) { coretest.Must(r.t, os.Remove(r.path("targets"))); r.write("targets", "data") }, "filesystem, raw block", "targets"},
 		{"a parent that is a symbolic link", func(r *nodeRig) {
 			coretest.Must(r.t, os.Rename(r.path("targets"), r.path("real")))
@@ -250,7 +250,7 @@ func TestNodePublishWhereSomethingIs(t *testing.T) {
 				coretest.Must(r.t, publish())
 				coretest.Must(r.t, r.unpublish(v, "targets/one"))
 				if _, err := os.Lstat(r.path("targets/one")); !errors.Is(err, fs.ErrNotExist) {
-					r.t.Errorf("the target is still there: %v", err)
+					r.t.Errorf("the target still exists: %v", err)
 				}
 				coretest.Must(r.t, r.unstage(v))
 			})
@@ -269,7 +269,7 @@ func TestNodeAfterReboot(t *testing.T) {
 			r.reboot(v, w)
 			r.wantMounts()
 			if r.node(v) == before {
-				r.t.Error("the disk has its old name, which proves nothing")
+				r.t.Error("the disk has its old name, so the test proves nothing")
 			}
 			coretest.WantCode(r.t, r.publish(v, "target", capability, false), codes.FailedPrecondition, "not staged")
 			coretest.Must(r.t, r.stage(v, capability))
@@ -305,13 +305,14 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 		before := r.node(v)
 		r.unplug(v)
 		r.plug(v)
-		// A bound node keeps nothing of the disk: its name is free again, and given to it again here.
+		// A bind mount of the device node does not keep the disk's name in use. The disk gets the same name again.
 		if (r.node(v) == before) != (capability.GetBlock() != nil) {
 			r.t.Errorf("the disk was %s and is %s", before, r.node(v))
 		}
 	}
-	// replugSame attaches the disk again with its old number, which is the number of its loop device. The kernel returns the
-	// lowest free loop device, and other processes take and free some meanwhile. So replugSame occupies lower ones.
+	// replugSame attaches the disk again with its old number, which is the number of its loop device. The kernel
+	// returns the lowest free loop device, and other processes take and free loop devices. So replugSame occupies all
+	// lower ones.
 	replugSame := func(r *nodeRig, v *volume) {
 		before := r.number(v)
 		for slot := 2; slot < 400; slot++ {
@@ -337,7 +338,7 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name string
-		// raw says that it can be with raw block.
+		// raw is true if the case is possible with raw block.
 		raw  bool
 		test func(r *nodeRig, v *volume, capability *csi.VolumeCapability)
 	}{
@@ -406,7 +407,8 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 			})
 		}
 	}
-	// The old node leads to whatever disk has its number now. It must go first.
+	// The old device node leads to the disk that has its number now, perhaps another one. So stage fails until the
+	// volume is unpublished from the target.
 	t.Run("at the target/raw block", func(t *testing.T) {
 		r := newNodeRig(t)
 		v, capability := r.newVolume(diskA), capabilities["raw block"]
@@ -425,7 +427,8 @@ func TestNodeStackedMounts(t *testing.T) {
 	for _, where := range []string{"target", "staging path"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
-			// prepare stages the volume, and publishes it if where is the target. It returns the call under test and its path.
+			// prepare stages the volume, and publishes it if where is the target. It returns the tested call and the
+			// path.
 			prepare := func(r *nodeRig, v *volume, capability *csi.VolumeCapability) (call func() error, path string) {
 				coretest.Must(r.t, r.stage(v, capability))
 				if where == "staging path" {
@@ -475,7 +478,7 @@ func TestNodeStackedMounts(t *testing.T) {
 				r.umount("aside", 0)
 				err := call()
 				if where == "target" {
-					// The folder cannot be removed, and the orchestrator must know.
+					// The call must fail, because the folder cannot be removed.
 					coretest.WantCode(t, err, codes.FailedPrecondition, "stays")
 					coretest.Must(t, r.unstage(v))
 				} else {
@@ -483,7 +486,7 @@ func TestNodeStackedMounts(t *testing.T) {
 				}
 				r.wantMounts(path)
 				if got := stagedType(t, r.path(path)); got != "tmpfs" {
-					t.Errorf("mounted is %s, want what was below", got)
+					t.Errorf("%s is mounted, want the mount that was below", got)
 				}
 			})
 			for _, known := range []string{"which is known", "which is known from its UUID", "which cannot be known"} {
@@ -492,7 +495,7 @@ func TestNodeStackedMounts(t *testing.T) {
 					r := newNodeRig(t)
 					v, w := r.newVolume(diskA), r.newVolume(diskB)
 					if known == "which cannot be known" {
-						for _, volume := range []*volume{v, w} { // as users bring them
+						for _, volume := range []*volume{v, w} { // filesystems made by users
 							r.run("mkfs.ext4", "-q", r.node(volume))
 						}
 					}
@@ -515,7 +518,7 @@ func TestNodeStackedMounts(t *testing.T) {
 	}
 }
 
-// The folder of staging and target paths is mounted at two places, so each mount in it shows twice.
+// If the folder of the staging and target paths is mounted at two places, each mount in it is in the mount table twice.
 func TestNodeMirroredMounts(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
@@ -556,7 +559,7 @@ func TestNodeFilesystemStoppedAfterError(t *testing.T) {
 		capability := filesystemVolume("ext4", multiWriter, "errors=remount-ro")
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
-		// Unwritten data is lost.
+		// The file is written with O_SYNC, because data that is not on the disk yet is lost.
 		file, err := os.OpenFile(r.path("target/file"), os.O_CREATE|os.O_WRONLY|unix.O_SYNC, 0o600)
 		coretest.Must(t, err)
 		_, err = file.WriteString("data")
@@ -601,8 +604,8 @@ func TestNodeFilesystemStoppedAfterError(t *testing.T) {
 	})
 }
 
-// The kernel adds mount flags and does not show others, so that different ones are no reason to refuse; but they are
-// told.
+// A request with other mount flags than those of the mounted filesystem succeeds, and the log reports the difference.
+// The kernel adds some flags and does not show others, so a difference is no reason to fail.
 func TestNodeStageWithOtherFlags(t *testing.T) {
 	t.Parallel()
 	const line = "does not show some of the mount flags"
@@ -611,12 +614,12 @@ func TestNodeStageWithOtherFlags(t *testing.T) {
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=7")))
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime,commit=7")))
 	if strings.Contains(r.log.String(), line) {
-		t.Error("the same flags are called others")
+		t.Error("the log reports a difference between the same flags")
 	}
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "noatime", "commit=8754", "data=writeback")))
 	log := r.log.String()
 	if !strings.Contains(log, line) || !strings.Contains(log, "mount_flags=2") {
-		t.Errorf("the log does not tell:\n%s", log)
+		t.Errorf("the log does not report the other flags:\n%s", log)
 	}
 	if strings.Contains(log, "8754") || strings.Contains(log, "writeback") {
 		t.Errorf("the log shows mount flags:\n%s", log)
@@ -629,7 +632,7 @@ func TestNodeWrongVolumeID(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
-		// prepare says how the volumes are known afterwards.
+		// prepare changes how the plugin knows the volumes.
 		prepare func(r *nodeRig)
 	}{
 		{"staged by this process", func(*nodeRig) {}},
@@ -657,15 +660,15 @@ func TestNodeWrongVolumeID(t *testing.T) {
 						r.t.Error(err)
 					}
 				}
-				// At the other's staging path.
+				// A request with the other volume's staging path.
 				coretest.Must(r.t, r.unpublish(w, "target-"+diskB))
 				mounts := r.mounts()
 				err = r.unstage(&volume{id: v.id, staging: w.staging})
 				if len(mounts) != len(r.mounts()) {
 					r.t.Errorf("mounts %v, before %v; %v", r.mounts(), mounts, err)
 				}
-				// If another process has staged the volume, the filesystem's UUID shows that it is this volume. It does not show
-				// that it is not a third volume, which may be a clone.
+				// If another process has staged the volume, the filesystem's UUID shows that it is this volume. It does
+				// not show that it is not a third volume, which may be a clone.
 				if tc.name == "staged by this process" || capability.GetBlock() != nil {
 					coretest.Must(r.t, r.unstage(&volume{id: "c0ffee00-0000-4000-8000-000000000000", staging: w.staging}))
 					coretest.WantCode(r.t, err, codes.FailedPrecondition, v.staging)
@@ -709,8 +712,8 @@ func TestNodePublishReadOnlyOfWritable(t *testing.T) {
 	coretest.Must(t, r.unpublish(v, "target"))
 	coretest.Must(t, r.unstage(v))
 
-	// Staged read-only by a mount flag, it cannot be written at a target, and asking for it is no error: the flag says
-	// so.
+	// A volume that was staged with the mount flag ro is read-only at the target too. A publish without read-only is no
+	// error, because its capability has the flag as well.
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer, "ro")))
 	coretest.Must(t, r.publish(v, "target", filesystemVolume("ext4", writer, "ro"), false))
 	if err := os.WriteFile(r.path("target/file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -751,24 +754,24 @@ func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 		}
 		_, err = file.WriteAt([]byte("x"), 0)
 		if err := errors.Join(err, file.Close()); err == nil {
-			t.Errorf("%s takes writes", path)
+			t.Errorf("a write to %s succeeded", path)
 		}
 	}
 	if r.digest(v) != before {
 		t.Error("the disk was written to")
 	}
-	// Another process of the plugin gets the same requests.
+	// Another process of the plugin answers the same requests in the same way.
 	r.start()
 	coretest.Must(t, r.publish(v, "target", capability, true))
 	coretest.WantCode(t, r.publish(v, "target", capability, false), codes.AlreadyExists, "read-only")
 	coretest.Must(t, r.unpublish(v, "target"))
 	coretest.Must(t, r.unstage(v))
-	// A filesystem on it can be written again.
+	// After that, a filesystem on the disk is writable.
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 }
 
-// Kubernetes names the targets of raw block volumes by the UIDs of pods, which look like volume IDs.
+// In Kubernetes the target path of a raw block volume ends in the UID of a pod, which looks like a volume ID.
 func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 	t.Parallel()
 	const pod = "c0ffee00-0000-4000-8000-000000000000"
@@ -793,8 +796,8 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 	}
 }
 
-// A program of a killed plugin may mount the volume at any moment. Until it has ended, stage and unstage fail and do
-// nothing.
+// A program of a killed plugin may mount the volume at any moment. Stage and unstage fail and change nothing until the
+// program has ended. The test needs real time: the lock of that program is in the kernel.
 func TestProgramsOfAKilledPlugin(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {

@@ -43,26 +43,27 @@ import (
 
 const (
 	guestID = "11111111-2222-4333-8444-555555555555"
-	// volumeA and volumeB are the IDs of volumes whose IDs a test names beforehand.
+	// volumeA and volumeB are IDs for tests that need a volume's ID before the volume exists.
 	volumeA      = "aaaaaaaa-0000-4000-8000-000000000001"
 	volumeB      = "bbbbbbbb-0000-4000-8000-000000000002"
 	diskA, diskB = "csi-aaaaaaaaaaaaaaaa", "csi-bbbbbbbbbbbbbbbb"
-	// volumeBytes is about the least that mkfs.xfs takes.
+	// volumeBytes is about the smallest size that mkfs.xfs accepts.
 	volumeBytes = 320 << 20
 )
 
 func TestMain(m *testing.M) { devicetest.Main(m) }
 
-// nodeRig is a Node service in a guest of the simulated rack, behind a real socket, with the calls of an orchestrator.
+// nodeRig is a Node service on a real socket, in a guest of the simulated rack, and a client that makes an
+// orchestrator's calls.
 type nodeRig struct {
 	t      *testing.T
 	guests *guest.Guests
 	csi.NodeClient
-	// service is what NodeClient talks to.
+	// service is the Node service that NodeClient calls.
 	service *node.Service
 	log     bytes.Buffer
 	dir     string
-	// change adapts the options of every Node service that is started.
+	// change changes the options of each Node service before its start.
 	change func(*node.Options)
 }
 
@@ -98,7 +99,7 @@ func newNodeRig(t *testing.T, change ...func(*node.Options)) *nodeRig {
 	return r
 }
 
-// start starts a Node service, which knows nothing about an earlier one.
+// start starts a Node service as a new process of the plugin, which has no memory of an earlier one.
 func (r *nodeRig) start() {
 	r.t.Helper()
 	log := slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -142,7 +143,7 @@ func (r *nodeRig) newVolume(disk string) *volume {
 	return r.newVolumeWithID(uuid.NewString(), disk)
 }
 
-// newVolumeWithID is newVolume for a test that names the ID beforehand. Such a test must not make a btrfs.
+// newVolumeWithID is newVolume with a given ID. A test that uses it must not make a btrfs.
 func (r *nodeRig) newVolumeWithID(id, disk string) *volume {
 	r.t.Helper()
 	r.makeDisk(id)
@@ -176,7 +177,7 @@ func (r *nodeRig) unplug(v *volume) {
 	coretest.Must(r.t, r.guests.Unplug(guestID, v.id))
 }
 
-// node is the path of the disk's device node.
+// node returns the path of the disk's device node.
 func (r *nodeRig) node(v *volume) string {
 	r.t.Helper()
 	name := r.guests.Device(guestID, v.id)
@@ -186,7 +187,7 @@ func (r *nodeRig) node(v *volume) string {
 	return filepath.Join(r.guests.Dir(guestID), "dev", name)
 }
 
-// number is the disk's device number.
+// number returns the disk's device number.
 func (r *nodeRig) number(v *volume) uint64 {
 	r.t.Helper()
 	var stat unix.Stat_t
@@ -203,7 +204,7 @@ func (r *nodeRig) poke(v *volume, offset int64, content string) {
 	coretest.Must(r.t, errors.Join(err, file.Close()))
 }
 
-// digest is a fingerprint of the disk's bytes.
+// digest returns a fingerprint of the disk's bytes.
 func (r *nodeRig) digest(v *volume) string {
 	r.t.Helper()
 	return devicetest.Digest(r.t, r.node(v), r.path("disks/"+v.id+".disk"))
@@ -214,8 +215,8 @@ func (r *nodeRig) run(name string, args ...string) {
 	devicetest.Run(r.t, name, args...)
 }
 
-// umountAndWait unmounts the only mount of the volume's disk and waits until nothing holds the disk. A process that has just
-// copied the mount namespace, such as a container that starts, keeps the filesystem alive beyond the unmount.
+// umountAndWait unmounts the only mount of the volume's disk, and waits until the disk is not in use. A process that
+// has just copied the mount namespace, such as a starting container, keeps the filesystem mounted for a moment.
 func (r *nodeRig) umountAndWait(v *volume, path string) {
 	r.t.Helper()
 	r.run("umount", path)
@@ -225,7 +226,7 @@ func (r *nodeRig) umountAndWait(v *volume, path string) {
 	coretest.Must(r.t, mount.WaitUnused(r.t.Context(), dev, false))
 }
 
-// unmountAll unmounts what a failed test has left, and makes loop devices writable for their next users.
+// unmountAll unmounts the mounts that a failed test left. It makes the loop devices writable for later tests.
 func (r *nodeRig) unmountAll() {
 	disks, err := r.roots().Disks()
 	coretest.Must(r.t, err)
@@ -334,7 +335,7 @@ func (r *nodeRig) stats(id, path, staging string) (*csi.NodeGetVolumeStatsRespon
 	)
 }
 
-// wantContent checks the content of a file; fs.ErrNotExist shows as an empty one.
+// wantContent checks the content of a file. A missing file counts as an empty file.
 func wantContent(t *testing.T, path, want string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -343,7 +344,7 @@ func wantContent(t *testing.T, path, want string) {
 	}
 }
 
-// Each step is done twice, and once more by another process of the plugin.
+// Each call is made twice, and once more to another process of the plugin.
 func TestNodeFilesystemLife(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{"", "ext3", "ext4", "xfs"} {
@@ -388,7 +389,7 @@ func TestNodeFilesystemLife(t *testing.T) {
 			repeat("unpublish", func() error { return r.unpublish(v, "target") })
 			r.wantMounts("staging-" + diskA)
 			if _, err := os.Lstat(r.path("target")); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the target is still there: %v", err)
+				t.Errorf("the target still exists: %v", err)
 			}
 			repeat("unstage", func() error { return r.unstage(v) })
 			r.wantMounts()
@@ -403,7 +404,7 @@ func TestNodeFilesystemLife(t *testing.T) {
 				want = "ext4"
 			}
 			if got := stagedType(t, v.staging); got != want {
-				t.Errorf("staged is %s, want %s", got, want)
+				t.Errorf("%s is staged, want %s", got, want)
 			}
 			coretest.Must(t, r.unstage(v))
 			if left, err := os.ReadDir(r.path("state/format")); err != nil || len(left) > 0 {
@@ -468,7 +469,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 	r.wantMounts()
 	for _, path := range []string{"target", "target-2", stagingFile} {
 		if _, err := os.Lstat(r.path(path)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there: %v", path, err)
+			t.Errorf("%s still exists: %v", path, err)
 		}
 	}
 	content := make([]byte, 4)
@@ -477,7 +478,7 @@ func TestNodeRawBlockLife(t *testing.T) {
 	_, err = disk.ReadAt(content, 12345)
 	coretest.Must(t, errors.Join(err, disk.Close()))
 	if string(content) != "data" {
-		t.Errorf("the disk holds %q, want what was written to the target", content)
+		t.Errorf("the disk holds %q, want the data that was written to the target", content)
 	}
 	// The disk holds data now, so it is not formatted.
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "refusing to format")
@@ -492,7 +493,7 @@ func TestNodeNeverFormats(t *testing.T) {
 		mentions string
 	}{
 		{"without a publish context", func(_ *nodeRig, v *volume) { v.publish = nil }, codes.FailedPrecondition, "publish context"},
-		{"a disk that the rack has read-only", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyReadOnly] = "true" }, codes.FailedPrecondition, "read-only"},
+		{"a disk that is read-only on the rack", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyReadOnly] = "true" }, codes.FailedPrecondition, "read-only"},
 		{"another size", func(_ *nodeRig, v *volume) { v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB) }, codes.FailedPrecondition, fmt.Sprint(coretest.GiB)},
 		{"another filesystem", func(r *nodeRig, v *volume) { r.run("mkfs.xfs", "-q", r.node(v)) }, codes.FailedPrecondition, "xfs"},
 		{"an unsupported filesystem", func(r *nodeRig, v *volume) { r.run("mkfs.ext2", "-q", r.node(v)) }, codes.FailedPrecondition, "ext2"},
@@ -527,11 +528,11 @@ func TestNodeNeverFormats(t *testing.T) {
 			coretest.Must(r.t, r.guests.Plug(guestID, simrack.GuestDisk{ID: "twin", Name: diskA + "-twin", Slot: 5, SizeBytes: volumeBytes, BlockSize: 512}))
 		}, codes.FailedPrecondition, "Duplicate cntlid"},
 		{"mkfs options that are not allowed", func(_ *nodeRig, v *volume) { v.volume[rpc.KeyMkfsOptions] = "-J device=/dev/x" }, codes.InvalidArgument, "-J"},
-		{"a disk ID that is another volume's", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyDiskID] = volumeB }, codes.InvalidArgument, rpc.KeyDiskID},
-		{"a staging folder that holds something", func(_ *nodeRig, v *volume) {
+		{"the disk ID of another volume", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyDiskID] = volumeB }, codes.InvalidArgument, rpc.KeyDiskID},
+		{"a staging folder with content", func(_ *nodeRig, v *volume) {
 			coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 		}, codes.FailedPrecondition, "not empty"},
-		{"a staging path in no folder", func(r *nodeRig, v *volume) { v.staging = r.path("no/such/folder") }, codes.FailedPrecondition, "no/such"},
+		{"a staging path whose folder does not exist", func(r *nodeRig, v *volume) { v.staging = r.path("no/such/folder") }, codes.FailedPrecondition, "no/such"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -582,7 +583,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		name    string
 		prepare func(r *nodeRig, v *volume)
 		code    codes.Code
-		// keeps says that the content of the disk stays.
+		// keeps is true if the content of the disk must stay.
 		keeps bool
 	}{
 		{"before mkfs wrote anything", func(*nodeRig, *volume) {}, codes.OK, false},
@@ -609,13 +610,13 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 			coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), tc.code)
 			formatted = strings.Count(r.log.String(), "making a filesystem") - formatted
 			if (formatted == 0) != tc.keeps {
-				t.Errorf("mkfs ran %d times, want what was there to stay: %t", formatted, tc.keeps)
+				t.Errorf("mkfs ran %d times; the content must stay: %t", formatted, tc.keeps)
 			}
 			if tc.code != codes.OK {
 				return
 			}
 			if _, err := os.Stat(r.path("state/format/" + volumeA)); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the record is still there: %v", err)
+				t.Errorf("the record still exists: %v", err)
 			}
 			if tc.name == "mounted since" {
 				wantContent(t, filepath.Join(v.staging, "file"), "data")
@@ -623,12 +624,12 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 			coretest.Must(t, r.unstage(v))
 		})
 	}
-	t.Run("made by hand since, and damaged later", func(t *testing.T) {
+	t.Run("another filesystem made by hand since, then damaged", func(t *testing.T) {
 		t.Parallel()
 		r := newNodeRig(t)
 		v := r.newVolumeWithID(volumeA, diskA)
 		r.run("mkfs.ext4", "-q", "-E", "nodiscard", r.node(v))
-		// The marker that package device writes before mkfs, at one of its places.
+		// Package device writes this marker before mkfs, at several offsets. This is one of them.
 		marker := make([]byte, 4096)
 		copy(marker, "csi.oxide.computer format marker 1\ndisk "+volumeA+"\n"+
 			"This disk was blank, and a filesystem is being made on it. Where this still stands beside no filesystem, or beside one that\n"+
@@ -646,7 +647,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		record(r)
 		coretest.Must(t, r.stage(v, rawBlock(writer)))
 		if _, err := os.Stat(r.path("state/format/" + volumeA)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the record is still there: %v", err)
+			t.Errorf("the record still exists: %v", err)
 		}
 		coretest.Must(t, r.unstage(v))
 	})
@@ -707,7 +708,7 @@ func TestNodeMkfsOptionsAndRootFolder(t *testing.T) {
 					t.Errorf("%d inodes, want the 4096 of -N, rounded up", inodes)
 				}
 			}
-			// A change by the workload stays.
+			// A change that the workload makes stays.
 			coretest.Must(t, os.Chmod(v.staging, 0o711))
 			coretest.Must(t, r.unstage(v))
 			coretest.Must(t, r.stage(v, capability))
@@ -831,7 +832,7 @@ func TestNodePublishReadOnly(t *testing.T) {
 		if file, err := os.OpenFile(r.path("read"), os.O_RDWR, 0); err == nil {
 			_, err = file.WriteAt([]byte("x"), 0)
 			if err := errors.Join(err, file.Close()); err == nil {
-				t.Error("a read-only target takes writes")
+				t.Error("a write to a read-only target succeeded")
 			}
 		}
 		coretest.Must(t, r.publish(v, "read-2", capability, true))
@@ -845,7 +846,7 @@ func TestNodePublishReadOnly(t *testing.T) {
 		coretest.Must(t, errors.Join(err, file.Close()))
 	})
 	for _, fsType := range filesystem.Types() {
-		t.Run("a disk that the rack has read-only, "+fsType, func(t *testing.T) {
+		t.Run("a disk that is read-only on the rack, "+fsType, func(t *testing.T) {
 			t.Parallel()
 			r := newNodeRig(t)
 			v := r.newVolume(diskA)
@@ -896,7 +897,7 @@ func TestNodeUnpublishLeavesOtherMountsAndFiles(t *testing.T) {
 	for _, target := range []string{"empty", "empty-file"} {
 		coretest.Must(t, r.unpublish(v, target))
 		if _, err := os.Lstat(r.path(target)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there: %v", target, err)
+			t.Errorf("%s still exists: %v", target, err)
 		}
 	}
 
@@ -912,7 +913,7 @@ func TestNodeUnpublishLeavesOtherMountsAndFiles(t *testing.T) {
 	coretest.Must(
 		t,
 		r.unstage(&volume{id: volumeB, staging: v.staging}),
-	) // nothing of this volume is staged there
+	) // the volume is not staged at this path
 	coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "a mount that is not")
 	r.wantMounts("foreign", "staging-"+diskA)
 }
@@ -941,7 +942,7 @@ func TestNodeDiskRemovedWhileMounted(t *testing.T) {
 			coretest.Must(t, r.publish(v, "target", capability, false))
 			r.unplug(v)
 			r.plug(v)
-			// The orchestrator has not noticed and asks for what it had.
+			// The orchestrator does not know about the removal and makes the same requests again.
 			coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, r.path("target"))
 			coretest.Must(t, r.unpublish(v, "target"))
 			coretest.Must(t, r.stage(v, capability))
@@ -953,6 +954,7 @@ func TestNodeDiskRemovedWhileMounted(t *testing.T) {
 	}
 }
 
+// The test needs real time: the kernel decides whether the filesystem is in use.
 func TestNodeUnstageWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
@@ -987,14 +989,14 @@ func TestNodeGetVolumeStatsNotFound(t *testing.T) {
 	coretest.Must(t, unix.Mount("tmpfs", r.path("foreign"), "tmpfs", 0, "size=64k"))
 	for _, tc := range []struct{ name, id, path, staging string }{
 		{"a relative path", v.id, "some/path", ""},
-		{"nothing there", v.id, r.path("nothing"), ""},
-		{"no parent", v.id, r.path("no/parent"), ""},
+		{"a path that does not exist", v.id, r.path("nothing"), ""},
+		{"no parent folder", v.id, r.path("no/parent"), ""},
 		{"a folder without a mount", v.id, r.path("folder"), ""},
 		{"below the mount", v.id, filepath.Join(v.staging, "lost+found"), ""},
 		{"another filesystem", v.id, r.path("foreign"), ""},
 		{"another volume", v.id, w.staging, v.staging},
 		{"not staged there", v.id, v.staging, r.path("folder")},
-		{"no volume", "csi-vol", v.staging, ""},
+		{"an invalid volume ID", "csi-vol", v.staging, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := r.stats(tc.id, tc.path, tc.staging)

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 )
 
-// The boot disk and users' own disks are no volumes. A user's disk that was staged is a volume.
+// The boot disk and disks that users attach are not volumes. A user's disk that was staged is a volume.
 func TestNodeVolumes(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {

@@ -179,8 +179,8 @@ func TestAttachments(t *testing.T) {
 	}
 }
 
-// judge checks that an error has this kind, that its text contains says, and that its text contains no secret. Without a
-// kind, it wants no error.
+// judge checks that an error has this kind, that its text contains says, and that its text contains no secret. Without
+// a kind, it wants no error.
 func judge(t *testing.T, err, kind error, says string) {
 	t.Helper()
 	if !errors.Is(err, kind) ||

@@ -392,7 +392,8 @@ func (w *watched) seen() []string {
 	return slices.Clone(w.requests)
 }
 
-// The error of a failing watch is reported, and so is its end. Meanwhile the pauses grow, so that few requests are sent.
+// The error of a failing watch is reported, and so is its end. Meanwhile the pauses grow, so that few requests are
+// sent.
 func TestWatchFails(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]struct {

@@ -35,23 +35,24 @@ const maxDisks = 12
 // leading one, and both restart instances.
 type plannedWorld struct {
 	*world
-	// control reaches the rack's control endpoint in all the rack's lives. No faults happen there.
+	// control is a client of the rack's control endpoint. It has no faults, and works again after a restart of the
+	// rack.
 	control     *simtest.Sim
 	instances   []simtest.Instance
 	controllers [2]*simtest.Plugin
 	conns       [2]*grpc.ClientConn
-	// leader is the index of the controller that the orchestrator calls. breaks counts changes of the leader, and
-	// kills.
+	// leader is the index of the controller that the orchestrator calls. breaks counts kills of controllers and changes
+	// of the leader.
 	leader, breaks atomic.Int64
 
 	mu sync.Mutex
-	// stoppedByOthers are the instances that their owner keeps stopped, and since when.
+	// stoppedByOthers contains the instances that their owner keeps stopped, and the time of the stop.
 	stoppedByOthers map[string]time.Time
-	// mayStop is when a restart record was last seen that allows the stop of an instance, by instance.
+	// mayStop is the last time at which a restart record allowed the stop of an instance, by instance.
 	mayStop map[string]time.Time
 }
 
-// runPlanned is the campaign of planned restarts.
+// runPlanned runs the campaign of planned restarts.
 func runPlanned(ctx context.Context, o options) (err error) {
 	begun := time.Now()
 	base, err := newWorld(o)
@@ -106,8 +107,8 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	)
 }
 
-// plannedSettleTime is how long the world may take to settle after the last fault. Leases end in that time, and
-// restarts follow.
+// plannedSettleTime is the longest time from the last fault to the end of all restarts. Leases end in that time, and
+// other restarts follow.
 const plannedSettleTime = 4 * time.Minute
 
 const plannerLog = "planners.log"
@@ -208,10 +209,11 @@ func (p *plannedWorld) causeTrouble(ctx context.Context, end time.Time) error {
 	}
 }
 
-// terminationGrace is how long a terminated controller may take before it is killed.
+// terminationGrace is the time from the termination signal to a controller until the controller is killed.
 const terminationGrace = 3 * time.Second
 
-// killController terminates a controller in half of the cases, else kills it. Then it starts the controller again.
+// killController terminates a controller in half of the cases, and kills it otherwise. Then it starts the controller
+// again.
 func (p *plannedWorld) killController(ctx context.Context, i int) error {
 	p.breaks.Add(1)
 	if p.random.IntN(2) == 0 {
@@ -236,8 +238,8 @@ func (p *plannedWorld) killController(ctx context.Context, i int) error {
 	return p.startController(i)
 }
 
-// endTrouble ends all faults. It restarts the controller that is not the leader: its attach requests, whose clients now
-// call the leader, would cause restarts for ten more minutes.
+// endTrouble ends all faults and restarts the controller that is not the leader. Without that, this controller's attach
+// requests would cause restarts for ten more minutes, although their clients now call the leader.
 func (p *plannedWorld) endTrouble(ctx context.Context) error {
 	if err := p.stopFaults(ctx); err != nil {
 		return err
@@ -245,8 +247,8 @@ func (p *plannedWorld) endTrouble(ctx context.Context) error {
 	return p.killController(ctx, int(1-p.leader.Load()))
 }
 
-// stopInstances plays the instances' owner. It stops instances that are not being restarted and starts them again, and
-// starts some that are being restarted.
+// stopInstances does what an owner of the instances may do. It stops instances that no controller restarts, and starts
+// them again. It also starts some stopped instances during their restart.
 func (p *plannedWorld) stopInstances(ctx context.Context, end time.Time) {
 	random := rand.New(rand.NewPCG(p.seed, 1<<32))
 	for time.Now().Before(end) {
@@ -264,8 +266,8 @@ func (p *plannedWorld) stopInstances(ctx context.Context, end time.Time) {
 	}
 }
 
-// keepStopped keeps an instance stopped for a while, unless a restart of it is under way, and checks that no controller
-// starts it. A controller that started its restart before the stop may start it.
+// keepStopped stops an instance for a while and checks that no controller starts it. It does nothing during a restart
+// of the instance. A controller whose restart began before the stop may start the instance.
 func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instance, wait time.Duration) {
 	records, err := p.readRecords(ctx)
 	if err != nil ||
@@ -284,7 +286,7 @@ func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instanc
 			instance.ID,
 		); state != "stopped" && state != "" &&
 			!p.mayStopSince(ctx, instance.ID, begun) {
-			p.results.violation("instance %s was stopped by its owner at %s, and is %s", instance.ID, stamp(begun), state)
+			p.results.violation("instance %s was stopped by its owner at %s, and now is %s", instance.ID, stamp(begun), state)
 		}
 	}
 	p.setRunState(ctx, instance, "running")
@@ -295,7 +297,7 @@ func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instanc
 
 // mayStopSince reports whether a restart record that allows the stop of the instance was seen after since.
 func (p *plannedWorld) mayStopSince(ctx context.Context, instance string, since time.Time) bool {
-	_, _ = p.readRecords(ctx) // an error is harmless: earlier readings count as well
+	_, _ = p.readRecords(ctx) // after an error, earlier reads count
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mayStop[instance].After(since)

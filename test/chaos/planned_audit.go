@@ -20,12 +20,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// restartRecord and deferredDetach are the parts of the controllers' records that the audit reads.
+// restartRecord is the part of a controller's restart record that the audit reads.
 type restartRecord struct {
 	Instance string `json:"instance"`
 	MayStop  bool   `json:"mayStop"`
 }
 
+// deferredDetach is the part of a controller's record of a deferred detach that the audit reads.
 type deferredDetach struct {
 	Disk     string `json:"disk"`
 	Instance string `json:"instance"`
@@ -36,7 +37,7 @@ type records struct {
 	deferred []deferredDetach
 }
 
-// readRecords lists the records, and notes which instances a restart may stop.
+// readRecords lists the records. It updates mayStop.
 func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 	var found records
 	groups, err := p.rack.AntiAffinityGroupListAllPages(
@@ -61,23 +62,24 @@ func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 			}
 			found.restarts = append(found.restarts, r)
 		case strings.HasPrefix(string(group.Name), "csi-detach-"):
-			var l deferredDetach
-			if err := json.Unmarshal([]byte(group.Description), &l); err != nil {
+			var d deferredDetach
+			if err := json.Unmarshal([]byte(group.Description), &d); err != nil {
 				return found, err
 			}
-			found.deferred = append(found.deferred, l)
+			found.deferred = append(found.deferred, d)
 		}
 	}
 	return found, nil
 }
 
-// longestDown is how long an instance may be down for a restart, whatever fails.
+// longestDown is the longest time that an instance may be down for a restart, with any faults.
 const longestDown = plannedLease + time.Minute
 
-// watch checks the rack all the time: how many instances are down, for how long, and where the published volumes are.
+// watch checks the rack until the context ends. It checks how many instances are down and for how long, and to which
+// instances the published volumes are attached.
 func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 	downSince := map[string]time.Time{}
-	held := map[string]bool{}
+	reported := map[string]bool{}
 	for pause(ctx, 20*time.Millisecond) == nil {
 		owned := p.stoppedByOthersNow()
 		before := publications(actors)
@@ -85,9 +87,9 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 		if err != nil {
 			continue // the rack is dead
 		}
-		_, _ = p.readRecords(ctx) // notes mayStop; the next look makes up for an error
+		_, _ = p.readRecords(ctx) // updates mayStop; after an error, the next check does
 		after, ownedAfter := publications(actors), p.stoppedByOthersNow()
-		p.results.count("looks at the whole rack")
+		p.results.count("check of the whole rack")
 		p.checkDown(list, owned, ownedAfter, downSince)
 		on := map[string]string{}
 		for _, instance := range list {
@@ -96,10 +98,10 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 			}
 		}
 		for disk, publication := range before {
-			if after[disk] == publication && on[disk] != publication.node && !held[disk] {
-				held[disk] = true
+			if after[disk] == publication && on[disk] != publication.node && !reported[disk] {
+				reported[disk] = true
 				p.results.violation(
-					"volume %s is published on %s, and its disk is on %q: %s",
+					"volume %s is published on instance %s, and its disk is attached to %q: %s",
 					disk,
 					publication.node,
 					on[disk],
@@ -129,7 +131,7 @@ func (p *plannedWorld) checkDown(
 			p.results.count("instance taken down for a restart")
 		}
 		if took := time.Since(since[instance.ID]); took > longestDown {
-			p.results.violation("instance %s is %s since %s", instance.ID, instance.RunState, stamp(since[instance.ID]))
+			p.results.violation("instance %s has been %s since %s", instance.ID, instance.RunState, stamp(since[instance.ID]))
 			since[instance.ID] = time.Now()
 		}
 	}
@@ -170,34 +172,35 @@ func (p *plannedWorld) settle(ctx context.Context, actors []*actor) {
 	}
 }
 
-// auditRecords checks that each deferred detach is about an attached disk. A record may outlive its disk: a controller
-// may be killed, or the rack may fail, after the disk was deleted.
+// auditRecords checks that the disk of each deferred detach is attached to the record's instance. The record of a
+// deleted disk may be left: the controller may be killed, or the rack may fail, after the disk was deleted.
 func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []simtest.SimInstance) {
 	disks, err := p.disksOnRack(ctx)
 	if err != nil {
 		p.results.violation("the disks cannot be listed: %v", err)
 		return
 	}
-	for _, l := range found.deferred {
-		if _, lives := disks[l.Disk]; !lives {
+	for _, detach := range found.deferred {
+		if _, exists := disks[detach.Disk]; !exists {
 			p.results.count("record left of a deleted disk")
 			continue
 		}
 		attached := slices.ContainsFunc(list, func(i simtest.SimInstance) bool {
-			return i.ID == l.Instance && slices.ContainsFunc(i.Disks, func(d simtest.SimDisk) bool { return d.ID == l.Disk })
+			return i.ID == detach.Instance &&
+				slices.ContainsFunc(i.Disks, func(d simtest.SimDisk) bool { return d.ID == detach.Disk })
 		})
 		if !attached {
 			p.results.violation(
-				"the detach of disk %s from instance %s is deferred, and the disk is not there",
-				l.Disk,
-				l.Instance,
+				"the detach of disk %s from instance %s is deferred, and the disk is not attached to it",
+				detach.Disk,
+				detach.Instance,
 			)
 		}
 	}
 }
 
-// deleteAll stops all instances as their owner and deletes all volumes. Nothing may be left, and no instance be
-// started.
+// deleteAll stops all instances as their owner does, and deletes all volumes. After that, no disk and no restart record
+// may be left, and all instances must still be stopped.
 func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
 	for _, instance := range p.instances {
 		p.setRunState(ctx, instance, "stopped")
@@ -226,7 +229,7 @@ func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
 	}
 	for _, instance := range list {
 		if instance.RunState != "stopped" {
-			p.results.violation("instance %s was stopped by its owner, and is %s", instance.ID, instance.RunState)
+			p.results.violation("instance %s was stopped by its owner, and now is %s", instance.ID, instance.RunState)
 		}
 	}
 }

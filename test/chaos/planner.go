@@ -8,7 +8,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"log/slog"
 	"os"
@@ -24,9 +23,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
 
-// planner is set in the environment of a process that is a controller in attach mode restart. It differs from the
-// plugin's program only in its lease: with the plugin's lease of a minute, a killed controller would be down for most
-// of a run.
+// planner is an environment variable that makes this program a controller in attach mode restart. The controller has a
+// shorter lease and shorter waits than the plugin's program. With the plugin's lease of a minute, the work of a killed
+// controller would wait for most of a run.
 const planner = "CHAOS_PLANNER"
 
 // Options of the planners.
@@ -35,7 +34,7 @@ const (
 	maxDown      = 2
 )
 
-// runPlanner serves until it gets a signal, and then ends like the plugin. It accepts the flags that
+// runPlanner runs a controller until it gets a signal, and then ends like the plugin. It accepts the flags that
 // simtest.StartPlugin passes to a controller.
 func runPlanner(args []string) (err error) {
 	flags := flag.NewFlagSet("planner", flag.ContinueOnError)
@@ -95,5 +94,5 @@ func runPlanner(args []string) (err error) {
 	controller.RetireRestarts(ctx)
 	stop()
 	running.Wait()
-	return errors.Join(served)
+	return served
 }
