@@ -79,22 +79,23 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// told is a provider whose source tells of its changes.
-type told struct {
+// followed is a provider whose source reports changes.
+type followed struct {
 	script
 	changes chan struct{}
 	ended   <-chan struct{}
 }
 
-func (p *told) Follow(ctx context.Context) <-chan struct{} {
+func (p *followed) Follow(ctx context.Context) <-chan struct{} {
 	p.ended = ctx.Done()
 	return p.changes
 }
 
-// A source that tells of its changes is asked at once when it does, and not followed when it answers at once.
+// Await asks a source again as soon as the source reports a change. It does not follow a source whose first answer
+// succeeds.
 func TestAwaitFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &told{script: script{notReady, notReady, answers}, changes: make(chan struct{})}
+		p := &followed{script: script{notReady, notReady, answers}, changes: make(chan struct{})}
 		start := time.Now()
 		go func() {
 			for range 2 {
@@ -107,7 +108,7 @@ func TestAwaitFollows(t *testing.T) {
 			t.Errorf("%+v, %v after %s", got, err, took)
 		}
 		<-p.ended
-		p = &told{script: script{answers}}
+		p = &followed{script: script{answers}}
 		if _, err := metadata.Await(t.Context(), p, func(error) bool { return true }); err != nil || p.ended != nil {
 			t.Errorf("%v, followed: %v", err, p.ended != nil)
 		}

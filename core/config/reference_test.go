@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite the table of docs/reference/con
 const (
 	reference  = "../../docs/reference/configuration.md"
 	tableBegin = "<!-- Made from the struct in core/config by: go test ./core/config -update -->\n"
-	tableEnd   = "<!-- End of what is made. -->\n"
+	tableEnd   = "<!-- End of the generated table. -->\n"
 )
 
 // table returns the reference of all settings that are not hidden. It has one table for each group, in the order of the

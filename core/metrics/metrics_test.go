@@ -231,7 +231,7 @@ func TestReferenceNamesNothingElse(t *testing.T) {
 const (
 	reference  = "../../docs/reference/metrics.md"
 	tableBegin = "<!-- Made from core/metrics by: go test ./core/metrics -update -->\n"
-	tableEnd   = "<!-- End of what is made. -->\n"
+	tableEnd   = "<!-- End of the generated table. -->\n"
 )
 
 // table is the reference of all metrics, sorted by name.

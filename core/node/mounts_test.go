@@ -127,7 +127,8 @@ func (r *nodeRig) breakFilesystem(v *volume) {
 	r.t.Helper()
 	dir := filepath.Join(r.roots().Sys, "fs/ext4", filepath.Base(r.node(v)))
 	coretest.Must(r.t, os.WriteFile(filepath.Join(dir, "trigger_fs_error"), []byte("a test"), 0))
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // real time: the kernel records the error later
+	// Real time: the kernel records the error later.
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		count, err := os.ReadFile(filepath.Join(dir, "errors_count"))
 		coretest.Must(r.t, err)
 		if strings.TrimSpace(string(count)) != "0" {
