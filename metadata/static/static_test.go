@@ -99,26 +99,30 @@ func (w *world) repair() {
 	}
 }
 
-// keepWriting appends to a file until stop is called. stop returns when the last write has ended.
+// keepWriting appends to a file until stop is called. It returns after the first write, so that the file is changing for
+// all later calls. stop returns after the last write.
 func keepWriting(t *testing.T, file string) (stop func()) {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		t.Error(err)
 		return func() {}
 	}
+	write := func() {
+		if _, err := f.WriteString("\n"); err != nil {
+			t.Error(err)
+		}
+	}
+	write()
 	stopped, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		defer f.Close()
 		for {
-			if _, err := f.WriteString("\n"); err != nil {
-				t.Error(err)
-				return
-			}
 			select {
 			case <-stopped:
 				return
 			case <-time.After(5 * time.Millisecond):
+				write()
 			}
 		}
 	}()
