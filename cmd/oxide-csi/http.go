@@ -17,17 +17,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 )
 
-// waiting is a part that may keep the plugin from being ready.
-type waiting interface {
+// readinessCheck is a part that may prevent the plugin from being ready.
+type readinessCheck interface {
 	// Ready reports whether the part is ready. If not, reason says what it waits for.
 	Ready() (bool, string)
 }
 
-// serveHTTP serves health and metrics, and profiles if they are configured. The process is live if it answers: a plugin
-// that waits for its identity or its rack is live, and a restart would not help.
+// serveHTTP serves health and metrics, and profiles if they are configured. The process is live if it answers. A plugin
+// that waits for its identity or its rack is live too, because restarting the plugin would not help.
 func serveHTTP(
 	cfg config.Config,
-	readiness []waiting,
+	checks []readinessCheck,
 	measured *metrics.Metrics,
 	log *slog.Logger,
 ) (stop func(), err error) {
@@ -36,8 +36,8 @@ func serveHTTP(
 		fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		for _, part := range readiness {
-			if ready, reason := part.Ready(); !ready {
+		for _, check := range checks {
+			if ready, reason := check.Ready(); !ready {
 				w.WriteHeader(http.StatusServiceUnavailable)
 				fmt.Fprintf(w, "not ready: %s\n", reason)
 				return
@@ -61,7 +61,7 @@ func serveHTTP(
 	go func() {
 		defer close(done)
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("the HTTP endpoint failed; CSI is still served", "error", err)
+			log.Error("the HTTP endpoint failed; the plugin continues to serve CSI", "error", err)
 		}
 	}()
 	return func() {

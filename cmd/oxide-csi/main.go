@@ -5,8 +5,17 @@
 // Command oxide-csi is the Oxide CSI plugin. Without a subcommand it serves the CSI services of package core on a unix
 // socket.
 //
-// docs/reference/configuration.md describes its configuration. Problems of the configuration are printed on a line each
-// and end the process with exit code 2. Any other failure ends it with exit code 1. Subcommands are in files of their name.
+// docs/reference/configuration.md describes its configuration. A process with an invalid configuration prints one line for
+// each problem and ends with exit code 2. Any other failure ends the process with exit code 1.
+//
+// The files, in reading order:
+//
+//   - main.go, help.go: the commands and their help
+//   - serve.go: builds the plugin, serves, and stops at a signal
+//   - services.go: builds the controller service and the node service
+//   - provider.go, restart.go: build their parts for node identity and planned restarts
+//   - http.go: health and metrics
+//   - metadata.go, await_detach.go, volume.go, snapshot.go: the subcommands
 package main
 
 import (

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 )
 
-// plannedRestarts are the options for planning restarts, or nil in attach mode hot. The configuration was validated.
+// plannedRestarts returns the options for planned restarts, or nil in attach mode hot. The configuration is valid.
 func plannedRestarts(
 	ctx context.Context,
 	cfg config.Config,
@@ -32,7 +32,7 @@ func plannedRestarts(
 	if cfg.AttachMode == config.AttachPlan {
 		policy = restart.Plan
 	}
-	times, _ := cfg.RestartTimes()
+	times, _ := cfg.RestartTimes() // the configuration is valid
 	return &controller.PlannedRestarts{
 		Wait: cfg.RestartWait,
 		Options: restart.Options{
@@ -49,24 +49,22 @@ func plannedRestarts(
 	}
 }
 
-// ownInstance returns a function that returns the instance that this controller runs on, once it is known.
+// ownInstance finds the instance that this controller runs on, in the background. The returned function returns its ID,
+// or false while it is unknown. The ID is empty if the controller runs on no instance of the rack.
 func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log *slog.Logger) func() (string, bool) {
 	if cfg.Metadata == config.MetadataNone {
 		return func() (string, bool) { return "", true }
 	}
 	var found atomic.Pointer[string]
 	identity := provider(cfg, log)
-	told := false
-	background.run("find out on which instance the controller runs", func() {
+	warned := false
+	background.run("find the instance of this controller", func() {
 		self, err := metadata.Await(ctx, identity, func(err error) bool {
-			if !told {
-				log.Warn(
-					"no instance is restarted until this controller knows its own: set --instance-id, or --metadata=none if it runs on no instance of the rack",
-					"error",
-					err,
-				)
+			if !warned {
+				log.Warn("no restart starts: this controller does not know its own instance: set --instance-id, "+
+					"or --metadata=none if it runs on no instance of the rack", "error", err)
 			}
-			told = true
+			warned = true
 			return true
 		})
 		if err == nil {
@@ -81,7 +79,7 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newRequester makes the controller's half of planned restarts, or nil without an orchestrator.
+// newRequester returns what the controller uses to request restarts of nodes. It returns nil without an orchestrator.
 func newRequester(cfg config.Config) metadata.RestartRequester {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -92,7 +90,7 @@ func newRequester(cfg config.Config) metadata.RestartRequester {
 	return nil
 }
 
-// newListener makes the node's half of planned restarts, or nil without an orchestrator.
+// newListener returns what the node uses to receive restart requests. It returns nil without an orchestrator.
 func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
@@ -103,38 +101,31 @@ func newListener(cfg config.Config, instanceID string) metadata.RestartListener 
 	return nil
 }
 
-// poweroff is the method of powering off the guest. The configuration was validated.
-func poweroff(cfg config.Config) shutdown.PowerOffMethod {
+// powerOffMethod returns the configured method of powering off the guest. The configuration is valid.
+func powerOffMethod(cfg config.Config) shutdown.PowerOffMethod {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
 		return shutdown.Signal{Signal: signal}
 	}
 	return shutdown.Systemd{Bus: shutdown.SystemBus}
 }
 
-// answerRestarts replies to requests for planned restarts of this node until ctx ends.
-func answerRestarts(ctx context.Context, cfg config.Config, identity metadata.Provider, log *slog.Logger) {
+// replyToRestarts replies to requests to restart this node until ctx ends.
+func replyToRestarts(ctx context.Context, cfg config.Config, identity metadata.Provider, log *slog.Logger) {
 	self, err := metadata.Await(ctx, identity, func(error) bool { return true })
 	if err != nil {
 		return // ctx has ended.
 	}
 	listener := newListener(cfg, self.ID)
 	if listener == nil {
-		log.Warn(
-			"neither Kubernetes nor Nomad tells this node of planned restarts: the controller can only stop its instance (--restart-shutdown=hard)",
-		)
+		log.Warn("this node gets no restart requests: neither Kubernetes nor Nomad is configured; " +
+			"the controller can only stop the instance, with --restart-shutdown=hard")
 		return
 	}
-	agent, err := shutdown.New(listener, poweroff(cfg), cfg.BootIDFile, log)
+	agent, err := shutdown.New(listener, powerOffMethod(cfg), cfg.BootIDFile, log)
 	if err != nil {
-		log.Error("planned restarts are not answered", "error", err)
+		log.Error("this node does not reply to restart requests", "error", err)
 		return
 	}
-	log.Info(
-		"planned restarts of this node are answered",
-		"by_way_of",
-		cfg.Orchestrator(),
-		"poweroff",
-		cfg.RestartPoweroff,
-	)
+	log.Info("replying to restart requests", "orchestrator", cfg.Orchestrator(), "poweroff", cfg.RestartPoweroff)
 	agent.Run(ctx)
 }
