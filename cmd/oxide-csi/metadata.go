@@ -79,7 +79,7 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 		if len(problems) > 0 {
 			return problems
 		}
-		instance, err := findOut(cmd.Context(), cfg, opts.timeout, stderr)
+		instance, err := awaitInstance(cmd.Context(), cfg, opts.timeout, stderr)
 		if err != nil {
 			return err
 		}
@@ -114,8 +114,9 @@ func (o metadataOptions) check() (mode fs.FileMode, problems config.Problems) {
 	return fs.FileMode(bits), problems
 }
 
-// findOut asks until there is an answer, an error of kind ErrInvalid, or no time left.
-func findOut(
+// awaitInstance asks the provider until it knows the instance, returns ErrInvalid, or the timeout ends. A timeout of 0 asks
+// once.
+func awaitInstance(
 	ctx context.Context,
 	cfg config.Config,
 	timeout time.Duration,
@@ -124,11 +125,11 @@ func findOut(
 	log := newLogger(cfg, stderr)
 	limit := timeout
 	if limit == 0 {
-		limit = askOnceTimeout
+		limit = singleAttemptTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	var reason error // of the last attempt that was not cut off
+	var reason error // of the last attempt that the timeout did not interrupt
 	instance, err := metadata.Await(ctx, provider(cfg, log), func(err error) (again bool) {
 		again = timeout > 0 && errors.Is(err, metadata.ErrNotReady)
 		if again && (reason == nil || reason.Error() != err.Error()) && ctx.Err() == nil {
@@ -145,8 +146,8 @@ func findOut(
 	return instance, err
 }
 
-// askOnceTimeout bounds the single attempt of --timeout=0.
-const askOnceTimeout = 10 * time.Second
+// singleAttemptTimeout bounds the single attempt of --timeout=0.
+const singleAttemptTimeout = 10 * time.Second
 
 // exitError is an error with its own exit code.
 type exitError struct {
@@ -164,7 +165,7 @@ func (o metadataOptions) encode(instance metadata.Instance) string {
 			Rack       string `json:"rack,omitempty"`
 		}{instance.ID, instance.Rack})
 		if err != nil {
-			panic(err) // Two strings.
+			panic(err) // impossible: two strings
 		}
 		return string(text) + "\n"
 	}
@@ -175,12 +176,12 @@ func (o metadataOptions) encode(instance metadata.Instance) string {
 	return text
 }
 
-// writeFile replaces a file in one step, so that a reader never sees half of it, not even after a power cut.
+// writeFile replaces a file atomically: a reader sees the old text or the new text, even after a power cut.
 func writeFile(name, text string, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(name)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*")
 	if err != nil {
-		return fmt.Errorf("write %s: %w: check that its folder exists and may be written", name, err)
+		return fmt.Errorf("write %s: %w: check that its folder exists and is writable", name, err)
 	}
 	defer func() {
 		if err != nil {

@@ -103,7 +103,7 @@ func TestKubeletRegistration(t *testing.T) {
 		code, body := get(t, n.http+"/readyz")
 		return code == 503 && strings.Contains(body, n.identity)
 	})
-	if first.Appeared() > 0 {
+	if first.SocketEvents() > 0 {
 		t.Error("it is offered before it knows who it is")
 	}
 	n.makeKnown(t)
@@ -124,7 +124,7 @@ func TestKubeletRegistration(t *testing.T) {
 		t.Fatal("no socket was left: this test shows nothing")
 	}
 	again := startPlugin(t, n.opts)
-	eventually(t, "the kubelet sees a new socket", func() bool { return second.Appeared() == 2 })
+	eventually(t, "the kubelet sees a new socket", func() bool { return second.SocketEvents() == 2 })
 	n.awaitRegistered(t, second)
 
 	must(t, again.Signal(syscall.SIGTERM))
@@ -189,7 +189,7 @@ func TestControllerDoesNotRegister(t *testing.T) {
 		t.Errorf("/readyz: %d %q", code, body)
 	}
 	must(t, plugin.Stop())
-	if k.Appeared() > 0 || strings.Contains(plugin.Stderr().String(), "to the kubelet") {
+	if k.SocketEvents() > 0 || strings.Contains(plugin.Stderr().String(), "to the kubelet") {
 		t.Errorf("it was offered to the kubelet: %s", plugin.Stderr())
 	}
 }

@@ -39,11 +39,11 @@ have all data in it, unmount the volume first. Repeated with the same name and v
 		Args:              exactly("NAME"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().StringVar(&volume, "volume", "", "VOLUME of which to create a snapshot; required")
+	cmd.Flags().StringVar(&volume, "volume", "", "VOLUME to create a snapshot of; required")
 	completeFlag(cmd, "volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if volume == "" {
-			return config.Problems{{Flag: "--volume", What: "is required: the volume of which to create a snapshot"}}
+			return config.Problems{{Flag: "--volume", What: "is required: the volume to create a snapshot of"}}
 		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Snapshot, error) {
 			return plugin.CreateSnapshot(ctx, args[0], volume)

@@ -47,7 +47,7 @@ Exit codes: 0, done, now or before; 2, the command line or one of its values is 
 is not ready: repeat; 4, the volume, snapshot or node does not exist; 5, another condition prevents it, see the message;
 6, the quota, the rack or the instance is full; 7, the plugin's token does not allow it; 1, any other failure.`
 
-// Sockets and folder that are used without a flag or variable.
+// Defaults of the sockets and of the staging folder.
 const (
 	defaultControllerSocket = "/run/oxide-csi/controller/csi.sock"
 	defaultNodeSocket       = "/run/oxide-csi/node/csi.sock"
@@ -114,7 +114,7 @@ func (b *storageCommands) withDryRun(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// exactly requires these arguments.
+// exactly requires these arguments, and rejects empty ones.
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != len(names) {
@@ -135,6 +135,7 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// usage returns an error of the command line, which ends the process with exit code 2.
 func usage(format string, args ...any) error {
 	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}
 }
@@ -145,7 +146,7 @@ func (b *storageCommands) client(progress io.Writer) (*client.Client, error) {
 		return nil, config.Problems{{Flag: "--timeout", What: fmt.Sprintf("%s is negative", b.timeout)}}
 	}
 	var endpoint, controller, node config.SocketFlag
-	for _, known := range []struct {
+	for _, setting := range []struct {
 		socket         *config.SocketFlag
 		flag, variable string
 	}{
@@ -153,9 +154,9 @@ func (b *storageCommands) client(progress io.Writer) (*client.Client, error) {
 		{&controller, "--controller-endpoint", "OXIDE_CSI_CONTROLLER_ENDPOINT"},
 		{&node, "--node-endpoint", "OXIDE_CSI_NODE_ENDPOINT"},
 	} {
-		if text := getenv(b.environ, known.variable); text != "" {
-			if err := known.socket.Set(text); err != nil {
-				return nil, config.Problems{{Flag: known.flag, What: err.Error() + " (set by " + known.variable + ")"}}
+		if text := getenv(b.environ, setting.variable); text != "" {
+			if err := setting.socket.Set(text); err != nil {
+				return nil, config.Problems{{Flag: setting.flag, What: err.Error() + " (set by " + setting.variable + ")"}}
 			}
 		}
 	}
@@ -173,6 +174,7 @@ func (b *storageCommands) client(progress io.Writer) (*client.Client, error) {
 	})
 }
 
+// getenv returns the value of a variable, or "" if it is not set.
 func getenv(environ []string, name string) string {
 	for _, entry := range environ {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
@@ -182,13 +184,13 @@ func getenv(environ []string, name string) string {
 	return ""
 }
 
-// runAndPrint calls the plugin and prints the result, as JSON or by the function say. A dry run prints the calls that it
+// runAndPrint calls the plugin and prints the result, as JSON or with the function show. A dry run prints the calls that it
 // would make.
 func runAndPrint[T any](
 	b *storageCommands,
 	cmd *cobra.Command,
-	question func(context.Context, *client.Client) (T, error),
-	say func(io.Writer, T),
+	call func(context.Context, *client.Client) (T, error),
+	show func(io.Writer, T),
 ) error {
 	plugin, err := b.client(terminal(b.stderr))
 	if err != nil {
@@ -200,7 +202,7 @@ func runAndPrint[T any](
 		ctx, cancel = context.WithTimeout(ctx, b.timeout)
 		defer cancel()
 	}
-	answer, err := question(ctx, plugin)
+	result, err := call(ctx, plugin)
 	if closeErr := plugin.Close(); err == nil {
 		err = closeErr
 	}
@@ -210,11 +212,11 @@ func runAndPrint[T any](
 	case b.dryRun && b.json:
 		return printJSON(b.stdout, dryRun{true, plugin.Calls()})
 	case b.dryRun:
-		return printTable(b.stdout, func(w io.Writer) { sayCalls(w, plugin.Calls()) })
+		return printTable(b.stdout, func(w io.Writer) { printCalls(w, plugin.Calls()) })
 	case b.json:
-		return printJSON(b.stdout, answer)
+		return printJSON(b.stdout, result)
 	}
-	return printTable(b.stdout, func(w io.Writer) { say(w, answer) })
+	return printTable(b.stdout, func(w io.Writer) { show(w, result) })
 }
 
 // dryRun is the JSON output of a dry run.
@@ -235,27 +237,29 @@ func terminal(stderr io.Writer) io.Writer {
 	return file
 }
 
+// printJSON prints a value as indented JSON.
 func printJSON(w io.Writer, value any) error {
-	text := json.NewEncoder(w)
-	text.SetIndent("", "  ")
-	text.SetEscapeHTML(false)
-	return text.Encode(value)
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
 }
 
-// printTable aligns columns, which tabs separate.
-func printTable(w io.Writer, say func(io.Writer)) error {
+// printTable prints lines in aligned columns.
+func printTable(w io.Writer, write func(io.Writer)) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	say(table)
+	write(table)
 	return table.Flush()
 }
 
-// line writes a line of a table. The table keeps what goes wrong until it is flushed.
+// line writes a line of a table. The table returns write errors when it is flushed.
 func line(w io.Writer, columns ...string) {
 	_, _ = io.WriteString(w, strings.Join(columns, "\t")+"\n")
 }
 
-func sayCalls(w io.Writer, calls []client.Call) {
-	line(w, "nothing was changed; without --dry-run these calls would be made:")
+// printCalls prints the calls of a dry run.
+func printCalls(w io.Writer, calls []client.Call) {
+	line(w, "nothing was changed; without --dry-run the command makes these calls:")
 	for _, call := range calls {
 		text := "  " + call.Method
 		for _, part := range []struct{ name, value string }{
@@ -271,6 +275,7 @@ func sayCalls(w io.Writer, calls []client.Call) {
 	}
 }
 
+// sizeText returns a size such as 20GiB, or "" for 0.
 func sizeText(bytes int64) string {
 	if bytes == 0 {
 		return ""
@@ -281,31 +286,31 @@ func sizeText(bytes int64) string {
 // completionTimeout bounds completion in a shell, where a user waits for it.
 const completionTimeout = 2 * time.Second
 
-// complete completes an argument or a flag's value with objects of the plugin. If the plugin does not answer, it offers
-// nothing.
+// complete completes an argument or a flag's value with objects of the plugin. suggest returns an object's ID and its
+// description, separated by a tab. There are no suggestions if the plugin does not answer.
 func complete[T any](
 	b *storageCommands,
 	list func(context.Context, *client.Client) ([]T, error),
-	offer func(T) string,
+	suggest func(T) string,
 ) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		plugin, err := b.client(nil)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
 		defer cancel()
-		things, err := list(ctx, plugin)
+		objects, err := list(ctx, plugin)
 		if plugin.Close() != nil || err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		var offers []string
-		for _, thing := range things {
-			if text := offer(thing); strings.HasPrefix(text, begun) {
-				offers = append(offers, text)
+		var suggestions []string
+		for _, object := range objects {
+			if text := suggest(object); strings.HasPrefix(text, prefix) {
+				suggestions = append(suggestions, text)
 			}
 		}
-		return offers, cobra.ShellCompDirectiveNoFileComp
+		return suggestions, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
@@ -314,7 +319,7 @@ func (b *storageCommands) completeVolume() cobra.CompletionFunc {
 		list, err := plugin.ListVolumes(ctx, false)
 		return list.Volumes, err
 	},
-		func(v client.Volume) string { return v.ID + "\t" + sizeText(v.SizeBytes) + ", " + where(v) })
+		func(v client.Volume) string { return v.ID + "\t" + sizeText(v.SizeBytes) + ", " + attachmentText(v) })
 }
 
 func (b *storageCommands) completeSnapshot() cobra.CompletionFunc {
@@ -326,18 +331,18 @@ func (b *storageCommands) completeSnapshot() cobra.CompletionFunc {
 
 // firstArgument completes only the first argument. The shell completes the others as paths.
 func firstArgument(complete cobra.CompletionFunc) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
-		return complete(cmd, args, begun)
+		return complete(cmd, args, prefix)
 	}
 }
 
 // completeFlag completes the value of a flag that the command has.
 func completeFlag(cmd *cobra.Command, flag string, complete cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
-		panic(err) // there is no such flag, or it has one already
+		panic(err) // the flag does not exist, or its completion is already registered
 	}
 }
 

@@ -71,8 +71,8 @@ restart; show tells so.`,
 			return usage("--unmounted needs --node: on this node the command checks for mounts itself")
 		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (detachedVolume, error) {
-			from, err := plugin.Detach(ctx, args[0], node, unmounted)
-			return detachedVolume{from.VolumeID, from.NodeID}, err
+			detached, err := plugin.Detach(ctx, args[0], node, unmounted)
+			return detachedVolume{detached.VolumeID, detached.NodeID}, err
 		}, func(w io.Writer, v detachedVolume) { line(w, "volume "+v.ID+" is detached from node "+v.NodeID) })
 	}
 	return b.withDryRun(cmd)
@@ -112,7 +112,7 @@ With --block, TARGET becomes a device file of the disk.`,
 		"filesystem: "+strings.Join(
 			filesystem.Types(),
 			", ",
-		)+" (default what is on the disk, else "+filesystem.Types()[0]+")",
+		)+" (default: the filesystem on the disk, or "+filesystem.Types()[0]+" for a blank disk)",
 	)
 	flags.BoolVar(&f.block, "block", false, "use the raw disk without a filesystem")
 	flags.BoolVar(&f.readOnly, "read-only", false, "mount the volume read-only at TARGET")
@@ -194,14 +194,13 @@ func readAttachment(name string, stdin io.Reader) (*client.Attachment, error) {
 		if err != nil {
 			return nil, config.Problems{{Flag: "--attachment", What: err.Error()}}
 		}
-		defer func() { _ = file.Close() }() // it was only read
+		defer func() { _ = file.Close() }() // an error loses nothing: the file was only read
 		stdin = file
 	}
 	var attachment client.Attachment
-	if err := json.NewDecoder(stdin).
-		Decode(&attachment); err != nil || attachment.VolumeID == "" ||
-		len(attachment.PublishContext) == 0 {
-		return nil, config.Problems{{Flag: "--attachment", What: "this is not the output of attach --json"}}
+	err := json.NewDecoder(stdin).Decode(&attachment)
+	if err != nil || attachment.VolumeID == "" || len(attachment.PublishContext) == 0 {
+		return nil, config.Problems{{Flag: "--attachment", What: "the file is not the output of attach --json"}}
 	}
 	return &attachment, nil
 }

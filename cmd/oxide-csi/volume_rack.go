@@ -18,11 +18,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// forMount are the parameters that only the node needs, for making a filesystem. The rack does not store them.
-var forMount = []string{rpc.KeyMkfsOptions, rpc.KeyRootUID, rpc.KeyRootGID, rpc.KeyRootMode}
+// mountParameters are the parameters for making a filesystem, which only the node needs. The rack does not store them.
+var mountParameters = []string{rpc.KeyMkfsOptions, rpc.KeyRootUID, rpc.KeyRootGID, rpc.KeyRootMode}
 
 func (b *storageCommands) createVolume() *cobra.Command {
-	var want client.NewVolume
+	var opts client.CreateVolumeOptions
 	var size config.SizeFlag
 	cmd := &cobra.Command{
 		Use:   "create NAME",
@@ -40,9 +40,9 @@ Names are unique within the plugin's cluster ID: another create with the same na
 		"size",
 		"size such as 20GiB, or a number of bytes; rounded up to whole GiB. Required for an empty volume",
 	)
-	flags.StringVar(&want.FromSnapshot, "from-snapshot", "", "create the volume from the snapshot with this ID")
-	flags.StringVar(&want.FromVolume, "from-volume", "", "create the volume as a copy of this VOLUME")
-	flags.StringVar(&want.Rack, "rack", "", "name of the rack to create the volume on, if the plugin serves several")
+	flags.StringVar(&opts.FromSnapshot, "from-snapshot", "", "create the volume from the snapshot with this ID")
+	flags.StringVar(&opts.FromVolume, "from-volume", "", "create the volume as a copy of this VOLUME")
+	flags.StringVar(&opts.Rack, "rack", "", "name of the rack to create the volume on, if the plugin serves several")
 	parameters := keyValues(
 		flags,
 		"parameter",
@@ -52,34 +52,34 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	completeFlag(cmd, "from-snapshot", b.completeSnapshot())
 	completeFlag(cmd, "from-volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		want.Name, want.SizeBytes, want.Parameters = args[0], int64(size), *parameters
-		if _, like := diskname.ParseID(want.Name); like {
+		opts.Name, opts.SizeBytes, opts.Parameters = args[0], int64(size), *parameters
+		if _, isID := diskname.ParseID(opts.Name); isID {
 			return usage(
-				"%q is a name that is written like an ID, and the volume would not be found by it: choose another",
-				want.Name,
+				"name %q has the form of a volume ID, so no command could find the volume by its name: choose another name",
+				opts.Name,
 			)
 		}
-		made := want.FromSnapshot != "" || want.FromVolume != ""
+		hasSource := opts.FromSnapshot != "" || opts.FromVolume != ""
 		switch {
-		case want.FromSnapshot != "" && want.FromVolume != "":
-			return usage("--from-snapshot and --from-volume exclude each other")
-		case size == 0 && !made:
+		case opts.FromSnapshot != "" && opts.FromVolume != "":
+			return usage("--from-snapshot and --from-volume cannot be combined")
+		case size == 0 && !hasSource:
 			return config.Problems{
 				{Flag: "--size", What: "is required, unless the volume is created from a snapshot or another volume"},
 			}
 		}
-		for _, key := range forMount {
-			if _, given := want.Parameters[key]; given {
+		for _, key := range mountParameters {
+			if _, given := opts.Parameters[key]; given {
 				return config.Problems{
 					{
 						Flag: "--parameter",
-						What: key + " belongs to the filesystem, which is made when the volume is mounted: give it to mount, as --volume-context=" + key + "=…",
+						What: key + " is used when the volume is mounted: set it there with --volume-context=" + key + "=…",
 					},
 				}
 			}
 		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
-			return plugin.CreateVolume(ctx, want)
+			return plugin.CreateVolume(ctx, opts)
 		},
 			func(w io.Writer, v client.Volume) { line(w, v.ID) })
 	}
@@ -139,23 +139,24 @@ still has the disk although the volume was detached.`,
 				line(w, "rack:", v.Rack)
 				switch {
 				case v.SourceSnapshotID != "":
-					line(w, "made from:", "snapshot "+v.SourceSnapshotID)
+					line(w, "source:", "snapshot "+v.SourceSnapshotID)
 				case v.SourceVolumeID != "":
-					line(w, "made from:", "volume "+v.SourceVolumeID)
+					line(w, "source:", "volume "+v.SourceVolumeID)
 				}
-				line(w, "state:", where(v))
+				line(w, "state:", attachmentText(v))
 				if v.Planned() {
 					printVolumeRestart(w, v)
 				}
-				for _, wrong := range v.Health {
-					line(w, "health:", wrong.Status+": "+wrong.Message)
+				for _, problem := range v.Health {
+					line(w, "health:", problem.Status+": "+problem.Message)
 				}
 			})
 	}
 	return cmd
 }
 
-func where(v client.Volume) string {
+// attachmentText says where a volume is attached.
+func attachmentText(v client.Volume) string {
 	if v.NodeID == "" {
 		return "not attached"
 	}

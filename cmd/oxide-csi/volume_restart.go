@@ -19,7 +19,10 @@ func printRestarts(w io.Writer, restarts []restart.Restart) {
 	for _, r := range restarts {
 		line(
 			w,
-			"node "+r.InstanceID+" "+cmp.Or(describeStatus(r.Reason, r.Message), "needs no restart, but its next one will")+":",
+			"node "+r.InstanceID+" "+cmp.Or(
+				describeStatus(r.Reason, r.Message),
+				"needs no restart, but its next restart will",
+			)+":",
 		)
 		for _, pending := range r.Attach {
 			line(w, "  attach "+pending.DiskID+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
@@ -31,35 +34,44 @@ func printRestarts(w io.Writer, restarts []restart.Restart) {
 	if len(restarts) == 0 {
 		line(
 			w,
-			"no node needs a restart, as far as this controller knows: another replica may have been asked for one",
+			"no node needs a restart, as far as this controller knows: another replica may have got requests",
 		)
 		return
 	}
-	line(w, "this is what one controller knows: another replica may have been asked for other volumes")
+	line(w, "this is what one controller knows: another replica may have got requests for other volumes")
 }
 
-// printVolumeRestart prints which restart attaches a volume, and which one detaches it from its old node.
+// printVolumeRestart prints the restart that attaches a volume, and the restart that detaches it from its previous node.
 func printVolumeRestart(w io.Writer, v client.Volume) {
-	if waits := v.WaitsFor; waits != nil {
+	if pending := v.WaitsFor; pending != nil {
 		line(
 			w,
 			"waits:",
-			"to be attached to node "+waits.NodeID+describeRequest(waits.WantedSince, waits.AskedAgain, waits.Problem),
+			"to be attached to node "+pending.NodeID+describeRequest(
+				pending.RequestedSince,
+				pending.LastRequested,
+				pending.Problem,
+			),
 		)
-		printStatus(w, waits.Restart)
+		printStatus(w, pending.Restart)
 	} else if v.NodeID == "" {
-		line(w, "waits:", "for nothing, as far as this controller knows: another replica may have been asked for the volume")
+		line(
+			w,
+			"waits:",
+			"for nothing, as far as this controller knows: another replica may have got a request for the volume",
+		)
 	}
-	if on := v.StillOn; on != nil {
+	if detaching := v.StillOn; detaching != nil {
 		line(
 			w,
 			"still on:",
-			"node "+on.NodeID+", where it is no longer published: the next restart of that node detaches it",
+			"node "+detaching.NodeID+", where it is no longer published: the next restart of that node detaches it",
 		)
-		printStatus(w, *on)
+		printStatus(w, *detaching)
 	}
 }
 
+// printStatus prints the status of a restart, if the node needs one.
 func printStatus(w io.Writer, r client.Restart) {
 	if text := describeStatus(r.Reason, r.Message); text != "" {
 		line(w, "restart:", "node "+r.NodeID+" "+text)
@@ -79,14 +91,11 @@ func describeStatus(reason restart.Reason, message string) string {
 	return "needs a restart, which has not started (" + message + ")"
 }
 
-// describeRequest says since when an attach is requested, and what blocks it.
-func describeRequest(since, again time.Time, problem string) string {
+// describeRequest describes since when an attach is requested, and what prevents it.
+func describeRequest(since, last time.Time, problem string) string {
 	text := ""
 	if !since.IsZero() {
-		text = ", requested since " + since.UTC().
-			Format(time.RFC3339) +
-			", last at " + again.UTC().
-			Format(time.RFC3339)
+		text = ", requested since " + since.UTC().Format(time.RFC3339) + ", last at " + last.UTC().Format(time.RFC3339)
 	}
 	if problem != "" {
 		text += ": " + problem

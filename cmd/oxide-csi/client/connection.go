@@ -41,7 +41,7 @@ type Options struct {
 // Client calls a plugin.
 type Client struct {
 	opts       Options
-	identity   csi.IdentityClient // of the controller
+	identity   csi.IdentityClient // the identity service of the controller's socket
 	controller csi.ControllerClient
 	node       csi.NodeClient
 	conns      []*grpc.ClientConn
@@ -61,13 +61,9 @@ func New(opts Options) (*Client, error) {
 			return nil, errors.Join(err, c.Close())
 		}
 	}
-	c.identity, c.controller, c.node = csi.NewIdentityClient(
-		controller,
-	), csi.NewControllerClient(
-		controller,
-	), csi.NewNodeClient(
-		node,
-	)
+	c.identity = csi.NewIdentityClient(controller)
+	c.controller = csi.NewControllerClient(controller)
+	c.node = csi.NewNodeClient(node)
 	return c, nil
 }
 
@@ -80,10 +76,10 @@ func (c *Client) Close() error {
 	return errors.Join(errs...)
 }
 
-// Calls are the calls that a dry run did not make.
+// Calls returns the calls that a dry run did not send.
 func (c *Client) Calls() []Call { return c.calls }
 
-// Call is a call that changes something, with its most important fields.
+// Call is a CSI call that changes something, with the most important fields of its request.
 type Call struct {
 	Method           string `json:"call"`
 	Name             string `json:"name,omitempty"`
@@ -97,7 +93,8 @@ type Call struct {
 	TargetPath       string `json:"targetPath,omitempty"`
 }
 
-func callOf(fullMethod string, req any) Call {
+// describeCall returns the method without its service, and the fields that the request has.
+func describeCall(fullMethod string, req any) Call {
 	call := Call{Method: fullMethod[strings.LastIndexByte(fullMethod, '/')+1:]}
 	if r, ok := req.(interface{ GetName() string }); ok {
 		call.Name = r.GetName()
@@ -128,42 +125,45 @@ func callOf(fullMethod string, req any) Call {
 	return call
 }
 
-// reads are the calls that change nothing. A dry run sends only these, so a call that is missing here is not sent.
-var reads = map[string]bool{
+// readOnlyCalls are the calls that change nothing. A dry run sends no other calls.
+var readOnlyCalls = map[string]bool{
 	"ControllerGetVolume": true, "ControllerGetVolumeHealth": true, "ListVolumes": true, "GetCapacity": true,
 	"GetPluginInfo": true, "GetSnapshot": true, "ListSnapshots": true, "NodeGetInfo": true,
 }
 
-// connect makes a connection. Its interceptor turns failures into an [Error], and lets a dry run only read.
+// connect makes a connection. Its interceptor turns failures into an [Error], and in a dry run records the calls that would
+// change something.
 func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
-	var unreachable atomic.Pointer[error] // why the socket could not be reached the last time
+	var dialError atomic.Pointer[error] // of the last attempt that failed
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 		if err != nil {
-			unreachable.Store(&err)
+			dialError.Store(&err)
 		}
 		return conn, err
 	}
-	call := func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		about := callOf(method, req)
-		if c.opts.DryRun && !reads[about.Method] {
-			c.calls = append(c.calls, about)
+	intercept := func(
+		ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
+		call := describeCall(method, req)
+		if c.opts.DryRun && !readOnlyCalls[call.Method] {
+			c.calls = append(c.calls, call)
 			return nil
 		}
-		done := showProgress(c.opts.Progress, about.Method)
+		hideProgress := showProgress(c.opts.Progress, call.Method)
 		err := invoke(ctx, method, req, reply, conn, opts...)
-		done()
+		hideProgress()
 		if err == nil {
 			return nil
 		}
-		said := status.Convert(err)
-		if reason := unreachable.Load(); reason != nil && said.Code() == codes.Unavailable {
+		answer := status.Convert(err)
+		if reason := dialError.Load(); reason != nil && answer.Code() == codes.Unavailable {
 			return unreachableError(socket, service, *reason)
 		}
-		return answerError(ctx, about, socket, service, said)
+		return answerError(ctx, call, socket, service, answer)
 	}
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithContextDialer(dial), grpc.WithAuthority("localhost"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(call))
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(intercept))
 	if err != nil {
 		return nil, err
 	}
@@ -171,6 +171,7 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
+// unreachableError is the error of a socket that could not be reached.
 func unreachableError(socket, service string, reason error) error {
 	next := fmt.Sprintf("start the plugin, or name its socket with --%s-endpoint or --endpoint", service)
 	if errors.Is(reason, fs.ErrPermission) {
@@ -183,32 +184,40 @@ func unreachableError(socket, service string, reason error) error {
 	return failed(codes.Unavailable, "no plugin answers at %s: %s: %s", socket, reason, next)
 }
 
-func answerError(ctx context.Context, call Call, socket, service string, said *status.Status) error {
+// answerError is the error of a call that the plugin answered with an error, or not in time.
+func answerError(ctx context.Context, call Call, socket, service string, answer *status.Status) error {
 	switch {
-	case said.Code() == codes.Unimplemented:
+	case answer.Code() == codes.Unimplemented:
 		return failed(
-			said.Code(),
-			"%s: the plugin at %s does not serve it: %s; name the socket of one that does with --%s-endpoint",
+			answer.Code(),
+			"%s: the plugin at %s does not serve this call: %s; use --%s-endpoint for the socket of a plugin that does",
 			call.Method,
 			socket,
-			said.Message(),
+			answer.Message(),
 			service,
 		)
-	case ctx.Err() != nil && said.Code() == codes.DeadlineExceeded:
-		return failed(said.Code(), "%s: no answer in the time of --timeout%s", call.Method, nextStep(call, said.Code()))
+	case ctx.Err() != nil && answer.Code() == codes.DeadlineExceeded:
+		return failed(answer.Code(), "%s: no answer within --timeout%s", call.Method, nextStep(call.Method, answer.Code()))
 	}
-	return failed(said.Code(), "%s: %s: %s%s", call.Method, said.Code(), said.Message(), nextStep(call, said.Code()))
+	return failed(
+		answer.Code(),
+		"%s: %s: %s%s",
+		call.Method,
+		answer.Code(),
+		answer.Message(),
+		nextStep(call.Method, answer.Code()),
+	)
 }
 
 const (
-	// progressAfter is how long a call takes before its progress is shown.
-	progressAfter = 2 * time.Second
-	progressEvery = time.Second
-	clearLine     = "\r\x1b[K"
+	// progressDelay is how long a call takes before its progress is shown.
+	progressDelay    = 2 * time.Second
+	progressInterval = time.Second
+	clearLine        = "\r\x1b[K"
 )
 
-// showProgress shows on a terminal which call is waited for, until the returned function is called, which clears it.
-func showProgress(out io.Writer, method string) (done func()) {
+// showProgress shows on a terminal which call the command waits for. hide clears the line.
+func showProgress(out io.Writer, method string) (hide func()) {
 	if out == nil {
 		return func() {}
 	}
@@ -216,11 +225,11 @@ func showProgress(out io.Writer, method string) (done func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		for wait, shown := progressAfter, false; ; wait = progressEvery {
+		for wait, shown := progressDelay, false; ; wait = progressInterval {
 			select {
 			case <-time.After(wait):
 				shown = true
-				// An error of the terminal does not end the call.
+				// A failed write to the terminal must not end the call.
 				_, _ = fmt.Fprintf(out, "%swaiting for %s, %s", clearLine, method, time.Since(start).Round(time.Second))
 			case <-stop:
 				if shown {
@@ -233,14 +242,14 @@ func showProgress(out io.Writer, method string) (done func()) {
 	return func() { close(stop); <-stopped }
 }
 
-// thisNode is the ID of this node, from its node plugin.
+// thisNode returns the ID of this node, which its node plugin knows.
 func (c *Client) thisNode(ctx context.Context) (string, error) {
 	info, err := c.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	return info.GetNodeId(), err
 }
 
-// nodeOr is the named node, or this node if none is named.
-func (c *Client) nodeOr(ctx context.Context, named string) (string, error) {
+// nodeOrThis returns the named node, or this node if none is named.
+func (c *Client) nodeOrThis(ctx context.Context, named string) (string, error) {
 	if named != "" {
 		return parseID("node", named)
 	}
@@ -251,11 +260,11 @@ func (c *Client) nodeOr(ctx context.Context, named string) (string, error) {
 	return node, err
 }
 
-// parseID rejects a malformed ID. The plugin could report success for it, because it finds nothing to do.
-func parseID(what, text string) (string, error) {
+// parseID rejects a malformed ID. CSI allows a plugin to report success for an unknown ID, for example at a deletion.
+func parseID(kind, text string) (string, error) {
 	id, ok := diskname.ParseID(text)
 	if !ok {
-		return "", failed(codes.InvalidArgument, "%q is no %s ID, which is a UUID", text, what)
+		return "", failed(codes.InvalidArgument, "%q is not a %s ID: it must be a UUID", text, kind)
 	}
 	return id, nil
 }

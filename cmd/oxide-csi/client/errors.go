@@ -19,6 +19,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Text }
 
+// failed returns an [Error].
 func failed(code codes.Code, format string, args ...any) error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
 }
@@ -26,56 +27,56 @@ func failed(code codes.Code, format string, args ...any) error {
 // Exit codes besides 0, which means that the requested state is reached, now or before.
 const (
 	exitFailed     = 1
-	exitWrong      = 2
-	exitNotNow     = 3
+	exitUsage      = 2
+	exitNotReady   = 3
 	exitNotFound   = 4
-	exitInTheWay   = 5
-	exitNoRoom     = 6
+	exitBlocked    = 5
+	exitFull       = 6
 	exitNotAllowed = 7
 )
 
-// exits maps gRPC codes to exit codes. Any other code is 1. The table is permanent, because scripts rely on it.
-var exits = map[codes.Code]int{
-	codes.InvalidArgument:    exitWrong,
-	codes.OutOfRange:         exitWrong,
-	codes.Unavailable:        exitNotNow,
-	codes.Aborted:            exitNotNow,
-	codes.DeadlineExceeded:   exitNotNow,
+// exitCodes maps gRPC codes to exit codes. Any other code is 1. The table is permanent, because scripts rely on it.
+var exitCodes = map[codes.Code]int{
+	codes.InvalidArgument:    exitUsage,
+	codes.OutOfRange:         exitUsage,
+	codes.Unavailable:        exitNotReady,
+	codes.Aborted:            exitNotReady,
+	codes.DeadlineExceeded:   exitNotReady,
 	codes.NotFound:           exitNotFound,
-	codes.FailedPrecondition: exitInTheWay,
-	codes.AlreadyExists:      exitInTheWay,
-	codes.ResourceExhausted:  exitNoRoom,
+	codes.FailedPrecondition: exitBlocked,
+	codes.AlreadyExists:      exitBlocked,
+	codes.ResourceExhausted:  exitFull,
 	codes.Unauthenticated:    exitNotAllowed,
 	codes.PermissionDenied:   exitNotAllowed,
 }
 
-// ExitCode is the exit code of a command that ended with this error.
+// ExitCode returns the exit code of a command that ended with err.
 func ExitCode(err error) int {
-	var own *Error
-	if errors.As(err, &own) && exits[own.Code] != 0 {
-		return exits[own.Code]
+	var failure *Error
+	if errors.As(err, &failure) && exitCodes[failure.Code] != 0 {
+		return exitCodes[failure.Code]
 	}
 	return exitFailed
 }
 
 func isNotFound(err error) bool {
-	var own *Error
-	return errors.As(err, &own) && own.Code == codes.NotFound
+	var failure *Error
+	return errors.As(err, &failure) && failure.Code == codes.NotFound
 }
 
-// nextStep is the next step after an error, as a command. It is empty if the plugin's message contains the next step.
-func nextStep(call Call, code codes.Code) string {
+// nextStep returns the next step after an error. It is empty if the plugin's message contains the next step.
+func nextStep(method string, code codes.Code) string {
 	switch code {
 	case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
-		return "; the command may be repeated at any time"
+		return "; repeat the command"
 	case codes.NotFound:
-		return `; "oxide-csi volume list --all" and "oxide-csi snapshot list" show what there is`
+		return `; list existing objects with "oxide-csi volume list --all" or "oxide-csi snapshot list"`
 	case codes.FailedPrecondition:
-		switch call.Method {
+		switch method {
 		case "DeleteVolume", "ControllerPublishVolume":
-			return fmt.Sprintf(`; "oxide-csi volume show %s" tells where the volume is`, call.VolumeID)
+			return `; "oxide-csi volume show" shows where the volume is attached`
 		case "NodeUnstageVolume":
-			return fmt.Sprintf(`; "oxide-csi volume unmount %s TARGET" takes it from there`, call.VolumeID)
+			return `; unmount it first with "oxide-csi volume unmount"`
 		}
 	}
 	return ""

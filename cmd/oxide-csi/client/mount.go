@@ -65,7 +65,7 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 	if !c.opts.DryRun {
 		if err := os.MkdirAll(c.opts.StagingDir, stagingMode); err != nil {
 			return mounted, fmt.Errorf(
-				"make the folder for staging paths: %w: run this as root, or choose another with --staging-dir",
+				"create the folder for staging paths: %w: run this as root, or choose another folder with --staging-dir",
 				err,
 			)
 		}
@@ -88,6 +88,7 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 	return mounted, err
 }
 
+// stagingPath returns the staging path of a volume.
 func (c *Client) stagingPath(id string) string { return filepath.Join(c.opts.StagingDir, id) }
 
 // checkParent checks the target's parent before the volume is staged. The plugin would check it only afterwards.
@@ -98,36 +99,36 @@ func checkParent(target string) error {
 	case errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir():
 		return failed(
 			codes.FailedPrecondition,
-			"%s is no folder, so that nothing can be mounted at %s: make it first, or choose another target",
+			"%s is not a folder, so nothing can be mounted at %s: create the folder, or choose another target",
 			parent,
 			target,
 		)
 	case err != nil:
-		return fmt.Errorf("look at the target: %w", err)
+		return fmt.Errorf("check the target's folder: %w", err)
 	}
 	return nil
 }
 
-// attachment returns the volume's attachment to this node.
-func (c *Client) attachment(ctx context.Context, id string, known *Attachment) (Attachment, error) {
+// attachment returns the volume's attachment to this node: the given one, or the controller's if none is given. It returns an
+// error if the volume is not attached to this node.
+func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (Attachment, error) {
 	node, err := c.thisNode(ctx)
 	if err != nil {
 		return Attachment{}, err
 	}
-	if known != nil {
-		if !strings.EqualFold(known.VolumeID, id) || !strings.EqualFold(known.NodeID, node) {
+	if given != nil {
+		if !strings.EqualFold(given.VolumeID, id) || !strings.EqualFold(given.NodeID, node) {
 			return Attachment{}, failed(
 				codes.FailedPrecondition,
-				"the attachment is of volume %s to node %s, and this is volume %s on node %s: take the answer of \"oxide-csi volume attach %s --node=%s --json\"",
-				known.VolumeID,
-				known.NodeID,
-				id,
-				node,
+				"the attachment is of volume %s to node %s, not of volume %s to this node %s: "+
+					"use the output of \"oxide-csi volume attach --json\" for this volume and node",
+				given.VolumeID,
+				given.NodeID,
 				id,
 				node,
 			)
 		}
-		return *known, nil
+		return *given, nil
 	}
 	got, err := c.getVolume(ctx, id)
 	if err != nil {
@@ -142,51 +143,45 @@ func (c *Client) attachment(ctx context.Context, id string, known *Attachment) (
 	}
 	return Attachment{}, failed(
 		codes.FailedPrecondition,
-		"volume %s is %s, and this is node %s: attach it first, with \"oxide-csi volume attach %s\"",
+		"volume %s is %s, and this is node %s: attach the volume with \"oxide-csi volume attach\"",
 		id,
 		where,
 		node,
-		id,
 	)
 }
 
-// Unmount unpublishes a volume from the target. It then unstages the volume, unless the volume is to stay staged for other
-// targets.
+// Unmount unpublishes a volume from the target and unstages the volume. With keepStaged it does not unstage the volume,
+// which other targets use.
 func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bool) (Mounted, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
 		return Mounted{}, err
 	}
 	unmounted := Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: target}
-	if _, err = c.node.NodeUnpublishVolume(
-		ctx,
-		&csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target},
-	); err != nil ||
-		keepStaged {
+	_, err = c.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	if err != nil || keepStaged {
 		return unmounted, err
 	}
 	return unmounted, c.unstage(ctx, id)
 }
 
-// unstage unstages a volume and removes its staging path. In CSI that is the task of the caller that created the path.
+// unstage unstages a volume and removes its staging path. In CSI the caller creates this path and removes it.
 func (c *Client) unstage(ctx context.Context, id string) error {
-	if _, err := c.node.NodeUnstageVolume(
-		ctx,
-		&csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.stagingPath(id)},
-	); err != nil {
+	req := &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.stagingPath(id)}
+	if _, err := c.node.NodeUnstageVolume(ctx, req); err != nil {
 		return err
 	}
 	if c.opts.DryRun {
 		return nil
 	}
 	if err := os.Remove(c.stagingPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the volume is unstaged, but its staging path stays: %w", err)
+		return fmt.Errorf("the volume is unstaged, but its staging path is left: %w", err)
 	}
 	return nil
 }
 
-// checkNotMounted returns an error if the disk is mounted here outside of its staging path. The plugin knows only the
-// mounts that it has made since its start, and the given staging path.
+// checkNotMounted returns an error if the disk is mounted on this node outside of its staging path. It reads the mount table
+// itself, because the plugin knows only the given staging path and the mounts that it made since its start.
 func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	got, err := c.getVolume(ctx, id)
 	if isNotFound(err) {
@@ -205,7 +200,7 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 		return err
 	}
 	staging := c.stagingPath(id)
-	if resolved, err := mount.Resolve(staging); err == nil { // else nothing is there
+	if resolved, err := mount.Resolve(staging); err == nil { // otherwise the path does not exist
 		staging = resolved
 	}
 	for _, disk := range disks {
@@ -216,10 +211,10 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 			if entry.Path != staging && filepath.Dir(entry.Path) != staging {
 				return failed(
 					codes.FailedPrecondition,
-					"volume %s is mounted at %s and is not detached: \"oxide-csi volume unmount %s TARGET\" takes it from there, with the --staging-dir that it was mounted with",
+					"volume %s is mounted at %s and is not detached: unmount it with \"oxide-csi volume unmount\" "+
+						"and the same --staging-dir as at the mount",
 					id,
 					entry.Path,
-					id,
 				)
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,9 +21,9 @@ import (
 // Restart is the state of a node's planned restart, as the called controller knows it.
 type Restart struct {
 	NodeID string `json:"nodeID"`
-	// Reason is one word: why the restart has not begun, or that it is in progress. Empty means that none is planned.
+	// Reason is one word: why the restart has not started, or that it is in progress. It is empty if none is planned.
 	Reason restart.Reason `json:"reason,omitempty"`
-	// Message says the same for people.
+	// Message is the text of Reason for people.
 	Message string `json:"message,omitempty"`
 	// Since is when Reason began.
 	Since time.Time `json:"since,omitzero"`
@@ -30,63 +31,55 @@ type Restart struct {
 	ID string `json:"restartID,omitempty"`
 }
 
-// Waits is the restart after which a volume is attached.
-type Waits struct {
+// PendingAttach is the restart that attaches a volume.
+type PendingAttach struct {
 	Restart
-	// WantedSince is the time of the first request to attach the volume, AskedAgain that of the last. Both are zero if
-	// another controller got the requests.
-	WantedSince time.Time `json:"wantedSince,omitzero"`
-	AskedAgain  time.Time `json:"askedAgain,omitzero"`
-	// Problem is what prevents attaching this volume even after a restart.
+	// RequestedSince is the time of the first request to attach the volume, LastRequested that of the last. Both are zero
+	// if another controller got the requests.
+	RequestedSince time.Time `json:"requestedSince,omitzero"`
+	LastRequested  time.Time `json:"lastRequested,omitzero"`
+	// Problem says why even a restart cannot attach this volume now.
 	Problem string `json:"problem,omitempty"`
 }
 
-// askRestarts makes a controller add its planned restarts to an answer. The returned function decodes them.
-func askRestarts(
+// requestRestarts makes a controller add its planned restarts to the header of an answer: the caller makes its call with
+// the returned context and option, and then calls decode.
+func requestRestarts(
 	ctx context.Context,
-) (asking context.Context, header grpc.CallOption, told func() ([]restart.Restart, error)) {
-	var answer metadata.MD
-	return metadata.AppendToOutgoingContext(
-			ctx,
-			rpc.MetadataAskRestarts,
-			"yes",
-		), grpc.Header(
-			&answer,
-		), func() ([]restart.Restart, error) {
-			texts := answer.Get(rpc.MetadataRestarts)
-			if len(texts) == 0 {
-				return nil, nil // it plans none
-			}
-			restarts := []restart.Restart{}
-			if err := json.Unmarshal([]byte(texts[0]), &restarts); err != nil {
-				return nil, fmt.Errorf(
-					"what the controller tells of planned restarts cannot be read, which is not of this version: %w",
-					err,
-				)
-			}
-			return restarts, nil
+) (withRequest context.Context, option grpc.CallOption, decode func() ([]restart.Restart, error)) {
+	var header metadata.MD
+	withRequest = metadata.AppendToOutgoingContext(ctx, rpc.MetadataAskRestarts, "yes")
+	return withRequest, grpc.Header(&header), func() ([]restart.Restart, error) {
+		values := header.Get(rpc.MetadataRestarts)
+		if len(values) == 0 {
+			return nil, nil // the controller plans no restarts
 		}
+		restarts := []restart.Restart{}
+		if err := json.Unmarshal([]byte(values[0]), &restarts); err != nil {
+			return nil, fmt.Errorf(
+				"the controller's list of planned restarts is malformed; use oxide-csi in the controller's version: %w", err)
+		}
+		return restarts, nil
+	}
 }
 
-// concerned sets the restart that a volume waits for, and the node that still has the disk of a detached volume.
-func (v *Volume) concerned(restarts []restart.Restart) {
+// setRestarts sets the restart that the volume waits for, and the node that still has the disk of a detached volume.
+func (v *Volume) setRestarts(restarts []restart.Restart) {
 	v.planned = restarts != nil
 	for _, r := range restarts {
-		of := Restart{NodeID: r.InstanceID, Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID}
-		for _, wanted := range r.Attach {
-			if wanted.DiskID == v.ID {
-				v.WaitsFor = &Waits{
-					Restart:     of,
-					WantedSince: wanted.Since,
-					AskedAgain:  wanted.LastRequested,
-					Problem:     wanted.Problem,
+		state := Restart{NodeID: r.InstanceID, Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID}
+		for _, request := range r.Attach {
+			if request.DiskID == v.ID {
+				v.WaitsFor = &PendingAttach{
+					Restart:        state,
+					RequestedSince: request.Since,
+					LastRequested:  request.LastRequested,
+					Problem:        request.Problem,
 				}
 			}
 		}
-		for _, disk := range r.Detach {
-			if disk == v.ID {
-				v.StillOn = &of
-			}
+		if slices.Contains(r.Detach, v.ID) {
+			v.StillOn = &state
 		}
 	}
 }

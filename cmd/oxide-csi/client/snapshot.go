@@ -21,7 +21,7 @@ type Snapshot struct {
 	Rack           string    `json:"rack,omitempty"`
 }
 
-func snapshotOf(s *csi.Snapshot) Snapshot {
+func toSnapshot(s *csi.Snapshot) Snapshot {
 	return Snapshot{
 		ID:             s.GetSnapshotId(),
 		SourceVolumeID: s.GetSourceVolumeId(),
@@ -44,7 +44,7 @@ func (c *Client) CreateSnapshot(ctx context.Context, name, volume string) (Snaps
 		}
 	}
 	created, err := c.controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: id})
-	return snapshotOf(created.GetSnapshot()), err
+	return toSnapshot(created.GetSnapshot()), err
 }
 
 // ListSnapshots lists all snapshots of the project, or those of one volume if it is named.
@@ -64,7 +64,7 @@ func (c *Client) ListSnapshots(ctx context.Context, volume string) ([]Snapshot, 
 			return nil, err
 		}
 		for _, entry := range page.GetEntries() {
-			list = append(list, snapshotOf(entry.GetSnapshot()))
+			list = append(list, toSnapshot(entry.GetSnapshot()))
 		}
 		if req.StartingToken = page.GetNextToken(); req.StartingToken == "" {
 			return list, nil
@@ -79,7 +79,7 @@ func (c *Client) ShowSnapshot(ctx context.Context, text string) (Snapshot, error
 		return Snapshot{}, err
 	}
 	got, err := c.controller.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
-	return snapshotOf(got.GetSnapshot()), err
+	return toSnapshot(got.GetSnapshot()), err
 }
 
 // DeleteSnapshot deletes a snapshot. It succeeds if the snapshot does not exist.

@@ -34,12 +34,12 @@ type Volume struct {
 	NodeID string `json:"nodeID,omitempty"`
 	// WaitsFor is the restart that the volume waits for. StillOn is the restart that removes the disk from a node after the
 	// volume was detached. Both are nil in attach mode hot.
-	WaitsFor *Waits   `json:"waitsFor,omitempty"`
-	StillOn  *Restart `json:"stillOn,omitempty"`
+	WaitsFor *PendingAttach `json:"waitsFor,omitempty"`
+	StillOn  *Restart       `json:"stillOn,omitempty"`
 	// Health lists the volume's problems. It is nil if the plugin was not asked.
 	Health []Health `json:"health,omitempty"`
 
-	planned bool
+	planned bool // see Planned
 }
 
 // Health is a problem of a volume.
@@ -49,7 +49,7 @@ type Health struct {
 	Message string `json:"message"`
 }
 
-func volumeOf(v *csi.Volume, nodes []string) Volume {
+func toVolume(v *csi.Volume, nodes []string) Volume {
 	volume := Volume{
 		ID:               v.GetVolumeId(),
 		DiskName:         v.GetVolumeContext()[rpc.KeyDiskName],
@@ -58,11 +58,8 @@ func volumeOf(v *csi.Volume, nodes []string) Volume {
 		SourceVolumeID:   v.GetContentSource().GetVolume().GetVolumeId(),
 		SourceSnapshotID: v.GetContentSource().GetSnapshot().GetSnapshotId(),
 	}
-	volume.BlockSize, _ = strconv.ParseInt(
-		v.GetVolumeContext()[rpc.KeyBlockSize],
-		10,
-		64,
-	) // 0 if the plugin gives none
+	// The block size is 0 if the plugin does not know it.
+	volume.BlockSize, _ = strconv.ParseInt(v.GetVolumeContext()[rpc.KeyBlockSize], 10, 64)
 	if len(nodes) > 0 {
 		volume.NodeID = nodes[0] // a disk is on one instance at a time
 	}
@@ -79,17 +76,17 @@ func rackOf(topologies []*csi.Topology) string {
 // MadeByPlugin reports whether the disk's name is one that this plugin gives to its disks.
 func (v Volume) MadeByPlugin() bool { return diskname.IsVolumeSerial(v.DiskName) }
 
-// anyUse is the capability for creating and attaching volumes. The rack stores no capability; the node gets the real one
-// at the mount.
-var anyUse = &csi.VolumeCapability{
+// anyCapability is the capability for creating and attaching volumes. The rack stores no capability. The node gets the
+// volume's real capability when it mounts the volume.
+var anyCapability = &csi.VolumeCapability{
 	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 }
 
-// NewVolume is a volume to create.
-type NewVolume struct {
+// CreateVolumeOptions describes a volume to create.
+type CreateVolumeOptions struct {
 	Name string
-	// SizeBytes is 0 for the size of the source.
+	// SizeBytes is 0 for the size of the source volume or snapshot.
 	SizeBytes int64
 	// FromVolume is an ID or a name, FromSnapshot an ID; at most one is set.
 	FromVolume, FromSnapshot string
@@ -99,21 +96,21 @@ type NewVolume struct {
 }
 
 // CreateVolume creates a volume, or finds the volume of this name with the same properties.
-func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, error) {
+func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Volume, error) {
 	req := &csi.CreateVolumeRequest{
-		Name:               want.Name,
-		VolumeCapabilities: []*csi.VolumeCapability{anyUse},
-		Parameters:         want.Parameters,
+		Name:               opts.Name,
+		VolumeCapabilities: []*csi.VolumeCapability{anyCapability},
+		Parameters:         opts.Parameters,
 	}
-	if want.SizeBytes > 0 {
-		req.CapacityRange = &csi.CapacityRange{RequiredBytes: want.SizeBytes}
+	if opts.SizeBytes > 0 {
+		req.CapacityRange = &csi.CapacityRange{RequiredBytes: opts.SizeBytes}
 	}
-	if want.Rack != "" {
-		on := []*csi.Topology{{Segments: map[string]string{rpc.TopologySegmentRack: want.Rack}}}
-		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on}
+	if opts.Rack != "" {
+		topology := []*csi.Topology{{Segments: map[string]string{rpc.TopologySegmentRack: opts.Rack}}}
+		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topology}
 	}
-	if want.FromSnapshot != "" {
-		id, err := parseID("snapshot", want.FromSnapshot)
+	if opts.FromSnapshot != "" {
+		id, err := parseID("snapshot", opts.FromSnapshot)
 		if err != nil {
 			return Volume{}, err
 		}
@@ -121,8 +118,8 @@ func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, erro
 			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id},
 		}}
 	}
-	if want.FromVolume != "" {
-		id, err := c.volumeID(ctx, want.FromVolume)
+	if opts.FromVolume != "" {
+		id, err := c.volumeID(ctx, opts.FromVolume)
 		if err != nil {
 			return Volume{}, err
 		}
@@ -139,26 +136,28 @@ func (c *Client) CreateVolume(ctx context.Context, want NewVolume) (Volume, erro
 	if err != nil {
 		return Volume{}, err
 	}
-	return volumeOf(created.GetVolume(), nil), nil
+	return toVolume(created.GetVolume(), nil), nil
 }
 
 // checkCreate checks what can be checked without creating the volume: its parameters, the free space, and that its source
 // exists.
 func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) error {
-	ask := &csi.GetCapacityRequest{VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters()}
-	if on := req.GetAccessibilityRequirements().GetRequisite(); len(on) > 0 {
-		ask.AccessibleTopology = on[0]
+	query := &csi.GetCapacityRequest{VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters()}
+	if topology := req.GetAccessibilityRequirements().GetRequisite(); len(topology) > 0 {
+		query.AccessibleTopology = topology[0]
 	}
-	capacity, err := c.controller.GetCapacity(ctx, ask)
+	capacity, err := c.controller.GetCapacity(ctx, query)
 	if err != nil {
 		return err
 	}
-	if largest := capacity.GetMaximumVolumeSize().GetValue(); req.GetCapacityRange().GetRequiredBytes() > largest {
+	required := req.GetCapacityRange().GetRequiredBytes()
+	if largest := capacity.GetMaximumVolumeSize().GetValue(); required > largest {
 		return failed(
 			codes.ResourceExhausted,
-			"GetCapacity: the largest volume that can be made now has %d bytes, and %d are asked for: ask for less, delete something, or have the quota raised",
+			"%d bytes are requested, but the largest volume that can be created now has %d bytes: "+
+				"request less, delete volumes, or raise the quota",
+			required,
 			largest,
-			req.GetCapacityRange().GetRequiredBytes(),
 		)
 	}
 	if id := req.GetVolumeContentSource().GetSnapshot().GetSnapshotId(); id != "" {
@@ -186,7 +185,7 @@ func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.S
 				return
 			}
 			for _, entry := range page.GetEntries() {
-				if !yield(volumeOf(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds()), nil) {
+				if !yield(toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds()), nil) {
 					return
 				}
 			}
@@ -199,8 +198,8 @@ func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.S
 // to an instance of the project.
 func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) {
 	list := VolumeList{Volumes: []Volume{}}
-	asking, header, told := askRestarts(ctx)
-	for volume, err := range c.volumes(asking, header) {
+	withRequest, option, restarts := requestRestarts(ctx)
+	for volume, err := range c.volumes(withRequest, option) {
 		if err != nil {
 			return VolumeList{}, err
 		}
@@ -209,11 +208,11 @@ func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) 
 		}
 	}
 	var err error
-	if list.Restarts, err = told(); err != nil {
+	if list.Restarts, err = restarts(); err != nil {
 		return VolumeList{}, err
 	}
 	for i := range list.Volumes {
-		list.Volumes[i].concerned(list.Restarts)
+		list.Volumes[i].setRestarts(list.Restarts)
 	}
 	return list, nil
 }
@@ -225,7 +224,7 @@ func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
 	}
 	cluster, err := c.cluster(ctx)
 	if err != nil {
-		return "", fmt.Errorf("%q is no volume ID, and to know it as a name: %w", text, err)
+		return "", fmt.Errorf("%q is not a volume ID, and looking it up as a name failed: %w", text, err)
 	}
 	disk := diskname.ForVolume(cluster, text)
 	var found []string
@@ -241,23 +240,23 @@ func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
 	case 0:
 		return "", failed(
 			codes.NotFound,
-			"no volume was made as %q for cluster %q: check the name, or use the volume's ID",
-			text,
+			"cluster %q has no volume named %q: check the name, or use the volume's ID",
 			cluster,
+			text,
 		)
 	case 1:
 		return found[0], nil
 	}
 	return "", failed(
 		codes.FailedPrecondition,
-		"several racks have a volume %q of cluster %q: use the ID of one: %s",
+		"several racks have a volume named %q of cluster %q: use its ID, one of %s",
 		text,
 		cluster,
 		strings.Join(found, ", "),
 	)
 }
 
-// cluster is the controller's cluster ID. It is part of the names of disks.
+// cluster returns the controller's cluster ID, which the names of disks are made from.
 func (c *Client) cluster(ctx context.Context) (string, error) {
 	info, err := c.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
@@ -267,13 +266,14 @@ func (c *Client) cluster(ctx context.Context) (string, error) {
 	if cluster == "" {
 		return "", failed(
 			codes.Unimplemented,
-			"the plugin at %s has no cluster ID, as a controller does: name the socket of one with --controller-endpoint, or use the volume's ID",
+			"the plugin at %s has no cluster ID, so it is no controller: set --controller-endpoint, or use the volume's ID",
 			c.opts.Controller,
 		)
 	}
 	return cluster, nil
 }
 
+// getVolume returns a volume and its status, which contains the node that the volume is attached to.
 func (c *Client) getVolume(
 	ctx context.Context,
 	id string,
@@ -288,12 +288,12 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	asking, header, told := askRestarts(ctx)
-	got, err := c.getVolume(asking, id, header)
+	withRequest, option, decodeRestarts := requestRestarts(ctx)
+	got, err := c.getVolume(withRequest, id, option)
 	if err != nil {
 		return Volume{}, err
 	}
-	restarts, err := told()
+	restarts, err := decodeRestarts()
 	if err != nil {
 		return Volume{}, err
 	}
@@ -301,12 +301,12 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	volume := volumeOf(got.GetVolume(), got.GetStatus().GetPublishedNodeIds())
-	volume.concerned(restarts)
-	for _, wrong := range health.GetVolumeHealth().GetHealthStatuses() {
+	volume := toVolume(got.GetVolume(), got.GetStatus().GetPublishedNodeIds())
+	volume.setRestarts(restarts)
+	for _, problem := range health.GetVolumeHealth().GetHealthStatuses() {
 		volume.Health = append(
 			volume.Health,
-			Health{Status: wrong.GetStatus().String(), Reason: wrong.GetReason(), Message: wrong.GetMessage()},
+			Health{Status: problem.GetStatus().String(), Reason: problem.GetReason(), Message: problem.GetMessage()},
 		)
 	}
 	return volume, nil
@@ -326,7 +326,7 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (id string, err 
 		for _, node := range got.GetStatus().GetPublishedNodeIds() {
 			return "", failed(
 				codes.FailedPrecondition,
-				"volume %s is attached to node %s and is not deleted: detach it first",
+				"volume %s is attached to node %s and is not deleted: detach the volume first",
 				id,
 				node,
 			)
@@ -350,7 +350,7 @@ func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, err
 	if err != nil {
 		return Attachment{}, err
 	}
-	if node, err = c.nodeOr(ctx, node); err != nil {
+	if node, err = c.nodeOrThis(ctx, node); err != nil {
 		return Attachment{}, err
 	}
 	got, err := c.getVolume(ctx, id)
@@ -360,9 +360,13 @@ func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, err
 	return c.publish(ctx, got.GetVolume(), node)
 }
 
+// publish attaches a volume to a node.
 func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (Attachment, error) {
 	published, err := c.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-		VolumeId: volume.GetVolumeId(), NodeId: node, VolumeCapability: anyUse, VolumeContext: volume.GetVolumeContext(),
+		VolumeId:         volume.GetVolumeId(),
+		NodeId:           node,
+		VolumeCapability: anyCapability,
+		VolumeContext:    volume.GetVolumeContext(),
 	})
 	return Attachment{
 		VolumeID:       volume.GetVolumeId(),
@@ -379,9 +383,9 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	if err != nil {
 		return Attachment{}, err
 	}
-	from := Attachment{VolumeID: id}
-	if from.NodeID, err = c.nodeOr(ctx, node); err != nil {
-		return from, err
+	detached := Attachment{VolumeID: id}
+	if detached.NodeID, err = c.nodeOrThis(ctx, node); err != nil {
+		return detached, err
 	}
 	switch {
 	case node == "":
@@ -392,16 +396,16 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 		err = c.checkNotAttached(ctx, id, node)
 	}
 	if err != nil {
-		return from, err
+		return detached, err
 	}
 	_, err = c.controller.ControllerUnpublishVolume(
 		ctx,
-		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: from.NodeID},
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: detached.NodeID},
 	)
-	return from, err
+	return detached, err
 }
 
-// checkNotAttached returns an error if a node may be using the disk.
+// checkNotAttached returns an error if the volume is attached to the node, which may be using the disk.
 func (c *Client) checkNotAttached(ctx context.Context, id, node string) error {
 	got, err := c.getVolume(ctx, id)
 	if isNotFound(err) {
@@ -414,7 +418,8 @@ func (c *Client) checkNotAttached(ctx context.Context, id, node string) error {
 		if strings.EqualFold(holder, node) {
 			return failed(
 				codes.FailedPrecondition,
-				"volume %s is attached to node %s, and whether it is mounted there cannot be seen from here: unmount it there, and say so with --unmounted, or detach it there without --node",
+				"volume %s is attached to node %s and may be mounted there: unmount it on that node, then repeat with --unmounted; "+
+					"or detach it on that node without --node",
 				id,
 				node,
 			)

@@ -2,7 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package kubelet registers the plugin with the kubelet of its node. It replaces the sidecar node-driver-registrar.
+// Package kubelet registers the plugin with the kubelet of its node. It replaces the sidecar container
+// node-driver-registrar.
 //
 // The kubelet watches a folder for sockets: /var/lib/kubelet/plugins_registry on most systems. It asks each socket, at its
 // start and when a socket appears, for the plugin's name and the path of its CSI socket. Then it asks the plugin for its
@@ -28,11 +29,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// csiVersion is the version of CSI for the kubelet, which checks only the major version.
+// csiVersion is the CSI version that the kubelet gets. The kubelet checks only the major version.
 const csiVersion = "1.0.0"
 
-// lookAgain is the default of [Options.LookAgain].
-const lookAgain = 10 * time.Second
+// defaultCheckInterval is the default of [Options.CheckInterval].
+const defaultCheckInterval = 10 * time.Second
 
 // handshakeTimeout is how long a client may take for the handshake of a connection.
 const handshakeTimeout = 5 * time.Second
@@ -43,25 +44,25 @@ type Options struct {
 	Socket string
 	// Endpoint is the path, for the kubelet, of the socket on which the plugin serves CSI.
 	Endpoint string
-	// LookAgain is the time before a retry after a failure, and between two checks that the socket still exists. Zero means
-	// 10 s.
-	LookAgain time.Duration
-	Log       *slog.Logger
+	// CheckInterval is the time before a retry after a failure, and between two checks that the socket still exists. Zero
+	// means 10 s.
+	CheckInterval time.Duration
+	Log           *slog.Logger
 }
 
-// Registration registers the plugin with the kubelet. A nil Registration is ready and does nothing: the plugin is not to
-// be registered.
+// Registration registers the plugin with the kubelet. A nil Registration is ready and does nothing: it is for a plugin that
+// does not register.
 type Registration struct {
 	options Options
 
 	mu      sync.Mutex
-	waiting string
+	waiting string // empty if the plugin is registered
 }
 
-// New returns a registration that has not begun.
+// New returns a registration. Run starts it.
 func New(options Options) *Registration {
-	if options.LookAgain == 0 {
-		options.LookAgain = lookAgain
+	if options.CheckInterval == 0 {
+		options.CheckInterval = defaultCheckInterval
 	}
 	return &Registration{
 		options: options,
@@ -83,31 +84,31 @@ func (r *Registration) Ready() (bool, string) {
 // NodeGetInfo.
 //
 // Run retries after a failure, and the plugin continues to serve this node's volumes. Some kubelets register a socket only
-// once. So Run makes the socket again after the kubelet has rejected the plugin. node-driver-registrar exits instead.
+// once. So Run creates the socket again after the kubelet has rejected the plugin. node-driver-registrar exits instead.
 func (r *Registration) Run(ctx context.Context) {
 	if r == nil {
 		return
 	}
 	for ctx.Err() == nil {
-		err := r.offer(ctx)
+		err := r.serve(ctx)
 		if err == nil {
 			continue
 		}
 		r.failed(err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(r.options.LookAgain):
+		case <-time.After(r.options.CheckInterval):
 		}
 	}
 }
 
-// offer serves the socket until ctx ends, or until the socket must be made again.
-func (r *Registration) offer(ctx context.Context) error {
+// serve serves the socket until ctx ends, or until the socket must be created again.
+func (r *Registration) serve(ctx context.Context) error {
 	socket, err := listen(r.options.Socket)
 	if err != nil {
 		return err
 	}
-	answers := &service{
+	service := &service{
 		info: &api.PluginInfo{
 			Type:              api.CSIPlugin,
 			Name:              rpc.PluginName,
@@ -117,7 +118,7 @@ func (r *Registration) offer(ctx context.Context) error {
 		outcomes: make(chan *api.RegistrationStatus),
 	}
 	server := grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout), grpc.WaitForHandlers(true))
-	api.RegisterRegistrationServer(server, answers)
+	api.RegisterRegistrationServer(server, service)
 	ended := make(chan struct{})
 	var failure error
 	go func() {
@@ -125,30 +126,30 @@ func (r *Registration) offer(ctx context.Context) error {
 		failure = server.Serve(socket.listener)
 	}()
 	defer func() {
-		socket.leaveToOthers()
+		socket.keepReplacement()
 		server.Stop()
 		<-ended
 	}()
 	r.options.Log.Info("offering the plugin to the kubelet", "socket", r.options.Socket, "endpoint", r.options.Endpoint)
 
-	look := time.NewTicker(r.options.LookAgain)
-	defer look.Stop()
-	refused := false
+	check := time.NewTicker(r.options.CheckInterval)
+	defer check.Stop()
+	rejected := false
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ended:
 			return fmt.Errorf("serve the kubelet on %s: %w", r.options.Socket, failure)
-		case outcome := <-answers.outcomes:
-			refused = !outcome.GetPluginRegistered()
-			if refused {
+		case outcome := <-service.outcomes:
+			rejected = !outcome.GetPluginRegistered()
+			if rejected {
 				r.failed(fmt.Errorf("the kubelet rejects this plugin: %s", outcome.GetError()))
 			} else {
 				r.registered()
 			}
-		case <-look.C:
-			if !socket.isThere() {
+		case <-check.C:
+			if !socket.exists() {
 				r.failed(
 					fmt.Errorf(
 						"the registration socket %s was removed or replaced: check which other program writes there",
@@ -157,13 +158,14 @@ func (r *Registration) offer(ctx context.Context) error {
 				)
 				return nil
 			}
-			if refused {
+			if rejected {
 				return nil
 			}
 		}
 	}
 }
 
+// registered records that the kubelet has registered the plugin.
 func (r *Registration) registered() {
 	r.set("")
 	r.options.Log.Info("the kubelet has registered this plugin")
@@ -172,10 +174,17 @@ func (r *Registration) registered() {
 // failed records an error, and logs it if it differs from the last one.
 func (r *Registration) failed(err error) {
 	if r.set("the kubelet: " + err.Error()) {
-		r.options.Log.Error("the plugin is not registered with the kubelet", "error", err, "again_after", r.options.LookAgain)
+		r.options.Log.Error(
+			"the plugin is not registered with the kubelet",
+			"error",
+			err,
+			"retry_after",
+			r.options.CheckInterval,
+		)
 	}
 }
 
+// set sets the reason that Ready returns.
 func (r *Registration) set(waiting string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -184,7 +193,7 @@ func (r *Registration) set(waiting string) (changed bool) {
 	return changed
 }
 
-// service serves the kubelet.
+// service answers the kubelet's calls.
 type service struct {
 	api.UnimplementedRegistrationServer
 	info     *api.PluginInfo
@@ -216,6 +225,7 @@ type socket struct {
 	file     fs.FileInfo
 }
 
+// listen creates the socket.
 func listen(path string) (*socket, error) {
 	listener, err := core.Listen(path)
 	if err != nil {
@@ -223,19 +233,19 @@ func listen(path string) (*socket, error) {
 	}
 	file, err := os.Lstat(path)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("read the state of the new socket: %w", err), listener.Close())
+		return nil, errors.Join(fmt.Errorf("stat the new socket: %w", err), listener.Close())
 	}
 	return &socket{listener: listener, path: path, file: file}, nil
 }
 
-// isThere reports whether the file still exists and was not replaced. It also compares the time, because a new file can
-// get the inode number of a removed one.
-func (s *socket) isThere() bool {
+// exists reports whether the file still exists and was not replaced. It also compares the modification time, because a new
+// file can get the inode number of a removed file.
+func (s *socket) exists() bool {
 	file, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(file, s.file) && file.ModTime().Equal(s.file.ModTime())
 }
 
-// leaveToOthers keeps Close from removing a file that replaced this socket.
-func (s *socket) leaveToOthers() {
-	s.listener.SetUnlinkOnClose(s.isThere())
+// keepReplacement prevents Close from removing a file that replaced this socket.
+func (s *socket) keepReplacement() {
+	s.listener.SetUnlinkOnClose(s.exists())
 }

@@ -90,7 +90,7 @@ func run(t *testing.T, dir string, lookAgain time.Duration) *rig {
 	before := runtime.NumGoroutine()
 	r := &rig{dir: dir, socket: filepath.Join(dir, socketName), log: &logBook{}}
 	r.Registration = kubelet.New(kubelet.Options{
-		Socket: r.socket, Endpoint: endpoint, LookAgain: lookAgain, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		Socket: r.socket, Endpoint: endpoint, CheckInterval: lookAgain, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -194,7 +194,7 @@ func TestNotReadyWithoutAKubelet(t *testing.T) {
 // The next kubelet finds the socket of the plugin that runs on, whether or not the one before has ever told how it went.
 func TestKubeletRestarts(t *testing.T) {
 	dir := shortDir(t)
-	_, stop := startKubelet(t, dir, kubelettest.Options{TellNobody: true})
+	_, stop := startKubelet(t, dir, kubelettest.Options{OmitStatus: true})
 	r := run(t, dir, 0)
 	eventually(t, "the plugin is offered", func() bool { _, err := os.Lstat(r.socket); return err == nil })
 	stop()
@@ -206,8 +206,8 @@ func TestKubeletRestarts(t *testing.T) {
 			"each is logged",
 			func() bool { return r.log.count("the kubelet has registered this plugin") == round+1 },
 		)
-		if k.Appeared() != 1 {
-			t.Errorf("the socket appeared %d times, want once", k.Appeared())
+		if k.SocketEvents() != 1 {
+			t.Errorf("the socket appeared %d times, want once", k.SocketEvents())
 		}
 		stop()
 	}
@@ -221,12 +221,16 @@ func TestRefusal(t *testing.T) {
 			dir := shortDir(t)
 			var reason atomic.Value
 			reason.Store("CSINode: server is down")
-			k, _ := startKubelet(t, dir, kubelettest.Options{Once: once, Accept: func(context.Context, *api.PluginInfo) error {
-				if text := reason.Load().(string); text != "" {
-					return errors.New(text)
-				}
-				return nil
-			}})
+			k, _ := startKubelet(
+				t,
+				dir,
+				kubelettest.Options{TryOnce: once, Accept: func(context.Context, *api.PluginInfo) error {
+					if text := reason.Load().(string); text != "" {
+						return errors.New(text)
+					}
+					return nil
+				}},
+			)
 			pause := time.Hour
 			if once {
 				pause = 50 * time.Millisecond
@@ -237,8 +241,8 @@ func TestRefusal(t *testing.T) {
 			if n := r.log.count("server is down"); n != 1 {
 				t.Errorf("the log says it %d times, want once", n)
 			}
-			if again := k.Appeared() > 1; again != once {
-				t.Errorf("the socket appeared %d times", k.Appeared())
+			if again := k.SocketEvents() > 1; again != once {
+				t.Errorf("the socket appeared %d times", k.SocketEvents())
 			}
 			reason.Store("node ID differs")
 			r.awaitTrouble(t, "node ID differs")

@@ -25,13 +25,13 @@ const (
 	// firstPause and longestPause are the bounds of the pause between two attempts.
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
-	// watchTime is how long ClearTaint waits for a taint that the Node does not have. The program that creates Nodes may
+	// watchDuration is how long ClearTaint waits for a taint that the Node does not have. The program that creates Nodes may
 	// add the taint after the plugin has started.
-	watchTime = 5 * time.Minute
+	watchDuration = 5 * time.Minute
 )
 
 // ClearTaint removes a taint from the node once the orchestrator has the plugin's registration and volume limit. The
-// provider tells the instance. It returns when the node has not had the taint for five minutes, or when ctx ends. It logs
+// provider identifies the instance. ClearTaint returns when the node has not had the taint for five minutes, or when ctx ends. It logs
 // failures and retries.
 func ClearTaint(
 	ctx context.Context, node metadata.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
@@ -41,13 +41,13 @@ func ClearTaint(
 		return // ctx has ended.
 	}
 	registration := metadata.Registration{Driver: rpc.PluginName, NodeID: self.ID}
-	following, cancel := context.WithCancel(ctx)
+	followCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	changes := node.Follow(following)
+	changes := node.Follow(followCtx)
 	reason := ""
-	clean := time.Now()
+	absentSince := time.Now()
 	for pause := firstPause; ; {
-		had, err := attempt(
+		removed, err := attempt(
 			ctx,
 			func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) },
 		)
@@ -57,19 +57,19 @@ func ClearTaint(
 		case err != nil:
 			if err.Error() != reason {
 				reason = err.Error()
-				log.Log(ctx, level(err), "the startup taint is not removed yet", "taint", key, "error", err)
+				log.Log(ctx, logLevel(err), "the startup taint is not removed yet", "taint", key, "error", err)
 			}
-			clean = time.Now()
-		case had:
+			absentSince = time.Now()
+		case removed:
 			log.Info("the startup taint was removed", "taint", key)
-			reason, clean, pause = "", time.Now(), firstPause
-		case time.Since(clean) >= watchTime:
+			reason, absentSince, pause = "", time.Now(), firstPause
+		case time.Since(absentSince) >= watchDuration:
 			return
 		}
 		if err != nil {
 			pause = min(2*pause, longestPause)
 		} else {
-			pause = max(firstPause, watchTime-time.Since(clean))
+			pause = max(firstPause, watchDuration-time.Since(absentSince))
 		}
 		select {
 		case <-time.After(pause):
@@ -80,8 +80,8 @@ func ClearTaint(
 	}
 }
 
-// level is the log level of an error: info while waiting may help, else error.
-func level(err error) slog.Level {
+// logLevel returns the log level of an error: info if waiting may help, otherwise error.
+func logLevel(err error) slog.Level {
 	if errors.Is(err, metadata.ErrNotReady) {
 		return slog.LevelInfo
 	}
@@ -91,65 +91,66 @@ func level(err error) slog.Level {
 // AwaitDetached waits until none of the plugin's volumes is attached to the Node. If the Node is not given up, it returns
 // nil at once. If ctx ends first, the error names the attached volumes.
 func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logger) error {
-	why, err := persist(ctx, node.Leaving)
+	reason, err := retry(ctx, node.Leaving)
 	if err != nil {
-		return fmt.Errorf("cannot find out whether the node is given up: %w", err)
+		return fmt.Errorf("check whether the node is given up: %w", err)
 	}
-	if why == "" {
+	if reason == "" {
 		log.Info("the node is not given up: nothing to wait for")
 		return nil
 	}
-	log.Info("the node is given up: waiting for its volumes to be detached", "reason", why)
-	before := ""
+	log.Info("the node is given up: waiting for its volumes to be detached", "reason", reason)
+	logged := ""
 	for pause := firstPause; ; pause = min(2*pause, longestPause/2) {
-		volumes, err := persist(
+		volumes, err := retry(
 			ctx,
 			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) },
 		)
 		if err != nil {
-			return fmt.Errorf("cannot find out which volumes are attached: %w", err)
+			return fmt.Errorf("list the attached volumes: %w", err)
 		}
 		if len(volumes) == 0 {
 			log.Info("no volume is attached")
 			return nil
 		}
-		if now := strings.Join(volumes, ", "); now != before {
-			before = now
+		if now := strings.Join(volumes, ", "); now != logged {
+			logged = now
 			log.Info("volumes are attached", "volumes", now)
 		}
 		if !sleep(ctx, pause) {
 			return fmt.Errorf(
-				"volumes are still attached after the timeout: %s; check which pods use them: a drain leaves pods of daemon sets",
-				before,
+				"volumes are still attached after the timeout: %s: check which pods use them: a drain does not evict pods of DaemonSets",
+				logged,
 			)
 		}
 	}
 }
 
-// persist repeats a request until there is an answer, an error that waiting does not repair, or no time left. The error is
-// that of the last attempt that was not cut off.
-func persist[T any](ctx context.Context, ask func(context.Context) (T, error)) (answer T, err error) {
+// retry repeats a request until it succeeds, until it returns an error that waiting does not repair, or until ctx ends. The error is
+// that of the last attempt that ctx did not interrupt.
+func retry[T any](ctx context.Context, request func(context.Context) (T, error)) (answer T, err error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		var said error
-		if answer, said = attempt(ctx, ask); said == nil {
+		var attemptErr error
+		if answer, attemptErr = attempt(ctx, request); attemptErr == nil {
 			return answer, nil
 		}
 		if err == nil || ctx.Err() == nil {
-			err = said
+			err = attemptErr
 		}
-		if !errors.Is(said, metadata.ErrNotReady) || !sleep(ctx, pause) {
+		if !errors.Is(attemptErr, metadata.ErrNotReady) || !sleep(ctx, pause) {
 			return answer, err
 		}
 	}
 }
 
-func attempt[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+// attempt makes one request with its timeout.
+func attempt[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	return ask(ctx)
+	return request(ctx)
 }
 
-// sleep waits for a time. It returns false if ctx has ended.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

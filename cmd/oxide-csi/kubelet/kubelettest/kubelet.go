@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package kubelettest is a kubelet as far as it registers plugins: it watches a folder for sockets, and asks, judges and tells each
-// as kubernetes v1.36.3 does (pkg/kubelet/pluginmanager, pkg/volume/csi).
+// Package kubelettest is a fake kubelet for tests of plugin registration. It watches a folder for sockets, and registers the
+// plugin behind each socket as kubernetes v1.36.3 does (pkg/kubelet/pluginmanager, pkg/volume/csi).
 package kubelettest
 
 import (
@@ -23,25 +23,27 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// The kubelet's own time-outs, and how often it compares what is with what is to be; it does that once a second.
 const (
+	// infoTimeout and notifyTimeout are the timeouts of the real kubelet.
 	infoTimeout   = time.Second
 	notifyTimeout = 5 * time.Second
-	period        = 10 * time.Millisecond
+	// reconcileInterval is one second in the real kubelet. It is shorter here, so that tests are fast.
+	reconcileInterval = 10 * time.Millisecond
 )
 
-// Options say what kubelet it is.
+// Options select the behaviour of the kubelet.
 type Options struct {
-	// Accept is what the kubelet does with a plugin: ask it for its node ID and write the CSINode object. Its error refuses the
-	// plugin. Nil accepts every one.
+	// Accept stands for the kubelet's own steps: asking the plugin for its node ID, and writing the CSINode object. If it
+	// returns an error, the kubelet rejects the plugin. Nil accepts every plugin.
 	Accept func(ctx context.Context, info *api.PluginInfo) error
-	// Once is an older kubelet, which tries a socket that it has refused no more until there is another one.
-	Once bool
-	// TellNobody is a kubelet that dies before it can tell how it went.
-	TellNobody bool
+	// TryOnce makes the kubelet try each socket once, as older kubelets do. It tries again only if the socket is created
+	// again.
+	TryOnce bool
+	// OmitStatus makes the kubelet report no result to the plugin, as if it died before.
+	OmitStatus bool
 }
 
-// Kubelet runs until it is stopped.
+// Kubelet is a fake kubelet. It runs until Stop.
 type Kubelet struct {
 	dir     string
 	options Options
@@ -50,15 +52,15 @@ type Kubelet struct {
 	running sync.WaitGroup
 
 	mu sync.Mutex
-	// desired are the sockets in the folder: path to the number of the event that showed it. tried and actual are the same for
-	// those that were tried, and those that are registered.
+	// desired maps the path of each socket in the folder to the number of the event that reported it. tried and actual are
+	// the same maps for the sockets that were tried and that are registered.
 	desired, tried, actual map[string]int
 	events                 int
 	plugins                map[string]*api.PluginInfo
 	failures               []error
 }
 
-// Start begins with the sockets that are in dir, which it makes if it is missing.
+// Start starts a kubelet that watches dir. It creates dir if needed, and begins with the sockets that exist there.
 func Start(dir string, options Options) (*Kubelet, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -83,16 +85,16 @@ func Start(dir string, options Options) (*Kubelet, error) {
 		return nil, errors.Join(err, k.watch.Close())
 	}
 	for _, entry := range entries {
-		k.appeared(entry.Name())
+		k.added(entry.Name())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	k.cancel = cancel
-	k.running.Go(k.read)
+	k.running.Go(k.readEvents)
 	k.running.Go(func() { k.reconcile(ctx) })
 	return k, nil
 }
 
-// Stop ends the kubelet as if it were killed: no plugin learns of it.
+// Stop ends the kubelet as a kill does: it does not notify the plugins.
 func (k *Kubelet) Stop() error {
 	k.cancel()
 	err := k.watch.Close()
@@ -100,29 +102,29 @@ func (k *Kubelet) Stop() error {
 	return err
 }
 
-// Plugin is the registered plugin whose socket has that name, nil if there is none.
+// Plugin returns the registered plugin whose socket has this name, or nil.
 func (k *Kubelet) Plugin(name string) *api.PluginInfo {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.plugins[filepath.Join(k.dir, name)]
 }
 
-// Appeared is how often a socket appeared in the folder.
-func (k *Kubelet) Appeared() int {
+// SocketEvents returns how many times a socket has appeared in the folder.
+func (k *Kubelet) SocketEvents() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.events
 }
 
-// Failures are those of all attempts so far.
+// Failures returns the errors of all failed attempts.
 func (k *Kubelet) Failures() []error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return append([]error(nil), k.failures...)
 }
 
-// read follows the folder until the watch is closed.
-func (k *Kubelet) read() {
+// readEvents reads the events of the folder until the watch is closed.
+func (k *Kubelet) readEvents() {
 	buffer := make([]byte, 64*(unix.SizeofInotifyEvent+unix.NAME_MAX+1))
 	for {
 		n, err := k.watch.Read(buffer)
@@ -135,15 +137,15 @@ func (k *Kubelet) read() {
 			name := strings.TrimRight(string(rest[unix.SizeofInotifyEvent:end]), "\x00")
 			rest = rest[end:]
 			if mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0 {
-				k.appeared(name)
+				k.added(name)
 			} else {
-				k.vanished(name)
+				k.removed(name)
 			}
 		}
 	}
 }
 
-func (k *Kubelet) appeared(name string) {
+func (k *Kubelet) added(name string) {
 	path := filepath.Join(k.dir, name)
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != os.ModeSocket || strings.HasPrefix(name, ".") {
@@ -155,15 +157,15 @@ func (k *Kubelet) appeared(name string) {
 	k.desired[path] = k.events
 }
 
-func (k *Kubelet) vanished(name string) {
+func (k *Kubelet) removed(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.desired, filepath.Join(k.dir, name))
 }
 
-// reconcile removes what is to go, and then registers what is to be.
+// reconcile removes and adds registrations, so that they match the sockets in the folder.
 func (k *Kubelet) reconcile(ctx context.Context) {
-	tick := time.NewTicker(period)
+	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -171,7 +173,7 @@ func (k *Kubelet) reconcile(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		for path, event := range k.due() {
+		for path, event := range k.removeAndList() {
 			err := k.register(ctx, path, event)
 			if err != nil && ctx.Err() == nil {
 				k.mu.Lock()
@@ -182,7 +184,8 @@ func (k *Kubelet) reconcile(ctx context.Context) {
 	}
 }
 
-func (k *Kubelet) due() map[string]int {
+// removeAndList removes the registrations of removed sockets, and returns the sockets to register.
+func (k *Kubelet) removeAndList() map[string]int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for path, event := range k.actual {
@@ -191,13 +194,13 @@ func (k *Kubelet) due() map[string]int {
 			delete(k.plugins, path)
 		}
 	}
-	due := map[string]int{}
+	toRegister := map[string]int{}
 	for path, event := range k.desired {
-		if k.actual[path] != event && (!k.options.Once || k.tried[path] != event) {
-			due[path] = event
+		if k.actual[path] != event && (!k.options.TryOnce || k.tried[path] != event) {
+			toRegister[path] = event
 		}
 	}
-	return due
+	return toRegister
 }
 
 func (k *Kubelet) register(ctx context.Context, path string, event int) (err error) {
@@ -207,27 +210,27 @@ func (k *Kubelet) register(ctx context.Context, path string, event int) (err err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	client := api.NewRegistrationClient(conn)
-	asking, cancel := context.WithTimeout(ctx, infoTimeout)
+	infoCtx, cancel := context.WithTimeout(ctx, infoTimeout)
 	defer cancel()
-	info, err := client.GetInfo(asking, &api.InfoRequest{})
+	info, err := client.GetInfo(infoCtx, &api.InfoRequest{})
 	if err != nil {
 		return fmt.Errorf("GetInfo at %s: %w", path, err)
 	}
-	refusal := k.judge(ctx, info)
+	rejection := k.validate(ctx, info)
 	k.mu.Lock()
 	k.tried[path] = event
 	k.mu.Unlock()
-	if k.options.TellNobody {
+	if k.options.OmitStatus {
 		return nil
 	}
-	status := &api.RegistrationStatus{PluginRegistered: refusal == nil}
-	if refusal != nil {
-		status.Error = fmt.Sprintf("RegisterPlugin error -- plugin registration failed with err: %v", refusal)
+	status := &api.RegistrationStatus{PluginRegistered: rejection == nil}
+	if rejection != nil {
+		status.Error = fmt.Sprintf("RegisterPlugin error -- plugin registration failed with err: %v", rejection)
 	}
-	telling, cancel := context.WithTimeout(ctx, notifyTimeout)
+	notifyCtx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
-	if _, err := client.NotifyRegistrationStatus(telling, status); err != nil || refusal != nil {
-		return errors.Join(refusal, err)
+	if _, err := client.NotifyRegistrationStatus(notifyCtx, status); err != nil || rejection != nil {
+		return errors.Join(rejection, err)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -235,7 +238,7 @@ func (k *Kubelet) register(ctx context.Context, path string, event int) (err err
 	return nil
 }
 
-func (k *Kubelet) judge(ctx context.Context, info *api.PluginInfo) error {
+func (k *Kubelet) validate(ctx context.Context, info *api.PluginInfo) error {
 	switch {
 	case info.GetType() != api.CSIPlugin:
 		return fmt.Errorf("no handler registered for plugin type: %s", info.GetType())
