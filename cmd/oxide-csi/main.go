@@ -5,8 +5,8 @@
 // Command oxide-csi is the Oxide CSI plugin. Without a subcommand it serves the CSI services of package core on a unix
 // socket.
 //
-// docs/reference/configuration.md describes its configuration. A process with an invalid configuration prints one line for
-// each problem and ends with exit code 2. Any other failure ends the process with exit code 1.
+// docs/reference/configuration.md describes its configuration. A process with an invalid configuration prints one line
+// for each problem and ends with exit code 2. Any other failure ends the process with exit code 1.
 //
 // The files, in reading order:
 //

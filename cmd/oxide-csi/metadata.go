@@ -114,8 +114,8 @@ func (o metadataOptions) check() (mode fs.FileMode, problems config.Problems) {
 	return fs.FileMode(bits), problems
 }
 
-// awaitInstance asks the provider until it knows the instance, returns ErrInvalid, or the timeout ends. A timeout of 0 asks
-// once.
+// awaitInstance asks the provider until it knows the instance, returns ErrInvalid, or the timeout ends. A timeout of 0
+// asks once.
 func awaitInstance(
 	ctx context.Context,
 	cfg config.Config,

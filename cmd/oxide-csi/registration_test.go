@@ -88,8 +88,8 @@ func (n kubeletNode) awaitRegistered(t *testing.T, k *kubelettest.Kubelet) {
 	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, n.http+"/readyz"); return code == 200 })
 }
 
-// A node is offered to the kubelet once it can say which node it is, to each kubelet that comes, and by whatever process comes
-// after one that was killed; the end of the plugin takes the offer back.
+// A node is offered to the kubelet once it can say which node it is, to each kubelet that comes, and by whatever
+// process comes after one that was killed; the end of the plugin takes the offer back.
 func TestKubeletRegistration(t *testing.T) {
 	t.Parallel()
 	n := newKubeletNode(t)
@@ -177,7 +177,8 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	n.awaitRegistered(t, k)
 }
 
-// A controller has nothing to do with a kubelet, whatever configuration it shares with its nodes, and does not wait for one.
+// A controller has nothing to do with a kubelet, whatever configuration it shares with its nodes, and does not wait for
+// one.
 func TestControllerDoesNotRegister(t *testing.T) {
 	t.Parallel()
 	sim, dir, addr := startSim(t), shortDir(t), freePort(t)

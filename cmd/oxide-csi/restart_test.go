@@ -69,8 +69,8 @@ trap "exit 42" USR2
 "$@" &
 wait`
 
-// The node plugin powers its own guest off, in which it is not alone, and says so before; after the next boot it says that it is
-// back.
+// The node plugin powers its own guest off, in which it is not alone, and says so before; after the next boot it says
+// that it is back.
 func TestPlannedRestart(t *testing.T) {
 	// Not beside others: what they have mounted would stay mounted in the guest.
 	if os.Geteuid() != 0 {

@@ -68,9 +68,9 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	return nil
 }
 
-// catchSignals returns the signals that stop the plugin. It also catches SIGPIPE, which nothing reads: otherwise a write
-// to a log without a reader would end the process during an RPC. SIGPIPE is caught and not ignored, because mkfs and
-// mount would inherit an ignored signal.
+// catchSignals returns the signals that stop the plugin. It also catches SIGPIPE, which nothing reads: otherwise a
+// write to a log without a reader would end the process during an RPC. SIGPIPE is caught and not ignored, because mkfs
+// and mount would inherit an ignored signal.
 func catchSignals() (signals <-chan os.Signal, release func()) {
 	stops := make(chan os.Signal, 2)
 	signal.Notify(stops, syscall.SIGTERM, os.Interrupt)
@@ -82,8 +82,8 @@ func catchSignals() (signals <-chan os.Signal, release func()) {
 	}
 }
 
-// serveUntilSignal calls stop after the first signal, which waits for calls in flight. After a second signal it returns an
-// error at once.
+// serveUntilSignal calls stop after the first signal, which waits for calls in flight. After a second signal it returns
+// an error at once.
 func serveUntilSignal(served <-chan error, signals <-chan os.Signal, stop func(), log *slog.Logger) error {
 	select {
 	case err := <-served:
@@ -104,8 +104,8 @@ func serveUntilSignal(served <-chan error, signals <-chan os.Signal, stop func()
 	}
 }
 
-// retireTimeout bounds handing over the planned restarts in progress. After the timeout another controller takes over the
-// remaining restarts when their leases expire.
+// retireTimeout bounds handing over the planned restarts in progress. After the timeout another controller takes over
+// the remaining restarts when their leases expire.
 const retireTimeout = 5 * time.Second
 
 // stopServing hands over the planned restarts in progress, and waits for calls in flight. Calls that wait for a restart

@@ -138,8 +138,8 @@ func TestTerminationFinishesCallsInFlight(t *testing.T) {
 	}
 }
 
-// A controller that is replaced in the middle of a restart hands it over, and answers the call that waits for it: an instance that
-// is down does not wait until the lease of a minute is over.
+// A controller that is replaced in the middle of a restart hands it over, and answers the call that waits for it: an
+// instance that is down does not wait until the lease of a minute is over.
 func TestTerminationHandsRestartsOver(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t, "--state-time=2s")
@@ -424,7 +424,8 @@ func TestRackTroubleAtStart(t *testing.T) {
 	}
 }
 
-// A rack whose certificate a private CA signed is served with that CA's file; RPCs go there, and the plugin says who it is.
+// A rack whose certificate a private CA signed is served with that CA's file; RPCs go there, and the plugin says who it
+// is.
 func TestPrivateCA(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)

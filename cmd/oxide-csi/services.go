@@ -166,9 +166,9 @@ func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rac
 // rackCheckTimeout bounds [checkRack].
 const rackCheckTimeout = 30 * time.Second
 
-// checkRack negotiates the API version with the rack and reads the project. It logs a wrong host, token or project before
-// the first volume is created. A known project also proves that a later 404 of a disk means that the disk does not exist.
-// The plugin serves even if the check fails.
+// checkRack negotiates the API version with the rack and reads the project. It logs a wrong host, token or project
+// before the first volume is created. A known project also proves that a later 404 of a disk means that the disk does
+// not exist. The plugin serves even if the check fails.
 func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, rackCheckTimeout)
 	defer cancel()

@@ -184,8 +184,8 @@ func getenv(environ []string, name string) string {
 	return ""
 }
 
-// runAndPrint calls the plugin and prints the result, as JSON or with the function show. A dry run prints the calls that it
-// would make.
+// runAndPrint calls the plugin and prints the result, as JSON or with the function show. A dry run prints the calls
+// that it would make.
 func runAndPrint[T any](
 	b *storageCommands,
 	cmd *cobra.Command,

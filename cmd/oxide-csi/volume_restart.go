@@ -41,7 +41,8 @@ func printRestarts(w io.Writer, restarts []restart.Restart) {
 	line(w, "this is what one controller knows: another replica may have got requests for other volumes")
 }
 
-// printVolumeRestart prints the restart that attaches a volume, and the restart that detaches it from its previous node.
+// printVolumeRestart prints the restart that attaches a volume, and the restart that detaches it from its previous
+// node.
 func printVolumeRestart(w io.Writer, v client.Volume) {
 	if pending := v.WaitsFor; pending != nil {
 		line(

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The commands show planned restarts on a rack without hot-plug: of a volume that waits, of an unpublished volume that is
-// still attached, and of a volume that moves.
+// The commands show planned restarts on a rack without hot-plug: of a volume that waits, of an unpublished volume that
+// is still attached, and of a volume that moves.
 func TestVolumeRestarts(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), restarts: true, args: []string{

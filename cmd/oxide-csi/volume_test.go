@@ -31,8 +31,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/volume.txt and docs/reference/cli.md")
 
-// host is a host without an orchestrator, as a person there sees it: a plugin for the controller, one for the node, and a
-// shell.
+// host is a host without an orchestrator, as a person there sees it: a plugin for the controller, one for the node, and
+// a shell.
 type host struct {
 	sim              *simtest.Sim
 	controller, node *simtest.Plugin
@@ -128,8 +128,8 @@ func (h *host) run(t *testing.T, args ...string) result {
 	return runPlugin(t, h.environ, args...)
 }
 
-// ok runs a command that must succeed, and again, which must give the same. It returns what it printed, without the end of the
-// line.
+// ok runs a command that must succeed, and again, which must give the same. It returns what it printed, without the end
+// of the line.
 func (h *host) ok(t *testing.T, args ...string) string {
 	t.Helper()
 	first := h.run(t, args...)
@@ -837,7 +837,8 @@ func TestLongVolumeList(t *testing.T) {
 	}
 }
 
-// commandPage is docs/reference/cli.md: what every command says of itself, after an introduction that is written by hand.
+// commandPage is docs/reference/cli.md: what every command says of itself, after an introduction that is written by
+// hand.
 func commandPage(t *testing.T) string {
 	t.Helper()
 	const page, begin = "../../docs/reference/cli.md", "<!-- From here on made from --help by: go test ./cmd/oxide-csi -run TestCommandPage -update -->\n"

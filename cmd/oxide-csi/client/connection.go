@@ -131,8 +131,8 @@ var readOnlyCalls = map[string]bool{
 	"GetPluginInfo": true, "GetSnapshot": true, "ListSnapshots": true, "NodeGetInfo": true,
 }
 
-// connect makes a connection. Its interceptor turns failures into an [Error], and in a dry run records the calls that would
-// change something.
+// connect makes a connection. Its interceptor turns failures into an [Error], and in a dry run records the calls that
+// would change something.
 func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 	var dialError atomic.Pointer[error] // of the last attempt that failed
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {

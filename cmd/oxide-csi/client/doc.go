@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package client calls a running plugin as an orchestrator does: by CSI calls over the same sockets. It is for people and
-// scripts on a host without an orchestrator.
+// Package client calls a running plugin as an orchestrator does: by CSI calls over the same sockets. It is for people
+// and scripts on a host without an orchestrator.
 //
 // It stores nothing. If a call needs the result of an earlier call, the client repeats that call, which CSI allows. The
 // client keeps the order that the specification demands of an orchestrator: it mounts a volume only where the volume is

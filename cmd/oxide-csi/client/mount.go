@@ -109,8 +109,8 @@ func checkParent(target string) error {
 	return nil
 }
 
-// attachment returns the volume's attachment to this node: the given one, or the controller's if none is given. It returns an
-// error if the volume is not attached to this node.
+// attachment returns the volume's attachment to this node: the given one, or the controller's if none is given. It
+// returns an error if the volume is not attached to this node.
 func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (Attachment, error) {
 	node, err := c.thisNode(ctx)
 	if err != nil {
@@ -180,8 +180,8 @@ func (c *Client) unstage(ctx context.Context, id string) error {
 	return nil
 }
 
-// checkNotMounted returns an error if the disk is mounted on this node outside of its staging path. It reads the mount table
-// itself, because the plugin knows only the given staging path and the mounts that it made since its start.
+// checkNotMounted returns an error if the disk is mounted on this node outside of its staging path. It reads the mount
+// table itself, because the plugin knows only the given staging path and the mounts that it made since its start.
 func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	got, err := c.getVolume(ctx, id)
 	if isNotFound(err) {

@@ -34,16 +34,16 @@ type Restart struct {
 // PendingAttach is the restart that attaches a volume.
 type PendingAttach struct {
 	Restart
-	// RequestedSince is the time of the first request to attach the volume, LastRequested that of the last. Both are zero
-	// if another controller got the requests.
+	// RequestedSince is the time of the first request to attach the volume, LastRequested that of the last. Both are
+	// zero if another controller got the requests.
 	RequestedSince time.Time `json:"requestedSince,omitzero"`
 	LastRequested  time.Time `json:"lastRequested,omitzero"`
 	// Problem says why even a restart cannot attach this volume now.
 	Problem string `json:"problem,omitempty"`
 }
 
-// requestRestarts makes a controller add its planned restarts to the header of an answer: the caller makes its call with
-// the returned context and option, and then calls decode.
+// requestRestarts makes a controller add its planned restarts to the header of an answer: the caller makes its call
+// with the returned context and option, and then calls decode.
 func requestRestarts(
 	ctx context.Context,
 ) (withRequest context.Context, option grpc.CallOption, decode func() ([]restart.Restart, error)) {

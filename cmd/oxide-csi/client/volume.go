@@ -32,8 +32,8 @@ type Volume struct {
 	SourceSnapshotID string `json:"sourceSnapshotID,omitempty"`
 	// NodeID is the node that the volume is attached to.
 	NodeID string `json:"nodeID,omitempty"`
-	// WaitsFor is the restart that the volume waits for. StillOn is the restart that removes the disk from a node after the
-	// volume was detached. Both are nil in attach mode hot.
+	// WaitsFor is the restart that the volume waits for. StillOn is the restart that removes the disk from a node after
+	// the volume was detached. Both are nil in attach mode hot.
 	WaitsFor *PendingAttach `json:"waitsFor,omitempty"`
 	StillOn  *Restart       `json:"stillOn,omitempty"`
 	// Health lists the volume's problems. It is nil if the plugin was not asked.
@@ -139,8 +139,8 @@ func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Vo
 	return toVolume(created.GetVolume(), nil), nil
 }
 
-// checkCreate checks what can be checked without creating the volume: its parameters, the free space, and that its source
-// exists.
+// checkCreate checks what can be checked without creating the volume: its parameters, the free space, and that its
+// source exists.
 func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) error {
 	query := &csi.GetCapacityRequest{VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters()}
 	if topology := req.GetAccessibilityRequirements().GetRequisite(); len(topology) > 0 {
@@ -194,8 +194,8 @@ func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.S
 	}
 }
 
-// ListVolumes lists the volumes whose disks this plugin created. With all it also lists every other disk that is attached
-// to an instance of the project.
+// ListVolumes lists the volumes whose disks this plugin created. With all it also lists every other disk that is
+// attached to an instance of the project.
 func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) {
 	list := VolumeList{Volumes: []Volume{}}
 	withRequest, option, restarts := requestRestarts(ctx)
@@ -376,8 +376,8 @@ func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (
 	}, err
 }
 
-// Detach detaches a volume from a node, or from this node if none is named. On this node it unstages the volume first, and
-// fails while the volume is mounted. For another node the caller must confirm that the volume is unmounted there.
+// Detach detaches a volume from a node, or from this node if none is named. On this node it unstages the volume first,
+// and fails while the volume is mounted. For another node the caller must confirm that the volume is unmounted there.
 func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Attachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {

@@ -5,10 +5,10 @@
 // Package kubelet registers the plugin with the kubelet of its node. It replaces the sidecar container
 // node-driver-registrar.
 //
-// The kubelet watches a folder for sockets: /var/lib/kubelet/plugins_registry on most systems. It asks each socket, at its
-// start and when a socket appears, for the plugin's name and the path of its CSI socket. Then it asks the plugin for its
-// node ID, writes the Node's CSINode object, and reports the result to the socket. When the socket is removed, the kubelet
-// removes the registration (kubernetes v1.36.3, pkg/kubelet/pluginmanager).
+// The kubelet watches a folder for sockets: /var/lib/kubelet/plugins_registry on most systems. It asks each socket, at
+// its start and when a socket appears, for the plugin's name and the path of its CSI socket. Then it asks the plugin
+// for its node ID, writes the Node's CSINode object, and reports the result to the socket. When the socket is removed,
+// the kubelet removes the registration (kubernetes v1.36.3, pkg/kubelet/pluginmanager).
 package kubelet
 
 import (
@@ -44,14 +44,14 @@ type Options struct {
 	Socket string
 	// Endpoint is the path, for the kubelet, of the socket on which the plugin serves CSI.
 	Endpoint string
-	// CheckInterval is the time before a retry after a failure, and between two checks that the socket still exists. Zero
-	// means 10 s.
+	// CheckInterval is the time before a retry after a failure, and between two checks that the socket still exists.
+	// Zero means 10 s.
 	CheckInterval time.Duration
 	Log           *slog.Logger
 }
 
-// Registration registers the plugin with the kubelet. A nil Registration is ready and does nothing: it is for a plugin that
-// does not register.
+// Registration registers the plugin with the kubelet. A nil Registration is ready and does nothing: it is for a plugin
+// that does not register.
 type Registration struct {
 	options Options
 
@@ -83,8 +83,9 @@ func (r *Registration) Ready() (bool, string) {
 // Run keeps the plugin registered until ctx ends, and then removes the socket. The plugin must be able to answer
 // NodeGetInfo.
 //
-// Run retries after a failure, and the plugin continues to serve this node's volumes. Some kubelets register a socket only
-// once. So Run creates the socket again after the kubelet has rejected the plugin. node-driver-registrar exits instead.
+// Run retries after a failure, and the plugin continues to serve this node's volumes. Some kubelets register a socket
+// only once. So Run creates the socket again after the kubelet has rejected the plugin. node-driver-registrar exits
+// instead.
 func (r *Registration) Run(ctx context.Context) {
 	if r == nil {
 		return
@@ -238,8 +239,8 @@ func listen(path string) (*socket, error) {
 	return &socket{listener: listener, path: path, file: file}, nil
 }
 
-// exists reports whether the file still exists and was not replaced. It also compares the modification time, because a new
-// file can get the inode number of a removed file.
+// exists reports whether the file still exists and was not replaced. It also compares the modification time, because a
+// new file can get the inode number of a removed file.
 func (s *socket) exists() bool {
 	file, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(file, s.file) && file.ModTime().Equal(s.file.ModTime())

@@ -191,7 +191,8 @@ func TestNotReadyWithoutAKubelet(t *testing.T) {
 	r.awaitReady(t, k)
 }
 
-// The next kubelet finds the socket of the plugin that runs on, whether or not the one before has ever told how it went.
+// The next kubelet finds the socket of the plugin that runs on, whether or not the one before has ever told how it
+// went.
 func TestKubeletRestarts(t *testing.T) {
 	dir := shortDir(t)
 	_, stop := startKubelet(t, dir, kubelettest.Options{OmitStatus: true})
@@ -213,8 +214,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// A refusal is told and does not end the plugin, which is registered as soon as what is in the way has gone: by a kubelet that
-// tries again itself, and by one that does so only with another socket.
+// A refusal is told and does not end the plugin, which is registered as soon as what is in the way has gone: by a
+// kubelet that tries again itself, and by one that does so only with another socket.
 func TestRefusal(t *testing.T) {
 	for name, once := range map[string]bool{"a kubelet that tries again": false, "a kubelet that tries once": true} {
 		t.Run(name, func(t *testing.T) {

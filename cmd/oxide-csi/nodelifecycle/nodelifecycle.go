@@ -3,8 +3,8 @@
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
 // Package nodelifecycle handles the beginning and the end of a node's life. At the beginning it removes the taint that
-// keeps pods off until the scheduler knows the Node's volume limit. At the end it waits until the volumes of a Node that
-// is given up are detached.
+// keeps pods off until the scheduler knows the Node's volume limit. At the end it waits until the volumes of a Node
+// that is given up are detached.
 package nodelifecycle
 
 import (
@@ -25,14 +25,14 @@ const (
 	// firstPause and longestPause are the bounds of the pause between two attempts.
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
-	// watchDuration is how long ClearTaint waits for a taint that the Node does not have. The program that creates Nodes may
-	// add the taint after the plugin has started.
+	// watchDuration is how long ClearTaint waits for a taint that the Node does not have. The program that creates
+	// Nodes may add the taint after the plugin has started.
 	watchDuration = 5 * time.Minute
 )
 
 // ClearTaint removes a taint from the node once the orchestrator has the plugin's registration and volume limit. The
-// provider identifies the instance. ClearTaint returns when the node has not had the taint for five minutes, or when ctx ends. It logs
-// failures and retries.
+// provider identifies the instance. ClearTaint returns when the node has not had the taint for five minutes, or when
+// ctx ends. It logs failures and retries.
 func ClearTaint(
 	ctx context.Context, node metadata.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
 ) {
@@ -88,8 +88,8 @@ func logLevel(err error) slog.Level {
 	return slog.LevelError
 }
 
-// AwaitDetached waits until none of the plugin's volumes is attached to the Node. If the Node is not given up, it returns
-// nil at once. If ctx ends first, the error names the attached volumes.
+// AwaitDetached waits until none of the plugin's volumes is attached to the Node. If the Node is not given up, it
+// returns nil at once. If ctx ends first, the error names the attached volumes.
 func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logger) error {
 	reason, err := retry(ctx, node.Leaving)
 	if err != nil {
@@ -126,8 +126,8 @@ func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logge
 	}
 }
 
-// retry repeats a request until it succeeds, until it returns an error that waiting does not repair, or until ctx ends. The error is
-// that of the last attempt that ctx did not interrupt.
+// retry repeats a request until it succeeds, until it returns an error that waiting does not repair, or until ctx ends.
+// The error is that of the last attempt that ctx did not interrupt.
 func retry[T any](ctx context.Context, request func(context.Context) (T, error)) (answer T, err error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		var attemptErr error

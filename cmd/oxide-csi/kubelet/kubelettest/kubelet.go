@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package kubelettest is a fake kubelet for tests of plugin registration. It watches a folder for sockets, and registers the
-// plugin behind each socket as kubernetes v1.36.3 does (pkg/kubelet/pluginmanager, pkg/volume/csi).
+// Package kubelettest is a fake kubelet for tests of plugin registration. It watches a folder for sockets, and
+// registers the plugin behind each socket as kubernetes v1.36.3 does (pkg/kubelet/pluginmanager, pkg/volume/csi).
 package kubelettest
 
 import (
@@ -33,11 +33,11 @@ const (
 
 // Options select the behaviour of the kubelet.
 type Options struct {
-	// Accept stands for the kubelet's own steps: asking the plugin for its node ID, and writing the CSINode object. If it
-	// returns an error, the kubelet rejects the plugin. Nil accepts every plugin.
+	// Accept stands for the kubelet's own steps: asking the plugin for its node ID, and writing the CSINode object. If
+	// it returns an error, the kubelet rejects the plugin. Nil accepts every plugin.
 	Accept func(ctx context.Context, info *api.PluginInfo) error
-	// TryOnce makes the kubelet try each socket once, as older kubelets do. It tries again only if the socket is created
-	// again.
+	// TryOnce makes the kubelet try each socket once, as older kubelets do. It tries again only if the socket is
+	// created again.
 	TryOnce bool
 	// OmitStatus makes the kubelet report no result to the plugin, as if it died before.
 	OmitStatus bool
@@ -52,8 +52,8 @@ type Kubelet struct {
 	running sync.WaitGroup
 
 	mu sync.Mutex
-	// desired maps the path of each socket in the folder to the number of the event that reported it. tried and actual are
-	// the same maps for the sockets that were tried and that are registered.
+	// desired maps the path of each socket in the folder to the number of the event that reported it. tried and actual
+	// are the same maps for the sockets that were tried and that are registered.
 	desired, tried, actual map[string]int
 	events                 int
 	plugins                map[string]*api.PluginInfo
