@@ -25,7 +25,7 @@ import (
 
 const instanceID = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
 
-// freePort is an address that was free a moment ago.
+// freePort returns a loopback address that no process listens on.
 func freePort(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -34,12 +34,12 @@ func freePort(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// get returns the status and body of a page; 0 where nobody answers.
+// get returns the status and body of a page. The status is 0 if the connection fails.
 func get(t *testing.T, url string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	must(t, err)
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
 		return 0, err.Error()
@@ -50,7 +50,7 @@ func get(t *testing.T, url string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// A node that does not know yet who it is is alive, says what it waits for, and becomes ready by itself.
+// A node without its identity is live but not ready, and says what it waits for. It becomes ready when the identity appears.
 func TestNodeWaitsForItsIdentity(t *testing.T) {
 	t.Parallel()
 	dir, addr := shortDir(t), freePort(t)
@@ -64,14 +64,14 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 		err    error
 	}
 	ready := make(chan started, 1)
-	go func() { // which waits until the plugin says that it is ready
+	go func() { // StartPlugin returns when the plugin is ready
 		plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 		ready <- started{plugin, err}
 	}()
 	conn, err := grpc.NewClient("unix://"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer func() { must(t, conn.Close()) }()
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	probe, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
 	if err != nil || probe.GetReady() == nil || probe.GetReady().GetValue() {
 		t.Errorf("Probe: %v, %v; want ready: false", probe, err)
@@ -83,13 +83,13 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 	if code, body := get(t, "http://"+addr+"/livez"); code != 200 || body != "ok\n" {
 		t.Errorf("/livez: %d %q", code, body)
 	}
-	eventually(t, "/readyz says what it waits for", func() bool {
+	eventually(t, "/readyz says what the plugin waits for", func() bool {
 		code, body := get(t, "http://"+addr+"/readyz")
 		return code == 503 && strings.HasPrefix(body, "not ready: identity of this node: wait for "+file)
 	})
 	select {
 	case s := <-ready:
-		t.Fatalf("ready without an identity: %v", s.err)
+		t.Fatalf("the plugin is ready without an identity: %v", s.err)
 	default:
 	}
 
@@ -107,12 +107,11 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 		t.Errorf("/readyz: %d %q", code, body)
 	}
 	if n := strings.Count(s.plugin.Stderr().String(), "this node is not known yet"); n != 1 {
-		t.Errorf("the reason stands %d times in the log, want once: %s", n, s.plugin.Stderr())
+		t.Errorf("the log has the reason %d times, want once: %s", n, s.plugin.Stderr())
 	}
 }
 
-// A node that waits ends on SIGTERM as any other.
-func TestWaitingNodeEnds(t *testing.T) {
+func TestSignalStopsANodeThatWaits(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	opts := simtest.PluginOptions{
@@ -124,14 +123,14 @@ func TestWaitingNodeEnds(t *testing.T) {
 	}
 	flags, err := opts.Flags()
 	must(t, err)
-	p := begin(t, flags...)
-	eventually(t, "it serves", func() bool { return strings.Contains(p.stderr.String(), "msg=serving") })
+	p := startProcess(t, flags...)
+	eventually(t, "the plugin serves", func() bool { return strings.Contains(p.stderr.String(), "msg=serving") })
 	must(t, p.cmd.Process.Signal(os.Interrupt))
 	if err := p.wait(t); err != nil {
 		t.Errorf("%v: %s", err, p.stderr)
 	}
 	if isThere(t, opts.Socket()) {
-		t.Error("the socket is still there")
+		t.Error("the socket was not removed")
 	}
 }
 
@@ -165,16 +164,16 @@ func TestHTTPEndpoint(t *testing.T) {
 					t.Errorf("%s: %d, want %d: %.200s", page, code, want, body)
 				}
 				if strings.Contains(body, sim.Token) {
-					t.Errorf("%s shows the token", page)
+					t.Errorf("%s contains the token", page)
 				}
 			}
 			must(t, plugin.Stop())
 			if code, _ := get(t, "http://"+addr+"/livez"); code != 0 {
-				t.Errorf("after its end /livez answers %d", code)
+				t.Errorf("/livez answers %d after the plugin has ended", code)
 			}
 		})
 	}
-	t.Run("an address in use", func(t *testing.T) {
+	t.Run("the address is in use", func(t *testing.T) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
 		defer func() { must(t, listener.Close()) }()
@@ -190,7 +189,7 @@ func TestHTTPEndpoint(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 		if isThere(t, opts.Socket()) {
-			t.Error("the socket is still there")
+			t.Error("the socket was not removed")
 		}
 	})
 }

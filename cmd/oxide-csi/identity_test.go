@@ -25,8 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// machine makes a /sys with the firmware of an Oxide instance and no disks.
-func machine(t *testing.T, id string) string {
+// instanceSys creates a /sys with the firmware of an Oxide instance and no disks.
+func instanceSys(t *testing.T, id string) string {
 	t.Helper()
 	sys := t.TempDir()
 	dmi := filepath.Join(sys, "class/dmi/id")
@@ -37,8 +37,8 @@ func machine(t *testing.T, id string) string {
 	return sys
 }
 
-// agent is the metadata part of a Nomad client agent.
-func agent(t *testing.T, meta string) *httptest.Server {
+// nomadAgent is a server for the node metadata of a Nomad client agent.
+func nomadAgent(t *testing.T, meta string) *httptest.Server {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Nomad-Token") != canary {
@@ -50,8 +50,8 @@ func agent(t *testing.T, meta string) *httptest.Server {
 	return server
 }
 
-// socket serves a handler on a unix socket, whose path it returns.
-func socket(t *testing.T, handler http.Handler) string {
+// serveUnix serves a handler on a unix socket and returns its path.
+func serveUnix(t *testing.T, handler http.Handler) string {
 	t.Helper()
 	path := filepath.Join(shortDir(t), "api.sock")
 	listener, err := net.Listen("unix", path)
@@ -62,16 +62,16 @@ func socket(t *testing.T, handler http.Handler) string {
 	return path
 }
 
-// In a guest of a rack nothing but the endpoint need be configured.
-func TestNodeWithNoConfiguration(t *testing.T) {
+// On an instance of the rack, a node finds its identity in the firmware.
+func TestNodeNeedsNoIdentitySettings(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	p := begin(t, "--mode=node", "--endpoint="+dir+"/csi.sock", "--sys-root="+machine(t, instanceID), "--state-dir="+dir)
+	p := startProcess(t, "--mode=node", "--endpoint="+dir+"/csi.sock", "--sys-root="+instanceSys(t, instanceID), "--state-dir="+dir)
 	conn, err := grpc.NewClient("unix://"+dir+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer func() { must(t, conn.Close()) }()
 	info, err := csi.NewNodeClient(conn).
-		NodeGetInfo(within(t, 30*time.Second), &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
+		NodeGetInfo(within(t, 2*time.Minute), &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil || info.GetNodeId() != instanceID ||
 		info.GetAccessibleTopology().GetSegments()["topology.csi.oxide.computer/rack"] != "default" {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
@@ -79,16 +79,16 @@ func TestNodeWithNoConfiguration(t *testing.T) {
 	must(t, p.cmd.Process.Signal(os.Interrupt))
 	must(t, p.wait(t))
 	if !strings.Contains(p.stderr.String(), "instance_id_from=guest") {
-		t.Errorf("the log does not say who answered: %s", p.stderr)
+		t.Errorf("the log does not name the source of the instance ID: %s", p.stderr)
 	}
 }
 
-// A node whose rack is asked of an agent that is not there yet waits, and becomes ready by itself.
+// A node that gets its rack from a Nomad agent waits while the agent is down. It becomes ready when the agent answers.
 func TestNodeWaitsForItsRack(t *testing.T) {
 	t.Parallel()
 	dir, addr, nomad := shortDir(t), freePort(t), freePort(t)
 	opts := simtest.PluginOptions{Mode: "node", Dir: dir, Args: []string{
-		"--metadata=auto", "--instance-id=", "--sys-root=" + machine(t, instanceID), "--http-endpoint=" + addr,
+		"--metadata=auto", "--instance-id=", "--sys-root=" + instanceSys(t, instanceID), "--http-endpoint=" + addr,
 	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary, "NOMAD_ADDR=http://"+nomad)}
 	type started struct {
 		plugin *simtest.Plugin
@@ -99,7 +99,7 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 		plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 		ready <- started{plugin, err}
 	}()
-	eventually(t, "/readyz says what it waits for", func() bool {
+	eventually(t, "/readyz says what the plugin waits for", func() bool {
 		code, body := get(t, "http://"+addr+"/readyz")
 		return code == 503 &&
 			strings.Contains(
@@ -110,11 +110,9 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 	conn, err := grpc.NewClient("unix://"+opts.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer func() { must(t, conn.Close()) }()
-	ctx := within(t, 30*time.Second)
-	if _, err := csi.NewNodeClient(conn).
-		NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); status.Code(
-		err,
-	) != codes.Unavailable {
+	ctx := within(t, 2*time.Minute)
+	_, err = csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if status.Code(err) != codes.Unavailable {
 		t.Errorf("NodeGetInfo: %v, want UNAVAILABLE", err)
 	}
 	if code, _ := get(t, "http://"+addr+"/livez"); code != 200 {
@@ -123,7 +121,7 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 
 	listener, err := net.Listen("tcp", nomad)
 	must(t, err)
-	server := agent(t, `"oxide.rack": "east"`)
+	server := nomadAgent(t, `"oxide.rack": "east"`)
 	proxied := &http.Server{Handler: server.Config.Handler}
 	go func() { _ = proxied.Serve(listener) }() // until it is closed
 	defer func() { must(t, proxied.Close()) }()
@@ -136,6 +134,6 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
 	if text := s.plugin.Stderr().String(); strings.Contains(text, canary) {
-		t.Errorf("the token is shown: %s", text)
+		t.Errorf("the log contains the token: %s", text)
 	}
 }

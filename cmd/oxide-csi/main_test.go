@@ -23,12 +23,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// programs are built once, with the race detector where the test has it.
+// programs are built once, with the race detector if the test has it.
 var programs simtest.Programs
 
-func TestMain(m *testing.M) { os.Exit(build(m)) }
+func TestMain(m *testing.M) { os.Exit(buildAndRun(m)) }
 
-func build(m *testing.M) int {
+// buildAndRun builds the programs, runs the tests, and returns the exit code.
+func buildAndRun(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "oxide-csi")
 	if err == nil {
 		programs, err = simtest.Build(dir, simtest.RaceDetector())
@@ -45,23 +46,23 @@ func build(m *testing.M) int {
 	return code
 }
 
-// canary stands for a token that nobody may see.
+// canary is used as a token. No output may contain it.
 const canary = "oxide-token-canary9c1f"
 
-// result is what a program that ended left behind.
+// result is the exit code and the output of a program.
 type result struct {
 	code           int
 	stdout, stderr string
 }
 
-// baseEnv is the environment of every plugin here. Without the second variable, each program that is built with the
+// baseEnv returns the environment of every plugin in these tests. Without the second variable, each program that is built with the
 // race detector takes a second to end.
 func baseEnv() []string { return []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=10"} }
 
 // runPlugin runs the plugin to its end with exactly this environment.
 func runPlugin(t *testing.T, environ []string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, programs.Plugin, args...)
 	cmd.Env = append(baseEnv(), environ...)
@@ -73,18 +74,17 @@ func runPlugin(t *testing.T, environ []string, args ...string) result {
 		t.Fatal(err)
 	}
 	if ctx.Err() != nil {
-		t.Fatalf("it did not end: %s", &stderr)
+		t.Fatalf("%v did not end: %s", args, &stderr)
 	}
 	if strings.Contains(stdout.String()+stderr.String(), canary) {
-		t.Errorf("the token is shown: %s%s", &stdout, &stderr)
+		t.Errorf("the output contains the token: %s%s", &stdout, &stderr)
 	}
 	return result{code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
 }
 
-// What can be asked without a configuration is answered whatever the configuration is.
-func TestHelpAndVersion(t *testing.T) {
+func TestHelpAndVersionIgnoreTheConfiguration(t *testing.T) {
 	broken := []string{"OXIDE_CSI_MAX_DISKS=many", "CSI_ENDPOINT=tcp://x", "OXIDE_TOKEN=" + canary}
-	for name, environ := range map[string][]string{"nothing configured": nil, "a broken configuration": broken} {
+	for name, environ := range map[string][]string{"no configuration": nil, "invalid configuration": broken} {
 		t.Run(name, func(t *testing.T) {
 			for _, args := range [][]string{{"version"}, {"--version"}} {
 				got := runPlugin(t, environ, args...)
@@ -107,7 +107,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// Help begins with examples, and shows the settings in groups without those that only tests and orchestrators set.
+// Help begins with examples. It shows the settings in groups, without the settings for tests and orchestrators.
 func TestHelpShowsSettingsInGroups(t *testing.T) {
 	help := runPlugin(t, nil, "--help").stdout
 	headings := []string{
@@ -157,8 +157,8 @@ func TestHelpShowsSettingsInGroups(t *testing.T) {
 	}
 }
 
-// The examples of the help are complete but for their files and folders, which are on no machine that runs tests.
-func TestExamplesOfTheHelp(t *testing.T) {
+// The examples of the help are valid command lines: they fail only because the socket's folder does not exist here.
+func TestExamplesOfTheHelpAreValid(t *testing.T) {
 	_, examples, _ := strings.Cut(runPlugin(t, nil, "--help").stdout, "Examples:\n")
 	examples, _, _ = strings.Cut(examples, "Usage:")
 	tokenFile := filepath.Join(t.TempDir(), "token")
@@ -178,11 +178,11 @@ func TestExamplesOfTheHelp(t *testing.T) {
 
 var problemLine = regexp.MustCompile(`^config: ([^ ]+|command line): [^ ].*$`)
 
-// problems are the lines of a process that ended over its configuration, by flag.
+// problems checks that a process has rejected its configuration, and returns its output lines by flag.
 func problems(t *testing.T, got result) map[string]string {
 	t.Helper()
 	if got.code != 2 || got.stdout != "" {
-		t.Errorf("exit code %d, stdout %q; want 2 and nothing", got.code, got.stdout)
+		t.Errorf("exit code %d, stdout %q; want code 2 and no output", got.code, got.stdout)
 	}
 	found := map[string]string{}
 	for line := range strings.Lines(got.stderr) {
@@ -192,14 +192,14 @@ func problems(t *testing.T, got result) map[string]string {
 			continue
 		}
 		if _, twice := found[parts[1]]; twice {
-			t.Errorf("two lines of %s", parts[1])
+			t.Errorf("%s is reported twice", parts[1])
 		}
 		found[parts[1]] = line
 	}
 	return found
 }
 
-func TestConfigurationProblems(t *testing.T) {
+func TestInvalidConfigurationIsRejected(t *testing.T) {
 	dir := t.TempDir()
 	tokenFile, empty := filepath.Join(dir, "token"), filepath.Join(dir, "empty")
 	must(t, os.WriteFile(tokenFile, []byte(canary+"\n"), 0o600))
@@ -218,30 +218,30 @@ func TestConfigurationProblems(t *testing.T) {
 		args    []string
 		flags   []string
 	}{
-		{"nothing", nil, nil, []string{"--cluster-id", "--endpoint", "--mode", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
-		{"nothing, controller", nil, []string{"--mode=controller"}, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
-		{"nothing, node", nil, []string{"--mode=node"}, []string{"--endpoint"}},
-		{"all at once", []string{"OXIDE_CSI_MAX_DISKS=1", "OXIDE_CSI_LOG_LEVEL=loud"},
+		{"no settings", nil, nil, []string{"--cluster-id", "--endpoint", "--mode", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
+		{"no settings of a controller", nil, []string{"--mode=controller"}, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
+		{"no settings of a node", nil, []string{"--mode=node"}, []string{"--endpoint"}},
+		{"all problems at once", []string{"OXIDE_CSI_MAX_DISKS=1", "OXIDE_CSI_LOG_LEVEL=loud"},
 			append(slices.Clone(controller), "--endpoint=tcp://127.0.0.1:1", "--cluster-id=A", "--device-timeout=soon", "--http-endpoint=9808", "--log-format=xml"),
 			[]string{"--cluster-id", "--device-timeout", "--endpoint", "--http-endpoint", "--log-format", "--log-level", "--max-disks"}},
-		{"a path that is too long for a socket", nil, append(slices.Clone(controller), "--endpoint=/"+strings.Repeat("a", 107)), []string{"--endpoint"}},
+		{"a socket path that is too long", nil, append(slices.Clone(controller), "--endpoint=/"+strings.Repeat("a", 107)), []string{"--endpoint"}},
 		{"an empty token file", nil, append(slices.Clone(controller), "--oxide-token-file="+empty), []string{"--oxide-token-file"}},
-		{"a token file that is not there", nil, append(slices.Clone(controller), "--oxide-token-file="+dir+"/none"), []string{"--oxide-token-file"}},
-		{"a token in the wrong place", nil, append(slices.Clone(controller), "--max-disks="+canary), []string{"--max-disks"}},
-		{"a template that nobody filled in", nil, []string{"--endpoint=/x", "--mode=node", "--instance-id=${meta.oxide.instance_id}"}, []string{"--instance-id"}},
-		{"a provider that there is not", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=aws"}, []string{"--metadata"}},
-		{"a node that is told that it has no instance", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=none"}, []string{"--metadata"}},
-		{"a provider that lacks what it needs", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--node-name"}},
-		{"a mode that is none", nil, append(slices.Clone(controller), "--mode=both", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"), []string{"--mode"}},
-		{"restarts without a way to reach the nodes", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--restart-shutdown"}},
-		{"a file that is not there", nil, append(slices.Clone(controller), "--config="+dir+"/none.yaml"), []string{"--config"}},
+		{"a missing token file", nil, append(slices.Clone(controller), "--oxide-token-file="+dir+"/none"), []string{"--oxide-token-file"}},
+		{"a token in another setting", nil, append(slices.Clone(controller), "--max-disks="+canary), []string{"--max-disks"}},
+		{"a template that was not filled in", nil, []string{"--endpoint=/x", "--mode=node", "--instance-id=${meta.oxide.instance_id}"}, []string{"--instance-id"}},
+		{"an unknown provider", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=aws"}, []string{"--metadata"}},
+		{"a node without an instance", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=none"}, []string{"--metadata"}},
+		{"a provider without its required setting", nil, []string{"--endpoint=/x", "--mode=node", "--metadata=kubernetes"}, []string{"--node-name"}},
+		{"an unknown mode", nil, append(slices.Clone(controller), "--mode=both", "--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"), []string{"--mode"}},
+		{"restarts without an orchestrator or hard shutdown", nil, append(slices.Clone(controller), "--attach-mode=restart"), []string{"--restart-shutdown"}},
+		{"a missing configuration file", nil, append(slices.Clone(controller), "--config="+dir+"/none.yaml"), []string{"--config"}},
 		{"unknown flag", nil, append(slices.Clone(controller), "--bogus"), []string{"--bogus"}},
 		{"unknown short flag", nil, append(slices.Clone(controller), "-z"), []string{"-z"}},
 		{"a token as a flag", nil, append(slices.Clone(controller), "--oxide-token="+canary), []string{"--oxide-token"}},
 		{"a flag without its value", nil, []string{"--endpoint"}, []string{"--endpoint"}},
 		{"unknown command", nil, []string{"serve"}, []string{"command line"}},
 		{"a token as a command", nil, []string{canary}, []string{"command line"}},
-		{"too much for a command", nil, []string{"version", "now"}, []string{"command line"}},
+		{"an argument of a command that takes none", nil, []string{"version", "now"}, []string{"command line"}},
 		{"unknown flag of a command", nil, []string{"version", "--bogus"}, []string{"--bogus"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -258,12 +258,12 @@ func TestConfigurationProblems(t *testing.T) {
 		})
 	}
 	if _, err := os.Stat(filepath.Join(dir, "csi.sock")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a socket was made: %v", err)
+		t.Errorf("a socket was created: %v", err)
 	}
 }
 
-// The node holds no token, whatever its environment has.
-func TestNodeNeedsNoRack(t *testing.T) {
+// A node ignores the settings of the rack's API in its environment, and never shows the token.
+func TestNodeIgnoresRackSettings(t *testing.T) {
 	dir := shortDir(t)
 	got := runPlugin(
 		t,
@@ -281,12 +281,12 @@ func TestNodeNeedsNoRack(t *testing.T) {
 		"--mode=node",
 		"--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
 	)
-	// It gets as far as its socket, whose folder is missing: no problem of the configuration.
+	// The only error is the missing folder of the socket.
 	if got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
 		t.Errorf("%+v", got)
 	}
 	if strings.Count(got.stderr, "OXIDE_CSI_PLUGIN_SERVICE_HOST") != 1 {
-		t.Errorf("unknown variables want one warning: %s", got.stderr)
+		t.Errorf("want one warning about the unknown variable: %s", got.stderr)
 	}
 	lines := strings.Split(strings.TrimSpace(got.stderr), "\n")
 	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "oxide-csi: ") {
@@ -301,7 +301,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// shortDir is a folder whose path leaves room for a socket's name.
+// shortDir creates a folder with a short path, because the path of a socket has at most 107 bytes.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "oxc")
@@ -310,6 +310,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
+// within returns a context that ends after the limit.
 func within(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -317,23 +318,25 @@ func within(t *testing.T, limit time.Duration) context.Context {
 	return ctx
 }
 
-func eventually(t *testing.T, what string, done func() bool) {
+// eventually waits until a condition holds. It fails the test after 2 minutes, which is long enough for a slow machine.
+func eventually(t *testing.T, condition string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("in vain: %s", what)
+			t.Fatalf("timeout: waited until %s", condition)
 		}
 	}
 }
 
-// process is a plugin that may never become ready.
+// process is a plugin that the test does not expect to become ready.
 type process struct {
 	cmd    *exec.Cmd
 	stderr *simtest.Output
 	ended  chan error
 }
 
-func begin(t *testing.T, args ...string) *process {
+// startProcess starts a plugin and does not wait until it is ready.
+func startProcess(t *testing.T, args ...string) *process {
 	t.Helper()
 	p := &process{cmd: exec.Command(programs.Plugin, args...), stderr: &simtest.Output{}, ended: make(chan error, 1)}
 	p.cmd.Env = baseEnv()
@@ -343,13 +346,13 @@ func begin(t *testing.T, args ...string) *process {
 	return p
 }
 
-// wait returns how the process ended; one that does not end is killed.
+// wait waits until the process ends, and returns its error. It kills a process that does not end.
 func (p *process) wait(t *testing.T) error {
 	t.Helper()
 	select {
 	case err := <-p.ended:
 		return err
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		must(t, p.cmd.Process.Kill())
 		return fmt.Errorf("did not end: %w", <-p.ended)
 	}

@@ -16,9 +16,9 @@ import (
 
 func TestMetadataCommand(t *testing.T) {
 	const other = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
-	sys := machine(t, instanceID)
-	nomad := agent(t, `"oxide.instance_id": "`+instanceID+`", "oxide.rack": "east"`)
-	liar := agent(t, `"oxide.instance_id": "`+other+`"`)
+	sys := instanceSys(t, instanceID)
+	nomad := nomadAgent(t, `"oxide.instance_id": "`+instanceID+`", "oxide.rack": "east"`)
+	contradicting := nomadAgent(t, `"oxide.instance_id": "`+other+`"`)
 	file := filepath.Join(t.TempDir(), "id.env")
 	must(t, os.WriteFile(file, []byte("OXIDE_INSTANCE_ID="+instanceID+"\nOXIDE_RACK=west\n"), 0o600))
 	token := "NOMAD_TOKEN=" + canary
@@ -27,28 +27,28 @@ func TestMetadataCommand(t *testing.T) {
 		name    string
 		environ []string
 		args    []string
-		want    result // of stderr, a part
+		want    result // its stderr is a part of the expected output
 	}{
-		{"the machine, by itself", nil, []string{"--sys-root=" + sys}, result{stdout: idLine}},
-		{"the machine, asked for", nil, []string{"--provider=guest", "--sys-root=" + sys}, result{stdout: idLine}},
-		{"with a rack", []string{"OXIDE_RACK=west"}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
+		{"firmware, by default", nil, []string{"--sys-root=" + sys}, result{stdout: idLine}},
+		{"firmware, selected", nil, []string{"--provider=guest", "--sys-root=" + sys}, result{stdout: idLine}},
+		{"firmware, with a rack", []string{"OXIDE_RACK=west"}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
 		{"as JSON", nil, []string{"--sys-root=" + sys, "--format=json"}, result{stdout: `{"instanceID":"` + instanceID + `"}` + "\n"}},
 		{"as JSON, with a rack", nil, []string{"--sys-root=" + sys, "--format=json", "--rack=west"}, result{stdout: `{"instanceID":"` + instanceID + `","rack":"west"}` + "\n"}},
-		{"an agent", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
-		{"an agent and the machine", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
-		{"an agent behind the task API's socket", []string{token, "NOMAD_UNIX_ADDR=unix://" + socket(t, nomad.Config.Handler)}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
-		{"an agent that says otherwise", []string{token, "NOMAD_ADDR=" + liar.URL}, []string{"--sys-root=" + sys}, result{code: 1, stderr: "sources contradict each other"}},
-		{"the operator before both", []string{token, "NOMAD_ADDR=" + nomad.URL, "OXIDE_INSTANCE_ID=" + other}, []string{"--sys-root=" + sys}, result{stdout: "OXIDE_INSTANCE_ID=" + other + "\nOXIDE_RACK=east\n", stderr: "two sources differ about the instance ID"}},
-		{"a file", []string{"OXIDE_CSI_METADATA_FILE=" + file}, []string{"--provider=static"}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
-		{"what the rack's environment says is nobody's business", []string{"OXIDE_HOST=not a host", "OXIDE_TOKEN=" + canary, "OXIDE_CSI_MODE=controller", "CSI_ENDPOINT=tcp://x"}, []string{"--sys-root=" + sys}, result{stdout: idLine}},
+		{"Nomad agent", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
+		{"firmware and Nomad agent", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
+		{"Nomad agent on the task API's socket", []string{token, "NOMAD_UNIX_ADDR=unix://" + serveUnix(t, nomad.Config.Handler)}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
+		{"sources contradict each other", []string{token, "NOMAD_ADDR=" + contradicting.URL}, []string{"--sys-root=" + sys}, result{code: 1, stderr: "sources contradict each other"}},
+		{"explicit instance ID wins", []string{token, "NOMAD_ADDR=" + nomad.URL, "OXIDE_INSTANCE_ID=" + other}, []string{"--sys-root=" + sys}, result{stdout: "OXIDE_INSTANCE_ID=" + other + "\nOXIDE_RACK=east\n", stderr: "two sources differ about the instance ID"}},
+		{"metadata file", []string{"OXIDE_CSI_METADATA_FILE=" + file}, []string{"--provider=static"}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
+		{"settings of the rack's API are ignored", []string{"OXIDE_HOST=not a host", "OXIDE_TOKEN=" + canary, "OXIDE_CSI_MODE=controller", "CSI_ENDPOINT=tcp://x"}, []string{"--sys-root=" + sys}, result{stdout: idLine}},
 
-		{"no right", []string{"NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{code: 1, stderr: "HTTP 403"}},
+		{"no permission", []string{"NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{code: 1, stderr: "HTTP 403"}},
 		{"no Oxide instance", nil, []string{"--sys-root=" + t.TempDir()}, result{code: 1, stderr: "the firmware tells nothing"}},
-		{"nobody yet, asked once", []string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0"}, result{code: 3, stderr: "oxide-csi: no source answered: ask the Nomad agent at http://127.0.0.1:1: "}},
-		{"nobody in time", nil, []string{"--provider=static", "--metadata-file=" + file + ".none", "--timeout=300ms"}, result{code: 3, stderr: "oxide-csi: no source answered: wait for " + file + ".none: no such file"}},
-		{"wrong settings", nil, []string{"--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw"}, result{code: 2, stderr: "config: --metadata: "}},
-		{"no duration", nil, []string{"--timeout=soon"}, result{code: 2, stderr: "--timeout"}},
-		{"too many words", nil, []string{"now"}, result{code: 2, stderr: "config: command line: "}},
+		{"no source answers a single attempt", []string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0"}, result{code: 3, stderr: "oxide-csi: no source answered: ask the Nomad agent at http://127.0.0.1:1: "}},
+		{"no source answers before the timeout", nil, []string{"--provider=static", "--metadata-file=" + file + ".none", "--timeout=300ms"}, result{code: 3, stderr: "oxide-csi: no source answered: wait for " + file + ".none: no such file"}},
+		{"invalid settings", nil, []string{"--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw"}, result{code: 2, stderr: "config: --metadata: "}},
+		{"invalid duration", nil, []string{"--timeout=soon"}, result{code: 2, stderr: "--timeout"}},
+		{"unexpected argument", nil, []string{"now"}, result{code: 2, stderr: "config: command line: "}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -75,9 +75,9 @@ func TestMetadataCommandReportsAllProblems(t *testing.T) {
 	}
 }
 
-// The file is there whole or not at all, whatever there was before.
-func TestMetadataCommandWrites(t *testing.T) {
-	sys, dir := machine(t, instanceID), t.TempDir()
+// A success replaces the whole file. A failure leaves the file as it was.
+func TestMetadataCommandReplacesTheFile(t *testing.T) {
+	sys, dir := instanceSys(t, instanceID), t.TempDir()
 	output := filepath.Join(dir, "metadata.env")
 	for _, test := range []struct {
 		args []string
@@ -93,11 +93,11 @@ func TestMetadataCommandWrites(t *testing.T) {
 	whole, err := os.ReadFile(output)
 	must(t, err)
 	if string(whole) != "OXIDE_INSTANCE_ID="+instanceID+"\nOXIDE_RACK=west\n" {
-		t.Errorf("it holds %q", whole)
+		t.Errorf("the file contains %q", whole)
 	}
-	// What is written is what the plugin reads.
+	// The plugin can read the file.
 	if got := runPlugin(t, nil, "metadata", "--provider=static", "--metadata-file="+output); got.stdout != string(whole) {
-		t.Errorf("it is read as %+v", got)
+		t.Errorf("the plugin reads %+v", got)
 	}
 	folder := filepath.Join(dir, "folder")
 	must(t, os.Mkdir(folder, 0o755))
@@ -108,15 +108,15 @@ func TestMetadataCommandWrites(t *testing.T) {
 		"not in time": {[]string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0", "--output=" + output}},
 	} {
 		if got := runPlugin(t, test.environ, append([]string{"metadata"}, test.args...)...); got.code == 0 {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: %+v, want a failure", name, got)
 		}
 	}
 	if text, err := os.ReadFile(output); err != nil || string(text) != string(whole) {
-		t.Errorf("after failures it holds %q, %v", text, err)
+		t.Errorf("after failures the file contains %q, %v", text, err)
 	}
 	entries, err := os.ReadDir(dir)
 	must(t, err)
 	if len(entries) != 2 {
-		t.Errorf("something is left behind: %v", entries)
+		t.Errorf("temporary files are left: %v", entries)
 	}
 }

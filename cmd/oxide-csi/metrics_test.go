@@ -23,7 +23,7 @@ var countSeries = regexp.MustCompile(
 		`oxide_csi_rack_request_duration_seconds_count{code="(\w+)",operation="(\w+)",rack="west"})$`,
 )
 
-// countsOf are the counts of a page's histograms, as "Controller/CreateVolume OK" and "disk_create 201".
+// countsOf returns the counts of a page's histograms, with keys such as "Controller/CreateVolume OK" and "disk_create 201".
 func countsOf(t *testing.T, samples metricstest.Samples) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
@@ -41,12 +41,12 @@ func countsOf(t *testing.T, samples metricstest.Samples) map[string]int {
 	return counts
 }
 
-// What the page says is what the caller and the rack have seen, to the last call.
-func TestMetricsEndpoint(t *testing.T) {
+// The metrics count every call of the CSI client and every request to the rack.
+func TestMetricsCountEveryCall(t *testing.T) {
 	t.Parallel()
 	sim, addr, dir := startSim(t, "--hotplug"), freePort(t), shortDir(t)
 	node := sim.Instance("node-a")
-	must(t, os.Mkdir(dir+"/block", 0o755)) // a guest without disks
+	must(t, os.Mkdir(dir+"/block", 0o755)) // an instance without disks
 	plugin := startPlugin(t, simtest.PluginOptions{
 		Mode: "all", Dir: dir, Sim: sim, Instance: node,
 		Args: []string{"--http-endpoint=" + addr, "--rack=west", "--sys-root=" + dir},
@@ -71,19 +71,19 @@ func TestMetricsEndpoint(t *testing.T) {
 		_, err := sim.Inject(ctx, fault)
 		must(t, err)
 	}
-	failing := func(what string, err error) {
+	mustFail := func(operation string, err error) {
 		t.Helper()
 		if err == nil {
-			t.Errorf("%s succeeded", what)
+			t.Errorf("%s succeeded", operation)
 		}
 	}
-	volume, err := plugin.CreateVolume(ctx, createRequest("volume-of-somebody"))
+	volume, err := plugin.CreateVolume(ctx, createRequest("secret-name"))
 	must(t, err)
 	id := volume.GetVolume().GetVolumeId()
-	_, err = plugin.CreateVolume(ctx, createRequest("volume-of-somebody"))
+	_, err = plugin.CreateVolume(ctx, createRequest("secret-name"))
 	must(t, err)
 	_, err = plugin.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "x"})
-	failing("a volume without capabilities", err)
+	mustFail("a volume without capabilities", err)
 	publish := &csi.ControllerPublishVolumeRequest{
 		VolumeId:         id,
 		NodeId:           node.ID,
@@ -94,7 +94,7 @@ func TestMetricsEndpoint(t *testing.T) {
 	_, err = plugin.ListVolumes(ctx, &csi.ListVolumesRequest{})
 	must(t, err)
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	failing("deleting an attached volume", err)
+	mustFail("deleting an attached volume", err)
 	_, err = plugin.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node.ID})
 	must(t, err)
 	inject(
@@ -107,10 +107,10 @@ func TestMetricsEndpoint(t *testing.T) {
 		},
 	)
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	failing("deleting on a rack that fails", err)
+	mustFail("deleting while the rack answers 500", err)
 	inject(simtest.Fault{Operation: "disk_delete", Kind: simtest.FaultReset})
 	_, err = plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	failing("deleting on a rack that hangs up", err)
+	mustFail("deleting while the rack resets connections", err)
 	inject(
 		simtest.Fault{
 			Operation: "disk_view",
@@ -125,12 +125,12 @@ func TestMetricsEndpoint(t *testing.T) {
 	_, err = plugin.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	must(t, err)
 	_, err = plugin.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{})
-	failing("staging nothing", err)
+	mustFail("staging without a volume ID", err)
 
 	text := page()
 	samples := metricstest.Read(t, text)
 	counts := countsOf(t, samples)
-	delete(counts, "Identity/Probe OK") // who starts a plugin asks until it is ready
+	delete(counts, "Identity/Probe OK") // StartPlugin calls Probe until the plugin is ready
 	want := map[string]int{
 		"Controller/CreateVolume OK":                 2,
 		"Controller/CreateVolume InvalidArgument":    1,
@@ -149,7 +149,7 @@ func TestMetricsEndpoint(t *testing.T) {
 	for _, call := range calls.Log {
 		operation, code := call.Operation, strconv.Itoa(call.Status)
 		if operation == "" && call.Path == "/v1/ping" {
-			operation = "ping" // a rack refuses a version before it looks for the route
+			operation = "ping" // a rack rejects the API version before it looks up the operation
 		}
 		if call.Status == 0 {
 			code = "error"
@@ -158,10 +158,10 @@ func TestMetricsEndpoint(t *testing.T) {
 	}
 	if want["disk_delete 500"] != 1 || want["disk_delete error"] != 1 || want["disk_view 503"] != 1 ||
 		want["disk_create 400"] != 1 {
-		t.Errorf("the rack has seen %v: this test shows less than it should", want)
+		t.Errorf("the rack recorded %v, without the injected faults", want)
 	}
 	if diff := cmp.Diff(want, counts); diff != "" {
-		t.Errorf("counts (-seen +page):\n%s", diff)
+		t.Errorf("counts (-want +got):\n%s", diff)
 	}
 	for series, value := range samples.Matching("csi_plugin_operations_in_flight") {
 		if value != 0 {
@@ -171,18 +171,18 @@ func TestMetricsEndpoint(t *testing.T) {
 	for series, value := range map[string]float64{
 		`csi_plugin_panics_total{driver_name="csi.oxide.computer"}`: 0,
 		`oxide_csi_build_info{mode="all",version="devel"}`:          1,
-		`oxide_csi_volumes{rack="west"}`:                            1, // as it was listed
+		`oxide_csi_volumes{rack="west"}`:                            1, // as at ListVolumes
 		`oxide_csi_volumes_attached{rack="west"}`:                   1,
 		`oxide_csi_node_volumes_attached`:                           0,
 		`oxide_csi_node_volumes_mounted`:                            0,
 	} {
-		if got, is := samples[series]; !is || got != value {
-			t.Errorf("%s is %v (%t), want %v", series, got, is, value)
+		if got, exists := samples[series]; !exists || got != value {
+			t.Errorf("%s is %v (%t), want %v", series, got, exists, value)
 		}
 	}
-	for _, hidden := range []string{sim.Token, id, node.ID, "somebody", sim.Project} {
+	for _, hidden := range []string{sim.Token, id, node.ID, "secret-name", sim.Project} {
 		if strings.Contains(text, hidden) {
-			t.Errorf("the page has %q in it", hidden)
+			t.Errorf("the page contains %q", hidden)
 		}
 	}
 }

@@ -6,7 +6,6 @@ package main_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -19,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// cluster plays the API server for one Node; test/k8s has a real one.
-type cluster struct {
+// fakeCluster is an API server with one Node. test/k8s has a real API server.
+type fakeCluster struct {
 	kubeconfig string
 
 	mu       sync.Mutex
@@ -29,23 +28,15 @@ type cluster struct {
 	patches  []string
 }
 
-func newCluster(t *testing.T, node map[string]any, attached ...any) *cluster {
-	c := &cluster{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), node: node, attached: attached}
+func newFakeCluster(t *testing.T, node map[string]any, attached ...any) *fakeCluster {
+	c := &fakeCluster{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), node: node, attached: attached}
 	s := httptest.NewServer(c)
 	t.Cleanup(s.Close)
-	must(
-		t,
-		os.WriteFile(
-			c.kubeconfig,
-			fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
-users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL),
-			0o600,
-		),
-	)
+	must(t, os.WriteFile(c.kubeconfig, []byte((&simtest.Node{}).Kubeconfig(s.URL)), 0o600))
 	return c
 }
 
-func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	meta := map[string]any{"name": "worker"}
@@ -70,11 +61,11 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusTeapot)
 	}
 	if answer != nil {
-		_ = json.NewEncoder(w).Encode(answer) // a client that has gone
+		_ = json.NewEncoder(w).Encode(answer) // an error means that the client has gone
 	}
 }
 
-// list answers the list of one object, and a watch of it, which ends at once, with nil.
+// list returns the list of one object. For a watch it returns nil, and the watch ends at once.
 func list(w http.ResponseWriter, r *http.Request, item any) any {
 	if r.URL.Query().Get("fieldSelector") != "metadata.name=worker" {
 		w.WriteHeader(http.StatusForbidden)
@@ -85,15 +76,12 @@ func list(w http.ResponseWriter, r *http.Request, item any) any {
 	return map[string]any{"kind": "List", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{item}}
 }
 
-// The node plugin takes the taint off once it knows who it is.
-func TestStartupTaint(t *testing.T) {
+func TestNodeRemovesTheStartupTaint(t *testing.T) {
 	t.Parallel()
-	c, dir := newCluster(
-		t,
-		map[string]any{"taints": []any{map[string]any{"key": "csi.oxide.computer/agent-not-ready", "effect": "NoExecute"}}},
-	), shortDir(
-		t,
-	)
+	dir := shortDir(t)
+	c := newFakeCluster(t, map[string]any{
+		"taints": []any{map[string]any{"key": "csi.oxide.computer/agent-not-ready", "effect": "NoExecute"}},
+	})
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
 	startPlugin(
 		t,
@@ -113,39 +101,35 @@ func TestStartupTaint(t *testing.T) {
 
 func TestAwaitDetach(t *testing.T) {
 	t.Parallel()
-	attached := []any{
-		map[string]any{
-			"spec": map[string]any{
-				"attacher": "csi.oxide.computer",
-				"nodeName": "worker",
-				"source":   map[string]any{"persistentVolumeName": "pvc-1"},
-			},
-		},
-	}
+	attached := []any{map[string]any{"spec": map[string]any{
+		"attacher": "csi.oxide.computer",
+		"nodeName": "worker",
+		"source":   map[string]any{"persistentVolumeName": "pvc-1"},
+	}}}
 	for _, tc := range []struct {
 		name     string
 		cordoned bool
 		attached []any
 		args     []string
 		code     int
-		says     string
+		stderr   string
 	}{
-		{"the node stays", false, attached, nil, 0, "nothing to wait for"},
-		{"nothing is attached", true, nil, nil, 0, "no volume is attached"},
-		{"too long", true, attached, []string{"--timeout=1ms"}, 1, ""},
-		{"still attached", true, attached, []string{"--timeout=1s"}, 1, "oxide-csi: volumes are still attached after the timeout: pvc-1; "},
-		{"which node", true, attached, []string{"--node-name="}, 2, "config: --node-name: is required"},
-		{"no time", true, attached, []string{"--timeout=0s"}, 2, "config: --timeout: 0s is not positive"},
+		{"the node is not given up", false, attached, nil, 0, "nothing to wait for"},
+		{"no volume is attached", true, nil, nil, 0, "no volume is attached"},
+		{"the timeout ends during a request", true, attached, []string{"--timeout=1ms"}, 1, ""},
+		{"a volume is still attached", true, attached, []string{"--timeout=1s"}, 1, "oxide-csi: volumes are still attached after the timeout: pvc-1: "},
+		{"no node name", true, attached, []string{"--node-name="}, 2, "config: --node-name: is required"},
+		{"a timeout of 0", true, attached, []string{"--timeout=0s"}, 2, "config: --timeout: 0s is not positive"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			c := newCluster(t, map[string]any{"unschedulable": tc.cordoned}, tc.attached...)
+			c := newFakeCluster(t, map[string]any{"unschedulable": tc.cordoned}, tc.attached...)
 			got := runPlugin(
 				t,
 				nil,
 				append([]string{"await-detach", "--node-name=worker", "--kubeconfig=" + c.kubeconfig}, tc.args...)...)
-			if got.code != tc.code || !strings.Contains(got.stderr, tc.says) || got.stdout != "" {
-				t.Errorf("%+v, want exit code %d and %q", got, tc.code, tc.says)
+			if got.code != tc.code || !strings.Contains(got.stderr, tc.stderr) || got.stdout != "" {
+				t.Errorf("%+v, want exit code %d and %q", got, tc.code, tc.stderr)
 			}
 		})
 	}

@@ -97,7 +97,7 @@ func TestKubeletRegistration(t *testing.T) {
 	must(t, err)
 	flags, err := n.opts.Flags()
 	must(t, err)
-	plugin := begin(t, flags...)
+	plugin := startProcess(t, flags...)
 	defer func() { _ = plugin.cmd.Process.Kill() }() // fails where the test has done it
 	eventually(t, "the plugin waits for its identity", func() bool {
 		code, body := get(t, n.http+"/readyz")

@@ -27,10 +27,10 @@ const (
 
 var (
 	errDown   = &metadata.Error{Kind: metadata.ErrNotReady, What: "the API server is down", Next: "wait"}
-	errDenied = &metadata.Error{Kind: metadata.ErrInvalid, What: "the API server refuses us", Next: "grant it"}
+	errDenied = &metadata.Error{Kind: metadata.ErrInvalid, What: "the API server denies access", Next: "grant it"}
 )
 
-// node changes as time goes by: each function of it says how it is so long after the beginning.
+// node is a Node whose state depends on the time since began: each function returns a part of the state.
 type node struct {
 	began    time.Time
 	tainted  func(after time.Duration) (bool, error)
@@ -38,10 +38,10 @@ type node struct {
 	attached func(after time.Duration) ([]string, error)
 
 	clearedAt []time.Duration
-	asked     int
+	requests  int
 }
 
-// Follow signals every ten seconds.
+// Follow signals a change every ten seconds.
 func (n *node) Follow(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{}, 1)
 	go func() {
@@ -60,9 +60,9 @@ func (n *node) Follow(ctx context.Context) <-chan struct{} {
 }
 
 func (n *node) RemoveTaint(_ context.Context, key string, r metadata.Registration) (bool, error) {
-	n.asked++
+	n.requests++
 	if key != taint || r != (metadata.Registration{Driver: rpc.PluginName, NodeID: instanceID}) {
-		return false, errors.New("asked for something else")
+		return false, errors.New("wrong taint or registration")
 	}
 	after := time.Since(n.began)
 	had, err := n.tainted(after)
@@ -77,9 +77,9 @@ func (n *node) Leaving(context.Context) (string, error) { return n.leaving(time.
 
 func (n *node) Attachments(_ context.Context, driver string) ([]string, error) {
 	if driver != rpc.PluginName {
-		return nil, errors.New("asked for another driver's")
+		return nil, errors.New("wrong driver")
 	}
-	n.asked++
+	n.requests++
 	return n.attached(time.Since(n.began))
 }
 
@@ -93,25 +93,25 @@ func TestClearTaint(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		tainted func(time.Duration) (bool, error)
-		// cleared is when the taint is gone; none where it never was there.
+		// cleared is the time at which the taint is removed, or empty.
 		cleared []time.Duration
-		says    []string
+		logs    []string
 	}{
-		{"there from the beginning", func(time.Duration) (bool, error) { return true, nil }, []time.Duration{0}, []string{"removed"}},
-		{"added later", func(after time.Duration) (bool, error) { return after >= time.Minute, nil }, []time.Duration{time.Minute}, []string{"removed"}},
-		{"never there", func(time.Duration) (bool, error) { return false, nil }, nil, nil},
-		{"registered after a while", func(after time.Duration) (bool, error) {
+		{"taint at the start", func(time.Duration) (bool, error) { return true, nil }, []time.Duration{0}, []string{"removed"}},
+		{"taint added later", func(after time.Duration) (bool, error) { return after >= time.Minute, nil }, []time.Duration{time.Minute}, []string{"removed"}},
+		{"no taint", func(time.Duration) (bool, error) { return false, nil }, nil, nil},
+		{"plugin not registered at first", func(after time.Duration) (bool, error) {
 			if after < 10*time.Minute {
 				return true, errDown
 			}
 			return true, nil
 		}, []time.Duration{10 * time.Minute}, []string{"level=INFO", "the API server is down", "removed"}},
-		{"refused", func(after time.Duration) (bool, error) {
+		{"permission denied at first", func(after time.Duration) (bool, error) {
 			if after < time.Minute {
 				return true, errDenied
 			}
 			return true, nil
-		}, []time.Duration{time.Minute}, []string{"level=ERROR", "the API server refuses us; grant it"}},
+		}, []time.Duration{time.Minute}, []string{"level=ERROR", "the API server denies access; grant it"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestClearTaint(t *testing.T) {
 				) {
 					t.Errorf("cleared at %v, want about %v", n.clearedAt, tc.cleared)
 				}
-				for _, text := range tc.says {
+				for _, text := range tc.logs {
 					if strings.Count(log.String(), text) == 0 {
 						t.Errorf("the log lacks %q:\n%s", text, &log)
 					}
@@ -139,24 +139,24 @@ func TestClearTaint(t *testing.T) {
 					last = n.clearedAt[0]
 				}
 				if end < last+5*time.Minute || end > last+6*time.Minute {
-					t.Errorf("it looks until %s", end)
+					t.Errorf("ClearTaint ended after %s, want 5 minutes after the last change", end)
 				}
 			})
 		})
 	}
 }
 
-func TestClearTaintEnds(t *testing.T) {
+func TestClearTaintEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		n := &node{began: time.Now(), tainted: func(time.Duration) (bool, error) { return true, errDown }}
 		nodelifecycle.ClearTaint(ctx, n, taint, identity{}, slog.New(slog.DiscardHandler))
 		if took := time.Since(n.began); took != time.Minute {
-			t.Errorf("it goes on until %s", took)
+			t.Errorf("ClearTaint ended after %s, want one minute", took)
 		}
-		if n.asked > 15 {
-			t.Errorf("%d questions in a minute", n.asked)
+		if n.requests > 15 {
+			t.Errorf("%d requests in a minute", n.requests)
 		}
 	})
 }
@@ -182,13 +182,13 @@ func TestAwaitDetached(t *testing.T) {
 		end      time.Duration
 		want     string
 	}{
-		{"the node stays", stays, until(time.Hour, nil, "pvc-1"), 0, ""},
-		{"nothing is attached", cordoned, until(0, nil), 0, ""},
-		{"detached in time", cordoned, until(time.Minute, nil, "pvc-1", "pvc-2"), time.Minute, ""},
-		{"not detached in time", cordoned, until(time.Hour, nil, "pvc-1", "pvc-2"), 5 * time.Minute, "volumes are still attached after the timeout: pvc-1, pvc-2; check which pods use them"},
-		{"the API server is down for a moment", cordoned, until(time.Minute, errDown, "pvc-1"), time.Minute, ""},
-		{"the API server is down", func(time.Duration) (string, error) { return "", errDown }, nil, 5 * time.Minute, "cannot find out whether the node is given up: the API server is down"},
-		{"no right to look", cordoned, until(time.Minute, errDenied, "pvc-1"), 0, "cannot find out which volumes are attached: the API server refuses us"},
+		{"the node is not given up", stays, until(time.Hour, nil, "pvc-1"), 0, ""},
+		{"no volume is attached", cordoned, until(0, nil), 0, ""},
+		{"volumes are detached in time", cordoned, until(time.Minute, nil, "pvc-1", "pvc-2"), time.Minute, ""},
+		{"volumes are not detached in time", cordoned, until(time.Hour, nil, "pvc-1", "pvc-2"), 5 * time.Minute, "volumes are still attached after the timeout: pvc-1, pvc-2: check which pods use them"},
+		{"the API server is down at first", cordoned, until(time.Minute, errDown, "pvc-1"), time.Minute, ""},
+		{"the API server is down", func(time.Duration) (string, error) { return "", errDown }, nil, 5 * time.Minute, "check whether the node is given up: the API server is down"},
+		{"permission denied", cordoned, until(time.Minute, errDenied, "pvc-1"), 0, "list the attached volumes: the API server denies access"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -201,10 +201,10 @@ func TestAwaitDetached(t *testing.T) {
 					t.Errorf("%v, want %q", err, tc.want)
 				}
 				if took := time.Since(n.began); took < tc.end || took > tc.end+5*time.Second {
-					t.Errorf("it took %s, want %s", took, tc.end)
+					t.Errorf("AwaitDetached took %s, want %s", took, tc.end)
 				}
-				if n.asked > 70 {
-					t.Errorf("%d questions", n.asked)
+				if n.requests > 70 {
+					t.Errorf("%d requests, want at most 70", n.requests)
 				}
 			})
 		})
