@@ -129,7 +129,7 @@ func TestSignalStopsANodeThatWaits(t *testing.T) {
 	if err := p.wait(t); err != nil {
 		t.Errorf("%v: %s", err, p.stderr)
 	}
-	if isThere(t, opts.Socket()) {
+	if exists(t, opts.Socket()) {
 		t.Error("the socket was not removed")
 	}
 }
@@ -188,7 +188,7 @@ func TestHTTPEndpoint(t *testing.T) {
 		if got := runPlugin(t, nil, flags...); got.code != 1 || !strings.Contains(got.stderr, "address already in use") {
 			t.Errorf("%+v", got)
 		}
-		if isThere(t, opts.Socket()) {
+		if exists(t, opts.Socket()) {
 			t.Error("the socket was not removed")
 		}
 	})

@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// registrationSocket is the name that node-driver-registrar would give it.
+// registrationSocket is the name of the registration socket, the same as node-driver-registrar uses.
 const registrationSocket = "csi.oxide.computer-reg.sock"
 
 // kubeletNode is a node plugin that registers with a kubelet.
@@ -53,7 +53,8 @@ func newKubeletNode(t *testing.T) kubeletNode {
 	return n
 }
 
-func (n kubeletNode) makeKnown(t *testing.T) {
+// writeIdentity writes the file from which the plugin learns its identity.
+func (n kubeletNode) writeIdentity(t *testing.T) {
 	t.Helper()
 	must(t, os.WriteFile(n.identity+".new", []byte("OXIDE_INSTANCE_ID="+instanceID+"\n"), 0o644))
 	must(t, os.Rename(n.identity+".new", n.identity))
@@ -81,15 +82,15 @@ func startKubelet(t *testing.T, dir string, options kubelettest.Options) *kubele
 	return k
 }
 
-// awaitRegistered waits until both sides say so.
+// awaitRegistered waits until the kubelet has registered the plugin and the plugin is ready.
 func (n kubeletNode) awaitRegistered(t *testing.T, k *kubelettest.Kubelet) {
 	t.Helper()
 	eventually(t, "the kubelet registers the plugin", func() bool { return k.Plugin(registrationSocket) != nil })
 	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, n.http+"/readyz"); return code == 200 })
 }
 
-// A node is offered to the kubelet once it can say which node it is, to each kubelet that comes, and by whatever
-// process comes after one that was killed; the end of the plugin takes the offer back.
+// The plugin registers when it knows its identity. It registers again with a restarted kubelet, and after it was killed and
+// started again. The registration ends when the plugin stops.
 func TestKubeletRegistration(t *testing.T) {
 	t.Parallel()
 	n := newKubeletNode(t)
@@ -98,18 +99,18 @@ func TestKubeletRegistration(t *testing.T) {
 	flags, err := n.opts.Flags()
 	must(t, err)
 	plugin := startProcess(t, flags...)
-	defer func() { _ = plugin.cmd.Process.Kill() }() // fails where the test has done it
-	eventually(t, "the plugin waits for its identity", func() bool {
+	defer func() { _ = plugin.cmd.Process.Kill() }() // fails if the test has already killed it
+	eventually(t, "/readyz says that the plugin waits for its identity", func() bool {
 		code, body := get(t, n.http+"/readyz")
 		return code == 503 && strings.Contains(body, n.identity)
 	})
 	if first.SocketEvents() > 0 {
-		t.Error("it is offered before it knows who it is")
+		t.Error("the plugin created its registration socket before it knows its identity")
 	}
-	n.makeKnown(t)
+	n.writeIdentity(t)
 	n.awaitRegistered(t, first)
 	if failures := first.Failures(); len(failures) > 0 {
-		t.Errorf("before it succeeded: %v", failures)
+		t.Errorf("failed registrations: %v", failures)
 	}
 
 	must(t, first.Stop())
@@ -118,39 +119,39 @@ func TestKubeletRegistration(t *testing.T) {
 
 	must(t, plugin.cmd.Process.Kill())
 	if err := <-plugin.ended; err == nil {
-		t.Error("the plugin ended by itself before it was killed")
+		t.Error("the plugin ended before it was killed")
 	}
-	if !isThere(t, filepath.Join(n.registry, registrationSocket)) {
-		t.Fatal("no socket was left: this test shows nothing")
+	if !exists(t, filepath.Join(n.registry, registrationSocket)) {
+		t.Fatal("the killed plugin left no socket, which this test needs")
 	}
 	again := startPlugin(t, n.opts)
 	eventually(t, "the kubelet sees a new socket", func() bool { return second.SocketEvents() == 2 })
 	n.awaitRegistered(t, second)
 
 	must(t, again.Signal(syscall.SIGTERM))
-	if code, err := again.ExitCode(within(t, 20*time.Second)); err != nil || code != 0 {
+	if code, err := again.ExitCode(within(t, 2*time.Minute)); err != nil || code != 0 {
 		t.Errorf("exit code %d, %v: %s", code, err, again.Stderr())
 	}
 	eventually(t, "the kubelet forgets the plugin", func() bool { return second.Plugin(registrationSocket) == nil })
-	if isThere(t, filepath.Join(n.registry, registrationSocket)) {
-		t.Error("the socket is still there")
+	if exists(t, filepath.Join(n.registry, registrationSocket)) {
+		t.Error("the socket was not removed")
 	}
 }
 
-// A kubelet that refuses the plugin does not end it: what it serves is served on, and people can see why.
-func TestKubeletRefusesThePlugin(t *testing.T) {
+// If the kubelet rejects the plugin, the plugin continues to serve, and the log and /readyz give the reason.
+func TestKubeletRejectsThePlugin(t *testing.T) {
 	t.Parallel()
 	n := newKubeletNode(t)
-	n.makeKnown(t)
-	var mended atomic.Bool
+	n.writeIdentity(t)
+	var repaired atomic.Bool
 	k := startKubelet(t, n.registry, kubelettest.Options{Accept: func(ctx context.Context, info *api.PluginInfo) error {
-		if !mended.Load() {
+		if !repaired.Load() {
 			return errors.New("error updating CSINode object: the server is down")
 		}
 		return accept(ctx, info)
 	}})
 	plugin := startPlugin(t, n.opts)
-	eventually(t, "it says why it is not ready", func() bool {
+	eventually(t, "/readyz gives the reason", func() bool {
 		code, body := get(t, n.http+"/readyz")
 		return code == 503 && strings.Contains(body, "the kubelet rejects this plugin") &&
 			strings.Contains(body, "the server is down")
@@ -161,24 +162,19 @@ func TestKubeletRefusesThePlugin(t *testing.T) {
 	if probe, err := plugin.Probe(t.Context(), &csi.ProbeRequest{}); err != nil || !probe.GetReady().GetValue() {
 		t.Errorf("Probe: %v, %v", probe, err)
 	}
-	if info, err := plugin.NodeGetInfo(
-		t.Context(),
-		&csi.NodeGetInfoRequest{},
-	); err != nil ||
-		info.GetNodeId() != instanceID {
+	info, err := plugin.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetNodeId() != instanceID {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
-	if log := plugin.Stderr().
-		String(); strings.Count(log, "level=ERROR") != 1 ||
-		!strings.Contains(log, "the server is down") {
-		t.Errorf("the log says: %s", log)
+	log := plugin.Stderr().String()
+	if strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, "the server is down") {
+		t.Errorf("want one error with the reason in the log: %s", log)
 	}
-	mended.Store(true)
+	repaired.Store(true)
 	n.awaitRegistered(t, k)
 }
 
-// A controller has nothing to do with a kubelet, whatever configuration it shares with its nodes, and does not wait for
-// one.
+// A controller does not register and does not wait for a kubelet, even if its configuration has a registration folder.
 func TestControllerDoesNotRegister(t *testing.T) {
 	t.Parallel()
 	sim, dir, addr := startSim(t), shortDir(t), freePort(t)
@@ -191,6 +187,6 @@ func TestControllerDoesNotRegister(t *testing.T) {
 	}
 	must(t, plugin.Stop())
 	if k.SocketEvents() > 0 || strings.Contains(plugin.Stderr().String(), "to the kubelet") {
-		t.Errorf("it was offered to the kubelet: %s", plugin.Stderr())
+		t.Errorf("the controller registers with the kubelet: %s", plugin.Stderr())
 	}
 }

@@ -5,15 +5,11 @@
 package main_test
 
 import (
-	"encoding/json"
-	"fmt"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -21,76 +17,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// asking plays the API server for one Node, of which a restart is asked for.
-type asking struct {
-	mu          sync.Mutex
-	annotations map[string]string
-}
-
-func (a *asking) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	node := map[string]any{"kind": "Node", "metadata": map[string]any{"name": "worker", "annotations": a.annotations}}
-	switch r.URL.Path {
-	case "/api/v1/nodes":
-		if answer := list(w, r, node); answer != nil {
-			_ = json.NewEncoder(w).Encode(answer) // a client that has gone
-		}
-		return
-	case "/api/v1/nodes/worker":
-	default:
-		w.WriteHeader(http.StatusTeapot)
-		return
-	}
-	if r.Method == http.MethodPatch {
-		var patch struct {
-			Metadata struct{ Annotations map[string]string }
-		}
-		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
-			w.WriteHeader(http.StatusBadRequest)
-			return
-		}
-		for key, value := range patch.Metadata.Annotations {
-			a.annotations[key] = value
-		}
-	}
-	_ = json.NewEncoder(w).Encode(node) // a client that has gone
-}
-
-func (a *asking) answer() metadata.RestartReply {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return metadata.ParseRestartReply(a.annotations["csi.oxide.computer/restart-reply"], "7-1")
-}
-
-// guest is a boot of a guest whose init powers it off at SIGUSR2, with the node plugin as its service.
+// guest is the init process of a guest. It starts the node plugin, and powers the guest off at SIGUSR2.
 const guest = `mount --bind "$BOOT" /proc/sys/kernel/random/boot_id
 trap "exit 42" USR2
 "$@" &
 wait`
 
-// The node plugin powers its own guest off, in which it is not alone, and says so before; after the next boot it says
-// that it is back.
+// On a restart request the node plugin accepts the request and powers its guest off. After the next boot it replies that
+// the node is back. The guest has other processes beside the plugin.
 func TestPlannedRestart(t *testing.T) {
-	// Not beside others: what they have mounted would stay mounted in the guest.
+	// This test is not parallel, because mounts of other tests would stay mounted in the guest's mount namespace.
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: a guest with processes and a boot ID of its own")
+		t.Skip("needs root: the guest has its own processes and its own boot ID")
 	}
-	api := &asking{annotations: map[string]string{"csi.oxide.computer/restart": "7-1"}}
+	api := &simtest.Node{Name: "worker"}
+	api.RequestRestart("7-1")
 	s := httptest.NewServer(api)
 	t.Cleanup(s.Close)
 	dir := shortDir(t)
 	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	must(
-		t,
-		os.WriteFile(
-			kubeconfig,
-			fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
-users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.URL),
-			0o600,
-		),
-	)
+	must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
 	flags, err := simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: instanceID}, Args: []string{
 		"--sys-root=" + dir,
 		"--node-name=worker",
@@ -102,7 +49,7 @@ users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c,
 	boot := func(id string) (*exec.Cmd, *simtest.Output) {
 		file := filepath.Join(dir, id)
 		must(t, os.WriteFile(file, []byte(id+"\n"), 0o600))
-		// Its own process IDs, or this machine would be what is powered off.
+		// The guest has its own PID namespace. Otherwise this machine would be powered off.
 		cmd := exec.Command(
 			"unshare",
 			append(
@@ -116,21 +63,21 @@ users: [{name: u, user: {token: t}}], contexts: [{name: c, context: {cluster: c,
 		return cmd, output
 	}
 	first, output := boot("first")
-	_ = first.Wait() // the code says it
+	_ = first.Wait() // the exit code is checked next
 	if code := first.ProcessState.ExitCode(); code != 42 {
 		t.Fatalf("the guest has ended with code %d: %s", code, output)
 	}
-	if got, want := api.answer(), (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}); got != want {
-		t.Errorf("said %+v, want %+v", got, want)
+	if got, want := api.RestartReply("7-1"), (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}); got != want {
+		t.Errorf("the reply is %+v, want %+v", got, want)
 	}
 	second, output := boot("second")
 	t.Cleanup(func() {
-		_ = second.Process.Kill() // and with it the guest
+		_ = second.Process.Kill() // which ends the guest too
 		_ = second.Wait()
 		if t.Failed() || strings.Contains(output.String(), "DATA RACE") {
-			t.Errorf("the plugin says: %s", output)
+			t.Errorf("the log of the plugin: %s", output)
 		}
 	})
 	want := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
-	eventually(t, "it says that it is back", func() bool { return api.answer() == want })
+	eventually(t, "the plugin replies that the node is back", func() bool { return api.RestartReply("7-1") == want })
 }

@@ -258,7 +258,7 @@ func TestVolumeLife(t *testing.T) {
 	h.ok(t, "volume", "unmount", "postgres", data)
 	h.ok(t, "volume", "unmount", id, data, "--json")
 	for _, gone := range []string{data, filepath.Join(h.dir, "staging", id)} {
-		if isThere(t, gone) {
+		if exists(t, gone) {
 			t.Errorf("%s is still there", gone)
 		}
 	}
@@ -315,7 +315,7 @@ func TestVolumeUses(t *testing.T) {
 		t.Errorf("it does not say where else the volume is: %s", said)
 	}
 	h.ok(t, "volume", "unmount", id, a, "--keep-staged")
-	if isThere(t, a) || !isThere(t, b) {
+	if exists(t, a) || !exists(t, b) {
 		t.Error("one target was to go, the other to stay")
 	}
 	h.ok(t, "volume", "unmount", id, b)
@@ -472,7 +472,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 		t.Errorf("mounts have changed: %v", err)
 	}
 	for _, path := range []string{target, filepath.Join(h.dir, "staging")} {
-		if isThere(t, path) {
+		if exists(t, path) {
 			t.Errorf("%s was made", path)
 		}
 	}
@@ -739,7 +739,7 @@ func onTerminal(t *testing.T, environ []string, args ...string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(within(t, 30*time.Second), programs.Plugin, args...)
+	cmd := exec.CommandContext(within(t, 2*time.Minute), programs.Plugin, args...)
 	cmd.Env = append(baseEnv(), environ...)
 	cmd.Stderr = slave
 	err = errors.Join(cmd.Start(), slave.Close())
