@@ -50,7 +50,8 @@ func get(t *testing.T, url string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// A node without its identity is live but not ready, and says what it waits for. It becomes ready when the identity appears.
+// A node without its identity is live but not ready, and says what it waits for. It becomes ready when the identity
+// appears.
 func TestNodeWaitsForItsIdentity(t *testing.T) {
 	t.Parallel()
 	dir, addr := shortDir(t), freePort(t)

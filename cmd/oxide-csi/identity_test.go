@@ -66,7 +66,13 @@ func serveUnix(t *testing.T, handler http.Handler) string {
 func TestNodeNeedsNoIdentitySettings(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	p := startProcess(t, "--mode=node", "--endpoint="+dir+"/csi.sock", "--sys-root="+instanceSys(t, instanceID), "--state-dir="+dir)
+	p := startProcess(
+		t,
+		"--mode=node",
+		"--endpoint="+dir+"/csi.sock",
+		"--sys-root="+instanceSys(t, instanceID),
+		"--state-dir="+dir,
+	)
 	conn, err := grpc.NewClient("unix://"+dir+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer func() { must(t, conn.Close()) }()

@@ -55,8 +55,8 @@ type result struct {
 	stdout, stderr string
 }
 
-// baseEnv returns the environment of every plugin in these tests. Without the second variable, each program that is built with the
-// race detector takes a second to end.
+// baseEnv returns the environment of every plugin in these tests. Without the second variable, each program that is
+// built with the race detector takes a second to end.
 func baseEnv() []string { return []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=10"} }
 
 // runPlugin runs the plugin to its end with exactly this environment.

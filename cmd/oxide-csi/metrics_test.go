@@ -23,7 +23,8 @@ var countSeries = regexp.MustCompile(
 		`oxide_csi_rack_request_duration_seconds_count{code="(\w+)",operation="(\w+)",rack="west"})$`,
 )
 
-// countsOf returns the counts of a page's histograms, with keys such as "Controller/CreateVolume OK" and "disk_create 201".
+// countsOf returns the counts of a page's histograms, with keys such as "Controller/CreateVolume OK" and "disk_create
+// 201".
 func countsOf(t *testing.T, samples metricstest.Samples) map[string]int {
 	t.Helper()
 	counts := map[string]int{}

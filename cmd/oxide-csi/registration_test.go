@@ -89,8 +89,8 @@ func (n kubeletNode) awaitRegistered(t *testing.T, k *kubelettest.Kubelet) {
 	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, n.http+"/readyz"); return code == 200 })
 }
 
-// The plugin registers when it knows its identity. It registers again with a restarted kubelet, and after it was killed and
-// started again. The registration ends when the plugin stops.
+// The plugin registers when it knows its identity. It registers again with a restarted kubelet, and after it was killed
+// and started again. The registration ends when the plugin stops.
 func TestKubeletRegistration(t *testing.T) {
 	t.Parallel()
 	n := newKubeletNode(t)
@@ -132,7 +132,7 @@ func TestKubeletRegistration(t *testing.T) {
 	if code, err := again.ExitCode(within(t, 2*time.Minute)); err != nil || code != 0 {
 		t.Errorf("exit code %d, %v: %s", code, err, again.Stderr())
 	}
-	eventually(t, "the kubelet forgets the plugin", func() bool { return second.Plugin(registrationSocket) == nil })
+	eventually(t, "the kubelet removes the registration", func() bool { return second.Plugin(registrationSocket) == nil })
 	if exists(t, filepath.Join(n.registry, registrationSocket)) {
 		t.Error("the socket was not removed")
 	}

@@ -23,8 +23,8 @@ trap "exit 42" USR2
 "$@" &
 wait`
 
-// On a restart request the node plugin accepts the request and powers its guest off. After the next boot it replies that
-// the node is back. The guest has other processes beside the plugin.
+// On a restart request the node plugin accepts the request and powers its guest off. After the next boot it replies
+// that the node is back. The guest has other processes beside the plugin.
 func TestPlannedRestart(t *testing.T) {
 	// This test is not parallel, because mounts of other tests would stay mounted in the guest's mount namespace.
 	if os.Geteuid() != 0 {
@@ -67,7 +67,9 @@ func TestPlannedRestart(t *testing.T) {
 	if code := first.ProcessState.ExitCode(); code != 42 {
 		t.Fatalf("the guest has ended with code %d: %s", code, output)
 	}
-	if got, want := api.RestartReply("7-1"), (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}); got != want {
+	if got, want := api.RestartReply(
+		"7-1",
+	), (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}); got != want {
 		t.Errorf("the reply is %+v, want %+v", got, want)
 	}
 	second, output := boot("second")

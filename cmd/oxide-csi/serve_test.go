@@ -44,7 +44,8 @@ func startSim(t *testing.T, args ...string) *simtest.Sim {
 	return sim
 }
 
-// startPlugin starts a plugin and waits until it is ready. The plugin is stopped at the end of the test if it still runs.
+// startPlugin starts a plugin and waits until it is ready. The plugin is stopped at the end of the test if it still
+// runs.
 func startPlugin(t *testing.T, opts simtest.PluginOptions) *simtest.Plugin {
 	t.Helper()
 	opts.Env = append(baseEnv(), opts.Env...)
@@ -74,8 +75,8 @@ func createRequest(name string) *csi.CreateVolumeRequest {
 	}
 }
 
-// holdDiskCreate returns the rack behind a proxy. The proxy holds requests to create a disk until release is called, and
-// closes held at the first of them.
+// holdDiskCreate returns the rack behind a proxy. The proxy holds requests to create a disk until release is called,
+// and closes held at the first of them.
 func holdDiskCreate(t *testing.T, sim *simtest.Sim) (proxied *simtest.Sim, held <-chan struct{}, release func()) {
 	t.Helper()
 	rack, err := url.Parse(sim.Host)
@@ -159,8 +160,8 @@ func TestSignalWaitsForCallsInFlight(t *testing.T) {
 	}
 }
 
-// A controller that stops during a planned restart hands the restart over, and answers the call that waits for it. The next
-// controller starts the stopped instance without waiting for the end of the one-minute lease.
+// A controller that stops during a planned restart hands the restart over, and answers the call that waits for it. The
+// next controller starts the stopped instance without waiting for the end of the one-minute lease.
 func TestSignalHandsRestartsOver(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t, "--state-time=2s")
@@ -441,8 +442,8 @@ func TestUnusableRackIsLoggedAtStart(t *testing.T) {
 	}
 }
 
-// With --oxide-ca-file the plugin uses a rack whose certificate is signed by a private CA. Each request has the plugin's
-// user agent.
+// With --oxide-ca-file the plugin uses a rack whose certificate is signed by a private CA. Each request has the
+// plugin's user agent.
 func TestPrivateCA(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)

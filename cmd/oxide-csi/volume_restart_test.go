@@ -14,11 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The commands show planned restarts on a rack without hot-plug: of a volume that waits, of an unpublished volume that
-// is still attached, and of a volume that moves.
-func TestVolumeRestarts(t *testing.T) {
+// The commands show planned restarts on a rack without hot-plug: of a volume that waits to be attached, of an
+// unpublished volume that is still attached, and of a volume that moves to another node.
+func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 	t.Parallel()
-	h := &host{dir: shortDir(t), restarts: true, args: []string{
+	h := &host{dir: shortDir(t), noHotplug: true, args: []string{
 		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--instances=node-a,node-b")
@@ -27,14 +27,14 @@ func TestVolumeRestarts(t *testing.T) {
 	if a > b {
 		a, b = b, a
 	}
-	h.words = []string{h.dir, "DIR", a, "NODE-A", b, "NODE-B"}
+	h.replacements = []string{h.dir, "DIR", a, "NODE-A", b, "NODE-B"}
 	node := func(id string) string { return "--node=" + id }
 	// shows waits until volume show prints the text.
 	shows := func(volume, text string) {
 		t.Helper()
 		eventually(
 			t,
-			"volume show says "+text,
+			"volume show prints "+text,
 			func() bool { return strings.Contains(h.run(t, "volume", "show", volume).stdout, text) },
 		)
 	}
@@ -44,7 +44,7 @@ func TestVolumeRestarts(t *testing.T) {
 	for _, v := range []struct{ id, name string }{{unpublished, "UNPUBLISHED"}, {waiting, "WAITING"}} {
 		var shown struct{ DiskName string }
 		must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", v.id, "--json").stdout), &shown))
-		h.words = append(h.words, v.id, v.name, shown.DiskName, "DISK-"+v.name)
+		h.replacements = append(h.replacements, v.id, v.name, shown.DiskName, "DISK-"+v.name)
 	}
 	h.ok(t, "volume", "list")
 	h.ok(t, "volume", "show", waiting)
@@ -56,37 +56,25 @@ func TestVolumeRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", unpublished)
 	h.ok(t, "volume", "show", unpublished, "--json")
 
-	if said := h.run(
-		t,
-		"volume",
-		"attach",
-		waiting,
-		node(a),
-	); said.code != 5 ||
-		!strings.Contains(said.stderr, "--attach-mode=plan") {
-		t.Errorf("attach says %+v", said)
+	said := h.run(t, "volume", "attach", waiting, node(a))
+	if said.code != 5 || !strings.Contains(said.stderr, "--attach-mode=plan") {
+		t.Errorf("attach: %+v", said)
 	}
 	shows(waiting, "would be restarted")
 	h.ok(t, "volume", "show", waiting)
 	h.ok(t, "volume", "show", waiting, "--json")
 	h.ok(t, "volume", "list")
 
-	if said := h.run(
-		t,
-		"volume",
-		"attach",
-		unpublished,
-		node(b),
-	); said.code != 5 || !strings.Contains(said.stderr, a) ||
-		!strings.Contains(said.stderr, b) {
-		t.Errorf("attach says %+v", said)
+	said = h.run(t, "volume", "attach", unpublished, node(b))
+	if said.code != 5 || !strings.Contains(said.stderr, a) || !strings.Contains(said.stderr, b) {
+		t.Errorf("attach: %+v", said)
 	}
 	shows(unpublished, "must be restarted first")
 	h.ok(t, "volume", "show", unpublished)
 	h.ok(t, "volume", "list")
 	h.compare(t, "testdata/restart.txt")
 
-	// The JSON of each volume has everything that concerns the volume.
+	// The JSON of each volume contains the restarts of the volume.
 	var list []struct {
 		VolumeID          string
 		WaitsFor, StillOn struct{ NodeID, Reason, Problem string }
@@ -94,31 +82,22 @@ func TestVolumeRestarts(t *testing.T) {
 	must(t, json.Unmarshal([]byte(h.ok(t, "volume", "list", "--json")), &list))
 	got := map[string]string{}
 	for _, v := range list {
-		got[v.VolumeID] = fmt.Sprint(
-			v.WaitsFor.NodeID,
-			" ",
-			v.WaitsFor.Reason,
-			" ",
-			v.WaitsFor.Problem != "",
-			", ",
-			v.StillOn.NodeID,
-			" ",
-			v.StillOn.Reason,
-		)
+		got[v.VolumeID] = fmt.Sprintf("%s %s %t, %s %s",
+			v.WaitsFor.NodeID, v.WaitsFor.Reason, v.WaitsFor.Problem != "", v.StillOn.NodeID, v.StillOn.Reason)
 	}
 	want := map[string]string{waiting: a + " policy false,  ", unpublished: b + " policy true, " + a + " policy"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("volume list --json (-want +got):\n%s", diff)
 	}
 	if calls, err := h.sim.Calls(t.Context()); err != nil || calls.Counts["instance_stop"] > 0 {
-		t.Errorf("%v: the policy plan has stopped an instance: %v", err, calls.Counts)
+		t.Errorf("%v: an instance was stopped in attach mode plan: %v", err, calls.Counts)
 	}
 }
 
-// A restart that is under way is shown with its stage and its ID.
-func TestVolumeRestartUnderWay(t *testing.T) {
+// The commands show the step and the ID of a restart in progress.
+func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 	t.Parallel()
-	h := &host{dir: shortDir(t), restarts: true, args: []string{
+	h := &host{dir: shortDir(t), noHotplug: true, args: []string{
 		"--attach-mode=restart",
 		"--restart-shutdown=hard",
 		"--metadata=none",
@@ -129,22 +108,22 @@ func TestVolumeRestartUnderWay(t *testing.T) {
 	node := h.sim.Instances[0].ID
 	id := h.ok(t, "volume", "create", "v", "--size=1GiB")
 	if said := h.run(t, "volume", "attach", id, "--node="+node); said.code != 5 {
-		t.Errorf("attach says %+v", said)
+		t.Errorf("attach: %+v", said)
 	}
-	underWay := regexp.MustCompile(
+	inProgress := regexp.MustCompile(
 		`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, requested since `,
 	)
 	eventually(
 		t,
-		"volume list says that the node is being restarted",
-		func() bool { return underWay.MatchString(h.run(t, "volume", "list").stdout) },
+		"volume list shows that the node is being restarted",
+		func() bool { return inProgress.MatchString(h.run(t, "volume", "list").stdout) },
 	)
 	var shown struct {
 		WaitsFor struct{ Reason, RestartID string }
 	}
 	must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", id, "--json").stdout), &shown))
 	if shown.WaitsFor.Reason != "under-way" || shown.WaitsFor.RestartID == "" {
-		t.Errorf("volume show --json tells %+v", shown)
+		t.Errorf("volume show --json prints %+v", shown)
 	}
 	eventually(
 		t,

@@ -40,16 +40,16 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func eventually(t *testing.T, what string, done func() bool) {
+func eventually(t *testing.T, condition string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("in vain: %s", what)
+			t.Fatalf("timeout: waited until %s", condition)
 		}
 	}
 }
 
-// shortDir is a folder whose path leaves room for a socket's name.
+// shortDir creates a folder with a short path, because the path of a socket has at most 107 bytes.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "reg")
@@ -58,39 +58,39 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// logBook is a log that can be read while it is written.
-type logBook struct {
+// lockedLog is a log that can be read while it is written.
+type lockedLog struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *logBook) Write(p []byte) (int, error) {
+func (l *lockedLog) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *logBook) count(line string) int {
+func (l *lockedLog) count(line string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.text.String(), line)
 }
 
-// rig is a registration that runs, for as long as the test does where that does not end it.
-type rig struct {
+// running is a running registration. It ends with the test at the latest.
+type running struct {
 	*kubelet.Registration
 	dir, socket string
-	log         *logBook
+	log         *lockedLog
 	end         func()
 }
 
-// run runs a registration that looks again so soon, beginning with what is in dir.
-func run(t *testing.T, dir string, lookAgain time.Duration) *rig {
+// run starts a registration whose socket is in dir.
+func run(t *testing.T, dir string, checkInterval time.Duration) *running {
 	t.Helper()
 	before := runtime.NumGoroutine()
-	r := &rig{dir: dir, socket: filepath.Join(dir, socketName), log: &logBook{}}
+	r := &running{dir: dir, socket: filepath.Join(dir, socketName), log: &lockedLog{}}
 	r.Registration = kubelet.New(kubelet.Options{
-		Socket: r.socket, Endpoint: endpoint, CheckInterval: lookAgain, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		Socket: r.socket, Endpoint: endpoint, CheckInterval: checkInterval, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -118,8 +118,8 @@ func startKubelet(t *testing.T, dir string, options kubelettest.Options) (k *kub
 	return k, stop
 }
 
-// awaitReady waits until a kubelet has the plugin and the plugin knows.
-func (r *rig) awaitReady(t *testing.T, k *kubelettest.Kubelet) {
+// awaitReady waits until the kubelet has registered the plugin and the plugin is ready.
+func (r *running) awaitReady(t *testing.T, k *kubelettest.Kubelet) {
 	t.Helper()
 	eventually(t, "the plugin is registered", func() bool {
 		ready, _ := r.Ready()
@@ -127,16 +127,16 @@ func (r *rig) awaitReady(t *testing.T, k *kubelettest.Kubelet) {
 	})
 }
 
-// awaitTrouble waits until the plugin says that it is not ready, and mentions this.
-func (r *rig) awaitTrouble(t *testing.T, mention string) {
+// awaitReason waits until the plugin is not ready with a reason that contains the text.
+func (r *running) awaitReason(t *testing.T, text string) {
 	t.Helper()
-	eventually(t, "the plugin says "+mention, func() bool {
+	eventually(t, "the plugin is not ready because of "+text, func() bool {
 		ready, waiting := r.Ready()
-		return !ready && strings.Contains(waiting, mention)
+		return !ready && strings.Contains(waiting, text)
 	})
 }
 
-// deadSocket leaves a socket as a killed process does.
+// deadSocket creates a socket without a listener, as a killed process leaves it.
 func deadSocket(t *testing.T, path string) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -169,42 +169,40 @@ func TestRegistration(t *testing.T) {
 				t.Errorf("%v, %v: want a socket with mode 0660", info, err)
 			}
 			if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-				t.Errorf("%v, %v: want nothing beside the socket", entries, err)
+				t.Errorf("%v, %v: want only the socket", entries, err)
 			}
 			r.end()
 			if _, err := os.Lstat(r.socket); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the socket is still there: %v", err)
+				t.Errorf("the socket was not removed: %v", err)
 			}
-			eventually(t, "the kubelet forgets the plugin", func() bool { return k.Plugin(socketName) == nil })
+			eventually(t, "the kubelet removes the registration", func() bool { return k.Plugin(socketName) == nil })
 		})
 	}
 }
 
-// A plugin that waits for the kubelet says so.
 func TestNotReadyWithoutAKubelet(t *testing.T) {
 	dir := shortDir(t)
 	r := run(t, dir, time.Millisecond)
-	r.awaitTrouble(t, "has not registered this plugin yet")
-	eventually(t, "the socket is there", func() bool { _, err := os.Lstat(r.socket); return err == nil })
-	r.awaitTrouble(t, "watches the folder of "+r.socket)
+	r.awaitReason(t, "has not registered this plugin yet")
+	eventually(t, "the socket exists", func() bool { _, err := os.Lstat(r.socket); return err == nil })
+	r.awaitReason(t, "watches the folder of "+r.socket)
 	k, _ := startKubelet(t, dir, kubelettest.Options{})
 	r.awaitReady(t, k)
 }
 
-// The next kubelet finds the socket of the plugin that runs on, whether or not the one before has ever told how it
-// went.
+// A restarted kubelet finds the socket of the running plugin, even if the previous kubelet never reported a result.
 func TestKubeletRestarts(t *testing.T) {
 	dir := shortDir(t)
 	_, stop := startKubelet(t, dir, kubelettest.Options{OmitStatus: true})
 	r := run(t, dir, 0)
-	eventually(t, "the plugin is offered", func() bool { _, err := os.Lstat(r.socket); return err == nil })
+	eventually(t, "the socket exists", func() bool { _, err := os.Lstat(r.socket); return err == nil })
 	stop()
 	for round := range 3 {
 		k, stop := startKubelet(t, dir, kubelettest.Options{})
 		r.awaitReady(t, k)
 		eventually(
 			t,
-			"each is logged",
+			"the registration is logged",
 			func() bool { return r.log.count("the kubelet has registered this plugin") == round+1 },
 		)
 		if k.SocketEvents() != 1 {
@@ -214,10 +212,10 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// A refusal is told and does not end the plugin, which is registered as soon as what is in the way has gone: by a
-// kubelet that tries again itself, and by one that does so only with another socket.
-func TestRefusal(t *testing.T) {
-	for name, once := range map[string]bool{"a kubelet that tries again": false, "a kubelet that tries once": true} {
+// If the kubelet rejects the plugin, Ready and the log give the reason. The plugin is registered when the kubelet
+// accepts it, also by a kubelet that tries each socket only once.
+func TestRejection(t *testing.T) {
+	for name, once := range map[string]bool{"the kubelet retries": false, "the kubelet tries each socket once": true} {
 		t.Run(name, func(t *testing.T) {
 			dir := shortDir(t)
 			var reason atomic.Value
@@ -237,34 +235,34 @@ func TestRefusal(t *testing.T) {
 				pause = 50 * time.Millisecond
 			}
 			r := run(t, dir, pause)
-			r.awaitTrouble(t, "server is down")
-			eventually(t, "it is tried again", func() bool { return len(k.Failures()) >= 3 })
+			r.awaitReason(t, "server is down")
+			eventually(t, "the kubelet has tried three times", func() bool { return len(k.Failures()) >= 3 })
 			if n := r.log.count("server is down"); n != 1 {
-				t.Errorf("the log says it %d times, want once", n)
+				t.Errorf("the log has the reason %d times, want once", n)
 			}
 			if again := k.SocketEvents() > 1; again != once {
 				t.Errorf("the socket appeared %d times", k.SocketEvents())
 			}
 			reason.Store("node ID differs")
-			r.awaitTrouble(t, "node ID differs")
+			r.awaitReason(t, "node ID differs")
 			reason.Store("")
 			r.awaitReady(t, k)
 		})
 	}
 }
 
-// What is in the way of the socket is told, and does not stay in the way once it has gone.
-func TestWhatIsInTheWay(t *testing.T) {
+// If the socket cannot be created, Ready gives the reason. The registration succeeds when the obstacle is removed.
+func TestSocketCannotBeCreated(t *testing.T) {
 	for _, test := range []struct {
-		name string
-		put  func(t *testing.T, r string) (remove func())
-		says string
+		name   string
+		put    func(t *testing.T, r string) (remove func())
+		reason string
 	}{
-		{"no folder", func(t *testing.T, socket string) func() {
+		{"missing folder", func(t *testing.T, socket string) func() {
 			must(t, os.Remove(filepath.Dir(socket)))
-			return func() {} // the kubelet makes it
+			return func() {} // the kubelet creates the folder
 		}, "check that its folder exists"},
-		{"no socket", func(t *testing.T, socket string) func() {
+		{"a file that is no socket", func(t *testing.T, socket string) func() {
 			must(t, os.WriteFile(socket, []byte("precious"), 0o600))
 			return func() {
 				if text, err := os.ReadFile(socket); err != nil || string(text) != "precious" {
@@ -284,7 +282,7 @@ func TestWhatIsInTheWay(t *testing.T) {
 			must(t, os.Mkdir(dir, 0o755))
 			remove := test.put(t, filepath.Join(dir, socketName))
 			r := run(t, dir, 20*time.Millisecond)
-			r.awaitTrouble(t, test.says)
+			r.awaitReason(t, test.reason)
 			remove()
 			k, _ := startKubelet(t, dir, kubelettest.Options{})
 			r.awaitReady(t, k)
@@ -292,25 +290,24 @@ func TestWhatIsInTheWay(t *testing.T) {
 	}
 }
 
-// A socket that somebody removes is made again.
-func TestSocketRemoved(t *testing.T) {
+func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	dir := shortDir(t)
 	k, _ := startKubelet(t, dir, kubelettest.Options{})
 	r := run(t, dir, 50*time.Millisecond)
 	r.awaitReady(t, k)
 	must(t, os.Remove(r.socket))
-	eventually(t, "the loss is logged", func() bool { return r.log.count("was removed or replaced") == 1 })
+	eventually(t, "the removal is logged", func() bool { return r.log.count("was removed or replaced") == 1 })
 	r.awaitReady(t, k)
 }
 
-// A socket that somebody puts in its place is left alone, whether the plugin has seen it by the time it ends or not.
+// A socket that replaces the plugin's socket is not removed when the plugin ends, with or without a check in between.
 func TestSocketReplaced(t *testing.T) {
-	for name, seen := range map[string]bool{"seen": true, "not seen": false} {
+	for name, checked := range map[string]bool{"after a check": true, "before a check": false} {
 		t.Run(name, func(t *testing.T) {
 			dir := shortDir(t)
 			k, _ := startKubelet(t, dir, kubelettest.Options{})
 			pause := time.Hour
-			if seen {
+			if checked {
 				pause = 20 * time.Millisecond
 			}
 			r := run(t, dir, pause)
@@ -321,18 +318,18 @@ func TestSocketReplaced(t *testing.T) {
 			defer func() { must(t, other.Close()) }()
 			other.SetUnlinkOnClose(false)
 			must(t, os.Rename(hidden, r.socket))
-			if seen {
-				r.awaitTrouble(t, "is in use")
+			if checked {
+				r.awaitReason(t, "is in use")
 			}
 			r.end()
 			if _, err := os.Lstat(r.socket); err != nil {
-				t.Errorf("the other's socket has gone: %v", err)
+				t.Errorf("the other socket was removed: %v", err)
 			}
 		})
 	}
 }
 
-// What ends before it has begun leaves nothing, and a plugin that no kubelet is to know is ready.
+// A registration whose context has ended leaves no files. A nil registration is ready.
 func TestNoRegistration(t *testing.T) {
 	dir := shortDir(t)
 	ctx, cancel := context.WithCancel(t.Context())
