@@ -56,18 +56,18 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", unpublished)
 	h.ok(t, "volume", "show", unpublished, "--json")
 
-	said := h.run(t, "volume", "attach", waiting, node(a))
-	if said.code != 5 || !strings.Contains(said.stderr, "--attach-mode=plan") {
-		t.Errorf("attach: %+v", said)
+	attach := h.run(t, "volume", "attach", waiting, node(a))
+	if attach.code != 5 || !strings.Contains(attach.stderr, "--attach-mode=plan") {
+		t.Errorf("attach: %+v", attach)
 	}
 	shows(waiting, "would be restarted")
 	h.ok(t, "volume", "show", waiting)
 	h.ok(t, "volume", "show", waiting, "--json")
 	h.ok(t, "volume", "list")
 
-	said = h.run(t, "volume", "attach", unpublished, node(b))
-	if said.code != 5 || !strings.Contains(said.stderr, a) || !strings.Contains(said.stderr, b) {
-		t.Errorf("attach: %+v", said)
+	attach = h.run(t, "volume", "attach", unpublished, node(b))
+	if attach.code != 5 || !strings.Contains(attach.stderr, a) || !strings.Contains(attach.stderr, b) {
+		t.Errorf("attach: %+v", attach)
 	}
 	shows(unpublished, "must be restarted first")
 	h.ok(t, "volume", "show", unpublished)
@@ -107,8 +107,8 @@ func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 	h.start(t, false, "--state-time=1s")
 	node := h.sim.Instances[0].ID
 	id := h.ok(t, "volume", "create", "v", "--size=1GiB")
-	if said := h.run(t, "volume", "attach", id, "--node="+node); said.code != 5 {
-		t.Errorf("attach: %+v", said)
+	if attach := h.run(t, "volume", "attach", id, "--node="+node); attach.code != 5 {
+		t.Errorf("attach: %+v", attach)
 	}
 	inProgress := regexp.MustCompile(
 		`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, requested since `,
@@ -130,7 +130,7 @@ func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 		"the volume is attached",
 		func() bool { return h.run(t, "volume", "attach", id, "--node="+node).code == 0 },
 	)
-	if said := h.ok(t, "volume", "list"); !strings.Contains(said, "no node needs a restart") {
-		t.Errorf("after the restart: %s", said)
+	if attach := h.ok(t, "volume", "list"); !strings.Contains(attach, "no node needs a restart") {
+		t.Errorf("after the restart: %s", attach)
 	}
 }

@@ -322,8 +322,8 @@ func TestMountOptions(t *testing.T) {
 	if mounted := regexp.MustCompile(`(?m)^.* ` + a + ` .*noatime.* - xfs .*$`); !mounted.Match(table) {
 		t.Errorf("%s is not mounted as xfs with noatime", a)
 	}
-	if said := h.fails(t, 5, "volume", "unmount", id, a); !strings.Contains(said, b) {
-		t.Errorf("the message does not name the other target: %s", said)
+	if message := h.fails(t, 5, "volume", "unmount", id, a); !strings.Contains(message, b) {
+		t.Errorf("the message does not name the other target: %s", message)
 	}
 	h.ok(t, "volume", "unmount", id, a, "--keep-staged")
 	if exists(t, a) || !exists(t, b) {
@@ -390,15 +390,15 @@ func TestDetachFromAnotherNode(t *testing.T) {
 	h.ok(t, "volume", "detach", id, "--node="+node) // the volume is not attached there
 	h.ok(t, "volume", "attach", id, "--node="+strings.ToUpper(node))
 	where := "attached to node " + node
-	if said := h.fails(t, 5, "volume", "mount", id, h.dir+"/data"); !strings.Contains(said, where) {
-		t.Errorf("the message does not name the node: %s", said)
+	if message := h.fails(t, 5, "volume", "mount", id, h.dir+"/data"); !strings.Contains(message, where) {
+		t.Errorf("the message does not name the node: %s", message)
 	}
 	h.ok(t, "volume", "detach", id) // from this node, where the volume is not attached
-	if said := h.fails(t, 5, "volume", "detach", id, "--node="+node); !strings.Contains(said, "--unmounted") {
-		t.Errorf("the message does not mention --unmounted: %s", said)
+	if message := h.fails(t, 5, "volume", "detach", id, "--node="+node); !strings.Contains(message, "--unmounted") {
+		t.Errorf("the message does not mention --unmounted: %s", message)
 	}
-	if said := h.ok(t, "volume", "show", id); !strings.Contains(said, where) {
-		t.Errorf("the volume was detached: %s", said)
+	if message := h.ok(t, "volume", "show", id); !strings.Contains(message, where) {
+		t.Errorf("the volume was detached: %s", message)
 	}
 	h.ok(t, "volume", "detach", id, "--node="+node, "--unmounted")
 	h.ok(t, "volume", "delete", id)
@@ -549,8 +549,8 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"a socket without a controller", []string{"volume", "list", "--controller-endpoint=" + h.node.Socket}, 1, "use --controller-endpoint for the socket of a plugin that does"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if said := h.fails(t, test.code, test.args...); !strings.Contains(said, test.message) {
-				t.Errorf("the message is %s", said)
+			if message := h.fails(t, test.code, test.args...); !strings.Contains(message, test.message) {
+				t.Errorf("the message is %s", message)
 			}
 		})
 	}
@@ -586,8 +586,8 @@ func TestVolumeExitCodes(t *testing.T) {
 	})
 	must(t, h.sim.RevokeToken(t.Context(), h.sim.Token))
 	t.Run("token without permission", func(t *testing.T) {
-		if said := h.fails(t, 7, "volume", "show", id); !strings.Contains(said, "Unauthenticated: ") {
-			t.Errorf("the message is %s", said)
+		if message := h.fails(t, 7, "volume", "show", id); !strings.Contains(message, "Unauthenticated: ") {
+			t.Errorf("the message is %s", message)
 		}
 	})
 }
@@ -599,10 +599,10 @@ func TestVolumeErrorsHaveNoRepetition(t *testing.T) {
 	off := false
 	must(t, h.sim.Set(t.Context(), simtest.Settings{Hotplug: &off}))
 	id := h.ok(t, "volume", "create", "cold", "--size=1GiB")
-	said := h.fails(t, 5, "volume", "attach", id)
+	message := h.fails(t, 5, "volume", "attach", id)
 	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "stop the instance until this is done", "volume show"} {
-		if strings.Count(said, part) != 1 {
-			t.Errorf("the message has %q %d times: %s", part, strings.Count(said, part), said)
+		if strings.Count(message, part) != 1 {
+			t.Errorf("the message has %q %d times: %s", part, strings.Count(message, part), message)
 		}
 	}
 }
@@ -612,8 +612,8 @@ func TestVolumeHealth(t *testing.T) {
 	h := newHost(t, true)
 	id := h.ok(t, "volume", "create", "faulty", "--size=1GiB")
 	must(t, h.sim.SetDiskState(t.Context(), id, "faulted"))
-	if said := h.ok(t, "volume", "show", "faulty"); !strings.Contains(said, "health:  INACCESSIBLE: disk csi-") {
-		t.Errorf("the message is %s", said)
+	if message := h.ok(t, "volume", "show", "faulty"); !strings.Contains(message, "health:  INACCESSIBLE: disk csi-") {
+		t.Errorf("the message is %s", message)
 	}
 	var shown struct {
 		Health []struct{ Status, Reason, Message string }
@@ -645,9 +645,9 @@ func TestVolumeTimeout(t *testing.T) {
 	t.Parallel()
 	h := &host{dir: shortDir(t), hold: true}
 	h.start(t, true)
-	said := h.fails(t, 3, "volume", "create", "late", "--size=1GiB", "--timeout=300ms")
-	if !strings.Contains(said, "CreateVolume: ") || !strings.Contains(said, "repeat the command") {
-		t.Errorf("the message is %s", said)
+	message := h.fails(t, 3, "volume", "create", "late", "--size=1GiB", "--timeout=300ms")
+	if !strings.Contains(message, "CreateVolume: ") || !strings.Contains(message, "repeat the command") {
+		t.Errorf("the message is %s", message)
 	}
 	h.release()
 	h.ok(t, "volume", "create", "late", "--size=1GiB", "--timeout=0")
