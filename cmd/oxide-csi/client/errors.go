@@ -73,7 +73,7 @@ func nextStep(method string, code codes.Code) string {
 		return `; list existing objects with "oxide-csi volume list --all" or "oxide-csi snapshot list"`
 	case codes.FailedPrecondition:
 		switch method {
-		case "DeleteVolume", "ControllerPublishVolume":
+		case "ControllerPublishVolume":
 			return `; "oxide-csi volume show" shows where the volume is attached`
 		case "NodeUnstageVolume":
 			return `; unmount it first with "oxide-csi volume unmount"`

@@ -120,8 +120,8 @@ func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (
 		if !strings.EqualFold(given.VolumeID, id) || !strings.EqualFold(given.NodeID, node) {
 			return Attachment{}, failed(
 				codes.FailedPrecondition,
-				"the attachment is of volume %s to node %s, not of volume %s to this node %s: "+
-					"use the output of \"oxide-csi volume attach --json\" for this volume and node",
+				"the attachment is for volume %s on node %s, not for volume %s on node %s: "+
+					"use the output of \"volume attach --json\"",
 				given.VolumeID,
 				given.NodeID,
 				id,
