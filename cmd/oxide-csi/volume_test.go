@@ -600,7 +600,7 @@ func TestVolumeErrorsHaveNoRepetition(t *testing.T) {
 	must(t, h.sim.Set(t.Context(), simtest.Settings{Hotplug: &off}))
 	id := h.ok(t, "volume", "create", "cold", "--size=1GiB")
 	message := h.fails(t, 5, "volume", "attach", id)
-	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "stop the instance until this is done", "volume show"} {
+	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "stop the instance and start it again afterwards", "volume show"} {
 		if strings.Count(message, part) != 1 {
 			t.Errorf("the message has %q %d times: %s", part, strings.Count(message, part), message)
 		}

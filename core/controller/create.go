@@ -268,20 +268,24 @@ func (c rackController) checkMatches(disk rack.Disk, want volumeRequest) error {
 	case !ours:
 		return mismatch("was not made by this plugin (its description is %.80q): rename or delete it", disk.Description)
 	case !owner.SameObject(want.description):
-		return mismatch("belongs to volume %q of cluster %q", owner.Name, owner.Cluster)
+		return mismatch("belongs to volume %q of cluster %q: delete it or use another name", owner.Name, owner.Cluster)
 	case !sizeInRange(disk.SizeBytes, want.capacity):
 		return mismatch(
-			"has %d bytes, not %d to %d as requested",
+			"has %d bytes, not %d to %d as requested: delete it or use another name",
 			disk.SizeBytes,
 			want.capacity.GetRequiredBytes(),
 			want.capacity.GetLimitBytes(),
 		)
 	case want.blank() && want.params.blockSize != 0 && want.params.blockSize != disk.BlockSize:
-		return mismatch("has blocks of %d bytes, not %d", disk.BlockSize, want.params.blockSize)
+		return mismatch(
+			"has blocks of %d bytes, not %d: delete it or use another name",
+			disk.BlockSize,
+			want.params.blockSize,
+		)
 	case want.params.diskType != "" && (want.params.diskType == diskTypeLocal) != disk.Local:
-		return mismatch("is not of type %q", want.params.diskType)
+		return mismatch("is not of type %q: delete it or use another name", want.params.diskType)
 	case want.params.readOnly != disk.ReadOnly:
-		return mismatch("its read-only flag is %t", disk.ReadOnly)
+		return mismatch("its read-only flag is %t: delete it or use another name", disk.ReadOnly)
 	}
 	return checkMatchesSource(disk, owner, want, mismatch)
 }
@@ -335,7 +339,7 @@ func (c *Service) restore(
 	}
 	if snapshot.Temporary() {
 		return rackController{}, rack.Disk{}, rpc.NotFound(
-			"volume_content_source: snapshot %q (%s) is a temporary snapshot of this plugin",
+			"volume_content_source: snapshot %q (%s) is a temporary snapshot of this plugin: use another snapshot",
 			snapshot.Name,
 			snapshot.ID,
 		)

@@ -113,7 +113,7 @@ func (c rackController) checkProject(ctx context.Context, disk rack.Disk) error 
 	}
 	if disk.ProjectID != project {
 		return rpc.FailedPrecondition(
-			"disk %q (%s) is in another project than %q: this plugin uses only disks of its own project",
+			"disk %q (%s) is in another project than %q: use a disk of the plugin's project",
 			disk.Name,
 			disk.ID,
 			c.rack.ProjectName(),

@@ -175,10 +175,8 @@ func checkSerialCollision(disk rack.Disk, disks []rack.Disk, instanceID string) 
 	for _, other := range disks {
 		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return rpc.FailedPrecondition(
-				"disk %q (%s) and disk %q (%s) of instance %s have the same first %d bytes in their names: publish the volume on another node",
-				disk.Name,
+				"disk %s and disk %s of instance %s have the same first %d bytes in their names, so the guest would see only one: publish the volume on another node",
 				disk.ID,
-				other.Name,
 				other.ID,
 				instanceID,
 				diskname.SerialBytes,
@@ -213,7 +211,7 @@ func (c rackController) instanceError(ctx context.Context, instanceID string, er
 	if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
 		return unconfirmed
 	}
-	return rpc.NotFound("node_id %s: rack %q has no such instance: %w", instanceID, c.rack.Name(), err)
+	return rpc.NotFound("node_id: no such instance: check that the node is on this rack: %w", err)
 }
 
 // resolveAttach looks at the disk and the instance after a failed attach. It returns the disk if it is attached to the
@@ -294,7 +292,7 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 	// The message is long enough without the rack's own words.
 	c.log.Info("the rack rejected the "+string(op), "volume_id", disk.ID, "node_id", instance.ID, "error", refusal.Error())
 	return rpc.FailedPrecondition(
-		"cannot %s disk %s: instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance until this is done, or use --attach-mode=restart",
+		"cannot %s disk %s: instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance and start it again afterwards, or use --attach-mode=restart",
 		op,
 		disk.ID,
 		instance.Name,

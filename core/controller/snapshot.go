@@ -59,7 +59,7 @@ func (c *Service) CreateSnapshot(
 func checkSnapshotParameters(parameters map[string]string) error {
 	for key := range parameters {
 		if !strings.HasPrefix(key, rpc.ParameterPrefixCO) {
-			return rpc.InvalidArgument("parameters: %q is not known: a snapshot has no parameters", key)
+			return rpc.InvalidArgument("parameters: %q is not known: remove it, a snapshot has no parameters", key)
 		}
 	}
 	return nil

@@ -72,7 +72,7 @@ const lockTimeout = 5 * time.Second
 func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, error) {
 	if options.Origin != OriginBlank && dev.SizeBytes > options.ScanLimit {
 		return nil, fmt.Errorf(
-			"%w %s: it has no filesystem, was made from a snapshot or image, and has %d bytes, more than the %d that are scanned: "+
+			"%w %s: it has no filesystem, and has %d bytes, more than the %d that are scanned: "+
 				"raise --blank-scan-limit, or make the filesystem by hand if the disk is empty",
 			ErrNotBlank,
 			dev,

@@ -122,7 +122,7 @@ func (d Device) CheckUnused() error {
 	return closeExclusive(file)
 }
 
-// closeExclusive closes a file that was opened with O_EXCL. Afterwards this process no longer holds the device, and the
+// closeExclusive closes a file that was opened with O_EXCL or holds a flock. Afterwards this process no longer holds the device, and the
 // next program, such as mkfs or mount, can open it exclusively.
 func closeExclusive(file *os.File) error { return hostexec.CloseUninherited(file) }
 

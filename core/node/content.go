@@ -94,13 +94,12 @@ func (n *Service) checkFilesystemUUID(volume nodeVolume, dev device.Device, cont
 	found, err := uuid.Parse(content.UUID)
 	if err == nil && found.Version() == 5 && volume.origin == rpc.OriginBlank {
 		return rpc.FailedPrecondition(
-			"volume %s: the %s on %s belongs to another volume: its UUID is %s, not %s: "+
-				"find out which disk was copied; to use it, set %s: \"false\" in the volume's context",
+			"volume %s: the %s on %s belongs to another volume: its UUID is %s: "+
+				"find out which disk was copied; to mount it anyway, set %s: \"false\" in the volume's context",
 			volume.id,
 			content.Type,
 			dev,
 			content.UUID,
-			mount.FilesystemUUID(volume.id),
 			rpc.KeyVerifyFilesystem,
 		)
 	}

@@ -6,8 +6,8 @@
 //
 // # The states of a volume on a node
 //
-// The kernel's mount table is the only list of staged and published volumes. The service keeps no list of its own,
-// which a restart would lose and a crash could make wrong.
+// The kernel's mount table is the list of staged and published volumes. The service keeps no list on which correctness
+// depends: a restart would lose it, and a crash could make it wrong.
 //
 //	state       filesystem volume                    raw block volume
 //	attached    NVMe device, mounted nowhere         NVMe device, bound nowhere

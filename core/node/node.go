@@ -25,7 +25,8 @@ import (
 )
 
 // Service is the CSI Node service. It remembers from which disks it has staged volumes (identify.go), and which volumes
-// it could not stage (health.go). This memory ends with the process, and no decision depends on it.
+// it could not stage (health.go). This memory ends with the process. Without it the service knows less about which
+// volume a mount belongs to, and answers from the mount table and the disk alone.
 type Service struct {
 	csi.UnimplementedNodeServer
 

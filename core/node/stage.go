@@ -314,7 +314,7 @@ func checkUsable(volume nodeVolume, staged mount.Entry, readOnly bool) error {
 		)
 	case staged.TurnedReadOnly && !readOnly:
 		return rpc.FailedPrecondition(
-			"volume %s is staged at %s, but its filesystem has become read-only after an error: end the workload, unstage the volume, and check the filesystem",
+			"volume %s is staged at %s, but its filesystem has become read-only after an error: read the kernel's log, end the workload, unstage the volume, and check the filesystem",
 			volume.id,
 			staged.Path,
 		)

@@ -23,7 +23,7 @@ const (
 	// stagePlanned means that the record exists, and nothing was requested yet.
 	stagePlanned stage = "planned"
 	// stageRequesting means that the record allows the instance to be stopped from now on.
-	stageRequesting stage = "asking"
+	stageRequesting stage = "requesting"
 	// stageReply means that the node plugin was asked to shut its guest down.
 	stageReply stage = "awaiting the node plugin's reply"
 	// stageStopping means that the instance is stopping.

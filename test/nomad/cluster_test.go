@@ -72,12 +72,15 @@ type cluster struct {
 	clients    map[string]*machine
 	// grace is the grace period of a detach. Empty means that of the job files, with which each detach takes a minute.
 	grace string
+	// printed is the checked output of each allocation.
+	printed map[string]string
 }
 
 // newCluster starts all parts, and waits until the clients are ready.
 func newCluster(t *testing.T) *cluster {
 	c := &cluster{
 		t:       t,
+		printed: map[string]string{},
 		nomad:   program(t, "nomad"),
 		dockerd: program(t, "dockerd"),
 		docker:  program(t, "docker"),

@@ -461,14 +461,17 @@ func (c *cluster) running(alloc string) {
 	})
 }
 
-// lines checks what an allocation found in its file: entries of these writers in this order.
+// lines checks what an allocation found in its file: entries of these writers in this order. An allocation that started
+// again in place has printed what it found before, too.
 func (c *cluster) lines(t *testing.T, user cli, alloc string, writers ...string) {
 	t.Helper()
 	var want strings.Builder
+	want.WriteString(c.printed[alloc])
 	for _, writer := range writers {
 		fmt.Fprintf(&want, "written by %s\n", writer)
 	}
 	c.logged(t, user, alloc, want.String())
+	c.printed[alloc] = want.String()
 }
 
 // logged checks the output of an allocation.
