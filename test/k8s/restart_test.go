@@ -97,7 +97,7 @@ func (c *cluster) restartedOnce(t *testing.T) {
 	c.apply(t, databases.String())
 	c.running(t, databases.names()...)
 	c.boots(t, 1, 0)
-	if got := c.events(t, c.a, "RestartPlanned"); !strings.Contains(got, "is restarted to change its disks") {
+	if got := c.events(t, c.a, "RestartPlanned"); !strings.Contains(got, "restarting the instance to change its disks") {
 		t.Errorf("the node's events are %q", got)
 	}
 	if got := c.counted(t, `oxide_csi_restarts_total{outcome="restarted",rack="default"}`); got != 1 {
