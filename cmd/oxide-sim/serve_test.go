@@ -10,6 +10,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -22,6 +23,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -222,6 +224,21 @@ func execute(t *testing.T, name string, args ...string) {
 	t.Helper()
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+// unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all open
+// files until it executes.
+func unmount(t *testing.T, path string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		err := unix.Unmount(path, 0)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			t.Fatalf("unmount %s: %v", path, err)
+		}
 	}
 }
 
@@ -552,7 +569,7 @@ func TestEndWithABusyMount(t *testing.T) {
 		t.Error("a filesystem of the ended simulator can still be read")
 	}
 	must(t, busy.Close())
-	must(t, unix.Unmount(dir, 0))
+	unmount(t, dir)
 	if left := loopsBelow(t, temp); len(left) > 0 {
 		t.Errorf("loop devices left: %v", left)
 	}
@@ -606,7 +623,7 @@ func TestKilled(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(alive, "file")); err != nil || string(text) != "text" {
 		t.Errorf("the file: got %q, %v", text, err)
 	}
-	must(t, unix.Unmount(alive, 0))
+	unmount(t, alive)
 	if _, code := third.end(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code after SIGTERM: got %d\n%s", code, third.stderr.String())
 	}

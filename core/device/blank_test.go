@@ -200,7 +200,7 @@ func TestProveBlankRejects(t *testing.T) {
 			devicetest.Run(t, "mkfs.ext4", "-q", d.Loop)
 			target := t.TempDir()
 			devicetest.Run(t, "mount", d.Loop, target)
-			t.Cleanup(func() { devicetest.Run(t, "umount", target) })
+			t.Cleanup(func() { devicetest.Unmount(t, target) })
 		}, blankOrigin, device.ErrInUse, "mounted"},
 		{"another size", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
 			resize(t, d, 160*mib)
@@ -536,7 +536,7 @@ func mountOnce(t *testing.T, d *devicetest.Disk) {
 	target := t.TempDir()
 	devicetest.Run(t, "mount", d.Loop, target)
 	devicetest.Run(t, "mkdir", filepath.Join(target, "folder"))
-	devicetest.Run(t, "umount", target)
+	devicetest.Unmount(t, target)
 }
 
 // pokeBtrfs sets a number in the superblock of a btrfs and updates the superblock's checksum, a CRC-32C of the bytes

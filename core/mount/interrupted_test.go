@@ -323,7 +323,7 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
 				t.Error(err)
 			}
-			devicetest.Run(t, "umount", target)
+			devicetest.Unmount(t, target)
 			if err := WaitUnused(t.Context(), dev, false); err != nil {
 				t.Fatal(err)
 			}

@@ -72,9 +72,7 @@ func TestAllAtAndUnmount(t *testing.T) {
 	if diff := cmp.Diff([]string{"tmpfs", "ext4"}, mounts(t, target)); diff != "" {
 		t.Errorf("after unmounting (-want +got):\n%s", diff)
 	}
-	if err := unix.Unmount(target, 0); err != nil {
-		t.Fatal(err)
-	}
+	devicetest.Unmount(t, target)
 	r.unmount(t, target)
 	if got := mounts(t, target); got != nil {
 		t.Errorf("still mounted: %v", got)

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
@@ -117,17 +118,9 @@ func (r *nodeRig) bind(source, target string) {
 	coretest.Must(r.t, mount.Bind(r.path(source), r.path(target), false))
 }
 
-func (r *nodeRig) umount(name string, flags int) {
+func (r *nodeRig) umount(name string) {
 	r.t.Helper()
-	// A program that starts for a parallel test has copies of all open files until it executes.
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		err := unix.Unmount(r.path(name), flags)
-		if errors.Is(err, unix.EBUSY) && time.Now().Before(end) {
-			continue
-		}
-		coretest.Must(r.t, err)
-		return
-	}
+	devicetest.Unmount(r.t, r.path(name))
 }
 
 // breakFilesystem makes the kernel record an error in an ext4, as if it had found an invalid structure.
@@ -378,7 +371,7 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 		{"at the target", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
 			replug(r, v, capability)
-			r.umount(stagedAt(v, capability), unix.MNT_DETACH)
+			coretest.Must(r.t, unix.Unmount(r.path(stagedAt(v, capability)), unix.MNT_DETACH))
 			coretest.Must(r.t, r.stage(v, capability))
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
 			r.wantMounts(stagedAt(v, capability), "target")
@@ -386,7 +379,7 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 		{"at the target, unpublished after the volume was staged again", false, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 			coretest.Must(r.t, r.publish(v, "old", capability, false))
 			replug(r, v, capability)
-			r.umount(stagedAt(v, capability), unix.MNT_DETACH)
+			coretest.Must(r.t, unix.Unmount(r.path(stagedAt(v, capability)), unix.MNT_DETACH))
 			coretest.Must(r.t, r.stage(v, capability))
 			coretest.Must(r.t, r.publish(v, "target", capability, false))
 			coretest.Must(r.t, r.unpublish(v, "old"))
@@ -424,7 +417,7 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 		coretest.Must(t, r.stage(v, capability))
 		coretest.Must(t, r.publish(v, "target", capability, false))
 		replugSame(r, v)
-		r.umount(stagedAt(v, capability), 0)
+		r.umount(stagedAt(v, capability))
 		r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, r.path("target"))
 		coretest.Must(t, r.unpublish(v, "target"))
 		coretest.Must(t, r.stage(v, capability))
@@ -470,7 +463,7 @@ func TestNodeStackedMounts(t *testing.T) {
 						r.bind("file", path)
 					}
 					r.refused(call, codes.FailedPrecondition, r.path(path))
-					r.umount(path, 0)
+					r.umount(path)
 					coretest.Must(r.t, call())
 				})
 			})
@@ -481,10 +474,10 @@ func TestNodeStackedMounts(t *testing.T) {
 				call, path := prepare(r, v, filesystemVolume("ext4", writer))
 				r.mkdir("aside")
 				r.bind(path, "aside")
-				r.umount(path, 0)
+				r.umount(path)
 				r.foreign(path)
 				r.bind("aside", path)
-				r.umount("aside", 0)
+				r.umount("aside")
 				err := call()
 				if where == "target" {
 					// The call must fail, because the folder cannot be removed.
@@ -519,7 +512,7 @@ func TestNodeStackedMounts(t *testing.T) {
 						mentions = "cannot be told"
 					}
 					r.refused(call, codes.FailedPrecondition, mentions)
-					r.umount(path, 0)
+					r.umount(path)
 					coretest.Must(t, call())
 				})
 			}
@@ -698,7 +691,7 @@ func TestNodeUnstageWhilePublished(t *testing.T) {
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		coretest.Must(r.t, r.stage(v, capability))
 		coretest.Must(r.t, r.publish(v, "target", capability, false))
-		r.umount(stagedAt(v, capability), 0)
+		r.umount(stagedAt(v, capability))
 		r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, r.path("target"))
 		coretest.WantCode(r.t, r.unstage(v), codes.FailedPrecondition, r.path("target"))
 		r.wantMounts("target")
@@ -792,7 +785,7 @@ func TestNodeRawBlockTargetNamedLikeAVolume(t *testing.T) {
 			coretest.Must(t, r.stage(v, capability))
 			coretest.Must(t, r.publish(v, pod, capability, false))
 			if what != "staged" {
-				r.umount(stagedAt(v, capability), 0)
+				r.umount(stagedAt(v, capability))
 			}
 			r.start()
 			if _, err := r.stats(v.id, r.path(pod), ""); err != nil {

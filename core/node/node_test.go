@@ -219,7 +219,7 @@ func (r *nodeRig) run(name string, args ...string) {
 // has just copied the mount namespace, such as a starting container, keeps the filesystem mounted for a moment.
 func (r *nodeRig) umountAndWait(v *volume, path string) {
 	r.t.Helper()
-	r.run("umount", path)
+	devicetest.Unmount(r.t, path)
 	number := r.number(v)
 	dev, err := r.roots().ByNumber(device.Number{Major: unix.Major(number), Minor: unix.Minor(number)})
 	coretest.Must(r.t, err)

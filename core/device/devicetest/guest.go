@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -48,6 +49,21 @@ func Run(t testing.TB, name string, args ...string) (stdout string) {
 		t.Fatalf("%s %v: %v, exit code %d: %s", name, args, err, result.ExitCode, result.Message())
 	}
 	return result.Stdout
+}
+
+// Unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all open
+// files until it executes.
+func Unmount(t testing.TB, path string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		err := unix.Unmount(path, 0)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			t.Fatalf("unmount %s: %v", path, err)
+		}
+	}
 }
 
 // Guest is a folder with the folders dev and sys of a guest.

@@ -33,7 +33,7 @@ func newWorldOn(t *testing.T, stateOn string) *world {
 	state := t.TempDir()
 	if stateOn == "tmpfs" {
 		must(t, unix.Mount("tmpfs", state, "tmpfs", 0, ""))
-		t.Cleanup(func() { must(t, unix.Unmount(state, 0)) })
+		t.Cleanup(func() { unmount(t, state) })
 	}
 	return openWorld(t, filepath.Join(t.TempDir(), "guests"), state)
 }
@@ -98,8 +98,8 @@ func TestCutOfAMountedDisk(t *testing.T) {
 					}
 					writeFile(t, filepath.Join(alive, "next"), "new", true)
 					must(t, open.Close())
-					must(t, unix.Unmount(dead, 0))
-					must(t, unix.Unmount(alive, 0))
+					unmount(t, dead)
+					unmount(t, alive)
 
 					// Unmounting the old mount does not affect the disk's new mount.
 					w.must(w.Unplug(nodeB, disk.ID))
@@ -108,7 +108,7 @@ func TestCutOfAMountedDisk(t *testing.T) {
 					if diff := cmp.Diff(map[string]string{"flushed": "safe", "next": "new"}, contents(t, alive)); diff != "" {
 						t.Errorf("what the next guest wrote (-want +got):\n%s", diff)
 					}
-					must(t, unix.Unmount(alive, 0))
+					unmount(t, alive)
 				})
 			}
 		}
@@ -281,7 +281,7 @@ func (w *world) countUntilGone(kind, from string, disk simrack.GuestDisk, takeAw
 			dir, err := os.MkdirTemp(t.TempDir(), "")
 			must(t, err)
 			must(t, unix.Mount(path, dir, "ext4", 0, ""))
-			path, done = filepath.Join(dir, "count"), func() { must(t, unix.Unmount(dir, 0)) }
+			path, done = filepath.Join(dir, "count"), func() { unmount(t, dir) }
 		}
 		return path, done
 	}
@@ -414,5 +414,5 @@ func TestCoveredMount(t *testing.T) {
 		t.Errorf("writing to the covered filesystem: got %v, want EIO", err)
 	}
 	must(t, hidden.Close())
-	must(t, unix.Unmount(dir, 0))
+	unmount(t, dir)
 }

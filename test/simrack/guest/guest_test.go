@@ -160,6 +160,21 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
+// unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all open
+// files until it executes.
+func unmount(t *testing.T, path string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		err := unix.Unmount(path, 0)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			t.Fatalf("unmount %s: %v", path, err)
+		}
+	}
+}
+
 // mounted mounts the device at a new folder until the test ends.
 func mounted(t *testing.T, node, fsType string) string {
 	t.Helper()

@@ -30,7 +30,7 @@ func TestNewRejects(t *testing.T) {
 	t.Run("nodev", func(t *testing.T) {
 		dir := t.TempDir()
 		must(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""))
-		defer func() { must(t, unix.Unmount(dir, 0)) }()
+		defer func() { unmount(t, dir) }()
 		_, err := New(Options{Root: filepath.Join(dir, "guests"), StateDir: t.TempDir()})
 		if err == nil || !strings.Contains(err.Error(), "is on a mount with the option nodev") {
 			t.Errorf("got %v", err)
@@ -123,7 +123,7 @@ func TestLeftovers(t *testing.T) {
 	must(t, os.Mkdir(inside, 0o755))
 	must(t, unix.Mount("tmpfs", inside, "tmpfs", 0, ""))
 	check("and another mount inside", simrack.GuestLeftovers{Files: 1, Loops: 1, Mounts: 2})
-	must(t, unix.Unmount(inside, 0))
+	unmount(t, inside)
 	must(t, os.Remove(inside))
 	w.must(w.Unplug(nodeA, disk.ID))
 	check("unplugged, still mounted", simrack.GuestLeftovers{Files: 1, Loops: 1, Mounts: 1})
@@ -132,7 +132,7 @@ func TestLeftovers(t *testing.T) {
 	w.must(w.PowerOff(nodeA, true))
 	w.must(w.DeleteInstance(nodeA))
 	check("without a guest", simrack.GuestLeftovers{Loops: 1, Mounts: 1})
-	must(t, unix.Unmount(dir, 0))
+	unmount(t, dir)
 	// A mount namespace that another process created meanwhile has a copy of the mount, until that process ends.
 	eventually(t, "nothing is left", func() bool {
 		got, err := w.Leftovers(map[string]bool{boot.ID: true})
@@ -165,7 +165,7 @@ func TestCloseNamesTheHolder(t *testing.T) {
 		t.Errorf("got %v, want it to contain %q", err, want)
 	}
 	must(t, busy.Close())
-	must(t, unix.Unmount(dir, 0))
+	unmount(t, dir)
 	noLoops(t, state)
 }
 
@@ -246,8 +246,8 @@ func TestKilled(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"flushed": "safe"}, contents(t, alive)); diff != "" {
 		t.Errorf("content of the disk (-want +got):\n%s", diff)
 	}
-	must(t, unix.Unmount(mountPoint, 0))
-	must(t, unix.Unmount(alive, 0))
+	unmount(t, mountPoint)
+	unmount(t, alive)
 	if entries, err := filepath.Glob(filepath.Join(state, "*"+freshSuffix)); err != nil || len(entries) > 0 {
 		t.Errorf("copies left: %v, %v", entries, err)
 	}

@@ -171,7 +171,7 @@ func TestBoot(t *testing.T) {
 	run(t, "mkfs.ext4", "-q", w.node(nodeA, volume))
 	run(t, "mount", w.node(nodeA, volume), mountpoint)
 	errorCount, err := os.ReadFile(filepath.Join(w.root, "node-a/sys/fs/ext4/nvme1n1/errors_count"))
-	run(t, "umount", mountpoint)
+	unmount(t, mountpoint)
 	must(t, err)
 	if string(errorCount) != "0\n" {
 		t.Errorf("errors_count of a new filesystem: %q", errorCount)
@@ -360,7 +360,7 @@ func TestBlockSizes(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"file": "text"}, contents(t, dir)); diff != "" {
 		t.Errorf("content (-want +got):\n%s", diff)
 	}
-	must(t, unix.Unmount(dir, 0))
+	unmount(t, dir)
 }
 
 // TestWriteProtectionDoesNotOutliveTheDisk reuses a loop device that an earlier user set read-only (BLKROSET). The

@@ -107,7 +107,7 @@ func (m *machines) content(disk simrack.GuestDisk) map[string]string {
 	dir := m.t.TempDir()
 	run(m.t, "mount", "-o", "loop", m.store(disk.ID).path, dir)
 	found := contents(m.t, dir)
-	run(m.t, "umount", dir)
+	unmount(m.t, dir)
 	return found
 }
 
@@ -462,7 +462,7 @@ func TestBootReleasesDisksOfOtherGuests(t *testing.T) {
 		t.Errorf("the guest has %s disks of another guest mounted", got)
 	}
 	w.awaitMessage("up")
-	must(t, unix.Unmount(dir, 0))
+	unmount(t, dir)
 	other.must(other.Unplug(nodeB, disk.ID))
 	if left := loopsBelow(t, other.state); len(left) > 0 {
 		t.Errorf("%v are held", left)
