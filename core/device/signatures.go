@@ -33,7 +33,7 @@ func signatures(sizeBytes int64) []region {
 	const (
 		page     = 4 * kib
 		quarter  = 64 * kib // around the start of an allocation group, which mkfs.xfs rounds to blocks and stripes
-		xfsParts = 4        // allocation groups of a small disk, each of which begins with a copy of the superblock
+		xfsParts = 4        // allocation groups of a small disk; each begins with a copy of the superblock
 	)
 	all := []region{
 		{"copy of a LUKS2 header, or VMFS", 1 * mib, page},

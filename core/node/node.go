@@ -142,7 +142,12 @@ func (n *Service) NodeGetVolumeStats(
 			Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: dev.SizeBytes}},
 		}, nil
 	}
-	usage, err := mount.Stats(entry.Path)
+	return filesystemStats(entry.Path)
+}
+
+// filesystemStats returns the used and free bytes of the filesystem at a path, and its inodes if it counts them.
+func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
+	usage, err := mount.Stats(path)
 	if err != nil {
 		return nil, err
 	}

@@ -44,8 +44,8 @@ const (
 	// KeyReadOnly is "true" if the rack rejects writes to the disk, else "false". Publish context. It is also a
 	// parameter of CreateVolume.
 	KeyReadOnly = "readOnly"
-	// KeyFSLineage lists the disks of which this disk is a copy, directly or through other copies, so that it may carry
-	// their filesystem. UUIDs separated by commas; empty for a blank disk. Publish context.
+	// KeyFSLineage lists the ancestors of this disk: the disk that it was copied from, that disk's source, and so on. The
+	// filesystem of each may be on this disk. UUIDs separated by commas; empty for a blank disk. Publish context.
 	KeyFSLineage = "fsLineage"
 	// KeyVerifyFilesystem is "false" to mount a filesystem that carries the identity of another volume. Volume context;
 	// users set it for a disk that they copied by hand.
