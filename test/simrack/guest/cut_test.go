@@ -249,9 +249,8 @@ func TestCutOfARawDisk(t *testing.T) {
 func TestAcknowledgedWrites(t *testing.T) {
 	for _, stateOn := range statesOn {
 		for _, kind := range []string{"file", "raw"} {
-			// Not parallel: beside each other on a busy machine, the next guest of a raw disk once read a block that was
-			// older than the acknowledged one. The cause is not known.
 			t.Run(fmt.Sprintf("state %s, %s", stateOn, kind), func(t *testing.T) {
+				t.Parallel()
 				w := newWorldOn(t, stateOn)
 				disk := w.data(1, "volume", 64)
 				w.on(nodeA, "node-a", disk)
@@ -304,6 +303,10 @@ func (w *world) countUntilGone(kind, from string, disk simrack.GuestDisk, takeAw
 				if err := unix.Fdatasync(int(f.Fd())); err != nil {
 					return
 				}
+			}
+			// A flush that ends after the cut acknowledges nothing: package guest's comment says why.
+			if end, err := f.Seek(0, io.SeekEnd); err != nil || end == 0 {
+				return
 			}
 			acknowledged.Store(n)
 		}

@@ -48,7 +48,10 @@
 //  4. Kill the processes of the guest, if the guest loses its power.
 //  5. Detach the loop device. The kernel releases the file when the last holder closes the device.
 //
-// So the next guest with the disk reads exactly what had reached the backing file before the cut. No write that is
-// acknowledged later can be missing from it. If the old loop device is still held when the next guest gets the disk,
+// So the next guest with the disk reads exactly what had reached the backing file before the cut. No write that was
+// acknowledged before the cut is missing from it. One thing differs from a real disk: if a program writes to the raw
+// device in the moment of step 3, the kernel drops the page, which is now beyond the end of the device, and the
+// program's flush succeeds. An NVMe disk that has vanished fails the flush. So a flush of a raw device counts only if
+// the device has its capacity afterwards. If the old loop device is still held when the next guest gets the disk,
 // the disk moves to a copy of its file, so that no file is ever bound to two loop devices.
 package guest
