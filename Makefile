@@ -29,7 +29,7 @@ build: ## build the plugin and the simulated rack into bin/
 # The image names in the manifests, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0
 CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:v0.1.0
-IMAGE_TOOLS      := blkid btrfs e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
+IMAGE_TOOLS      := blkid btrfs dd e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
 IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxide-csi -label org.opencontainers.image.version=$(VERSION) \
 	-label org.opencontainers.image.source=https://github.com/oxidecomputer/oxide-csi-plugin -label org.opencontainers.image.licenses=MPL-2.0
 
@@ -110,6 +110,14 @@ fuzz: deps ## fuzz the scanner that proves disks blank, for FUZZTIME (50000x, or
 .PHONY: model
 model: ## check planned restarts in every order of calls, crashes and lost answers, for MODEL (1m)
 	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=30m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| steps in '
+
+.PHONY: mutate
+mutate: deps ## plant each bug of test/mutate and expect that its test fails; as root
+	go run ./test/mutate
+
+.PHONY: mutate-sample
+mutate-sample: deps ## plant five of these bugs, chosen by the commit's hash; as root
+	go run ./test/mutate -sample 5 -seed "$$(git rev-parse HEAD)"
 
 .PHONY: chaos
 chaos: chaos-node chaos-controller chaos-restart ## all tests that kill the plugin: the three below

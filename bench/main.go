@@ -17,6 +17,7 @@
 //   - startup.go: time from exec to the first answer
 //   - identity.go: nodes by the source of their identity: time until it is known, memory
 //   - staging.go: time from the appearance of a disk to its mount, and a node's four calls, on real devices
+//   - peer.go: the same four calls as drivers do them that use mount-utils
 //   - size.go: the memory of an idle process, the size of the program
 //
 // To add a row, write a function that returns it and add the function to the list of measurements below.

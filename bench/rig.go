@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -40,19 +42,28 @@ func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 			err = errors.Join(err, r.stop())
 		}
 	}()
-	if r.sim, err = simtest.StartSim(b.programs.Sim, nil, simFlags...); err != nil {
+	if r.sim, err = b.startSim(simFlags...); err != nil {
 		return nil, err
 	}
 	r.node = r.sim.Instances[0]
 	if r.plugin, err = b.startPlugin("controller", r.sim); err != nil {
 		return nil, err
 	}
+	roots, err := config.ReadCAs(r.sim.CAFile)
+	if err != nil {
+		return r, err
+	}
 	r.sdk, err = oxide.NewClient(
 		oxide.WithHost(r.sim.Host),
 		oxide.WithToken(r.sim.Token),
-		oxide.WithHTTPClient(rack.NewHTTPClient(nil)),
+		oxide.WithHTTPClient(rack.NewHTTPClient(roots)),
 	)
 	return r, err
+}
+
+// startSim starts a rack that serves TLS with HTTP/2, as a rack does.
+func (b *bench) startSim(flags ...string) (*simtest.Sim, error) {
+	return simtest.StartSim(b.programs.Sim, nil, append(flags, "--tls="+filepath.Join(b.dir, "tls"))...)
 }
 
 // at is the same rig with another of its instances.

@@ -36,9 +36,7 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sim, err := simtest.StartSim(
-		b.programs.Sim,
-		nil,
+	sim, err := b.startSim(
 		"--hotplug",
 		"--instances=node-a",
 		"--guest-root="+filepath.Join(dir, "guests"),
@@ -263,44 +261,102 @@ func (s *stagingRig) logged(after int, message, volumeID string) (found logLine,
 	return found, nil
 }
 
-// lives measures a blank disk's four calls, and the shares of scan, mkfs, mount and the rest.
-func (s *stagingRig) lives(ctx context.Context, fsType string, size int64) (_ []row, err error) {
+// lives measures the four calls for a blank disk and for a used one, and the shares of scan, mkfs, mount and the rest for
+// the blank one. It measures the same with mount-utils in turn, because the machine's speed changes.
+func (s *stagingRig) lives(ctx context.Context, fsType string, size int64) ([]row, error) {
 	parts := map[string][]float64{}
 	for i := range lifeRounds {
-		v, err := s.newVolume(ctx, fmt.Sprintf("life-%s-%d-%d", fsType, size, i), fsType, size)
-		if err != nil {
+		if err := s.pluginLives(ctx, fmt.Sprintf("plugin-%s-%d-%d", fsType, size, i), fsType, size, parts); err != nil {
 			return nil, err
 		}
-		if err := s.attachVolume(ctx, v); err != nil {
+		if err := s.peerLives(ctx, fmt.Sprintf("peer-%s-%d-%d", fsType, size, i), fsType, size, parts); err != nil {
 			return nil, err
-		}
-		seen := len(s.guest.Stderr().String())
-		start := time.Now()
-		if err := s.life(ctx, v); err != nil {
-			return nil, err
-		}
-		all := time.Since(start)
-		scanned, err1 := s.logged(seen, "making a filesystem on a blank disk", v.id)
-		made, err2 := s.logged(seen, "made a filesystem", v.id)
-		mounted, err3 := s.logged(seen, "mounted", v.id)
-		if err := errors.Join(err1, err2, err3, s.remove(ctx, v)); err != nil {
-			return nil, err
-		}
-		for part, took := range map[string]time.Duration{
-			"all": all, "scan": scanned.Scan, "mkfs": made.Mkfs, "mount": mounted.Mount, "rest": all - made.Mkfs - mounted.Mount,
-		} {
-			parts[part] = append(parts[part], milliseconds(took))
 		}
 	}
+	bars := map[string]bar{"blank/scan": atMost(5), "blank/rest": atMost(10)}
+	ratios := map[string]bar{"blank": {}, "used": atMost(0.9)}
+	if size == 1 {
+		ratios["blank"] = atMost(1)
+	}
+	name := fmt.Sprintf("staging/%s-%dGiB/", fsType, size)
 	var rows []row
-	for _, part := range []struct {
-		name string
-		bar  bar
-	}{{"all", bar{}}, {"scan", atMost(5)}, {"mkfs", bar{}}, {"mount", bar{}}, {"rest", atMost(10)}} {
-		rows = append(
-			rows,
-			median(fmt.Sprintf("staging/%s-%dGiB/%s", fsType, size, part.name), "ms", part.bar, parts[part.name]),
-		)
+	for _, part := range []string{
+		"blank/plugin", "blank/scan", "blank/mkfs", "blank/mount", "blank/rest", "blank/mount-utils", "used/plugin", "used/mount-utils",
+	} {
+		rows = append(rows, median(name+part, "ms", bars[part], parts[part]))
+	}
+	for _, disk := range []string{"blank", "used"} {
+		ratio := middle(parts[disk+"/plugin"]) / middle(parts[disk+"/mount-utils"])
+		rows = append(rows, newRow(name+disk+"/ratio", "×", ratios[disk], []float64{ratio}, ratio))
 	}
 	return rows, nil
+}
+
+// pluginLives measures the plugin with a new volume, first blank, then used.
+func (s *stagingRig) pluginLives(
+	ctx context.Context,
+	name, fsType string,
+	size int64,
+	parts map[string][]float64,
+) error {
+	v, err := s.newVolume(ctx, name, fsType, size)
+	if err != nil {
+		return err
+	}
+	if err := s.attachVolume(ctx, v); err != nil {
+		return err
+	}
+	seen := len(s.guest.Stderr().String())
+	blank, err1 := timed(func() error { return s.life(ctx, v) })
+	scanned, err2 := s.logged(seen, "making a filesystem on a blank disk", v.id)
+	made, err3 := s.logged(seen, "made a filesystem", v.id)
+	mounted, err4 := s.logged(seen, "mounted", v.id)
+	used, err5 := timed(func() error { return s.life(ctx, v) })
+	if err := errors.Join(err1, err2, err3, err4, err5, s.remove(ctx, v)); err != nil {
+		return err
+	}
+	for part, took := range map[string]time.Duration{
+		"blank/plugin": blank, "used/plugin": used, "blank/scan": scanned.Scan, "blank/mkfs": made.Mkfs,
+		"blank/mount": mounted.Mount, "blank/rest": blank - made.Mkfs - mounted.Mount,
+	} {
+		parts[part] = append(parts[part], milliseconds(took))
+	}
+	return nil
+}
+
+// peerLives measures mount-utils with a new volume, first blank, then used.
+func (s *stagingRig) peerLives(
+	ctx context.Context,
+	name, fsType string,
+	size int64,
+	parts map[string][]float64,
+) error {
+	v, err := s.newVolume(ctx, name, fsType, size)
+	if err != nil {
+		return err
+	}
+	if err := s.attachVolume(ctx, v); err != nil {
+		return err
+	}
+	device, err := s.device()
+	if err != nil {
+		return err
+	}
+	life := func() error { return mountUtilsLife(device, fsType, v.staging, v.target) }
+	blank, err1 := timed(life)
+	used, err2 := timed(life)
+	// The last life has removed the staging folder, which the orchestrator owns with the plugin.
+	if err := errors.Join(err1, err2, os.MkdirAll(v.staging, 0o755), s.remove(ctx, v)); err != nil {
+		return err
+	}
+	parts["blank/mount-utils"] = append(parts["blank/mount-utils"], milliseconds(blank))
+	parts["used/mount-utils"] = append(parts["used/mount-utils"], milliseconds(used))
+	return nil
+}
+
+// timed returns how long do took.
+func timed(do func() error) (time.Duration, error) {
+	start := time.Now()
+	err := do()
+	return time.Since(start), err
 }

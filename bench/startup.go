@@ -33,7 +33,7 @@ const (
 
 // startup measures the time from exec to the answer to the first RPC over the socket.
 func startup(ctx context.Context, b *bench) (_ []row, err error) {
-	sim, err := simtest.StartSim(b.programs.Sim, nil, "--instances=node-a")
+	sim, err := b.startSim("--instances=node-a")
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,8 @@ import (
 const (
 	throughputRounds  = 5
 	throughputVolumes = 3000
-	// throughputWorkers is the default of Kubernetes' external-provisioner.
+	// throughputWorkers is the default of Kubernetes' external-provisioner. The plugin has at most 64 calls of a rack under
+	// way, the bare SDK has any number. Where the rack is the limit, 0.64 is therefore the highest ratio.
 	throughputWorkers = 100
 )
 
@@ -41,7 +42,7 @@ func throughput(ctx context.Context, b *bench) (_ []row, err error) {
 		plugin, ratio bar
 	}{
 		{name: "throughput/0ms", plugin: atLeast(1000)},
-		{name: "throughput/50ms", latencyMillis: 50, ratio: atLeast(0.9)},
+		{name: "throughput/50ms", latencyMillis: 50, ratio: atLeast(0.6)},
 	} {
 		var plugin, sdk []float64
 		for range throughputRounds {

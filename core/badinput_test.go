@@ -49,6 +49,7 @@ const (
 	mapLimit    = 4 << 10
 	nodeIDLimit = 256
 	pathLimit   = 4095 // Linux: PATH_MAX without its final zero byte
+	nameLimit   = 255  // Linux: NAME_MAX
 )
 
 // services are the services of this plugin.
@@ -224,10 +225,14 @@ var badInputAnswers = map[string]struct {
 	// A newer orchestrator may know more modes. A mode that this plugin does not support is an answer, not an error.
 	"ValidateVolumeCapabilities mode undefined": {codes.OK, "access_mode"},
 	// The volume is not at this path, as at any other path without a volume.
-	"NodeGetVolumeStats volume_path relative":          {codes.NotFound, "relative/path"},
-	"NodeGetVolumeStats volume_path zero byte":         {codes.NotFound, "is not at"},
-	"NodeGetVolumeStats staging_target_path relative":  {codes.NotFound, "is not at"},
-	"NodeGetVolumeStats staging_target_path zero byte": {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats volume_path relative":                  {codes.NotFound, "relative/path"},
+	"NodeGetVolumeStats volume_path zero byte":                 {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats volume_path name of 256 bytes":         {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats volume_path root folder":               {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats staging_target_path relative":          {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats staging_target_path zero byte":         {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats staging_target_path name of 256 bytes": {codes.NotFound, "is not at"},
+	"NodeGetVolumeStats staging_target_path root folder":       {codes.NotFound, "is not at"},
 }
 
 // badInputMentions are the names that messages use for nested fields.
@@ -255,6 +260,8 @@ func TestBadInput(t *testing.T) {
 			capacityRows(method),
 			modeRows(method),
 			parameterRows(method),
+			contextRows(method),
+			pathRows(method),
 		)
 		seen := map[string]bool{}
 		before, disks := e.files(t), e.Volumes(t)
@@ -391,6 +398,8 @@ func changes(
 		if isPath(field) {
 			bad["relative"] = set("relative/path")
 			bad["zero byte"] = set("/path\x00/more")
+			bad["name of 256 bytes"] = set("/path/" + strings.Repeat("n", nameLimit+1) + "/more")
+			bad["root folder"] = set("/path/..")
 		}
 		if strings.Contains(comment, "banned characters") {
 			for _, banned := range []rune{0, 8, 0x0b, 0x0c, 0x0e, 0x1f, 0x7f, 0x9f} {
@@ -564,6 +573,79 @@ func parameterRows(method protoreflect.MethodDescriptor) []badRow {
 	return rows
 }
 
+// contextRows are values of contexts that no controller writes, such as names that no rack has for a disk
+// (docs/reference/rack.md §1).
+func contextRows(method protoreflect.MethodDescriptor) []badRow {
+	if field := method.Input().Fields().ByName("publish_context"); field == nil {
+		return nil
+	}
+	var rows []badRow
+	for _, key := range []protoreflect.Name{"publish_context", "volume_context"} {
+		for _, name := range []string{
+			" ", "D", "disk_1", "disk-", "-disk", "1disk", "disk\n", "a/b", "a\x00b", strings.Repeat("d", 64), coretest.NoVolumeID,
+		} {
+			rows = append(rows, badRow{
+				name:     fmt.Sprintf("disk name %.20q in %s", name, key),
+				code:     codes.InvalidArgument,
+				mentions: rpc.KeyDiskName,
+				change: func(m protoreflect.Message) {
+					fields := m.Descriptor().Fields()
+					m.Clear(fields.ByName("publish_context"))
+					m.Mutable(fields.ByName(key)).Map().Set(protoreflect.ValueOf(rpc.KeyDiskName).MapKey(), protoreflect.ValueOf(name))
+				},
+			})
+		}
+	}
+	for _, key := range []protoreflect.Name{"publish_context", "volume_context"} {
+		rows = append(rows, badRow{
+			name: fmt.Sprintf("raw block in %s", key), code: codes.InvalidArgument, mentions: rpc.KeyRawBlock,
+			change: func(m protoreflect.Message) {
+				field := m.Descriptor().Fields().ByName(key)
+				m.Mutable(field).Map().Set(protoreflect.ValueOf(rpc.KeyRawBlock).MapKey(), protoreflect.ValueOf("yes"))
+			},
+		})
+	}
+	return rows
+}
+
+// pathRows are pairs of paths of which one would hide the other, and a staging path below which the device node of a
+// raw block volume does not fit.
+func pathRows(method protoreflect.MethodDescriptor) []badRow {
+	fields := method.Input().Fields()
+	staging, target := fields.ByName("staging_target_path"), fields.ByName("target_path")
+	capability := fields.ByName("volume_capability")
+	var rows []badRow
+	if staging != nil && capability != nil {
+		rows = append(rows, badRow{
+			name:     "staging_target_path of 4059 bytes for raw block",
+			code:     codes.InvalidArgument,
+			mentions: "staging_target_path",
+			change: func(m protoreflect.Message) {
+				m.Set(staging, protoreflect.ValueOf(text(staging, pathLimit-len("/"+coretest.NoVolumeID)+1)))
+				capabilityOf(m, capability, 0).AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+			},
+		})
+	}
+	if staging == nil || target == nil {
+		return rows
+	}
+	for name, paths := range map[string][2]string{
+		"target is the staging path":             {"/a/staging", "/a/staging"},
+		"target is the staging path, not clean":  {"/a/staging/", "/a//b/../staging/."},
+		"target inside the staging path":         {"/a/staging", "/a/staging/target"},
+		"target deep inside the staging path":    {"/a/staging", "/a/staging/b/c/target"},
+		"staging path inside the target":         {"/a/target/staging", "/a/target"},
+		"target is the device's file in staging": {"/a/staging", "/a/staging/" + coretest.NoVolumeID},
+	} {
+		rows = append(rows, badRow{name: name, code: codes.InvalidArgument, mentions: "target_path",
+			change: func(m protoreflect.Message) {
+				m.Set(staging, protoreflect.ValueOf(paths[0]))
+				m.Set(target, protoreflect.ValueOf(paths[1]))
+			}})
+	}
+	return rows
+}
+
 // A legal request with unusual values gets the same code as the ordinary request.
 func TestLegalExtremes(t *testing.T) {
 	spec := readSpecification(t)
@@ -614,6 +696,11 @@ func TestLegalExtremes(t *testing.T) {
 				rows = append(rows, legalRow{fmt.Sprintf("%s of %d bytes", name, limit), func(m protoreflect.Message) {
 					m.Set(field, protoreflect.ValueOf(text(field, limit)))
 				}, want})
+				if isPath(field) {
+					rows = append(rows, legalRow{name + " with a name of 255 bytes", func(m protoreflect.Message) {
+						m.Set(field, protoreflect.ValueOf("/path/"+strings.Repeat("n", nameLimit)))
+					}, want})
+				}
 			}
 		}
 		rows = append(rows, legalRow{"only the required fields", func(m protoreflect.Message) {
@@ -642,7 +729,7 @@ func TestLegalExtremes(t *testing.T) {
 				legalRow{"mount flags of 4 KiB", func(m protoreflect.Message) {
 					capabilityOf(m, capability, 0).GetMount().MountFlags = []string{
 						"noatime",
-						"x-" + strings.Repeat("y", mapLimit-len("noatimex-")),
+						strings.Repeat("ro,", (mapLimit-len("noatime"))/len("ro,")),
 					}
 				}, served.want})
 		}

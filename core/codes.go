@@ -19,6 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -32,13 +33,17 @@ var codeTable = []struct {
 	{
 		rack.ErrUnauthenticated,
 		codes.Unauthenticated,
-		"the token is missing, wrong or expired; a retry succeeds after the token was replaced",
+		"the token is missing, wrong or expired: replace it; creates answer UNAVAILABLE instead, which is not final",
 	},
-	{rack.ErrForbidden, codes.PermissionDenied, "the role of the token does not allow the call"},
+	{
+		rack.ErrForbidden,
+		codes.PermissionDenied,
+		"the role of the token does not allow the call; creates answer UNAVAILABLE instead",
+	},
 	{
 		rack.ErrProject,
 		codes.FailedPrecondition,
-		"the configured project is wrong, or hidden from this token: an operator must act",
+		"the configured project is wrong, or hidden from this token; creates answer UNAVAILABLE instead",
 	},
 	{
 		rack.ErrNotFound,
@@ -102,17 +107,24 @@ var codeTable = []struct {
 		codes.FailedPrecondition,
 		"the device may hold data and is not formatted; an operator must decide",
 	},
+	{device.ErrNoAnswer, codes.Unavailable, "nothing was changed; the disk may answer again; every orchestrator retries"},
 	{device.ErrUnreadable, codes.FailedPrecondition, "a device that cannot be read may hold data"},
-	{filesystem.ErrOption, codes.InvalidArgument, "the mkfs option is not allowed"},
-	{mount.ErrOption, codes.InvalidArgument, "the mount option is not allowed"},
+	{filesystem.ErrOption, codes.InvalidArgument, "the mkfs option or mount flag is not allowed"},
 	{filesystem.ErrUnsupported, codes.InvalidArgument, "the plugin does not support this filesystem"},
 	{mount.ErrFormat, codes.Internal, "mkfs failed on a blank device; a retry formats again"},
 	{mount.ErrDamaged, codes.FailedPrecondition, "the filesystem is damaged and not mounted; an operator must decide"},
+	{
+		mount.ErrChecking,
+		codes.Aborted,
+		"the check goes on without the call; the orchestrator repeats it, and the repetition waits for the check",
+	},
 	{mount.ErrGrow, codes.Internal, "growing the filesystem failed; a retry grows it again"},
 	{mount.ErrMount, codes.Internal, "the kernel rejected the mount"},
 	{mount.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{mount.ErrBusy, codes.FailedPrecondition, "a process uses the mount; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "another program put something at the path"},
+	{volumerecord.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
+	{volumerecord.ErrUnreadable, codes.FailedPrecondition, "the volume may be on any disk: an operator must decide"},
 	{volumelock.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{
 		volumelock.ErrHeld,
@@ -133,29 +145,30 @@ var codeTable = []struct {
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the node's identity is wrong: an operator must act"},
 }
 
-// statusOf returns the gRPC status for the error of an RPC. If the error has no code of its own and the caller's
-// context has ended, the code is that of the context: the SDK does not wrap the context's error.
+// statusOf returns the gRPC status for the error of an RPC, with printable text. If the error has no code of its own and
+// the caller's context has ended, the code is that of the context: the SDK does not wrap the context's error.
 func statusOf(ctx context.Context, err error) *status.Status {
 	if err == nil {
 		return nil
 	}
+	text := rpc.Printable(err.Error())
 	var coded *rpc.Error
 	if errors.As(err, &coded) {
-		return status.New(coded.Code(), err.Error())
+		return status.New(coded.Code(), text)
 	}
 	if s, ok := status.FromError(err); ok {
 		return s
 	}
 	switch ctxErr := ctx.Err(); {
 	case errors.Is(ctxErr, context.DeadlineExceeded):
-		return status.New(codes.DeadlineExceeded, err.Error())
+		return status.New(codes.DeadlineExceeded, text)
 	case ctxErr != nil:
-		return status.New(codes.Canceled, err.Error())
+		return status.New(codes.Canceled, text)
 	}
 	for _, row := range codeTable {
 		if errors.Is(err, row.err) {
-			return status.New(row.code, err.Error())
+			return status.New(row.code, text)
 		}
 	}
-	return status.New(codes.Internal, err.Error())
+	return status.New(codes.Internal, text)
 }

@@ -44,7 +44,7 @@ func TestCodeTableIsComplete(t *testing.T) {
 		return false
 	})
 	sentinels := map[string]bool{}
-	for _, dir := range []string{"rack", "device", "filesystem", "mount", "hostexec", "volumelock", "restart", "../metadata"} {
+	for _, dir := range []string{"rack", "device", "filesystem", "mount", "hostexec", "volumelock", "volumerecord", "restart", "../metadata"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		coretest.Must(t, err)
 		before := len(sentinels)

@@ -78,6 +78,7 @@ func TestSanity(t *testing.T) {
 		"--instances=node-a",
 		"--guest-root="+filepath.Join(dir, "guests"),
 		"--state="+state,
+		"--tls="+filepath.Join(dir, "tls"),
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -5,15 +5,10 @@
 package core
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -92,53 +87,3 @@ func (s *Server) Stop() { s.grpc.GracefulStop() }
 
 // StopNow cancels the RPCs in flight.
 func (s *Server) StopNow() { s.grpc.Stop() }
-
-// socketMode allows access to the owner and the group only. The operator chooses the group.
-const socketMode = 0o660
-
-// dialTimeout bounds the connect to a unix socket that exists already.
-const dialTimeout = 2 * time.Second
-
-// Listen opens the unix socket at path. It replaces a socket on which no process listens. A socket in use and a file
-// that is not a socket are errors. It creates no other file in the folder, because kubelet watches the folder.
-func Listen(path string) (*net.UnixListener, error) {
-	if err := removeStaleSocket(path); err != nil {
-		return nil, err
-	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w: check that its folder exists and is writable", path, err)
-	}
-	if err := os.Chmod(path, socketMode); err != nil {
-		return nil, errors.Join(fmt.Errorf("set the mode of %s: %w", path, err), listener.Close())
-	}
-	return listener, nil
-}
-
-func removeStaleSocket(path string) error {
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return fmt.Errorf("stat %s: %w", path, err)
-	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s exists and is not a socket: remove it, or choose another endpoint", path)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
-	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
-	if err == nil {
-		return errors.Join(
-			fmt.Errorf("%s is in use: another plugin listens on it; stop it, or choose another endpoint", path),
-			conn.Close(),
-		)
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%s: cannot find out whether another plugin listens on it: %w", path, err)
-	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove the stale socket %s: %w", path, err)
-	}
-	return nil
-}

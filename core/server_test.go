@@ -14,9 +14,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,6 +26,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
@@ -188,6 +191,7 @@ func TestProbeAnswersReadiness(t *testing.T) {
 }
 
 func TestListen(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		// prepare creates a file at the path.
@@ -197,10 +201,16 @@ func TestListen(t *testing.T) {
 	}{
 		{name: "no file", prepare: func(*testing.T, string) {}},
 		{name: "a stale socket", prepare: staleSocket},
-		{name: "a socket in use", rejected: "is in use", prepare: func(t *testing.T, path string) {
+		{name: "a socket on which a killed process with a hung thread listens", prepare: func(t *testing.T, path string) {
+			silentSocket(t, path)
+		}},
+		{name: "the same with a full queue", prepare: func(t *testing.T, path string) { fillQueue(t, silentSocket(t, path)) }},
+		{name: "a socket of a program that is no CSI plugin", rejected: "is in use", prepare: func(t *testing.T, path string) {
 			other, err := net.Listen("unix", path)
 			coretest.Must(t, err)
-			t.Cleanup(func() { coretest.Must(t, other.Close()) })
+			server := &http.Server{Handler: http.NotFoundHandler()}
+			go func() { _ = server.Serve(other) }() // it ends with the test
+			t.Cleanup(func() { coretest.Must(t, server.Close()) })
 		}},
 		{name: "a file", rejected: "is not a socket", prepare: func(t *testing.T, path string) {
 			coretest.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
@@ -220,6 +230,7 @@ func TestListen(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			dir := coretest.ShortDir(t)
 			path := filepath.Join(dir, "csi.sock")
 			test.prepare(t, path)
@@ -283,6 +294,74 @@ func TestListen(t *testing.T) {
 	})
 }
 
+// silentSocket listens on a socket and accepts no connection. It returns the path.
+func silentSocket(t *testing.T, path string) string {
+	t.Helper()
+	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	coretest.Must(t, err)
+	other.SetUnlinkOnClose(false) // as the kernel closes it
+	t.Cleanup(func() { coretest.Must(t, other.Close()) })
+	return path
+}
+
+// fillQueue connects to a socket until its queue is full.
+func fillQueue(t *testing.T, path string) {
+	t.Helper()
+	for {
+		conn, err := net.Dial("unix", path)
+		if errors.Is(err, syscall.EAGAIN) {
+			return
+		}
+		coretest.Must(t, err)
+		t.Cleanup(func() { coretest.Must(t, conn.Close()) })
+	}
+}
+
+// A socket whose file was removed or replaced reaches this process no longer. Closing it keeps the other's file.
+func TestSocketThatLostItsFile(t *testing.T) {
+	for name, lose := range map[string]func(t *testing.T, path string){
+		"removed": func(t *testing.T, path string) { coretest.Must(t, os.Remove(path)) },
+		"replaced": func(t *testing.T, path string) {
+			coretest.Must(t, os.Remove(path))
+			coretest.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := coretest.ShortDir(t)
+			path := filepath.Join(dir, "csi.sock")
+			socket, err := core.Listen(path)
+			coretest.Must(t, err)
+			server := core.NewServer(coretest.ServerOptions("node"))
+			served := make(chan error, 1)
+			go func() { served <- server.Serve(socket) }()
+			if err := socket.CheckLive(t.Context()); err != nil {
+				t.Errorf("a good socket: %v", err)
+			}
+			lose(t, path)
+			before := coretest.Listing(t, dir)
+			if err := socket.CheckLive(t.Context()); err == nil || !strings.Contains(err.Error(), path) {
+				t.Errorf("%v, want an error with the path", err)
+			}
+			server.StopNow()
+			coretest.Must(t, <-served)
+			if diff := cmp.Diff(before, coretest.Listing(t, dir)); diff != "" {
+				t.Errorf("the folder changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A server that does not answer is not live.
+func TestSocketThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	socket, err := core.Listen(filepath.Join(coretest.ShortDir(t), "csi.sock"))
+	coretest.Must(t, err)
+	defer func() { coretest.Must(t, socket.Close()) }()
+	if err := socket.CheckLive(t.Context()); status.Code(errors.Unwrap(err)) != codes.DeadlineExceeded {
+		t.Errorf("%v, want that no RPC is answered in time", err)
+	}
+}
+
 // staleSocket leaves a socket behind, as a killed process does.
 func staleSocket(t *testing.T, path string) {
 	t.Helper()
@@ -295,16 +374,19 @@ func staleSocket(t *testing.T, path string) {
 // goAllowed are the functions that may start a goroutine, in packages that serve RPCs. The values say why a panic in
 // the goroutine does not end the process.
 var goAllowed = map[string]string{
+	"hostexec/hostexec.go: wait":    "it only waits for a program, in the standard library",
+	"mount/check.go: startLocked":   "it hands its panic to the RPC that reads the result",
 	"node/probe.go: run":            "it hands its panic to the RPCs that wait for it",
 	"controller/racks.go: queryAll": "it hands its panic to the RPC that reads the results",
 	"controller/sweep.go: schedule": "it recovers its panic itself",
+	"rack/deadline.go: RoundTrip":   "it only ends a context, which cannot panic",
 }
 
 // TestGoroutinesRecoverPanics finds functions that start goroutines. The interceptor recovers only panics of the
 // goroutine that serves the RPC. A panic in any other goroutine would end the process.
 func TestGoroutinesRecoverPanics(t *testing.T) {
 	found := map[string]bool{}
-	for _, dir := range []string{".", "controller", "node", "rpc", "keylock", "rack", "device", "mount", "metrics", "shutdown", "hostexec", "volumelock"} {
+	for _, dir := range []string{".", "controller", "node", "rpc", "keylock", "rack", "device", "mount", "metrics", "shutdown", "hostexec", "volumelock", "volumerecord", "statefile"} {
 		files := token.NewFileSet()
 		entries, err := os.ReadDir(dir)
 		coretest.Must(t, err)

@@ -72,27 +72,27 @@ func ParseRestartReply(text, restartID string) RestartReply {
 	return RestartReply{}
 }
 
-// restartIDBytes is the length of a restart's ID. The first half is the time in seconds, the second half is random, both
-// in hexadecimal digits.
-const restartIDBytes = 16
+// restartIDForm is the form of a restart's ID: the time in seconds and a random number, each as 8 hexadecimal digits in
+// lower case. [NewRestartID] and [RestartPlannedAt] are the only code that knows it.
+const restartIDForm = "%08x%08x"
 
 // NewRestartID makes the ID of a restart that is planned now.
 func NewRestartID(now time.Time) string {
-	return fmt.Sprintf("%08x%08x", uint32(now.Unix()), rand.Uint32())
+	return fmt.Sprintf(restartIDForm, uint32(now.Unix()), rand.Uint32())
 }
 
-// RestartPlannedAt returns the time at which a restart was planned, by the controller's clock. It returns false if the
-// ID does not hold a time.
+// RestartPlannedAt returns the time at which a restart was planned, by the controller's clock and in whole seconds. It
+// returns false for every text that [NewRestartID] cannot return.
 func RestartPlannedAt(restartID string) (time.Time, bool) {
-	if len(restartID) != restartIDBytes {
+	number, err := strconv.ParseUint(restartID, 16, 64)
+	if err != nil || fmt.Sprintf(restartIDForm, uint32(number>>32), uint32(number)) != restartID {
 		return time.Time{}, false
 	}
-	seconds, err := strconv.ParseUint(restartID[:restartIDBytes/2], 16, 32)
-	return time.Unix(int64(seconds), 0), err == nil
+	return time.Unix(int64(number>>32), 0), true
 }
 
-// RestartRequester is the controller's half. A restart's ID contains only a-z, 0-9 and '-', and is never used again. A
-// reply to another ID MUST be ignored. Every method is idempotent, safe for concurrent use, and returns when ctx ends. An
+// RestartRequester is the controller's half. [NewRestartID] makes a restart's ID, which is never used again. A reply to
+// another ID MUST be ignored. Every method is idempotent, safe for concurrent use, and returns when ctx ends. An
 // error is one line for an operator, without secrets. After an error it is unknown whether the change was made.
 type RestartRequester interface {
 	// Request asks the node plugin of an instance to shut its guest down.

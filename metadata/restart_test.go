@@ -41,7 +41,10 @@ func TestRestartID(t *testing.T) {
 	if other := metadata.NewRestartID(now); other == id {
 		t.Errorf("%s names two restarts", id)
 	}
-	for _, id := range []string{"", "7-prod-0001", "0123456789abcde", "not a number at all"} {
+	for _, id := range []string{
+		"", "true", "7-prod-0001", "0123456789abcde", "not a number at all", "69a42a40nonsense", "69A42A4000000001",
+		"69a42a40000000011", "+9a42a4000000001", "0x69a42a40000001", "69a42a40_0000001", " 69a42a400000000", "69a42a4000000001\n",
+	} {
 		if at, ok := metadata.RestartPlannedAt(id); ok {
 			t.Errorf("%q was planned at %s", id, at)
 		}

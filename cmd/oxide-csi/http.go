@@ -5,13 +5,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"syscall"
 	"time"
+
+	"golang.org/x/net/netutil"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
@@ -23,16 +27,35 @@ type readinessCheck interface {
 	Ready() (bool, string)
 }
 
-// serveHTTP serves health and metrics, and profiles if they are configured. The process is live if it answers. A plugin
-// that waits for its identity or its rack is live too, because restarting the plugin would not help.
+// Limits of the HTTP endpoint, which has no authentication. A connection costs memory, and Prometheus keeps one open
+// between its scrapes.
+const (
+	maxHTTPConnections = 64
+	httpIdleTimeout    = 2 * time.Minute
+)
+
+// httpInterval is the time between two attempts to listen on an address that is in use.
+const httpInterval = 5 * time.Second
+
+// serveHTTP serves health and metrics, and profiles if they are configured. The plugin is live if live returns no
+// error. A plugin that waits for its identity or its rack is live too, because restarting the plugin would not help.
+//
+// An address in use is no error: a killed plugin keeps its address while one of its threads waits for a disk, and the
+// volumes of the other disks need this plugin. serveHTTP tries again until the address is free.
 func serveHTTP(
 	cfg config.Config,
+	live func(context.Context) error,
 	checks []readinessCheck,
 	measured *metrics.Metrics,
 	log *slog.Logger,
 ) (stop func(), err error) {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) {
+		if err := live(r.Context()); err != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintf(w, "not live: %s\n", err)
+			return
+		}
 		fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -53,18 +76,30 @@ func serveHTTP(
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	listener, err := net.Listen("tcp", cfg.HTTPEndpoint)
-	if err != nil {
+	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("serve HTTP on %s: %w", cfg.HTTPEndpoint, err)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	done := make(chan struct{})
+	if err != nil {
+		log.Error("the HTTP endpoint is in use: trying again; the plugin serves CSI without it", "error", err)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: httpIdleTimeout}
+	stopping, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		for listener == nil {
+			select {
+			case <-stopping:
+				return
+			case <-time.After(httpInterval):
+			}
+			listener, _ = net.Listen("tcp", cfg.HTTPEndpoint)
+		}
+		if err := server.Serve(netutil.LimitListener(listener, maxHTTPConnections)); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("the HTTP endpoint failed; the plugin continues to serve CSI", "error", err)
 		}
 	}()
 	return func() {
+		close(stopping)
 		if err := server.Close(); err != nil {
 			log.Warn("close the HTTP endpoint", "error", err)
 		}

@@ -177,20 +177,27 @@ func TestHTTPEndpoint(t *testing.T) {
 	t.Run("the address is in use", func(t *testing.T) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
-		defer func() { must(t, listener.Close()) }()
-		opts := simtest.PluginOptions{
-			Mode: "controller",
-			Dir:  shortDir(t),
-			Sim:  sim,
-			Args: []string{"--http-endpoint=" + listener.Addr().String()},
+		addr := listener.Addr().String()
+		plugin := startPlugin(t, simtest.PluginOptions{
+			Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + addr},
+		})
+		if _, err := plugin.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+			t.Errorf("the plugin does not serve CSI: %v", err)
 		}
-		flags, err := opts.Flags()
-		must(t, err)
-		if got := runPlugin(t, nil, flags...); got.code != 1 || !strings.Contains(got.stderr, "address already in use") {
-			t.Errorf("%+v", got)
-		}
-		if exists(t, opts.Socket()) {
-			t.Error("the socket was not removed")
+		must(t, listener.Close())
+		eventually(t, "the address is served when it is free", func() bool {
+			code, _ := get(t, "http://"+addr+"/livez")
+			return code == 200
+		})
+	})
+	t.Run("the socket was removed", func(t *testing.T) {
+		addr := freePort(t)
+		plugin := startPlugin(t, simtest.PluginOptions{
+			Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + addr},
+		})
+		must(t, os.Remove(plugin.Socket))
+		if code, body := get(t, "http://"+addr+"/livez"); code != 503 || !strings.Contains(body, "removed or replaced") {
+			t.Errorf("/livez: %d %q", code, body)
 		}
 	})
 }

@@ -45,6 +45,7 @@ func main() {
 }
 
 func run(args, environ []string, stdout, stderr io.Writer) int {
+	stdout, stderr = printable{stdout}, printable{stderr}
 	root := command(environ, stdout, stderr)
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())

@@ -121,7 +121,7 @@ func replyToRestarts(ctx context.Context, cfg config.Config, identity metadata.P
 			"the controller can only stop the instance, with --restart-shutdown=hard")
 		return
 	}
-	agent, err := shutdown.New(listener, powerOffMethod(cfg), cfg.BootIDFile, log)
+	agent, err := shutdown.New(listener, powerOffMethod(cfg), cfg.BootIDFile, shutdown.Uptime, log)
 	if err != nil {
 		log.Error("this node does not reply to restart requests", "error", err)
 		return

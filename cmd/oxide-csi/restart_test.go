@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -31,7 +32,8 @@ func TestPlannedRestart(t *testing.T) {
 		t.Skip("needs root: the guest has its own processes and its own boot ID")
 	}
 	api := &simtest.Node{Name: "worker"}
-	api.RequestRestart("7-1")
+	restart := metadata.NewRestartID(time.Now())
+	api.RequestRestart(restart)
 	s := httptest.NewServer(api)
 	t.Cleanup(s.Close)
 	dir := shortDir(t)
@@ -68,7 +70,7 @@ func TestPlannedRestart(t *testing.T) {
 		t.Fatalf("the guest has ended with code %d: %s", code, output)
 	}
 	if got, want := api.RestartReply(
-		"7-1",
+		restart,
 	), (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}); got != want {
 		t.Errorf("the reply is %+v, want %+v", got, want)
 	}
@@ -81,5 +83,5 @@ func TestPlannedRestart(t *testing.T) {
 		}
 	})
 	want := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
-	eventually(t, "the plugin replies that the node is back", func() bool { return api.RestartReply("7-1") == want })
+	eventually(t, "the plugin replies that the node is back", func() bool { return api.RestartReply(restart) == want })
 }

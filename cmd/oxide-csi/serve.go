@@ -38,30 +38,40 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	defer background.Wait()
 	defer cancel()
 
-	listener, err := core.Listen(cfg.Endpoint)
+	socket, err := core.Listen(cfg.Endpoint)
 	if err != nil {
 		return err
+	}
+	if socket.TookOver {
+		log.Warn(
+			"another process has the socket and does not answer: look for a plugin with a thread in state D, which waits for a disk",
+			"endpoint",
+			cfg.Endpoint,
+		)
 	}
 	readiness := &core.Readiness{}
 	registration := newRegistration(cfg, log)
 	measured := newMetrics(cfg)
 	services, retire, err := buildServices(ctx, cfg, readiness, registration, measured, &background, log)
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		return errors.Join(err, socket.Close())
 	}
 	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, []readinessCheck{readiness, registration}, measured, log)
+		closeHTTP, err := serveHTTP(cfg, socket.CheckLive, []readinessCheck{readiness, registration}, measured, log)
 		if err != nil {
-			return errors.Join(err, listener.Close())
+			return errors.Join(err, socket.Close())
 		}
 		defer closeHTTP()
 	}
 	server := core.NewServer(services)
 	served := make(chan error, 1)
 	// The server is no background task: after a second signal the process does not wait for it.
-	go func() { served <- server.Serve(listener) }()
+	go func() { served <- server.Serve(socket) }()
+	lost := make(chan error, 1)
+	background.run("check the socket", func() { lost <- watchSocket(ctx, socket) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
-	if err := serveUntilSignal(served, signals, func() { stopServing(ctx, server, retire) }, log); err != nil {
+	stop := func() { stopServing(ctx, server, retire) }
+	if err := serveUntilSignal(served, lost, signals, stop, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
 	}
 	log.Info("stopped")
@@ -82,12 +92,41 @@ func catchSignals() (signals <-chan os.Signal, release func()) {
 	}
 }
 
+const (
+	// socketInterval is the time between two checks of the socket's file.
+	socketInterval = 5 * time.Second
+	// lostTimeout is how long the plugin waits for calls in flight after it has lost its socket. A call that waits for a
+	// disk may never end.
+	lostTimeout = 30 * time.Second
+)
+
+// watchSocket returns an error when the socket's file was removed or replaced, and nil when ctx ends.
+func watchSocket(ctx context.Context, socket *core.Socket) error {
+	ticker := time.NewTicker(socketInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			if err := socket.CheckFile(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
 // serveUntilSignal calls stop after the first signal, which waits for calls in flight. After a second signal it returns
-// an error at once.
-func serveUntilSignal(served <-chan error, signals <-chan os.Signal, stop func(), log *slog.Logger) error {
+// an error at once. If the socket is lost, it calls stop and returns an error: the next plugin makes the socket again.
+func serveUntilSignal(served, lost <-chan error, signals <-chan os.Signal, stop func(), log *slog.Logger) error {
+	var reason error
+	var timeout <-chan time.Time
 	select {
 	case err := <-served:
 		return err
+	case reason = <-lost:
+		log.Error("stopping: no client reaches this plugin", "error", reason)
+		timeout = time.After(lostTimeout)
 	case s := <-signals:
 		log.Info("stopping: waiting for calls in flight; a second signal ends them", "signal", s.String())
 	}
@@ -98,7 +137,9 @@ func serveUntilSignal(served <-chan error, signals <-chan os.Signal, stop func()
 	}()
 	select {
 	case <-stopped:
-		return <-served
+		return errors.Join(reason, <-served)
+	case <-timeout:
+		return reason
 	case s := <-signals:
 		return fmt.Errorf("a second signal (%s) ended calls in flight", s)
 	}

@@ -304,6 +304,17 @@ func TestStartReplacesTheSocketOfAKilledPlugin(t *testing.T) {
 	}
 }
 
+// A plugin whose socket was removed ends with an error, so that it is started again and makes its socket.
+func TestPluginEndsWithoutItsSocket(t *testing.T) {
+	t.Parallel()
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: startSim(t)})
+	must(t, os.Remove(plugin.Socket))
+	code, err := plugin.ExitCode(within(t, time.Minute))
+	if err != nil || code != 1 || !strings.Contains(plugin.Stderr().String(), plugin.Socket+" was removed or replaced") {
+		t.Errorf("exit code %d, %v: %s", code, err, plugin.Stderr())
+	}
+}
+
 func TestStartKeepsAFileThatIsNoSocket(t *testing.T) {
 	t.Parallel()
 	sim, dir := startSim(t), shortDir(t)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet"
@@ -105,6 +106,13 @@ func buildNode(
 	background *tasks,
 	log *slog.Logger,
 ) *node.Service {
+	// The first process of a PID namespace is the host's or the container's. The plugin is never the host's.
+	if os.Getpid() == 1 {
+		log.Warn(
+			"this plugin sees no processes of the host: it can neither find nor name programs that have a volume's disk open: " +
+				"run it with hostPID: true (Kubernetes) or pid_mode = \"host\" (Nomad)",
+		)
+	}
 	identity := provider(cfg, log)
 	readiness.SetWaiting("identity of this node")
 	background.run("find the identity of this node, and register the plugin", func() {
@@ -147,9 +155,12 @@ func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rac
 	if cfg.TokenFile != "" {
 		token = rack.TokenFile(cfg.TokenFile, log)
 	}
-	roots, err := config.ReadCAs(cfg.CAFile)
-	if err != nil {
-		return nil, fmt.Errorf("rack %q: %w", cfg.Name, err)
+	client := rack.NewHTTPClient(nil)
+	if cfg.CAFile != "" {
+		var err error
+		if client, err = rack.NewHTTPClientWithCAs(cfg.CAFile, config.ReadCAs, log.With("rack", cfg.Name)); err != nil {
+			return nil, fmt.Errorf("rack %q: %w", cfg.Name, err)
+		}
 	}
 	return rack.New(rack.Config{
 		Name:       cfg.Name,
@@ -157,7 +168,7 @@ func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rac
 		Project:    cfg.Project,
 		Token:      token,
 		UserAgent:  "oxide-csi/" + version,
-		HTTPClient: rack.NewHTTPClient(roots),
+		HTTPClient: client,
 		Log:        log,
 		Observe:    measured.RackObserver(cfg.Name),
 	})

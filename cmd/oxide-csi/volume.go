@@ -225,8 +225,12 @@ type dryRun struct {
 	Calls  []client.Call `json:"calls"`
 }
 
-// terminal is stderr if it is a terminal, on which a line about a long wait can be overwritten. Otherwise it is nil.
+// terminal is stderr if it is a terminal, on which a line about a long wait can be overwritten. Otherwise it is nil. It
+// takes the escape sequences of that line, which has no text of a rack.
 func terminal(stderr io.Writer) io.Writer {
+	if filtered, is := stderr.(printable); is {
+		stderr = filtered.Writer
+	}
 	file, ok := stderr.(*os.File)
 	if !ok {
 		return nil

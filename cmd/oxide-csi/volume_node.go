@@ -98,7 +98,8 @@ func (b *storageCommands) mount() *cobra.Command {
 		Short: "Mount an attached volume",
 		Long: `mount mounts a volume that is attached to this instance at the folder TARGET. It creates TARGET if needed; unmount removes
 it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is mounted, or mount fails.
-With --block, TARGET becomes a device file of the disk.`,
+With --block, TARGET becomes a device file of the disk. Create such a volume with create --block: only then is the whole
+disk read before a later mount formats it.`,
 		Example: `  oxide-csi volume mount "$id" /srv/data
   oxide-csi volume mount "$id" /srv/data --fs-type=xfs --volume-context=rootUid=999 --volume-context=rootMode=0750`,
 		Args:              exactly("VOLUME", "TARGET"),

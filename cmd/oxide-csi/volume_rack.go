@@ -43,6 +43,12 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	flags.StringVar(&opts.FromSnapshot, "from-snapshot", "", "create the volume from the snapshot with this ID")
 	flags.StringVar(&opts.FromVolume, "from-volume", "", "create the volume as a copy of this VOLUME")
 	flags.StringVar(&opts.Rack, "rack", "", "name of the rack to create the volume on, if the plugin serves several")
+	flags.BoolVar(
+		&opts.Block,
+		"block",
+		false,
+		"the volume will be used as raw block (mount --block): a later mount with a filesystem reads the whole disk before it formats it",
+	)
 	parameters := keyValues(
 		flags,
 		"parameter",

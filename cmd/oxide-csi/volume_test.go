@@ -344,6 +344,26 @@ func TestMountOptions(t *testing.T) {
 }
 
 // detach reads the mount table: it rejects a mounted volume with any staging folder, and after a restart of the plugin.
+// A disk that a workload used as raw block is not formatted by a later mount. The commands store nothing, so the rack
+// remembers that the volume was created for raw block.
+func TestMountAfterRawBlock(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, true)
+	target := filepath.Join(h.dir, "target")
+	h.ok(t, "volume", "create", "raw", "--size=1GiB", "--block")
+	h.ok(t, "volume", "attach", "raw")
+	h.ok(t, "volume", "mount", "raw", target, "--block")
+	disk, err := os.OpenFile(target, os.O_WRONLY|unix.O_SYNC, 0)
+	must(t, err)
+	_, err = disk.WriteAt([]byte("data"), 90<<20)
+	must(t, errors.Join(err, disk.Close()))
+	h.ok(t, "volume", "unmount", "raw", target)
+	if message := h.fails(t, 5, "volume", "mount", "raw", target); !strings.Contains(message, "first at byte 94371840") {
+		t.Errorf("mount fails with: %s", message)
+	}
+	h.ok(t, "volume", "detach", "raw")
+}
+
 func TestDetachRejectsAMountedVolume(t *testing.T) {
 	t.Parallel()
 	h := newHostWithGuest(t, false)

@@ -24,14 +24,20 @@ import (
 
 // serveFlags are the flags of serve before parsing. They are strings, so that parse can report all problems together.
 type serveFlags struct {
-	listen, control, token, project, instances, guestRoot, guestBoot, state, hotplug string
-	maxDisks, quota, space, latency, stateTime, apiVersionMax                        string
+	listen, control, tls, token, project, instances, guestRoot, guestBoot, state, hotplug string
+	maxDisks, quota, space, latency, stateTime, apiVersionMax                             string
 }
 
 func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.SortFlags = false
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:12220", "serve the rack's API on `ADDR`; port 0 is a free one")
 	flags.StringVar(&f.control, "control", "", "serve the control endpoint on `ADDR`, a loopback address (default off)")
+	flags.StringVar(
+		&f.tls,
+		"tls",
+		"",
+		"serve the rack's API over TLS with HTTP/2; certificate and key are in `DIR`, made if missing (default plain HTTP)",
+	)
 	flags.StringVar(&f.token, "token", "oxide-token-demo", "`TOKEN` of a project collaborator; begins oxide-token-")
 	flags.StringVar(&f.project, "project", "demo", "`NAME` of the project")
 	flags.StringVar(&f.instances, "instances", "node-a,node-b", "comma-separated `NAMES` of running instances")
@@ -77,6 +83,7 @@ const (
 // serveConfig is the parsed configuration of serve.
 type serveConfig struct {
 	listen, control string // control is empty without a control endpoint
+	tls             string // the folder of the certificate and its key; empty for plain HTTP
 	// Each is empty if not used.
 	guestRoot, guestBoot, state string
 	rack                        simrack.Options
@@ -90,7 +97,9 @@ func (f *serveFlags) parse() (serveConfig, error) {
 			problems = append(problems, config.Problem{Flag: flag, What: err.Error()})
 		}
 	}
-	c := serveConfig{listen: f.listen, control: f.control, guestRoot: f.guestRoot, guestBoot: f.guestBoot, state: f.state}
+	c := serveConfig{
+		listen: f.listen, control: f.control, tls: f.tls, guestRoot: f.guestRoot, guestBoot: f.guestBoot, state: f.state,
+	}
 	check("--listen", checkAddress(f.listen))
 	if f.control != "" {
 		check("--control", checkLoopback(f.control))

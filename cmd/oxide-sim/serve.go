@@ -8,9 +8,11 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -85,6 +87,7 @@ func serve(ctx context.Context, c serveConfig, stdout io.Writer, log *slog.Logge
 type server struct {
 	rack         *simrack.Rack
 	api, control net.Listener // control may be nil
+	secure       *tls.Config  // nil for plain HTTP
 	// failed receives an error that ended a server early.
 	failed chan error
 	// undo reverts what begin did; the last function is called first.
@@ -117,11 +120,50 @@ func (s *server) begin(c serveConfig, log *slog.Logger) (err error) {
 		return err
 	}
 	s.undo = append(s.undo, s.rack.Close)
-	s.serve(s.api, s.rack.API(), log)
+	if c.tls != "" {
+		if s.secure, err = loadTLS(c.tls); err != nil {
+			return err
+		}
+	}
+	s.serve(simrack.Listener(s.api), &http.Server{
+		Handler: s.rack.API(), ConnContext: simrack.ConnContext, TLSConfig: s.secure,
+	}, log)
 	if s.control != nil {
-		s.serve(s.control, s.rack.Control(), log)
+		s.serve(s.control, &http.Server{Handler: s.rack.Control()}, log)
 	}
 	return nil
+}
+
+// Files of the certificate and its private key in the folder of --tls.
+const (
+	certificateFile = "ca.pem"
+	keyFile         = "key.pem"
+)
+
+// loadTLS reads the certificate of a folder. It makes folder, certificate and key if there is no certificate, so that a
+// rack that is started again keeps its certificate.
+func loadTLS(dir string) (*tls.Config, error) {
+	certificate, key := filepath.Join(dir, certificateFile), filepath.Join(dir, keyFile)
+	if _, err := os.Stat(certificate); errors.Is(err, fs.ErrNotExist) {
+		certificatePEM, keyPEM, err := simrack.NewCertificate()
+		if err != nil {
+			return nil, err
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(key, keyPEM, 0o600); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(certificate, certificatePEM, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	pair, err := tls.LoadX509KeyPair(certificate, key)
+	if err != nil {
+		return nil, fmt.Errorf("--tls: %w", err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}}, nil
 }
 
 func (s *server) listen(address string) (net.Listener, error) {
@@ -158,14 +200,15 @@ func (s *server) guests(c serveConfig, log *slog.Logger) (*guest.Guests, error) 
 	return guests, nil
 }
 
-func (s *server) serve(l net.Listener, handler http.Handler, log *slog.Logger) {
-	web := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+func (s *server) serve(l net.Listener, web *http.Server, log *slog.Logger) {
+	web.ReadHeaderTimeout = 10 * time.Second
+	web.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelWarn)
+	start := func() error { return web.Serve(l) }
+	if web.TLSConfig != nil {
+		start = func() error { return web.ServeTLS(l, "", "") }
 	}
 	go func() {
-		if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := start(); !errors.Is(err, http.ErrServerClosed) {
 			s.failed <- err
 		}
 	}()
@@ -202,7 +245,12 @@ func (s *server) end() error {
 // announcement is the text for stdout once everything is served.
 func (s *server) announcement(c serveConfig) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "OXIDE_HOST=http://%s\n", s.api.Addr())
+	if s.secure == nil {
+		fmt.Fprintf(&b, "OXIDE_HOST=http://%s\n", s.api.Addr())
+	} else {
+		fmt.Fprintf(&b, "OXIDE_HOST=https://%s\n", s.api.Addr())
+		fmt.Fprintf(&b, "OXIDE_CSI_CA_FILE=%s\n", filepath.Join(c.tls, certificateFile))
+	}
 	fmt.Fprintf(&b, "OXIDE_TOKEN=%s\n", c.rack.Token)
 	fmt.Fprintf(&b, "OXIDE_PROJECT=%s\n", c.rack.Project)
 	if s.control != nil {

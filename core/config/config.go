@@ -51,7 +51,7 @@ type Config struct {
 	// OxideToken is the API token from the environment; empty where a file is named.
 	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for a process without a token file; a new token needs a restart of the plugin. It has no flag. Ignored in mode node"`
 	// OxideCAFile is the path of a file with PEM certificates, empty for those that the system trusts; see [ReadCAs].
-	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" help:"PEM file with the only CA certificates to trust for the rack, read at start; the system's CAs if empty. Ignored in mode node"`
+	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" help:"PEM file with the only CA certificates to trust for the rack, read again when it changes; the system's CAs if empty. Ignored in mode node"`
 	// Racks are the entries of the file; see [Config.RackList] for what is served.
 	Racks []Rack `koanf:"racks" help:"list of racks to serve, each {name, host, tokenFile, project, caFile}, instead of the settings of one rack above; caFile is optional"`
 	// ClusterID tells apart clusters that share a project. It is part of the name of every disk.

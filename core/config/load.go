@@ -6,6 +6,7 @@ package config
 
 import (
 	"fmt"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -232,6 +233,12 @@ func (l *loader) applyMode() (warnings []string) {
 	for _, rack := range c.RackList() {
 		if host, err := hostURL(rack.Host); err == nil && strings.HasPrefix(host, "http:") && !isLoopback(host) {
 			warnings = append(warnings, fmt.Sprintf("config: %s is not https: the token crosses the network in clear", host))
+		}
+		if info, err := os.Stat(rack.TokenFile); err == nil && info.Mode().Perm()&0o004 != 0 {
+			warnings = append(
+				warnings,
+				fmt.Sprintf("config: every user can read the token file %s: set its mode to 0600 or 0440", rack.TokenFile),
+			)
 		}
 	}
 	return warnings

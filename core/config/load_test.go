@@ -455,6 +455,10 @@ func TestRackGiven(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
+	open := write(t, token)
+	if err := os.Chmod(open, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	tokenFile := write(t, token)
 	for name, tt := range map[string]struct {
 		args, environ []string
@@ -466,8 +470,9 @@ func TestWarnings(t *testing.T) {
 			append([]string{"OXIDE_CSI_SERVICE_HOST=10.0.0.1", "OXIDE_CSI_MODES=oxide-token-x", "OXIDE_CSI_PORT=1"}, tokenEnv...),
 			[]string{`config: unknown environment variables are ignored: "OXIDE_CSI_MODES", "OXIDE_CSI_PORT", "OXIDE_CSI_SERVICE_HOST"`},
 		},
-		"token not used": {append(complete, "--oxide-token-file="+tokenFile), tokenEnv, []string{"config: OXIDE_TOKEN is not used, because a token file is named"}},
-		"plain http":     {append(complete, "--oxide-host=http://rack.example.com"), tokenEnv, []string{"config: http://rack.example.com is not https: the token crosses the network in clear"}},
+		"token not used":  {append(complete, "--oxide-token-file="+tokenFile), tokenEnv, []string{"config: OXIDE_TOKEN is not used, because a token file is named"}},
+		"open token file": {append(complete, "--oxide-token-file="+open), nil, []string{"config: every user can read the token file " + open + ": set its mode to 0600 or 0440"}},
+		"plain http":      {append(complete, "--oxide-host=http://rack.example.com"), tokenEnv, []string{"config: http://rack.example.com is not https: the token crosses the network in clear"}},
 		"plain http on loopback": {
 			append(complete, "--oxide-host=http://[::1]:12220"), tokenEnv, nil,
 		},

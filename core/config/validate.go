@@ -38,12 +38,41 @@ var (
 	labelNames = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
 
-// errToken rejects an API token in place of a name. Cluster ID, project and rack name are written into logs, descriptions
-// of disks and the topology.
+// errToken rejects an API token in place of another value. Most values get into logs, and some into descriptions of
+// disks, the topology or a look-up of a name.
 var errToken = errors.New("looks like an API token, which is a secret: a name belongs here")
 
+// looksLikeToken reports whether a value, or a part of it such as the host of a URL, begins like a token.
 func looksLikeToken(value string) bool {
-	return strings.HasPrefix(strings.ToLower(value), TokenPrefix)
+	separates := func(r rune) bool { return strings.ContainsRune("/:,=", r) }
+	for part := range strings.FieldsFuncSeq(strings.ToLower(value), separates) {
+		if strings.HasPrefix(part, TokenPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkTokens rejects an API token in every setting that is neither the token nor a path, which may have such a name.
+func (c Config) checkTokens(p *Problems) {
+	for _, s := range settings() {
+		value := reflect.ValueOf(c).Field(s.field)
+		if s.typ.Kind() != reflect.String || filepath.IsAbs(value.String()) || s.flag == "oxide-token-file" {
+			continue
+		}
+		if looksLikeToken(value.String()) {
+			p.add(s.label(), "%v", errToken)
+		}
+	}
+	for i, rack := range c.Racks {
+		for _, key := range []struct{ name, value string }{
+			{"name", rack.Name}, {"host", rack.Host}, {"project", rack.Project},
+		} {
+			if looksLikeToken(key.value) {
+				p.add(fmt.Sprintf("racks[%d].%s", i, key.name), "%v", errToken)
+			}
+		}
+	}
 }
 
 // Validate returns all problems of c, in the order of its fields. It reads the token file and the CA file of each rack
@@ -58,15 +87,14 @@ func (c Config) Validate() Problems {
 		}
 		c.Mode = ModeAll
 	}
+	c.checkTokens(&p)
 	c.checkRequired(&p)
 	if _, err := socketPath(c.Endpoint); err != nil && c.Endpoint != "" {
 		p.add("--endpoint", "%v", err)
 	}
 	c.checkRack(&p)
 	c.checkRacks(&p)
-	if looksLikeToken(c.ClusterID) {
-		p.add("--cluster-id", "%v", errToken)
-	} else if c.ClusterID != "" && (len(c.ClusterID) > maxNameBytes || !clusterIDs.MatchString(c.ClusterID)) {
+	if c.ClusterID != "" && (len(c.ClusterID) > maxNameBytes || !clusterIDs.MatchString(c.ClusterID)) {
 		p.add("--cluster-id", "%s is not 1 to 63 of a-z, 0-9 and '-'", quote(c.ClusterID))
 	}
 	c.checkRackName(&p)
@@ -284,6 +312,7 @@ func (c Config) checkKubelet(p *Problems) {
 // validateIdentity is [Config.Validate] for [LoadIdentity].
 func (c Config) validateIdentity() Problems {
 	var p Problems
+	c.checkTokens(&p)
 	c.checkRackName(&p)
 	c.checkIdentity(&p)
 	c.checkLog(&p)
@@ -334,9 +363,7 @@ func (c Config) checkIdentity(p *Problems) {
 
 // checkRackName checks the name of this rack in the topology.
 func (c Config) checkRackName(p *Problems) {
-	if looksLikeToken(c.Rack) {
-		p.add("--rack", "%v", errToken)
-	} else if err := metadata.CheckRack(c.Rack); err != nil {
+	if err := metadata.CheckRack(c.Rack); err != nil {
 		p.add("--rack", "%v", err)
 	}
 }
@@ -366,9 +393,6 @@ func (c Config) checkLog(p *Problems) {
 
 // checkProject accepts the names and IDs of a project that the rack's API accepts.
 func checkProject(project string) error {
-	if looksLikeToken(project) {
-		return errToken
-	}
 	if project == "" {
 		return errors.New("is required; set the name or ID of the project that holds the disks")
 	}

@@ -7,6 +7,7 @@ package controller_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -26,19 +27,25 @@ import (
 type bubbleRig struct {
 	*rig
 	rack *simrack.Rack
+	// client is the last controller's.
+	client *rack.Client
 	// requests counts the requests of all controllers.
 	requests atomic.Int64
 }
 
-func newBubbleRig(t *testing.T) *bubbleRig {
+func newBubbleRig(t *testing.T, change ...func(*simrack.Options)) *bubbleRig {
 	t.Helper()
-	sim, err := simrack.New(simrack.Options{
+	opts := simrack.Options{
 		Token:     coretest.Token,
 		Project:   coretest.Project,
 		Instances: []string{"node-a"},
 		Hotplug:   true,
 		Log:       coretest.DiscardLog(),
-	})
+	}
+	for _, set := range change {
+		set(&opts)
+	}
+	sim, err := simrack.New(opts)
 	coretest.Must(t, err)
 	t.Cleanup(func() { coretest.Must(t, sim.Close()) })
 	sdk, err := oxide.NewClient(
@@ -86,6 +93,7 @@ func (r *bubbleRig) startController(t *testing.T, opts controller.Options) *cont
 		HTTPClient: &http.Client{Transport: handlerTransport{counted}},
 	})
 	coretest.Must(t, err)
+	r.client = client
 	opts.Racks, opts.Cluster, opts.MaxDisks, opts.Log = []*rack.Client{client}, coretest.Cluster, 8, coretest.DiscardLog()
 	return controller.New(opts)
 }
@@ -93,11 +101,24 @@ func (r *bubbleRig) startController(t *testing.T, opts controller.Options) *cont
 // inject adds a fault to the rack.
 func (r *bubbleRig) inject(t *testing.T, fault simtest.Fault) {
 	t.Helper()
-	body, err := json.Marshal(fault)
-	coretest.Must(t, err)
-	recorder := httptest.NewRecorder()
-	r.rack.Control().ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, "/v0/faults", bytes.NewReader(body)))
-	if recorder.Code >= 300 {
-		t.Fatalf("inject: %d %s", recorder.Code, recorder.Body)
+	coretest.Must(t, r.control("/v0/faults", fault))
+}
+
+// halt halts the guest of an instance, as if it had shut itself down.
+func (r *bubbleRig) halt(instance string) error {
+	return r.control("/v0/halt", map[string]string{"instance": instance})
+}
+
+// control posts a request to the rack's control endpoint.
+func (r *bubbleRig) control(path string, content any) error {
+	body, err := json.Marshal(content)
+	if err != nil {
+		return err
 	}
+	recorder := httptest.NewRecorder()
+	r.rack.Control().ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, path, bytes.NewReader(body)))
+	if recorder.Code >= 300 {
+		return fmt.Errorf("%s: %d %s", path, recorder.Code, recorder.Body)
+	}
+	return nil
 }

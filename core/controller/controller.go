@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -19,12 +20,16 @@ import (
 type Service struct {
 	csi.UnimplementedControllerServer
 
-	racks        *racks
-	cluster      string
-	maxDisks     int
+	racks    *racks
+	cluster  string
+	maxDisks int
+	// instances has a lock for each instance. It is held from looking at the disks of an instance until another disk is
+	// attached to it.
+	instances    *keylock.Locks
 	detachGrace  *detachGrace
 	refusals     *refusalCache
 	pageTokens   *pageTokens
+	volumeCounts *pageCounts
 	freeCapacity *capacityCache
 	sweeper      *sweeper
 	// engines plan restarts, in attach mode restart. The map is nil in attach mode hot.
@@ -72,9 +77,11 @@ func New(opts Options) *Service {
 		racks:        newRacks(opts.Racks),
 		cluster:      opts.Cluster,
 		maxDisks:     opts.MaxDisks,
+		instances:    keylock.New(),
 		detachGrace:  newDetachGrace(opts.DetachGrace),
 		refusals:     newRefusalCache(),
 		pageTokens:   newPageTokens(),
+		volumeCounts: newPageCounts(),
 		freeCapacity: newCapacityCache(),
 		metrics:      opts.Metrics,
 		log:          opts.Log,

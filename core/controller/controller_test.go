@@ -65,6 +65,52 @@ func TestCreateVolume(t *testing.T) {
 	}
 }
 
+// A volume that was created for raw block says so for good, also to a later caller that wants a filesystem.
+func TestRawBlockVolumeSaysSo(t *testing.T) {
+	r := newRig(t)
+	req := coretest.CreateRequest("raw")
+	block := coretest.MountWriter()
+	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	req.VolumeCapabilities = []*csi.VolumeCapability{coretest.MountWriter(), block}
+	created, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	id, node := created.GetVolume().GetVolumeId(), r.Node(t, "node-a")
+	req.VolumeCapabilities = []*csi.VolumeCapability{coretest.MountWriter()}
+	again, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	shown, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	r.Must(t, err)
+	published, err := r.ControllerPublishVolume(
+		t.Context(),
+		&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: coretest.MountWriter()},
+	)
+	r.Must(t, err)
+	for what, context := range map[string]map[string]string{
+		"CreateVolume":            created.GetVolume().GetVolumeContext(),
+		"CreateVolume, repeated":  again.GetVolume().GetVolumeContext(),
+		"ControllerGetVolume":     shown.GetVolume().GetVolumeContext(),
+		"ControllerPublishVolume": published.GetPublishContext(),
+	} {
+		if context[rpc.KeyRawBlock] != "true" {
+			t.Errorf("%s: %v", what, context)
+		}
+	}
+}
+
+// A repeated call can ask for raw block although the disk does not say so: an older version of this plugin made it.
+func TestRawBlockOfAnExistingDisk(t *testing.T) {
+	r := newRig(t)
+	req := coretest.CreateRequest("raw")
+	_, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	req.VolumeCapabilities[0].AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	again, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	if context := again.GetVolume().GetVolumeContext(); context[rpc.KeyRawBlock] != "true" {
+		t.Errorf("the volume context is %v", context)
+	}
+}
+
 func TestCreateLocalVolume(t *testing.T) {
 	r := newRig(t)
 	req := coretest.CreateRequest("fast")
@@ -196,8 +242,8 @@ func TestCreateVolumeThroughFaults(t *testing.T) {
 		{simtest.FaultStatus, 503, codes.Unavailable},
 		{simtest.FaultStatus, 502, codes.Unavailable},
 		{simtest.FaultStatus, 507, codes.ResourceExhausted},
-		{simtest.FaultStatus, 401, codes.Unauthenticated},
-		{simtest.FaultStatus, 403, codes.PermissionDenied},
+		{simtest.FaultStatus, 401, codes.Unavailable},
+		{simtest.FaultStatus, 403, codes.Unavailable},
 	} {
 		t.Run(fmt.Sprint(fault.kind, fault.code), func(t *testing.T) {
 			r := newRig(t)
@@ -347,18 +393,79 @@ func TestTokenWithoutRoleIsUnavailable(t *testing.T) {
 	)
 	coretest.WantCode(t, err, codes.Unavailable, "token", coretest.Project)
 	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("w"))
-	coretest.WantCode(t, err, codes.FailedPrecondition, coretest.Project)
+	coretest.WantCode(t, err, codes.Unavailable, coretest.Project)
 
 	viewer, err := r.Sim.NewToken(t.Context(), "viewer")
 	r.Must(t, err)
 	*r.Token = viewer
 	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("w"))
-	coretest.WantCode(t, err, codes.PermissionDenied)
+	coretest.WantCode(t, err, codes.Unavailable, "Forbidden")
 	*r.Token = "oxide-token-unknown"
 	coretest.WantCode(t, r.Delete(t, id), codes.Unauthenticated)
 
 	*r.Token = coretest.Token
 	r.Must(t, r.Delete(t, id))
+}
+
+// The answer of a create is lost, and then the token expires or loses its role. A provisioner must not take any answer
+// for final: it would forget the disk.
+func TestCreateWithALostAnswerAndALostToken(t *testing.T) {
+	r := newRig(t)
+	source := r.Create(t, "source")
+	creates := map[string]func() error{
+		"disk_create": func() error { _, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v")); return err },
+		"snapshot_create": func() error {
+			_, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: source})
+			return err
+		},
+	}
+	none, err := r.Sim.NewToken(t.Context(), "none")
+	r.Must(t, err)
+	viewer, err := r.Sim.NewToken(t.Context(), "viewer")
+	r.Must(t, err)
+	for operation, create := range creates {
+		r.Inject(t, operation, simtest.FaultLost, 0)
+		r.Inject(t, strings.Replace(operation, "create", "view", 1), simtest.FaultStatus, 503)
+		coretest.WantCode(t, create(), codes.Unavailable)
+		r.Must(t, r.Sim.ClearFaults(t.Context()))
+		for _, token := range []string{"oxide-token-revoked", viewer, none} {
+			*r.Token = token
+			// A token that may only look can find what was made.
+			if err := create(); err != nil || token != viewer {
+				coretest.WantCode(t, err, codes.Unavailable)
+			}
+		}
+		*r.Token = coretest.Token
+		r.Must(t, create())
+	}
+	if ids := r.Volumes(t); len(ids) != 2 {
+		t.Errorf("%d disks, want 2", len(ids))
+	}
+}
+
+// A rack may word the 404 of a project differently. Nothing counts as deleted or detached then either.
+func TestUnconfirmedNotFoundInOtherWords(t *testing.T) {
+	r := newRig(t)
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	r.Must(t, r.Publish(t, id, node))
+	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+	r.Must(t, err)
+	for _, operation := range []string{"project_view", "disk_view", "snapshot_view", "disk_delete", "snapshot_delete"} {
+		_, err := r.Sim.Inject(t.Context(), simtest.Fault{
+			Operation: operation, Kind: simtest.FaultStatus, Count: new(0), Status: 404,
+			ErrorCode: "ObjectNotFound", Message: "project not found",
+		})
+		r.Must(t, err)
+	}
+	coretest.WantCode(t, r.Unpublish(t, id, node), codes.Unavailable, "cannot be believed")
+	coretest.WantCode(t, r.Delete(t, id), codes.Unavailable, "cannot be believed")
+	_, err = r.DeleteSnapshot(
+		t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()})
+	coretest.WantCode(t, err, codes.Unavailable, "cannot be believed")
+	// The rack refuses the create for lack of space, but a disk of an earlier call may exist.
+	r.Inject(t, "disk_create", simtest.FaultStatus, 507)
+	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	coretest.WantCode(t, err, codes.Unavailable, "cannot be believed")
 }
 
 func TestLimitedCollaboratorHasEnoughRights(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -48,6 +49,9 @@ func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 		return nil, err
 	}
 	c.sweeper.scheduleIfStale()
+	if err := c.checkOtherRacks(ctx, want, candidates); err != nil {
+		return nil, err
+	}
 	var rc rackController
 	var disk rack.Disk
 	switch {
@@ -59,7 +63,7 @@ func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 		rc, disk, err = c.createBlank(ctx, want, candidates)
 	}
 	if err != nil {
-		return nil, retryableIfUnknown(ctx, err)
+		return nil, retryableCreate(ctx, err)
 	}
 	c.racks.cacheLocation(disk.ID, rc.rack)
 	return &csi.CreateVolumeResponse{Volume: rc.volume(disk, want.params)}, nil
@@ -76,6 +80,7 @@ func (c *Service) parseVolumeRequest(req *csi.CreateVolumeRequest) (volumeReques
 		params:      params,
 		description: rack.NewDescription(c.cluster, req.GetName(), params.pvc),
 	}
+	want.description.RawBlock = params.rawBlock
 	if source := req.GetVolumeContentSource().GetSnapshot(); source != nil {
 		id, ok := diskname.ParseID(source.GetSnapshotId())
 		if !ok {
@@ -178,6 +183,44 @@ func (c *Service) findExisting(
 		at[1].Name(),
 		name,
 	)
+}
+
+// otherRacksWait bounds the look for a volume on the racks that the request does not allow.
+const otherRacksWait = 2 * time.Second
+
+// checkOtherRacks rejects a volume that exists on a rack that the request does not allow: CSI spec, CreateVolume,
+// ALREADY_EXISTS. The requirement can move when a pod is scheduled again, and a second disk would have no owner. A rack
+// that does not answer must not block a create on another, so it is left out after [otherRacksWait].
+func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candidates []*rack.Client) error {
+	others := slices.DeleteFunc(slices.Clone(c.racks.all), func(client *rack.Client) bool {
+		return slices.Contains(candidates, client)
+	})
+	if len(others) == 0 {
+		return nil
+	}
+	name := diskname.ForVolume(c.cluster, want.name)
+	limited, cancel := context.WithTimeout(ctx, otherRacksWait)
+	defer cancel()
+	lookUp := func(ctx context.Context, client *rack.Client) (rack.Disk, error) { return client.DiskByName(ctx, name) }
+	for client, result := range queryAll(limited, others, lookUp) {
+		switch {
+		case errors.Is(result.err, rack.ErrNotFound):
+		case result.err != nil:
+			c.log.Warn("a rack that the request does not allow was not asked for the volume: it does not answer",
+				"rack", client.Name(), "name", want.name, "error", result.err.Error())
+		default:
+			owner, _ := rack.ParseDescription(result.value.Description)
+			if owner.SameObject(want.description) {
+				return rpc.AlreadyExists(
+					"volume %q exists as disk %s on rack %q, outside of accessibility_requirements: delete it or use another name",
+					want.name,
+					result.value.ID,
+					client.Name(),
+				)
+			}
+		}
+	}
+	return nil
 }
 
 // createDisk makes the disk on this rack, from the snapshot unless snapshotID is empty. A disk that exists already and

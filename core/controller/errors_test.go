@@ -100,9 +100,9 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_create", badJSON, codes.Internal, "unable to parse"},
 			{"disk_create", badVersion, codes.OK, ""}, // after another request for the API version
 			{"disk_create", alwaysBadVersion, codes.Unavailable, "API versions"},
-			{"disk_create", noToken, codes.Unauthenticated, "credentials"},
-			{"disk_create", forbidden, codes.PermissionDenied, "Forbidden"},
-			{"disk_create", noProject, codes.FailedPrecondition, `project "demo"`},
+			{"disk_create", noToken, codes.Unavailable, "credentials"},
+			{"disk_create", forbidden, codes.Unavailable, "Forbidden"},
+			{"disk_create", noProject, codes.Unavailable, `project "demo"`},
 			{"disk_create", noRoute, codes.Unavailable, "Not Found"},
 			{"disk_create", conflict, codes.Unavailable, "came first"},
 			{"disk_create", gone, codes.Unavailable, "Gone"},

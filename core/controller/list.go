@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
@@ -28,7 +29,8 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	if err := validateList(req); err != nil {
 		return nil, err
 	}
-	counts := volumeCounts{}
+	counts := c.volumeCounts.get(req.GetStartingToken())
+	var listed []listedDisk // of each entry, and of the first entry of the next page
 	deferred, err := c.allDeferredDetaches(ctx)
 	if err != nil {
 		return nil, err
@@ -44,9 +46,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 			if !isListed(disk, ours) {
 				return nil
 			}
-			if ours {
-				counts.add(rc.rack, disk)
-			}
+			listed = append(listed, listedDisk{rc.rack, ours, disk.InstanceID != ""})
 			return &csi.ListVolumesResponse_Entry{
 				Volume: rc.volume(disk, parameters{}),
 				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, deferred)},
@@ -68,7 +68,14 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	if err := c.sendRestarts(ctx, ""); err != nil {
 		return nil, err
 	}
-	if req.GetStartingToken() == "" && next == "" {
+	for _, disk := range listed[:len(entries)] {
+		counts.add(disk)
+	}
+	switch {
+	case counts == nil: // another process began this list
+	case next != "":
+		c.volumeCounts.store(next, counts)
+	default:
 		for _, client := range c.racks.all {
 			c.metrics.SetVolumes(client.Name(), counts[client].all, counts[client].attached)
 		}
@@ -93,13 +100,22 @@ type volumeCount struct{ all, attached int }
 
 type volumeCounts map[*rack.Client]volumeCount
 
-func (v volumeCounts) add(client *rack.Client, disk rack.Disk) {
-	count := v[client]
+// listedDisk is what the metrics need to know of a disk in a list.
+type listedDisk struct {
+	client         *rack.Client
+	ours, attached bool
+}
+
+func (v volumeCounts) add(disk listedDisk) {
+	if v == nil || !disk.ours {
+		return
+	}
+	count := v[disk.client]
 	count.all++
-	if disk.InstanceID != "" {
+	if disk.attached {
 		count.attached++
 	}
-	v[client] = count
+	v[disk.client] = count
 }
 
 // allDeferredDetaches is [rackController.deferredDetaches] for all racks.
@@ -233,11 +249,22 @@ type listRequest interface {
 	GetStartingToken() string
 }
 
+// maxListBytes bounds the entries of a response, also without max_entries. A gRPC client accepts 4 MiB by default. The
+// CSI specification lets a plugin return fewer entries than requested, with a next_token, and Kubernetes'
+// external-attacher follows the token (pkg/attacher/lister.go).
+const maxListBytes = 3 << 20
+
+// entryOverhead is more than the tag and length of an entry in its response, in bytes.
+const entryOverhead = 8
+
 // listPage returns one page of a list over all racks, one rack after the other, sorted by ID. The function toEntry
-// makes a list entry, or returns nil to leave it out; only entries count towards max_entries. The next token is empty
-// on the last page. A rack that does not answer, or shows another project than before, is an error: to an orchestrator,
-// a volume that is missing in the list is deleted or detached.
-func listPage[T, E any](
+// makes a list entry, or returns nil to leave it out; only entries count towards max_entries and [maxListBytes]. The
+// next token is empty on the last page. A rack that does not answer, or shows another project than before, is an error:
+// to an orchestrator, a volume that is missing in the list is deleted or detached.
+func listPage[T, E any, P interface {
+	*E
+	proto.Message
+}](
 	ctx context.Context, c *Service,
 	list func(*rack.Client, context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[T], error],
 	projectOf func(T) string,
@@ -250,6 +277,7 @@ func listPage[T, E any](
 	}
 	maxEntries := int(req.GetMaxEntries())
 	var last, lastPage string
+	bytes := 0
 	for _, client := range c.racks.all[firstRack:] {
 		rc := c.forRack(client)
 		project, err := client.ProjectID(ctx)
@@ -282,7 +310,8 @@ func listPage[T, E any](
 			if entry == nil {
 				continue
 			}
-			if maxEntries > 0 && len(entries) == maxEntries {
+			bytes += proto.Size(P(entry)) + entryOverhead
+			if maxEntries > 0 && len(entries) == maxEntries || bytes > maxListBytes {
 				c.pageTokens.store(last, lastPage)
 				return entries, last, nil
 			}
@@ -350,4 +379,31 @@ func (p *pageTokens) get(token string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pages[token]
+}
+
+// pageCounts are the volumes of the pages before a token, so that the last page of a list completes the metrics.
+type pageCounts struct {
+	mu     sync.Mutex
+	counts map[string]volumeCounts
+}
+
+func newPageCounts() *pageCounts { return &pageCounts{counts: map[string]volumeCounts{}} }
+
+func (p *pageCounts) store(token string, counts volumeCounts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.counts) >= maxPageTokens {
+		clear(p.counts)
+	}
+	p.counts[token] = counts
+}
+
+// get returns a copy, because a caller may repeat a page. It returns nil for a token that this process does not know.
+func (p *pageCounts) get(token string) volumeCounts {
+	if token == "" {
+		return volumeCounts{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.counts[token])
 }

@@ -6,12 +6,13 @@ package controller
 
 import (
 	"context"
+	"errors"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// The two functions below keep a caller retrying. A CO treats most codes as final: after a final error of CreateVolume,
+// The functions below keep a caller retrying. A CO treats most codes as final: after a final error of CreateVolume,
 // Kubernetes' external-provisioner drops the volume. If the rack made a disk and only its answer was lost, no later
 // call would find that disk. UNAVAILABLE is not final.
 
@@ -31,4 +32,15 @@ func retryableIfUnknown(ctx context.Context, err error) error {
 		return retryable(ctx, err)
 	}
 	return err
+}
+
+// retryableCreate is [retryableIfUnknown] for the error of a create. It also covers refused access: an earlier call may
+// have made the disk or snapshot and lost the answer, and then the token expired or lost its role.
+func retryableCreate(ctx context.Context, err error) error {
+	for _, access := range []error{rack.ErrUnauthenticated, rack.ErrForbidden, rack.ErrProject} {
+		if errors.Is(err, access) {
+			return retryable(ctx, err)
+		}
+	}
+	return retryableIfUnknown(ctx, err)
 }

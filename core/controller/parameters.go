@@ -24,6 +24,8 @@ type parameters struct {
 	diskType string
 	// readOnly requests a disk that rejects writes on the rack.
 	readOnly bool
+	// rawBlock says that one of the capabilities is block. It is not a parameter.
+	rawBlock bool
 	// pvc is namespace/name of the Kubernetes PersistentVolumeClaim, if the provisioner passed it.
 	pvc string
 	// nodeParameters are copied into the volume context, where the node reads them.
@@ -40,7 +42,13 @@ const (
 // parseParameters parses the parameters of a volume with these capabilities. It rejects an unknown parameter, so that a
 // typing mistake is found when the volume is created.
 func parseParameters(given map[string]string, capabilities []*csi.VolumeCapability) (parameters, error) {
-	p := parameters{nodeParameters: map[string]string{}}
+	p := parameters{
+		nodeParameters: map[string]string{},
+		rawBlock: slices.ContainsFunc(
+			capabilities,
+			func(capability *csi.VolumeCapability) bool { return capability.GetBlock() != nil },
+		),
+	}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if err := p.set(key, given[key], capabilities); err != nil {
 			return parameters{}, err

@@ -82,24 +82,16 @@ func (c *Service) CleanUpRestarts(ctx context.Context, client *rack.Client, opts
 // publishPlanned attaches a disk, or plans a restart of its instance. It rejects an orchestrator's mistakes before it
 // plans anything.
 func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
-	switch disk.State {
-	case rack.Detached:
-		disks, err := c.instanceDisks(ctx, instanceID)
-		if err != nil {
-			return rack.Disk{}, err
-		}
-		if err := checkSerialCollision(disk, disks, instanceID); err != nil {
-			return rack.Disk{}, err
-		}
-	case rack.Attached:
-	default:
+	if disk.State != rack.Detached && disk.State != rack.Attached {
 		return rack.Disk{}, c.checkAttachable(ctx, disk)
 	}
 	until := time.Now().Add(min(c.restartWait, rpc.WaitBudget(ctx)))
 	for {
 		changed := c.engine.Changed()
-		attached, err := c.engine.Publish(ctx, disk.ID, instanceID)
+		attached, rejected, err := c.checkAndPublish(ctx, disk, instanceID)
 		switch {
+		case rejected != nil:
+			return rack.Disk{}, rejected
 		case err == nil:
 			return c.waitForDisk(ctx, attached)
 		case errors.Is(err, restart.ErrElsewhere):
@@ -141,6 +133,31 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
 		}
 	}
+}
+
+// checkAndPublish checks the serials of the instance's disks, and has the engine attach the disk or plan a restart. An
+// error of the checks is rejected.
+func (c rackController) checkAndPublish(
+	ctx context.Context,
+	disk rack.Disk,
+	instanceID string,
+) (attached rack.Disk, rejected, err error) {
+	release, err := c.lockInstance(ctx, instanceID)
+	if err != nil {
+		return rack.Disk{}, err, nil
+	}
+	defer release()
+	if disk.State == rack.Detached {
+		disks, err := c.instanceDisks(ctx, instanceID)
+		if err == nil {
+			err = checkSerialCollision(disk, disks, instanceID)
+		}
+		if err != nil {
+			return rack.Disk{}, err, nil
+		}
+	}
+	attached, err = c.engine.Publish(ctx, disk.ID, instanceID)
+	return attached, nil, err
 }
 
 // checkSameProject rejects a disk that is in another project than the instance, so that no call waits for a restart in

@@ -48,6 +48,28 @@ func (r *rig) unpublishedOn(t *testing.T, name, node string) string {
 	return volume
 }
 
+// During a rolling update a controller in attach mode hot publishes a volume whose detach another one has deferred.
+// The next controller in attach mode restart must not detach it.
+func TestPlannedHotPublishKeepsItsDisk(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t)
+	node := r.Node(t, "node-a")
+	hot := r.copy()
+	hot.Options.Restarts = nil
+	hot.Start(t)
+	volume := r.unpublishedOn(t, "v", node)
+	hot.Must(t, hot.Publish(t, volume, node))
+	if got := r.records(t, "csi-detach-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+	// A restart of the instance detaches what was unpublished.
+	r.published(t, r.Create(t, "w"), node)
+	r.restartsDone(t)
+	if got := r.Holder(t, volume); got != node {
+		t.Errorf("the published disk is on %q", got)
+	}
+}
+
 // An unpublished volume can be deleted at once if the owner stops the instance that still has its disk.
 func TestPlannedDeleteOnStopped(t *testing.T) {
 	t.Parallel()

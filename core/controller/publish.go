@@ -15,6 +15,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -55,6 +56,9 @@ func (c *Service) ControllerPublishVolume(
 		disk, err = rc.publishPlanned(ctx, disk, instanceID)
 	case disk.InstanceID != instanceID:
 		disk, err = rc.attach(ctx, disk, instanceID)
+	default:
+		// A controller in attach mode restart, of before or of the same rolling update, may have deferred its detach.
+		err = restart.EraseDeferredDetach(ctx, rc.rack, disk.ID)
 	}
 	if err != nil {
 		return nil, err
@@ -91,12 +95,9 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	if err := c.refusals.get(opAttach, disk.ID, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
-	if err := c.checkInstanceDisks(ctx, disk, instanceID); err != nil {
-		return rack.Disk{}, err
-	}
-	attached, err := c.rack.Attach(ctx, disk.ID, instanceID)
+	attached, err := c.checkAndAttach(ctx, disk, instanceID)
 	if err != nil {
-		return c.resolveAttach(ctx, disk, instanceID, err)
+		return rack.Disk{}, err
 	}
 	// A rack with hot-plug may need some time.
 	if attached, err = c.waitForDisk(ctx, attached); err != nil {
@@ -111,6 +112,36 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 			instanceID,
 			c.rack.Name(),
 		)
+	}
+	return attached, nil
+}
+
+// lockInstance makes attaches to one instance run one after the other: otherwise two disks could take the last place, or
+// both have one serial. Another replica can still do so (docs/explanation/controller.md).
+func (c rackController) lockInstance(ctx context.Context, instanceID string) (release func(), err error) {
+	release, ok := c.instances.Acquire(ctx, instanceID, rpc.WaitBudget(ctx))
+	if ok {
+		return release, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("wait for another attach to instance %s: %w", instanceID, err)
+	}
+	return nil, rpc.Aborted("another disk is still being attached to instance %s: retry", instanceID)
+}
+
+// checkAndAttach checks the other disks of the instance and attaches the disk.
+func (c rackController) checkAndAttach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	release, err := c.lockInstance(ctx, instanceID)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	defer release()
+	if err := c.checkInstanceDisks(ctx, disk, instanceID); err != nil {
+		return rack.Disk{}, err
+	}
+	attached, err := c.rack.Attach(ctx, disk.ID, instanceID)
+	if err != nil {
+		return c.resolveAttach(ctx, disk, instanceID, err)
 	}
 	return attached, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
@@ -42,7 +43,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	second, err := r.ControllerPublishVolume(t.Context(), req)
 	r.Must(t, err)
 	coretest.WantSame(t, second, first)
-	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1})
+	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1, "anti_affinity_group_delete": 1})
 
 	r.ClearCalls(t)
 	r.Must(t, r.Unpublish(t, id, node))
@@ -215,6 +216,52 @@ func TestPublishToAnInstanceOfAnotherProject(t *testing.T) {
 	stranger, err := r.Sim.AddInstance(t.Context(), "stranger", "other", "running")
 	r.Must(t, err)
 	coretest.WantCode(t, r.Publish(t, r.Create(t, "v"), stranger.ID), codes.FailedPrecondition, "different projects")
+}
+
+// publishAtOnce publishes volumes on a node at the same time, and returns the number of answers by code.
+func publishAtOnce(t *testing.T, r *rig, node string, ids ...string) map[codes.Code]int {
+	t.Helper()
+	results := make(chan error, len(ids))
+	for _, id := range ids {
+		go func() { results <- r.Publish(t, id, node) }()
+	}
+	counts := map[codes.Code]int{}
+	for range ids {
+		counts[status.Code(<-results)]++
+	}
+	return counts
+}
+
+// slowRigs are rigs of both attach modes on a rack with hot-plug, on which concurrent requests overlap.
+func slowRigs(t *testing.T, test func(t *testing.T, r *rig)) {
+	slow := func(o *coretest.Options) { o.Rack.Hotplug, o.Rack.Latency = true, 20*time.Millisecond }
+	t.Run("hot", func(t *testing.T) { t.Parallel(); test(t, newRig(t, slow)) })
+	t.Run("restart", func(t *testing.T) { t.Parallel(); test(t, newRestartRig(t, slow)) })
+}
+
+// Nine volumes are published at once on a node that has room for seven.
+func TestPublishAtOnceKeepsTheLimit(t *testing.T) {
+	t.Parallel()
+	slowRigs(t, func(t *testing.T, r *rig) {
+		var ids []string
+		for n := range 9 {
+			ids = append(ids, r.Create(t, fmt.Sprint("v", n)))
+		}
+		want := map[codes.Code]int{codes.OK: 7, codes.ResourceExhausted: 2}
+		coretest.WantSame(t, publishAtOnce(t, r, r.Node(t, "node-a"), ids...), want)
+	})
+}
+
+// Two disks with one NVMe serial are published at once on a node.
+func TestPublishAtOnceRejectsATwin(t *testing.T) {
+	t.Parallel()
+	slowRigs(t, func(t *testing.T, r *rig) {
+		const serial = "twenty-bytes-of-name"
+		one := r.UserDisk(t, coretest.Project, serial+"-one", "")
+		two := r.UserDisk(t, coretest.Project, serial+"-two", "")
+		want := map[codes.Code]int{codes.OK: 1, codes.FailedPrecondition: 1}
+		coretest.WantSame(t, publishAtOnce(t, r, r.Node(t, "node-a"), one.Id, two.Id), want)
+	})
 }
 
 func TestPublishThroughFaults(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -26,12 +27,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // multiRig is one controller with three racks. Each rack is a rig, and the network to it can fail.
 type multiRig struct {
 	*rig
 	racks map[string]*rackSite
+	// clients are the controller's clients of the racks.
+	clients []*rack.Client
 }
 
 // rackSite is a rack and the network to it.
@@ -102,6 +106,8 @@ func newMultiRig(t *testing.T) *multiRig {
 				Host:    network.URL,
 				Project: coretest.Project,
 				Token:   func() (string, error) { return coretest.Token, nil },
+				// The network to these racks loses answers, and the racks execute a request at once.
+				LostAnswerWait: time.Millisecond,
 			},
 		)
 		coretest.Must(t, err)
@@ -110,6 +116,7 @@ func newMultiRig(t *testing.T) *multiRig {
 		m.racks[name], clients = site, append(clients, client)
 	}
 	m.rig = &rig{&coretest.Rig{Options: m.racks["east"].Options}}
+	m.clients = clients
 	m.StartWith(t, clients...)
 	return m
 }
@@ -265,6 +272,38 @@ func TestCreateVolumeOnSeveralRacks(t *testing.T) {
 	coretest.WantSame(t, m.racksWith(t, "x"), []string(nil))
 	_, err = create("x", coretest.RequireRacks("south"))
 	coretest.WantCode(t, err, codes.ResourceExhausted, "south", "east, north, west")
+}
+
+// The requirement of a volume moves to another rack after the volume was made, and its rack may be down then.
+func TestCreateVolumeWithAMovedRequirement(t *testing.T) {
+	t.Parallel()
+	m := newMultiRig(t)
+	m.createOn(t, "west", "v")
+	m.restart(t)
+	req := coretest.CreateRequest("v")
+	req.AccessibilityRequirements = coretest.RequireRacks("north")
+	_, err := m.CreateVolume(t.Context(), req)
+	coretest.WantCode(t, err, codes.AlreadyExists, "west")
+	coretest.WantSame(t, m.racksWith(t, "v"), []string{"west"})
+}
+
+// A rack that does not answer blocks a create on another rack for a bounded time only, and is named in the log.
+func TestCreateVolumeWhileAnotherRackIsSilent(t *testing.T) {
+	t.Parallel()
+	m := newMultiRig(t)
+	log := &simtest.Output{}
+	m.Options.Log = log
+	m.setNetwork("north", networkSlow)
+	defer close(m.racks["north"].hangUp)
+	m.StartWith(t, m.clients...)
+	start := time.Now()
+	m.createOn(t, "west", "new")
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("the create took %s", took)
+	}
+	if text := log.String(); !strings.Contains(text, "does not answer") || !strings.Contains(text, "north") {
+		t.Errorf("the log does not name the rack:\n%s", text)
+	}
 }
 
 // While one rack does not answer, calls that may concern it fail with a code on which the caller retries. All other

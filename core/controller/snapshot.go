@@ -39,17 +39,17 @@ func (c *Service) CreateSnapshot(
 	rc, source, err := c.disk(ctx, req.GetSourceVolumeId())
 	if errors.Is(err, rack.ErrNotFound) {
 		existing, err := c.existingSnapshotWithoutSource(ctx, req, candidates, err)
-		return existing, retryableIfUnknown(ctx, err)
+		return existing, retryableCreate(ctx, err)
 	}
 	if err != nil {
-		return nil, retryableIfUnknown(ctx, err)
+		return nil, retryableCreate(ctx, err)
 	}
 	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
-		return nil, retryableIfUnknown(ctx, err)
+		return nil, retryableCreate(ctx, err)
 	}
 	snapshot, err := rc.takeSnapshot(ctx, req.GetName(), source)
 	if err != nil {
-		return nil, retryableIfUnknown(ctx, err)
+		return nil, retryableCreate(ctx, err)
 	}
 	c.racks.cacheLocation(snapshot.ID, rc.rack)
 	return &csi.CreateSnapshotResponse{Snapshot: rc.snapshotMessage(snapshot)}, nil

@@ -26,12 +26,21 @@ func (c rackController) volume(disk rack.Disk, params parameters) *csi.Volume {
 	}
 }
 
+// rawBlock reports whether the disk was made for use as raw block.
+func rawBlock(disk rack.Disk) bool {
+	description, _ := rack.ParseDescription(disk.Description) // of a disk that this plugin did not make, it is unknown
+	return description.RawBlock
+}
+
 // volumeContext is the volume context that the orchestrator keeps with the volume and passes to the node.
 func volumeContext(disk rack.Disk, params parameters) map[string]string {
 	values := map[string]string{
 		rpc.KeyDiskName:  disk.Name,
 		rpc.KeySizeBytes: strconv.FormatInt(disk.SizeBytes, 10),
 		rpc.KeyBlockSize: strconv.FormatInt(disk.BlockSize, 10),
+	}
+	if params.rawBlock || rawBlock(disk) {
+		values[rpc.KeyRawBlock] = "true"
 	}
 	maps.Copy(values, params.nodeParameters)
 	return values
@@ -40,7 +49,7 @@ func volumeContext(disk rack.Disk, params parameters) map[string]string {
 // publishContext is what the node needs to know of the disk, as the rack shows it.
 func publishContext(disk rack.Disk) map[string]string {
 	description, _ := rack.ParseDescription(disk.Description) // a disk that this plugin did not make has no lineage
-	return map[string]string{
+	values := map[string]string{
 		rpc.KeyDiskName:  disk.Name,
 		rpc.KeyDiskID:    disk.ID,
 		rpc.KeySizeBytes: strconv.FormatInt(disk.SizeBytes, 10),
@@ -49,6 +58,10 @@ func publishContext(disk rack.Disk) map[string]string {
 		rpc.KeyReadOnly:  strconv.FormatBool(disk.ReadOnly),
 		rpc.KeyFSLineage: strings.Join(description.Lineage, ","),
 	}
+	if description.RawBlock {
+		values[rpc.KeyRawBlock] = "true"
+	}
+	return values
 }
 
 // contentSource is the CSI source of a volume. It is nil for a blank disk and for a disk made from an image.

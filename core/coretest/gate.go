@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"sync"
 	"testing"
@@ -36,7 +37,7 @@ func (g *Gate) add(r *Held) *Held {
 	return r
 }
 
-// Hold delays the next request until it is released or its context ends.
+// Hold delays the next request until it is released or its context ends. A delayed request counts as sent.
 func (g *Gate) Hold(method, prefix string) *Held {
 	return g.add(&Held{method: method, prefix: prefix, entered: make(chan struct{}), released: make(chan struct{})})
 }
@@ -78,6 +79,9 @@ func (g *Gate) RoundTrip(req *http.Request) (*http.Response, error) {
 	case r.panicValue != nil:
 		panic(r.panicValue)
 	default:
+		if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && trace.GotConn != nil {
+			trace.GotConn(httptrace.GotConnInfo{})
+		}
 		close(r.entered)
 		select {
 		case <-r.released:

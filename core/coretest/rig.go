@@ -146,6 +146,8 @@ func (r *Rig) Start(t *testing.T) {
 		Host:    r.Sim.Host,
 		Project: Project,
 		Token:   func() (string, error) { return *r.Token, nil },
+		// These racks execute a request at once.
+		LostAnswerWait: time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -154,8 +156,9 @@ func (r *Rig) Start(t *testing.T) {
 	if _, err := client.ProjectID(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r.StartWith(t, client)
+	// Not after the start, because a controller may begin to restart instances at once.
 	r.ClearCalls(t)
+	r.StartWith(t, client)
 }
 
 // StartWith starts a controller with these racks.

@@ -28,12 +28,17 @@ type BlankOptions struct {
 	DiskID uuid.UUID
 	// Origin is what the rack made the disk from: [OriginBlank], or anything else.
 	Origin string
+	// RawBlock says that the disk may have been used as raw block. Such a disk is read as a whole too: its data need not
+	// be where a filesystem has any.
+	RawBlock bool
 	// ScanLimit is the size in bytes up to which a disk of another origin is read as a whole. A larger disk is
 	// rejected.
 	ScanLimit int64
 	// Interrupted describes an unfinished format of this disk. It is nil if there was none.
 	Interrupted *InterruptedFormat
 }
+
+func (o BlankOptions) wholeDisk() bool { return o.Origin != OriginBlank || o.RawBlock }
 
 // InterruptedFormat describes a format that did not finish. [ProveBlank] then accepts what this format may have left on
 // the disk, and nothing else.
@@ -62,7 +67,7 @@ const lockTimeout = 5 * time.Second
 //
 //   - no other program holds the device, and blkid finds nothing on it;
 //   - the first and last MiB are zero, and so is every place where a known format keeps a superblock or a copy of one;
-//   - if the origin is not [OriginBlank], the whole disk is zero.
+//   - if the origin is not [OriginBlank], or the disk may have been used as raw block, the whole disk is zero.
 //
 // Otherwise it returns [ErrNotBlank] with what was found, also after a read error or a short read. It returns
 // [ErrInUse] if another program holds the device. Reading a whole disk takes long, and stops when ctx ends.
@@ -70,7 +75,7 @@ const lockTimeout = 5 * time.Second
 // If a format of the disk was interrupted, ProveBlank also accepts a filesystem with that format's UUID that was never
 // mounted. If nothing else has written to the disk since, it accepts any data without a signature.
 func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, error) {
-	if options.Origin != OriginBlank && dev.SizeBytes > options.ScanLimit {
+	if options.wholeDisk() && dev.SizeBytes > options.ScanLimit {
 		return nil, fmt.Errorf(
 			"%w %s: it has no filesystem, and has %d bytes, more than the %d that are scanned: "+
 				"raise --blank-scan-limit, or make the filesystem by hand if the disk is empty",
@@ -127,7 +132,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 	if !content.Empty() {
 		return fmt.Errorf("%w %s: it holds %s", ErrNotBlank, b.dev, content)
 	}
-	if found == "" && options.Origin != OriginBlank {
+	if found == "" && options.wholeDisk() {
 		if found, err = findByte(ctx, b.exclusive, []region{{"", 0, b.dev.SizeBytes}}); err != nil {
 			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 		}

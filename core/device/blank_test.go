@@ -526,6 +526,18 @@ func TestFormatChecksAgain(t *testing.T) {
 				t.Errorf("%v after %d calls of mkfs, want ErrNotBlank and none", err, called)
 			}
 		})
+		t.Run(name+" during mkfs", func(t *testing.T) {
+			t.Parallel()
+			g := devicetest.New(t)
+			d := g.Add(diskName, sizeBytes)
+			blank, err := prove(t, g, d, blankOrigin)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := blank.Format(func(string) error { change(g, d); return nil }); !errors.Is(err, device.ErrNotBlank) {
+				t.Errorf("%v, want ErrNotBlank", err)
+			}
+		})
 	}
 }
 

@@ -49,6 +49,8 @@ var (
 	ErrNotBlank = errors.New("refusing to format")
 	// ErrUnreadable means that the device's content cannot be determined.
 	ErrUnreadable = errors.New("cannot read the device")
+	// ErrNoAnswer means that a disk has not answered a read in time. It may answer later.
+	ErrNoAnswer = errors.New("disk does not answer")
 )
 
 // Number is a device number of the kernel.

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,7 +16,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 )
 
 // ControllerLive is the state of a working NVMe controller, see [Roots.ControllerState].
@@ -164,26 +162,4 @@ func (d Device) FilesystemUUID() (text string, err error) {
 		return "", fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, d, err)
 	}
 	return text, nil
-}
-
-// CheckResponds reads the first block from the disk, not from the kernel's cache. It returns when the disk has answered
-// or the kernel has given up, which may be never.
-func (d Device) CheckResponds() (err error) {
-	const block = 4096 // the largest logical block size of a rack's disks, and a multiple of the others
-	file, err := d.Open(unix.O_RDONLY | unix.O_DIRECT)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	// A direct read needs memory that is aligned to the block size. Pages are.
-	memory, err := unix.Mmap(-1, 0, block, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		return fmt.Errorf("allocate memory to read %s: %w", d, err)
-	}
-	defer func() { err = errors.Join(err, unix.Munmap(memory)) }()
-	n, err := file.ReadAt(memory, 0)
-	if err == nil || errors.Is(err, io.EOF) && n > 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: %s: %w", ErrUnreadable, d, err)
 }

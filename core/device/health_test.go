@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
@@ -180,7 +181,8 @@ func TestCheckResponds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := dev.CheckResponds(); err != nil {
+	reader := &device.ChildReader{}
+	if err := reader.CheckResponds(t.Context(), dev); err != nil {
 		t.Error(err)
 	}
 	// The check must read from the disk, not from the kernel's cache.
@@ -190,7 +192,7 @@ func TestCheckResponds(t *testing.T) {
 	if err := os.Truncate(disk.Backing, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := dev.CheckResponds(); !errors.Is(err, device.ErrUnreadable) {
-		t.Errorf("%v, want ErrUnreadable", err)
+	if err := reader.CheckResponds(t.Context(), dev); !errors.Is(err, device.ErrUnreadable) || !errors.Is(err, unix.EIO) {
+		t.Errorf("%v, want ErrUnreadable with EIO", err)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // NeverMounted reports whether the filesystem that content describes was never mounted writable, or is unfinished. It
@@ -172,40 +172,58 @@ func btrfsBytes(file *os.File) (int64, error) {
 
 // DuplicateBtrfs returns the name of another disk or partition of this guest with the same btrfs UUID, or "". The
 // kernel identifies a btrfs only by its UUID and would mix the two.
-func (r Roots) DuplicateBtrfs(dev Device, content Content) (name string, err error) {
+//
+// It does not wait for other disks longer than the reader allows. It returns the disks that do not answer as skipped. A
+// twin on such a disk is harmless: if it is mounted, sysfs shows its UUID. If it is not mounted, the kernel cannot read
+// it, and therefore cannot mix it with this disk.
+func (r Roots) DuplicateBtrfs(
+	ctx context.Context,
+	reader *ChildReader,
+	dev Device,
+	content Content,
+) (name string, skipped []Device, err error) {
 	// sysfs shows a mounted btrfs even after its disk has left the guest.
 	if _, err := os.Stat(r.sys("fs", "btrfs", content.UUID)); !errors.Is(err, fs.ErrNotExist) {
-		return "the mounted btrfs " + content.UUID, err
+		return "the mounted btrfs " + content.UUID, nil, err
 	}
 	disks, err := r.Disks()
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	for _, other := range disks {
-		names := []string{other.Name}
-		for partition := range other.Partitions {
-			names = append(names, partition)
+		if other.Number == dev.Number {
+			continue
 		}
-		for _, name := range names {
-			if other.Number != dev.Number && btrfsUUID(r.dev(name)) == content.UUID {
-				return name, nil
+		parts := map[string]Number{other.Name: other.Number}
+		maps.Copy(parts, other.Partitions)
+		for _, name := range slices.Sorted(maps.Keys(parts)) {
+			part := Device{Disk: Disk{Name: name, Serial: other.Serial, Number: parts[name]}, Path: r.dev(name)}
+			id, err := reader.btrfsUUID(ctx, part)
+			if errors.Is(err, ErrNoAnswer) && ctx.Err() == nil {
+				skipped = append(skipped, part)
+				break // the partitions are on the same disk
+			}
+			if err != nil {
+				return "", skipped, err
+			}
+			if id == content.UUID {
+				return name, skipped, nil
 			}
 		}
 	}
-	return "", nil
+	return "", skipped, nil
 }
 
-// btrfsUUID returns the UUID of the btrfs at path in blkid's form. It is empty if there is no btrfs, or if it cannot be
-// read: the kernel cannot read it then either.
-func btrfsUUID(path string) string {
-	file, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return ""
+// btrfsUUID returns the UUID of the btrfs on a device in blkid's form. It is empty if there is no btrfs, or if it
+// cannot be read: the kernel cannot read it then either.
+func (r *ChildReader) btrfsUUID(ctx context.Context, dev Device) (string, error) {
+	super, err := r.readBlock(ctx, dev, 64*kib/blockBytes)
+	if errors.Is(err, ErrUnreadable) {
+		return "", nil
 	}
-	super, err := btrfsSuper(file)
-	if err := errors.Join(err, file.Close()); err != nil || string(super[0x40:0x48]) != "_BHRfS_M" {
-		return ""
+	if err != nil || len(super) < 0x48 || super[0x40:0x48] != "_BHRfS_M" {
+		return "", err
 	}
 	id := super[0x20:0x30] // fsid
-	return strings.ToLower(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
+	return strings.ToLower(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])), nil
 }

@@ -54,3 +54,17 @@ func TestSignaturesLieOnTheDisk(t *testing.T) {
 		}
 	}
 }
+
+// The scanner reads every copy of the superblock that mkfs.ext4 makes on a disk of 10 GiB. The blocks are those that
+// mkfs.ext4 prints as "Superblock backups stored on blocks".
+func TestSignaturesHaveAllCopiesOfExt(t *testing.T) {
+	places := map[int64]bool{}
+	for _, r := range signatures(10 * gib) {
+		places[r.offset] = true
+	}
+	for _, block := range []int64{32768, 98304, 163840, 229376, 294912, 819200, 884736, 1605632} {
+		if !places[block*4*kib] {
+			t.Errorf("the copy in block %d is not read", block)
+		}
+	}
+}

@@ -6,6 +6,7 @@ package filesystem
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"strings"
 )
@@ -27,19 +28,24 @@ var (
 	label   = whole(`[A-Za-z0-9._-]{1,12}`)
 	xfsBool = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag,
 		"inobtcount": flag, "bigtime": flag}
-	flag012  = whole(`[012]`)
-	features = listOf(
-		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extent|extents|extra_isize|fast_commit|filetype|flex_bg|` +
-			`has_journal|huge_file|inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|` +
+	flag012 = whole(`[012]`)
+	// Without has_journal, a power cut destroys files. Without extents, the filesystem counts as another type.
+	ext4Features = listOf(
+		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extra_isize|fast_commit|filetype|flex_bg|huge_file|`+
+			`inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|`+
 			`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`,
-	)
+		`has_journal|extents?`)
+	// With any other feature, the filesystem counts as ext4.
+	ext3Features = listOf(
+		`dir_index|ext_attr|filetype|large_file|meta_bg|resize_inode|sparse_super|sparse_super2`,
+		`has_journal`)
 )
 
-// extRules, xfsRules and btrfsRules are the allow-list. It has every option that shapes the filesystem on this disk. It
+// ext4Rules, ext3Rules, xfsRules and btrfsRules are the allow-list. It has every option that shapes the filesystem on this disk. It
 // has no option that names another device or a file (an external journal or log, a real-time section, prototype and
 // configuration files), sets the UUID, or switches off mkfs' own checks.
 var (
-	extRules = map[string]rule{
+	ext4Rules = map[string]rule{
 		"-b": {value: number},
 		"-C": {value: size},
 		"-g": {value: number},
@@ -50,14 +56,15 @@ var (
 		"-L": {value: label},
 		"-m": {value: percent},
 		"-N": {value: number},
-		"-O": {value: features},
+		"-O": {value: ext4Features},
 		"-T": {value: whole(`(default|small|news|largefile|largefile4|big|huge)`)},
 		"-E": {suboptions: map[string]*regexp.Regexp{
 			"lazy_itable_init": flag, "lazy_journal_init": flag, "packed_meta_blocks": flag, "num_backup_sb": whole(`[0-2]`),
 			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "nodiscard": nil,
 		}},
 	}
-	xfsRules = map[string]rule{
+	ext3Rules = withFeatures(ext4Rules, ext3Features)
+	xfsRules  = map[string]rule{
 		"-b": {suboptions: map[string]*regexp.Regexp{"size": size}},
 		"-d": {suboptions: map[string]*regexp.Regexp{
 			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
@@ -89,7 +96,7 @@ var (
 		"-m":     {value: whole(`(single|dup)`)},
 		"-M":     {},
 		"-n":     {value: size},
-		"-O":     {value: listOf(`block-group-tree|bgt|extref|free-space-tree|mixed-bg|no-holes|quota|skinny-metadata`)},
+		"-O":     {value: listOf(`block-group-tree|bgt|extref|free-space-tree|mixed-bg|no-holes|quota|skinny-metadata`, "")},
 		"-s":     {value: size},
 		"--csum": {value: whole(`(crc32c|xxhash|sha256|blake2)`)},
 	}
@@ -98,19 +105,31 @@ var (
 // whole compiles a regular expression that matches whole values only.
 func whole(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }
 
-// listOf matches a list of these words, separated by commas. Each word may begin with ^.
-func listOf(words string) *regexp.Regexp {
+// listOf matches a list of words, separated by commas. Each word of words may begin with ^, a word of required may not.
+func listOf(words, required string) *regexp.Regexp {
 	one := `\^?(` + words + `)`
+	if required != "" {
+		one = `(` + one + `|` + required + `)`
+	}
 	return whole(one + `(,` + one + `)*`)
+}
+
+// withFeatures returns a copy of ext rules with other features.
+func withFeatures(rules map[string]rule, features *regexp.Regexp) map[string]rule {
+	rules = maps.Clone(rules)
+	rules["-O"] = rule{value: features}
+	return rules
 }
 
 // ParseMkfsOptions parses mkfs options in the form of a command line ("-i 65536 -E stride=4") and returns them as
 // arguments. It returns [ErrOption] with the first option that is not on the list for this filesystem type. An empty
 // type means the default. There is no quoting, because no option on the list needs it.
 func ParseMkfsOptions(fsType, options string) ([]string, error) {
-	rules := extRules
+	rules := ext4Rules
 	switch fsType {
-	case "", "ext4", "ext3":
+	case "", "ext4":
+	case "ext3":
+		rules = ext3Rules
 	case "xfs":
 		rules = xfsRules
 	case "btrfs":

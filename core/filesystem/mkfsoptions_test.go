@@ -58,6 +58,9 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 		{"ext4", "-F"}, {"ext4", "-FF"}, {"ext4", "-U random"}, {"ext4", "-n"}, {"ext4", "-S"}, {"ext4", "-c"}, {"ext4", "-E root_owner=0:0"}, {"ext4", "-E discard"},
 		{"btrfs", "-f"}, {"btrfs", "-U random"}, {"btrfs", "-b 1g"}, {"btrfs", "--shrink"}, {"btrfs", "-d raid0"}, {"btrfs", "--csum=md5"}, {"btrfs", "--force"},
 		{"xfs", "-f"}, {"xfs", "-N"}, {"xfs", "-m uuid=12345678-1234-5234-8234-123456789abc"},
+		// A filesystem that a power cut destroys, or that counts as another type afterwards.
+		{"ext4", "-O ^has_journal"}, {"ext4", "-O 64bit,^has_journal"}, {"ext3", "-O ^has_journal"}, {"ext4", "-O ^extent"}, {"ext4", "-O ^extents"},
+		{"ext3", "-O extent"}, {"ext3", "-O 64bit"}, {"ext3", "-O has_journal,metadata_csum"}, {"ext4", "-J size=8,device=/dev/x"},
 		// Words that are no options.
 		{"ext4", "-b"}, {"ext4", "-b x"}, {"ext4", "-E"}, {"ext4", "-E stride"}, {"ext4", "-E nodiscard=1"}, {"ext4", "-E ,"}, {"ext4", "-O ,"},
 		{"ext4", "-"}, {"ext4", "--"}, {"ext4", "$(reboot)"}, {"ext4", "-m 100"}, {"xfs", "-K1"}, {"xfs", "-m crc=2"}, {"xfs", "-i 1024"},
@@ -95,14 +98,17 @@ func FuzzParseMkfsOptions(f *testing.F) {
 	})
 }
 
-// Every option that is allowed is one that the program takes: proved on files, where mkfs needs no device.
+// Every option that is allowed is one that the program takes, and makes the type that was asked for: proved on files,
+// where mkfs needs no device.
 func TestAllowedOptionsWork(t *testing.T) {
 	for _, tc := range []struct{ fsType, options string }{
 		{"ext4", "-b 4096 -i 65536 -I 512 -m 2 -L data -T largefile"},
 		{"ext4", "-b 4096 -g 16384 -G 8 -N 4096 -J size=8"},
 		{"ext4", "-O bigalloc,^metadata_csum -C 65536"},
 		{"ext4", "-E stride=4,stripe-width=16,lazy_itable_init=0,lazy_journal_init=0,packed_meta_blocks=1,resize=1g,nodiscard"},
-		{"ext3", "-b 1024 -i 8192"},
+		{"ext4", "-O has_journal,extent,^metadata_csum,^64bit,^flex_bg,^huge_file,^dir_nlink,^extra_isize,^resize_inode"},
+		{"ext3", "-b 1024 -i 8192 -O has_journal,^dir_index,meta_bg,^resize_inode,sparse_super2"},
+		{"ext4", "-J size=0"},
 		{"xfs", "-b size=4096 -d agcount=2,su=64k,sw=4 -K"},
 		{"xfs", "-i size=1024,maxpct=10,sparse=0 -n size=8192 -s size=4096 -L data"},
 		{"xfs", "-m crc=1,finobt=1,rmapbt=0,reflink=0,inobtcount=0,bigtime=0 -l size=64m,lazy-count=1"},
@@ -123,6 +129,10 @@ func TestAllowedOptionsWork(t *testing.T) {
 			if out, err := exec.Command("/usr/sbin/mkfs."+tc.fsType, append(append([]string{"-q"}, options...), path)...).
 				CombinedOutput(); err != nil {
 				t.Errorf("mkfs.%s %q: %v\n%s", tc.fsType, options, err, out)
+			}
+			if out, err := exec.Command("/usr/sbin/blkid", "-p", "-s", "TYPE", "-o", "value", path).
+				Output(); err != nil || strings.TrimSpace(string(out)) != tc.fsType {
+				t.Errorf("mkfs.%s %q makes %q, %v", tc.fsType, options, out, err)
 			}
 		})
 	}

@@ -21,6 +21,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrMissing means that a program is not installed. The error names the program's Debian package.
@@ -33,6 +35,7 @@ var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 var packages = map[string]string{
 	"blkid":      "util-linux",
 	"btrfs":      "btrfs-progs",
+	"dd":         "coreutils",
 	"e2fsck":     "e2fsprogs",
 	"mkfs.btrfs": "btrfs-progs",
 	"mkfs.ext3":  "e2fsprogs",
@@ -59,9 +62,30 @@ func (r Result) Message() string {
 	return "no message"
 }
 
+// killTimeout is how long [Run] waits for a program that it has killed.
+const killTimeout = time.Second
+
+// LeftBehindError means that a killed program has not ended: it waits in the kernel, mostly for a disk that does not
+// answer. Such a program ends when the disk answers, or fails.
+type LeftBehindError struct {
+	// Ended is closed when the program has ended.
+	Ended <-chan struct{}
+
+	name  string
+	pid   int
+	cause error
+}
+
+func (e *LeftBehindError) Error() string {
+	return fmt.Sprintf("%s was killed, but does not end (process %d): %v", e.name, e.pid, e.cause)
+}
+
+func (e *LeftBehindError) Unwrap() error { return e.cause }
+
 // Run runs a program and returns its result. An exit code other than 0 is no error. If ctx ends, Run kills the program
-// and returns an error. It returns [ErrMissing] if the program is not installed. An error names the program, but not
-// its arguments. The program inherits the file that was given to [WithInherited].
+// and returns an error. It is a [*LeftBehindError] if the program has not ended 1 s later. Run returns [ErrMissing] if
+// the program is not installed. An error names the program, but not its arguments. The program inherits the file that
+// was given to [WithInherited].
 func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	path, err := find(name)
 	if err != nil {
@@ -73,13 +97,16 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	// libblkid's cache is off: an entry may be minutes old, and about another disk.
 	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null"}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if file, ok := ctx.Value(inheritedKey{}).(*os.File); ok {
+	if file, ok := ctx.Value(inheritedKey{}).(*os.File); ok && file != nil {
 		cmd.ExtraFiles = []*os.File{file}
 	}
-	cmd.WaitDelay = time.Second // a child of the killed program may keep the pipes open
-	err = Start(cmd)
-	if err == nil {
-		err = cmd.Wait()
+	cmd.WaitDelay = killTimeout / 2 // a child of the killed program may keep the pipes open
+	if err = Start(cmd); err == nil {
+		err = wait(ctx, cmd)
+	}
+	var left *LeftBehindError
+	if errors.As(err, &left) {
+		return Result{}, err // the program still writes to the buffers
 	}
 	if ctx.Err() != nil {
 		return Result{}, fmt.Errorf("%s was stopped: %w", name, ctx.Err())
@@ -89,6 +116,30 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 		return Result{}, fmt.Errorf("run %s: %w", name, err)
 	}
 	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}, nil
+}
+
+// wait waits until a program has ended. If the program has not ended [killTimeout] after the end of ctx, wait returns
+// [*LeftBehindError].
+func wait(ctx context.Context, cmd *exec.Cmd) error {
+	ended := make(chan struct{})
+	var result error
+	go func() {
+		defer close(ended)
+		result = cmd.Wait()
+	}()
+	select {
+	case <-ended:
+		return result
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(killTimeout)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return result
+	case <-timer.C:
+		return &LeftBehindError{Ended: ended, name: cmd.Args[0], pid: cmd.Process.Pid, cause: ctx.Err()}
+	}
 }
 
 // starting is held for reading while a program starts, and for writing while a file is closed.
@@ -112,9 +163,26 @@ func CloseUninherited(file *os.File) error {
 type inheritedKey struct{}
 
 // WithInherited returns a context in which [Run] passes an open file to programs, for a lock that must last until they
-// end.
+// end. If file is nil, programs inherit no file.
 func WithInherited(ctx context.Context, file *os.File) context.Context {
 	return context.WithValue(ctx, inheritedKey{}, file)
+}
+
+// Outlive returns a context that does not end with ctx, for programs that go on when the caller has left. It passes its
+// own copy of the inherited file to them, until release is called.
+func Outlive(ctx context.Context) (outliving context.Context, release func(), err error) {
+	outliving = context.WithoutCancel(ctx)
+	file, ok := ctx.Value(inheritedKey{}).(*os.File)
+	if !ok {
+		return outliving, func() {}, nil
+	}
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("copy %s: %w", file.Name(), err)
+	}
+	copied := os.NewFile(uintptr(fd), file.Name())
+	// A file that carries a lock has no content that an error of Close could lose.
+	return WithInherited(outliving, copied), func() { _ = copied.Close() }, nil
 }
 
 func find(name string) (string, error) {

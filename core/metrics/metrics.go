@@ -212,7 +212,7 @@ func (m *Metrics) RestartEnded(rack, outcome string, down time.Duration) {
 
 // RegisterNodeVolumes adds the counts of this node's volumes. Each scrape calls count. Call RegisterNodeVolumes at
 // most once.
-func (m *Metrics) RegisterNodeVolumes(count func() (attached, mounted int, err error)) {
+func (m *Metrics) RegisterNodeVolumes(count func() (attached, mounted, lingering int, err error)) {
 	if m != nil {
 		m.registry.MustRegister(nodeVolumes(count))
 	}
@@ -222,26 +222,34 @@ var (
 	nodeAttached = prometheus.NewDesc("oxide_csi_node_volumes_attached",
 		"Volumes among the disks of this guest; missing without the node service, or if the disks cannot be read",
 		nil, nil)
+	nodeLingering = prometheus.NewDesc(
+		"oxide_csi_node_volumes_lingering",
+		"Unstaged volumes that are still mounted read-only in a container; missing if oxide_csi_node_volumes_attached is missing",
+		nil,
+		nil,
+	)
 	nodeMounted = prometheus.NewDesc("oxide_csi_node_volumes_mounted",
 		"Volumes of this guest that are staged or published; missing if oxide_csi_node_volumes_attached is missing",
 		nil, nil)
 )
 
 // nodeVolumes is a collector that counts the volumes of this node at each scrape.
-type nodeVolumes func() (attached, mounted int, err error)
+type nodeVolumes func() (attached, mounted, lingering int, err error)
 
 // Describe implements [prometheus.Collector].
 func (n nodeVolumes) Describe(descs chan<- *prometheus.Desc) {
 	descs <- nodeAttached
 	descs <- nodeMounted
+	descs <- nodeLingering
 }
 
 // Collect implements [prometheus.Collector]. If the volumes cannot be counted, the metrics are missing.
 func (n nodeVolumes) Collect(metrics chan<- prometheus.Metric) {
-	attached, mounted, err := n()
+	attached, mounted, lingering, err := n()
 	if err != nil {
 		return
 	}
 	metrics <- prometheus.MustNewConstMetric(nodeAttached, prometheus.GaugeValue, float64(attached))
 	metrics <- prometheus.MustNewConstMetric(nodeMounted, prometheus.GaugeValue, float64(mounted))
+	metrics <- prometheus.MustNewConstMetric(nodeLingering, prometheus.GaugeValue, float64(lingering))
 }

@@ -73,7 +73,7 @@ func TestMetricsText(t *testing.T) {
 	m.SetVolumes("west", 7, 3)
 	m.SetVolumes("west", 8, 2)
 	m.SetVolumes("east", 0, 0)
-	m.RegisterNodeVolumes(func() (int, int, error) { return 6, 5, nil })
+	m.RegisterNodeVolumes(func() (int, int, int, error) { return 6, 5, 1, nil })
 
 	samples := metricstest.Read(t, page(t, m))
 	for series := range samples {
@@ -100,6 +100,7 @@ func TestMetricsText(t *testing.T) {
 		`oxide_csi_volumes_attached{rack="east"}`:          0,
 		`oxide_csi_volumes_attached{rack="west"}`:          2,
 		`oxide_csi_node_volumes_attached`:                  6,
+		`oxide_csi_node_volumes_lingering`:                 1,
 		`oxide_csi_node_volumes_mounted`:                   5,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
 	})
@@ -108,7 +109,7 @@ func TestMetricsText(t *testing.T) {
 // Before the first list the volumes are missing instead of 0. A counter whose first step matters starts at 0.
 func TestMetricsAtStart(t *testing.T) {
 	m := testMetrics()
-	m.RegisterNodeVolumes(func() (int, int, error) { return 1, 1, errors.New("no /sys") })
+	m.RegisterNodeVolumes(func() (int, int, int, error) { return 1, 1, 0, errors.New("no /sys") })
 	wantSamples(t, metricstest.Read(t, page(t, m)), metricstest.Samples{
 		`csi_plugin_panics_total{driver_name="driver"}`:    0,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
@@ -119,15 +120,15 @@ func TestMetricsAtStart(t *testing.T) {
 func TestNodeVolumesAreCountedAtEachScrape(t *testing.T) {
 	m := testMetrics()
 	attached, failure := 2, error(nil)
-	m.RegisterNodeVolumes(func() (int, int, error) { return attached, 1, failure })
+	m.RegisterNodeVolumes(func() (int, int, int, error) { return attached, 1, 1, failure })
 	for _, test := range []struct {
 		attached int
 		failure  error
 		want     metricstest.Samples
 	}{
-		{2, nil, metricstest.Samples{"oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_mounted": 1}},
+		{2, nil, metricstest.Samples{"oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
 		{2, errors.New("no /sys"), metricstest.Samples{}},
-		{3, nil, metricstest.Samples{"oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_mounted": 1}},
+		{3, nil, metricstest.Samples{"oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
 	} {
 		attached, failure = test.attached, test.failure
 		wantSamples(t, metricstest.Read(t, page(t, m)).Matching("oxide_csi_node_"), test.want)
@@ -176,7 +177,7 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	m.SetRestarts("west", 1, 1)
 	m.SetRestartsWaiting("west", "window", 1)
 	m.RestartEnded("west", "restarted", time.Second)
-	m.RegisterNodeVolumes(func() (int, int, error) { return 1, 1, nil })
+	m.RegisterNodeVolumes(func() (int, int, int, error) { return 1, 1, 0, nil })
 
 	families, err := m.registry.Gather()
 	if err != nil {

@@ -5,30 +5,10 @@
 package mount_test
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 )
-
-func TestCheckFlags(t *testing.T) {
-	for _, allowed := range [][]string{
-		nil, {"noatime"}, {"noatime,nodiratime", "discard"}, {"data=ordered", "commit=60"}, {"ro"}, {"context=system_u:object_r:x:s0:c1"},
-		{"logbsize=256k"}, {"errors=remount-ro"}, {"x-systemd.automount"},
-	} {
-		if err := mount.CheckFlags(allowed); err != nil {
-			t.Errorf("%q: %v", allowed, err)
-		}
-	}
-	for _, refused := range [][]string{
-		{"bind"}, {"noatime,remount"}, {"noatime", "loop"}, {"loop=/dev/loop1"}, {"offset=4096"}, {"logdev=/dev/x"}, {"journal_path=/dev/x"},
-		{"rshared"}, {"make-private"}, {"X-mount.mkdir"}, {"X-mount.subdir=/etc"}, {"sb=32768"}, {"move"}, {" bind "}, {"a\"b"}, {"norecovery"},
-	} {
-		if err := mount.CheckFlags(refused); !errors.Is(err, mount.ErrOption) {
-			t.Errorf("%q: %v, want ErrOption", refused, err)
-		}
-	}
-}
 
 func TestOptionsReadOnly(t *testing.T) {
 	for _, tc := range []struct {

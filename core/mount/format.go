@@ -5,6 +5,7 @@
 package mount
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 )
 
 // mkfsTimeout is how long mkfs may take. mkfs is not cancelled with the caller: half a filesystem is useless, and the
@@ -204,11 +206,11 @@ func (f Formatter) InterruptedFormat(
 	if interrupted.Untouched = marked; marked {
 		return &interrupted, nil
 	}
-	boot, err := bootID()
+	boot, err := device.BootID()
 	if err != nil {
 		return nil, err
 	}
-	sequence, err := sequenceOf(dev)
+	sequence, err := dev.Sequence()
 	if err != nil {
 		return nil, err
 	}
@@ -234,6 +236,9 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrState, err)
 	}
+	if len(bytes.TrimSpace(content)) == 0 {
+		return nil, nil // a full disk or a power cut left an empty file; without a record, less may be formatted
+	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
 		return nil, fmt.Errorf(
@@ -258,10 +263,9 @@ func (f Formatter) recordPath(diskID uuid.UUID) string {
 	return filepath.Join(f.StateDir, "format", diskID.String())
 }
 
-// writeRecord writes the record to stable storage under a temporary name, and then renames it. A power cut must not
-// leave an empty record, which nothing could read. It may lose the record, because the marker on the disk remains.
+// writeRecord writes the record to stable storage. A power cut may lose it, because the marker on the disk remains.
 func (f Formatter) writeRecord(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
-	boot, err := bootID()
+	boot, err := device.BootID()
 	if err != nil {
 		return err
 	}
@@ -271,42 +275,8 @@ func (f Formatter) writeRecord(want NewFilesystem, dev device.Device, fsUUID str
 	if err != nil {
 		return err
 	}
-	path := f.recordPath(want.DiskID)
-	err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), writeSynced(path+".new", append(content, '\n')))
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
+	if err := statefile.Write(f.recordPath(want.DiskID), append(content, '\n')); err != nil {
 		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil
-}
-
-func writeSynced(path string, content []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(content)
-	if err == nil {
-		err = file.Sync()
-	}
-	return errors.Join(err, file.Close())
-}
-
-func bootID() (string, error) {
-	content, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the kernel's boot ID: %w", err)
-	}
-	return strings.TrimSpace(string(content)), nil
-}
-
-func sequenceOf(dev device.Device) (uint64, error) {
-	file, err := dev.Open(unix.O_RDONLY)
-	if err != nil {
-		return 0, err
-	}
-	sequence, err := device.Sequence(file)
-	return sequence, errors.Join(err, file.Close())
 }

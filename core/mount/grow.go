@@ -6,12 +6,13 @@ package mount
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
@@ -21,77 +22,154 @@ import (
 // (docs/reference/rack.md §2). A filesystem leaves less than one of its groups unused, which has at most 128 MiB (ext).
 const minGrowthBytes = 128 << 20
 
-// repairTimeout bounds a check or a growth. They are not cancelled with the caller: interrupting e2fsck or resize2fs is
-// unsafe.
-const repairTimeout = 4 * time.Hour
-
-// checkSlot lets one check run at a time, because a check needs memory in proportion to the size of its disk.
-var checkSlot = make(chan struct{}, 1)
-
-// GrowUnmounted grows an ext filesystem to the size of the disk with this UUID, and reports whether it grew. resize2fs
-// requires a check first. Growing a mounted ext needs a capability that containers rarely have. Growing an unmounted
-// ext is not safe against interruption, so a marker is on the disk meanwhile, see [device.WriteGrowthMarker]. Other
-// filesystems grow in [GrowMounted]. A filesystem of any type that is larger than its disk is [ErrDamaged].
-func GrowUnmounted(ctx context.Context, dev device.Device, fsType string, diskID uuid.UUID) (grown bool, err error) {
-	if !isExt(fsType) {
-		_, err := needsGrowth(dev, fsType)
-		return false, err
-	}
-	// This comes first, because even the superblock is unreliable after an interrupted growth.
-	interrupted, err := device.HasGrowthMarker(dev, diskID)
-	if err == nil && interrupted {
-		err = runE2fsck(ctx, dev, "-f", "-y")
-	}
-	if err != nil {
-		return false, err
-	}
-	needed, err := needsGrowth(dev, fsType)
-	if err != nil || !needed && !interrupted {
-		return false, err
-	}
-	if needed {
-		if err := growExt(ctx, dev, diskID, interrupted); err != nil {
-			return false, err
-		}
-	}
-	return true, device.RemoveGrowthMarker(dev, diskID)
-}
-
-// growExt checks the filesystem, writes the marker and grows the filesystem. The caller removes the marker.
-func growExt(ctx context.Context, dev device.Device, diskID uuid.UUID, checked bool) error {
-	if !checked {
-		if err := runE2fsck(ctx, dev, "-f", "-p"); err != nil {
-			return err
-		}
-	}
-	if err := device.WriteGrowthMarker(dev, diskID); err != nil {
-		return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
-	}
-	return runGrow(ctx, dev, "resize2fs", dev.Path)
-}
-
-// GrowMounted grows the xfs or btrfs that is mounted at path to the size of its disk, and reports whether it grew. The
-// superblock of a mounted xfs on the disk may be old. Then a filesystem that has just grown is grown again, without
-// effect.
-func GrowMounted(ctx context.Context, dev device.Device, path, fsType string) (grown bool, err error) {
+// Grow grows the filesystem that is mounted at target to the size of its disk. The kernel grows it while it is mounted.
+// If the kernel refuses that for an ext filesystem, Grow unmounts it, grows it with resize2fs, and mounts it again with
+// options. It does not unmount a filesystem that is mounted elsewhere too: then the next stage grows it.
+// [Repairs.Mount] has already grown an ext filesystem that the kernel certainly does not grow while it is mounted.
+//
+// The superblock of a mounted xfs on the disk may be old. Then a filesystem that has just grown is grown again, without
+// effect. A filesystem of any type that is larger than its disk is [ErrDamaged]. The other errors are [ErrGrow],
+// [ErrBusy], [ErrChecking] and those of [Repairs.Mount]. After an error the filesystem may be unmounted.
+func (r *Repairs) Grow(
+	ctx context.Context,
+	dev device.Device,
+	diskID uuid.UUID,
+	target, fsType string,
+	options Options,
+) error {
 	if needed, err := needsGrowth(dev, fsType); err != nil || !needed {
-		return false, err
+		return err
 	}
-	before, err := Stats(path)
+	before, err := Stats(target)
 	if err != nil {
-		return false, err
+		return err
 	}
+	err = r.do(ctx, dev, diskID, func(ctx context.Context) error { return r.growMounted(ctx, dev, target, fsType) })
+	switch {
+	case isExt(fsType) && errors.Is(err, errRefused):
+		return r.growBetweenMounts(ctx, dev, diskID, target, fsType, options, err)
+	case err != nil:
+		return err
+	}
+	after, err := Stats(target)
+	if err == nil && after.TotalBytes > before.TotalBytes {
+		r.logGrown(dev, diskID)
+	}
+	return err
+}
+
+// errRefused means that a mounted filesystem cannot grow.
+var errRefused = errors.New("the mounted filesystem cannot grow")
+
+// whyNotMounted returns the reason why an ext filesystem cannot grow while it is mounted, as far as it is known before
+// the kernel is asked, or nil.
+func (r *Repairs) whyNotMounted(state device.ExtState) error {
+	switch {
+	case !r.growsMounted:
+		return fmt.Errorf("%w: the plugin lacks CAP_SYS_RESOURCE", errRefused)
+	case !state.Journal:
+		return fmt.Errorf("%w: it has no journal, so a power cut would damage it", errRefused)
+	}
+	return nil
+}
+
+// mayGrowMounted reports whether this process has the capability that the kernel demands.
+func mayGrowMounted() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	err := unix.Capget(&header, &data[0])
+	return err == nil && data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
+func (r *Repairs) growMounted(ctx context.Context, dev device.Device, target, fsType string) error {
 	switch fsType {
 	case "xfs":
-		err = runGrow(ctx, dev, "xfs_growfs", "-d", path)
+		return r.grow(ctx, dev, "xfs_growfs", "-d", target)
 	case "btrfs":
-		err = runGrow(ctx, dev, "btrfs", "filesystem", "resize", "max", path)
+		return r.grow(ctx, dev, "btrfs", "filesystem", "resize", "max", target)
+	}
+	state, err := device.ReadExtState(dev)
+	if err == nil {
+		err = r.whyNotMounted(state)
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
-	after, err := Stats(path)
-	return after.TotalBytes > before.TotalBytes, err
+	if err = r.grow(ctx, dev, "resize2fs", dev.Path); errors.Is(err, ErrGrow) {
+		err = fmt.Errorf("%w: %w", errRefused, err)
+	}
+	return err
+}
+
+// growBetweenMounts unmounts an ext filesystem, grows it and mounts it again.
+func (r *Repairs) growBetweenMounts(
+	ctx context.Context,
+	dev device.Device,
+	diskID uuid.UUID,
+	target, fsType string,
+	options Options,
+	why error,
+) error {
+	table, err := ReadTable()
+	if err != nil {
+		return err
+	}
+	if mounts := table.OfDevice(dev.Number); len(mounts) > 1 {
+		r.log.Warn("the filesystem is smaller than its disk, and grows when it is staged again",
+			"disk_id", diskID.String(), "device", dev.String(), "because", why)
+		return nil
+	}
+	if err := Unmount(ctx, target, dev.Number); err != nil {
+		return err
+	}
+	if err := WaitIdle(ctx, dev); err != nil {
+		return err
+	}
+	if err := r.growUnmounted(ctx, dev, diskID, why); err != nil {
+		return err
+	}
+	return r.Mount(ctx, dev, diskID, target, fsType, options)
+}
+
+// growUnmounted grows an ext filesystem while it is unmounted. resize2fs requires a check first. It is not safe against
+// interruption, so a marker is on the disk meanwhile, see [device.WriteGrowthMarker].
+func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, diskID uuid.UUID, why error) error {
+	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
+		r.log.Info("growing the filesystem unmounted", "disk_id", diskID.String(), "device", dev.String(), "because", why)
+		if err := r.e2fsck(ctx, dev, "-f", "-p"); err != nil {
+			return err
+		}
+		if err := device.WriteGrowthMarker(dev, diskID); err != nil {
+			return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
+		}
+		if err := r.grow(ctx, dev, "resize2fs", dev.Path); err != nil {
+			return err
+		}
+		if err := device.RemoveGrowthMarker(dev, diskID); err != nil {
+			return err
+		}
+		r.logGrown(dev, diskID)
+		return nil
+	})
+}
+
+func (r *Repairs) logGrown(dev device.Device, diskID uuid.UUID) {
+	r.log.Info("grew the filesystem to its disk", "disk_id", diskID.String(), "device", dev.String())
+}
+
+// finishGrowth repairs an ext filesystem whose growth was interrupted. It may answer all questions of e2fsck: before the
+// growth, the filesystem was clean.
+func (r *Repairs) finishGrowth(ctx context.Context, dev device.Device, diskID uuid.UUID) error {
+	interrupted, err := device.HasGrowthMarker(dev, diskID)
+	if err != nil || !interrupted {
+		return err
+	}
+	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
+		if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {
+			return err
+		}
+		return device.RemoveGrowthMarker(dev, diskID)
+	})
 }
 
 // needsGrowth reports whether a filesystem is so much smaller than its disk that it must grow, for example because the
@@ -115,54 +193,15 @@ func needsGrowth(dev device.Device, fsType string) (bool, error) {
 	return dev.SizeBytes-sizeBytes >= minGrowthBytes, nil
 }
 
-func runGrow(ctx context.Context, dev device.Device, program string, args ...string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTimeout)
-	defer cancel()
-	result, err := hostexec.Run(ctx, program, args...)
+func (r *Repairs) grow(ctx context.Context, dev device.Device, program string, args ...string) error {
+	result, err := r.run(ctx, program, args...)
 	if err != nil {
-		return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
+		return fmt.Errorf("growing the filesystem on %s: %w", dev, err)
 	}
 	if result.ExitCode != 0 {
 		return fmt.Errorf("%w on %s: %s: exit code %d: %s", ErrGrow, dev, program, result.ExitCode, result.Message())
 	}
 	return nil
-}
-
-// Exit codes of e2fsck: up to e2fsckFixed, the filesystem is clean now. With the bit e2fsckErrorsLeft, it is not.
-const (
-	e2fsckFixed      = 3
-	e2fsckErrorsLeft = 4
-)
-
-// runE2fsck repairs an unmounted ext filesystem with e2fsck: with -p as far as that loses no data, with -y in any case.
-// It returns [ErrDamaged] if errors remain. It waits while another check runs.
-func runE2fsck(ctx context.Context, dev device.Device, flags ...string) error {
-	select {
-	case checkSlot <- struct{}{}:
-		defer func() { <-checkSlot }()
-	case <-ctx.Done():
-		return fmt.Errorf("check of %s: the check of another disk is still running: %w", dev, ctx.Err())
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTimeout)
-	defer cancel()
-	result, err := hostexec.Run(ctx, "e2fsck", append(flags, dev.Path)...)
-	if err != nil {
-		return fmt.Errorf("check of %s: %w", dev, err)
-	}
-	switch code := result.ExitCode; {
-	case 0 <= code && code <= e2fsckFixed:
-		return nil
-	case code > 0 && code&e2fsckErrorsLeft != 0:
-		return fmt.Errorf(
-			"%w: e2fsck on %s: exit code %d: %s: restore a snapshot, or run e2fsck by hand on the node",
-			ErrDamaged,
-			dev,
-			code,
-			result.Message(),
-		)
-	}
-	// e2fsck was killed or found the disk in use: the state of the filesystem is unknown.
-	return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s", ErrMount, dev, result.ExitCode, result.Message())
 }
 
 func isExt(fsType string) bool { return strings.HasPrefix(fsType, "ext") }
@@ -176,17 +215,4 @@ func reportsDamage(result hostexec.Result) bool {
 			return strings.Contains(result.Stderr, message)
 		},
 	)
-}
-
-// checkAndRepair checks a filesystem that the kernel has refused to mount. Only ext has a check that repairs nothing
-// but certain errors. The checks of other filesystems may lose data, so an operator decides about them.
-func checkAndRepair(ctx context.Context, dev device.Device, fsType string, cause error) error {
-	byHand := map[string]string{"xfs": "xfs_repair", "btrfs": "btrfs check"}
-	if !isExt(fsType) {
-		return fmt.Errorf("%w: restore a snapshot, or check the disk with %s on the node", cause, byHand[fsType])
-	}
-	if err := runE2fsck(ctx, dev, "-p"); err != nil {
-		return fmt.Errorf("%w; %w", cause, err)
-	}
-	return nil
 }

@@ -162,7 +162,7 @@ func TestMarkerSurvivesMkfs(t *testing.T) {
 		fsType  string
 		options []string
 	}{
-		{"ext4", []string{"", "-i 16384", "-b 1024", "-O ^has_journal", "-g 8192", "-E lazy_itable_init=0 -N 100000"}},
+		{"ext4", []string{"", "-i 16384", "-b 1024", "-g 8192", "-E lazy_itable_init=0 -N 100000"}},
 		{"ext3", []string{""}},
 		{"xfs", []string{"", "-d agcount=2", "-l size=64m", "-i size=1024"}},
 		{"btrfs", []string{""}},
@@ -250,10 +250,10 @@ func TestFormatAfterPowerCut(t *testing.T) {
 					if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
 						t.Error(err)
 					}
-					if err := errors.Join(
-						Unmount(context.Background(), target, dev.Number),
-						WaitUnused(context.Background(), dev, false),
-					); err != nil {
+					if err := Unmount(context.Background(), target, dev.Number); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := WaitFree(context.Background(), dev, 0, false); err != nil {
 						t.Fatal(err)
 					}
 					before := devicetest.Digest(t, disk.Loop, disk.Backing)
@@ -324,7 +324,7 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 				t.Error(err)
 			}
 			devicetest.Unmount(t, target)
-			if err := WaitUnused(t.Context(), dev, false); err != nil {
+			if _, err := WaitFree(t.Context(), dev, 0, false); err != nil {
 				t.Fatal(err)
 			}
 			if marked, err := device.HasFormatMarker(dev, diskID); err != nil || !marked {

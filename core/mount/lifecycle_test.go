@@ -25,6 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/writecache"
 )
 
 const (
@@ -32,7 +33,10 @@ const (
 	sizeBytes = 320 << 20
 )
 
-func TestMain(m *testing.M) { devicetest.Main(m) }
+func TestMain(m *testing.M) {
+	writecache.Main()
+	devicetest.Main(m)
+}
 
 // rig is a guest with one disk.
 type rig struct {
@@ -110,7 +114,7 @@ func (r *rig) unmount(t *testing.T, target string) {
 func (r *rig) unmountAndWait(t *testing.T, target string) {
 	t.Helper()
 	r.unmount(t, target)
-	if err := mount.WaitUnused(context.Background(), r.dev, false); err != nil {
+	if _, err := mount.WaitFree(context.Background(), r.dev, 0, false); err != nil {
 		t.Error(err)
 	}
 }
@@ -173,7 +177,7 @@ func TestFormatMountUnmount(t *testing.T) {
 			}
 			r.unmount(t, target)
 			r.unmount(t, target) // nothing to do is success
-			if err := mount.WaitUnused(t.Context(), r.dev, true); err != nil {
+			if _, err := mount.WaitFree(t.Context(), r.dev, 0, true); err != nil {
 				t.Error(err)
 			}
 			before := r.digest(t)
@@ -294,6 +298,19 @@ func TestFormatAgain(t *testing.T) {
 			}
 		})
 	}
+	t.Run("empty record", func(t *testing.T) {
+		t.Parallel()
+		for _, content := range []string{"", "\n"} {
+			r := newRig(t)
+			if err := os.MkdirAll(filepath.Join(r.state, "format"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			r.Write(filepath.Join(r.state, "format", r.diskID.String()), content)
+			if err := r.format(t, "ext4"); err != nil {
+				t.Errorf("%q on a blank disk: %v", content, err)
+			}
+		}
+	})
 	t.Run("broken record", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t)
@@ -342,16 +359,18 @@ func TestFormatAgainAfterKill(t *testing.T) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	record, err := os.Create(filepath.Join(folder, r.diskID.String()))
-	if err != nil {
-		t.Fatal(err)
+	record := func(boot string) {
+		t.Helper()
+		r.Write(
+			filepath.Join(folder, r.diskID.String()),
+			`{"bootID":"`+boot+`","diskSequence":`+strconv.FormatUint(sequence, 10)+`}`,
+		)
 	}
-	_, err = record.WriteString(
-		`{"bootID":"` + strings.TrimSpace(string(bootID)) + `","diskSequence":` + strconv.FormatUint(sequence, 10) + `}`,
-	)
-	if err := errors.Join(err, record.Close()); err != nil {
-		t.Fatal(err)
+	record("another")
+	if err := r.format(t, "ext4"); !errors.Is(err, device.ErrNotBlank) {
+		t.Fatalf("with a record of an earlier boot: %v, want ErrNotBlank", err)
 	}
+	record(strings.TrimSpace(string(bootID)))
 	if err := r.format(t, "ext4"); err != nil {
 		t.Errorf("with a record of this very attachment: %v", err)
 	}
@@ -359,19 +378,25 @@ func TestFormatAgainAfterKill(t *testing.T) {
 
 func TestMountRefuses(t *testing.T) {
 	t.Parallel()
-	const secret = "s3cr3t"
-	t.Run("a flag the filesystem does not know stays secret", func(t *testing.T) {
+	const secret = "24691357" // not a power of two
+	t.Run("a flag the kernel refuses stays secret", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t)
 		if err := r.format(t, "ext4"); err != nil {
 			t.Fatal(err)
 		}
 		target := t.TempDir()
-		err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{Flags: []string{"password=" + secret}})
+		err := mount.Filesystem(
+			t.Context(),
+			r.dev,
+			target,
+			"ext4",
+			mount.Options{Flags: []string{"inode_readahead_blks=" + secret}},
+		)
 		if !errors.Is(err, mount.ErrMount) {
 			t.Fatalf("%v, want ErrMount", err)
 		}
-		if strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "password") {
+		if strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "inode_readahead_blks") {
 			t.Errorf("the error shows mount flags: %v", err)
 		}
 		if entry, ok := at(t, target); ok {
@@ -382,7 +407,7 @@ func TestMountRefuses(t *testing.T) {
 		t.Parallel()
 		r := newRig(t)
 		err := mount.Filesystem(t.Context(), r.dev, t.TempDir(), "ext4", mount.Options{Flags: []string{"loop=" + secret}})
-		if !errors.Is(err, mount.ErrOption) || strings.Contains(err.Error(), secret) {
+		if !errors.Is(err, filesystem.ErrOption) || strings.Contains(err.Error(), secret) {
 			t.Errorf("%v, want ErrOption without the value", err)
 		}
 	})
@@ -481,13 +506,9 @@ func TestUnmountBusy(t *testing.T) {
 	if _, ok := at(t, target); !ok {
 		t.Error("the mount was unmounted although it is in use")
 	}
-	if err := mount.WaitUnused(
-		ctx,
-		r.dev,
-		false,
-	); !errors.Is(err, mount.ErrBusy) ||
-		!strings.Contains(err.Error(), "mount "+target) {
-		t.Errorf("release: %v, want ErrBusy naming the mount", err)
+	if _, err := mount.WaitFree(ctx, r.dev, 0, false); !errors.Is(err, mount.ErrBusy) ||
+		!strings.Contains(err.Error(), "(sleep)") {
+		t.Errorf("release: %v, want ErrBusy naming sleep", err)
 	}
 
 	done := make(chan error, 1)
@@ -541,16 +562,12 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 	if err := open.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := mount.WaitUnused(t.Context(), r.dev, false); err != nil {
+	if _, err := mount.WaitFree(t.Context(), r.dev, 0, false); err != nil {
 		t.Errorf("of a filesystem: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond)
 	defer cancel()
-	if err := mount.WaitUnused(
-		ctx,
-		r.dev,
-		true,
-	); !errors.Is(err, mount.ErrBusy) ||
+	if _, err := mount.WaitFree(ctx, r.dev, 0, true); !errors.Is(err, mount.ErrBusy) ||
 		!strings.Contains(err.Error(), "(sleep)") {
 		t.Errorf("of a raw block volume: %v, want ErrBusy naming sleep", err)
 	}
@@ -558,11 +575,11 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = holder.Wait() // it was killed
-	if err := mount.WaitUnused(t.Context(), r.dev, true); err != nil {
+	if _, err := mount.WaitFree(t.Context(), r.dev, 0, true); err != nil {
 		t.Error(err)
 	}
 	r.Unplug(r.disk)
-	if err := mount.WaitUnused(t.Context(), r.dev, true); err != nil {
+	if _, err := mount.WaitFree(t.Context(), r.dev, 0, true); !device.HasLeft(err) {
 		t.Errorf("of a disk that has left: %v", err)
 	}
 }

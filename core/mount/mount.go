@@ -13,6 +13,8 @@
 // bind must appear in one step, and the reason of a failed unmount decides the next step. The package does not use the
 // formatter of mount-utils, which treats an unreadable disk as blank.
 //
+// Before a writable mount of ext, [Repairs] checks the filesystem if it is not clean. A check outlives its caller.
+//
 // Mount flags may contain secrets (CSI spec, VolumeCapability.MountVolume). No error and no log line contains one.
 package mount
 
@@ -23,25 +25,25 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 	mountutils "k8s.io/mount-utils"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
 
 // The errors of this package, wrapped with the paths and devices they are about.
 var (
-	// ErrOption means that mount flags contain an option that is not allowed.
-	ErrOption = errors.New("option is not allowed")
 	// ErrFormat means that mkfs failed, or did not make the requested filesystem.
 	ErrFormat = errors.New("making the filesystem failed")
 	// ErrMount means that the kernel or mount(8) refused a mount.
 	ErrMount = errors.New("mounting failed")
 	// ErrDamaged means that a filesystem is damaged, and that an operator must decide what to do.
 	ErrDamaged = errors.New("filesystem is damaged")
+	// ErrChecking means that a check or a growth of the filesystem has not ended. It goes on without the caller.
+	ErrChecking = errors.New("filesystem is being checked or grown")
 	// ErrGrow means that a filesystem could not be grown to the size of its disk.
 	ErrGrow = errors.New("growing the filesystem failed")
 	// ErrBusy means that a mount or a device was still in use at the end of the wait.
@@ -58,12 +60,14 @@ type Options struct {
 	ReadOnlyDisk bool
 	// Flags are the orchestrator's mount_flags.
 	Flags []string
+	// neverPanic says that the superblock says errors=panic, which would end the whole node.
+	neverPanic bool
 }
 
 // ReadOnly reports whether a mount with these options is read-only.
 func (o Options) ReadOnly() bool {
 	readOnly := o.ReadOnlyDisk
-	for _, option := range splitFlags(o.Flags) {
+	for _, option := range filesystem.SplitMountFlags(o.Flags) {
 		switch option {
 		case "ro":
 			readOnly = true
@@ -76,12 +80,15 @@ func (o Options) ReadOnly() bool {
 
 // SELinuxContext returns the value of the option context=, or "".
 func (o Options) SELinuxContext() string {
-	return seLinuxContextOf(splitFlags(o.Flags))
+	return seLinuxContextOf(filesystem.SplitMountFlags(o.Flags))
 }
 
 // mountOptions returns all options for mount(8).
 func (o Options) mountOptions(fsType string) []string {
-	options := splitFlags(o.Flags)
+	options := filesystem.SplitMountFlags(o.Flags)
+	if o.neverPanic {
+		options = append(options, "errors=remount-ro")
+	}
 	if fsType == "xfs" {
 		// Two disks of a guest may have the same filesystem UUID: a volume and its copy from a snapshot.
 		options = append(options, "nouuid")
@@ -100,102 +107,14 @@ func (o Options) mountOptions(fsType string) []string {
 	return options
 }
 
-// forbiddenFlags are options of mount(8) and of filesystems that do something else than mount this disk, or name
-// another device or file. A name that ends in a dash or a dot is a prefix. Any other name matches with and without a
-// value.
-var forbiddenFlags = []string{
-	"bind",
-	"rbind",
-	"move",
-	"remount",
-	"make-",
-	"shared",
-	"rshared",
-	"private",
-	"rprivate",
-	"slave",
-	"rslave",
-	"unbindable",
-	"runbindable",
-	"loop",
-	"offset",
-	"sizelimit",
-	"encryption",
-	"X-mount.",
-	"x-mount.",
-	"helper",
-	"uhelper",
-	"verity.",
-	"subvol",
-	"subvolid",
-	"device",
-	"logdev",
-	"rtdev",
-	"journal_dev",
-	"journal_path",
-	"sb",
-	"nofail",
-	"noload",
-	"norecovery",
-	"nologreplay",
-	"usebackuproot",
-	"rescue",
-	"degraded",
-	"user",
-	"users",
-	"owner",
-	"group",
-}
-
-// CheckFlags returns [ErrOption] if the orchestrator's mount flags contain an option that this plugin does not allow.
-func CheckFlags(flags []string) error {
-	for _, option := range splitFlags(flags) {
-		key, _, _ := strings.Cut(option, "=")
-		if strings.ContainsAny(key, "\"\\ \t\n\x00") {
-			return fmt.Errorf("mount flags: %w: an option has a quote, a blank or a backslash in its name", ErrOption)
-		}
-		for _, forbidden := range forbiddenFlags {
-			prefix := strings.HasSuffix(forbidden, "-") || strings.HasSuffix(forbidden, ".")
-			if key == forbidden || prefix && strings.HasPrefix(key, forbidden) {
-				return fmt.Errorf("mount flags: %w: %s", ErrOption, forbidden)
-			}
-		}
-	}
-	return nil
-}
-
-func splitFlags(flags []string) []string {
-	var options []string
-	for _, flag := range flags {
-		for option := range strings.SplitSeq(flag, ",") {
-			if option = strings.TrimSpace(option); option != "" {
-				options = append(options, option)
-			}
-		}
-	}
-	return options
-}
-
 // Filesystem mounts the device's filesystem at the folder target, which exists and has no mount, and verifies the
-// mount. The kernel replays journals. If the kernel rejects an ext filesystem as damaged, Filesystem checks it once and
-// tries again, unless the mount is read-only. The errors are [ErrMount], [ErrDamaged], [ErrOption] and
-// [hostexec.ErrMissing]. An error contains the message of mount(8) only if there are no mount flags: the message may
-// repeat them.
+// mount. The kernel replays journals. It checks nothing: [Repairs.Mount] checks before it calls Filesystem. The errors
+// are [ErrMount], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and [hostexec.ErrMissing]. An error
+// contains the message of mount(8) only if there are no mount flags: the message may repeat them.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
-	if err := CheckFlags(options.Flags); err != nil {
+	if err := filesystem.CheckMountFlags(fsType, options.Flags); err != nil {
 		return err
 	}
-	err := mountFilesystem(ctx, dev, target, fsType, options)
-	if !errors.Is(err, ErrDamaged) || options.ReadOnly() {
-		return err
-	}
-	if err := checkAndRepair(ctx, dev, fsType, err); err != nil {
-		return err
-	}
-	return mountFilesystem(ctx, dev, target, fsType, options)
-}
-
-func mountFilesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	// Sensitive options are in no text that mount-utils makes.
 	write := []string{"-w"} // without it, mount(8) mounts a write-protected device read-only
 	if options.ReadOnly() {
@@ -259,6 +178,10 @@ func bindInOneStep(source, target string, readOnly bool) (err error) {
 	return unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
+// keptFlags are the flags of a mount that a remount repeats, because it replaces all flags. ST_ and MS_ constants have
+// the same values here.
+const keptFlags = unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NOATIME | unix.MS_NODIRATIME
+
 func bindInTwoSteps(source, target string, readOnly bool) error {
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		return err
@@ -270,9 +193,7 @@ func bindInTwoSteps(source, target string, readOnly bool) error {
 	if err := unix.Statfs(target, &stat); err != nil {
 		return errors.Join(err, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
 	}
-	// A remount replaces all flags, so it repeats those of the source. ST_ and MS_ constants have the same values here.
-	const kept = unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NOATIME | unix.MS_NODIRATIME
-	flags := uintptr(stat.Flags) & kept
+	flags := uintptr(stat.Flags) & keptFlags
 	if err := unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|flags, ""); err != nil {
 		return errors.Join(err, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
 	}

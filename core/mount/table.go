@@ -13,6 +13,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
 // Entry is one mount of this mount namespace.
@@ -30,6 +31,8 @@ type Entry struct {
 	ReadOnly bool
 	// SELinuxContext is the value of the filesystem's option context=, or "".
 	SELinuxContext string
+	// FilesystemReadOnly says that the whole filesystem is read-only, at each of its mounts.
+	FilesystemReadOnly bool
 	// TurnedReadOnly says that the filesystem was mounted writable and has become read-only, as after an error.
 	TurnedReadOnly bool
 	// ShutDown says that the filesystem has shut itself down. Only some filesystems show it (ext4 since Linux 6.15).
@@ -53,29 +56,34 @@ func ReadTable() (Table, error) {
 	}
 	table := make(Table, 0, len(mounts))
 	for _, m := range mounts {
-		number := device.Number{Major: uint32(m.Major), Minor: uint32(m.Minor)}
-		if m.FSType == "btrfs" {
-			number = btrfsNumber(m.Source, number)
-		}
-		options, superOptions := strings.Split(m.Options, ","), strings.Split(m.VFSOptions, ",")
-		readOnly, emergency := slices.Contains(superOptions, "ro"), slices.Contains(superOptions, "emergency_ro")
-		table = append(table, Entry{
-			Path:           m.Mountpoint,
-			Root:           m.Root,
-			FSType:         m.FSType,
-			Source:         m.Source,
-			Number:         number,
-			ReadOnly:       slices.Contains(options, "ro") || readOnly || emergency,
-			SELinuxContext: seLinuxContextOf(superOptions),
-			TurnedReadOnly: !slices.Contains(options, "ro") && readOnly || emergency,
-			ShutDown:       slices.Contains(superOptions, "shutdown"),
-			id:             m.ID,
-			parent:         m.Parent,
-			peerGroup:      peerGroupOf(m.Optional),
-			options:        slices.Concat(options, superOptions),
-		})
+		table = append(table, entryOf(m))
 	}
 	return table, nil
+}
+
+func entryOf(m *mountinfo.Info) Entry {
+	number := device.Number{Major: uint32(m.Major), Minor: uint32(m.Minor)}
+	if m.FSType == "btrfs" {
+		number = btrfsNumber(m.Source, number)
+	}
+	options, superOptions := strings.Split(m.Options, ","), strings.Split(m.VFSOptions, ",")
+	readOnly, emergency := slices.Contains(superOptions, "ro"), slices.Contains(superOptions, "emergency_ro")
+	return Entry{
+		Path:               m.Mountpoint,
+		Root:               m.Root,
+		FSType:             m.FSType,
+		Source:             m.Source,
+		Number:             number,
+		ReadOnly:           slices.Contains(options, "ro") || readOnly || emergency,
+		SELinuxContext:     seLinuxContextOf(superOptions),
+		FilesystemReadOnly: readOnly || emergency,
+		TurnedReadOnly:     !slices.Contains(options, "ro") && readOnly || emergency,
+		ShutDown:           slices.Contains(superOptions, "shutdown"),
+		id:                 m.ID,
+		parent:             m.Parent,
+		peerGroup:          peerGroupOf(m.Optional),
+		options:            slices.Concat(options, superOptions),
+	}
 }
 
 // btrfsNumber returns the device number of a btrfs' disk. The mount table shows a number that belongs to no device,
@@ -174,7 +182,7 @@ func (e Entry) NodeRemoved() bool { return strings.HasSuffix(e.Root, deleted) }
 // not show these.
 func (e Entry) CountMissing(flags []string) int {
 	missing := 0
-	for _, option := range splitFlags(flags) {
+	for _, option := range filesystem.SplitMountFlags(flags) {
 		if option != "defaults" && !slices.Contains(e.options, option) {
 			missing++
 		}

@@ -196,14 +196,14 @@ func TestShutDown(t *testing.T) {
 func TestLacks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	target := r.mounted(t, "ext4", mount.Options{Flags: []string{"noatime,data=writeback", "commit=7"}})
+	target := r.mounted(t, "ext4", mount.Options{Flags: []string{"noatime,stripe=97", "commit=7"}})
 	entry, _ := at(t, target)
 	for _, tc := range []struct {
 		name  string
 		flags []string
 		want  int
 	}{
-		{"the same", []string{"noatime,data=writeback", "commit=7"}, 0},
+		{"the same", []string{"noatime,stripe=97", "commit=7"}, 0},
 		{"none", nil, 0},
 		{"defaults", []string{"defaults", "rw"}, 0},
 		{"others", []string{"nodiratime,noatime", "commit=8", "secret"}, 3},

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +22,7 @@ import (
 const (
 	// busyTimeout is how long an unmount waits for programs that use the mount. Programs need a moment to end.
 	busyTimeout = 30 * time.Second
-	// busyInterval is the time between two attempts.
+	// busyInterval is the longest time between two attempts. The first ones follow sooner.
 	busyInterval = 100 * time.Millisecond
 	// answerReserve is kept of the caller's time for the answer that names the holders.
 	answerReserve = time.Second
@@ -62,37 +61,6 @@ func Unmount(ctx context.Context, path string, n device.Number) error {
 	}, func() string { return path + " is in use" + describeHolders(n) })
 }
 
-// WaitUnused waits until nothing in this guest holds the device, as long as [Unmount] does. Then it returns [ErrBusy]
-// with the holder. A filesystem that was unmounted here may still be mounted in the mount namespace of a container:
-// then an exclusive open of the device fails. For a raw block volume (block), programs that have the device open count
-// too, as far as the plugin sees the guest's processes. A device that has left the guest is unused.
-func WaitUnused(ctx context.Context, dev device.Device, block bool) error {
-	return retryBusy(ctx, func() (bool, error) {
-		table, err := ReadTable()
-		if err != nil {
-			return false, err
-		}
-		if len(table.OfDevice(dev.Number)) > 0 {
-			return false, errBusy
-		}
-		switch err := dev.CheckUnused(); {
-		case errors.Is(err, device.ErrInUse):
-			return false, errBusy
-		case errors.Is(err, device.ErrMismatch),
-			errors.Is(err, fs.ErrNotExist),
-			errors.Is(err, unix.ENXIO),
-			errors.Is(err, unix.ENODEV):
-			return true, nil // the device has left the guest
-		case err != nil:
-			return false, err
-		}
-		if block && processesUsing(dev.Number) != "" {
-			return false, errBusy
-		}
-		return true, nil
-	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number) })
-}
-
 // errBusy tells retryBusy to try again.
 var errBusy = errors.New("busy")
 
@@ -104,9 +72,7 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), describe 
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerReserve).Before(end) {
 		end = deadline.Add(-answerReserve)
 	}
-	ticker := time.NewTicker(busyInterval)
-	defer ticker.Stop()
-	for {
+	for interval := time.Millisecond; ; interval = min(2*interval, busyInterval) {
 		done, err := try()
 		if done {
 			return nil
@@ -123,24 +89,25 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), describe 
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w after %s: %s: %w", ErrBusy, time.Since(start).Round(time.Millisecond), describe(), ctx.Err())
-		case <-ticker.C:
+		case <-time.After(interval):
 		}
 	}
 }
 
-// describeHolders names the mounts and processes that use the device, as far as the plugin can see them.
+// describeHolders names who uses the device, as far as the plugin can see: processes and mounts in other namespaces or,
+// without these, mounts in its own.
 func describeHolders(n device.Number) string {
 	var holders []string
-	if table, err := ReadTable(); err == nil {
-		for _, entry := range table.OfDevice(n) {
-			holders = append(holders, "mount "+entry.Path)
-		}
-	}
 	if processes := processesUsing(n); processes != "" {
 		holders = append(holders, processes)
 	}
-	if foreign := namespaceUsing(n); foreign != "" {
-		holders = append(holders, foreign)
+	if copies := CopiesOf(n); len(copies) > 0 {
+		holders = append(holders, copies[0].String())
+	}
+	if table, err := ReadTable(); err == nil && len(holders) == 0 {
+		for _, entry := range table.OfDevice(n) {
+			holders = append(holders, "mount "+entry.Path)
+		}
 	}
 	if len(holders) == 0 {
 		return " by an unknown holder: run fuser -vm on the node, or look for a container that still mounts it"
@@ -179,28 +146,6 @@ func linkUses(link string, n device.Number) bool {
 		return device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor} == n
 	}
 	return device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor} == n
-}
-
-// namespaceUsing names a process in whose mount namespace the filesystem is still mounted.
-func namespaceUsing(n device.Number) (name string) {
-	own, err := os.Readlink("/proc/self/ns/mnt")
-	if err != nil {
-		return ""
-	}
-	seen := map[string]bool{own: true}
-	forEachProcess(func(folder string) bool {
-		namespace, err := os.Readlink(filepath.Join(folder, "ns", "mnt"))
-		if err != nil || seen[namespace] {
-			return true
-		}
-		seen[namespace] = true
-		content, err := os.ReadFile(filepath.Join(folder, "mountinfo"))
-		if err == nil && strings.Contains(string(content), " "+n.String()+" ") {
-			name = "the mounts of " + processName(folder)
-		}
-		return name == ""
-	})
-	return name
 }
 
 // forEachProcess calls visit with the /proc folder of every process except this one, until visit returns false.

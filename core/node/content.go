@@ -62,7 +62,7 @@ func (n *Service) ensureFilesystem(
 			wanted,
 		)
 	}
-	if err := n.checkFilesystemUUID(volume, dev, content); err != nil {
+	if err := n.checkFilesystemUUID(ctx, volume, dev, content); err != nil {
 		return "", err
 	}
 	// From now on the filesystem must not count as the remains of a format, even if it is damaged later. A record may
@@ -73,11 +73,25 @@ func (n *Service) ensureFilesystem(
 // checkFilesystemUUID rejects a filesystem that belongs to another volume. The UUID of a filesystem that this plugin
 // makes follows from the disk's UUID (version 5), and a disk that was made blank can only have its own. A filesystem
 // with any other UUID was made or changed by a user, and is mounted with a warning.
-func (n *Service) checkFilesystemUUID(volume nodeVolume, dev device.Device, content device.Content) error {
+func (n *Service) checkFilesystemUUID(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	content device.Content,
+) error {
 	if content.Type == "btrfs" {
-		twin, err := n.devices.DuplicateBtrfs(dev, content)
+		twin, skipped, err := n.devices.DuplicateBtrfs(ctx, &n.disks, dev, content)
 		if err != nil {
 			return err
+		}
+		for _, other := range skipped {
+			n.log.Warn(
+				"a disk does not answer, so it cannot be read whether it has the same btrfs UUID: staging continues",
+				"volume_id",
+				volume.id.String(),
+				"device",
+				other.String(),
+			)
 		}
 		if twin != "" {
 			return rpc.FailedPrecondition(
@@ -146,7 +160,10 @@ func (n *Service) format(
 	blank, err := device.ProveBlank(
 		ctx,
 		dev,
-		device.BlankOptions{DiskID: volume.id, Origin: volume.origin, ScanLimit: n.blankScanLimit, Interrupted: interrupted},
+		device.BlankOptions{
+			DiskID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, ScanLimit: n.blankScanLimit,
+			Interrupted: interrupted,
+		},
 	)
 	if err != nil {
 		return "", err

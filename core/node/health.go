@@ -69,10 +69,11 @@ func (n *Service) NodeGetVolumeHealth(
 		return nil, err
 	}
 	var conditions []*csi.VolumeHealth_VolumeHealthEntry
-	mounts := n.mountsOf(ctx, table, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
+	mounts := n.mountsOf(table, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
 	probed := map[device.Number]bool{}
 	for _, entry := range mounts {
 		if !n.diskRemoved(entry) { // otherwise, all other problems follow from the missing disk
+			entry.TurnedReadOnly = entry.TurnedReadOnly && !n.stoppedByUnstage(id)
 			conditions = append(conditions, entryConditions(entry)...)
 		}
 		number, ok := entry.Device()
@@ -94,25 +95,16 @@ func (n *Service) NodeGetVolumeHealth(
 	}}, nil
 }
 
-// mountsOf returns the mounts of a volume: those that the ID alone identifies or, if there are none, those at the given
+// mountsOf returns the mounts of a volume: those of the disk in its record or, if there are none, those at the given
 // paths.
-func (n *Service) mountsOf(ctx context.Context, table mount.Table, id uuid.UUID, paths ...string) []mount.Entry {
-	if mounts := n.knownMounts(table, id); len(mounts) > 0 {
+func (n *Service) mountsOf(table mount.Table, id uuid.UUID, paths ...string) []mount.Entry {
+	if mounts := n.recordedMounts(table, id); len(mounts) > 0 {
 		return mounts
 	}
+	records := n.records.List()
 	var mounts []mount.Entry
 	for _, path := range paths {
-		if entry, err := volumeAt(table, id, path); err == nil && n.ownershipOf(ctx, table, entry, id) != anotherVolume {
-			mounts = append(mounts, entry)
-		}
-	}
-	if len(mounts) > 0 {
-		return mounts
-	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	for _, entry := range filesystems(table) {
-		if _, ok := n.staged.volumeOf("", entry.Number); !ok && n.hasVolumeFilesystem(ctx, entry, id) {
+		if entry, err := volumeAt(table, id, path); err == nil && n.ownershipOf(records, entry, id) != anotherVolume {
 			mounts = append(mounts, entry)
 		}
 	}
@@ -178,7 +170,7 @@ func (n *Service) diskConditions(
 	if entry.Block() {
 		root = ""
 	}
-	answer := n.probes.run(ctx, dev, root)
+	answer := n.probes.run(ctx, &n.disks, dev, root)
 	found = append(found, answer.conditions(dev)...)
 	damage, err := n.filesystemConditions(dev, entry.FSType, answer.filesystem)
 	return append(found, damage...), err
@@ -282,6 +274,17 @@ func (n *Service) NodeGetStorageHealth(
 			reasonControllerNotLive,
 			"NVMe controllers that do not work: %s: read the kernel's log",
 			strings.Join(dead, ", "),
+		)
+	}
+	if hanging := n.disks.Hanging(); len(hanging) > 0 {
+		var names []string
+		for _, dev := range hanging {
+			names = append(names, fmt.Sprintf("%s (serial %q)", dev.Name, dev.Serial))
+		}
+		degraded(
+			reasonNotResponding,
+			"disks that do not answer a read: %s: read the kernel's log",
+			strings.Join(names, ", "),
 		)
 	}
 	unsettled, err := n.devices.FunctionsNotReady(ctx)
@@ -407,6 +410,7 @@ func failureReason(err error) string {
 		{device.ErrNotFound, reasonDiskNotFound},
 		{device.ErrAmbiguous, reasonDiskNotUnique},
 		{device.ErrMismatch, reasonDiskMismatch},
+		{device.ErrNoAnswer, reasonNotResponding},
 		{device.ErrUnreadable, reasonDiskNotReadable},
 		{mount.ErrMount, reasonFilesystemNotMounting},
 	} {

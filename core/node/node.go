@@ -5,6 +5,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -21,12 +22,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Service is the CSI Node service. It remembers from which disks it has staged volumes (identify.go), and which volumes
-// it could not stage (health.go). This memory ends with the process. Without it the service knows less about which
-// volume a mount belongs to, and answers from the mount table and the disk alone.
+// Service is the CSI Node service. Its records of held volumes outlive the process (records.go). It remembers which
+// volumes it could not stage only until the process ends (health.go).
 type Service struct {
 	csi.UnimplementedNodeServer
 
@@ -36,17 +37,21 @@ type Service struct {
 	reserveDisks   int
 	devices        device.Roots
 	stateDir       string
+	records        volumerecord.Store
 	formatter      mount.Formatter
+	repairs        *mount.Repairs
 	blankScanLimit int64
 	deviceTimeout  time.Duration
+	unstageWait    time.Duration
 	log            *slog.Logger
 
-	staged   stagedDisks
+	disks    device.ChildReader
 	probes   probes
 	failures failures
 }
 
-// Options are the parts and settings of the Node service. All are required, except Rack and ReserveDisks.
+// Options are the parts and settings of the Node service. All are required, except Rack, ReserveDisks, AnswerTimeout and
+// UnstageWait.
 type Options struct {
 	// Provider identifies the instance.
 	Provider metadata.Provider
@@ -58,15 +63,23 @@ type Options struct {
 	ReserveDisks int
 	// Devices are the folders of the guest's device nodes and sysfs.
 	Devices device.Roots
-	// StateDir is the folder for records of unfinished formats and for the locks of volumes.
+	// StateDir is the folder for records of held volumes and of unfinished formats, and for the locks of volumes.
 	StateDir string
 	// BlankScanLimit is the size in bytes up to which a disk that was not made blank is read as a whole before it is
 	// formatted.
 	BlankScanLimit int64
 	// DeviceTimeout is how long the service waits for a disk to appear in the guest.
 	DeviceTimeout time.Duration
-	Log           *slog.Logger
+	// AnswerTimeout is how long the service waits for a disk to answer a read. Zero means
+	// [device.DefaultAnswerTimeout].
+	AnswerTimeout time.Duration
+	// UnstageWait is how long NodeUnstageVolume waits for programs that still use the volume. 0 means 30 s.
+	UnstageWait time.Duration
+	Log         *slog.Logger
 }
+
+// defaultUnstageWait gives the programs of a workload the time to end.
+const defaultUnstageWait = 30 * time.Second
 
 // New returns the Node service.
 func New(opts Options) *Service {
@@ -77,10 +90,14 @@ func New(opts Options) *Service {
 		reserveDisks:   opts.ReserveDisks,
 		devices:        opts.Devices,
 		stateDir:       opts.StateDir,
+		records:        volumerecord.Store{StateDir: opts.StateDir},
 		formatter:      mount.Formatter{StateDir: opts.StateDir},
+		repairs:        mount.NewRepairs(opts.Log),
 		blankScanLimit: opts.BlankScanLimit,
 		deviceTimeout:  opts.DeviceTimeout,
+		unstageWait:    cmp.Or(opts.UnstageWait, defaultUnstageWait),
 		log:            opts.Log,
+		disks:          device.ChildReader{Timeout: opts.AnswerTimeout},
 	}
 }
 
@@ -88,7 +105,7 @@ func New(opts Options) *Service {
 // returns NOT_FOUND if the volume is not mounted at the path, or if its disk has left the guest: the kernel would still
 // answer from memory. CSI spec, NodeGetVolumeStats.
 func (n *Service) NodeGetVolumeStats(
-	ctx context.Context,
+	_ context.Context,
 	req *csi.NodeGetVolumeStatsRequest,
 ) (*csi.NodeGetVolumeStatsResponse, error) {
 	if err := validateNodeGetVolumeStats(req); err != nil {
@@ -106,7 +123,7 @@ func (n *Service) NodeGetVolumeStats(
 	if err != nil {
 		return nil, err
 	}
-	if n.ownershipOf(ctx, table, entry, id) == anotherVolume {
+	if n.ownershipOf(n.records.List(), entry, id) == anotherVolume {
 		return nil, rpc.NotFound("volume %s is not at %s: another volume is there", id, entry.Path)
 	}
 	number, _ := entry.Device()
@@ -225,7 +242,8 @@ func (n *Service) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	otherDisks := slices.DeleteFunc(disks, n.isVolumeDisk)
+	records := n.records.List()
+	otherDisks := slices.DeleteFunc(disks, func(disk device.Disk) bool { return isVolumeDisk(records, disk) })
 	rackName := instance.Rack
 	if rackName == "" {
 		rackName = n.rack

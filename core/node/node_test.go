@@ -149,15 +149,20 @@ func (r *nodeRig) newVolumeWithID(id, disk string) *volume {
 	r.makeDisk(id)
 	v := &volume{
 		id: id, disk: disk, staging: r.path("staging-" + disk),
-		publish: map[string]string{
-			rpc.KeyDiskName: disk, rpc.KeyDiskID: id, rpc.KeySizeBytes: fmt.Sprint(volumeBytes), rpc.KeyBlockSize: "512",
-			rpc.KeyOrigin: rpc.OriginBlank, rpc.KeyReadOnly: "false",
-		},
-		volume: map[string]string{rpc.KeyDiskName: disk, rpc.KeySizeBytes: fmt.Sprint(volumeBytes), rpc.KeyBlockSize: "512"},
+		publish: publishContext(id, disk),
+		volume:  map[string]string{rpc.KeyDiskName: disk, rpc.KeySizeBytes: fmt.Sprint(volumeBytes), rpc.KeyBlockSize: "512"},
 	}
 	coretest.Must(r.t, os.Mkdir(v.staging, 0o755))
 	r.plug(v)
 	return v
+}
+
+// publishContext returns what the controller says about a blank disk.
+func publishContext(id, disk string) map[string]string {
+	return map[string]string{
+		rpc.KeyDiskName: disk, rpc.KeyDiskID: id, rpc.KeySizeBytes: fmt.Sprint(volumeBytes), rpc.KeyBlockSize: "512",
+		rpc.KeyOrigin: rpc.OriginBlank, rpc.KeyReadOnly: "false",
+	}
 }
 
 func (r *nodeRig) plug(v *volume) {
@@ -223,7 +228,8 @@ func (r *nodeRig) umountAndWait(v *volume, path string) {
 	number := r.number(v)
 	dev, err := r.roots().ByNumber(device.Number{Major: unix.Major(number), Minor: unix.Minor(number)})
 	coretest.Must(r.t, err)
-	coretest.Must(r.t, mount.WaitUnused(r.t.Context(), dev, false))
+	_, err = mount.WaitFree(r.t.Context(), dev, 0, false)
+	coretest.Must(r.t, err)
 }
 
 // unmountAll unmounts the mounts that a failed test left. It makes the loop devices writable for later tests.
@@ -1085,14 +1091,16 @@ func TestNodeUnknownVolumes(t *testing.T) {
 // Mount flags may be secret. No answer and no log contains them, whether the plugin or the kernel rejects them.
 func TestNodeMountFlagsStaySecret(t *testing.T) {
 	t.Parallel()
-	const secret = "tr0ub4dor"
+	const secret = "24691357"
 	r := newNodeRig(t)
 	v := r.newVolume(diskA)
 	for _, tc := range []struct {
 		flag string
 		code codes.Code
 	}{
-		{"loop=" + secret, codes.InvalidArgument}, {"password=" + secret, codes.Internal},
+		{"loop=" + secret, codes.InvalidArgument}, {"password=" + secret, codes.InvalidArgument},
+		// Allowed, and refused by the kernel: not a power of two.
+		{"inode_readahead_blks=" + secret, codes.Internal},
 	} {
 		err := r.stage(v, filesystemVolume("ext4", writer, tc.flag))
 		coretest.WantCode(t, err, tc.code)

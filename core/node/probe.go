@@ -18,8 +18,9 @@ import (
 // probeTimeout is how long the service waits for the answer of a disk or a filesystem.
 const probeTimeout = 2 * time.Second
 
-// probes reads disks and filesystems that may never answer. A read from a disk that hangs cannot be cancelled. So at
-// most one probe runs for each disk, and other callers wait for the same probe.
+// probes reads disks and filesystems that may never answer. A child process reads the disk first, because a read from a
+// disk that hangs cannot be cancelled. The disk can stop answering after that, and then the probe hangs in this process.
+// So at most one probe runs for each disk, and other callers wait for the same probe.
 type probes struct {
 	mu      sync.Mutex
 	running map[device.Number]*probe
@@ -39,7 +40,7 @@ type probe struct {
 }
 
 // run probes a disk, and the filesystem whose root folder is root unless root is empty. It waits for 2 s at most.
-func (p *probes) run(ctx context.Context, dev device.Device, root string) probe {
+func (p *probes) run(ctx context.Context, disks *device.ChildReader, dev device.Device, root string) probe {
 	p.mu.Lock()
 	started := p.running[dev.Number]
 	if started == nil {
@@ -56,7 +57,7 @@ func (p *probes) run(ctx context.Context, dev device.Device, root string) probe 
 				delete(p.running, dev.Number)
 				close(started.done)
 			}()
-			started.ask(dev, root)
+			started.ask(disks, dev, root)
 		}()
 	}
 	p.mu.Unlock()
@@ -75,8 +76,13 @@ func (p *probes) run(ctx context.Context, dev device.Device, root string) probe 
 
 // ask reads the disk and then the root folder. It does not open the filesystem of a disk with errors, because an open
 // folder prevents the unmount. The superblock of such a disk may still be in the kernel's cache.
-func (p *probe) ask(dev device.Device, root string) {
-	p.diskErr = dev.CheckResponds()
+func (p *probe) ask(disks *device.ChildReader, dev device.Device, root string) {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	p.diskErr = disks.CheckResponds(ctx, dev)
+	if p.timedOut = errors.Is(p.diskErr, device.ErrNoAnswer); p.timedOut {
+		return
+	}
 	p.filesystem, _ = dev.FilesystemUUID() // an unreadable UUID counts as unknown
 	if p.diskErr != nil || root == "" {
 		return

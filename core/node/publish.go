@@ -7,16 +7,17 @@ package node
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 )
 
 // recheckTimeout is how long NodePublishVolume waits for the disk of a staged volume.
@@ -47,6 +48,11 @@ func (n *Service) NodePublishVolume(
 	if err != nil {
 		return nil, err
 	}
+	ctx, release, err := n.lockVolume(ctx, volume.id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	err = n.publish(ctx, req, volume)
 	n.failures.record(volume.id, err)
 	if err != nil {
@@ -62,6 +68,10 @@ func (n *Service) publish(ctx context.Context, req *csi.NodePublishVolumeRequest
 	}
 	target, err := resolve(req.GetTargetPath())
 	if err != nil {
+		return err
+	}
+	// Again without symbolic links.
+	if err := checkSeparate(staging, target); err != nil {
 		return err
 	}
 	dev, err := n.devices.WaitForDisk(ctx, volume.expectedDisk(), recheckTimeout)
@@ -93,6 +103,13 @@ func (n *Service) publishFilesystem(ctx context.Context, p publishRequest) error
 	if !ok || staged.Block() || staged.Number != p.dev.Number {
 		return rpc.FailedPrecondition(
 			"volume %s is not staged at %s with a filesystem: stage it first",
+			p.volume.id,
+			p.staging,
+		)
+	}
+	if staged.TurnedReadOnly && !p.readOnly && n.stoppedByUnstage(p.volume.id) {
+		return rpc.FailedPrecondition(
+			"volume %s is being unstaged at %s, and its filesystem is read-only: stage it first",
 			p.volume.id,
 			p.staging,
 		)
@@ -211,16 +228,21 @@ func (n *Service) NodeUnpublishVolume(
 	if err := validateNodeUnpublishVolume(req); err != nil {
 		return nil, err
 	}
-	target, err := mount.Resolve(req.GetTargetPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return &csi.NodeUnpublishVolumeResponse{}, nil
-	}
+	target, err := resolveToLeave(req.GetTargetPath())
 	if err != nil {
 		return nil, err
 	}
-	// This plugin has never published a volume whose ID is not a UUID. For such an ID, nothing is unmounted.
-	if id, err := parseVolumeID(req.GetVolumeId()); err == nil {
-		if err := n.unmountVolume(ctx, target, id, n.unmountPublished); err != nil {
+	if target == "" {
+		return &csi.NodeUnpublishVolumeResponse{}, nil
+	}
+	id, invalid := parseVolumeID(req.GetVolumeId())
+	if invalid == nil {
+		locked, release, err := n.lockVolumeToLeave(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		if err := n.unmountVolume(locked, target, id, n.unmountPublished); err != nil {
 			return nil, err
 		}
 	}
@@ -235,7 +257,11 @@ func (n *Service) NodeUnpublishVolume(
 			entry,
 		)
 	}
-	if err := mount.Remove(target); err != nil {
+	// This plugin has never published a volume whose ID is not a UUID. For such an ID, nothing is removed either.
+	if invalid != nil {
+		return &csi.NodeUnpublishVolumeResponse{}, nil
+	}
+	if err := mount.Remove(target); err != nil && !errors.Is(err, unix.ENAMETOOLONG) {
 		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
@@ -245,13 +271,16 @@ func (n *Service) unmountPublished(ctx context.Context, _ mount.Table, entry mou
 	return mount.Unmount(ctx, entry.Path, number)
 }
 
+// unmountFunc unmounts one mount of a volume.
+type unmountFunc func(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error
+
 // unmountVolume calls unmountOne for all mounts of the volume at exactly this path, and for no others. If it cannot
 // tell which mounts belong to the volume, it changes nothing.
 func (n *Service) unmountVolume(
 	ctx context.Context,
 	path string,
 	id uuid.UUID,
-	unmountOne func(context.Context, mount.Table, mount.Entry, device.Number) error,
+	unmountOne unmountFunc,
 ) error {
 	for {
 		table, err := mount.ReadTable()
@@ -259,17 +288,15 @@ func (n *Service) unmountVolume(
 			return err
 		}
 		stack := table.AllAt(path)
-		own, err := n.ownedMounts(ctx, table, stack, id)
+		if len(stack) == 0 {
+			return nil
+		}
+		own, err := n.ownedMounts(n.records.List(), stack, id)
 		if err != nil || !slices.Contains(own, true) {
 			return err
 		}
 		if !own[0] {
-			return rpc.FailedPrecondition(
-				"%s has a mount of volume %s, and over it a mount that is not the volume's: %s: unmount that first",
-				path,
-				id,
-				stack[0],
-			)
+			return covered(path, id, stack[0])
 		}
 		number, ok := stack[0].Device()
 		if !ok {
@@ -281,12 +308,20 @@ func (n *Service) unmountVolume(
 	}
 }
 
+func covered(path string, id uuid.UUID, top mount.Entry) error {
+	return rpc.FailedPrecondition(
+		"%s has a mount of volume %s, and over it a mount that is not the volume's: %s: unmount that first",
+		path,
+		id,
+		top,
+	)
+}
+
 // ownedMounts reports for each of the mounts at a path, the uppermost first, whether it belongs to the volume. Mounts
 // that certainly belong to it count, and mounts whose disk has left the guest. Mounts of unknown volumes count if all
 // of them are of one disk.
 func (n *Service) ownedMounts(
-	ctx context.Context,
-	table mount.Table,
+	records []volumerecord.Record,
 	stack []mount.Entry,
 	id uuid.UUID,
 ) ([]bool, error) {
@@ -299,10 +334,10 @@ func (n *Service) ownedMounts(
 		}
 		if covered := i > 0 && entry.Block(); covered || n.diskRemoved(entry) {
 			// The device of a covered node cannot be read before the node is the uppermost mount.
-			own[i] = covered || n.ownershipOf(ctx, table, entry, id) != anotherVolume
+			own[i] = covered || n.ownershipOf(records, entry, id) != anotherVolume
 			continue
 		}
-		verdicts[i] = n.ownershipOf(ctx, table, entry, id)
+		verdicts[i] = n.ownershipOf(records, entry, id)
 		if verdicts[i] != anotherVolume {
 			own[i] = true
 			disks[verdicts[i]] = append(disks[verdicts[i]], entry.Number)

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,6 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 )
 
 // NodeStageVolume waits for the volume's disk, makes a filesystem if the disk is provably blank, and mounts it at the
@@ -52,11 +52,14 @@ func (n *Service) NodeStageVolume(
 }
 
 // lockVolume takes the volume's lock. It waits for programs that an earlier process of the plugin started for the
-// volume, such as a mount(8) whose mount is not in the mount table yet.
+// volume, such as a mount(8) whose mount is not in the mount table yet, and for a check that an earlier call started.
 func (n *Service) lockVolume(
 	ctx context.Context,
 	volume uuid.UUID,
 ) (locked context.Context, release func(), err error) {
+	if err := n.repairs.Wait(ctx, volume); err != nil {
+		return nil, nil, err
+	}
 	locked, release, err = volumelock.Acquire(ctx, n.stateDir, volume, rpc.WaitBudget(ctx))
 	if err != nil {
 		return nil, nil, fmt.Errorf("volume %s: %w: try again", volume, err)
@@ -70,13 +73,13 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 		return err
 	}
 	capability := req.GetVolumeCapability().GetMount()
-	if err := mount.CheckFlags(capability.GetMountFlags()); err != nil {
-		return err
-	}
 	start := time.Now()
 	dev, err := n.devices.WaitForDisk(ctx, volume.expectedDisk(), n.deviceTimeout)
 	if err != nil {
 		return err
+	}
+	if err := n.disks.CheckResponds(ctx, dev); err != nil {
+		return fmt.Errorf("volume %s: %w", volume.id, err)
 	}
 	n.log.Debug("found the disk", "volume_id", volume.id.String(), "device", dev.String(), "find", time.Since(start))
 	if !volume.attached {
@@ -85,29 +88,13 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 			return err
 		}
 	}
+	if err := n.checkRecords(volume, dev); err != nil {
+		return err
+	}
 	if capability == nil {
-		err = n.stageBlock(ctx, volume, dev, staging)
-	} else {
-		err = n.stageFilesystem(ctx, volume, dev, staging, capability)
+		return n.stageBlock(ctx, volume, dev, staging)
 	}
-	if err != nil {
-		return err
-	}
-	return n.recordStaged(volume, dev)
-}
-
-// recordStaged remembers that the disk is staged.
-func (n *Service) recordStaged(volume nodeVolume, dev device.Device) error {
-	disks, err := n.devices.Disks()
-	if err != nil {
-		return err
-	}
-	table, err := mount.ReadTable()
-	if err != nil {
-		return err
-	}
-	n.staged.add(volume.id, dev, disks, table)
-	return nil
+	return n.stageFilesystem(ctx, volume, dev, staging, capability)
 }
 
 // resolve resolves a path of a request. The orchestrator provides its parent folder.
@@ -153,19 +140,7 @@ func (n *Service) stageFilesystem(
 		return nil
 	}
 	// Not only after the mount: the plugin may have ended between mount and growth.
-	grown, err := mount.GrowMounted(ctx, dev, staging, fsType)
-	if grown {
-		n.log.Info(
-			"grew the filesystem to its disk",
-			"volume_id",
-			volume.id.String(),
-			"device",
-			dev.String(),
-			"fs_type",
-			fsType,
-		)
-	}
-	if err != nil {
+	if err := n.repairs.Grow(ctx, dev, volume.id, staging, fsType, options); err != nil {
 		return err
 	}
 	return n.setUpRootFolder(ctx, volume, dev, staging)
@@ -182,35 +157,66 @@ func (n *Service) mountStaging(
 	if err := mount.MakeFolder(staging); err != nil {
 		return "", err
 	}
+	own, err := n.checkForeignUser(volume, dev)
+	if err != nil {
+		return "", err
+	}
+	if own != nil {
+		return n.mountAgain(ctx, volume, dev, staging, wanted, own.FSType, options)
+	}
 	if err := setReadOnly(dev, volume.readOnly); err != nil {
 		return "", err
 	}
 	if fsType, err = n.ensureFilesystem(ctx, volume, dev, wanted); err != nil {
 		return "", err
 	}
-	if !options.ReadOnly() {
-		grown, err := mount.GrowUnmounted(ctx, dev, fsType, volume.id)
-		if grown {
-			n.log.Info(
-				"grew the filesystem to its disk",
-				"volume_id",
-				volume.id.String(),
-				"device",
-				dev.String(),
-				"fs_type",
-				fsType,
-			)
-		}
-		if err != nil {
-			return "", err
-		}
+	if _, err := n.recordStage(volume, dev, staging, volumerecord.Filesystem, options.ReadOnly()); err != nil {
+		return "", err
 	}
 	start := time.Now()
-	if err := mount.Filesystem(ctx, dev, staging, fsType, options); err != nil {
+	if err := n.repairs.Mount(ctx, dev, volume.id, staging, fsType, options); err != nil {
 		return "", err
 	}
 	n.log.Debug("mounted", "volume_id", volume.id.String(), "fs_type", fsType, "mount", time.Since(start))
 	return fsType, nil
+}
+
+// mountAgain mounts the volume's own filesystem, which is still mounted read-only in another mount namespace.
+func (n *Service) mountAgain(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	staging, wanted, fsType string,
+	options mount.Options,
+) (string, error) {
+	if wanted != "" && wanted != fsType {
+		return "", rpc.FailedPrecondition(
+			"volume %s: disk %s holds %s, but fs_type is %s: correct fs_type: the plugin never replaces a filesystem",
+			volume.id,
+			dev,
+			fsType,
+			wanted,
+		)
+	}
+	record, err := n.recordStage(volume, dev, staging, volumerecord.Filesystem, options.ReadOnly())
+	if err != nil {
+		return "", err
+	}
+	n.log.Info("mounting a filesystem of which read-only copies remain", "volume_id", volume.id.String())
+	if options.ReadOnly() {
+		return fsType, mount.FilesystemAgain(ctx, dev, staging, fsType, options)
+	}
+	// If this process ends before the mount is writable, the step tells the next stage to make it so.
+	if err := n.records.SetStep(record, volumerecord.Leaving); err != nil {
+		return "", err
+	}
+	if err := mount.FilesystemAgain(ctx, dev, staging, fsType, options); err != nil {
+		return "", err
+	}
+	if err := mount.MakeWritable(staging); err != nil {
+		return "", err
+	}
+	return fsType, n.records.SetStep(record, volumerecord.Staged)
 }
 
 // stagedFSType returns the filesystem with which the volume is staged already as requested, or "" if it is not
@@ -239,7 +245,14 @@ func (n *Service) stagedFSType(
 			return "", checkNotMounted(volume, dev, table)
 		}
 		if !entry.Block() && entry.Number == dev.Number {
-			return entry.FSType, n.checkStagedAsRequested(volume, dev, entry, fsType, options)
+			resumed, err := n.resumeStaged(volume, dev, entry, options)
+			if err != nil {
+				return "", err
+			}
+			if resumed {
+				continue
+			}
+			return entry.FSType, n.checkStagedAsRequested(volume, entry, fsType, options)
 		}
 		if err := n.unmountOrphan(ctx, table, entry); err != nil {
 			return "", err
@@ -247,25 +260,37 @@ func (n *Service) stagedFSType(
 	}
 }
 
+// resumeStaged prepares the record of a volume that is mounted at its staging path: one that has no record gets one. If
+// an unstage has made the filesystem read-only and could not unmount it, resumeStaged makes it writable again.
+func (n *Service) resumeStaged(
+	volume nodeVolume,
+	dev device.Device,
+	entry mount.Entry,
+	options mount.Options,
+) (writableAgain bool, err error) {
+	record, err := n.recordStaged(volume, dev, entry.Path, volumerecord.Filesystem, entry.ReadOnly)
+	if err != nil {
+		return false, err
+	}
+	if record.Step == volumerecord.Staged || record.ReadOnly || options.ReadOnly() {
+		return false, nil
+	}
+	if entry.ReadOnly {
+		if err := mount.MakeWritable(entry.Path); err != nil {
+			return false, err
+		}
+	}
+	return true, n.records.SetStep(record, volumerecord.Staged)
+}
+
 // checkStagedAsRequested returns an error if the staged filesystem differs from the request. Different mount flags are
 // no error, because the kernel adds some and does not show others.
 func (n *Service) checkStagedAsRequested(
 	volume nodeVolume,
-	dev device.Device,
 	entry mount.Entry,
 	fsType string,
 	options mount.Options,
 ) error {
-	if owner, ok := n.staged.volumeOf(dev.Serial, dev.Number); ok && owner != volume.id {
-		return rpc.FailedPrecondition(
-			"volume %s cannot be staged: its disk %s is staged at %s as volume %s: correct the wrong %s of one of them",
-			volume.id,
-			dev,
-			entry.Path,
-			owner,
-			rpc.KeyDiskName,
-		)
-	}
 	if err := checkUsable(volume, entry, options.ReadOnly()); err != nil {
 		return err
 	}
@@ -410,7 +435,8 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	file := blockStagingPath(staging, volume.id)
 	for entry, ok := table.At(file); ok; entry, ok = table.At(file) {
 		if number, ok := entry.Device(); ok && number == dev.Number && !entry.NodeRemoved() {
-			return nil
+			_, err := n.recordStaged(volume, dev, staging, volumerecord.Block, volume.readOnly)
+			return err
 		}
 		if err := n.unmountOrphan(ctx, table, entry); err != nil {
 			return err
@@ -422,6 +448,11 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	if err := checkNotMounted(volume, dev, table); err != nil {
 		return err
 	}
+	if own, err := n.checkForeignUser(volume, dev); err != nil {
+		return err
+	} else if own != nil {
+		return foreignUser(volume, dev, own.String())
+	}
 	// From now on the workload owns the disk's bytes, so the traces of an interrupted format mean nothing.
 	if !volume.readOnly {
 		if err := n.formatter.RemoveMarkerAndRecord(volume.id, dev); err != nil {
@@ -432,6 +463,9 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 		return err
 	}
 	if err := mount.MakeFile(file); err != nil {
+		return err
+	}
+	if _, err := n.recordStage(volume, dev, staging, volumerecord.Block, volume.readOnly); err != nil {
 		return err
 	}
 	return bindVerified(dev, dev.Path, file, false)
@@ -481,82 +515,4 @@ func bindVerified(dev device.Device, source, target string, readOnly bool) error
 		target,
 		readOnly,
 	)
-}
-
-// NodeUnstageVolume unmounts the volume from the staging path. It succeeds only when nothing in this guest holds the
-// disk, because the disk may be detached next. It succeeds also if the disk has left the guest. While the volume is
-// published, or known to be staged elsewhere, it returns FAILED_PRECONDITION and changes nothing. As far as it can
-// know, it does not touch another volume at the staging path. CSI spec, NodeUnstageVolume.
-func (n *Service) NodeUnstageVolume(
-	ctx context.Context,
-	req *csi.NodeUnstageVolumeRequest,
-) (*csi.NodeUnstageVolumeResponse, error) {
-	if err := validateNodeUnstageVolume(req); err != nil {
-		return nil, err
-	}
-	id, err := parseVolumeID(req.GetVolumeId())
-	if err != nil {
-		return &csi.NodeUnstageVolumeResponse{}, nil // this plugin has never staged a volume with such an ID
-	}
-	ctx, release, err := n.lockVolume(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	staging, err := mount.Resolve(req.GetStagingTargetPath())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if err == nil {
-		if err := n.unstage(ctx, staging, id); err != nil {
-			return nil, err
-		}
-	}
-	table, err := mount.ReadTable()
-	if err != nil {
-		return nil, err
-	}
-	// A mount whose disk has left the guest does not prevent a detach.
-	if mounts := slices.DeleteFunc(n.knownMounts(table, id), n.diskRemoved); len(mounts) > 0 {
-		return nil, rpc.FailedPrecondition(
-			"volume %s is still mounted at %s, not at the staging path %s: unpublish or unstage it there",
-			id,
-			mounts[0].Path,
-			req.GetStagingTargetPath(),
-		)
-	}
-	n.failures.record(id, nil)
-	return &csi.NodeUnstageVolumeResponse{}, nil
-}
-
-// unstage unmounts the volume at this staging path. It begins with the path itself, because nothing below a dead
-// filesystem can be read.
-func (n *Service) unstage(ctx context.Context, staging string, id uuid.UUID) error {
-	file := blockStagingPath(staging, id)
-	for _, path := range []string{staging, file} {
-		if err := n.unmountVolume(ctx, path, id, n.unmountStaged); err != nil {
-			return err
-		}
-	}
-	return mount.Remove(file)
-}
-
-// unmountStaged unmounts a staged volume that is not published, and waits until nothing holds the disk.
-func (n *Service) unmountStaged(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error {
-	if others := otherMounts(table, entry); len(others) > 0 {
-		return rpc.FailedPrecondition(
-			"the volume staged at %s is still published at %s: unpublish it first",
-			entry.Path,
-			others[0].Path,
-		)
-	}
-	dev, err := n.devices.ByNumber(number)
-	gone := errors.Is(err, device.ErrNotFound) || entry.NodeRemoved()
-	if err != nil && !gone {
-		return err
-	}
-	if err := mount.Unmount(ctx, entry.Path, number); err != nil || gone {
-		return err
-	}
-	return mount.WaitUnused(ctx, dev, entry.Block())
 }

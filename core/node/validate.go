@@ -16,9 +16,13 @@ import (
 // This file checks the requests of the Node RPCs, with one function for each RPC. The functions do no I/O and use no
 // state. They reject requests that are invalid in every state of the node.
 
-// maxPathBytes is the length of the longest path in Linux: PATH_MAX without its final zero byte. The CSI specification
-// exempts paths from its general limit.
-const maxPathBytes = 4095
+// Limits of Linux in bytes. The CSI specification exempts paths from its general limit.
+const (
+	// maxPathBytes is PATH_MAX without its final zero byte.
+	maxPathBytes = 4095
+	// maxNameBytes is NAME_MAX: the limit of each name in a path.
+	maxNameBytes = 255
+)
 
 func validateNodeStageVolume(req *csi.NodeStageVolumeRequest) error {
 	return rpc.FirstError(
@@ -29,6 +33,7 @@ func validateNodeStageVolume(req *csi.NodeStageVolumeRequest) error {
 		rpc.CheckMap("volume_context", req.GetVolumeContext()),
 		rpc.CheckCapability("volume_capability", req.GetVolumeCapability()),
 		rpc.CheckSupported(req.GetVolumeCapability()),
+		checkBlockStaging(req),
 	)
 }
 
@@ -51,6 +56,8 @@ func validateNodePublishVolume(req *csi.NodePublishVolumeRequest) error {
 		rpc.CheckMap("volume_context", req.GetVolumeContext()),
 		rpc.CheckCapability("volume_capability", req.GetVolumeCapability()),
 		rpc.CheckSupported(req.GetVolumeCapability()),
+		checkBlockStaging(req),
+		checkSeparate(req.GetStagingTargetPath(), req.GetTargetPath()),
 	)
 }
 
@@ -93,6 +100,41 @@ func checkPath(field, path string) error {
 	}
 	if strings.ContainsRune(path, 0) {
 		return rpc.InvalidArgument("%s contains a zero byte", field)
+	}
+	if filepath.Clean(path) == "/" {
+		return rpc.InvalidArgument("%s is the root folder, where no volume can be", field)
+	}
+	for name := range strings.SplitSeq(path, "/") {
+		if err := rpc.CheckLength(field+": a name in the path", name, maxNameBytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkBlockStaging rejects the staging path of a raw block volume if the file for the device node does not fit below
+// it.
+func checkBlockStaging(req interface {
+	GetVolumeId() string
+	GetStagingTargetPath() string
+	GetVolumeCapability() *csi.VolumeCapability
+}) error {
+	if req.GetVolumeCapability().GetBlock() == nil {
+		return nil
+	}
+	return rpc.CheckLength(
+		"staging_target_path of a raw block volume",
+		req.GetStagingTargetPath(),
+		maxPathBytes-len("/"+req.GetVolumeId()),
+	)
+}
+
+// checkSeparate rejects a target path and a staging path of which one is inside the other, or the same: a mount at one
+// would hide the other.
+func checkSeparate(staging, target string) error {
+	staging, target = filepath.Clean(staging)+"/", filepath.Clean(target)+"/"
+	if strings.HasPrefix(target, staging) || strings.HasPrefix(staging, target) {
+		return rpc.InvalidArgument("target_path and staging_target_path must be separate folders: one is inside the other")
 	}
 	return nil
 }

@@ -31,6 +31,8 @@ type nodeVolume struct {
 	attached bool
 	origin   string
 	readOnly bool
+	// rawBlock says that the volume was created for use as raw block.
+	rawBlock bool
 	// fsLineage are other disks whose filesystem this disk may have. anyFilesystem says that it may have every
 	// filesystem.
 	fsLineage     []uuid.UUID
@@ -86,6 +88,13 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 			rpc.KeyDiskName,
 		)
 	}
+	if !diskname.Valid(v.diskName) {
+		return nodeVolume{}, rpc.InvalidArgument(
+			"context key %s: %.70q is not the name of a disk: set it to the disk's name on the rack",
+			rpc.KeyDiskName,
+			v.diskName,
+		)
+	}
 	if diskID := publishContext[rpc.KeyDiskID]; diskID != "" {
 		if !strings.EqualFold(diskID, id.String()) {
 			return nodeVolume{}, rpc.InvalidArgument(
@@ -111,6 +120,11 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 			)
 		}
 	}
+	rawBlock := cmp.Or(publishContext[rpc.KeyRawBlock], volumeContext[rpc.KeyRawBlock])
+	if rawBlock != "" && rawBlock != "true" && rawBlock != "false" {
+		return nodeVolume{}, rpc.InvalidArgument("context key %s: %.70q is not one of true, false", rpc.KeyRawBlock, rawBlock)
+	}
+	v.rawBlock = rawBlock == "true"
 	if v.fsLineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
 		return nodeVolume{}, err
 	}

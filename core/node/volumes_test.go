@@ -20,7 +20,7 @@ func TestNodeVolumes(t *testing.T) {
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		want := func(when string, attached, mounted int) {
 			t.Helper()
-			gotAttached, gotMounted, err := r.service.Volumes()
+			gotAttached, gotMounted, _, err := r.service.Volumes()
 			coretest.Must(r.t, err)
 			if gotAttached != attached || gotMounted != mounted {
 				r.t.Errorf("%s: %d attached, %d mounted; want %d and %d", when, gotAttached, gotMounted, attached, mounted)
@@ -43,7 +43,7 @@ func TestNodeVolumes(t *testing.T) {
 		coretest.Must(r.t, r.unstage(own))
 	})
 	broken := node.New(node.Options{Devices: device.Roots{Dev: t.TempDir(), Sys: t.TempDir()}, Log: coretest.DiscardLog()})
-	if attached, mounted, err := broken.Volumes(); err == nil {
+	if attached, mounted, _, err := broken.Volumes(); err == nil {
 		t.Errorf("a guest without /sys has %d disks attached, %d mounted", attached, mounted)
 	}
 }

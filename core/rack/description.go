@@ -33,6 +33,8 @@ type Description struct {
 	// Clone marks a disk that was made as a copy of the first disk of its lineage. The snapshot that the rack names as
 	// its source was temporary. A disk that was made from a requested snapshot is not a clone.
 	Clone bool `json:"clone,omitempty"`
+	// RawBlock marks a disk that was made for use as raw block. Data on it can be anywhere.
+	RawBlock bool `json:"raw,omitempty"`
 	// Name is the name of the volume or snapshot, for people. It may be cut.
 	Name string `json:"name,omitempty"`
 	// PVC is namespace/name of the claim, for people. It may be cut or left out.

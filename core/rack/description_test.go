@@ -137,13 +137,13 @@ func TestLineageFits(t *testing.T) {
 		lineage = Lineage(uuid.NewString(), lineage)
 	}
 	want := NewDescription(strings.Repeat("c", 63), strings.Repeat("v", 128), strings.Repeat("p", 253))
-	want.Lineage, want.Clone = lineage, true
+	want.Lineage, want.Clone, want.RawBlock = lineage, true, true
 	text := want.Encode()
 	if len(text) > descriptionBytes {
 		t.Fatalf("%d bytes: %s", len(text), text)
 	}
 	got, ours := ParseDescription(text)
-	if !ours || !got.SameObject(want) || !got.Clone {
+	if !ours || !got.SameObject(want) || !got.Clone || !got.RawBlock {
 		t.Errorf("%s is not recognised", text)
 	}
 	if diff := cmp.Diff(lineage, got.Lineage); diff != "" || len(lineage) != lineageLength {

@@ -11,11 +11,13 @@
 //   - wait.go: waiting until a disk or a snapshot reaches a stable state
 //   - description.go: the description of a disk or a snapshot, the only metadata that a rack keeps for us
 //   - errors.go: SDK errors translated to the errors of this package
+//   - cafile.go: replaceable CA certificates
+//   - answer.go: checking that an answer is about what was asked
 //   - check.go: checking that the rack can be used as configured
 //   - transport.go: the HTTP client and its layers: coalesce.go (concurrent equal reads share one request), version.go
 //     (API version negotiation), retry.go (repeating requests that are safe to repeat), token.go (replaceable
-//     credentials), deadline.go (waiting for changes beyond the caller's deadline), observe.go (one callback per
-//     request, for metrics)
+//     credentials), deadline.go (waiting for changes beyond the caller's deadline), limit.go (bounds for the calls
+//     under way and for repetitions), observe.go (one callback per request, for metrics)
 //
 // A request that is not safe to repeat is sent once. Only the RPC that made it knows what a second attempt would mean.
 package rack

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -48,6 +49,10 @@ var (
 	// ErrBusy means that a disk or a snapshot did not reach a stable state in time.
 	ErrBusy = errors.New("the disk is still changing state")
 )
+
+// errUnclearNotFound is an [ErrNotFound] in other words than a rack of a known release uses. It may be about the
+// project.
+var errUnclearNotFound = fmt.Errorf("%w", ErrNotFound)
 
 // OutcomeUnknown reports whether a change may have been made, or may still be made, although the call failed.
 func OutcomeUnknown(err error) bool {
@@ -90,6 +95,10 @@ func classify(err *oxide.HTTPError) error {
 	if err.ErrorResponse != nil {
 		code, message = err.ErrorResponse.ErrorCode, err.ErrorResponse.Message
 	}
+	if message == "" && slices.Contains([]int{400, 409, 507}, err.HTTPResponse.StatusCode) {
+		// Part of the answer is missing, or a server in front of the rack gave it: this refusal proves nothing.
+		return ErrUnavailable
+	}
 	switch err.HTTPResponse.StatusCode {
 	case 400:
 		switch {
@@ -108,8 +117,11 @@ func classify(err *oxide.HTTPError) error {
 		if strings.HasPrefix(message, "not found: project ") {
 			return ErrProject
 		}
-		if code == "ObjectNotFound" {
+		switch {
+		case code == "ObjectNotFound" && strings.HasPrefix(message, "not found: "):
 			return ErrNotFound
+		case code == "ObjectNotFound":
+			return errUnclearNotFound
 		}
 		// A 404 without that code comes from a server that is not an Oxide API, or from a route that this release
 		// lacks.

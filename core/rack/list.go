@@ -37,6 +37,9 @@ func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[L
 		if err != nil {
 			return nil, "", c.translate(ctx, err, "list the disks of project %q", c.project)
 		}
+		if err := checkPage(c, page.Items, "list the disks of project %q", c.project); err != nil {
+			return nil, "", err
+		}
 		return convert(page.Items, diskFrom), page.NextPage, nil
 	})
 }
@@ -54,9 +57,36 @@ func (c *Client) Snapshots(ctx context.Context, from Cursor, wanted int) iter.Se
 			if err != nil {
 				return nil, "", c.translate(ctx, err, "list the snapshots of project %q", c.project)
 			}
+			if err := checkPage(c, page.Items, "list the snapshots of project %q", c.project); err != nil {
+				return nil, "", err
+			}
 			return convert(page.Items, snapshotFrom), page.NextPage, nil
 		},
 	)
+}
+
+// Instances lists the instances of the project. A list without an error is complete.
+func (c *Client) Instances(ctx context.Context) ([]Instance, error) {
+	var all []Instance
+	read := func(token string, limit int) ([]Instance, string, error) {
+		page, err := c.sdk.InstanceList(ctx, oxide.InstanceListParams{
+			Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
+		})
+		if err != nil {
+			return nil, "", c.translate(ctx, err, "list the instances of project %q", c.project)
+		}
+		if err := checkPage(c, page.Items, "list the instances of project %q", c.project); err != nil {
+			return nil, "", err
+		}
+		return convert(page.Items, instanceFrom), page.NextPage, nil
+	}
+	for item, err := range list(func(i Instance) string { return i.ID }, Cursor{}, 0, read) {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, item.Value)
+	}
+	return all, nil
 }
 
 func convert[From, To any](items []From, one func(*From) To) []To {

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Config says which rack a [Client] uses, and with which credentials.
@@ -37,6 +39,9 @@ type Config struct {
 	Log *slog.Logger
 	// Observe is called for every request. It may be nil.
 	Observe Observe
+	// LostAnswerWait is how long a change other than a deletion waits after its answer was lost, before it is repeated or
+	// fails. 0 means 5 seconds, the only safe value; tests on a rack without delays set less.
+	LostAnswerWait time.Duration
 }
 
 // Client calls the API of one rack. It is safe for concurrent use.
@@ -87,6 +92,7 @@ type operations interface {
 	SnapshotList(context.Context, oxide.SnapshotListParams) (*oxide.SnapshotResultsPage, error)
 	SnapshotDelete(context.Context, oxide.SnapshotDeleteParams) error
 	InstanceView(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
+	InstanceList(context.Context, oxide.InstanceListParams) (*oxide.InstanceResultsPage, error)
 	InstanceDiskList(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
 	InstanceDiskAttach(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
 	InstanceDiskDetach(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
@@ -211,7 +217,8 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "create disk %q of %d bytes in project %q", disk.Name, disk.SizeBytes, c.project)
 	}
-	return diskFrom(created), nil
+	return c.checkDisk(
+		diskFrom(created), identity{name: disk.Name, projectID: c.knownProjectID()}, "create disk %q", disk.Name)
 }
 
 // Disk returns a disk by its ID.
@@ -220,7 +227,7 @@ func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "look up disk %s", id)
 	}
-	return diskFrom(disk), nil
+	return c.checkDisk(diskFrom(disk), identity{id: id}, "look up disk %s", id)
 }
 
 // DiskByName returns a disk of the project by its name. [ErrNotFound] needs no confirmation: for a project that the
@@ -228,9 +235,9 @@ func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.projectRef()})
 	if err != nil {
-		return Disk{}, c.translate(ctx, err, "look up disk %q in project %q", name, c.project)
+		return Disk{}, c.confirmUnclear(ctx, c.translate(ctx, err, "look up disk %q in project %q", name, c.project))
 	}
-	return diskFrom(disk), nil
+	return c.checkDisk(diskFrom(disk), identity{name: name, projectID: c.knownProjectID()}, "look up disk %q", name)
 }
 
 // DeleteDisk deletes a disk by its ID. A second call returns [ErrNotFound].
@@ -265,6 +272,13 @@ func (c *Client) Instance(ctx context.Context, id string) (Instance, error) {
 	if err != nil {
 		return Instance{}, c.translate(ctx, err, "look up instance %s", id)
 	}
+	if err := c.checkAnswer(identity{id: i.Id}, identity{id: id}, "look up instance %s", id); err != nil {
+		return Instance{}, err
+	}
+	return instanceFrom(i), nil
+}
+
+func instanceFrom(i *oxide.Instance) Instance {
 	return Instance{
 		ID:            i.Id,
 		Name:          string(i.Name),
@@ -272,7 +286,7 @@ func (c *Client) Instance(ctx context.Context, id string) (Instance, error) {
 		BootDiskID:    i.BootDiskId,
 		RunState:      string(i.RunState),
 		RunStateSince: timeOrZero(i.TimeRunStateUpdated),
-	}, nil
+	}
 }
 
 // diskPage is the page size for an instance's disks. It exceeds the attach limit, so one request returns all of them.
@@ -286,6 +300,9 @@ func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
 	})
 	if err != nil {
 		return nil, c.translate(ctx, err, "list the disks of instance %s", id)
+	}
+	if err := checkPage(c, page.Items, "list the disks of instance %s", id); err != nil {
+		return nil, err
 	}
 	disks := make([]Disk, 0, len(page.Items))
 	for i := range page.Items {
@@ -304,7 +321,7 @@ func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, e
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "attach disk %s to instance %s", diskID, instanceID)
 	}
-	return diskFrom(disk), nil
+	return c.checkDisk(diskFrom(disk), identity{id: diskID}, "attach disk %s to instance %s", diskID, instanceID)
 }
 
 // Detach detaches a disk from an instance. It succeeds if the disk is detached already.
@@ -316,7 +333,7 @@ func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, e
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "detach disk %s from instance %s", diskID, instanceID)
 	}
-	return diskFrom(disk), nil
+	return c.checkDisk(diskFrom(disk), identity{id: diskID}, "detach disk %s from instance %s", diskID, instanceID)
 }
 
 // translate calls the package's [translate] with the rack's name as prefix.
@@ -329,22 +346,24 @@ func (c *Client) translate(ctx context.Context, err error, doing string, args ..
 
 // ProjectID returns the ID of the configured project. It asks the rack once and then uses the cached ID.
 func (c *Client) ProjectID(ctx context.Context) (string, error) {
-	c.mu.Lock()
-	known := c.projectID
-	c.mu.Unlock()
-	if known != "" {
+	if known := c.knownProjectID(); known != "" {
 		return known, nil
 	}
 	return c.lookUpProject(ctx)
+}
+
+// knownProjectID is the project's ID, or "" until the rack was asked for it.
+func (c *Client) knownProjectID() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.projectID
 }
 
 // projectRef is the project as requests name it: by its ID if that is known. This detects two changes: a host that now
 // leads to another silo, and a project that was deleted and created again under its name. The rack then answers that
 // the project does not exist, instead of listing another project's disks.
 func (c *Client) projectRef() oxide.NameOrId {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return oxide.NameOrId(cmp.Or(c.projectID, c.project))
+	return oxide.NameOrId(cmp.Or(c.knownProjectID(), c.project))
 }
 
 // lookUpProject asks the rack for the project. It keeps the first ID that it received, and fails if a later one
@@ -353,9 +372,21 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 	project, err := c.sdk.ProjectView(ctx, oxide.ProjectViewParams{Project: oxide.NameOrId(c.project)})
 	if err != nil {
 		err = c.translate(ctx, err, "look up project %q", c.project)
-		if errors.Is(err, ErrNotFound) || errors.Is(err, ErrForbidden) {
+		switch {
+		case errors.Is(err, ErrNotFound):
+			// This error must not count as ErrNotFound: a caller would take its disk for deleted.
+			err = fmt.Errorf("%w: %v", ErrProject, err)
+		case errors.Is(err, ErrForbidden):
 			err = fmt.Errorf("%w: %w", ErrProject, err)
 		}
+		return "", err
+	}
+	asked := identity{name: c.project}
+	if id, isID := diskname.ParseID(c.project); isID {
+		asked = identity{id: id}
+	}
+	got := identity{id: project.Id, name: string(project.Name)}
+	if err := c.checkAnswer(got, asked, "look up project %q", c.project); err != nil {
 		return "", err
 	}
 	c.mu.Lock()
@@ -376,8 +407,19 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 	return project.Id, nil
 }
 
+// confirmUnclear checks the project if a 404 may be about the project, and not about the disk or snapshot of that name.
+func (c *Client) confirmUnclear(ctx context.Context, err error) error {
+	if errors.Is(err, errUnclearNotFound) {
+		if unconfirmed := c.ConfirmProject(ctx); unconfirmed != nil {
+			return unconfirmed
+		}
+	}
+	return err
+}
+
 // ConfirmProject checks that the token still sees the same project as before. Only then does a 404 for a disk or an
-// instance mean that it is gone: a token that lost its role gets 404 for everything (docs/reference/rack.md §1).
+// instance mean that it is gone: a token that lost its role gets 404 for everything (docs/reference/rack.md §1). Its
+// error is never an [ErrNotFound].
 func (c *Client) ConfirmProject(ctx context.Context) error {
 	if _, err := c.lookUpProject(ctx); err != nil {
 		return fmt.Errorf(

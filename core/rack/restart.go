@@ -14,16 +14,22 @@ import (
 // StopInstance asks the rack to stop an instance. For the guest this is a power cut. The rack answers before the
 // instance has stopped. The call succeeds if the instance is stopped or stopping already (docs/reference/rack.md §5).
 func (c *Client) StopInstance(ctx context.Context, id string) error {
-	_, err := c.sdk.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
-	return c.translate(ctx, err, "stop instance %s", id)
+	instance, err := c.sdk.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
+	if err != nil {
+		return c.translate(ctx, err, "stop instance %s", id)
+	}
+	return c.checkAnswer(identity{id: instance.Id}, identity{id: id}, "stop instance %s", id)
 }
 
 // StartInstance asks the rack to start an instance. It succeeds if the instance is starting or running already.
 // [ErrConflict] means that the instance is still stopping or that another client changed it. [ErrCapacity] means that
 // no sled has room for it (docs/reference/rack.md §5).
 func (c *Client) StartInstance(ctx context.Context, id string) error {
-	_, err := c.sdk.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
-	return c.translate(ctx, err, "start instance %s", id)
+	instance, err := c.sdk.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
+	if err != nil {
+		return c.translate(ctx, err, "start instance %s", id)
+	}
+	return c.checkAnswer(identity{id: instance.Id}, identity{id: id}, "start instance %s", id)
 }
 
 // Record is a small text that the rack keeps under a name, visible to all users of the project. It is stored as an
@@ -53,6 +59,9 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 		if err != nil {
 			return nil, c.translate(ctx, err, "list the anti-affinity groups of project %q", c.project)
 		}
+		if err := checkPage(c, page.Items, "list the anti-affinity groups of project %q", c.project); err != nil {
+			return nil, err
+		}
 		records = append(records, convert(page.Items, recordFrom)...)
 		if token = page.NextPage; token == "" {
 			return records, nil
@@ -72,21 +81,37 @@ func (c *Client) CreateRecord(ctx context.Context, name, text string) (Record, e
 	if err != nil {
 		return Record{}, c.translate(ctx, err, "create anti-affinity group %q in project %q", name, c.project)
 	}
-	return recordFrom(group), nil
+	record := recordFrom(group)
+	got, asked := identity{record.ID, record.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
+	if err := c.checkAnswer(got, asked, "create anti-affinity group %q", name); err != nil {
+		return Record{}, err
+	}
+	return record, nil
 }
 
 // UpdateRecord replaces the text of a record, by its ID.
 func (c *Client) UpdateRecord(ctx context.Context, id, text string) error {
-	_, err := c.sdk.AntiAffinityGroupUpdate(ctx, oxide.AntiAffinityGroupUpdateParams{
+	group, err := c.sdk.AntiAffinityGroupUpdate(ctx, oxide.AntiAffinityGroupUpdateParams{
 		AntiAffinityGroup: oxide.NameOrId(id), Body: &oxide.AntiAffinityGroupUpdate{Description: text},
 	})
-	return c.translate(ctx, err, "update anti-affinity group %s", id)
+	if err != nil {
+		return c.translate(ctx, err, "update anti-affinity group %s", id)
+	}
+	return c.checkAnswer(identity{id: group.Id}, identity{id: id}, "update anti-affinity group %s", id)
 }
 
 // DeleteRecord deletes a record by its ID. A second call returns [ErrNotFound].
 func (c *Client) DeleteRecord(ctx context.Context, id string) error {
 	err := c.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId(id)})
 	return c.translate(ctx, err, "delete anti-affinity group %s", id)
+}
+
+// DeleteRecordNamed deletes a record of the project by its name. [ErrNotFound] means that there is none.
+func (c *Client) DeleteRecordNamed(ctx context.Context, name string) error {
+	err := c.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{
+		AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef(),
+	})
+	return c.confirmUnclear(ctx, c.translate(ctx, err, "delete anti-affinity group %q", name))
 }
 
 // timeOrZero returns the zero time for nil.

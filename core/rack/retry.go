@@ -27,18 +27,21 @@ const (
 // (docs/reference/rack.md §7). It repeats only requests that are safe to repeat, since a lost answer may have been a
 // success.
 type retrier struct {
-	next http.RoundTripper
+	next   http.RoundTripper
+	budget retryBudget
 }
 
 var _ http.RoundTripper = (*retrier)(nil)
 
 func (r *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
+	r.budget.earn()
 	for attempt := 1; ; attempt++ {
 		resp, err := r.next.RoundTrip(req)
 		if err != nil {
 			err = explainTLS(err)
 		}
-		if attempt == maxAttempts || !temporary(resp, err) || !safeToRepeat(req) || !waitForRetry(req.Context(), attempt) {
+		if attempt == maxAttempts || !temporary(resp, err) || !safeToRepeat(req) ||
+			!r.budget.spend() || !waitForRetry(req.Context(), attempt) {
 			return resp, err
 		}
 		next, ok := cloneForRetry(req)

@@ -67,7 +67,8 @@ func newRig(t *testing.T, opts simrack.Options, change ...func(*Config)) *rig {
 	r.sim = &simtest.Sim{Host: api.URL, Token: testToken, Project: testProject, Control: control.URL}
 	r.cfg = Config{
 		Name: "east", Host: api.URL, Project: testProject, Token: FixedToken(testToken), UserAgent: "test/1",
-		Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		LostAnswerWait: time.Millisecond,
+		Log:            slog.New(slog.NewTextHandler(r.log, nil)),
 	}
 	for _, c := range change {
 		c(&r.cfg)

@@ -6,6 +6,7 @@ package rack
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -66,7 +67,12 @@ func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID s
 	if err != nil {
 		return Snapshot{}, c.translate(ctx, err, "create snapshot %q of disk %s in project %q", name, diskID, c.project)
 	}
-	return snapshotFrom(created), nil
+	snapshot, err := c.checkSnapshot(
+		snapshotFrom(created), identity{name: name, projectID: c.knownProjectID()}, "create snapshot %q", name)
+	if err == nil && snapshot.DiskID != diskID {
+		err = fmt.Errorf("rack %q: create snapshot %q: %w: its disk is %.40q", c.name, name, errAnswer, snapshot.DiskID)
+	}
+	return snapshot, err
 }
 
 // Snapshot returns a snapshot by its ID.
@@ -75,7 +81,7 @@ func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
 	if err != nil {
 		return Snapshot{}, c.translate(ctx, err, "look up snapshot %s", id)
 	}
-	return snapshotFrom(snapshot), nil
+	return c.checkSnapshot(snapshotFrom(snapshot), identity{id: id}, "look up snapshot %s", id)
 }
 
 // SnapshotByName returns a snapshot of the project by its name. As for [Client.DiskByName], [ErrNotFound] needs no
@@ -86,9 +92,11 @@ func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, err
 		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: c.projectRef()},
 	)
 	if err != nil {
-		return Snapshot{}, c.translate(ctx, err, "look up snapshot %q in project %q", name, c.project)
+		err = c.translate(ctx, err, "look up snapshot %q in project %q", name, c.project)
+		return Snapshot{}, c.confirmUnclear(ctx, err)
 	}
-	return snapshotFrom(snapshot), nil
+	asked := identity{name: name, projectID: c.knownProjectID()}
+	return c.checkSnapshot(snapshotFrom(snapshot), asked, "look up snapshot %q", name)
 }
 
 // DeleteSnapshot deletes a snapshot by its ID. A second call returns [ErrNotFound].

@@ -7,13 +7,11 @@ package rack
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
 	"strings"
 	"sync"
-	"time"
 )
 
 // Token returns the credentials for the next request. It must be safe for concurrent use and fast.
@@ -36,9 +34,8 @@ type tokenFile struct {
 	path string
 	log  *slog.Logger
 
-	mu sync.Mutex
-	// info describes the file that cached was read from. Nil means that the file must be read again.
-	info   fs.FileInfo
+	mu     sync.Mutex
+	state  fileState
 	cached string
 	// failed says whether the last attempt to read the file failed.
 	failed bool
@@ -58,18 +55,13 @@ func (f *tokenFile) token() (string, error) {
 	return f.cached, nil
 }
 
-// timestampGrain is more than the coarsest timestamp of a file system in use. A file that was read sooner after its
-// last change may change again without a new timestamp.
-const timestampGrain = 2 * time.Second
-
 // refresh reads the file if it may have changed.
 func (f *tokenFile) refresh() error {
-	info, err := os.Stat(f.path)
+	now, changed, err := f.state.look(f.path)
 	if err != nil {
 		return fmt.Errorf("token file: %w", err)
 	}
-	if f.info != nil && os.SameFile(f.info, info) && f.info.ModTime().Equal(info.ModTime()) &&
-		f.info.Size() == info.Size() {
+	if !changed {
 		return nil
 	}
 	content, err := os.ReadFile(f.path)
@@ -80,10 +72,7 @@ func (f *tokenFile) refresh() error {
 	if token == "" {
 		return fmt.Errorf("token file %s is empty", f.path)
 	}
-	f.info, f.cached = nil, token
-	if time.Since(info.ModTime()) > timestampGrain {
-		f.info = info
-	}
+	f.state, f.cached = now, token
 	return nil
 }
 

@@ -5,6 +5,7 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -18,9 +19,21 @@ import (
 // further call would open a connection of its own.
 const maxIdleConns = 128
 
+// A connection over which nothing came for the time silence gets a ping, and is closed if nothing came pingTimeout
+// later either. Without pings one silent connection would cut the plugin off, because with HTTP/2 all calls use it. The
+// sum and [lostAnswerWait] together are less than 15 s, the deadline of most RPCs, so one RPC survives.
+const (
+	silence     = 4 * time.Second
+	pingTimeout = 4 * time.Second
+)
+
 // NewHTTPClient returns the HTTP client for a rack. It has no timeout of its own: every call ends with its context. It
 // trusts only certificates that roots have signed. Nil means the system's root certificates.
 func NewHTTPClient(roots *x509.CertPool) *http.Client {
+	return &http.Client{Transport: newHTTPTransport(roots)}
+}
+
+func newHTTPTransport(roots *x509.CertPool) *http.Transport {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = maxIdleConns
 	transport.MaxIdleConnsPerHost = maxIdleConns
@@ -29,16 +42,18 @@ func NewHTTPClient(roots *x509.CertPool) *http.Client {
 	// This limit is for calls without a deadline on a rack that accepts a connection and never answers. A create may
 	// take minutes on a loaded rack (docs/reference/rack.md §2).
 	transport.ResponseHeaderTimeout = 5 * time.Minute
+	// A rack offers HTTP/2 over TLS, and then all calls share one connection.
+	transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: silence, PingTimeout: pingTimeout}
 	if roots != nil {
 		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
 	}
-	return &http.Client{Transport: transport}
+	return transport
 }
 
 // newTransport returns a client with the layers that a request passes, outermost first: share the answer of an equal
 // read, negotiate the API version, repeat what is safe to repeat, add the current token, wait for changes beyond the
-// caller's deadline, observe the result. The second result is the layer of the API version, which [Client.Check] uses
-// directly.
+// caller's deadline, wait for a free place, observe the result. The second result is the layer of the API version, which
+// [Client.Check] uses directly.
 func newTransport(cfg Config, log *slog.Logger) (*http.Client, *versionNegotiator) {
 	client := NewHTTPClient(nil)
 	if cfg.HTTPClient != nil {
@@ -51,8 +66,10 @@ func newTransport(cfg Config, log *slog.Logger) (*http.Client, *versionNegotiato
 	if cfg.Observe != nil {
 		wire = &observer{observe: cfg.Observe, next: wire}
 	}
+	wire = newLimiter(boundedAnswers{wire})
+	changes := &changeWaiter{next: wire, lostAnswerWait: cmp.Or(cfg.LostAnswerWait, lostAnswerWait)}
 	versions := newVersionNegotiator(
-		&retrier{next: &credentials{token: cfg.Token, next: &changeWaiter{next: wire}}},
+		&retrier{next: &credentials{token: cfg.Token, next: changes}},
 		&retrier{next: wire},
 		cfg.UserAgent,
 		log,

@@ -28,6 +28,8 @@ const (
 	timerHandover  timer = "handover"
 	timerLateCalls timer = "late calls"
 	timerSweep     timer = "sweep"
+	timerStuck     timer = "stuck"
+	timerOutdated  timer = "outdated"
 )
 
 // clock is the engine's only source of time.

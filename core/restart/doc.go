@@ -20,11 +20,15 @@
 //
 //   - A restart record says which instance is being restarted, by which process, and for which disks. Its name holds a
 //     slot and an epoch. There are as many slots as instances may be down at once. Before the record says "mayStop",
-//     nothing is requested from the guest or from the rack. The holder renews the record. Of several records for one
-//     slot, the highest epoch wins. When a holder's lease expires, another process creates the next epoch. That process
+//     nothing is requested from the guest or from the rack. The holder renews the record. Of several records of one
+//     restart, the highest epoch wins. When a holder's lease expires, another process creates the next epoch. That process
 //     only brings the instance back and never stops one. A holder lists the records before each step, and stops working
 //     on a restart that was taken over. A holder that is told to end, or that runs on the instance itself, marks the
 //     record as handed over and does nothing more about it. Then no process has to wait for the lease.
+//     A restart whose instance still runs gives its slot away when its node plugin cannot be reached, or when its guest
+//     does not halt: it is stuck. The record stays, and the instance is started again if its guest halts later. So a
+//     lost node does not block the restarts of others. As many restarts as instances may be down can be stuck in that
+//     way; further ones keep their slots. So at most twice that number of instances is down.
 //   - A deferred detach says that a volume was unpublished and its disk is still attached. The disk is detached with
 //     the next restart of its instance, whatever causes that restart. A volume that returns to the same instance needs
 //     no restart.
@@ -36,8 +40,8 @@
 // # Time
 //
 // Safety never depends on comparing two clocks. The cool-down counts from the time at which the rack says the instance
-// started. A node plugin rejects a request that is hours old by its own clock (core/shutdown). A lease expires when the
-// text of a record did not change for the length of the lease, by the observer's clock. A holder carries out a decision
-// within three quarters of a lease after it listed the records. A process that takes a restart over therefore waits
-// that long before it trusts the record.
+// started. A node plugin rejects a request that is hours old by its own clock, or older than its guest's boot
+// (core/shutdown). A lease expires when the text of a record did not change for the length of the lease, by the
+// observer's clock. A holder carries out a decision within three quarters of a lease after it listed the records. A
+// process that takes a restart over therefore waits that long before it trusts the record.
 package restart

@@ -5,9 +5,11 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"runtime/debug"
 	"slices"
@@ -25,7 +27,9 @@ import (
 // Rack is the part of [rack.Client] that an [Engine] uses.
 type Rack interface {
 	Disk(ctx context.Context, id string) (rack.Disk, error)
+	Disks(ctx context.Context, from rack.Cursor, wanted int) iter.Seq2[rack.ListItem[rack.Disk], error]
 	Instance(ctx context.Context, id string) (rack.Instance, error)
+	Instances(ctx context.Context) ([]rack.Instance, error)
 	InstanceDisks(ctx context.Context, id string) ([]rack.Disk, error)
 	Attach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
 	Detach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
@@ -105,6 +109,11 @@ const (
 	// backTimeout limits the wait for a node plugin after the start of its instance, and then the wait for an
 	// orchestrator that does not accept the end of the request.
 	backTimeout = 5 * time.Minute
+	// stuckInterval is the time between two attempts to finish a stuck restart.
+	stuckInterval = 30 * time.Second
+	// requestOutdated is the age from which no node plugin accepts a request: two hours by the guest's clock
+	// (core/shutdown), and an hour for the difference of the clocks.
+	requestOutdated = 3 * time.Hour
 	// applyTimeout limits the retries of disk changes that the rack does not answer.
 	applyTimeout = time.Minute
 	// handoverTimeout limits the wait for another process to take over the restart of this process's own instance.
@@ -364,16 +373,18 @@ func (e *Engine) tick(ctx context.Context) error {
 	}
 	e.notifyEnded(records)
 	e.dropLost(records)
+	// An error belongs to its restart. It neither stops the other restarts nor the planning of new ones.
 	var failed error
 	for _, r := range records.restarts {
-		failed = errors.Join(failed, e.advance(ctx, r, records))
+		if err := e.advanceInTime(ctx, r, records); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("restart %s of instance %s: %w", r.ID, r.Instance, err))
+		}
 	}
 	e.forgetUnseen(records)
 	known := e.restartsUnderWay(records)
-	if failed == nil {
-		failed = e.plan(ctx, records, known)
-	}
-	e.setStatuses(known, failed == nil)
+	unplanned := e.plan(ctx, records, known)
+	e.setStatuses(known, unplanned == nil)
+	failed = errors.Join(failed, unplanned)
 	if failed == nil && e.clock.Passed(timerSweep, "", e.lastSweep, sweepInterval) {
 		failed = e.sweep(ctx, records)
 	}
@@ -397,6 +408,17 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 	}
 	e.lastSweep = e.clock.Now()
 	return nil
+}
+
+// advanceInTime advances a restart within half of the time that the tick has left. So calls that hang for one restart
+// leave time for the others and for planning.
+func (e *Engine) advanceInTime(ctx context.Context, r restartRecord, records recordSet) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	return e.advance(ctx, r, records)
 }
 
 // advance takes one restart further if this process holds it, or takes it over if that is due.
@@ -547,16 +569,21 @@ func sortedKeys[T any](m map[string]T) []string {
 
 // requestsFor returns copies of the attach requests for an instance, the oldest first.
 func (e *Engine) requestsFor(instance string) []attachRequest {
+	return slices.DeleteFunc(e.allRequests(), func(request attachRequest) bool { return request.instance != instance })
+}
+
+// allRequests returns copies of all attach requests, the oldest first.
+func (e *Engine) allRequests() []attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var found []attachRequest
-	for _, disk := range sortedKeys(e.requests) {
-		if request := e.requests[disk]; request.instance == instance {
-			found = append(found, *request)
-		}
+	all := make([]attachRequest, 0, len(e.requests))
+	for _, request := range e.requests {
+		all = append(all, *request)
 	}
-	slices.SortStableFunc(found, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })
-	return found
+	slices.SortFunc(all, func(x, y attachRequest) int {
+		return cmp.Or(x.requestedAt.Compare(y.requestedAt), strings.Compare(x.disk, y.disk))
+	})
+	return all
 }
 
 // removeRequest ends a fulfilled request.

@@ -317,6 +317,14 @@ func (v *modelView) Instance(_ context.Context, id string) (rack.Instance, error
 	})
 }
 
+func (v *modelView) Disks(context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[rack.Disk], error] {
+	panic("scenarios have fewer disks than a tick lists")
+}
+
+func (v *modelView) Instances(context.Context) ([]rack.Instance, error) {
+	panic("scenarios have fewer instances than a tick lists")
+}
+
 func (v *modelView) InstanceDisks(_ context.Context, id string) ([]rack.Disk, error) {
 	return call(v, false, "instance disks "+id, func() ([]rack.Disk, error) {
 		var disks []rack.Disk
@@ -534,6 +542,10 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 		return true // this rack carries out calls at once, except the late calls of dead processes
 	case timerSweep:
 		return false // this model deletes no disks
+	case timerStuck:
+		return true
+	case timerOutdated:
+		return false // guests accept requests of any age
 	case timerRenewal, timerRequest, timerBack, timerApply, timerHandover:
 		// These waits end operations that would otherwise continue for ever. Ending one early is a fault.
 		return c.endsEarly(what)
@@ -690,6 +702,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 			w.record.recordID,
 			boolText(w.record.MayStop),
 			boolText(w.record.Handover),
+			boolText(w.record.Stuck),
 			w.reported,
 		)
 	}
@@ -993,7 +1006,7 @@ func (m *model) instanceOptions(i *modelInstance) {
 func (m *model) check() {
 	down := 0
 	for _, i := range m.instances {
-		if i.down {
+		if i.down && !m.stuckRestart(i) {
 			down++
 		}
 	}
@@ -1032,6 +1045,16 @@ func (m *model) check() {
 	}
 }
 
+// stuckRestart reports whether the restart of an instance is stuck. Its guest may still halt.
+func (m *model) stuckRestart(i *modelInstance) bool {
+	for _, r := range m.records {
+		if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, `"stuck":true`) {
+			return true
+		}
+	}
+	return false
+}
+
 // settled reports whether everything is done and only deferred detaches are left. Every run must be able to settle.
 func (m *model) settled() bool {
 	if len(m.activities) > 0 || len(m.lateCalls) > 0 {
@@ -1048,7 +1071,8 @@ func (m *model) settled() bool {
 		}
 	}
 	for _, i := range m.instances {
-		if i.run != rack.Running || i.request != "" {
+		// A request whose guest is back already has no effect any more.
+		if i.run != rack.Running || i.request != "" && i.reply.State != metadata.RestartBack {
 			return false
 		}
 	}
@@ -1411,6 +1435,12 @@ var bounds = []struct {
 	{"crashes", 2, 0, []string{"crash"}},
 	{"processes that retire", 2, 1, []string{"retire", "crash"}},
 	{"answers that do not come", 2, 0, []string{"lost", "refused"}},
+	{
+		"an orchestrator that does not answer",
+		3,
+		0,
+		[]string{"silent", "refused", "early reply", "early back", "early halt"},
+	},
 	{"a slow holder", 1, 2, []string{"early lease"}},
 	{"a slow holder, and one that retires", 2, 2, []string{"early lease", "retire"}},
 	{"a user in between", 1, 1, []string{"user stop"}},

@@ -33,11 +33,8 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 	for _, instance := range collecting {
 		statuses.addWaiting(instance, ReasonWindow, fmt.Sprintf("further requests are collected for %s", e.opts.Window))
 	}
-	slot := 0
-	for records.slotTaken(slot) {
-		slot++
-	}
-	if slot >= e.opts.MaxDown {
+	slot, free := records.freeSlot(e.opts.MaxDown)
+	if !free {
 		e.addWaitingForSlot(statuses, due)
 		return nil
 	}
@@ -170,8 +167,12 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, requests []a
 		}
 		return &found[i]
 	}
+	lookUp, err := e.diskLookup(ctx, requests)
+	if err != nil {
+		return nil, err
+	}
 	for _, request := range requests {
-		disk, err := e.rack.Disk(ctx, request.disk)
+		disk, err := lookUp(request.disk)
 		switch {
 		case errors.Is(err, rack.ErrNotFound):
 			e.setBlocked(request.disk, "the disk was deleted")
@@ -215,24 +216,19 @@ func (e *Engine) dueRequests() (due []attachRequest, collecting []string) {
 
 // openRequests returns copies of all requests that a restart may fulfil, the oldest first.
 func (e *Engine) openRequests() []attachRequest {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var all []attachRequest
-	for _, disk := range sortedKeys(e.requests) {
-		if request := e.requests[disk]; !request.attachFailed {
-			all = append(all, *request)
-		}
-	}
-	slices.SortStableFunc(all, func(x, y attachRequest) int { return x.requestedAt.Compare(y.requestedAt) })
-	return all
+	return slices.DeleteFunc(e.allRequests(), func(request attachRequest) bool { return request.attachFailed })
 }
 
 // eligible returns the candidates that are stopped, or have been running for the cool-down without a refused restart.
 // It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait.
 func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses restartStatuses) ([]candidate, error) {
+	lookUp, err := e.instanceLookup(ctx, len(candidates))
+	if err != nil {
+		return nil, err
+	}
 	var eligible []candidate
 	for _, c := range candidates {
-		instance, err := e.instance(ctx, c.instance)
+		instance, err := lookUp(c.instance)
 		switch {
 		case errors.Is(err, errDeleted):
 			statuses.addWaiting(c.instance, ReasonState, "the instance was deleted")
@@ -265,4 +261,60 @@ func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses 
 		eligible = append(eligible, c)
 	}
 	return eligible, nil
+}
+
+// maxLookups is how many disks, or instances, a tick looks up one by one. For more it lists all of the project once:
+// thousands of look-ups would take longer than a tick lasts.
+const maxLookups = 10
+
+// diskLookup returns a function that returns the disk of a request. A disk that does not exist is [rack.ErrNotFound].
+func (e *Engine) diskLookup(
+	ctx context.Context,
+	requests []attachRequest,
+) (lookUp func(id string) (rack.Disk, error), err error) {
+	if len(requests) <= maxLookups {
+		return func(id string) (rack.Disk, error) { return e.rack.Disk(ctx, id) }, nil
+	}
+	found := map[string]rack.Disk{}
+	for _, request := range requests {
+		found[request.disk] = rack.Disk{}
+	}
+	for item, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
+		if err != nil {
+			return nil, err
+		}
+		if _, requested := found[item.ID]; requested {
+			found[item.ID] = item.Value
+		}
+	}
+	return func(id string) (rack.Disk, error) {
+		if disk := found[id]; disk.ID != "" {
+			return disk, nil
+		}
+		return rack.Disk{}, fmt.Errorf("disk %s: %w", id, rack.ErrNotFound)
+	}, nil
+}
+
+// instanceLookup returns a function that returns an instance, or errDeleted.
+func (e *Engine) instanceLookup(
+	ctx context.Context,
+	count int,
+) (lookUp func(id string) (rack.Instance, error), err error) {
+	if count <= maxLookups {
+		return func(id string) (rack.Instance, error) { return e.instance(ctx, id) }, nil
+	}
+	instances, err := e.rack.Instances(ctx)
+	if err != nil {
+		return nil, err
+	}
+	byID := make(map[string]rack.Instance, len(instances))
+	for _, instance := range instances {
+		byID[instance.ID] = instance
+	}
+	return func(id string) (rack.Instance, error) {
+		if instance, ok := byID[id]; ok {
+			return instance, nil
+		}
+		return e.instance(ctx, id) // an instance in another project, or none
+	}, nil
 }

@@ -318,6 +318,15 @@ func (e *Engine) ForgetDisk(ctx context.Context, diskID string) error {
 	return nil
 }
 
+// EraseDeferredDetach deletes the deferred detach of a disk, for a process without an engine that publishes the disk.
+// Otherwise a later process in attach mode restart would detach it.
+func EraseDeferredDetach(ctx context.Context, client *rack.Client, diskID string) error {
+	if err := client.DeleteRecordNamed(ctx, detachName(diskID)); !errors.Is(err, rack.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
 // DeferredDetaches returns the instances of the disks whose detach is deferred, by disk.
 func (e *Engine) DeferredDetaches(ctx context.Context) (map[string]string, error) {
 	records, err := e.readRecords(ctx)

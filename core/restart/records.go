@@ -5,6 +5,7 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -42,6 +43,9 @@ type restartRecord struct {
 	MayStop bool `json:"mayStop,omitempty"`
 	// Handover says that another process must take over: the holder runs on this instance, or has ended.
 	Handover bool `json:"handover,omitempty"`
+	// Stuck says that the instance still runs, and that its node plugin cannot be reached or its guest does not halt.
+	// See [recordSet.count].
+	Stuck bool `json:"stuck,omitempty"`
 	// Disks are the disks to attach, for a process that takes over: 16 bytes each, in base64.
 	Disks []string `json:"disks,omitempty"`
 	// Frees is an unpublished disk of the instance that another instance waits for, in base64. It is set only with
@@ -79,9 +83,10 @@ func encode(record any) string {
 
 // recordSet is the content of one cluster's records.
 type recordSet struct {
-	// restarts are the restarts with the highest epoch, at most one for each slot, sorted by slot.
+	// restarts are the records with the highest epoch of each restart, sorted by slot. A slot has one of them, except
+	// after a record was created late, see [Engine.adopt].
 	restarts []restartRecord
-	// superseded are the restarts for whose slot there is a higher epoch.
+	// superseded are the records of restarts for which there is a higher epoch.
 	superseded []restartRecord
 	// deferred are the deferred detaches, by disk.
 	deferred map[string]deferredDetach
@@ -102,8 +107,28 @@ func (b recordSet) stillFrees(r restartRecord) bool {
 	return len(disks) > 0 && b.detachDeferred(disks[0], r.Instance)
 }
 
-func (b recordSet) slotTaken(slot int) bool {
-	return slices.ContainsFunc(b.restarts, func(r restartRecord) bool { return r.slot == slot })
+// freeSlot returns the first slot without a restart. It returns false if maxDown restarts count.
+func (b recordSet) freeSlot(maxDown int) (slot int, free bool) {
+	for slices.ContainsFunc(b.restarts, func(r restartRecord) bool { return r.slot == slot }) {
+		slot++
+	}
+	return slot, b.count("", maxDown) < maxDown
+}
+
+// count counts the restarts that limit further ones, without the one whose ID is except. Up to maxDown stuck restarts
+// do not count. If more are stuck, the cause is hardly a single node, and more restarts would take more nodes down.
+func (b recordSet) count(except string, maxDown int) int {
+	running, stuck := 0, 0
+	for _, r := range b.restarts {
+		switch {
+		case r.ID == except:
+		case r.Stuck:
+			stuck++
+		default:
+			running++
+		}
+	}
+	return running + max(0, stuck-maxDown)
 }
 
 // restartOf returns the restart of an instance whose ID is not except.
@@ -137,14 +162,11 @@ func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 		}
 	}
 	slices.SortFunc(b.restarts, func(x, y restartRecord) int {
-		if x.slot != y.slot {
-			return x.slot - y.slot
-		}
-		return y.epoch - x.epoch
+		return cmp.Or(x.slot-y.slot, y.epoch-x.epoch)
 	})
 	counting := b.restarts[:0:0]
 	for _, r := range b.restarts {
-		if len(counting) > 0 && counting[len(counting)-1].slot == r.slot {
+		if slices.ContainsFunc(counting, func(other restartRecord) bool { return other.ID == r.ID }) {
 			b.superseded = append(b.superseded, r)
 			continue
 		}

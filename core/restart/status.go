@@ -150,14 +150,14 @@ func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
 // setStatuses stores the statuses and logs the changes. If they are not complete, all other statuses stay.
 func (e *Engine) setStatuses(statuses restartStatuses, complete bool) {
 	now := e.clock.Now()
+	disks := map[string][]string{}
+	for _, request := range e.allRequests() {
+		disks[request.instance] = append(disks[request.instance], request.disk)
+	}
 	for _, instance := range sortedKeys(statuses) {
 		status := statuses[instance]
-		var disks []string
-		for _, request := range e.requestsFor(instance) {
-			disks = append(disks, request.disk)
-		}
 		old := e.status(instance)
-		status.since, status.disks, status.lastFailure = now, strings.Join(disks, ","), old.lastFailure
+		status.since, status.disks, status.lastFailure = now, strings.Join(disks[instance], ","), old.lastFailure
 		if old.reason == status.reason {
 			status.since = old.since
 		}

@@ -26,6 +26,8 @@ const (
 	stageRequesting stage = "requesting"
 	// stageReply means that the node plugin was asked to shut its guest down.
 	stageReply stage = "awaiting the node plugin's reply"
+	// stageCancelling means that the request to the node plugin is being withdrawn.
+	stageCancelling stage = "withdrawing the request"
 	// stageStopping means that the instance is stopping.
 	stageStopping stage = "stopping"
 	// stageApplying means that the instance is stopped, and its disks are being changed.
@@ -55,6 +57,10 @@ type heldRestart struct {
 	// deferredAtStart are the disks whose detach was deferred when the restart started. A disk that was unpublished
 	// later may have been unpublished because of the restart.
 	deferredAtStart map[string]bool
+	// cancelReason says why the restart is being cancelled, in stageCancelling.
+	cancelReason string
+	// tried is when a stuck restart was last advanced.
+	tried time.Time
 	// reported is the reason of the last reported problem, which is not repeated. problem is its text, until the next
 	// stage.
 	reported, problem string
@@ -91,6 +97,10 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 	if ready, err := e.finishTakeover(ctx, h, records); !ready || err != nil {
 		return err
 	}
+	if h.record.Stuck && !e.clock.Passed(timerStuck, h.record.ID, h.tried, stuckInterval) {
+		return nil
+	}
+	h.tried = e.clock.Now()
 	switch h.stage {
 	case stagePlanned:
 		return e.startShutdown(ctx, h, records)
@@ -98,6 +108,8 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 		return e.requestShutdown(ctx, h)
 	case stageReply:
 		return e.awaitReply(ctx, h)
+	case stageCancelling:
+		return e.withdraw(ctx, h)
 	case stageStopping:
 		return e.awaitStop(ctx, h)
 	case stageApplying:
@@ -177,7 +189,10 @@ func (e *Engine) endRestart(ctx context.Context, h *heldRestart) error {
 // startShutdown checks that no other process restarts the instance, that it runs, and that the restart is still needed.
 func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records recordSet) error {
 	id := h.record.Instance
-	if _, taken := records.restartOf(id, h.record.ID); taken {
+	_, taken := records.restartOf(id, h.record.ID)
+	// Stuck restarts do not count, so two processes may have taken different slots for the last free one. Each has
+	// created its record before it counts the others', so at least one of them sees too many.
+	if taken || records.count(h.record.ID, e.opts.MaxDown) >= e.opts.MaxDown {
 		return e.endRestart(ctx, h)
 	}
 	if h.record.Handover {
@@ -333,16 +348,68 @@ func (e *Engine) awaitReply(ctx context.Context, h *heldRestart) error {
 
 // cancelRestart gives a restart up before the instance is stopped, unless the guest is already shutting down.
 func (e *Engine) cancelRestart(ctx context.Context, h *heldRestart, why string) error {
-	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
-	if err != nil {
+	h.cancelReason = why
+	e.enterStage(h, stageCancelling)
+	return e.withdraw(ctx, h)
+}
+
+// withdraw withdraws the request of a cancelled restart.
+func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
+	instance, err := e.instance(ctx, h.record.Instance)
+	switch {
+	case err != nil:
 		return err
-	}
-	if reply.State == metadata.RestartAccepted {
+	case instance.RunState != rack.Running:
 		e.enterStage(h, stageStopping)
 		return nil
 	}
-	e.recordRefusal(ctx, h, why)
+	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
+	switch {
+	case err != nil:
+		return e.unreachable(ctx, h, timerBack, backTimeout, err)
+	case reply.State == metadata.RestartAccepted:
+		e.enterStage(h, stageStopping)
+		return nil
+	}
+	e.recordRefusal(ctx, h, h.cancelReason)
 	return e.finish(ctx, h)
+}
+
+// unreachable handles an error of the orchestrator for an instance that still runs. After the timeout the restart is
+// stuck. When its node plugin accepts the request no more, because it is too old (core/shutdown), the restart ends.
+func (e *Engine) unreachable(
+	ctx context.Context,
+	h *heldRestart,
+	what timer,
+	timeout time.Duration,
+	cause error,
+) error {
+	if h.record.Stuck {
+		planned, known := metadata.RestartPlannedAt(h.record.ID)
+		if known && e.clock.Passed(timerOutdated, h.record.ID, planned, requestOutdated) {
+			e.recordRefusal(ctx, h, "its node plugin cannot be reached: "+cause.Error())
+			return errors.Join(cause, e.endRestart(ctx, h))
+		}
+		return cause
+	}
+	if !e.stageLasted(what, h, timeout) {
+		return cause
+	}
+	return errors.Join(cause, e.setStuck(
+		ctx, h, fmt.Sprintf("its node plugin has not been reached for %s, check the node: %s", timeout, cause),
+	))
+}
+
+// setStuck frees the slot of a restart whose instance still runs. The record stays: if the guest halts later, the
+// instance is started again.
+func (e *Engine) setStuck(ctx context.Context, h *heldRestart, why string) error {
+	if h.record.Stuck {
+		return nil
+	}
+	e.reportProblem(ctx, h, "RestartStuck", why)
+	h.record.Stuck = true
+	_, err := e.renewRecord(ctx, h)
+	return err
 }
 
 // recordRefusal leaves the instance alone for the cool-down, and reports the reason.
@@ -362,6 +429,8 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 	}
 	switch instance.RunState {
 	case rack.Stopped:
+		// Its owner may have stopped it before the guest replied.
+		e.withdrawRequest(ctx, h)
 		h.stopped = e.clock.Now()
 		e.recordFailure(id, "")
 		e.enterStage(h, stageApplying)
@@ -386,7 +455,7 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 	}
 	reply, err := e.opts.Requester.Reply(ctx, id, h.record.ID)
 	if err != nil {
-		return err
+		return e.unreachable(ctx, h, timerHalt, e.opts.HaltTimeout, err)
 	}
 	switch {
 	case reply.State == metadata.RestartBack && h.recovering:
@@ -406,6 +475,7 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 				e.opts.HaltTimeout,
 			),
 		)
+		return e.setStuck(ctx, h, h.problem)
 	}
 	return nil
 }
@@ -455,6 +525,10 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // it was started in the meantime
+		case errors.Is(err, rack.ErrFull):
+			// The next publish refuses it, or requests it again if there is room by then.
+			e.opts.Log.Warn("no room for a volume", "disk_id", request.disk, "instance_id", id, "error", err.Error())
+			e.removeRequest(request.disk)
 		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound):
 			e.opts.Log.Warn("could not attach a volume", "disk_id", request.disk, "instance_id", id, "error", err.Error())
 			e.recordAttachFailure(request.disk, "the disk could not be attached to the stopped instance: "+err.Error())
@@ -599,8 +673,10 @@ func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 	}
 	reply, err := e.opts.Requester.Reply(ctx, h.record.Instance, h.record.ID)
 	switch {
-	case err == nil && (reply.State == metadata.RestartBack || reply.State == metadata.RestartUnanswered):
+	case err == nil && reply.State == metadata.RestartBack:
 		return e.finish(ctx, h)
+	case err == nil && reply.State == metadata.RestartUnanswered:
+		return e.finishUnanswered(ctx, h)
 	case e.stageLasted(timerBack, h, backTimeout):
 		e.reportProblem(
 			ctx,
@@ -613,6 +689,20 @@ func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 	return err
 }
 
+// finishUnanswered ends a restart whose owner stopped the instance before the guest replied. The guest may accept the
+// request up to the moment of its withdrawal.
+func (e *Engine) finishUnanswered(ctx context.Context, h *heldRestart) error {
+	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
+	switch {
+	case err != nil:
+		return err
+	case reply.State == metadata.RestartAccepted:
+		e.enterStage(h, stageStopping)
+		return nil
+	}
+	return e.finish(ctx, h)
+}
+
 // recoverRestart brings back an instance whose restart another process had started.
 func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
 	instance, err := e.instance(ctx, h.record.Instance)
@@ -621,7 +711,6 @@ func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
 	}
 	switch {
 	case instance.RunState == rack.Stopped, instance.RunState == rack.Failed:
-		e.withdrawRequest(ctx, h)
 		e.enterStage(h, stageStopping)
 		return nil
 	case instance.RunState != rack.Running:
@@ -635,7 +724,7 @@ func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
 	}
 	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
 	if err != nil {
-		return err
+		return e.unreachable(ctx, h, timerBack, backTimeout, err)
 	}
 	if reply.State == metadata.RestartAccepted {
 		e.enterStage(h, stageStopping)
@@ -644,8 +733,9 @@ func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
 	return e.finish(ctx, h)
 }
 
-// withdrawRequest withdraws an unanswered request after the owner stopped the instance. Otherwise its node plugin would
-// answer the request after the next start. A failure is only logged, so that it does not keep the instance down.
+// withdrawRequest withdraws an unanswered request when the instance is stopped. Otherwise its node plugin could answer
+// the request after the next start. A failure is only logged, so that it does not keep the instance down, and
+// finishUnanswered withdraws the request after the start.
 func (e *Engine) withdrawRequest(ctx context.Context, h *heldRestart) {
 	if e.opts.Shutdown == Hard {
 		return
@@ -685,7 +775,10 @@ func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 	}
 	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok && e.opts.Shutdown == Drain {
 		if err := drainer.Undrain(ctx, h.record.Instance, h.record.ID); err != nil {
-			return err
+			if !e.stageLasted(timerBack, h, backTimeout) {
+				return err
+			}
+			e.reportProblem(ctx, h, "RestartNotUndrained", "the node takes no workloads yet, allow them by hand: "+err.Error())
 		}
 	}
 	return e.endRestart(ctx, h)

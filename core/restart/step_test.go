@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -114,4 +116,68 @@ func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
 	if worst, most := defaultIdle+waits+2*defaultPoll, time.Minute; worst > most {
 		t.Errorf("the instance is brought back up to %s after the lease, want %s", worst, most)
 	}
+}
+
+// takenOver is a rack with a stopped instance and the restart record of a process that has died.
+type takenOver struct {
+	Rack
+	records []rack.Record
+	// created is when the record of the takeover was created, started when the instance was started.
+	created, started time.Time
+}
+
+func (r *takenOver) Records(context.Context) ([]rack.Record, error) { return r.records, nil }
+
+func (r *takenOver) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
+	r.created = time.Now()
+	r.records = append(r.records, rack.Record{ID: name, Name: name, Text: text})
+	return r.records[len(r.records)-1], nil
+}
+
+func (r *takenOver) UpdateRecord(_ context.Context, id, text string) error {
+	for i := range r.records {
+		if r.records[i].ID == id {
+			r.records[i].Text = text
+		}
+	}
+	return nil
+}
+
+func (r *takenOver) DeleteRecord(_ context.Context, id string) error {
+	r.records = slices.DeleteFunc(r.records, func(record rack.Record) bool { return record.ID == id })
+	return nil
+}
+
+func (r *takenOver) Instance(context.Context, string) (rack.Instance, error) {
+	return rack.Instance{ID: "i", RunState: rack.Stopped}, nil
+}
+
+func (r *takenOver) InstanceDisks(context.Context, string) ([]rack.Disk, error) { return nil, nil }
+
+func (r *takenOver) StartInstance(context.Context, string) error {
+	if r.started.IsZero() {
+		r.started = time.Now()
+	}
+	return nil
+}
+
+// A takeover waits for 45 s before it trusts the record and starts the instance: for so long the rack may still carry
+// out calls of the previous holder.
+func TestTakeoverWaitsForLateCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
+		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}}
+		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		go e.Run(ctx)
+		<-ctx.Done()
+		if r.created.IsZero() || r.started.IsZero() {
+			t.Fatalf("taken over at %s, started at %s", r.created, r.started)
+		}
+		if waited := r.started.Sub(r.created); waited < 45*time.Second || waited > time.Minute {
+			t.Errorf("the instance was started %s after the takeover, want 45 s to 1 min", waited)
+		}
+		<-e.Retired()
+	})
 }

@@ -116,5 +116,5 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 	if fsType := capability.GetMount().GetFsType(); !filesystem.Supported(fsType) {
 		return InvalidArgument("fs_type %q is not supported: use one of %s", fsType, strings.Join(filesystem.Types(), ", "))
 	}
-	return nil
+	return filesystem.CheckMountFlags(capability.GetMount().GetFsType(), capability.GetMount().GetMountFlags())
 }

@@ -47,6 +47,10 @@ const (
 	// KeyFSLineage lists the ancestors of this disk: the disk that it was copied from, that disk's source, and so on. The
 	// filesystem of each may be on this disk. UUIDs separated by commas; empty for a blank disk. Publish context.
 	KeyFSLineage = "fsLineage"
+	// KeyRawBlock is "true" if the volume was created for use as raw block, else it is missing. In both contexts; for a
+	// disk registered by hand the user may set it in the volume context. The node formats such a disk only after it read
+	// the whole disk, because a workload may have written anywhere on it.
+	KeyRawBlock = "rawBlock"
 	// KeyVerifyFilesystem is "false" to mount a filesystem that carries the identity of another volume. Volume context;
 	// users set it for a disk that they copied by hand.
 	KeyVerifyFilesystem = "verifyFilesystem"

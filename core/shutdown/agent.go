@@ -9,11 +9,14 @@ package shutdown
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -24,9 +27,12 @@ const (
 	longestRetry = time.Minute
 	// handleTimeout limits one attempt. A reply must be durable in the orchestrator before the guest goes down.
 	handleTimeout = time.Minute
-	// maxRequestAge is the age above which a request is refused. It is longer than any drain. An older request may be
-	// left from a plugin that was removed, and then no controller would start the instance again.
+	// maxRequestAge is the age above which no request powers the guest off, accepted or not. It is longer than any drain.
+	// An older request may be left from a plugin that was removed, and then no controller would start the instance again.
 	maxRequestAge = 2 * time.Hour
+	// maxClockSkew is how far the controller's clock may be ahead of the guest's. A request from further in the future
+	// would stay valid for longer than maxRequestAge.
+	maxClockSkew = 2 * time.Minute
 )
 
 // PowerOffMethod powers the guest off.
@@ -43,19 +49,24 @@ type Agent struct {
 	method   PowerOffMethod
 	// bootID is the boot ID of the guest.
 	bootID string
+	uptime func() (time.Duration, error)
 	log    *slog.Logger
 
 	// poweringOff is the restart for which this process has started the power-off.
 	poweringOff string
+	// ignored is the last request that was ignored. It is logged once.
+	ignored string
 	// lastProblem is the error of the last attempt. It is logged once.
 	lastProblem string
 }
 
-// New returns an agent. bootIDFile holds the boot ID: on Linux that is /proc/sys/kernel/random/boot_id.
+// New returns an agent. bootIDFile holds the boot ID: on Linux that is /proc/sys/kernel/random/boot_id. uptime returns
+// how long ago the guest booted, see [Uptime].
 func New(
 	listener metadata.RestartListener,
 	method PowerOffMethod,
 	bootIDFile string,
+	uptime func() (time.Duration, error),
 	log *slog.Logger,
 ) (*Agent, error) {
 	text, err := os.ReadFile(bootIDFile)
@@ -69,7 +80,16 @@ func New(
 			err,
 		)
 	}
-	return &Agent{listener: listener, method: method, bootID: boot, log: log}, nil
+	return &Agent{listener: listener, method: method, bootID: boot, uptime: uptime, log: log}, nil
+}
+
+// Uptime returns how long ago this guest booted, with the time for which it was suspended.
+func Uptime() (time.Duration, error) {
+	var since unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &since); err != nil {
+		return 0, fmt.Errorf("read how long ago the guest booted: %w", err)
+	}
+	return time.Duration(since.Nano()), nil
 }
 
 // Run handles requests until ctx ends. Call it once the node plugin serves, because its reply ends a restart. It
@@ -116,9 +136,17 @@ func (a *Agent) handleRequest(ctx context.Context) error {
 	if err != nil || restart == "" {
 		return err
 	}
+	planned, ok := metadata.RestartPlannedAt(restart)
+	if !ok {
+		a.ignore(restart, errors.New("no controller has planned it: it is not the ID of a restart"))
+		return nil
+	}
 	switch {
 	case sent.State == metadata.RestartUnanswered:
-		err := checkAge(restart)
+		err := checkAge(planned)
+		if err == nil {
+			err = a.checkBoot(planned)
+		}
 		if err == nil {
 			err = a.method.Check(ctx)
 		}
@@ -131,22 +159,54 @@ func (a *Agent) handleRequest(ctx context.Context) error {
 		a.log.Info("back after a planned restart", "restart_id", restart)
 		return a.reply(ctx, restart, metadata.RestartBack, "")
 	case sent.State == metadata.RestartAccepted:
-		// Accepted by an earlier process, or in a call whose answer was lost. An accepted restart is carried out.
+		// Accepted by an earlier process, or in a call whose answer was lost. An accepted restart is carried out, but not
+		// hours later: the power-off may have failed, or the plugin may have been away.
+		if err := checkAge(planned); err != nil {
+			a.ignore(restart, err)
+			return nil
+		}
 		return a.powerOff(ctx, restart)
 	}
 	return nil
 }
 
-// checkAge rejects an old request. It compares the clocks of two machines: if they differ that much, nothing is powered
-// off.
-func checkAge(restart string) error {
-	if planned, known := metadata.RestartPlannedAt(restart); known && time.Since(planned) > maxRequestAge {
-		return fmt.Errorf(
-			"restart %s was planned at %s, more than %s ago by this guest's clock: if it is recent, synchronise the clocks",
-			restart,
-			planned.UTC().Format(time.RFC3339),
-			maxRequestAge,
-		)
+// ignore logs a request that gets no reply, once.
+func (a *Agent) ignore(restart string, reason error) {
+	if a.ignored != restart {
+		a.ignored = restart
+		// Quoted and cut, because it can be any text.
+		a.log.Warn("ignored the request for a restart", "restart_id", fmt.Sprintf("%.40q", restart), "reason", reason)
+	}
+}
+
+// checkAge rejects a request that is hours old, or from the future. It compares the clocks of two machines: if they
+// differ by more than [maxClockSkew], nothing is powered off.
+func checkAge(planned time.Time) error {
+	age := time.Since(planned)
+	switch {
+	case age > maxRequestAge:
+		return fmt.Errorf("it was planned at %s, more than %s ago by this guest's clock: %s",
+			planned.UTC().Format(time.RFC3339), maxRequestAge, synchronise)
+	case age < -maxClockSkew:
+		return fmt.Errorf("it was planned at %s, in the future by this guest's clock: %s",
+			planned.UTC().Format(time.RFC3339), synchronise)
+	}
+	return nil
+}
+
+const synchronise = "if the request is recent, synchronise the clocks of guest and controller"
+
+// checkBoot rejects a request that is older than the guest's boot. An earlier boot may have accepted and carried it
+// out, and the reply may be lost since. No skew is tolerated: a controller whose clock is behind is refused right after
+// the boot, and plans the restart again later.
+func (a *Agent) checkBoot(planned time.Time) error {
+	uptime, err := a.uptime()
+	if err != nil {
+		return err
+	}
+	if booted := time.Now().Add(-uptime); planned.Before(booted) {
+		return fmt.Errorf("it was planned at %s, before this guest booted at %s: wait until the controller plans it again",
+			planned.UTC().Format(time.RFC3339), booted.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

@@ -5,6 +5,7 @@
 package shutdown_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -16,7 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -30,11 +31,13 @@ type guest struct {
 	checkErr     error
 	powerOffErr  error
 	requestedErr error
+	uptimeErr    error
 	replyErr     error // the reply takes effect all the same
 	calls        []string
 	logged       strings.Builder
 	changes      chan struct{} // returned by Changes
 	attempts     int
+	uptime       time.Duration // 0: a day
 }
 
 func (g *guest) Changes(context.Context) <-chan struct{} { return g.changes }
@@ -69,7 +72,8 @@ func (g *guest) boot(t *testing.T, id string) *shutdown.Agent {
 	if err := os.WriteFile(file, []byte(id+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	agent, err := shutdown.New(g, g, file, slog.New(slog.NewTextHandler(&g.logged, nil)))
+	uptime := func() (time.Duration, error) { return cmp.Or(g.uptime, 24*time.Hour), g.uptimeErr }
+	agent, err := shutdown.New(g, g, file, uptime, slog.New(slog.NewTextHandler(&g.logged, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +83,7 @@ func (g *guest) boot(t *testing.T, id string) *shutdown.Agent {
 // wantCalls compares the calls since the last comparison.
 func (g *guest) wantCalls(t *testing.T, when string, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, g.calls); diff != "" {
+	if diff := gocmp.Diff(want, g.calls); diff != "" {
 		t.Errorf("%s:\n%s", when, diff)
 	}
 	g.calls = nil
@@ -90,7 +94,7 @@ func TestAcceptedAndBack(t *testing.T) {
 	a := g.boot(t, "first")
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "no request")
-	g.request = "1"
+	g.request = metadata.NewRestartID(time.Now())
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "requested", "reply accepted", "power off")
 	if g.sent != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
@@ -103,13 +107,13 @@ func TestAcceptedAndBack(t *testing.T) {
 	g.wantCalls(t, "up again", "reply back")
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "after the reply")
-	g.request, g.sent = "2", metadata.RestartReply{}
+	g.request, g.sent = metadata.NewRestartID(time.Now()), metadata.RestartReply{}
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "the next restart", "reply accepted", "power off")
 }
 
 func TestRefused(t *testing.T) {
-	g := &guest{request: "1", checkErr: errors.New("an inhibitor\nof dpkg")}
+	g := &guest{request: metadata.NewRestartID(time.Now()), checkErr: errors.New("an inhibitor\nof dpkg")}
 	a := g.boot(t, "first")
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "requested", "reply refused")
@@ -121,23 +125,77 @@ func TestRefused(t *testing.T) {
 	g.wantCalls(t, "a refusal is not taken back")
 }
 
-// No controller would start an instance that stops for an old request.
-func TestOldRequestIsRefused(t *testing.T) {
-	for ago, want := range map[time.Duration][]string{
-		time.Hour:            {"reply accepted", "power off"},
-		3 * time.Hour:        {"reply refused"},
-		300 * 24 * time.Hour: {"reply refused"},
+// A request that may be left from long ago, or that no controller has written, powers no guest off. No controller would
+// start the instance again.
+func TestRequestsThatPowerNothingOff(t *testing.T) {
+	planned := func(ago time.Duration) string { return metadata.NewRestartID(time.Now().Add(-ago)) }
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}
+	const day = 24 * time.Hour
+	powersOff, refused, ignored := []string{"reply accepted", "power off"}, []string{"reply refused"}, []string(nil)
+	for _, test := range []struct {
+		name    string
+		request string
+		sent    metadata.RestartReply
+		uptime  time.Duration
+		want    []string
+	}{
+		{"now", planned(0), metadata.RestartReply{}, day, powersOff},
+		{"an hour ago", planned(time.Hour), metadata.RestartReply{}, day, powersOff},
+		{"three hours ago", planned(3 * time.Hour), metadata.RestartReply{}, day, refused},
+		{"300 days ago", planned(300 * day), metadata.RestartReply{}, 400 * day, refused},
+		{"by a clock that is a minute ahead", planned(-time.Minute), metadata.RestartReply{}, day, powersOff},
+		{"in three minutes", planned(-3 * time.Minute), metadata.RestartReply{}, day, refused},
+		{"in 50 years", planned(-50 * 365 * day), metadata.RestartReply{}, day, refused},
+		{"before the boot", planned(time.Hour), metadata.RestartReply{}, 59 * time.Minute, refused},
+		{"after the boot", planned(time.Hour), metadata.RestartReply{}, 61 * time.Minute, powersOff},
+		{"any text", "please restart\n", metadata.RestartReply{}, day, ignored},
+		{"a word", "true", metadata.RestartReply{}, day, ignored},
+		{"no time", "7-prod-0001", metadata.RestartReply{}, day, ignored},
+		{"a time and any text", planned(0)[:8] + "-anytext", metadata.RestartReply{}, day, ignored},
+		{"capital letters", strings.ToUpper("69a42a40deadbeef"), metadata.RestartReply{}, day, ignored},
+		{"too long", planned(0) + "0", metadata.RestartReply{}, day, ignored},
+		{"accepted an hour ago", planned(time.Hour), accepted, day, powersOff},
+		{"accepted 300 days ago in this boot", planned(300 * day), accepted, 400 * day, ignored},
+		{"accepted in the future", planned(-day), accepted, day, ignored},
+		{"accepted, and any text", "true", accepted, day, ignored},
+		{
+			"accepted in an earlier boot, 300 days ago", planned(300 * day),
+			metadata.RestartReply{State: metadata.RestartAccepted, Boot: "earlier"}, day, []string{"reply back"},
+		},
+		{
+			"accepted in an earlier boot, and any text", "true",
+			metadata.RestartReply{State: metadata.RestartAccepted, Boot: "earlier"}, day, ignored,
+		},
 	} {
-		g := &guest{request: metadata.NewRestartID(time.Now().Add(-ago))}
-		g.boot(t, "first").HandleRequest(t.Context())
-		g.wantCalls(t, "requested "+ago.String()+" ago", want...)
+		t.Run(test.name, func(t *testing.T) {
+			g := &guest{request: test.request, sent: test.sent, uptime: test.uptime}
+			a := g.boot(t, "first")
+			if !a.HandleRequest(t.Context()) {
+				t.Error("the request is handled again")
+			}
+			a.HandleRequest(t.Context())
+			g.wantCalls(t, "handled twice", test.want...)
+			if lines := strings.Count(g.logged.String(), "\n"); lines != 1 {
+				t.Errorf("logged %d lines, want one:\n%s", lines, &g.logged)
+			}
+		})
 	}
+}
+
+// If the time of the boot is unknown, an earlier boot may have carried the request out.
+func TestBootTimeUnknown(t *testing.T) {
+	g := &guest{request: metadata.NewRestartID(time.Now()), uptimeErr: errors.New("no clock")}
+	g.boot(t, "first").HandleRequest(t.Context())
+	g.wantCalls(t, "requested", "reply refused")
 }
 
 // An accepted restart is carried out and an unaccepted one is not, whatever fails in between.
 func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
-		g := &guest{request: "1", sent: metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}}
+		g := &guest{
+			request: metadata.NewRestartID(time.Now()),
+			sent:    metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"},
+		}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		g.wantCalls(t, "accepted before", "reply accepted", "power off")
@@ -145,7 +203,7 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g.wantCalls(t, "going down")
 	})
 	t.Run("answer lost", func(t *testing.T) {
-		g := &guest{request: "1", replyErr: errors.New("connection reset")}
+		g := &guest{request: metadata.NewRestartID(time.Now()), replyErr: errors.New("connection reset")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		g.wantCalls(t, "the first reply fails", "reply accepted")
@@ -154,7 +212,7 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g.wantCalls(t, "the second reply succeeds", "reply accepted", "power off")
 	})
 	t.Run("power-off fails", func(t *testing.T) {
-		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
+		g := &guest{request: metadata.NewRestartID(time.Now()), powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		a.HandleRequest(t.Context())
@@ -168,7 +226,7 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g.wantCalls(t, "at last", "reply accepted", "power off")
 	})
 	t.Run("withdrawn", func(t *testing.T) {
-		g := &guest{request: "1", powerOffErr: errors.New("no bus")}
+		g := &guest{request: metadata.NewRestartID(time.Now()), powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		g.calls, g.request, g.sent = nil, "", metadata.RestartReply{}
@@ -176,7 +234,7 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g.wantCalls(t, "no request any more")
 	})
 	t.Run("request unreadable", func(t *testing.T) {
-		g := &guest{request: "1", requestedErr: errors.New("the orchestrator is down")}
+		g := &guest{request: metadata.NewRestartID(time.Now()), requestedErr: errors.New("the orchestrator is down")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		g.wantCalls(t, "unknown")
@@ -189,7 +247,7 @@ func TestNewNeedsABootID(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{filepath.Join(t.TempDir(), "none"), empty} {
-		if _, err := shutdown.New(&guest{}, &guest{}, file, slog.New(slog.DiscardHandler)); err == nil {
+		if _, err := shutdown.New(&guest{}, &guest{}, file, shutdown.Uptime, slog.New(slog.DiscardHandler)); err == nil {
 			t.Errorf("%s: no error", file)
 		}
 	}
@@ -197,6 +255,7 @@ func TestNewNeedsABootID(t *testing.T) {
 		&guest{},
 		&guest{},
 		"/proc/sys/kernel/random/boot_id",
+		shutdown.Uptime,
 		slog.New(slog.DiscardHandler),
 	); err != nil {
 		t.Error(err)
@@ -234,7 +293,7 @@ func TestRunHandlesChangesAndRetries(t *testing.T) {
 		time.Sleep(100 * time.Second) // 40 + 60
 		wantAttempts("further failures", 7)
 		g.mu.Lock()
-		g.requestedErr, g.request = nil, "1"
+		g.requestedErr, g.request = nil, metadata.NewRestartID(time.Now())
 		g.mu.Unlock()
 		time.Sleep(time.Minute)
 		wantAttempts("success", 8)

@@ -38,34 +38,46 @@ const pollInterval = 10 * time.Millisecond
 // another process holds the lock, it waits for at most wait and then returns [ErrHeld].
 //
 // The lock covers one byte of the file <stateDir>/locks. It belongs to the open file (fcntl, F_OFD_SETLK), not to the
-// process, so an inherited descriptor keeps it.
+// process, so an inherited descriptor keeps it. If the file exists in a folder that is read-only now, the lock is a shared
+// one: it waits for programs from before, which hold the lock for themselves.
 func Acquire(ctx context.Context, stateDir string, volume uuid.UUID, wait time.Duration) (
 	locked context.Context, release func(), err error,
 ) {
-	path := filepath.Join(stateDir, "locks")
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if errors.Is(err, os.ErrNotExist) {
-		if err = os.MkdirAll(stateDir, 0o700); err == nil {
-			file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		}
-	}
+	file, kind, err := open(filepath.Join(stateDir, "locks"))
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrState, err)
 	}
 	// The file stays empty, so an error of Close loses no data.
 	release = func() { _ = file.Close() }
-	if err := lock(ctx, file, volume, wait); err != nil {
+	if err := lock(ctx, file, kind, volume, wait); err != nil {
 		release()
 		return nil, nil, err
 	}
 	return hostexec.WithInherited(ctx, file), release, nil
 }
 
-func lock(ctx context.Context, file *os.File, volume uuid.UUID, wait time.Duration) error {
+// open opens the lock file, and makes it if it is missing. It returns the kind of lock that the file allows.
+func open(path string) (file *os.File, kind int16, err error) {
+	file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		}
+	}
+	if err == nil {
+		return file, unix.F_WRLCK, nil
+	}
+	if readOnly, readErr := os.OpenFile(path, os.O_RDONLY, 0); readErr == nil {
+		return readOnly, unix.F_RDLCK, nil
+	}
+	return nil, 0, err
+}
+
+func lock(ctx context.Context, file *os.File, kind int16, volume uuid.UUID, wait time.Duration) error {
 	end := time.Now().Add(wait)
 	// Two volumes whose IDs have the same 63 bits wait for each other, which does no harm.
 	offset := int64(binary.BigEndian.Uint64(volume[:8])^binary.BigEndian.Uint64(volume[8:])) & math.MaxInt64
-	wanted := unix.Flock_t{Type: unix.F_WRLCK, Start: min(offset, math.MaxInt64-1), Len: 1}
+	wanted := unix.Flock_t{Type: kind, Start: min(offset, math.MaxInt64-1), Len: 1}
 	for {
 		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &wanted)
 		switch {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
@@ -81,4 +82,37 @@ func TestAcquireWithoutStateFolder(t *testing.T) {
 	if _, _, err := volumelock.Acquire(t.Context(), file, uuid.New(), 0); !errors.Is(err, volumelock.ErrState) {
 		t.Errorf("%v, want ErrState", err)
 	}
+}
+
+// A state folder that has become read-only still protects from programs that were started before.
+func TestAcquireInAReadOnlyStateFolder(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts")
+	}
+	// The read-only folder shows the same file as the writable one.
+	writable, readOnly, volume := t.TempDir(), t.TempDir(), uuid.New()
+	if err := unix.Mount(writable, readOnly, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(readOnly, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := unix.Mount("", readOnly, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	_, releaseBefore, err := volumelock.Acquire(t.Context(), writable, volume, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := volumelock.Acquire(t.Context(), readOnly, volume, 0); !errors.Is(err, volumelock.ErrHeld) {
+		t.Errorf("%v while a program runs, want ErrHeld", err)
+	}
+	releaseBefore()
+	_, release, err := volumelock.Acquire(t.Context(), readOnly, volume, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
 }

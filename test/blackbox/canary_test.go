@@ -5,6 +5,7 @@
 package blackbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/hex"
@@ -46,11 +47,13 @@ const (
 	canaryToken  = "oxide-token-canary+/Tq8vYw3ZkR6pXn="
 	canarySecret = "secret-canary+/Hd5mJs7LbQ9wCf="
 	// canaryKey is the key of a secret. A key may reveal what the secret is, so it is secret too.
-	canaryKey  = "key-canary+/Gu4nBx2VtE8yKr="
-	canaryFlag = "x-canary.Wz6kPm3DsN7qFj"
+	canaryKey = "key-canary+/Gu4nBx2VtE8yKr="
+	// Only flags on a list are accepted, and of their values ext4 takes such a number.
+	canaryNumber = "491736025"
+	canaryFlag   = "max_dir_size_kb=" + canaryNumber
 )
 
-var canaries = []string{canaryToken, canarySecret, canaryKey, canaryFlag}
+var canaries = []string{canaryToken, canarySecret, canaryKey, canaryNumber}
 
 // forms returns the encodings of a text: plain, URL, JSON, quoted, hex and base64. The base64 forms lack their ends,
 // which depend on the neighbouring bytes.
@@ -61,7 +64,7 @@ func forms(text string) map[string]string {
 	}
 	all := map[string]string{
 		"plain":        text,
-		"core":         regexp.MustCompile(`[A-Za-z0-9]{14}`).FindString(text),
+		"core":         cmp.Or(regexp.MustCompile(`[A-Za-z0-9]{14}`).FindString(text), text), // a number has no core
 		"URL query":    url.QueryEscape(text),
 		"URL path":     url.PathEscape(text),
 		"JSON":         strings.Trim(string(quoted), `"`),
@@ -459,7 +462,9 @@ func (s *recordedPlugin) liveOnNode(
 		}
 		return
 	}
-	for _, refused := range []string{"bogus=" + canaryFlag, canaryFlag[2:], "offset=" + canaryFlag, "logdev=" + canaryFlag, `"` + canaryFlag, canaryFlag + ",loop"} {
+	for _, refused := range []string{
+		"bogus=" + canaryNumber, canaryNumber, "offset=" + canaryNumber, "logdev=" + canaryNumber, `"` + canaryFlag, canaryFlag + ",loop",
+	} {
 		bad := proto.CloneOf(stage)
 		bad.VolumeCapability = mountVolume("ext4", refused)
 		if _, err := s.NodeStageVolume(ctx, bad); err == nil {

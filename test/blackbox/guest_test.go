@@ -113,18 +113,19 @@ func TestNodePluginInGuest(t *testing.T) {
 	first["synced-2.txt"] = "synced-2.txt"
 	_, gone = life(first, "quiet-3.txt")
 	gone()
-	api.RequestRestart("7-1")
+	restart := metadata.NewRestartID(time.Now())
+	api.RequestRestart(restart)
 	guest.await("stopped") // although no client told the rack to stop it
-	accepted := api.RestartReply("7-1")
+	accepted := api.RestartReply(restart)
 	first["quiet-3.txt"] = "quiet-3.txt"
 	m, gone := life(first)
 	eventually(
 		t,
 		"the plugin reports that its guest is back",
-		func() bool { return api.RestartReply("7-1").State == metadata.RestartBack },
+		func() bool { return api.RestartReply(restart).State == metadata.RestartBack },
 	)
 	if back := api.RestartReply(
-		"7-1",
+		restart,
 	); accepted.State != metadata.RestartAccepted || accepted.Boot == "" ||
 		accepted.Boot == back.Boot {
 		t.Errorf("the replies are %+v, then %+v", accepted, back)

@@ -101,9 +101,10 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// startSim starts a simulated rack. At the end of the test it must stop cleanly.
+// startSim starts a simulated rack with TLS and HTTP/2, as a rack has. At the end of the test it must stop cleanly.
 func startSim(t *testing.T, args ...string) *simtest.Sim {
 	t.Helper()
+	args = append([]string{"--tls=" + t.TempDir()}, args...)
 	sim, err := simtest.StartSim(programs.Sim, nil, args...)
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +214,7 @@ func checkLeftovers(t *testing.T, sim *simtest.Sim, disks int) {
 // disksOnRack returns the rack's disks without the instances' boot disks.
 func disksOnRack(t *testing.T, sim *simtest.Sim) []oxide.Disk {
 	t.Helper()
-	client, err := oxide.NewClient(oxide.WithHost(sim.Host), oxide.WithToken(sim.Token))
+	client, err := sim.Client()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -275,7 +275,7 @@ func (a *actor) checkShown(ctx context.Context) {
 
 // allow reports a code that the request must not get.
 func (a *actor) allow(doing string, err error, codes ...codes.Code) {
-	if !isUnknown(err) && !slices.Contains(codes, status.Code(err)) {
+	if !isUnknown(err) && !slices.Contains(slices.Concat(codes, accessCodes), status.Code(err)) {
 		a.results.violation("%s: unexpected code %v: %s", doing, err, a.historyText())
 	}
 }

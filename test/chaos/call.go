@@ -27,6 +27,15 @@ type rpc[Request, Response proto.Message] = func(context.Context, Request, ...gr
 // external-provisioner v6.3.0 takes the error as final and drops the volume.
 var unknown = []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted}
 
+// accessCodes are the codes of a token that the rack does not accept.
+var accessCodes = []codes.Code{codes.Unauthenticated, codes.PermissionDenied}
+
+// The steps that make an object.
+const (
+	creating     = "create"
+	snapshotting = "snapshot"
+)
+
 func isUnknown(err error) bool { return err != nil && slices.Contains(unknown, status.Code(err)) }
 
 // object is a volume or a snapshot: what a client requested, and the answers that it got.

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -128,7 +127,7 @@ func (p *plannedWorld) begin(ctx context.Context, b *results) (err error) {
 	for _, name := range nodes {
 		p.instances = append(p.instances, p.sim.Instance(name))
 	}
-	if p.rack, err = oxide.NewClient(oxide.WithHost("http://"+p.api), oxide.WithToken(p.sim.Token)); err != nil {
+	if p.rack, err = p.sim.Client(); err != nil {
 		return err
 	}
 	for i := range p.controllers {

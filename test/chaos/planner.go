@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -41,6 +42,7 @@ func runPlanner(args []string) (err error) {
 	endpoint, mode := flags.String("endpoint", "", ""), flags.String("mode", "", "")
 	host, project := flags.String("oxide-host", "", ""), flags.String("oxide-project", "", "")
 	token, cluster := flags.String("oxide-token-file", "", ""), flags.String("cluster-id", "", "")
+	ca := flags.String("oxide-ca-file", "", "")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -49,8 +51,12 @@ func runPlanner(args []string) (err error) {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("pid", os.Getpid())
+	web, err := rack.NewHTTPClientWithCAs(*ca, config.ReadCAs, log)
+	if err != nil {
+		return err
+	}
 	client, err := rack.New(rack.Config{
-		Name: "default", Host: *host, Project: *project, Log: log,
+		Name: "default", Host: *host, Project: *project, Log: log, HTTPClient: web,
 		Token: func() (string, error) {
 			text, err := os.ReadFile(*token)
 			return strings.TrimSpace(string(text)), err

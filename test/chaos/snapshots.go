@@ -68,7 +68,7 @@ func (w *worker) finishSnapshot(ctx context.Context, s *snapshot) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		default:
-			w.wantCode(&s.object, "snapshot", err, codes.ResourceExhausted, codes.Internal)
+			w.wantCode(&s.object, snapshotting, err, codes.ResourceExhausted, codes.Internal)
 			if s.fate == wanted && w.acceptsError(&s.object) {
 				s.fate = failed
 				w.dropSnapshot(s)

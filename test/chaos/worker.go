@@ -88,8 +88,12 @@ func (w *worker) work(ctx context.Context, end time.Time) {
 	}
 }
 
-// wantCode reports a violation if the request must not get this code.
+// wantCode reports a violation if the request must not get this code. The rack may refuse access to every request, but
+// after a create that is no final answer: an earlier request may have made the object.
 func (w *worker) wantCode(t *object, doing string, err error, allowed ...codes.Code) {
+	if doing != creating && doing != snapshotting {
+		allowed = append(allowed, accessCodes...)
+	}
 	if err == nil || isUnknown(err) || slices.Contains(allowed, status.Code(err)) || errors.Is(err, context.Canceled) ||
 		errors.Is(err, context.DeadlineExceeded) {
 		return
@@ -244,7 +248,7 @@ func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		w.wantCode(&v.object, "create", err, codes.ResourceExhausted, codes.Internal)
+		w.wantCode(&v.object, creating, err, codes.ResourceExhausted, codes.Internal)
 		if w.acceptsError(&v.object) {
 			v.fate = failed
 			w.dropVolume(v)

@@ -123,7 +123,7 @@ func (w *world) begin(ctx context.Context, b *results) error {
 		return err
 	}
 	w.ControllerClient = csi.NewControllerClient(w.conn)
-	if w.rack, err = oxide.NewClient(oxide.WithHost("http://"+w.api), oxide.WithToken(w.sim.Token)); err != nil {
+	if w.rack, err = w.sim.Client(); err != nil {
 		return err
 	}
 	resp, err := w.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{}, grpc.WaitForReady(true))
@@ -189,6 +189,7 @@ func (w *world) startRack(ctx context.Context) error {
 	args := []string{
 		"--listen=" + w.api,
 		"--control=" + w.control,
+		"--tls=" + w.path("tls"),
 		"--state=" + w.path("rack"),
 		"--instances=" + strings.Join(nodes, ","),
 		disks,
@@ -273,8 +274,12 @@ func (w *world) faultsToInject() []simtest.Fault {
 			0.1,
 			simtest.Fault{Kind: simtest.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
 		),
+		kind(0.1, simtest.Fault{Kind: simtest.FaultStatus, Status: 401}),
+		kind(0.1, simtest.Fault{Kind: simtest.FaultStatus, Status: 403}),
 		kind(1, simtest.Fault{Kind: simtest.FaultLost}),
 		kind(1, simtest.Fault{Kind: simtest.FaultReset}),
+		// Rare, because all calls stand still until the plugin notices it.
+		kind(0.01, simtest.Fault{Kind: simtest.FaultSilent}),
 		kind(0.5, simtest.Fault{Kind: simtest.FaultDelay, DelayMillis: 60}),
 		kind(0.5, simtest.Fault{Kind: simtest.FaultDelay, DelayMillis: int(longDelay / time.Millisecond)}),
 		kind(0.5, on(conflict, "instance_disk_attach")),

@@ -40,11 +40,14 @@ type kind struct {
 	block  bool
 	// used says that the volume has data, and grows that its filesystem is smaller than its disk.
 	used, grows, readOnly bool
+	// inUse says that a program keeps the disk in use during the killed call, and for a while afterwards.
+	inUse bool
 }
 
-var kinds = struct{ ext4New, ext4Used, ext4Grows, ext4ReadOnly, xfsNew, xfsUsed, btrfsNew, btrfsUsed, blockNew, blockUsed kind }{
+var kinds = struct{ ext4New, ext4Used, ext4InUse, ext4Grows, ext4ReadOnly, xfsNew, xfsUsed, btrfsNew, btrfsUsed, blockNew, blockUsed, blockInUse kind }{
 	ext4New:      kind{name: "ext4, blank disk", fsType: "ext4", size: 64 * mib},
 	ext4Used:     kind{name: "ext4, with data", fsType: "ext4", size: 64 * mib, used: true},
+	ext4InUse:    kind{name: "ext4, disk in use", fsType: "ext4", size: 64 * mib, used: true, inUse: true},
 	ext4Grows:    kind{name: "ext4, to be grown", fsType: "ext4", size: 320 * mib, used: true, grows: true},
 	ext4ReadOnly: kind{name: "ext4, read-only", fsType: "ext4", size: 64 * mib, used: true, readOnly: true},
 	xfsNew:       kind{name: "xfs, blank disk", fsType: "xfs", size: 320 * mib},
@@ -53,6 +56,7 @@ var kinds = struct{ ext4New, ext4Used, ext4Grows, ext4ReadOnly, xfsNew, xfsUsed,
 	btrfsUsed:    kind{name: "btrfs, with data", fsType: "btrfs", size: 160 * mib, used: true},
 	blockNew:     kind{name: "raw block, blank disk", size: 16 * mib, block: true},
 	blockUsed:    kind{name: "raw block, with data", size: 16 * mib, block: true, used: true},
+	blockInUse:   kind{name: "raw block, disk in use", size: 16 * mib, block: true, used: true, inUse: true},
 }
 
 func campaigns() (all []campaign) {
@@ -60,7 +64,7 @@ func campaigns() (all []campaign) {
 		stage:     {kinds.ext4New, kinds.ext4Used, kinds.ext4Grows, kinds.xfsNew, kinds.xfsUsed, kinds.btrfsNew, kinds.btrfsUsed, kinds.blockNew, kinds.blockUsed},
 		publish:   {kinds.ext4Used, kinds.ext4ReadOnly, kinds.xfsUsed, kinds.blockUsed},
 		unpublish: {kinds.ext4Used, kinds.blockUsed},
-		unstage:   {kinds.ext4Used, kinds.xfsUsed, kinds.btrfsUsed, kinds.blockUsed},
+		unstage:   {kinds.ext4Used, kinds.ext4InUse, kinds.xfsUsed, kinds.btrfsUsed, kinds.blockUsed, kinds.blockInUse},
 	} {
 		for _, kind := range of {
 			all = append(all, campaign{kind, call, false}, campaign{kind, call, true})
@@ -133,6 +137,8 @@ type life struct {
 	killAt int
 
 	volume *volume
+	// holder is the open disk of a volume that is in use.
+	holder *os.File
 	// data must be on the volume.
 	data []byte
 	// steps and retries are for the report.
@@ -151,6 +157,12 @@ func (l *life) run(ctx context.Context) (err error) {
 	}
 	if err := l.prepare(ctx, p); err != nil {
 		return errors.Join(fmt.Errorf("before the kill: %w", err), p.stop())
+	}
+	if l.kind.inUse {
+		if l.holder, err = os.OpenFile(l.volume.node(), os.O_RDWR, 0); err != nil {
+			return errors.Join(err, p.stop())
+		}
+		defer func() { _ = l.holder.Close() }() // if the life ends early
 	}
 	if err := l.callAndKill(ctx, p); err != nil {
 		return err
@@ -232,6 +244,9 @@ func (l *life) writeDevice(device string) error {
 	return errors.Join(err, file.Close())
 }
 
+// inUseTime is how long an orchestrator waits for the answer to a call for a disk that is in use.
+const inUseTime = 1100 * time.Millisecond
+
 // errUnwatched means that a call failed without a kill.
 var errUnwatched = errors.New("the call fails without a kill")
 
@@ -240,6 +255,11 @@ func (l *life) callAndKill(ctx context.Context, p *plugin) error {
 	ready, answered := make(chan struct{}), make(chan error, 1)
 	go func() {
 		<-ready
+		if l.kind.inUse { // the call waits until a second before its end
+			short, cancel := context.WithTimeout(ctx, inUseTime)
+			defer cancel()
+			ctx = short
+		}
 		err := l.volume.call(ctx, p, l.call)
 		answered <- errors.Join(err, p.cmd.Process.Kill())
 	}()
@@ -249,7 +269,10 @@ func (l *life) callAndKill(ctx context.Context, p *plugin) error {
 	if stopped := p.stop(); err == nil {
 		err = stopped
 	}
-	if err == nil && l.killAt == 0 && answer != nil {
+	if err == nil && l.kind.inUse && answer == nil {
+		return fmt.Errorf("%s succeeds while the disk is in use", l.call)
+	}
+	if err == nil && l.killAt == 0 && answer != nil && !l.kind.inUse {
 		return fmt.Errorf("%w: %w\n--- the plugin:\n%s", errUnwatched, answer, lastLines(p.log.String()))
 	}
 	return err
@@ -258,6 +281,16 @@ func (l *life) callAndKill(ctx context.Context, p *plugin) error {
 // recover makes the orchestrator's next calls, and checks their results.
 func (l *life) recover(ctx context.Context, p *plugin) error {
 	v := l.volume
+	if l.kind.inUse {
+		short, cancel := context.WithTimeout(ctx, inUseTime)
+		defer cancel()
+		if err := v.call(short, p, l.call); err == nil {
+			return fmt.Errorf("%s afterwards succeeds while the disk is in use", l.call)
+		}
+		if err := l.holder.Close(); err != nil {
+			return err
+		}
+	}
 	calls := map[rpc][]rpc{
 		stage: {stage, publish, unpublish, unstage}, publish: {publish, unpublish, unstage}, unpublish: {unpublish, unstage}, unstage: {unstage},
 	}[l.call]

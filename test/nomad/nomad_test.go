@@ -337,7 +337,7 @@ func (c *cluster) rotate(t *testing.T) {
 		"create",
 		"volumes/create.volume.hcl",
 	); err == nil ||
-		!strings.Contains(stderr, "Unauthenticated") {
+		!strings.Contains(stderr, "not authenticated") {
 		t.Errorf("with a revoked token: %v: %s", err, stderr)
 	}
 	root.run(t, "var", "put", "-force", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", token))

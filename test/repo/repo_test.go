@@ -7,6 +7,7 @@
 package repo
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -95,4 +96,44 @@ func quoted(text string) []string {
 		all = append(all, found[1])
 	}
 	return all
+}
+
+var testName = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)[`/]")
+
+// TestNamedTestsExist checks that every test that a page names exists. A promise whose test was renamed or removed is
+// shown by nothing.
+func TestNamedTestsExist(t *testing.T) {
+	var code strings.Builder
+	pages := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		test, page := strings.HasSuffix(path, "_test.go"), strings.HasSuffix(path, ".md")
+		if entry.IsDir() || !test && !page {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if test {
+			code.Write(text)
+		} else {
+			pages[path] = string(text)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := 0
+	for path, text := range pages {
+		for _, match := range testName.FindAllStringSubmatch(text, -1) {
+			named++
+			if !strings.Contains(code.String(), "func "+match[1]+"(") {
+				t.Errorf("%s names %s, and there is no such test", path, match[1])
+			}
+		}
+	}
+	if named < 100 {
+		t.Errorf("only %d names of tests were found", named)
+	}
 }

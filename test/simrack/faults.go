@@ -20,6 +20,7 @@ const (
 	faultLost   = "lost"   // executed, then the connection is closed without an answer
 	faultReset  = "reset"  // not executed, the connection is reset
 	faultDelay  = "delay"  // executed after a delay
+	faultSilent = "silent" // executed, and from now on nothing passes through the connection
 )
 
 // anyOperation makes a fault apply to every operation.
@@ -93,7 +94,7 @@ func (q faultRequest) fault() (*fault, error) {
 		return nil, fmt.Errorf("probability %v is not between 0 and 1", f.Probability)
 	}
 	switch f.Kind {
-	case faultLost, faultReset, faultDelay:
+	case faultLost, faultReset, faultDelay, faultSilent:
 	case faultStatus:
 		f.Status = valueOr(q.Status, 503)
 		if f.Status < 400 || f.Status > 599 {
@@ -102,7 +103,7 @@ func (q faultRequest) fault() (*fault, error) {
 		code, message := defaultError(f.Status)
 		f.ErrorCode, f.Message = valueOr(q.ErrorCode, code), valueOr(q.Message, message)
 	default:
-		return nil, fmt.Errorf("kind %q is unknown: status, lost, reset or delay", f.Kind)
+		return nil, fmt.Errorf("kind %q is unknown: status, lost, reset, delay or silent", f.Kind)
 	}
 	return f, nil
 }

@@ -100,7 +100,8 @@ type request struct {
 
 // API is the rack's API. A request is completed even if its client has gone.
 //
-// Faults close connections. The server must support hijacking, as net/http does for HTTP/1.
+// Faults that end a connection, or make it silent, need a server with [Listener] and [ConnContext]. Other servers must
+// support hijacking, as net/http does for HTTP/1, and have no fault "silent".
 func (r *Rack) API() http.Handler { return http.HandlerFunc(r.serveAPI) }
 
 func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
@@ -118,7 +119,7 @@ func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
 	entry := callEntry{Operation: operation, Method: req.Method, Path: req.URL.Path, Fault: kind}
 	if kind == faultReset {
 		r.calls.record(entry)
-		resetConnection(w)
+		resetConnection(w, req)
 		return
 	}
 	ans, err := answer{}, refused
@@ -132,9 +133,19 @@ func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
 		}
 		ans, err = r.perform(op, &request{http: req, segment: segment})
 	}
-	if kind == faultLost {
+	switch kind {
+	case faultLost:
 		r.calls.record(entry)
-		panic(http.ErrAbortHandler) // net/http closes the connection without an answer
+		if c := connectionOf(req.Context()); c != nil {
+			if err := c.Close(); err != nil {
+				r.log.Debug("client has gone", "operation", entry.Operation, "error", err)
+			}
+		}
+		panic(http.ErrAbortHandler) // net/http closes the connection without an answer, unless it is HTTP/2
+	case faultSilent:
+		if c := connectionOf(req.Context()); c != nil {
+			c.goSilent()
+		}
 	}
 	r.reply(w, req, entry, ans, err)
 }
@@ -426,7 +437,12 @@ func acceptsGzip(h http.Header) bool {
 }
 
 // resetConnection closes the client's connection with a reset.
-func resetConnection(w http.ResponseWriter) {
+func resetConnection(w http.ResponseWriter, req *http.Request) {
+	if c := connectionOf(req.Context()); c != nil {
+		if err := c.reset(); err == nil || req.ProtoMajor > 1 {
+			panic(http.ErrAbortHandler)
+		}
+	}
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(http.ErrAbortHandler)

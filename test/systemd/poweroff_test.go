@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -66,9 +67,10 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		locks, err := m.try("systemd-inhibit", "--list")
 		return err == nil && strings.Contains(locks, "kubelet")
 	})
-	api.RequestRestart("7-1")
-	m.eventually("it refuses", func() bool { return api.RestartReply("7-1").State == metadata.RestartRefused })
-	if why := api.RestartReply("7-1").Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
+	refused := metadata.NewRestartID(time.Now())
+	api.RequestRestart(refused)
+	m.eventually("it refuses", func() bool { return api.RestartReply(refused).State == metadata.RestartRefused })
+	if why := api.RestartReply(refused).Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
 		t.Errorf("the plugin refuses because %s", why)
 	}
 	m.run("systemctl", "stop", "kubelet")
@@ -78,12 +80,13 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	if string(before) != "started\n" {
 		t.Errorf("before the restart the service's log is %q", before)
 	}
-	api.RequestRestart("7-2")
+	restart := metadata.NewRestartID(time.Now())
+	api.RequestRestart(restart)
 	m.eventually("the machine is down", func() bool {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", m.init))
 		return os.IsNotExist(err)
 	})
-	if answer := api.RestartReply("7-2"); answer.State != metadata.RestartAccepted || answer.Boot != "first" {
+	if answer := api.RestartReply(restart); answer.State != metadata.RestartAccepted || answer.Boot != "first" {
 		t.Errorf("the reply is %+v", answer)
 	}
 	after, err := os.ReadFile(diary)
@@ -93,5 +96,5 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	}
 	start("second")
 	back := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
-	m.eventually("the plugin reports that it is back", func() bool { return api.RestartReply("7-2") == back })
+	m.eventually("the plugin reports that it is back", func() bool { return api.RestartReply(restart) == back })
 }

@@ -12,14 +12,14 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/vm
 
-# From e2fsprogs, xfsprogs, btrfs-progs, util-linux and mount; and stat from coreutils, because busybox's stat has no
-# birth times (busybox's shell uses its own stat if no path is given).
+# From e2fsprogs, xfsprogs, btrfs-progs, util-linux and mount; dd and stat from coreutils, because busybox's dd
+# has no direct reads and its stat no birth times (busybox's shell uses its own if no path is given).
 tools=(
     mke2fs mkfs.ext3 mkfs.ext4 e2fsck fsck.ext3 fsck.ext4 resize2fs dumpe2fs tune2fs
     mkfs.xfs xfs_repair xfs_growfs xfs_io
     mkfs.btrfs btrfs
     blkid mount umount fsck
-    stat
+    dd stat
 )
 # Modules that are not built into the cloud kernel.
 modules=(virtio_pci virtio_net xfs btrfs)

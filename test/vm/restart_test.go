@@ -29,7 +29,6 @@ const haltTime = 90 * time.Second
 // through which requests and replies go. busybox' init ends the guest.
 func TestPlannedRestart(t *testing.T) {
 	t.Parallel()
-	const restart = "7-1"
 	instance := uuid.NewString()
 	api := &simtest.Node{Name: "worker", ProviderID: "oxide://" + instance}
 	server := httptest.NewServer(api)
@@ -83,6 +82,7 @@ func TestPlannedRestart(t *testing.T) {
 		m.writeUnsynced(t, u.volume, u.unsynced)
 	}
 	asked := time.Now()
+	restart := metadata.NewRestartID(asked)
 	api.RequestRestart(restart)
 	m.awaitEnd(t)
 	t.Logf("the machine was off %s after the restart was requested", time.Since(asked).Round(100*time.Millisecond))

@@ -76,7 +76,7 @@ func rackOf(topologies []*csi.Topology) string {
 // MadeByPlugin reports whether the disk's name is one that this plugin gives to its disks.
 func (v Volume) MadeByPlugin() bool { return diskname.IsVolumeSerial(v.DiskName) }
 
-// anyCapability is the capability for creating and attaching volumes. The rack stores no capability. The node gets the
+// anyCapability is the capability for creating and attaching volumes that need not be raw block. The node gets the
 // volume's real capability when it mounts the volume.
 var anyCapability = &csi.VolumeCapability{
 	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
@@ -93,13 +93,26 @@ type CreateVolumeOptions struct {
 	// Rack is empty for any rack.
 	Rack       string
 	Parameters map[string]string
+	// Block says that the volume will be used as raw block.
+	Block bool
+}
+
+// capability returns the capability for creating the volume.
+func (o CreateVolumeOptions) capability() *csi.VolumeCapability {
+	if !o.Block {
+		return anyCapability
+	}
+	return &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: anyCapability.GetAccessMode(),
+	}
 }
 
 // CreateVolume creates a volume, or finds the volume of this name with the same properties.
 func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Volume, error) {
 	req := &csi.CreateVolumeRequest{
 		Name:               opts.Name,
-		VolumeCapabilities: []*csi.VolumeCapability{anyCapability},
+		VolumeCapabilities: []*csi.VolumeCapability{opts.capability()},
 		Parameters:         opts.Parameters,
 	}
 	if opts.SizeBytes > 0 {

@@ -13,12 +13,8 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"net"
-	"os"
 	"sync"
 	"time"
 
@@ -105,7 +101,7 @@ func (r *Registration) Run(ctx context.Context) {
 
 // serve serves the socket until ctx ends, or until the socket must be created again.
 func (r *Registration) serve(ctx context.Context) error {
-	socket, err := listen(r.options.Socket)
+	socket, err := core.Listen(r.options.Socket)
 	if err != nil {
 		return err
 	}
@@ -124,10 +120,9 @@ func (r *Registration) serve(ctx context.Context) error {
 	var failure error
 	go func() {
 		defer close(ended)
-		failure = server.Serve(socket.listener)
+		failure = server.Serve(socket)
 	}()
 	defer func() {
-		socket.keepReplacement()
 		server.Stop()
 		<-ended
 	}()
@@ -150,13 +145,8 @@ func (r *Registration) serve(ctx context.Context) error {
 				r.registered()
 			}
 		case <-check.C:
-			if !socket.exists() {
-				r.failed(
-					fmt.Errorf(
-						"the registration socket %s was removed or replaced: check which other program writes there",
-						r.options.Socket,
-					),
-				)
+			if err := socket.CheckFile(); err != nil {
+				r.failed(fmt.Errorf("registration: %w", err))
 				return nil
 			}
 			if rejected {
@@ -217,36 +207,4 @@ func (s *service) NotifyRegistrationStatus(
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-}
-
-// socket is a listening socket and its file.
-type socket struct {
-	listener *net.UnixListener
-	path     string
-	file     fs.FileInfo
-}
-
-// listen creates the socket.
-func listen(path string) (*socket, error) {
-	listener, err := core.Listen(path)
-	if err != nil {
-		return nil, err
-	}
-	file, err := os.Lstat(path)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("stat the new socket: %w", err), listener.Close())
-	}
-	return &socket{listener: listener, path: path, file: file}, nil
-}
-
-// exists reports whether the file still exists and was not replaced. It also compares the modification time, because a
-// new file can get the inode number of a removed file.
-func (s *socket) exists() bool {
-	file, err := os.Lstat(s.path)
-	return err == nil && os.SameFile(file, s.file) && file.ModTime().Equal(s.file.ModTime())
-}
-
-// keepReplacement prevents Close from removing a file that replaced this socket.
-func (s *socket) keepReplacement() {
-	s.listener.SetUnlinkOnClose(s.exists())
 }

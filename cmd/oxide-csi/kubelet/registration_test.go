@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/testing/protocmp"
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -274,7 +275,9 @@ func TestSocketCannotBeCreated(t *testing.T) {
 		{"another registrar", func(t *testing.T, socket string) func() {
 			listener, err := net.Listen("unix", socket)
 			must(t, err)
-			return func() { must(t, listener.Close()) }
+			server := grpc.NewServer()
+			go func() { _ = server.Serve(listener) }() // it ends with the test
+			return server.Stop
 		}, "is in use"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -315,9 +318,11 @@ func TestSocketReplaced(t *testing.T) {
 			hidden := filepath.Join(dir, ".other")
 			other, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 			must(t, err)
-			defer func() { must(t, other.Close()) }()
 			other.SetUnlinkOnClose(false)
 			must(t, os.Rename(hidden, r.socket))
+			server := grpc.NewServer()
+			go func() { _ = server.Serve(other) }() // it ends with the test
+			defer server.Stop()
 			if checked {
 				r.awaitReason(t, "is in use")
 			}

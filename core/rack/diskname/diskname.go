@@ -83,6 +83,19 @@ func IsTemporary(snapshotName string) bool {
 	return strings.HasPrefix(snapshotName, temporaryPrefix)
 }
 
+// maxNameBytes is the length of the longest name on a rack.
+const maxNameBytes = 63
+
+// Valid reports whether a disk on a rack can have this name (docs/reference/rack.md §1).
+func Valid(name string) bool {
+	const letters = "abcdefghijklmnopqrstuvwxyz"
+	if name == "" || len(name) > maxNameBytes || strings.Trim(name[:1], letters) != "" || name[len(name)-1] == '-' ||
+		strings.Trim(name, letters+"0123456789-") != "" {
+		return false
+	}
+	return uuid.Validate(name) != nil
+}
+
 // Serial returns the NVMe serial that the guest shows for a disk with this name.
 func Serial(diskName string) string {
 	return diskName[:min(len(diskName), SerialBytes)]

@@ -45,6 +45,34 @@ func TestParseID(t *testing.T) {
 	}
 }
 
+func TestValid(t *testing.T) {
+	const id = "f61b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d" // its first character can begin a name
+	for name, want := range map[string]bool{
+		ForVolume("cluster", "a"):       true,
+		"d":                             true,
+		"disk-1":                        true,
+		strings.Repeat("z", 63):         true,
+		strings.Repeat("z", 64):         false,
+		"":                              false,
+		"Disk":                          false,
+		"disk_1":                        false,
+		"di sk":                         false,
+		"disk\n":                        false,
+		"1disk":                         false,
+		"-disk":                         false,
+		"disk-":                         false,
+		"dìsk":                          false,
+		id:                              false,
+		strings.ReplaceAll(id, "-", ""): false,
+		strings.Replace(id, "-", "", 1): true,
+		"urn:uuid:" + id:                false,
+	} {
+		if got := Valid(name); got != want {
+			t.Errorf("Valid(%q) = %t", name, got)
+		}
+	}
+}
+
 func TestIsVolumeSerial(t *testing.T) {
 	for serial, want := range map[string]bool{
 		ForVolume("prod", "postgres"): true,

@@ -117,8 +117,10 @@ job "oxide-csi" {
 
       # Disks are attached and detached while it runs. Nomad itself mounts the host's /dev.
       config {
-        image           = var.image
-        network_mode    = "host"
+        image        = var.image
+        network_mode = "host"
+        # Before a disk is detached, the plugin looks in /proc for programs that still have it open: the host's too.
+        pid_mode        = "host"
         privileged      = true
         readonly_rootfs = true
 

@@ -44,7 +44,8 @@
 //  3. Set the loop device's capacity to zero, as the NVMe driver does with a disk that has vanished: a process with the
 //     device open reads end of file and cannot write. Setting it makes the kernel write the device's dirty pages, which
 //     step 2 prevents. Where step 2 does not work, on other filesystems below the state directory, these pages reach
-//     the file, as if the guest's kernel had written them just before the cut.
+//     the file, as if the guest's kernel had written them just before the cut. A test that needs the loss on any
+//     filesystem uses package test/writecache.
 //  4. Kill the processes of the guest, if the guest loses its power.
 //  5. Detach the loop device. The kernel releases the file when the last holder closes the device.
 //

@@ -65,6 +65,7 @@ const (
 	FaultLost   = "lost"
 	FaultReset  = "reset"
 	FaultDelay  = "delay"
+	FaultSilent = "silent"
 )
 
 // Calls are the API calls that the rack has received.

@@ -78,6 +78,9 @@ func (o PluginOptions) Flags() ([]string, error) {
 			"--oxide-token-file="+file,
 			"--cluster-id="+ClusterID,
 		)
+		if o.Sim.CAFile != "" {
+			flags = append(flags, "--oxide-ca-file="+o.Sim.CAFile)
+		}
 	}
 	if o.Mode != "controller" {
 		flags = append(flags, "--state-dir="+filepath.Join(o.Dir, "state"))

@@ -6,12 +6,18 @@ package simtest
 
 import (
 	"bufio"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
 // Sim is a running oxide-sim serve.
@@ -20,6 +26,8 @@ type Sim struct {
 
 	// Host, Token and Project configure a client of the rack's API.
 	Host, Token, Project string
+	// CAFile is the path of the CA's certificate, empty for plain HTTP.
+	CAFile string
 	// Control is the base URL of the control endpoint.
 	Control string
 	// Instances are the instances that exist at the start of the rack.
@@ -99,6 +107,8 @@ func (s *Sim) read(stdout io.Reader) error {
 		switch key, value, _ := strings.Cut(line, "="); key {
 		case "OXIDE_HOST":
 			s.Host = value
+		case "OXIDE_CSI_CA_FILE":
+			s.CAFile = value
 		case "OXIDE_TOKEN":
 			s.Token = value
 		case "OXIDE_PROJECT":
@@ -110,6 +120,23 @@ func (s *Sim) read(stdout io.Reader) error {
 		}
 	}
 	return errors.Join(errors.New("oxide-sim ended before it was ready"), lines.Err())
+}
+
+// Client returns a client of the rack's API with the rack's token.
+func (s *Sim) Client() (*oxide.Client, error) {
+	client := &http.Client{}
+	if s.CAFile != "" {
+		text, err := os.ReadFile(s.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("%s has no certificate", s.CAFile)
+		}
+		client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	}
+	return oxide.NewClient(oxide.WithHost(s.Host), oxide.WithToken(s.Token), oxide.WithHTTPClient(client))
 }
 
 // Instance returns an instance that exists since the start of the rack.

@@ -1,0 +1,83 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+)
+
+// No escape sequence reaches the terminal, wherever it comes from.
+func TestOutputIsPrintable(t *testing.T) {
+	for _, args := range [][]string{{"--no-such-\x1b[2Jflag"}, {"volume", "list", "--socket=/none/\x1b]0;title\a"}} {
+		var out, err strings.Builder
+		if code := run(args, nil, &out, &err); code == 0 {
+			t.Errorf("%q succeeded", args)
+		}
+		if text := out.String() + err.String(); text == "" || strings.ContainsAny(text, "\x1b\a") {
+			t.Errorf("%q printed %q", args, text)
+		}
+	}
+}
+
+// The HTTP endpoint serves a bounded number of connections. The next one waits until another closes.
+func TestHTTPConnectionsAreBounded(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	mustWork(t, err)
+	mustWork(t, free.Close())
+	addr := free.Addr().String()
+	live := func(context.Context) error { return nil }
+	stop, err := serveHTTP(
+		config.Config{HTTPEndpoint: addr},
+		live,
+		nil,
+		nil,
+		newLogger(config.Config{}, &strings.Builder{}),
+	)
+	mustWork(t, err)
+	defer stop()
+	dial := func() net.Conn {
+		conn, err := net.Dial("tcp", addr)
+		mustWork(t, err)
+		t.Cleanup(func() { _ = conn.Close() }) // some are closed already
+		_, err = conn.Write([]byte("GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"))
+		mustWork(t, err)
+		return conn
+	}
+	answered := func(conn net.Conn, wait time.Duration) bool {
+		mustWork(t, conn.SetReadDeadline(time.Now().Add(wait)))
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		return err == nil && resp.StatusCode == http.StatusOK
+	}
+	var open []net.Conn
+	for range maxHTTPConnections {
+		open = append(open, dial())
+		if !answered(open[len(open)-1], time.Minute) {
+			t.Fatalf("connection %d got no answer", len(open))
+		}
+	}
+	next := dial()
+	if answered(next, 100*time.Millisecond) {
+		t.Errorf("connection %d was served", maxHTTPConnections+1)
+	}
+	mustWork(t, open[0].Close())
+	if !answered(next, time.Minute) {
+		t.Error("a connection that waited was not served after another had closed")
+	}
+}
+
+func mustWork(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

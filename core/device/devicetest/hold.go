@@ -1,0 +1,85 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package devicetest
+
+import (
+	"bufio"
+	"fmt"
+	"os/exec"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+)
+
+// Holder is a process that keeps something in use until End or the end of the test. It ends also if the test's process
+// is killed: it reads from a pipe whose other end is in that process.
+type Holder struct {
+	t    testing.TB
+	cmd  *exec.Cmd
+	done bool
+}
+
+// Hold starts a shell that runs a script and then waits for ever, with the files that the script has opened.
+func Hold(t testing.TB, script string) *Holder {
+	t.Helper()
+	return hold(t, exec.Command("/bin/sh", "-c", ready(script)))
+}
+
+// HoldMountNamespace is Hold in a new mount namespace. The namespace keeps private copies of the mounts below the folder
+// keep. It has no copies of the mounts of other tests, which may run in the same process.
+func HoldMountNamespace(t testing.TB, keep, script string) *Holder {
+	t.Helper()
+	// A mount whose mount point another test has just removed cannot be unmounted. The kernel does that by itself.
+	const leaveOthers = `awk '{print $5}' /proc/self/mountinfo | grep '^/tmp/' | grep -v "^$0/" | sort -r |
+while read -r path; do umount -l "$path" 2>/dev/null; done
+`
+	return hold(
+		t,
+		exec.Command("unshare", "--mount", "--propagation=private", "/bin/sh", "-c", leaveOthers+ready(script), keep),
+	)
+}
+
+func ready(script string) string { return "set -e\n" + script + "\necho ready\nexec cat >/dev/null" }
+
+func hold(t testing.TB, cmd *exec.Cmd) *Holder {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := hostexec.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	h := &Holder{t: t, cmd: cmd}
+	t.Cleanup(h.End)
+	var said string
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if lines.Text() == "ready" {
+			return h
+		}
+		said += fmt.Sprintln(lines.Text())
+	}
+	t.Fatalf("the holder has ended: %s", said)
+	return nil
+}
+
+// PID is the process's ID.
+func (h *Holder) PID() int { return h.cmd.Process.Pid }
+
+// End ends the process and waits for its end.
+func (h *Holder) End() {
+	if h.done {
+		return
+	}
+	h.done = true
+	if err := h.cmd.Process.Kill(); err != nil {
+		h.t.Error(err)
+	}
+	_ = h.cmd.Wait() // it was killed
+}

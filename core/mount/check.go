@@ -1,0 +1,310 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+)
+
+const (
+	// repairTimeout bounds a check or a growth.
+	repairTimeout = 4 * time.Hour
+	// maxRepairs is how many checks run at a time. A check needs memory in proportion to the size of its disk.
+	maxRepairs = 4
+	// hungAfter is the time after which a check no longer counts as one of maxRepairs: its disk may hang for ever.
+	hungAfter = 10 * time.Minute
+	// failureLife is how long the failure of a check without a caller is kept for the caller's repetition.
+	failureLife = 10 * time.Minute
+)
+
+// Repairs checks and grows the ext filesystems of this node while they are not mounted.
+//
+// A check can take longer than an RPC, and a check that is stopped at each RPC's end never finishes. So it goes on after
+// its RPC, at most one for each disk, and holds the volume's lock (package volumelock). The repetition of the RPC waits
+// for it with [Repairs.Wait].
+type Repairs struct {
+	log *slog.Logger
+	// growsMounted says that this process may ask the kernel to grow a mounted ext.
+	growsMounted bool
+	// run is [hostexec.Run].
+	run func(ctx context.Context, name string, args ...string) (hostexec.Result, error)
+
+	mu sync.Mutex
+	// running has the repairs that run, and those that failed without a caller, by the UUID of the disk.
+	running map[uuid.UUID]*repair
+}
+
+// repair is a check or a growth in a goroutine of its own.
+type repair struct {
+	dev     device.Device
+	started time.Time
+	// done is closed at the end. The fields below are valid afterwards.
+	done     chan struct{}
+	ended    time.Time
+	err      error
+	panicked any
+}
+
+// NewRepairs returns a Repairs without running checks.
+func NewRepairs(log *slog.Logger) *Repairs {
+	return &Repairs{
+		log: log, growsMounted: mayGrowMounted(), run: hostexec.Run, running: map[uuid.UUID]*repair{},
+	}
+}
+
+// Mount mounts the device's filesystem at the folder target, see [Filesystem]. Before a writable mount of ext3 or ext4
+// it reads the superblock, and runs e2fsck -p if the filesystem is not clean. The kernel checks nothing before it
+// mounts: without a journal, or with errors, it overwrites files. xfs and btrfs keep their metadata consistent by
+// themselves.
+//
+// The errors are those of [Filesystem], [ErrDamaged] if e2fsck does not repair the filesystem without asking, and
+// [ErrChecking] if the check still runs at the end of ctx. Repeat the call then.
+func (r *Repairs) Mount(
+	ctx context.Context,
+	dev device.Device,
+	diskID uuid.UUID,
+	target, fsType string,
+	options Options,
+) error {
+	if !options.ReadOnly() {
+		if err := r.prepare(ctx, dev, diskID, fsType); err != nil {
+			return err
+		}
+	}
+	if isExt(fsType) {
+		state, err := device.ReadExtState(dev)
+		if err != nil {
+			return err
+		}
+		options.neverPanic = state.PanicsOnError
+	}
+	err := Filesystem(ctx, dev, target, fsType, options)
+	if !errors.Is(err, ErrDamaged) || options.ReadOnly() {
+		return err
+	}
+	if !isExt(fsType) {
+		byHand := map[string]string{"xfs": "xfs_repair", "btrfs": "btrfs check"}
+		return fmt.Errorf("%w: restore a snapshot, or check the disk with %s on the node", err, byHand[fsType])
+	}
+	if err := r.check(ctx, dev, diskID, "the kernel refuses it as damaged"); err != nil {
+		return err
+	}
+	return Filesystem(ctx, dev, target, fsType, options)
+}
+
+// prepare makes sure that the filesystem fits the disk and can be mounted writable.
+func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UUID, fsType string) error {
+	if !isExt(fsType) {
+		_, err := needsGrowth(dev, fsType)
+		return err
+	}
+	// This comes first, because even the superblock is unreliable after an interrupted growth.
+	if err := r.finishGrowth(ctx, dev, diskID); err != nil {
+		return err
+	}
+	grows, err := needsGrowth(dev, fsType)
+	if err != nil {
+		return err
+	}
+	state, err := device.ReadExtState(dev)
+	if err != nil {
+		return err
+	}
+	if state.Unclean != "" {
+		if err := r.check(ctx, dev, diskID, state.Unclean); err != nil {
+			return err
+		}
+	}
+	if why := r.whyNotMounted(state); grows && why != nil {
+		return r.growUnmounted(ctx, dev, diskID, why)
+	}
+	return nil
+}
+
+// check runs e2fsck -p, which repairs what it can repair without loss of data.
+func (r *Repairs) check(ctx context.Context, dev device.Device, diskID uuid.UUID, reason string) error {
+	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
+		r.log.Info("checking a filesystem", "disk_id", diskID.String(), "device", dev.String(), "reason", reason)
+		return r.e2fsck(ctx, dev, "-p")
+	})
+}
+
+// Wait waits until no check of the disk runs. At the end of ctx it returns [ErrChecking].
+func (r *Repairs) Wait(ctx context.Context, diskID uuid.UUID) error {
+	r.mu.Lock()
+	running := r.running[diskID]
+	r.mu.Unlock()
+	if running == nil {
+		return nil
+	}
+	return running.wait(ctx)
+}
+
+// do runs work in a goroutine that outlives ctx, and waits for its result. If a repair of the disk failed after its
+// caller had left, do returns that failure instead, once. A repair that succeeded has changed the superblock, which
+// tells the next caller.
+func (r *Repairs) do(ctx context.Context, dev device.Device, diskID uuid.UUID, work func(context.Context) error) error {
+	current, err := r.startOrJoin(ctx, dev, diskID, work)
+	if err != nil {
+		return err
+	}
+	if err := current.wait(ctx); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	if r.running[diskID] == current {
+		delete(r.running, diskID)
+	}
+	r.mu.Unlock()
+	if current.panicked != nil {
+		panic(current.panicked) // in the RPC's goroutine, where the interceptor recovers it
+	}
+	return current.err
+}
+
+// startOrJoin starts a repair, or returns the one of the disk that runs or has failed. While too many repairs of other
+// disks run, it waits.
+func (r *Repairs) startOrJoin(
+	ctx context.Context, dev device.Device, diskID uuid.UUID, work func(context.Context) error,
+) (*repair, error) {
+	const interval = 20 * time.Millisecond
+	ctx, cancel := beforeAnswer(ctx)
+	defer cancel()
+	for {
+		r.mu.Lock()
+		current := r.running[diskID]
+		if current != nil && !current.forgotten() {
+			r.mu.Unlock()
+			return current, nil
+		}
+		if r.countLocked() < maxRepairs {
+			defer r.mu.Unlock()
+			return r.startLocked(ctx, dev, diskID, work)
+		}
+		r.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %s: %d other disks are being checked: try again", ErrChecking, dev, maxRepairs)
+		case <-time.After(interval):
+		}
+	}
+}
+
+// countLocked counts the repairs that run and do not hang.
+func (r *Repairs) countLocked() (count int) {
+	for _, other := range r.running {
+		if other.isRunning() && time.Since(other.started) < hungAfter {
+			count++
+		}
+	}
+	return count
+}
+
+func (r *Repairs) startLocked(
+	ctx context.Context, dev device.Device, diskID uuid.UUID, work func(context.Context) error,
+) (*repair, error) {
+	outliving, release, err := hostexec.Outlive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	started := &repair{dev: dev, started: time.Now(), done: make(chan struct{})}
+	r.running[diskID] = started
+	go func() {
+		ctx, cancel := context.WithTimeout(outliving, repairTimeout)
+		defer func() {
+			started.panicked = recover()
+			cancel()
+			release()
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			started.ended = time.Now()
+			if started.err == nil && started.panicked == nil {
+				delete(r.running, diskID)
+			}
+			close(started.done)
+		}()
+		started.err = work(ctx)
+	}()
+	return started, nil
+}
+
+func (c *repair) isRunning() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// forgotten reports whether the repair failed too long ago to answer a repetition.
+func (c *repair) forgotten() bool { return !c.isRunning() && time.Since(c.ended) > failureLife }
+
+// wait waits for the end of the repair.
+func (c *repair) wait(ctx context.Context) error {
+	ctx, cancel := beforeAnswer(ctx)
+	defer cancel()
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %s: for %s until now: try again",
+			ErrChecking, c.dev, time.Since(c.started).Round(time.Second))
+	}
+}
+
+// beforeAnswer returns a context that ends a moment before ctx, so that the caller can answer.
+func beforeAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-answerReserve))
+}
+
+// Exit codes of e2fsck: up to e2fsckFixed, the filesystem is clean now. With the bit e2fsckErrorsLeft, it is not.
+const (
+	e2fsckFixed      = 3
+	e2fsckErrorsLeft = 4
+)
+
+// e2fsck repairs an unmounted ext filesystem: with -p as far as that loses no data, with -y in any case. It returns
+// [ErrDamaged] if errors remain. The output of e2fsck can be long, and goes to the log.
+func (r *Repairs) e2fsck(ctx context.Context, dev device.Device, flags ...string) error {
+	start := time.Now()
+	result, err := r.run(ctx, "e2fsck", append(flags, dev.Path)...)
+	if err != nil {
+		return fmt.Errorf("check of %s: %w", dev, err)
+	}
+	if result.ExitCode != 0 {
+		r.log.Warn("e2fsck found errors", "device", dev.String(), "flags", strings.Join(flags, " "),
+			"exit_code", result.ExitCode, "took", time.Since(start), "output", result.Message())
+	}
+	switch code := result.ExitCode; {
+	case 0 <= code && code <= e2fsckFixed:
+		return nil
+	case code > 0 && code&e2fsckErrorsLeft != 0:
+		return fmt.Errorf(
+			"%w: e2fsck %s does not repair it (exit code %d): run e2fsck -f %s on the node, or restore a snapshot",
+			ErrDamaged,
+			strings.Join(flags, " "),
+			code,
+			dev.Path,
+		)
+	}
+	// e2fsck was killed or found the disk in use: the state of the filesystem is unknown.
+	return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s", ErrMount, dev, result.ExitCode, result.Message())
+}

@@ -1,0 +1,141 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package mount
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+)
+
+// Copy is a mount of a filesystem in another mount namespace, such as a container's. A container with private mounts
+// gets a copy of each mount when it starts, and keeps it when the host unmounts its own.
+type Copy struct {
+	Entry
+	// Process names a process of the namespace.
+	Process string
+	// Access is a path under which this process reaches the mount.
+	Access string
+
+	// parentPeers are the peer groups from which the mount's parent gets mounts and unmounts.
+	parentPeers []string
+}
+
+func (c Copy) String() string { return "the mounts of " + c.Process }
+
+// CopiesOf returns the mounts of the device's filesystem in other mount namespaces, as far as the plugin sees the
+// guest's processes. Bound device nodes do not count: they hold nothing.
+func CopiesOf(n device.Number) (copies []Copy) {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil
+	}
+	seen := map[string]bool{own: true}
+	forEachProcess(func(folder string) bool {
+		namespace, err := os.Readlink(filepath.Join(folder, "ns", "mnt"))
+		if err != nil || seen[namespace] {
+			return true
+		}
+		content, err := os.ReadFile(filepath.Join(folder, "mountinfo"))
+		if err != nil {
+			return true // the process has ended; another may be in the same namespace
+		}
+		seen[namespace] = true
+		// A node has many namespaces, and few of them have the mount. The number of a btrfs is not in the table.
+		if bytes.Contains(content, []byte(" "+n.String()+" ")) || bytes.Contains(content, []byte(" btrfs ")) {
+			copies = append(copies, copiesIn(folder, content, n)...)
+		}
+		return true
+	})
+	return copies
+}
+
+// copiesIn returns the mounts of the device's filesystem in the mount table of a process.
+func copiesIn(folder string, table []byte, n device.Number) (copies []Copy) {
+	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(table), nil)
+	if err != nil {
+		return nil
+	}
+	for _, m := range mounts {
+		entry := entryOf(m)
+		if entry.Number != n || entry.Block() {
+			continue
+		}
+		c := Copy{Entry: entry, Process: processName(folder), Access: folder + "/root" + entry.Path}
+		if i := slices.IndexFunc(mounts, func(p *mountinfo.Info) bool { return p.ID == m.Parent }); i >= 0 {
+			for field := range strings.FieldsSeq(mounts[i].Optional) {
+				if kind, group, _ := strings.Cut(field, ":"); kind == "shared" || kind == "master" {
+					c.parentPeers = append(c.parentPeers, group)
+				}
+			}
+		}
+		copies = append(copies, c)
+	}
+	return copies
+}
+
+// PrivateCopies returns the mounts of the same filesystem in other mount namespaces that stay when entry is unmounted.
+// The other copies go with it, and the kernel refuses to unmount entry while one of them is in use.
+func (t Table) PrivateCopies(entry Entry) []Copy {
+	group, _, shared := t.location(entry)
+	return slices.DeleteFunc(CopiesOf(entry.Number), func(c Copy) bool {
+		return shared && slices.Contains(c.parentPeers, group)
+	})
+}
+
+// openersOf names processes that have the device itself open: those that can write to it, or with reading all of them.
+// It follows the links in /proc without a request to the disk. It sees no process that has closed the file and kept a
+// memory mapping of it.
+func openersOf(n device.Number, reading bool) string {
+	var names []string
+	forEachProcess(func(folder string) bool {
+		if opens(filepath.Join(folder, "fd"), n, reading) {
+			names = append(names, processName(folder))
+		}
+		return len(names) < maxNamed
+	})
+	return strings.Join(names, ", ")
+}
+
+// opens reports whether a folder of /proc with the files of a process contains the device. It uses plain system calls: a
+// node has thousands of open files, and os.File takes a quarter more time.
+func opens(folder string, n device.Number, reading bool) bool {
+	dir, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false // the process has ended
+	}
+	defer func() { _ = unix.Close(dir) }() // nothing was written
+	buffer := make([]byte, 4096)
+	for {
+		size, err := unix.ReadDirent(dir, buffer)
+		if err != nil || size <= 0 {
+			return false
+		}
+		_, _, files := unix.ParseDirent(buffer[:size], -1, nil)
+		if slices.ContainsFunc(files, func(file string) bool { return isOpen(dir, file, n, reading) }) {
+			return true
+		}
+	}
+}
+
+// isOpen reports whether a file of a process is the device, opened for writing or, with reading, in any way.
+func isOpen(dir int, file string, n device.Number, reading bool) bool {
+	var stat unix.Statx_t
+	err := unix.Statx(dir, file, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat)
+	if err != nil || stat.Mode&unix.S_IFMT != unix.S_IFBLK ||
+		(device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor}) != n {
+		return false
+	}
+	// The mode of the link says how the file was opened: proc(5).
+	var link unix.Stat_t
+	return reading || unix.Fstatat(dir, file, &link, unix.AT_SYMLINK_NOFOLLOW) == nil && link.Mode&0o200 != 0
+}

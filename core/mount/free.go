@@ -1,0 +1,162 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+)
+
+// lingerTimeout is how long [WaitFree] waits for read-only copies of a mount to end. A container that is just starting
+// keeps them for a moment. An agent that has copied the host's mounts keeps them for ever.
+const lingerTimeout = 3 * time.Second
+
+// StopWrites makes the filesystem that is mounted at path read-only, at all of its mounts in all mount namespaces. The
+// kernel refuses while a file is open for writing through any of them, and while the filesystem is frozen. Then
+// StopWrites tries again as [Unmount] does, and returns [ErrBusy] with the holder. The mounts keep their own flags.
+func StopWrites(ctx context.Context, path string, dev device.Device) error {
+	return retryBusy(ctx, func() (bool, error) {
+		err := setFilesystemReadOnly(path, true)
+		if errors.Is(err, unix.EBUSY) {
+			return false, errBusy
+		}
+		return err == nil, err
+	}, func() string {
+		return "the filesystem of " + dev.String() + " has a writer, or is frozen; it is in use" + describeHolders(dev.Number)
+	})
+}
+
+// MakeWritable takes back what [StopWrites] and [FilesystemAgain] did: it makes the filesystem at path, and its mount
+// there, writable. Its error is [ErrMount].
+func MakeWritable(path string) error {
+	err := setFilesystemReadOnly(path, false)
+	var stat unix.Statfs_t
+	if err == nil {
+		err = unix.Statfs(path, &stat)
+	}
+	if err == nil {
+		err = unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|uintptr(stat.Flags)&keptFlags, "")
+	}
+	if err != nil {
+		return fmt.Errorf("%w: make the filesystem at %s writable: %w", ErrMount, path, err)
+	}
+	return nil
+}
+
+// setFilesystemReadOnly changes the superblock, not the flags of a mount. Before Linux 5.2, a remount changes both.
+func setFilesystemReadOnly(path string, readOnly bool) error {
+	picked, err := unix.Fspick(unix.AT_FDCWD, path, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT)
+	if errors.Is(err, unix.ENOSYS) {
+		return remount(path, readOnly)
+	}
+	if err != nil {
+		return fmt.Errorf("fspick %s: %w", path, err)
+	}
+	flag := "rw"
+	if readOnly {
+		flag = "ro"
+	}
+	err = unix.FsconfigSetFlag(picked, flag)
+	if err == nil {
+		err = unix.FsconfigReconfigure(picked)
+	}
+	// An open fspick keeps the filesystem mounted. So it is closed while no program starts that could have a copy.
+	return errors.Join(err, hostexec.CloseUninherited(os.NewFile(uintptr(picked), "fspick")))
+}
+
+func remount(path string, readOnly bool) error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(path, &stat); err != nil {
+		return err
+	}
+	flags := uintptr(stat.Flags)&keptFlags | unix.MS_REMOUNT
+	if readOnly {
+		flags |= unix.MS_RDONLY
+	}
+	return unix.Mount("", path, "", flags, "")
+}
+
+// FilesystemAgain mounts a filesystem that is still mounted read-only in another mount namespace. The kernel has one
+// superblock for both mounts, which keeps its options, and it refuses a writable mount over a read-only superblock. So
+// the mount is read-only, until [MakeWritable]. The errors are those of [Filesystem].
+func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
+	options.Flags = append(slices.Clone(options.Flags), "ro")
+	return Filesystem(ctx, dev, target, fsType, options)
+}
+
+// WaitFree waits until nobody in this guest can write to a disk that is unmounted here, as long as [Unmount] does. Then
+// it returns [ErrBusy] with the holder. The proof is an exclusive open of the disk with this sequence number, which
+// fails while its filesystem is mounted in any namespace. Plain openers do not prevent an exclusive open, so WaitFree
+// looks for them in /proc: for those that can write or, for a raw block volume (block), for all. If read-only copies of
+// the mount are all that remains, it returns them after 3 s without an error. Errors of [device.Device.Open] other than
+// [device.ErrInUse] are returned at once; see [device.HasLeft].
+func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
+	start := time.Now()
+	err = retryBusy(ctx, func() (bool, error) {
+		err := dev.CheckUnusedSince(sequence)
+		if err != nil && !errors.Is(err, device.ErrInUse) {
+			return false, err
+		}
+		copies = nil
+		if err != nil {
+			if copies, err = stopCopies(dev.Number); err != nil {
+				return false, err
+			}
+			if time.Since(start) < lingerTimeout {
+				return false, errBusy
+			}
+		}
+		if openersOf(dev.Number, block) != "" {
+			return false, errBusy
+		}
+		return true, nil
+	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number) })
+	return copies, err
+}
+
+// WaitIdle waits until nothing in this guest holds the disk: no mount, no exclusive holder, and no program that has it
+// open. It waits as long as [Unmount] does, and changes nothing. Then it returns [ErrBusy] with the holder.
+func WaitIdle(ctx context.Context, dev device.Device) error {
+	return retryBusy(ctx, func() (bool, error) {
+		table, err := ReadTable()
+		if err != nil {
+			return false, err
+		}
+		err = dev.CheckUnused()
+		if errors.Is(err, device.ErrInUse) || len(table.OfDevice(dev.Number)) > 0 || openersOf(dev.Number, true) != "" {
+			return false, errBusy
+		}
+		return err == nil, err
+	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number) })
+}
+
+// stopCopies makes the filesystem of a disk that is mounted in other namespaces read-only. It returns an error that is
+// errBusy unless such mounts are the only reason why the disk is in use: only one filesystem can hold a disk, and
+// nobody can write to a read-only one.
+func stopCopies(n device.Number) ([]Copy, error) {
+	table, err := ReadTable()
+	if err != nil {
+		return nil, err
+	}
+	copies := CopiesOf(n)
+	if len(copies) == 0 || len(table.OfDevice(n)) > 0 {
+		return nil, errBusy
+	}
+	for _, c := range copies {
+		if !c.FilesystemReadOnly && setFilesystemReadOnly(c.Access, true) != nil {
+			return nil, errBusy
+		}
+	}
+	return copies, nil
+}

@@ -1,0 +1,173 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
+)
+
+// This file keeps the records of the volumes that this node may hold, see [volumerecord], and compares them with the
+// disks of the guest.
+
+// recordStage writes the volume's record before its first mount, and returns it. If the record cannot be written, nothing may be
+// mounted: a later unstage could not prove that the disk is free.
+func (n *Service) recordStage(
+	volume nodeVolume,
+	dev device.Device,
+	staging string,
+	kind volumerecord.Kind,
+	readOnly bool,
+) (volumerecord.Record, error) {
+	sequence, err := dev.Sequence()
+	if err != nil {
+		return volumerecord.Record{}, err
+	}
+	record := volumerecord.Record{
+		Volume: volume.id, Serial: dev.Serial, Sequence: sequence, Number: dev.Number,
+		Kind: kind, StagingPath: staging, ReadOnly: readOnly, Step: volumerecord.Staged,
+	}
+	return record, n.records.Write(record)
+}
+
+// recordStaged makes sure that a volume which is mounted already has a record of its disk, and returns it. A version of
+// this plugin that wrote no records may have staged the volume.
+func (n *Service) recordStaged(
+	volume nodeVolume,
+	dev device.Device,
+	staging string,
+	kind volumerecord.Kind,
+	readOnly bool,
+) (volumerecord.Record, error) {
+	record, err := n.records.Read(volume.id)
+	if err == nil && record != nil {
+		if _, present, err := n.recordedDisk(*record); err != nil || present {
+			return *record, err
+		}
+	}
+	return n.recordStage(volume, dev, staging, kind, readOnly)
+}
+
+// recordedDisk returns the disk of a record, or false if the disk has left the guest or was replaced.
+func (n *Service) recordedDisk(r volumerecord.Record) (dev device.Device, present bool, err error) {
+	dev, err = n.devices.BySerial(r.Serial, r.Number)
+	if errors.Is(err, device.ErrNotFound) {
+		return device.Device{}, false, nil
+	}
+	if err != nil || r.Sequence == 0 {
+		return dev, err == nil && dev.Number == r.Number, err
+	}
+	sequence, err := dev.Sequence()
+	return dev, err == nil && sequence == r.Sequence, err
+}
+
+// checkRecords rejects a stage from another disk than the one that this node holds for the volume, and from a disk that
+// it holds for another volume. A record that cannot be read is replaced: the checks of the disk itself decide.
+func (n *Service) checkRecords(volume nodeVolume, dev device.Device) error {
+	for _, record := range n.records.List() {
+		if (record.Volume == volume.id) == (record.Serial == dev.Serial) {
+			continue
+		}
+		if _, present, err := n.recordedDisk(record); err != nil {
+			return err
+		} else if !present {
+			continue
+		}
+		return rpc.FailedPrecondition(
+			"volume %s cannot be staged from %s: this node holds disk %q as volume %s: unstage that first, or correct the wrong %s",
+			volume.id,
+			dev,
+			record.Serial,
+			record.Volume,
+			rpc.KeyDiskName,
+		)
+	}
+	return nil
+}
+
+// exclusiveWait is how long a stage waits for an exclusive holder of the disk. Programs that look at new disks hold
+// them for a moment.
+const exclusiveWait = time.Second
+
+// checkForeignUser rejects a disk that somebody else uses: one that is mounted in another mount namespace, or held by
+// LVM, md or another program. The one holder that is no reason to refuse is the volume's own filesystem, if read-only
+// copies of its mount have outlived an unstage. Then checkForeignUser returns one of these copies.
+func (n *Service) checkForeignUser(volume nodeVolume, dev device.Device) (own *mount.Copy, err error) {
+	for end := time.Now().Add(exclusiveWait); ; time.Sleep(10 * time.Millisecond) {
+		if err := dev.CheckUnused(); !errors.Is(err, device.ErrInUse) {
+			return nil, err
+		}
+		if copies := mount.CopiesOf(dev.Number); len(copies) > 0 {
+			if record, err := n.records.Read(volume.id); err == nil && record != nil && allReadOnly(copies) {
+				if recorded, present, err := n.recordedDisk(*record); err == nil && present && recorded.Number == dev.Number {
+					return &copies[0], nil
+				}
+			}
+			return nil, foreignUser(volume, dev, copies[0].String())
+		}
+		if holders := n.devices.Holders(dev.Disk); len(holders) > 0 {
+			return nil, foreignUser(volume, dev, holders[0])
+		}
+		if time.Now().After(end) {
+			return nil, foreignUser(volume, dev, "another program")
+		}
+	}
+}
+
+func foreignUser(volume nodeVolume, dev device.Device, holder string) error {
+	return rpc.FailedPrecondition(
+		"volume %s cannot be staged: its disk %s is held by %s: end that use first",
+		volume.id,
+		dev,
+		holder,
+	)
+}
+
+func allReadOnly(copies []mount.Copy) bool {
+	for _, c := range copies {
+		if !c.FilesystemReadOnly {
+			return false
+		}
+	}
+	return true
+}
+
+// lingers reports whether read-only copies of an unstaged volume's mount remain. If not, it removes the record, unless
+// another RPC works on the volume.
+func (n *Service) lingers(r volumerecord.Record) bool {
+	dev, present, err := n.recordedDisk(r)
+	if err == nil && present {
+		err = dev.CheckUnusedSince(r.Sequence)
+	}
+	if err != nil {
+		return true
+	}
+	_, release, err := volumelock.Acquire(context.Background(), n.stateDir, r.Volume, 0)
+	if err != nil {
+		return false
+	}
+	defer release()
+	if now, err := n.records.Read(r.Volume); err == nil && now != nil && *now == r {
+		if err := n.records.Remove(r.Volume); err != nil {
+			n.log.Warn("cannot remove the record of a volume whose disk is free", "volume_id", r.Volume.String(), "error", err)
+		}
+	}
+	return false
+}
+
+// stoppedByUnstage reports whether the filesystem of a volume may be read-only because an unstage has begun.
+func (n *Service) stoppedByUnstage(id uuid.UUID) bool {
+	record, err := n.records.Read(id)
+	return err == nil && record != nil && record.Step == volumerecord.Leaving && !record.ReadOnly
+}

@@ -1,0 +1,371 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
+)
+
+// NodeUnstageVolume unmounts the volume from the staging path. It succeeds only when nobody in this guest can write to
+// the disk any more, because the disk may be detached next. Each call proves that anew, also if somebody else has
+// unmounted the volume. It succeeds if the disk has left the guest. While the volume is published or staged elsewhere,
+// it returns FAILED_PRECONDITION and changes nothing. As far as it can know, it does not touch another volume at the
+// staging path. CSI spec, NodeUnstageVolume.
+func (n *Service) NodeUnstageVolume(
+	ctx context.Context,
+	req *csi.NodeUnstageVolumeRequest,
+) (*csi.NodeUnstageVolumeResponse, error) {
+	if err := validateNodeUnstageVolume(req); err != nil {
+		return nil, err
+	}
+	id, err := parseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return &csi.NodeUnstageVolumeResponse{}, nil // this plugin has never staged a volume with such an ID
+	}
+	ctx, release, err := n.lockVolumeToLeave(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	staging, err := resolveToLeave(req.GetStagingTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	if err := n.unstage(ctx, id, staging); err != nil {
+		return nil, err
+	}
+	n.failures.record(id, nil)
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// lockVolumeToLeave is lockVolume for RPCs that only take mounts away. A state folder that is full or read-only must
+// not keep a volume on this node, so they go on without the lock file if there is none.
+func (n *Service) lockVolumeToLeave(ctx context.Context, volume uuid.UUID) (context.Context, func(), error) {
+	locked, release, err := n.lockVolume(ctx, volume)
+	if errors.Is(err, volumelock.ErrState) {
+		n.log.Warn("going on without the volume's lock, to let the disk go", "volume_id", volume.String(), "error", err)
+		return ctx, func() {}, nil
+	}
+	return locked, release, err
+}
+
+// resolveToLeave resolves a path of a request. It returns "" if nothing can be there, because a parent folder is
+// missing or is no folder, or a name is longer than the kernel allows.
+func resolveToLeave(path string) (string, error) {
+	resolved, err := mount.Resolve(path)
+	for _, absent := range []error{fs.ErrNotExist, unix.ENOTDIR, unix.ENAMETOOLONG, unix.ELOOP} {
+		if errors.Is(err, absent) {
+			return "", nil
+		}
+	}
+	return resolved, err
+}
+
+// leaving is one volume that is being unstaged.
+type leaving struct {
+	id uuid.UUID
+	// paths are the places at the request's staging path where the volume can be mounted.
+	paths   []string
+	table   mount.Table
+	records []volumerecord.Record
+}
+
+func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) error {
+	l := leaving{id: id, records: n.records.List()}
+	if staging != "" {
+		// The path itself comes first, because nothing below a dead filesystem can be read.
+		l.paths = []string{staging, blockStagingPath(staging, id)}
+	}
+	var err error
+	if l.table, err = mount.ReadTable(); err != nil {
+		return err
+	}
+	held, dev, err := n.heldDisk(ctx, l)
+	if err != nil {
+		return err
+	}
+	var copies []mount.Copy
+	if held != nil {
+		copies, err = n.letGo(ctx, l, *held, dev)
+	} else {
+		err = n.unmountAll(ctx, l, n.unmountRemoved) // mounts whose disk has left the guest
+	}
+	if err != nil {
+		return err
+	}
+	if len(l.paths) > 0 {
+		if err := mount.Remove(l.paths[1]); err != nil && !errors.Is(err, unix.EROFS) && !errors.Is(err, unix.ENAMETOOLONG) {
+			return err
+		}
+	}
+	if len(copies) > 0 {
+		n.keepLingering(*held, copies)
+		return nil
+	}
+	if err := n.records.Remove(id); err != nil {
+		// The record does no harm: the next stage replaces it, and the next unstage proves again that the disk is free.
+		n.log.Warn("cannot remove the volume's record", "volume_id", id.String(), "error", err)
+	}
+	return nil
+}
+
+// heldDisk returns the disk of this guest that the node may hold for the volume, and its record. It returns nil if there
+// is none. Evidence, in this order: the volume's record; without one, or if its disk is gone, what is mounted at the
+// staging path. If the record cannot be read, every disk may be the volume's.
+func (n *Service) heldDisk(ctx context.Context, l leaving) (*volumerecord.Record, device.Device, error) {
+	record, unreadable := n.records.Read(l.id)
+	if record != nil {
+		dev, present, err := n.recordedDisk(*record)
+		if err != nil || present {
+			return record, dev, err
+		}
+	}
+	for _, path := range l.paths {
+		stack := l.table.AllAt(path)
+		own, err := n.ownedMounts(l.records, stack, l.id)
+		if err != nil {
+			return nil, device.Device{}, err
+		}
+		for i, entry := range stack {
+			if !own[i] || n.diskRemoved(entry) {
+				continue
+			}
+			if number, ok := entry.Device(); ok {
+				return n.recordFound(l.id, entry, number)
+			}
+		}
+	}
+	if unreadable != nil {
+		return nil, device.Device{}, n.checkNoDiskInUse(ctx, l, unreadable)
+	}
+	return nil, device.Device{}, nil
+}
+
+// recordFound records a mount that has no record, such as one from a version of this plugin that wrote none.
+func (n *Service) recordFound(
+	id uuid.UUID,
+	entry mount.Entry,
+	number device.Number,
+) (*volumerecord.Record, device.Device, error) {
+	dev, err := n.devices.ByNumber(number)
+	if err != nil {
+		return nil, device.Device{}, err
+	}
+	sequence, err := dev.Sequence()
+	if err != nil {
+		return nil, device.Device{}, err
+	}
+	record := volumerecord.Record{
+		Volume: id, Serial: dev.Serial, Sequence: sequence, Number: number, Kind: volumerecord.Filesystem,
+		StagingPath: entry.Path, ReadOnly: entry.ReadOnly, Step: volumerecord.Staged,
+	}
+	if entry.Block() {
+		record.Kind = volumerecord.Block
+	}
+	if err := n.records.Write(record); err != nil {
+		n.log.Warn("cannot record a volume that is being unstaged", "volume_id", id.String(), "error", err)
+	}
+	return &record, dev, nil
+}
+
+// checkNoDiskInUse is the proof for a volume whose record cannot be read: none of the disks that may be the volume's is
+// in use. Volumes have no partitions.
+func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable error) error {
+	disks, err := n.devices.Disks()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := n.withUnstageWait(ctx)
+	defer cancel()
+	for _, disk := range disks {
+		ofAnother := slices.ContainsFunc(l.records, func(r volumerecord.Record) bool { return r.Serial == disk.Serial })
+		if ofAnother || len(disk.Partitions) > 0 {
+			continue
+		}
+		dev, err := n.devices.ByNumber(disk.Number)
+		if errors.Is(err, device.ErrNotFound) {
+			continue
+		}
+		if err == nil {
+			err = mount.WaitIdle(ctx, dev)
+		}
+		if err != nil {
+			return rpc.FailedPrecondition(
+				"volume %s: %w: it may be on disk %s, which is in use: end that use, or remove the record",
+				l.id,
+				unreadable,
+				disk.Name,
+			)
+		}
+	}
+	return nil
+}
+
+// letGo proves that nobody can write to the disk any more, and unmounts it. The order matters: while there is a writer
+// that the plugin can see, nothing is unmounted, so that the volume stays as it was. If only read-only copies of the mount in other namespaces
+// remain, letGo returns them.
+func (n *Service) letGo(
+	ctx context.Context,
+	l leaving,
+	held volumerecord.Record,
+	dev device.Device,
+) ([]mount.Copy, error) {
+	if err := n.checkNotInUseHere(l, dev); err != nil {
+		return nil, err
+	}
+	ctx, cancel := n.withUnstageWait(ctx)
+	defer cancel()
+	stopped, err := n.stopWrites(ctx, l, held, dev)
+	if err != nil {
+		return nil, err
+	}
+	err = n.unmountAll(ctx, l, func(ctx context.Context, _ mount.Table, entry mount.Entry, number device.Number) error {
+		return mount.Unmount(ctx, entry.Path, number)
+	})
+	if errors.Is(err, mount.ErrBusy) && stopped {
+		return nil, fmt.Errorf("%w: the filesystem is read-only until the volume is staged again", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	copies, err := mount.WaitFree(ctx, dev, held.Sequence, held.Kind == volumerecord.Block)
+	if device.HasLeft(err) {
+		if _, present, look := n.recordedDisk(held); look == nil && !present {
+			return nil, nil
+		}
+	}
+	return copies, err
+}
+
+// withUnstageWait bounds the waits of package mount, which keep a second for their answer.
+func (n *Service) withUnstageWait(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, n.unstageWait+time.Second)
+}
+
+// checkNotInUseHere returns an error if waiting cannot help: the volume is published or staged elsewhere, another mount
+// covers it, or devices such as LVM volumes are built on its disk.
+func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
+	var staged []mount.Entry
+	for _, path := range l.paths {
+		stack := l.table.AllAt(path)
+		own, err := n.ownedMounts(l.records, stack, l.id)
+		if err == nil && slices.Contains(own, true) && !own[0] {
+			err = covered(path, l.id, stack[0])
+		}
+		if err != nil {
+			return err
+		}
+		staged = append(staged, stack...)
+	}
+	for _, entry := range l.table.OfDevice(dev.Number) {
+		if slices.ContainsFunc(staged, func(s mount.Entry) bool { return l.table.SameMount(s, entry) }) {
+			continue
+		}
+		if len(staged) > 0 {
+			return rpc.FailedPrecondition("volume %s is still published at %s: unpublish it first", l.id, entry.Path)
+		}
+		return rpc.FailedPrecondition(
+			"volume %s is still mounted at %s, not at the staging path of this request: unpublish or unstage it there",
+			l.id,
+			entry.Path,
+		)
+	}
+	if holders := n.devices.Holders(dev.Disk); len(holders) > 0 {
+		return fmt.Errorf("volume %s: %w: %s is a part of %s: deactivate that first", l.id, mount.ErrBusy, dev, holders[0])
+	}
+	return nil
+}
+
+// stopWrites makes the filesystem read-only if private copies of its mount are in other namespaces, and reports whether
+// it did. Without such copies, the kernel itself refuses to unmount a filesystem that is in use, and the change to
+// read-only would only cost time (20 ms).
+func (n *Service) stopWrites(
+	ctx context.Context,
+	l leaving,
+	held volumerecord.Record,
+	dev device.Device,
+) (stopped bool, err error) {
+	for _, path := range l.paths {
+		entry, ok := l.table.At(path)
+		if !ok || entry.Block() || entry.Number != dev.Number || entry.FilesystemReadOnly {
+			continue
+		}
+		if len(l.table.PrivateCopies(entry)) == 0 {
+			continue
+		}
+		// Before the change: a later process of the plugin must know why the filesystem is read-only.
+		if err := n.records.SetStep(held, volumerecord.Leaving); err != nil {
+			n.log.Warn("cannot record that an unstage has begun", "volume_id", l.id.String(), "error", err)
+		}
+		err := mount.StopWrites(ctx, path, dev)
+		if errors.Is(err, mount.ErrBusy) {
+			return false, errors.Join(err, n.records.SetStep(held, held.Step))
+		}
+		// A filesystem that has stopped after an error refuses the change. It cannot write either, and the exclusive open
+		// of the disk follows.
+		if err != nil {
+			n.log.Warn("cannot make the filesystem read-only", "volume_id", l.id.String(), "error", err)
+		}
+		stopped = true
+	}
+	return stopped, nil
+}
+
+// keepLingering keeps the record of a volume that was unstaged while read-only copies of its mount remain.
+func (n *Service) keepLingering(held volumerecord.Record, copies []mount.Copy) {
+	n.log.Warn(
+		"unstaged a volume of which read-only copies remain in other mount namespaces: nobody can write to the disk",
+		"volume_id",
+		held.Volume.String(),
+		"copies",
+		len(copies),
+		"first",
+		copies[0].String(),
+	)
+	if err := n.records.SetStep(held, volumerecord.Lingering); err != nil {
+		n.log.Warn("cannot record the copies", "volume_id", held.Volume.String(), "error", err)
+	}
+}
+
+func (n *Service) unmountAll(ctx context.Context, l leaving, unmountOne unmountFunc) error {
+	for _, path := range l.paths {
+		if err := n.unmountVolume(ctx, path, l.id, unmountOne); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unmountRemoved unmounts a staged volume whose disk has left the guest, unless it is still published.
+func (n *Service) unmountRemoved(
+	ctx context.Context,
+	table mount.Table,
+	entry mount.Entry,
+	number device.Number,
+) error {
+	if others := otherMounts(table, entry); len(others) > 0 {
+		return rpc.FailedPrecondition(
+			"the volume staged at %s is still published at %s: unpublish it first",
+			entry.Path,
+			others[0].Path,
+		)
+	}
+	return mount.Unmount(ctx, entry.Path, number)
+}

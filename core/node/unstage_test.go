@@ -1,0 +1,555 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+)
+
+// In these tests somebody keeps a volume's disk in use while the volume is unstaged. An orchestrator repeats an RPC that
+// failed, so each refused call is made again, and once more to another process of the plugin.
+
+// impatient returns a rig whose Node service does not wait for holders.
+func impatient(t *testing.T) *nodeRig {
+	t.Helper()
+	return newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond })
+}
+
+// refusedUntil checks that each unstage fails until release has ended the use of the disk.
+func (r *nodeRig) refusedUntil(v *volume, release func(), mentions ...string) {
+	r.t.Helper()
+	for _, when := range []string{"once", "again", "after a restart of the plugin"} {
+		if when == "after a restart of the plugin" {
+			r.start()
+		}
+		err := r.unstage(v)
+		coretest.WantCode(r.t, err, codes.FailedPrecondition, mentions...)
+		if err != nil && len(err.Error()) > 500 { // the test's own paths are long
+			r.t.Errorf("an answer of %d bytes: %v", len(err.Error()), err)
+		}
+	}
+	if _, err := os.Stat(r.recordOf(v)); err != nil {
+		r.t.Errorf("the record of the volume: %v", err)
+	}
+	release()
+	coretest.Must(r.t, r.unstage(v))
+	r.wantUnstaged(v)
+}
+
+func (r *nodeRig) recordOf(v *volume) string { return r.path("state/volumes/" + v.id) }
+
+// wantUnstaged checks that the volume has neither a mount nor a record.
+func (r *nodeRig) wantUnstaged(v *volume) {
+	r.t.Helper()
+	r.wantMounts()
+	if _, err := os.Stat(r.recordOf(v)); !errors.Is(err, os.ErrNotExist) {
+		r.t.Errorf("the record of the volume: %v", err)
+	}
+}
+
+// staged returns a staged volume.
+func (r *nodeRig) staged(capability *csi.VolumeCapability) *volume {
+	r.t.Helper()
+	v := r.newVolume(diskA)
+	coretest.Must(r.t, r.stage(v, capability))
+	return v
+}
+
+func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
+	t.Parallel()
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
+		r.start()
+		coretest.Must(r.t, r.stage(v, capability))
+		holder := devicetest.Hold(r.t, "exec 3<>"+r.node(v))
+		r.refusedUntil(v, holder.End, "(cat)")
+		// A reader of the disk does not prevent the unstage of a filesystem.
+		coretest.Must(r.t, r.stage(v, capability))
+		holder = devicetest.Hold(r.t, "exec 3<"+r.node(v))
+		if capability.GetBlock() != nil {
+			r.refusedUntil(v, holder.End, "(cat)")
+		}
+		coretest.Must(r.t, r.unstage(v))
+	})
+}
+
+func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			r := impatient(t)
+			v := r.staged(filesystemVolume(fsType, writer))
+			holder := devicetest.HoldMountNamespace(t, r.dir, "exec 3>"+v.staging+"/file")
+			// Nothing is unmounted, and the volume stays writable.
+			r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "has a writer", "(cat)")
+			coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "other"), []byte("data"), 0o600))
+			// Also if somebody unmounts the staging path, the copy's writer counts.
+			r.umount("staging-" + diskA)
+			r.refusedUntil(v, holder.End, "(cat)")
+		})
+	}
+}
+
+// An agent that has copied the host's mounts never unmounts them. It does not keep the volume, if it cannot write.
+func TestUnstageWithReadOnlyCopies(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			r := newNodeRig(t)
+			capability := filesystemVolume(fsType, writer)
+			v := r.staged(capability)
+			coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("before"), 0o600))
+			holder := devicetest.HoldMountNamespace(t, r.dir, "cd "+v.staging)
+			inCopy := fmt.Sprintf("/proc/%d/root%s/file", holder.PID(), v.staging)
+			coretest.Must(t, r.unstage(v))
+			r.wantMounts()
+			if err := os.WriteFile(inCopy, nil, 0o600); !errors.Is(err, unix.EROFS) {
+				t.Errorf("writing through the copy: %v, want EROFS", err)
+			}
+			if !strings.Contains(r.log.String(), "read-only copies") {
+				t.Error("the log has no warning")
+			}
+			lingering := func() int {
+				t.Helper()
+				_, _, lingering, err := r.service.Volumes()
+				coretest.Must(t, err)
+				return lingering
+			}
+			if lingering() != 1 {
+				t.Errorf("%d volumes linger, want 1", lingering())
+			}
+			// The volume is staged again over its own filesystem, also by another process.
+			r.start()
+			coretest.WantCode(t, r.stage(v, rawBlock(writer)), codes.FailedPrecondition, "(cat)")
+			coretest.Must(t, r.stage(v, capability))
+			coretest.Must(t, r.stage(v, capability))
+			wantContent(t, filepath.Join(v.staging, "file"), "before")
+			coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("after"), 0o600))
+			if lingering() != 0 {
+				t.Errorf("%d volumes linger while it is staged", lingering())
+			}
+			coretest.Must(t, r.unstage(v))
+			holder.End()
+			if lingering() != 0 {
+				t.Errorf("%d volumes linger after the last copy has ended", lingering())
+			}
+			r.wantUnstaged(v)
+			coretest.Must(t, r.stage(v, capability))
+			wantContent(t, filepath.Join(v.staging, "file"), "after")
+			coretest.Must(t, r.unstage(v))
+		})
+	}
+}
+
+func TestUnstageOfAFrozenFilesystem(t *testing.T) {
+	t.Parallel()
+	for _, where := range []string{"mounted", "mounted, with a copy", "unmounted lazily"} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			r := impatient(t)
+			v := r.staged(filesystemVolume("ext4", writer))
+			coretest.Must(t, setFrozen(v.staging, true))
+			thaw := sync.OnceFunc(func() {
+				// Another mount of the frozen filesystem: the staging path may be unmounted.
+				r.mkdir("frozen")
+				coretest.Must(t, unix.Mount(r.node(v), r.path("frozen"), "ext4", 0, ""))
+				coretest.Must(t, setFrozen(r.path("frozen"), false))
+				devicetest.Unmount(t, r.path("frozen"))
+			})
+			t.Cleanup(thaw)
+			switch where {
+			case "mounted, with a copy": // then nothing is unmounted
+				agent := devicetest.HoldMountNamespace(t, r.dir, "")
+				r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "frozen")
+				agent.End()
+			case "unmounted lazily":
+				coretest.Must(t, unix.Unmount(v.staging, unix.MNT_DETACH))
+			}
+			r.refusedUntil(v, thaw, "in use")
+		})
+	}
+}
+
+// setFrozen freezes the filesystem at path, or thaws it.
+func setFrozen(path string, frozen bool) error {
+	root, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	request := uint(fiThaw)
+	if frozen {
+		request = fiFreeze
+	}
+	return errors.Join(unix.IoctlSetInt(int(root.Fd()), request, 0), root.Close())
+}
+
+// The requests that freeze a filesystem and thaw it: FIFREEZE and FITHAW.
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+func TestUnstageOfALazilyUnmountedFilesystem(t *testing.T) {
+	t.Parallel()
+	r := impatient(t)
+	v := r.staged(filesystemVolume("ext4", writer))
+	holder := devicetest.Hold(t, "exec 3>"+v.staging+"/file")
+	coretest.Must(t, unix.Unmount(v.staging, unix.MNT_DETACH))
+	r.refusedUntil(v, holder.End, "(cat)")
+}
+
+// A reader prevents the unmount after the filesystem was made read-only, because a container has a private copy of the
+// mount. The volume can be staged again, and is then writable.
+func TestUnstageWhileAReaderPreventsTheUnmount(t *testing.T) {
+	t.Parallel()
+	r := impatient(t)
+	capability := filesystemVolume("ext4", multiWriter)
+	v := r.staged(capability)
+	holder, agent := devicetest.Hold(t, "cd "+v.staging), devicetest.HoldMountNamespace(t, r.dir, "")
+	for range 2 {
+		coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "(cat)", "read-only until")
+		if err := os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+			t.Errorf("writing after a refused unstage: %v, want EROFS", err)
+		}
+		coretest.WantCode(t, r.publish(v, "target", capability, false), codes.FailedPrecondition, "being unstaged")
+		if got := r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id}); got != nil {
+			t.Errorf("health %v", got)
+		}
+		r.start()
+		coretest.Must(t, r.stage(v, capability))
+		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
+	}
+	agent.End()
+	r.refusedUntil(v, holder.End, "(cat)")
+}
+
+func TestUnstageByAnotherPathAfterARestart(t *testing.T) {
+	t.Parallel()
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		coretest.Must(r.t, r.stage(v, capability))
+		r.start()
+		for _, path := range []string{r.path("elsewhere"), r.path("no/parent/elsewhere")} {
+			for range 2 {
+				r.refused(
+					func() error { return r.unstage(&volume{id: v.id, staging: path}) },
+					codes.FailedPrecondition,
+					r.path(stagedAt(v, capability)),
+				)
+			}
+		}
+		coretest.Must(r.t, r.unstage(v))
+		r.wantUnstaged(v)
+	})
+}
+
+func TestStageOfADiskInForeignUse(t *testing.T) {
+	t.Parallel()
+	mounted := func(r *nodeRig, v *volume) func() {
+		r.mkdir("elsewhere")
+		script := fmt.Sprintf("mount %s %s", r.node(v), r.path("elsewhere"))
+		return devicetest.HoldMountNamespace(r.t, r.dir, script).End
+	}
+	for _, tc := range []struct {
+		name     string
+		use      func(r *nodeRig, v *volume) (end func())
+		mentions string
+	}{
+		{"mounted in another namespace", mounted, "(cat)"},
+		{"held by the device mapper", (*nodeRig).holdAsMapper, "dm-7"},
+		{"held by another program", func(r *nodeRig, v *volume) func() {
+			file, err := os.OpenFile(r.node(v), os.O_RDONLY|unix.O_EXCL, 0)
+			coretest.Must(r.t, err)
+			return func() { coretest.Must(r.t, hostexec.CloseUninherited(file)) }
+		}, "another program"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				r.run("mkfs.ext4", "-q", r.node(v))
+				end := tc.use(r, v)
+				for range 2 {
+					r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, tc.mentions)
+				}
+				end()
+				coretest.Must(r.t, r.stage(v, capability))
+				coretest.Must(r.t, r.unstage(v))
+			})
+		})
+	}
+}
+
+// Two volumes name the same disk. The second must not take over what this node still holds for the first.
+func TestStageOfADiskThatIsHeldForAnotherVolume(t *testing.T) {
+	t.Parallel()
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
+		r.start()
+		coretest.Must(r.t, r.stage(v, capability))
+		w := &volume{id: volumeB, disk: diskA, staging: r.path("other"), publish: publishContext(volumeB, diskA)}
+		r.mkdir("other")
+		r.refused(func() error { return r.stage(w, capability) }, codes.FailedPrecondition, v.id)
+		holder := devicetest.Hold(r.t, "exec 3<>"+r.node(v))
+		coretest.WantCode(r.t, r.unstage(v), codes.FailedPrecondition, "(cat)")
+		r.refused(func() error { return r.stage(w, capability) }, codes.FailedPrecondition, v.id)
+		r.refusedUntil(v, holder.End, "(cat)")
+		if capability.GetBlock() != nil { // the filesystem belongs to the first volume
+			coretest.Must(r.t, r.stage(w, capability))
+			coretest.Must(r.t, r.unstage(w))
+		}
+	})
+}
+
+// holdAsMapper holds the disk as the device mapper does for LVM. The machine's kernel may lack the device mapper, so an
+// exclusive open and an entry in the simulated sysfs stand for it.
+func (r *nodeRig) holdAsMapper(v *volume) (end func()) {
+	r.t.Helper()
+	holders := filepath.Join(r.roots().Sys, "block", filepath.Base(r.node(v)), "holders")
+	coretest.Must(r.t, os.MkdirAll(filepath.Join(holders, "dm-7"), 0o755))
+	file, err := os.OpenFile(r.node(v), os.O_RDONLY|unix.O_EXCL, 0)
+	coretest.Must(r.t, err)
+	return func() { coretest.Must(r.t, errors.Join(os.RemoveAll(holders), hostexec.CloseUninherited(file))) }
+}
+
+// LVM activates a volume group that it finds on a raw block volume. Unmounting would not help, so nothing is unmounted.
+func TestUnstageWhileTheDeviceMapperHoldsTheDisk(t *testing.T) {
+	t.Parallel()
+	r := impatient(t)
+	v := r.staged(rawBlock(writer))
+	end := r.holdAsMapper(v)
+	for range 2 {
+		r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "dm-7")
+	}
+	r.umount(stagedAt(v, rawBlock(writer)))
+	r.refusedUntil(v, end, "dm-7")
+}
+
+func TestUnstageWithoutAUsableStateFolder(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(r *nodeRig){
+		"full": func(r *nodeRig) {
+			coretest.Must(r.t, os.WriteFile(r.path("state/rest"), make([]byte, 4096), 0o600))
+			for i := range 100 {
+				if os.WriteFile(r.path(fmt.Sprint("state/", i)), make([]byte, 4096), 0o600) != nil {
+					return
+				}
+			}
+			r.t.Fatal("the state folder is not full")
+		},
+		"read-only": func(r *nodeRig) {
+			coretest.Must(r.t, unix.Mount("", r.path("state"), "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				r.mkdir("state")
+				coretest.Must(r.t, unix.Mount("state", r.path("state"), "tmpfs", 0, "size=64k"))
+				w := r.newVolume(diskB)
+				r.run("mkfs.ext4", "-q", r.node(w))
+				coretest.Must(r.t, r.stage(v, capability))
+				coretest.Must(r.t, r.publish(v, "target", capability, false))
+				spoil(r)
+				for range 2 {
+					coretest.WantCode(r.t, r.stage(w, capability), codes.FailedPrecondition, "state folder")
+				}
+				r.wantMounts("state", stagedAt(v, capability), "target")
+				coretest.Must(r.t, r.unpublish(v, "target"))
+				for range 2 {
+					coretest.Must(r.t, r.unstage(v))
+				}
+				r.wantMounts("state")
+			})
+		})
+	}
+	// Nothing can be locked or recorded if something else is at the folder's place.
+	t.Run("a file", func(t *testing.T) {
+		t.Parallel()
+		r := newNodeRig(t)
+		v := r.staged(filesystemVolume("ext4", writer))
+		coretest.Must(t, os.RemoveAll(r.path("state")))
+		r.write("state", "")
+		coretest.Must(t, r.unstage(v))
+		r.wantMounts()
+	})
+}
+
+func TestUnstageWithAnUnreadableRecord(t *testing.T) {
+	t.Parallel()
+	for name, content := range map[string]string{"empty": "", "torn": `{"volume":"`, "of another volume": `{"volume":"` + volumeB + `"}`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				// Long enough for the simulator, which opens disks for a moment.
+				r.change = func(opts *node.Options) { opts.UnstageWait = 500 * time.Millisecond }
+				r.start()
+				coretest.Must(r.t, r.stage(v, capability))
+				coretest.Must(r.t, os.WriteFile(r.recordOf(v), []byte(content), 0o600))
+				r.umount(stagedAt(v, capability))
+				holder := devicetest.Hold(r.t, "exec 3<>"+r.node(v))
+				r.refusedUntil(v, holder.End, "cannot be read", filepath.Base(r.node(v)))
+				// What is mounted at the path is evidence enough.
+				coretest.Must(r.t, r.stage(v, capability))
+				coretest.Must(r.t, os.WriteFile(r.recordOf(v), []byte(content), 0o600))
+				coretest.Must(r.t, r.unstage(v))
+				r.wantUnstaged(v)
+			})
+		})
+	}
+}
+
+// A version of the plugin that wrote no records has staged the volume.
+func TestUnstageWithoutARecord(t *testing.T) {
+	t.Parallel()
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
+		r.start()
+		coretest.Must(r.t, r.stage(v, capability))
+		coretest.Must(r.t, os.Remove(r.recordOf(v)))
+		holder := devicetest.Hold(r.t, "exec 3<>"+r.node(v))
+		r.refusedUntil(v, holder.End, "(cat)")
+	})
+}
+
+// After a reboot, and after the disk was replaced, nothing of the record is mounted or open.
+func TestUnstageWithARecordOfThePast(t *testing.T) {
+	t.Parallel()
+	for name, pass := range map[string]func(r *nodeRig, v *volume){
+		"another boot": func(r *nodeRig, v *volume) {
+			content, err := os.ReadFile(r.recordOf(v))
+			coretest.Must(r.t, err)
+			boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+			coretest.Must(r.t, err)
+			past := strings.ReplaceAll(string(content), strings.TrimSpace(string(boot)), uuid.NewString())
+			coretest.Must(r.t, os.WriteFile(r.recordOf(v), []byte(past), 0o600))
+		},
+		"a replaced disk": func(r *nodeRig, v *volume) { r.unplug(v); r.plug(v) },
+		"a disk that is gone, and another with its number": func(r *nodeRig, v *volume) {
+			r.unplug(v)
+			coretest.Must(r.t, r.guests.Plug(guestID, simrack.GuestDisk{
+				ID: v.id, Name: diskB, Slot: 2, SizeBytes: volumeBytes, BlockSize: 512,
+			}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
+				r.start()
+				coretest.Must(r.t, r.stage(v, capability))
+				r.umount(stagedAt(v, capability))
+				pass(r, v)
+				devicetest.Hold(r.t, "exec 3<>"+r.node(v)) // somebody else's use
+				coretest.Must(r.t, r.unstage(v))
+				r.wantUnstaged(v)
+			})
+		})
+	}
+}
+
+func TestUnpublishOfWhatIsNotAVolume(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t)
+	r.mkdir("folder")
+	r.write("file", "")
+	for _, target := range []string{"folder", "file"} {
+		coretest.Must(t, r.unpublish(&volume{id: "no-uuid"}, target))
+		if _, err := os.Stat(r.path(target)); err != nil {
+			t.Errorf("an unpublish of no volume has removed %s: %v", target, err)
+		}
+	}
+	v := &volume{id: uuid.NewString(), staging: r.path("file/staging")}
+	coretest.Must(t, r.unpublish(v, "file/target"))
+	coretest.Must(t, r.unstage(v))
+}
+
+// In Kubernetes the targets of a raw block volume end in the UIDs of pods. The staging path was unmounted by hand.
+func TestUnpublishOfARawBlockVolumeWithoutItsPin(t *testing.T) {
+	t.Parallel()
+	for _, record := range []string{"with a record", "without a record"} {
+		t.Run(record, func(t *testing.T) {
+			t.Parallel()
+			r := newNodeRig(t)
+			capability := rawBlock(multiWriter)
+			v := r.staged(capability)
+			pods := []string{uuid.NewString(), uuid.NewString()}
+			for _, pod := range pods {
+				coretest.Must(t, r.publish(v, pod, capability, false))
+			}
+			r.umount(stagedAt(v, capability))
+			if record == "without a record" {
+				coretest.Must(t, os.Remove(r.recordOf(v)))
+			}
+			r.start()
+			for _, pod := range pods {
+				coretest.Must(t, r.unpublish(v, pod))
+			}
+			coretest.Must(t, r.unstage(v))
+			r.wantUnstaged(v)
+		})
+	}
+}
+
+var stages = flag.Int("stages", 40, "the number of first stages in TestParallelFirstStages")
+
+// Programs that start for one volume must not hold another volume's disk: mkfs and mount of that would fail.
+func TestParallelFirstStages(t *testing.T) {
+	r := newNodeRig(t)
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for slot := 1; slot <= 16; slot++ {
+		workers.Go(func() {
+			for n := range next {
+				if err := r.firstStage(fmt.Sprintf("csi-%016x", n), slot); err != nil {
+					t.Errorf("stage %d: %v", n, err)
+				}
+			}
+		})
+	}
+	for n := range *stages {
+		next <- n
+	}
+	close(next)
+	workers.Wait()
+}
+
+// firstStage stages a volume with a blank disk, and unstages it.
+func (r *nodeRig) firstStage(disk string, slot int) error {
+	id := uuid.NewString()
+	v := &volume{id: id, disk: disk, staging: r.path("staging-" + disk), publish: publishContext(id, disk)}
+	plugged := simrack.GuestDisk{ID: id, Name: disk, Slot: slot, SizeBytes: volumeBytes, BlockSize: 512}
+	if err := errors.Join(
+		r.guests.CreateDisk(id, volumeBytes), os.Mkdir(v.staging, 0o755), r.guests.Plug(guestID, plugged),
+	); err != nil {
+		return err
+	}
+	if err := r.stage(v, filesystemVolume("ext4", writer)); err != nil {
+		return err
+	}
+	if err := r.unstage(v); err != nil {
+		return err
+	}
+	return r.guests.Unplug(guestID, id)
+}

@@ -1,0 +1,81 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package rack
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+)
+
+// maxAnswer is the largest answer that is read, in bytes. A page of [maxPage] disks with the longest names and
+// descriptions has less than 1 MiB.
+const maxAnswer = 8 << 20
+
+// boundedAnswers limits the size of answers, so that a broken server cannot use up the memory.
+type boundedAnswers struct{ next http.RoundTripper }
+
+var _ http.RoundTripper = boundedAnswers{}
+
+func (b boundedAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := b.next.RoundTrip(req)
+	if err == nil {
+		resp.Body = http.MaxBytesReader(nil, resp.Body, maxAnswer)
+	}
+	return resp, err
+}
+
+// errAnswer means that an answer is not about what was asked, or is no answer of a rack at all. It is an
+// [ErrUnavailable]: a change may have been made.
+var errAnswer = fmt.Errorf("%w: its answer is wrong", ErrUnavailable)
+
+// identity says which object an answer is about. For a request, empty fields are not known and not compared.
+type identity struct{ id, name, projectID string }
+
+// checkAnswer compares what an answer is about with what was asked. Without this check an answer such as {} would look
+// like a disk without an ID.
+func (c *Client) checkAnswer(got, asked identity, doing string, args ...any) error {
+	wrong := ""
+	_, valid := diskname.ParseID(got.id)
+	switch {
+	case !valid:
+		wrong = fmt.Sprintf("its ID is %.40q", got.id)
+	case asked.id != "" && got.id != asked.id:
+		wrong = fmt.Sprintf("its ID is %s", got.id)
+	case asked.name != "" && got.name != asked.name:
+		wrong = fmt.Sprintf("its name is %.64q", got.name)
+	case asked.projectID != "" && got.projectID != asked.projectID:
+		wrong = fmt.Sprintf("its project is %.40q", got.projectID)
+	default:
+		return nil
+	}
+	return fmt.Errorf("rack %q: %s: %w: %s", c.name, fmt.Sprintf(doing, args...), errAnswer, wrong)
+}
+
+// checkDisk is [Client.checkAnswer] for a disk.
+func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (Disk, error) {
+	if err := c.checkAnswer(identity{d.ID, d.Name, d.ProjectID}, asked, doing, args...); err != nil {
+		return Disk{}, err
+	}
+	return d, nil
+}
+
+// checkSnapshot is [Client.checkAnswer] for a snapshot.
+func (c *Client) checkSnapshot(s Snapshot, asked identity, doing string, args ...any) (Snapshot, error) {
+	if err := c.checkAnswer(identity{s.ID, s.Name, s.ProjectID}, asked, doing, args...); err != nil {
+		return Snapshot{}, err
+	}
+	return s, nil
+}
+
+// checkPage rejects a page without a list of items. The page {} would otherwise end a list, and each volume that it
+// leaves out would count as deleted.
+func checkPage[T any](c *Client, items []T, doing string, args ...any) error {
+	if items == nil {
+		return fmt.Errorf("rack %q: %s: %w: it has no items", c.name, fmt.Sprintf(doing, args...), errAnswer)
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package rack
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// slowRack serves 20 calls per second, one after the other. It counts the calls.
+type slowRack struct {
+	turn chan struct{}
+
+	mu                sync.Mutex
+	underWay, highest int
+	served            []string
+}
+
+const servedPerSecond = 20
+
+func (s *slowRack) RoundTrip(req *http.Request) (*http.Response, error) {
+	body := `{"error_code":"","message":"server does not support this API version: x"}`
+	if strings.HasSuffix(req.URL.Path, "/ping") {
+		if req.Header.Get("Api-Version") == futureVersion {
+			return response(req, http.StatusBadRequest, body), nil
+		}
+		return response(req, http.StatusOK, `{"status":"ok"}`), nil
+	}
+	s.mu.Lock()
+	s.underWay++
+	s.highest = max(s.highest, s.underWay)
+	s.mu.Unlock()
+	s.turn <- struct{}{}
+	time.Sleep(time.Second / servedPerSecond)
+	<-s.turn
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay--
+	id := path.Base(req.URL.Path)
+	s.served = append(s.served, id)
+	return response(req, http.StatusOK, fmt.Sprintf(`{"id":%q,"state":{"state":"detached"}}`, id)), nil
+}
+
+func response(req *http.Request, status int, body string) *http.Response {
+	return &http.Response{
+		StatusCode: status, Header: http.Header{}, Request: req, Body: io.NopCloser(strings.NewReader(body)),
+	}
+}
+
+func newSlowClient(t *testing.T) (*Client, *slowRack) {
+	t.Helper()
+	rack := &slowRack{turn: make(chan struct{}, 1)}
+	client, err := New(Config{
+		Name: "east", Host: "http://rack", Project: testProject, Token: FixedToken(testToken),
+		HTTPClient: &http.Client{Transport: rack},
+	})
+	must(t, err)
+	_, err = client.Disk(t.Context(), slowDisk(999)) // negotiates the API version
+	must(t, err)
+	rack.served = nil
+	return client, rack
+}
+
+func slowDisk(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
+
+// Five hundred calls at once all end, in the order in which they came, with a bounded number under way.
+func TestOverloadEndsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls = 500
+		client, rack := newSlowClient(t)
+		results := make(chan error, calls)
+		var want []string
+		for n := range calls {
+			want = append(want, slowDisk(n))
+			go func() {
+				_, err := client.Disk(t.Context(), slowDisk(n))
+				results <- err
+			}()
+			synctest.Wait()
+		}
+		for range calls {
+			must(t, <-results)
+		}
+		if rack.highest > maxCalls {
+			t.Errorf("%d calls were under way, want at most %d", rack.highest, maxCalls)
+		}
+		if !slices.Equal(rack.served, want) {
+			t.Errorf("the calls were served in another order than they came: %v", rack.served)
+		}
+	})
+}
+
+// A call that waits longer than its caller is not sent, and its place goes to the next call.
+func TestOverloadKeepsDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls, deadline = 500, 10 * time.Second
+		client, rack := newSlowClient(t)
+		start := time.Now()
+		results := make(chan error, calls)
+		for n := range calls {
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), deadline)
+				defer cancel()
+				_, err := client.Disk(ctx, slowDisk(n))
+				results <- err
+			}()
+		}
+		failed := 0
+		for range calls {
+			if err := <-results; err != nil {
+				failed++
+			}
+		}
+		if took := time.Since(start); took > deadline+maxCalls*time.Second/servedPerSecond {
+			t.Errorf("the last call ended after %s", took)
+		}
+		// This rack also serves the calls whose caller left while they were under way.
+		if most := int(
+			deadline.Seconds(),
+		)*servedPerSecond + maxCalls; len(rack.served) > most ||
+			failed > calls-most+maxCalls {
+			t.Errorf("the rack served %d calls, want at most %d; %d calls failed", len(rack.served), most, failed)
+		}
+		_, err := client.Disk(t.Context(), slowDisk(calls))
+		must(t, err)
+	})
+}
+
+// A rack that answers 503 to everything gets a tenth more calls, not three times as many.
+func TestRepetitionsHaveABudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls = 2000
+		rack := &unavailable{}
+		repeats := &retrier{next: rack}
+		for range calls {
+			resp, err := repeats.RoundTrip(newRequest(t, t.Context()))
+			must(t, err)
+			must(t, resp.Body.Close())
+		}
+		if most := calls + calls/10 + repetitionBurst; rack.requests > most || rack.requests < calls+calls/10 {
+			t.Errorf("%d requests for %d calls, want at most %d", rack.requests, calls, most)
+		}
+	})
+}

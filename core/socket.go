@@ -1,0 +1,169 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// socketMode allows access to the owner and the group only. The operator chooses the group.
+	socketMode = 0o660
+	// answerTimeout is how long a plugin may take to answer an RPC on its socket.
+	answerTimeout = 2 * time.Second
+	// dialInterval is the time between two attempts to connect to a socket with a full queue.
+	dialInterval = 50 * time.Millisecond
+)
+
+// Socket is a unix socket on which this process listens.
+type Socket struct {
+	*net.UnixListener
+	// TookOver says that a process had the socket that no longer answers.
+	TookOver bool
+
+	path string
+	file fs.FileInfo
+}
+
+// Listen opens the unix socket at path. It replaces a socket on which no process answers: a process whose thread waits
+// for a disk keeps its sockets after SIGKILL. A socket in use and a file that is not a socket are errors. Listen creates
+// no other file in the folder, because kubelet watches the folder.
+func Listen(path string) (*Socket, error) {
+	tookOver, err := removeDeadSocket(path)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w: check that its folder exists and is writable", path, err)
+	}
+	socket := &Socket{UnixListener: listener, TookOver: tookOver, path: path}
+	if err := os.Chmod(path, socketMode); err != nil {
+		return nil, errors.Join(fmt.Errorf("set the mode of %s: %w", path, err), listener.Close())
+	}
+	if socket.file, err = os.Lstat(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("stat the new socket %s: %w", path, err), listener.Close())
+	}
+	listener.SetUnlinkOnClose(false) // Close decides
+	return socket, nil
+}
+
+// CheckFile returns an error if the socket's file was removed or replaced, so that no client reaches this process.
+func (s *Socket) CheckFile() error {
+	// The kernel does not use the number of the inode again while the socket is open.
+	if file, err := os.Lstat(s.path); err != nil || !os.SameFile(file, s.file) {
+		return fmt.Errorf("the socket %s was removed or replaced: check which other program writes there", s.path)
+	}
+	return nil
+}
+
+// CheckLive returns an error if a client cannot reach this process by the socket's file, or if an RPC is not answered
+// within 2 s.
+func (s *Socket) CheckLive(ctx context.Context) error {
+	if err := s.CheckFile(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.path)
+	if err == nil {
+		err = ask(ctx, conn)
+	}
+	if err != nil {
+		return fmt.Errorf("no RPC is answered on %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// Close stops listening. It removes the file, unless the file belongs to another process.
+func (s *Socket) Close() error {
+	var err error
+	if s.CheckFile() == nil {
+		err = os.Remove(s.path)
+	}
+	return errors.Join(err, s.UnixListener.Close())
+}
+
+// removeDeadSocket removes a socket on which no process answers. tookOver says that a process still has it open.
+func removeDeadSocket(path string) (tookOver bool, err error) {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("stat %s: %w", path, err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return false, fmt.Errorf("%s exists and is not a socket: remove it, or choose another endpoint", path)
+	}
+	open, answers, err := stateOf(path)
+	if err != nil {
+		return false, fmt.Errorf("%s: cannot find out whether another plugin listens on it: %w", path, err)
+	}
+	if answers {
+		return false, fmt.Errorf("%s is in use: another plugin listens on it; stop it, or choose another endpoint", path)
+	}
+	if err := os.Remove(path); err != nil {
+		return false, fmt.Errorf("remove the dead socket %s: %w", path, err)
+	}
+	return open, nil
+}
+
+// stateOf reports whether a process has the socket open, and whether this process answers within 2 s. Every answer
+// counts, also an error: the process may be no CSI plugin.
+func stateOf(path string) (open, answers bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	for {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		switch {
+		case err == nil:
+			return true, status.Code(ask(ctx, conn)) != codes.DeadlineExceeded, nil
+		case errors.Is(err, syscall.ECONNREFUSED):
+			return false, false, nil
+		case ctx.Err() != nil:
+			return true, false, nil
+		case !errors.Is(err, syscall.EAGAIN): // EAGAIN: the queue is full, because no process accepts connections
+			return false, false, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(dialInterval):
+		}
+	}
+}
+
+// ask calls an RPC that every plugin answers at once, and closes the connection.
+func ask(ctx context.Context, conn net.Conn) error {
+	unused := make(chan net.Conn, 1)
+	unused <- conn
+	client, err := grpc.NewClient("passthrough:///socket",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			select {
+			case conn := <-unused:
+				return conn, nil
+			default:
+				return nil, net.ErrClosed // one connection is enough for an answer
+			}
+		}))
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	_, err = csi.NewIdentityClient(client).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	return errors.Join(err, client.Close())
+}

@@ -1,0 +1,156 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Package volumerecord keeps one small file for each volume that this node may hold: <state folder>/volumes/<volume
+// UUID>. The record exists from before the first mount or bind until the disk was let go. It tells every later process
+// of the plugin which disk that is, also after someone else has removed the mounts.
+package volumerecord
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
+)
+
+var (
+	// ErrState means that a record cannot be written or removed.
+	ErrState = errors.New("state folder cannot be used")
+	// ErrUnreadable means that a record exists and cannot be read. So this node may hold the volume.
+	ErrUnreadable = errors.New("record of the volume cannot be read")
+)
+
+// Kind says how the volume is staged.
+type Kind string
+
+// The kinds of a volume.
+const (
+	Filesystem Kind = "filesystem"
+	Block      Kind = "block"
+)
+
+// Step says how far the volume is between stage and unstage.
+type Step string
+
+const (
+	// Staged means that the volume is being staged, or staged.
+	Staged Step = "staged"
+	// Leaving means that an unstage has begun. It may have made the filesystem read-only.
+	Leaving Step = "leaving"
+	// Lingering means that an unstage has succeeded, and that read-only copies of the mount remain in other mount
+	// namespaces.
+	Lingering Step = "lingering"
+)
+
+// Record says which disk this node may hold for a volume.
+type Record struct {
+	Volume uuid.UUID `json:"volume"`
+	// Serial and Sequence identify the disk while the guest runs. Sequence is 0 before Linux 5.15: then Number does.
+	Serial   string        `json:"serial"`
+	Sequence uint64        `json:"diskSequence"`
+	Number   device.Number `json:"device"`
+	// BootID is the guest's boot. In another boot nothing of the record is mounted any more.
+	BootID string `json:"bootID"`
+	Kind   Kind   `json:"kind"`
+	// StagingPath is the path of NodeStageVolume, without symbolic links.
+	StagingPath string `json:"stagingPath"`
+	// ReadOnly says that the volume was staged read-only.
+	ReadOnly bool `json:"readOnly"`
+	Step     Step `json:"step"`
+}
+
+// Store is the folder of the records.
+type Store struct {
+	// StateDir is the plugin's state folder. It outlives the process.
+	StateDir string
+}
+
+func (s Store) folder() string { return filepath.Join(s.StateDir, "volumes") }
+
+// Path returns the path of a volume's record.
+func (s Store) Path(volume uuid.UUID) string { return filepath.Join(s.folder(), volume.String()) }
+
+// Write replaces the volume's record, for this boot, in stable storage. Its error is [ErrState].
+func (s Store) Write(r Record) error { return s.write(r, statefile.Write) }
+
+// SetStep changes the step of a record that exists. It does not wait for the disk: after a power cut, the record counts
+// as one of another boot anyway. Its error is [ErrState].
+func (s Store) SetStep(r Record, step Step) error {
+	r.Step = step
+	return s.write(r, statefile.WriteUnflushed)
+}
+
+func (s Store) write(r Record, write func(path string, content []byte) error) error {
+	boot, err := device.BootID()
+	if err != nil {
+		return err
+	}
+	r.BootID = boot
+	content, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := write(s.Path(r.Volume), append(content, '\n')); err != nil {
+		return fmt.Errorf("%w: %w", ErrState, err)
+	}
+	return nil
+}
+
+// Read returns the volume's record, or nil if there is none of this boot. It returns [ErrUnreadable] if there is one
+// that cannot be read.
+func (s Store) Read(volume uuid.UUID) (*Record, error) {
+	content, err := os.ReadFile(s.Path(volume))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var r Record
+	if err == nil {
+		err = json.Unmarshal(content, &r)
+	}
+	if err == nil && (r.Volume != volume || r.Serial == "" || r.BootID == "") {
+		err = errors.New("it names another volume, or lacks the disk")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnreadable, s.Path(volume), err)
+	}
+	boot, err := device.BootID()
+	if err != nil || r.BootID != boot {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// List returns the readable records of this boot.
+func (s Store) List() []Record {
+	entries, err := os.ReadDir(s.folder())
+	if err != nil {
+		return nil // no record was written, or none can be read
+	}
+	var records []Record
+	for _, entry := range entries {
+		volume, err := uuid.Parse(entry.Name())
+		if err != nil {
+			continue
+		}
+		if r, err := s.Read(volume); err == nil && r != nil {
+			records = append(records, *r)
+		}
+	}
+	return records
+}
+
+// Remove removes the volume's record. A missing record is no error.
+func (s Store) Remove(volume uuid.UUID) error {
+	if err := os.Remove(s.Path(volume)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", ErrState, err)
+	}
+	return nil
+}
