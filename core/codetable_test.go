@@ -21,6 +21,7 @@ import (
 
 // withoutRow are the sentinel errors without a row in codeTable, and the reasons.
 var withoutRow = map[string]string{
+	"device.ErrOccupied":    "a check goes on without a marker, and a growth is an ErrGrow",
 	"rack.ErrAlreadyExists": "CreateVolume looks up the disk and decides the code",
 	"rack.ErrNotStopped":    "is an ErrRefused",
 	"rack.ErrFull":          "is an ErrRefused",

@@ -8,7 +8,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // ExtState is what the superblock of an ext3 or ext4 says about the filesystem's condition.
@@ -66,4 +69,54 @@ func parseExtState(super []byte) (state ExtState, err error) {
 		state.Unclean = "it has no journal"
 	}
 	return state, nil
+}
+
+// ExtChecksumValid reports whether the superblock of an ext3 or ext4 has the right checksum, or has none by its features.
+func ExtChecksumValid(dev Device) (valid bool, err error) {
+	err = dev.withFile(func(file *os.File) error {
+		super, err := extSuper(file)
+		if err != nil {
+			return err
+		}
+		stored, right := extChecksum(super)
+		valid = stored == right
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
+	}
+	return valid, nil
+}
+
+// RepairExtChecksum writes the right checksum into a superblock of ext3 or ext4. It is for a superblock that was whole
+// before e2fsck, and of which a killed e2fsck has written a part: e2fsck writes each changed piece by itself and the
+// checksum last. Every piece is then an old or a new one, and a full check makes them agree. e2fsck -p refuses a
+// superblock with a wrong checksum.
+func RepairExtChecksum(dev Device) error {
+	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
+	if err != nil {
+		return err
+	}
+	super, err := extSuper(file)
+	if err == nil {
+		if stored, right := extChecksum(super); stored != right {
+			_, err = file.WriteAt(binary.LittleEndian.AppendUint32(nil, right), 1024+extChecksumOffset)
+			err = errors.Join(err, file.Sync())
+		}
+	}
+	return errors.Join(err, closeExclusive(file))
+}
+
+// extChecksumOffset is the place of s_checksum in struct ext4_super_block.
+const extChecksumOffset = 0x3fc
+
+// extChecksum returns s_checksum and its right value: the CRC-32C of what is before it, without the usual inversion at
+// the end. Without the feature RO_COMPAT_METADATA_CSUM, s_checksum means nothing, and both are equal.
+func extChecksum(super []byte) (stored, right uint32) {
+	const metadataChecksums = 0x400 // in s_feature_ro_compat
+	stored = binary.LittleEndian.Uint32(super[extChecksumOffset:])
+	if binary.LittleEndian.Uint32(super[0x64:])&metadataChecksums == 0 {
+		return stored, stored
+	}
+	return stored, ^crc32.Checksum(super[:extChecksumOffset], crc32.MakeTable(crc32.Castagnoli))
 }

@@ -22,17 +22,19 @@ import (
 //     signature yet look like a user's data, and the volume can never be formatted.
 //   - Growth marker, on a disk whose ext filesystem is being grown: the filesystem was clean, and every error in it
 //     comes from resize2fs. e2fsck may repair such errors without asking.
+//   - Check marker, on a disk whose ext filesystem is being checked: its superblock was whole. If its checksum is wrong
+//     now, e2fsck was killed between two pieces of the superblock, see [RepairExtChecksum].
 //
 // mkfs does not know markers and may overwrite some. So the format marker has several copies, at places that supported
-// filesystems do not use in their default layout. The growth marker is in the first KiB, which ext leaves to boot
-// loaders. It cannot be behind the filesystem: resize2fs writes the superblock in small pieces, so the end of the
-// filesystem is unknown meanwhile. To remove a marker, the plugin writes zeros over exact copies only.
+// filesystems do not use in their default layout. The others are in the first KiB, which ext leaves to boot loaders.
+// They cannot be behind the filesystem: resize2fs writes the superblock in small pieces, so the end of the filesystem is
+// unknown meanwhile. To remove a marker, the plugin writes zeros over exact copies only.
 
 const (
 	// formatMarkerBytes is the length of a copy: the largest block size of a disk.
 	formatMarkerBytes = 4 * kib
-	// growthMarkerBytes is the length of the space before the superblock of ext.
-	growthMarkerBytes = kib
+	// workMarkerBytes is the length of the space before the superblock of ext.
+	workMarkerBytes = kib
 )
 
 // The texts are permanent: a marker may have been written by an older version of this plugin.
@@ -47,7 +49,27 @@ disk %s
 The filesystem behind this is being grown to fill the disk. Where this still stands, growing it was interrupted:
 NodeStageVolume has e2fsck put the filesystem in order, grows it again and then removes this text.
 `
+	checkText = `csi.oxide.computer check marker 1
+disk %s
+e2fsck is checking the filesystem behind this. Where this still stands, e2fsck was interrupted, and the superblock may
+have a wrong checksum: NodeStageVolume corrects the checksum, has e2fsck check everything and then removes this text.
+`
 )
+
+// Work is what a program does to an unmounted ext filesystem.
+type Work string
+
+const (
+	// NoWork means that the disk has no marker of work.
+	NoWork Work = ""
+	// Growing is resize2fs.
+	Growing Work = "growing"
+	// Checking is e2fsck -p.
+	Checking Work = "checking"
+)
+
+// ErrOccupied means that the first KiB of a disk, before the filesystem, is not empty.
+var ErrOccupied = errors.New("the first KiB, before the filesystem, is not empty")
 
 // marker is the content of a marker, and the places of its copies on the disk.
 type marker struct {
@@ -72,8 +94,9 @@ func formatMarker(dev Device, diskID uuid.UUID) marker {
 	return m
 }
 
-func growthMarker(diskID uuid.UUID) marker {
-	m := newMarker(growthText, diskID, growthMarkerBytes)
+func workMarker(work Work, diskID uuid.UUID) marker {
+	text := map[Work]string{Growing: growthText, Checking: checkText}[work]
+	m := newMarker(text, diskID, workMarkerBytes)
 	m.offsets = []int64{0}
 	return m
 }
@@ -90,33 +113,37 @@ func RemoveFormatMarker(dev Device, diskID uuid.UUID) error {
 	return formatMarker(dev, diskID).remove(dev)
 }
 
-// WriteGrowthMarker writes the growth marker with this UUID to the first KiB of the disk. It returns an error if the
-// first KiB holds anything else, such as a boot loader.
-func WriteGrowthMarker(dev Device, diskID uuid.UUID) error {
+// WriteWorkMarker writes the marker of this work with this UUID to the first KiB of the disk. It returns [ErrOccupied]
+// if the first KiB holds anything else, such as a boot loader.
+func WriteWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
 		return err
 	}
-	m, head := growthMarker(diskID), make([]byte, growthMarkerBytes)
+	m, head := workMarker(work, diskID), make([]byte, workMarkerBytes)
 	if _, err := file.ReadAt(head, 0); err != nil {
 		return errors.Join(err, closeExclusive(file))
 	}
-	if !bytes.Equal(head, m.content) && !bytes.Equal(head, zeros[:growthMarkerBytes]) {
-		return errors.Join(
-			errors.New("the first KiB, before the filesystem, is not empty: grow the filesystem by hand with resize2fs"),
-			closeExclusive(file),
-		)
+	if !bytes.Equal(head, m.content) && !bytes.Equal(head, zeros[:workMarkerBytes]) {
+		return errors.Join(ErrOccupied, closeExclusive(file))
 	}
 	return errors.Join(m.write(file), closeExclusive(file))
 }
 
-// HasGrowthMarker reports whether growing the filesystem on the disk was interrupted.
-func HasGrowthMarker(dev Device, diskID uuid.UUID) (bool, error) {
-	return growthMarker(diskID).present(dev)
+// InterruptedWork returns the work on the filesystem of the disk that was interrupted, or [NoWork].
+func InterruptedWork(dev Device, diskID uuid.UUID) (Work, error) {
+	for _, work := range []Work{Growing, Checking} {
+		if present, err := workMarker(work, diskID).present(dev); err != nil || present {
+			return work, err
+		}
+	}
+	return NoWork, nil
 }
 
-// RemoveGrowthMarker removes the growth marker. A missing marker is no error.
-func RemoveGrowthMarker(dev Device, diskID uuid.UUID) error { return growthMarker(diskID).remove(dev) }
+// RemoveWorkMarker removes the marker of this work. A missing marker is no error.
+func RemoveWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
+	return workMarker(work, diskID).remove(dev)
+}
 
 func (m marker) present(dev Device) (bool, error) {
 	var intact []int64

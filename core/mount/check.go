@@ -111,8 +111,8 @@ func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UU
 		_, err := needsGrowth(dev, fsType)
 		return err
 	}
-	// This comes first, because even the superblock is unreliable after an interrupted growth.
-	if err := r.finishGrowth(ctx, dev, diskID); err != nil {
+	// This comes first, because even the superblock is unreliable after an interruption.
+	if err := r.finishInterrupted(ctx, dev, diskID); err != nil {
 		return err
 	}
 	grows, err := needsGrowth(dev, fsType)
@@ -134,13 +134,36 @@ func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UU
 	return nil
 }
 
-// check runs e2fsck -p, which repairs what it can repair without loss of data.
+// check runs e2fsck -p.
 func (r *Repairs) check(ctx context.Context, dev device.Device, diskID uuid.UUID, reason string) error {
 	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
 		r.log.Info("checking a filesystem", "disk_id", diskID.String(), "device", dev.String(), "reason", reason)
-		return r.e2fsck(ctx, dev, "-p")
+		return r.preen(ctx, dev, diskID)
 	})
 }
+
+// preen runs e2fsck -p, which repairs what it can repair without loss of data. A marker is on the disk until e2fsck has
+// ended by itself, see [device.Checking].
+func (r *Repairs) preen(ctx context.Context, dev device.Device, diskID uuid.UUID, flags ...string) error {
+	whole, err := device.ExtChecksumValid(dev)
+	if err == nil && whole {
+		err = device.WriteWorkMarker(dev, diskID, device.Checking)
+	}
+	if errors.Is(err, device.ErrOccupied) {
+		r.log.Warn("the check must not be interrupted: there is no room on the disk to mark it",
+			"disk_id", diskID.String(), "device", dev.String(), "because", err)
+	} else if err != nil {
+		return err
+	}
+	err = r.e2fsck(ctx, dev, append(flags, "-p")...)
+	if errors.Is(err, errKilled) || ctx.Err() != nil {
+		return err
+	}
+	return errors.Join(err, device.RemoveWorkMarker(dev, diskID, device.Checking))
+}
+
+// errKilled means that a signal has ended e2fsck.
+var errKilled = errors.New("e2fsck was killed")
 
 // Wait waits until no check of the disk runs. At the end of ctx it returns [ErrChecking].
 func (r *Repairs) Wait(ctx context.Context, diskID uuid.UUID) error {
@@ -275,10 +298,12 @@ func beforeAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, deadline.Add(-answerReserve))
 }
 
-// Exit codes of e2fsck: up to e2fsckFixed, the filesystem is clean now. With the bit e2fsckErrorsLeft, it is not.
+// Exit codes of e2fsck: up to e2fsckFixed, the filesystem is clean now. With the bit e2fsckErrorsLeft, it is not. With
+// the bit e2fsckCancelled, e2fsck has ended by a signal.
 const (
 	e2fsckFixed      = 3
 	e2fsckErrorsLeft = 4
+	e2fsckCancelled  = 32
 )
 
 // e2fsck repairs an unmounted ext filesystem: with -p as far as that loses no data, with -y in any case. It returns
@@ -289,14 +314,17 @@ func (r *Repairs) e2fsck(ctx context.Context, dev device.Device, flags ...string
 	if err != nil {
 		return fmt.Errorf("check of %s: %w", dev, err)
 	}
+	if result.ExitCode < 0 || result.ExitCode&e2fsckCancelled != 0 {
+		return fmt.Errorf("%w: %w: %s: try again", ErrMount, errKilled, dev)
+	}
 	if result.ExitCode != 0 {
 		r.log.Warn("e2fsck found errors", "device", dev.String(), "flags", strings.Join(flags, " "),
 			"exit_code", result.ExitCode, "took", time.Since(start), "output", result.Message())
 	}
 	switch code := result.ExitCode; {
-	case 0 <= code && code <= e2fsckFixed:
+	case code <= e2fsckFixed:
 		return nil
-	case code > 0 && code&e2fsckErrorsLeft != 0:
+	case code&e2fsckErrorsLeft != 0:
 		return fmt.Errorf(
 			"%w: e2fsck %s does not repair it (exit code %d): run e2fsck -f %s on the node, or restore a snapshot",
 			ErrDamaged,
@@ -305,6 +333,6 @@ func (r *Repairs) e2fsck(ctx context.Context, dev device.Device, flags ...string
 			dev.Path,
 		)
 	}
-	// e2fsck was killed or found the disk in use: the state of the filesystem is unknown.
+	// e2fsck found the disk in use, for example: the state of the filesystem is unknown.
 	return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s", ErrMount, dev, result.ExitCode, result.Message())
 }

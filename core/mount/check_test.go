@@ -5,6 +5,7 @@
 package mount
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -33,12 +34,64 @@ func hangingRepairs(exitCode int) (r *Repairs, end chan struct{}) {
 	return r, end
 }
 
-// check runs a check of a disk for at most limit.
+// checkFor runs e2fsck on a disk for at most limit.
 func checkFor(t *testing.T, r *Repairs, diskID uuid.UUID, limit time.Duration) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	return r.check(ctx, device.Device{Path: "/dev/nvme1n1"}, diskID, "a test")
+	dev := device.Device{Path: "/dev/nvme1n1"}
+	return r.do(ctx, dev, diskID, func(ctx context.Context) error { return r.e2fsck(ctx, dev, "-p") })
+}
+
+// The marker of a check stays on the disk only if e2fsck was killed, and if the superblock was whole before.
+func TestCheckMarkerStaysAfterAKill(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name     string
+		whole    bool
+		exitCode int
+		want     device.Work
+	}{
+		{"killed", true, -1, device.Checking},
+		{"ended by SIGTERM", true, e2fsckCancelled, device.Checking},
+		{"repaired", true, 1, device.NoWork},
+		{"damaged", true, e2fsckErrorsLeft, device.NoWork},
+		{"failed", true, 8, device.NoWork},
+		{"wrong checksum, killed", false, -1, device.NoWork},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dev, disk := newDisk(t, 64<<20)
+			devicetest.Run(t, "mkfs.ext4", "-q", disk.Loop)
+			if !tc.whole {
+				poke(t, disk, map[int64][]byte{1024 + 0x30: []byte("time")}) // s_wtime
+			}
+			id := uuid.New()
+			r := NewRepairs(slog.New(slog.DiscardHandler))
+			r.run = func(context.Context, string, ...string) (hostexec.Result, error) {
+				return hostexec.Result{ExitCode: tc.exitCode}, nil
+			}
+			err := r.check(t.Context(), dev, id, "a test")
+			if found, look := device.InterruptedWork(dev, id); found != tc.want || look != nil {
+				t.Errorf("marker of %q, %v; want %q; the check: %v", found, look, tc.want, err)
+			}
+		})
+	}
+}
+
+// A boot loader in the first KiB leaves no room for the marker. The filesystem is checked without it.
+func TestCheckSparesABootLoader(t *testing.T) {
+	t.Parallel()
+	dev, disk := newDisk(t, 64<<20)
+	devicetest.Run(t, "mkfs.ext4", "-q", disk.Loop)
+	poke(t, disk, map[int64][]byte{0: []byte("boot loader")})
+	before := blocks(t, disk)[0][:1024]
+	if err := NewRepairs(slog.New(slog.DiscardHandler)).check(t.Context(), dev, uuid.New(), "a test"); err != nil {
+		t.Error(err)
+	}
+	if !bytes.Equal(blocks(t, disk)[0][:1024], before) {
+		t.Error("the boot loader was overwritten")
+	}
 }
 
 // Four disks are checked at a time. A disk that hangs does not count for ever.

@@ -132,20 +132,20 @@ func (r *Repairs) growBetweenMounts(
 }
 
 // growUnmounted grows an ext filesystem while it is unmounted. resize2fs requires a check first. It is not safe against
-// interruption, so a marker is on the disk meanwhile, see [device.WriteGrowthMarker].
+// interruption, so a marker is on the disk meanwhile, see [device.Growing].
 func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, diskID uuid.UUID, why error) error {
 	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
 		r.log.Info("growing the filesystem unmounted", "disk_id", diskID.String(), "device", dev.String(), "because", why)
-		if err := r.e2fsck(ctx, dev, "-f", "-p"); err != nil {
+		if err := r.preen(ctx, dev, diskID, "-f"); err != nil {
 			return err
 		}
-		if err := device.WriteGrowthMarker(dev, diskID); err != nil {
-			return fmt.Errorf("%w on %s: %w", ErrGrow, dev, err)
+		if err := device.WriteWorkMarker(dev, diskID, device.Growing); err != nil {
+			return fmt.Errorf("%w on %s: %w: grow the filesystem by hand with resize2fs", ErrGrow, dev, err)
 		}
 		if err := r.grow(ctx, dev, "resize2fs", dev.Path); err != nil {
 			return err
 		}
-		if err := device.RemoveGrowthMarker(dev, diskID); err != nil {
+		if err := device.RemoveWorkMarker(dev, diskID, device.Growing); err != nil {
 			return err
 		}
 		r.logGrown(dev, diskID)
@@ -157,18 +157,26 @@ func (r *Repairs) logGrown(dev device.Device, diskID uuid.UUID) {
 	r.log.Info("grew the filesystem to its disk", "disk_id", diskID.String(), "device", dev.String())
 }
 
-// finishGrowth repairs an ext filesystem whose growth was interrupted. It may answer all questions of e2fsck: before the
-// growth, the filesystem was clean.
-func (r *Repairs) finishGrowth(ctx context.Context, dev device.Device, diskID uuid.UUID) error {
-	interrupted, err := device.HasGrowthMarker(dev, diskID)
-	if err != nil || !interrupted {
+// finishInterrupted repairs an ext filesystem whose growth or check was interrupted.
+func (r *Repairs) finishInterrupted(ctx context.Context, dev device.Device, diskID uuid.UUID) error {
+	interrupted, err := device.InterruptedWork(dev, diskID)
+	if err != nil || interrupted == device.NoWork {
 		return err
 	}
 	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
+		r.log.Info("repairing a filesystem after an interruption", "disk_id", diskID.String(), "device", dev.String(),
+			"interrupted", interrupted)
+		if interrupted == device.Checking {
+			if err := device.RepairExtChecksum(dev); err != nil {
+				return err
+			}
+			return r.preen(ctx, dev, diskID, "-f")
+		}
+		// e2fsck may answer all questions with yes: before the growth, the filesystem was clean.
 		if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {
 			return err
 		}
-		return device.RemoveGrowthMarker(dev, diskID)
+		return device.RemoveWorkMarker(dev, diskID, device.Growing)
 	})
 }
 

@@ -350,24 +350,79 @@ func TestNodeReadOnlyDiskOfDirtySnapshot(t *testing.T) {
 	}
 }
 
+// extSuperBytes is the place and the length of the superblock of ext.
+const extSuperBytes = 1024
+
+// super returns the superblock of an ext.
+func (r *nodeRig) super(v *volume) []byte {
+	r.t.Helper()
+	file, err := os.Open(r.node(v))
+	coretest.Must(r.t, err)
+	defer file.Close()
+	block := make([]byte, extSuperBytes)
+	_, err = file.ReadAt(block, extSuperBytes)
+	coretest.Must(r.t, err)
+	return block
+}
+
+// device returns the disk of diskA.
+func (r *nodeRig) device() device.Device {
+	r.t.Helper()
+	dev, err := r.roots().
+		WaitForDisk(r.t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
+	coretest.Must(r.t, err)
+	return dev
+}
+
+// partlyWritten returns a superblock of which a killed program has written only the first pieces: the program writes
+// each range of changed words by itself. It returns the number of all pieces, too.
+func partlyWritten(old, final []byte, written int) (mixed []byte, pieces int) {
+	mixed = slices.Clone(old)
+	for i := 0; i < len(old); i += 2 {
+		if old[i] == final[i] && old[i+1] == final[i+1] {
+			continue
+		}
+		end := i
+		for end < len(old) && (old[end] != final[end] || old[end+1] != final[end+1]) {
+			end += 2
+		}
+		if pieces++; pieces <= written {
+			copy(mixed[i:end], final[i:end])
+		}
+		i = end - 2
+	}
+	return mixed, pieces
+}
+
+// eachPiece calls interrupt for each number of written pieces.
+func eachPiece(t *testing.T, atLeast int, interrupt func(t *testing.T, written int) (pieces int)) {
+	t.Helper()
+	pieces := interrupt(t, 0)
+	for written := 1; written < pieces; written++ {
+		t.Run(fmt.Sprintf("after %d pieces", written), func(t *testing.T) {
+			t.Parallel()
+			interrupt(t, written)
+		})
+	}
+	if pieces < atLeast {
+		t.Errorf("the superblock is written in %d pieces, too few for this test", pieces)
+	}
+}
+
+// wantNoWork checks that the disk of diskA has no marker of work.
+func (r *nodeRig) wantNoWork(v *volume) {
+	r.t.Helper()
+	if work, err := device.InterruptedWork(r.device(), uuid.MustParse(v.id)); err != nil || work != device.NoWork {
+		r.t.Errorf("the disk has a marker of %q, %v", work, err)
+	}
+}
+
 // resize2fs writes the superblock last, in small pieces. If it is killed between two pieces, the superblock shows
 // neither the size of the filesystem nor that it is clean. The data is still there.
 func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 	t.Parallel()
-	const start, length, mkfsBytes = 1024, 1024, 64 << 20
-	super := func(r *nodeRig, v *volume) []byte {
-		t.Helper()
-		file, err := os.Open(r.node(v))
-		coretest.Must(t, err)
-		defer file.Close()
-		block := make([]byte, length)
-		_, err = file.ReadAt(block, start)
-		coretest.Must(t, err)
-		return block
-	}
-	// interrupt simulates that resize2fs is killed after this number of pieces, and stages the volume. It returns the
-	// number of all pieces.
-	interrupt := func(t *testing.T, written int) (pieces int) {
+	const mkfsBytes = 64 << 20
+	eachPiece(t, 5, func(t *testing.T, written int) int {
 		r := newNodeRig(t)
 		v := r.newVolume(diskA)
 		r.run(
@@ -381,34 +436,14 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 		r.run("mount", r.node(v), v.staging)
 		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 		r.umountAndWait(v, v.staging)
-		old := super(r, v)
-		dev, err := r.roots().
-			WaitForDisk(t.Context(), device.ExpectedDisk{Serial: diskA, SizeBytes: volumeBytes}, time.Second)
-		coretest.Must(t, err)
-		coretest.Must(t, device.WriteGrowthMarker(dev, uuid.MustParse(v.id)))
+		old := r.super(v)
+		coretest.Must(t, device.WriteWorkMarker(r.device(), uuid.MustParse(v.id), device.Growing))
 		r.run("e2fsck", "-f", "-p", r.node(v))
 		r.run("resize2fs", r.node(v))
-		final := super(r, v)
+		mixed, pieces := partlyWritten(old, r.super(v), written)
+		r.poke(v, extSuperBytes, string(mixed))
 
-		// mixed has the new bytes in the written pieces, and the old bytes elsewhere.
-		mixed := slices.Clone(old)
-		for i := 0; i < length; i += 2 {
-			if old[i] == final[i] && old[i+1] == final[i+1] {
-				continue
-			}
-			end := i
-			for end < length && (old[end] != final[end] || old[end+1] != final[end+1]) {
-				end += 2
-			}
-			if pieces++; pieces <= written {
-				copy(mixed[i:end], final[i:end])
-			}
-			i = end - 2
-		}
-		r.poke(v, start, string(mixed))
-
-		capability := filesystemVolume("ext4", writer)
-		coretest.Must(t, r.stage(v, capability))
+		coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 		wantContent(t, filepath.Join(v.staging, "file"), "data")
 		stats, err := r.stats(v.id, v.staging, "")
 		coretest.Must(t, err)
@@ -416,22 +451,43 @@ func TestNodeGrowthInterruptedInTheSuperblock(t *testing.T) {
 			t.Errorf("after %d of %d pieces: total %d bytes, want most of %d", written, pieces, size, volumeBytes)
 		}
 		coretest.Must(t, r.unstage(v))
-		if marked, err := device.HasGrowthMarker(dev, uuid.MustParse(v.id)); err != nil || marked {
-			t.Errorf("after %d of %d pieces: the marker exists: %t, %v", written, pieces, marked, err)
-		}
+		r.wantNoWork(v)
 		r.run("e2fsck", "-f", "-n", r.node(v))
 		return pieces
-	}
-	pieces := interrupt(t, 0)
-	for written := 1; written < pieces; written++ {
-		t.Run(fmt.Sprintf("after %d pieces", written), func(t *testing.T) {
-			t.Parallel()
-			interrupt(t, written)
-		})
-	}
-	if pieces < 5 {
-		t.Errorf("resize2fs writes the superblock in %d pieces, too few for this test", pieces)
-	}
+	})
+}
+
+// e2fsck writes the superblock last, in small pieces, its checksum at the end. If it is killed between two pieces, a
+// later e2fsck -p refuses the superblock. The plugin corrects the checksum if it knows that a check was interrupted.
+func TestNodeCheckInterruptedInTheSuperblock(t *testing.T) {
+	t.Parallel()
+	capability := filesystemVolume("", writer)
+	eachPiece(t, 3, func(t *testing.T, written int) int {
+		r := newNodeRig(t)
+		source := r.newVolume(diskB)
+		coretest.Must(t, r.stage(source, capability))
+		coretest.Must(t, os.WriteFile(filepath.Join(source.staging, "file"), []byte("data"), 0o600))
+		r.run("sync", "-f", source.staging)
+		v := r.afterPowerCut(source, diskA, volumeBytes)
+		old := r.super(v)
+		r.run("e2fsck", "-p", r.node(v))
+		mixed, pieces := partlyWritten(old, r.super(v), written)
+		r.poke(v, extSuperBytes, string(mixed))
+
+		// Without the marker, the plugin does not know why the checksum is wrong. It does not start to know it either.
+		for range 2 {
+			if written > 0 {
+				r.refused(func() error { return r.stage(v, capability) }, codes.Internal, "e2fsck")
+			}
+		}
+		coretest.Must(t, device.WriteWorkMarker(r.device(), uuid.MustParse(v.id), device.Checking))
+		coretest.Must(t, r.stage(v, capability))
+		wantContent(t, filepath.Join(v.staging, "file"), "data")
+		coretest.Must(t, r.unstage(v))
+		r.wantNoWork(v)
+		r.run("e2fsck", "-f", "-n", r.node(v))
+		return pieces
+	})
 }
 
 // mayGrowMounted reports whether this process has CAP_SYS_RESOURCE, which the kernel demands to grow a mounted ext.

@@ -78,6 +78,14 @@ func (n *Service) ownershipOf(records []volumerecord.Record, entry mount.Entry, 
 	if err != nil && !gone {
 		return unknownVolume
 	}
+	own := slices.IndexFunc(records, func(r volumerecord.Record) bool { return r.Volume == id })
+	// A volume that was deleted and made again with the same name has the same serial, and the old volume's record may
+	// still be there. So this volume's own disk comes first.
+	if own >= 0 && !gone {
+		if held, present, err := n.recordedDisk(records[own]); err == nil && present && held.Number == dev.Number {
+			return thisVolume
+		}
+	}
 	owner := slices.IndexFunc(records, func(r volumerecord.Record) bool {
 		if gone { // the number alone identifies a disk that left the guest while mounted; another disk may have it now
 			return r.Number == number && r.Serial != dev.Serial
@@ -92,7 +100,6 @@ func (n *Service) ownershipOf(records []volumerecord.Record, entry mount.Entry, 
 	case gone:
 		return unknownVolume // perhaps this volume's disk, before it came back with another number
 	}
-	own := slices.IndexFunc(records, func(r volumerecord.Record) bool { return r.Volume == id })
 	if own < 0 {
 		return unknownVolume
 	}

@@ -630,6 +630,26 @@ func TestNodeStageWithOtherFlags(t *testing.T) {
 	r.wantMounts("staging-" + diskA)
 }
 
+// A volume is deleted while this node still has its record, for example because its stage failed and nothing unstaged
+// it. A new volume of the same name has the same disk name, and so the same serial. The old record does not keep it here.
+func TestNodeDiskNameOfADeletedVolume(t *testing.T) {
+	t.Parallel()
+	const first = "00000000-0000-4000-8000-000000000000" // so the old record is the first one
+	eachAccess(t, func(r *nodeRig, _ *volume, capability *csi.VolumeCapability) {
+		deleted := r.newVolumeWithID(first, diskB)
+		coretest.Must(r.t, r.stage(deleted, capability))
+		r.umount(stagedAt(deleted, capability))
+		r.unplug(deleted)
+		coretest.Must(r.t, os.RemoveAll(deleted.staging))
+		again := r.newVolume(diskB)
+		coretest.Must(r.t, r.stage(again, capability))
+		coretest.Must(r.t, r.publish(again, "target-again", capability, false))
+		coretest.Must(r.t, r.unpublish(again, "target-again"))
+		coretest.Must(r.t, r.unstage(again))
+		r.wantMounts()
+	})
+}
+
 // A request with the wrong volume ID does not touch another volume.
 func TestNodeWrongVolumeID(t *testing.T) {
 	t.Parallel()

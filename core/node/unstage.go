@@ -195,7 +195,10 @@ func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable er
 	ctx, cancel := n.withUnstageWait(ctx)
 	defer cancel()
 	for _, disk := range disks {
-		ofAnother := slices.ContainsFunc(l.records, func(r volumerecord.Record) bool { return r.Serial == disk.Serial })
+		ofAnother := slices.ContainsFunc(l.records, func(r volumerecord.Record) bool {
+			recorded, present, err := n.recordedDisk(r)
+			return err == nil && present && recorded.Number == disk.Number
+		})
 		if ofAnother || len(disk.Partitions) > 0 {
 			continue
 		}

@@ -40,15 +40,18 @@ type kind struct {
 	block  bool
 	// used says that the volume has data, and grows that its filesystem is smaller than its disk.
 	used, grows, readOnly bool
+	// unclean says that the filesystem must be checked before it is mounted.
+	unclean bool
 	// inUse says that a program keeps the disk in use during the killed call, and for a while afterwards.
 	inUse bool
 }
 
-var kinds = struct{ ext4New, ext4Used, ext4InUse, ext4Grows, ext4ReadOnly, xfsNew, xfsUsed, btrfsNew, btrfsUsed, blockNew, blockUsed, blockInUse kind }{
+var kinds = struct{ ext4New, ext4Used, ext4InUse, ext4Grows, ext4Unclean, ext4ReadOnly, xfsNew, xfsUsed, btrfsNew, btrfsUsed, blockNew, blockUsed, blockInUse kind }{
 	ext4New:      kind{name: "ext4, blank disk", fsType: "ext4", size: 64 * mib},
 	ext4Used:     kind{name: "ext4, with data", fsType: "ext4", size: 64 * mib, used: true},
 	ext4InUse:    kind{name: "ext4, disk in use", fsType: "ext4", size: 64 * mib, used: true, inUse: true},
 	ext4Grows:    kind{name: "ext4, to be grown", fsType: "ext4", size: 320 * mib, used: true, grows: true},
+	ext4Unclean:  kind{name: "ext4, to be checked", fsType: "ext4", size: 64 * mib, used: true, unclean: true},
 	ext4ReadOnly: kind{name: "ext4, read-only", fsType: "ext4", size: 64 * mib, used: true, readOnly: true},
 	xfsNew:       kind{name: "xfs, blank disk", fsType: "xfs", size: 320 * mib},
 	xfsUsed:      kind{name: "xfs, with data", fsType: "xfs", size: 320 * mib, used: true},
@@ -61,7 +64,7 @@ var kinds = struct{ ext4New, ext4Used, ext4InUse, ext4Grows, ext4ReadOnly, xfsNe
 
 func campaigns() (all []campaign) {
 	for call, of := range map[rpc][]kind{
-		stage:     {kinds.ext4New, kinds.ext4Used, kinds.ext4Grows, kinds.xfsNew, kinds.xfsUsed, kinds.btrfsNew, kinds.btrfsUsed, kinds.blockNew, kinds.blockUsed},
+		stage:     {kinds.ext4New, kinds.ext4Used, kinds.ext4Grows, kinds.ext4Unclean, kinds.xfsNew, kinds.xfsUsed, kinds.btrfsNew, kinds.btrfsUsed, kinds.blockNew, kinds.blockUsed},
 		publish:   {kinds.ext4Used, kinds.ext4ReadOnly, kinds.xfsUsed, kinds.blockUsed},
 		unpublish: {kinds.ext4Used, kinds.blockUsed},
 		unstage:   {kinds.ext4Used, kinds.ext4InUse, kinds.xfsUsed, kinds.btrfsUsed, kinds.blockUsed, kinds.blockInUse},
@@ -202,6 +205,12 @@ func (l *life) prepare(ctx context.Context, p *plugin) error {
 		small := l.kind.grows // staging would already grow it
 		if err := l.fill(ctx, p, small); err != nil {
 			return err
+		}
+		if l.kind.unclean {
+			out, err := exec.Command("debugfs", "-w", "-R", "set_super_value state 0", v.node()).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("debugfs: %w: %s", err, out)
+			}
 		}
 	}
 	for _, before := range map[rpc][]rpc{stage: {}, publish: {stage}, unpublish: {stage, publish}, unstage: {stage}}[l.call] {
