@@ -86,13 +86,15 @@ func serveHTTP(
 	stopping, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for listener == nil {
+		for err != nil {
 			select {
 			case <-stopping:
 				return
 			case <-time.After(httpInterval):
 			}
-			listener, _ = net.Listen("tcp", cfg.HTTPEndpoint)
+			if listener, err = net.Listen("tcp", cfg.HTTPEndpoint); err != nil {
+				log.Debug("the HTTP endpoint is still not available", "error", err)
+			}
 		}
 		if err := server.Serve(netutil.LimitListener(listener, maxHTTPConnections)); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("the HTTP endpoint failed; the plugin continues to serve CSI", "error", err)

@@ -695,7 +695,7 @@ func (e *Engine) finishUnanswered(ctx context.Context, h *heldRestart) error {
 	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
 	switch {
 	case err != nil:
-		return err
+		return e.unreachable(ctx, h, timerBack, backTimeout, err)
 	case reply.State == metadata.RestartAccepted:
 		e.enterStage(h, stageStopping)
 		return nil

@@ -60,6 +60,34 @@ func TestDeletedNodeDoesNotBlockOtherRestarts(t *testing.T) {
 	}
 }
 
+// cannotWithdraw is an orchestrator in which no request can be withdrawn any more.
+type cannotWithdraw struct{ lostNode }
+
+func (cannotWithdraw) Reply(context.Context, string, string) (metadata.RestartReply, error) {
+	return metadata.RestartReply{}, nil
+}
+
+func (cannotWithdraw) Withdraw(context.Context, string, string) (metadata.RestartReply, error) {
+	return metadata.RestartReply{}, errLost
+}
+
+// A started instance whose request cannot be withdrawn does not keep the slot for ever.
+func TestFailingWithdrawalFreesTheSlot(t *testing.T) {
+	for _, test := range []struct {
+		since time.Duration
+		stuck bool
+	}{{backTimeout / 2, false}, {2 * backTimeout, true}} {
+		record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
+		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}}
+		e := New(r, Options{Cluster: "prod", Shutdown: Guest, Requester: cannotWithdraw{}, Log: slog.New(slog.DiscardHandler)})
+		h := &heldRestart{record: record, stage: stageBack, since: time.Now().Add(-test.since)}
+		e.held["1"] = h
+		if err := e.awaitBack(t.Context(), h); !errors.Is(err, errLost) || h.record.Stuck != test.stuck {
+			t.Errorf("%s after the start: %v, stuck: %t, want %t", test.since, err, h.record.Stuck, test.stuck)
+		}
+	}
+}
+
 // panicking is a rack whose first call panics.
 type panicking struct {
 	Rack
