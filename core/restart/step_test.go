@@ -79,7 +79,10 @@ func TestFailingWithdrawalFreesTheSlot(t *testing.T) {
 	}{{backTimeout / 2, false}, {2 * backTimeout, true}} {
 		record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
 		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}}
-		e := New(r, Options{Cluster: "prod", Shutdown: Guest, Requester: cannotWithdraw{}, Log: slog.New(slog.DiscardHandler)})
+		e := New(
+			r,
+			Options{Cluster: "prod", Shutdown: Guest, Requester: cannotWithdraw{}, Log: slog.New(slog.DiscardHandler)},
+		)
 		h := &heldRestart{record: record, stage: stageBack, since: time.Now().Add(-test.since)}
 		e.held["1"] = h
 		if err := e.awaitBack(t.Context(), h); !errors.Is(err, errLost) || h.record.Stuck != test.stuck {
