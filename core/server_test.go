@@ -20,6 +20,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
@@ -190,6 +191,9 @@ func TestProbeAnswersReadiness(t *testing.T) {
 	)
 }
 
+// answerDelay is how long a busy plugin of TestListen accepts no connections.
+const answerDelay = 300 * time.Millisecond
+
 func TestListen(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -205,6 +209,14 @@ func TestListen(t *testing.T) {
 			silentSocket(t, path)
 		}},
 		{name: "the same with a full queue", prepare: func(t *testing.T, path string) { fillQueue(t, silentSocket(t, path)) }},
+		{name: "a busy plugin with a full queue", rejected: "is in use", prepare: func(t *testing.T, path string) {
+			other, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			coretest.Must(t, err)
+			fillQueue(t, path)
+			server := &http.Server{Handler: http.NotFoundHandler()}
+			time.AfterFunc(answerDelay, func() { _ = server.Serve(other) }) // it ends with the test
+			t.Cleanup(func() { coretest.Must(t, server.Close()) })
+		}},
 		{name: "a socket of a program that is no CSI plugin", rejected: "is in use", prepare: func(t *testing.T, path string) {
 			other, err := net.Listen("unix", path)
 			coretest.Must(t, err)

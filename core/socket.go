@@ -135,7 +135,8 @@ func stateOf(path string) (open, answers bool, err error) {
 			return true, status.Code(ask(ctx, conn)) != codes.DeadlineExceeded, nil
 		case errors.Is(err, syscall.ECONNREFUSED):
 			return false, false, nil
-		case ctx.Err() != nil:
+		// The connection's own timer may be a moment before that of ctx.
+		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), ctx.Err() != nil:
 			return true, false, nil
 		case !errors.Is(err, syscall.EAGAIN): // EAGAIN: the queue is full, because no process accepts connections
 			return false, false, err

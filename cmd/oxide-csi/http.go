@@ -86,15 +86,18 @@ func serveHTTP(
 	stopping, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for err != nil {
+		for listener == nil {
 			select {
 			case <-stopping:
 				return
 			case <-time.After(httpInterval):
 			}
-			if listener, err = net.Listen("tcp", cfg.HTTPEndpoint); err != nil {
+			again, err := net.Listen("tcp", cfg.HTTPEndpoint)
+			if err != nil {
 				log.Debug("the HTTP endpoint is still not available", "error", err)
+				continue
 			}
+			listener = again
 		}
 		if err := server.Serve(netutil.LimitListener(listener, maxHTTPConnections)); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("the HTTP endpoint failed; the plugin continues to serve CSI", "error", err)
