@@ -95,12 +95,12 @@ func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType stri
 	return Filesystem(ctx, dev, target, fsType, options)
 }
 
-// WaitFree waits until nobody in this guest can write to a disk that is unmounted here, as long as [Unmount] does. Then
-// it returns [ErrBusy] with the holder. The proof is an exclusive open of the disk with this sequence number, which
-// fails while its filesystem is mounted in any namespace. Plain openers do not prevent an exclusive open, so WaitFree
-// looks for them in /proc: for those that can write or, for a raw block volume (block), for all. If read-only copies of
-// the mount are all that remains, it returns them after 3 s without an error. Errors of [device.Device.Open] other than
-// [device.ErrInUse] are returned at once; see [device.HasLeft].
+// WaitFree waits until no program in this guest can write to a disk that is unmounted here, as long as [Unmount] does.
+// Then it returns [ErrBusy] with the holder. The proof is an exclusive open of the disk with this sequence number,
+// which fails while its filesystem is mounted in any namespace. Plain openers do not prevent an exclusive open, so
+// WaitFree looks for them in /proc: for those that can write or, for a raw block volume (block), for all. If read-only
+// copies of the mount are all that remains, it returns them after 3 s without an error. Errors of [device.Device.Open]
+// other than [device.ErrInUse] are returned at once; see [device.HasLeft].
 func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
 	start := time.Now()
 	err = retryBusy(ctx, func() (bool, error) {
@@ -143,7 +143,7 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 
 // stopCopies makes the filesystem of a disk that is mounted in other namespaces read-only. It returns an error that is
 // errBusy unless such mounts are the only reason why the disk is in use: only one filesystem can hold a disk, and
-// nobody can write to a read-only one.
+// no program can write to a read-only one.
 func stopCopies(n device.Number) ([]Copy, error) {
 	table, err := ReadTable()
 	if err != nil {

@@ -8,7 +8,7 @@
 //
 // The kernel's mount table is the list of staged and published volumes. Beside it, each volume that this node may hold
 // has one small record (package volumerecord), which says what the mount table cannot: which disk it is, also when
-// somebody else has unmounted it. A record does not say what is mounted.
+// another program has unmounted it. A record does not say what is mounted.
 //
 //	state       filesystem volume                    raw block volume
 //	attached    NVMe device, mounted nowhere         NVMe device, bound nowhere
@@ -18,7 +18,7 @@
 //	NodeStage      attached  -> staged      finds the device, makes or checks its filesystem, mounts it, grows it
 //	NodePublish    staged    -> published   binds the staging path to a target path
 //	NodeUnpublish  published -> staged      unmounts one target path
-//	NodeUnstage    staged    -> attached    unmounts, and proves that nobody can write to the disk
+//	NodeUnstage    staged    -> attached    unmounts, and proves that no program can write to the disk
 //
 // Stage and publish requests contain the disk's name in their contexts, and the name gives the serial. Unstage,
 // unpublish and stats requests contain only paths. The device number of the mount at a path identifies the disk.

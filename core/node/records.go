@@ -21,8 +21,8 @@ import (
 // This file keeps the records of the volumes that this node may hold, see [volumerecord], and compares them with the
 // disks of the guest.
 
-// recordStage writes the volume's record before its first mount, and returns it. If the record cannot be written, nothing may be
-// mounted: a later unstage could not prove that the disk is free.
+// recordStage writes the volume's record before its first mount, and returns it. If the record cannot be written,
+// nothing may be mounted: a later unstage could not prove that the disk is free.
 func (n *Service) recordStage(
 	volume nodeVolume,
 	dev device.Device,
@@ -100,7 +100,7 @@ func (n *Service) checkRecords(volume nodeVolume, dev device.Device) error {
 // them for a moment.
 const exclusiveWait = time.Second
 
-// checkForeignUser rejects a disk that somebody else uses: one that is mounted in another mount namespace, or held by
+// checkForeignUser rejects a disk in foreign use: one that is mounted in another mount namespace, or held by
 // LVM, md or another program. The one holder that is no reason to refuse is the volume's own filesystem, if read-only
 // copies of its mount have outlived an unstage. Then checkForeignUser returns one of these copies.
 func (n *Service) checkForeignUser(volume nodeVolume, dev device.Device) (own *mount.Copy, err error) {

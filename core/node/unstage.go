@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 )
 
-// NodeUnstageVolume unmounts the volume from the staging path. It succeeds only when nobody in this guest can write to
-// the disk any more, because the disk may be detached next. Each call proves that anew, also if somebody else has
+// NodeUnstageVolume unmounts the volume from the staging path. It succeeds only when no program in this guest can write
+// to the disk any more, because the disk may be detached next. Each call proves that anew, also if another program has
 // unmounted the volume. It succeeds if the disk has left the guest. While the volume is published or staged elsewhere,
 // it returns FAILED_PRECONDITION and changes nothing. As far as it can know, it does not touch another volume at the
 // staging path. CSI spec, NodeUnstageVolume.
@@ -126,9 +126,9 @@ func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) err
 	return nil
 }
 
-// heldDisk returns the disk of this guest that the node may hold for the volume, and its record. It returns nil if there
-// is none. Evidence, in this order: the volume's record; without one, or if its disk is gone, what is mounted at the
-// staging path. If the record cannot be read, every disk may be the volume's.
+// heldDisk returns the disk of this guest that the node may hold for the volume, and its record. It returns nil if
+// there is none. Evidence, in this order: the volume's record; without one, or if its disk is gone, what is mounted at
+// the staging path. If the record cannot be read, every disk may be the volume's.
 func (n *Service) heldDisk(ctx context.Context, l leaving) (*volumerecord.Record, device.Device, error) {
 	record, unreadable := n.records.Read(l.id)
 	if record != nil {
@@ -221,9 +221,9 @@ func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable er
 	return nil
 }
 
-// letGo proves that nobody can write to the disk any more, and unmounts it. The order matters: while there is a writer
-// that the plugin can see, nothing is unmounted, so that the volume stays as it was. If only read-only copies of the mount in other namespaces
-// remain, letGo returns them.
+// letGo proves that no program can write to the disk any more, and unmounts it. The order matters: while there is a
+// writer that the plugin can see, nothing is unmounted, so that the volume stays as it was. If only read-only copies of
+// the mount in other namespaces remain, letGo returns them.
 func (n *Service) letGo(
 	ctx context.Context,
 	l leaving,
@@ -321,8 +321,8 @@ func (n *Service) stopWrites(
 		if errors.Is(err, mount.ErrBusy) {
 			return false, errors.Join(err, n.records.SetStep(held, held.Step))
 		}
-		// A filesystem that has stopped after an error refuses the change. It cannot write either, and the exclusive open
-		// of the disk follows.
+		// A filesystem that has stopped after an error refuses the change. It cannot write either, and the exclusive
+		// open of the disk follows.
 		if err != nil {
 			n.log.Warn("cannot make the filesystem read-only", "volume_id", l.id.String(), "error", err)
 		}
@@ -334,7 +334,7 @@ func (n *Service) stopWrites(
 // keepLingering keeps the record of a volume that was unstaged while read-only copies of its mount remain.
 func (n *Service) keepLingering(held volumerecord.Record, copies []mount.Copy) {
 	n.log.Warn(
-		"unstaged a volume of which read-only copies remain in other mount namespaces: nobody can write to the disk",
+		"unstaged a volume of which read-only copies remain in other mount namespaces: no program can write to the disk",
 		"volume_id",
 		held.Volume.String(),
 		"copies",

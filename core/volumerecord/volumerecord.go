@@ -4,7 +4,7 @@
 
 // Package volumerecord keeps one small file for each volume that this node may hold: <state folder>/volumes/<volume
 // UUID>. The record exists from before the first mount or bind until the disk was let go. It tells every later process
-// of the plugin which disk that is, also after someone else has removed the mounts.
+// of the plugin which disk that is, also after another program has removed the mounts.
 package volumerecord
 
 import (
