@@ -398,10 +398,18 @@ var planted = []bug{
 	{
 		name:     "node: the record of a deleted volume counts for a new volume of the same name",
 		file:     "core/node/identify.go",
-		original: "\tif own >= 0 && !gone {",
-		planted:  "\tif own >= 0 && !gone && dev.Path == \"\" {",
+		original: "\t\treturn err == nil && present && held.Number == dev.Number\n\t}\n\town",
+		planted:  "\t\treturn r.Serial == dev.Serial || err == nil && present && held.Number == dev.Number\n\t}\n\town",
 		pkg:      "core/node",
-		test:     "TestNodeDiskNameOfADeletedVolume",
+		test:     "TestNodeOldRecordOfAnotherVolume",
+	},
+	{
+		name:     "node: the record of another volume comes before this volume's own",
+		file:     "core/node/identify.go",
+		original: "\tcase own >= 0 && ownedBy(records[own]):\n\t\treturn thisVolume\n\tcase slices.ContainsFunc(records, ownedBy):\n\t\treturn anotherVolume\n",
+		planted:  "\tcase slices.IndexFunc(records, ownedBy) >= 0 && slices.IndexFunc(records, ownedBy) == own:\n\t\treturn thisVolume\n\tcase slices.ContainsFunc(records, ownedBy):\n\t\treturn anotherVolume\n",
+		pkg:      "core/node",
+		test:     "TestNodeOldRecordOfAnotherVolume",
 	},
 	{
 		name:     "node: any disk is formatted without a publish context",
