@@ -412,6 +412,14 @@ var planted = []bug{
 		test:     "TestNodeOldRecordOfAnotherVolume",
 	},
 	{
+		name:     "mount: what covers a copy of the mount is made read-only instead of it",
+		file:     "core/mount/free.go",
+		original: "\tif !strings.Contains(string(info), fmt.Sprintf(",
+		planted:  "\tif false && !strings.Contains(string(info), fmt.Sprintf(",
+		pkg:      "core/node",
+		test:     "TestUnstageWithACoveredCopy",
+	},
+	{
 		name:     "node: any disk is formatted without a publish context",
 		file:     "core/node/content.go",
 		original: "\tcase !volume.attached || volume.sizeBytes == 0:",
