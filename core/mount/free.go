@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -154,9 +155,29 @@ func stopCopies(n device.Number) ([]Copy, error) {
 		return nil, errBusy
 	}
 	for _, c := range copies {
-		if !c.FilesystemReadOnly && setFilesystemReadOnly(c.Access, true) != nil {
+		if !c.FilesystemReadOnly && c.stopWrites() != nil {
 			return nil, errBusy
 		}
 	}
 	return copies, nil
+}
+
+// stopWrites makes the filesystem of the copy read-only. It returns an error if the path of the copy leads to another
+// mount, which covers the copy: that one must stay as it is.
+func (c Copy) stopWrites() (err error) {
+	fd, err := unix.Open(c.Access, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	folder := os.NewFile(uintptr(fd), c.Access)
+	// An open folder keeps the filesystem mounted.
+	defer func() { err = errors.Join(err, hostexec.CloseUninherited(folder)) }()
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", c.id)) {
+		return fmt.Errorf("%w: %s is covered in %s", ErrForeign, c.Path, c)
+	}
+	return setFilesystemReadOnly(fmt.Sprintf("/proc/self/fd/%d", fd), true)
 }

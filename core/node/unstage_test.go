@@ -112,6 +112,26 @@ func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 	}
 }
 
+// A container has mounted something over its copy of the mount. The path leads to that, and not to the copy, which stays
+// writable for a program that is in it already.
+func TestUnstageWithACoveredCopy(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 4 * time.Second }) // longer than copies may stay
+	v := r.staged(filesystemVolume("ext4", writer))
+	holder := devicetest.HoldMountNamespace(t, r.dir, "exec 3<"+v.staging+"\nmount -t tmpfs -o size=64k cover "+v.staging)
+	r.umount("staging-" + diskA)
+	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "in use")
+	for what, path := range map[string]string{"copy": "fd/3", "cover": "root" + v.staging} {
+		path = fmt.Sprintf("/proc/%d/%s/file", holder.PID(), path)
+		if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
+			t.Errorf("writing to the %s: %v", what, err)
+		}
+	}
+	holder.End()
+	coretest.Must(t, r.unstage(v))
+	r.wantUnstaged(v)
+}
+
 // An agent that has copied the host's mounts never unmounts them. It does not keep the volume, if it cannot write.
 func TestUnstageWithReadOnlyCopies(t *testing.T) {
 	t.Parallel()
