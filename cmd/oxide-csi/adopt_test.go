@@ -6,22 +6,14 @@ package main_test
 
 import (
 	"bytes"
-	"encoding/base64"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/google/go-cmp/cmp"
-	"github.com/oxidecomputer/oxide.go/oxide"
-	"go.yaml.in/yaml/v3"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -50,7 +42,11 @@ func (h *host) answer(t *testing.T, stdin string, args ...string) result {
 	t.Helper()
 	cmd := exec.CommandContext(within(t, time.Minute), programs.Plugin, args...)
 	var stdout, stderr bytes.Buffer
-	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(baseEnv(), h.environ...), strings.NewReader(stdin), &stdout, &stderr
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(
+		baseEnv(),
+		h.environ...), strings.NewReader(
+		stdin,
+	), &stdout, &stderr
 	_ = cmd.Run() // the exit code tells
 	got := result{code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
 	h.record(append(args, fmt.Sprintf("<<< %q", stdin)), got)
@@ -103,68 +99,4 @@ func TestVolumeAdopt(t *testing.T) {
 	h.ok(t, "volume", "detach", id)
 	h.ok(t, "volume", "delete", id)
 	h.compare(t, "testdata/adopt.txt")
-}
-
-// What adopt prints are objects of Kubernetes and registrations of Nomad, whatever a description contains.
-func TestAdoptPrintsNoForeignText(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, true)
-	client, err := oxide.NewClient(oxide.WithHost(h.sim.Host), oxide.WithToken(h.sim.Token))
-	must(t, err)
-	marker := filepath.Join(h.dir, "marker")
-	names := []string{"data[0]", "x\nEND\ntouch " + marker + "\n", "$(touch " + marker + ")", "`touch " + marker + "`", `"; x: y`}
-	for i, name := range names {
-		sum := diskname.Hash(diskname.Volume, goneCluster, name)
-		description := rack.Description{
-			Version: 1, Cluster: goneCluster, Name: name, PVC: name + "/" + name,
-			Hash: base64.StdEncoding.EncodeToString(sum[:]), RawBlock: i == 0,
-		}
-		_, err := client.DiskCreate(t.Context(), oxide.DiskCreateParams{
-			Project: oxide.NameOrId(h.sim.Project),
-			Body: &oxide.DiskCreate{
-				Name: oxide.Name(fmt.Sprintf("disk-%d", i)), Description: description.Encode(), Size: 1 << 30,
-				DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-					DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}},
-				}},
-			},
-		})
-		must(t, err)
-	}
-
-	decoder := yaml.NewDecoder(strings.NewReader(
-		h.ok(t, "volume", "adopt", "--from-cluster="+goneCluster, "--yes", "--for=kubernetes")))
-	for range names {
-		var object map[string]any
-		must(t, decoder.Decode(&object))
-		name, _ := object["metadata"].(map[string]any)["name"].(string)
-		if _, isID := diskname.ParseID(name); object["kind"] != "PersistentVolume" || !isID {
-			t.Errorf("%v", object)
-		}
-		if spec := object["spec"].(map[string]any); len(spec) != 7 || spec["claimRef"] != nil {
-			t.Errorf("%v", spec)
-		}
-	}
-
-	folder := h.folder(t, "nomad")
-	script := "nomad() { echo \"$*\" >> calls; cat > $(wc -l < calls).hcl; }\n" +
-		h.ok(t, "volume", "adopt", "--from-cluster="+goneCluster, "--yes", "--for=nomad")
-	cmd := exec.CommandContext(within(t, time.Minute), "sh", "-euc", script)
-	cmd.Dir = folder
-	if output, err := cmd.CombinedOutput(); err != nil || len(output) > 0 {
-		t.Errorf("%v: %s", err, output)
-	}
-	calls, err := os.ReadFile(filepath.Join(folder, "calls"))
-	must(t, err)
-	if diff := cmp.Diff(strings.Repeat("volume register -\n", len(names)), string(calls)); diff != "" {
-		t.Errorf("calls of nomad (-want +got):\n%s", diff)
-	}
-	all := ""
-	for i := range names {
-		text, err := os.ReadFile(filepath.Join(folder, fmt.Sprint(i+1, ".hcl")))
-		must(t, err)
-		all += string(text)
-	}
-	if strings.Count(all, `name        = "data[0]"`) != 1 || strings.Count(all, `"block-device"`) != 1 || exists(t, marker) {
-		t.Errorf("registrations: %s", all)
-	}
 }

@@ -44,29 +44,32 @@ func (c *Service) ControllerModifyVolume(
 }
 
 // findDescription returns what names the owner of a volume: the description of its disk or, if the disk was deleted, of
-// one of its snapshots.
+// one of its snapshots. It returns also the ID of the disk, as the racks write it.
 func (c *Service) findDescription(
 	ctx context.Context,
 	volumeID string,
 ) (rc rackController, diskID string, described rack.Description, err error) {
 	rc, disk, err := c.disk(ctx, volumeID)
-	if errors.Is(err, rack.ErrNotFound) {
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
 		diskID, _ = diskname.ParseID(volumeID) // disk has parsed it before
 		rc, described, err = c.findSnapshotOf(ctx, diskID, err)
 		return rc, diskID, described, err
+	case err != nil:
+		return rc, "", described, err
 	}
-	if err == nil {
-		err = rc.checkProject(ctx, disk)
+	if err := rc.checkProject(ctx, disk); err != nil {
+		return rc, "", described, err
 	}
 	described, ours := rack.ParseDescription(disk.Description)
-	if err == nil && !ours {
-		err = rpc.FailedPrecondition(
+	if !ours {
+		return rc, "", described, rpc.FailedPrecondition(
 			"disk %q (%s) belongs to no cluster, because this plugin did not make it: use it without an adoption",
 			disk.Name,
 			disk.ID,
 		)
 	}
-	return rc, disk.ID, described, err
+	return rc, disk.ID, described, nil
 }
 
 // findSnapshotOf returns the description of a snapshot of a deleted disk, or the error notFound.
