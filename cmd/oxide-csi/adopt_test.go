@@ -79,7 +79,7 @@ func TestVolumeAdopt(t *testing.T) {
 	h.fails(t, 2, "volume", "adopt")
 	h.fails(t, 2, "volume", "adopt", "--from-cluster="+goneCluster, "--for=swarm")
 	h.fails(t, 4, "volume", "adopt", "--from-cluster=prod-2", "--yes")
-	h.fails(t, 2, "volume", "adopt", "--from-cluster="+simtest.ClusterID, "--yes")
+	h.ok(t, "volume", "adopt", "--from-cluster="+simtest.ClusterID, "--yes")
 	adopt := []string{"volume", "adopt", "--from-cluster=" + goneCluster}
 	h.ok(t, append(adopt, "--dry-run")...)
 	for _, no := range []string{"", "n\n", "maybe\n"} {

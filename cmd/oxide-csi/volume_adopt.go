@@ -35,10 +35,10 @@ func (b *storageCommands) adopt() *cobra.Command {
 It lists them on stderr, asks, and records on the rack that the controller's cluster owns each of them. It changes no disk.
 Then it prints what the orchestrator needs in order to use them.
 
-Nothing of the other cluster may run any more: its controller is not told and would go on using the volumes. A cluster that
-is rebuilt needs no adopt if it keeps its --cluster-id.
+Nothing of the other cluster may run any more: its controller is not told and would go on using the volumes.
 
-Repeated, adopt prints the same again and adopts what is missing.`,
+Repeated, adopt prints the same again and adopts what is missing. A cluster that is rebuilt and keeps its --cluster-id
+adopts nothing: with its own ID, the command only prints.`,
 		Example: `  oxide-csi volume adopt --from-cluster=prod-1 --dry-run
   oxide-csi volume adopt --from-cluster=prod-1 --for=kubernetes --yes | kubectl create -f -
   oxide-csi volume adopt --from-cluster=prod-1 --for=nomad --yes | sh`,

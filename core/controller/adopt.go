@@ -21,7 +21,7 @@ import (
 // ControllerModifyVolume adopts a volume of another cluster, and with it the volume's snapshots: CSI spec,
 // ControllerModifyVolume. The owner is all that can change about a volume. Only the command oxide-csi volume adopt calls
 // it. MODIFY_VOLUME is not advertised: no orchestrator may take a volume from a cluster, because that is safe only if the
-// cluster is gone. A repeated call is OK.
+// cluster is gone. The call is OK and changes nothing if this cluster owns the volume already.
 func (c *Service) ControllerModifyVolume(
 	ctx context.Context,
 	req *csi.ControllerModifyVolumeRequest,
@@ -30,9 +30,6 @@ func (c *Service) ControllerModifyVolume(
 		return nil, err
 	}
 	from := req.GetMutableParameters()[rpc.KeyAdoptFromCluster]
-	if from == c.cluster {
-		return nil, rpc.InvalidArgument("mutable_parameters: %q is this cluster: name the cluster that is gone", from)
-	}
 	rc, diskID, described, err := c.findDescription(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err

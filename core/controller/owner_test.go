@@ -258,7 +258,7 @@ func TestAdoptRejects(t *testing.T) {
 	coretest.WantCode(t, r.adopt(t, coretest.NoVolumeID, otherCluster), codes.NotFound)
 	coretest.WantCode(t, r.adopt(t, "v", otherCluster), codes.NotFound)
 	coretest.WantCode(t, r.adopt(t, volume, ""), codes.InvalidArgument, rpc.KeyAdoptFromCluster)
-	coretest.WantCode(t, r.adopt(t, volume, coretest.Cluster), codes.InvalidArgument)
+	coretest.WantCode(t, r.adopt(t, volume, coretest.Cluster), codes.FailedPrecondition, otherCluster)
 	_, err := r.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{
 		VolumeId:          volume,
 		MutableParameters: map[string]string{rpc.KeyAdoptFromCluster: otherCluster, "iops": "3000"},
@@ -268,6 +268,8 @@ func TestAdoptRejects(t *testing.T) {
 		t.Errorf("records: %v", got)
 	}
 	r.Must(t, r.adopt(t, own, otherCluster)) // this cluster owns it
+	r.Must(t, r.adopt(t, own, coretest.Cluster))
+	r.wantOwned(t, coretest.Cluster, own)
 
 	r.Must(t, third.adopt(t, volume, otherCluster))
 	coretest.WantCode(t, r.adopt(t, volume, otherCluster), codes.FailedPrecondition, "third")
@@ -281,6 +283,7 @@ func TestAdoptRejects(t *testing.T) {
 	r.Must(t, r.Publish(t, volume, r.Node(t, "node-a")))
 	coretest.WantCode(t, third.Publish(t, volume, r.Node(t, "node-a")), codes.FailedPrecondition, coretest.Cluster)
 	r.wantOwned(t, "third", volume) // a repeated adoption prints it again
+	r.wantOwned(t, coretest.Cluster, own, volume)
 
 	// The first cluster takes it back.
 	r.Must(t, theirs.adopt(t, volume, coretest.Cluster))

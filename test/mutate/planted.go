@@ -609,9 +609,9 @@ var planted = []bug{
 	},
 	{
 		name:     "controller: the disk of another cluster is deleted",
-		file:     "core/controller/delete.go",
-		original: "\tcase owner.Cluster != c.cluster:",
-		planted:  "\tcase owner.Cluster == \"\":",
+		file:     "core/controller/owner.go",
+		original: "\tcase owner != c.cluster:",
+		planted:  "\tcase owner == \"x\":",
 		pkg:      "core/controller",
 		test:     "TestDeleteRejectsDisksOfOthers",
 	},
