@@ -104,11 +104,10 @@ func (c rackController) checkOwner(ctx context.Context, what, description, diskI
 		return err
 	}
 	return rpc.FailedPrecondition(
-		"%s belongs to cluster %q, this is cluster %q: if that cluster is gone, use oxide-csi volume adopt --from-cluster=%s",
+		"%s belongs to cluster %q, this is cluster %q: if that cluster is gone, adopt its volumes with oxide-csi volume adopt",
 		what,
 		owner,
 		c.cluster,
-		owner,
 	)
 }
 
