@@ -380,6 +380,9 @@ func (c *Service) restore(
 	); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
+	if err := rc.checkSnapshotOwner(ctx, snapshot); err != nil {
+		return rackController{}, rack.Disk{}, err
+	}
 	if snapshot.Temporary() {
 		return rackController{}, rack.Disk{}, rpc.NotFound(
 			"volume_content_source: snapshot %q (%s) is a temporary snapshot of this plugin: use another snapshot",
