@@ -128,10 +128,14 @@ func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UU
 			return err
 		}
 	}
-	if why := r.whyNotMounted(state); grows && why != nil {
-		return r.growUnmounted(ctx, dev, diskID, why)
+	why := r.whyNotMounted(state)
+	if !grows || why == nil {
+		return nil
 	}
-	return nil
+	if err := checkGrowthIsSafe(dev, why); err != nil {
+		return err
+	}
+	return r.growUnmounted(ctx, dev, diskID, why)
 }
 
 // check runs e2fsck -p.

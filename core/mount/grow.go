@@ -119,6 +119,9 @@ func (r *Repairs) growBetweenMounts(
 			"disk_id", diskID.String(), "device", dev.String(), "because", why)
 		return nil
 	}
+	if err := checkGrowthIsSafe(dev, why); err != nil {
+		return err
+	}
 	if err := Unmount(ctx, target, dev.Number); err != nil {
 		return err
 	}
@@ -129,6 +132,22 @@ func (r *Repairs) growBetweenMounts(
 		return err
 	}
 	return r.Mount(ctx, dev, diskID, target, fsType, options)
+}
+
+// checkGrowthIsSafe returns [ErrGrow] if resize2fs would move blocks of the unmounted filesystem. If it is killed
+// meanwhile, data is where something else is now, and no check brings it back.
+func checkGrowthIsSafe(dev device.Device, why error) error {
+	moves, err := device.ExtGrowthMovesBlocks(dev)
+	if err != nil || !moves {
+		return err
+	}
+	return fmt.Errorf(
+		"%w on %s: %w, and growing it unmounted moves data, which must not be interrupted: "+
+			"take a snapshot and run e2fsck -f and resize2fs on the disk by hand",
+		ErrGrow,
+		dev,
+		why,
+	)
 }
 
 // growUnmounted grows an ext filesystem while it is unmounted. resize2fs requires a check first. It is not safe against

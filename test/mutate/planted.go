@@ -420,6 +420,14 @@ var planted = []bug{
 		test:     "TestUnstageWithACoveredCopy",
 	},
 	{
+		name:     "mount: an unmounted ext is grown even if that moves its data",
+		file:     "core/mount/grow.go",
+		original: "\tif err != nil || !moves {",
+		planted:  "\tif err != nil || moves || !moves {",
+		pkg:      "core/node",
+		test:     "TestNodeRefusesAGrowthThatMovesData",
+	},
+	{
 		name:     "node: any disk is formatted without a publish context",
 		file:     "core/node/content.go",
 		original: "\tcase !volume.attached || volume.sizeBytes == 0:",
