@@ -111,10 +111,6 @@ func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UU
 		_, err := needsGrowth(dev, fsType)
 		return err
 	}
-	// This comes first, because even the superblock is unreliable after an interruption.
-	if err := r.finishInterrupted(ctx, dev, diskID); err != nil {
-		return err
-	}
 	grows, err := needsGrowth(dev, fsType)
 	if err != nil {
 		return err
@@ -163,7 +159,7 @@ func (r *Repairs) preen(ctx context.Context, dev device.Device, diskID uuid.UUID
 	if errors.Is(err, errKilled) || ctx.Err() != nil {
 		return err
 	}
-	return errors.Join(err, device.RemoveWorkMarker(dev, diskID, device.Checking))
+	return errors.Join(err, device.RemoveWorkMarker(dev))
 }
 
 // errKilled means that a signal has ended e2fsck.

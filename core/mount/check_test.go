@@ -72,7 +72,7 @@ func TestCheckMarkerStaysAfterAKill(t *testing.T) {
 				return hostexec.Result{ExitCode: tc.exitCode}, nil
 			}
 			err := r.check(t.Context(), dev, id, "a test")
-			if found, look := device.InterruptedWork(dev, id); found != tc.want || look != nil {
+			if found, look := device.InterruptedWork(dev); found != tc.want || look != nil {
 				t.Errorf("marker of %q, %v; want %q; the check: %v", found, look, tc.want, err)
 			}
 		})

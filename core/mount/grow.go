@@ -164,7 +164,7 @@ func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, diskID u
 		if err := r.grow(ctx, dev, "resize2fs", dev.Path); err != nil {
 			return err
 		}
-		if err := device.RemoveWorkMarker(dev, diskID, device.Growing); err != nil {
+		if err := device.RemoveWorkMarker(dev); err != nil {
 			return err
 		}
 		r.logGrown(dev, diskID)
@@ -176,11 +176,24 @@ func (r *Repairs) logGrown(dev device.Device, diskID uuid.UUID) {
 	r.log.Info("grew the filesystem to its disk", "disk_id", diskID.String(), "device", dev.String())
 }
 
-// finishInterrupted repairs an ext filesystem whose growth or check was interrupted.
-func (r *Repairs) finishInterrupted(ctx context.Context, dev device.Device, diskID uuid.UUID) error {
-	interrupted, err := device.InterruptedWork(dev, diskID)
+// FinishInterrupted repairs an ext filesystem whose growth or check was interrupted. Call it before anything else reads
+// the filesystem: until then even the superblock is unreliable, and some versions of blkid do not recognise it. It
+// returns [ErrDamaged] if the disk rejects writes. The other errors are those of [Repairs.Mount].
+func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, diskID uuid.UUID, options Options) error {
+	interrupted, err := device.InterruptedWork(dev)
 	if err != nil || interrupted == device.NoWork {
 		return err
+	}
+	if _, err := device.ReadExtState(dev); err != nil {
+		return nil // no ext is behind the marker any more
+	}
+	if options.ReadOnlyDisk {
+		whole, err := device.ExtChecksumValid(dev)
+		if err != nil || whole && interrupted == device.Checking {
+			return err // it can be read like one that was not unmounted
+		}
+		return fmt.Errorf("%w: %s: %s its filesystem was interrupted, and the disk is read-only: publish the volume writable once",
+			ErrDamaged, dev, interrupted)
 	}
 	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
 		r.log.Info("repairing a filesystem after an interruption", "disk_id", diskID.String(), "device", dev.String(),
@@ -195,7 +208,7 @@ func (r *Repairs) finishInterrupted(ctx context.Context, dev device.Device, disk
 		if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {
 			return err
 		}
-		return device.RemoveWorkMarker(dev, diskID, device.Growing)
+		return device.RemoveWorkMarker(dev)
 	})
 }
 
