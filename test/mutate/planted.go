@@ -460,6 +460,14 @@ var planted = []bug{
 		test:     "TestNodeRawBlockEndsInterruptedWork",
 	},
 	{
+		name:     "statefile: the new content is not flushed before it takes its place",
+		file:     "core/statefile/statefile.go",
+		original: "\t\terr = file.Sync()",
+		planted:  "\t\terr = nil",
+		pkg:      "core/volumerecord",
+		test:     "TestRecordOutlivesAPowerCut",
+	},
+	{
 		name:     "node: any disk is formatted without a publish context",
 		file:     "core/node/content.go",
 		original: "\tcase !volume.attached || volume.sizeBytes == 0:",
