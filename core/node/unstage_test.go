@@ -94,6 +94,42 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 	})
 }
 
+// A user has made partitions on a raw block volume. An exclusive open of the disk succeeds while a program writes to one.
+func TestUnstageWhileAProgramHasAPartitionOpen(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(r *nodeRig, v *volume){
+		"staged": func(*nodeRig, *volume) {},
+		"its record cannot be read, and it is not staged any more": func(r *nodeRig, v *volume) {
+			coretest.Must(r.t, os.WriteFile(r.recordOf(v), nil, 0o600))
+			r.umount(stagedAt(v, rawBlock(writer)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// Long enough for the simulator, which opens disks for a moment.
+			r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 500 * time.Millisecond })
+			v := r.staged(rawBlock(writer))
+			// Another disk, which the guest does not show, stands for a partition.
+			partition := r.newVolume(diskB)
+			number, path := r.number(partition), r.path("partition")
+			coretest.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(number)))
+			disk := filepath.Base(r.node(v))
+			folder := filepath.Join(r.roots().Sys, "block", disk, disk+"p1")
+			coretest.Must(t, os.Mkdir(folder, 0o755))
+			t.Cleanup(func() { coretest.Must(t, os.RemoveAll(folder)) })
+			coretest.Must(t, os.WriteFile(
+				filepath.Join(folder, "dev"), fmt.Appendf(nil, "%d:%d\n", unix.Major(number), unix.Minor(number)), 0o600,
+			))
+			shown := filepath.Join(r.roots().Sys, "block", filepath.Base(r.node(partition)))
+			coretest.Must(t, os.Rename(shown, shown+"-hidden"))
+			t.Cleanup(func() { coretest.Must(t, os.Rename(shown+"-hidden", shown)) })
+			prepare(r, v)
+			holder := devicetest.Hold(t, "exec 3<>"+path)
+			r.refusedUntil(v, holder.End, "in use")
+		})
+	}
+}
+
 func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{"ext4", "xfs"} {

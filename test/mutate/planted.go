@@ -468,6 +468,22 @@ var planted = []bug{
 		test:     "TestRecordOutlivesAPowerCut",
 	},
 	{
+		name:     "device: openers of a partition do not count",
+		file:     "core/device/device.go",
+		original: "return append(slices.Collect(maps.Values(d.Partitions)), d.Number) }",
+		planted:  "return append(slices.Collect(maps.Values(map[string]Number{})), d.Number) }",
+		pkg:      "core/node",
+		test:     "TestUnstageWhileAProgramHasAPartitionOpen",
+	},
+	{
+		name:     "node: with an unreadable record, a disk with partitions is never the volume's",
+		file:     "core/node/unstage.go",
+		original: "len(disk.Partitions) > 0 && !diskname.IsVolumeSerial(disk.Serial) {",
+		planted:  "len(disk.Partitions) > 0 {",
+		pkg:      "core/node",
+		test:     "TestUnstageWhileAProgramHasAPartitionOpen",
+	},
+	{
 		name:     "node: any disk is formatted without a publish context",
 		file:     "core/node/content.go",
 		original: "\tcase !volume.attached || volume.sizeBytes == 0:",
@@ -1002,8 +1018,8 @@ var planted = []bug{
 	{
 		name:     "mount: openers of the device do not count",
 		file:     "core/mount/free.go",
-		original: "if openersOf(dev.Number, block) != \"\" {",
-		planted:  "if openersOf(dev.Number, block) == \"x\" {",
+		original: "if openersOf(dev.Numbers(), block) != \"\" {",
+		planted:  "if openersOf(dev.Numbers(), block) == \"x\" {",
 		pkg:      "core/node",
 		test:     "TestUnstageWhileAProgramHasTheDiskOpen",
 	},
