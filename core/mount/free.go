@@ -99,7 +99,8 @@ func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType stri
 // WaitFree waits until nobody in this guest can write to a disk that is unmounted here, as long as [Unmount] does. Then
 // it returns [ErrBusy] with the holder. The proof is an exclusive open of the disk with this sequence number, which
 // fails while its filesystem is mounted in any namespace. Plain openers do not prevent an exclusive open, so WaitFree
-// looks for them in /proc, also for those of a partition: for those that can write or, for a raw block volume (block), for all. If read-only copies of
+// looks for them in /proc, also for those of a partition: for those that can write or, for a raw block volume (block), for all, and for the
+// users of a loop device that is bound to it. If read-only copies of
 // the mount are all that remains, it returns them after 3 s without an error. Errors of [device.Device.Open] other than
 // [device.ErrInUse] are returned at once; see [device.HasLeft].
 func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
@@ -121,8 +122,16 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 		if openersOf(dev.Numbers(), block) != "" {
 			return false, errBusy
 		}
+		if block && loopInUse(dev.Numbers()) != "" {
+			return false, errBusy
+		}
 		return true, nil
-	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...) })
+	}, func() string {
+		if loop := loopInUse(dev.Numbers()); loop != "" {
+			return dev.String() + " is in use through " + loop
+		}
+		return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...)
+	})
 	return copies, err
 }
 

@@ -130,6 +130,18 @@ func TestUnstageWhileAProgramHasAPartitionOpen(t *testing.T) {
 	}
 }
 
+// The loop driver has the disk open, which neither an exclusive open nor a process shows.
+func TestUnstageWhileALoopDeviceIsInUse(t *testing.T) {
+	t.Parallel()
+	r := impatient(t)
+	v := r.staged(rawBlock(writer))
+	loop := strings.TrimSpace(devicetest.Run(t, "losetup", "--find", "--show", r.node(v)))
+	t.Cleanup(func() { devicetest.Run(t, "losetup", "--detach", loop) })
+	holder := devicetest.Hold(t, "exec 3<>"+loop)
+	// When its user has ended, the loop device alone keeps nothing.
+	r.refusedUntil(v, holder.End, filepath.Base(loop))
+}
+
 func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{"ext4", "xfs"} {

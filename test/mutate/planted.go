@@ -484,6 +484,14 @@ var planted = []bug{
 		test:     "TestUnstageWhileAProgramHasAPartitionOpen",
 	},
 	{
+		name:     "mount: a loop device on a raw block volume does not count",
+		file:     "core/mount/free.go",
+		original: "\t\tif block && loopInUse(dev.Numbers()) != \"\" {",
+		planted:  "\t\tif block && loopInUse(nil) != \"\" {",
+		pkg:      "core/node",
+		test:     "TestUnstageWhileALoopDeviceIsInUse",
+	},
+	{
 		name:     "node: any disk is formatted without a publish context",
 		file:     "core/node/content.go",
 		original: "\tcase !volume.attached || volume.sizeBytes == 0:",
