@@ -492,6 +492,14 @@ var planted = []bug{
 		test:     "TestUnstageWhileALoopDeviceIsInUse",
 	},
 	{
+		name:     "mount: the check marker goes although a write of the superblock has failed",
+		file:     "core/mount/check.go",
+		original: "device.ExtChecksumValid(dev); err != nil || !whole {\n\t\t\treturn errors.Join(",
+		planted:  "device.ExtChecksumValid(dev); err != nil {\n\t\t\t_ = whole\n\t\t\treturn errors.Join(",
+		pkg:      "core/mount",
+		test:     "TestCheckMarkerStaysAfterAKill",
+	},
+	{
 		name:     "node: any disk is formatted without a publish context",
 		file:     "core/node/content.go",
 		original: "\tcase !volume.attached || volume.sizeBytes == 0:",
