@@ -162,6 +162,10 @@ func (n *Service) mountStaging(
 		return "", err
 	}
 	if own != nil {
+		// A filesystem from a read-only disk has no journal open. It must not become writable as it is.
+		if readOnly, err := dev.ReadOnly(); err != nil || readOnly && !volume.readOnly {
+			return "", errors.Join(foreignUser(volume, dev, own.String()), err)
+		}
 		return n.mountAgain(ctx, volume, dev, staging, wanted, own.FSType, options)
 	}
 	if err := setReadOnly(dev, volume.readOnly); err != nil {

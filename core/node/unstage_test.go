@@ -24,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -230,6 +231,26 @@ func TestUnstageWithReadOnlyCopies(t *testing.T) {
 			coretest.Must(t, r.unstage(v))
 		})
 	}
+}
+
+// The copies are those of a mount from a read-only disk. The volume is writable again when they have ended.
+func TestStageWritableOverCopiesFromAReadOnlyDisk(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t)
+	capability := filesystemVolume("ext4", writer)
+	v := r.staged(capability)
+	coretest.Must(t, r.unstage(v))
+	v.publish[rpc.KeyReadOnly] = "true"
+	coretest.Must(t, r.stage(v, capability))
+	holder := devicetest.HoldMountNamespace(t, r.dir, "cd "+v.staging)
+	coretest.Must(t, r.unstage(v))
+	coretest.Must(t, r.stage(v, capability))
+	coretest.Must(t, r.unstage(v))
+	v.publish[rpc.KeyReadOnly] = "false"
+	r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, "(cat)")
+	holder.End()
+	coretest.Must(t, r.stage(v, capability))
+	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 }
 
 func TestUnstageOfAFrozenFilesystem(t *testing.T) {

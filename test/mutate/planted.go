@@ -500,6 +500,14 @@ var planted = []bug{
 		test:     "TestCheckMarkerStaysAfterAKill",
 	},
 	{
+		name:     "node: a copy from a read-only disk is made writable",
+		file:     "core/node/stage.go",
+		original: "err != nil || readOnly && !volume.readOnly {",
+		planted:  "err != nil || readOnly && volume.id == uuid.Nil {",
+		pkg:      "core/node",
+		test:     "TestStageWritableOverCopiesFromAReadOnlyDisk",
+	},
+	{
 		name:     "node: any disk is formatted without a publish context",
 		file:     "core/node/content.go",
 		original: "\tcase !volume.attached || volume.sizeBytes == 0:",
