@@ -120,7 +120,11 @@ func extGrowthMovesBlocks(super []byte, oldBytes, newBytes int64) (bool, error) 
 	if features&metaBG != 0 {
 		return false, nil // the descriptors of new groups are in these groups
 	}
-	blockBytes := int64(kib) << binary.LittleEndian.Uint32(super[0x18:])                    // s_log_block_size, see extBytes
+	blockBytes := int64(
+		kib,
+	) << binary.LittleEndian.Uint32(
+		super[0x18:],
+	) // s_log_block_size, see extBytes
 	groupBytes := blockBytes * int64(binary.LittleEndian.Uint32(super[0x20:]))              // s_blocks_per_group
 	descriptorBytes, reserved := int64(32), int64(binary.LittleEndian.Uint16(super[0xce:])) // s_reserved_gdt_blocks
 	if features&is64Bit != 0 {

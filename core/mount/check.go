@@ -162,7 +162,10 @@ func (r *Repairs) preen(ctx context.Context, dev device.Device, diskID uuid.UUID
 	// If a write of one piece of the superblock fails, e2fsck ends with 8, or even with 0.
 	if marked, err := device.InterruptedWork(dev); err != nil || marked != device.NoWork {
 		if whole, err := device.ExtChecksumValid(dev); err != nil || !whole {
-			return errors.Join(fmt.Errorf("%w: e2fsck has not written the superblock of %s as a whole: try again", ErrMount, dev), err)
+			return errors.Join(
+				fmt.Errorf("%w: e2fsck has not written the superblock of %s as a whole: try again", ErrMount, dev),
+				err,
+			)
 		}
 	}
 	return errors.Join(err, device.RemoveWorkMarker(dev))

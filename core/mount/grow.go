@@ -192,8 +192,12 @@ func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, disk
 		if err != nil || whole && interrupted == device.Checking {
 			return err // it can be read like one that was not unmounted
 		}
-		return fmt.Errorf("%w: %s: %s its filesystem was interrupted, and the disk is read-only: publish the volume writable once",
-			ErrDamaged, dev, interrupted)
+		return fmt.Errorf(
+			"%w: %s: %s its filesystem was interrupted, and the disk is read-only: publish the volume writable once",
+			ErrDamaged,
+			dev,
+			interrupted,
+		)
 	}
 	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
 		r.log.Info("repairing a filesystem after an interruption", "disk_id", diskID.String(), "device", dev.String(),

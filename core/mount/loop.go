@@ -25,7 +25,10 @@ func loopInUse(devices []device.Number) string {
 	}
 	for _, folder := range folders {
 		name := filepath.Base(filepath.Dir(folder))
-		if loop, backing, err := openLoop("/dev/" + name); err == nil && slices.Contains(devices, backing) && used(name, loop) {
+		if loop, backing, err := openLoop(
+			"/dev/" + name,
+		); err == nil && slices.Contains(devices, backing) &&
+			used(name, loop) {
 			return name
 		}
 	}

@@ -545,7 +545,11 @@ func TestNodeInterruptedWorkReadOnly(t *testing.T) {
 	eachWork(t, func(r *nodeRig, v *volume) {
 		v.publish[rpc.KeyReadOnly] = "true"
 		before := r.digest(v)
-		r.refused(func() error { return r.stage(v, filesystemVolume("", writer)) }, codes.FailedPrecondition, "publish the volume writable once")
+		r.refused(
+			func() error { return r.stage(v, filesystemVolume("", writer)) },
+			codes.FailedPrecondition,
+			"publish the volume writable once",
+		)
 		if r.digest(v) != before {
 			r.t.Error("the disk was written to")
 		}

@@ -479,7 +479,7 @@ var planted = []bug{
 		name:     "node: with an unreadable record, a disk with partitions is never the volume's",
 		file:     "core/node/unstage.go",
 		original: "len(disk.Partitions) > 0 && !diskname.IsVolumeSerial(disk.Serial) {",
-		planted:  "len(disk.Partitions) > 0 {",
+		planted:  "len(disk.Partitions) > 0 || diskname.IsVolumeSerial(\"\") {",
 		pkg:      "core/node",
 		test:     "TestUnstageWhileAProgramHasAPartitionOpen",
 	},
