@@ -1023,4 +1023,12 @@ var planted = []bug{
 		pkg:      "core/rack",
 		test:     "TestClosedConnectionSendsNothingMore",
 	},
+	{
+		name:     "controller: one error of a rack leads to a second disk",
+		file:     "core/controller/create.go",
+		original: "\t\tif err == nil || errors.Is(err, rack.ErrNotFound) {\n\t\t\treturn disk, err\n",
+		planted:  "\t\tif err == nil || err != nil {\n\t\t\treturn disk, err\n",
+		pkg:      "core/controller",
+		test:     "TestCreateVolumeWithAMovedRequirementThroughFaults",
+	},
 }
