@@ -174,6 +174,11 @@ func (w *worker) stepsAny() []step {
 	}
 	return []step{
 		{"create again", always, w.createAgain},
+		{
+			"create with a moved requirement",
+			func(v *volume) bool { return v.request.VolumeContentSource == nil },
+			w.createElsewhere,
+		},
 		{"clone", can(csi.ControllerServiceCapability_RPC_CLONE_VOLUME, room), w.clone},
 		{
 			"snapshot",
@@ -220,8 +225,9 @@ type origin struct {
 func (w *worker) create(ctx context.Context, from *origin) error {
 	v := &volume{object: object{name: w.newName("volume"), fate: wanted, sizeBytes: (1 + w.random.Int64N(2)) * gib}}
 	v.request = &csi.CreateVolumeRequest{
-		Name:               v.name,
-		VolumeCapabilities: []*csi.VolumeCapability{capability},
+		Name:                      v.name,
+		VolumeCapabilities:        []*csi.VolumeCapability{capability},
+		AccessibilityRequirements: requireRack(simtest.DefaultRack),
 		Parameters: map[string]string{
 			"csi.storage.k8s.io/pvc/name":      v.name,
 			"csi.storage.k8s.io/pvc/namespace": "chaos",
