@@ -49,6 +49,8 @@ type object struct {
 	content content
 	// begun is when the first request was sent that the plugin may still be working on. Zero means none.
 	begun time.Time
+	// sidecars sent the requests since begun.
+	sidecars []string
 	// orphansDone is when the rack has executed all requests of a killed plugin, or of before a hand-over.
 	orphansDone time.Time
 	// killedDuring means that a plugin was killed while it worked on this object.
@@ -143,8 +145,8 @@ func ask[Request, Response proto.Message](
 // unless the plugin was killed: then the rack may still execute a request.
 func (w *worker) outcomeKnown(t *object, begun time.Time) {
 	w.orphansDoneAt(t)
-	if w.lastBreak().Before(begun) {
-		t.begun = time.Time{}
+	if w.lastBreak(t.sidecars).Before(begun) {
+		t.begun, t.sidecars = time.Time{}, nil
 	}
 }
 
@@ -157,7 +159,7 @@ func (w *worker) orphansDoneAt(t *object) time.Time {
 	if !w.lastKill().Before(t.begun) {
 		t.killedDuring = true
 	}
-	if at := w.lastBreak(); !at.Before(t.begun) {
+	if at := w.lastBreak(t.sidecars); !at.Before(t.begun) {
 		t.orphansDone = later(t.orphansDone, at.Add(lateness))
 	}
 	return t.orphansDone
@@ -187,6 +189,9 @@ func try[Request, Response proto.Message](
 	begun := time.Now()
 	if t.begun.IsZero() {
 		t.begun = begun
+	}
+	if sidecar := sidecarOf(name); !slices.Contains(t.sidecars, sidecar) {
+		t.sidecars = append(t.sidecars, sidecar)
 	}
 	answers := make(chan answer[Response], copies)
 	wrong := false

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -86,6 +87,64 @@ func (w *world) killOtherRack(ctx context.Context) error {
 	return w.injectFaultsInto(ctx, w.other.sim)
 }
 
+// mayMove decides at random whether the requirement of a volume moves before the outcome of its create is known. It must
+// not move while the first rack may still execute a request of before a kill or a hand-over, because no plugin can know
+// of that request.
+func (w *worker) mayMove(v *volume) bool {
+	return w.random.IntN(2) == 0 && v.request.VolumeContentSource == nil && !time.Now().Before(w.orphansDoneAt(&v.object)) &&
+		w.lastBreak([]string{provisioner}).Before(v.begun)
+}
+
+// createMoved requests a volume on the other rack after a create on the first one had an unknown outcome. If the first
+// rack has the disk, there must be no second one.
+func (w *worker) createMoved(ctx context.Context, v *volume) error {
+	w.results.count("requirement moved after an unknown outcome")
+	begun := v.begun
+	request := proto.CloneOf(v.request)
+	request.AccessibilityRequirements = requireRack(otherRackName)
+	resp, err := ask(ctx, w, &v.object, w.CreateVolume, request, nil)
+	v.mayHaveTwo = v.mayHaveTwo || !w.lastBreak([]string{provisioner}).Before(begun)
+	if err != nil {
+		w.wantCode(&v.object, creating, err, codes.AlreadyExists, codes.ResourceExhausted, codes.Internal)
+		return ctx.Err()
+	}
+	second := resp.GetVolume().GetVolumeId()
+	if !v.mayHaveTwo && w.onFirstRack(ctx, v.name) && !w.wasSilent(v.name) {
+		return fmt.Errorf("a second disk %s: %s", second, v.historyText())
+	}
+	return w.deleteSecond(ctx, v, second)
+}
+
+// deleteSecond deletes the disk of a volume on the other rack. It repeats until that succeeds.
+func (w *worker) deleteSecond(ctx context.Context, v *volume, id string) error {
+	for {
+		_, err := ask(ctx, w, &v.object, w.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id}, nil)
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.wantCode(&v.object, "delete", err, codes.Internal)
+	}
+}
+
+// onFirstRack reports whether the first rack has the disk of a volume. It repeats the question after faults.
+func (w *world) onFirstRack(ctx context.Context, name string) bool {
+	params := oxide.DiskViewParams{
+		Disk:    oxide.NameOrId(diskname.ForVolume(simtest.ClusterID, name)),
+		Project: oxide.NameOrId(w.sim.Project),
+	}
+	for ctx.Err() == nil {
+		_, err := w.rack.DiskView(ctx, params)
+		var refusal *oxide.HTTPError
+		switch {
+		case err == nil:
+			return true
+		case errors.As(err, &refusal) && refusal.HTTPResponse.StatusCode == http.StatusNotFound:
+			return false
+		}
+	}
+	return false
+}
+
 // createElsewhere requests a volume that exists, with the requirement moved to the other rack, as a provisioner does
 // when the pod of a claim is scheduled again. It must not get a second disk.
 func (w *worker) createElsewhere(ctx context.Context, v *volume) error {
@@ -99,9 +158,8 @@ func (w *worker) createElsewhere(ctx context.Context, v *volume) error {
 	if !w.wasSilent(v.name) {
 		return fmt.Errorf("a second disk %s: %s", resp.GetVolume().GetVolumeId(), v.historyText())
 	}
-	w.results.count("second disks while the first rack did not answer")
-	second := &volume{object: object{name: v.name, id: resp.GetVolume().GetVolumeId(), fate: lives}}
-	return w.deleteVolume(ctx, second)
+	w.results.count("second disks with a reason")
+	return w.deleteSecond(ctx, v, resp.GetVolume().GetVolumeId())
 }
 
 // wasSilent reports whether a controller logged that a rack did not answer when it looked for this volume. Only then a
@@ -173,12 +231,12 @@ func (w *world) auditCreateAlone(ctx context.Context, b *results) error {
 }
 
 // auditOtherDisks reports each disk on the other rack, unless the volume was requested there while the first rack did
-// not answer. It deletes such disks, as an operator would.
+// not answer, or an older request could make it. It deletes such disks, as an operator would.
 func (w *world) auditOtherDisks(ctx context.Context, workers []*worker, b *results) error {
-	names := map[oxide.Name]string{}
+	known := map[oxide.Name]*volume{}
 	for _, worker := range workers {
 		for _, v := range append(worker.volumes, worker.volumesPast...) {
-			names[oxide.Name(diskname.ForVolume(simtest.ClusterID, v.name))] = v.name
+			known[oxide.Name(diskname.ForVolume(simtest.ClusterID, v.name))] = v
 		}
 	}
 	disks, err := disksOn(ctx, w.other.client, w.other.sim.Project)
@@ -186,10 +244,13 @@ func (w *world) auditOtherDisks(ctx context.Context, workers []*worker, b *resul
 		return err
 	}
 	for _, disk := range disks {
-		if !w.wasSilent(names[disk.Name]) {
-			b.violation("disk %s (%s) is on the other rack, for the volume %q", disk.Name, disk.Id, names[disk.Name])
+		switch v := known[disk.Name]; {
+		case v == nil:
+			b.violation("disk %s (%s) is on the other rack, but no client created it", disk.Name, disk.Id)
+		case !v.mayHaveTwo && !w.wasSilent(v.name):
+			b.violation("disk %s (%s) is on the other rack, a second one for %s", disk.Name, disk.Id, v.historyText())
 		}
-		b.count("disks left on the other rack, known from the log")
+		b.count("second disks with a reason")
 		if err := w.other.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}); err != nil {
 			return err
 		}

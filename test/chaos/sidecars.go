@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"path"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -41,6 +42,8 @@ type lease struct {
 	lose   context.CancelFunc
 	taken  chan struct{}
 	random *rand.Rand
+	// lostAt is when a controller last lost the lease, in Unix nanoseconds.
+	lostAt atomic.Int64
 }
 
 // The kinds of RPCs, named for the sidecars of Kubernetes that send them.
@@ -50,7 +53,7 @@ const (
 	snapshotter = "snapshotter"
 )
 
-// sidecarOf returns the sidecar that sends an RPC.
+// sidecarOf returns the sidecar that sends an RPC. The method may begin with the name of its service.
 func sidecarOf(method string) string {
 	switch path.Base(method) {
 	case "ControllerPublishVolume", "ControllerUnpublishVolume", "ListVolumes", "ControllerGetVolume":
@@ -131,9 +134,9 @@ const maxGap = time.Second
 func (w *world) handOver(ctx context.Context, kind string) error {
 	l := w.leases[kind]
 	w.results.count("hand-overs of the " + kind)
-	w.handedOverAt.Store(time.Now().UnixNano()) // a worker may notice before lose returns
+	l.lostAt.Store(time.Now().UnixNano()) // a worker may notice before lose returns
 	l.lose()
-	w.handedOverAt.Store(time.Now().UnixNano())
+	l.lostAt.Store(time.Now().UnixNano())
 	err := pause(ctx, time.Duration(l.random.Int64N(int64(maxGap))))
 	l.take(replicas - 1 - l.holder)
 	return err

@@ -45,6 +45,9 @@ type volume struct {
 	node *simtest.Instance
 	// diskName comes from the publish context.
 	diskName string
+	// mayHaveTwo means that there was a kill or a hand-over while the volume was requested on two racks. Then an older
+	// request can make a second disk.
+	mayHaveTwo bool
 }
 
 // snapshot is a snapshot of one worker.
@@ -247,12 +250,17 @@ func (w *worker) create(ctx context.Context, from *origin) error {
 // ever, as external-provisioner does when the claim was deleted meanwhile.
 func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 	for {
-		resp, err := ask(ctx, w, &v.object, w.CreateVolume, v.request, nil)
+		resp, err := ask(ctx, w, &v.object, w.CreateVolume, v.request, func() bool { return w.mayMove(v) })
 		switch {
 		case err == nil:
 			return w.recordVolume(v, resp.GetVolume())
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case isUnknown(err):
+			if err := w.createMoved(ctx, v); err != nil {
+				return err
+			}
+			continue
 		}
 		w.wantCode(&v.object, creating, err, codes.ResourceExhausted, codes.Internal)
 		if w.acceptsError(&v.object) {

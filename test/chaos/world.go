@@ -58,8 +58,8 @@ type world struct {
 	// state other than running.
 	guestsOff map[string]bool
 	outages   sync.Map
-	// killedAt is the time of the last kill of a plugin, handedOverAt of the last hand-over, in Unix nanoseconds.
-	killedAt, handedOverAt atomic.Int64
+	// killedAt is the time of the last kill of a plugin, in Unix nanoseconds.
+	killedAt atomic.Int64
 
 	random  *rand.Rand
 	results *results
@@ -409,10 +409,14 @@ func (w *world) killPlugin(ctx context.Context) error {
 
 func (w *world) lastKill() time.Time { return time.Unix(0, w.killedAt.Load()) }
 
-// lastBreak is the time of the last kill or hand-over. A request of before may be executed after one that was sent
-// later.
-func (w *world) lastBreak() time.Time {
-	return later(w.lastKill(), time.Unix(0, w.handedOverAt.Load()))
+// lastBreak is the time of the last kill, or of the last hand-over of one of these sidecars. A request of before may be
+// executed after one that was sent later.
+func (w *world) lastBreak(sidecars []string) time.Time {
+	last := w.lastKill()
+	for _, name := range sidecars {
+		last = later(last, time.Unix(0, w.leases[name].lostAt.Load()))
+	}
+	return last
 }
 
 func (w *world) killRack(ctx context.Context) error {
