@@ -662,3 +662,36 @@ func (row replicaRow) line() string {
 	}
 	return fmt.Sprintf("| after %s | %s | %s | %s | %s |", before, late, meanwhile, answer, then)
 }
+
+// A late create on one rack makes a second disk if the other controller made the volume on another rack meanwhile. The
+// next create says so and names both racks.
+func TestTwoReplicasWithAMovedRequirement(t *testing.T) {
+	t.Parallel()
+	m := newMultiRig(t)
+	gate := &coretest.Gate{}
+	slow := &rig{&coretest.Rig{Options: m.Options}}
+	var clients []*rack.Client
+	for _, name := range rackNames {
+		clients = append(clients, coretest.RackClient(t, m.racks[name].Rig, func(cfg *rack.Config) {
+			cfg.Name = name
+			cfg.HTTPClient = &http.Client{Transport: gate}
+		}))
+	}
+	slow.StartWith(t, clients...)
+	create := func(r *rig, racks ...string) error {
+		req := coretest.CreateRequest("v")
+		req.AccessibilityRequirements = coretest.RequireRacks(racks...)
+		_, err := r.CreateVolume(t.Context(), req)
+		return err
+	}
+	held := gate.Hold("POST", "/v1/disks")
+	late := make(chan error, 1)
+	go func() { late <- create(slow, "east") }()
+	held.Entered(t)
+	coretest.Must(t, create(m.rig, "west"))
+	held.Release()
+	coretest.Must(t, <-late)
+	coretest.WantSame(t, m.racksWith(t, "v"), []string{"east", "west"})
+	coretest.WantCode(t, create(m.rig, "west"), codes.AlreadyExists, "east")
+	coretest.WantCode(t, create(m.rig, "east", "west"), codes.AlreadyExists, "east", "west", "delete the unused disk")
+}

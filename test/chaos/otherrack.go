@@ -91,7 +91,8 @@ func (w *world) killOtherRack(ctx context.Context) error {
 // not move while the first rack may still execute a request of before a kill or a hand-over, because no plugin can know
 // of that request.
 func (w *worker) mayMove(v *volume) bool {
-	return w.random.IntN(2) == 0 && v.request.VolumeContentSource == nil && !time.Now().Before(w.orphansDoneAt(&v.object)) &&
+	return w.random.IntN(2) == 0 && v.request.VolumeContentSource == nil &&
+		!time.Now().Before(w.orphansDoneAt(&v.object)) &&
 		w.lastBreak([]string{provisioner}).Before(v.begun)
 }
 
