@@ -100,11 +100,11 @@ func (w *worker) mayMove(v *volume) bool {
 // rack has the disk, there must be no second one.
 func (w *worker) createMoved(ctx context.Context, v *volume) error {
 	w.results.count("requirement moved after an unknown outcome")
-	begun := v.begun
+	orphansDone := w.orphansDoneAt(&v.object)
 	request := proto.CloneOf(v.request)
 	request.AccessibilityRequirements = requireRack(otherRackName)
 	resp, err := ask(ctx, w, &v.object, w.CreateVolume, request, nil)
-	v.mayHaveTwo = v.mayHaveTwo || !w.lastBreak([]string{provisioner}).Before(begun)
+	v.mayHaveTwo = v.mayHaveTwo || !w.orphansDoneAt(&v.object).Equal(orphansDone)
 	if err != nil {
 		w.wantCode(&v.object, creating, err, codes.AlreadyExists, codes.ResourceExhausted, codes.Internal)
 		return ctx.Err()
@@ -163,7 +163,7 @@ func (w *worker) createElsewhere(ctx context.Context, v *volume) error {
 	return w.deleteSecond(ctx, v, resp.GetVolume().GetVolumeId())
 }
 
-// wasSilent reports whether a controller logged that a rack did not answer when it looked for this volume. Only then a
+// wasSilent reports whether a controller logged that the first rack did not answer when it looked for this volume. Only then a
 // second disk is possible: a rack that is down must not block a create on another one.
 func (w *world) wasSilent(name string) bool {
 	for range 10 {
@@ -172,7 +172,8 @@ func (w *world) wasSilent(name string) bool {
 			return false
 		}
 		for line := range strings.Lines(string(log)) {
-			if strings.Contains(line, "was not asked for the volume") && strings.Contains(line, " name="+name+" ") {
+			if strings.Contains(line, "was not asked for the volume") &&
+				strings.Contains(line, " rack="+simtest.DefaultRack+" name="+name+" ") {
 				return true
 			}
 		}

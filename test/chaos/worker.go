@@ -45,8 +45,8 @@ type volume struct {
 	node *simtest.Instance
 	// diskName comes from the publish context.
 	diskName string
-	// mayHaveTwo means that there was a kill or a hand-over while the volume was requested on two racks. Then an older
-	// request can make a second disk.
+	// mayHaveTwo means that there was a kill or a hand-over, or a request to the wrong controller without an answer, while
+	// the volume was requested on the other rack. Then an older request can make a second disk.
 	mayHaveTwo bool
 }
 
