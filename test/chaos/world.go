@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -443,11 +444,20 @@ func (w *world) downtime(ctx context.Context) error {
 	return pause(ctx, time.Duration(w.random.IntN(300))*time.Millisecond)
 }
 
+// racks returns the racks that were started. Planned restarts have one.
+func (w *world) racks() []*simtest.Sim {
+	return slices.DeleteFunc([]*simtest.Sim{w.sim, w.other.sim}, func(sim *simtest.Sim) bool { return sim == nil })
+}
+
 func (w *world) stopFaults(ctx context.Context) error {
 	if err := w.countHits(ctx); err != nil {
 		return err
 	}
-	return errors.Join(w.sim.ClearFaults(ctx), w.other.sim.ClearFaults(ctx))
+	var errs []error
+	for _, sim := range w.racks() {
+		errs = append(errs, sim.ClearFaults(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // setQuota changes the rack's storage quota. 0 means no quota.
@@ -466,10 +476,8 @@ func (w *world) end(keep bool) error {
 			errs = append(errs, plugin.Stop())
 		}
 	}
-	for _, sim := range []*simtest.Sim{w.sim, w.other.sim} {
-		if sim != nil {
-			errs = append(errs, sim.Stop())
-		}
+	for _, sim := range w.racks() {
+		errs = append(errs, sim.Stop())
 	}
 	for _, file := range w.logs {
 		errs = append(errs, file.Close())
