@@ -1223,4 +1223,52 @@ var planted = []bug{
 		pkg:      "cmd/oxide-csi",
 		test:     "TestNomadVolumesOfHostileNames",
 	},
+	{
+		name: "controller: a deletion detaches what another controller attached",
+		file: "core/controller/delete.go",
+		original: "\t\tif now, lookErr := rc.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != \"\" {\n" +
+			"\t\t\treturn nil, rc.attachedError(ctx, now)\n",
+		planted: "\t\tif now, lookErr := rc.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != \"\" {\n" +
+			"\t\t\t_, _ = rc.rack.Detach(ctx, id, now.InstanceID)\n" +
+			"\t\t\treturn &csi.DeleteVolumeResponse{}, rc.rack.DeleteDisk(ctx, id)\n",
+		pkg:  "core/controller",
+		test: "TestTwoReplicas",
+	},
+	{
+		name: "controller: a late unpublish follows the disk to another instance",
+		file: "core/controller/publish.go",
+		original: "\tif now.InstanceID != disk.InstanceID {\n" +
+			"\t\treturn nil\n",
+		planted: "\tif now.InstanceID != disk.InstanceID {\n" +
+			"\t\tif now.InstanceID != \"\" {\n" +
+			"\t\t\treturn c.detach(ctx, now)\n" +
+			"\t\t}\n" +
+			"\t\treturn nil\n",
+		pkg:  "core/controller",
+		test: "TestTwoReplicas",
+	},
+	{
+		name:     "controller: an RPC goes on without its caller",
+		file:     "core/controller/publish.go",
+		original: "\trc, disk, err := c.disk(ctx, req.GetVolumeId())\n",
+		planted:  "\tctx = context.WithoutCancel(ctx)\n\trc, disk, err := c.disk(ctx, req.GetVolumeId())\n",
+		pkg:      "core/controller",
+		test:     "TestRPCWithoutCallerChangesNothing",
+	},
+	{
+		name:     "rack: a closed connection goes on sending",
+		file:     "core/rack/transport.go",
+		original: "tcp.SetLinger(0)",
+		planted:  "tcp.SetLinger(-1)",
+		pkg:      "core/rack",
+		test:     "TestClosedConnectionSendsNothingMore",
+	},
+	{
+		name:     "controller: one error of a rack leads to a second disk",
+		file:     "core/controller/create.go",
+		original: "\t\tif err == nil || errors.Is(err, rack.ErrNotFound) {\n\t\t\treturn disk, err\n",
+		planted:  "\t\tif err == nil || err != nil {\n\t\t\treturn disk, err\n",
+		pkg:      "core/controller",
+		test:     "TestCreateVolumeWithAMovedRequirementThroughFaults",
+	},
 }
