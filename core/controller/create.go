@@ -388,7 +388,7 @@ func (c *Service) restore(
 		)
 	}
 	if snapshot, err = rc.waitForReadySnapshot(ctx, snapshot); err != nil {
-		return rackController{}, rack.Disk{}, err
+		return c.existingOr(ctx, want, candidates, err)
 	}
 	size, err := chooseSize(want.capacity, snapshot.SizeBytes)
 	if err != nil {
@@ -418,8 +418,7 @@ func lineageOf(snapshot rack.Snapshot) []string {
 	return rack.Lineage(snapshot.DiskID, nil)
 }
 
-// existingWithoutSource answers a create whose source is gone. The volume may exist already: an earlier call may have
-// made it before the source was deleted.
+// existingWithoutSource answers a create whose source is gone.
 func (c *Service) existingWithoutSource(
 	ctx context.Context,
 	want volumeRequest,
@@ -429,9 +428,20 @@ func (c *Service) existingWithoutSource(
 	if !errors.Is(sourceErr, rack.ErrNotFound) {
 		return rackController{}, rack.Disk{}, sourceErr
 	}
+	return c.existingOr(ctx, want, candidates, rpc.NotFound("volume_content_source: %w", sourceErr))
+}
+
+// existingOr answers a create whose source cannot be used, with sourceErr if the volume does not exist. An earlier call
+// may have made it while the source could be used.
+func (c *Service) existingOr(
+	ctx context.Context,
+	want volumeRequest,
+	candidates []*rack.Client,
+	sourceErr error,
+) (rackController, rack.Disk, error) {
 	rc, disk, err := c.findExisting(ctx, want, candidates)
 	if err == nil && rc.rack == nil {
-		err = rpc.NotFound("volume_content_source: %w", sourceErr)
+		err = sourceErr
 	}
 	return rc, disk, err
 }

@@ -260,7 +260,7 @@ func (c rackController) resolveAttach(
 		}
 	}
 	if err != nil {
-		return rack.Disk{}, fmt.Errorf("%w; %w", err, refusal)
+		return rack.Disk{}, fmt.Errorf("%w; %v", err, refusal) // the refusal may be a 404 that nothing has confirmed
 	}
 	if now, err = c.waitForDisk(ctx, now); err != nil {
 		return rack.Disk{}, err
@@ -361,7 +361,7 @@ func (c *Service) ControllerUnpublishVolume(
 	}
 	if disk, err = rc.waitForDisk(ctx, disk); err != nil {
 		if errors.Is(err, rack.ErrNotFound) {
-			return done, rc.confirmNotFound(ctx)
+			return done, nil
 		}
 		return nil, err
 	}
@@ -462,7 +462,7 @@ func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refus
 		return c.confirmNotFound(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("%w; %w", err, refusal)
+		return fmt.Errorf("%w; %v", err, refusal) // the refusal may be a 404 that nothing has confirmed
 	}
 	if now, err = c.waitForDisk(ctx, now); err != nil {
 		return err
