@@ -395,8 +395,13 @@ func (e *Engine) tick(ctx context.Context) error {
 // sweep deletes records about deleted disks. The process that deleted a disk may have died before it deleted the
 // record.
 func (e *Engine) sweep(ctx context.Context, records recordSet) error {
-	for _, disk := range sortedKeys(records.deferred) {
-		_, err := e.rack.Disk(ctx, disk)
+	disks := sortedKeys(records.deferred)
+	lookUp, err := e.diskLookup(ctx, disks)
+	if err != nil {
+		return err
+	}
+	for _, disk := range disks {
+		_, err := lookUp(disk)
 		if errors.Is(err, rack.ErrNotFound) {
 			if err = e.rack.ConfirmProject(ctx); err == nil {
 				err = e.deleteRecord(ctx, records.deferred[disk].recordID)

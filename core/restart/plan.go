@@ -167,7 +167,11 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, requests []a
 		}
 		return &found[i]
 	}
-	lookUp, err := e.diskLookup(ctx, requests)
+	ids := make([]string, 0, len(requests))
+	for _, request := range requests {
+		ids = append(ids, request.disk)
+	}
+	lookUp, err := e.diskLookup(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -267,17 +271,17 @@ func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses 
 // thousands of look-ups would take longer than a tick lasts.
 const maxLookups = 10
 
-// diskLookup returns a function that returns the disk of a request. A disk that does not exist is [rack.ErrNotFound].
+// diskLookup returns a function that returns one of these disks. A disk that does not exist is [rack.ErrNotFound].
 func (e *Engine) diskLookup(
 	ctx context.Context,
-	requests []attachRequest,
+	ids []string,
 ) (lookUp func(id string) (rack.Disk, error), err error) {
-	if len(requests) <= maxLookups {
+	if len(ids) <= maxLookups {
 		return func(id string) (rack.Disk, error) { return e.rack.Disk(ctx, id) }, nil
 	}
 	found := map[string]rack.Disk{}
-	for _, request := range requests {
-		found[request.disk] = rack.Disk{}
+	for _, id := range ids {
+		found[id] = rack.Disk{}
 	}
 	for item, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
 		if err != nil {
