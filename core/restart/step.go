@@ -198,12 +198,13 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 	if h.record.Handover {
 		return e.awaitHandover(ctx, h)
 	}
-	found, err := e.candidates(ctx, records, e.openRequests())
-	if err != nil {
-		return err
-	}
+	found, failed := e.candidates(ctx, records, e.openRequests())
 	i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == id })
-	if i < 0 && !records.stillFrees(h.record) {
+	switch {
+	case i >= 0 || records.stillFrees(h.record):
+	case failed != nil:
+		return failed
+	default:
 		return e.endRestart(ctx, h)
 	}
 	instance, err := e.instance(ctx, id)
