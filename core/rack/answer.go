@@ -73,7 +73,13 @@ func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (D
 	held := d.State == Attaching || d.State == Attached || d.State == Detaching
 	if d.State == "" || held && d.InstanceID == "" {
 		return Disk{}, fmt.Errorf(
-			"rack %q: %s: %w: its state is %q of instance %q", c.name, fmt.Sprintf(doing, args...), errAnswer, d.State, d.InstanceID)
+			"rack %q: %s: %w: its state is %q of instance %q",
+			c.name,
+			fmt.Sprintf(doing, args...),
+			errAnswer,
+			d.State,
+			d.InstanceID,
+		)
 	}
 	return d, nil
 }
