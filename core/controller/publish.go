@@ -118,7 +118,7 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 
 // lockInstance makes attaches to one instance run one after the other: otherwise two disks could take the last place, or
 // both have one serial. Another replica can still do so (docs/explanation/controller.md).
-func (c rackController) lockInstance(ctx context.Context, instanceID string) (release func(), err error) {
+func (c *Service) lockInstance(ctx context.Context, instanceID string) (release func(), err error) {
 	release, ok := c.instances.Acquire(ctx, instanceID, rpc.WaitBudget(ctx))
 	if ok {
 		return release, nil

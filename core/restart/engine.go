@@ -91,6 +91,9 @@ type Options struct {
 	NextStart func(time.Time) time.Time
 	// HaltTimeout limits the time from a guest's acceptance until its instance has stopped, and the time for a drain.
 	HaltTimeout time.Duration
+	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
+	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
+	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)
 	// Poll is the interval while a restart is under way, Idle the interval otherwise. 0 means the default.
 	Poll, Idle time.Duration
 	// Lease is how long a holder may leave its record unchanged before another process takes over. 0 means the default.
