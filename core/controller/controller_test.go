@@ -444,6 +444,28 @@ func TestCreateWithALostAnswerAndALostToken(t *testing.T) {
 	}
 }
 
+// A rack refuses a repeated create, whose first answer was lost. The volume is found, and not dropped.
+func TestRefusedCreateAfterALostAnswer(t *testing.T) {
+	for _, code := range []string{"InvalidRequest", "InvalidValue"} {
+		t.Run(code, func(t *testing.T) {
+			r := newRig(t)
+			create := func() error { _, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v")); return err }
+			r.Inject(t, "disk_create", simtest.FaultLost, 0)
+			r.Inject(t, "disk_view", simtest.FaultStatus, 503)
+			coretest.WantCode(t, create(), codes.Unavailable)
+			_, err := r.Sim.Inject(t.Context(), simtest.Fault{
+				Operation: "disk_create", Kind: simtest.FaultStatus, Status: 400,
+				ErrorCode: code, Message: `unsupported value for "size": no`,
+			})
+			r.Must(t, err)
+			r.Must(t, create())
+			if ids := r.Volumes(t); len(ids) != 1 {
+				t.Errorf("%d disks, want 1", len(ids))
+			}
+		})
+	}
+}
+
 // A rack may word the 404 of a project differently. Nothing counts as deleted or detached then either.
 func TestUnconfirmedNotFoundInOtherWords(t *testing.T) {
 	r := newRig(t)

@@ -249,17 +249,17 @@ func (c rackController) createDisk(
 // resolveCreate looks for the disk after a failed create. It returns the disk if it exists and matches the request, and
 // otherwise the error to answer.
 func (c rackController) resolveCreate(ctx context.Context, want volumeRequest, createErr error) (rack.Disk, error) {
-	mayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) ||
-		rack.OutcomeUnknown(createErr)
-	if !mayExist {
-		if errors.Is(createErr, rack.ErrSize) {
-			return rack.Disk{}, rpc.OutOfRange("capacity_range: %w", createErr)
-		}
-		return rack.Disk{}, createErr
+	// These refusals say that this call made nothing. An earlier one may have made the disk and lost its answer.
+	refused := errors.Is(createErr, rack.ErrCapacity) || errors.Is(createErr, rack.ErrRefused) ||
+		errors.Is(createErr, rack.ErrSize)
+	if !refused && !errors.Is(createErr, rack.ErrAlreadyExists) && !rack.OutcomeUnknown(createErr) {
+		return rack.Disk{}, createErr // not a final answer: a missing source, or an access that the token lost
 	}
 	disk, err := c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
-	case errors.Is(err, rack.ErrNotFound) && errors.Is(createErr, rack.ErrCapacity):
+	case errors.Is(err, rack.ErrNotFound) && errors.Is(createErr, rack.ErrSize):
+		return rack.Disk{}, rpc.OutOfRange("capacity_range: %w", createErr)
+	case errors.Is(err, rack.ErrNotFound) && refused:
 		return rack.Disk{}, createErr
 	case errors.Is(err, rack.ErrNotFound):
 		// The rack may still be making the disk, or the disk was deleted in between. Only a retry can tell.
