@@ -91,3 +91,57 @@ func TestPlannedAttachAtOnceKeepsTheLimit(t *testing.T) {
 		<-done
 	})
 }
+
+// Orchestrators ask for more than the rack can do, and repeat what fails. An instance that is down for
+// its restart comes back.
+func TestPlannedRestartEndsUnderOverload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newBubbleRig(t, func(o *simrack.Options) { o.Hotplug = false })
+		ctx, cancel := context.WithCancel(t.Context())
+		node := r.Node(t, "node-a")
+		turn := make(chan struct{}, 1)
+		r.before = func(*http.Request) { // 20 requests a second
+			turn <- struct{}{}
+			time.Sleep(50 * time.Millisecond)
+			<-turn
+		}
+		c := r.startController(t, controller.Options{Restarts: &controller.PlannedRestarts{Options: restart.Options{
+			Policy: restart.Allow, Shutdown: restart.Hard, MaxDown: 1,
+		}}})
+		created, err := c.CreateVolume(ctx, coretest.CreateRequest("v"))
+		r.Must(t, err)
+		volume := created.GetVolume().GetVolumeId()
+		publish := &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: coretest.MountWriter()}
+		if _, err := c.ControllerPublishVolume(ctx, publish); err == nil {
+			t.Fatal("published on a running instance")
+		}
+		var tasks sync.WaitGroup
+		tasks.Go(func() { c.PlanRestarts(ctx, r.client) })
+		for fmt.Sprint(r.runState(t, node)) == "running" {
+			time.Sleep(time.Millisecond)
+		}
+		for n := range 600 {
+			tasks.Go(func() {
+				for ctx.Err() == nil {
+					limited, cancel := context.WithTimeout(ctx, 15*time.Second)
+					// Many calls fail.
+					_, _ = c.ControllerGetVolumeHealth(limited, &csi.ControllerGetVolumeHealthRequest{
+						VolumeId: fmt.Sprintf("00000000-0000-4000-8000-%012d", n),
+					})
+					cancel()
+				}
+			})
+		}
+		start := time.Now()
+		for fmt.Sprint(r.runState(t, node)) != "running" {
+			if time.Since(start) > 5*time.Minute {
+				t.Errorf("after 5 minutes the instance is %s", r.runState(t, node))
+				break
+			}
+			time.Sleep(time.Second)
+		}
+		t.Logf("the instance was down for %s", time.Since(start))
+		cancel()
+		tasks.Wait()
+	})
+}

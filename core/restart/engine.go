@@ -283,7 +283,7 @@ func (e *Engine) handOverAll(ctx context.Context) {
 		!e.clock.Passed(timerLateCalls, "", e.lastFailure, e.takeoverWait()) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
+	ctx, cancel := context.WithTimeout(rack.Urgent(ctx), e.opts.Lease/renewalsPerLease)
 	defer cancel()
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -326,7 +326,8 @@ func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 			again, e.lastFailure = e.opts.Poll, e.clock.Now()
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
+	// Many RPCs must not keep an instance down.
+	ctx, cancel := context.WithTimeout(rack.Urgent(ctx), e.opts.Lease/renewalsPerLease)
 	defer cancel()
 	err := e.tick(ctx)
 	if err != nil {

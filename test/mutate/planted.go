@@ -970,8 +970,8 @@ var planted = []bug{
 	{
 		name:     "rack: any number of calls is under way",
 		file:     "core/rack/limit.go",
-		original: "make(chan struct{}, maxCalls)",
-		planted:  "make(chan struct{}, 10*maxCalls)",
+		original: "slots: make(chan struct{}, maxCalls-urgentCalls)",
+		planted:  "slots: make(chan struct{}, 10*maxCalls)",
 		pkg:      "core/rack",
 		test:     "TestOverloadEndsInOrder",
 	},
