@@ -111,7 +111,11 @@ func TestPlannedRestartEndsUnderOverload(t *testing.T) {
 		created, err := c.CreateVolume(ctx, coretest.CreateRequest("v"))
 		r.Must(t, err)
 		volume := created.GetVolume().GetVolumeId()
-		publish := &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: coretest.MountWriter()}
+		publish := &csi.ControllerPublishVolumeRequest{
+			VolumeId:         volume,
+			NodeId:           node,
+			VolumeCapability: coretest.MountWriter(),
+		}
 		if _, err := c.ControllerPublishVolume(ctx, publish); err == nil {
 			t.Fatal("published on a running instance")
 		}
