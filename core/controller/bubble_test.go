@@ -31,6 +31,8 @@ type bubbleRig struct {
 	client *rack.Client
 	// requests counts the requests of all controllers.
 	requests atomic.Int64
+	// before, if set, is called before each request of a controller. Set it before the start of the controllers.
+	before func(*http.Request)
 }
 
 func newBubbleRig(t *testing.T, change ...func(*simrack.Options)) *bubbleRig {
@@ -83,6 +85,9 @@ func (r *bubbleRig) startController(t *testing.T, opts controller.Options) *cont
 	api := r.rack.API()
 	counted := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.requests.Add(1)
+		if r.before != nil {
+			r.before(req)
+		}
 		api.ServeHTTP(w, req)
 	})
 	client, err := rack.New(rack.Config{

@@ -42,7 +42,7 @@ func (c *Service) clone(
 		return rackController{}, rack.Disk{}, err
 	}
 	if source, err = rc.waitForSource(ctx, source); err != nil {
-		return rackController{}, rack.Disk{}, err
+		return c.existingOr(ctx, want, candidates, err)
 	}
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.ID, description.Lineage)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -443,6 +444,28 @@ func TestCreateWithALostAnswerAndALostToken(t *testing.T) {
 	}
 }
 
+// A rack refuses a repeated create, whose first answer was lost. The volume is found, and not dropped.
+func TestRefusedCreateAfterALostAnswer(t *testing.T) {
+	for _, code := range []string{"InvalidRequest", "InvalidValue"} {
+		t.Run(code, func(t *testing.T) {
+			r := newRig(t)
+			create := func() error { _, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v")); return err }
+			r.Inject(t, "disk_create", simtest.FaultLost, 0)
+			r.Inject(t, "disk_view", simtest.FaultStatus, 503)
+			coretest.WantCode(t, create(), codes.Unavailable)
+			_, err := r.Sim.Inject(t.Context(), simtest.Fault{
+				Operation: "disk_create", Kind: simtest.FaultStatus, Status: 400,
+				ErrorCode: code, Message: `unsupported value for "size": no`,
+			})
+			r.Must(t, err)
+			r.Must(t, create())
+			if ids := r.Volumes(t); len(ids) != 1 {
+				t.Errorf("%d disks, want 1", len(ids))
+			}
+		})
+	}
+}
+
 // A rack may word the 404 of a project differently. Nothing counts as deleted or detached then either.
 func TestUnconfirmedNotFoundInOtherWords(t *testing.T) {
 	r := newRig(t)
@@ -466,6 +489,59 @@ func TestUnconfirmedNotFoundInOtherWords(t *testing.T) {
 	r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	coretest.WantCode(t, err, codes.Unavailable, "cannot be believed")
+}
+
+// A 404 that the rack could not be asked about again is not believed: Nomad takes a volume for unpublished on NOT_FOUND.
+func TestUnconfirmedNotFoundWhileTheRackFails(t *testing.T) {
+	for _, operation := range []string{"instance_disk_attach", "instance_disk_detach"} {
+		for _, code := range []int{500, 503} {
+			t.Run(fmt.Sprint(operation, code), func(t *testing.T) {
+				r := newRig(t)
+				id, node := r.Create(t, "v"), r.Node(t, "node-a")
+				call := func() error { return r.Publish(t, id, node) }
+				if operation == "instance_disk_detach" {
+					r.Must(t, r.Publish(t, id, node))
+					call = func() error { return r.Unpublish(t, id, node) }
+				}
+				for _, fault := range []simtest.Fault{
+					{Operation: operation, Status: 404, ErrorCode: "ObjectNotFound", Message: "not found: instance"},
+					{Operation: "disk_view", Status: code, Skip: 1, Count: new(coretest.Attempts)},
+				} {
+					fault.Kind = simtest.FaultStatus
+					_, err := r.Sim.Inject(t.Context(), fault)
+					r.Must(t, err)
+				}
+				if err := call(); err == nil || status.Code(err) == codes.NotFound {
+					t.Errorf("error %v, want another code than NOT_FOUND", err)
+				}
+			})
+		}
+	}
+}
+
+// A disk that changes state while the token loses its role is not taken for deleted.
+func TestUnconfirmedNotFoundDuringAWait(t *testing.T) {
+	r := newRig(t)
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	calls := map[string]func() error{
+		"publish": func() error { return r.Publish(t, id, node) },
+		"clone": func() error {
+			_, err := r.CreateVolume(t.Context(), from("c", fromVolume(id)))
+			return err
+		},
+		"delete": func() error { return r.Delete(t, id) },
+	}
+	r.Must(t, r.Sim.SetDiskState(t.Context(), id, "maintenance"))
+	for name, call := range calls {
+		r.Must(t, r.Sim.ClearFaults(t.Context()))
+		for _, fault := range []simtest.Fault{{Operation: "disk_view", Skip: 1}, {Operation: "project_view"}, {Operation: "disk_delete"}} {
+			fault.Kind, fault.Status, fault.Count = simtest.FaultStatus, 404, new(0)
+			fault.ErrorCode, fault.Message = "ObjectNotFound", "not found: disk"
+			_, err := r.Sim.Inject(t.Context(), fault)
+			r.Must(t, err)
+		}
+		t.Run(name, func(t *testing.T) { coretest.WantCode(t, call(), codes.Unavailable, "cannot be believed") })
+	}
 }
 
 func TestLimitedCollaboratorHasEnoughRights(t *testing.T) {

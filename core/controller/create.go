@@ -275,17 +275,17 @@ func (c rackController) createDisk(
 // resolveCreate looks for the disk after a failed create. It returns the disk if it exists and matches the request, and
 // otherwise the error to answer.
 func (c rackController) resolveCreate(ctx context.Context, want volumeRequest, createErr error) (rack.Disk, error) {
-	mayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) ||
-		rack.OutcomeUnknown(createErr)
-	if !mayExist {
-		if errors.Is(createErr, rack.ErrSize) {
-			return rack.Disk{}, rpc.OutOfRange("capacity_range: %w", createErr)
-		}
-		return rack.Disk{}, createErr
+	// These refusals say that this call made nothing. An earlier one may have made the disk and lost its answer.
+	refused := errors.Is(createErr, rack.ErrCapacity) || errors.Is(createErr, rack.ErrRefused) ||
+		errors.Is(createErr, rack.ErrSize)
+	if !refused && !errors.Is(createErr, rack.ErrAlreadyExists) && !rack.OutcomeUnknown(createErr) {
+		return rack.Disk{}, createErr // not a final answer: a missing source, or an access that the token lost
 	}
 	disk, err := c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
-	case errors.Is(err, rack.ErrNotFound) && errors.Is(createErr, rack.ErrCapacity):
+	case errors.Is(err, rack.ErrNotFound) && errors.Is(createErr, rack.ErrSize):
+		return rack.Disk{}, rpc.OutOfRange("capacity_range: %w", createErr)
+	case errors.Is(err, rack.ErrNotFound) && refused:
 		return rack.Disk{}, createErr
 	case errors.Is(err, rack.ErrNotFound):
 		// The rack may still be making the disk, or the disk was deleted in between. Only a retry can tell.
@@ -417,7 +417,7 @@ func (c *Service) restore(
 		)
 	}
 	if snapshot, err = rc.waitForReadySnapshot(ctx, snapshot); err != nil {
-		return rackController{}, rack.Disk{}, err
+		return c.existingOr(ctx, want, candidates, err)
 	}
 	size, err := chooseSize(want.capacity, snapshot.SizeBytes)
 	if err != nil {
@@ -447,8 +447,7 @@ func lineageOf(snapshot rack.Snapshot) []string {
 	return rack.Lineage(snapshot.DiskID, nil)
 }
 
-// existingWithoutSource answers a create whose source is gone. The volume may exist already: an earlier call may have
-// made it before the source was deleted.
+// existingWithoutSource answers a create whose source is gone.
 func (c *Service) existingWithoutSource(
 	ctx context.Context,
 	want volumeRequest,
@@ -458,9 +457,20 @@ func (c *Service) existingWithoutSource(
 	if !errors.Is(sourceErr, rack.ErrNotFound) {
 		return rackController{}, rack.Disk{}, sourceErr
 	}
+	return c.existingOr(ctx, want, candidates, rpc.NotFound("volume_content_source: %w", sourceErr))
+}
+
+// existingOr answers a create whose source cannot be used, with sourceErr if the volume does not exist. An earlier call
+// may have made it while the source could be used.
+func (c *Service) existingOr(
+	ctx context.Context,
+	want volumeRequest,
+	candidates []*rack.Client,
+	sourceErr error,
+) (rackController, rack.Disk, error) {
 	rc, disk, err := c.findExisting(ctx, want, candidates)
 	if err == nil && rc.rack == nil {
-		err = rpc.NotFound("volume_content_source: %w", sourceErr)
+		err = sourceErr
 	}
 	return rc, disk, err
 }

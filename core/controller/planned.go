@@ -39,6 +39,7 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
+	opts.LockInstance = c.lockInstance
 	opts.Observe = func(seen restart.Observation) {
 		c.metrics.SetRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
 		for reason, instances := range seen.InstancesWaiting {

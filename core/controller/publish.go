@@ -121,7 +121,7 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 
 // lockInstance makes attaches to one instance run one after the other: otherwise two disks could take the last place, or
 // both have one serial. Another replica can still do so (docs/explanation/controller.md).
-func (c rackController) lockInstance(ctx context.Context, instanceID string) (release func(), err error) {
+func (c *Service) lockInstance(ctx context.Context, instanceID string) (release func(), err error) {
 	release, ok := c.instances.Acquire(ctx, instanceID, rpc.WaitBudget(ctx))
 	if ok {
 		return release, nil
@@ -263,7 +263,7 @@ func (c rackController) resolveAttach(
 		}
 	}
 	if err != nil {
-		return rack.Disk{}, fmt.Errorf("%w; %w", err, refusal)
+		return rack.Disk{}, fmt.Errorf("%w; %v", err, refusal) // the refusal may be a 404 that nothing has confirmed
 	}
 	if now, err = c.waitForDisk(ctx, now); err != nil {
 		return rack.Disk{}, err
@@ -364,7 +364,7 @@ func (c *Service) ControllerUnpublishVolume(
 	}
 	if disk, err = rc.waitForDisk(ctx, disk); err != nil {
 		if errors.Is(err, rack.ErrNotFound) {
-			return done, rc.confirmNotFound(ctx)
+			return done, nil
 		}
 		return nil, err
 	}
@@ -469,7 +469,7 @@ func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refus
 		return c.confirmNotFound(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("%w; %w", err, refusal)
+		return fmt.Errorf("%w; %v", err, refusal) // the refusal may be a 404 that nothing has confirmed
 	}
 	if now, err = c.waitForDisk(ctx, now); err != nil {
 		return err

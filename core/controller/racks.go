@@ -109,9 +109,16 @@ func (c *Service) snapshot(ctx context.Context, snapshotID string) (rackControll
 	return c.forRack(client), snapshot, err
 }
 
-// waitForDisk waits until a disk is not changing state, as long as the caller's deadline allows.
+// waitForDisk waits until a disk is not changing state, as long as the caller's deadline allows. [rack.ErrNotFound]
+// means that the rack confirmed that this token would see the disk.
 func (c rackController) waitForDisk(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	return c.rack.WaitForDisk(ctx, disk, rpc.WaitBudget(ctx))
+	disk, err := c.rack.WaitForDisk(ctx, disk, rpc.WaitBudget(ctx))
+	if errors.Is(err, rack.ErrNotFound) {
+		if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
+			err = unconfirmed
+		}
+	}
+	return disk, err
 }
 
 // find looks up an ID with get, and returns the value and its rack. [rack.ErrNotFound] means that no rack has the ID,

@@ -646,6 +646,21 @@ func TestAbandonedCloneDeletesItsSnapshot(t *testing.T) {
 	}
 }
 
+// A repeated create answers the same although its source cannot be used any more.
+func TestRepeatedCreateWithAnUnusableSource(t *testing.T) {
+	r := newRig(t)
+	source := r.Create(t, "v")
+	clone := from("copy", fromVolume(source))
+	first, err := r.CreateVolume(t.Context(), clone)
+	r.Must(t, err)
+	r.Must(t, r.Sim.SetDiskState(t.Context(), source, "faulted"))
+	again, err := r.CreateVolume(t.Context(), clone)
+	r.Must(t, err)
+	coretest.WantSame(t, again, first)
+	_, err = r.CreateVolume(t.Context(), from("another", fromVolume(source)))
+	coretest.WantCode(t, err, codes.FailedPrecondition, "faulted")
+}
+
 func TestCloneRejects(t *testing.T) {
 	r := newRig(t)
 	local := coretest.CreateRequest("local")

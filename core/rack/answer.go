@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/http"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
@@ -15,17 +17,24 @@ import (
 // descriptions has less than 1 MiB.
 const maxAnswer = 8 << 20
 
-// boundedAnswers limits the size of answers, so that a broken server cannot use up the memory.
+// boundedAnswers limits the size of answers, so that a broken server cannot use up the memory. It also rejects the
+// success of a deletion that no rack would answer: a deletion has no body that could be compared with what was asked.
 type boundedAnswers struct{ next http.RoundTripper }
 
 var _ http.RoundTripper = boundedAnswers{}
 
 func (b boundedAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := b.next.RoundTrip(req)
-	if err == nil {
-		resp.Body = http.MaxBytesReader(nil, resp.Body, maxAnswer)
+	if err != nil {
+		return nil, err
 	}
-	return resp, err
+	resp.Body = http.MaxBytesReader(nil, resp.Body, maxAnswer)
+	status := resp.StatusCode
+	if req.Method == http.MethodDelete && status < http.StatusMultipleChoices && status != http.StatusNoContent {
+		drain(resp)
+		return nil, fmt.Errorf("its answer is wrong: HTTP %d, and every rack answers a deletion with 204", status)
+	}
+	return resp, nil
 }
 
 // errAnswer means that an answer is not about what was asked, or is no answer of a rack at all. It is an
@@ -55,12 +64,38 @@ func (c *Client) checkAnswer(got, asked identity, doing string, args ...any) err
 	return fmt.Errorf("rack %q: %s: %w: %s", c.name, fmt.Sprintf(doing, args...), errAnswer, wrong)
 }
 
-// checkDisk is [Client.checkAnswer] for a disk.
+// checkDisk is [Client.checkAnswer] for a disk. It also rejects a disk without a state: a disk without an instance would
+// count as detached.
 func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (Disk, error) {
 	if err := c.checkAnswer(identity{d.ID, d.Name, d.ProjectID}, asked, doing, args...); err != nil {
 		return Disk{}, err
 	}
+	held := d.State == Attaching || d.State == Attached || d.State == Detaching
+	if d.State == "" || held && d.InstanceID == "" {
+		return Disk{}, fmt.Errorf(
+			"rack %q: %s: %w: its state is %q of instance %q",
+			c.name,
+			fmt.Sprintf(doing, args...),
+			errAnswer,
+			d.State,
+			d.InstanceID,
+		)
+	}
 	return d, nil
+}
+
+// checkDisks is [Client.checkDisk] for each disk of a page.
+func (c *Client) checkDisks(items []oxide.Disk, doing string, args ...any) ([]Disk, error) {
+	if err := checkPage(c, items, doing, args...); err != nil {
+		return nil, err
+	}
+	disks := convert(items, diskFrom)
+	for _, disk := range disks {
+		if _, err := c.checkDisk(disk, identity{}, doing, args...); err != nil {
+			return nil, err
+		}
+	}
+	return disks, nil
 }
 
 // checkSnapshot is [Client.checkAnswer] for a snapshot.

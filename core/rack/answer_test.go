@@ -6,10 +6,12 @@ package rack
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
@@ -78,6 +80,55 @@ func TestAnswersAboutSomethingElse(t *testing.T) {
 	must(t, calls["create disk"](r))
 	must(t, calls["disk by name"](r))
 	must(t, calls["disk"](r))
+}
+
+// A disk without a state, or attached to no instance, would count as detached.
+func TestDiskWithoutAStateIsAnUnknownOutcome(t *testing.T) {
+	const id = "10000000-0000-4000-8000-000000000000"
+	r := newRig(t, simrack.Options{})
+	for _, state := range []string{``, `,"state":null`, `,"state":{"state":"attached"}`} {
+		disk := fmt.Sprintf(`{"id":%q,"name":"d"%s}`, id, state)
+		r.intercept(answerWith(http.StatusOK, disk))
+		_, viewed := r.Disk(t.Context(), id)
+		r.intercept(answerWith(http.StatusOK, `{"items":[`+disk+`]}`))
+		_, ofInstance := r.InstanceDisks(t.Context(), id)
+		for call, err := range map[string]error{
+			"disk": viewed, "disks of instance": ofInstance, "list of disks": listError(r.Disks(t.Context(), Cursor{}, 0)),
+		} {
+			if !OutcomeUnknown(err) {
+				t.Errorf("%s %s: error %v, want an unknown outcome", call, disk, err)
+			}
+		}
+	}
+}
+
+// A rack answers a deletion with 204. Another success comes from a server that is not a rack.
+func TestDeletionByAnotherServerIsAnUnknownOutcome(t *testing.T) {
+	const id = "10000000-0000-4000-8000-000000000000"
+	r := newRig(t, simrack.Options{})
+	r.intercept(answerWith(http.StatusOK, `<html>Welcome</html>`))
+	for call, err := range map[string]error{
+		"disk": r.DeleteDisk(t.Context(), id), "snapshot": r.DeleteSnapshot(t.Context(), id),
+		"record": r.DeleteRecord(t.Context(), id),
+	} {
+		if !OutcomeUnknown(err) {
+			t.Errorf("%s: error %v, want an unknown outcome", call, err)
+		}
+	}
+}
+
+// A list whose pages lead in a circle ends with an error.
+func TestListThatLeadsToItself(t *testing.T) {
+	r := newRig(t, simrack.Options{})
+	r.intercept(answerWith(http.StatusOK, `{"items":[],"next_page":"again"}`))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, records := r.Records(ctx)
+	for call, err := range map[string]error{"records": records, "list of disks": listError(r.Disks(ctx, Cursor{}, 0))} {
+		if !OutcomeUnknown(err) || ctx.Err() != nil {
+			t.Errorf("%s: error %v after %v, want an unknown outcome at once", call, err, ctx.Err())
+		}
+	}
 }
 
 // listError reads a list and returns its error.

@@ -5,6 +5,7 @@
 package rack
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"sync"
@@ -14,30 +15,47 @@ import (
 // all its users, and each waiting call holds memory on both sides. Further calls wait here.
 const maxCalls = 64
 
+// urgentCalls is how many of them are kept free for urgent calls.
+const urgentCalls = 4
+
+type urgentKey struct{}
+
+// Urgent returns a context whose calls do not wait behind those of other contexts, unless many urgent calls are under
+// way. It is for few calls, one after the other, that must not fail because orchestrators ask for more than a rack can do.
+func Urgent(ctx context.Context) context.Context { return context.WithValue(ctx, urgentKey{}, true) }
+
 // limiter bounds the calls that are under way. The other calls wait in the order in which they came, each until the
 // end of its context. So a call whose caller has gone costs the rack nothing.
 type limiter struct {
 	next http.RoundTripper
 	// slots holds one value for each call under way. The runtime serves the goroutines that wait to send in their order.
 	slots chan struct{}
+	// urgent is the like for urgent calls.
+	urgent chan struct{}
 }
 
 var _ http.RoundTripper = (*limiter)(nil)
 
 func newLimiter(next http.RoundTripper) *limiter {
-	return &limiter{next: next, slots: make(chan struct{}, maxCalls)}
+	return &limiter{
+		next: next, slots: make(chan struct{}, maxCalls-urgentCalls), urgent: make(chan struct{}, urgentCalls),
+	}
 }
 
 func (l *limiter) RoundTrip(req *http.Request) (*http.Response, error) {
+	slots := l.slots
+	if req.Context().Value(urgentKey{}) != nil {
+		slots = l.urgent
+	}
 	select {
-	case l.slots <- struct{}{}:
+	case slots <- struct{}{}:
 	case <-req.Context().Done():
 		if req.Body != nil {
 			_ = req.Body.Close() // nothing was read from it
 		}
 		return nil, fmt.Errorf("wait while %d other calls are under way: %w", maxCalls, req.Context().Err())
 	}
-	defer func() { <-l.slots }()
+	defer func() { <-slots }()
 	return l.next.RoundTrip(req)
 }
 

@@ -153,3 +153,44 @@ func TestRepetitionsHaveABudget(t *testing.T) {
 		}
 	})
 }
+
+// Callers that repeat their calls for ever keep the queue full. The calls that bring an instance back still get through:
+// a tick of the restart engine has 15 s for a few calls.
+func TestOverloadDoesNotKeepAnInstanceDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, _ := newSlowClient(t)
+		overload, stop := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer stop()
+		var callers sync.WaitGroup
+		for n := range 600 {
+			callers.Go(func() {
+				for overload.Err() == nil {
+					ctx, cancel := context.WithTimeout(overload, rpcDeadline)
+					_, _ = client.Disk(ctx, slowDisk(n)) // many fail, as intended
+					cancel()
+				}
+			})
+		}
+		time.Sleep(time.Minute)
+		done := 0
+		for tick := range 10 {
+			ctx, cancel := context.WithTimeout(Urgent(t.Context()), 15*time.Second)
+			failed := false
+			for call := range 3 {
+				if _, err := client.Disk(ctx, slowDisk(1000+10*tick+call)); err != nil {
+					failed = true
+					break
+				}
+			}
+			cancel()
+			if !failed {
+				done++
+			}
+		}
+		stop()
+		callers.Wait()
+		if done != 10 {
+			t.Errorf("%d of 10 ticks ended in time", done)
+		}
+	})
+}

@@ -6,6 +6,7 @@ package rack
 
 import (
 	"context"
+	"fmt"
 	"iter"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -37,10 +38,8 @@ func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[L
 		if err != nil {
 			return nil, "", c.translate(ctx, err, "list the disks of project %q", c.project)
 		}
-		if err := checkPage(c, page.Items, "list the disks of project %q", c.project); err != nil {
-			return nil, "", err
-		}
-		return convert(page.Items, diskFrom), page.NextPage, nil
+		disks, err := c.checkDisks(page.Items, "list the disks of project %q", c.project)
+		return disks, page.NextPage, err
 	})
 }
 
@@ -105,6 +104,9 @@ type ListItem[T any] struct {
 	PageToken string
 }
 
+// errSamePage means that a list would never end.
+var errSamePage = fmt.Errorf("%w: a page of a list is followed by itself", errAnswer)
+
 // list reads pages until the rack returns no token of a next page. The rack ends a list only with an empty page. A
 // page that is not full does not end it, because the rack's own limit of a page may be lower than ours.
 func list[T any](
@@ -132,6 +134,10 @@ func list[T any](
 				}
 			}
 			if next == "" {
+				return
+			}
+			if next == token {
+				yield(ListItem[T]{}, errSamePage)
 				return
 			}
 			token = next

@@ -302,14 +302,7 @@ func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
 	if err != nil {
 		return nil, c.translate(ctx, err, "list the disks of instance %s", id)
 	}
-	if err := checkPage(c, page.Items, "list the disks of instance %s", id); err != nil {
-		return nil, err
-	}
-	disks := make([]Disk, 0, len(page.Items))
-	for i := range page.Items {
-		disks = append(disks, diskFrom(&page.Items[i]))
-	}
-	return disks, nil
+	return c.checkDisks(page.Items, "list the disks of instance %s", id)
 }
 
 // Attach attaches a disk to an instance. It succeeds if the disk is attached there already. On a rack with hot-plug

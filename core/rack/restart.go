@@ -6,6 +6,7 @@ package rack
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -63,9 +64,13 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 			return nil, err
 		}
 		records = append(records, convert(page.Items, recordFrom)...)
-		if token = page.NextPage; token == "" {
+		switch page.NextPage {
+		case "":
 			return records, nil
+		case token:
+			return nil, fmt.Errorf("rack %q: list the anti-affinity groups: %w", c.name, errSamePage)
 		}
+		token = page.NextPage
 	}
 }
 

@@ -91,6 +91,9 @@ type Options struct {
 	NextStart func(time.Time) time.Time
 	// HaltTimeout limits the time from a guest's acceptance until its instance has stopped, and the time for a drain.
 	HaltTimeout time.Duration
+	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
+	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
+	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)
 	// Poll is the interval while a restart is under way, Idle the interval otherwise. 0 means the default.
 	Poll, Idle time.Duration
 	// Lease is how long a holder may leave its record unchanged before another process takes over. 0 means the default.
@@ -280,7 +283,7 @@ func (e *Engine) handOverAll(ctx context.Context) {
 		!e.clock.Passed(timerLateCalls, "", e.lastFailure, e.takeoverWait()) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
+	ctx, cancel := context.WithTimeout(rack.Urgent(ctx), e.opts.Lease/renewalsPerLease)
 	defer cancel()
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -323,7 +326,8 @@ func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 			again, e.lastFailure = e.opts.Poll, e.clock.Now()
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, e.opts.Lease/renewalsPerLease)
+	// Many RPCs must not keep an instance down.
+	ctx, cancel := context.WithTimeout(rack.Urgent(ctx), e.opts.Lease/renewalsPerLease)
 	defer cancel()
 	err := e.tick(ctx)
 	if err != nil {
@@ -395,8 +399,13 @@ func (e *Engine) tick(ctx context.Context) error {
 // sweep deletes records about deleted disks. The process that deleted a disk may have died before it deleted the
 // record.
 func (e *Engine) sweep(ctx context.Context, records recordSet) error {
-	for _, disk := range sortedKeys(records.deferred) {
-		_, err := e.rack.Disk(ctx, disk)
+	disks := sortedKeys(records.deferred)
+	lookUp, err := e.diskLookup(ctx, disks)
+	if err != nil {
+		return err
+	}
+	for _, disk := range disks {
+		_, err := lookUp(disk)
 		if errors.Is(err, rack.ErrNotFound) {
 			if err = e.rack.ConfirmProject(ctx); err == nil {
 				err = e.deleteRecord(ctx, records.deferred[disk].recordID)

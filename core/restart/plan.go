@@ -38,15 +38,11 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 		e.addWaitingForSlot(statuses, due)
 		return nil
 	}
-	found, err := e.candidates(ctx, records, due)
-	if err != nil {
-		return err
-	}
+	// A disk or an instance that cannot be looked up does not stop the planning for the others.
+	found, unknownDisks := e.candidates(ctx, records, due)
 	e.addWaitingForDisks(statuses)
-	candidates, err := e.eligible(ctx, found, statuses)
-	if err != nil {
-		return err
-	}
+	candidates, unknownInstances := e.eligible(ctx, found, statuses)
+	failed := errors.Join(unknownDisks, unknownInstances)
 	// An instance that frees a disk comes first: the instance that waits for the disk then needs only one restart.
 	slices.SortStableFunc(candidates, func(x, y candidate) int { return order(x) - order(y) })
 	var chosen *candidate
@@ -68,13 +64,13 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 		}
 	}
 	if chosen == nil {
-		return nil
+		return failed
 	}
 	id, err := e.createRecord(ctx, *chosen, slot)
 	if id != "" {
 		statuses[chosen.instance] = restartStatus{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
 	}
-	return err
+	return errors.Join(failed, err)
 }
 
 // order sorts candidates: stopped instances first, then those that free a disk.
@@ -156,9 +152,13 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 	return record.ID, nil
 }
 
-// candidates returns the instances that would fulfil one of these requests, or a part of it, if they were restarted.
-func (e *Engine) candidates(ctx context.Context, records recordSet, requests []attachRequest) ([]candidate, error) {
-	var found []candidate
+// candidates returns the instances that would fulfil one of these requests, or a part of it, if they were restarted. The
+// error is about disks that could not be looked up; the instances are those of the others.
+func (e *Engine) candidates(
+	ctx context.Context,
+	records recordSet,
+	requests []attachRequest,
+) (found []candidate, failed error) {
 	at := func(instance string) *candidate {
 		i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == instance })
 		if i < 0 {
@@ -167,7 +167,11 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, requests []a
 		}
 		return &found[i]
 	}
-	lookUp, err := e.diskLookup(ctx, requests)
+	ids := make([]string, 0, len(requests))
+	for _, request := range requests {
+		ids = append(ids, request.disk)
+	}
+	lookUp, err := e.diskLookup(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +181,7 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, requests []a
 		case errors.Is(err, rack.ErrNotFound):
 			e.setBlocked(request.disk, "the disk was deleted")
 		case err != nil:
-			return nil, err
+			failed = errors.Join(failed, err)
 		case disk.InstanceID == request.instance:
 			e.setBlocked(request.disk, attachedAskAgain)
 		case disk.InstanceID == "" && disk.State != rack.Detached:
@@ -193,7 +197,7 @@ func (e *Engine) candidates(ctx context.Context, records recordSet, requests []a
 			e.setBlocked(request.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
-	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), nil
+	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), failed
 }
 
 // dueRequests returns the requests whose collection window is over: the window of an instance starts with its first
@@ -220,13 +224,17 @@ func (e *Engine) openRequests() []attachRequest {
 }
 
 // eligible returns the candidates that are stopped, or have been running for the cool-down without a refused restart.
-// It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait.
-func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses restartStatuses) ([]candidate, error) {
+// It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait. The error is
+// about instances that could not be looked up.
+func (e *Engine) eligible(
+	ctx context.Context,
+	candidates []candidate,
+	statuses restartStatuses,
+) (eligible []candidate, failed error) {
 	lookUp, err := e.instanceLookup(ctx, len(candidates))
 	if err != nil {
 		return nil, err
 	}
-	var eligible []candidate
 	for _, c := range candidates {
 		instance, err := lookUp(c.instance)
 		switch {
@@ -234,7 +242,8 @@ func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses 
 			statuses.addWaiting(c.instance, ReasonState, "the instance was deleted")
 			continue
 		case err != nil:
-			return nil, err
+			failed = errors.Join(failed, err)
+			continue
 		}
 		c.stopped = instance.RunState == rack.Stopped
 		refused, wasRefused := e.refusals[c.instance]
@@ -260,24 +269,24 @@ func (e *Engine) eligible(ctx context.Context, candidates []candidate, statuses 
 		}
 		eligible = append(eligible, c)
 	}
-	return eligible, nil
+	return eligible, failed
 }
 
 // maxLookups is how many disks, or instances, a tick looks up one by one. For more it lists all of the project once:
 // thousands of look-ups would take longer than a tick lasts.
 const maxLookups = 10
 
-// diskLookup returns a function that returns the disk of a request. A disk that does not exist is [rack.ErrNotFound].
+// diskLookup returns a function that returns one of these disks. A disk that does not exist is [rack.ErrNotFound].
 func (e *Engine) diskLookup(
 	ctx context.Context,
-	requests []attachRequest,
+	ids []string,
 ) (lookUp func(id string) (rack.Disk, error), err error) {
-	if len(requests) <= maxLookups {
+	if len(ids) <= maxLookups {
 		return func(id string) (rack.Disk, error) { return e.rack.Disk(ctx, id) }, nil
 	}
 	found := map[string]rack.Disk{}
-	for _, request := range requests {
-		found[request.disk] = rack.Disk{}
+	for _, id := range ids {
+		found[id] = rack.Disk{}
 	}
 	for item, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
 		if err != nil {

@@ -6,8 +6,11 @@ package restart
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -50,5 +53,54 @@ func TestUnrepeatedAttachRequestExpires(t *testing.T) {
 	}
 	if requestLifetime != 10*time.Minute {
 		t.Errorf("the docs say 10 minutes, not %s", requestLifetime)
+	}
+}
+
+// failingRack is a rack that cannot look up one disk, or one instance.
+type failingRack struct {
+	slowRack
+	failing string
+}
+
+func (r *failingRack) Disk(ctx context.Context, id string) (rack.Disk, error) {
+	if id == r.failing {
+		return rack.Disk{}, rack.ErrInternal
+	}
+	return r.slowRack.Disk(ctx, id)
+}
+
+func (r *failingRack) Instance(ctx context.Context, id string) (rack.Instance, error) {
+	if id == r.failing {
+		return rack.Instance{}, rack.ErrInternal
+	}
+	return r.slowRack.Instance(ctx, id)
+}
+
+// A disk or an instance that the rack cannot show does not prevent the restarts of other instances.
+func TestFailingLookUpDoesNotBlockOtherRestarts(t *testing.T) {
+	for _, failing := range []string{"disk-0", "instance-0"} {
+		t.Run(failing, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &failingRack{failing: failing}
+				e := New(r, Options{Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+				for i := range 2 {
+					instance, disk := fmt.Sprintf("instance-%d", i), fmt.Sprintf("disk-%d", i)
+					r.instances = append(r.instances, rack.Instance{ID: instance, RunState: rack.Running})
+					r.disks = append(r.disks, rack.Disk{ID: disk, State: rack.Detached})
+					e.addRequest(disk, instance)
+				}
+				if err := e.tick(t.Context()); !errors.Is(err, rack.ErrInternal) || len(r.created) != 1 {
+					t.Errorf("error %v, records %q; want the rack's error and one restart", err, r.created)
+				}
+				if len(e.held) != 1 {
+					t.Fatalf("%d restarts are held", len(e.held))
+				}
+				for _, h := range e.held {
+					if h.record.Instance != "instance-1" {
+						t.Errorf("a restart of %s is planned", h.record.Instance)
+					}
+				}
+			})
+		})
 	}
 }

@@ -122,3 +122,56 @@ func TestFirstTickPlansWithManyWaitingVolumes(t *testing.T) {
 		}
 	})
 }
+
+// deferringRack is a slowRack with records of deferred detaches.
+type deferringRack struct {
+	slowRack
+	records []rack.Record
+	deleted []string
+}
+
+func (r *deferringRack) Records(context.Context) ([]rack.Record, error) {
+	for range 1 + len(r.records)/500 {
+		r.request()
+	}
+	return r.records, nil
+}
+
+func (r *deferringRack) ConfirmProject(context.Context) error {
+	r.request()
+	return nil
+}
+
+func (r *deferringRack) DeleteRecord(_ context.Context, id string) error {
+	r.request()
+	r.deleted = append(r.deleted, id)
+	return nil
+}
+
+// With 5,000 unpublished volumes that are still attached, the first tick finds the record of a deleted disk. Otherwise
+// no tick would ever end the search, and the next one would begin it again.
+func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &deferringRack{}
+		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+		for i := range 5000 {
+			disk := rack.Disk{ID: uuid.NewString(), State: rack.Attached, InstanceID: "instance"}
+			r.records = append(r.records, rack.Record{
+				ID:   disk.ID,
+				Name: detachName(disk.ID),
+				Text: encode(deferredDetach{Version: 1, Cluster: "prod", Disk: disk.ID, Instance: disk.InstanceID}),
+			})
+			if i > 0 {
+				r.disks = append(r.disks, disk)
+			}
+		}
+		start := time.Now()
+		e.runOnce(t.Context())
+		if took := time.Since(start); took > e.opts.Lease/renewalsPerLease {
+			t.Errorf("the first tick took %s with %d requests", took, r.requests)
+		}
+		if len(r.deleted) != 1 || r.deleted[0] != r.records[0].ID {
+			t.Errorf("deleted the records %q, want that of disk %s", r.deleted, r.records[0].ID)
+		}
+	})
+}

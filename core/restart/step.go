@@ -198,12 +198,13 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 	if h.record.Handover {
 		return e.awaitHandover(ctx, h)
 	}
-	found, err := e.candidates(ctx, records, e.openRequests())
-	if err != nil {
-		return err
-	}
+	found, failed := e.candidates(ctx, records, e.openRequests())
 	i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == id })
-	if i < 0 && !records.stillFrees(h.record) {
+	switch {
+	case i >= 0 || records.stillFrees(h.record):
+	case failed != nil:
+		return failed
+	default:
 		return e.endRestart(ctx, h)
 	}
 	instance, err := e.instance(ctx, id)
@@ -562,6 +563,14 @@ func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance stri
 // attachRequested attaches a disk if it is still requested. It also defers the disk's detach until the orchestrator
 // publishes the volume again, because the orchestrator may have unpublished it through another process.
 func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) error {
+	if e.opts.LockInstance != nil {
+		// Before the disk's lock, as in an RPC.
+		unlock, err := e.opts.LockInstance(ctx, instance)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
 	release, err := e.lockDisk(ctx, diskID)
 	if err != nil {
 		return err
