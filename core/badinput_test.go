@@ -128,6 +128,12 @@ var badInputRPCs = map[string]badInputRPC{
 	"DeleteVolume": {valid: func(e *everything) proto.Message {
 		return &csi.DeleteVolumeRequest{VolumeId: e.volumeID, Secrets: map[string]string{"key": "secret"}}
 	}},
+	"ControllerModifyVolume": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.ControllerModifyVolumeRequest{
+			VolumeId: e.volumeID, MutableParameters: map[string]string{rpc.KeyAdoptFromCluster: "gone"},
+			Secrets: map[string]string{"key": "secret"},
+		}
+	}},
 	"ControllerPublishVolume": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
 		return &csi.ControllerPublishVolumeRequest{
 			VolumeId: e.volumeID, NodeId: e.nodeID, VolumeCapability: fullCapability(),
@@ -437,7 +443,7 @@ func unsupportedRows(
 	}
 	switch {
 	case field.IsMap():
-		return []badRow{row("set", fillMap(field, 10))}
+		return []badRow{row("set", fillMap(field, 100))}
 	case field.Kind() == protoreflect.StringKind:
 		return []badRow{row("set", func(m protoreflect.Message) { m.Set(field, protoreflect.ValueOfString("100")) })}
 	}

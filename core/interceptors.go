@@ -149,6 +149,7 @@ func lockKey(req any) string {
 	case *csi.DeleteSnapshotRequest:
 		return "snapshot " + strconv.Quote(strings.ToLower(r.GetSnapshotId()))
 	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest, *csi.ControllerUnpublishVolumeRequest,
+		*csi.ControllerModifyVolumeRequest,
 		*csi.NodeStageVolumeRequest, *csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest:
 		return "volume " + strconv.Quote(strings.ToLower(r.(interface{ GetVolumeId() string }).GetVolumeId()))
 	}

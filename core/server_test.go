@@ -191,8 +191,8 @@ func TestProbeAnswersReadiness(t *testing.T) {
 	)
 }
 
-// answerDelay is how long a busy plugin of TestListen accepts no connections.
-const answerDelay = 300 * time.Millisecond
+// answerDelay is how long a busy plugin of TestListen accepts no connections. Listen tries again meanwhile.
+const answerDelay = 100 * time.Millisecond
 
 func TestListen(t *testing.T) {
 	t.Parallel()
@@ -210,8 +210,7 @@ func TestListen(t *testing.T) {
 		}},
 		{name: "the same with a full queue", prepare: func(t *testing.T, path string) { fillQueue(t, silentSocket(t, path)) }},
 		{name: "a busy plugin with a full queue", rejected: "is in use", prepare: func(t *testing.T, path string) {
-			other, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-			coretest.Must(t, err)
+			other := shortQueue(t, path)
 			fillQueue(t, path)
 			server := &http.Server{Handler: http.NotFoundHandler()}
 			time.AfterFunc(answerDelay, func() { _ = server.Serve(other) }) // it ends with the test
@@ -314,6 +313,20 @@ func silentSocket(t *testing.T, path string) string {
 	other.SetUnlinkOnClose(false) // as the kernel closes it
 	t.Cleanup(func() { coretest.Must(t, other.Close()) })
 	return path
+}
+
+// shortQueue listens on a socket whose queue is full after a few connections, so that a server has soon accepted them.
+func shortQueue(t *testing.T, path string) net.Listener {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	coretest.Must(t, err)
+	file := os.NewFile(uintptr(fd), path)
+	defer file.Close()
+	coretest.Must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}))
+	coretest.Must(t, syscall.Listen(fd, 1))
+	listener, err := net.FileListener(file)
+	coretest.Must(t, err)
+	return listener
 }
 
 // fillQueue connects to a socket until its queue is full.

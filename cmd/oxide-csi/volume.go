@@ -28,15 +28,16 @@ import (
 //
 //   - volume.go: the parts that both commands use
 //   - volume_rack.go: volumes on the rack: create, list, show, delete
+//   - volume_adopt.go: volumes of a cluster that is gone; registrations.go: what an orchestrator needs for them
 //   - volume_restart.go: the output about planned restarts
 //   - volume_node.go: volumes on nodes: attach, mount, unmount, detach
 //   - snapshot.go: snapshots
 //   - client: the calls to the plugin
 
 const volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. A controller
-(mode controller or all) creates, attaches, detaches and deletes. The node plugin of this host (mode node or all) mounts
-and unmounts. The CSI calls are: attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
-NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume.
+(mode controller or all) creates, attaches, detaches, adopts and deletes. The node plugin of this host (mode node or all)
+mounts and unmounts. The CSI calls are: attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
+NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume; adopt, ControllerModifyVolume.
 
 Every command can be repeated, after success and after failure. A command stores nothing and does not retry. It ends when
 the plugin has answered or after --timeout. Its exit code says what to do.
@@ -81,6 +82,7 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		b.unmount(),
 		b.detach(),
 		b.deleteVolume(),
+		b.adopt(),
 	)
 	return cmd
 }
@@ -184,6 +186,33 @@ func getenv(environ []string, name string) string {
 	return ""
 }
 
+// callPlugin calls the plugin and returns the result, and the calls that a dry run did not make. An error has the exit
+// code of the command.
+func callPlugin[T any](
+	b *storageCommands,
+	cmd *cobra.Command,
+	call func(context.Context, *client.Client) (T, error),
+) (result T, calls []client.Call, err error) {
+	plugin, err := b.client(terminal(b.stderr))
+	if err != nil {
+		return result, nil, err
+	}
+	ctx := cmd.Context()
+	if b.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, b.timeout)
+		defer cancel()
+	}
+	result, err = call(ctx, plugin)
+	if closeErr := plugin.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		err = exitError{client.ExitCode(err), err}
+	}
+	return result, plugin.Calls(), err
+}
+
 // runAndPrint calls the plugin and prints the result, as JSON or with the function show. A dry run prints the calls
 // that it would make.
 func runAndPrint[T any](
@@ -192,27 +221,14 @@ func runAndPrint[T any](
 	call func(context.Context, *client.Client) (T, error),
 	show func(io.Writer, T),
 ) error {
-	plugin, err := b.client(terminal(b.stderr))
-	if err != nil {
-		return err
-	}
-	ctx := cmd.Context()
-	if b.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, b.timeout)
-		defer cancel()
-	}
-	result, err := call(ctx, plugin)
-	if closeErr := plugin.Close(); err == nil {
-		err = closeErr
-	}
+	result, calls, err := callPlugin(b, cmd, call)
 	switch {
 	case err != nil:
-		return exitError{client.ExitCode(err), err}
+		return err
 	case b.dryRun && b.json:
-		return printJSON(b.stdout, dryRun{true, plugin.Calls()})
+		return printJSON(b.stdout, dryRun{true, calls})
 	case b.dryRun:
-		return printTable(b.stdout, func(w io.Writer) { printCalls(w, plugin.Calls()) })
+		return printTable(b.stdout, func(w io.Writer) { printCalls(w, calls) })
 	case b.json:
 		return printJSON(b.stdout, result)
 	}

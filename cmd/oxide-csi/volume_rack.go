@@ -98,7 +98,8 @@ func (b *storageCommands) listVolumes() *cobra.Command {
 		Use:   "list",
 		Short: "List volumes",
 		Long: `list lists the volumes that the plugin created for its cluster, with the node that each is attached to. The rack does not
-know the names of volumes. So list shows the name of the disk, which is made from the volume's name.
+know the names of volumes. So list shows the name of the disk, which is made from the volume's name. Volumes that were
+adopted from another cluster are listed while they are attached.
 
 If the controller plans restarts (attach mode restart), list also shows the nodes with a planned or current restart, what
 the restart attaches and detaches, and why it has not begun. Other replicas of the controller may know of more.`,

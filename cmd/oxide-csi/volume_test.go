@@ -839,7 +839,7 @@ func commandPage(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(written + begin)
 	for _, command := range []string{
-		"volume", "volume create", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete",
+		"volume", "volume create", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete", "volume adopt",
 		"snapshot", "snapshot create", "snapshot list", "snapshot show", "snapshot delete",
 	} {
 		got := runPlugin(t, nil, append(strings.Fields(command), "--help")...)

@@ -97,6 +97,22 @@ var (
 	getCapacity   = func(t *testing.T, r *rig, _ string) { _, _ = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{}) }
 )
 
+// adoptIt adopts a volume of the other cluster.
+func adoptIt(t *testing.T, r *rig, id string) { _ = r.adopt(t, id, otherCluster) }
+
+func anotherClustersVolume(t *testing.T, r *rig) string {
+	return r.otherController(t, otherCluster).Create(t, "v")
+}
+
+// anotherClustersSnapshot makes a volume of another cluster and a snapshot of it, and deletes the volume.
+func anotherClustersSnapshot(t *testing.T, r *rig) string {
+	theirs := r.otherController(t, otherCluster)
+	id := theirs.Create(t, "v")
+	theirs.snapshot(t, "s", id)
+	r.Must(t, theirs.Delete(t, id))
+	return id
+}
+
 // nodeOf returns the ID of node-a without an API call.
 func nodeOf(t *testing.T, r *rig) string {
 	t.Helper()
@@ -138,6 +154,7 @@ var budgets = map[string][2]scenario{
 	"ControllerPublishVolume":    {{aVolume, publishIt}, {withoutHotplug(aVolume), publishIt}},
 	"ControllerUnpublishVolume":  {{published, unpublishIt}, {withoutHotplug(published), unpublishIt}},
 	"ValidateVolumeCapabilities": {{aVolume, validateIt}, {nothing, validateIt}},
+	"ControllerModifyVolume":     {{anotherClustersVolume, adoptIt}, {anotherClustersSnapshot, adoptIt}},
 	"ListVolumes":                {{aVolume, listVolumes}, {aVolume, listVolumes}},
 	"ControllerGetVolume":        {{aVolume, getVolume}, {nothing, getVolume}},
 	"GetCapacity":                {{nothing, getCapacity}, {nothing, getCapacity}},

@@ -15,9 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// controllerRPCs are the optional RPCs of the Controller service. Not implemented:
+// controllerRPCs are the optional RPCs of the Controller service. Not advertised:
 //
-//   - EXPAND_VOLUME, MODIFY_VOLUME: a rack cannot change the size or the name of a disk (docs/reference/rack.md §2).
+//   - EXPAND_VOLUME: a rack cannot change the size of a disk (docs/reference/rack.md §2).
+//   - MODIFY_VOLUME: ControllerModifyVolume adopts a volume, which no orchestrator may do.
 //   - PUBLISH_READONLY: a rack has no read-only attachment. NodePublishVolume applies the readonly flag.
 var controllerRPCs = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,

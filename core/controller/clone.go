@@ -34,6 +34,9 @@ func (c *Service) clone(
 	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
+	if err := rc.checkDiskOwner(ctx, source); err != nil {
+		return rackController{}, rack.Disk{}, err
+	}
 	size, err := chooseSize(want.capacity, source.SizeBytes)
 	if err != nil {
 		return rackController{}, rack.Disk{}, err

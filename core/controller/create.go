@@ -185,8 +185,12 @@ func (c *Service) findExisting(
 	)
 }
 
-// otherRacksWait bounds the look for a volume on the racks that the request does not allow.
-const otherRacksWait = 2 * time.Second
+// otherRacksWait bounds the look for a volume on the racks that the request does not allow. Within it, a rack that fails
+// is asked again every otherRacksPoll: one error of a rack that is up must not lead to a second disk.
+const (
+	otherRacksWait = 2 * time.Second
+	otherRacksPoll = 200 * time.Millisecond
+)
 
 // checkOtherRacks rejects a volume that exists on a rack that the request does not allow: CSI spec, CreateVolume,
 // ALREADY_EXISTS. The requirement can move when a pod is scheduled again, and a second disk would have no owner. A rack
@@ -201,7 +205,9 @@ func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candi
 	name := diskname.ForVolume(c.cluster, want.name)
 	limited, cancel := context.WithTimeout(ctx, otherRacksWait)
 	defer cancel()
-	lookUp := func(ctx context.Context, client *rack.Client) (rack.Disk, error) { return client.DiskByName(ctx, name) }
+	lookUp := func(ctx context.Context, client *rack.Client) (rack.Disk, error) {
+		return lookUpUntilAnswered(ctx, client, name)
+	}
 	for client, result := range queryAll(limited, others, lookUp) {
 		switch {
 		case errors.Is(result.err, rack.ErrNotFound):
@@ -221,6 +227,26 @@ func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candi
 		}
 	}
 	return nil
+}
+
+// lookUpUntilAnswered looks up a disk by its name until the rack says whether it exists. When ctx ends it returns the
+// rack's last error.
+func lookUpUntilAnswered(ctx context.Context, client *rack.Client, name string) (rack.Disk, error) {
+	var failed error
+	for {
+		disk, err := client.DiskByName(ctx, name)
+		if err == nil || errors.Is(err, rack.ErrNotFound) {
+			return disk, err
+		}
+		if ctx.Err() == nil || failed == nil {
+			failed = err
+		}
+		select {
+		case <-ctx.Done():
+			return rack.Disk{}, failed
+		case <-time.After(otherRacksPoll):
+		}
+	}
 }
 
 // createDisk makes the disk on this rack, from the snapshot unless snapshotID is empty. A disk that exists already and
@@ -378,6 +404,9 @@ func (c *Service) restore(
 		snapshot.ProjectID,
 		candidates,
 	); err != nil {
+		return rackController{}, rack.Disk{}, err
+	}
+	if err := rc.checkSnapshotOwner(ctx, snapshot); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
 	if snapshot.Temporary() {

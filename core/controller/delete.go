@@ -7,7 +7,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -18,7 +17,7 @@ import (
 )
 
 // DeleteVolume deletes the disk of a volume: CSI spec, DeleteVolume. It deletes only disks that this plugin made for
-// its cluster. It rejects an attached disk and never detaches a disk that is published.
+// its cluster, or that the cluster adopted. It rejects an attached disk and never detaches a disk that is published.
 func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	if err := validateDeleteVolume(req); err != nil {
 		return nil, err
@@ -50,6 +49,7 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	case err != nil:
 		return nil, err
 	}
+	rc.forgetAdoption(ctx, disk)
 	if rc.engine != nil {
 		if err := rc.engine.ForgetDisk(ctx, id); err != nil {
 			rc.log.Warn("cannot remove the restart record of a deleted disk", "disk_id", id, "error", err.Error())
@@ -58,10 +58,14 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// checkDeletable rejects a disk that is attached, or that this plugin did not make for its cluster. It waits while the
-// disk changes state, and updates *disk.
+// checkDeletable rejects a disk that is attached, or that does not belong to this cluster. It waits while the disk
+// changes state, and updates *disk.
 func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) error {
-	if reason := c.notOwnedReason(disk.Description); reason != "" {
+	reason, err := c.notOwnedReason(ctx, disk.Description, disk.ID)
+	if err != nil {
+		return err
+	}
+	if reason != "" {
 		return rpc.FailedPrecondition(
 			"disk %q (%s) %s and is not deleted: delete it yourself on rack %q, and the volume is gone",
 			disk.Name,
@@ -90,19 +94,6 @@ func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) err
 		return c.attachedError(ctx, *disk)
 	}
 	return nil
-}
-
-// notOwnedReason says why a disk or snapshot with this description is not deleted. It is empty if this plugin made the
-// disk or snapshot for its cluster.
-func (c *Service) notOwnedReason(description string) string {
-	owner, ours := rack.ParseDescription(description)
-	switch {
-	case !ours:
-		return "was not made by this plugin"
-	case owner.Cluster != c.cluster:
-		return fmt.Sprintf("belongs to cluster %q, this is cluster %q", owner.Cluster, c.cluster)
-	}
-	return ""
 }
 
 // checkProject rejects a disk of another project. A rack looks up an ID in the whole silo (docs/reference/rack.md §1).

@@ -8,6 +8,7 @@
 //   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots that
 //     a crash left behind
 //   - delete.go: DeleteVolume
+//   - owner.go: which cluster owns a volume; adopt.go: ControllerModifyVolume, and the lists for it
 //   - publish.go: attaching and detaching; planned.go: both, if the instance must be restarted for it
 //   - refusals.go: refusals that are answered from a cache; detachgrace.go: the grace period before a detach
 //   - snapshot.go, list.go, capacity.go, health.go: the other RPCs

@@ -29,6 +29,13 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	if err := validateList(req); err != nil {
 		return nil, err
 	}
+	adoptable, err := c.adoptable(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case adoptable != nil:
+		return c.listAdoptable(ctx, req, adoptable)
+	}
 	counts := c.volumeCounts.get(req.GetStartingToken())
 	var listed []listedDisk // of each entry, and of the first entry of the next page
 	deferred, err := c.allDeferredDetaches(ctx)
@@ -201,8 +208,15 @@ func (c *Service) ListSnapshots(
 	if req.GetSourceVolumeId() != "" && !sourceOK {
 		return &csi.ListSnapshotsResponse{}, nil // no disk has such an ID
 	}
+	adoptable, err := c.adoptable(ctx)
+	if err != nil {
+		return nil, err
+	}
 	entry := func(rc rackController, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
 		if snapshot.State == rack.SnapshotCreating || snapshot.Temporary() || (sourceOK && snapshot.DiskID != source) {
+			return nil
+		}
+		if adoptable != nil && !adoptable(snapshot.Description, snapshot.DiskID) {
 			return nil
 		}
 		return &csi.ListSnapshotsResponse_Entry{Snapshot: rc.snapshotMessage(snapshot)}

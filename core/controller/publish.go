@@ -44,6 +44,9 @@ func (c *Service) ControllerPublishVolume(
 	if err := rc.checkProject(ctx, disk); err != nil {
 		return nil, err
 	}
+	if err := rc.checkDiskOwner(ctx, disk); err != nil {
+		return nil, err
+	}
 	if disk, err = rc.waitForDisk(ctx, disk); err != nil {
 		return nil, err
 	}
@@ -376,7 +379,11 @@ func (c *Service) ControllerUnpublishVolume(
 	if err != nil {
 		return nil, err
 	}
-	if disk.ProjectID != project {
+	owner, err := rc.owner(ctx, disk.Description, disk.ID)
+	if err != nil {
+		return nil, err
+	}
+	if disk.ProjectID != project || owner != "" && owner != c.cluster {
 		return done, nil // ControllerPublishVolume never attaches it
 	}
 	if err := rc.detach(ctx, disk); err != nil {

@@ -287,6 +287,30 @@ func TestCreateVolumeWithAMovedRequirement(t *testing.T) {
 	coretest.WantSame(t, m.racksWith(t, "v"), []string{"west"})
 }
 
+// One error of the rack that has the volume must not lead to a second disk.
+func TestCreateVolumeWithAMovedRequirementThroughFaults(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []struct {
+		kind string
+		code int
+	}{
+		{simtest.FaultStatus, 401}, {simtest.FaultStatus, 403}, {simtest.FaultStatus, 500}, {simtest.FaultStatus, 503},
+		{simtest.FaultLost, 0}, {simtest.FaultReset, 0},
+	} {
+		t.Run(fmt.Sprint(fault.kind, fault.code), func(t *testing.T) {
+			t.Parallel()
+			m := newMultiRig(t)
+			m.createOn(t, "west", "v")
+			m.racks["west"].Inject(t, "disk_view", fault.kind, fault.code)
+			req := coretest.CreateRequest("v")
+			req.AccessibilityRequirements = coretest.RequireRacks("north")
+			_, err := m.CreateVolume(t.Context(), req)
+			coretest.WantCode(t, err, codes.AlreadyExists, "west")
+			coretest.WantSame(t, m.racksWith(t, "v"), []string{"west"})
+		})
+	}
+}
+
 // A rack that does not answer blocks a create on another rack for a bounded time only, and is named in the log.
 func TestCreateVolumeWhileAnotherRackIsSilent(t *testing.T) {
 	t.Parallel()

@@ -47,6 +47,9 @@ func (c *Service) CreateSnapshot(
 	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
+	if err := rc.checkDiskOwner(ctx, source); err != nil {
+		return nil, retryableCreate(ctx, err)
+	}
 	snapshot, err := rc.takeSnapshot(ctx, req.GetName(), source)
 	if err != nil {
 		return nil, retryableCreate(ctx, err)
@@ -246,7 +249,11 @@ func (c *Service) DeleteSnapshot(
 }
 
 func (c rackController) checkSnapshotDeletable(ctx context.Context, snapshot rack.Snapshot) error {
-	if reason := c.notOwnedReason(snapshot.Description); reason != "" {
+	reason, err := c.notOwnedReason(ctx, snapshot.Description, snapshot.DiskID)
+	if err != nil {
+		return err
+	}
+	if reason != "" {
 		return rpc.FailedPrecondition(
 			"snapshot %q (%s) %s and is not deleted: delete it yourself on rack %q",
 			snapshot.Name,

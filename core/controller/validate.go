@@ -55,6 +55,29 @@ func validateControllerUnpublishVolume(req *csi.ControllerUnpublishVolumeRequest
 	)
 }
 
+func validateControllerModifyVolume(req *csi.ControllerModifyVolumeRequest) error {
+	for key := range req.GetMutableParameters() {
+		if key != rpc.KeyAdoptFromCluster {
+			return rpc.InvalidArgument(
+				"mutable_parameters: %.80q is not supported: only the owner of a volume can be changed", key)
+		}
+	}
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		rpc.CheckMap("mutable_parameters", req.GetMutableParameters()),
+		rpc.CheckRequired(
+			"mutable_parameters: "+rpc.KeyAdoptFromCluster,
+			req.GetMutableParameters()[rpc.KeyAdoptFromCluster],
+		),
+		rpc.CheckLength(
+			"mutable_parameters: "+rpc.KeyAdoptFromCluster,
+			req.GetMutableParameters()[rpc.KeyAdoptFromCluster],
+			rpc.MaxStringBytes,
+		),
+	)
+}
+
 // validateValidateVolumeCapabilities rejects only malformed requests: an unsupported capability is an answer, not an
 // error.
 func validateValidateVolumeCapabilities(req *csi.ValidateVolumeCapabilitiesRequest) error {

@@ -26,8 +26,8 @@ type Held struct {
 	method, prefix string
 	// panicValue is the value to panic with, or nil to delay the request.
 	panicValue any
-	// entered is closed when the request comes, released when it may go on.
-	entered, released chan struct{}
+	// entered is closed when the request comes, released when it may go on, abandoned when its context has ended before.
+	entered, released, abandoned chan struct{}
 }
 
 func (g *Gate) add(r *Held) *Held {
@@ -39,7 +39,10 @@ func (g *Gate) add(r *Held) *Held {
 
 // Hold delays the next request until it is released or its context ends. A delayed request counts as sent.
 func (g *Gate) Hold(method, prefix string) *Held {
-	return g.add(&Held{method: method, prefix: prefix, entered: make(chan struct{}), released: make(chan struct{})})
+	return g.add(&Held{
+		method: method, prefix: prefix,
+		entered: make(chan struct{}), released: make(chan struct{}), abandoned: make(chan struct{}),
+	})
 }
 
 // Panic makes the next request panic with a value, as a defect in the rack's client would.
@@ -56,6 +59,19 @@ func (r *Held) Entered(t *testing.T) {
 		t.Fatalf("no request %s %s came", r.method, r.prefix)
 	}
 }
+
+// Abandoned waits until the request's context has ended.
+func (r *Held) Abandoned(t *testing.T) {
+	t.Helper()
+	select {
+	case <-r.abandoned:
+	case <-time.After(abandonTimeout):
+		t.Errorf("the request %s %s goes on without its caller", r.method, r.prefix)
+	}
+}
+
+// abandonTimeout is enough for a context to end.
+const abandonTimeout = 5 * time.Second
 
 // Release lets the request go on.
 func (r *Held) Release() { close(r.released) }
@@ -86,6 +102,10 @@ func (g *Gate) RoundTrip(req *http.Request) (*http.Response, error) {
 		select {
 		case <-r.released:
 		case <-req.Context().Done():
+			close(r.abandoned)
+			if req.Body == nil {
+				return nil, req.Context().Err()
+			}
 			_, err := io.Copy(io.Discard, req.Body)
 			return nil, errors.Join(req.Context().Err(), err, req.Body.Close())
 		}

@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -91,6 +92,10 @@ type Disk struct {
 	// Partitions are the device numbers of the disk's partitions, by the kernel's name.
 	Partitions map[string]Number
 }
+
+// Numbers returns the device numbers of the disk and of its partitions. A volume that is used as raw block can have
+// partitions, and the kernel lets a program write to them while the disk is free.
+func (d Disk) Numbers() []Number { return append(slices.Collect(maps.Values(d.Partitions)), d.Number) }
 
 // namespaceName matches whole NVMe disks, not partitions (nvme0n1p1) and not the paths of a multipath disk (nvme0c0n1).
 var namespaceName = regexp.MustCompile(`^nvme[0-9]+n[0-9]+$`)

@@ -94,11 +94,30 @@ func formatMarker(dev Device, diskID uuid.UUID) marker {
 	return m
 }
 
+var workTexts = map[Work]string{Growing: growthText, Checking: checkText}
+
 func workMarker(work Work, diskID uuid.UUID) marker {
-	text := map[Work]string{Growing: growthText, Checking: checkText}[work]
-	m := newMarker(text, diskID, workMarkerBytes)
+	m := newMarker(workTexts[work], diskID, workMarkerBytes)
 	m.offsets = []int64{0}
 	return m
+}
+
+// readWork returns the work of the marker in the first KiB of a disk and the disk's UUID in it, or [NoWork].
+func readWork(file *os.File) (head []byte, work Work, diskID uuid.UUID, err error) {
+	head = make([]byte, workMarkerBytes)
+	if _, err := file.ReadAt(head, 0); err != nil {
+		return nil, NoWork, uuid.UUID{}, err
+	}
+	_, rest, _ := bytes.Cut(head, []byte("\ndisk "))
+	name, _, _ := bytes.Cut(rest, []byte("\n"))
+	if diskID, err := uuid.ParseBytes(name); err == nil {
+		for work := range workTexts {
+			if bytes.Equal(head, workMarker(work, diskID).content) {
+				return head, work, diskID, nil
+			}
+		}
+	}
+	return head, NoWork, uuid.UUID{}, nil
 }
 
 // HasFormatMarker reports whether the disk has the format marker with this UUID. A disk that was made from another
@@ -113,36 +132,50 @@ func RemoveFormatMarker(dev Device, diskID uuid.UUID) error {
 	return formatMarker(dev, diskID).remove(dev)
 }
 
-// WriteWorkMarker writes the marker of this work with this UUID to the first KiB of the disk. It returns [ErrOccupied]
-// if the first KiB holds anything else, such as a boot loader.
+// WriteWorkMarker writes the marker of this work with this UUID to the first KiB of the disk. It replaces another marker
+// of work. It returns [ErrOccupied] if the first KiB holds anything else, such as a boot loader.
 func WriteWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
 		return err
 	}
-	m, head := workMarker(work, diskID), make([]byte, workMarkerBytes)
-	if _, err := file.ReadAt(head, 0); err != nil {
+	head, present, _, err := readWork(file)
+	if err == nil && present == NoWork && !bytes.Equal(head, zeros[:workMarkerBytes]) {
+		err = ErrOccupied
+	}
+	if err != nil {
 		return errors.Join(err, closeExclusive(file))
 	}
-	if !bytes.Equal(head, m.content) && !bytes.Equal(head, zeros[:workMarkerBytes]) {
-		return errors.Join(ErrOccupied, closeExclusive(file))
-	}
-	return errors.Join(m.write(file), closeExclusive(file))
+	return errors.Join(workMarker(work, diskID).write(file), closeExclusive(file))
 }
 
-// InterruptedWork returns the work on the filesystem of the disk that was interrupted, or [NoWork].
-func InterruptedWork(dev Device, diskID uuid.UUID) (Work, error) {
-	for _, work := range []Work{Growing, Checking} {
-		if present, err := workMarker(work, diskID).present(dev); err != nil || present {
-			return work, err
-		}
+// InterruptedWork returns the work on the filesystem of the disk that was interrupted, or [NoWork]. The marker may have
+// the UUID of another disk, of which this one is a copy: a snapshot taken after the interruption has the marker, and what
+// it says is as true of the copy.
+func InterruptedWork(dev Device) (work Work, err error) {
+	err = dev.withFile(func(file *os.File) (err error) {
+		_, work, _, err = readWork(file)
+		return err
+	})
+	if err != nil {
+		return NoWork, fmt.Errorf("%w: %s: look for a marker: %w", ErrUnreadable, dev, err)
 	}
-	return NoWork, nil
+	return work, nil
 }
 
-// RemoveWorkMarker removes the marker of this work. A missing marker is no error.
-func RemoveWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
-	return workMarker(work, diskID).remove(dev)
+// RemoveWorkMarker removes the marker of any work, when the work is done, or when a workload gets the disk as raw block.
+// A missing marker is no error.
+func RemoveWorkMarker(dev Device) error {
+	var m marker
+	err := dev.withFile(func(file *os.File) error {
+		_, work, diskID, err := readWork(file)
+		m = workMarker(work, diskID)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %s: look for a marker: %w", ErrUnreadable, dev, err)
+	}
+	return m.remove(dev)
 }
 
 func (m marker) present(dev Device) (bool, error) {

@@ -93,6 +93,53 @@ func extBytes(file *os.File) (int64, error) {
 	return int64(blocks << (10 + shift)), nil
 }
 
+// ExtGrowthMovesBlocks reports whether resize2fs moves blocks of files or tables before an unmounted ext3 or ext4 fills
+// its disk. It does if the descriptors of all groups then need more blocks than the filesystem has and reserves for them.
+func ExtGrowthMovesBlocks(dev Device) (moves bool, err error) {
+	err = dev.withFile(func(file *os.File) error {
+		super, err := extSuper(file)
+		if err != nil {
+			return err
+		}
+		sizeBytes, err := extBytes(file)
+		if err != nil {
+			return err
+		}
+		moves, err = extGrowthMovesBlocks(super, sizeBytes, dev.SizeBytes)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
+	}
+	return moves, nil
+}
+
+func extGrowthMovesBlocks(super []byte, oldBytes, newBytes int64) (bool, error) {
+	const metaBG, is64Bit = 0x10, 0x80 // in s_feature_incompat
+	features := binary.LittleEndian.Uint32(super[0x60:])
+	if features&metaBG != 0 {
+		return false, nil // the descriptors of new groups are in these groups
+	}
+	blockBytes := int64(
+		kib,
+	) << binary.LittleEndian.Uint32(
+		super[0x18:],
+	) // s_log_block_size, see extBytes
+	groupBytes := blockBytes * int64(binary.LittleEndian.Uint32(super[0x20:]))              // s_blocks_per_group
+	descriptorBytes, reserved := int64(32), int64(binary.LittleEndian.Uint16(super[0xce:])) // s_reserved_gdt_blocks
+	if features&is64Bit != 0 {
+		descriptorBytes = int64(binary.LittleEndian.Uint16(super[0xfe:])) // s_desc_size
+	}
+	if groupBytes == 0 || descriptorBytes == 0 {
+		return false, errors.New("no size of a group or of its descriptor")
+	}
+	descriptorBlocks := func(sizeBytes int64) int64 {
+		groups := (sizeBytes + groupBytes - 1) / groupBytes
+		return (groups*descriptorBytes + blockBytes - 1) / blockBytes
+	}
+	return descriptorBlocks(newBytes) > descriptorBlocks(oldBytes)+reserved, nil
+}
+
 // xfsSuper reads the beginning of struct xfs_dsb.
 func xfsSuper(file *os.File) ([]byte, error) {
 	super := make([]byte, 512)

@@ -111,10 +111,6 @@ func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UU
 		_, err := needsGrowth(dev, fsType)
 		return err
 	}
-	// This comes first, because even the superblock is unreliable after an interruption.
-	if err := r.finishInterrupted(ctx, dev, diskID); err != nil {
-		return err
-	}
 	grows, err := needsGrowth(dev, fsType)
 	if err != nil {
 		return err
@@ -128,10 +124,14 @@ func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UU
 			return err
 		}
 	}
-	if why := r.whyNotMounted(state); grows && why != nil {
-		return r.growUnmounted(ctx, dev, diskID, why)
+	why := r.whyNotMounted(state)
+	if !grows || why == nil {
+		return nil
 	}
-	return nil
+	if err := checkGrowthIsSafe(dev, why); err != nil {
+		return err
+	}
+	return r.growUnmounted(ctx, dev, diskID, why)
 }
 
 // check runs e2fsck -p.
@@ -159,7 +159,16 @@ func (r *Repairs) preen(ctx context.Context, dev device.Device, diskID uuid.UUID
 	if errors.Is(err, errKilled) || ctx.Err() != nil {
 		return err
 	}
-	return errors.Join(err, device.RemoveWorkMarker(dev, diskID, device.Checking))
+	// If a write of one piece of the superblock fails, e2fsck ends with 8, or even with 0.
+	if marked, err := device.InterruptedWork(dev); err != nil || marked != device.NoWork {
+		if whole, err := device.ExtChecksumValid(dev); err != nil || !whole {
+			return errors.Join(
+				fmt.Errorf("%w: e2fsck has not written the superblock of %s as a whole: try again", ErrMount, dev),
+				err,
+			)
+		}
+	}
+	return errors.Join(err, device.RemoveWorkMarker(dev))
 }
 
 // errKilled means that a signal has ended e2fsck.

@@ -92,13 +92,13 @@ func (t Table) PrivateCopies(entry Entry) []Copy {
 	})
 }
 
-// openersOf names processes that have the device itself open: those that can write to it, or with reading all of them.
-// It follows the links in /proc without a request to the disk. It sees no process that has closed the file and kept a
-// memory mapping of it.
-func openersOf(n device.Number, reading bool) string {
+// openersOf names processes that have one of the devices itself open: those that can write to it, or with reading all
+// of them. It follows the links in /proc without a request to the disk. It sees no process that has closed the file and
+// kept a memory mapping of it.
+func openersOf(devices []device.Number, reading bool) string {
 	var names []string
 	forEachProcess(func(folder string) bool {
-		if opens(filepath.Join(folder, "fd"), n, reading) {
+		if opens(filepath.Join(folder, "fd"), devices, reading) {
 			names = append(names, processName(folder))
 		}
 		return len(names) < maxNamed
@@ -106,9 +106,9 @@ func openersOf(n device.Number, reading bool) string {
 	return strings.Join(names, ", ")
 }
 
-// opens reports whether a folder of /proc with the files of a process contains the device. It uses plain system calls: a
-// node has thousands of open files, and os.File takes a quarter more time.
-func opens(folder string, n device.Number, reading bool) bool {
+// opens reports whether a folder of /proc with the files of a process contains one of the devices. It uses plain system
+// calls: a node has thousands of open files, and os.File takes a quarter more time.
+func opens(folder string, devices []device.Number, reading bool) bool {
 	dir, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false // the process has ended
@@ -121,18 +121,18 @@ func opens(folder string, n device.Number, reading bool) bool {
 			return false
 		}
 		_, _, files := unix.ParseDirent(buffer[:size], -1, nil)
-		if slices.ContainsFunc(files, func(file string) bool { return isOpen(dir, file, n, reading) }) {
+		if slices.ContainsFunc(files, func(file string) bool { return isOpen(dir, file, devices, reading) }) {
 			return true
 		}
 	}
 }
 
-// isOpen reports whether a file of a process is the device, opened for writing or, with reading, in any way.
-func isOpen(dir int, file string, n device.Number, reading bool) bool {
+// isOpen reports whether a file of a process is one of the devices, opened for writing or, with reading, in any way.
+func isOpen(dir int, file string, devices []device.Number, reading bool) bool {
 	var stat unix.Statx_t
 	err := unix.Statx(dir, file, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat)
 	if err != nil || stat.Mode&unix.S_IFMT != unix.S_IFBLK ||
-		(device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor}) != n {
+		!slices.Contains(devices, device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor}) {
 		return false
 	}
 	// The mode of the link says how the file was opened: proc(5).

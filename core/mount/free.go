@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -98,9 +99,10 @@ func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType stri
 // WaitFree waits until no program in this guest can write to a disk that is unmounted here, as long as [Unmount] does.
 // Then it returns [ErrBusy] with the holder. The proof is an exclusive open of the disk with this sequence number,
 // which fails while its filesystem is mounted in any namespace. Plain openers do not prevent an exclusive open, so
-// WaitFree looks for them in /proc: for those that can write or, for a raw block volume (block), for all. If read-only
-// copies of the mount are all that remains, it returns them after 3 s without an error. Errors of [device.Device.Open]
-// other than [device.ErrInUse] are returned at once; see [device.HasLeft].
+// WaitFree looks for them in /proc, also for those of a partition: for those that can write or, for a raw block volume
+// (block), for all, and for the users of a loop device that is bound to it. If read-only copies of the mount are all
+// that remains, it returns them after 3 s without an error. Errors of [device.Device.Open] other than [device.ErrInUse]
+// are returned at once; see [device.HasLeft].
 func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
 	start := time.Now()
 	err = retryBusy(ctx, func() (bool, error) {
@@ -117,11 +119,19 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 				return false, errBusy
 			}
 		}
-		if openersOf(dev.Number, block) != "" {
+		if openersOf(dev.Numbers(), block) != "" {
+			return false, errBusy
+		}
+		if block && loopInUse(dev.Numbers()) != "" {
 			return false, errBusy
 		}
 		return true, nil
-	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number) })
+	}, func() string {
+		if loop := loopInUse(dev.Numbers()); loop != "" {
+			return dev.String() + " is in use through " + loop
+		}
+		return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...)
+	})
 	return copies, err
 }
 
@@ -134,11 +144,11 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 			return false, err
 		}
 		err = dev.CheckUnused()
-		if errors.Is(err, device.ErrInUse) || len(table.OfDevice(dev.Number)) > 0 || openersOf(dev.Number, true) != "" {
+		if errors.Is(err, device.ErrInUse) || len(table.OfDevice(dev.Number)) > 0 || openersOf(dev.Numbers(), true) != "" {
 			return false, errBusy
 		}
 		return err == nil, err
-	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number) })
+	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...) })
 }
 
 // stopCopies makes the filesystem of a disk that is mounted in other namespaces read-only. It returns an error that is
@@ -154,9 +164,29 @@ func stopCopies(n device.Number) ([]Copy, error) {
 		return nil, errBusy
 	}
 	for _, c := range copies {
-		if !c.FilesystemReadOnly && setFilesystemReadOnly(c.Access, true) != nil {
+		if !c.FilesystemReadOnly && c.stopWrites() != nil {
 			return nil, errBusy
 		}
 	}
 	return copies, nil
+}
+
+// stopWrites makes the filesystem of the copy read-only. It returns an error if the path of the copy leads to another
+// mount, which covers the copy: that one must stay as it is.
+func (c Copy) stopWrites() (err error) {
+	fd, err := unix.Open(c.Access, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	folder := os.NewFile(uintptr(fd), c.Access)
+	// An open folder keeps the filesystem mounted.
+	defer func() { err = errors.Join(err, hostexec.CloseUninherited(folder)) }()
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", c.id)) {
+		return fmt.Errorf("%w: %s is covered in %s", ErrForeign, c.Path, c)
+	}
+	return setFilesystemReadOnly(fmt.Sprintf("/proc/self/fd/%d", fd), true)
 }

@@ -119,6 +119,9 @@ func (r *Repairs) growBetweenMounts(
 			"disk_id", diskID.String(), "device", dev.String(), "because", why)
 		return nil
 	}
+	if err := checkGrowthIsSafe(dev, why); err != nil {
+		return err
+	}
 	if err := Unmount(ctx, target, dev.Number); err != nil {
 		return err
 	}
@@ -129,6 +132,22 @@ func (r *Repairs) growBetweenMounts(
 		return err
 	}
 	return r.Mount(ctx, dev, diskID, target, fsType, options)
+}
+
+// checkGrowthIsSafe returns [ErrGrow] if resize2fs would move blocks of the unmounted filesystem. If it is killed
+// meanwhile, data is where something else is now, and no check brings it back.
+func checkGrowthIsSafe(dev device.Device, why error) error {
+	moves, err := device.ExtGrowthMovesBlocks(dev)
+	if err != nil || !moves {
+		return err
+	}
+	return fmt.Errorf(
+		"%w on %s: %w, and growing it unmounted moves data, which must not be interrupted: "+
+			"take a snapshot and run e2fsck -f and resize2fs on the disk by hand",
+		ErrGrow,
+		dev,
+		why,
+	)
 }
 
 // growUnmounted grows an ext filesystem while it is unmounted. resize2fs requires a check first. It is not safe against
@@ -145,7 +164,7 @@ func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, diskID u
 		if err := r.grow(ctx, dev, "resize2fs", dev.Path); err != nil {
 			return err
 		}
-		if err := device.RemoveWorkMarker(dev, diskID, device.Growing); err != nil {
+		if err := device.RemoveWorkMarker(dev); err != nil {
 			return err
 		}
 		r.logGrown(dev, diskID)
@@ -157,11 +176,28 @@ func (r *Repairs) logGrown(dev device.Device, diskID uuid.UUID) {
 	r.log.Info("grew the filesystem to its disk", "disk_id", diskID.String(), "device", dev.String())
 }
 
-// finishInterrupted repairs an ext filesystem whose growth or check was interrupted.
-func (r *Repairs) finishInterrupted(ctx context.Context, dev device.Device, diskID uuid.UUID) error {
-	interrupted, err := device.InterruptedWork(dev, diskID)
+// FinishInterrupted repairs an ext filesystem whose growth or check was interrupted. Call it before anything else reads
+// the filesystem: until then even the superblock is unreliable, and some versions of blkid do not recognise it. It
+// returns [ErrDamaged] if the disk rejects writes. The other errors are those of [Repairs.Mount].
+func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, diskID uuid.UUID, options Options) error {
+	interrupted, err := device.InterruptedWork(dev)
 	if err != nil || interrupted == device.NoWork {
 		return err
+	}
+	if _, err := device.ReadExtState(dev); err != nil {
+		return nil // no ext is behind the marker any more
+	}
+	if options.ReadOnlyDisk {
+		whole, err := device.ExtChecksumValid(dev)
+		if err != nil || whole && interrupted == device.Checking {
+			return err // it can be read like one that was not unmounted
+		}
+		return fmt.Errorf(
+			"%w: %s: %s its filesystem was interrupted, and the disk is read-only: publish the volume writable once",
+			ErrDamaged,
+			dev,
+			interrupted,
+		)
 	}
 	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
 		r.log.Info("repairing a filesystem after an interruption", "disk_id", diskID.String(), "device", dev.String(),
@@ -176,7 +212,7 @@ func (r *Repairs) finishInterrupted(ctx context.Context, dev device.Device, disk
 		if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {
 			return err
 		}
-		return device.RemoveWorkMarker(dev, diskID, device.Growing)
+		return device.RemoveWorkMarker(dev)
 	})
 }
 

@@ -94,11 +94,11 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), describe 
 	}
 }
 
-// describeHolders names who uses the device, as far as the plugin can see: processes and mounts in other namespaces or,
-// without these, mounts in its own.
-func describeHolders(n device.Number) string {
+// describeHolders names who uses the disk n or its partitions, as far as the plugin can see: processes and mounts in other
+// namespaces or, without these, mounts in its own.
+func describeHolders(n device.Number, partitions ...device.Number) string {
 	var holders []string
-	if processes := processesUsing(n); processes != "" {
+	if processes := processesUsing(append(partitions, n)); processes != "" {
 		holders = append(holders, processes)
 	}
 	if copies := CopiesOf(n); len(copies) > 0 {
@@ -118,9 +118,9 @@ func describeHolders(n device.Number) string {
 // maxNamed is the largest number of processes that an error names.
 const maxNamed = 3
 
-// processesUsing names processes that use the device or a file of its filesystem: as an open file, a current or root
+// processesUsing names processes that use one of the devices or a file of its filesystem: as an open file, a current or root
 // folder, or a program. It follows their links in /proc without a request to the filesystem, which may be dead.
-func processesUsing(n device.Number) string {
+func processesUsing(devices []device.Number) string {
 	var names []string
 	forEachProcess(func(folder string) bool {
 		links := []string{"cwd", "root", "exe"}
@@ -129,7 +129,7 @@ func processesUsing(n device.Number) string {
 				links = append(links, filepath.Join("fd", fd.Name()))
 			}
 		}
-		if slices.ContainsFunc(links, func(link string) bool { return linkUses(filepath.Join(folder, link), n) }) {
+		if slices.ContainsFunc(links, func(link string) bool { return linkUses(filepath.Join(folder, link), devices) }) {
 			names = append(names, processName(folder))
 		}
 		return len(names) < maxNamed
@@ -137,15 +137,15 @@ func processesUsing(n device.Number) string {
 	return strings.Join(names, ", ")
 }
 
-func linkUses(link string, n device.Number) bool {
+func linkUses(link string, devices []device.Number) bool {
 	var stat unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat); err != nil {
 		return false
 	}
 	if stat.Mode&unix.S_IFMT == unix.S_IFBLK {
-		return device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor} == n
+		return slices.Contains(devices, device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor})
 	}
-	return device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor} == n
+	return slices.Contains(devices, device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor})
 }
 
 // forEachProcess calls visit with the /proc folder of every process except this one, until visit returns false.

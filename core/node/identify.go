@@ -78,30 +78,27 @@ func (n *Service) ownershipOf(records []volumerecord.Record, entry mount.Entry, 
 	if err != nil && !gone {
 		return unknownVolume
 	}
-	own := slices.IndexFunc(records, func(r volumerecord.Record) bool { return r.Volume == id })
-	// A volume that was deleted and made again with the same name has the same serial, and the old volume's record may
-	// still be there. So this volume's own disk comes first.
-	if own >= 0 && !gone {
-		if held, present, err := n.recordedDisk(records[own]); err == nil && present && held.Number == dev.Number {
-			return thisVolume
-		}
-	}
-	owner := slices.IndexFunc(records, func(r volumerecord.Record) bool {
+	// A record may be old: the disk of a deleted volume had the same name, and so the same serial, or the same number.
+	// So a serial alone says nothing about another volume, and this volume's own record comes first.
+	ownedBy := func(r volumerecord.Record) bool {
 		if gone { // the number alone identifies a disk that left the guest while mounted; another disk may have it now
 			return r.Number == number && r.Serial != dev.Serial
 		}
-		return r.Serial == dev.Serial
-	})
+		held, present, err := n.recordedDisk(r)
+		return err == nil && present && held.Number == dev.Number
+	}
+	own := slices.IndexFunc(records, func(r volumerecord.Record) bool { return r.Volume == id })
 	switch {
-	case owner >= 0 && records[owner].Volume == id:
+	case own >= 0 && ownedBy(records[own]):
 		return thisVolume
-	case owner >= 0:
+	case slices.ContainsFunc(records, ownedBy):
 		return anotherVolume
 	case gone:
 		return unknownVolume // perhaps this volume's disk, before it came back with another number
-	}
-	if own < 0 {
+	case own < 0:
 		return unknownVolume
+	case records[own].Serial == dev.Serial:
+		return thisVolume
 	}
 	if _, err := n.devices.BySerial(records[own].Serial, records[own].Number); err != nil {
 		return unknownVolume

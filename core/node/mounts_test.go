@@ -27,6 +27,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -648,6 +649,46 @@ func TestNodeDiskNameOfADeletedVolume(t *testing.T) {
 		coretest.Must(r.t, r.unstage(again))
 		r.wantMounts()
 	})
+}
+
+// The record of a deleted volume has the serial or the device number of this volume's disk. It keeps neither the volume
+// here after its disk has left the guest, nor lets an unstage succeed that has not looked for the volume.
+func TestNodeOldRecordOfAnotherVolume(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		change func(r *nodeRig, v *volume, old *volumerecord.Record)
+		leave  func(r *nodeRig, v *volume)
+	}{
+		"the number of a disk that has left the guest": {
+			func(_ *nodeRig, _ *volume, old *volumerecord.Record) { old.Serial = "csi-long-gone" },
+			(*nodeRig).unplug,
+		},
+		"the serial, and this volume has no record": {
+			func(r *nodeRig, v *volume, _ *volumerecord.Record) { coretest.Must(r.t, os.Remove(r.recordOf(v))) },
+			func(r *nodeRig, v *volume) {
+				coretest.WantCode(r.t, r.unstage(v), codes.FailedPrecondition, "still published")
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				coretest.Must(r.t, r.stage(v, capability))
+				coretest.Must(r.t, r.publish(v, "target", capability, false))
+				store := volumerecord.Store{StateDir: r.path("state")}
+				old, err := store.Read(uuid.MustParse(v.id))
+				coretest.Must(r.t, err)
+				old.Volume = uuid.UUID{} // so the old record is the first one
+				old.Sequence--
+				tc.change(r, v, old)
+				coretest.Must(r.t, store.Write(*old))
+				tc.leave(r, v)
+				coretest.Must(r.t, r.unpublish(v, "target"))
+				coretest.Must(r.t, r.unstage(v))
+				r.wantMounts()
+			})
+		})
+	}
 }
 
 // A request with the wrong volume ID does not touch another volume.

@@ -162,9 +162,16 @@ func (n *Service) mountStaging(
 		return "", err
 	}
 	if own != nil {
+		// A filesystem from a read-only disk has no journal open. It must not become writable as it is.
+		if readOnly, err := dev.ReadOnly(); err != nil || readOnly && !volume.readOnly {
+			return "", errors.Join(foreignUser(volume, dev, own.String()), err)
+		}
 		return n.mountAgain(ctx, volume, dev, staging, wanted, own.FSType, options)
 	}
 	if err := setReadOnly(dev, volume.readOnly); err != nil {
+		return "", err
+	}
+	if err := n.repairs.FinishInterrupted(ctx, dev, volume.id, options); err != nil {
 		return "", err
 	}
 	if fsType, err = n.ensureFilesystem(ctx, volume, dev, wanted); err != nil {
@@ -453,9 +460,12 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	} else if own != nil {
 		return foreignUser(volume, dev, own.String())
 	}
-	// From now on the workload owns the disk's bytes, so the traces of an interrupted format mean nothing.
+	// From now on the workload owns the disk's bytes, so the traces of an interrupted format, check or growth mean nothing.
 	if !volume.readOnly {
 		if err := n.formatter.RemoveMarkerAndRecord(volume.id, dev); err != nil {
+			return err
+		}
+		if err := device.RemoveWorkMarker(dev); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
@@ -186,7 +187,7 @@ func (n *Service) recordFound(
 }
 
 // checkNoDiskInUse is the proof for a volume whose record cannot be read: none of the disks that may be the volume's is
-// in use. Volumes have no partitions.
+// in use.
 func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable error) error {
 	disks, err := n.devices.Disks()
 	if err != nil {
@@ -199,7 +200,8 @@ func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable er
 			recorded, present, err := n.recordedDisk(r)
 			return err == nil && present && recorded.Number == disk.Number
 		})
-		if ofAnother || len(disk.Partitions) > 0 {
+		// A disk with partitions is a volume only if it is one by its name: most nodes boot from such a disk.
+		if ofAnother || len(disk.Partitions) > 0 && !diskname.IsVolumeSerial(disk.Serial) {
 			continue
 		}
 		dev, err := n.devices.ByNumber(disk.Number)

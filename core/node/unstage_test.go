@@ -24,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -94,6 +95,54 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 	})
 }
 
+// A user has made partitions on a raw block volume. An exclusive open of the disk succeeds while a program writes to one.
+func TestUnstageWhileAProgramHasAPartitionOpen(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(r *nodeRig, v *volume){
+		"staged": func(*nodeRig, *volume) {},
+		"its record cannot be read, and it is not staged any more": func(r *nodeRig, v *volume) {
+			coretest.Must(r.t, os.WriteFile(r.recordOf(v), nil, 0o600))
+			r.umount(stagedAt(v, rawBlock(writer)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// Long enough for the simulator, which opens disks for a moment.
+			r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 500 * time.Millisecond })
+			v := r.staged(rawBlock(writer))
+			// Another disk, which the guest does not show, stands for a partition.
+			partition := r.newVolume(diskB)
+			number, path := r.number(partition), r.path("partition")
+			coretest.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(number)))
+			disk := filepath.Base(r.node(v))
+			folder := filepath.Join(r.roots().Sys, "block", disk, disk+"p1")
+			coretest.Must(t, os.Mkdir(folder, 0o755))
+			t.Cleanup(func() { coretest.Must(t, os.RemoveAll(folder)) })
+			coretest.Must(t, os.WriteFile(
+				filepath.Join(folder, "dev"), fmt.Appendf(nil, "%d:%d\n", unix.Major(number), unix.Minor(number)), 0o600,
+			))
+			shown := filepath.Join(r.roots().Sys, "block", filepath.Base(r.node(partition)))
+			coretest.Must(t, os.Rename(shown, shown+"-hidden"))
+			t.Cleanup(func() { coretest.Must(t, os.Rename(shown+"-hidden", shown)) })
+			prepare(r, v)
+			holder := devicetest.Hold(t, "exec 3<>"+path)
+			r.refusedUntil(v, holder.End, "in use")
+		})
+	}
+}
+
+// The loop driver has the disk open, which neither an exclusive open nor a process shows.
+func TestUnstageWhileALoopDeviceIsInUse(t *testing.T) {
+	t.Parallel()
+	r := impatient(t)
+	v := r.staged(rawBlock(writer))
+	loop := strings.TrimSpace(devicetest.Run(t, "losetup", "--find", "--show", r.node(v)))
+	t.Cleanup(func() { devicetest.Run(t, "losetup", "--detach", loop) })
+	holder := devicetest.Hold(t, "exec 3<>"+loop)
+	// When its user has ended, the loop device alone keeps nothing.
+	r.refusedUntil(v, holder.End, filepath.Base(loop))
+}
+
 func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{"ext4", "xfs"} {
@@ -110,6 +159,26 @@ func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 			r.refusedUntil(v, holder.End, "(cat)")
 		})
 	}
+}
+
+// A container has mounted something over its copy of the mount. The path leads to that, and not to the copy, which stays
+// writable for a program that is in it already.
+func TestUnstageWithACoveredCopy(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 4 * time.Second }) // longer than copies may stay
+	v := r.staged(filesystemVolume("ext4", writer))
+	holder := devicetest.HoldMountNamespace(t, r.dir, "exec 3<"+v.staging+"\nmount -t tmpfs -o size=64k cover "+v.staging)
+	r.umount("staging-" + diskA)
+	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "in use")
+	for what, path := range map[string]string{"copy": "fd/3", "cover": "root" + v.staging} {
+		path = fmt.Sprintf("/proc/%d/%s/file", holder.PID(), path)
+		if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
+			t.Errorf("writing to the %s: %v", what, err)
+		}
+	}
+	holder.End()
+	coretest.Must(t, r.unstage(v))
+	r.wantUnstaged(v)
 }
 
 // An agent that has copied the host's mounts never unmounts them. It does not keep the volume, if it cannot write.
@@ -153,15 +222,34 @@ func TestUnstageWithReadOnlyCopies(t *testing.T) {
 			}
 			coretest.Must(t, r.unstage(v))
 			holder.End()
-			if lingering() != 0 {
-				t.Errorf("%d volumes linger after the last copy has ended", lingering())
-			}
+			// A process that starts just now has a copy of the mounts until it has made its own namespace.
+			coretest.Eventually(t, "the last copy has ended, and no volume lingers", func() bool { return lingering() == 0 })
 			r.wantUnstaged(v)
 			coretest.Must(t, r.stage(v, capability))
 			wantContent(t, filepath.Join(v.staging, "file"), "after")
 			coretest.Must(t, r.unstage(v))
 		})
 	}
+}
+
+// The copies are those of a mount from a read-only disk. The volume is writable again when they have ended.
+func TestStageWritableOverCopiesFromAReadOnlyDisk(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t)
+	capability := filesystemVolume("ext4", writer)
+	v := r.staged(capability)
+	coretest.Must(t, r.unstage(v))
+	v.publish[rpc.KeyReadOnly] = "true"
+	coretest.Must(t, r.stage(v, capability))
+	holder := devicetest.HoldMountNamespace(t, r.dir, "cd "+v.staging)
+	coretest.Must(t, r.unstage(v))
+	coretest.Must(t, r.stage(v, capability))
+	coretest.Must(t, r.unstage(v))
+	v.publish[rpc.KeyReadOnly] = "false"
+	r.refused(func() error { return r.stage(v, capability) }, codes.FailedPrecondition, "(cat)")
+	holder.End()
+	coretest.Must(t, r.stage(v, capability))
+	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 }
 
 func TestUnstageOfAFrozenFilesystem(t *testing.T) {

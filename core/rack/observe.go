@@ -37,6 +37,7 @@ var operationPatterns = []struct{ pattern, operation string }{
 	{"POST /v1/instances/*/start", "instance_start"},
 	{"GET /v1/anti-affinity-groups", "anti_affinity_group_list"},
 	{"POST /v1/anti-affinity-groups", "anti_affinity_group_create"},
+	{"GET /v1/anti-affinity-groups/*", "anti_affinity_group_view"},
 	{"PUT /v1/anti-affinity-groups/*", "anti_affinity_group_update"},
 	{"DELETE /v1/anti-affinity-groups/*", "anti_affinity_group_delete"},
 	{"GET /v1/projects/*", "project_view"},

@@ -102,6 +102,7 @@ type operations interface {
 	UtilizationView(context.Context) (*oxide.Utilization, error)
 
 	AntiAffinityGroupList(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
+	AntiAffinityGroupView(context.Context, oxide.AntiAffinityGroupViewParams) (*oxide.AntiAffinityGroup, error)
 	AntiAffinityGroupCreate(context.Context, oxide.AntiAffinityGroupCreateParams) (*oxide.AntiAffinityGroup, error)
 	AntiAffinityGroupUpdate(context.Context, oxide.AntiAffinityGroupUpdateParams) (*oxide.AntiAffinityGroup, error)
 	AntiAffinityGroupDelete(context.Context, oxide.AntiAffinityGroupDeleteParams) error

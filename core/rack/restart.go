@@ -74,6 +74,24 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	}
 }
 
+// RecordNamed returns a record of the project by its name. [ErrNotFound] means that there is none. It needs no
+// confirmation: for a project that the token cannot see, the error is [ErrProject].
+func (c *Client) RecordNamed(ctx context.Context, name string) (Record, error) {
+	group, err := c.sdk.AntiAffinityGroupView(ctx, oxide.AntiAffinityGroupViewParams{
+		AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef(),
+	})
+	if err != nil {
+		err = c.translate(ctx, err, "look up anti-affinity group %q in project %q", name, c.project)
+		return Record{}, c.confirmUnclear(ctx, err)
+	}
+	record := recordFrom(group)
+	got, asked := identity{record.ID, record.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
+	if err := c.checkAnswer(got, asked, "look up anti-affinity group %q", name); err != nil {
+		return Record{}, err
+	}
+	return record, nil
+}
+
 // CreateRecord creates a record. [ErrAlreadyExists] means that the name is taken, perhaps by an earlier attempt of
 // ours.
 func (c *Client) CreateRecord(ctx context.Context, name, text string) (Record, error) {

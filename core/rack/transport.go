@@ -9,8 +9,10 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"time"
 )
@@ -42,12 +44,34 @@ func newHTTPTransport(roots *x509.CertPool) *http.Transport {
 	// This limit is for calls without a deadline on a rack that accepts a connection and never answers. A create may
 	// take minutes on a loaded rack (docs/reference/rack.md §2).
 	transport.ResponseHeaderTimeout = 5 * time.Minute
+	transport.DialContext = discardOnClose(transport.DialContext)
 	// A rack offers HTTP/2 over TLS, and then all calls share one connection.
 	transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: silence, PingTimeout: pingTimeout}
 	if roots != nil {
 		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
 	}
 	return transport
+}
+
+// dialContext is the type of [http.Transport.DialContext].
+type dialContext = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// discardOnClose makes the kernel discard what a connection has not delivered when it is closed. Otherwise the kernel
+// goes on trying for minutes, also after the process has ended. After a break in the network the rack would then get an
+// attach that was given up long ago, and attach a disk whose volume was unpublished since.
+func discardOnClose(dial dialContext) dialContext {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		if tcp, is := conn.(*net.TCPConn); is {
+			if err := tcp.SetLinger(0); err != nil {
+				return nil, errors.Join(err, conn.Close())
+			}
+		}
+		return conn, nil
+	}
 }
 
 // newTransport returns a client with the layers that a request passes, outermost first: share the answer of an equal

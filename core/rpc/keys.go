@@ -21,6 +21,23 @@ const (
 	MetadataRestarts    = "oxide-csi-restarts-bin"
 )
 
+// MetadataOfCluster is a key of gRPC metadata. With it and a cluster ID, the command oxide-csi volume adopt gets from
+// ListVolumes and ListSnapshots the volumes and snapshots of that cluster.
+const MetadataOfCluster = "oxide-csi-of-cluster"
+
+// KeyAdoptFromCluster is the only mutable parameter of ControllerModifyVolume: the ID of the cluster that owns the volume
+// until now. The command oxide-csi volume adopt sends it; orchestrators do not.
+const KeyAdoptFromCluster = "adoptFromCluster"
+
+// Keys of the volume context of a volume that ListVolumes lists for [MetadataOfCluster]. The command oxide-csi volume
+// adopt reads and removes them. Each is left out if it is not known in full.
+const (
+	// KeyVolumeName is the name that the orchestrator gave the volume.
+	KeyVolumeName = "volumeName"
+	// KeyClaim is namespace/name of the volume's claim in Kubernetes.
+	KeyClaim = "claim"
+)
+
 // TopologySegmentRack is the only topology segment: the configured name of a rack. CreateVolume writes it into the
 // accessible topology of a volume, NodeGetInfo into that of a node; the orchestrator compares the two.
 const TopologySegmentRack = "topology.csi.oxide.computer/rack"

@@ -14,18 +14,13 @@ import (
 // Write replaces the file at path and makes its folder if it is missing. A reader sees the old content or the whole new
 // content, also after the plugin was killed and after a power cut. The new content is in stable storage when Write
 // returns. A power cut may still take the file back to its state before the call, because the folder is not flushed.
-func Write(path string, content []byte) error { return write(path, content, true) }
-
-// WriteUnflushed is [Write] without the flush to stable storage: a power cut may lose the new content.
-func WriteUnflushed(path string, content []byte) error { return write(path, content, false) }
-
-func write(path string, content []byte, flush bool) error {
+func Write(path string, content []byte) error {
 	file, err := create(path + ".new")
 	if err != nil {
 		return err
 	}
 	_, err = file.Write(content)
-	if err == nil && flush {
+	if err == nil {
 		err = file.Sync()
 	}
 	err = errors.Join(err, file.Close())

@@ -78,17 +78,15 @@ func (s Store) folder() string { return filepath.Join(s.StateDir, "volumes") }
 // Path returns the path of a volume's record.
 func (s Store) Path(volume uuid.UUID) string { return filepath.Join(s.folder(), volume.String()) }
 
-// Write replaces the volume's record, for this boot, in stable storage. Its error is [ErrState].
-func (s Store) Write(r Record) error { return s.write(r, statefile.Write) }
-
-// SetStep changes the step of a record that exists. It does not wait for the disk: after a power cut, the record counts
-// as one of another boot anyway. Its error is [ErrState].
+// SetStep changes the step of a record that exists. Its error is [ErrState].
 func (s Store) SetStep(r Record, step Step) error {
 	r.Step = step
-	return s.write(r, statefile.WriteUnflushed)
+	return s.Write(r)
 }
 
-func (s Store) write(r Record, write func(path string, content []byte) error) error {
+// Write replaces the volume's record, for this boot, in stable storage. Without the flush, a power cut leaves an empty
+// record on some filesystems: it counts as one that cannot be read, not as one of another boot. Its error is [ErrState].
+func (s Store) Write(r Record) error {
 	boot, err := device.BootID()
 	if err != nil {
 		return err
@@ -98,7 +96,7 @@ func (s Store) write(r Record, write func(path string, content []byte) error) er
 	if err != nil {
 		return err
 	}
-	if err := write(s.Path(r.Volume), append(content, '\n')); err != nil {
+	if err := statefile.Write(s.Path(r.Volume), append(content, '\n')); err != nil {
 		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil

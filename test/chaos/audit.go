@@ -149,9 +149,13 @@ func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *results) e
 	return nil
 }
 
-// disksOnRack returns all disks by ID, without boot disks.
+// disksOnRack returns all disks of the first rack by ID, without boot disks.
 func (w *world) disksOnRack(ctx context.Context) (map[string]oxide.Disk, error) {
-	all, err := w.rack.DiskListAllPages(ctx, oxide.DiskListParams{Project: oxide.NameOrId(w.sim.Project)})
+	return disksOn(ctx, w.rack, w.sim.Project)
+}
+
+func disksOn(ctx context.Context, client *oxide.Client, project string) (map[string]oxide.Disk, error) {
+	all, err := client.DiskListAllPages(ctx, oxide.DiskListParams{Project: oxide.NameOrId(project)})
 	if err != nil {
 		return nil, err
 	}

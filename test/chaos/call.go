@@ -49,7 +49,9 @@ type object struct {
 	content content
 	// begun is when the first request was sent that the plugin may still be working on. Zero means none.
 	begun time.Time
-	// orphansDone is when the rack has executed all requests of a killed plugin.
+	// sidecars sent the requests since begun.
+	sidecars []string
+	// orphansDone is when the rack has executed all requests of a killed plugin, or of before a hand-over.
 	orphansDone time.Time
 	// killedDuring means that a plugin was killed while it worked on this object.
 	killedDuring bool
@@ -143,16 +145,22 @@ func ask[Request, Response proto.Message](
 // unless the plugin was killed: then the rack may still execute a request.
 func (w *worker) outcomeKnown(t *object, begun time.Time) {
 	w.orphansDoneAt(t)
-	if w.lastKill().Before(begun) {
-		t.begun = time.Time{}
+	if w.lastBreak(t.sidecars).Before(begun) {
+		t.begun, t.sidecars = time.Time{}, nil
 	}
 }
 
-// orphansDoneAt returns when the rack has executed all requests that a killed plugin made for this object.
+// orphansDoneAt returns when the rack has executed all requests for this object that a killed plugin made, or a plugin
+// that has lost the lease since.
 func (w *worker) orphansDoneAt(t *object) time.Time {
-	if kill := w.lastKill(); !t.begun.IsZero() && !kill.Before(t.begun) {
+	if t.begun.IsZero() {
+		return t.orphansDone
+	}
+	if !w.lastKill().Before(t.begun) {
 		t.killedDuring = true
-		t.orphansDone = later(t.orphansDone, kill.Add(lateness))
+	}
+	if at := w.lastBreak(t.sidecars); !at.Before(t.begun) {
+		t.orphansDone = later(t.orphansDone, at.Add(lateness))
 	}
 	return t.orphansDone
 }
@@ -163,8 +171,9 @@ type answer[Response any] struct {
 	err  error
 }
 
-// try sends a request once, or sometimes twice at the same time, as two replicas do if one does not know yet that it
-// lost the lease. Of two answers it returns the better: OK before an unknown outcome, and that before an error.
+// try sends a request once, or sometimes twice at the same time, to one controller or to both, as two sidecars do if one
+// does not know yet that it lost the lease. Of two answers it returns the better: OK before an unknown outcome, and that
+// before an error.
 func try[Request, Response proto.Message](
 	ctx context.Context,
 	w *worker,
@@ -181,9 +190,17 @@ func try[Request, Response proto.Message](
 	if t.begun.IsZero() {
 		t.begun = begun
 	}
+	if sidecar := sidecarOf(name); !slices.Contains(t.sidecars, sidecar) {
+		t.sidecars = append(t.sidecars, sidecar)
+	}
 	answers := make(chan answer[Response], copies)
-	for range copies {
+	wrong := false
+	for number := range copies {
 		deadline := w.randomDeadline() // here, because w.random belongs to this goroutine
+		ctx := ctx
+		if number > 0 && w.random.IntN(2) == 0 {
+			ctx, wrong = context.WithValue(ctx, wrongReplica{}, true), true
+		}
 		go func() {
 			ctx, cancel := context.WithTimeout(ctx, deadline)
 			defer cancel()
@@ -212,8 +229,11 @@ func try[Request, Response proto.Message](
 		}
 		clear = clear && !isUnknown(other.err)
 	}
-	if clear {
+	switch {
+	case clear:
 		w.outcomeKnown(t, begun)
+	case wrong: // the next request may go to the other controller, which does not wait for this one
+		t.orphansDone = later(t.orphansDone, time.Now().Add(lateness))
 	}
 	return best.resp, best.err
 }

@@ -15,7 +15,7 @@ import (
 
 // auditLogs searches the programs' logs for panics, data races and the token.
 func (w *world) auditLogs(b *results) error {
-	for _, name := range []string{pluginLog, rackLog} {
+	for _, name := range []string{pluginLog, rackLog, otherRackLog} {
 		if err := w.auditLog(name, b); err != nil {
 			return err
 		}

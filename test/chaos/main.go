@@ -9,10 +9,12 @@
 //
 //	make chaos-controller DURATION=2m
 //
-// The built plugin serves the controller's RPCs, and the built oxide-sim is its rack. Workers send requests as
+// Two of the built plugins serve the controller's RPCs, and the built oxide-sim is their rack. Workers send requests as
 // orchestrators do: with retries, with deadlines that are sometimes too short, and sometimes twice at once (worker.go,
-// call.go). Meanwhile calls of the rack fail in every possible way. Instances stop, fail and migrate. Plugin and rack
-// are killed and started again with the state that they left (world.go). As root the rack has guests. Then the data on
+// call.go). As with Kubernetes' sidecars, one controller gets all RPCs of a kind, and at random the other one takes over
+// (sidecars.go). Meanwhile calls of the rack fail in every possible way. Instances stop, fail and migrate. Plugins and
+// rack are killed and started again with the state that they left (world.go). Creates are repeated with the requirement
+// moved to a second rack, which must stay empty (otherrack.go). As root the rack has guests. Then the data on
 // each volume's block device is compared wherever it appears again, for instance in a clone (guest.go).
 //
 // Then all faults end. Every client gets an answer, and the audit compares the answers with the rack (audit.go). Each
@@ -23,9 +25,9 @@
 // The printed seed determines the random numbers of each worker. A run can be repeated only as far as concurrency
 // allows: the rack decides which call a fault hits, and timing decides which answer comes first.
 //
-// One situation is avoided, because no client of a rack can handle it: after a plugin was killed, the rack still
-// executes the plugin's requests, perhaps late. A worker with such a request leaves the volume alone until the rack
-// must have executed it (lateness).
+// One situation is avoided, because no client of a rack can handle it: after a plugin was killed or has lost the lease,
+// the rack still executes the plugin's requests, perhaps late. A worker with such a request leaves the volume alone until
+// the rack must have executed it (lateness).
 //
 // With -restarts (make chaos-restart) the rack changes the disks of stopped instances only. Two controllers restart the
 // instances, with a lease of 12 seconds. Orchestrators publish, repeat, move and delete volumes through either
@@ -60,6 +62,8 @@ type options struct {
 	faults float64
 	// kills is the mean time between two kills. 0 means no kills.
 	kills time.Duration
+	// handOvers is the mean time between two hand-overs of each kind of RPC. 0 means none.
+	handOvers time.Duration
 	// restarts selects planned restarts (planned.go) instead of a rack with hot-plug.
 	restarts bool
 	race     bool
@@ -85,6 +89,12 @@ func main() {
 	flag.DurationVar(&o.duration, "duration", 2*time.Minute, "how `long` faults and kills last")
 	flag.Float64Var(&o.faults, "faults", 0.1, "`probability` of each kind of fault in each call of the rack")
 	flag.DurationVar(&o.kills, "kills", 4*time.Second, "mean `time` between two kills of plugin or rack; 0 means no kills")
+	flag.DurationVar(
+		&o.handOvers,
+		"hand-overs",
+		8*time.Second,
+		"mean `time` between two hand-overs of each kind of RPC to the other controller; 0 means none",
+	)
 	flag.BoolVar(&o.restarts, "restarts", false, "planned restarts on a rack that changes disks only of stopped instances")
 	flag.BoolVar(&o.race, "race", false, "build plugin and rack with the race detector")
 	flag.BoolVar(&o.keep, "keep", false, "keep the folder with the logs also after a run without violations")
@@ -135,6 +145,9 @@ func run(ctx context.Context, o options) (err error) {
 	for _, worker := range workers {
 		wg.Go(func() { worker.work(ctx, end) })
 	}
+	for kind := range w.leases {
+		wg.Go(func() { w.handOverMany(ctx, kind, end) })
+	}
 	if err := w.disrupt(ctx, end); err != nil {
 		cancel()
 		wg.Wait()
@@ -149,6 +162,9 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	if err := w.setQuota(ctx, 0); err != nil {
+		return err
+	}
+	if err := w.auditOtherRack(ctx, workers, results); err != nil {
 		return err
 	}
 	for _, worker := range workers {

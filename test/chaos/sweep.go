@@ -77,10 +77,15 @@ func (w *world) temporarySnapshots(ctx context.Context) (names []string, err err
 // sweepTime is how long the plugin may take after its start to delete old temporary snapshots.
 const sweepTime = 30 * time.Second
 
-// auditSweep stops plugin and rack, makes the snapshots an hour older, and starts both again. Then all temporary
+// auditSweep stops controllers and rack, makes the snapshots an hour older, and starts both again. Then all temporary
 // snapshots must be deleted.
 func (w *world) auditSweep(ctx context.Context, b *results) error {
-	if err := errors.Join(w.plugin.Stop(), w.sim.Stop()); err != nil {
+	for _, plugin := range w.plugins {
+		if err := plugin.Stop(); err != nil {
+			return err
+		}
+	}
+	if err := w.sim.Stop(); err != nil {
 		return err
 	}
 	if err := age(w.path("rack/rack.db"), temporaryAge+time.Minute); err != nil {
@@ -89,8 +94,10 @@ func (w *world) auditSweep(ctx context.Context, b *results) error {
 	if err := w.startRack(ctx); err != nil {
 		return err
 	}
-	if err := w.startPlugin(); err != nil {
-		return err
+	for i := range w.plugins {
+		if err := w.startPlugin(i); err != nil {
+			return err
+		}
 	}
 	for end := time.Now().Add(sweepTime); ; {
 		left, err := w.temporarySnapshots(ctx)

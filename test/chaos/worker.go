@@ -45,6 +45,9 @@ type volume struct {
 	node *simtest.Instance
 	// diskName comes from the publish context.
 	diskName string
+	// mayHaveTwo means that there was a kill or a hand-over, or a request to the wrong controller without an answer, while
+	// the volume was requested on the other rack. Then an older request can make a second disk.
+	mayHaveTwo bool
 }
 
 // snapshot is a snapshot of one worker.
@@ -174,6 +177,11 @@ func (w *worker) stepsAny() []step {
 	}
 	return []step{
 		{"create again", always, w.createAgain},
+		{
+			"create with a moved requirement",
+			func(v *volume) bool { return v.request.VolumeContentSource == nil },
+			w.createElsewhere,
+		},
 		{"clone", can(csi.ControllerServiceCapability_RPC_CLONE_VOLUME, room), w.clone},
 		{
 			"snapshot",
@@ -220,8 +228,9 @@ type origin struct {
 func (w *worker) create(ctx context.Context, from *origin) error {
 	v := &volume{object: object{name: w.newName("volume"), fate: wanted, sizeBytes: (1 + w.random.Int64N(2)) * gib}}
 	v.request = &csi.CreateVolumeRequest{
-		Name:               v.name,
-		VolumeCapabilities: []*csi.VolumeCapability{capability},
+		Name:                      v.name,
+		VolumeCapabilities:        []*csi.VolumeCapability{capability},
+		AccessibilityRequirements: requireRack(simtest.DefaultRack),
 		Parameters: map[string]string{
 			"csi.storage.k8s.io/pvc/name":      v.name,
 			"csi.storage.k8s.io/pvc/namespace": "chaos",
@@ -241,12 +250,17 @@ func (w *worker) create(ctx context.Context, from *origin) error {
 // ever, as external-provisioner does when the claim was deleted meanwhile.
 func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 	for {
-		resp, err := ask(ctx, w, &v.object, w.CreateVolume, v.request, nil)
+		resp, err := ask(ctx, w, &v.object, w.CreateVolume, v.request, func() bool { return w.mayMove(v) })
 		switch {
 		case err == nil:
 			return w.recordVolume(v, resp.GetVolume())
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case isUnknown(err):
+			if err := w.createMoved(ctx, v); err != nil {
+				return err
+			}
+			continue
 		}
 		w.wantCode(&v.object, creating, err, codes.ResourceExhausted, codes.Internal)
 		if w.acceptsError(&v.object) {

@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,8 +23,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -33,7 +32,7 @@ const gib = int64(1) << 30
 // nodes are the instances that volumes are published on.
 var nodes = []string{"node-a", "node-b", "node-c", "node-d"}
 
-// world is a rack and a controller plugin, which are killed and started again.
+// world is a rack, a second rack, and two controllers, which are killed and started again.
 type world struct {
 	options
 	dir      string
@@ -47,9 +46,10 @@ type world struct {
 	// disks is read-locked while a guest's block device is in use. The rack is not killed meanwhile.
 	disks sync.RWMutex
 	sim   *simtest.Sim
-	// conn reconnects to the plugin's socket by itself.
-	plugin *simtest.Plugin
-	conn   *grpc.ClientConn
+	other otherRack
+	// plugins are the controllers. sidecars reconnects to their sockets by itself, and ControllerClient uses it.
+	plugins [replicas]*simtest.Plugin
+	*sidecars
 	csi.ControllerClient
 	rack *oxide.Client
 	// advertised are the controller's capabilities.
@@ -94,35 +94,30 @@ func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
 // begin starts rack and plugin, and then injects the faults.
 func (w *world) begin(ctx context.Context, b *results) error {
 	w.results = b
+	for _, address := range []*string{&w.api, &w.control, &w.other.api, &w.other.control} {
+		var err error
+		if *address, err = freeAddress(w.random); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(w.startRack(ctx), w.startOtherRack()); err != nil {
+		return err
+	}
+	var sockets [replicas]string
+	for i := range w.plugins {
+		if err := os.Mkdir(w.path(pluginDir(i)), 0o755); err != nil {
+			return err
+		}
+		if err := w.startPlugin(i); err != nil {
+			return err
+		}
+		sockets[i] = w.plugins[i].Socket
+	}
 	var err error
-	if w.api, err = freeAddress(w.random); err != nil {
+	if w.sidecars, err = connectSidecars(sockets, w.seed); err != nil {
 		return err
 	}
-	if w.control, err = freeAddress(w.random); err != nil {
-		return err
-	}
-	if err := w.startRack(ctx); err != nil {
-		return err
-	}
-	if err := os.Mkdir(w.path("csi"), 0o755); err != nil {
-		return err
-	}
-	if err := w.startPlugin(); err != nil {
-		return err
-	}
-	w.conn, err = grpc.NewClient(
-		"unix://"+w.plugin.Socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(
-			grpc.ConnectParams{
-				Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
-			},
-		),
-	)
-	if err != nil {
-		return err
-	}
-	w.ControllerClient = csi.NewControllerClient(w.conn)
+	w.ControllerClient = csi.NewControllerClient(w.sidecars)
 	if w.rack, err = w.sim.Client(); err != nil {
 		return err
 	}
@@ -134,7 +129,7 @@ func (w *world) begin(ctx context.Context, b *results) error {
 	for _, capability := range resp.GetCapabilities() {
 		w.advertised[capability.GetRpc().GetType()] = true
 	}
-	return w.injectFaults(ctx)
+	return errors.Join(w.injectFaults(ctx), w.injectFaultsInto(ctx, w.other.sim))
 }
 
 // freeAddress returns a loopback address that is not in use. Its port is outside the range that the kernel gives to
@@ -203,17 +198,22 @@ func (w *world) startRack(ctx context.Context) error {
 	return err
 }
 
-func (w *world) startPlugin() error {
+// pluginDir is the name of a controller's folder.
+func pluginDir(i int) string { return fmt.Sprint("csi", i) }
+
+// startPlugin starts a controller.
+func (w *world) startPlugin(i int) error {
 	log, err := w.log(pluginLog)
 	if err != nil {
 		return err
 	}
-	w.plugin, err = simtest.StartPlugin(
+	w.plugins[i], err = simtest.StartPlugin(
 		w.programs.Plugin,
 		simtest.PluginOptions{
 			Mode:            "controller",
-			Dir:             w.path("csi"),
+			Dir:             w.path(pluginDir(i)),
 			Sim:             w.sim,
+			OtherRacks:      map[string]*simtest.Sim{otherRackName: w.other.sim},
 			Stderr:          log,
 			OwnProcessGroup: true,
 			Args:            []string{"--max-disks=12"},
@@ -222,8 +222,8 @@ func (w *world) startPlugin() error {
 	return err
 }
 
-// lateness is how long after a plugin's kill the rack may still execute that plugin's requests: the longest injected
-// delay, and some time for a busy machine.
+// lateness is how long after a plugin's kill or after a hand-over the rack may still execute the requests of before: the
+// longest injected delay, and some time for a busy machine.
 const (
 	longDelay = 700 * time.Millisecond
 	lateness  = longDelay + 1300*time.Millisecond
@@ -293,12 +293,14 @@ func (w *world) faultsToInject() []simtest.Fault {
 	return list
 }
 
-func (w *world) injectFaults(ctx context.Context) error {
+func (w *world) injectFaults(ctx context.Context) error { return w.injectFaultsInto(ctx, w.sim) }
+
+func (w *world) injectFaultsInto(ctx context.Context, sim *simtest.Sim) error {
 	if w.faults == 0 {
 		return nil
 	}
 	for _, fault := range w.faultsToInject() {
-		if _, err := w.sim.Inject(ctx, fault); err != nil {
+		if _, err := sim.Inject(ctx, fault); err != nil {
 			return err
 		}
 	}
@@ -332,7 +334,7 @@ func (w *world) countHits(ctx context.Context) error {
 	return nil
 }
 
-// disrupt kills plugin and rack at random and starts them again. At the end it switches off all faults.
+// disrupt kills plugins and racks at random and starts them again. At the end it switches off all faults.
 func (w *world) disrupt(ctx context.Context, end time.Time) error {
 	for {
 		wait := time.Until(end)
@@ -345,7 +347,8 @@ func (w *world) disrupt(ctx context.Context, end time.Time) error {
 		if !time.Now().Before(end) {
 			return w.stopFaults(ctx)
 		}
-		kill := []func(context.Context) error{w.killPlugin, w.killPlugin, w.killRack, w.failInstance}[w.random.IntN(4)]
+		kills := []func(context.Context) error{w.killPlugin, w.killPlugin, w.killRack, w.failInstance, w.killOtherRack}
+		kill := kills[w.random.IntN(len(kills))]
 		if err := kill(ctx); err != nil {
 			return err
 		}
@@ -392,8 +395,9 @@ func (w *world) wasDown(instance *simtest.Instance, since time.Time) bool {
 
 func (w *world) killPlugin(ctx context.Context) error {
 	w.killed["plugin"]++
+	i := w.random.IntN(replicas)
 	w.killedAt.Store(time.Now().UnixNano()) // a worker may notice the kill before Kill returns
-	err := w.plugin.Kill()
+	err := w.plugins[i].Kill()
 	w.killedAt.Store(time.Now().UnixNano())
 	if err != nil {
 		return err
@@ -401,10 +405,20 @@ func (w *world) killPlugin(ctx context.Context) error {
 	if err := w.downtime(ctx); err != nil {
 		return err
 	}
-	return w.startPlugin()
+	return w.startPlugin(i)
 }
 
 func (w *world) lastKill() time.Time { return time.Unix(0, w.killedAt.Load()) }
+
+// lastBreak is the time of the last kill, or of the last hand-over of one of these sidecars. A request of before may be
+// executed after one that was sent later.
+func (w *world) lastBreak(sidecars []string) time.Time {
+	last := w.lastKill()
+	for _, name := range sidecars {
+		last = later(last, time.Unix(0, w.leases[name].lostAt.Load()))
+	}
+	return last
+}
 
 func (w *world) killRack(ctx context.Context) error {
 	w.killed["rack"]++
@@ -430,11 +444,20 @@ func (w *world) downtime(ctx context.Context) error {
 	return pause(ctx, time.Duration(w.random.IntN(300))*time.Millisecond)
 }
 
+// racks returns the racks that were started. Planned restarts have one.
+func (w *world) racks() []*simtest.Sim {
+	return slices.DeleteFunc([]*simtest.Sim{w.sim, w.other.sim}, func(sim *simtest.Sim) bool { return sim == nil })
+}
+
 func (w *world) stopFaults(ctx context.Context) error {
 	if err := w.countHits(ctx); err != nil {
 		return err
 	}
-	return w.sim.ClearFaults(ctx)
+	var errs []error
+	for _, sim := range w.racks() {
+		errs = append(errs, sim.ClearFaults(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // setQuota changes the rack's storage quota. 0 means no quota.
@@ -445,14 +468,16 @@ func (w *world) setQuota(ctx context.Context, bytes int64) error {
 // end stops all programs. The rack must leave nothing behind.
 func (w *world) end(keep bool) error {
 	var errs []error
-	if w.conn != nil {
-		errs = append(errs, w.conn.Close())
+	if w.sidecars != nil {
+		errs = append(errs, w.sidecars.close())
 	}
-	if w.plugin != nil {
-		errs = append(errs, w.plugin.Stop())
+	for _, plugin := range w.plugins {
+		if plugin != nil {
+			errs = append(errs, plugin.Stop())
+		}
 	}
-	if w.sim != nil {
-		errs = append(errs, w.sim.Stop())
+	for _, sim := range w.racks() {
+		errs = append(errs, sim.Stop())
 	}
 	for _, file := range w.logs {
 		errs = append(errs, file.Close())

@@ -45,6 +45,7 @@ func TestInstall(t *testing.T) {
 	t.Run("cluster ID", s.clusterID)
 	t.Run("what the documentation shows", s.documentation)
 	t.Run("examples", s.examples)
+	t.Run("adopted volumes", s.adopted)
 	for _, set := range sets {
 		t.Run(set, func(t *testing.T) {
 			s.strict(t, "--values="+values(set))
@@ -143,6 +144,21 @@ func (s *server) examples(t *testing.T) {
 	}
 	if shown < 4 {
 		t.Errorf("the examples have only %d objects", shown)
+	}
+}
+
+// adopted applies the PersistentVolumes that oxide-csi volume adopt prints.
+func (s *server) adopted(t *testing.T) {
+	transcript, err := os.ReadFile("../../cmd/oxide-csi/testdata/adopt.txt")
+	must(t, err)
+	objects := regexp.MustCompile("(?s)\n---\n(.*?)\n\n").FindAllSubmatch(transcript, -1)
+	if len(objects) == 0 {
+		t.Fatal("the transcript has no PersistentVolume")
+	}
+	for _, text := range objects {
+		var o object
+		must(t, yaml.Unmarshal(text[1], &o))
+		s.post(t, "/api/v1/persistentvolumes?dryRun=All&fieldValidation=Strict", o)
 	}
 }
 

@@ -54,7 +54,7 @@ func (c *cluster) containers(t *testing.T) {
 	root := c.as(c.management, append(c.values(), "NOMAD_VAR_state_dir="+filepath.Join(c.host(), dockerState))...)
 	root.run(t, "job", "run", "docker/controller.nomad.hcl")
 	root.run(t, "job", "run", c.withGuest(t, "docker/node.nomad.hcl", "node"))
-	c.healthy(2, 2)
+	c.healthy(1, 2)
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
 	first := c.example(t, operator, "data", "node-a")
@@ -62,7 +62,7 @@ func (c *cluster) containers(t *testing.T) {
 	c.part("container killed", func(t *testing.T) {
 		m := c.clients["node-a"]
 		c.startedAgain(m, "node", func() { m.docker(t, "kill", m.container(t, "oxide-csi-node")) })
-		c.healthy(2, 2)
+		c.healthy(1, 2)
 		c.running(first)
 	})
 	c.stop(t, operator, "data")

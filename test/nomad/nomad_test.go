@@ -105,7 +105,7 @@ func (c *cluster) install(t *testing.T) {
 	root.run(t, "var", "put", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token))
 	root.run(t, "job", "run", "binary/controller.nomad.hcl")
 	root.run(t, "job", "run", "binary/node.nomad.hcl")
-	c.healthy(2, 2)
+	c.healthy(1, 2)
 	status := root.run(t, "plugin", "status", "oxide")
 	if !strings.Contains(status, "csi.oxide.computer") {
 		t.Errorf("the plugin's status is %s", status)
@@ -145,14 +145,13 @@ func (c *cluster) life(t *testing.T) {
 		agent, registered := m.agent(), m.answered("NodeGetInfo")
 		m.signal(agent, syscall.SIGKILL)
 		m.eventually("the restarted agent knows the plugin", func() bool { return m.answered("NodeGetInfo") > registered })
-		c.healthy(2, 2)
+		c.healthy(1, 2)
 		c.running(first)
 	})
 	c.part("plugins killed", func(t *testing.T) {
-		for _, mode := range []string{"node", "controller"} {
-			c.killPlugin("node-a", mode)
-		}
-		c.healthy(2, 2)
+		c.killPlugin("node-a", "node")
+		c.killPlugin(c.controller(t).NodeName, "controller")
+		c.healthy(1, 2)
 		c.running(first)
 	})
 	c.part("another program at the same path", func(t *testing.T) {
@@ -161,7 +160,7 @@ func (c *cluster) life(t *testing.T) {
 			"node",
 			func() { c.as(c.management).run(t, "job", "restart", "-yes", "oxide-csi-node") },
 		)
-		c.healthy(2, 2)
+		c.healthy(1, 2)
 		c.running(first)
 	})
 	c.part("stop while the node plugin does not run", func(t *testing.T) {
@@ -220,7 +219,7 @@ func (c *cluster) execController(t *testing.T) {
 	t.Helper()
 	c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).
 		run(t, "job", "run", "binary/controller.nomad.hcl")
-	c.healthy(2, 2)
+	c.healthy(1, 2)
 }
 
 // withoutController stops the example while there is no controller. Nomad releases the claim, and no plugin detaches
@@ -303,6 +302,41 @@ func (c *cluster) startedAgain(m *machine, mode string, do func()) {
 	m.eventually("there is another plugin", func() bool { now := m.plugin(mode); return now != 0 && now != before })
 }
 
+// controller returns the allocation of the only controller.
+func (c *cluster) controller(t *testing.T) *api.AllocationListStub {
+	t.Helper()
+	allocs, _, err := c.admin.Jobs().Allocations("oxide-csi-controller", false, nil)
+	must(t, err)
+	allocs = slices.DeleteFunc(allocs, func(a *api.AllocationListStub) bool {
+		return a.ClientStatus != api.AllocClientStatusRunning
+	})
+	if len(allocs) != 1 {
+		t.Fatalf("%d controllers run, want one", len(allocs))
+	}
+	return allocs[0]
+}
+
+// moveController has the controller run on a client. While there is none, Nomad releases claims without a detach.
+func (c *cluster) moveController(t *testing.T, client string) {
+	t.Helper()
+	alloc := c.controller(t)
+	if alloc.NodeName == client {
+		return
+	}
+	_, err := c.admin.Nodes().ToggleEligibility(alloc.NodeID, false, nil)
+	must(t, err)
+	c.as(c.management).run(t, "alloc", "stop", "-detach", alloc.ID)
+	eventually(t, "the controller runs on "+client, func() bool {
+		allocs, _, err := c.admin.Jobs().Allocations("oxide-csi-controller", false, nil)
+		return err == nil && slices.ContainsFunc(allocs, func(a *api.AllocationListStub) bool {
+			return a.NodeName == client && a.ClientStatus == api.AllocClientStatusRunning
+		})
+	})
+	_, err = c.admin.Nodes().ToggleEligibility(alloc.NodeID, true, nil)
+	must(t, err)
+	c.healthy(1, 2)
+}
+
 // lose suspends the agent of an allocation's node until the servers regard the node as lost. It returns the allocation
 // that replaces it on the other node. Nomad detaches the disk from a node that still has it mounted, because it cannot
 // reach that node. When the agent continues, it unmounts the disk and requests a detach from a node that no longer
@@ -311,14 +345,15 @@ func (c *cluster) lose(t *testing.T, alloc string) string {
 	t.Helper()
 	info, _, err := c.admin.Allocations().Info(alloc, nil)
 	must(t, err)
-	m := c.clients[info.NodeName]
+	m, other := c.clients[info.NodeName], nodes[1-slices.Index(nodes, info.NodeName)]
+	c.moveController(t, other)
 	unstaged := m.answered("NodeUnstageVolume")
 	agent := m.agent()
 	m.signal(agent, syscall.SIGSTOP)
-	moved := c.placed(nodes[1-slices.Index(nodes, info.NodeName)])
+	moved := c.placed(other)
 	m.signal(agent, syscall.SIGCONT)
 	m.eventually("the volume is unstaged where it was", func() bool { return m.answered("NodeUnstageVolume") > unstaged })
-	c.healthy(2, 2)
+	c.healthy(1, 2)
 	c.running(moved)
 	if n := c.attached(t); n != 1 {
 		t.Errorf("%d disks are attached, want the one of allocation %s", n, moved)
@@ -541,7 +576,7 @@ func (c *cluster) drain(t *testing.T, alloc string) string {
 		return err == nil && node.DrainStrategy == nil
 	})
 	root.run(t, "node", "eligibility", "-enable", info.NodeID)
-	c.healthy(2, 2)
+	c.healthy(1, 2)
 	return moved
 }
 

@@ -1,4 +1,6 @@
-# The controller: it calls the rack's API and runs on any client. Two allocations, so that one client may be down.
+# The controller: it calls the rack's API and runs on any client. There is one: Nomad sends each call to any of several
+# controllers, so nothing would be in order between them (docs/explanation/two-controllers.md). Nomad runs it elsewhere
+# when its client is lost.
 #
 # The rack's token is a Nomad variable at nomad/jobs/<name of this job>. Only this job can read it: see token.nv.hcl.
 
@@ -30,8 +32,8 @@ variable "controller_image" {
 
 variable "controllers" {
   type        = number
-  default     = 2
-  description = "number of controllers, each on a different host"
+  default     = 1
+  description = "number of controllers, each on a different host. One; for planned restarts two, because a controller leaves the restart of its own client to another one"
 }
 
 variable "max_disks" {
@@ -83,12 +85,26 @@ job "oxide-csi-controller" {
       port "http" {}
     }
 
-    # Restarts it at once and without a limit: no volume can be attached while it is down.
+    # When the client has not reached a server for this time, it ends the controller. Nomad starts another one after this
+    # time and the kill_timeout, so two never serve. It must be longer than the clients' interval of heartbeats, which
+    # exceeds a minute in regions with more than 1500 clients.
+    disconnect {
+      stop_on_client_after = "1m"
+    }
+
+    # Restarts it at once: no volume can be attached while it is down.
     restart {
       attempts = 10
       interval = "5m"
       delay    = "2s"
-      mode     = "delay"
+      mode     = "fail"
+    }
+
+    # Starts it on another client if it does not run on this one. The default delay is 30 s and grows each time.
+    reschedule {
+      delay          = "5s"
+      delay_function = "constant"
+      unlimited      = true
     }
 
     service {

@@ -5,13 +5,17 @@
 package simtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -47,6 +51,8 @@ type PluginOptions struct {
 	// Sim is the rack. Instance is the instance on which the plugin runs, in modes node and all.
 	Sim      *Sim
 	Instance Instance
+	// OtherRacks are further racks by their names in the topology. The name of Sim is then [DefaultRack].
+	OtherRacks map[string]*Sim
 	// Args are further flags. They come last and override the others.
 	Args []string
 	// OwnIdentity leaves out the flags that give a node its identity. The plugin then finds its identity by itself, or by
@@ -63,24 +69,22 @@ type PluginOptions struct {
 // ClusterID is the --cluster-id of every plugin that this package starts.
 const ClusterID = "lab"
 
-// Flags returns the flags for the plugin. It also writes the token file.
+// DefaultRack is the name of a rack in the topology if no other is configured.
+const DefaultRack = "default"
+
+// Flags returns the flags for the plugin. It also writes the files that they name.
 func (o PluginOptions) Flags() ([]string, error) {
 	flags := []string{"--endpoint=unix://" + o.Socket(), "--mode=" + o.Mode}
 	if o.Mode != "node" {
-		file := filepath.Join(o.Dir, "token")
-		if err := os.WriteFile(file, []byte(o.Sim.Token+"\n"), 0o600); err != nil {
+		rackFlags := o.rackFlags
+		if len(o.OtherRacks) > 0 {
+			rackFlags = o.severalRacks
+		}
+		more, err := rackFlags()
+		if err != nil {
 			return nil, err
 		}
-		flags = append(
-			flags,
-			"--oxide-host="+o.Sim.Host,
-			"--oxide-project="+o.Sim.Project,
-			"--oxide-token-file="+file,
-			"--cluster-id="+ClusterID,
-		)
-		if o.Sim.CAFile != "" {
-			flags = append(flags, "--oxide-ca-file="+o.Sim.CAFile)
-		}
+		flags = append(append(flags, more...), "--cluster-id="+ClusterID)
 	}
 	if o.Mode != "controller" {
 		flags = append(flags, "--state-dir="+filepath.Join(o.Dir, "state"))
@@ -96,6 +100,45 @@ func (o PluginOptions) Flags() ([]string, error) {
 		}
 	}
 	return append(flags, o.Args...), nil
+}
+
+// rackFlags returns the flags for the rack Sim.
+func (o PluginOptions) rackFlags() ([]string, error) {
+	file, err := o.writeToken("token", o.Sim)
+	flags := []string{
+		"--oxide-host=" + o.Sim.Host,
+		"--oxide-project=" + o.Sim.Project,
+		"--oxide-token-file=" + file,
+	}
+	if o.Sim.CAFile != "" {
+		flags = append(flags, "--oxide-ca-file="+o.Sim.CAFile)
+	}
+	return flags, err
+}
+
+// severalRacks returns the flag for a file with Sim and OtherRacks.
+func (o PluginOptions) severalRacks() ([]string, error) {
+	var text strings.Builder
+	fmt.Fprintln(&text, "racks:")
+	names := append([]string{DefaultRack}, slices.Sorted(maps.Keys(o.OtherRacks))...)
+	for _, name := range names {
+		sim := cmp.Or(o.OtherRacks[name], o.Sim)
+		token, err := o.writeToken("token-"+name, sim)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&text, "- name: %s\n  host: %s\n  project: %s\n  tokenFile: %s\n", name, sim.Host, sim.Project, token)
+		if sim.CAFile != "" {
+			fmt.Fprintf(&text, "  caFile: %s\n", sim.CAFile)
+		}
+	}
+	file := filepath.Join(o.Dir, "racks.yaml")
+	return []string{"--config=" + file}, os.WriteFile(file, []byte(text.String()), 0o600)
+}
+
+func (o PluginOptions) writeToken(name string, sim *Sim) (path string, err error) {
+	path = filepath.Join(o.Dir, name)
+	return path, os.WriteFile(path, []byte(sim.Token+"\n"), 0o600)
 }
 
 // Socket is the path of the unix socket that the plugin will serve.

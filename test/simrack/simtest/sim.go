@@ -122,6 +122,9 @@ func (s *Sim) read(stdout io.Reader) error {
 	return errors.Join(errors.New("oxide-sim ended before it was ready"), lines.Err())
 }
 
+// silence is how long a connection of [Sim.Client] may be silent before a ping, and after it.
+const silence = 2 * time.Second
+
 // Client returns a client of the rack's API with the rack's token.
 func (s *Sim) Client() (*oxide.Client, error) {
 	client := &http.Client{}
@@ -134,7 +137,12 @@ func (s *Sim) Client() (*oxide.Client, error) {
 		if !roots.AppendCertsFromPEM(text) {
 			return nil, fmt.Errorf("%s has no certificate", s.CAFile)
 		}
-		client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+		client.Transport = &http.Transport{
+			TLSClientConfig:   &tls.Config{RootCAs: roots},
+			ForceAttemptHTTP2: true,
+			// Without pings the fault [FaultSilent] would stop this client for ever.
+			HTTP2: &http.HTTP2Config{SendPingTimeout: silence, PingTimeout: silence},
+		}
 	}
 	return oxide.NewClient(oxide.WithHost(s.Host), oxide.WithToken(s.Token), oxide.WithHTTPClient(client))
 }

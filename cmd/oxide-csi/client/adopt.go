@@ -1,0 +1,106 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package client
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// AdoptableVolume is a volume of another cluster, or one that was adopted from it.
+type AdoptableVolume struct {
+	Volume
+	// Name is the name that the orchestrator gave the volume. Claim is namespace/name of its claim in Kubernetes. Each is
+	// empty if it is not known.
+	Name  string `json:"name,omitempty"`
+	Claim string `json:"claim,omitempty"`
+	// Context is the volume context, with which the volume is registered.
+	Context map[string]string `json:"volumeContext,omitempty"`
+	// Deleted says that only snapshots of the volume exist.
+	Deleted bool `json:"deleted,omitempty"`
+	// SnapshotIDs are the snapshots that the other cluster made of the volume.
+	SnapshotIDs []string `json:"snapshotIDs,omitempty"`
+}
+
+// Adoptable lists the volumes of a cluster that is gone, sorted by name, the deleted ones last. The list is the same
+// after their adoption.
+func (c *Client) Adoptable(ctx context.Context, cluster string) ([]AdoptableVolume, error) {
+	ctx = metadata.AppendToOutgoingContext(ctx, rpc.MetadataOfCluster, cluster)
+	volumes := map[string]*AdoptableVolume{}
+	for token, more := "", true; more; more = token != "" {
+		page, err := c.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token})
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range page.GetEntries() {
+			volume := toAdoptable(entry)
+			volumes[volume.ID] = &volume
+		}
+		token = page.GetNextToken()
+	}
+	snapshots, err := c.ListSnapshots(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, snapshot := range snapshots {
+		id := snapshot.SourceVolumeID
+		if volumes[id] == nil {
+			volumes[id] = &AdoptableVolume{Volume: Volume{ID: id, Rack: snapshot.Rack}, Deleted: true}
+		}
+		volumes[id].SnapshotIDs = append(volumes[id].SnapshotIDs, snapshot.ID)
+	}
+	if len(volumes) == 0 {
+		return nil, failed(
+			codes.NotFound,
+			"cluster %q has no volume that this controller sees: check the ID; the descriptions of the cluster's disks contain it",
+			cluster,
+		)
+	}
+	list := make([]AdoptableVolume, 0, len(volumes))
+	for _, volume := range volumes {
+		list = append(list, *volume)
+	}
+	slices.SortFunc(list, func(a, b AdoptableVolume) int {
+		if a.Deleted != b.Deleted {
+			if b.Deleted {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
+	return list, nil
+}
+
+func toAdoptable(entry *csi.ListVolumesResponse_Entry) AdoptableVolume {
+	volume := AdoptableVolume{
+		Volume:  toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds()),
+		Context: entry.GetVolume().GetVolumeContext(),
+	}
+	volume.Name, volume.Claim = volume.Context[rpc.KeyVolumeName], volume.Context[rpc.KeyClaim]
+	delete(volume.Context, rpc.KeyVolumeName)
+	delete(volume.Context, rpc.KeyClaim)
+	return volume
+}
+
+// Adopt adopts volumes from a cluster that is gone, one after the other. It ends at the first error.
+func (c *Client) Adopt(ctx context.Context, cluster string, volumes []AdoptableVolume) error {
+	for _, volume := range volumes {
+		if _, err := c.controller.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+			VolumeId:          volume.ID,
+			MutableParameters: map[string]string{rpc.KeyAdoptFromCluster: cluster},
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

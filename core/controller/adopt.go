@@ -1,0 +1,188 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	grpcmetadata "google.golang.org/grpc/metadata"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// ControllerModifyVolume adopts a volume of another cluster, and with it the volume's snapshots: CSI spec,
+// ControllerModifyVolume. The owner is all that can change about a volume. Only the command oxide-csi volume adopt calls
+// it. MODIFY_VOLUME is not advertised: no orchestrator may take a volume from a cluster, because that is safe only if the
+// cluster is gone. The call is OK and changes nothing if this cluster owns the volume already.
+func (c *Service) ControllerModifyVolume(
+	ctx context.Context,
+	req *csi.ControllerModifyVolumeRequest,
+) (*csi.ControllerModifyVolumeResponse, error) {
+	if err := validateControllerModifyVolume(req); err != nil {
+		return nil, err
+	}
+	from := req.GetMutableParameters()[rpc.KeyAdoptFromCluster]
+	rc, diskID, described, err := c.findDescription(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if err := rc.adopt(ctx, diskID, described.Cluster, from); err != nil {
+		return nil, err
+	}
+	return &csi.ControllerModifyVolumeResponse{}, nil
+}
+
+// findDescription returns what names the owner of a volume: the description of its disk or, if the disk was deleted, of
+// one of its snapshots. It returns also the ID of the disk, as the racks write it.
+func (c *Service) findDescription(
+	ctx context.Context,
+	volumeID string,
+) (rc rackController, diskID string, described rack.Description, err error) {
+	rc, disk, err := c.disk(ctx, volumeID)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		diskID, _ = diskname.ParseID(volumeID) // disk has parsed it before
+		rc, described, err = c.findSnapshotOf(ctx, diskID, err)
+		return rc, diskID, described, err
+	case err != nil:
+		return rc, "", described, err
+	}
+	if err := rc.checkProject(ctx, disk); err != nil {
+		return rc, "", described, err
+	}
+	described, ours := rack.ParseDescription(disk.Description)
+	if !ours {
+		return rc, "", described, rpc.FailedPrecondition(
+			"disk %q (%s) belongs to no cluster, because this plugin did not make it: use it without an adoption",
+			disk.Name,
+			disk.ID,
+		)
+	}
+	return rc, disk.ID, described, nil
+}
+
+// findSnapshotOf returns the description of a snapshot of a deleted disk, or the error notFound.
+func (c *Service) findSnapshotOf(
+	ctx context.Context,
+	diskID string,
+	notFound error,
+) (rackController, rack.Description, error) {
+	for _, client := range c.racks.all {
+		for listed, err := range client.Snapshots(ctx, rack.Cursor{}, 0) {
+			if err != nil {
+				return rackController{}, rack.Description{}, err
+			}
+			described, ours := rack.ParseDescription(listed.Value.Description)
+			if ours && listed.Value.DiskID == diskID && !listed.Value.Temporary() && described.Cluster != c.cluster {
+				return c.forRack(client), described, nil
+			}
+		}
+	}
+	return rackController{}, rack.Description{}, notFound
+}
+
+// adopt records that this cluster owns a disk. The parameter described is the cluster that the disk's description names.
+// If two clusters adopt a disk at the same time, the record names one of them, and each use of the disk reads it.
+func (c rackController) adopt(ctx context.Context, diskID, described, from string) error {
+	old, adopted, err := c.adoption(ctx, diskID)
+	if err != nil {
+		return err
+	}
+	switch owner := cmp.Or(old.Cluster, described); owner {
+	case c.cluster:
+		return nil
+	case from:
+	default:
+		return rpc.FailedPrecondition(
+			"disk %s belongs to cluster %q and not to %q: adopt it from %q if that cluster is gone", diskID, owner, from, owner)
+	}
+	// A detach that the previous owner deferred would stand in the way of one by this cluster.
+	if err := restart.EraseDeferredDetach(ctx, c.rack, diskID); err != nil {
+		return err
+	}
+	wanted := adoption{Version: 1, Cluster: c.cluster, From: from, Disk: diskID}
+	switch {
+	case described == c.cluster:
+		err = c.rack.DeleteRecord(ctx, old.recordID) // without the record the description counts again
+	case adopted:
+		err = c.rack.UpdateRecord(ctx, old.recordID, wanted.encode())
+	default:
+		_, err = c.rack.CreateRecord(ctx, adoptionPrefix+diskID, wanted.encode())
+	}
+	switch {
+	case errors.Is(err, rack.ErrAlreadyExists), errors.Is(err, rack.ErrNotFound):
+		return rpc.Aborted("disk %s is being adopted by another cluster or process: retry: %w", diskID, err)
+	case err != nil:
+		return err
+	}
+	c.log.Info("adopted a volume", "disk_id", diskID, "from_cluster", from, "rack", c.rack.Name())
+	return nil
+}
+
+// isAdoptable reports whether a disk, or a snapshot of the disk, belongs to the cluster of [rpc.MetadataOfCluster], or
+// belonged to it until this cluster adopted it: the list for an adoption is the same before and after it.
+type isAdoptable func(description, diskID string) bool
+
+// adoptable returns nil for the request of an orchestrator. Otherwise it reads the adoptions of all racks, once for each
+// page of a list and not once for each volume.
+func (c *Service) adoptable(ctx context.Context) (isAdoptable, error) {
+	sent, _ := grpcmetadata.FromIncomingContext(ctx)
+	clusters := sent.Get(rpc.MetadataOfCluster)
+	if len(clusters) == 0 {
+		return nil, nil
+	}
+	adoptions := map[string]adoption{} // by disk
+	for _, client := range c.racks.all {
+		records, err := client.Records(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, record := range records {
+			if a, ok := parseAdoption(record); ok {
+				adoptions[a.Disk] = a
+			}
+		}
+	}
+	return func(description, diskID string) bool {
+		described, _ := rack.ParseDescription(description)
+		a := adoptions[diskID]
+		return cmp.Or(a.Cluster, described.Cluster) == clusters[0] || a.Cluster == c.cluster && a.From == clusters[0]
+	}, nil
+}
+
+// listAdoptable is ListVolumes for an adoption.
+func (c *Service) listAdoptable(
+	ctx context.Context,
+	req *csi.ListVolumesRequest,
+	adoptable isAdoptable,
+) (*csi.ListVolumesResponse, error) {
+	entry := func(rc rackController, disk rack.Disk) *csi.ListVolumesResponse_Entry {
+		if !adoptable(disk.Description, disk.ID) {
+			return nil
+		}
+		volume := rc.volume(disk, parameters{})
+		name, claim := rack.FullNames(disk.Description)
+		for key, value := range map[string]string{rpc.KeyVolumeName: name, rpc.KeyClaim: claim} {
+			if value != "" {
+				volume.VolumeContext[key] = value
+			}
+		}
+		return &csi.ListVolumesResponse_Entry{
+			Volume: volume,
+			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, nil)},
+		}
+	}
+	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, entry)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
+}

@@ -1,0 +1,139 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// A disk or snapshot belongs to the cluster that its description names, until another cluster adopts the disk: a
+// description never changes, so an adoption is a record on the rack. A snapshot belongs to the cluster that owns its
+// disk. A disk or snapshot without a description of this plugin belongs to no cluster, and every cluster may use it
+// (docs/development/decisions/030-the-adopter-owns-the-volume.md).
+
+// adoptionPrefix is followed by the disk's ID. It is permanent: a newer version must find the records of an older one.
+const adoptionPrefix = "csi-adopt-"
+
+// adoption is the text of the record of an adopted disk. Its JSON names are permanent.
+type adoption struct {
+	Version int `json:"v"`
+	// Cluster is the cluster that owns the disk. From is the cluster that owned it before.
+	Cluster string `json:"cluster"`
+	From    string `json:"from"`
+	Disk    string `json:"disk"`
+
+	recordID string
+}
+
+func (a adoption) encode() string {
+	text, err := json.Marshal(a)
+	if err != nil {
+		panic(fmt.Sprintf("a record of strings and numbers always encodes: %v", err))
+	}
+	return string(text)
+}
+
+// parseAdoption returns false for a group that is no record of an adoption.
+func parseAdoption(record rack.Record) (adoption, bool) {
+	a := adoption{recordID: record.ID}
+	diskID, named := strings.CutPrefix(record.Name, adoptionPrefix)
+	if !named || json.Unmarshal([]byte(record.Text), &a) != nil || a.Version < 1 || a.Cluster == "" || a.Disk != diskID {
+		return adoption{}, false
+	}
+	return a, true
+}
+
+// adoption returns the adoption of a disk. It returns false if no cluster adopted the disk.
+func (c rackController) adoption(ctx context.Context, diskID string) (adoption, bool, error) {
+	record, err := c.rack.RecordNamed(ctx, adoptionPrefix+diskID)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return adoption{}, false, nil
+	case err != nil:
+		return adoption{}, false, err
+	}
+	a, ok := parseAdoption(record)
+	if !ok {
+		return adoption{}, false, rpc.FailedPrecondition(
+			"anti-affinity group %q is no record of an adoption, so the owner of disk %s is unknown: delete the group, and adopt the volume again",
+			record.Name,
+			diskID,
+		)
+	}
+	return a, true, nil
+}
+
+// owner returns the cluster that owns a disk or a snapshot of the disk, or "" if no cluster does. It sends a request
+// only if the description names another cluster. This cluster's own disks must cost no request, so it does not notice if
+// one of them was adopted by another cluster.
+func (c rackController) owner(ctx context.Context, description, diskID string) (string, error) {
+	described, _ := rack.ParseDescription(description)
+	if described.Cluster == "" || described.Cluster == c.cluster {
+		return described.Cluster, nil
+	}
+	a, adopted, err := c.adoption(ctx, diskID)
+	if adopted {
+		return a.Cluster, nil
+	}
+	return described.Cluster, err
+}
+
+// checkDiskOwner rejects a disk of another cluster.
+func (c rackController) checkDiskOwner(ctx context.Context, disk rack.Disk) error {
+	return c.checkOwner(ctx, fmt.Sprintf("disk %q (%s)", disk.Name, disk.ID), disk.Description, disk.ID)
+}
+
+// checkSnapshotOwner rejects a snapshot of another cluster.
+func (c rackController) checkSnapshotOwner(ctx context.Context, snapshot rack.Snapshot) error {
+	what := fmt.Sprintf("snapshot %q (%s)", snapshot.Name, snapshot.ID)
+	return c.checkOwner(ctx, what, snapshot.Description, snapshot.DiskID)
+}
+
+func (c rackController) checkOwner(ctx context.Context, what, description, diskID string) error {
+	owner, err := c.owner(ctx, description, diskID)
+	if err != nil || owner == "" || owner == c.cluster {
+		return err
+	}
+	return rpc.FailedPrecondition(
+		"%s belongs to cluster %q, this is cluster %q: if that cluster is gone, adopt its volumes with oxide-csi volume adopt",
+		what,
+		owner,
+		c.cluster,
+	)
+}
+
+// notOwnedReason says why a disk or snapshot with this description is not deleted. It is empty if this plugin made it
+// for its cluster, or if this cluster adopted its disk.
+func (c rackController) notOwnedReason(ctx context.Context, description, diskID string) (string, error) {
+	owner, err := c.owner(ctx, description, diskID)
+	switch {
+	case err != nil:
+		return "", err
+	case owner == "":
+		return "was not made by this plugin", nil
+	case owner != c.cluster:
+		return fmt.Sprintf("belongs to cluster %q, this is cluster %q", owner, c.cluster), nil
+	}
+	return "", nil
+}
+
+// forgetAdoption deletes the record of a deleted disk that this cluster had adopted. A record that stays has no effect:
+// no disk gets the same ID again.
+func (c rackController) forgetAdoption(ctx context.Context, disk rack.Disk) {
+	if c.ownsDisk(disk) {
+		return
+	}
+	err := c.rack.DeleteRecordNamed(ctx, adoptionPrefix+disk.ID)
+	if err != nil && !errors.Is(err, rack.ErrNotFound) {
+		c.log.Warn("cannot remove the record of a deleted disk's adoption", "disk_id", disk.ID, "error", err.Error())
+	}
+}
