@@ -669,23 +669,20 @@ var planted = []bug{
 		test:     "TestPublishRejectsWithoutAChange",
 	},
 	{
-		name: "controller: a lost answer of a create is final",
-		file: "core/controller/create.go",
-		original: "\tmayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) ||\n" +
-			"\t\track.OutcomeUnknown(createErr)",
-		planted: "\tmayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity)",
-		pkg:     "core/controller",
-		test:    "TestCreateVolumeThroughFaults",
+		name:     "controller: a lost answer of a create is final",
+		file:     "core/controller/create.go",
+		original: " && !rack.OutcomeUnknown(createErr) {",
+		planted:  " {",
+		pkg:      "core/controller",
+		test:     "TestCreateVolumeThroughFaults",
 	},
 	{
-		name: "controller: a full quota hides a volume that exists",
-		file: "core/controller/create.go",
-		original: "\tmayExist := errors.Is(createErr, rack.ErrAlreadyExists) || errors.Is(createErr, rack.ErrCapacity) ||\n" +
-			"\t\track",
-		planted: "\tmayExist := errors.Is(createErr, rack.ErrAlreadyExists) ||\n" +
-			"\t\track",
-		pkg:  "core/controller",
-		test: "TestRepeatedCreateVolumeOnFullQuota",
+		name:     "controller: a full quota hides a volume that exists",
+		file:     "core/controller/create.go",
+		original: "refused := errors.Is(createErr, rack.ErrCapacity) || ",
+		planted:  "refused := ",
+		pkg:      "core/controller",
+		test:     "TestRepeatedCreateVolumeOnFullQuota",
 	},
 	{
 		name:     "controller: an unknown outcome drops the volume",
