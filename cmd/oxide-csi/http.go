@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"sync"
 	"syscall"
 	"time"
 
@@ -82,7 +83,12 @@ func serveHTTP(
 	if err != nil {
 		log.Error("the HTTP endpoint is in use: trying again; the plugin serves CSI without it", "error", err)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: httpIdleTimeout}
+	server := &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       httpIdleTimeout,
+		ConnState:         newIdleConnections().changed,
+	}
 	stopping, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -110,4 +116,35 @@ func serveHTTP(
 		}
 		<-done
 	}, nil
+}
+
+// idleConnections closes idle connections while the limit is reached. Otherwise clients that keep theirs open would keep
+// the probes out, and the orchestrator would restart the plugin.
+type idleConnections struct {
+	mu   sync.Mutex
+	open int
+	idle map[net.Conn]bool
+}
+
+func newIdleConnections() *idleConnections { return &idleConnections{idle: map[net.Conn]bool{}} }
+
+// changed is for [http.Server.ConnState].
+func (i *idleConnections) changed(conn net.Conn, state http.ConnState) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.idle, conn)
+	switch state {
+	case http.StateNew:
+		i.open++
+	case http.StateIdle:
+		i.idle[conn] = true
+	case http.StateClosed, http.StateHijacked:
+		i.open--
+	case http.StateActive:
+	}
+	if i.open >= maxHTTPConnections {
+		for conn := range i.idle {
+			_ = conn.Close() // the server sees the end, and calls this function again
+		}
+	}
 }

@@ -1356,4 +1356,12 @@ var planted = []bug{
 		pkg:      "core/rack",
 		test:     "TestListThatLeadsToItself",
 	},
+	{
+		name:     "http: idle connections keep the probes out",
+		file:     "cmd/oxide-csi/http.go",
+		original: "if i.open >= maxHTTPConnections {",
+		planted:  "if i.open >= 10*maxHTTPConnections {",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestHTTPConnectionsAreBounded",
+	},
 }
