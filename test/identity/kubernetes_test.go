@@ -58,6 +58,8 @@ type cluster struct {
 	// account is the folder that a pod sees as /var/run/secrets/kubernetes.io/serviceaccount.
 	account string
 	token   string
+	// audit is the file of the API server's audit log: all requests for Nodes, at their arrival.
+	audit string
 }
 
 func TestKubernetes(t *testing.T) {
@@ -89,6 +91,12 @@ func newCluster(t *testing.T) *cluster {
 		must(t, os.WriteFile(path, text, 0o600))
 		return path
 	}
+	policy := file("audit.yaml", []byte(`apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [ResponseStarted, ResponseComplete, Panic]
+rules: [{level: Metadata, resources: [{group: "", resources: [nodes]}]}]
+`))
+	c.audit = file("audit.log", nil)
 	port := freePort(t)
 	c.url = fmt.Sprintf("https://127.0.0.1:%d", port)
 	c.server = start(
@@ -111,6 +119,8 @@ func newCluster(t *testing.T) *cluster {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+file("sa.pub", public),
 		"--service-account-signing-key-file="+file("sa.key", signing),
+		"--audit-policy-file="+policy,
+		"--audit-log-path="+c.audit,
 	)
 	c.admin = c.ca.client(t, admin)
 	c.server.eventually("the API server is ready", func() bool { return c.try("GET", "/readyz", nil) == http.StatusOK })
