@@ -24,7 +24,8 @@ func TestPlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(string(svg), "<svg") || !strings.Contains(string(svg), "10,000 instances, silence") || len(svg) > 40_000 {
+	if !strings.HasPrefix(string(svg), "<svg") || !strings.Contains(string(svg), "10,000 instances, silence") ||
+		len(svg) > 40_000 {
 		t.Errorf("the plot has %d bytes and begins %.100q", len(svg), svg)
 	}
 }

@@ -7,7 +7,6 @@
 package identity_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,13 +25,13 @@ import (
 
 const (
 	manyNodes = 1000
-	// idleTime is how long the providers only wait. A provider that polls every 15 s or more often is found.
-	idleTime = 20 * time.Second
+	// idleTime is how long the providers only wait. It is more than the longest pause of a provider that polls, 10 s.
+	idleTime = 25 * time.Second
 )
 
 // TestManyProviders counts the requests of 1,000 providers at the API server, by its audit log. All wait for the cloud
-// controller manager: that takes one list and one watch for each, and then nothing more, however long it takes. When
-// their Nodes are initialised, the open watches tell them.
+// controller manager, as the plugin waits: that takes one get, one list and one watch for each, and then nothing more,
+// however long it takes. When their Nodes are initialised, the open watches tell them.
 func TestManyProviders(t *testing.T) {
 	c := newCluster(t)
 	name := func(i int) string { return fmt.Sprintf("node-%d", i) }
@@ -44,21 +43,24 @@ func TestManyProviders(t *testing.T) {
 			"spec": object{"taints": []object{taint}},
 		}, nil)
 	})
-	before := c.requests(t)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	providers, changes := make([]*kubernetes.Provider, manyNodes), make([]<-chan struct{}, manyNodes)
-	began := time.Now()
-	c.onMany(t, func(i int) {
+	before, began := c.requests(t), time.Now()
+	var waiting errgroup.Group
+	for i := range manyNodes {
 		options := c.options()
 		options.NodeName = name(i)
-		providers[i] = kubernetes.New(options)
-		changes[i] = providers[i].Follow(ctx)
-		if got, err := providers[i].Instance(ctx); !errors.Is(err, metadata.ErrNotReady) {
-			t.Errorf("Node %s is not initialised: got %+v, %v", name(i), got, err)
-		}
-	})
-	want := map[string]int{"list": manyNodes, "watch": manyNodes}
+		waiting.Go(func() error {
+			again := func(err error) bool { return errors.Is(err, metadata.ErrNotReady) }
+			got, err := metadata.Await(t.Context(), kubernetes.New(options), again)
+			if err == nil && got.ID != id(i) {
+				err = fmt.Errorf("the instance is %q", got.ID)
+			}
+			if err != nil {
+				err = fmt.Errorf("Node %s: %w", options.NodeName, err)
+			}
+			return err
+		})
+	}
+	want := map[string]int{"get": manyNodes, "list": manyNodes, "watch": manyNodes}
 	c.server.eventually("all providers watch", func() bool { return c.since(t, before)["watch"] >= manyNodes })
 	t.Logf("%d providers: %v in %s", manyNodes, c.since(t, before), time.Since(began).Round(time.Millisecond))
 	time.Sleep(idleTime)
@@ -69,19 +71,8 @@ func TestManyProviders(t *testing.T) {
 	c.onMany(t, func(i int) {
 		c.do("PATCH", "/api/v1/nodes/"+name(i),
 			object{"spec": object{"providerID": "oxide://" + id(i), "taints": []any{}}}, nil)
-		for late := time.After(time.Minute); ; {
-			got, err := providers[i].Instance(ctx)
-			if err == nil && got.ID == id(i) {
-				return
-			}
-			select {
-			case <-changes[i]:
-			case <-late:
-				t.Errorf("Node %s was initialised a minute ago: got %+v, %v", name(i), got, err)
-				return
-			}
-		}
 	})
+	must(t, waiting.Wait())
 	t.Logf("all Nodes initialised and all providers ready in %s", time.Since(began).Round(time.Millisecond))
 	if diff := cmp.Diff(want, c.since(t, before)); diff != "" {
 		t.Errorf("requests until all are ready (-want +got):\n%s", diff)

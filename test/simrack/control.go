@@ -127,9 +127,18 @@ type settingsView struct {
 func (r *Rack) getSettings(*http.Request) (int, any, error) {
 	s := r.settings.Load()
 	return 200, settingsView{
-		Hotplug: s.Hotplug, HotplugAsync: s.HotplugAsync, MaxDisks: s.MaxDisks, LatencyMS: s.LatencyMS,
-		LatencyMaxMS: s.LatencyMaxMS, StateMS: s.StateMS, QuotaBytes: s.QuotaBytes, CPUQuota: s.CPUQuota, SpaceBytes: s.SpaceBytes,
-		APIVersionMax: s.apiVersionMax.String(), Guests: r.guests != nil, GuestsOff: r.guestsOff,
+		Hotplug:       s.Hotplug,
+		HotplugAsync:  s.HotplugAsync,
+		MaxDisks:      s.MaxDisks,
+		LatencyMS:     s.LatencyMS,
+		LatencyMaxMS:  s.LatencyMaxMS,
+		StateMS:       s.StateMS,
+		QuotaBytes:    s.QuotaBytes,
+		CPUQuota:      s.CPUQuota,
+		SpaceBytes:    s.SpaceBytes,
+		APIVersionMax: s.apiVersionMax.String(),
+		Guests:        r.guests != nil,
+		GuestsOff:     r.guestsOff,
 	}, nil
 }
 
@@ -157,10 +166,18 @@ func (r *Rack) patchSettings(req *http.Request) (int, any, error) {
 	defer r.mu.Unlock()
 	old := r.settings.Load()
 	s := &settings{
-		Hotplug: valueOr(p.Hotplug, old.Hotplug), HotplugAsync: valueOr(p.HotplugAsync, old.HotplugAsync),
-		MaxDisks: valueOr(p.MaxDisks, old.MaxDisks), LatencyMS: valueOr(p.LatencyMS, old.LatencyMS),
-		LatencyMaxMS: valueOr(p.LatencyMaxMS, old.LatencyMaxMS), StateMS: valueOr(p.StateMS, old.StateMS), QuotaBytes: valueOr(p.QuotaBytes, old.QuotaBytes),
-		CPUQuota: valueOr(p.CPUQuota, old.CPUQuota), SpaceBytes: valueOr(p.SpaceBytes, old.SpaceBytes),
+		Hotplug:      valueOr(p.Hotplug, old.Hotplug),
+		HotplugAsync: valueOr(p.HotplugAsync, old.HotplugAsync),
+		MaxDisks:     valueOr(p.MaxDisks, old.MaxDisks),
+		LatencyMS:    valueOr(p.LatencyMS, old.LatencyMS),
+		LatencyMaxMS: valueOr(
+			p.LatencyMaxMS,
+			old.LatencyMaxMS,
+		),
+		StateMS:       valueOr(p.StateMS, old.StateMS),
+		QuotaBytes:    valueOr(p.QuotaBytes, old.QuotaBytes),
+		CPUQuota:      valueOr(p.CPUQuota, old.CPUQuota),
+		SpaceBytes:    valueOr(p.SpaceBytes, old.SpaceBytes),
 		apiVersionMax: old.apiVersionMax,
 	}
 	if p.APIVersionMax != nil {
