@@ -146,8 +146,9 @@ func (s *scaleRun) seed(ctx context.Context) error {
 // on is the rig with one of its instances.
 func (s *scaleRun) on(instance int) *rig { return s.rig.at(s.sim.Instances[instance]) }
 
-// phase times a part of the work.
+// phase times a part of the work. The pause before it keeps its calls in seconds of their own.
 func (s *scaleRun) phase(name string, do func(*phase) error) error {
+	time.Sleep(time.Second)
 	s.memory.reset()
 	p := phase{name: name, began: time.Now(), rpcs: -s.times.total()}
 	if err := do(&p); err != nil {
@@ -401,28 +402,24 @@ func (s *scaleRun) rows(prefix string) []row {
 			one(rpc+"/p50", "ms", bar{}, percentile(took, 50)),
 			one(rpc+"/p99", "ms", bar{}, percentile(took, 99)))
 	}
-	peaks := make([]float64, 0, len(s.phases))
 	for _, p := range s.phases {
-		peaks = append(peaks, p.peak)
+		rows = append(rows, one("anonymous memory/"+p.name, "MiB", strictly(atMost(scaleMiB)), p.peak))
 	}
-	return append(rows,
-		one("anonymous memory/cold start and list", "MiB", strictly(atMost(scaleMiB)), peaks[0]),
-		one("anonymous memory/highest", "MiB", strictly(atMost(scaleMiB)), slices.Max(peaks)),
-		one("anonymous memory/at the end", "MiB", bar{}, s.atRest))
+	return append(rows, one("anonymous memory/at the end", "MiB", bar{}, s.atRest))
 }
 
 func (s *scaleRun) phaseRows(p phase, one func(name, unit string, b bar, value float64) row) []row {
 	if p.back.IsZero() {
-		calls := s.callsBetween(p.began, p.ended)
+		calls, took := s.callsBetween(p.began, p.ended), p.ended.Sub(p.began).Seconds()
 		return []row{
-			one(p.name+"/time", "s", bar{}, p.ended.Sub(p.began).Seconds()),
-			one(p.name+"/calls per second", "calls/s", bar{}, mean(calls)),
+			one(p.name+"/time", "s", bar{}, took),
+			one(p.name+"/calls per second", "calls/s", bar{}, sum(calls)/took),
 			one(p.name+"/most calls in a second", "calls", bar{}, slices.Max(calls)),
 		}
 	}
 	during, after := s.callsBetween(p.began, p.back), s.callsBetween(p.back, p.ended)
 	return []row{
-		one(p.name+"/calls per second", "calls/s", bar{}, mean(during)),
+		one(p.name+"/calls per second", "calls/s", bar{}, sum(during)/p.back.Sub(p.began).Seconds()),
 		one(p.name+"/most calls in a second of the return", "calls", atMost(herdCallsPerSecond), slices.Max(after)),
 		one(p.name+"/RPCs with repetitions", "RPCs", bar{}, float64(p.rpcs)),
 		one(p.name+"/backlog is done after", "s", bar{}, p.ended.Sub(p.back).Seconds()),
@@ -443,10 +440,9 @@ func (s *scaleRun) callsBetween(from, to time.Time) []float64 {
 	return calls
 }
 
-func mean(values []float64) float64 {
-	sum := 0.0
+func sum(values []float64) (total float64) {
 	for _, v := range values {
-		sum += v
+		total += v
 	}
-	return sum / float64(len(values))
+	return total
 }
