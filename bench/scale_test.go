@@ -81,3 +81,28 @@ func TestPercentile(t *testing.T) {
 		t.Errorf("p50 of one duration is %v, want 200", got)
 	}
 }
+
+func TestTableOfThePage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "scale.md")
+	if err := os.WriteFile(file, []byte("above\n"+tableBegin+"old\n"+tableEnd+"below\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rows := []row{
+		{Name: fullScalePrefix + "1000/list/calls", Value: 4, Unit: "calls"},
+		{Name: fullScalePrefix + "70000/list/calls", Value: 1234.4, Unit: "calls"},
+		{Name: fullScalePrefix + "70000/list/time", Value: 18.25, Unit: "s"},
+	}
+	if err := updatePage(file, scaleTable(rows)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "above\n" + tableBegin +
+		"| | | 1,000 volumes | 7,000 volumes | 70,000 volumes |\n|---|---|--:|--:|--:|\n" +
+		"| list/calls | calls | 4 |  | 1,234 |\n| list/time | s |  |  | 18.2 |\n" + tableEnd + "below\n"
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("the page (-want +got):\n%s", diff)
+	}
+}
