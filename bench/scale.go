@@ -66,9 +66,9 @@ func shortScale(ctx context.Context, b *bench) ([]row, error) {
 type scaleRun struct {
 	*rig
 	size scaleSize
-	// ids are the volumes, and at the indexes of the instances on which they are published.
-	ids []string
-	at  []int
+	// ids are the volumes, and where has the indexes of the instances on which they are published.
+	ids   []string
+	where []int
 	// made counts the created volumes that still exist.
 	made atomic.Int64
 
@@ -133,13 +133,13 @@ func (b *bench) scale(ctx context.Context, size scaleSize) (_ *scaleRun, err err
 
 // seed creates the volumes by the bare SDK, each attached to its instance.
 func (s *scaleRun) seed(ctx context.Context) error {
-	s.ids, s.at = make([]string, s.size.volumes), make([]int, s.size.volumes)
+	s.ids, s.where = make([]string, s.size.volumes), make([]int, s.size.volumes)
 	return inParallel(ctx, s.size.volumes, func(ctx context.Context, i int) (err error) {
-		s.at[i] = i / volumesEach
+		s.where[i] = i / volumesEach
 		if s.ids[i], err = s.createDiskFrom(ctx, simtest.ClusterID, fmt.Sprintf("pvc-%032d", i), blank); err != nil {
 			return err
 		}
-		return s.on(s.at[i]).attach(ctx, s.ids[i])
+		return s.on(s.where[i]).attach(ctx, s.ids[i])
 	})
 }
 
@@ -243,10 +243,11 @@ func (s *scaleRun) work(ctx context.Context) (err error) {
 }
 
 func (s *scaleRun) listRepeatedly(ctx context.Context) error {
-	for every := time.NewTicker(s.size.listEvery); ; {
+	every := time.NewTicker(s.size.listEvery)
+	defer every.Stop()
+	for {
 		select {
 		case <-ctx.Done():
-			every.Stop()
 			return ctx.Err()
 		case <-every.C:
 		}
@@ -280,7 +281,7 @@ func (s *scaleRun) rollingRestart(ctx context.Context) error {
 // move unpublishes a volume and publishes it on another instance, or back on its first one. Volumes with neighbouring
 // indexes go to different instances.
 func (s *scaleRun) move(ctx context.Context, i int) error {
-	from, to := s.at[i], i/volumesEach
+	from, to := s.where[i], i/volumesEach
 	if from == to {
 		to = (i + s.size.instances/2) % s.size.instances
 	}
@@ -289,7 +290,7 @@ func (s *scaleRun) move(ctx context.Context, i int) error {
 	}); err != nil {
 		return err
 	}
-	s.at[i] = to
+	s.where[i] = to
 	return s.untilDone(ctx, "ControllerPublishVolume", func(ctx context.Context) error {
 		_, err := s.on(to).publish(ctx, s.ids[i])
 		return err
@@ -366,7 +367,7 @@ func (s *scaleRun) audit(ctx context.Context) error {
 		}
 	}
 	for i, id := range s.ids {
-		if want := s.sim.Instances[s.at[i]]; holder[id] != want.ID {
+		if want := s.sim.Instances[s.where[i]]; holder[id] != want.ID {
 			return fmt.Errorf("volume %s is published on %s, and its disk is attached to %q", id, want.ID, holder[id])
 		}
 	}

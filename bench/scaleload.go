@@ -31,6 +31,9 @@ func (s *scaleRun) untilDone(ctx context.Context, rpc string, do func(context.Co
 		began := time.Now()
 		err := do(limited)
 		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		s.times.add(rpc, time.Since(began), err)
 		switch status.Code(err) {
 		case codes.OK:
