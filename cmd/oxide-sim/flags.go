@@ -70,12 +70,7 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.quota, "quota", "0", "storage quota of `SIZE`; 0 is unlimited")
 	flags.StringVar(&f.space, "space", "0", "physical storage of `SIZE`; 0 is unlimited")
 	flags.StringVar(&f.latency, "latency", "0s", "add `TIME` to every call")
-	flags.StringVar(
-		&f.latencyMax,
-		"latency-max",
-		"0s",
-		"add a random time from --latency to `TIME` to every call; 0s means --latency",
-	)
+	flags.StringVar(&f.latencyMax, "latency-max", "0s", "add a random time from --latency to `TIME` to every call")
 	flags.StringVar(&f.stateTime, "state-time", "0s", "`TIME` that an instance takes to start, stop or reboot")
 	flags.StringVar(&f.apiVersionMax, "api-version-max", "2026060800.0.0", "serve API versions up to `V`")
 }
