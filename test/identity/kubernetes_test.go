@@ -45,10 +45,10 @@ const (
 	account   = "oxide-csi-node"
 )
 
-// auditPolicy logs the requests for Nodes at their arrival.
+// auditPolicy logs the requests for Nodes, at their arrival and at their end.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
-omitStages: [ResponseStarted, ResponseComplete, Panic]
+omitStages: [ResponseStarted, Panic]
 rules: [{level: Metadata, resources: [{group: "", resources: [nodes]}]}]
 `
 
