@@ -151,6 +151,10 @@ fmt: ## format all Go files as lint requires
 bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
 	go run ./bench
 
+.PHONY: scale
+scale: ## measure one controller with up to 10,000 instances for ten minutes; writes docs/explanation/scale.svg and results
+	go run ./bench -scale
+
 .PHONY: clean
 clean: ## remove all build results
 	rm -rf bin

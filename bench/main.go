@@ -14,11 +14,15 @@
 //   - attach.go: many concurrent ControllerPublishVolume on many instances, compared with the bare SDK
 //   - restarts.go: planned restarts on a rack without hot-plug: restarts per volume, and downtime of instances
 //   - list.go: the list of 10,000 disks: time, calls, peak memory, size
+//   - scale.go: one controller with many volumes on a slow rack: calls per second, memory, outages; scaleload.go
 //   - startup.go: time from exec to the first answer
 //   - identity.go: nodes by the source of their identity: time until it is known, memory
 //   - staging.go: time from the appearance of a disk to its mount, and a node's four calls, on real devices
 //   - peer.go: the same four calls as drivers do them that use mount-utils
 //   - size.go: the memory of an idle process, the size of the program
+//
+// With -scale it measures one controller on racks of up to 10,000 instances instead (scalefull.go), writes those rows
+// into bench/results.json, and the table and the plot of docs/explanation/scale.md.
 //
 // To add a row, write a function that returns it and add the function to the list of measurements below.
 package main
@@ -39,17 +43,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// measurements run one at a time in this order, so that none disturbs another.
-var measurements = []struct {
+// measurement makes rows of the results.
+type measurement struct {
 	name string
 	run  func(context.Context, *bench) ([]row, error)
-}{
+}
+
+// measurements run one at a time in this order, so that none disturbs another.
+var measurements = []measurement{
 	{"calls", countCalls},
 	{"latency", latency},
 	{"throughput", throughput},
 	{"attach", attachMany},
 	{"restarts", plannedRestarts},
 	{"list", lists},
+	{"scale", shortScale},
 	{"startup", startup},
 	{"identity", identity},
 	{"staging", staging},
@@ -79,7 +87,11 @@ func main() {
 		"",
 		"further `flags` for the plugin, separated by spaces, for example for profiling; results are not written then",
 	)
+	scale := flag.Bool("scale", false, "measure only the scale of a controller, for about ten minutes")
 	flag.Parse()
+	if *scale {
+		measurements = []measurement{{"scale", fullScale}}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, *only, strings.Fields(*args)); err != nil {

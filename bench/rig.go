@@ -36,6 +36,18 @@ func (b *bench) newRig(simFlags ...string) (*rig, error) {
 
 // newRigOn is newRig with a rack that has only the given flags.
 func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
+	r, err := b.newRack(simFlags...)
+	if err != nil {
+		return nil, err
+	}
+	if r.plugin, err = b.startPlugin("controller", r.sim); err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	return r, nil
+}
+
+// newRack is newRigOn without a plugin.
+func (b *bench) newRack(simFlags ...string) (_ *rig, err error) {
 	r := &rig{}
 	defer func() {
 		if err != nil {
@@ -46,9 +58,6 @@ func (b *bench) newRigOn(simFlags ...string) (_ *rig, err error) {
 		return nil, err
 	}
 	r.node = r.sim.Instances[0]
-	if r.plugin, err = b.startPlugin("controller", r.sim); err != nil {
-		return nil, err
-	}
 	roots, err := config.ReadCAs(r.sim.CAFile)
 	if err != nil {
 		return r, err

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -123,9 +124,25 @@ func table(out io.Writer, rows []row) error {
 	return w.Flush()
 }
 
-// write writes the rows as JSON.
+// write writes the rows as JSON. Rows of make scale stay until make scale writes new ones, and then all others stay.
 func write(file string, rows []row) error {
-	text, err := json.MarshalIndent(rows, "", "  ")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var old []row
+	if err := json.Unmarshal(text, &old); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	full := func(r row) bool { return strings.HasPrefix(r.Name, fullScalePrefix) }
+	scaled := slices.ContainsFunc(rows, full)
+	old = slices.DeleteFunc(old, func(r row) bool { return full(r) == scaled })
+	if scaled {
+		rows = slices.Concat(old, rows)
+	} else {
+		rows = slices.Concat(rows, old)
+	}
+	text, err = json.MarshalIndent(rows, "", "  ")
 	if err != nil {
 		return err
 	}

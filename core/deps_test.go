@@ -78,6 +78,7 @@ func TestLinks(t *testing.T) {
 		"github.com/onsi/ginkgo",
 		"github.com/onsi/gomega",
 		"github.com/google/go-cmp",
+		"github.com/go-analyze/charts",
 	}
 	for _, test := range []struct {
 		name, pattern string

@@ -25,7 +25,7 @@ import (
 // serveFlags are the flags of serve before parsing. They are strings, so that parse can report all problems together.
 type serveFlags struct {
 	listen, control, tls, token, project, instances, guestRoot, guestBoot, state, hotplug string
-	maxDisks, quota, space, latency, stateTime, apiVersionMax                             string
+	maxDisks, quota, space, latency, latencyMax, stateTime, apiVersionMax                 string
 }
 
 func (f *serveFlags) define(flags *pflag.FlagSet) {
@@ -70,6 +70,7 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.quota, "quota", "0", "storage quota of `SIZE`; 0 is unlimited")
 	flags.StringVar(&f.space, "space", "0", "physical storage of `SIZE`; 0 is unlimited")
 	flags.StringVar(&f.latency, "latency", "0s", "add `TIME` to every call")
+	flags.StringVar(&f.latencyMax, "latency-max", "0s", "add a random time from --latency to `TIME` to every call")
 	flags.StringVar(&f.stateTime, "state-time", "0s", "`TIME` that an instance takes to start, stop or reboot")
 	flags.StringVar(&f.apiVersionMax, "api-version-max", "2026060800.0.0", "serve API versions up to `V`")
 }
@@ -124,6 +125,10 @@ func (f *serveFlags) parse() (serveConfig, error) {
 	check("--space", err)
 	r.Latency, err = parseTime(f.latency)
 	check("--latency", err)
+	if r.LatencyMax, err = parseTime(f.latencyMax); err == nil {
+		err = checkRack(f.latencyMax, simrack.Options{Latency: r.Latency, LatencyMax: r.LatencyMax})
+	}
+	check("--latency-max", err)
 	r.StateTime, err = parseTime(f.stateTime)
 	check("--state-time", err)
 	check("--api-version-max", checkRack(f.apiVersionMax, simrack.Options{APIVersionMax: f.apiVersionMax}))

@@ -324,6 +324,7 @@ func TestSettings(t *testing.T) {
 		"--quota=10GiB",
 		"--space=20",
 		"--latency=50ms",
+		"--latency-max=70ms",
 		"--state-time=2s",
 		"--api-version-max=2026021301.0.0",
 	)
@@ -333,9 +334,18 @@ func TestSettings(t *testing.T) {
 	var got map[string]any
 	must(t, json.NewDecoder(res.Body).Decode(&got))
 	want := map[string]any{
-		"hotplug": true, "hotplug_async": false, "max_disks": 8.0, "latency_ms": 50.0, "state_ms": 2000.0,
-		"quota_bytes": 10.0 * (1 << 30), "cpu_quota": 0.0, "space_bytes": 20.0, "api_version_max": "2026021301.0.0",
-		"guests": false, "guests_off": "the simulator was started without --guest-root",
+		"hotplug":         true,
+		"hotplug_async":   false,
+		"max_disks":       8.0,
+		"latency_ms":      50.0,
+		"latency_max_ms":  70.0,
+		"state_ms":        2000.0,
+		"quota_bytes":     10.0 * (1 << 30),
+		"cpu_quota":       0.0,
+		"space_bytes":     20.0,
+		"api_version_max": "2026021301.0.0",
+		"guests":          false,
+		"guests_off":      "the simulator was started without --guest-root",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)

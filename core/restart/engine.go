@@ -167,6 +167,8 @@ type Engine struct {
 	refusals map[string]refusal
 	// lastFailure is when a tick last failed. After that the rack may still carry out a call that it did not answer.
 	lastFailure time.Time
+	// longList says that a list of all disks took too long.
+	longList bool
 }
 
 // attachRequest asks for a disk to be attached to an instance.

@@ -10,6 +10,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
@@ -272,9 +276,17 @@ func (e *Engine) eligible(
 	return eligible, failed
 }
 
-// maxLookups is how many disks, or instances, a tick looks up one by one. For more it lists all of the project once:
-// thousands of look-ups would take longer than a tick lasts.
-const maxLookups = 10
+const (
+	// maxLookups is how many disks, or instances, a tick looks up one by one. For more it lists all of the project once:
+	// thousands of look-ups would take longer than a tick lasts.
+	maxLookups = 10
+	// listTime is how long a list of all disks may take. A project with 70,000 disks takes 160 requests one after the
+	// other, which is longer than a tick lasts. Such an engine looks up to maxConcurrentLookups disks up instead,
+	// concurrentLookups of them at the same time: half of what one controller may ask of a rack.
+	listTime             = 5 * time.Second
+	maxConcurrentLookups = 1000
+	concurrentLookups    = 32
+)
 
 // diskLookup returns a function that returns one of these disks. A disk that does not exist is [rack.ErrNotFound].
 func (e *Engine) diskLookup(
@@ -288,13 +300,8 @@ func (e *Engine) diskLookup(
 	for _, id := range ids {
 		found[id] = rack.Disk{}
 	}
-	for item, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
-		if err != nil {
-			return nil, err
-		}
-		if _, requested := found[item.ID]; requested {
-			found[item.ID] = item.Value
-		}
+	if err := e.readDisks(ctx, found); err != nil {
+		return nil, err
 	}
 	return func(id string) (rack.Disk, error) {
 		if disk := found[id]; disk.ID != "" {
@@ -302,6 +309,61 @@ func (e *Engine) diskLookup(
 		}
 		return rack.Disk{}, fmt.Errorf("disk %s: %w", id, rack.ErrNotFound)
 	}, nil
+}
+
+// readDisks fills in the disks, by their IDs. Disks that do not exist stay empty.
+func (e *Engine) readDisks(ctx context.Context, disks map[string]rack.Disk) error {
+	if len(disks) > maxConcurrentLookups {
+		return e.listDisks(ctx, disks)
+	}
+	if !e.longList {
+		limited, cancel := context.WithTimeout(ctx, listTime)
+		defer cancel()
+		err := e.listDisks(limited, disks)
+		e.longList = limited.Err() != nil && ctx.Err() == nil
+		if !e.longList {
+			return err
+		}
+	}
+	return e.lookUpDisks(ctx, disks)
+}
+
+// listDisks is readDisks by a list of all disks.
+func (e *Engine) listDisks(ctx context.Context, disks map[string]rack.Disk) error {
+	for item, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
+		if err != nil {
+			return err
+		}
+		if _, wanted := disks[item.ID]; wanted {
+			disks[item.ID] = item.Value
+		}
+	}
+	return nil
+}
+
+// lookUpDisks is readDisks by one request for each disk.
+func (e *Engine) lookUpDisks(ctx context.Context, disks map[string]rack.Disk) error {
+	var mu sync.Mutex
+	lookUps, ctx := errgroup.WithContext(ctx)
+	lookUps.SetLimit(concurrentLookups)
+	for _, id := range sortedKeys(disks) {
+		lookUps.Go(func() (err error) {
+			defer func() {
+				if reason := recover(); reason != nil { // a panic outside of the tick would end the process
+					err = fmt.Errorf("look up disk %s: panic: %v", id, reason)
+				}
+			}()
+			disk, err := e.rack.Disk(ctx, id)
+			if errors.Is(err, rack.ErrNotFound) {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			disks[id] = disk
+			return err
+		})
+	}
+	return lookUps.Wait()
 }
 
 // instanceLookup returns a function that returns an instance, or errDeleted.

@@ -10,6 +10,7 @@ import (
 	"iter"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,27 +20,34 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// slowRack is a rack with many instances and detached disks. Each request takes 50 ms.
+// slowRack is a rack with many instances and detached disks.
 type slowRack struct {
 	Rack
+	latency   time.Duration
 	instances []rack.Instance
 	disks     []rack.Disk
-	requests  int
+	requests  atomic.Int64
 	created   []string
 }
 
-func (r *slowRack) request() {
-	r.requests++
-	time.Sleep(50 * time.Millisecond)
+func (r *slowRack) request(ctx context.Context) error {
+	r.requests.Add(1)
+	select {
+	case <-time.After(r.latency):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-func (r *slowRack) Records(context.Context) ([]rack.Record, error) {
-	r.request()
-	return nil, nil
+func (r *slowRack) Records(ctx context.Context) ([]rack.Record, error) {
+	return nil, r.request(ctx)
 }
 
-func (r *slowRack) Disk(_ context.Context, id string) (rack.Disk, error) {
-	r.request()
+func (r *slowRack) Disk(ctx context.Context, id string) (rack.Disk, error) {
+	if err := r.request(ctx); err != nil {
+		return rack.Disk{}, err
+	}
 	for _, disk := range r.disks {
 		if disk.ID == id {
 			return disk, nil
@@ -48,11 +56,14 @@ func (r *slowRack) Disk(_ context.Context, id string) (rack.Disk, error) {
 	return rack.Disk{}, rack.ErrNotFound
 }
 
-func (r *slowRack) Disks(context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[rack.Disk], error] {
+func (r *slowRack) Disks(ctx context.Context, _ rack.Cursor, _ int) iter.Seq2[rack.ListItem[rack.Disk], error] {
 	return func(yield func(rack.ListItem[rack.Disk], error) bool) {
 		for i, disk := range r.disks {
 			if i%500 == 0 { // the rack client's page
-				r.request()
+				if err := r.request(ctx); err != nil {
+					yield(rack.ListItem[rack.Disk]{}, err)
+					return
+				}
 			}
 			if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: disk.ID}, nil) {
 				return
@@ -61,8 +72,10 @@ func (r *slowRack) Disks(context.Context, rack.Cursor, int) iter.Seq2[rack.ListI
 	}
 }
 
-func (r *slowRack) Instance(_ context.Context, id string) (rack.Instance, error) {
-	r.request()
+func (r *slowRack) Instance(ctx context.Context, id string) (rack.Instance, error) {
+	if err := r.request(ctx); err != nil {
+		return rack.Instance{}, err
+	}
 	for _, instance := range r.instances {
 		if instance.ID == id {
 			return instance, nil
@@ -71,24 +84,40 @@ func (r *slowRack) Instance(_ context.Context, id string) (rack.Instance, error)
 	return rack.Instance{}, rack.ErrNotFound
 }
 
-func (r *slowRack) Instances(context.Context) ([]rack.Instance, error) {
+func (r *slowRack) Instances(ctx context.Context) ([]rack.Instance, error) {
 	for range 1 + len(r.instances)/500 {
-		r.request()
+		if err := r.request(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return r.instances, nil
 }
 
-func (r *slowRack) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
-	r.request()
+func (r *slowRack) CreateRecord(ctx context.Context, name, text string) (rack.Record, error) {
+	if err := r.request(ctx); err != nil {
+		return rack.Record{}, err
+	}
 	r.created = append(r.created, name)
 	return rack.Record{ID: name, Name: name, Text: text}, nil
 }
 
-// With 5,000 waiting volumes on 700 instances the first tick plans a restart. A tick ends after a quarter of the lease,
-// which is less time than 5,000 look-ups take.
+// The first tick plans a restart, also with 5,000 waiting volumes, which is too many to look up one by one, and with
+// 80,000 disks, which is too many to list. A tick ends after a quarter of the lease.
 func TestFirstTickPlansWithManyWaitingVolumes(t *testing.T) {
+	for name, test := range map[string]struct {
+		latency                   time.Duration
+		instances, disks, waiting int
+	}{
+		"5,000 waiting volumes": {50 * time.Millisecond, 700, 5000, 5000},
+		"80,000 disks":          {110 * time.Millisecond, 10_000, 80_000, 500},
+	} {
+		t.Run(name, func(t *testing.T) { firstTickPlans(t, test.latency, test.instances, test.disks, test.waiting) })
+	}
+}
+
+func firstTickPlans(t *testing.T, latency time.Duration, instances, disks, waiting int) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &slowRack{}
+		r := &slowRack{latency: latency}
 		e := New(
 			r,
 			Options{
@@ -100,25 +129,27 @@ func TestFirstTickPlansWithManyWaitingVolumes(t *testing.T) {
 				Log:      slog.New(slog.DiscardHandler),
 			},
 		)
-		for i := range 700 {
+		for i := range instances {
 			r.instances = append(r.instances, rack.Instance{ID: fmt.Sprintf("instance-%d", i), RunState: rack.Running})
 		}
-		for i := range 5000 {
+		for i := range disks {
 			disk := rack.Disk{ID: uuid.NewString(), State: rack.Detached}
 			r.disks = append(r.disks, disk)
-			e.addRequest(disk.ID, r.instances[i%len(r.instances)].ID)
+			if i < waiting {
+				e.addRequest(disk.ID, r.instances[i%len(r.instances)].ID)
+			}
 		}
 		start := time.Now()
 		e.runOnce(t.Context())
 		if len(r.created) != 1 || !strings.HasPrefix(r.created[0], restartPrefix) {
 			t.Errorf("records created in the first tick: %q, want one restart", r.created)
 		}
-		t.Logf("%d requests in %s", r.requests, time.Since(start))
+		t.Logf("%d requests in %s", r.requests.Load(), time.Since(start))
 		if time.Since(start) > e.opts.Lease/renewalsPerLease {
 			t.Errorf("the first tick took %s", time.Since(start))
 		}
-		if got := len(e.statuses); got != 700 {
-			t.Errorf("%d instances have a status, want 700", got)
+		if got, want := len(e.statuses), min(instances, waiting); got != want {
+			t.Errorf("%d instances have a status, want %d", got, want)
 		}
 	})
 }

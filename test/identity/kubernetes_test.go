@@ -45,6 +45,13 @@ const (
 	account   = "oxide-csi-node"
 )
 
+// auditPolicy logs the requests for Nodes, at their arrival and at their end.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [ResponseStarted, Panic]
+rules: [{level: Metadata, resources: [{group: "", resources: [nodes]}]}]
+`
+
 type object = map[string]any
 
 // cluster is an API server with etcd, RBAC and the Node authorizer.
@@ -58,6 +65,8 @@ type cluster struct {
 	// account is the folder that a pod sees as /var/run/secrets/kubernetes.io/serviceaccount.
 	account string
 	token   string
+	// audit is the file of the API server's audit log, see auditPolicy.
+	audit string
 }
 
 func TestKubernetes(t *testing.T) {
@@ -89,6 +98,7 @@ func newCluster(t *testing.T) *cluster {
 		must(t, os.WriteFile(path, text, 0o600))
 		return path
 	}
+	c.audit = file("audit.log", nil)
 	port := freePort(t)
 	c.url = fmt.Sprintf("https://127.0.0.1:%d", port)
 	c.server = start(
@@ -111,6 +121,8 @@ func newCluster(t *testing.T) *cluster {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+file("sa.pub", public),
 		"--service-account-signing-key-file="+file("sa.key", signing),
+		"--audit-policy-file="+file("audit.yaml", []byte(auditPolicy)),
+		"--audit-log-path="+c.audit,
 	)
 	c.admin = c.ca.client(t, admin)
 	c.server.eventually("the API server is ready", func() bool { return c.try("GET", "/readyz", nil) == http.StatusOK })

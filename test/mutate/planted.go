@@ -999,8 +999,16 @@ var planted = []bug{
 	{
 		name:     "restart: each waiting disk is looked up",
 		file:     "core/restart/plan.go",
-		original: "const maxLookups = 10",
-		planted:  "const maxLookups = 1000000",
+		original: "maxLookups = 10\n",
+		planted:  "maxLookups = 1000000\n",
+		pkg:      "core/restart",
+		test:     "TestFirstTickPlansWithManyWaitingVolumes",
+	},
+	{
+		name:     "restart: a tick lists all disks, however long that takes",
+		file:     "core/restart/plan.go",
+		original: "listTime             = 5 * time.Second",
+		planted:  "listTime             = time.Hour",
 		pkg:      "core/restart",
 		test:     "TestFirstTickPlansWithManyWaitingVolumes",
 	},

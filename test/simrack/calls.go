@@ -7,10 +7,14 @@ package simrack
 import (
 	"maps"
 	"sync"
+	"time"
 )
 
 // maxLoggedCalls is the length of the call log of the control endpoint.
 const maxLoggedCalls = 10000
+
+// maxSeconds is how many seconds the calls of each second are counted.
+const maxSeconds = 24 * 60 * 60
 
 // callEntry is one call of the API. Status 0 means that no answer was sent.
 type callEntry struct {
@@ -31,6 +35,40 @@ type calls struct {
 	seq    int
 	counts map[string]int
 	log    []callEntry // a ring buffer once it is full
+	// began is the time of the first call since the last reset. seconds has the number of calls that arrived in each
+	// second from then on.
+	began   time.Time
+	seconds []int
+}
+
+// arrive counts a call at its arrival, before its latency.
+func (c *calls) arrive() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.began.IsZero() {
+		c.began = time.Now()
+	}
+	second := int(time.Since(c.began) / time.Second)
+	if second >= maxSeconds {
+		return
+	}
+	for len(c.seconds) <= second {
+		c.seconds = append(c.seconds, 0)
+	}
+	c.seconds[second]++
+}
+
+// rateView is the JSON of the calls of each second.
+type rateView struct {
+	// Began is the time of the first call, the begin of the first second; zero before a call.
+	Began   time.Time `json:"began"`
+	Seconds []int     `json:"seconds"`
+}
+
+func (c *calls) rate() rateView {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return rateView{Began: c.began, Seconds: append([]int{}, c.seconds...)}
 }
 
 func (c *calls) record(e callEntry) {
@@ -73,5 +111,5 @@ func (c *calls) view() callsView {
 func (c *calls) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.seq, c.counts, c.log = 0, nil, nil
+	c.seq, c.counts, c.log, c.began, c.seconds = 0, nil, nil, time.Time{}, nil
 }

@@ -36,6 +36,7 @@ func (r *Rack) Control() http.Handler {
 		"DELETE /v0/faults/{key}":   r.deleteFault,
 		"GET /v0/calls":             r.getCalls,
 		"DELETE /v0/calls":          r.deleteCalls,
+		"GET /v0/rate":              r.getRate,
 		"GET /v0/leftovers":         r.getLeftovers,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) { r.serveControl(w, req, do) })
@@ -113,6 +114,7 @@ type settingsView struct {
 	HotplugAsync  bool    `json:"hotplug_async"`
 	MaxDisks      int     `json:"max_disks"`
 	LatencyMS     float64 `json:"latency_ms"`
+	LatencyMaxMS  float64 `json:"latency_max_ms"`
 	StateMS       float64 `json:"state_ms"`
 	QuotaBytes    int64   `json:"quota_bytes"`
 	CPUQuota      int64   `json:"cpu_quota"`
@@ -125,9 +127,18 @@ type settingsView struct {
 func (r *Rack) getSettings(*http.Request) (int, any, error) {
 	s := r.settings.Load()
 	return 200, settingsView{
-		Hotplug: s.Hotplug, HotplugAsync: s.HotplugAsync, MaxDisks: s.MaxDisks, LatencyMS: s.LatencyMS, StateMS: s.StateMS,
-		QuotaBytes: s.QuotaBytes, CPUQuota: s.CPUQuota, SpaceBytes: s.SpaceBytes,
-		APIVersionMax: s.apiVersionMax.String(), Guests: r.guests != nil, GuestsOff: r.guestsOff,
+		Hotplug:       s.Hotplug,
+		HotplugAsync:  s.HotplugAsync,
+		MaxDisks:      s.MaxDisks,
+		LatencyMS:     s.LatencyMS,
+		LatencyMaxMS:  s.LatencyMaxMS,
+		StateMS:       s.StateMS,
+		QuotaBytes:    s.QuotaBytes,
+		CPUQuota:      s.CPUQuota,
+		SpaceBytes:    s.SpaceBytes,
+		APIVersionMax: s.apiVersionMax.String(),
+		Guests:        r.guests != nil,
+		GuestsOff:     r.guestsOff,
 	}, nil
 }
 
@@ -138,6 +149,7 @@ type settingsPatch struct {
 	HotplugAsync  *bool    `json:"hotplug_async"`
 	MaxDisks      *int     `json:"max_disks"`
 	LatencyMS     *float64 `json:"latency_ms"`
+	LatencyMaxMS  *float64 `json:"latency_max_ms"`
 	StateMS       *float64 `json:"state_ms"`
 	QuotaBytes    *int64   `json:"quota_bytes"`
 	CPUQuota      *int64   `json:"cpu_quota"`
@@ -154,10 +166,18 @@ func (r *Rack) patchSettings(req *http.Request) (int, any, error) {
 	defer r.mu.Unlock()
 	old := r.settings.Load()
 	s := &settings{
-		Hotplug: valueOr(p.Hotplug, old.Hotplug), HotplugAsync: valueOr(p.HotplugAsync, old.HotplugAsync),
-		MaxDisks: valueOr(p.MaxDisks, old.MaxDisks), LatencyMS: valueOr(p.LatencyMS, old.LatencyMS),
-		StateMS: valueOr(p.StateMS, old.StateMS), QuotaBytes: valueOr(p.QuotaBytes, old.QuotaBytes),
-		CPUQuota: valueOr(p.CPUQuota, old.CPUQuota), SpaceBytes: valueOr(p.SpaceBytes, old.SpaceBytes),
+		Hotplug:      valueOr(p.Hotplug, old.Hotplug),
+		HotplugAsync: valueOr(p.HotplugAsync, old.HotplugAsync),
+		MaxDisks:     valueOr(p.MaxDisks, old.MaxDisks),
+		LatencyMS:    valueOr(p.LatencyMS, old.LatencyMS),
+		LatencyMaxMS: valueOr(
+			p.LatencyMaxMS,
+			old.LatencyMaxMS,
+		),
+		StateMS:       valueOr(p.StateMS, old.StateMS),
+		QuotaBytes:    valueOr(p.QuotaBytes, old.QuotaBytes),
+		CPUQuota:      valueOr(p.CPUQuota, old.CPUQuota),
+		SpaceBytes:    valueOr(p.SpaceBytes, old.SpaceBytes),
 		apiVersionMax: old.apiVersionMax,
 	}
 	if p.APIVersionMax != nil {
@@ -525,6 +545,8 @@ func (r *Rack) deleteFault(req *http.Request) (int, any, error) {
 }
 
 func (r *Rack) getCalls(*http.Request) (int, any, error) { return 200, r.calls.view(), nil }
+
+func (r *Rack) getRate(*http.Request) (int, any, error) { return 200, r.calls.rate(), nil }
 
 func (r *Rack) deleteCalls(*http.Request) (int, any, error) {
 	r.calls.reset()

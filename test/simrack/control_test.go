@@ -21,7 +21,8 @@ func TestSettings(t *testing.T) {
 		GuestsOff: "no root",
 	})
 	want := map[string]any{
-		"hotplug": false, "hotplug_async": false, "max_disks": 12.0, "latency_ms": 1.5, "state_ms": 1000.0,
+		"hotplug": false, "hotplug_async": false, "max_disks": 12.0, "latency_ms": 1.5,
+		"latency_max_ms": 0.0, "state_ms": 1000.0,
 		"quota_bytes": 7.0, "cpu_quota": 9.0, "space_bytes": 8.0, "api_version_max": "2026060800.0.0",
 		"guests": false, "guests_off": "no root",
 	}
@@ -34,11 +35,11 @@ func TestSettings(t *testing.T) {
 		}
 	}
 	check()
-	w.set(`{"hotplug":true,"max_disks":8,"latency_ms":0}`)
-	want["hotplug"], want["max_disks"], want["latency_ms"] = true, 8.0, 0.0
+	w.set(`{"hotplug":true,"max_disks":8,"latency_ms":0,"latency_max_ms":2.5}`)
+	want["hotplug"], want["max_disks"], want["latency_ms"], want["latency_max_ms"] = true, 8.0, 0.0, 2.5
 	check()
 	for _, refused := range []string{
-		`{"max_disks":13}`, `{"max_disks":-1}`, `{"latency_ms":-1}`, `{"quota_bytes":-1}`, `{"api_version_max":"new"}`,
+		`{"max_disks":13}`, `{"max_disks":-1}`, `{"latency_ms":-1}`, `{"latency_ms":3}`, `{"latency_max_ms":-1}`, `{"quota_bytes":-1}`, `{"api_version_max":"new"}`,
 		`{"guests":true}`, `{"colour":"red"}`, `{`, `{"hotplug":"yes"}`,
 	} {
 		w.operate("PATCH", "/settings", refused, 400, nil)

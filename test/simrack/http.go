@@ -105,7 +105,8 @@ type request struct {
 func (r *Rack) API() http.Handler { return http.HandlerFunc(r.serveAPI) }
 
 func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
-	r.sleep(r.settings.Load().latency())
+	r.calls.arrive()
+	r.sleep(r.settings.Load().callTime())
 	op, segment, refused := r.route(req)
 	operation := ""
 	if op != nil {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -48,9 +49,11 @@ type Options struct {
 	QuotaBytes int64
 	SpaceBytes int64
 	CPUQuota   int
-	// Latency is added to every API call. StateTime is the time that an instance takes to start, stop or reboot.
-	Latency   time.Duration
-	StateTime time.Duration
+	// Latency is added to every API call. With a LatencyMax each call takes a random time from Latency to LatencyMax; 0
+	// means that all take Latency. StateTime is the time that an instance takes to start, stop or reboot.
+	Latency    time.Duration
+	LatencyMax time.Duration
+	StateTime  time.Duration
 	// Hotplug allows attach and detach while an instance runs, which real racks reject today. With HotplugAsync too, the
 	// disk first shows attaching or detaching for the duration of Latency.
 	Hotplug      bool
@@ -132,6 +135,7 @@ type settings struct {
 	HotplugAsync  bool
 	MaxDisks      int
 	LatencyMS     float64
+	LatencyMaxMS  float64
 	StateMS       float64
 	QuotaBytes    int64
 	CPUQuota      int64
@@ -143,6 +147,11 @@ func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(
 
 func (s *settings) latency() time.Duration   { return milliseconds(s.LatencyMS) }
 func (s *settings) stateTime() time.Duration { return milliseconds(s.StateMS) }
+
+// callTime is the latency of one call.
+func (s *settings) callTime() time.Duration {
+	return s.latency() + milliseconds(rand.Float64()*max(0, s.LatencyMaxMS-s.LatencyMS))
+}
 
 // New creates a rack, or continues with the records in the state folder. It then powers on the guests of instances that
 // were running. It fails on invalid options, on a state folder that another process has open, and on failures of the
@@ -191,9 +200,10 @@ func (o *Options) settings() (*settings, error) {
 	}
 	s := &settings{
 		Hotplug: o.Hotplug, HotplugAsync: o.HotplugAsync, MaxDisks: o.MaxDisks,
-		LatencyMS:  float64(o.Latency) / float64(time.Millisecond),
-		StateMS:    float64(o.StateTime) / float64(time.Millisecond),
-		QuotaBytes: o.QuotaBytes, CPUQuota: int64(o.CPUQuota), SpaceBytes: o.SpaceBytes,
+		LatencyMS:    float64(o.Latency) / float64(time.Millisecond),
+		LatencyMaxMS: float64(o.LatencyMax) / float64(time.Millisecond),
+		StateMS:      float64(o.StateTime) / float64(time.Millisecond),
+		QuotaBytes:   o.QuotaBytes, CPUQuota: int64(o.CPUQuota), SpaceBytes: o.SpaceBytes,
 		apiVersionMax: version,
 	}
 	return s, s.check()
@@ -209,6 +219,9 @@ func (s *settings) check() error {
 	}
 	if s.LatencyMS < 0 || s.StateMS < 0 || s.QuotaBytes < 0 || s.CPUQuota < 0 || s.SpaceBytes < 0 {
 		return errors.New("latency_ms, state_ms, quota_bytes, cpu_quota and space_bytes cannot be negative")
+	}
+	if s.LatencyMaxMS != 0 && s.LatencyMaxMS < s.LatencyMS {
+		return fmt.Errorf("latency_max_ms is %v, less than latency_ms, which is %v", s.LatencyMaxMS, s.LatencyMS)
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -377,5 +379,55 @@ func TestLatencyHoldsForEveryCall(t *testing.T) {
 		w.set(`{"latency_ms":3600000}`)
 		w.set(`{"latency_ms":0}`)
 		w.do("GET", "/ping", "")
+	})
+}
+
+func TestLatencyOfARange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const least, most, calls = 20 * time.Millisecond, 200 * time.Millisecond, 200
+		w := newTimedWorld(t, simrack.Options{Latency: least, LatencyMax: most})
+		shortest, longest := time.Hour, time.Duration(0)
+		for range calls {
+			begin := time.Now()
+			w.do("GET", "/ping", "")
+			took := time.Since(begin)
+			shortest, longest = min(shortest, took), max(longest, took)
+		}
+		// With 200 calls the tenth at either end is reached, but for one run in a billion.
+		const tenth = (most - least) / 10
+		if shortest < least || shortest > least+tenth || longest < most-tenth || longest > most+time.Millisecond {
+			t.Errorf("calls took %s to %s, want about %s to %s", shortest, longest, least, most)
+		}
+	})
+}
+
+// TestCallsPerSecond checks that calls count in the second of their arrival, not of their answer.
+func TestCallsPerSecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTimedWorld(t, simrack.Options{})
+		type rate struct {
+			Began   time.Time
+			Seconds []int
+		}
+		check := func(want rate) {
+			t.Helper()
+			var got rate
+			w.operate("GET", "/rate", "", 200, &got)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+		}
+		w.operate("DELETE", "/calls", "", 204, nil)
+		check(rate{Seconds: []int{}})
+		began := time.Now()
+		w.do("GET", "/ping", "")
+		w.set(`{"latency_ms":1500}`)
+		w.do("GET", "/ping", "")
+		w.set(`{"latency_ms":0}`)
+		time.Sleep(1500 * time.Millisecond)
+		w.do("GET", "/nonexistent", "")
+		check(rate{Began: began, Seconds: []int{2, 0, 0, 1}})
+		w.operate("DELETE", "/calls", "", 204, nil)
+		check(rate{Seconds: []int{}})
 	})
 }

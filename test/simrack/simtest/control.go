@@ -11,19 +11,22 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 )
 
 // Settings are settings of a simulated rack. In a patch, nil fields stay unchanged. Zero means no limit.
 type Settings struct {
-	Hotplug       *bool   `json:"hotplug,omitempty"`
-	HotplugAsync  *bool   `json:"hotplug_async,omitempty"`
-	MaxDisks      *int    `json:"max_disks,omitempty"`
-	LatencyMillis *int    `json:"latency_ms,omitempty"`
-	StateMillis   *int    `json:"state_ms,omitempty"`
-	QuotaBytes    *int64  `json:"quota_bytes,omitempty"`
-	CPUQuota      *int    `json:"cpu_quota,omitempty"`
-	SpaceBytes    *int64  `json:"space_bytes,omitempty"`
-	APIVersionMax *string `json:"api_version_max,omitempty"`
+	Hotplug       *bool `json:"hotplug,omitempty"`
+	HotplugAsync  *bool `json:"hotplug_async,omitempty"`
+	MaxDisks      *int  `json:"max_disks,omitempty"`
+	LatencyMillis *int  `json:"latency_ms,omitempty"`
+	// LatencyMaxMillis makes the latency of each call random, from LatencyMillis on.
+	LatencyMaxMillis *int    `json:"latency_max_ms,omitempty"`
+	StateMillis      *int    `json:"state_ms,omitempty"`
+	QuotaBytes       *int64  `json:"quota_bytes,omitempty"`
+	CPUQuota         *int    `json:"cpu_quota,omitempty"`
+	SpaceBytes       *int64  `json:"space_bytes,omitempty"`
+	APIVersionMax    *string `json:"api_version_max,omitempty"`
 }
 
 // SimInstance is an instance in the control endpoint's JSON.
@@ -82,6 +85,13 @@ type Call struct {
 	Path      string `json:"path"`
 	Status    int    `json:"status"`
 	Fault     string `json:"fault"`
+}
+
+// Rate is how many API calls arrived in each second.
+type Rate struct {
+	// Began is the begin of the first second: the time of the first call since the last [Sim.ClearCalls].
+	Began   time.Time `json:"began"`
+	Seconds []int     `json:"seconds"`
 }
 
 // Leftovers counts what a simulated rack still holds, without boot disks.
@@ -172,7 +182,13 @@ func (s *Sim) Calls(ctx context.Context) (Calls, error) {
 	return calls, s.control(ctx, http.MethodGet, "/v0/calls", nil, &calls)
 }
 
-// ClearCalls empties the log of API calls.
+// Rate returns the API calls per second since the last [Sim.ClearCalls].
+func (s *Sim) Rate(ctx context.Context) (Rate, error) {
+	var rate Rate
+	return rate, s.control(ctx, http.MethodGet, "/v0/rate", nil, &rate)
+}
+
+// ClearCalls empties the log of API calls and the counts.
 func (s *Sim) ClearCalls(ctx context.Context) error {
 	return s.control(ctx, http.MethodDelete, "/v0/calls", nil, nil)
 }

@@ -1,0 +1,108 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPlot(t *testing.T) {
+	line := plotLine{name: "10,000 instances, silence", calls: make([]float64, plotSeconds)}
+	for i := range line.calls {
+		line.calls[i] = float64(i % 50)
+	}
+	svg, err := plot([]plotLine{line, line, line, line})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(string(svg), "<svg") || !strings.Contains(string(svg), "10,000 instances, silence") ||
+		len(svg) > 40_000 {
+		t.Errorf("the plot has %d bytes and begins %.100q", len(svg), svg)
+	}
+}
+
+// TestResultsOfBothTargets checks that make bench and make scale keep each other's rows.
+func TestResultsOfBothTargets(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "results.json")
+	if err := os.WriteFile(file, []byte("[]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct{ write, want []string }{
+		{[]string{"a", "b"}, []string{"a", "b"}},
+		{[]string{fullScalePrefix + "7/x"}, []string{"a", "b", fullScalePrefix + "7/x"}},
+		{[]string{"a", "c"}, []string{"a", "c", fullScalePrefix + "7/x"}},
+		{[]string{fullScalePrefix + "7/y"}, []string{"a", "c", fullScalePrefix + "7/y"}},
+	} {
+		var rows []row
+		for _, name := range step.write {
+			rows = append(rows, row{Name: name})
+		}
+		if err := write(file, rows); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []row
+		if err := json.Unmarshal(text, &got); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, r := range got {
+			names = append(names, r.Name)
+		}
+		if diff := cmp.Diff(step.want, names); diff != "" {
+			t.Errorf("after writing %v (-want +got):\n%s", step.write, diff)
+		}
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	var took []time.Duration
+	for i := range 200 {
+		took = append(took, time.Duration(200-i)*time.Millisecond)
+	}
+	for percent, want := range map[float64]float64{50: 100, 99: 198, 100: 200} {
+		if got := percentile(took, percent); got != want {
+			t.Errorf("p%v is %v, want %v", percent, got, want)
+		}
+	}
+	if got := percentile(took[:1], 50); got != 200 {
+		t.Errorf("p50 of one duration is %v, want 200", got)
+	}
+}
+
+func TestTableOfThePage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "scale.md")
+	if err := os.WriteFile(file, []byte("above\n"+tableBegin+"old\n"+tableEnd+"below\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rows := []row{
+		{Name: fullScalePrefix + "1000/list/calls", Value: 4, Unit: "calls"},
+		{Name: fullScalePrefix + "70000/list/calls", Value: 1234.4, Unit: "calls"},
+		{Name: fullScalePrefix + "70000/list/time", Value: 18.25, Unit: "s"},
+	}
+	if err := updatePage(file, scaleTable(rows)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "above\n" + tableBegin +
+		"| | | 1,000 volumes | 7,000 volumes | 70,000 volumes |\n|---|---|--:|--:|--:|\n" +
+		"| list/calls | calls | 4 |  | 1,234 |\n| list/time | s |  |  | 18.2 |\n" + tableEnd + "below\n"
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("the page (-want +got):\n%s", diff)
+	}
+}
