@@ -108,8 +108,12 @@ fuzz: deps ## fuzz the scanner that proves disks blank, for FUZZTIME (50000x, or
 	go test ./core/device -run '^$$' -fuzz '^FuzzProveBlank$$' -fuzztime $(FUZZTIME)
 
 .PHONY: model
-model: ## check planned restarts in every order of calls, crashes and lost answers, for MODEL (1m)
-	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=30m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| steps in '
+model: ## find all states of planned restarts in small scenarios, in larger ones too with MODEL=10m (1m)
+	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=60m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| states in '
+
+.PHONY: model-page
+model-page: ## find the states of all scenarios and write their numbers to docs/development/model-check.md
+	go test ./core/restart -run 'TestModel$$|TestModelPage' -count=1 -timeout=60m -model=1h -update
 
 .PHONY: mutate
 mutate: deps ## plant each bug of test/mutate and expect that its test fails; as root

@@ -5,6 +5,7 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -267,7 +268,7 @@ func (e *Engine) requestShutdown(ctx context.Context, h *heldRestart) error {
 	case err != nil:
 		return err
 	case instance.RunState != rack.Running && !h.requestSent:
-		return e.endRestart(ctx, h) // its owner stopped it first and will start it
+		return e.finish(ctx, h) // its owner stopped it first and will start it; its node may be drained
 	case instance.RunState != rack.Running:
 		e.enterStage(h, stageStopping)
 		return nil
@@ -521,7 +522,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		}
 	}
 	for _, request := range e.requestsFor(id) {
-		err := e.attachRequested(ctx, request.disk, id)
+		err := e.confirmNotFound(ctx, e.attachRequested(ctx, request.disk, id))
 		switch {
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
@@ -793,16 +794,21 @@ func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 	return e.endRestart(ctx, h)
 }
 
+// confirmNotFound returns the error of [Rack.ConfirmProject] instead of a [rack.ErrNotFound] that cannot be believed.
+func (e *Engine) confirmNotFound(ctx context.Context, err error) error {
+	if errors.Is(err, rack.ErrNotFound) {
+		return cmp.Or(e.rack.ConfirmProject(ctx), err)
+	}
+	return err
+}
+
 // errDeleted says that the instance was deleted.
 var errDeleted = errors.New("the instance was deleted")
 
 // instance reads an instance. It returns errDeleted only if the project can still be seen.
 func (e *Engine) instance(ctx context.Context, id string) (rack.Instance, error) {
 	instance, err := e.rack.Instance(ctx, id)
-	if errors.Is(err, rack.ErrNotFound) {
-		if unconfirmed := e.rack.ConfirmProject(ctx); unconfirmed != nil {
-			return rack.Instance{}, unconfirmed
-		}
+	if err = e.confirmNotFound(ctx, err); errors.Is(err, rack.ErrNotFound) {
 		return rack.Instance{}, fmt.Errorf("%w: %w", errDeleted, err)
 	}
 	return instance, err

@@ -1,0 +1,388 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package restart
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// modelView is the rack and the orchestrator as the current activity sees them.
+type modelView struct{ m *model }
+
+// modelCall is the call that an activity waits for.
+type modelCall struct {
+	name string
+	// do carries the call out and returns its result. The model is a parameter because a late call may arrive in a copy.
+	do func(m *model) (any, error)
+	// mutates is true if the call changes the modelled world.
+	mutates bool
+	// asks is true if the call goes to the orchestrator instead of the rack.
+	asks bool
+	// ready reports whether the call can return now. Nil means always.
+	ready func() bool
+	// text is the record that the call writes.
+	text string
+	// choice is true for a wait; the scheduler decides whether it is over.
+	choice bool
+}
+
+// lateCall is a call that arrives after the process that sent it has died.
+type lateCall struct {
+	// during are the takeovers that had begun when the call was sent.
+	during                      []string
+	process, holder, name, text string
+	do                          func(m *model) (any, error)
+}
+
+type nothing = struct{}
+
+func call[T any](v *modelView, c modelCall, do func(m *model) (T, error)) (T, error) {
+	c.do = func(m *model) (any, error) { return do(m) }
+	value, err := v.m.call(c)
+	got, _ := value.(T)
+	return got, err
+}
+
+func read(name string) modelCall   { return modelCall{name: name} }
+func change(name string) modelCall { return modelCall{name: name, mutates: true} }
+func ask(name string) modelCall    { return modelCall{name: name, asks: true} }
+func askFor(name string) modelCall { return modelCall{name: name, asks: true, mutates: true} }
+
+func (m *model) call(c modelCall) (any, error) {
+	a := m.current
+	if !a.yield(c) {
+		panic(abandoned{})
+	}
+	return a.value, a.err
+}
+
+// --- the rack
+
+func (d *modelDisk) view() rack.Disk {
+	disk := rack.Disk{ID: d.id, Name: d.id[len(d.id)-4:], State: rack.Detached}
+	if d.instance != "" {
+		disk.State, disk.InstanceID = rack.Attached, d.instance
+	}
+	return disk
+}
+
+func (v *modelView) Disk(_ context.Context, id string) (rack.Disk, error) {
+	return call(v, read("disk "+id), func(m *model) (rack.Disk, error) {
+		if m.disk(id).deleted {
+			return rack.Disk{}, rack.ErrNotFound
+		}
+		return m.disk(id).view(), nil
+	})
+}
+
+func (v *modelView) Instance(_ context.Context, id string) (rack.Instance, error) {
+	return call(v, read("instance "+id), func(m *model) (rack.Instance, error) {
+		return rack.Instance{ID: id, RunState: m.instance(id).run}, nil
+	})
+}
+
+func (v *modelView) Disks(context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[rack.Disk], error] {
+	panic("scenarios have fewer disks than a tick lists")
+}
+
+func (v *modelView) Instances(context.Context) ([]rack.Instance, error) {
+	panic("scenarios have fewer instances than a tick lists")
+}
+
+func (v *modelView) InstanceDisks(_ context.Context, id string) ([]rack.Disk, error) {
+	return call(v, read("instance disks "+id), func(m *model) ([]rack.Disk, error) { return m.disksOf(id), nil })
+}
+
+func (m *model) disksOf(instance string) []rack.Disk {
+	var disks []rack.Disk
+	for _, d := range m.disks {
+		if d.instance == instance {
+			disks = append(disks, d.view())
+		}
+	}
+	return disks
+}
+
+func (v *modelView) Attach(_ context.Context, id, instance string) (rack.Disk, error) {
+	return call(v, change("attach "+id+" to "+instance), func(m *model) (rack.Disk, error) {
+		d := m.disk(id)
+		switch {
+		case d.instance == instance:
+		case d.deleted:
+			return rack.Disk{}, rack.ErrNotFound
+		case d.instance != "":
+			return rack.Disk{}, fmt.Errorf("attached elsewhere: %w", rack.ErrRefused)
+		case m.instance(instance).run != rack.Stopped:
+			return rack.Disk{}, rack.ErrNotStopped
+		case len(m.disksOf(instance)) >= m.scenario.room():
+			return rack.Disk{}, rack.ErrFull
+		default:
+			d.instance = instance
+		}
+		return d.view(), nil
+	})
+}
+
+func (v *modelView) Detach(_ context.Context, id, instance string) (rack.Disk, error) {
+	byRestart := v.m.current.tick
+	return call(v, change("detach "+id+" from "+instance), func(m *model) (rack.Disk, error) {
+		d, i := m.disk(id), m.instance(instance)
+		// A rack with hot-plug would take the disk from a guest that uses it.
+		if byRestart && d.instance == instance && i.run != rack.Stopped && !i.ownerActed {
+			m.fail("a restart detaches disk %s from instance %s, which is %s", id, instance, i.run)
+		}
+		switch {
+		case d.instance == "":
+		case d.instance != instance:
+			return rack.Disk{}, fmt.Errorf("attached elsewhere: %w", rack.ErrRefused)
+		case i.run != rack.Stopped:
+			return rack.Disk{}, rack.ErrNotStopped
+		default:
+			d.instance = ""
+		}
+		return d.view(), nil
+	})
+}
+
+func (v *modelView) StopInstance(_ context.Context, id string) error {
+	for _, w := range v.m.current.process.engine.held {
+		if w.record.Instance == id && w.recovering && v.m.instance(id).run != rack.Failed {
+			v.m.fail("instance %s is stopped by a process that should only bring it back", id)
+		}
+	}
+	_, err := call(v, change("stop "+id), func(m *model) (nothing, error) {
+		if i := m.instance(id); i.run == rack.Running {
+			i.run, i.down = "stopping", true
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+func (v *modelView) StartInstance(_ context.Context, id string) error {
+	_, err := call(v, change("start "+id), func(m *model) (nothing, error) {
+		switch i := m.instance(id); i.run {
+		case rack.Stopped:
+			if i.stoppedByOwner {
+				m.fail("instance %s was stopped by its owner, and was started by a process", id)
+			}
+			i.run = "starting"
+		case rack.Running, "starting":
+		default:
+			return nothing{}, rack.ErrConflict
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+// ConfirmProject is no call of its own: its answer follows that of the call before.
+func (v *modelView) ConfirmProject(context.Context) error {
+	if v.m.hidden {
+		return errTransient
+	}
+	return nil
+}
+
+// --- the records
+
+func (v *modelView) Records(context.Context) ([]rack.Record, error) {
+	a := v.m.current
+	return call(v, read("records"), func(m *model) ([]rack.Record, error) {
+		a.hasListed = a.tick
+		var records []rack.Record
+		for _, name := range sortedKeys(m.records) {
+			records = append(records, m.records[name])
+		}
+		return records, nil
+	})
+}
+
+func (v *modelView) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
+	return call(v, modelCall{name: "create " + name, mutates: true, text: text}, func(m *model) (rack.Record, error) {
+		if _, taken := m.records[name]; taken {
+			return rack.Record{}, rack.ErrAlreadyExists
+		}
+		// A record that is deleted and created again gets another ID.
+		n := 0
+		for m.remembered(fmt.Sprintf("%s/%d", name, n)) {
+			n++
+		}
+		m.records[name] = rack.Record{ID: fmt.Sprintf("%s/%d", name, n), Name: name, Text: text}
+		return m.records[name], nil
+	})
+}
+
+// remembered reports whether a process may know a record by this ID.
+func (m *model) remembered(recordID string) bool {
+	for _, p := range m.processes {
+		if _, seen := p.engine.lastSeen[recordID]; seen {
+			return true
+		}
+		for _, w := range p.engine.held {
+			if w.record.recordID == recordID || w.takenFrom == recordID {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *model) recordName(id string) (string, bool) {
+	for name, r := range m.records {
+		if r.ID == id {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+func (v *modelView) UpdateRecord(_ context.Context, id, text string) error {
+	a := v.m.current
+	_, err := call(v, modelCall{name: "update " + id, mutates: true, text: text}, func(m *model) (nothing, error) {
+		name, ok := m.recordName(id)
+		if !ok {
+			return nothing{}, rack.ErrNotFound
+		}
+		r := m.records[name]
+		if !strings.Contains(r.Text, mayStop) && strings.Contains(text, mayStop) {
+			m.checkWanted(a, name, text)
+		}
+		r.Text = text
+		m.records[name] = r
+		return nothing{}, nil
+	})
+	return err
+}
+
+func (v *modelView) DeleteRecord(_ context.Context, id string) error {
+	_, err := call(v, change("delete "+id), func(m *model) (nothing, error) {
+		name, ok := m.recordName(id)
+		if !ok {
+			return nothing{}, rack.ErrNotFound
+		}
+		delete(m.records, name)
+		return nothing{}, nil
+	})
+	return err
+}
+
+// deleteRecordNamed is [rack.Client.DeleteRecordNamed].
+func (v *modelView) deleteRecordNamed(name string) error {
+	_, err := call(v, change("delete "+name), func(m *model) (nothing, error) {
+		delete(m.records, name)
+		return nothing{}, nil
+	})
+	return err
+}
+
+// deleteDisk deletes a detached disk.
+func (v *modelView) deleteDisk(id string) error {
+	_, err := call(v, change("delete disk "+id), func(m *model) (nothing, error) {
+		d := m.disk(id)
+		if d.instance != "" {
+			return nothing{}, rack.ErrRefused
+		}
+		d.deleted = true
+		return nothing{}, nil
+	})
+	return err
+}
+
+// --- the orchestrator
+
+// reach returns an error for a node that the orchestrator cannot reach.
+func (m *model) reach(instance string) (*modelInstance, error) {
+	if i := m.instance(instance); i.guest != guestLost {
+		return i, nil
+	}
+	return nil, errTransient
+}
+
+func (v *modelView) Request(_ context.Context, instance, id string) error {
+	_, err := call(v, askFor("ask "+instance), func(m *model) (nothing, error) {
+		i, err := m.reach(instance)
+		if err != nil {
+			return nothing{}, err
+		}
+		if m.scenario.shutdown == Drain && i.drain != drainDone && !i.ownerActed {
+			m.fail("instance %s is asked to shut down before its node is drained", instance)
+		}
+		if i.request != id {
+			i.request, i.reply = id, metadata.RestartReply{}
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+func (v *modelView) Reply(_ context.Context, instance, id string) (metadata.RestartReply, error) {
+	return call(v, ask("answer "+instance), func(m *model) (metadata.RestartReply, error) {
+		i, err := m.reach(instance)
+		if err != nil || i.request != id {
+			return metadata.RestartReply{}, err
+		}
+		return i.reply, nil
+	})
+}
+
+func (v *modelView) Withdraw(_ context.Context, instance, id string) (metadata.RestartReply, error) {
+	return call(v, askFor("withdraw "+instance), func(m *model) (metadata.RestartReply, error) {
+		i, err := m.reach(instance)
+		if err != nil || i.request != id {
+			return metadata.RestartReply{}, err
+		}
+		said := i.reply
+		if said.State != metadata.RestartAccepted {
+			i.request, i.reply = "", metadata.RestartReply{}
+		}
+		return said, nil
+	})
+}
+
+func (v *modelView) Forget(_ context.Context, instance, id string) error {
+	_, err := call(v, askFor("forget "+instance), func(m *model) (nothing, error) {
+		i, err := m.reach(instance)
+		if err == nil && i.request == id {
+			i.request, i.reply = "", metadata.RestartReply{}
+		}
+		return nothing{}, err
+	})
+	return err
+}
+
+func (v *modelView) Report(context.Context, string, metadata.RestartReport) error { return nil }
+
+func (v *modelView) Drain(_ context.Context, instance, _ string) (left []string, err error) {
+	return call(v, askFor("drain "+instance), func(m *model) ([]string, error) {
+		i, err := m.reach(instance)
+		switch {
+		case err != nil:
+			return nil, err
+		case i.drain == drainDone:
+			return nil, nil
+		case i.drain == drainNone:
+			i.drain = drainStarted
+		}
+		return []string{"work"}, nil
+	})
+}
+
+func (v *modelView) Undrain(_ context.Context, instance, _ string) error {
+	_, err := call(v, askFor("undrain "+instance), func(m *model) (nothing, error) {
+		i, err := m.reach(instance)
+		if err == nil {
+			i.drain = drainNone
+		}
+		return nothing{}, err
+	})
+	return err
+}
