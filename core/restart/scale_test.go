@@ -161,29 +161,27 @@ type deferringRack struct {
 	deleted []string
 }
 
-func (r *deferringRack) Records(context.Context) ([]rack.Record, error) {
+func (r *deferringRack) Records(ctx context.Context) ([]rack.Record, error) {
 	for range 1 + len(r.records)/500 {
-		r.request()
+		if err := r.request(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return r.records, nil
 }
 
-func (r *deferringRack) ConfirmProject(context.Context) error {
-	r.request()
-	return nil
-}
+func (r *deferringRack) ConfirmProject(ctx context.Context) error { return r.request(ctx) }
 
-func (r *deferringRack) DeleteRecord(_ context.Context, id string) error {
-	r.request()
+func (r *deferringRack) DeleteRecord(ctx context.Context, id string) error {
 	r.deleted = append(r.deleted, id)
-	return nil
+	return r.request(ctx)
 }
 
 // With 5,000 unpublished volumes that are still attached, the first tick finds the record of a deleted disk. Otherwise
 // no tick would ever end the search, and the next one would begin it again.
 func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &deferringRack{}
+		r := &deferringRack{slowRack: slowRack{latency: 50 * time.Millisecond}}
 		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		for i := range 5000 {
 			disk := rack.Disk{ID: uuid.NewString(), State: rack.Attached, InstanceID: "instance"}
@@ -199,7 +197,7 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 		start := time.Now()
 		e.runOnce(t.Context())
 		if took := time.Since(start); took > e.opts.Lease/renewalsPerLease {
-			t.Errorf("the first tick took %s with %d requests", took, r.requests)
+			t.Errorf("the first tick took %s with %d requests", took, r.requests.Load())
 		}
 		if len(r.deleted) != 1 || r.deleted[0] != r.records[0].ID {
 			t.Errorf("deleted the records %q, want that of disk %s", r.deleted, r.records[0].ID)
