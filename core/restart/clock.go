@@ -23,6 +23,7 @@ const (
 	timerReply     timer = "reply"
 	timerHalt      timer = "halt"
 	timerGuestStop timer = "guest stop"
+	timerRunState  timer = "run state"
 	timerApply     timer = "apply"
 	timerBack      timer = "back"
 	timerHandover  timer = "handover"

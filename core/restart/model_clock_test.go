@@ -29,6 +29,8 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 		return c.m.scenario.sweeps
 	case timerOutdated:
 		return false // guests accept requests of any age
+	case timerRunState:
+		return false // this rack ends every change of a run state
 	case timerRenewal, timerRequest, timerApply, timerHandover:
 		// These waits end operations that would otherwise continue for ever. Ending one early is a fault.
 		return c.endsEarly(what)

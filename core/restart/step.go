@@ -443,7 +443,7 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 		return e.rack.StopInstance(ctx, id)
 	case rack.Running:
 	default:
-		return nil
+		return e.awaitRunState(ctx, h, instance)
 	}
 	if e.opts.Shutdown == Hard {
 		if h.recovering {
@@ -480,6 +480,16 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 		return e.setStuck(ctx, h, h.problem)
 	}
 	return nil
+}
+
+// awaitRunState waits while the rack changes the run state of an instance. A rack that does not end that in time keeps
+// the instance as it is, but not the slot.
+func (e *Engine) awaitRunState(ctx context.Context, h *heldRestart, instance rack.Instance) error {
+	if !e.stageLasted(timerRunState, h, e.opts.HaltTimeout) {
+		return nil
+	}
+	return e.setStuck(ctx, h, fmt.Sprintf(
+		"the rack has not ended its run state %q within %s: ask the rack's operator", instance.RunState, e.opts.HaltTimeout))
 }
 
 // apply changes the disks of a stopped instance. It detaches the disks whose detach was deferred before the restart, or
@@ -662,7 +672,7 @@ func (e *Engine) start(ctx context.Context, h *heldRestart) error {
 		return nil
 	case rack.Stopped, rack.Failed:
 	default:
-		return nil
+		return e.awaitRunState(ctx, h, instance)
 	}
 	if err := e.rack.StartInstance(ctx, id); err != nil && !errors.Is(err, rack.ErrConflict) {
 		e.reportProblem(
@@ -724,7 +734,7 @@ func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
 		e.enterStage(h, stageStopping)
 		return nil
 	case instance.RunState != rack.Running:
-		return nil
+		return e.awaitRunState(ctx, h, instance)
 	case e.opts.Shutdown == Hard:
 		// The previous holder may have asked the guest to shut down, which takes time.
 		if !e.stageLasted(timerGuestStop, h, e.opts.HaltTimeout) {

@@ -91,6 +91,42 @@ func TestFailingWithdrawalFreesTheSlot(t *testing.T) {
 	}
 }
 
+// changing is a rack that never ends the change of an instance's run state.
+type changing struct {
+	takenOver
+	state string
+}
+
+func (r *changing) Instance(context.Context, string) (rack.Instance, error) {
+	return rack.Instance{ID: "i", RunState: r.state}, nil
+}
+
+// An instance whose run state changes for ever does not keep the slot for ever.
+func TestEndlessChangeOfARunStateFreesTheSlot(t *testing.T) {
+	for _, in := range []stage{stageStopping, stageRecovering, stageStarting} {
+		for _, state := range []string{"stopping", "migrating", "starting", "rebooting", "repairing"} {
+			synctest.Test(t, func(t *testing.T) {
+				r := &changing{state: state}
+				record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
+				r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}
+				e := New(r, Options{
+					Cluster: "prod", Shutdown: Guest, HaltTimeout: 10 * time.Minute, Requester: cannotWithdraw{},
+					Log: slog.New(slog.DiscardHandler),
+				})
+				h := &heldRestart{record: record, stage: in, since: time.Now()}
+				e.held["1"] = h
+				for _, stuck := range []bool{false, false, true} {
+					err := e.runStage(t.Context(), h, recordSet{})
+					if err != nil || h.record.Stuck != stuck || stuck && h.problem == "" {
+						t.Errorf("%s, %s: %v, stuck %t, want %t; reported %q", in, state, err, h.record.Stuck, stuck, h.problem)
+					}
+					time.Sleep(e.opts.HaltTimeout / 2)
+				}
+			})
+		}
+	}
+}
+
 // panicking is a rack whose first call panics.
 type panicking struct {
 	Rack
