@@ -35,7 +35,7 @@ import (
 var (
 	modelTime = flag.Duration(
 		"model",
-		2*time.Second,
+		time.Second,
 		"explore the scenarios of which a computer with 2 cores finds this much",
 	)
 	updateModel = flag.Bool("update", false, "write the numbers of states to docs/development/model-check.md")
