@@ -28,7 +28,7 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		do   func(name string) error
 	}{
 		{"CreateVolume", atMost(1), func(name string) (err error) { id, err = r.createVolume(ctx, name); return err }},
-		{"ControllerPublishVolume", atMost(3), func(string) error { _, err := r.publish(ctx, id); return err }},
+		{"ControllerPublishVolume", atMost(4), func(string) error { _, err := r.publish(ctx, id); return err }},
 		{"ControllerUnpublishVolume", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
 		{
 			"CreateSnapshot",

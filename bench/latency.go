@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 
@@ -95,8 +96,9 @@ func (r *rig) createLatency(
 	}, nil
 }
 
-// publishLatency compares ControllerPublishVolume with the attach call alone, and with the three calls that the plugin
-// makes: it reads the disk and the instance's other disks before it attaches.
+// publishLatency compares ControllerPublishVolume with the attach call alone, and with the four calls that the plugin
+// makes: before it attaches, it reads the disk and the instance's other disks, and deletes the record that the disk is
+// to be detached, of which there is none.
 func (r *rig) publishLatency(ctx context.Context) ([]row, error) {
 	id, err := r.createVolume(ctx, "published")
 	if err != nil {
@@ -139,6 +141,13 @@ func (r *rig) readAndAttach(ctx context.Context, diskID string) error {
 		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(r.node.ID)},
 	); err != nil {
 		return err
+	}
+	err := r.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{
+		AntiAffinityGroup: oxide.NameOrId("csi-detach-" + diskID), Project: oxide.NameOrId(r.sim.Project),
+	})
+	var answer *oxide.HTTPError
+	if !errors.As(err, &answer) || answer.HTTPResponse.StatusCode != http.StatusNotFound {
+		return fmt.Errorf("delete a record that does not exist: %w", err)
 	}
 	return r.attach(ctx, diskID)
 }

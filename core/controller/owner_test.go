@@ -220,7 +220,8 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// Volumes of this cluster and of no cluster cost no request for a record.
+// Volumes of this cluster and of no cluster cost no request for the record of an adoption. A publish deletes the record
+// of a deferred detach.
 func TestOwnVolumesReadNoRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -240,7 +241,7 @@ func TestOwnVolumesReadNoRecord(t *testing.T) {
 	}
 	r.Must(t, r.Delete(t, own))
 	for operation, count := range r.Calls(t) {
-		if strings.HasPrefix(operation, "anti_affinity") {
+		if strings.HasPrefix(operation, "anti_affinity") && operation != "anti_affinity_group_delete" {
 			t.Errorf("%s: %d", operation, count)
 		}
 	}

@@ -70,6 +70,35 @@ func TestPlannedHotPublishKeepsItsDisk(t *testing.T) {
 	}
 }
 
+// The same holds for a disk that a controller in attach mode hot has detached and attached again.
+func TestPlannedHotAttachKeepsItsDisk(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t)
+	node := r.Node(t, "node-a")
+	hot := r.copy()
+	hot.Options.Restarts = nil
+	hot.Start(t)
+	volume := r.unpublishedOn(t, "v", node)
+	r.stop(t, node)
+	hot.Must(t, hot.Unpublish(t, volume, node))
+	if holder := r.Holder(t, volume); holder != "" {
+		t.Fatalf("the disk is still on %q", holder)
+	}
+	hot.Must(t, hot.Publish(t, volume, node))
+	if got := r.records(t, "csi-detach-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+	_, err := r.SDK.InstanceStart(t.Context(), oxide.InstanceStartParams{Instance: oxide.NameOrId(node)})
+	r.Must(t, err)
+	coretest.Eventually(t, "the instance runs", func() bool { return r.runState(t, node) == oxide.InstanceStateRunning })
+	// A restart of the instance detaches what was unpublished.
+	r.published(t, r.Create(t, "w"), node)
+	r.restartsDone(t)
+	if got := r.Holder(t, volume); got != node {
+		t.Errorf("the published disk is on %q", got)
+	}
+}
+
 // An unpublished volume can be deleted at once if the owner stops the instance that still has its disk.
 func TestPlannedDeleteOnStopped(t *testing.T) {
 	t.Parallel()
@@ -389,9 +418,10 @@ func TestPlannedThenHot(t *testing.T) {
 	hot := r.copy()
 	hot.Options.Restarts = nil
 	hot.Options.CleanUpRestarts = &restart.Options{
-		Lease: time.Second,
-		Poll:  10 * time.Millisecond,
-		Idle:  20 * time.Millisecond,
+		Lease:       time.Second,
+		Poll:        10 * time.Millisecond,
+		Idle:        20 * time.Millisecond,
+		HaltTimeout: time.Minute,
 	}
 	hot.Start(t)
 	coretest.Eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })

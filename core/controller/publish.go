@@ -60,8 +60,7 @@ func (c *Service) ControllerPublishVolume(
 	case disk.InstanceID != instanceID:
 		disk, err = rc.attach(ctx, disk, instanceID)
 	default:
-		// A controller in attach mode restart, of before or of the same rolling update, may have deferred its detach.
-		err = restart.EraseDeferredDetach(ctx, rc.rack, disk.ID)
+		err = rc.eraseDeferredDetach(ctx, disk)
 	}
 	if err != nil {
 		return nil, err
@@ -90,12 +89,21 @@ func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, in
 	return nil
 }
 
-// attach attaches a disk that is in a stable state and not attached to this instance.
+// eraseDeferredDetach deletes the record that the disk is to be detached, in attach mode hot. A controller in attach
+// mode restart, of before or of the same rolling update, may have made it, and a later one would detach the disk.
+func (c rackController) eraseDeferredDetach(ctx context.Context, disk rack.Disk) error {
+	return restart.EraseDeferredDetach(ctx, c.rack, disk.ID)
+}
+
+// attach attaches a disk that is in a stable state and not attached to this instance. It is for attach mode hot.
 func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
 	if err := c.checkAttachable(ctx, disk); err != nil {
 		return rack.Disk{}, err
 	}
 	if err := c.refusals.get(opAttach, disk.ID, instanceID); err != nil {
+		return rack.Disk{}, err
+	}
+	if err := c.eraseDeferredDetach(ctx, disk); err != nil {
 		return rack.Disk{}, err
 	}
 	attached, err := c.checkAndAttach(ctx, disk, instanceID)

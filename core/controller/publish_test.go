@@ -30,7 +30,10 @@ func TestPublishAndUnpublish(t *testing.T) {
 	r.ClearCalls(t)
 	first, err := r.ControllerPublishVolume(t.Context(), req)
 	r.Must(t, err)
-	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1})
+	r.WantCalls(
+		t,
+		map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1, "anti_affinity_group_delete": 1},
+	)
 	coretest.WantSame(t, first, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
 		"diskName": diskname.ForVolume(coretest.Cluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
 		"origin": "blank", "readOnly": "false", "fsLineage": "",

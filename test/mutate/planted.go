@@ -923,11 +923,11 @@ var planted = []bug{
 		file: "core/restart/step.go",
 		original: "\tcase rack.Stopped, rack.Failed:\n" +
 			"\tdefault:\n" +
-			"\t\treturn nil\n" +
+			"\t\treturn e.awaitRunState(ctx, h, instance)\n" +
 			"\t}\n" +
 			"\tif err := e.rack.Start",
 		planted: "\tdefault:\n" +
-			"\t\treturn nil\n" +
+			"\t\treturn e.awaitRunState(ctx, h, instance)\n" +
 			"\t}\n" +
 			"\tif err := e.rack.Start",
 		pkg:  "core/restart",
@@ -1018,10 +1018,34 @@ var planted = []bug{
 		flag: "-model=1m",
 	},
 	{
+		name:     "restart: an instance whose run state changes for ever keeps its slot",
+		file:     "core/restart/step.go",
+		original: "\tif !e.stageLasted(timerRunState, h, e.opts.HaltTimeout) {",
+		planted:  "\tif h.record.ID != \"\" {",
+		pkg:      "core/restart",
+		test:     "TestEndlessChangeOfARunStateFreesTheSlot",
+	},
+	{
+		name:     "restart: a request that cannot be withdrawn after the start keeps its slot",
+		file:     "core/restart/step.go",
+		original: "\tswitch {\n\tcase err != nil:\n\t\treturn e.unreachable(ctx, h, timerBack, backTimeout, err)\n\tcase reply.State == metadata.RestartAccepted:\n\t\te.enterStage(h, stageStopping)\n\t\treturn nil\n\t}\n\treturn e.finish(ctx, h)\n}\n",
+		planted:  "\tswitch {\n\tcase err != nil:\n\t\treturn err\n\tcase reply.State == metadata.RestartAccepted:\n\t\te.enterStage(h, stageStopping)\n\t\treturn nil\n\t}\n\treturn e.finish(ctx, h)\n}\n",
+		pkg:      "core/restart",
+		test:     "TestFailingWithdrawalFreesTheSlot",
+	},
+	{
+		name:     "controller: an attach in mode hot leaves the record of a deferred detach",
+		file:     "core/controller/publish.go",
+		original: "\tif err := c.eraseDeferredDetach(ctx, disk); err != nil {",
+		planted:  "\tif err := ctx.Err(); err != nil {",
+		pkg:      "core/controller",
+		test:     "TestPlannedHotAttachKeepsItsDisk",
+	},
+	{
 		name:     "restart: an instance is restarted for a volume that was given up",
 		file:     "core/restart/step.go",
-		original: "\tif i < 0 && !records.stillFrees(h.record) {",
-		planted:  "\tif i < 0 && h.record.ID == \"\" {",
+		original: "\tdefault:\n\t\treturn e.endRestart(ctx, h)\n\t}\n\tinstance, err := e.instance(ctx, id)\n",
+		planted:  "\t}\n\tinstance, err := e.instance(ctx, id)\n",
 		pkg:      "core/restart",
 		test:     "TestModel/of/a_volume_that_is_given_up$/any_order",
 		flag:     "-model=1m",
