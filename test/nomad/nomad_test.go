@@ -564,12 +564,13 @@ func (c *cluster) drain(t *testing.T, alloc string) string {
 	root := c.as(c.management)
 	info, _, err := c.admin.Allocations().Info(alloc, nil)
 	must(t, err)
+	other := nodes[1-slices.Index(nodes, info.NodeName)]
+	c.moveController(t, other)
 	// The job was pinned to its node. Without that constraint it may move.
 	job := c.as(c.management, "NOMAD_VAR_volume=data", "NOMAD_VAR_client="+strings.Join(nodes, "|"))
 	job.run(t, "node", "eligibility", "-disable", info.NodeID)
 	job.run(t, "job", "run", "-detach", "example.nomad.hcl")
 	root.run(t, "node", "drain", "-enable", "-yes", "-detach", info.NodeID)
-	other := nodes[1-slices.Index(nodes, info.NodeName)]
 	moved := c.placed(other)
 	c.server.eventually("the node is drained, its plugin last", func() bool {
 		node, _, err := c.admin.Nodes().Info(info.NodeID, nil)
