@@ -652,9 +652,9 @@ func TestNodeDiskNameOfADeletedVolume(t *testing.T) {
 }
 
 // The record of a deleted volume has the serial or the device number of this volume's disk. It keeps neither the volume
-// here after its disk has left the guest, nor lets an unstage succeed that has not looked for the volume.
+// here after its disk has left the guest, nor lets an unstage succeed that has not looked for the volume. The test runs
+// alone: the mount of a removed disk has a device number that the disk of another test can get.
 func TestNodeOldRecordOfAnotherVolume(t *testing.T) {
-	t.Parallel()
 	for name, tc := range map[string]struct {
 		change func(r *nodeRig, v *volume, old *volumerecord.Record)
 		leave  func(r *nodeRig, v *volume)
@@ -671,7 +671,6 @@ func TestNodeOldRecordOfAnotherVolume(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 				coretest.Must(r.t, r.stage(v, capability))
 				coretest.Must(r.t, r.publish(v, "target", capability, false))
