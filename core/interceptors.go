@@ -42,7 +42,7 @@ func (s *Server) logAndCount(
 	}
 	s.metrics.RPCStarted(info.FullMethod)
 	start := time.Now()
-	resp, err := handler(ctx, req)
+	resp, err := handler(rpc.WithArrival(ctx), req)
 	took := time.Since(start)
 
 	result := statusOf(ctx, err)

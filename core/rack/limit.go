@@ -5,10 +5,13 @@
 package rack
 
 import (
+	"container/heap"
 	"context"
 	"fmt"
 	"net/http"
 	"sync"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // maxCalls is how many calls of one rack are under way at most. A rack with more work than it can do gets slower for
@@ -24,39 +27,124 @@ type urgentKey struct{}
 // way. It is for few calls, one after the other, that must not fail because orchestrators ask for more than a rack can do.
 func Urgent(ctx context.Context) context.Context { return context.WithValue(ctx, urgentKey{}, true) }
 
-// limiter bounds the calls that are under way. The other calls wait in the order in which they came, each until the
-// end of its context. So a call whose caller has gone costs the rack nothing.
+// limiter bounds the calls that are under way. Of the calls that wait, the next is one of the RPC that arrived first, see
+// [rpc.WithArrival]. If each call waited behind all earlier ones, many RPCs with several calls each would all reach
+// their deadlines, and none would end. A call waits until the end of its context: a call whose caller has gone costs
+// the rack nothing.
 type limiter struct {
 	next http.RoundTripper
-	// slots holds one value for each call under way. The runtime serves the goroutines that wait to send in their order.
-	slots chan struct{}
-	// urgent is the like for urgent calls.
+	// urgent holds one value for each urgent call under way.
 	urgent chan struct{}
+
+	mu sync.Mutex
+	// free is how many calls may begin. Nothing waits unless it is 0.
+	free    int
+	waiting queue
 }
 
 var _ http.RoundTripper = (*limiter)(nil)
 
 func newLimiter(next http.RoundTripper) *limiter {
-	return &limiter{
-		next: next, slots: make(chan struct{}, maxCalls-urgentCalls), urgent: make(chan struct{}, urgentCalls),
-	}
+	return &limiter{next: next, free: maxCalls - urgentCalls, urgent: make(chan struct{}, urgentCalls)}
 }
 
 func (l *limiter) RoundTrip(req *http.Request) (*http.Response, error) {
-	slots := l.slots
+	acquire, release := l.acquire, l.release
 	if req.Context().Value(urgentKey{}) != nil {
-		slots = l.urgent
+		acquire, release = l.acquireUrgent, func() { <-l.urgent }
 	}
-	select {
-	case slots <- struct{}{}:
-	case <-req.Context().Done():
+	if err := acquire(req.Context()); err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close() // nothing was read from it
 		}
-		return nil, fmt.Errorf("wait while %d other calls are under way: %w", maxCalls, req.Context().Err())
+		return nil, fmt.Errorf("wait while %d other calls are under way: %w", maxCalls, err)
 	}
-	defer func() { <-slots }()
+	defer release()
 	return l.next.RoundTrip(req)
+}
+
+func (l *limiter) acquireUrgent(ctx context.Context) error {
+	select {
+	case l.urgent <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l *limiter) acquire(ctx context.Context) error {
+	l.mu.Lock()
+	if l.free > 0 {
+		l.free--
+		l.mu.Unlock()
+		return nil
+	}
+	call := &waitingCall{arrival: rpc.Arrival(ctx), begin: make(chan struct{})}
+	heap.Push(&l.waiting, call)
+	l.mu.Unlock()
+	select {
+	case <-call.begin:
+		return nil
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	waits := call.index >= 0
+	if waits {
+		heap.Remove(&l.waiting, call.index)
+	}
+	l.mu.Unlock()
+	if !waits { // it could have begun at the same moment
+		l.release()
+	}
+	return ctx.Err()
+}
+
+func (l *limiter) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waiting) == 0 {
+		l.free++
+		return
+	}
+	close(heap.Pop(&l.waiting).(*waitingCall).begin)
+}
+
+// waitingCall is a call that may begin once begin is closed.
+type waitingCall struct {
+	// arrival is the place of the call's RPC in the order of arrival.
+	arrival uint64
+	begin   chan struct{}
+	// index is the place in the queue, -1 after the end of the wait.
+	index int
+}
+
+// queue is a heap of calls: the call whose RPC arrived first comes first.
+type queue []*waitingCall
+
+var _ heap.Interface = (*queue)(nil)
+
+func (q queue) Len() int { return len(q) }
+
+func (q queue) Less(i, j int) bool { return q[i].arrival < q[j].arrival }
+
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+func (q *queue) Push(call any) {
+	c := call.(*waitingCall)
+	c.index = len(*q)
+	*q = append(*q, c)
+}
+
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	c := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	c.index = -1
+	return c
 }
 
 const (

@@ -137,6 +137,33 @@ func TestOverloadKeepsDeadlines(t *testing.T) {
 	})
 }
 
+// A call whose turn comes at the moment in which its caller leaves gives its place to the next call.
+func TestOverloadLosesNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := time.Second
+		held := newLimiter(roundTripper(func(req *http.Request) (*http.Response, error) {
+			time.Sleep(hold)
+			return response(req, http.StatusOK, ""), nil
+		}))
+		for range 100 {
+			var calls sync.WaitGroup
+			for range 2 * (maxCalls - urgentCalls) { // a half of them waits until its deadline
+				calls.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), hold)
+					defer cancel()
+					if resp, err := held.RoundTrip(newRequest(t, ctx)); err == nil {
+						must(t, resp.Body.Close())
+					}
+				})
+			}
+			calls.Wait()
+		}
+		if held.free != maxCalls-urgentCalls || len(held.waiting) != 0 {
+			t.Errorf("%d places are free and %d calls wait, want %d and 0", held.free, len(held.waiting), maxCalls-urgentCalls)
+		}
+	})
+}
+
 // A rack that answers 503 to everything gets a tenth more calls, not three times as many.
 func TestRepetitionsHaveABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

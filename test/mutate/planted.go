@@ -1197,10 +1197,26 @@ var planted = []bug{
 	{
 		name:     "rack: any number of calls is under way",
 		file:     "core/rack/limit.go",
-		original: "slots: make(chan struct{}, maxCalls-urgentCalls)",
-		planted:  "slots: make(chan struct{}, 10*maxCalls)",
+		original: "free: maxCalls - urgentCalls,",
+		planted:  "free: 10 * maxCalls,",
 		pkg:      "core/rack",
 		test:     "TestOverloadEndsInOrder",
+	},
+	{
+		name:     "rack: the oldest RPC does not come first",
+		file:     "core/interceptors.go",
+		original: "handler(rpc.WithArrival(ctx), req)",
+		planted:  "handler(ctx, req)",
+		pkg:      "core/controller",
+		test:     "TestOverloadOfRepeatedRPCsEnds",
+	},
+	{
+		name:     "rack: a caller that goes in its turn keeps its place",
+		file:     "core/rack/limit.go",
+		original: "\tif !waits {",
+		planted:  "\tif !waits && l.free > maxCalls {",
+		pkg:      "core/rack",
+		test:     "TestOverloadLosesNoPlace",
 	},
 	{
 		name:     "controller: attaches to one instance overtake each other",
