@@ -145,12 +145,33 @@ func wait(ctx context.Context, cmd *exec.Cmd) error {
 // starting is held for reading while a program starts, and for writing while a file is closed.
 var starting sync.RWMutex
 
+// lastNumber is above the numbers of all other open files of this process, and below the usual limit of 1,024.
+const lastNumber = 1000
+
 // Start starts a program, and returns when the program executes. Until then the program has copies of all files that
 // this process has open; see [CloseUninherited].
+//
+// [exec.Cmd.Start] returns too early: the kernel closes the copies in the order of their numbers, and it waits only for
+// the copy of one pipe. Start waits for a pipe with a number above all others.
 func Start(cmd *exec.Cmd) error {
 	starting.RLock()
 	defer starting.RUnlock()
-	return cmd.Start()
+	closed, pipe, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make a pipe: %w", err)
+	}
+	defer func() { _ = closed.Close() }() // nothing was written to it
+	last, err := unix.FcntlInt(pipe.Fd(), unix.F_DUPFD_CLOEXEC, lastNumber)
+	if err = errors.Join(err, pipe.Close()); err != nil {
+		return fmt.Errorf("make a pipe: %w", err)
+	}
+	err = cmd.Start()
+	_ = unix.Close(last) // nothing was written to it
+	if err != nil {
+		return err
+	}
+	_, _ = closed.Read(make([]byte, 1)) // returns when the last copy is closed
+	return nil
 }
 
 // CloseUninherited closes a file while no program starts, so that no program has a copy of the open file afterwards.

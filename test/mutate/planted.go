@@ -15,6 +15,14 @@ var planted = []bug{
 		test:     "TestProveBlankRejects",
 	},
 	{
+		name:     "hostexec: a program has copies of open files after its start",
+		file:     "core/hostexec/hostexec.go",
+		original: "_, _ = closed.Read(make([]byte, 1)) // returns",
+		planted:  "_ = closed // returns",
+		pkg:      "core/device",
+		test:     "TestCloseReleasesTheDiskWhileProgramsStart",
+	},
+	{
 		name: "device: the disk is not compared again after mkfs",
 		file: "core/device/blank.go",
 		original: "\tif err := mkfs(b.dev.Path); err != nil {\n" +
