@@ -19,8 +19,16 @@ var planted = []bug{
 		file:     "core/hostexec/hostexec.go",
 		original: "_, _ = closed.Read(make([]byte, 1)) // returns",
 		planted:  "_ = closed // returns",
-		pkg:      "core/device",
-		test:     "TestCloseReleasesTheDiskWhileProgramsStart",
+		pkg:      "core/hostexec",
+		test:     "TestCloseUninheritedWhileProgramsStart",
+	},
+	{
+		name:     "hostexec: a file is closed while a program starts",
+		file:     "core/hostexec/hostexec.go",
+		original: "\tstarting.Lock()\n\tdefer starting.Unlock()\n",
+		planted:  "",
+		pkg:      "core/hostexec",
+		test:     "TestCloseUninheritedWhileProgramsStart",
 	},
 	{
 		name: "device: the disk is not compared again after mkfs",
