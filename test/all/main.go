@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"sort"
 	"strings"
 	"time"
@@ -35,7 +36,8 @@ type result struct {
 }
 
 func main() {
-	args := []string{"test", "-race", "-json", "-timeout=20m"}
+	// Most tests wait for disks and timers: with one package for each core a third of the machine is idle.
+	args := []string{"test", "-race", "-json", "-timeout=20m", fmt.Sprintf("-p=%d", 2*runtime.NumCPU())}
 	if os.Geteuid() == 0 {
 		// Each package gets its own mount namespace, because packages run in parallel: mkfs.btrfs reads all mounts, and
 		// mounts of other packages would come and go.
