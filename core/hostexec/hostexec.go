@@ -10,7 +10,6 @@
 package hostexec
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -91,22 +90,30 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	var stdout, stderr bytes.Buffer
+	stdout, err := newOutput("stdout")
+	if err != nil {
+		return Result{}, err
+	}
+	defer stdout.close()
+	stderr, err := newOutput("stderr")
+	if err != nil {
+		return Result{}, err
+	}
+	defer stderr.close()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Args[0] = name
 	// libblkid's cache is off: an entry may be minutes old, and about another disk.
 	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null"}
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Stdout, cmd.Stderr = stdout.file, stderr.file
 	if file, ok := ctx.Value(inheritedKey{}).(*os.File); ok && file != nil {
 		cmd.ExtraFiles = []*os.File{file}
 	}
-	cmd.WaitDelay = killTimeout / 2 // a child of the killed program may keep the pipes open
 	if err = Start(cmd); err == nil {
 		err = wait(ctx, cmd)
 	}
 	var left *LeftBehindError
 	if errors.As(err, &left) {
-		return Result{}, err // the program still writes to the buffers
+		return Result{}, err
 	}
 	if ctx.Err() != nil {
 		return Result{}, fmt.Errorf("%s was stopped: %w", name, ctx.Err())
@@ -115,8 +122,44 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	if err != nil && !errors.As(err, &exit) {
 		return Result{}, fmt.Errorf("run %s: %w", name, err)
 	}
-	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}, nil
+	result := Result{ExitCode: cmd.ProcessState.ExitCode()}
+	var errs [2]error
+	result.Stdout, errs[0] = stdout.text()
+	result.Stderr, errs[1] = stderr.text()
+	if err := errors.Join(errs[:]...); err != nil {
+		return Result{}, fmt.Errorf("read the output of %s: %w", name, err)
+	}
+	return result, nil
 }
+
+// output is a file in memory to which a program writes. A pipe would end only when every process that inherited it has
+// closed it, such as a program that starts at the same time.
+type output struct{ file *os.File }
+
+func newOutput(name string) (output, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return output{}, fmt.Errorf("make a file in memory for the output of a program: %w", err)
+	}
+	return output{os.NewFile(uintptr(fd), name)}, nil
+}
+
+// text is what was written until now.
+func (o output) text() (string, error) {
+	info, err := o.file.Stat()
+	if err != nil {
+		return "", err
+	}
+	text := make([]byte, info.Size())
+	n, err := o.file.ReadAt(text, 0)
+	return string(text[:n]), err
+}
+
+// close frees the memory, unless a process still has the file.
+func (o output) close() { _ = o.file.Close() } // what was written has been read
 
 // wait waits until a program has ended. If the program has not ended [killTimeout] after the end of ctx, wait returns
 // [*LeftBehindError].

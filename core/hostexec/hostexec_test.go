@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // program makes a shell script the only program that Run can find.
@@ -42,6 +43,30 @@ func TestRun(t *testing.T) {
 	}
 	if message := (Result{}).Message(); message == "" {
 		t.Error("a silent program leaves an error without words")
+	}
+}
+
+// A program has ended when its process has ended. On a busy machine other programs that start at the same time keep what
+// they inherited open for a while.
+func TestRunDoesNotWaitForInheritedOutput(t *testing.T) {
+	program(t, "mkfs.ext4", "/bin/sleep 3 & echo done")
+	start := time.Now()
+	result, err := Run(t.Context(), "mkfs.ext4")
+	if err != nil || result != (Result{Stdout: "done\n"}) {
+		t.Errorf("%+v, %v; want success", result, err)
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("it took %s: Run waits for the program's child", took)
+	}
+}
+
+// The output of a program may be longer than a pipe holds.
+func TestRunReturnsTheWholeOutput(t *testing.T) {
+	program(t, "blkid", "/usr/bin/seq 200000; /usr/bin/seq 5 >&2")
+	result, err := Run(t.Context(), "blkid")
+	if err != nil || !strings.HasPrefix(result.Stdout, "1\n2\n") || !strings.HasSuffix(result.Stdout, "\n200000\n") ||
+		result.Stderr != "1\n2\n3\n4\n5\n" {
+		t.Errorf("%d bytes of output, %q, %v", len(result.Stdout), result.Stderr, err)
 	}
 }
 
