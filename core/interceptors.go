@@ -53,6 +53,9 @@ func (s *Server) logAndCount(
 	case err != nil:
 		level = rpc.LogLevel(err)
 		attrs = append(attrs, slog.String("error", result.Message()))
+		if requestID := rpc.RackRequestID(err); requestID != "" {
+			attrs = append(attrs, slog.String("rack_request_id", requestID))
+		}
 	case isRoutine(method):
 		level = slog.LevelDebug
 	}

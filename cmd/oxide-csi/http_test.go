@@ -159,6 +159,7 @@ func TestHTTPEndpoint(t *testing.T) {
 			)
 			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 			must(t, err)
+			eventually(t, "the rack answers", func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
 			for page, want := range test.pages {
 				code, body := get(t, "http://"+addr+page)
 				if code != want {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // serve builds the plugin and serves until a signal.
@@ -52,25 +53,25 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	readiness := &core.Readiness{}
 	registration := newRegistration(cfg, log)
 	measured := newMetrics(cfg)
-	services, retire, err := buildServices(ctx, cfg, readiness, registration, measured, &background, log)
+	built, err := buildServices(ctx, cfg, readiness, registration, measured, &background, log)
 	if err != nil {
 		return errors.Join(err, socket.Close())
 	}
 	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, socket.CheckLive, []readinessCheck{readiness, registration}, measured, log)
+		closeHTTP, err := serveHTTP(cfg, socket.CheckLive, built.checks, measured, log)
 		if err != nil {
 			return errors.Join(err, socket.Close())
 		}
 		defer closeHTTP()
 	}
-	server := core.NewServer(services)
+	server := core.NewServer(built.server)
 	served := make(chan error, 1)
 	// The server is no background task: after a second signal the process does not wait for it.
 	go func() { served <- server.Serve(socket) }()
 	lost := make(chan error, 1)
 	background.run("check the socket", func() { lost <- watchSocket(ctx, socket) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
-	stop := func() { stopServing(ctx, server, retire) }
+	stop := func() { stopServing(ctx, server, built.retire) }
 	if err := serveUntilSignal(served, lost, signals, stop, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
 	}
@@ -181,9 +182,19 @@ func (t *tasks) run(name string, task func()) {
 }
 
 func newLogger(cfg config.Config, stderr io.Writer) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel, ReplaceAttr: withRackRequestID}
 	if cfg.LogFormat == config.LogJSON {
 		return slog.New(slog.NewJSONHandler(stderr, opts))
 	}
 	return slog.New(slog.NewTextHandler(stderr, opts))
+}
+
+// withRackRequestID adds the rack's request ID to an error that a rack answered. It is for [slog.HandlerOptions].
+func withRackRequestID(_ []string, attr slog.Attr) slog.Attr {
+	if err, ok := attr.Value.Any().(error); ok {
+		if requestID := rpc.RackRequestID(err); requestID != "" {
+			attr.Value = slog.StringValue(fmt.Sprintf("%s (the rack's request ID is %s)", err, requestID))
+		}
+	}
+	return attr
 }

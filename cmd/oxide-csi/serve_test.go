@@ -422,9 +422,12 @@ func TestUnusableRackIsLoggedAtStart(t *testing.T) {
 			if test.token != "" {
 				used.Token = test.token
 			}
-			opts := simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: &used}
+			addr := freePort(t)
+			opts := simtest.PluginOptions{
+				Mode: "controller", Dir: shortDir(t), Sim: &used, Args: []string{"--http-endpoint=" + addr},
+			}
 			if test.flag != "" {
-				opts.Args = []string{test.flag}
+				opts.Args = append(opts.Args, test.flag)
 			}
 			plugin := startPlugin(t, opts)
 			const line = "the rack cannot be used as configured"
@@ -446,6 +449,15 @@ func TestUnusableRackIsLoggedAtStart(t *testing.T) {
 			if strings.Contains(plugin.Stderr().String(), used.Token) {
 				t.Errorf("the log contains the token: %s", plugin.Stderr())
 			}
+			if log := plugin.Stderr().String(); test.token != "" && !strings.Contains(log, "the rack's request ID is") {
+				t.Errorf("the log does not have the rack's request ID: %s", log)
+			}
+			code, page := get(t, "http://"+addr+"/readyz")
+			for _, mention := range append(test.mentions, "cannot be used as configured") {
+				if code != http.StatusServiceUnavailable || !strings.Contains(page, mention) {
+					t.Errorf("/readyz: %d %q does not mention %q", code, page, mention)
+				}
+			}
 			ready, err := plugin.Probe(t.Context(), &csi.ProbeRequest{})
 			if err != nil || !ready.GetReady().GetValue() {
 				t.Errorf("Probe: %v, %v", ready, err)
@@ -455,6 +467,23 @@ func TestUnusableRackIsLoggedAtStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// After a wrong token was corrected, the plugin becomes ready without a restart.
+func TestReadyOnceTheTokenIsCorrected(t *testing.T) {
+	t.Parallel()
+	sim, dir, addr := startSim(t), shortDir(t), freePort(t)
+	wrong := *sim
+	wrong.Token = "oxide-token-wrong"
+	startPlugin(t, simtest.PluginOptions{
+		Mode: "controller", Dir: dir, Sim: &wrong, Args: []string{"--http-endpoint=" + addr},
+	})
+	eventually(t, "/readyz says that the token is wrong", func() bool {
+		code, page := get(t, "http://"+addr+"/readyz")
+		return code == http.StatusServiceUnavailable && strings.Contains(page, "give a token of this silo")
+	})
+	must(t, os.WriteFile(filepath.Join(dir, "token"), []byte(sim.Token), 0o600))
+	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
 }
 
 // With --oxide-ca-file the plugin uses a rack whose certificate is signed by a private CA. Each request has the

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -26,8 +25,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 )
 
-// buildServices builds the services of the configured mode and starts their background tasks. retire hands planned
-// restarts over to another controller; it is nil without a controller.
+// services are what the plugin serves.
+type services struct {
+	server core.ServerOptions
+	// retire hands planned restarts over to another controller. It is nil without a controller.
+	retire func(context.Context)
+	checks []readinessCheck
+}
+
+// buildServices builds the services of the configured mode and starts their background tasks.
 func buildServices(
 	ctx context.Context,
 	cfg config.Config,
@@ -36,44 +42,48 @@ func buildServices(
 	measured *metrics.Metrics,
 	background *tasks,
 	log *slog.Logger,
-) (opts core.ServerOptions, retire func(context.Context), err error) {
-	opts = core.ServerOptions{
+) (services, error) {
+	built := services{checks: []readinessCheck{readiness, registration}, server: core.ServerOptions{
 		Mode:     string(cfg.Mode),
 		Identity: core.NewIdentity(version, cfg.ClusterID, readiness),
 		Metrics:  measured,
 		Log:      log,
-	}
+	}}
 	if cfg.Mode.Controller() {
-		service, err := buildController(ctx, cfg, measured, background, log)
+		service, checks, err := buildController(ctx, cfg, measured, background, log)
 		if err != nil {
-			return core.ServerOptions{}, nil, err
+			return services{}, err
 		}
-		opts.Controller, retire = service, service.RetireRestarts
+		built.server.Controller, built.retire, built.checks = service, service.RetireRestarts, append(built.checks, checks...)
 	}
 	if cfg.Mode.Node() {
 		service := buildNode(ctx, cfg, readiness, registration, background, log)
 		measured.RegisterNodeVolumes(service.Volumes)
-		opts.Node = service
+		built.server.Node = service
 	}
-	return opts, retire, nil
+	return built, nil
 }
 
-// buildController builds the controller service and starts the background tasks for its racks.
+// buildController builds the controller service and starts the background tasks for its racks. There is one check for
+// each rack.
 func buildController(
 	ctx context.Context,
 	cfg config.Config,
 	measured *metrics.Metrics,
 	background *tasks,
 	log *slog.Logger,
-) (*controller.Service, error) {
+) (*controller.Service, []readinessCheck, error) {
 	var racks []*rack.Client
+	var checks []readinessCheck
 	for _, rackConfig := range cfg.RackList() {
 		client, err := newRack(rackConfig, measured, log)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		racks = append(racks, client)
-		background.run("check rack "+client.Name(), func() { checkRack(ctx, client, log) })
+		answers := &core.Readiness{}
+		answers.SetWaiting(fmt.Sprintf("the first answer of rack %q", client.Name()))
+		racks, checks = append(racks, client), append(checks, answers)
+		background.run("check rack "+client.Name(), func() { awaitRack(ctx, client, answers, log) })
 	}
 	service := controller.New(controller.Options{
 		Racks:       racks,
@@ -94,7 +104,7 @@ func buildController(
 			}
 		})
 	}
-	return service, nil
+	return service, checks, nil
 }
 
 // buildNode builds the node service and starts its background tasks, such as finding the node's identity.
@@ -174,21 +184,40 @@ func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rac
 	})
 }
 
-// rackCheckTimeout bounds [checkRack].
-const rackCheckTimeout = 30 * time.Second
+const (
+	// rackCheckTimeout bounds one check of a rack.
+	rackCheckTimeout = 30 * time.Second
+	// rackCheckInterval is the time from a failed check to the next.
+	rackCheckInterval = 5 * time.Second
+)
 
-// checkRack negotiates the API version with the rack and reads the project. It logs a wrong host, token or project
-// before the first volume is created. A known project also proves that a later 404 of a disk means that the disk does
-// not exist. The plugin serves even if the check fails.
-func checkRack(ctx context.Context, client *rack.Client, log *slog.Logger) {
-	ctx, cancel := context.WithTimeout(ctx, rackCheckTimeout)
-	defer cancel()
-	id, err := client.Check(ctx)
-	switch {
-	case err == nil:
-		log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
-	case !errors.Is(err, context.Canceled):
-		log.Error("the rack cannot be used as configured: RPCs that need it will fail", "rack", client.Name(), "error", err)
+// awaitRack checks the rack until it can be used as configured: it negotiates the API version and reads the project.
+// So a wrong host, token or project is logged, and shown on /readyz, before the first volume is created. A known project
+// also proves that a later 404 of a disk means that the disk does not exist.
+//
+// The plugin serves meanwhile, and [core.Identity.Probe] says that it is ready: with several racks the others work, and
+// an RPC's error tells its caller more than a plugin that does not answer.
+func awaitRack(ctx context.Context, client *rack.Client, answers *core.Readiness, log *slog.Logger) {
+	for {
+		checkCtx, cancel := context.WithTimeout(ctx, rackCheckTimeout)
+		id, err := client.Check(checkCtx)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
+			answers.SetWaiting("")
+			return
+		}
+		if answers.SetWaiting("cannot be used as configured: " + err.Error()) {
+			log.Error("the rack cannot be used as configured: RPCs that need it will fail", "rack", client.Name(), "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(rackCheckInterval):
+		}
 	}
 }
 

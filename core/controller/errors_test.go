@@ -5,6 +5,7 @@
 package controller_test
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -239,5 +240,23 @@ func TestRackErrorsToCodes(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An orchestrator takes each new text of an error for a new event. So a repeated call has the same text: the rack's ID of
+// the request, which differs, is in the log only.
+func TestRepeatedErrorHasTheSameText(t *testing.T) {
+	log := &simtest.Output{}
+	r := newRig(t, func(o *coretest.Options) { o.Log = log })
+	*r.Token = "oxide-token-wrong"
+	_, first := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	coretest.WantCode(t, first, codes.Unavailable, "credentials missing or invalid")
+	_, second := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	if first.Error() != second.Error() {
+		t.Errorf("the first call says %q, the second %q", first, second)
+	}
+	ids := regexp.MustCompile(`rack_request_id=(\S+)`).FindAllStringSubmatch(log.String(), -1)
+	if len(ids) != 2 || ids[0][1] == ids[1][1] {
+		t.Errorf("the log has the request IDs %v, want two different ones", ids)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Errors of this package. Each failed call wraps one of them, and says what was attempted and what the rack answered.
@@ -60,8 +62,8 @@ func OutcomeUnknown(err error) bool {
 }
 
 // translate turns an error of the SDK into one of this package, prefixed with what was attempted. The text of an SDK
-// error spans several lines and contains response headers. So only the rack's message and its request ID are passed
-// on, without any API token in them.
+// error spans several lines and contains response headers. So only the rack's message is passed on, and its request ID
+// for the log, without any API token in them.
 func translate(ctx context.Context, err error, doing string, args ...any) error {
 	if err == nil {
 		return nil
@@ -86,7 +88,8 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 	if message == "" {
 		message = "no reason given"
 	}
-	return fmt.Errorf("%s: %w: %s (HTTP %d, request ID %s)", doing, kind, sanitize(message), status, sanitize(requestID))
+	err = fmt.Errorf("%s: %w: %s (HTTP %d)", doing, kind, sanitize(message), status)
+	return rpc.WithRackRequestID(err, sanitize(requestID))
 }
 
 // classify decides by HTTP status and error code (docs/reference/rack.md §1).

@@ -64,6 +64,28 @@ func Unavailable(format string, args ...any) error { return withCode(codes.Unava
 // Internal returns an [Error] with the code INTERNAL.
 func Internal(format string, args ...any) error { return withCode(codes.Internal, format, args) }
 
+// rackError is an error that a rack answered.
+type rackError struct {
+	requestID string
+	err       error
+}
+
+func (e *rackError) Error() string { return e.err.Error() }
+func (e *rackError) Unwrap() error { return e.err }
+
+// WithRackRequestID adds the rack's ID of a request to the error that the rack answered. The ID is for the log only: an
+// orchestrator takes each new text for a new event, and the ID is another one at each repetition.
+func WithRackRequestID(err error, requestID string) error { return &rackError{requestID, err} }
+
+// RackRequestID returns the ID of [WithRackRequestID], or an empty string.
+func RackRequestID(err error) string {
+	var answered *rackError
+	if errors.As(err, &answered) {
+		return answered.requestID
+	}
+	return ""
+}
+
 // loggedError is an expected error, or an error that was logged before.
 type loggedError struct {
 	level slog.Level

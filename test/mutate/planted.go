@@ -1211,6 +1211,22 @@ var planted = []bug{
 		test:     "TestAnswersAboutSomethingElse",
 	},
 	{
+		name:     "rack: the request ID is in the text of an error",
+		file:     "core/rack/errors.go",
+		original: "%s (HTTP %d)\", doing, kind, sanitize(message), status)",
+		planted:  "%s (HTTP %d, %s)\", doing, kind, sanitize(message), status, requestID)",
+		pkg:      "core/controller",
+		test:     "TestRepeatedErrorHasTheSameText",
+	},
+	{
+		name:     "plugin: a controller whose token is wrong is ready",
+		file:     "cmd/oxide-csi/services.go",
+		original: "append(built.checks, checks...)",
+		planted:  "append(built.checks, checks[:0]...)",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestReadyOnceTheTokenIsCorrected",
+	},
+	{
 		name:     "rack: any number of calls is under way",
 		file:     "core/rack/limit.go",
 		original: "free: maxCalls - urgentCalls,",
