@@ -38,7 +38,7 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	flags.Var(
 		&size,
 		"size",
-		"size such as 20GiB, or a number of bytes; rounded up to whole GiB. Required for an empty volume",
+		"size with a unit, such as 20GiB or 20G; rounded up to whole GiB. Required for an empty volume",
 	)
 	flags.StringVar(&opts.FromSnapshot, "from-snapshot", "", "create the volume from the snapshot with this ID")
 	flags.StringVar(&opts.FromVolume, "from-volume", "", "create the volume as a copy of this VOLUME")

@@ -294,7 +294,7 @@ func TestVolumeLifecycle(t *testing.T) {
 func TestMountOptions(t *testing.T) {
 	t.Parallel()
 	h := newHostWithGuest(t, true)
-	id := h.ok(t, "volume", "create", "my volume", "--size=1073741824", "--parameter=blockSize=512")
+	id := h.ok(t, "volume", "create", "my volume", "--size=1G", "--parameter=blockSize=512")
 	h.ok(t, "volume", "attach", "my volume")
 	device := filepath.Join(h.dir, "device")
 	h.ok(t, "volume", "mount", id, device, "--block")
@@ -538,6 +538,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"an empty name", []string{"volume", "show", ""}, 2, "VOLUME is empty"},
 		{"a name with the form of an ID", []string{"volume", "create", instanceID, "--size=1GiB"}, 2, "has the form of a volume ID"},
 		{"no size", []string{"volume", "create", "x"}, 2, "config: --size: is required"},
+		{"a size without a unit", []string{"volume", "create", "x", "--size=1"}, 2, "such as 20GiB"},
 		{"invalid size", []string{"volume", "create", "x", "--size=big"}, 2, "is not a size"},
 		{"two sources", []string{"volume", "create", "x", "--from-snapshot=" + id, "--from-volume=" + id}, 2, "cannot be combined"},
 		{"a parameter of the mount", []string{"volume", "create", "x", "--size=1GiB", "--parameter=rootUid=1"}, 2, "--volume-context=rootUid="},

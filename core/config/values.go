@@ -13,41 +13,54 @@ import (
 	"net/url"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// Size is a number of bytes, written as "32GiB" or as plain bytes.
+// Size is a number of bytes, written with a unit such as "32GiB".
 type Size int64
 
+// sizeUnits are the units that users write. The binary ones come first, the largest first. Kubernetes leaves out the B.
 var sizeUnits = []struct {
-	name  string
+	names []string
 	bytes Size
-}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
+}{
+	{[]string{"TiB", "Ti"}, 1 << 40},
+	{[]string{"GiB", "Gi"}, 1 << 30},
+	{[]string{"MiB", "Mi"}, 1 << 20},
+	{[]string{"KiB", "Ki"}, 1 << 10},
+	{[]string{"B"}, 1},
+	{[]string{"TB", "T"}, 1e12},
+	{[]string{"GB", "G"}, 1e9},
+	{[]string{"MB", "M"}, 1e6},
+	{[]string{"kB", "KB", "k", "K"}, 1e3},
+}
 
-// String writes s with the largest unit that divides it.
+// String writes s with the largest binary unit that divides it.
 func (s Size) String() string {
 	for _, unit := range sizeUnits {
 		if s != 0 && s%unit.bytes == 0 {
-			return strconv.FormatInt(int64(s/unit.bytes), 10) + unit.name
+			return strconv.FormatInt(int64(s/unit.bytes), 10) + unit.names[0]
 		}
 	}
 	return strconv.FormatInt(int64(s), 10)
 }
 
+// parseSize rejects a number without a unit, except 0: users write 20 and mean 20GiB.
 func parseSize(text string) (Size, error) {
-	number, factor := text, Size(1)
+	digits := len(text) - len(strings.TrimLeft(text, "0123456789"))
+	n, err := strconv.ParseUint(text[:digits], 10, 63)
+	if err == nil && digits == len(text) && n == 0 {
+		return 0, nil
+	}
 	for _, unit := range sizeUnits {
-		if n, ok := strings.CutSuffix(text, unit.name); ok {
-			number, factor = n, unit.bytes
+		if err == nil && slices.Contains(unit.names, text[digits:]) && n <= uint64(math.MaxInt64/unit.bytes) {
+			return Size(n) * unit.bytes, nil
 		}
 	}
-	n, err := strconv.ParseUint(number, 10, 63)
-	if err != nil || n > uint64(math.MaxInt64/factor) {
-		return 0, errors.New("is not a size; write bytes, or a whole number of KiB, MiB, GiB or TiB such as 32GiB")
-	}
-	return Size(n) * factor, nil
+	return 0, errors.New("is not a size: write a whole number with a unit, such as 20GiB, 20Gi or 20G")
 }
 
 var logLevels = map[string]slog.Level{

@@ -53,8 +53,8 @@ func TestHostURL(t *testing.T) {
 
 func TestSize(t *testing.T) {
 	for in, want := range map[string]Size{
-		"0": 0, "1": 1, "1536": 1536, "2KiB": 2 << 10, "3MiB": 3 << 20, "32GiB": 32 << 30, "1023TiB": 1023 << 40,
-		"9223372036854775807": 1<<63 - 1, "8388607TiB": 8388607 << 40,
+		"0": 0, "1B": 1, "1536B": 1536, "2KiB": 2 << 10, "3MiB": 3 << 20, "32GiB": 32 << 30, "1023TiB": 1023 << 40,
+		"9223372036854775807B": 1<<63 - 1, "8388607TiB": 8388607 << 40, "5Gi": 5 << 30, "5G": 5e9, "5GB": 5e9, "1k": 1000,
 	} {
 		got, err := parseSize(in)
 		if err != nil || got != want {
@@ -65,13 +65,13 @@ func TestSize(t *testing.T) {
 		}
 	}
 	for _, in := range []string{
-		"", "GiB", "-1", "+1", "1.5GiB", "1 GiB", "1gib", "1G", "1GB", "0x10", "1_000", "9223372036854775808", "8388608TiB", "32GiBGiB",
+		"", "GiB", "1", "20", "1073741824", "-1GiB", "+1GiB", "1.5GiB", "1 GiB", "1gib", "1g", "1m", "0x10", "1_000", "9223372036854775808B", "8388608TiB", "32GiBGiB",
 	} {
 		if got, err := parseSize(in); err == nil {
 			t.Errorf("parseSize(%q) = %d, want an error", in, got)
 		}
 	}
-	for in, want := range map[Size]string{0: "0", 1: "1", 1024: "1KiB", 1536: "1536", 32 << 30: "32GiB", 1 << 40: "1TiB"} {
+	for in, want := range map[Size]string{0: "0", 1: "1B", 1024: "1KiB", 1536: "1536B", 32 << 30: "32GiB", 1 << 40: "1TiB"} {
 		if got := in.String(); got != want {
 			t.Errorf("Size(%d).String() = %q, want %q", int64(in), got, want)
 		}
