@@ -56,6 +56,7 @@ func TestKustomize(t *testing.T) {
 		{"registration", "base", []string{"registration"}, []string{"--set=node.registration=plugin"}},
 		{"startup taint", "base", []string{"startup-taint"}, []string{"--set=node.startupTaint=csi.oxide.computer/agent-not-ready"}},
 		{"await detach", "base", []string{"await-detach"}, []string{"--set=node.registration=plugin,node.awaitDetachSeconds=300"}},
+		{"capacity", "base", []string{"capacity"}, []string{"--set=csiDriver.storageCapacity=true"}},
 		{"planned restarts", "base", []string{"restart"}, []string{"--set=attachMode=restart"}},
 		{"all of it", ".", []string{"startup-taint", "await-detach", "restart", "restart-drain"}, []string{
 			"--set=snapshots.enabled=true,attachMode=restart,restartDrain=true,node.startupTaint=csi.oxide.computer/agent-not-ready,node.registration=plugin,node.awaitDetachSeconds=300"}},

@@ -7,6 +7,7 @@
 package k8s_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -35,10 +36,11 @@ func TestKubernetes(t *testing.T) {
 		name string
 		how  func(*testing.T)
 	}{
-		{"node, limit, topology and capacity are registered", c.registration},
+		{"node, limit and topology are registered", c.registration},
 		{"data outlives its pod and moves with the volume", c.life},
 		{"the plugin's share of the time", c.share},
 		{"one pod at a time", c.onePod},
+		{"the claim's events name a mistake", c.mistakes},
 		{"xfs and btrfs", c.filesystems},
 		{"raw block", c.block},
 		{"snapshot, restore to a larger volume, clone", c.snapshots},
@@ -104,7 +106,10 @@ func (c *cluster) registration(t *testing.T) {
 	for _, n := range []*node{c.a, c.b} {
 		c.registered(t, n, "default")
 	}
-	c.capacities(t, "default")
+	// With one rack CreateVolume says why it has no room. The scheduler would hide that.
+	if found := c.get(t, ".items[*].metadata.name", "-n", namespace, "csistoragecapacities"); found != "" {
+		t.Errorf("the free capacity of one rack is published: %s", found)
+	}
 }
 
 // registered waits until the plugin is registered on a node, and checks what it reported about the node.
@@ -207,6 +212,36 @@ func (c *cluster) onePod(t *testing.T) {
 	c.gone(t, "pod", "has")
 	c.running(t, "wants")
 	c.gone(t, "pod/wants", "pvc/alone")
+}
+
+// mistakes checks that the claim's events say why a volume cannot be made. If the free capacity were published, the
+// scheduler would say that each node has too little storage, and nothing else.
+func (c *cluster) mistakes(t *testing.T) {
+	setQuota := func(bytes int64) { must(t, c.sim.Set(t.Context(), simtest.Settings{QuotaBytes: &bytes})) }
+	t.Cleanup(func() { setQuota(0) }) // no quota
+	for _, mistake := range []struct {
+		name, parameters, size string
+		quotaBytes             int64
+		says                   string
+	}{
+		{name: "misspelt-parameter", parameters: "{blocksize: \"4096\"}", says: `parameter "blocksize" is not known`},
+		{name: "size-over-the-limit", size: "2Ti", says: "size is not supported"},
+		{name: "full-quota", quotaBytes: 1, says: "Storage Limit Exceeded"},
+	} {
+		setQuota(mistake.quotaBytes)
+		c.apply(t, fmt.Sprintf(
+			"apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: %s}\nprovisioner: %s\nvolumeBindingMode: WaitForFirstConsumer\nparameters: %s\n---\n",
+			mistake.name,
+			rpc.PluginName,
+			cmp.Or(mistake.parameters, "{}"),
+		)+claim{name: mistake.name, class: mistake.name, size: mistake.size}.String()+
+			pod{name: mistake.name, claim: mistake.name}.String())
+		eventually(t, "the claim says: "+mistake.says, func() bool {
+			events := c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name="+mistake.name)
+			return strings.Contains(events, mistake.says)
+		})
+		c.gone(t, "pod/"+mistake.name, "pvc/"+mistake.name, "storageclass/"+mistake.name)
+	}
 }
 
 func (c *cluster) filesystems(t *testing.T) {

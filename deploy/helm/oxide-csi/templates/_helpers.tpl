@@ -28,6 +28,13 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* Not empty if the free capacity of the racks is published. */}}
+{{- define "oxide-csi.storageCapacity" -}}
+{{- $set := .Values.csiDriver.storageCapacity -}}
+{{- if kindIs "invalid" $set }}{{ $set = gt (len .Values.racks) 1 }}{{ end -}}
+{{- if $set }}true{{ end -}}
+{{- end }}
+
 {{/* The security context of a container without privileges. */}}
 {{- define "oxide-csi.confined" -}}
 allowPrivilegeEscalation: false
