@@ -1219,14 +1219,6 @@ var planted = []bug{
 		test:     "TestRepeatedErrorHasTheSameText",
 	},
 	{
-		name:     "plugin: a controller whose token is wrong is ready",
-		file:     "cmd/oxide-csi/services.go",
-		original: "append(built.checks, checks...)",
-		planted:  "append(built.checks, checks[:0]...)",
-		pkg:      "cmd/oxide-csi",
-		test:     "TestReadyOnceTheTokenIsCorrected",
-	},
-	{
 		name:     "rack: any number of calls is under way",
 		file:     "core/rack/limit.go",
 		original: "free: maxCalls - urgentCalls,",
