@@ -50,32 +50,6 @@ func serveHTTP(
 	measured *metrics.Metrics,
 	log *slog.Logger,
 ) (stop func(), err error) {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) {
-		if err := live(r.Context()); err != nil {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintf(w, "not live: %s\n", err)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		for _, check := range checks {
-			if ready, reason := check.Ready(); !ready {
-				w.WriteHeader(http.StatusServiceUnavailable)
-				fmt.Fprintf(w, "not ready: %s\n", reason)
-				return
-			}
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	mux.Handle("GET /metrics", measured)
-	if cfg.Pprof {
-		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	}
 	listener, err := net.Listen("tcp", cfg.HTTPEndpoint)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("serve HTTP on %s: %w", cfg.HTTPEndpoint, err)
@@ -84,7 +58,7 @@ func serveHTTP(
 		log.Error("the HTTP endpoint is in use: trying again; the plugin serves CSI without it", "error", err)
 	}
 	server := &http.Server{
-		Handler:           mux,
+		Handler:           pages(cfg, live, checks, measured),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       httpIdleTimeout,
 		ConnState:         newIdleConnections().changed,
@@ -116,6 +90,42 @@ func serveHTTP(
 		}
 		<-done
 	}, nil
+}
+
+// pages serves health and metrics, and profiles if they are configured.
+func pages(
+	cfg config.Config,
+	live func(context.Context) error,
+	checks []readinessCheck,
+	measured *metrics.Metrics,
+) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) {
+		if err := live(r.Context()); err != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintf(w, "not live: %s\n", err)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		for _, check := range checks {
+			if ready, reason := check.Ready(); !ready {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				fmt.Fprintf(w, "not ready: %s\n", reason)
+				return
+			}
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("GET /metrics", measured)
+	if cfg.Pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
 }
 
 // idleConnections closes idle connections while the limit is reached. Otherwise clients that keep theirs open would keep

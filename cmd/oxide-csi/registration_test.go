@@ -182,9 +182,7 @@ func TestControllerDoesNotRegister(t *testing.T) {
 	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
 		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--http-endpoint=" + addr,
 	}})
-	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 {
-		t.Errorf("/readyz: %d %q", code, body)
-	}
+	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
 	must(t, plugin.Stop())
 	if k.SocketEvents() > 0 || strings.Contains(plugin.Stderr().String(), "to the kubelet") {
 		t.Errorf("the controller registers with the kubelet: %s", plugin.Stderr())

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -50,6 +52,17 @@ func newRestartRig(t *testing.T, change ...func(*coretest.Options)) *rig {
 			Lease:       time.Minute,
 		}}
 	}}, change...)...)
+}
+
+// gated starts another controller for the same rack, without the engine that plans restarts. Its requests pass the gate.
+func (r *rig) gated(t *testing.T) (*rig, *coretest.Gate) {
+	t.Helper()
+	other, gate := r.copy(), &coretest.Gate{}
+	other.Options.Unplanned = true
+	other.StartWith(t, coretest.RackClient(t, other.Rig, func(cfg *rack.Config) {
+		cfg.HTTPClient = &http.Client{Transport: gate}
+	}))
+	return other, gate
 }
 
 // published publishes a volume repeatedly, as an orchestrator does, until that succeeds.
@@ -365,21 +378,14 @@ func TestPlannedRoomMadeDuringPublish(t *testing.T) {
 	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, leaving, node))
 	r.Crash() // from here on the test plays the restart
-	_, err := r.Sim.Inject(
-		t.Context(),
-		simtest.Fault{Operation: "anti_affinity_group_list", Kind: simtest.FaultDelay, DelayMillis: 500},
-	)
-	r.Must(t, err)
+	other, gate := r.gated(t)
+	records := gate.Hold("GET", "/v1/anti-affinity-groups")
 	var answer error
 	var asking sync.WaitGroup
-	asking.Go(func() { answer = r.Publish(t, coming, node) })
-	coretest.Eventually(t, "the rack delays the call", func() bool {
-		faults, err := r.Sim.Faults(t.Context())
-		r.Must(t, err)
-		return faults[len(faults)-1].Hits == 1
-	})
+	asking.Go(func() { answer = other.Publish(t, coming, node) })
+	records.Entered(t)
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
-	_, err = r.SDK.InstanceDiskDetach(
+	_, err := r.SDK.InstanceDiskDetach(
 		t.Context(),
 		oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}},
 	)
@@ -394,6 +400,7 @@ func TestPlannedRoomMadeDuringPublish(t *testing.T) {
 			},
 		),
 	)
+	records.Release()
 	asking.Wait()
 	coretest.WantCode(t, answer, codes.FailedPrecondition)
 }
@@ -800,23 +807,20 @@ func TestPlannedUnpublishedIsNeverShown(t *testing.T) {
 	r.Crash() // from here on the test plays the restart
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
 
-	// meanwhile carries out do while the rack delays a call, and returns where the volume is shown after that.
-	meanwhile := func(operation string, do func(), shown func() []string) []string {
-		_, err := r.Sim.Inject(t.Context(), simtest.Fault{Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 500})
-		r.Must(t, err)
+	// meanwhile carries out do while a request of a controller waits, and returns where the volume is shown after that.
+	other, gate := r.gated(t)
+	meanwhile := func(path string, do func(), shown func() []string) []string {
+		held := gate.Hold("GET", path)
 		var nodes []string
 		var asking sync.WaitGroup
 		asking.Go(func() { nodes = shown() })
-		coretest.Eventually(t, "the rack delays the call", func() bool {
-			faults, err := r.Sim.Faults(t.Context())
-			r.Must(t, err)
-			return faults[len(faults)-1].Hits == 1
-		})
+		held.Entered(t)
 		do()
+		held.Release()
 		asking.Wait()
 		return nodes
 	}
-	shown := meanwhile("anti_affinity_group_list", func() {
+	shown := meanwhile("/v1/anti-affinity-groups", func() {
 		_, err := r.SDK.InstanceDiskDetach(
 			t.Context(),
 			oxide.InstanceDiskDetachParams{Instance: oxide.NameOrId(node), Body: &oxide.DiskPath{Disk: oxide.NameOrId(leaving)}},
@@ -833,14 +837,14 @@ func TestPlannedUnpublishedIsNeverShown(t *testing.T) {
 			),
 		)
 	}, func() []string {
-		one, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: leaving})
+		one, err := other.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: leaving})
 		r.Must(t, err)
 		return one.GetStatus().GetPublishedNodeIds()
 	})
 	if len(shown) > 0 {
 		t.Errorf("ControllerGetVolume shows a volume on %v whose disk was being detached", shown)
 	}
-	shown = meanwhile("disk_list", func() {
+	shown = meanwhile("/v1/disks", func() {
 		_, err := r.SDK.AntiAffinityGroupCreate(
 			t.Context(),
 			oxide.AntiAffinityGroupCreateParams{Project: coretest.Project, Body: &oxide.AntiAffinityGroupCreate{
@@ -855,7 +859,7 @@ func TestPlannedUnpublishedIsNeverShown(t *testing.T) {
 		r.Must(t, err)
 		r.AttachByHand(t, coming, node)
 	}, func() []string {
-		list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		list, err := other.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		r.Must(t, err)
 		for _, entry := range list.GetEntries() {
 			if entry.GetVolume().GetVolumeId() == coming {

@@ -111,35 +111,37 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 			return nodeVolume{}, rpc.InvalidArgument("context key %s: %q is not a size in bytes", rpc.KeySizeBytes, size)
 		}
 	}
-	if readOnly := publishContext[rpc.KeyReadOnly]; readOnly != "" {
-		if v.readOnly, err = strconv.ParseBool(readOnly); err != nil {
-			return nodeVolume{}, rpc.InvalidArgument(
-				"publish_context: %s: %q is not one of true, false",
-				rpc.KeyReadOnly,
-				readOnly,
-			)
-		}
+	readOnly, rawBlock := publishContext[rpc.KeyReadOnly], cmp.Or(
+		publishContext[rpc.KeyRawBlock],
+		volumeContext[rpc.KeyRawBlock],
+	)
+	verify := volumeContext[rpc.KeyVerifyFilesystem]
+	if err := rpc.FirstError(
+		checkBool(
+			rpc.KeyReadOnly,
+			readOnly,
+		),
+		checkBool(rpc.KeyRawBlock, rawBlock),
+		checkBool(rpc.KeyVerifyFilesystem, verify),
+	); err != nil {
+		return nodeVolume{}, err
 	}
-	rawBlock := cmp.Or(publishContext[rpc.KeyRawBlock], volumeContext[rpc.KeyRawBlock])
-	if rawBlock != "" && rawBlock != "true" && rawBlock != "false" {
-		return nodeVolume{}, rpc.InvalidArgument("context key %s: %.70q is not one of true, false", rpc.KeyRawBlock, rawBlock)
-	}
-	v.rawBlock = rawBlock == "true"
+	v.readOnly, v.rawBlock, v.anyFilesystem = readOnly == "true", rawBlock == "true", verify == "false"
 	if v.fsLineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
 		return nodeVolume{}, err
 	}
-	if verify := volumeContext[rpc.KeyVerifyFilesystem]; verify != "" && verify != "true" && verify != "false" {
-		return nodeVolume{}, rpc.InvalidArgument(
-			"volume_context: %s: %q is not one of true, false",
-			rpc.KeyVerifyFilesystem,
-			verify,
-		)
-	}
-	v.anyFilesystem = volumeContext[rpc.KeyVerifyFilesystem] == "false"
 	if v.root, err = rpc.ParseRootFolder(volumeContext); err != nil {
 		return nodeVolume{}, err
 	}
 	return v, nil
+}
+
+// checkBool checks the value of a key that is true, false or missing.
+func checkBool(key, value string) error {
+	if value != "" && value != "true" && value != "false" {
+		return rpc.InvalidArgument("context key %s: %.70q is not one of true, false", key, value)
+	}
+	return nil
 }
 
 func parseLineage(text string) (lineage []uuid.UUID, err error) {

@@ -106,6 +106,11 @@ func (c *cluster) registration(t *testing.T) {
 	for _, n := range []*node{c.a, c.b} {
 		c.registered(t, n, "default")
 	}
+	for _, n := range []*node{c.a, c.b} {
+		if shown := c.documented(t, "kubectl get csinodes"); !strings.Contains(shown, n.Name+" is "+n.Instance) {
+			t.Errorf("the documented check does not show %s: %s", n.Name, shown)
+		}
+	}
 	// With one rack CreateVolume says why it has no room. The scheduler would hide that.
 	if found := c.get(t, ".items[*].metadata.name", "-n", namespace, "csistoragecapacities"); found != "" {
 		t.Errorf("the free capacity of one rack is published: %s", found)

@@ -7,6 +7,7 @@
 package k8s_test
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -30,6 +31,30 @@ func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	out, err := c.try(args...)
 	must(t, err)
 	return strings.TrimSpace(out)
+}
+
+// documented runs the first line of docs/how-to/kubernetes.md that begins with these words, and returns what it prints.
+// What it writes to its standard error fails the test.
+func (c *cluster) documented(t *testing.T, begins string) string {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
+	must(t, err)
+	for line := range strings.Lines(string(page)) {
+		if !strings.HasPrefix(line, begins) {
+			continue
+		}
+		cmd := exec.Command("sh", "-c", line)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+c.path("admin.kubeconfig"), "PATH="+c.programs+":"+os.Getenv("PATH"))
+		var failed strings.Builder
+		cmd.Stderr = &failed
+		shown, _ := cmd.Output() // grep fails when it finds nothing
+		if failed.Len() > 0 {
+			t.Fatalf("%s: %s", line, &failed)
+		}
+		return strings.TrimSpace(string(shown))
+	}
+	t.Fatalf("docs/how-to/kubernetes.md has no line that begins with %q", begins)
+	return ""
 }
 
 // apply creates or changes objects.

@@ -20,6 +20,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // startupTaint is the taint in values.yaml.
@@ -316,6 +318,17 @@ func (c *cluster) drained(t *testing.T) {
 
 // uninstalled follows the documentation, and checks that nothing of the plugin is left.
 func (c *cluster) uninstalled(t *testing.T) {
+	c.apply(t, claim{name: "bound"}.String()+pod{name: "bound", claim: "bound", on: c.a}.String())
+	c.running(t, "bound")
+	for _, kind := range []string{"pv", "volumeattachments"} {
+		if shown := c.documented(t, "kubectl get "+kind); !strings.Contains(shown, rpc.PluginName) {
+			t.Errorf("the documented check before an uninstall does not show the %s of a volume in use: %q", kind, shown)
+		}
+	}
+	c.gone(t, "pod/bound", "pvc/bound")
+	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
+		eventually(t, "no "+kind+" are shown", func() bool { return c.documented(t, "kubectl get "+kind+" ") == "" })
+	}
 	c.helm(t, "uninstall", "oxide-csi")
 	for _, n := range []*node{c.a, c.b, c.c} {
 		eventually(
@@ -323,6 +336,9 @@ func (c *cluster) uninstalled(t *testing.T) {
 			n.Name+" has no plugin",
 			func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" },
 		)
+	}
+	if shown := c.documented(t, "kubectl get csinodes"); shown != "" {
+		t.Errorf("the documented check shows nodes without the plugin: %s", shown)
 	}
 	kinds := "deployments,daemonsets,pods,serviceaccounts,roles,rolebindings,configmaps,poddisruptionbudgets,services,csistoragecapacities"
 	eventually(t, "the plugin's objects are gone", func() bool {
